@@ -1,0 +1,1 @@
+"""Everything that touches something outside this process: one file per thing."""

@@ -1,0 +1,1 @@
+"""The demo: the main job on a simulated node, watched from the outside."""

@@ -1,0 +1,1 @@
+"""Use cases and loops: the order of reads, decisions and writes."""

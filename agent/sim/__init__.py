@@ -1,0 +1,1 @@
+"""The simulated node: stand-ins for kubelet, API server, scheduler, driver and runtime."""

@@ -1,0 +1,1 @@
+"""Protobuf messages and typed call tables of the kubelet APIs."""

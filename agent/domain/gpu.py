@@ -1,0 +1,94 @@
+"""A physical GPU as the agent knows it, and the immutable picture of all of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One physical GPU. An empty `unhealthy_reason` means healthy."""
+
+    uuid: str  # "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+    index: int  # NVML index
+    name: str  # product name as NVML gives it, e.g. "NVIDIA A40"
+    memory_mib: int | None  # floor(total bytes / 1 MiB); None: the driver does not say (GB10)
+    numa_node: int | None = None
+    pci_bus_id: str = ""  # "00000000:17:00.0"
+    minor: int | None = None  # N of /dev/nvidiaN
+    mig_enabled: bool = False
+    unhealthy_reason: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether new vGPUs of this GPU may be handed out."""
+        return not self.unhealthy_reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInventory:
+    """All GPUs of the node, sorted by index, and whether the driver answers at all.
+
+    `known` is False until NVML has been read once: nothing may be published before.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_error: str = ""  # why there are none, in a sentence; empty: the driver answers
+    known: bool = False
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        """The GPU of this uuid, if the node has it."""
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+
+    def with_health(self, uuid: str, unhealthy_reason: str) -> "GpuInventory":
+        """The same picture with one GPU's health changed."""
+        return replace(
+            self,
+            gpus=tuple(
+                replace(gpu, unhealthy_reason=unhealthy_reason) if gpu.uuid == uuid else gpu
+                for gpu in self.gpus
+            ),
+        )
+
+    @staticmethod
+    def of(gpus: Iterable[Gpu]) -> "GpuInventory":
+        """A picture of these GPUs, the driver answering."""
+        return GpuInventory(gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)), known=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """How this node divides its GPUs; the same for the kubelet and the scheduler."""
+
+    split_count: int = 10  # vGPUs advertised per GPU
+    memory_scaling: float = 1.0  # > 1: oversubscription
+    core_scaling: float = 1.0
+    mode: str = "hami-core"  # hami-core | mig | mps
+    preconfigured_memory_mib: int = 0  # for GPUs whose driver does not tell; 0: leave them out
+    excluded_uuids: frozenset[str] = frozenset()
+    excluded_indices: frozenset[int] = frozenset()
+    numa_hints: bool = False  # tell kubelet the NUMA node of each vGPU
+
+    def offers(self, gpu: Gpu) -> bool:
+        """Whether this GPU is shared at all (not filtered out, memory known)."""
+        if gpu.uuid in self.excluded_uuids or gpu.index in self.excluded_indices:
+            return False
+        return gpu.memory_mib is not None or self.preconfigured_memory_mib > 0
+
+    def offered(self, inventory: GpuInventory) -> tuple[Gpu, ...]:
+        """The shared GPUs, by index, with the memory filled in where it is preconfigured."""
+        return tuple(
+            gpu
+            if gpu.memory_mib is not None
+            else replace(gpu, memory_mib=self.preconfigured_memory_mib)
+            for gpu in inventory.gpus
+            if self.offers(gpu)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEvent:
+    """Something the driver reported about one GPU (or, with an empty uuid, about none it names)."""
+
+    uuid: str
+    kind: str  # "xid" | "ecc_single" | "ecc_double" | "other"
+    xid: int = 0

@@ -1,0 +1,158 @@
+"""A pod and a node as the agent needs them, read from the API server's JSON.
+
+Anybody who may create a pod writes these objects: reading is total (a missing or mistyped part
+becomes its empty value, never an exception) and keeps only what the agent uses, so that memory
+stays bounded by the number of pods on the node.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+KEPT_PREFIXES = ("hami.io/", "volcano.sh/", "nvidia.com/", "vgpu-agent/")
+MAX_ANNOTATION_CHARS = 262_144  # the API server's own limit on all annotations together
+MAX_CONTAINERS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One container of a pod spec, in the order kubelet starts them."""
+
+    name: str
+    kind: str = "app"  # "init" | "sidecar" (restartable init) | "app"
+    vgpus: int = 0  # asked for of the count resource (limits, else requests)
+    control_disabled: str | None = None  # literal value of env CUDA_DISABLE_CONTROL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod bound to this node."""
+
+    namespace: str
+    name: str
+    uid: str
+    node_name: str = ""
+    phase: str = ""  # "Pending", "Running", "Succeeded", "Failed"
+    deleting: bool = False
+    created_at: str = ""  # RFC 3339
+    resource_version: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)  # only KEPT_PREFIXES
+    containers: tuple[Container, ...] = ()  # init (and sidecar) containers first, then app
+
+    @property
+    def full_name(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether its containers have ended for good: it holds no vGPU any more."""
+        return self.phase in ("Succeeded", "Failed")
+
+    def with_annotations(self, changes: Mapping[str, str | None]) -> "Pod":
+        """The pod after a patch of its annotations; None removes."""
+        return replace(self, annotations=_changed(self.annotations, changes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Our own Node object."""
+
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)  # only KEPT_PREFIXES
+
+    def with_annotations(self, changes: Mapping[str, str | None]) -> "Node":
+        """The node after a patch of its annotations; None removes."""
+        return replace(self, annotations=_changed(self.annotations, changes))
+
+
+def _changed(now: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**now, **changes}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _annotations(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in _mapping(metadata.get("annotations")).items()
+        if isinstance(value, str)
+        and key.startswith(KEPT_PREFIXES)
+        and len(value) <= MAX_ANNOTATION_CHARS
+    }
+
+
+def _quantity(value: Any) -> int:
+    """A whole number of an extended resource (`2`, `"2"`, `"2k"` is not one); otherwise 0."""
+    if isinstance(value, bool):
+        return 0
+    if isinstance(value, int):
+        return max(0, value)
+    text = _text(value).strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0  # noqa: PLR2004
+
+
+def _container(spec: Any, kind: str, resource: str) -> Container:
+    spec = _mapping(spec)
+    resources = _mapping(spec.get("resources"))
+    limits, requests = _mapping(resources.get("limits")), _mapping(resources.get("requests"))
+    env = spec.get("env")
+    control = None
+    for entry in env if isinstance(env, list) else []:
+        entry = _mapping(entry)
+        if entry.get("name") == "CUDA_DISABLE_CONTROL":
+            control = _text(entry.get("value"))
+    if kind == "init" and spec.get("restartPolicy") == "Always":
+        kind = "sidecar"
+    return Container(
+        name=_text(spec.get("name")),
+        kind=kind,
+        vgpus=_quantity(limits.get(resource, requests.get(resource, 0))),
+        control_disabled=control,
+    )
+
+
+def decode_pod(obj: Any, *, resource: str) -> Pod:
+    """Read a pod object of the API server; `resource` is the count resource, e.g. nvidia.com/gpu.
+
+    Total: whatever is missing is empty, and a pod without uid or name is still a value.
+    """
+    obj = _mapping(obj)
+    metadata, spec = _mapping(obj.get("metadata")), _mapping(obj.get("spec"))
+    containers: list[Container] = []
+    for key, kind in (("initContainers", "init"), ("containers", "app")):
+        listed = spec.get(key)
+        for item in (listed if isinstance(listed, list) else [])[:MAX_CONTAINERS]:
+            containers.append(_container(item, kind, resource))  # noqa: PERF401 - two loops
+    return Pod(
+        namespace=_text(metadata.get("namespace")),
+        name=_text(metadata.get("name")),
+        uid=_text(metadata.get("uid")),
+        node_name=_text(spec.get("nodeName")),
+        phase=_text(_mapping(obj.get("status")).get("phase")),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        created_at=_text(metadata.get("creationTimestamp")),
+        resource_version=_text(metadata.get("resourceVersion")),
+        annotations=_annotations(metadata),
+        containers=tuple(containers),
+    )
+
+
+def decode_node(obj: Any) -> Node:
+    """Read a Node object of the API server. Total."""
+    metadata = _mapping(_mapping(obj).get("metadata"))
+    return Node(
+        name=_text(metadata.get("name")),
+        uid=_text(metadata.get("uid")),
+        resource_version=_text(metadata.get("resourceVersion")),
+        annotations=_annotations(metadata),
+    )

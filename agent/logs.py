@@ -1,0 +1,158 @@
+"""One event per outcome: `event key=value`, or JSON, with journald priorities.
+
+`log = logs.get(__name__)`, then `log.info("allocated", pod="ns/name", took_ms=12)`. The event is
+a constant in the past tense; data goes into fields with their unit in the name. A record equal to
+the one before it (same event, same `about`) is written once and then hourly, with a count.
+Thread-safe. No secrets: callers pass names and numbers, never headers or tokens.
+"""
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+REPEAT_EVERY_S = 3600.0
+MAX_VALUE_CHARS = 2000
+_PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
+_BARE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:+@%,")
+
+
+def _text(value: object) -> str:
+    """One value in logfmt: bare when it can be, otherwise a JSON string on one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    if len(text) > MAX_VALUE_CHARS:
+        text = text[:MAX_VALUE_CHARS] + "..."
+    return text if text and _BARE.issuperset(text) else json.dumps(text, ensure_ascii=False)
+
+
+def logfmt(level: str, event: str, fields: Mapping[str, object]) -> str:
+    """Give `level event key=value ...` on one line."""
+    head = [f"{level:<5}", event.replace(" ", "_")]
+    return " ".join(head + [f"{key}={_text(value)}" for key, value in fields.items()])
+
+
+def json_line(level: str, event: str, fields: Mapping[str, object], now_s: float) -> str:
+    """Give one JSON object on one line; values JSON does not know become strings."""
+    stamp = (
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s)) + f".{int(now_s * 1000) % 1000:03}Z"
+    )
+    record = {"time": stamp, "level": level.strip(), "event": event, **fields}
+    return json.dumps(record, default=str, ensure_ascii=False)
+
+
+class _Sink:
+    """Where lines go; shared by all loggers of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[tuple[str, str], tuple[str, float, int]] = {}
+        self.stream: TextIO | None = None
+        self.format = "logfmt"
+        self.level = logging.INFO
+        self.clock: Callable[[], float] = time.time
+
+    def write(self, level: int, event: str, fields: dict[str, object], trace: str = "") -> None:
+        if level < self.level:
+            return
+        stream = self.stream or sys.stderr
+        name = logging.getLevelName(level).lower().replace("warning", "warn")
+        now_s = self.clock()
+        if self.format == "json":
+            line = json_line(name, event, fields | ({"trace": trace} if trace else {}), now_s)
+        else:
+            line = logfmt(name, event, fields) + ("\n" + trace.rstrip() if trace else "")
+            if self.format == "journal":  # every line needs the prefix, traces too
+                line = "\n".join(f"<{_PRIORITIES[level]}>{part}" for part in line.split("\n"))
+            else:
+                line = time.strftime("%H:%M:%S ", time.localtime(now_s)) + line
+        with self._lock:
+            try:
+                stream.write(line + "\n")
+                stream.flush()
+            except (OSError, ValueError):
+                return  # a closed log must not take the node's GPUs down
+
+    def repeated(self, event: str, about: str, detail: str) -> int | None:
+        """How many equal records were held back before this one; None: hold this one back too."""
+        now_s = self.clock()
+        with self._lock:
+            last = self._last.get((event, about))
+            if last and last[0] == detail and now_s - last[1] < REPEAT_EVERY_S:
+                self._last[event, about] = (last[0], last[1], last[2] + 1)
+                return None
+            if len(self._last) > 1000:  # noqa: PLR2004 - bounded: `about` may name pods
+                self._last.clear()
+            self._last[event, about] = (detail, now_s, 0)
+            return last[2] if last and last[0] == detail else 0
+
+    def forget(self, event: str, about: str) -> None:
+        with self._lock:
+            self._last.pop((event, about), None)
+
+
+_SINK = _Sink()
+
+
+class Logger:
+    """Writes events; `bind` gives a logger whose events all carry the fields."""
+
+    def __init__(self, name: str) -> None:
+        self._service = name.removeprefix("agent.").rsplit(".", 1)[-1]
+
+    def debug(self, event: str, **fields: object) -> None:
+        _SINK.write(logging.DEBUG, event, {"in": self._service, **fields})
+
+    def info(self, event: str, **fields: object) -> None:
+        _SINK.write(logging.INFO, event, {"in": self._service, **fields})
+
+    def warning(self, event: str, **fields: object) -> None:
+        _SINK.write(logging.WARNING, event, {"in": self._service, **fields})
+
+    def error(self, event: str, *, trace: str = "", **fields: object) -> None:
+        _SINK.write(logging.ERROR, event, {"in": self._service, **fields}, trace)
+
+    def failing(self, event: str, *, about: str = "", error: object, **fields: object) -> None:
+        """Warn of a failure that a loop meets again and again: once, then hourly with a count."""
+        held = _SINK.repeated(event, about, str(error))
+        if held is None:
+            return
+        if held:
+            fields["repeated"] = held
+        if about:
+            fields["about"] = about
+        self.warning(event, error=error, **fields)
+
+    def recovered(self, event: str, *, about: str = "") -> None:
+        """The failure logged under `event` is over: its next occurrence is news again."""
+        _SINK.forget(event, about)
+
+
+def get(name: str) -> Logger:
+    """The logger of a module: `logs.get(__name__)`."""
+    return Logger(name)
+
+
+def configure(
+    *,
+    form: str = "auto",
+    level: str = "info",
+    environ: Mapping[str, str] = os.environ,
+    stream: TextIO | None = None,
+) -> None:
+    """Choose the shape of the lines: `logfmt`, `json`, `journal`, or `auto`.
+
+    `auto` is `journal` when systemd connected our stderr to the journal, otherwise `logfmt`.
+    """
+    if form == "auto":
+        form = "journal" if environ.get("JOURNAL_STREAM") else "logfmt"
+    _SINK.format = form
+    _SINK.level = getattr(logging, level.upper())
+    _SINK.stream = stream

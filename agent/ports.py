@@ -1,0 +1,211 @@
+"""What the services need of the world, in the services' own words.
+
+Each Protocol has one real implementation in `agent.adapters` and one fake in `tests`. Every call
+may block for at most the time its docstring or its `deadline_s` says, and raises only `AgentError`s.
+`deadline_s` is a moment of `time.monotonic()`, not a duration; None means the adapter's default.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agent.domain.gpu import Gpu, GpuEvent
+from agent.domain.grants import GrantRecord
+from agent.domain.pods import Node, Pod
+
+# --- the API server ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Pods of this node and the resource version they are current at."""
+
+    pods: tuple[Pod, ...]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodChange:
+    """One watch event. kind: "applied" (added or modified), "deleted", "bookmark"."""
+
+    kind: str
+    pod: Pod | None
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """One watch event of our own Node. kind as in PodChange."""
+
+    kind: str
+    node: Node | None
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEvent:
+    """A Kubernetes Event: what an operator should see in `kubectl describe`."""
+
+    reason: str  # CamelCase, e.g. "GpuUnhealthy"
+    message: str
+    warning: bool = True
+    pod: Pod | None = None  # None: about our node
+
+
+class Cluster(Protocol):
+    """The API server, as seen by one node: our Node, the pods bound to us, Events."""
+
+    def list_pods(self, *, deadline_s: float | None = None) -> Listed:
+        """All pods with spec.nodeName = this node: one request."""
+
+    def watch_pods(self, resource_version: str, *, stop: "Stop") -> Iterator[PodChange]:
+        """Follow those pods from a resource version until the server or `stop` ends the watch.
+
+        Raises ClusterGone when the version is too old (410), ClusterUnavailable on a broken
+        connection, a time-out, 429 or 5xx.
+        """
+
+    def get_node(self, *, deadline_s: float | None = None) -> Node:
+        """Our Node object."""
+
+    def watch_node(self, resource_version: str, *, stop: "Stop") -> Iterator[NodeChange]:
+        """Follow our Node object; errors as in watch_pods. An empty version starts with it."""
+
+    def patch_node(
+        self, changes: Mapping[str, str | None], *, deadline_s: float | None = None
+    ) -> Node:
+        """Set (or with None remove) annotations of our Node; gives the Node as it is then."""
+
+    def remove_node_annotation(
+        self, key: str, *, expected: str, deadline_s: float | None = None
+    ) -> Node:
+        """Remove an annotation if it still has this value, atomically, without reading first.
+
+        Raises ClusterConflict when it has another value or is gone.
+        """
+
+    def patch_pod(
+        self,
+        pod: Pod,
+        changes: Mapping[str, str | None],
+        *,
+        expected: Mapping[str, str],
+        deadline_s: float | None = None,
+    ) -> Pod:
+        """Set (or remove) annotations of a pod if it is still the same pod (uid) and the
+        `expected` annotations still have these values; gives the pod as it is then.
+
+        Raises ClusterConflict when something changed, ClusterGone when the pod is gone.
+        """
+
+    def post_event(self, event: ClusterEvent) -> None:
+        """Record an Event. Best effort: callers log a failure and go on."""
+
+
+class Stop(Protocol):
+    """How a blocking call learns that the agent stops (implemented by supervisor.Lifeline)."""
+
+    @property
+    def stopping(self) -> bool: ...
+
+    def on_stop(self, callback: Callable[[], None]) -> None: ...
+
+    def pulse(self, within_s: float) -> None: ...
+
+
+# --- the driver --------------------------------------------------------------------------------
+
+
+class Nvml(Protocol):
+    """The NVIDIA driver. Called by the health service's thread alone: any call may hang."""
+
+    def open(self) -> None:
+        """Load and initialise the library. Raises NvmlAbsent, NvmlStale."""
+
+    def close(self) -> None:
+        """Give it back; never raises."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every GPU that answers, by index. Raises NvmlError when the driver as a whole fails."""
+
+    def wait_event(self, timeout_s: float) -> GpuEvent | None:
+        """The next event, or None after `timeout_s`. Raises NvmlError."""
+
+    def probe(self, uuid: str) -> None:
+        """Ask one GPU for signs of life. Raises GpuLost or NvmlError when there are none."""
+
+
+# --- the host ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDir:
+    """A container's cache directory on the host."""
+
+    name: str  # "<pod uid>_<container>"
+    changed_at_s: float  # unix time of the last change of the directory
+
+
+class Caches(Protocol):
+    """Directories and files of the host that a container's mounts refer to."""
+
+    def create(self, pod_uid: str, container: str) -> Path:
+        """Make (or find again) the directory of a container. Raises NodeNotReady."""
+
+    def discard(self, name: str) -> None:
+        """Delete a directory of ours and what is in it; links in it are not followed."""
+
+    def listed(self) -> tuple[CacheDir, ...]:
+        """All directories whose name has the form that `create` gives."""
+
+    def prepare(self) -> "HookFiles":
+        """Make what all containers share and say which files there are. Raises NodeNotReady."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookFiles:
+    """Host paths of what is mounted into a container, as they are now."""
+
+    library: Path
+    preload: Path  # the file that becomes /etc/ld.so.preload
+    lock_dir: Path
+    license: Path | None = None
+    validator: Path | None = None
+    device_nodes: Sequence[
+        str
+    ] = ()  # existing common ones of PASS_DEVICE_SPECS, e.g. /dev/nvidiactl
+
+
+class GrantLog(Protocol):
+    """Durable memory of the grants given on this node; survives a crash of the agent."""
+
+    def records(self) -> tuple[GrantRecord, ...]:
+        """All remembered grants, oldest first."""
+
+    def record(self, record: GrantRecord) -> None:
+        """Remember, on disk before returning. Raises NodeNotReady when the disk refuses."""
+
+    def forget(self, pod_uids: frozenset[str]) -> None:
+        """Drop all grants of these pods."""
+
+
+# --- kubelet ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAssignment:
+    """What kubelet says it assigned: the truth after admission."""
+
+    namespace: str
+    pod_name: str
+    container: str
+    resource: str
+    device_ids: tuple[str, ...]
+
+
+class PodResources(Protocol):
+    """Kubelet's PodResources API."""
+
+    def assignments(self) -> tuple[KubeletAssignment, ...]:
+        """Every assignment of every resource. Raises KubeletUnavailable."""

@@ -1,7 +1,7 @@
 """What the services need of the world, in the services' own words.
 
 Each Protocol has one real implementation in `agent.adapters` and one fake in `tests`. Every call
-may block for at most the time its docstring or its `deadline_s` says, and raises only `AgentError`s.
+may block at most as long as its docstring or its `deadline_s` says and raises only `AgentError`s.
 `deadline_s` is a moment of `time.monotonic()`, not a duration; None means the adapter's default.
 """
 
@@ -93,8 +93,10 @@ class Cluster(Protocol):
         expected: Mapping[str, str],
         deadline_s: float | None = None,
     ) -> Pod:
-        """Set (or remove) annotations of a pod if it is still the same pod (uid) and the
-        `expected` annotations still have these values; gives the pod as it is then.
+        """Set (or with None remove) annotations of a pod, if nobody else did meanwhile.
+
+        It must still be the same pod (uid) and the `expected` annotations must still have these
+        values: tested and changed in one request. Gives the pod as it is then.
 
         Raises ClusterConflict when something changed, ClusterGone when the pod is gone.
         """

@@ -108,9 +108,9 @@ def _container(spec: Any, kind: str, resource: str) -> Container:
     env = spec.get("env")
     control = None
     for entry in env if isinstance(env, list) else []:
-        entry = _mapping(entry)
-        if entry.get("name") == "CUDA_DISABLE_CONTROL":
-            control = _text(entry.get("value"))
+        variable = _mapping(entry)
+        if variable.get("name") == "CUDA_DISABLE_CONTROL":
+            control = _text(variable.get("value"))
     if kind == "init" and spec.get("restartPolicy") == "Always":
         kind = "sidecar"
     return Container(
@@ -132,7 +132,7 @@ def decode_pod(obj: Any, *, resource: str) -> Pod:
     for key, kind in (("initContainers", "init"), ("containers", "app")):
         listed = spec.get(key)
         for item in (listed if isinstance(listed, list) else [])[:MAX_CONTAINERS]:
-            containers.append(_container(item, kind, resource))  # noqa: PERF401 - two loops
+            containers.append(_container(item, kind, resource))
     return Pod(
         namespace=_text(metadata.get("namespace")),
         name=_text(metadata.get("name")),

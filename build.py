@@ -1,0 +1,307 @@
+#!/usr/bin/env python3
+"""Everything one does with this tree, one task each: `python3 build.py TASK`.
+
+Needs Linux, Python 3.11 or newer with its venv module, and a package index that pip can reach (or
+its cache). Each task makes what it needs: a private environment in .build/ from the hash-pinned
+lock files in requirements/, and the C libraries with zig, which comes as a Python package.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent
+BUILD = ROOT / ".build"
+VENV = BUILD / "venv"
+PYTHON = VENV / "bin" / "python"
+REQUIREMENTS = ROOT / "requirements"
+ARCH = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine(), platform.machine())
+HOOK_DIR = BUILD / "hook" / ARCH
+FREE_BYTES_WANTED = 1_500_000_000  # zig unpacks to 411 MB, the test tools to about 300 MB
+SHOW_AFTER_S = 2.0
+
+
+def say(text: str) -> None:
+    """Tell the person in front of the terminal."""
+    print(text, flush=True)
+
+
+def stop(sentence: str) -> NoReturn:
+    """End with one sentence that says what is missing and what to do."""
+    sys.exit(f"build.py: {sentence}")
+
+
+def check_prerequisites() -> None:
+    """Refuse early, in words, what would fail later in a traceback."""
+    if sys.platform != "linux":
+        stop(f"this is {sys.platform}; the agent and its libraries are built on Linux")
+    if sys.version_info < (3, 11):  # noqa: UP036 - this is the sentence for those who have less
+        stop(f"Python {platform.python_version()} is too old; run me with Python 3.11 or newer")
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        stop(
+            "this Python has no venv module; install it (Debian and Ubuntu: "
+            "`apt-get install python3-venv`) and try again"
+        )
+    BUILD.mkdir(exist_ok=True)
+    free = shutil.disk_usage(BUILD).free
+    if free < FREE_BYTES_WANTED and not PYTHON.exists():
+        stop(
+            f"only {free / 1e9:.1f} GB are free in {BUILD}; the build environment needs "
+            f"{FREE_BYTES_WANTED / 1e9:.1f} GB, so free some space and try again"
+        )
+
+
+@contextlib.contextmanager
+def one_build_at_a_time() -> Iterator[None]:
+    """Hold .build/lock: two tasks started together must not install over each other."""
+    with (BUILD / "lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another build.py prepares this tree; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def quietly(label: str, command: Sequence[str | Path], **environment: str) -> None:
+    """Run a command whose output matters only when it fails; show that it takes time."""
+    log = BUILD / "last-step.log"
+    began = shown = time.monotonic()
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=ROOT,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
+        )
+        while True:
+            try:
+                code = process.wait(0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() - shown >= (SHOW_AFTER_S if shown == began else 5.0):
+                    shown = time.monotonic()
+                    say(f"  {label} ... {shown - began:.0f} s")
+    if code:
+        sys.stderr.write("".join(log.read_text(errors="replace").splitlines(keepends=True)[-30:]))
+        stop(f"{label} failed with exit code {code}; the lines above are the end of {log}")
+    if shown != began:
+        say(f"  {label}: done in {time.monotonic() - began:.0f} s")
+
+
+def run(*command: str | Path, **environment: str) -> int:
+    """Run a command that speaks for itself; give its exit code."""
+    try:
+        return subprocess.run(
+            [str(part) for part in command], cwd=ROOT, check=False, env=os.environ | environment
+        ).returncode
+    except KeyboardInterrupt:
+        return 130
+
+
+def environment(*locks: str) -> None:
+    """Make .build/venv hold exactly what these lock files of requirements/ say."""
+    with one_build_at_a_time():
+        wanted = {
+            lock: hashlib.sha256((REQUIREMENTS / f"{lock}.lock").read_bytes()).hexdigest()[:16]
+            for lock in locks
+        }
+        stamps = {p.name.split(".")[2]: p.name.split(".")[3] for p in VENV.glob(".lock.*.*")}
+        if any(stamps.get(lock, digest) != digest for lock, digest in wanted.items()):
+            say("a lock file changed: making the environment anew")
+            shutil.rmtree(VENV)
+            stamps = {}
+        if not PYTHON.exists():
+            quietly("creating .build/venv", [sys.executable, "-m", "venv", "--clear", VENV])
+            stamps = {}
+        for lock in (lock for lock in locks if lock not in stamps):
+            pip: list[str | Path] = [PYTHON, "-m", "pip", "install", "--no-input", "--no-deps"]
+            pip += ["--disable-pip-version-check", "--require-hashes", "--no-compile"]
+            pip += ["--only-binary", ":all:", "-r", REQUIREMENTS / f"{lock}.lock"]
+            quietly(f"installing requirements/{lock}.lock", pip)
+            (VENV / f".lock.{lock}.{wanted[lock]}").touch()
+
+
+def hook(_arguments: Sequence[str] = ()) -> int:
+    """Compile hook/: libvgpu.so, and the simulated driver for tests and the demo."""
+    environment("run", "hook")
+    sys.path.insert(0, str(ROOT / "hook"))
+    import compile as compiler  # type: ignore[import-not-found] # lives in hook/
+
+    with one_build_at_a_time():
+        compiler.build_all(HOOK_DIR, str(PYTHON), ARCH, say=say)
+    return 0
+
+
+def demo(arguments: Sequence[str] = ()) -> int:
+    """Run the main job on a simulated node: no root, GPU, kubelet or cluster needed."""
+    hook()
+    return run(PYTHON, "agent.py", "demo", *arguments)
+
+
+def check(_arguments: Sequence[str] = ()) -> int:
+    """Lint, types, formatting and the import contracts; part of `test`."""
+    environment("run", "hook", "dev")
+    tools = VENV / "bin"
+    c_files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "hook").rglob("*.[ch]"))
+    steps: dict[str, list[str | Path]] = {
+        "ruff check": [tools / "ruff", "check", "."],
+        "ruff format": [tools / "ruff", "format", "--check", "."],
+        "clang-format": [tools / "clang-format", "--dry-run", "-Werror", *c_files],
+        "mypy agent": [tools / "mypy", "-p", "agent"],
+        "mypy build.py": [tools / "mypy", "build.py"],
+        "import contracts": [tools / "lint-imports"],
+    }
+    began = time.monotonic()
+    for label, command in steps.items():
+        quietly(label, command)
+    say(f"check: {len(steps)} checks passed in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def format(_arguments: Sequence[str] = ()) -> int:  # noqa: A001 - the task's name
+    """Rewrite Python and C in the house's format."""
+    environment("run", "hook", "dev")
+    tools = VENV / "bin"
+    quietly("ruff", [tools / "ruff", "check", "--fix-only", "."])
+    quietly("ruff format", [tools / "ruff", "format", "."])
+    quietly(
+        "clang-format", [tools / "clang-format", "-i", *sorted((ROOT / "hook").rglob("*.[ch]"))]
+    )
+    return 0
+
+
+def test(arguments: Sequence[str]) -> int:
+    """Check everything and run all tests; --cluster: the cases on a real kubelet instead.
+
+    Further arguments go to pytest, e.g. `build.py test tests/unit -k claims`.
+    """
+    arguments = list(arguments)
+    if "--cluster" in arguments:
+        arguments.remove("--cluster")
+        return test_cluster(arguments)
+    hook()
+    if not arguments:
+        check()
+    chosen = arguments or ["-n", "2", "--dist", "loadfile"]
+    return run(PYTHON, "-m", "pytest", "-m", "not cluster and not gpu", *chosen)
+
+
+def test_cluster(arguments: Sequence[str]) -> int:
+    """Run tests/cluster on the stand-ins, on the real peers, and on a cluster that is given."""
+    hook()
+    if not os.environ.get("VGPU_TEST_KUBECONFIG"):
+        cluster_peers()
+    environment("run", "hook", "dev")
+    return run(PYTHON, "-m", "pytest", "-m", "cluster", "tests/cluster", *arguments)
+
+
+def cluster_peers(_arguments: Sequence[str] = ()) -> int:
+    """Build a real kubelet and kube-apiserver once, into a cache outside the tree (8 min)."""
+    environment("run", "hook", "dev")
+    return run(PYTHON, "tests/peers/build_peers.py")
+
+
+def gpu(arguments: Sequence[str] = ()) -> int:
+    """Run the tests that need a real NVIDIA GPU, on this machine's GPU."""
+    hook()
+    environment("run", "hook", "dev")
+    return run(PYTHON, "-m", "pytest", "-m", "gpu", "-v", "tests/gpu", *arguments)
+
+
+def bench(arguments: Sequence[str] = ()) -> int:
+    """Measure the agent and print the table; --json FILE writes the rows, --only AREA selects."""
+    hook()
+    environment("run", "hook", "dev")
+    return run(PYTHON, "tests/bench/run.py", *arguments)
+
+
+def dist(_arguments: Sequence[str] = ()) -> int:
+    """Freeze the agent with its libraries into dist/: a folder and its tarball, no Python needed."""
+    hook()
+    environment("run", "hook", "dev")
+    return run(PYTHON, "packaging/freeze.py", str(ROOT / "dist"), str(HOOK_DIR))
+
+
+def proto(_arguments: Sequence[str] = ()) -> int:
+    """Generate agent/wire/*_pb2.py from the .proto files beside them."""
+    environment("run", "hook", "dev")
+    sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "agent/wire").glob("*.proto"))
+    quietly(
+        "protoc",
+        [PYTHON, "-m", "grpc_tools.protoc", "-I.", "--python_out=.", "--pyi_out=.", *sources],
+    )
+    return 0
+
+
+def lock(_arguments: Sequence[str] = ()) -> int:
+    """Resolve requirements/*.in anew and write the hash-pinned lock files."""
+    environment("run", "hook", "dev")
+    for name in ("run", "hook", "dev", "peers"):
+        constraint = ["-c", "requirements/run.lock"] if name == "dev" else []
+        resolve: list[str | Path] = [VENV / "bin" / "uv", "pip", "compile", "--upgrade"]
+        resolve += ["--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate"]
+        resolve += ["--python-version", "3.11", "--python-platform", f"{ARCH}-manylinux2014"]
+        resolve += [*constraint, f"requirements/{name}.in", "-o", f"requirements/{name}.lock"]
+        quietly(f"locking requirements/{name}.in", resolve)
+    return 0
+
+
+def clean(_arguments: Sequence[str] = ()) -> int:
+    """Remove everything that the tasks made in this tree: .build, dist and caches."""
+    doomed = [BUILD, ROOT / "dist", *ROOT.glob(".*_cache"), ROOT / ".hypothesis"]
+    doomed += [
+        path for top in ("agent", "tests", "hook") for path in (ROOT / top).rglob("__pycache__")
+    ]
+    for path in doomed:
+        shutil.rmtree(path, ignore_errors=True)
+    return 0
+
+
+TASKS: dict[str, Callable[[Sequence[str]], int]] = {
+    "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
+    "bench": bench, "gpu": gpu, "cluster-peers": cluster_peers, "proto": proto, "lock": lock,
+    "clean": clean,
+}  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one task; its own arguments follow its name."""
+    summary = "\n".join(
+        f"  {name:<14} {(task.__doc__ or '').splitlines()[0]}" for name, task in TASKS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="build.py",
+        usage="python3 build.py TASK [ARGUMENTS OF THE TASK]",
+        description=__doc__,
+        epilog=f"tasks:\n{summary}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", choices=TASKS, metavar="TASK", help="one of those below")
+    chosen = parser.parse_args(argv[:1])
+    if chosen.task != "clean":
+        check_prerequisites()
+    try:
+        return TASKS[chosen.task](argv[1:])
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        stop(f"{error.strerror or error}: {error.filename or ''}; free space or fix the permission")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

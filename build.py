@@ -231,7 +231,7 @@ def bench(arguments: Sequence[str] = ()) -> int:
 
 
 def dist(_arguments: Sequence[str] = ()) -> int:
-    """Freeze the agent with its libraries into dist/: a folder and its tarball, no Python needed."""
+    """Freeze the agent with its libraries into dist/: a folder and its tarball."""
     hook()
     environment("run", "hook", "dev")
     return run(PYTHON, "packaging/freeze.py", str(ROOT / "dist"), str(HOOK_DIR))

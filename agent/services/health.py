@@ -1,0 +1,245 @@
+"""Loop: watch the driver, and keep the inventory true.
+
+One thread makes every NVML call, because any of them may hang; a second one (`Patience`) notices
+that it hangs and marks all GPUs unhealthy, since silence is not health. GPUs are listed anew every
+`probe_every_s`: new ones are added, vanished ones stay, unhealthy, so that kubelet keeps their
+capacity and the pods on them keep their device.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from agent import logs
+from agent.domain.gpu import Gpu, GpuEvent, GpuInventory
+from agent.domain.health import GpuHealth, fell_ill, probed, verdict
+from agent.errors import NvmlAbsent, NvmlError, NvmlStale
+from agent.ports import ClusterEvent, Nvml
+from agent.services.published import Inventory
+from agent.supervisor import Lifeline
+
+log = logs.get(__name__)
+
+HANG_AFTER_S = 10.0  # a call that takes longer is a hanging driver
+HANG_PULSE_S = 600.0  # how long a hang may last before the process itself counts as stuck
+ABSENT_RETRY_S = 5.0
+HUNG = f"the driver has not answered for {HANG_AFTER_S:.0f} s"
+VANISHED = "the driver no longer lists this GPU (it fell off the bus or was removed)"
+
+
+class Health:
+    """Loop: open NVML, wait for events, probe, publish."""
+
+    name = "gpus"
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        nvml: Nvml,
+        inventory: Inventory,
+        *,
+        probe_every_s: float = 10.0,
+        recovery_probes: int = 3,
+        ignored_xids: frozenset[int] = frozenset(),
+        events_watched: bool = True,
+        post: Callable[[ClusterEvent], None] = lambda _: None,
+        count: Callable[[str, str], None] = lambda _uuid, _to: None,
+        count_xid: Callable[[str, int], None] = lambda _uuid, _xid: None,
+        leave: Callable[[str], None] = lambda _why: None,
+        leave_when_absent: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nvml = nvml
+        self._inventory = inventory
+        self._probe_every_s = probe_every_s
+        self._recovery_probes = recovery_probes
+        self._ignored_xids = ignored_xids
+        self._events_watched = events_watched
+        self._post = post
+        self._count = count
+        self._count_xid = count_xid
+        self._leave = leave
+        self._leave_when_absent = leave_when_absent
+        self._clock = clock
+        self._open = False
+        self._gpus: dict[str, Gpu] = {}
+        self._health: dict[str, GpuHealth] = {}
+        self._next_sweep_s = 0.0
+        self._calling_since_s: float | None = None
+        self._hung = False  # set by Patience's thread, taken back by ours
+
+    def run(self, life: Lifeline) -> None:
+        try:
+            while not life.stopping:
+                life.pulse(HANG_PULSE_S)
+                if not self.step_once():
+                    life.pause(ABSENT_RETRY_S)
+        finally:
+            self._nvml.close()
+            self._open = False
+
+    def step_once(self, wait_s: float = 1.0) -> bool:
+        """One turn: open if need be, sweep if due, wait for one event. False: no driver, pause."""
+        self._calling_since_s = self._clock()
+        try:
+            if not self._open:
+                self._nvml.open()
+                self._open = True
+                self._next_sweep_s = 0.0
+            if self._clock() >= self._next_sweep_s:
+                self._sweep()
+                self._next_sweep_s = self._clock() + self._probe_every_s
+            self._calling_since_s = self._clock() + wait_s
+            event = self._nvml.wait_event(wait_s)
+        except NvmlError as error:
+            self._driver_failed(error)
+            return False
+        finally:
+            self._calling_since_s = None
+        if self._hung:
+            self._answers_again()
+        if event is not None:
+            self._happened(event)
+        return True
+
+    def hanging_s(self) -> float:
+        """How long the current NVML call has been overdue; 0 when none is."""
+        since_s = self._calling_since_s
+        return 0.0 if since_s is None else max(0.0, self._clock() - since_s)
+
+    def driver_hangs(self) -> None:
+        """Called by `Patience`: nobody answers, so nothing is known to be healthy."""
+        self._hung = True
+        if self._inventory.update(lambda now: _all_unhealthy(now, HUNG)):
+            log.error("driver hangs", waited_s=HANG_AFTER_S)
+            self._post(
+                ClusterEvent(
+                    reason="GpuDriverHangs",
+                    message=f"NVML call without answer for {HANG_AFTER_S:.0f} s; all GPUs are "
+                    "unhealthy until it answers. Look at dmesg for NVRM messages.",
+                )
+            )
+
+    # --- what the driver said --------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        listed = {gpu.uuid: gpu for gpu in self._nvml.gpus()}
+        now_s = self._clock()
+        for uuid, gpu in listed.items():
+            if uuid not in self._gpus:
+                log.info(
+                    "gpu found", gpu=uuid, index=gpu.index, model=gpu.name,
+                    memory_mib=gpu.memory_mib, numa_node=gpu.numa_node, mig=gpu.mig_enabled,
+                )  # fmt: skip
+            self._gpus[uuid] = gpu
+            self._judge(uuid, probed(
+                self._health.get(uuid, GpuHealth()), self._probe(uuid),
+                recovery_probes=self._recovery_probes, now_s=now_s,
+            ))  # fmt: skip
+        for uuid in self._gpus.keys() - listed.keys():
+            self._judge(uuid, fell_ill(self._health[uuid], VANISHED, now_s=now_s))
+        self._publish()
+
+    def _probe(self, uuid: str) -> str:
+        try:
+            self._nvml.probe(uuid)
+        except NvmlError as error:
+            return str(error)
+        return ""
+
+    def _happened(self, event: GpuEvent) -> None:
+        if event.kind == "xid":
+            self._count_xid(event.uuid, event.xid)
+            log.info("xid reported", gpu=event.uuid, xid=event.xid)
+        reason = verdict(event, self._ignored_xids) if self._events_watched else ""
+        if not reason:
+            return
+        # An event that names no GPU may be about any of them.
+        for uuid in [event.uuid] if event.uuid else list(self._gpus):
+            if uuid in self._gpus:
+                self._judge(uuid, fell_ill(self._health[uuid], reason, now_s=self._clock()))
+        self._publish()
+
+    def _answers_again(self) -> None:
+        """After a hang every GPU has to earn its health by clean probes, like after an XID."""
+        self._hung = False
+        log.info("driver answers again")
+        for uuid, health in self._health.items():
+            self._judge(uuid, fell_ill(health, HUNG, now_s=self._clock()))
+        self._publish()
+
+    def _driver_failed(self, error: NvmlError) -> None:
+        """The library or the driver as a whole: nothing is healthy, start over."""
+        self._nvml.close()
+        self._open = False
+        log.failing(
+            "driver absent" if isinstance(error, NvmlAbsent) else "driver failed", error=error
+        )
+        for uuid, health in self._health.items():
+            self._judge(uuid, fell_ill(health, str(error), now_s=self._clock()))
+        self._publish(driver_error=str(error))
+        if isinstance(error, NvmlStale) or (
+            isinstance(error, NvmlAbsent) and self._leave_when_absent and not self._gpus
+        ):
+            self._leave(str(error))
+
+    def _judge(self, uuid: str, health: GpuHealth) -> None:
+        before = self._health.get(uuid, GpuHealth())
+        self._health[uuid] = health
+        if before.healthy == health.healthy:
+            return
+        gpu = self._gpus[uuid]
+        if health.healthy:
+            log.info("gpu recovered", gpu=uuid, index=gpu.index, after=before.reason)
+        else:
+            log.error("gpu unhealthy", gpu=uuid, index=gpu.index, reason=health.reason)
+        self._count(uuid, "healthy" if health.healthy else "unhealthy")
+        self._post(
+            ClusterEvent(
+                reason="GpuRecovered" if health.healthy else "GpuUnhealthy",
+                message=f"GPU {gpu.index} {uuid} ({gpu.name}) "
+                + ("is healthy again after: " + before.reason if health.healthy
+                   else f"takes no new pods: {health.reason}"),
+                warning=not health.healthy,
+            )
+        )  # fmt: skip
+
+    def _publish(self, driver_error: str = "") -> None:
+        picture = GpuInventory.of(
+            replace(gpu, unhealthy_reason=self._health[uuid].reason)
+            for uuid, gpu in self._gpus.items()
+        )
+        if driver_error:
+            picture = replace(picture, driver_error=driver_error, known=bool(self._gpus))
+        else:
+            log.recovered("driver absent")
+            log.recovered("driver failed")
+        self._inventory.publish(picture)
+
+
+def _all_unhealthy(now: GpuInventory, reason: str) -> GpuInventory:
+    return replace(
+        now,
+        gpus=tuple(
+            gpu if gpu.unhealthy_reason else replace(gpu, unhealthy_reason=reason)
+            for gpu in now.gpus
+        ),
+        driver_error=reason,
+    )
+
+
+class Patience:
+    """Loop: notice that the driver hangs, from a thread that does not call it."""
+
+    name = "gpu-patience"
+
+    def __init__(self, health: Health, *, hang_after_s: float = HANG_AFTER_S) -> None:
+        self._health = health
+        self._hang_after_s = hang_after_s
+
+    def run(self, life: Lifeline) -> None:
+        for _ in life.every(2.0):
+            self.step_once()
+
+    def step_once(self) -> None:
+        if self._health.hanging_s() > self._hang_after_s:
+            self._health.driver_hangs()

@@ -1,0 +1,56 @@
+"""A driver made of dictionaries: implements the Nvml port and fails on demand."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from agent.domain.gpu import Gpu, GpuEvent
+from agent.errors import GpuLost, NvmlError
+
+A = Gpu(uuid="GPU-a", index=0, name="NVIDIA A40", memory_mib=46068)
+B = Gpu(uuid="GPU-b", index=1, name="NVIDIA A40", memory_mib=46068)
+
+
+class FakeNvml:
+    """GPUs, events and failures, set by the test."""
+
+    def __init__(self, *gpus: Gpu) -> None:
+        self.present = {gpu.uuid: gpu for gpu in gpus}
+        self.events: deque[GpuEvent] = deque()
+        self.lost: set[str] = set()
+        self.failure: NvmlError | None = None
+        self.opened = 0
+        self.closed = 0
+        self.before_each_call: Callable[[], None] = lambda: None
+
+    def _call(self) -> None:
+        self.before_each_call()
+        if self.failure:
+            raise self.failure
+
+    def open(self) -> None:
+        self._call()
+        self.opened += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        self._call()
+        return tuple(self.present.values())
+
+    def wait_event(self, timeout_s: float) -> GpuEvent | None:
+        assert timeout_s <= 5.0
+        self._call()
+        return self.events.popleft() if self.events else None
+
+    def probe(self, uuid: str) -> None:
+        self._call()
+        if uuid in self.lost:
+            raise GpuLost("GPU is lost", code=15)
+
+    def xid(self, uuid: str, code: int) -> None:
+        self.events.append(GpuEvent(uuid=uuid, kind="xid", xid=code))
+
+    def renumber(self, uuid: str, index: int) -> None:
+        self.present[uuid] = replace(self.present[uuid], index=index)

@@ -1,0 +1,207 @@
+"""GPUs fall ill and recover: the pure rules, and the loop over a fake driver."""
+
+import pytest
+
+from agent.domain.gpu import GpuEvent, GpuInventory
+from agent.domain.health import GpuHealth, fell_ill, probed, probes_needed, verdict
+from agent.errors import NvmlAbsent, NvmlError, NvmlStale
+from agent.ports import ClusterEvent
+from agent.services.health import HANG_AFTER_S, Health, Patience
+from agent.services.published import Published
+from tests.unit.fake_nvml import A, B, FakeNvml
+
+IGNORED = frozenset({13, 31, 43, 45, 68, 109})
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        pytest.param(GpuEvent(uuid="GPU-a", kind="xid", xid=13), "", id="illegal address of an application"),
+        pytest.param(GpuEvent(uuid="GPU-a", kind="xid", xid=31), "", id="page fault of an application"),
+        pytest.param(
+            GpuEvent(uuid="GPU-a", kind="xid", xid=79), "XID 79 (GPU has fallen off the bus)", id="off the bus"
+        ),
+        pytest.param(GpuEvent(uuid="GPU-a", kind="xid", xid=777), "XID 777", id="an XID nobody has named"),
+        pytest.param(GpuEvent(uuid="GPU-a", kind="ecc_single"), "", id="corrected ECC"),
+        pytest.param(GpuEvent(uuid="GPU-a", kind="ecc_double"), "uncorrectable ECC error", id="uncorrectable ECC"),
+        pytest.param(GpuEvent(uuid="GPU-a", kind="other"), "", id="an event of no concern"),
+    ],
+)  # fmt: skip
+def test_which_events_count(event: GpuEvent, reason: str) -> None:
+    assert verdict(event, IGNORED) == reason
+
+
+def test_a_relapse_doubles_the_probes_needed_and_an_hour_forgives() -> None:
+    health = GpuHealth()
+    needed = []
+    for now_s in (0.0, 100.0, 200.0, 200.0 + 3601.0):
+        health = fell_ill(health, "XID 79", now_s=now_s)
+        needed.append(probes_needed(health, 3))
+        for _ in range(needed[-1]):
+            assert not health.healthy
+            health = probed(health, "", recovery_probes=3, now_s=now_s)
+        assert health.healthy
+    assert needed == [3, 6, 12, 3]
+
+
+def test_a_failed_probe_starts_the_count_anew() -> None:
+    health = fell_ill(GpuHealth(), "XID 79", now_s=0.0)
+    health = probed(health, "", recovery_probes=2, now_s=1.0)
+    health = probed(health, "no answer", recovery_probes=2, now_s=2.0)
+    health = probed(health, "", recovery_probes=2, now_s=3.0)
+    assert health.reason == "XID 79"
+    assert probed(health, "", recovery_probes=2, now_s=4.0).healthy
+
+
+class Bench:
+    """The loop over a fake driver and a clock that the test turns."""
+
+    def __init__(self, nvml: FakeNvml, **settings: object) -> None:
+        self.nvml = nvml
+        self.now_s = 1000.0
+        self.inventory = Published(GpuInventory())
+        self.posted: list[ClusterEvent] = []
+        self.left: list[str] = []
+        self.health = Health(
+            nvml,
+            self.inventory,
+            ignored_xids=IGNORED,
+            post=self.posted.append,
+            leave=self.left.append,
+            clock=lambda: self.now_s,
+            **settings,  # type: ignore[arg-type]
+        )
+
+    def turn(self, *, after_s: float = 0.0) -> bool:
+        self.now_s += after_s
+        return self.health.step_once()
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return {gpu.uuid: gpu.unhealthy_reason for gpu in self.inventory.now().gpus}
+
+
+def test_a_device_xid_takes_one_gpu_out_and_clean_probes_bring_it_back() -> None:
+    bench = Bench(FakeNvml(A, B))
+    bench.turn()
+    assert bench.reasons == {"GPU-a": "", "GPU-b": ""}
+    bench.nvml.xid("GPU-a", 79)
+    bench.turn()
+    assert bench.reasons == {"GPU-a": "XID 79 (GPU has fallen off the bus)", "GPU-b": ""}
+    bench.turn(after_s=10.0)
+    bench.turn(after_s=10.0)
+    assert bench.reasons["GPU-a"], "two clean probes are not enough"
+    bench.turn(after_s=10.0)
+    assert bench.reasons["GPU-a"] == ""
+    assert [event.reason for event in bench.posted] == ["GpuUnhealthy", "GpuRecovered"]
+
+
+def test_an_application_xid_changes_nothing() -> None:
+    bench = Bench(FakeNvml(A))
+    bench.turn()
+    bench.nvml.xid("GPU-a", 31)
+    bench.turn()
+    assert bench.reasons == {"GPU-a": ""}
+    assert bench.posted == []
+
+
+def test_an_event_that_names_no_gpu_counts_for_all() -> None:
+    bench = Bench(FakeNvml(A, B))
+    bench.turn()
+    bench.nvml.xid("", 79)
+    bench.turn()
+    assert all(bench.reasons.values())
+
+
+def test_a_gpu_that_vanishes_stays_unhealthy_and_returns() -> None:
+    bench = Bench(FakeNvml(A, B))
+    bench.turn()
+    del bench.nvml.present["GPU-b"]
+    bench.turn(after_s=10.0)
+    assert "no longer lists" in bench.reasons["GPU-b"]
+    bench.nvml.present["GPU-b"] = B
+    for _ in range(3):
+        bench.turn(after_s=10.0)
+    assert bench.reasons["GPU-b"] == ""
+
+
+def test_a_new_gpu_and_a_renumbered_one_are_noticed() -> None:
+    bench = Bench(FakeNvml(A))
+    bench.turn()
+    bench.nvml.present["GPU-b"] = B
+    bench.nvml.renumber("GPU-a", 5)
+    bench.turn(after_s=10.0)
+    assert [(gpu.uuid, gpu.index) for gpu in bench.inventory.now().gpus] == [
+        ("GPU-b", 1),
+        ("GPU-a", 5),
+    ]
+
+
+def test_without_a_driver_nothing_is_known_and_it_waits() -> None:
+    bench = Bench(FakeNvml(A))
+    bench.nvml.failure = NvmlAbsent("no libnvidia-ml.so.1 on this host")
+    assert bench.turn() is False
+    assert bench.inventory.now().known is False
+    assert "libnvidia-ml" in bench.inventory.now().driver_error
+    assert bench.left == []
+    bench.nvml.failure = None
+    assert bench.turn() is True
+    assert bench.reasons == {"GPU-a": ""}
+
+
+def test_without_a_driver_it_leaves_when_told_so() -> None:
+    bench = Bench(FakeNvml(), leave_when_absent=True)
+    bench.nvml.failure = NvmlAbsent("no libnvidia-ml.so.1 on this host")
+    bench.turn()
+    assert bench.left == ["no libnvidia-ml.so.1 on this host"]
+
+
+def test_a_driver_that_was_upgraded_under_us_ends_the_process() -> None:
+    bench = Bench(FakeNvml(A))
+    bench.turn()
+    bench.nvml.failure = NvmlStale("library and kernel module do not match", code=18)
+    bench.turn()
+    assert bench.left == ["library and kernel module do not match"]
+
+
+def test_a_driver_that_dies_makes_everything_unhealthy_until_clean_probes() -> None:
+    bench = Bench(FakeNvml(A, B))
+    bench.turn()
+    bench.nvml.failure = NvmlError("unknown error", code=999)
+    bench.turn(after_s=10.0)
+    assert bench.reasons == {"GPU-a": "unknown error", "GPU-b": "unknown error"}
+    bench.nvml.failure = None
+    bench.turn()
+    assert all(bench.reasons.values()), "one clean probe is not enough"
+    for _ in range(3):
+        bench.turn(after_s=10.0)
+    assert bench.reasons == {"GPU-a": "", "GPU-b": ""}
+
+
+def test_silence_is_not_health() -> None:
+    """A call hangs: Patience, on another thread, takes the GPUs out; they have to earn it back."""
+    bench = Bench(FakeNvml(A))
+    bench.turn()
+    patience = Patience(bench.health)
+    seen: list[str] = []
+
+    def hang() -> None:
+        bench.nvml.before_each_call = lambda: None
+        patience.step_once()
+        assert bench.reasons["GPU-a"] == "", "not yet"
+        bench.now_s += HANG_AFTER_S + 3.0
+        patience.step_once()
+        seen.append(bench.reasons["GPU-a"])
+
+    bench.nvml.before_each_call = hang
+    bench.turn()
+    assert "not answered" in seen[0]
+    assert "not answered" in bench.reasons["GPU-a"]
+    for _ in range(3):
+        bench.turn(after_s=10.0)
+    assert bench.reasons["GPU-a"] == ""
+    assert [event.reason for event in bench.posted] == [
+        "GpuDriverHangs",
+        "GpuUnhealthy",
+        "GpuRecovered",
+    ]

@@ -1,0 +1,276 @@
+"""A simulated NVIDIA driver: the configuration that its two C libraries play.
+
+`libnvidia-ml.so.1` and `libcuda.so.1` (hook/sim) are loaded by pynvml and by CUDA programs as the
+real ones are; they do what the file written here says, at once. Its grammar is described in
+docs/simulated-driver.md.
+
+It does not imitate: kernels and device code (a launch only takes time), bandwidth and timing of
+real hardware, MIG creation, MPS, graphics, vGPU licences, and the dozens of NVML calls that nobody
+here needs; those are missing symbols, as on an old driver.
+"""
+
+import os
+import platform
+import threading
+import uuid as uuids
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+CONFIG_FILE = "node.conf"
+MISSING = "the simulated driver is not built: {path} is missing; run `python3 build.py hook` first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimMig:
+    """One MIG device of a GPU."""
+
+    position: int
+    uuid: str
+    gpu_instance: int
+    compute_instance: int = 0
+    memory_mib: int = 4864
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimGpu:
+    """One simulated GPU. None for memory or NUMA node: the driver answers "not supported"."""
+
+    uuid: str
+    name: str = "NVIDIA A40"
+    memory_mib: int | None = 46068
+    reserved_mib: int = 0
+    numa_node: int | None = 0
+    bus_id: str = ""  # empty: made from the number
+    minor: int | None = None  # None: the number
+    mig: bool = False
+    compute_capability: str = "8.6"
+    events: str = "xid,ecc"  # what the driver can report: "xid", "ecc", "xid,ecc", "none"
+    gpu_percent: int = 0
+    migs: tuple[SimMig, ...] = ()
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """Everything the configuration says, as values."""
+
+    driver: str = "ok"
+    driver_version: str = "570.86.15"
+    cuda_version: int = 12080
+    hanging: bool = False
+    kernel_us: int = 0
+    gpus: Mapping[int, SimGpu] = field(default_factory=dict)
+    failures: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
+    processes: Mapping[int, str] = field(default_factory=dict)  # by pid
+    pairs: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
+
+
+MAX_EVENTS = 200  # below the driver's own limit; the oldest are forgotten
+
+
+def library_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the built simulated driver lies: VGPU_SIM_LIBRARY_DIR, else this tree's build."""
+    if named := environ.get("VGPU_SIM_LIBRARY_DIR"):
+        return Path(named)
+    return Path(__file__).resolve().parents[2] / ".build" / "hook" / platform.machine() / "sim"
+
+
+class SimDriver:
+    """Writes the configuration of one simulated node, atomically, at every change. Thread safe.
+
+    GPUs are called by their number, which is the order NVML lists them in.
+    """
+
+    def __init__(self, directory: Path, *, libraries: Path | None = None) -> None:
+        """Start with a driver that has no GPU. `directory` must exist; it also gets the state."""
+        self.config_path = directory / CONFIG_FILE
+        self.libraries = libraries or library_dir()
+        if not (self.libraries / "libnvidia-ml.so.1").exists():
+            raise FileNotFoundError(MISSING.format(path=self.libraries / "libnvidia-ml.so.1"))
+        self._lock = threading.Lock()
+        self._node = _Node()
+        self._last_event = 0
+        self._write()
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to find this driver."""
+        return {"LD_LIBRARY_PATH": str(self.libraries), "VGPU_SIM_DRIVER": str(self.config_path)}
+
+    # --- GPUs ----------------------------------------------------------------------------------
+
+    def add_gpu(self, number: int | None = None, gpu: SimGpu | None = None) -> SimGpu:
+        """Put a GPU in (by default the next number, an A40 with a made-up uuid); gives it."""
+        with self._lock:
+            free = max(self._node.gpus, default=-1) + 1
+            number = free if number is None else number
+            gpu = gpu or SimGpu(uuid=made_up_uuid(number))
+            self._change(gpus={**self._node.gpus, number: gpu})
+            return gpu
+
+    def remove_gpu(self, number: int) -> None:
+        """Take a GPU out as if it had never been there."""
+        with self._lock:
+            self._change(gpus={n: g for n, g in self._node.gpus.items() if n != number})
+
+    def change_gpu(self, number: int, gpu: SimGpu) -> None:
+        """Replace what is known about a GPU."""
+        with self._lock:
+            self._change(gpus={**self._node.gpus, number: gpu})
+
+    def lost(self, number: int, lost: bool = True) -> None:
+        """Let a GPU fall off the bus, or come back."""
+        with self._lock:
+            gpu = replace(self._node.gpus[number], lost=lost)
+            self._change(gpus={**self._node.gpus, number: gpu})
+
+    # --- what happens to them ------------------------------------------------------------------
+
+    def xid(self, number: int, code: int) -> int:
+        """Report an XID on a GPU; gives the number of the event."""
+        return self._event(f"xid {{}} gpu={number} code={code}")
+
+    def ecc(self, number: int, kind: str = "double") -> int:
+        """Report an ECC error ("single" or "double") on a GPU; gives the number of the event."""
+        return self._event(f"ecc {{}} gpu={number} kind={kind}")
+
+    def _event(self, line: str) -> int:
+        with self._lock:
+            self._last_event += 1
+            events = (*self._node.events, line.format(self._last_event))
+            self._change(events=events[-MAX_EVENTS:])
+            return self._last_event
+
+    def hang(self, hanging: bool = True) -> None:
+        """Let every NVML call wait until this is called with False."""
+        with self._lock:
+            self._change(hanging=hanging)
+
+    def driver(self, state: str) -> None:
+        """Make the driver as a whole "ok", "absent" or "mismatch"."""
+        with self._lock:
+            self._change(driver=state)
+
+    def versions(self, *, driver: str = "570.86.15", cuda: int = 12080) -> None:
+        """Change the versions that the driver reports."""
+        with self._lock:
+            self._change(driver_version=driver, cuda_version=cuda)
+
+    def fail(self, call: str, code: int, number: int | None = None) -> None:
+        """Let an NVML or CUDA function fail with this code, on one GPU or (None) everywhere."""
+        with self._lock:
+            self._change(failures={**self._node.failures, (call, number): code})
+
+    def heal(self) -> None:
+        """Undo every `fail`."""
+        with self._lock:
+            self._change(failures={})
+
+    def process(
+        self, number: int, pid: int, memory_mib: int, *, kind: str = "compute", sm_percent: int = 0
+    ) -> None:
+        """List a process of the node's other world; real tenants appear by themselves."""
+        line = (
+            f"process gpu={number} pid={pid} memory_mib={memory_mib}"
+            f" type={kind} sm_percent={sm_percent}"
+        )
+        with self._lock:
+            self._change(processes={**self._node.processes, pid: line})
+
+    def end_process(self, pid: int) -> None:
+        """Take a process off the list again."""
+        with self._lock:
+            self._change(processes={p: s for p, s in self._node.processes.items() if p != pid})
+
+    def nvlink(self, first: int, second: int | str, links: int, back: int | None = None) -> None:
+        """Join two GPUs (or one and "switch") by NVLinks; `back`: what the other end claims."""
+        other = "" if back is None else f" back={back}"
+        with self._lock:
+            self._change(pairs=(*self._node.pairs, f"nvlink {first} {second} links={links}{other}"))
+
+    def topology(self, first: int, second: int, level: str) -> None:
+        """Say how near two GPUs are: internal, single, multiple, hostbridge, node or system."""
+        with self._lock:
+            self._change(pairs=(*self._node.pairs, f"topology {first} {second} level={level}"))
+
+    def kernel_us(self, kernel_us: int) -> None:
+        """Let every kernel launch take this long."""
+        with self._lock:
+            self._change(kernel_us=kernel_us)
+
+    # --- the file ------------------------------------------------------------------------------
+
+    def _change(self, **changes: object) -> None:
+        """Called with the lock held."""
+        self._node = replace(self._node, **changes)  # type: ignore[arg-type]
+        self._write()
+
+    def _write(self) -> None:
+        fresh = self.config_path.with_name(f".{CONFIG_FILE}.new")
+        fresh.write_text(render(self._node), encoding="utf-8")
+        fresh.replace(self.config_path)
+
+
+def made_up_uuid(number: int) -> str:
+    """A GPU uuid that is the same for the same number on every run."""
+    return f"GPU-{uuids.uuid5(uuids.NAMESPACE_OID, f'simulated gpu {number}')}"
+
+
+def render(node: _Node) -> str:
+    """The configuration file that says all this."""
+    lines = [
+        f"driver_version {node.driver_version}",
+        f"cuda_version {node.cuda_version}",
+        f"driver {node.driver}",
+        f"kernel_us {node.kernel_us}",
+        *(["hang"] if node.hanging else []),
+    ]
+    for number, gpu in sorted(node.gpus.items()):
+        lines += _gpu_lines(number, gpu)
+    for (call, target), code in node.failures.items():
+        lines.append(f"fail call={call} code={code}" + ("" if target is None else f" gpu={target}"))
+    present = [
+        line
+        for line in (*node.processes.values(), *node.pairs)
+        if _numbers_in(line) <= node.gpus.keys()
+    ]
+    return "\n".join([*lines, *present, *node.events, ""])
+
+
+def _numbers_in(line: str) -> set[int]:
+    """Numbers of the GPUs that a process, nvlink or topology line speaks of."""
+    words = line.split()
+    if words[0] == "process":
+        return {int(words[1].removeprefix("gpu="))}
+    return {int(word) for word in words[1:3] if word != "switch"}
+
+
+def _gpu_lines(number: int, gpu: SimGpu) -> list[str]:
+    words = [
+        f"gpu {number} uuid={gpu.uuid} name={_quoted(gpu.name)}",
+        f"memory_mib={'unsupported' if gpu.memory_mib is None else gpu.memory_mib}",
+        f"reserved_mib={gpu.reserved_mib}",
+        f"numa={'unsupported' if gpu.numa_node is None else gpu.numa_node}",
+        f"minor={number if gpu.minor is None else gpu.minor}",
+        f"mig={'on' if gpu.mig else 'off'} cc={gpu.compute_capability} events={gpu.events}",
+        f"gpu_percent={gpu.gpu_percent}",
+        *([f"bus={gpu.bus_id}"] if gpu.bus_id else []),
+    ]
+    migs = [
+        f"mig {number} {mig.position} uuid={mig.uuid} gi={mig.gpu_instance}"
+        f" ci={mig.compute_instance} memory_mib={mig.memory_mib}"
+        for mig in gpu.migs
+    ]
+    return [" ".join(words), *migs, *([f"lost gpu={number}"] if gpu.lost else [])]
+
+
+def _quoted(text: str) -> str:
+    """Quote for the configuration; surrogate escapes stand for bytes that are not UTF-8."""
+    raw = text.encode("utf-8", "surrogateescape")
+    return '"' + "".join(_character(byte) for byte in raw) + '"'
+
+
+def _character(byte: int) -> str:
+    plain = 0x20 <= byte < 0x7F and byte not in b'"\\#'  # noqa: PLR2004 - printable ASCII
+    return chr(byte) if plain else f"\\x{byte:02x}"

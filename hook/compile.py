@@ -1,0 +1,158 @@
+# ruff: noqa: INP001 - a build script beside the sources, not a package
+"""Compiles the C of this directory with zig: hook, simulated driver, its tenant and runtime.
+
+Standard library only; `build.py` imports it. The compiler is the `ziglang` package of the Python
+it is told to use, so no system compiler, no CUDA toolkit and no driver is needed, and any machine
+builds for any architecture.
+"""
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+GLIBC = "2.17"  # the oldest container that the hook must load in (CentOS 7)
+ARCHITECTURES = ("x86_64", "aarch64")
+
+C_FLAGS = (
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-sanitize=undefined",  # zig adds traps that would end somebody else's process
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Wconversion",
+    "-Wshadow",
+    "-Wstrict-prototypes",
+    "-Wmissing-prototypes",
+    "-Wvla",
+    "-Werror",
+    "-g0",
+    "-s",
+)
+LINK_FLAGS = (
+    "-Wl,-z,defs",
+    "-Wl,-z,now",
+    "-Wl,-z,relro",
+    "-Wl,--build-id=none",
+    "-lpthread",
+    "-ldl",
+)
+LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One file to build: its place under the output directory, its sources, its extra flags."""
+
+    path: str
+    sources: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+ARTIFACTS = (
+    Artifact(
+        "sim/libnvidia-ml.so.1",
+        (
+            "sim/node.c",
+            "sim/node_parse.c",
+            "sim/memory.c",
+            "sim/nvml_call.c",
+            "sim/nvml_devices.c",
+            "sim/nvml_events.c",
+            "sim/nvml_mig.c",
+            "sim/nvml_topology.c",
+            "sim/nvml_usage.c",
+        ),
+        (*LIBRARY_FLAGS, "-Wl,-soname,libnvidia-ml.so.1"),
+    ),
+)
+
+
+class CompileError(Exception):
+    """The compiler refused; the message carries what it said."""
+
+
+def build_all(
+    out: Path, python: str, arch: str = "x86_64", say: Callable[[str], None] = lambda _: None
+) -> list[Path]:
+    """Build every artifact for `arch` under `out`/`arch`; give their paths.
+
+    What was built from the same sources with the same flags by the same compiler is left alone.
+    Raises CompileError.
+    """
+    if arch not in ARCHITECTURES:
+        raise CompileError(f"cannot build for {arch!r}; choose one of {', '.join(ARCHITECTURES)}")
+    target = Path(out).resolve() / arch
+    version = _zig_version(python)
+    return [_build(artifact, target, python, arch, version, say) for artifact in ARTIFACTS]
+
+
+def _build(
+    artifact: Artifact,
+    target: Path,
+    python: str,
+    arch: str,
+    version: str,
+    say: Callable[[str], None],
+) -> Path:
+    path = target / artifact.path
+    stamp = target / ".stamps" / artifact.path.replace("/", "_")
+    arguments = _arguments(artifact, arch)
+    wanted = _fingerprint(version, arguments)
+    if path.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return path
+    say(f"compiling {artifact.path} for {arch}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    done = subprocess.run(  # noqa: S603 - our own compiler
+        [python, "-m", "ziglang", "cc", *arguments, "-o", str(fresh)],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        fresh.unlink(missing_ok=True)
+        raise CompileError(f"{artifact.path} does not compile:\n{done.stderr.strip()}")
+    fresh.replace(path)  # a process that has the old file mapped keeps it
+    stamp.write_text(wanted)
+    return path
+
+
+def _arguments(artifact: Artifact, arch: str) -> list[str]:
+    return [
+        "-target",
+        f"{arch}-linux-gnu.{GLIBC}",
+        *C_FLAGS,
+        *artifact.sources,
+        *artifact.flags,
+        *LINK_FLAGS,
+    ]
+
+
+def _fingerprint(version: str, arguments: list[str]) -> str:
+    digest = hashlib.sha256(repr((version, arguments)).encode())
+    sources = sorted(p for p in HERE.rglob("*") if p.suffix in {".c", ".h", ".map"})
+    for source in sources:
+        digest.update(str(source.relative_to(HERE)).encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()
+
+
+def _zig_version(python: str) -> str:
+    done = subprocess.run(  # noqa: S603 - our own compiler
+        [python, "-m", "ziglang", "version"], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise CompileError(
+            f"the zig compiler does not run ({python} -m ziglang): {done.stderr.strip()[-300:]}; "
+            "install the packages of requirements/hook.lock into that environment"
+        )
+    return done.stdout.strip()

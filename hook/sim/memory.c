@@ -1,0 +1,234 @@
+#include "memory.h"
+#include "node.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { ROWS = 4096, STATE_VERSION = 1 };
+
+struct row {
+    uint32_t pid; /* 0: free */
+    uint32_t gpu; /* position in uuids */
+    uint64_t start_time;
+    uint64_t bytes;
+};
+
+struct state {
+    uint32_t version, row_count; /* rows in use lie before row_count */
+    char uuids[MAX_GPUS][TEXT_BYTES];
+    struct row rows[ROWS];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* flock does not keep threads of one process apart */
+static struct state *state;
+static int state_fd = -1;
+static pid_t opened_by;
+static const char *opened_for; /* the configuration it belongs to */
+static uint64_t my_start_time;
+
+/* Field 22 of /proc/<pid>/stat, or 0 when the process is gone or only waits to be reaped. */
+static uint64_t start_time_of(uint32_t pid)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length <= 0)
+        return 0;
+    text[length] = '\0';
+    const char *field = strrchr(text, ')'); /* the command may contain anything, blanks and brackets too */
+    if (!field || strlen(field) < 3 || strchr("ZX", field[2]))
+        return 0;
+    unsigned long long start_time = 0;
+    if (sscanf(field + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &start_time) != 1)
+        return 0;
+    return start_time;
+}
+
+static bool map_state(void)
+{
+    char path[4096];
+    const char *configuration = sim_node_path();
+    if (!configuration || snprintf(path, sizeof path, "%s.state", configuration) >= (int)sizeof path)
+        return false;
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return false;
+    struct stat status;
+    void *mapped = MAP_FAILED;
+    if (flock(fd, LOCK_EX) == 0 && fstat(fd, &status) == 0
+        && (status.st_size >= (off_t)sizeof *state || ftruncate(fd, sizeof *state) == 0))
+        mapped = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED) {
+        close(fd);
+        return false;
+    }
+    state = mapped;
+    state_fd = fd;
+    state->version = STATE_VERSION;
+    flock(fd, LOCK_UN);
+    return true;
+}
+
+/* Take both locks. False, holding nothing, when there is no state to be had. */
+static bool enter(void)
+{
+    pthread_mutex_lock(&lock);
+    /* forked: a shared open file means a shared flock */
+    if (state && (opened_by != getpid() || opened_for != sim_node_path())) {
+        munmap(state, sizeof *state);
+        close(state_fd);
+        state = NULL;
+    }
+    if (!state) {
+        if (!map_state()) {
+            pthread_mutex_unlock(&lock);
+            return false;
+        }
+        opened_by = getpid();
+        opened_for = sim_node_path();
+        my_start_time = start_time_of((uint32_t)opened_by);
+    }
+    flock(state_fd, LOCK_EX);
+    return true;
+}
+
+static void leave(void)
+{
+    flock(state_fd, LOCK_UN);
+    pthread_mutex_unlock(&lock);
+}
+
+static int gpu_row(const char *uuid, bool add)
+{
+    for (int i = 0; i < MAX_GPUS; i++) {
+        if (strncmp(state->uuids[i], uuid, TEXT_BYTES) == 0)
+            return i;
+        if (state->uuids[i][0] == '\0') {
+            if (!add)
+                return -1;
+            snprintf(state->uuids[i], TEXT_BYTES, "%s", uuid);
+            return i;
+        }
+    }
+    return -1;
+}
+
+static bool mine(const struct row *row)
+{
+    return row->pid == (uint32_t)opened_by && row->start_time == my_start_time;
+}
+
+/* Whether the row's process lives; frees the row if not. */
+static bool living(struct row *row)
+{
+    if (row->pid == 0)
+        return false;
+    if (mine(row) || start_time_of(row->pid) == row->start_time)
+        return true;
+    *row = (struct row) {0};
+    return false;
+}
+
+static struct row *row_at(uint32_t i)
+{
+    return i < ROWS && i < state->row_count ? &state->rows[i] : NULL;
+}
+
+static uint64_t used(int gpu)
+{
+    uint64_t bytes = 0;
+    struct row *row;
+    for (uint32_t i = 0; (row = row_at(i)); i++)
+        if (row->pid && (int)row->gpu == gpu && living(row))
+            bytes += row->bytes;
+    return bytes;
+}
+
+static struct row *my_row(int gpu, bool add)
+{
+    struct row *row, *vacant = NULL;
+    for (uint32_t i = 0; (row = row_at(i)); i++) {
+        if (mine(row) && (int)row->gpu == gpu)
+            return row;
+        if (row->pid == 0 && !vacant)
+            vacant = row;
+    }
+    if (!add)
+        return NULL;
+    if (!vacant && state->row_count < ROWS)
+        vacant = &state->rows[state->row_count++];
+    if (vacant)
+        *vacant = (struct row) {.pid = (uint32_t)opened_by, .gpu = (uint32_t)gpu, .start_time = my_start_time};
+    return vacant;
+}
+
+uint64_t sim_memory_used(const char *uuid)
+{
+    if (!enter())
+        return 0;
+    int gpu = gpu_row(uuid, false);
+    uint64_t bytes = gpu < 0 ? 0 : used(gpu);
+    leave();
+    return bytes;
+}
+
+size_t sim_memory_shares(const char *uuid, struct sim_share *shares, size_t room)
+{
+    if (!enter())
+        return 0;
+    int gpu = gpu_row(uuid, false);
+    size_t count = 0;
+    struct row *row;
+    for (uint32_t i = 0; gpu >= 0 && (row = row_at(i)); i++) {
+        if (!row->pid || (int)row->gpu != gpu || !living(row))
+            continue;
+        if (count < room)
+            shares[count] = (struct sim_share) {.pid = row->pid, .bytes = row->bytes};
+        count++;
+    }
+    leave();
+    return count;
+}
+
+enum sim_memory_answer sim_memory_take(const char *uuid, uint64_t bytes, uint64_t capacity_bytes)
+{
+    if (!enter())
+        return SIM_MEMORY_BROKEN;
+    enum sim_memory_answer answer = SIM_MEMORY_BROKEN;
+    int gpu = gpu_row(uuid, true);
+    uint64_t now = gpu < 0 ? 0 : used(gpu); /* first: it also frees the rows of the dead */
+    struct row *row = gpu < 0 ? NULL : my_row(gpu, true);
+    if (row && (now > capacity_bytes || bytes > capacity_bytes - now)) {
+        answer = bytes ? SIM_MEMORY_FULL : SIM_MEMORY_DONE;
+    } else if (row) {
+        row->bytes += bytes;
+        answer = SIM_MEMORY_DONE;
+    }
+    leave();
+    return answer;
+}
+
+void sim_memory_give(const char *uuid, uint64_t bytes, bool gone)
+{
+    if (!enter())
+        return;
+    int gpu = gpu_row(uuid, false);
+    struct row *row = gpu < 0 ? NULL : my_row(gpu, false);
+    if (row) {
+        row->bytes -= bytes < row->bytes ? bytes : row->bytes;
+        if (gone)
+            *row = (struct row) {0};
+    }
+    leave();
+}

@@ -1,0 +1,190 @@
+/* How the configuration is found, kept current and asked; its grammar is in node_parse.c. */
+#include "node.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_FILE_BYTES = 1 << 20 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
+static char *path;            /* copies: the environment may change under our feet; never freed, others hold them */
+static char *visible_devices; /* NULL: not set */
+static struct sim_node *current;
+static struct stat seen; /* identity of the file that was last looked at, good or bad */
+
+static void replace_current(struct sim_node *fresh)
+{
+    struct sim_node *old = current;
+    current = fresh;
+    if (old && old->readers == 0)
+        free(old);
+}
+
+static void read_environment(void)
+{
+    const char *value = getenv("VGPU_SIM_DRIVER");
+    path = value && *value ? strdup(value) : NULL;
+    value = getenv("NVIDIA_VISIBLE_DEVICES");
+    visible_devices = value ? strdup(value) : NULL;
+}
+
+static void refresh_environment(void)
+{
+    const char *value = getenv("VGPU_SIM_DRIVER");
+    if (!value || !*value || (path && strcmp(path, value) == 0))
+        return;
+    read_environment();
+    memset(&seen, 0, sizeof seen);
+    replace_current(NULL);
+}
+
+const char *sim_node_path(void)
+{
+    pthread_once(&environment_once, read_environment);
+    pthread_mutex_lock(&lock);
+    const char *now = path;
+    pthread_mutex_unlock(&lock);
+    return now;
+}
+
+void sim_node_look_again(void)
+{
+    pthread_once(&environment_once, read_environment);
+    pthread_mutex_lock(&lock);
+    refresh_environment();
+    pthread_mutex_unlock(&lock);
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size
+        && a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+/* The whole file as a string to be freed, and its identity as it was when opened. */
+static char *read_file(struct stat *identity)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    char *text = NULL;
+    if (fstat(fd, identity) == 0 && identity->st_size < MAX_FILE_BYTES)
+        text = malloc((size_t)identity->st_size + 1);
+    size_t length = 0;
+    while (text && length < (size_t)identity->st_size) {
+        ssize_t got = read(fd, text + length, (size_t)identity->st_size - length);
+        if (got <= 0)
+            break;
+        length += (size_t)got;
+    }
+    if (text)
+        text[length] = '\0';
+    close(fd);
+    return text;
+}
+
+/* Called with the lock held. */
+static void refresh(void)
+{
+    struct stat now;
+    if (stat(path, &now) != 0 || same_file(&now, &seen))
+        return;
+    char *text = read_file(&now);
+    struct sim_node *fresh = text ? calloc(1, sizeof *fresh) : NULL;
+    char problem[256] = "not enough memory";
+    if (fresh && sim_node_parse(fresh, text, problem, sizeof problem)) {
+        replace_current(fresh);
+    } else {
+        fprintf(stderr, "simulated driver: %s: %s; the last good configuration stays in force\n", path, problem);
+        free(fresh);
+    }
+    free(text);
+    seen = now;
+}
+
+const struct sim_node *sim_node_acquire(void)
+{
+    if (!sim_node_path())
+        return NULL;
+    pthread_mutex_lock(&lock);
+    refresh();
+    struct sim_node *node = current;
+    if (node)
+        node->readers++;
+    pthread_mutex_unlock(&lock);
+    return node;
+}
+
+void sim_node_release(const struct sim_node *node)
+{
+    if (!node)
+        return;
+    struct sim_node *held = (struct sim_node *)(uintptr_t)node;
+    pthread_mutex_lock(&lock);
+    held->readers--;
+    if (held->readers == 0 && held != current)
+        free(held);
+    pthread_mutex_unlock(&lock);
+}
+
+int sim_node_find(const struct sim_node *node, const char *uuid)
+{
+    for (size_t i = 0; i < node->gpu_count; i++)
+        if (strcmp(node->gpus[i].uuid, uuid) == 0)
+            return (int)i;
+    return -1;
+}
+
+int sim_node_failure(const struct sim_node *node, const char *call, int gpu)
+{
+    for (size_t i = 0; i < node->failure_count; i++) {
+        const struct sim_failure *failure = &node->failures[i];
+        if (strcmp(failure->call, call) == 0 && (failure->gpu < 0 || failure->gpu == gpu))
+            return failure->code;
+    }
+    return 0;
+}
+
+static bool names_gpu(const char *word, size_t length, const struct sim_gpu *gpu, size_t index)
+{
+    char text[TEXT_BYTES];
+    if (length == 0 || length >= sizeof text)
+        return false;
+    memcpy(text, word, length);
+    text[length] = '\0';
+    if (strcmp(text, gpu->uuid) == 0)
+        return true;
+    char *end;
+    unsigned long number = strtoul(text, &end, 10);
+    if (*end == '\0' && end != text)
+        return number == index;
+    for (size_t i = 0; i < MAX_MIGS; i++)
+        if (gpu->migs[i].present && strcmp(text, gpu->migs[i].uuid) == 0)
+            return true;
+    return false;
+}
+
+static bool listed(const char *list, const struct sim_gpu *gpu, size_t index)
+{
+    for (const char *word = list; word; word = strchr(word, ',') ? strchr(word, ',') + 1 : NULL)
+        if (names_gpu(word, strcspn(word, ","), gpu, index))
+            return true;
+    return false;
+}
+
+size_t sim_node_visible(const struct sim_node *node, int positions[MAX_GPUS])
+{
+    pthread_once(&environment_once, read_environment);
+    bool all = !visible_devices || strcmp(visible_devices, "all") == 0;
+    size_t count = 0;
+    for (size_t i = 0; i < node->gpu_count; i++)
+        if (all || listed(visible_devices, &node->gpus[i], i))
+            positions[count++] = (int)i;
+    return count;
+}

@@ -1,0 +1,122 @@
+/* What the simulated driver is told to be: the text file named by VGPU_SIM_DRIVER, parsed.
+ *
+ * One statement per line, words split by blanks, "#" starts a comment. Values with blanks stand in double quotes;
+ * inside quotes \" \\ and \xHH are understood. GPUs are named by the number of their `gpu` line or by uuid.
+ *
+ *   driver_version 570.86.15
+ *   cuda_version 12080
+ *   driver absent | mismatch | ok        absent: nothing behind the library; mismatch: another kernel module
+ *   gpu 0 uuid=GPU-... name="NVIDIA A40" memory_mib=46068 [reserved_mib=0] [numa=0] [bus=00000000:17:00.0] [minor=0]
+ *         [serial=...] [cc=8.6] [mig=on|off] [events=xid,ecc|none] [gpu_percent=0] [memory_percent=0]
+ *         memory_mib=unsupported is a GPU whose driver does not tell (unified memory); numa=unsupported likewise
+ *   mig 0 0 uuid=MIG-... gi=7 ci=0 memory_mib=4864            GPU, position
+ *   xid 7 gpu=0 code=79 [gi=1 ci=0]      event number 7 (numbers grow); an event set delivers each once
+ *   ecc 8 gpu=0 kind=double|single
+ *   lost gpu=1                           fell off the bus
+ *   hang                                 every NVML call waits until this line is gone
+ *   fail call=nvmlDeviceGetMemoryInfo code=999 [gpu=0]        also cu* names, with CUresult codes
+ *   process gpu=0 pid=123 memory_mib=500 [type=compute|graphics] [sm_percent=0]
+ *   nvlink 0 1 links=4 [back=4]          links of 0 to 1, and of 1 to 0 if they disagree
+ *   nvlink 0 switch links=12
+ *   topology 0 1 level=internal|single|multiple|hostbridge|node|system
+ *   kernel_us 50                         how long cuLaunchKernel takes
+ *
+ * The file is looked at on every call and read again when its inode, size or time changed. A file that does not
+ * parse leaves the last good one in force and is reported once on stderr. Thread safe.
+ */
+#ifndef VGPU_SIM_NODE_H
+#define VGPU_SIM_NODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MAX_GPUS = 64, MAX_MIGS = 8, MAX_EVENTS = 256, MAX_PROCESSES = 512, MAX_FAILURES = 64, MAX_PAIRS = 512 };
+enum { TEXT_BYTES = 96, UNKNOWN = -1 };
+enum sim_driver { DRIVER_OK, DRIVER_ABSENT, DRIVER_MISMATCH };
+
+struct sim_mig {
+    bool present;
+    char uuid[TEXT_BYTES];
+    unsigned gpu_instance, compute_instance;
+    uint64_t memory_mib;
+};
+
+struct sim_gpu {
+    long number; /* as written in its line; lines are sorted by it */
+    char uuid[TEXT_BYTES], name[TEXT_BYTES], serial[TEXT_BYTES];
+    char bus_id[32];
+    int64_t memory_mib; /* UNKNOWN: not supported */
+    int64_t reserved_mib;
+    int numa_node; /* UNKNOWN: not supported */
+    unsigned minor_number, cc_major, cc_minor, gpu_percent, memory_percent;
+    unsigned long long event_types;
+    bool mig, lost;
+    struct sim_mig migs[MAX_MIGS];
+};
+
+struct sim_event {
+    uint64_t number;
+    int gpu; /* position in gpus, or -1: a GPU that is not there */
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+};
+
+struct sim_process {
+    int gpu;
+    unsigned pid, sm_percent;
+    uint64_t memory_mib;
+    bool graphics;
+};
+
+struct sim_failure {
+    char call[64];
+    int code;
+    int gpu; /* -1: any */
+};
+
+struct sim_pair {
+    int first, second; /* second -1: a switch */
+    int level;         /* -1: says nothing about topology */
+    unsigned links, links_back;
+};
+
+struct sim_node {
+    enum sim_driver driver;
+    bool hang;
+    char driver_version[80];
+    int cuda_version;
+    unsigned kernel_us;
+    size_t gpu_count, event_count, process_count, failure_count, pair_count;
+    struct sim_gpu gpus[MAX_GPUS];
+    struct sim_event events[MAX_EVENTS];
+    struct sim_process processes[MAX_PROCESSES];
+    struct sim_failure failures[MAX_FAILURES];
+    struct sim_pair pairs[MAX_PAIRS];
+    unsigned readers; /* guarded by the lock of node.c */
+};
+
+/* Parse `text`. On failure false, and `problem` says what is wrong in which line. */
+bool sim_node_parse(struct sim_node *node, char *text, char *problem, size_t problem_bytes);
+
+/* The configuration in force, held until sim_node_release; NULL when there never was a good one. */
+const struct sim_node *sim_node_acquire(void);
+void sim_node_release(const struct sim_node *node);
+
+/* Path of the configuration; NULL when VGPU_SIM_DRIVER is not set. Valid for ever. */
+const char *sim_node_path(void);
+
+/* Ask the environment again, so that one test process can play several nodes in turn. */
+void sim_node_look_again(void);
+
+/* Position of the GPU with this uuid, or -1. */
+int sim_node_find(const struct sim_node *node, const char *uuid);
+
+/* The code that `call` must fail with (for this GPU position, or -1), or 0. */
+int sim_node_failure(const struct sim_node *node, const char *call, int gpu);
+
+/* Positions of the GPUs this process may see (NVIDIA_VISIBLE_DEVICES, as a container toolkit would inject them:
+ * by bus order, whatever the order of the list), at most MAX_GPUS. Unset means all: not in a container. */
+size_t sim_node_visible(const struct sim_node *node, int positions[MAX_GPUS]);
+
+#endif

@@ -1,0 +1,474 @@
+/* The grammar of the configuration (described in node.h): text -> struct sim_node. Pure. */
+#include "node.h"
+#include "../nvml_abi.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_WORDS = 24 };
+
+struct line {
+    char *words[MAX_WORDS]; /* words[0] is the statement */
+    size_t count;
+    char *problem;
+    size_t problem_bytes;
+    unsigned number;
+};
+
+static bool refuse(const struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static bool refuse(const struct line *line, const char *format, ...)
+{
+    int prefix = snprintf(line->problem, line->problem_bytes, "line %u: ", line->number);
+    va_list arguments;
+    va_start(arguments, format);
+    if (prefix > 0 && (size_t)prefix < line->problem_bytes)
+        vsnprintf(line->problem + prefix, line->problem_bytes - (size_t)prefix, format, arguments);
+    va_end(arguments);
+    return false;
+}
+
+static char escaped(char **cursor)
+{
+    char *c = *cursor + 1; /* behind the backslash */
+    if (*c == 'x' && isxdigit((unsigned char)c[1]) && isxdigit((unsigned char)c[2])) {
+        char digits[3] = {c[1], c[2], '\0'};
+        *cursor = c + 3;
+        return (char)strtoul(digits, NULL, 16);
+    }
+    *cursor = *c ? c + 1 : c;
+    return *c;
+}
+
+/* Cut the line into words in place, unquoting. */
+static bool split(struct line *line, char *text)
+{
+    char *out = text;
+    char *in = text;
+    while (true) {
+        while (*in == ' ' || *in == '\t' || *in == '\r')
+            in++;
+        if (*in == '\0' || *in == '#')
+            return true;
+        if (line->count == MAX_WORDS)
+            return refuse(line, "more than %d words", MAX_WORDS);
+        line->words[line->count++] = out;
+        bool quoted = false;
+        while (*in && (quoted || !strchr(" \t\r", *in))) {
+            if (*in == '"') {
+                quoted = !quoted;
+                in++;
+            } else if (quoted && *in == '\\') {
+                *out++ = escaped(&in);
+            } else {
+                *out++ = *in++;
+            }
+        }
+        if (quoted)
+            return refuse(line, "a quote is not closed");
+        bool last = *in == '\0';
+        *out++ = '\0'; /* at most where `in` stands: words only shrink */
+        if (last)
+            return true;
+        in++;
+    }
+}
+
+/* The value of `key=value` among the words, or NULL. */
+static const char *value_of(const struct line *line, const char *key)
+{
+    size_t length = strlen(key);
+    for (size_t i = 1; i < line->count; i++)
+        if (strncmp(line->words[i], key, length) == 0 && line->words[i][length] == '=')
+            return line->words[i] + length + 1;
+    return NULL;
+}
+
+static bool parse_number(const struct line *line, const char *what, const char *text, long low, long high, long *number)
+{
+    char *end;
+    *number = text ? strtol(text, &end, 10) : low - 1;
+    if (!text || end == text || *end != '\0' || *number < low || *number > high)
+        return refuse(line, "%s must be a number from %ld to %ld", what, low, high);
+    return true;
+}
+
+/* Like parse_number for an optional key with a default. */
+static bool number_of(const struct line *line, const char *key, long low, long high, long absent, long *number)
+{
+    const char *text = value_of(line, key);
+    if (text)
+        return parse_number(line, key, text, low, high, number);
+    *number = absent;
+    return true;
+}
+
+/* A number, or the word "unsupported", which is UNKNOWN. */
+static bool number_or_unsupported(const struct line *line, const char *key, long high, long absent, long *number)
+{
+    const char *text = value_of(line, key);
+    if (text && strcmp(text, "unsupported") == 0) {
+        *number = UNKNOWN;
+        return true;
+    }
+    return number_of(line, key, 0, high, absent, number);
+}
+
+static bool copy_text(const struct line *line, const char *what, const char *text, char *to, size_t bytes)
+{
+    if (!text || !*text || strlen(text) >= bytes)
+        return refuse(line, "%s must have 1 to %zu characters", what, bytes - 1);
+    memcpy(to, text, strlen(text) + 1);
+    return true;
+}
+
+static bool copy_or(const struct line *line, const char *key, const char *absent, char *to, size_t bytes)
+{
+    const char *text = value_of(line, key);
+    return copy_text(line, key, text ? text : absent, to, bytes);
+}
+
+static int find_gpu(const struct sim_node *node, const char *text)
+{
+    char *end;
+    long number = strtol(text, &end, 10);
+    bool is_number = end != text && *end == '\0';
+    for (size_t i = 0; i < node->gpu_count; i++)
+        if (is_number ? node->gpus[i].number == number : strcmp(node->gpus[i].uuid, text) == 0)
+            return (int)i;
+    return -1;
+}
+
+/* The GPU that `gpu=` names. Events of a GPU that is not there are no mistake: it may have been taken out. */
+static bool gpu_of(const struct line *line, const struct sim_node *node, bool must_exist, int *gpu)
+{
+    const char *text = value_of(line, "gpu");
+    if (!text)
+        return refuse(line, "gpu= is missing");
+    *gpu = find_gpu(node, text);
+    return *gpu >= 0 || !must_exist || refuse(line, "there is no gpu %s", text);
+}
+
+/* --- statements ------------------------------------------------------------------------------------------------ */
+
+static bool parse_driver_version(const struct line *line, struct sim_node *node)
+{
+    return copy_text(line, "driver_version", line->words[1], node->driver_version, sizeof node->driver_version);
+}
+
+static bool parse_cuda_version(const struct line *line, struct sim_node *node)
+{
+    long version;
+    if (!parse_number(line, "cuda_version", line->words[1], 1000, 99999, &version))
+        return false;
+    node->cuda_version = (int)version;
+    return true;
+}
+
+static bool parse_driver(const struct line *line, struct sim_node *node)
+{
+    static const char *const states[] = {"ok", "absent", "mismatch"};
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
+        if (strcmp(line->words[1], states[i]) == 0) {
+            node->driver = (enum sim_driver)i;
+            return true;
+        }
+    }
+    return refuse(line, "driver must be ok, absent or mismatch");
+}
+
+static bool parse_capability(const struct line *line, struct sim_gpu *gpu)
+{
+    const char *text = value_of(line, "cc");
+    if (!text)
+        text = "8.0";
+    char rest;
+    if (sscanf(text, "%2u.%2u%c", &gpu->cc_major, &gpu->cc_minor, &rest) != 2)
+        return refuse(line, "cc must look like 8.6");
+    return true;
+}
+
+static bool parse_event_types(const struct line *line, struct sim_gpu *gpu)
+{
+    const char *text = value_of(line, "events");
+    if (!text)
+        text = "xid,ecc";
+    if (strstr(text, "xid"))
+        gpu->event_types |= NVML_EVENT_XID_CRITICAL;
+    if (strstr(text, "ecc"))
+        gpu->event_types |= NVML_EVENT_SINGLE_BIT_ECC | NVML_EVENT_DOUBLE_BIT_ECC;
+    return gpu->event_types || strcmp(text, "none") == 0 || refuse(line, "events must be xid, ecc, xid,ecc or none");
+}
+
+static bool parse_gpu(const struct line *line, struct sim_node *node)
+{
+    struct sim_gpu gpu = {0};
+    long memory_mib, reserved_mib, numa, minor, busy, memory_busy;
+    char default_bus[32], default_serial[32];
+    if (!parse_number(line, "gpu", line->words[1], 0, 4095, &gpu.number))
+        return false;
+    snprintf(default_bus, sizeof default_bus, "00000000:%02lX:00.0", (0x10 + gpu.number) & 0xFF);
+    snprintf(default_serial, sizeof default_serial, "%013ld", 1320000000000 + gpu.number);
+    const char *mig = value_of(line, "mig");
+    if (mig && strcmp(mig, "on") != 0 && strcmp(mig, "off") != 0)
+        return refuse(line, "mig must be on or off");
+    gpu.mig = mig && strcmp(mig, "on") == 0;
+    if (!copy_text(line, "uuid", value_of(line, "uuid"), gpu.uuid, sizeof gpu.uuid)
+        || !copy_or(line, "name", "NVIDIA Simulated GPU", gpu.name, sizeof gpu.name)
+        || !copy_or(line, "bus", default_bus, gpu.bus_id, sizeof gpu.bus_id)
+        || !copy_or(line, "serial", default_serial, gpu.serial, sizeof gpu.serial)
+        || !number_or_unsupported(line, "memory_mib", 1L << 30, 0, &memory_mib)
+        || !number_of(line, "reserved_mib", 0, 1L << 20, 0, &reserved_mib)
+        || !number_or_unsupported(line, "numa", 1023, 0, &numa)
+        || !number_of(line, "minor", 0, 4095, gpu.number, &minor)
+        || !number_of(line, "gpu_percent", 0, 100, 0, &busy)
+        || !number_of(line, "memory_percent", 0, 100, 0, &memory_busy) || !parse_capability(line, &gpu)
+        || !parse_event_types(line, &gpu))
+        return false;
+    unsigned part;
+    char rest;
+    if (sscanf(gpu.bus_id, "%8x:%2x:%2x.%1x%c", &part, &part, &part, &part, &rest) != 4)
+        return refuse(line, "bus must look like 00000000:17:00.0");
+    if (find_gpu(node, line->words[1]) >= 0 || sim_node_find(node, gpu.uuid) >= 0)
+        return refuse(line, "gpu %ld or its uuid is already there", gpu.number);
+    if (node->gpu_count == MAX_GPUS)
+        return refuse(line, "more than %d gpus", MAX_GPUS);
+    gpu.memory_mib = memory_mib;
+    gpu.reserved_mib = reserved_mib;
+    gpu.numa_node = (int)numa;
+    gpu.minor_number = (unsigned)minor;
+    gpu.gpu_percent = (unsigned)busy;
+    gpu.memory_percent = (unsigned)memory_busy;
+    node->gpus[node->gpu_count++] = gpu;
+    return true;
+}
+
+static bool parse_mig(const struct line *line, struct sim_node *node)
+{
+    int gpu = find_gpu(node, line->words[1]);
+    long position, gpu_instance, compute_instance, memory_mib;
+    if (gpu < 0 || !node->gpus[gpu].mig)
+        return refuse(line, "there is no gpu %s with mig=on", line->words[1]);
+    if (!parse_number(line, "the position", line->count > 2 ? line->words[2] : NULL, 0, MAX_MIGS - 1, &position)
+        || !number_of(line, "gi", 0, 255, position, &gpu_instance)
+        || !number_of(line, "ci", 0, 255, 0, &compute_instance)
+        || !number_of(line, "memory_mib", 0, 1L << 30, 0, &memory_mib))
+        return false;
+    struct sim_mig *mig = &node->gpus[gpu].migs[position];
+    mig->present = true;
+    mig->gpu_instance = (unsigned)gpu_instance;
+    mig->compute_instance = (unsigned)compute_instance;
+    mig->memory_mib = (uint64_t)memory_mib;
+    return copy_text(line, "uuid", value_of(line, "uuid"), mig->uuid, sizeof mig->uuid);
+}
+
+static bool add_event(const struct line *line, struct sim_node *node, unsigned long long type, long data)
+{
+    long number, gpu_instance, compute_instance;
+    struct sim_event event = {.type = type, .data = (unsigned long long)data};
+    if (!parse_number(line, "the event number", line->words[1], 1, INT32_MAX, &number)
+        || !number_of(line, "gi", 0, 255, -1, &gpu_instance) || !number_of(line, "ci", 0, 255, -1, &compute_instance)
+        || !gpu_of(line, node, false, &event.gpu))
+        return false;
+    if (node->event_count == MAX_EVENTS)
+        return refuse(line, "more than %d events", MAX_EVENTS);
+    event.number = (uint64_t)number;
+    event.gpu_instance = gpu_instance < 0 ? NVML_NO_INSTANCE : (unsigned)gpu_instance;
+    event.compute_instance = compute_instance < 0 ? NVML_NO_INSTANCE : (unsigned)compute_instance;
+    node->events[node->event_count++] = event;
+    return true;
+}
+
+static bool parse_xid(const struct line *line, struct sim_node *node)
+{
+    long code;
+    return parse_number(line, "code", value_of(line, "code"), 1, 65535, &code)
+        && add_event(line, node, NVML_EVENT_XID_CRITICAL, code);
+}
+
+static bool parse_ecc(const struct line *line, struct sim_node *node)
+{
+    const char *kind = value_of(line, "kind");
+    if (!kind || (strcmp(kind, "single") != 0 && strcmp(kind, "double") != 0))
+        return refuse(line, "kind must be single or double");
+    bool single = strcmp(kind, "single") == 0;
+    return add_event(line, node, single ? NVML_EVENT_SINGLE_BIT_ECC : NVML_EVENT_DOUBLE_BIT_ECC, 0);
+}
+
+static bool parse_lost(const struct line *line, struct sim_node *node)
+{
+    int gpu;
+    if (!gpu_of(line, node, false, &gpu))
+        return false;
+    if (gpu >= 0)
+        node->gpus[gpu].lost = true;
+    return true;
+}
+
+static bool parse_hang(const struct line *line, struct sim_node *node)
+{
+    (void)line;
+    node->hang = true;
+    return true;
+}
+
+static bool parse_fail(const struct line *line, struct sim_node *node)
+{
+    long code;
+    struct sim_failure failure = {.gpu = -1};
+    if (!copy_text(line, "call", value_of(line, "call"), failure.call, sizeof failure.call)
+        || !parse_number(line, "code", value_of(line, "code"), 1, 999, &code)
+        || (value_of(line, "gpu") && !gpu_of(line, node, true, &failure.gpu)))
+        return false;
+    if (node->failure_count == MAX_FAILURES)
+        return refuse(line, "more than %d failures", MAX_FAILURES);
+    failure.code = (int)code;
+    node->failures[node->failure_count++] = failure;
+    return true;
+}
+
+static bool parse_process(const struct line *line, struct sim_node *node)
+{
+    long pid, memory_mib, sm_percent;
+    struct sim_process process = {0};
+    const char *type = value_of(line, "type");
+    if (!gpu_of(line, node, true, &process.gpu) || !parse_number(line, "pid", value_of(line, "pid"), 1, INT32_MAX, &pid)
+        || !number_of(line, "memory_mib", 0, 1L << 30, 0, &memory_mib)
+        || !number_of(line, "sm_percent", 0, 100, 0, &sm_percent))
+        return false;
+    if (node->process_count == MAX_PROCESSES)
+        return refuse(line, "more than %d processes", MAX_PROCESSES);
+    process.pid = (unsigned)pid;
+    process.memory_mib = (uint64_t)memory_mib;
+    process.sm_percent = (unsigned)sm_percent;
+    process.graphics = type && strcmp(type, "graphics") == 0;
+    node->processes[node->process_count++] = process;
+    return true;
+}
+
+static bool add_pair(const struct line *line, struct sim_node *node, struct sim_pair pair)
+{
+    const char *second = line->count > 2 ? line->words[2] : "";
+    pair.first = find_gpu(node, line->words[1]);
+    pair.second = find_gpu(node, second);
+    bool to_switch = pair.links > 0 && strcmp(second, "switch") == 0;
+    if (pair.first < 0 || pair.first == pair.second || (pair.second < 0 && !to_switch))
+        return refuse(line, "%s must be followed by two different gpus", line->words[0]);
+    if (node->pair_count == MAX_PAIRS)
+        return refuse(line, "more than %d pairs", MAX_PAIRS);
+    node->pairs[node->pair_count++] = pair;
+    return true;
+}
+
+static bool parse_nvlink(const struct line *line, struct sim_node *node)
+{
+    long links, back;
+    if (!parse_number(line, "links", value_of(line, "links"), 1, 18, &links)
+        || !number_of(line, "back", 0, 18, links, &back))
+        return false;
+    return add_pair(line, node, (struct sim_pair) {.level = -1, .links = (unsigned)links, .links_back = (unsigned)back});
+}
+
+static bool parse_topology(const struct line *line, struct sim_node *node)
+{
+    static const char *const levels[] = {"internal", "single", "multiple", "hostbridge", "node", "system"};
+    const char *level = value_of(line, "level");
+    for (size_t i = 0; level && i < sizeof levels / sizeof *levels; i++)
+        if (strcmp(level, levels[i]) == 0)
+            return add_pair(line, node, (struct sim_pair) {.level = (int)i * 10});
+    return refuse(line, "level must be internal, single, multiple, hostbridge, node or system");
+}
+
+static bool parse_kernel_us(const struct line *line, struct sim_node *node)
+{
+    long kernel_us;
+    if (!parse_number(line, "kernel_us", line->words[1], 0, 60000000, &kernel_us))
+        return false;
+    node->kernel_us = (unsigned)kernel_us;
+    return true;
+}
+
+static const struct {
+    const char *word;
+    size_t words; /* at least */
+    bool (*parse)(const struct line *line, struct sim_node *node);
+} statements[] = {
+    {"driver_version", 2, parse_driver_version},
+    {"cuda_version", 2, parse_cuda_version},
+    {"driver", 2, parse_driver},
+    {"gpu", 2, parse_gpu},
+    {"mig", 3, parse_mig},
+    {"xid", 2, parse_xid},
+    {"ecc", 2, parse_ecc},
+    {"lost", 2, parse_lost},
+    {"hang", 1, parse_hang},
+    {"fail", 2, parse_fail},
+    {"process", 2, parse_process},
+    {"nvlink", 3, parse_nvlink},
+    {"topology", 3, parse_topology},
+    {"kernel_us", 2, parse_kernel_us},
+};
+
+static bool parse_line(struct line *line, char *text, struct sim_node *node)
+{
+    if (!split(line, text))
+        return false;
+    if (line->count == 0)
+        return true;
+    for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
+        if (strcmp(line->words[0], statements[i].word) != 0)
+            continue;
+        if (line->count < statements[i].words)
+            return refuse(line, "%s needs more words", line->words[0]);
+        return statements[i].parse(line, node);
+    }
+    return refuse(line, "unknown statement %s", line->words[0]);
+}
+
+/* `gpu` lines come first whatever their place, so that the other lines can name them; sorted by number. */
+static bool is_gpu_line(const char *text)
+{
+    text += strspn(text, " \t");
+    return strncmp(text, "gpu", 3) == 0 && (text[3] == ' ' || text[3] == '\t');
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const struct sim_gpu *first = a, *second = b;
+    return (first->number > second->number) - (first->number < second->number);
+}
+
+static bool parse_pass(struct sim_node *node, char *text, bool gpu_lines, char *problem, size_t problem_bytes)
+{
+    unsigned number = 0;
+    for (char *next; text; text = next) {
+        next = strchr(text, '\n');
+        if (next)
+            *next++ = '\0';
+        struct line line = {.problem = problem, .problem_bytes = problem_bytes, .number = ++number};
+        if (is_gpu_line(text) == gpu_lines && !parse_line(&line, text, node))
+            return false;
+    }
+    return true;
+}
+
+bool sim_node_parse(struct sim_node *node, char *text, char *problem, size_t problem_bytes)
+{
+    memset(node, 0, sizeof *node);
+    strcpy(node->driver_version, "570.86.15");
+    node->cuda_version = 12080;
+    char *copy = strdup(text); /* each pass cuts its text to pieces */
+    if (!copy) {
+        snprintf(problem, problem_bytes, "not enough memory");
+        return false;
+    }
+    bool good = parse_pass(node, copy, true, problem, problem_bytes);
+    free(copy);
+    if (!good)
+        return false;
+    qsort(node->gpus, node->gpu_count, sizeof *node->gpus, by_number);
+    return parse_pass(node, text, false, problem, problem_bytes);
+}

@@ -241,7 +241,7 @@ GET_POD_RESOURCES = Unary(
 class PodResourcesServicer(Protocol):
     """The three RPCs that kubelet answers about its assignments."""
 
-    def list(
+    def list_pod_resources(
         self, request: pr.ListPodResourcesRequest, context: Context
     ) -> pr.ListPodResourcesResponse: ...
 
@@ -249,7 +249,7 @@ class PodResourcesServicer(Protocol):
         self, request: pr.AllocatableResourcesRequest, context: Context
     ) -> pr.AllocatableResourcesResponse: ...
 
-    def get(
+    def get_pod_resources(
         self, request: pr.GetPodResourcesRequest, context: Context
     ) -> pr.GetPodResourcesResponse: ...
 
@@ -260,9 +260,9 @@ def pod_resources_handler(servicer: PodResourcesServicer) -> Any:
         _POD_RESOURCES,
         dict(
             [
-                LIST_POD_RESOURCES.handler(servicer.list),
+                LIST_POD_RESOURCES.handler(servicer.list_pod_resources),
                 GET_ALLOCATABLE.handler(servicer.get_allocatable_resources),
-                GET_POD_RESOURCES.handler(servicer.get),
+                GET_POD_RESOURCES.handler(servicer.get_pod_resources),
             ]
         ),
     )

@@ -234,6 +234,7 @@ def serve(
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before any thread: they inherit the mask
     supervisor.start()
+    notify("READY=1")  # not "registered": a kubelet that starts after us must not fail our start
     status = ""
     while not supervisor.stopping:
         if received := signal.sigtimedwait(SIGNALS, 1.0):
@@ -246,6 +247,6 @@ def serve(
         notify("WATCHDOG=1")
         if (now := tick()) != status:
             status = now
-            notify(f"READY=1\nSTATUS={status}" if status else "READY=1")
+            notify(f"STATUS={status}")
     notify("STOPPING=1")
     return supervisor.join(timeout_s=stop_within_s)

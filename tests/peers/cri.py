@@ -256,6 +256,7 @@ class StandInRuntime:
     def _on_ImageFsInfo(self, _request: Any, answer: Any) -> None:  # noqa: N802
         usage = answer.image_filesystems.add(timestamp=time.time_ns())
         usage.fs_id.mountpoint = "/"
+        usage.used_bytes.value = usage.inodes_used.value = 0  # present: a kubelet reads them
 
     @staticmethod
     def _finish(container: Container, exit_code: int) -> None:

@@ -32,7 +32,7 @@ class ProtoApi:
         files = descriptor_pb2.FileDescriptorSet.FromString(descriptors.read_bytes())
         self._pool = descriptor_pool.DescriptorPool()
         for file in files.file:
-            self._pool.Add(file)  # type: ignore[no-untyped-call]
+            self._pool.Add(file)
         self._package = package
 
     def message(self, name: str) -> Any:

@@ -1,0 +1,98 @@
+"""How is a real kubelet run on a machine that is not a node, without changing that machine?"""
+
+import json
+import shutil
+from pathlib import Path
+
+from .build_peers import Peers
+from .processes import Process, free_port
+
+_NAMESPACE = Path(__file__).with_name("kubelet_namespace.sh")
+START_S = 60
+
+
+class KubeletProcess:
+    """A kubelet 1.20 that registers one node and runs its pods on a stand-in runtime.
+
+    Its /var/lib/kubelet is `root`, so the device plugins' directory is `plugins` for everybody
+    outside. It keeps to loopback, touches no cgroups, iptables or kernel settings, and everything
+    outside the state directory is read-only to it (see kubelet_namespace.sh).
+
+    Args:
+        peers: the binaries.
+        state: a directory of its own; short, for the sockets in it.
+        node: name of the node it registers.
+        kubeconfig: how it reaches the API server.
+        runtime: socket of the container runtime.
+    """
+
+    def __init__(
+        self, peers: Peers, *, state: Path, node: str, kubeconfig: Path, runtime: Path
+    ) -> None:
+        self.root = state / "kubelet"
+        self.plugins = self.root / "device-plugins"
+        self.socket = self.plugins / "kubelet.sock"
+        self.checkpoint = self.plugins / "kubelet_internal_checkpoint"
+        self.pod_resources = self.root / "pod-resources" / "kubelet.sock"
+        self.root.mkdir()
+        (state / "resolv.conf").touch()
+        config = state / "kubelet.json"
+        config.write_text(json.dumps(_configuration(state)))
+        unshare = shutil.which("unshare") or "unshare"
+        kubelet = [
+            str(peers.kubelet),
+            f"--config={config}",
+            f"--kubeconfig={kubeconfig}",
+            f"--hostname-override={node}",
+            f"--cert-dir={state / 'pki'}",
+            "--node-ip=127.0.0.1",
+            "--container-runtime=remote",
+            f"--container-runtime-endpoint=unix://{runtime}",
+        ]
+        isolated = [unshare, "--mount", "--propagation", "private", str(_NAMESPACE), str(state)]
+        self.process = Process([*isolated, *kubelet], log=state / "kubelet.log")
+
+    def start(self) -> None:
+        """Start it and wait until device plugins can register."""
+        self.socket.unlink(missing_ok=True)  # what a killed one leaves; a new one makes it anew
+        self.process.start()
+        self.process.wait_until(
+            self.socket.exists, within_s=START_S, what="the kubelet accepts device plugins"
+        )
+
+    def stop(self) -> None:
+        """End it at once; nothing of it outlives the process."""
+        self.process.kill()
+
+    def restart(self) -> None:
+        """What a kubelet upgrade or crash looks like to everybody else."""
+        self.stop()
+        self.start()
+
+
+def _configuration(state: Path) -> dict[str, object]:
+    """KubeletConfiguration, kubelet.config.k8s.io/v1beta1; only what differs from the defaults."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": "127.0.0.1",
+        "port": free_port(),
+        "readOnlyPort": 0,
+        "healthzPort": 0,
+        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},  # of nobody: no login is configured
+        # Leave the machine alone.
+        "cgroupsPerQOS": False,
+        "enforceNodeAllocatable": [],
+        "makeIPTablesUtilChains": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,
+        "resolvConf": str(state / "resolv.conf"),
+        "volumePluginDir": str(state / "volume-plugins"),
+        "evictionHard": {},
+        # Nobody runs the controllers that would attach volumes.
+        "enableControllerAttachDetach": False,
+        # A test waits for these.
+        "nodeStatusUpdateFrequency": "1s",
+        "syncFrequency": "1s",
+    }

@@ -213,7 +213,7 @@ def test_cluster(arguments: Sequence[str]) -> int:
 def cluster_peers(_arguments: Sequence[str] = ()) -> int:
     """Build a real kubelet and kube-apiserver once, into a cache outside the tree (8 min)."""
     environment("run", "hook", "dev")
-    return run(PYTHON, "tests/peers/build_peers.py")
+    return run(PYTHON, "-m", "tests.peers.build_peers")
 
 
 def gpu(arguments: Sequence[str] = ()) -> int:

@@ -186,7 +186,16 @@ class GrantLog(Protocol):
         """All remembered grants, oldest first."""
 
     def record(self, record: GrantRecord) -> None:
-        """Remember, on disk before returning. Raises NodeNotReady when the disk refuses."""
+        """Remember, on disk before returning. Raises NodeNotReady when the disk refuses.
+
+        Takes the place of an earlier record of the same container.
+        """
+
+    def answered(self, record: GrantRecord) -> None:
+        """Remember that kubelet gets the answer. Outlives the process, not the machine."""
+
+    def drop(self, record: GrantRecord) -> None:
+        """Forget one container's grant, because it was not made after all; never raises."""
 
     def forget(self, pod_uids: frozenset[str]) -> None:
         """Drop all grants of these pods."""

@@ -55,3 +55,4 @@ class GrantRecord:
     claims: tuple[Claim, ...]
     grant: Grant
     granted_at_s: float  # unix time
+    answered: bool = False  # kubelet got it; until then nobody but the log knows of the grant

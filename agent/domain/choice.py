@@ -1,0 +1,245 @@
+"""Which pod an Allocate is for: kubelet does not say.
+
+What is known: how many vGPUs are asked for and with which ids, the pods bound to this node, the
+scheduler's lock, and what was granted before. Kubelet admits one pod after the other, in the order
+in which they were bound. HAMi takes the pod that the lock names without looking at it
+(pkg/util/util.go, GetPendingPod); here whoever is taken must also wait for such a slot.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from agent.domain.claims import TO_ALLOCATE, decode_claims, pending
+from agent.domain.grants import GrantRecord
+from agent.domain.matching import Turn, next_turn, open_slots_left
+from agent.domain.nodelock import CLOCK_SLACK_S, NodeLock
+from agent.domain.pods import Pod
+from agent.errors import AllocateRefused, MalformedAnnotation
+
+VGPU_NODE = "hami.io/vgpu-node"
+BIND_PHASE = "hami.io/bind-phase"
+BIND_TIME = "hami.io/bind-time"
+ALLOCATING, SUCCESS, FAILED = "allocating", "success", "failed"
+LATEST = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The pod that asks, as far as can be told, and why it cannot be served."""
+
+    pod: Pod
+    error: AllocateRefused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known when an Allocate comes in."""
+
+    node_name: str
+    pods: Sequence[Pod] = ()  # in the order in which they arrived
+    lock: NodeLock | None = None
+    records: Sequence[GrantRecord] = ()  # oldest first
+    failed: Collection[str] = frozenset()  # uids whose bind ended as failed, written or not
+    preferred: str = ""  # uid of the pod to which GetPreferredAllocation gave these very ids
+    last_served: str = ""  # uid of the pod served last
+    replayed: tuple[str, str] = ("", "")  # (pod uid, container) that was last given again
+
+    def of(self, pod: Pod) -> list[GrantRecord]:
+        """What was granted to this pod, oldest first."""
+        return [record for record in self.records if record.pod_uid == pod.uid]
+
+
+def bind_time_s(pod: Pod) -> float | None:
+    """When the scheduler bound the pod, unix time; None when it does not say."""
+    text = pod.annotations.get(BIND_TIME)
+    if text is None:
+        return None
+    return float(text) if text.isascii() and text.isdigit() and len(text) <= 19 else LATEST  # noqa: PLR2004
+
+
+def is_locked_for(pod: Pod) -> bool:
+    """Whether the scheduler locks the node for such a pod: only app containers count."""
+    return any(c.vgpus for c in pod.containers if c.kind == "app")
+
+
+def _waits(pod: Pod, evidence: Evidence) -> bool:
+    """Whether the scheduler has bound the pod to us and its bind is not over."""
+    return (
+        pod.node_name == evidence.node_name
+        and pod.annotations.get(VGPU_NODE) == evidence.node_name
+        and pod.annotations.get(BIND_PHASE) in (ALLOCATING, SUCCESS)
+        and not (pod.deleting or pod.finished or pod.uid in evidence.failed)
+    )
+
+
+def _listed(pod: Pod) -> bool:
+    return pod.phase == "Pending" and BIND_TIME in pod.annotations
+
+
+def candidates(evidence: Evidence) -> list[Pod]:
+    """The pods that kubelet may be asking for, the likeliest first.
+
+    First the pod that was told to ask for these very ids, and the one whose containers are being
+    served. Then the pod of the lock, but behind those that are never locked (vGPUs in init
+    containers only) and were bound before it: kubelet is serial, they are still to come. Then all
+    others, by bind time, and within the same second as they arrived.
+    """
+    waiting = [
+        (pod, (bind_time_s(pod) or 0.0, place, pod.created_at, pod.full_name))
+        for place, pod in enumerate(evidence.pods)
+        if _waits(pod, evidence)
+        and (_listed(pod) or (evidence.lock is not None and evidence.lock.names(pod)))
+    ]
+    lock = evidence.lock
+    locked = next((key for pod, key in waiting if lock is not None and lock.names(pod)), None)
+
+    def rank(pod: Pod, key: tuple[float, int, str, str]) -> int:
+        if pod.uid == evidence.preferred:
+            return 0
+        if pod.uid == evidence.last_served:
+            return 1
+        if locked is not None and key < locked and not is_locked_for(pod):
+            return 2
+        return 3 if key == locked else 4
+
+    return [pod for pod, key in sorted(waiting, key=lambda entry: (rank(*entry), entry[1]))]
+
+
+def _alive(pod: Pod, evidence: Evidence) -> bool:
+    """Whether the pod can still use a grant."""
+    given_up = pod.uid in evidence.failed or pod.annotations.get(BIND_PHASE) == FAILED
+    return not (pod.deleting or pod.finished or given_up)
+
+
+def _pending_turn(pod: Pod, vgpus: int, evidence: Evidence, *, in_order: bool) -> Turn | None:
+    """The pod's next turn; with the record if it was granted before a crash, but not answered."""
+    records = evidence.of(pod)
+    served = frozenset(record.container for record in records if record.answered)
+    turn = next_turn(pod, vgpus, served=served, in_order=in_order)
+    if turn is None:
+        return None
+    same = [r for r in records if r.container == turn.container.name and r.claims == turn.claims]
+    return replace(turn, record=same[-1]) if same else turn
+
+
+def _first_in_order(pods: Iterable[Pod], vgpus: int, evidence: Evidence) -> Turn | None:
+    for pod in pods:
+        try:
+            turn = _pending_turn(pod, vgpus, evidence, in_order=True)
+        except MalformedAnnotation:
+            continue  # it must not keep the other pods of the node from starting
+        if turn is not None:
+            return turn
+    return None
+
+
+def _again(pod: Pod, record: GrantRecord) -> Turn | None:
+    """The turn of a container that has its grant on record; None if it no longer exists."""
+    container = next((c for c in pod.containers if c.name == record.container), None)
+    if container is None:
+        return None
+    return Turn(
+        pod=pod,
+        container=container,
+        claims=record.claims,
+        remaining=None,
+        last=not open_slots_left(pod),
+        record=record,
+    )
+
+
+def _unanswered(evidence: Evidence, device_ids: tuple[str, ...]) -> Turn | None:
+    """A grant that was written down for these very ids, but whose answer never went out."""
+    for record in evidence.records:
+        if record.answered or record.device_ids != device_ids:
+            continue
+        pod = next((p for p in evidence.pods if p.uid == record.pod_uid), None)
+        if pod is None or not _alive(pod, evidence):
+            continue
+        turn = _first_in_order([pod], len(device_ids), evidence)
+        if turn is not None and turn.container.name == record.container:
+            return turn  # its slot is not erased yet
+        return _again(pod, record)
+    return None
+
+
+def _repeated(evidence: Evidence, device_ids: tuple[str, ...]) -> Turn | None:
+    """The same question once more: the same answer.
+
+    An init container and a later one of the same pod may share ids. A pod that runs asks for its
+    last one (a container starts again after kubelet lost its books); one that does not is being
+    admitted anew, from its first container on.
+    """
+    living = {pod.uid: pod for pod in evidence.pods if _alive(pod, evidence)}
+    same = [r for r in evidence.records if r.device_ids == device_ids and r.pod_uid in living]
+    if not same:
+        return None
+    pod = living[same[-1].pod_uid]
+    own = [record for record in same if record.pod_uid == pod.uid]
+    if pod.phase == "Running":
+        return _again(pod, own[-1])
+    names = [record.container for record in own]
+    uid, container = evidence.replayed
+    place = names.index(container) + 1 if uid == pod.uid and container in names else 0
+    return _again(pod, own[place % len(own)])
+
+
+def choose_turn(evidence: Evidence, vgpus: int, device_ids: tuple[str, ...] | None) -> Turn | None:
+    """Decide for whom kubelet asks for `vgpus` vGPUs with these ids (sorted).
+
+    `device_ids` is None when they are not chosen yet (GetPreferredAllocation). None: nobody who is
+    known waits for such a thing; perhaps the pod is not known yet.
+    """
+    pods = candidates(evidence)
+    if pods and pods[0].uid == evidence.preferred:
+        turn = _first_in_order(pods[:1], vgpus, evidence)
+        if turn is not None:
+            return turn
+    if device_ids is not None:
+        turn = _unanswered(evidence, device_ids)
+        if turn is not None:
+            return turn
+    turn = _first_in_order(pods, vgpus, evidence)
+    if turn is None and device_ids is not None:
+        turn = _repeated(evidence, device_ids)
+    return turn
+
+
+def choose_anyway(evidence: Evidence, vgpus: int) -> Turn | Refusal | None:
+    """When `choose_turn` finds nobody although all pods are known: the best that is left.
+
+    A pod with a slot of this size out of order; otherwise the likeliest pod that asks for as many
+    vGPUs but cannot be served, so that its bind is ended and its lock does not stay behind.
+    """
+    refusal = None
+    for pod in candidates(evidence):
+        try:
+            turn = _pending_turn(pod, vgpus, evidence, in_order=False)
+        except AllocateRefused as error:
+            refusal = refusal or Refusal(pod=pod, error=error)
+            continue
+        if turn is not None:
+            return turn
+    return refusal
+
+
+def left_behind(pod: Pod, lock: NodeLock) -> str | None:
+    """The phase with which to end the bind of a locked pod that nobody is going to ask for again.
+
+    "success": all its vGPUs were handed out; "failed": kubelet or an agent gave it up; None: it is
+    under way, or not ours, or the lock is younger than the bind and so another pod's.
+    """
+    bound_at_s = bind_time_s(pod)
+    if not is_locked_for(pod) or TO_ALLOCATE not in pod.annotations or not lock.names(pod):
+        return None
+    if lock.taken_at_s is None or bound_at_s is None:
+        return None
+    if lock.taken_at_s > bound_at_s + CLOCK_SLACK_S:
+        return None
+    try:
+        consumed = not pending(decode_claims(pod.annotations[TO_ALLOCATE]))
+    except MalformedAnnotation:
+        consumed = False
+    if pod.annotations.get(BIND_PHASE) == FAILED or (pod.finished and not consumed):
+        return FAILED
+    return SUCCESS if consumed else None

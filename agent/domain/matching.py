@@ -1,0 +1,156 @@
+"""Which container of a pod an Allocate is for, going by the slots of the scheduler's annotation.
+
+Kubelet asks for the containers of a pod in order, init (and sidecar) containers first, and says
+only how many vGPUs it wants. Schedulers differ in how they number the slots, so a slot's place is
+believed only where it fits what the containers ask for. HAMi pops the first open slot, whatever it
+is (pkg/util/util.go, GetNextDeviceRequest).
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from agent.domain.claims import (
+    TO_ALLOCATE,
+    Slot,
+    decode_claims,
+    encode_claims,
+    erased,
+    holds_devices,
+    pending,
+)
+from agent.domain.grants import Claim, GrantRecord
+from agent.domain.pods import Container, Pod
+from agent.errors import CountMismatch, MalformedAnnotation
+
+OTHER_VENDORS = ("hami.io/", "-devices-to-allocate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The container that is served next, and what the pod's annotation says afterwards."""
+
+    pod: Pod
+    container: Container
+    claims: tuple[Claim, ...]
+    remaining: str | None  # None: its slot is erased already
+    last: bool  # no vGPU of ours is left in the pod after this one
+    record: GrantRecord | None = None  # it was granted before, perhaps without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    place: int
+    claims: Slot
+    container: Container
+
+
+def wanting(pod: Pod, served: Collection[str]) -> list[Container]:
+    """The containers that ask for vGPUs and have none yet, in kubelet's order."""
+    return [c for c in pod.containers if c.vgpus and c.name not in served]
+
+
+def _by_place(
+    order: Sequence[Container], slots: int, open_slots: dict[int, Slot], served: Collection[str]
+) -> list[_Pair] | None:
+    """Slot i for container i, if every slot that holds something lands on one that wants it."""
+    if slots < len(order) or not order or max(open_slots) >= len(order):
+        return None
+    pairs = [_Pair(place, claims, order[place]) for place, claims in open_slots.items()]
+    fits = all(p.container.vgpus == len(p.claims) and p.container.name not in served for p in pairs)
+    return pairs if fits else None
+
+
+def _by_count(containers: Sequence[Container], open_slots: dict[int, Slot]) -> list[_Pair] | None:
+    """In order, from the end: each slot for the last container before that wants as many."""
+    left = list(containers)
+    pairs: list[_Pair] = []
+    for place, claims in reversed(open_slots.items()):
+        while left and left[-1].vgpus != len(claims):
+            left.pop()
+        if not left:
+            return None
+        pairs.append(_Pair(place, claims, left.pop()))
+    return pairs[::-1]
+
+
+def _from_the_end(containers: Sequence[Container], open_slots: dict[int, Slot]) -> list[_Pair]:
+    pairs = zip(reversed(open_slots.items()), reversed(containers), strict=False)
+    return [_Pair(place, claims, container) for (place, claims), container in pairs][::-1]
+
+
+def _paired(
+    pod: Pod, slots: int, open_slots: dict[int, Slot], served: Collection[str]
+) -> list[_Pair]:
+    """Which open slot is whose.
+
+    Schedulers since HAMi 2.9 list init and app containers, before that app containers only, some
+    leave out the empty slots (2.10.0), others add padding (up to 2.6): places are believed when
+    they fit the counts in the pod's spec, otherwise the open slots belong to its last containers.
+    """
+    apps = [c for c in pod.containers if c.kind == "app"]
+    unserved = wanting(pod, served)
+    return (
+        _by_place(pod.containers, slots, open_slots, served)
+        or _by_place(apps, slots, open_slots, served)
+        or _by_count(unserved, open_slots)
+        or _from_the_end(unserved, open_slots)
+    )
+
+
+def next_turn(
+    pod: Pod, vgpus: int, *, served: Collection[str] = frozenset(), in_order: bool = True
+) -> Turn | None:
+    """The container of this pod that asks for `vgpus` now; None when it cannot be this pod.
+
+    `served`: names of its containers that have their grant. `in_order`: only the first open slot
+    counts, as kubelet asks in order; otherwise the first one of this size.
+
+    Raises MalformedAnnotation; CountMismatch when a container asks for so many vGPUs, but the
+    scheduler has set no such slot aside (only with `in_order` False).
+    """
+    text = pod.annotations.get(TO_ALLOCATE)
+    asking = [c for c in wanting(pod, served) if c.vgpus == vgpus]
+    if text is None or not asking:
+        return None
+    slots = decode_claims(text)
+    open_slots = pending(slots)
+    if not open_slots:
+        return None
+    pairs = _paired(pod, len(slots), open_slots, served)
+    chosen = next((p for p in pairs[: 1 if in_order else None] if len(p.claims) == vgpus), None)
+    if chosen is not None:
+        return Turn(
+            pod=pod,
+            container=chosen.container,
+            claims=chosen.claims,
+            remaining=encode_claims(erased(slots, chosen.place)),
+            last=len(open_slots) == 1,
+        )
+    if in_order:
+        return None
+    counts = ", ".join(str(len(claims)) for claims in open_slots.values())
+    raise CountMismatch(
+        f"container {asking[0].name} of pod {pod.full_name} asks for {vgpus} vGPU(s), but the "
+        f"scheduler has set aside {counts} per container; pods are not to change after they were "
+        "scheduled, so delete the pod and let it be scheduled again"
+    )
+
+
+def open_slots_left(pod: Pod) -> bool:
+    """Whether the scheduler's annotation still holds vGPUs of ours; an unreadable one does not."""
+    try:
+        return bool(pending(decode_claims(pod.annotations.get(TO_ALLOCATE, ""))))
+    except MalformedAnnotation:
+        return False
+
+
+def other_vendors_pending(pod: Pod) -> bool:
+    """Whether the device plugin of another vendor still has to serve this pod."""
+    prefix, suffix = OTHER_VENDORS
+    return any(
+        key.startswith(prefix)
+        and key.endswith(suffix)
+        and key != TO_ALLOCATE
+        and holds_devices(text)
+        for key, text in pod.annotations.items()
+    )

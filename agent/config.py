@@ -1,9 +1,13 @@
 """Config: every setting of the daemon, checked once, with its default and its unit.
 
 Built by `agent.settings` from flags, environment and files; taken apart by `agent.app`. Nothing
-below imports this module: services and adapters receive plain arguments.
+below imports this module: services and adapters receive plain arguments. What a value may be is
+said once, in `RULES`: `Config` holds every instance to them, `agent.settings` uses the same rules
+to say which flag, variable or file key is wrong.
 """
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +15,155 @@ from agent.domain.gpu import Sharing
 from agent.errors import ConfigError
 
 REGISTER_FORMATS = ("json", "csv9", "csv7")
+IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})  # caused by applications, not by the card
+ALL_XIDS = frozenset(range(1024))  # the highest one NVIDIA documents is below 200
+DAY_S = 86_400.0
+UNIX_PATH_BYTES = 107  # sun_path without its closing zero
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_RESOURCE = re.compile(rf"{_LABEL}(\.{_LABEL})*/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+MAX_NAME_CHARS, MAX_RESOURCE_CHARS = 253, 63
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A number in a range, both ends included."""
+
+    lowest: float
+    highest: float
+    unit: str = ""
+
+    def objection(self, value: object) -> str:
+        """Why the value cannot be, and what to do; empty: it can."""
+        if isinstance(value, int | float) and self.lowest <= value <= self.highest:
+            return ""
+        return f"it must be {self.accepts}; choose a value in that range"
+
+    @property
+    def accepts(self) -> str:
+        """For the manual."""
+        return f"{self.lowest:.10g} to {self.highest:.10g}{' ' + self.unit if self.unit else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A word, or a tuple of words, from a list; `later` are words this version does not do yet."""
+
+    choices: tuple[str, ...]
+    later: Mapping[str, str] = field(default_factory=dict)
+
+    def objection(self, value: object) -> str:
+        """Why the value cannot be, and what to do; empty: it can."""
+        for word in value if isinstance(value, tuple) else (value,):
+            if word in self.later:
+                return f"this version {self.later[str(word)]}"
+            if word not in self.choices:
+                return f"the choices are {self.accepts}; use one of them"
+        return "" if value != () else f"it is empty; use {self.accepts}"
+
+    @property
+    def accepts(self) -> str:
+        """For the manual."""
+        return ", ".join(choice or '""' for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Anything about which `objection` has nothing to say."""
+
+    objection: Callable[[object], str]
+    accepts: str
+
+
+Rule = Between | OneOf | Fits
+
+
+def _node_name(value: object) -> str:
+    text = str(value)
+    if not text:
+        return (
+            "the node's name must be known: set --node-name or NODE_NAME to the name that "
+            "`kubectl get nodes` shows for this machine"
+        )
+    if len(text) > MAX_NAME_CHARS or not _SUBDOMAIN.fullmatch(text):
+        return (
+            "that is no name of a Kubernetes node (lower-case letters, digits, - and .); set "
+            "--node-name or NODE_NAME to the name that `kubectl get nodes` shows for this machine"
+        )
+    return ""
+
+
+def _resource_name(value: object) -> str:
+    text = str(value)
+    domain = text.partition("/")[0]
+    fits = len(text) <= MAX_RESOURCE_CHARS and _RESOURCE.fullmatch(text)
+    if fits and not domain.endswith("kubernetes.io") and not domain.startswith("requests."):
+        return ""
+    return (
+        "kubelet takes only names like nvidia.com/gpu: a domain that is not kubernetes.io, a "
+        f"slash and a name, at most {MAX_RESOURCE_CHARS} characters; use the name the scheduler is "
+        "configured with (resourceCountName)"
+    )
+
+
+def _absolute(value: object) -> str:
+    if value is None or Path(str(value)).is_absolute():
+        return ""
+    return "the path must be absolute (begin with /); write it in full"
+
+
+def _socket_path(value: object) -> str:
+    if len(str(value).encode()) > UNIX_PATH_BYTES:
+        return f"a Unix socket path has at most {UNIX_PATH_BYTES} bytes; use a shorter directory"
+    return _absolute(value)
+
+
+_NODE_NAME = Fits(_node_name, "the name `kubectl get nodes` shows")
+_RESOURCE_NAME = Fits(_resource_name, "domain/name")
+_PATH = Fits(_absolute, "absolute path")
+_SOCKET = Fits(_socket_path, f"absolute path of at most {UNIX_PATH_BYTES} bytes")
+_NO_CDI = "cannot name CDI devices; use envvar or volume-mounts"
+
+RULES: Mapping[str, Rule] = {
+    "node_name": _NODE_NAME,
+    "kubeconfig": _PATH,
+    "resource_name": _RESOURCE_NAME,
+    "sharing.split_count": Between(1, 65_536, "vGPUs per GPU"),
+    "sharing.memory_scaling": Between(0.01, 100),
+    "sharing.core_scaling": Between(0.01, 100),
+    "sharing.mode": OneOf(
+        ("hami-core",),
+        later={
+            "mig": "cannot divide GPUs by MIG; use hami-core, or keep this node on HAMi",
+            "mps": "cannot share through an MPS daemon; use hami-core",
+        },
+    ),
+    "sharing.preconfigured_memory_mib": Between(0, 16_777_216, "MiB"),
+    "hook_log_level": OneOf(("", "0", "1", "2", "3", "4")),
+    "register_format": OneOf(REGISTER_FORMATS),
+    "handshake": OneOf(("auto", "on", "off")),
+    "kubelet_socket": _SOCKET,
+    "pod_resources_socket": _SOCKET,
+    "hook_path": _PATH,
+    "host_hook_path": _PATH,
+    "lock_dir": _PATH,
+    "state_dir": _PATH,
+    "cache_gc_after_s": Between(10, 30 * DAY_S, "s"),
+    "cache_gc_every_s": Between(1, DAY_S, "s"),
+    "device_list_strategy": OneOf(
+        ("envvar", "volume-mounts"),
+        later={"cdi-annotations": _NO_CDI, "cdi-cri": _NO_CDI},
+    ),
+    "device_id_strategy": OneOf(("uuid", "index")),
+    "driver_root": _PATH,
+    "dev_root": _PATH,
+    "recovery_probes": Between(1, 1000, "probes"),
+    "probe_every_s": Between(0.5, 3600, "s"),
+    "allocate_budget_s": Between(0.1, 10, "s"),
+    "log_format": OneOf(("auto", "logfmt", "json", "journal")),
+    "log_level": OneOf(("debug", "info", "warning", "error")),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +178,7 @@ class Config:
     # how GPUs are shared
     sharing: Sharing = field(default_factory=Sharing)
     disable_core_limit: bool = False
+    allow_disable_control: bool = True  # a container's own CUDA_DISABLE_CONTROL=true is honoured
     hook_log_level: str = ""  # LIBCUDA_LOG_LEVEL for containers; empty: not set
 
     # what the scheduler reads
@@ -39,7 +193,7 @@ class Config:
     hook_path: Path = Path("/usr/local")  # where containers see the hook: <hook_path>/vgpu
     host_hook_path: Path | None = None  # where the host has it; None: the same path
     lock_dir: Path = Path("/tmp/vgpulock")  # noqa: S108 - the path HAMi-core's contract fixes
-    state_dir: Path = Path("/var/lib/vgpu-agent")
+    state_dir: Path = Path("/var/lib/vgpu-agent")  # grant log, instance lock
     cache_gc_after_s: float = 300.0
     cache_gc_every_s: float = 30.0
 
@@ -55,8 +209,8 @@ class Config:
 
     # GPU health
     fail_on_init_error: bool = False  # True: exit when there is no driver; False: wait for it
-    ignored_xids: frozenset[int] = frozenset({13, 31, 43, 45, 68, 109})
-    health_checks: bool = True
+    ignored_xids: frozenset[int] = IGNORED_XIDS
+    health_checks: bool = True  # False: XIDs are not looked at; probes go on
     recovery_probes: int = 3  # clean probes in a row that make a GPU healthy again
     probe_every_s: float = 10.0
 
@@ -69,20 +223,16 @@ class Config:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        """Check ranges and combinations; say what is wrong and what to do.
+        """Hold every field to its rule.
 
         Raises ConfigError.
         """
-        if not self.node_name:
-            raise ConfigError(
-                "the node's name is not known: set --node-name or NODE_NAME to the name that "
-                "`kubectl get nodes` shows for this machine"
-            )
-        if self.register_format not in REGISTER_FORMATS:
-            raise ConfigError(
-                f"register-format is {self.register_format!r}, but the schedulers read only "
-                f"{', '.join(REGISTER_FORMATS)}; use json for HAMi 2.8 and later"
-            )
+        for name, rule in RULES.items():
+            value: object = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            if objection := rule.objection(value):
+                raise ConfigError(f"{name} is {str(value)!r}, but {objection}")
 
     @property
     def host_vgpu_dir(self) -> Path:

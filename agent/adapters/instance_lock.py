@@ -1,0 +1,168 @@
+"""One agent per node: a lock file that the kernel releases when its owner ends, however it ends.
+
+Two agents would register the same resource in turn and drop each other's kubelet stream for ever.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+
+from agent import logs
+from agent.errors import AgentError
+from agent.services.published import Published
+from agent.supervisor import Lifeline
+
+log = logs.get(__name__)
+
+TRY_EVERY_S = 1.0
+LOOK_EVERY_S = 10.0
+STATE_DIR_MODE, LOCK_FILE_MODE = 0o700, 0o600
+
+
+class LockUnavailable(AgentError):
+    """There can be no lock here: read-only or full disk, no such device, a link in its place."""
+
+
+class InstanceLock:
+    """`<state_dir>/agent.lock`, held through flock(2) by the open file."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / "agent.lock"
+        self._descriptor: int | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether we took it; see `still_there` for whether it still keeps others out."""
+        return self._descriptor is not None
+
+    def try_acquire(self) -> bool:
+        """Take the lock if nobody has it; True if we have it now, or had it already.
+
+        Raises LockUnavailable.
+        """
+        if self.held and self.still_there():
+            return True
+        self.release()
+        try:
+            descriptor = self._open()
+        except OSError as error:
+            raise LockUnavailable(
+                f"{self.path} cannot be opened: {error.strerror}; make its directory writable for "
+                "the agent or choose another one with --state-dir"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno == errno.EWOULDBLOCK:
+                return False
+            raise LockUnavailable(f"{self.path} cannot be locked: {error.strerror}") from error
+        self._descriptor = descriptor
+        if not self.still_there():  # somebody replaced the file between our open and our flock
+            self.release()
+            return False
+        self._sign(descriptor)
+        return True
+
+    def acquire(self, timeout_s: float, every_s: float = 0.1) -> bool:
+        """Take the lock, waiting for it at most `timeout_s`. Raises LockUnavailable."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.try_acquire():
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(every_s)
+        return True
+
+    def release(self) -> None:
+        """Let others have it. The file stays: deleting it would let two agents hold two files."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def still_there(self) -> bool:
+        """Whether the file we locked is the one others would try to lock."""
+        if self._descriptor is None:
+            return False
+        try:
+            ours, theirs = os.fstat(self._descriptor), os.lstat(self.path)
+        except OSError:
+            return False
+        return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+    def holder(self) -> str:
+        """Who has it, as they wrote it: "pid 123 on host-a"; "another process" when unreadable."""
+        try:
+            descriptor = os.open(
+                self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+        except OSError:
+            return "another process"
+        with os.fdopen(descriptor, "rb") as file:
+            words = file.read(300).decode("ascii", "replace").split()
+        if len(words) != 2 or not words[0].isdigit():  # noqa: PLR2004 - pid and host
+            return "another process"
+        return f"pid {words[0]} on {words[1]}"
+
+    def _open(self) -> int:
+        self.path.parent.mkdir(mode=STATE_DIR_MODE, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self.path, flags, LOCK_FILE_MODE)
+
+    def _sign(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without our name in it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+
+
+class Instance:
+    """Service: publishes True while this agent may act, and keeps the lock that says so.
+
+    When there can be no lock (read-only state directory) it says so and goes ahead: to refuse would
+    take the node's GPUs away for a disk that the agent can do without. The lock is kept until the
+    process ends, beyond the stop of this service, because the others are still saying goodbye.
+    """
+
+    name = "instance"
+
+    def __init__(
+        self,
+        lock: InstanceLock,
+        may_act: Published[bool],
+        *,
+        try_every_s: float = TRY_EVERY_S,
+        look_every_s: float = LOOK_EVERY_S,
+    ) -> None:
+        self._lock = lock
+        self._may_act = may_act
+        self._try_every_s = try_every_s
+        self._look_every_s = look_every_s
+        self.waiting_for = ""  # who holds the lock, while that is not us
+
+    def run(self, life: Lifeline) -> None:
+        while not life.stopping:
+            life.pause(self._look_every_s if self.step_once() else self._try_every_s)
+
+    def step_once(self) -> bool:
+        """Try or look once; whether this agent may act."""
+        try:
+            held = self._lock.try_acquire()
+        except LockUnavailable as error:
+            log.failing("instance lock unavailable", error=error, going_ahead=True)
+            held = True
+        if held:
+            self.waiting_for = ""
+            if self._may_act.publish(True):
+                log.recovered("another agent runs")
+                log.info("instance lock taken", path=self._lock.path, locked=self._lock.held)
+        else:
+            self.waiting_for = self._lock.holder()
+            self._may_act.publish(False)
+            log.failing(
+                "another agent runs",
+                error=f"{self.waiting_for} holds {self._lock.path}; stop it, or wait until it ends",
+            )
+        return held

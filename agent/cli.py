@@ -1,0 +1,203 @@
+"""The command line: which command, its help, its exit code.
+
+Imports are inside the functions: `version` and `--help` must answer at once, and a command pays
+only for what it uses.
+"""
+
+import argparse
+import contextlib
+import difflib
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from agent.errors import ConfigError
+from agent.version import VERSION
+
+if TYPE_CHECKING:
+    from agent.settings import Resolution
+
+PROGRAM = "vgpu-agent"
+EXIT_OK, EXIT_GAVE_UP, EXIT_USAGE, EXIT_PIPE = 0, 1, 2, 141
+SUMMARIES = {
+    "run": "share this node's NVIDIA GPUs between pods, until a signal ends it",
+    "demo": "show all of it on an embedded, simulated node; needs no GPU and no cluster",
+    "config": "print every setting as it holds and where it came from",
+    "version": "print the version",
+}
+EXIT_CODES = """\
+exit codes:
+  0  stopped by SIGTERM or SIGINT, or done
+  1  gave up: a loop kept crashing, or did not end in time; the log says which
+  2  a setting or the command line is wrong; the last line says what to do
+"""
+EXAMPLES = """\
+examples:
+  vgpu-agent run --config-file /device-config.yaml      as HAMi's device plugin was started
+  vgpu-agent run --device-split-count 4 --register-format csv9
+  VGPU_METRICS_BIND_ADDRESS=127.0.0.1:9394 vgpu-agent run
+  vgpu-agent config --config-file /device-config.yaml   what would hold, and why
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with what is wrong in one sentence, and with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        _complain(f"{message}; `{self.prog} --help` lists what there is")
+        raise SystemExit(EXIT_USAGE)
+
+
+def _complain(sentence: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{PROGRAM}: {sentence}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Run a command; gives the exit code. `argv` is without the program's name."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(arguments, environ)
+        sys.stdout.flush()
+    except ConfigError as error:
+        _complain(str(error))
+        return EXIT_USAGE
+    except BrokenPipeError:  # `vgpu-agent config | head`; the interpreter must not flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    return code
+
+
+def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
+    command = arguments[0] if arguments else ""
+    if command in ("", "-h", "--help", "help"):
+        print(overview(), end="")
+        return EXIT_OK if command else EXIT_USAGE
+    if command in ("version", "--version"):
+        return _version(arguments[1:])
+    if command == "demo":
+        from agent.demo import main as demo
+
+        return demo(arguments[1:])
+    if command.startswith("-"):  # HAMi's plugin has no sub-command: flags alone mean `run`
+        command, rest = "run", arguments
+    else:
+        rest = arguments[1:]
+    if command == "run":
+        return _run(rest, environ)
+    if command == "config":
+        return _config(rest, environ)
+    close = difflib.get_close_matches(command, SUMMARIES, n=1)
+    _complain(
+        f"there is no command {command!r}; "
+        + (f"{close[0]!r} is close, " if close else "")
+        + f"`{PROGRAM} --help` lists them all"
+    )
+    return EXIT_USAGE
+
+
+def overview() -> str:
+    """The help of the program."""
+    width = max(map(len, SUMMARIES)) + 2
+    commands = "\n".join(f"  {name:<{width}}{text}" for name, text in SUMMARIES.items())
+    return (
+        f"usage: {PROGRAM} COMMAND [options]\n\n"
+        "One program that turns a GPU node into a shared-GPU node.\n\n"
+        f"commands:\n{commands}\n\n"
+        f"`{PROGRAM} COMMAND --help` is the manual of a command. Flags without a command mean "
+        f"`run`.\n\n{EXIT_CODES}\n{EXAMPLES}"
+    )
+
+
+def _version(arguments: list[str]) -> int:
+    parser = _Parser(prog=f"{PROGRAM} version", description=SUMMARIES["version"])
+    parser.add_argument("--json", action="store_true", help="as a JSON object")
+    as_json = parser.parse_args(arguments).json
+    print(json.dumps({"name": PROGRAM, "version": VERSION}) if as_json else f"{PROGRAM} {VERSION}")
+    return EXIT_OK
+
+
+def settings_parser(command: str) -> argparse.ArgumentParser:
+    """The parser of a command that takes all settings; made from the table."""
+    from agent.settings.manual import PRECEDENCE, flag_help, flags_of
+    from agent.settings.setting import GROUPS
+    from agent.settings.table import SETTINGS
+
+    parser = _Parser(
+        prog=f"{PROGRAM} {command}",
+        usage=f"{PROGRAM} {command} [options]",
+        description=f"{SUMMARIES[command][0].upper()}{SUMMARIES[command][1:]}.",
+        epilog=f"{textwrap.fill(PRECEDENCE, 78)}\n\n{EXIT_CODES}\n{EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for group in GROUPS:
+        section = parser.add_argument_group(group)
+        for setting in SETTINGS:
+            if setting.group == group:
+                bare: dict[str, Any] = {"nargs": "?", "const": setting.kind.bare}
+                section.add_argument(
+                    *flags_of(setting),
+                    dest=setting.name,
+                    metavar=setting.kind.metavar,
+                    help=flag_help(setting).replace("%", "%%"),
+                    action="append" if setting.kind.repeatable else "store",
+                    **(bare if setting.kind.bare else {}),
+                )
+    return parser
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, object]:
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        known = [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse has no other list
+        close = difflib.get_close_matches(name, known, n=1)
+        parser.error(
+            f"there is no option {name!r}" + (f", but there is {close[0]}" if close else "")
+        )
+    return vars(namespace)
+
+
+def _resolved(flags: Mapping[str, object], environ: Mapping[str, str]) -> "Resolution":
+    from agent.settings import resolve
+
+    return resolve(flags, environ)
+
+
+def _run(arguments: list[str], environ: Mapping[str, str]) -> int:
+    resolution = _resolved(_parsed(settings_parser("run"), arguments), environ)
+    from agent import logs
+    from agent.app import run
+
+    config = resolution.config
+    logs.configure(form=config.log_format, level=config.log_level, environ=environ)
+    log = logs.get(__name__)
+    for note in resolution.notes:
+        (log.warning if note.warning else log.info)("setting noted", note=note.text)
+    return run(config)
+
+
+def _config(arguments: list[str], environ: Mapping[str, str]) -> int:
+    parser = settings_parser("config")
+    shape = parser.add_argument_group("output").add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="as a JSON object")
+    shape.add_argument(
+        "--markdown", action="store_true", help="the manual of all settings instead of their values"
+    )
+    flags = _parsed(parser, arguments)
+    as_json, as_manual = flags.pop("json", False), flags.pop("markdown", False)
+    from agent.settings import manual
+
+    if as_manual:
+        print(manual.document(), end="")
+        return EXIT_OK
+    resolution = _resolved(flags, environ)
+    print(
+        json.dumps(manual.as_json(resolution), indent=2) if as_json else manual.listing(resolution)
+    )
+    return EXIT_OK

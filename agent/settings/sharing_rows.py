@@ -1,0 +1,213 @@
+"""Rows of the table: who the node is, how it shares its GPUs, what it tells the scheduler."""
+
+from agent.config import OneOf
+from agent.settings import kinds
+from agent.settings.setting import HOW, SCHEDULER, WHO, Setting
+
+_NO_MIG = OneOf(
+    ("none",),
+    later=dict.fromkeys(
+        ("single", "mixed"),
+        "does not manage MIG; use none, and keep nodes with MIG on HAMi or NVIDIA's plugin",
+    ),
+)
+
+ROWS = (
+    Setting(
+        name="node-name",
+        group=WHO,
+        kind=kinds.TEXT,
+        field="node_name",
+        env=("NODE_NAME", "NodeName"),
+        value_text="the host name in lower case",
+        help="Name of this machine's Node object.",
+    ),
+    Setting(
+        name="kubeconfig",
+        group=WHO,
+        kind=kinds.KUBECONFIG,
+        field="kubeconfig",
+        env=("KUBECONFIG",),
+        value_text="the pod's service account",
+        help="File with the address and credentials of the API server.",
+    ),
+    Setting(
+        name="config-file",
+        group=WHO,
+        kind=kinds.PATH,
+        env=("CONFIG_FILE",),
+        value_text="none",
+        help="HAMi's device-config.yaml (section nvidia), or NVIDIA's plugin configuration "
+        "(version: v1, flags), or both in one file; at most 1 MiB.",
+    ),
+    Setting(
+        name="node-config-file",
+        group=WHO,
+        kind=kinds.PATH,
+        value_text="/config/config.json",
+        help="HAMi's node override file. Entries whose name is this node's apply; of several, the "
+        "last wins key by key. May be absent, unless it was named here.",
+    ),
+    Setting(
+        name="resource-name",
+        group=WHO,
+        kind=kinds.TEXT,
+        field="resource_name",
+        hami="resourceCountName",
+        help="Extended resource that kubelet and the scheduler count vGPUs by.",
+    ),
+    Setting(
+        name="device-split-count",
+        group=HOW,
+        kind=kinds.WHOLE,
+        field="sharing.split_count",
+        env=("DEVICE_SPLIT_COUNT",),
+        hami="deviceSplitCount",
+        node="devicesplitcount",
+        zero_is_none=True,
+        help="vGPUs advertised per GPU: how many containers may share it.",
+    ),
+    Setting(
+        name="device-memory-scaling",
+        group=HOW,
+        kind=kinds.REAL,
+        field="sharing.memory_scaling",
+        env=("DEVICE_MEMORY_SCALING",),
+        hami="deviceMemoryScaling",
+        node="devicememoryscaling",
+        zero_is_none=True,
+        help="Memory offered per GPU as a ratio of what it has; above 1 oversubscribes it.",
+    ),
+    Setting(
+        name="device-cores-scaling",
+        group=HOW,
+        kind=kinds.REAL,
+        field="sharing.core_scaling",
+        env=("DEVICE_CORES_SCALING",),
+        hami="deviceCoreScaling",
+        node="devicecorescaling",
+        zero_is_none=True,
+        help="Compute offered per GPU as a ratio of 100 %.",
+    ),
+    Setting(
+        name="operating-mode",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="sharing.mode",
+        node="operatingmode",
+        zero_is_none=True,
+        help="How GPUs are divided. hami-core: by limits that a library in the container keeps.",
+    ),
+    Setting(
+        name="preconfigured-device-memory",
+        group=HOW,
+        kind=kinds.WHOLE,
+        field="sharing.preconfigured_memory_mib",
+        hami="preConfiguredDeviceMemory",
+        node="preconfigureddevicememory",
+        help="Memory of a GPU whose driver does not tell it (unified memory); 0 leaves such GPUs "
+        "out.",
+    ),
+    Setting(
+        name="filter-device-uuids",
+        group=HOW,
+        kind=kinds.WORDS,
+        field="sharing.excluded_uuids",
+        node="filterdevices.uuid",
+        value_text="none",
+        help="UUIDs of GPUs that are not shared: neither kubelet nor the scheduler sees them.",
+    ),
+    Setting(
+        name="filter-device-indices",
+        group=HOW,
+        kind=kinds.NUMBERS,
+        field="sharing.excluded_indices",
+        node="filterdevices.index",
+        value_text="none",
+        help="The same by NVML index.",
+    ),
+    Setting(
+        name="enable-numa-topology",
+        group=HOW,
+        kind=kinds.SWITCH,
+        field="sharing.numa_hints",
+        hami="enableNumaTopology",
+        node="enablenumatopology",
+        help="Tell kubelet the NUMA node of each vGPU, for its topology manager.",
+    ),
+    Setting(
+        name="disable-core-limit",
+        group=HOW,
+        kind=kinds.SWITCH,
+        field="disable_core_limit",
+        env=("DISABLE_CORE_LIMIT",),
+        hami="disableCoreLimit",
+        help="Give containers their compute share without enforcing it "
+        "(GPU_CORE_UTILIZATION_POLICY=disable).",
+    ),
+    Setting(
+        name="allow-disable-control",
+        group=HOW,
+        kind=kinds.SWITCH,
+        field="allow_disable_control",
+        help="Honour a container's own CUDA_DISABLE_CONTROL=true, as HAMi does. It lets every pod "
+        "author opt out of the limits; false takes that away.",
+    ),
+    Setting(
+        name="lib-cuda-log-level",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="hook_log_level",
+        hami="libCudaLogLevel",
+        node="libcudaloglevel",
+        value_text="not set",
+        help="LIBCUDA_LOG_LEVEL in containers: 0 errors, 1 warnings, 3 information, 4 debugging.",
+    ),
+    Setting(
+        name="mig-strategy",
+        group=HOW,
+        kind=kinds.TEXT,
+        env=("MIG_STRATEGY",),
+        nvidia="flags.migStrategy",
+        node="migstrategy",
+        value="none",
+        only=_NO_MIG,
+        zero_is_none=True,
+        help="What becomes of GPUs in MIG mode. none: they are shared as whole GPUs.",
+    ),
+    Setting(
+        name="register-format",
+        group=SCHEDULER,
+        kind=kinds.TEXT,
+        field="register_format",
+        help="Form of hami.io/node-nvidia-register: json for HAMi 2.8 and later, csv9 for 2.5 to "
+        "2.7, csv7 for older ones. No form suits both generations of schedulers.",
+    ),
+    Setting(
+        name="handshake",
+        group=SCHEDULER,
+        kind=kinds.TEXT,
+        field="handshake",
+        help="Keep hami.io/node-handshake alive, which schedulers up to HAMi 2.7 need. auto: with "
+        "the csv formats.",
+    ),
+    Setting(
+        name="enable-topology-score",
+        group=SCHEDULER,
+        kind=kinds.SWITCH,
+        field="topology_score",
+        env=("ENABLE_TOPOLOGY_SCORE",),
+        only_true=("ENABLE_TOPOLOGY_SCORE",),
+        help="Publish how well GPUs are connected with each other "
+        "(hami.io/node-nvidia-score). ENABLE_TOPOLOGY_SCORE counts only when it is exactly "
+        "`true`, as in HAMi.",
+    ),
+    Setting(
+        name="clean-exit",
+        group=SCHEDULER,
+        kind=kinds.SWITCH,
+        field="clean_exit",
+        help="Remove our annotations from the Node when the agent stops. Without it a restart is "
+        "invisible to the scheduler.",
+    ),
+)

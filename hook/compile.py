@@ -10,6 +10,7 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,22 @@ ARTIFACTS = (
         ),
         (*LIBRARY_FLAGS, "-Wl,-soname,libnvidia-ml.so.1"),
     ),
+    Artifact(
+        "sim/libcuda.so.1",
+        (
+            "sim/node.c",
+            "sim/node_parse.c",
+            "sim/memory.c",
+            "sim/cuda_call.c",
+            "sim/cuda_contexts.c",
+            "sim/cuda_devices.c",
+            "sim/cuda_launch.c",
+            "sim/cuda_lookup.c",
+            "sim/cuda_memory.c",
+        ),
+        (*LIBRARY_FLAGS, "-Wl,-soname,libcuda.so.1"),
+    ),
+    Artifact("sim/sim-tenant", ("sim/sim_tenant.c",)),
 )
 
 
@@ -91,7 +108,12 @@ def build_all(
         raise CompileError(f"cannot build for {arch!r}; choose one of {', '.join(ARCHITECTURES)}")
     target = Path(out).resolve() / arch
     version = _zig_version(python)
-    return [_build(artifact, target, python, arch, version, say) for artifact in ARTIFACTS]
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        building = [
+            pool.submit(_build, artifact, target, python, arch, version, say)
+            for artifact in ARTIFACTS
+        ]
+        return [path.result() for path in building]
 
 
 def _build(
@@ -105,7 +127,7 @@ def _build(
     path = target / artifact.path
     stamp = target / ".stamps" / artifact.path.replace("/", "_")
     arguments = _arguments(artifact, arch)
-    wanted = _fingerprint(version, arguments)
+    wanted = _fingerprint(artifact, version, arguments)
     if path.exists() and stamp.exists() and stamp.read_text() == wanted:
         return path
     say(f"compiling {artifact.path} for {arch}")
@@ -138,10 +160,10 @@ def _arguments(artifact: Artifact, arch: str) -> list[str]:
     ]
 
 
-def _fingerprint(version: str, arguments: list[str]) -> str:
+def _fingerprint(artifact: Artifact, version: str, arguments: list[str]) -> str:
     digest = hashlib.sha256(repr((version, arguments)).encode())
-    sources = sorted(p for p in HERE.rglob("*") if p.suffix in {".c", ".h", ".map"})
-    for source in sources:
+    shared = sorted(p for p in HERE.rglob("*") if p.suffix in {".h", ".map"})
+    for source in (*(HERE / name for name in artifact.sources), *shared):
         digest.update(str(source.relative_to(HERE)).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()
 

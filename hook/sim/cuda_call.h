@@ -1,0 +1,43 @@
+/* What every function of the simulated CUDA driver does first, and the devices it sees. Thread safe.
+ *
+ * A device ordinal stands for a uuid from cuInit on: NVIDIA_VISIBLE_DEVICES says which GPUs are in the container,
+ * CUDA_VISIBLE_DEVICES (ordinals or uuid prefixes, up to the first that names none) which of them CUDA lists, in
+ * its order.
+ */
+#ifndef VGPU_SIM_CUDA_CALL_H
+#define VGPU_SIM_CUDA_CALL_H
+
+#include "../cuda_abi.h"
+#include "node.h"
+
+#include <stdbool.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+struct CUctx_st {
+    CUdevice device;
+    bool primary;
+    unsigned references; /* of a primary context */
+};
+
+struct cuda_call {
+    const struct sim_node *node;
+    const struct sim_gpu *gpu;
+    int position;
+};
+
+/* Each begin must be followed by cuda_end with the call's answer, whatever begin itself answered. */
+CUresult cuda_begin(struct cuda_call *call, const char *function);
+CUresult cuda_begin_device(struct cuda_call *call, const char *function, CUdevice device);
+CUresult cuda_begin_context(struct cuda_call *call, const char *function); /* the device of the current context */
+CUresult cuda_end(struct cuda_call *call, CUresult result);
+
+/* The context on top of this thread's stack, or NULL. */
+CUcontext current_context(void);
+
+/* Bytes that programs can have of this GPU: all but what the driver and the listed processes hold. */
+uint64_t capacity_bytes(const struct cuda_call *call);
+
+int device_count(void);
+
+#endif

@@ -1,0 +1,224 @@
+/* Simulated CUDA driver: device memory. Addresses are numbers that nothing stands behind; what is real is the bytes
+ * that are taken from the GPU for all processes of the node, so that running out of memory is real too.
+ */
+#include "cuda_call.h"
+#include "memory.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS = 4096, GRANULE = 512 };
+
+struct block {
+    struct block *next;
+    unsigned long long address; /* or the handle of cuMemCreate */
+    uint64_t bytes;
+    char uuid[TEXT_BYTES];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct block *buckets[BUCKETS];
+static unsigned long long next_address = 0x700000000000ULL;
+static unsigned long long next_low_address = 0x10000000ULL; /* for the 32 bit calls */
+
+static struct block **bucket_of(unsigned long long address)
+{
+    return &buckets[address / GRANULE % BUCKETS];
+}
+
+static uint64_t rounded(uint64_t bytes)
+{
+    return (bytes + GRANULE - 1) / GRANULE * GRANULE;
+}
+
+/* Take `bytes` of the call's GPU and make them an address. */
+static CUresult take(const struct cuda_call *call, uint64_t bytes, bool low, unsigned long long *address)
+{
+    if (bytes == 0 || !address)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (bytes > UINT64_MAX / 2)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    struct block *block = calloc(1, sizeof *block);
+    enum sim_memory_answer answer = sim_memory_take(call->gpu->uuid, bytes, capacity_bytes(call));
+    if (!block || answer != SIM_MEMORY_DONE) {
+        free(block);
+        return answer == SIM_MEMORY_BROKEN ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    block->bytes = bytes;
+    memcpy(block->uuid, call->gpu->uuid, TEXT_BYTES);
+    pthread_mutex_lock(&lock);
+    unsigned long long *cursor = low ? &next_low_address : &next_address;
+    block->address = *cursor;
+    *cursor += rounded(bytes);
+    struct block **bucket = bucket_of(block->address);
+    block->next = *bucket;
+    *bucket = block;
+    pthread_mutex_unlock(&lock);
+    *address = block->address;
+    return CUDA_SUCCESS;
+}
+
+static CUresult give(const char *function, unsigned long long address)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin(&call, function);
+    if (result != CUDA_SUCCESS || address == 0)
+        return cuda_end(&call, result);
+    pthread_mutex_lock(&lock);
+    struct block **link = bucket_of(address);
+    while (*link && (*link)->address != address)
+        link = &(*link)->next;
+    struct block *block = *link;
+    if (block)
+        *link = block->next;
+    pthread_mutex_unlock(&lock);
+    if (!block)
+        return cuda_end(&call, CUDA_ERROR_INVALID_VALUE);
+    sim_memory_give(block->uuid, block->bytes, false);
+    free(block);
+    return cuda_end(&call, CUDA_SUCCESS);
+}
+
+static CUresult allocate(const char *function, uint64_t bytes, bool low, unsigned long long *address)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, function);
+    if (result == CUDA_SUCCESS)
+        result = take(&call, bytes, low, address);
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
+{
+    return allocate(__func__, bytes, false, address);
+}
+
+EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
+{
+    unsigned long long wide = 0;
+    CUresult result = allocate(__func__, bytes, true, address ? &wide : NULL);
+    if (result == CUDA_SUCCESS)
+        *address = (CUdeviceptr_v1)wide;
+    return result;
+}
+
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    (void)element;
+    if (!pitch || width > UINT64_MAX / 2 || height > UINT32_MAX)
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t row = rounded(width);
+    if (height && row > UINT64_MAX / height)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = allocate(__func__, row * height, false, address);
+    if (result == CUDA_SUCCESS)
+        *pitch = row;
+    return result;
+}
+
+EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,
+                                unsigned element)
+{
+    (void)element;
+    unsigned long long wide = 0;
+    unsigned row = (unsigned)rounded(width);
+    if (!pitch || !address)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = allocate(__func__, (uint64_t)row * height, true, &wide);
+    if (result == CUDA_SUCCESS) {
+        *address = (CUdeviceptr_v1)wide;
+        *pitch = row;
+    }
+    return result;
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    return allocate(__func__, bytes, false, address);
+}
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    return allocate(__func__, bytes, false, address);
+}
+
+EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    return allocate(__func__, bytes, false, address);
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    return give(__func__, address);
+}
+
+EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
+{
+    return give(__func__, address);
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
+{
+    (void)stream;
+    return give(__func__, address);
+}
+
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
+{
+    (void)stream;
+    return give(__func__, address);
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS && (!free_bytes || !total_bytes))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        uint64_t room = capacity_bytes(&call), used = sim_memory_used(call.gpu->uuid);
+        *free_bytes = room > used ? room - used : 0;
+        result = cuDeviceTotalMem_v2(total_bytes, current_context()->device);
+    }
+    return cuda_end(&call, result);
+}
+
+static unsigned clamped(size_t bytes)
+{
+    return bytes < UINT32_MAX ? (unsigned)bytes : UINT32_MAX;
+}
+
+EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total_bytes)
+{
+    size_t room = 0, total = 0;
+    if (!free_bytes || !total_bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuMemGetInfo_v2(&room, &total);
+    if (result == CUDA_SUCCESS) {
+        *free_bytes = clamped(room);
+        *total_bytes = clamped(total);
+    }
+    return result;
+}
+
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                            const struct cuda_allocation_properties *properties, unsigned long long flags)
+{
+    (void)flags;
+    if (!properties || properties->location_type != 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct cuda_call call;
+    CUresult result = cuda_begin_device(&call, __func__, properties->location_id);
+    if (result == CUDA_SUCCESS)
+        result = take(&call, bytes, false, handle);
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    return give(__func__, handle);
+}

@@ -89,6 +89,7 @@ ARTIFACTS = (
         (*LIBRARY_FLAGS, "-Wl,-soname,libcuda.so.1"),
     ),
     Artifact("sim/sim-tenant", ("sim/sim_tenant.c",)),
+    Artifact("sim/sim-container", ("sim/sim_container.c",)),
 )
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
 from agent.domain.pods import Node, Pod
+from agent.domain.registration import SocketIdentity
 
 # --- the API server ----------------------------------------------------------------------------
 
@@ -202,6 +203,48 @@ class GrantLog(Protocol):
 
 
 # --- kubelet ------------------------------------------------------------------------------------
+
+
+class KubeletLink(Protocol):
+    """One resource's way to kubelet: a socket of ours that kubelet dials, and its registration.
+
+    Used by one thread, but for `interrupt`.
+    """
+
+    def serve(self, attempt: int, on_stream: Callable[[bool], None]) -> None:
+        """Serve DevicePlugin on a socket of a fresh name, after closing any earlier one.
+
+        `on_stream` is called with True when kubelet opens ListAndWatch and with False when that
+        ends, on threads of the server; it must not block. Raises KubeletUnavailable.
+        """
+
+    def register(self) -> None:
+        """Announce the served socket to kubelet. Takes up to 12 s. Raises KubeletUnavailable."""
+
+    def close(self) -> None:
+        """End streams and socket and wait for that, up to 3 s; without a socket, do nothing."""
+
+    def intact(self) -> bool:
+        """Whether our socket file is still there, and ours."""
+
+    def interrupt(self) -> None:
+        """The agent stops: make `register` fail at once, now and later. From any thread."""
+
+
+class SocketWatch(Protocol):
+    """Watches the socket at which kubelet takes registrations. Used by one thread."""
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, on another thread, when looking is worth while before the next poll.
+
+        An accelerator only: it may stay silent for ever.
+        """
+
+    def look(self) -> SocketIdentity | None:
+        """What the socket is now; None: there is none."""
+
+    def stop(self) -> None:
+        """End the accelerator; never raises."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,13 +69,15 @@ def _plain(text: str) -> bool:
 def advertised(inventory: GpuInventory, sharing: Sharing) -> tuple[Vgpu, ...]:
     """Every vGPU of the node, GPU by GPU. A GPU's health is that of all its vGPUs.
 
-    GPUs that `judge_list` refuses to name are left out.
+    What `judge_list` refuses is not in it, should it come up while the agent runs: GPUs that cannot
+    be named are left out, and a list that would be too long has the largest split count that works.
     """
+    split_count = min(sharing.split_count, judge_list(inventory, sharing).largest_split_count)
     return tuple(
         Vgpu(vgpu_id(gpu.uuid, slot), gpu.healthy, gpu.numa_node if sharing.numa_hints else None)
         for gpu in sharing.offered(inventory)
-        if nameable(gpu.uuid, sharing.split_count)
-        for slot in range(sharing.split_count)
+        if nameable(gpu.uuid, split_count)
+        for slot in range(split_count)
     )
 
 

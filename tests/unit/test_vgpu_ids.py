@@ -141,6 +141,15 @@ def test_filtered_and_unnameable_gpus_are_left_out() -> None:
     assert "GPU with blanks" in judge_list(gpus, sharing).refusal
 
 
+def test_a_list_that_would_break_the_stream_is_cut_evenly() -> None:
+    node, sharing = inventory(2), Sharing(split_count=65_536)
+
+    vgpus = advertised(node, sharing)
+
+    assert len(vgpus) == 2 * judge_list(node, sharing).largest_split_count
+    assert list_bytes(vgpus) <= MAX_LIST_BYTES
+
+
 # --- the size of the list ----------------------------------------------------------------------
 
 

@@ -1,0 +1,246 @@
+"""What happens in the demo, step by step, and what each step proves.
+
+Everything is observed from outside the agent: kubelet's books, the Node and Pod objects, and what
+processes in the containers are told by CUDA.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agent.demo.screen import Check, GpuRow, Screen, TenantRow, View
+from agent.sim.container import Container, SimMount
+from agent.sim.driver import SimGpu, made_up_uuid
+from agent.sim.node import RESOURCE, Ask, RanPod, SimNode, wait_for
+from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE
+
+MODEL, MEMORY_MIB, GPUS, SPLIT = "NVIDIA A40", 46068, 2, 10
+PODS: dict[str, list[Ask]] = {
+    "train": [Ask(memory_mib=30000, core_percent=60)],
+    "notebook": [Ask(memory_mib=8000, core_percent=10)],
+    "serve": [
+        Ask(name="model", memory_mib=16000, core_percent=40),
+        Ask(name="cache", memory_mib=4000, core_percent=5),
+    ],
+    "etl": [
+        Ask(name="fetch", memory_mib=2000, core_percent=5, kind="init"),
+        Ask(name="main", memory_mib=12000, core_percent=20),
+    ],
+}
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A container that runs: the process, and what was decided for it."""
+
+    pod: RanPod
+    name: str
+    gpu_uuid: str
+    limit_mib: int
+    container: Container
+    used_mib: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class Story:
+    """The demo. `tell()` runs it; `checks` is what came out."""
+
+    node: SimNode
+    screen: Screen
+    began_s: float = field(default_factory=time.monotonic)
+    checks: list[Check] = field(default_factory=list)
+    tenants: list[Tenant] = field(default_factory=list)
+
+    def tell(self) -> None:
+        """Run all steps; a step that fails is a failed check and the story goes on if it can."""
+        steps: Sequence[tuple[str, Callable[[], str]]] = (
+            ("node registered", self.register),
+            ("pods placed", self.place_pods),
+            ("every container got its own share", self.compare_shares),
+            ("memory limit enforced", self.push_limits),
+            ("bookkeeping finished", self.look_at_bookkeeping),
+            ("kubelet restart survived", self.restart_kubelet),
+            ("sick GPU taken out", self.break_gpu),
+            ("GPU recovered", self.heal_gpu),
+            ("clean stop", self.stop_agent),
+        )
+        for name, step in steps:
+            try:
+                detail, passed = step(), True
+            except (AssertionError, OSError, RuntimeError, TimeoutError) as error:
+                detail, passed = f"{type(error).__name__}: {error}", False
+            check = Check(
+                name=name, passed=passed, detail=detail, at_s=time.monotonic() - self.began_s
+            )
+            self.checks.append(check)
+            self.screen.check(check)
+            self.show(settled=name in SHOWN_AFTER)
+            if not passed and name in ("node registered", "pods placed"):
+                return
+
+    def end(self) -> None:
+        """Stop the containers."""
+        for tenant in self.tenants:
+            tenant.container.stop()
+
+    # --- steps: each gives a sentence, or raises ------------------------------------------------
+
+    def register(self) -> str:
+        for number in range(GPUS):
+            self.node.driver.add_gpu(
+                number, SimGpu(uuid=made_up_uuid(number), name=MODEL, memory_mib=MEMORY_MIB)
+            )
+        self.node.start_agent()
+        wait_for("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
+        wait_for("the agent is ready", self.node.ready)
+        self.node.scheduler.handshake_once(self.node.name)
+        seen = len(self.node.scheduler.nodes.get(self.node.name, []))
+        must(seen == GPUS, f"the scheduler reads {seen} GPUs instead of {GPUS}")
+        return f"{GPUS} GPUs, {GPUS * SPLIT} {RESOURCE} at kubelet, {seen} GPUs at the scheduler"
+
+    def place_pods(self) -> str:
+        for name, asks in PODS.items():
+            self.run(name, asks)
+        isolated = all(tenant.container.isolated for tenant in self.tenants)
+        how = "in namespaces of their own" if isolated else "without namespaces (not allowed here)"
+        return f"{len(PODS)} pods, {len(self.tenants)} containers as real processes {how}"
+
+    def run(self, name: str, asks: Sequence[Ask]) -> RanPod:
+        """Place a pod and start its app containers with exactly what Allocate returned."""
+        pod = self.node.run_pod(name, asks)
+        must(pod.admitted.ok, f"{name}: {pod.admitted.message}")
+        order = [ask for ask in asks if ask.kind != "app"] + [a for a in asks if a.kind == "app"]
+        for ask, claims in zip(order, pod.claims, strict=True):
+            grant = pod.admitted.containers[ask.name]
+            if ask.kind == "init":
+                continue  # it would have ended before the others start
+            container = Container.start(
+                f"{name}-{ask.name}",
+                driver=self.node.driver,
+                env=grant.env,
+                mounts=[SimMount(m.container_path, m.host_path, m.read_only) for m in grant.mounts],
+            )
+            self.tenants.append(
+                Tenant(pod, ask.name, claims[0].uuid, claims[0].memory_mib, container)
+            )
+            self.show()
+        return pod
+
+    def compare_shares(self) -> str:
+        for tenant in self.tenants:
+            answer = tenant.container.ask("info")
+            inside = [(device.uuid, device.total_mib) for device in answer.devices]
+            expected = [(tenant.gpu_uuid, tenant.limit_mib)]
+            must(inside == expected, f"{tenant.name} sees {inside}, decided was {expected}")
+        return "the GPU and the memory each process sees are what the scheduler decided for it"
+
+    def push_limits(self) -> str:
+        for tenant in self.tenants:
+            share = tenant.limit_mib * 3 // 4
+            must(tenant.container.ask("alloc", share).ok, f"{tenant.name} may not use its share")
+            answer = tenant.container.ask("alloc", tenant.limit_mib - share + 1)
+            must(not answer.ok, f"{tenant.name} got 1 MiB more than its {tenant.limit_mib} MiB")
+            must(
+                tenant.container.ask("alloc", tenant.limit_mib - share).ok,
+                f"{tenant.name} cannot use its last MiB",
+            )
+            self.look(tenant)
+            self.show()
+        refused = sum(tenant.refused for tenant in self.tenants)
+        return f"{refused} allocations of 1 MiB too much refused, the last MiB of each share given"
+
+    def look_at_bookkeeping(self) -> str:
+        must(LOCK not in self.node.annotations(), "the node is still locked")
+        for pod in {tenant.pod.uid: tenant.pod for tenant in self.tenants}.values():
+            annotations = self.node.pod_annotations(pod.namespace, pod.name)
+            must(annotations[BIND_PHASE] == "success", f"{pod.name}: {annotations[BIND_PHASE]}")
+            left = annotations[TO_ALLOCATE]
+            must("NVIDIA" not in left, f"{pod.name} still has {left} to allocate")
+        return "node unlocked, every pod's bind-phase is success, no claim left over"
+
+    def restart_kubelet(self) -> str:
+        self.node.kubelet.restart()
+        wait_for("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
+        for tenant in self.tenants:
+            before = tenant.used_mib
+            self.look(tenant)
+            must(tenant.used_mib == before, f"{tenant.name} lost memory in the restart")
+        self.run("after-restart", [Ask(memory_mib=1000, core_percent=1)])
+        return "registered again, running containers untouched, a new pod got its share"
+
+    def break_gpu(self) -> str:
+        self.node.driver.xid(0, 79)
+        wait_for("kubelet hears of it", lambda: self.node.allocatable() == (GPUS - 1) * SPLIT)
+        wait_for(
+            "the scheduler hears of it",
+            lambda: (
+                self.node.scheduler.handshake_once(self.node.name) is not None
+                and [gpu.healthy for gpu in self.node.scheduler.nodes[self.node.name]]
+                == [False, True]
+            ),
+        )
+        self.show(settled=True)
+        pod = self.run("after-xid", [Ask(memory_mib=500, core_percent=1)])
+        uuid = pod.claims[0][0].uuid
+        must(uuid == made_up_uuid(1), f"the new pod was placed on the sick GPU {uuid}")
+        return "XID 79 on GPU 0: its vGPUs left kubelet and scheduler, a new pod went to GPU 1"
+
+    def heal_gpu(self) -> str:
+        wait_for("all vGPUs are back", lambda: self.node.allocatable() == GPUS * SPLIT)
+        return "clean probes in a row brought its vGPUs back, without a restart"
+
+    def stop_agent(self) -> str:
+        code = self.node.stop_agent()
+        must(code == 0, f"the agent ended with exit code {code}")
+        return "SIGTERM, exit code 0"
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def look(self, tenant: Tenant) -> None:
+        """Ask a container what it holds."""
+        answer = tenant.container.ask("info")
+        tenant.used_mib, tenant.refused = answer.held_mib, answer.refused
+
+    def show(self, *, settled: bool = False) -> None:
+        """Draw the present state."""
+        self.screen.show(self.view(), settled=settled)
+
+    def view(self) -> View:
+        """The present state: GPUs as kubelet counts them, containers as they told us."""
+        kubelet = self.node.kubelet.resources().get(RESOURCE)
+        in_use = kubelet.in_use if kubelet else frozenset()
+        healthy = kubelet.healthy if kubelet else frozenset()
+        gpus = tuple(
+            GpuRow(
+                index=number,
+                name=MODEL,
+                healthy=any(device.startswith(uuid) for device in healthy),
+                vgpus_in_use=sum(device.startswith(uuid) for device in in_use),
+                vgpus=SPLIT,
+                memory_mib=MEMORY_MIB,
+                used_mib=sum(t.used_mib for t in self.tenants if t.gpu_uuid == uuid),
+            )
+            for number, uuid in ((number, made_up_uuid(number)) for number in range(GPUS))
+        )
+        tenants = tuple(
+            TenantRow(
+                pod=tenant.pod.name,
+                container=tenant.name,
+                gpu_index=next((g for g in range(GPUS) if made_up_uuid(g) == tenant.gpu_uuid), -1),
+                limit_mib=tenant.limit_mib,
+                used_mib=tenant.used_mib,
+                refused=tenant.refused,
+            )
+            for tenant in self.tenants
+        )
+        return View(gpus, tenants)
+
+
+SHOWN_AFTER = ("memory limit enforced", "GPU recovered")
+
+
+def must(holds: bool, otherwise: str) -> None:
+    """Raise AssertionError with a sentence unless it holds; unlike `assert`, under -O too."""
+    if not holds:
+        raise AssertionError(otherwise)

@@ -1,0 +1,330 @@
+"""A simulated node as a whole: driver, kubelet, API server, scheduler, and the agent as a process.
+
+The agent is the real program in a process of its own, started with nothing but flags and the
+environment of the simulated driver: what it does here it does on a GPU node. Used by
+`vgpu-agent demo`, by the end-to-end tests and by the benchmark. Not imitated: what each stand-in
+says of itself, and that kubelet finds pods by watching; here `run_pod` hands them over.
+"""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from agent.sim.api_client import MERGE_PATCH, ApiClient, ApiFailed, path
+from agent.sim.apiserver import ApiServer
+from agent.sim.driver import SimDriver
+from agent.sim.kubelet import (
+    AdmitResult,
+    ContainerSpec,
+    NodeStatus,
+    PodSpec,
+    StandInKubelet,
+)
+from agent.sim.scheduler import PlacedClaim, Scheduler
+from agent.sim.scheduler_placement import place, request_of
+
+RESOURCE = "nvidia.com/gpu"
+WAIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What one container of a pod asks for. `kind`: app, init or sidecar."""
+
+    name: str = "main"
+    vgpus: int = 1
+    memory_mib: int = 1000
+    core_percent: int = 10
+    kind: str = "app"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanPod:
+    """A pod that was scheduled and offered to kubelet."""
+
+    namespace: str
+    name: str
+    uid: str
+    admitted: AdmitResult
+    claims: tuple[tuple[PlacedClaim, ...], ...]  # as the scheduler decided, init containers first
+
+
+class SimNode:
+    """One node. `start()`, then `start_agent()`; `stop()` ends everything that was started.
+
+    Args:
+        root: an empty directory with a short path (unix sockets have at most 107 bytes).
+        command: how to start the program, e.g. [python, "agent.py"].
+        behaviour: kubelet's, "1.20" or "1.36".
+        release: the HAMi scheduler's, e.g. "2.10".
+        flags: further flags of `vgpu-agent run`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        command: Sequence[str],
+        *,
+        name: str = "sim-node",
+        behaviour: str = "1.36",
+        release: str = "2.10",
+        flags: Sequence[str] = (),
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.root = root
+        self.name = name
+        self.flags = list(flags)
+        self._command = list(command)
+        self._environ = dict(environ)
+        self.driver = SimDriver(root / "driver")
+        self.api = ApiServer()
+        self.kubelet = StandInKubelet(
+            root / "dp", root / "pr", behaviour=behaviour, on_node_status=self._tell_status
+        )
+        self._release = release
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.log = root / "agent.log"
+        self.metrics_port = _free_port()
+
+    # --- life --------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Bring up everything but the agent."""
+        self.api.start()
+        self.client = ApiClient(self.api.url)
+        self.client.ask("POST", path("nodes"), {"metadata": {"name": self.name}})
+        self.scheduler = Scheduler(self.client, release=self._release)
+        self.api.write_kubeconfig(self.root / "kubeconfig")
+        self.kubelet.start()
+        vgpu = self.root / "host" / "vgpu"
+        vgpu.mkdir(parents=True, mode=0o755, exist_ok=True)
+        return self
+
+    def stop(self) -> None:
+        """End the agent and the stand-ins."""
+        if self.agent is not None and self.agent.poll() is None:
+            self.stop_agent()
+        self.kubelet.stop()
+        self.api.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start_agent(self, *flags: str) -> None:
+        """Start `vgpu-agent run` on this node; its log goes to `self.log`."""
+        arguments = [
+            *("--node-name", self.name),
+            *("--kubeconfig", str(self.root / "kubeconfig")),
+            *("--kubelet-socket", str(self.kubelet.socket)),
+            *("--pod-resources-socket", str(self.kubelet.pod_resources_socket)),
+            *("--host-hook-path", str(self.root / "host")),
+            *("--lock-dir", str(self.root / "vgpulock")),
+            *("--state-dir", str(self.root / "state")),
+            *("--metrics-bind-address", f"127.0.0.1:{self.metrics_port}"),
+            *self.flags,
+            *flags,
+        ]
+        with self.log.open("ab") as log:
+            self.agent = subprocess.Popen(
+                [*self._command, "run", *arguments],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self._environ | self.driver.environment(),
+            )
+
+    def stop_agent(self, number: int = signal.SIGTERM, timeout_s: float = WAIT_S) -> int:
+        """Send a signal to the agent and wait until it ended; give its exit code."""
+        if self.agent is None:
+            raise RuntimeError("no agent was started")
+        self.agent.send_signal(number)
+        try:
+            return self.agent.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.agent.kill()
+            self.agent.wait(timeout_s)
+            raise
+
+    def log_text(self) -> str:
+        """What the agent has logged."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    # --- what can be seen from outside -------------------------------------------------------
+
+    def fetch(self, where: str) -> tuple[int, str]:
+        """Ask the agent's HTTP endpoint: status and body; (0, "") while nobody answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=5)
+        try:
+            connection.request("GET", where)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError:
+            return 0, ""
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        """Whether /readyz says so."""
+        return self.fetch("/readyz")[0] == http.client.OK
+
+    def allocatable(self) -> int:
+        """Healthy vGPUs as kubelet counts them."""
+        return self.kubelet.node_status().allocatable.get(RESOURCE, 0)
+
+    def annotations(self) -> dict[str, str]:
+        """Annotations of our Node object."""
+        node = self.client.get("nodes", self.name)
+        return dict(node["metadata"].get("annotations") or {})
+
+    def pod_annotations(self, namespace: str, name: str) -> dict[str, str]:
+        """Annotations of a pod."""
+        pod = self.client.get("pods", name, namespace=namespace)
+        return dict(pod["metadata"].get("annotations") or {})
+
+    def events(self) -> list[dict[str, Any]]:
+        """Kubernetes Events that were posted."""
+        return list(self.client.list("events"))
+
+    # --- pods ----------------------------------------------------------------------------------
+
+    def create_pod(self, name: str, asks: Sequence[Ask], *, namespace: str = "team") -> str:
+        """Create a pod object that asks for this; give its uid."""
+        pod = {
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {
+                "initContainers": [_container(ask) for ask in asks if ask.kind != "app"],
+                "containers": [_container(ask) for ask in asks if ask.kind == "app"],
+            },
+            "status": {"phase": "Pending"},
+        }
+        created = self.client.ask("POST", path("pods", namespace=namespace), pod)
+        return str(created["metadata"]["uid"])
+
+    def run_pod(self, name: str, asks: Sequence[Ask], *, namespace: str = "team") -> RanPod:
+        """Create a pod, have the scheduler place it, and offer it to kubelet.
+
+        Raises NoFit, NodeLocked of the scheduler; a refusal of kubelet is in the answer.
+        """
+        uid = self.create_pod(name, asks, namespace=namespace)
+        claims = self.place_pod(name, asks, namespace=namespace)
+        return self.offer(name, uid, asks, claims, namespace=namespace)
+
+    def place_pod(
+        self, name: str, asks: Sequence[Ask], *, namespace: str = "team"
+    ) -> list[list[PlacedClaim]]:
+        """Have the scheduler decide on a pod, lock the node and bind; give its decision."""
+        self.scheduler.handshake_once(self.name)
+        ordered = [ask for ask in asks if ask.kind != "app"]
+        init = len(ordered)
+        ordered += [ask for ask in asks if ask.kind == "app"]
+        requests = [request_of(_container(ask), RESOURCE) for ask in ordered]
+        gpus = self.scheduler.nodes.get(self.name, [])
+        claims = place(gpus, self.scheduler.claims_on(self.name), requests)
+        self.scheduler.schedule(
+            namespace, name, self.name, claims[init:], init_claims=claims[:init]
+        )
+        return claims
+
+    def offer(
+        self,
+        name: str,
+        uid: str,
+        asks: Sequence[Ask],
+        claims: Sequence[Sequence[PlacedClaim]] = (),
+        *,
+        namespace: str = "team",
+    ) -> RanPod:
+        """Have kubelet admit a pod that is bound; its status says what came of it."""
+        admitted = self.kubelet.admit(
+            PodSpec(
+                uid=uid,
+                namespace=namespace,
+                name=name,
+                init_containers=[_spec(ask) for ask in asks if ask.kind != "app"],
+                containers=[_spec(ask) for ask in asks if ask.kind == "app"],
+            )
+        )
+        status = {"phase": "Running" if admitted.ok else "Failed"}
+        if not admitted.ok:
+            status |= {"reason": admitted.reason, "message": admitted.message}
+        with contextlib.suppress(ApiFailed, OSError):  # kubelet would try again
+            where = path("pods", name, namespace=namespace, subresource="status")
+            self.client.ask("PATCH", where, {"status": status}, content_type=MERGE_PATCH)
+        return RanPod(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            admitted=admitted,
+            claims=tuple(tuple(slot) for slot in claims),
+        )
+
+    def delete_pod(self, pod: RanPod) -> None:
+        """Take a pod away, from kubelet and from the API server."""
+        self.kubelet.remove(pod.uid)
+        with contextlib.suppress(ApiFailed):  # it may be gone already
+            self.client.ask("DELETE", path("pods", pod.name, namespace=pod.namespace))
+
+    def _tell_status(self, status: NodeStatus) -> None:
+        """Kubelet's node status, as it would reach the API server."""
+        body = {
+            "status": {
+                "capacity": {name: str(count) for name, count in status.capacity.items()},
+                "allocatable": {name: str(count) for name, count in status.allocatable.items()},
+            }
+        }
+        where = path("nodes", self.name, subresource="status")
+        with contextlib.suppress(ApiFailed, OSError):  # it follows with the next change
+            self.client.ask("PATCH", where, body, content_type=MERGE_PATCH)
+
+
+def _container(ask: Ask) -> dict[str, Any]:
+    limits = {
+        RESOURCE: str(ask.vgpus),
+        "nvidia.com/gpumem": str(ask.memory_mib),
+        "nvidia.com/gpucores": str(ask.core_percent),
+    }
+    container: dict[str, Any] = {
+        "name": ask.name,
+        "image": "none",
+        "env": [{"name": key, "value": value} for key, value in ask.env.items()],
+        "resources": {"limits": limits} if ask.vgpus else {},
+    }
+    if ask.kind == "sidecar":
+        container["restartPolicy"] = "Always"
+    return container
+
+
+def _spec(ask: Ask) -> ContainerSpec:
+    return ContainerSpec(
+        ask.name,
+        {RESOURCE: ask.vgpus} if ask.vgpus else {},
+        ask.env,
+        sidecar=ask.kind == "sidecar",
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: str, probe: Callable[[], object], within_s: float = WAIT_S) -> None:
+    """Wait until `probe()` is true. Raises TimeoutError naming `what`."""
+    deadline_s = time.monotonic() + within_s
+    while not probe():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{what}: not within {within_s:.0f} s")
+        time.sleep(0.02)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agent.demo.screen import Check, GpuRow, Screen, TenantRow, View
-from agent.sim.container import Container, SimMount
+from agent.sim.container import Container, ContainerError, SimMount
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import RESOURCE, Ask, RanPod, SimNode, wait_for
-from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE
+from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE, NodeLocked, NoFit
 
 MODEL, MEMORY_MIB, GPUS, SPLIT = "NVIDIA A40", 46068, 2, 10
 PODS: dict[str, list[Ask]] = {
@@ -68,7 +68,7 @@ class Story:
         for name, step in steps:
             try:
                 detail, passed = step(), True
-            except (AssertionError, OSError, RuntimeError, TimeoutError) as error:
+            except FAILURES as error:
                 detail, passed = f"{type(error).__name__}: {error}", False
             check = Check(
                 name=name, passed=passed, detail=detail, at_s=time.monotonic() - self.began_s
@@ -138,11 +138,11 @@ class Story:
     def push_limits(self) -> str:
         for tenant in self.tenants:
             share = tenant.limit_mib * 3 // 4
-            must(tenant.container.ask("alloc", share).ok, f"{tenant.name} may not use its share")
-            answer = tenant.container.ask("alloc", tenant.limit_mib - share + 1)
+            must(tenant.container.ask(f"alloc {share}").ok, f"{tenant.name} may not use its share")
+            answer = tenant.container.ask(f"alloc {tenant.limit_mib - share + 1}")
             must(not answer.ok, f"{tenant.name} got 1 MiB more than its {tenant.limit_mib} MiB")
             must(
-                tenant.container.ask("alloc", tenant.limit_mib - share).ok,
+                tenant.container.ask(f"alloc {tenant.limit_mib - share}").ok,
                 f"{tenant.name} cannot use its last MiB",
             )
             self.look(tenant)
@@ -208,7 +208,7 @@ class Story:
 
     def view(self) -> View:
         """The present state: GPUs as kubelet counts them, containers as they told us."""
-        kubelet = self.node.kubelet.resources().get(RESOURCE)
+        kubelet = self.node.kubelet.resources.get(RESOURCE)
         in_use = kubelet.in_use if kubelet else frozenset()
         healthy = kubelet.healthy if kubelet else frozenset()
         gpus = tuple(
@@ -237,6 +237,7 @@ class Story:
         return View(gpus, tenants)
 
 
+FAILURES = (AssertionError, OSError, RuntimeError, ContainerError, NoFit, NodeLocked)
 SHOWN_AFTER = ("memory limit enforced", "GPU recovered")
 
 

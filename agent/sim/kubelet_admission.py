@@ -6,6 +6,7 @@ container, retries of a failing PreStartContainer.
 """
 
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -225,14 +226,16 @@ class Admission:
         request = dp.AllocateRequest(
             container_requests=[dp.ContainerAllocateRequest(device_ids=ids)]
         )
+        began_s = time.perf_counter()
         try:
             response = endpoint.stub.allocate(request)
         except (grpc.RpcError, ValueError) as error:
             self._note("allocate_failed", resource, about | {"error": go_error(error)})
             raise PodRejected(go_error(error)) from error
+        took_s = time.perf_counter() - began_s
         if not response.container_responses:
             raise PodRejected(f"no containers return in allocation response {response}")
-        self._note("allocated", resource, about)
+        self._note("allocated", resource, about | {"took_s": took_s})
         return response.container_responses[0].SerializeToString()
 
 

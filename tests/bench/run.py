@@ -1,0 +1,218 @@
+"""Measure the agent on the simulated node: `python3 build.py bench [--only AREA] [--json FILE]`.
+
+Every area starts a node of its own and the agent as a process; nothing of the agent runs in here.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from agent.sim.driver import SimGpu, made_up_uuid  # noqa: E402 - the path above leads to them
+from agent.sim.kubelet import ContainerSpec, PodSpec  # noqa: E402
+from agent.sim.node import RESOURCE, Ask, SimNode, wait_for  # noqa: E402
+from tests.bench.rows import Row, as_text, percentile, row, write  # noqa: E402
+
+COMMAND = [sys.executable, str(ROOT / "agent.py")]
+MIB = 1 << 20
+IDLE_S = 60.0
+
+
+@contextmanager
+def a_node(*flags: str, gpus: int = 2, started: bool = True) -> Iterator[SimNode]:
+    """A node with GPUs; the agent runs and is registered."""
+    root = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
+    try:
+        with SimNode(root, COMMAND, flags=flags) as node:
+            for number in range(gpus):
+                uuid = made_up_uuid(number)
+                node.driver.add_gpu(number, SimGpu(uuid=uuid, memory_mib=81559, name="NVIDIA H100"))
+            if started:
+                node.start_agent()
+                wait_for("registration", lambda: node.allocatable() > 0)
+                wait_for("readiness", node.ready)
+            yield node
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def bystanders(node: SimNode, count: int) -> None:
+    """Pods that already run on the node and want no GPU."""
+    for number in range(count):
+        name = f"bystander-{number}"
+        node.create_pod(name, [Ask(vgpus=0)])
+        node.scheduler.bind("team", name, node.name)
+
+
+def allocate_area() -> Iterator[Row]:
+    """Allocate with 1, 10 and 100 pods on the node, and what it costs the API server."""
+    for pods in (1, 10, 100):
+        with a_node("--device-split-count", "100") as node:
+            bystanders(node, pods - 1)
+            took_ms: list[float] = []
+            whole_ms: list[float] = []
+            writes: list[float] = []
+            reads: list[float] = []
+            for number in range(100):
+                name = f"pod-{number}"
+                asks = [Ask(memory_mib=100, core_percent=0)]
+                uid = node.create_pod(name, asks)
+                node.place_pod(name, asks)
+                time.sleep(0.02)  # kubelet, too, hears of a pod after a watch event
+                mark = len(node.api.requests())
+                spec = PodSpec(uid, "team", name, [ContainerSpec("main", {RESOURCE: 1})])
+                began = time.perf_counter()
+                result = node.kubelet.admit(spec)
+                whole_ms.append((time.perf_counter() - began) * 1e3)
+                if not result.ok:
+                    raise RuntimeError(result.message)
+                took_ms.append(node.kubelet.history("allocated")[-1].detail["took_s"] * 1e3)
+                made = [r.verb for r in node.api.requests()[mark:] if r.verb != "watch"]
+                writes.append(sum(verb in ("patch", "post", "put", "delete") for verb in made))
+                reads.append(sum(verb in ("get", "list") for verb in made))
+                node.kubelet.remove(uid)
+                node.client.ask("DELETE", f"/api/v1/namespaces/team/pods/{name}")
+            suffix = f", {pods} pod{'s' if pods > 1 else ''} on the node"
+            yield row("allocate", f"Allocate p50{suffix}", took_ms, "ms")
+            yield row(
+                "allocate", f"Allocate p99{suffix}", took_ms, "ms", value=percentile(took_ms, 99)
+            )
+            yield row("allocate", f"admission of a pod p50{suffix}", whole_ms, "ms")
+            yield row(
+                "allocate", f"API writes per Allocate{suffix}", writes, "", target=3,
+                value=max(writes),
+            )  # fmt: skip
+            yield row(
+                "allocate", f"API reads per Allocate{suffix}", reads, "", target=0, value=max(reads)
+            )
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process (VmRSS)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / MIB
+    raise RuntimeError(f"process {pid} has no resident memory")
+
+
+def idle_area() -> Iterator[Row]:
+    """CPU and API requests of an agent with nothing to do, for a minute."""
+    with a_node() as node:
+        assert node.agent is not None
+        time.sleep(5.0)  # what start-up left to do
+        before_cpu, before_requests = cpu_s(node.agent.pid), len(node.api.requests())
+        time.sleep(IDLE_S)
+        percent = (cpu_s(node.agent.pid) - before_cpu) / IDLE_S * 100
+        made = [r for r in node.api.requests()[before_requests:] if r.verb != "watch"]
+        per_minute = len(made) * 60 / IDLE_S
+        yield row("idle", "CPU, share of one core", [percent], "%", target=0.2)
+        yield row("idle", "API requests a minute beyond watches", [per_minute], "", target=0)
+
+
+def memory_area() -> Iterator[Row]:
+    """Resident memory after start, and after pods have come and gone."""
+    with a_node() as node:
+        assert node.agent is not None
+        yield row("memory", "resident, ready", [resident_mib(node.agent.pid)], "MiB", target=64)
+        for number in range(50):
+            pod = node.run_pod(f"pod-{number}", [Ask(memory_mib=100, core_percent=0)])
+            node.delete_pod(pod)
+        yield row(
+            "memory", "resident, after 50 pods", [resident_mib(node.agent.pid)], "MiB", target=64
+        )
+
+
+def start_area() -> Iterator[Row]:
+    """From exec to registered, from kubelet restart to registered again."""
+    started, restarted = [], []
+    for _ in range(5):
+        with a_node(started=False) as node:
+            began = time.perf_counter()
+            node.start_agent()
+            wait_for("registration", lambda: node.allocatable() > 0)
+            started.append(time.perf_counter() - began)
+            wait_for("readiness", node.ready)
+            node.kubelet.stop()
+            time.sleep(0.5)
+            began = time.perf_counter()
+            node.kubelet.start()
+            wait_for("registration", lambda: node.allocatable() > 0)
+            restarted.append(time.perf_counter() - began)
+    yield row("start", "start to registered, from source", started, "s", target=1.0)
+    yield row("start", "kubelet restart to registered again", restarted, "s", target=1.0)
+
+
+def large_area() -> Iterator[Row]:
+    """16 GPUs x 100 vGPUs: 1600 devices, above kubelet's comfortable 1000."""
+    with a_node("--device-split-count", "100", gpus=16, started=False) as node:
+        began = time.perf_counter()
+        node.start_agent()
+        wait_for("registration", lambda: node.allocatable() == 1600)
+        yield row(
+            "large", "16 x 100 vGPUs: start to registered", [time.perf_counter() - began], "s"
+        )
+        wait_for("readiness", node.ready)
+        took_ms = []
+        for number in range(30):
+            node.run_pod(f"pod-{number}", [Ask(memory_mib=100, core_percent=0)])
+            took_ms.append(node.kubelet.history("allocated")[-1].detail["took_s"] * 1e3)
+        yield row("large", "16 x 100 vGPUs: Allocate p50", took_ms, "ms")
+        assert node.agent is not None
+        yield row(
+            "large", "16 x 100 vGPUs: resident", [resident_mib(node.agent.pid)], "MiB", target=64
+        )
+        node.driver.xid(3, 79)
+        began = time.perf_counter()
+        wait_for("the sick GPU leaves", lambda: node.allocatable() == 1500)
+        yield row(
+            "large",
+            "16 x 100 vGPUs: XID to kubelet",
+            [time.perf_counter() - began],
+            "s",
+            target=0.5,
+        )
+
+
+AREAS: dict[str, Callable[[], Iterator[Row]]] = {
+    "start": start_area,
+    "allocate": allocate_area,
+    "memory": memory_area,
+    "large": large_area,
+    "idle": idle_area,
+}
+
+
+def main() -> int:
+    """Run the areas, print the table, write the files."""
+    parser = argparse.ArgumentParser(prog="build.py bench", description=__doc__)
+    parser.add_argument("--only", choices=AREAS, action="append", help="this area (repeatable)")
+    parser.add_argument("--json", type=Path, help="write the rows here, and a .md beside it")
+    chosen = parser.parse_args()
+    rows: list[Row] = []
+    for name, area in AREAS.items():
+        if chosen.only and name not in chosen.only:
+            continue
+        print(f"{name}: {area.__doc__}", file=sys.stderr, flush=True)
+        rows += area()
+    print(as_text(rows))
+    if chosen.json:
+        write(rows, chosen.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

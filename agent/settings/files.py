@@ -76,9 +76,10 @@ def read_text(path: Path) -> str:
     """
     try:
         # O_NONBLOCK: a FIFO in its place must not keep the agent from starting
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"{path} is not a file; name the configuration file itself")
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:

@@ -91,7 +91,7 @@ ROWS = (
         env=("DEVICE_LIST_STRATEGY",),
         nvidia="flags.plugin.deviceListStrategy",
         help="How the container runtime learns of the GPUs: by NVIDIA_VISIBLE_DEVICES, or by "
-        "mounts below /var/run/nvidia-container-devices, which a pod author cannot override.",
+        "mounts below /var/run/nvidia-container-devices.",
     ),
     Setting(
         name="device-id-strategy",

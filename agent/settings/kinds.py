@@ -139,8 +139,8 @@ def parse_numbers(raw: object) -> frozenset[int]:
     """Whole numbers from 0 on, from a list or separated by commas."""
     items = raw if isinstance(raw, list | tuple) else [raw]
     try:
-        words = [word for item in items for word in parse_words(item)]
-        numbers = [parse_whole(word) for word in words]
+        words = [word for item in items for word in parse_text(item).split(",")]
+        numbers = [parse_whole(word) for word in words if word.strip()]
     except ValueError:
         numbers = [-1]
     if any(number < 0 for number in numbers):

@@ -19,8 +19,8 @@ _INTRODUCTION = f"""# Configuration
 
 Flags and variables are written for one process, so they beat files; an entry of the node override
 names one node while the configuration file speaks of the whole cluster, so the entry beats the
-file. `vgpu-agent config` prints every setting as it holds, where it came from, and
-which weaker sources said otherwise. A value that cannot be is refused at start with exit code 2
+file. `vgpu-agent config` prints every setting as it holds, where it came from, and which weaker
+sources said otherwise. A value that cannot be is refused at start with exit code 2
 and a sentence that names its source; nothing is ignored silently.
 
 - Every flag can be set as `VGPU_<FLAG>`, e.g. `VGPU_DEVICE_SPLIT_COUNT=4`. An empty variable counts
@@ -42,7 +42,7 @@ def document() -> str:
     """docs/configuration.md, complete."""
     parts = [_INTRODUCTION]
     for group in GROUPS:
-        parts.append(f"\n## {group[0].upper()}{group[1:]}\n")
+        parts.append(f"## {group[0].upper()}{group[1:]}\n")
         parts += [_entry(setting) for setting in SETTINGS if setting.group == group]
     return "\n".join(parts)
 

@@ -1,0 +1,247 @@
+"""The command line: commands, help, exit codes, and what is printed where."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agent import logs
+from agent.cli import main, settings_parser
+from agent.config import Config
+from agent.errors import ConfigError
+from agent.settings.table import SETTINGS
+from agent.version import VERSION
+
+ROOT = Path(__file__).parents[2]
+NODE = {"NODE_NAME": "gpu-1"}
+
+
+@pytest.fixture(name="started")
+def app_that_records(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """Replaces the daemon: what it would have been started with."""
+    started: list[Config] = []
+
+    def run(config: Config) -> int:
+        started.append(config)
+        if config.node_name == "refused":
+            raise ConfigError("the device list is too large; use at most 3")
+        return 1 if config.node_name == "gives-up" else 0
+
+    app = ModuleType("agent.app")
+    app.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "agent.app", app)
+    monkeypatch.setattr(logs._SINK, "stream", None)
+    monkeypatch.setattr(logs._SINK, "format", "logfmt")
+    monkeypatch.setattr(logs._SINK, "level", logs._SINK.level)
+    return started
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"], {}) == 0
+    assert capsys.readouterr().out == f"vgpu-agent {VERSION}\n"
+    assert main(["--version"], {}) == 0
+
+
+def test_version_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version", "--json"], {}) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "vgpu-agent", "version": VERSION}
+
+
+@pytest.mark.parametrize("command", ["version", "--help", "config"])
+def test_nothing_heavy_is_imported(command: str, tmp_path: Path) -> None:
+    probe = (
+        "import sys\nfrom agent.cli import main\n"
+        f"code = main([{command!r}], {{'NODE_NAME': 'a'}})\n"
+        "heavy = {'grpc', 'google', 'kubernetes', 'pynvml', 'prometheus_client', 'watchdog', "
+        "'yaml', 'ssl'}\n"
+        "print('\\nheavy:', *sorted(heavy & set(sys.modules)))\n"
+        "raise SystemExit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "heavy:"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        pytest.param([], 2, id="nothing"),
+        pytest.param(["--help"], 0, id="--help"),
+        pytest.param(["help"], 0, id="help"),
+    ],
+)
+def test_overview(capsys: pytest.CaptureFixture[str], argv: list[str], code: int) -> None:
+    assert main(argv, {}) == code
+    out = capsys.readouterr().out
+    for word in ("run ", "demo ", "config ", "version ", "exit codes:", "examples:"):
+        assert word in out
+
+
+@pytest.mark.parametrize("command", ["run", "config"])
+def test_the_help_of_a_command_is_the_manual(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"], {})
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    unbroken = "".join(out.split())
+    for setting in SETTINGS:
+        assert f"--{setting.name}" in out
+        assert all(name in unbroken for name in setting.environment)
+    assert "exit codes:" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        pytest.param(["rum"], "'run' is close", id="misspelt command"),
+        pytest.param(["run", "--node-nam", "x"], "there is --node-name", id="misspelt flag"),
+        pytest.param(["run", "--node"], "no option '--node'", id="no abbreviations"),
+        pytest.param(["run", "gpu-1"], "no option 'gpu-1'", id="a word too many"),
+        pytest.param(["run", "--node-name"], "expected one argument", id="value missing"),
+        pytest.param(["version", "--xml"], "--xml", id="unknown option of version"),
+        pytest.param(["config", "--json", "--markdown"], "not allowed with", id="two shapes"),
+        pytest.param(
+            ["run", "--device-split-count=900000"],
+            "--device-split-count is '900000', but it must be 1 to 65536 vGPUs per GPU; choose",
+            id="value out of range",
+        ),
+    ],
+)
+def test_a_mistake_ends_with_2_and_a_sentence(
+    capsys: pytest.CaptureFixture[str], started: list[Config], argv: list[str], words: str
+) -> None:
+    try:
+        code: object = main(argv, NODE)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("vgpu-agent: ")
+    assert words in last
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("argv", "split_count"),
+    [
+        pytest.param(["run", "--device-split-count=4"], 4, id="run"),
+        pytest.param(["--device-split-count=4"], 4, id="HAMi's plugin has no command"),
+        pytest.param(["run", "--device-split-count", "3", "--device-split-count", "4"], 4, id="the last one counts"),
+        pytest.param(["run", "-v", "4"], 10, id="-v 4"),
+        pytest.param(["run", "-v=4"], 10, id="-v=4"),
+    ],
+)  # fmt: skip
+def test_run(started: list[Config], argv: list[str], split_count: int) -> None:
+    assert main(argv, NODE) == 0
+    assert [config.sharing.split_count for config in started] == [split_count]
+
+
+def test_hami_s_own_command_line(started: list[Config], tmp_path: Path) -> None:
+    path = tmp_path / "device-config.yaml"
+    path.write_text("nvidia:\n  deviceSplitCount: 5\n  deviceMemoryScaling: 1.5\n")
+    environ = {
+        "NODE_NAME": "gpu-1",
+        "NVIDIA_MIG_MONITOR_DEVICES": "all",
+        "DEVICE_LIST_STRATEGY": "envvar",
+        "HOOK_PATH": "/usr/local",
+    }
+    argv = [f"--config-file={path}", "--mig-strategy=none", "--disable-core-limit=false"]
+    assert main(argv, environ) == 0
+    (config,) = started
+    assert config.sharing.split_count == 5
+    assert config.sharing.memory_scaling == 1.5
+    assert not config.disable_core_limit
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        pytest.param([], False, id="not given"),
+        pytest.param(["--clean-exit"], True, id="alone"),
+        pytest.param(["--clean-exit=true"], True, id="with a value"),
+        pytest.param(["--clean-exit", "false"], False, id="with a value of its own"),
+        pytest.param(["--clean-exit", "--pass-device-specs"], True, id="before another flag"),
+    ],
+)
+def test_switches(started: list[Config], argv: list[str], value: bool) -> None:
+    assert main(["run", *argv], NODE) == 0
+    assert started[0].clean_exit is value
+
+
+@pytest.mark.parametrize(
+    ("node_name", "code"),
+    [
+        pytest.param("fine", 0, id="stopped"),
+        pytest.param("gives-up", 1, id="gave up"),
+        pytest.param("refused", 2, id="refused by the daemon itself"),
+    ],
+)
+def test_exit_code_of_run(started: list[Config], node_name: str, code: int) -> None:
+    assert main(["run", f"--node-name={node_name}"], {}) == code
+
+
+def test_notes_are_logged_at_start(
+    capsys: pytest.CaptureFixture[str], started: list[Config]
+) -> None:
+    main(["run", "--log-format=logfmt"], {**NODE, "HOOK_PATH": "/usr/local/vgpu"})
+    assert "setting_noted" in capsys.readouterr().err
+
+
+def test_demo_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def demo(argv: list[str]) -> int:
+        seen.append(argv)
+        return 3
+
+    module = ModuleType("agent.demo")
+    module.main = demo  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "agent.demo", module)
+    assert main(["demo", "--json", "--help"], {}) == 3
+    assert seen == [["--json", "--help"]]
+
+
+def test_config_prints_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--device-split-count", "4"], NODE) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(SETTINGS)
+    assert "device-split-count 4 flag --device-split-count" in [" ".join(x.split()) for x in lines]
+
+
+def test_config_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--json"], NODE) == 0
+    printed = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in printed["settings"]}
+    assert rows["node-name"]["value"] == "gpu-1"
+    assert rows["node-name"]["origin"] == "environment NODE_NAME"
+
+
+def test_config_prints_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--markdown"], {}) == 0
+    assert capsys.readouterr().out == (ROOT / "docs" / "configuration.md").read_text()
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    """As `vgpu-agent config --markdown | head -1`."""
+    program = [sys.executable, "agent.py", "config", "--markdown"]
+    with subprocess.Popen(
+        program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read()
+        code = process.wait(30)
+    assert (code, said) == (141, b"")
+
+
+def test_every_flag_of_the_table_is_a_flag_of_run() -> None:
+    flags = {flag for action in settings_parser("run")._actions for flag in action.option_strings}
+    wanted = {f"--{name}" for s in SETTINGS for name in (s.name, *s.aliases) if len(name) > 1}
+    assert wanted | {"-v"} <= flags

@@ -1,0 +1,170 @@
+"""Log lines: their shapes, priorities, and repeated failures."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import logs
+
+
+@dataclass
+class Tape:
+    """Where a test's log lines go, and its clock."""
+
+    stream: io.StringIO = field(default_factory=io.StringIO)
+    now_s: float = 1_700_000_000.25
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stream.getvalue().splitlines()
+
+
+@pytest.fixture(name="tape")
+def fresh_sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tape]:
+    tape = Tape()
+    sink = logs._Sink()
+    sink.clock = lambda: tape.now_s
+    monkeypatch.setattr(logs, "_SINK", sink)
+    logs.configure(form="logfmt", level="debug", environ={}, stream=tape.stream)
+    return tape
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param("plain-1/2", "plain-1/2", id="bare"),
+        pytest.param("two words", '"two words"', id="spaces are quoted"),
+        pytest.param("", '""', id="empty is quoted"),
+        pytest.param('a"b', '"a\\"b"', id="quotes are escaped"),
+        pytest.param("a\nb", '"a\\nb"', id="a line stays one line"),
+        pytest.param("a=b", '"a=b"', id="an equals sign is quoted"),
+        pytest.param(True, "true", id="true"),
+        pytest.param(0.30000000000000004, "0.3", id="short floats"),
+        pytest.param(None, "None", id="none"),
+    ],
+)
+def test_values(value: object, text: str) -> None:
+    assert logs.logfmt("info", "happened", {"key": value}) == f"info  happened key={text}"
+
+
+def test_long_values_are_cut() -> None:
+    line = logs.logfmt("info", "happened", {"key": "x" * 10_000})
+    assert len(line) < logs.MAX_VALUE_CHARS + 100
+    assert line.endswith("...")
+
+
+@given(value=st.text() | st.integers() | st.floats() | st.lists(st.text()))
+def test_any_value_stays_on_one_line(value: object) -> None:
+    line = logs.logfmt("info", "happened", {"key": value})
+    assert "\n" not in line
+    assert "\r" not in line
+
+
+def test_json_lines(tape: Tape) -> None:
+    logs.configure(form="json", stream=tape.stream, environ={})
+    logs.get("agent.services.health").error("gpu lost", trace="Trace\nback", gpu="GPU-a", odd={1})
+    (line,) = tape.lines
+    assert json.loads(line) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "error",
+        "event": "gpu lost",
+        "in": "health",
+        "gpu": "GPU-a",
+        "odd": "{1}",
+        "trace": "Trace\nback",
+    }
+
+
+@pytest.mark.parametrize(
+    ("level", "priority"),
+    [
+        pytest.param("debug", 7, id="debug"),
+        pytest.param("info", 6, id="info"),
+        pytest.param("warning", 4, id="warning"),
+        pytest.param("error", 3, id="error"),
+    ],
+)
+def test_journal_priorities(tape: Tape, level: str, priority: int) -> None:
+    logs.configure(form="journal", level="debug", stream=tape.stream, environ={})
+    getattr(logs.get("agent.x"), level)("happened")
+    assert tape.lines[0].startswith(f"<{priority}>")
+
+
+def test_every_line_of_a_traceback_has_its_priority(tape: Tape) -> None:
+    logs.configure(form="journal", stream=tape.stream, environ={})
+    logs.get("agent.x").error("crashed", trace="one\ntwo\n")
+    assert [line[:3] for line in tape.lines] == ["<3>", "<3>", "<3>"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "form"),
+    [
+        pytest.param({"JOURNAL_STREAM": "8:1"}, "journal", id="under systemd"),
+        pytest.param({}, "logfmt", id="elsewhere"),
+    ],
+)
+def test_auto(tape: Tape, environ: dict[str, str], form: str) -> None:
+    logs.configure(form="auto", environ=environ, stream=tape.stream)
+    logs.get("agent.x").info("happened")
+    assert tape.lines[0].startswith("<6>") == (form == "journal")
+
+
+def test_level(tape: Tape) -> None:
+    logs.configure(form="logfmt", level="warning", environ={}, stream=tape.stream)
+    log = logs.get("agent.x")
+    log.debug("a")
+    log.info("b")
+    log.warning("c")
+    assert len(tape.lines) == 1
+
+
+def fail(error: str = "refused", about: str = "") -> Callable[[logs.Logger], None]:
+    return lambda log: log.failing("not reached", error=error, about=about)
+
+
+@pytest.mark.parametrize(
+    ("steps", "written"),
+    [
+        pytest.param([fail()], 1, id="once"),
+        pytest.param([fail(), fail(), fail()], 1, id="the same again"),
+        pytest.param([fail("a"), fail("b")], 2, id="another reason is news"),
+        pytest.param([fail(about="x"), fail(about="y")], 2, id="about something else"),
+        pytest.param([fail(), lambda log: log.recovered("not reached"), fail()], 2, id="after recovery"),
+        pytest.param([fail(about="x"), lambda log: log.recovered("not reached", about="y"), fail(about="x")], 1, id="something else recovered"),
+    ],
+)  # fmt: skip
+def test_repeated_failures(
+    tape: Tape, steps: list[Callable[[logs.Logger], None]], written: int
+) -> None:
+    log = logs.get("agent.x")
+    for step in steps:
+        step(log)
+    assert len(tape.lines) == written
+
+
+def test_a_lasting_failure_is_told_hourly_with_a_count(tape: Tape) -> None:
+    log = logs.get("agent.x")
+    for _ in range(5):
+        fail()(log)
+    tape.now_s += logs.REPEAT_EVERY_S
+    fail()(log)
+    first, second = tape.lines
+    assert "repeated" not in first
+    assert "repeated=4" in second
+
+
+def test_the_memory_of_failures_is_bounded(tape: Tape) -> None:
+    log = logs.get("agent.x")
+    for number in range(3000):
+        fail(about=f"pod-{number}")(log)
+    assert len(logs._SINK._last) <= 1001
+
+
+def test_a_closed_stream_harms_nobody(tape: Tape) -> None:
+    tape.stream.close()
+    logs.get("agent.x").info("happened")

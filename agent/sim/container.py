@@ -161,16 +161,14 @@ class Container:
             raise ContainerError(self._ended(f"before {command!r}")) from None
         return self._read_answer(repr(command), timeout_s)
 
-    def wait(self, timeout_s: float = ANSWER_S) -> tuple[int, str]:
-        """Close stdin, wait for the end, give exit code and the rest of stdout."""
+    def wait(self, timeout_s: float = ANSWER_S) -> tuple[int, str, str]:
+        """Close stdin, wait for the end, give exit code and the rest of stdout and stderr."""
         try:
             out, err = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise ContainerError(
-                f"container {self.name} did not end within {timeout_s} s"
-            ) from None
-        self.stderr = err.decode(errors="replace")
-        return self._process.returncode, (self._unread + out).decode(errors="replace")
+            raise ContainerError(f"container {self.name} did not end in {timeout_s} s") from None
+        said = (self._unread + out).decode(errors="replace")
+        return self._process.returncode, said, err.decode(errors="replace")
 
     def kill(self) -> None:
         """End it as the kernel's OOM killer would: SIGKILL, no goodbye."""

@@ -59,6 +59,7 @@ class _Node:
     driver_version: str = "570.86.15"
     cuda_version: int = 12080
     hanging: bool = False
+    fixed_enumeration: bool = False
     kernel_us: int = 0
     gpus: Mapping[int, SimGpu] = field(default_factory=dict)
     failures: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
@@ -152,6 +153,11 @@ class SimDriver:
         with self._lock:
             self._change(driver=state)
 
+    def fixed_enumeration(self, fixed: bool = True) -> None:
+        """Let NVML list GPUs as they were at nvmlInit, until it is initialised again."""
+        with self._lock:
+            self._change(fixed_enumeration=fixed)
+
     def versions(self, *, driver: str = "570.86.15", cuda: int = 12080) -> None:
         """Change the versions that the driver reports."""
         with self._lock:
@@ -224,6 +230,7 @@ def render(node: _Node) -> str:
         f"cuda_version {node.cuda_version}",
         f"driver {node.driver}",
         f"kernel_us {node.kernel_us}",
+        f"enumeration {'fixed' if node.fixed_enumeration else 'live'}",
         *(["hang"] if node.hanging else []),
     ]
     for number, gpu in sorted(node.gpus.items()):

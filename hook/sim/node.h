@@ -13,6 +13,7 @@
  *   xid 7 gpu=0 code=79 [gi=1 ci=0]      event number 7 (numbers grow); an event set delivers each once
  *   ecc 8 gpu=0 kind=double|single
  *   lost gpu=1                           fell off the bus
+ *   enumeration live | fixed             whether NVML lists a new GPU at once or after the next nvmlInit
  *   hang                                 every NVML call waits until this line is gone
  *   fail call=nvmlDeviceGetMemoryInfo code=999 [gpu=0]        also cu* names, with CUresult codes
  *   process gpu=0 pid=123 memory_mib=500 [type=compute|graphics] [sm_percent=0]
@@ -83,7 +84,7 @@ struct sim_pair {
 
 struct sim_node {
     enum sim_driver driver;
-    bool hang;
+    bool hang, fixed_enumeration;
     char driver_version[80];
     int cuda_version;
     unsigned kernel_us;

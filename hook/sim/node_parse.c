@@ -315,6 +315,13 @@ static bool parse_hang(const struct line *line, struct sim_node *node)
     return true;
 }
 
+static bool parse_enumeration(const struct line *line, struct sim_node *node)
+{
+    node->fixed_enumeration = strcmp(line->words[1], "fixed") == 0;
+    return node->fixed_enumeration || strcmp(line->words[1], "live") == 0
+        || refuse(line, "enumeration must be live or fixed");
+}
+
 static bool parse_fail(const struct line *line, struct sim_node *node)
 {
     long code;
@@ -404,6 +411,7 @@ static const struct {
     {"xid", 2, parse_xid},
     {"ecc", 2, parse_ecc},
     {"lost", 2, parse_lost},
+    {"enumeration", 2, parse_enumeration},
     {"hang", 1, parse_hang},
     {"fail", 2, parse_fail},
     {"process", 2, parse_process},

@@ -11,7 +11,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct nvmlDevice_st handles[MAX_HANDLES];
 static size_t handle_count;
 static unsigned init_count;
-static nvmlDevice_t gpus[MAX_GPUS];
+static nvmlDevice_t gpus[MAX_GPUS]; /* as nvmlInit found them */
 static size_t gpu_count;
 
 static nvmlDevice_t handle_of_locked(const char *uuid)
@@ -33,20 +33,18 @@ nvmlDevice_t handle_of(const char *uuid)
     return handle;
 }
 
-nvmlDevice_t enumerated(size_t index)
+nvmlDevice_t enumerated(const struct sim_node *node, size_t index)
 {
+    int positions[MAX_GPUS];
+    size_t count = node->fixed_enumeration ? 0 : sim_node_visible(node, positions);
     pthread_mutex_lock(&lock);
-    nvmlDevice_t handle = index < gpu_count ? gpus[index] : NULL;
+    nvmlDevice_t handle = NULL;
+    if (node->fixed_enumeration && index < gpu_count)
+        handle = gpus[index];
+    else if (index < count)
+        handle = handle_of_locked(node->gpus[positions[index]].uuid);
     pthread_mutex_unlock(&lock);
     return handle;
-}
-
-size_t enumerated_count(void)
-{
-    pthread_mutex_lock(&lock);
-    size_t count = gpu_count;
-    pthread_mutex_unlock(&lock);
-    return count;
 }
 
 static bool initialised(void)

@@ -35,10 +35,10 @@ nvmlReturn_t call_begin_init(struct call *call, const char *function);
 /* The handle of a uuid, always the same one; NULL when the table is full. */
 nvmlDevice_t handle_of(const char *uuid);
 
-/* GPUs as they were enumerated by nvmlInit: like the real library, one that appears later is not seen before
- * another nvmlShutdown and nvmlInit. NULL at or after the end. */
-nvmlDevice_t enumerated(size_t index);
-size_t enumerated_count(void);
+/* The GPU at this NVML index, NULL at or after the end. By default one that appears is listed at once; with
+ * "enumeration fixed" not before another nvmlShutdown and nvmlInit. (What real drivers do depends on their version;
+ * a program has to cope with both.) */
+nvmlDevice_t enumerated(const struct sim_node *node, size_t index);
 
 nvmlReturn_t copy_string(const char *from, char *to, unsigned length);
 void fill_pci(const char *bus_id, struct nvml_pci_info *pci);

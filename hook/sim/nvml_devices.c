@@ -80,7 +80,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
     if (result == NVML_SUCCESS && !count)
         result = NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS)
-        *count = (unsigned)enumerated_count();
+        for (*count = 0; enumerated(call.node, *count);)
+            (*count)++;
     return call_end(&call, result);
 }
 
@@ -93,7 +94,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *
 {
     struct call call;
     nvmlReturn_t result = call_begin(&call, __func__);
-    nvmlDevice_t found = enumerated(index);
+    nvmlDevice_t found = result == NVML_SUCCESS ? enumerated(call.node, index) : NULL;
     call_end(&call, result);
     if (result != NVML_SUCCESS)
         return result;
@@ -136,7 +137,7 @@ static const struct sim_gpu *search(const struct call *call, bool (*matches)(con
                                     const char *text)
 {
     nvmlDevice_t handle;
-    for (size_t i = 0; (handle = enumerated(i)); i++) {
+    for (size_t i = 0; (handle = enumerated(call->node, i)); i++) {
         int position = sim_node_find(call->node, handle->uuid);
         if (position >= 0 && matches(&call->node->gpus[position], text))
             return &call->node->gpus[position];
@@ -215,7 +216,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
     if (result == NVML_SUCCESS) {
         result = NVML_ERROR_NOT_FOUND;
         nvmlDevice_t handle;
-        for (unsigned i = 0; (handle = enumerated(i)); i++) {
+        for (unsigned i = 0; (handle = enumerated(call.node, i)); i++) {
             if (handle == device) {
                 *index = i;
                 result = NVML_SUCCESS;

@@ -1,11 +1,27 @@
-"""The nodes that the cases run on."""
+"""The nodes that the cases run on, and an agent on them.
 
-from collections.abc import Iterator
+Each case runs on stand-ins of two generations of kubelet, on a real kubelet 1.20 with a real API
+server, and on any cluster that is given by the environment. A node lives for the whole session;
+what a case has left on it is removed after the case.
+"""
+
+import tempfile
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from cluster import given_node
+from cluster.agent_process import AgentProcess, HostFiles, two_gpus
+from cluster.given_node import GivenNode
+from cluster.gpu_pods import GpuPods, NodeView
+from cluster.node_under_test import NodeUnderTest
+from cluster.peer_node_under_test import PeerNodeUnderTest
+from cluster.stand_in_node import running_stand_in
+from peers import node as peers
 from peers.build_peers import available, default_cache
-from peers.node import PeerNode, missing, running_node
+from peers.node import PeerNode, running_node
+
+from agent.sim.driver import SimDriver, SimGpu
 
 KNOBS = [
     Path("/proc/sys", name)
@@ -18,6 +34,13 @@ KNOBS = [
         "kernel/keys/root_maxbytes",
     )
 ]
+StartAgent = Callable[..., AgentProcess]
+Reporting = Generator[None, pytest.TestReport, pytest.TestReport]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make our own marker known."""
+    config.addinivalue_line("markers", "needs(ability...): what the node must be able to do")
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +52,136 @@ def knobs_before() -> dict[Path, str]:
 @pytest.fixture(scope="session")
 def peer_node(knobs_before: dict[Path, str]) -> Iterator[PeerNode]:
     """A real kubelet, API server and etcd; one for all cases, because it takes seconds to start."""
-    reason, peers = missing(), available(default_cache())
-    if reason or peers is None:
+    reason, built = peers.missing(), available(default_cache())
+    if reason or built is None:
         pytest.skip(reason)
-    with running_node(peers) as node:
+    with running_node(built) as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def short_path() -> Iterator[Path]:
+    """A directory whose path is short enough for unix sockets, which pytest's are not."""
+    with tempfile.TemporaryDirectory(prefix="vgpu-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "stand-in-1.20",
+        "stand-in-1.36",
+        pytest.param("real-1.20", marks=[pytest.mark.cluster, pytest.mark.timeout(180)]),
+        pytest.param("given", marks=[pytest.mark.cluster, pytest.mark.timeout(300)]),
+    ],
+)
+def any_node(request: pytest.FixtureRequest) -> Iterator[NodeUnderTest]:
+    """One node after the other."""
+    if request.param == "given":
+        reason = given_node.missing()
+        if reason:
+            pytest.skip(reason)
+        yield GivenNode()
+    elif request.param == "real-1.20":
+        yield PeerNodeUnderTest(request.getfixturevalue("peer_node"))
+    else:
+        behaviour = request.param.removeprefix("stand-in-")
+        state: Path = request.getfixturevalue("short_path") / behaviour
+        state.mkdir()
+        with running_stand_in(state, behaviour) as node:
+            yield node
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest, any_node: NodeUnderTest) -> NodeUnderTest:
+    """The node of this case; skips the case where the node lacks what `needs` asks for."""
+    for mark in request.node.iter_markers("needs"):
+        for ability in mark.args:
+            if ability not in any_node.abilities:
+                pytest.skip(f"a {any_node.kind} does not {ability}")
+    return any_node
+
+
+@pytest.fixture
+def view(node: NodeUnderTest) -> NodeView:
+    """The Node object."""
+    return NodeView(node)
+
+
+@pytest.fixture
+def driver_and_gpus(tmp_path: Path) -> tuple[SimDriver, tuple[SimGpu, SimGpu]]:
+    """A simulated driver with two GPUs."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    return two_gpus(folder)
+
+
+@pytest.fixture
+def driver(driver_and_gpus: tuple[SimDriver, tuple[SimGpu, SimGpu]]) -> SimDriver:
+    """The simulated driver."""
+    return driver_and_gpus[0]
+
+
+@pytest.fixture
+def gpus(driver_and_gpus: tuple[SimDriver, tuple[SimGpu, SimGpu]]) -> tuple[SimGpu, SimGpu]:
+    """Its two GPUs."""
+    return driver_and_gpus[1]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> HostFiles:
+    """The host's directories for the hook."""
+    return HostFiles(tmp_path)
+
+
+@pytest.fixture
+def pods(node: NodeUnderTest) -> Iterator[GpuPods]:
+    """Pods; all deleted after the case."""
+    created = GpuPods(node)
+    yield created
+    created.delete_all()
+
+
+@pytest.fixture
+def start_agent(
+    node: NodeUnderTest, view: NodeView, driver: SimDriver, files: HostFiles, tmp_path: Path
+) -> Iterator[StartAgent]:
+    """Starts agents with flags; ends them after the case, and removes what they left."""
+    started: list[AgentProcess] = []
+
+    def start(*flags: str, state: str = "state") -> AgentProcess:
+        agent = AgentProcess(node, driver, files, *flags, state=tmp_path / state)
+        agent.start()
+        started.append(agent)
+        return agent
+
+    yield start
+    for agent in started:
+        agent.kill()
+    ours = [key for key in view.annotations() if key.startswith("hami.io/")]
+    view.annotate(**dict.fromkeys(ours))
+    view.wait_for_allocatable(0)  # otherwise the next case would take these for its own
+
+
+@pytest.fixture
+def agent(start_agent: StartAgent, view: NodeView) -> AgentProcess:
+    """An agent that is at work: kubelet offers its vGPUs and the scheduler can read its node."""
+    agent = start_agent()
+    view.wait_for_allocatable(20)
+    view.wait_for("hami.io/node-nvidia-register", bool)
+    return agent
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Reporting:
+    """Show the ends of the agents' and kubelet's logs with a case that failed."""
+    report = yield
+    arguments = getattr(item, "funcargs", {})
+    if report.failed:
+        logs = sorted(arguments["tmp_path"].glob("*/agent.log")) if "tmp_path" in arguments else []
+        node = arguments.get("node")
+        logs += [node.kubelet_log] if node is not None and node.kubelet_log else []
+        for log in logs:
+            tail = log.read_text(errors="replace").splitlines()[-60:]
+            report.sections.append((f"end of {log}", "\n".join(line[:400] for line in tail)))
+    return report

@@ -1,8 +1,12 @@
-"""What is a whole real node for a test? etcd, API server, stand-in runtime and kubelet together."""
+"""What is a whole real node for a test? etcd, API server, stand-in runtime and kubelet together.
+
+By hand: `PYTHONPATH=tests .build/venv/bin/python -m peers.node` runs one until end of input.
+"""
 
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -88,3 +92,20 @@ def running_node(peers: Peers) -> Iterator[PeerNode]:
         node = PeerNode(peers, state=state, plane=plane, runtime=runtime, kubelet=kubelet)
         eventually(node.is_ready, within_s=60, what="the node is ready")
         yield node
+
+
+def main() -> int:
+    """Run a node until standard input ends, and print the variables that point tests at it."""
+    reason, peers = missing(), available(default_cache())
+    if reason or peers is None:
+        print(reason, file=sys.stderr)  # noqa: T201 - it talks to a person
+        return 1
+    with running_node(peers) as node:
+        print(f"export VGPU_TEST_KUBECONFIG={node.plane.kubeconfig('admin')}")  # noqa: T201
+        print(f"export VGPU_TEST_KUBELET_DIR={node.kubelet.root}", flush=True)  # noqa: T201
+        sys.stdin.read()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

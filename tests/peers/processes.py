@@ -39,6 +39,13 @@ class Process:
         assert self._child is not None
         return self._child.pid
 
+    @property
+    def exit_code(self) -> int:
+        """How it ended; only after it has, negative for a signal."""
+        assert self._child is not None
+        assert self._child.returncode is not None
+        return self._child.returncode
+
     def start(self) -> None:
         """Start it (again); its output is appended to the log."""
         assert not self.running

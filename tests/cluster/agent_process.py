@@ -1,0 +1,85 @@
+"""The agent as a real process under a simulated driver, on whatever node is under test."""
+
+import os
+import sys
+from pathlib import Path
+
+from cluster.node_under_test import NodeUnderTest
+from peers.processes import Process
+
+from agent.sim.driver import SimDriver, SimGpu
+
+TREE = Path(__file__).parents[2]
+VGPUS_PER_GPU = 10
+
+
+class HostFiles:
+    """The host's side of what containers get: a directory as the hook's installer leaves it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.hook = directory / "hook"
+        self.vgpu = self.hook / "vgpu"
+        self.locks = directory / "vgpulock"
+        self.vgpu.mkdir(parents=True)
+        (self.vgpu / "libvgpu.so").write_bytes(b"")
+        (self.vgpu / "ld.so.preload").write_text("/usr/local/vgpu/libvgpu.so\n")
+
+
+class AgentProcess:
+    """`agent.py run`; `start` may be called again after an end, and continues with its state."""
+
+    def __init__(
+        self,
+        node: NodeUnderTest,
+        driver: SimDriver,
+        files: HostFiles,
+        *flags: str,
+        state: Path,
+    ) -> None:
+        state.mkdir(exist_ok=True)
+        command = [
+            sys.executable,
+            str(TREE / "agent.py"),
+            "run",
+            f"--node-name={node.name}",
+            f"--kubeconfig={node.agent_kubeconfig}",
+            f"--kubelet-socket={node.kubelet_socket}",
+            f"--pod-resources-socket={node.pod_resources_socket}",
+            f"--host-hook-path={files.hook}",
+            f"--vgpulock-dir={files.locks}",
+            f"--state-dir={state}",
+            f"--device-split-count={VGPUS_PER_GPU}",
+            "--metrics-bind-address=off",
+            "--log-level=debug",
+            "--log-format=logfmt",
+            "--probe-interval=0.5",  # a GPU is to recover while a test waits
+            *flags,
+        ]
+        inherited = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")}
+        self.process = Process(
+            command, log=state / "agent.log", environ=inherited | driver.environment()
+        )
+
+    def start(self) -> None:
+        """Start it; what it does then is for the test to see from outside."""
+        self.process.start()
+
+    def stop(self) -> int:
+        """Ask it to end, as systemd and kubelet do; gives its exit code."""
+        self.process.stop()
+        return self.process.exit_code
+
+    def kill(self) -> None:
+        """End it as the kernel does when memory is short."""
+        self.process.kill()
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self.process.log.read_text(errors="replace") if self.process.log.exists() else ""
+
+
+def two_gpus(directory: Path) -> tuple[SimDriver, tuple[SimGpu, SimGpu]]:
+    """A simulated driver with two A40s."""
+    driver = SimDriver(directory)
+    return driver, (driver.add_gpu(), driver.add_gpu())

@@ -1,0 +1,66 @@
+"""The node of real peers: kubelet 1.20.2, kube-apiserver 1.20.2, etcd."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cluster.node_under_test import (
+    ENDS_CONTAINERS,
+    LOSES_FILES,
+    SEES_CONTAINERS,
+    STOPS_API,
+    STOPS_KUBELET,
+    ContainerView,
+    without_kubelets_own,
+)
+from peers.node import PeerNode
+
+
+class PeerNodeUnderTest:
+    """Implements NodeUnderTest."""
+
+    kind = "real kubelet 1.20"
+    abilities = frozenset({SEES_CONTAINERS, ENDS_CONTAINERS, STOPS_KUBELET, LOSES_FILES, STOPS_API})
+
+    def __init__(self, node: PeerNode) -> None:
+        self._node = node
+        self.name = node.name
+        self.kubelet_socket = node.kubelet.socket
+        self.pod_resources_socket = node.kubelet.pod_resources
+        self.kubelet_log: Path | None = node.kubelet.process.log
+        self.agent_kubeconfig = node.plane.kubeconfig("agent")
+        self.api = node.plane.admin
+
+    def containers(self, pod_uid: str, name: str) -> Sequence[ContainerView]:
+        return [
+            without_kubelets_own(
+                c.envs,
+                [(m.container_path, m.host_path, m.read_only) for m in c.mounts],
+                [(d.container_path, d.host_path, d.permissions) for d in c.devices],
+                c.annotations,
+            )
+            for c in self._node.runtime.containers_of(pod_uid, name)
+        ]
+
+    def end_container(self, pod_uid: str, name: str, exit_code: int) -> None:
+        self._node.runtime.exit_container(pod_uid, name, exit_code)
+
+    def stop_kubelet(self) -> None:
+        self._node.kubelet.stop()
+
+    def start_kubelet(self) -> None:
+        self._node.kubelet.start()
+
+    def stop_api(self) -> None:
+        self._node.plane.stop_apiserver()
+
+    def start_api(self) -> None:
+        self._node.plane.start_apiserver()
+
+    @property
+    def api_server(self) -> Any:
+        return _no("API faults")
+
+
+def _no(what: str) -> NoReturn:
+    raise NotImplementedError(f"the real peers have no {what}")

@@ -244,6 +244,7 @@ def serve(
         if stuck := supervisor.stuck():
             log.failing("services stuck", error=",".join(stuck))
             continue
+        log.recovered("services stuck")
         notify("WATCHDOG=1")
         if (now := tick()) != status:
             status = now

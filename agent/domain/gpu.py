@@ -90,5 +90,5 @@ class GpuEvent:
     """Something the driver reported about one GPU (or, with an empty uuid, about none it names)."""
 
     uuid: str
-    kind: str  # "xid" | "ecc_single" | "ecc_double" | "other"
+    kind: str  # "xid" | "ecc_single" | "ecc_double" | "lost" | "other"
     xid: int = 0

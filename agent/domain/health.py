@@ -54,6 +54,8 @@ def verdict(event: GpuEvent, ignored_xids: frozenset[int]) -> str:
         return f"XID {event.xid}" + (f" ({name})" if name else "")
     if event.kind == "ecc_double":
         return "uncorrectable ECC error"
+    if event.kind == "lost":
+        return "it no longer answers the driver (fallen off the bus, or in need of a reset)"
     return ""
 
 

@@ -96,6 +96,19 @@ class GpuPods:
 
         eventually(scheduled, within_s=20, every_s=0.1, what="the node's lock is free")
 
+    def filter_and_lock(self, pod: GpuPod, *containers: Container) -> None:
+        """Everything the scheduler does before the binding, which `bind` then makes."""
+        claims = [c.claims for c in containers]
+        self.scheduler.filter(NAMESPACE, pod.name, self._node.name, claims)
+        self.scheduler.lock(self._node.name, NAMESPACE, pod.name)
+        self.scheduler.start_bind(NAMESPACE, pod.name)
+
+    def annotate(self, pod: GpuPod, annotations: Mapping[str, str]) -> None:
+        """Write annotations, as anybody who may edit pods can."""
+        self._api.merge_patch(
+            f"{_PODS}/{pod.name}", {"metadata": {"annotations": dict(annotations)}}
+        )
+
     def start(
         self, *containers: Container, init: Sequence[Container] = (), restart: str = "Always"
     ) -> GpuPod:
@@ -104,8 +117,8 @@ class GpuPods:
         self.place(pod, *containers, init=init)
         return pod
 
-    def bind_unplaced(self, pod: GpuPod) -> None:
-        """Bind a pod as a scheduler does that knows nothing of shared GPUs."""
+    def bind(self, pod: GpuPod) -> None:
+        """Only the binding: all that a scheduler does that knows nothing of shared GPUs."""
         self.scheduler.bind(NAMESPACE, pod.name, self._node.name)
 
     def read(self, pod: GpuPod) -> dict[str, Any]:

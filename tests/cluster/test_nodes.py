@@ -34,7 +34,7 @@ def plugin(view: NodeView) -> Iterator[TinyPlugin]:
 
 def start_pod(pods: GpuPods, **env: str) -> GpuPod:
     pod = pods.create(Container(name="main", env=env, limits={RESOURCE: "1"}))
-    pods.bind_unplaced(pod)
+    pods.bind(pod)
     return pod
 
 

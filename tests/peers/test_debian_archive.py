@@ -52,8 +52,10 @@ def test_one_line_entries(text: str, expected: list[str]) -> None:
         pytest.param(
             "Types: deb\nURIs: u\nSuites: bookworm\nComponents: main\nSigned-By:\n -----\n .\n k\n",
             [
-                "Types: deb deb-src\nURIs: u\nSuites: bookworm\nComponents: main\n"
-                "Signed-By: \n -----\n .\n k"
+                (
+                    "Types: deb deb-src\nURIs: u\nSuites: bookworm\nComponents: main\n"
+                    "Signed-By: \n -----\n .\n k"
+                )
             ],
             id="a key that stands in the file",
         ),

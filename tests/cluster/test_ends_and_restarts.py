@@ -1,0 +1,306 @@
+"""What is left standing when kubelet, the API server or the agent ends and comes back."""
+
+import shutil
+
+import pytest
+from cluster.agent_process import VGPUS_PER_GPU, AgentProcess
+from cluster.conftest import StartAgent
+from cluster.gpu_pods import Container, GpuPod, GpuPods, NodeView
+from cluster.node_under_test import (
+    API_FAULTS,
+    LOSES_FILES,
+    STOPS_API,
+    STOPS_KUBELET,
+    NodeUnderTest,
+)
+from cluster.pod_resources import assigned_ids
+from waiting import eventually
+
+from agent.sim.driver import SimGpu
+from agent.sim.scheduler import BIND_PHASE, PlacedClaim
+
+ALL_VGPUS = 2 * VGPUS_PER_GPU
+CHECKPOINT = "kubelet_internal_checkpoint"
+Gpus = tuple[SimGpu, SimGpu]
+
+
+@pytest.fixture
+def gpu_container(gpus: Gpus) -> Container:
+    return Container(name="main", claims=[PlacedClaim(gpus[0].uuid, 100, 10)])
+
+
+def start_and_see_it_run(pods: GpuPods, view: NodeView, container: Container) -> GpuPod:
+    """The node does its whole job: a pod gets its GPU, the scheduler gets its node back."""
+    pod = pods.start(container)
+    pods.wait_for_phase(pod, "Running")
+    eventually(lambda: pods.annotations(pod).get(BIND_PHASE) == "success")
+    view.wait_for_lock(held=False)
+    return pod
+
+
+# --- kubelet -------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs(STOPS_KUBELET)
+def test_kubelet_is_restarted_while_pods_run(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    before = start_and_see_it_run(pods, view, gpu_container)
+    ids = assigned_ids(node, before, "main")
+    node.stop_kubelet()
+    node.start_kubelet()
+    view.wait_for_allocatable(ALL_VGPUS)
+    after = start_and_see_it_run(pods, view, gpu_container)
+    assert pods.status(before)["phase"] == "Running"
+    assert assigned_ids(node, before, "main") == ids
+    assert not set(ids) & set(assigned_ids(node, after, "main"))
+
+
+@pytest.mark.needs(STOPS_KUBELET)
+def test_the_agent_is_started_before_kubelet(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    start_agent: StartAgent,
+    gpu_container: Container,
+) -> None:
+    node.stop_kubelet()
+    agent = start_agent()
+    view.wait_for("hami.io/node-nvidia-register", bool)  # the API server needs no kubelet
+    assert agent.process.running
+    node.start_kubelet()
+    view.wait_for_allocatable(ALL_VGPUS)
+    start_and_see_it_run(pods, view, gpu_container)
+
+
+@pytest.mark.needs(STOPS_KUBELET)
+def test_kubelet_is_restarted_between_bind_and_allocate(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    node.stop_kubelet()
+    pod = pods.start(gpu_container)
+    node.start_kubelet()
+    # Kubelet may look at the pod before any plugin is back, and then it fails it for good.
+    ends = ("Running", "Failed")
+    eventually(lambda: pods.status(pod).get("phase") in ends, within_s=60)
+    view.wait_for_allocatable(ALL_VGPUS)
+    if pods.status(pod)["phase"] == "Running":
+        eventually(lambda: pods.annotations(pod).get(BIND_PHASE) == "success")
+    pods.delete(pod)  # as its controller does, or its owner
+    start_and_see_it_run(pods, view, gpu_container)
+
+
+@pytest.mark.needs(STOPS_KUBELET, LOSES_FILES)
+@pytest.mark.parametrize("damage", ["deleted", "cut in half"])
+def test_kubelets_books_are_lost(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+    damage: str,
+) -> None:
+    before = start_and_see_it_run(pods, view, gpu_container)
+    node.stop_kubelet()
+    checkpoint = node.kubelet_socket.with_name(CHECKPOINT)
+    content = checkpoint.read_bytes()
+    if damage == "deleted":
+        checkpoint.unlink()
+    else:
+        checkpoint.write_bytes(content[: len(content) // 2])
+    node.start_kubelet()
+    view.wait_for_allocatable(ALL_VGPUS)
+    start_and_see_it_run(pods, view, gpu_container)
+    assert pods.status(before)["phase"] == "Running"
+
+
+@pytest.mark.needs(LOSES_FILES)
+def test_our_socket_is_removed(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    plugins = node.kubelet_socket.parent
+    ours = set(plugins.glob("*.sock")) - {node.kubelet_socket}
+    for path in ours:
+        path.unlink()
+    eventually(lambda: set(plugins.glob("*.sock")) - {node.kubelet_socket} - ours, within_s=30)
+    view.wait_for_allocatable(ALL_VGPUS)
+    start_and_see_it_run(pods, view, gpu_container)
+
+
+@pytest.mark.needs(STOPS_KUBELET, LOSES_FILES)
+@pytest.mark.parametrize("fate", ["renamed", "deleted"])
+def test_the_directory_of_sockets_is_replaced(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+    fate: str,
+) -> None:
+    plugins = node.kubelet_socket.parent
+    aside = plugins.with_name(f"{plugins.name}.old")
+    node.stop_kubelet()
+    plugins.rename(aside)
+    if fate == "deleted":
+        shutil.rmtree(aside)
+    try:
+        node.start_kubelet()
+        view.wait_for_allocatable(ALL_VGPUS)
+        start_and_see_it_run(pods, view, gpu_container)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+# --- the agent -----------------------------------------------------------------------------------
+
+
+def test_the_agent_is_killed_and_started_again(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    before = start_and_see_it_run(pods, view, gpu_container)
+    agent.kill()
+    view.wait_for_allocatable(0)
+    agent.start()
+    view.wait_for_allocatable(ALL_VGPUS)
+    start_and_see_it_run(pods, view, gpu_container)
+    assert pods.status(before)["phase"] == "Running"
+
+
+def test_a_pod_that_came_while_there_was_no_agent_does_not_block_the_node(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    agent.kill()
+    view.wait_for_allocatable(0)
+    pod = pods.start(gpu_container)
+    pods.wait_for_phase(pod, "Failed")  # by kubelet alone: it has no devices
+    agent.start()
+    view.wait_for_allocatable(ALL_VGPUS)
+    pods.delete(pod)
+    start_and_see_it_run(pods, view, gpu_container)
+
+
+def test_a_second_agent_waits_and_takes_over(
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    start_agent: StartAgent,
+    gpu_container: Container,
+) -> None:
+    second = start_agent()
+    start_and_see_it_run(pods, view, gpu_container)
+    assert second.process.running
+    agent.kill()
+    view.wait_for_allocatable(ALL_VGPUS)
+    start_and_see_it_run(pods, view, gpu_container)
+    assert second.process.running
+
+
+def test_an_agent_replaces_another_one_that_knows_nothing_of_it(
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    start_agent: StartAgent,
+    gpu_container: Container,
+) -> None:
+    second = start_agent(state="elsewhere")  # its own lock file: both run, as in a surge roll-out
+    eventually(lambda: "registered" in second.log, within_s=30)
+    agent.stop()
+    view.wait_for_allocatable(ALL_VGPUS)
+    start_and_see_it_run(pods, view, gpu_container)
+
+
+# --- the API server ------------------------------------------------------------------------------
+
+
+@pytest.mark.needs(STOPS_API)
+def test_the_api_server_is_restarted(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    start_and_see_it_run(pods, view, gpu_container)
+    node.stop_api()
+    node.start_api()
+    start_and_see_it_run(pods, view, gpu_container)
+    assert view.allocatable() == ALL_VGPUS
+
+
+@pytest.mark.needs(STOPS_API)
+def test_the_agent_is_started_while_the_api_server_is_away(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    start_agent: StartAgent,
+    gpu_container: Container,
+) -> None:
+    node.stop_api()
+    try:
+        agent = start_agent()
+        eventually(lambda: "registered" in agent.log, within_s=30)  # kubelet needs no API server
+    finally:
+        node.start_api()
+    view.wait_for("hami.io/node-nvidia-register", bool)
+    view.wait_for_allocatable(ALL_VGPUS)
+    start_and_see_it_run(pods, view, gpu_container)
+
+
+@pytest.mark.needs(API_FAULTS)
+def test_watches_expire(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    for as_status in (True, False):
+        node.api_server.expire_watches(count=2, as_status=as_status)
+        node.api_server.end_watches()
+        start_and_see_it_run(pods, view, gpu_container)
+
+
+@pytest.mark.needs(API_FAULTS)
+def test_the_api_server_has_too_much_to_do(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    pod = pods.create(gpu_container)
+    pods.filter_and_lock(pod, gpu_container)
+    for resource in ("pods", "nodes"):
+        node.api_server.fail(429, count=2, verb="patch", resource=resource, retry_after_s=0.1)
+    pods.bind(pod)
+    pods.wait_for_phase(pod, "Running")
+    eventually(lambda: pods.annotations(pod).get(BIND_PHASE) == "success", within_s=30)
+    view.wait_for_lock(held=False)
+
+
+@pytest.mark.needs(API_FAULTS)
+def test_kubelet_asks_before_the_watch_has_told_of_the_pod(
+    node: NodeUnderTest, pods: GpuPods, agent: AgentProcess, gpu_container: Container
+) -> None:
+    with node.api_server.held_events():
+        pods.wait_for_phase(pods.start(gpu_container), "Running")

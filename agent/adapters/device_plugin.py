@@ -1,0 +1,371 @@
+"""The DevicePlugin service: protobuf on the outside, vGPUs and grants on the inside.
+
+Kubelet sets no deadline for Allocate and admits no other pod meanwhile, so every call has a budget
+here: the allocator is told its deadline and honours it, and should it hang nevertheless (a disk, a
+mount), its thread is left to itself and the call ends with a sentence. Texts of errors are read by
+the owner of the pod in `kubectl describe pod`.
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+import grpc
+
+from agent import errors, logs
+from agent.domain.gpu import GpuInventory
+from agent.domain.grants import Grant
+from agent.domain.vgpu_ids import Vgpu, preferred
+from agent.services.published import Inventory
+from agent.wire import deviceplugin_pb2 as dp
+from agent.wire import rpc
+
+log = logs.get(__name__)
+
+T = TypeVar("T")
+
+ALLOCATE_BUDGET_S = 2.0
+PREFER_BUDGET_S = 1.0  # it is only a hint, and kubelet waits for it too
+GRACE_S = 0.25  # for an allocator that honours its deadline to say so itself
+MAX_OVERDUE_CALLS = 8
+MAX_DETAILS_CHARS = 1000
+
+INTERNAL = (
+    "vgpu-agent failed on this node while it prepared the container; this is a defect of the "
+    "agent, not of the pod: its log on the node has the details"
+)
+
+# Checked in order: the first class that fits.
+_CODES: tuple[tuple[type[errors.AgentError], grpc.StatusCode], ...] = (
+    (errors.NoPendingPod, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.MalformedAnnotation, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.CountMismatch, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.UnknownDevice, grpc.StatusCode.NOT_FOUND),
+    (errors.BudgetExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.NodeNotReady, grpc.StatusCode.UNAVAILABLE),
+    (errors.ClusterConflict, grpc.StatusCode.ABORTED),
+    (errors.ClusterGone, grpc.StatusCode.NOT_FOUND),
+    (errors.ClusterDenied, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.ClusterError, grpc.StatusCode.UNAVAILABLE),
+    (errors.AgentError, grpc.StatusCode.FAILED_PRECONDITION),
+)
+
+
+class Allocator(Protocol):
+    """Who decides what a container gets. Thread-safe; `deadline_s` is of `time.monotonic()`."""
+
+    def allocate(self, device_ids: Sequence[str], *, deadline_s: float) -> Grant:
+        """Grant one container the vGPUs that kubelet chose (sorted). Raises AgentError.
+
+        It counts and logs its own outcomes, and grants nothing after the deadline.
+        """
+
+
+class Preference(Protocol):
+    """Who advises kubelet on which vGPUs to choose. Thread-safe."""
+
+    def preferred(
+        self,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        *,
+        deadline_s: float,
+    ) -> Sequence[str]:
+        """Choose `size` of the available ids for the container whose turn it is."""
+
+
+class Refused(Exception):
+    """How an RPC ends: the status, and the sentence for the owner of the pod."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Overdue(Exception):
+    """A call is not done in its time; `working` calls are still at it."""
+
+    def __init__(self, working: int) -> None:
+        super().__init__(f"{working} overdue calls")
+        self.working = working
+
+
+class BoundedCalls:
+    """Runs calls in threads of their own, so that a caller can stop waiting for one.
+
+    The threads are daemons: one that never comes back does not keep the process from ending. Only
+    so many may be out; then calls are overdue before they have begun.
+    """
+
+    def __init__(self, limit: int = MAX_OVERDUE_CALLS) -> None:
+        self._limit = limit
+        self._free = threading.BoundedSemaphore(limit)
+
+    def run(self, work: Callable[[], T], within_s: float) -> T:
+        """Give what `work` gives, or raise what it raises. Raises Overdue."""
+        if not self._free.acquire(blocking=False):
+            raise Overdue(self._limit)
+        outcome: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - it belongs to the waiting caller
+                outcome.set_exception(error)
+            finally:
+                self._free.release()
+
+        try:
+            threading.Thread(target=call, name="allocate", daemon=True).start()
+        except RuntimeError:
+            self._free.release()
+            raise
+        try:
+            return outcome.result(timeout=within_s)
+        except TimeoutError:
+            if outcome.done():  # at the last moment, or by a time-out of its own
+                return outcome.result()
+            raise Overdue(1) from None
+
+
+class Answers:
+    """What is answered to kubelet, on whichever socket it asks. Lives as long as the agent."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        vgpus: Callable[[GpuInventory], tuple[Vgpu, ...]],
+        allocator: Allocator,
+        preference: Preference,
+        *,
+        budget_s: float = ALLOCATE_BUDGET_S,
+        on_overdue: Callable[[float], None] = lambda _took_s: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.inventory = inventory
+        self._vgpus = vgpus
+        self._allocator = allocator
+        self._preference = preference
+        self.budget_s = budget_s
+        self._on_overdue = on_overdue
+        self._clock = clock
+        self._calls = BoundedCalls()
+
+    def options(self) -> dp.DevicePluginOptions:
+        """The same at Register and at GetDevicePluginOptions: kubelets believe one or the other."""
+        return dp.DevicePluginOptions(get_preferred_allocation_available=True)
+
+    def vgpus(self) -> tuple[Vgpu, ...]:
+        """The list as it is now."""
+        return self._vgpus(self.inventory.now())
+
+    def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
+        """Answer one Allocate. Raises Refused."""
+        started_s = self._clock()
+        deadline_s = started_s + self.budget_s
+
+        def work() -> dp.AllocateResponse:
+            return dp.AllocateResponse(
+                container_responses=[
+                    encode_grant(
+                        self._allocator.allocate(_ids(asked.device_ids), deadline_s=deadline_s)
+                    )
+                    for asked in request.container_requests
+                ]
+            )
+
+        try:
+            return self._calls.run(work, self.budget_s + GRACE_S)
+        except errors.AgentError as error:
+            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            raise Refused(code, str(error)) from error
+        except Overdue as overdue:
+            text, took_s = self._late(overdue), self._clock() - started_s
+            self._on_overdue(took_s)
+            log.error("allocate overdue", error=text, took_ms=round(took_s * 1000, 1))
+            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, text) from overdue
+        except Exception as error:  # whatever it is, its text is not for the pod's owner
+            log.error("allocate crashed", trace=traceback.format_exc())
+            raise Refused(grpc.StatusCode.INTERNAL, INTERNAL) from error
+
+    def _late(self, overdue: Overdue) -> str:
+        if overdue.working > 1:
+            return (
+                f"vgpu-agent has {overdue.working} earlier calls that do not come back (a hanging "
+                "disk?), so it takes no more on this node: see its log on the node, and restart it"
+            )
+        return (
+            f"vgpu-agent could not prepare the container within {self.budget_s:g} s and gave up so "
+            "that other pods of this node can start; the API server or the node's disk is slow: "
+            "create the pod again"
+        )
+
+    def preferred(
+        self, asked: dp.ContainerPreferredAllocationRequest
+    ) -> dp.ContainerPreferredAllocationResponse:
+        """Give a valid answer whatever happens: an error here would reject the pod."""
+        available = _ids(asked.available_device_ids)
+        must_include = _ids(asked.must_include_device_ids)
+        size = max(0, asked.allocation_size)
+        choice: tuple[str, ...] = ()
+        try:
+            within_s = min(PREFER_BUDGET_S, self.budget_s)
+            deadline_s = self._clock() + within_s
+            choice = self._calls.run(
+                lambda: tuple(
+                    self._preference.preferred(available, must_include, size, deadline_s=deadline_s)
+                ),
+                within_s + GRACE_S,
+            )
+        except (errors.AgentError, Overdue) as error:
+            log.info("no preference", error=error)
+        except Exception:  # noqa: BLE001 - see above
+            log.error("preference crashed", trace=traceback.format_exc())
+        if not _valid(choice, available, must_include, size):
+            choice = preferred(available, must_include, size)
+        return dp.ContainerPreferredAllocationResponse(device_ids=choice)
+
+
+class DevicePlugin:
+    """The five RPCs on one socket; it knows which streams are open there."""
+
+    def __init__(self, answers: Answers, on_stream: Callable[[bool], None]) -> None:
+        self._answers = answers
+        self._on_stream = on_stream
+        self._lock = threading.Lock()
+        self._streams: set[threading.Event] = set()
+        self._closing = False
+
+    def end_streams(self) -> None:
+        """Have every ListAndWatch return, and every new one return at once."""
+        with self._lock:
+            self._closing = True
+            for woken in self._streams:
+                woken.set()
+
+    # --- RPCs ------------------------------------------------------------------------------
+
+    def get_device_plugin_options(
+        self, _request: dp.Empty, _context: rpc.Context
+    ) -> dp.DevicePluginOptions:
+        """What kubelet may ask of us."""
+        return self._answers.options()
+
+    def list_and_watch(
+        self, _request: dp.Empty, context: rpc.Context
+    ) -> Iterator[dp.ListAndWatchResponse]:
+        """Send the list, and again after each change, until either side ends it."""
+        woken = threading.Event()
+        self._on_stream(True)
+
+        def ended() -> None:
+            self._on_stream(False)
+            woken.set()
+
+        if not context.add_callback(ended):
+            ended()
+            return
+        with self._lock:
+            self._streams.add(woken)
+        stop_listening = self._answers.inventory.listen(woken.set)
+        try:
+            yield from self._lists(woken, context)
+        finally:
+            stop_listening()
+            with self._lock:
+                self._streams.discard(woken)
+
+    def _lists(
+        self, woken: threading.Event, context: rpc.Context
+    ) -> Iterator[dp.ListAndWatchResponse]:
+        sent: tuple[Vgpu, ...] | None = None
+        while True:
+            woken.clear()  # before looking: what changes after the look wakes us
+            if self._closing or not context.is_active():
+                return
+            vgpus = self._answers.vgpus()
+            if vgpus != sent:
+                sent = vgpus
+                log.info("list sent", vgpus=len(vgpus), healthy=sum(vgpu.healthy for vgpu in vgpus))
+                yield encode_list(vgpus)
+            woken.wait()
+
+    def get_preferred_allocation(
+        self, request: dp.PreferredAllocationRequest, _context: rpc.Context
+    ) -> dp.PreferredAllocationResponse:
+        """Which vGPUs kubelet should choose, so that its books agree with the scheduler."""
+        return dp.PreferredAllocationResponse(
+            container_responses=[self._answers.preferred(a) for a in request.container_requests]
+        )
+
+    def allocate(self, request: dp.AllocateRequest, context: rpc.Context) -> dp.AllocateResponse:
+        """What the container gets."""
+        try:
+            return self._answers.allocate(request)
+        except Refused as refused:
+            context.abort(refused.code, details(str(refused)))
+
+    def pre_start_container(
+        self, _request: dp.PreStartContainerRequest, _context: rpc.Context
+    ) -> dp.PreStartContainerResponse:
+        """Nothing to prepare; kubelet is not told to ask."""
+        return dp.PreStartContainerResponse()
+
+
+# --- protobuf <-> domain -------------------------------------------------------------------------
+
+
+def encode_list(vgpus: Sequence[Vgpu]) -> dp.ListAndWatchResponse:
+    """Encode the list of all vGPUs."""
+    message = dp.ListAndWatchResponse()
+    for vgpu in vgpus:
+        device = message.devices.add()
+        device.id = vgpu.device_id
+        device.health = rpc.HEALTHY if vgpu.healthy else rpc.UNHEALTHY
+        if vgpu.numa_node is not None:
+            device.topology.nodes.add().id = vgpu.numa_node
+    return message
+
+
+def encode_grant(grant: Grant) -> dp.ContainerAllocateResponse:
+    """Encode the answer for one container."""
+    return dp.ContainerAllocateResponse(
+        envs=grant.envs,
+        mounts=[
+            dp.Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
+            for m in grant.mounts
+        ],
+        devices=[
+            dp.DeviceSpec(
+                container_path=d.container_path, host_path=d.host_path, permissions=d.permissions
+            )
+            for d in grant.device_nodes
+        ],
+        annotations=grant.annotations,
+        cdi_devices=[dp.CDIDevice(name=name) for name in grant.cdi_devices],
+    )
+
+
+def _ids(device_ids: Sequence[str]) -> tuple[str, ...]:
+    """Kubelet sends a set in random order."""
+    return tuple(sorted(set(device_ids)))
+
+
+def _valid(
+    choice: Sequence[str], available: Sequence[str], must_include: Sequence[str], size: int
+) -> bool:
+    return (
+        len(choice) == len(set(choice)) == size
+        and set(choice) <= {*available, *must_include}
+        and set(must_include) <= set(choice)
+    )
+
+
+def details(text: str) -> str:
+    """The text as one printable line of bounded length: parts of it may be a tenant's."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= MAX_DETAILS_CHARS else line[: MAX_DETAILS_CHARS - 3] + "..."

@@ -40,6 +40,10 @@ class NodeNotReady(AllocateRefused):
     """The node cannot make the grant now: disk full, hook missing, budget used up."""
 
 
+class BudgetExceeded(NodeNotReady):
+    """The time kubelet may be kept waiting is used up: it blocks every pod of the node."""
+
+
 # --- API server ------------------------------------------------------------------------------
 
 

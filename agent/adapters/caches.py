@@ -1,0 +1,224 @@
+"""The host's side of a container's mounts: cache directories, hook library, preload file, lock.
+
+<host vgpu dir>/                     root's, 0755
+    libvgpu.so.<version>             the hook; never rewritten, containers have it mapped
+    ld.so.preload                    one line: where containers see the hook
+    containers/                      root's, 0755
+        <pod uid>_<container>/       0777: containers run as any user; only this one sees it
+<lock dir>/                          1777, shared by all containers: HAMi-core's contract
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.adapters.safe_files import (
+    check_ours,
+    ensured_directory,
+    opened_directory,
+    read_small,
+    refusing,
+    remove_tree,
+    trusted_owner,
+    write_whole,
+)
+from agent.errors import NodeNotReady
+from agent.ports import CacheDir, HookFiles
+
+CONTAINERS = "containers"
+LIBRARY, PRELOAD, LICENSE, VALIDATOR = "libvgpu.so", "ld.so.preload", "license", "vgpuvalidator"
+COMMON_DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
+                       "/dev/nvidia-modeset")  # fmt: skip
+OPEN_TO_ALL, SHARED = 0o777, 0o1777
+MAX_LIBRARY_BYTES = 64 << 20
+
+_POD_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
+_CONTAINER = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}", re.ASCII)
+
+
+def directory_name(pod_uid: str, container: str) -> str:
+    """`<pod uid>_<container>`. Raises NodeNotReady for what no API server would let through."""
+    if not _POD_UID.fullmatch(pod_uid) or not _CONTAINER.fullmatch(container):
+        raise NodeNotReady(
+            f"the pod's uid {pod_uid!a} or its container's name {container!a} cannot be the name "
+            "of a directory; use letters, digits and dashes"
+        )
+    return f"{pod_uid}_{container}"
+
+
+def is_directory_name(name: str) -> bool:
+    """Whether a directory's name has the form that `directory_name` gives."""
+    uid, separator, container = name.partition("_")
+    return bool(separator and _POD_UID.fullmatch(uid) and _CONTAINER.fullmatch(container))
+
+
+class HostCaches:
+    """Implements `Caches` below one directory of the host. Thread-safe: it keeps no state."""
+
+    def __init__(
+        self,
+        host_vgpu_dir: Path,
+        *,
+        lock_dir: Path,
+        hook_library: str = "/usr/local/vgpu/libvgpu.so",
+        versioned_library: str = "",
+        dev_root: Path = Path("/"),
+    ) -> None:
+        """`hook_library`: where containers see the hook.
+
+        `versioned_library`: its file name on the host, as `install_hook` gave it; without that file
+        (or without a name) it is `libvgpu.so`.
+        """
+        self._root = host_vgpu_dir
+        self._lock_dir = lock_dir
+        self._hook_library = hook_library
+        self._versioned_library = versioned_library
+        self._dev_root = dev_root
+
+    # --- directories of containers
+
+    @contextlib.contextmanager
+    def _opened_root(self) -> Iterator[int]:
+        with opened_directory(self._root) as fd:
+            check_ours(fd, self._root)
+            yield fd
+
+    @contextlib.contextmanager
+    def _opened_containers(self) -> Iterator[int]:
+        with self._opened_root() as root, ensured_directory(CONTAINERS, 0o755, dir_fd=root) as fd:
+            check_ours(fd, self._root / CONTAINERS)
+            yield fd
+
+    def create(self, pod_uid: str, container: str) -> Path:
+        """Make (or find again) the directory of a container. Raises NodeNotReady."""
+        name = directory_name(pod_uid, container)
+        path = self._root / CONTAINERS / name
+        with (
+            refusing("make the container's directory", path),
+            self._opened_containers() as parent,
+            ensured_directory(name, OPEN_TO_ALL, dir_fd=parent) as fd,
+        ):
+            self._open_to_all(fd, path, OPEN_TO_ALL)
+        return path
+
+    def _open_to_all(self, fd: int, path: Path, mode: int) -> None:
+        """Bring a directory of ours to its mode; the name plays no part any more."""
+        info = os.fstat(fd)
+        if not trusted_owner(info):
+            raise NodeNotReady(
+                f"the directory {path} belongs to user {info.st_uid} and not to the agent, so "
+                "somebody else has made or taken it: remove it"
+            )
+        if stat.S_IMODE(info.st_mode) != mode:
+            os.fchmod(fd, mode)
+
+    def discard(self, name: str) -> None:
+        """Delete a directory of ours and what is in it. Raises NodeNotReady."""
+        if not is_directory_name(name):
+            raise NodeNotReady(f"{name!a} is no container's directory and is not deleted")
+        path = self._root / CONTAINERS / name
+        with refusing("delete the container's directory", path), self._opened_containers() as fd:
+            remove_tree(name, dir_fd=fd)
+
+    def listed(self) -> tuple[CacheDir, ...]:
+        """All directories of containers. Raises NodeNotReady.
+
+        Their age is told by ctime: a tenant can set the other times at will.
+        """
+        with (
+            refusing("list the containers' directories", self._root / CONTAINERS),
+            self._opened_containers() as fd,
+            os.scandir(fd) as entries,
+        ):
+            return tuple(
+                CacheDir(entry.name, entry.stat(follow_symlinks=False).st_ctime)
+                for entry in entries
+                if is_directory_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            )
+
+    # --- what all containers share
+
+    def prepare(self) -> HookFiles:
+        """Make what all containers share and say which files there are. Raises NodeNotReady."""
+        with refusing("use the hook's files", self._root), self._opened_root() as root:
+            library = self._library(root)
+            self._write_preload(root)
+            licensed = _exists(LICENSE, root)
+        self._prepare_lock_dir()
+        return HookFiles(
+            library=library,
+            preload=self._root / PRELOAD,
+            lock_dir=self._lock_dir,
+            license=self._root / LICENSE if licensed else None,
+            validator=self._root / VALIDATOR if licensed else None,  # HAMi does not look for it
+            device_nodes=tuple(
+                path for path in COMMON_DEVICE_NODES if (self._dev_root / path[1:]).exists()
+            ),
+        )
+
+    def _library(self, root: int) -> Path:
+        for name in (self._versioned_library, LIBRARY):
+            if name and _exists(name, root):
+                return self._root / name
+        raise NodeNotReady(
+            f"the node has no {self._root / LIBRARY}, without which limits are not kept: let the "
+            "agent install its hook library, or copy it there"
+        )
+
+    def _write_preload(self, root: int) -> None:
+        wanted = self._hook_library.encode()
+        try:
+            now = read_small(PRELOAD, 4096, dir_fd=root)
+        except FileNotFoundError:
+            now = None
+        if now is None or now.strip() != wanted:
+            write_whole(PRELOAD, wanted + b"\n", 0o644, dir_fd=root)
+
+    def _prepare_lock_dir(self) -> None:
+        path = self._lock_dir
+        parent = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC  # /tmp may be a link of the admin's
+        with refusing("make the lock directory", path):
+            fd = os.open(path.parent, parent)
+            try:
+                with ensured_directory(path.name, SHARED, dir_fd=fd) as own:
+                    self._open_to_all(own, path, SHARED)
+            finally:
+                os.close(fd)
+
+
+def _exists(name: str, directory: int) -> bool:
+    """Whether there is a file with something in it: a half-copied library is none."""
+    try:
+        info = os.stat(name, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(info.st_mode) and info.st_size > 0
+
+
+def install_hook(source: Path, host_vgpu_dir: Path, version: str) -> Path:
+    """Put the hook library where containers get it from; give the path of the host's file.
+
+    The name has the version and a digest of the content, so an upgrade never touches a file that
+    running containers have mapped. Calling it again changes nothing. Raises NodeNotReady.
+    """
+    with refusing("read the hook library", source), source.open("rb") as file:
+        content = file.read(MAX_LIBRARY_BYTES + 1)
+    if not content or len(content) > MAX_LIBRARY_BYTES:
+        raise NodeNotReady(
+            f"{source} has {len(content)} bytes and so is no hook library: install the agent again"
+        )
+    name = f"{LIBRARY}.{version}-{hashlib.sha256(content).hexdigest()[:16]}"
+    with refusing("install the hook library", host_vgpu_dir):
+        made = not host_vgpu_dir.exists()
+        host_vgpu_dir.mkdir(parents=True, exist_ok=True)
+        with opened_directory(host_vgpu_dir) as root:
+            if made:
+                os.fchmod(root, 0o755)
+            check_ours(root, host_vgpu_dir)
+            if not _exists(name, root) or read_small(name, len(content), dir_fd=root) != content:
+                write_whole(name, content, 0o755, dir_fd=root)
+    return host_vgpu_dir / name

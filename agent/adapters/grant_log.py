@@ -1,0 +1,282 @@
+"""The journal of grants: one file per pod, one JSON object per line.
+
+    {"granted": {...}}          a container's grant, on disk before anybody hears of it
+    {"answered": "container"}   kubelet got it; written without fsync: it only has to outlive us
+    {"dropped": "container"}    it was not made after all
+
+A line cut short by a crash is ignored. A file that cannot be read is put aside with a log event:
+losing it means that a repeated question is refused, nothing worse.
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from agent import logs
+from agent.adapters.safe_files import opened_directory, read_small, refusing, write_all
+from agent.domain.grants import Claim, DeviceNode, Grant, GrantRecord, Mount
+from agent.errors import NodeNotReady
+
+log = logs.get(__name__)
+
+FOLDER, SUFFIX, CORRUPT = "grants", ".jsonl", ".corrupt"
+MAX_FILE_BYTES = 4 << 20
+MAX_RECORDS = 10_000
+
+_POD_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
+_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError, AttributeError)
+
+Key = tuple[str, str]  # pod uid, container
+
+
+# --- codec ---------------------------------------------------------------------------------------
+
+
+def encode_record(record: GrantRecord) -> str:
+    """One line for a grant; whether it was answered is a line of its own."""
+    return json.dumps({"granted": {k: v for k, v in asdict(record).items() if k != "answered"}})
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise TypeError("a list of strings was expected")
+    return tuple(value)
+
+
+def _mapping(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise TypeError("an object of strings was expected")
+    return value
+
+
+def _exactly(cls: type, value: Any, **kinds: type) -> Any:
+    """A small dataclass whose fields have exactly these types."""
+    if not isinstance(value, dict) or {k: type(v) for k, v in value.items()} != kinds:
+        raise TypeError(f"a {cls.__name__} was expected")
+    return cls(**value)
+
+
+def _decode_grant(value: Any) -> Grant:
+    return Grant(
+        envs=_mapping(value["envs"]),
+        mounts=tuple(
+            _exactly(Mount, item, container_path=str, host_path=str, read_only=bool)
+            for item in value["mounts"]
+        ),
+        device_nodes=tuple(
+            _exactly(DeviceNode, item, container_path=str, host_path=str, permissions=str)
+            for item in value["device_nodes"]
+        ),
+        annotations=_mapping(value["annotations"]),
+        cdi_devices=_texts(value["cdi_devices"]),
+    )
+
+
+def _decode_record(value: Any) -> GrantRecord:
+    granted_at_s = float(value["granted_at_s"])
+    if not math.isfinite(granted_at_s):
+        raise ValueError("a moment was expected")
+    names = _texts([value[key] for key in ("pod_uid", "namespace", "pod_name", "container")])
+    return GrantRecord(
+        pod_uid=names[0],
+        namespace=names[1],
+        pod_name=names[2],
+        container=names[3],
+        device_ids=_texts(value["device_ids"]),
+        claims=tuple(
+            _exactly(Claim, item, uuid=str, vendor=str, memory_mib=int, core_percent=int)
+            for item in value["claims"]
+        ),
+        grant=_decode_grant(value["grant"]),
+        granted_at_s=granted_at_s,
+    )
+
+
+def decode_file(text: str) -> dict[str, GrantRecord]:
+    """What a pod's file says: its grants by container, oldest first.
+
+    Raises ValueError, and nothing else, when a complete line of it is not one of ours.
+    """
+    records: dict[str, GrantRecord] = {}
+    *lines, _cut_short = text.split("\n")
+    try:
+        for line in lines:
+            entry = json.loads(line)
+            if "granted" in entry:
+                record = _decode_record(entry["granted"])
+                records.pop(record.container, None)
+                records[record.container] = record
+            elif "answered" in entry:
+                container = entry["answered"]
+                records[container] = replace(records[container], answered=True)
+            else:
+                records.pop(entry["dropped"], None)
+    except _UNREADABLE as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return records
+
+
+def _read_file(name: str, folder: int) -> tuple[bytes, list[GrantRecord]]:
+    """Raises ValueError, OSError."""
+    content = read_small(name, MAX_FILE_BYTES, dir_fd=folder)
+    if content is None:
+        raise ValueError("it is no file of a size that we write")
+    records = list(decode_file(content.decode()).values())
+    if any(name != record.pod_uid + SUFFIX for record in records):
+        raise ValueError("it speaks of another pod")
+    return content, records
+
+
+# --- the journal ---------------------------------------------------------------------------------
+
+
+class FileGrantLog:
+    """Implements `GrantLog` in `<state dir>/grants`. Thread-safe."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Read what is there; a directory that cannot be read counts as empty."""
+        self._folder = state_dir / FOLDER
+        self._lock = threading.Lock()
+        self._records: dict[Key, GrantRecord] = {}
+        self._all: tuple[GrantRecord, ...] = ()
+        try:
+            with self._opened() as folder:
+                self._load(folder)
+        except NodeNotReady as error:
+            log.failing("grants unreadable", error=error)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        with refusing("write the agent's journal", self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with opened_directory(self._folder) as fd:
+                yield fd
+
+    def _load(self, folder: int) -> None:
+        names = [name for name in sorted(os.listdir(folder)) if name.endswith(SUFFIX)]
+        files = [records for name in names if (records := self._load_file(name, folder))]
+        files.sort(key=lambda records: records[0].granted_at_s)
+        loaded = [record for records in files for record in records]
+        self._change(lambda _: {_key(record): record for record in loaded[-MAX_RECORDS:]})
+
+    def _load_file(self, name: str, folder: int) -> list[GrantRecord]:
+        try:
+            content, records = _read_file(name, folder)
+        except (ValueError, OSError) as error:
+            log.error("grants put aside", file=name, error=error)
+            with contextlib.suppress(OSError):
+                os.rename(name, name + CORRUPT, src_dir_fd=folder, dst_dir_fd=folder)
+            return []
+        if not content.endswith(b"\n"):
+            self._cut(name, content.rfind(b"\n") + 1, folder)
+        return records
+
+    def _cut(self, name: str, size_bytes: int, folder: int) -> None:
+        """Remove the line that a crash cut short: the next one must not continue it."""
+        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.ftruncate(fd, size_bytes)
+        finally:
+            os.close(fd)
+
+    # --- GrantLog
+
+    def records(self) -> tuple[GrantRecord, ...]:
+        """All remembered grants, oldest first."""
+        return self._all
+
+    def record(self, record: GrantRecord) -> None:
+        """Remember, on disk before returning. Raises NodeNotReady when the disk refuses."""
+        with self._lock:
+            self._append(record.pod_uid, encode_record(record), durable=True)
+            self._change(lambda records: {**_without(records, record), _key(record): record})
+            if len(self._records) > MAX_RECORDS:
+                self._forget(frozenset({self._all[0].pod_uid}))
+
+    def answered(self, record: GrantRecord) -> None:
+        """Remember that kubelet gets the answer; never raises."""
+        with self._lock:
+            if _key(record) not in self._records:
+                return
+            answered = replace(record, answered=True)
+            self._change(lambda records: {**records, _key(record): answered})
+            self._note(record, {"answered": record.container})
+
+    def drop(self, record: GrantRecord) -> None:
+        """Forget one container's grant; never raises."""
+        with self._lock:
+            self._change(lambda records: _without(records, record))
+            if any(uid == record.pod_uid for uid, _ in self._records):
+                self._note(record, {"dropped": record.container})
+            else:
+                self._forget(frozenset({record.pod_uid}))
+
+    def forget(self, pod_uids: frozenset[str]) -> None:
+        """Drop all grants of these pods; never raises."""
+        with self._lock:
+            self._forget(pod_uids)
+
+    # --- under the lock
+
+    def _change(self, change: Callable[[dict[Key, GrantRecord]], dict[Key, GrantRecord]]) -> None:
+        self._records = change(self._records)
+        self._all = tuple(self._records.values())
+
+    def _forget(self, pod_uids: frozenset[str]) -> None:
+        self._change(lambda records: {k: r for k, r in records.items() if k[0] not in pod_uids})
+        try:
+            with self._opened() as folder:
+                for uid in filter(_POD_UID.fullmatch, pod_uids):
+                    for name in (uid + SUFFIX, uid + SUFFIX + CORRUPT):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(name, dir_fd=folder)
+        except NodeNotReady as error:
+            log.failing("grants not forgotten", error=error)
+
+    def _note(self, record: GrantRecord, entry: Mapping[str, str]) -> None:
+        try:
+            self._append(record.pod_uid, json.dumps(entry), durable=False)
+        except NodeNotReady as error:
+            log.failing("grant not noted", about=record.pod_uid, error=error)
+
+    def _append(self, pod_uid: str, line: str, *, durable: bool) -> None:
+        if not _POD_UID.fullmatch(pod_uid):
+            raise NodeNotReady(f"the pod's uid {pod_uid!a} cannot be the name of a file")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._opened() as folder:
+            fd = os.open(pod_uid + SUFFIX, flags, 0o600, dir_fd=folder)
+            try:
+                size_bytes = os.fstat(fd).st_size
+                self._append_line(fd, line, size_bytes, durable=durable)
+            except OSError:
+                if not size_bytes:
+                    os.unlink(pod_uid + SUFFIX, dir_fd=folder)
+                raise
+            finally:
+                os.close(fd)
+            if durable and not size_bytes:
+                os.fsync(folder)
+
+    def _append_line(self, fd: int, line: str, size_bytes: int, *, durable: bool) -> None:
+        try:
+            write_all(fd, line.encode() + b"\n")
+            if durable:
+                os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, size_bytes)
+            raise
+
+
+def _key(record: GrantRecord) -> Key:
+    return record.pod_uid, record.container
+
+
+def _without(records: dict[Key, GrantRecord], record: GrantRecord) -> dict[Key, GrantRecord]:
+    return {key: known for key, known in records.items() if key != _key(record)}

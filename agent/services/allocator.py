@@ -1,0 +1,351 @@
+"""The Allocate use case: one container gets exactly what the scheduler decided for it.
+
+Order of the effects: host files, cache directory, journal, erasing the slot, bind phase, node lock.
+The journal comes before the first write to the API server, so that the same question after a
+crash gets the same answer; the lock goes last, because it directs the next Allocate.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent import logs
+from agent.domain.choice import BIND_PHASE, FAILED, SUCCESS, Refusal
+from agent.domain.claims import TO_ALLOCATE
+from agent.domain.gpu import Gpu, Sharing
+from agent.domain.grant_plan import GrantPolicy, HostPaths, plan_grant
+from agent.domain.grants import Claim, Grant, GrantRecord
+from agent.domain.matching import Turn, other_vendors_pending
+from agent.domain.preferred_ids import gpu_of
+from agent.errors import (
+    AgentError,
+    BudgetExceeded,
+    ClusterConflict,
+    ClusterError,
+    ClusterGone,
+    ClusterUnavailable,
+    CountMismatch,
+    MalformedAnnotation,
+    NodeNotReady,
+    NoPendingPod,
+    UnknownDevice,
+)
+from agent.ports import Caches, GrantLog, HookFiles
+from agent.services.bind_finisher import BindFinisher
+from agent.services.node_view import NodeView
+from agent.services.published import Inventory
+from agent.services.turns import Turns
+
+log = logs.get(__name__)
+
+DECISIONS = 3  # how often a pod may change under our hands
+EXIT_S = 0.2  # kept back for the exit door
+CACHE_NAMES = uuid.UUID("5a1d6f0e-4c0f-4f43-9f0e-6c1f4b7a9b52")
+
+GRANTED, REPEATED = "granted", "repeated"
+OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
+    (NoPendingPod, "no_pending_pod"),
+    (MalformedAnnotation, "malformed_annotation"),
+    (CountMismatch, "count_mismatch"),
+    (UnknownDevice, "unknown_device"),
+    (BudgetExceeded, "budget_exceeded"),
+    (NodeNotReady, "node_not_ready"),
+    (ClusterError, "cluster_unavailable"),
+)
+
+
+class _DecideAgainError(Exception):
+    """The pod is no longer what the decision was based on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Where grants become files."""
+
+    caches: Caches
+    grant_log: GrantLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """The GPUs there are and how they are handed out."""
+
+    inventory: Inventory
+    sharing: Sharing
+    policy: GrantPolicy
+
+
+def cache_name(pod_uid: str, container: str) -> str:
+    """The shared region's file name: the same whenever this container is asked for."""
+    return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
+
+
+def outcome_of(error: Exception) -> str:
+    """The label under which a failed Allocate is counted."""
+    return next((label for kind, label in OUTCOMES if isinstance(error, kind)), "internal")
+
+
+class Allocator:
+    """Grants vGPUs to containers, one at a time. Thread-safe."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        turns: Turns,
+        finisher: BindFinisher,
+        host: Host,
+        supply: Supply,
+        *,
+        on_outcome: Callable[[str, float], None] = lambda _outcome, _seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._view = view
+        self._turns = turns
+        self._finisher = finisher
+        self._host = host
+        self._supply = supply
+        self._on_outcome = on_outcome
+        self._clock = clock
+        self._now_s = now_s
+        self._one_at_a_time = threading.Lock()  # choosing a pod is read-modify-write
+
+    def allocate(self, device_ids: Sequence[str], *, deadline_s: float) -> Grant:
+        """Grant what the scheduler set aside for the container that kubelet asks for.
+
+        `device_ids` as kubelet gives them, in any order; only their number and identity count, the
+        scheduler has chosen the GPU. Ends around `deadline_s` at the latest.
+
+        Raises AllocateRefused or ClusterError, in words for the pod's owner.
+        """
+        started_s = self._clock()
+        try:
+            turn, grant = self._in_turn(tuple(sorted(device_ids)), deadline_s)
+        except Exception as error:
+            self._count(outcome_of(error), started_s, error)
+            raise
+        self._count(REPEATED if turn.remaining is None else GRANTED, started_s, turn)
+        return grant
+
+    def _count(self, outcome: str, started_s: float, about: Turn | Exception) -> None:
+        took_s = self._clock() - started_s
+        self._on_outcome(outcome, took_s)
+        took_ms = round(took_s * 1000, 1)
+        if isinstance(about, Turn):
+            log.info(
+                "allocated",
+                outcome=outcome,
+                pod=about.pod.full_name,
+                container=about.container.name,
+                gpus=",".join(claim.uuid for claim in about.claims),
+                memory_mib=sum(claim.memory_mib for claim in about.claims),
+                took_ms=took_ms,
+            )
+        else:
+            log.warning("allocate refused", outcome=outcome, error=about, took_ms=took_ms)
+
+    def _in_turn(self, device_ids: tuple[str, ...], deadline_s: float) -> tuple[Turn, Grant]:
+        if not self._one_at_a_time.acquire(timeout=max(0.0, deadline_s - self._clock())):
+            raise BudgetExceeded(
+                "another container's vGPUs are still being granted on this node, and the time for "
+                "this one is used up: the disk or the API server is slow; delete the pod, so that "
+                "it is created anew"
+            )
+        try:
+            for decision in range(1, DECISIONS + 1):
+                turn = self._turns.find(len(device_ids), device_ids, deadline_s=deadline_s)
+                try:
+                    if isinstance(turn, Refusal):
+                        with self._bind_attempt(turn, deadline_s):
+                            raise turn.error
+                    return turn, self._serve(turn, device_ids, deadline_s)
+                except _DecideAgainError as error:
+                    if decision == DECISIONS:
+                        self._finisher.finish(turn.pod, FAILED, deadline_s=deadline_s)
+                        raise ClusterUnavailable(
+                            f"pod {turn.pod.full_name} changed {DECISIONS} times while its vGPUs "
+                            "were being granted; delete it, so that it is scheduled again"
+                        ) from error
+        finally:
+            self._one_at_a_time.release()
+        raise AssertionError("unreachable: the last decision returns or raises")
+
+    # --- the exit door
+
+    @contextmanager
+    def _bind_attempt(
+        self, turn: Turn | Refusal, deadline_s: float
+    ) -> Iterator[list[Callable[[], None]]]:
+        """Any failure inside takes back what was made, ends the bind as failed, frees the node.
+
+        How to take back something is appended to the list that this gives. Only errors count: a
+        dying process leaves the journal, and the next one goes on from there.
+        """
+        undo: list[Callable[[], None]] = []
+        try:
+            yield undo
+        except Exception as error:
+            for step in reversed(undo):
+                step()
+            if not isinstance(error, _DecideAgainError):
+                self._finisher.finish(turn.pod, FAILED, deadline_s=deadline_s)
+            raise
+
+    def _discard(self, directory: str) -> None:
+        try:
+            self._host.caches.discard(directory)
+        except AgentError as error:  # it is deleted later, when its pod is gone
+            log.failing("cache directory not deleted", about=directory, error=error)
+
+    # --- one grant
+
+    def _serve(self, turn: Turn, device_ids: tuple[str, ...], deadline_s: float) -> Grant:
+        record = turn.record
+        if record is not None and record.answered:
+            return self._serve_again(turn, record, device_ids, deadline_s)
+        with self._bind_attempt(turn, deadline_s) as undo:
+            self._check_ids(device_ids)
+            record = self._prepare(turn, device_ids, undo)
+            self._check_budget(deadline_s)
+            phase_written = self._consume(turn, deadline_s)
+        self._end_bind(turn, deadline_s, phase_written=phase_written)
+        self._host.grant_log.answered(record)
+        self._turns.served(turn, device_ids, repeated=False)
+        return record.grant
+
+    def _serve_again(
+        self, turn: Turn, record: GrantRecord, device_ids: tuple[str, ...], deadline_s: float
+    ) -> Grant:
+        """Give an answer that was given before; its bind may be over for long, so none fails."""
+        self._host.caches.prepare()
+        self._host.caches.create(record.pod_uid, record.container)
+        self._turns.served(turn, device_ids, repeated=True)
+        if turn.pod.annotations.get(BIND_PHASE) != SUCCESS:
+            self._end_bind(turn, deadline_s, phase_written=False)
+        return record.grant
+
+    def _prepare(
+        self, turn: Turn, device_ids: tuple[str, ...], undo: list[Callable[[], None]]
+    ) -> GrantRecord:
+        """Make the container's directory and write the grant down; on disk when this returns."""
+        gpus = [self._gpu(claim) for claim in turn.claims]
+        files = self._host.caches.prepare()
+        directory = self._host.caches.create(turn.pod.uid, turn.container.name)
+        undo.append(lambda: self._discard(directory.name))
+        record = turn.record
+        if record is None:
+            record = GrantRecord(
+                pod_uid=turn.pod.uid,
+                namespace=turn.pod.namespace,
+                pod_name=turn.pod.name,
+                container=turn.container.name,
+                device_ids=device_ids,
+                claims=turn.claims,
+                grant=self._plan(turn, gpus, files, directory),
+                granted_at_s=self._now_s(),
+            )
+        if record is not turn.record or record.device_ids != device_ids:
+            record = replace(record, device_ids=device_ids)
+            self._host.grant_log.record(record)
+        undo.append(lambda: self._host.grant_log.drop(record))
+        return record
+
+    def _plan(self, turn: Turn, gpus: Sequence[Gpu], files: HookFiles, directory: Path) -> Grant:
+        return plan_grant(
+            turn.container,
+            turn.claims,
+            gpus,
+            paths=HostPaths(
+                library=str(files.library),
+                preload=str(files.preload),
+                cache_dir=str(directory),
+                lock_dir=str(files.lock_dir),
+                license=str(files.license or ""),
+                validator=str(files.validator or ""),
+                device_nodes=tuple(files.device_nodes),
+            ),
+            cache_name=cache_name(turn.pod.uid, turn.container.name),
+            policy=self._supply.policy,
+        )
+
+    def _consume(self, turn: Turn, deadline_s: float) -> bool:
+        """Erase the slot, and with the last one write the phase; tell whether that was written."""
+        if turn.remaining is None:
+            return turn.pod.annotations.get(BIND_PHASE) == SUCCESS
+        ends = turn.last and not other_vendors_pending(turn.pod)
+        changes = {TO_ALLOCATE: turn.remaining} | ({BIND_PHASE: SUCCESS} if ends else {})
+        before = {TO_ALLOCATE: turn.pod.annotations[TO_ALLOCATE]}
+        try:
+            self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s - EXIT_S)
+        except ClusterGone as error:
+            raise NoPendingPod(
+                f"pod {turn.pod.full_name} was deleted while its vGPUs were being granted; create "
+                "it again"
+            ) from error
+        except ClusterConflict as error:
+            pod = self._turns.reread(turn.pod.uid, deadline_s=deadline_s - EXIT_S)
+            if pod is None or pod.annotations.get(TO_ALLOCATE) != turn.remaining:
+                raise _DecideAgainError from error
+            return pod.annotations.get(BIND_PHASE) == SUCCESS  # our patch came through after all
+        return ends
+
+    def _end_bind(self, turn: Turn, deadline_s: float, *, phase_written: bool) -> None:
+        """After the pod's last container: the phase, if it is not written yet, then the lock."""
+        if not turn.last:
+            return
+        pod = self._view.pod(turn.pod.uid) or turn.pod
+        if phase_written or not other_vendors_pending(pod):
+            self._finisher.finish(pod, SUCCESS, phase_written=phase_written, deadline_s=deadline_s)
+        else:
+            self._finisher.finish_after_vendors(pod)
+
+    # --- what can be wrong
+
+    def _check_budget(self, deadline_s: float) -> None:
+        if self._clock() > deadline_s - EXIT_S:
+            raise BudgetExceeded(
+                "the time for granting vGPUs is used up before the API server was asked: the "
+                "node's disk is slow; delete the pod, so that it is created anew"
+            )
+
+    def _check_ids(self, device_ids: Sequence[str]) -> None:
+        inventory = self._supply.inventory.now()
+        if not inventory.known:
+            raise NodeNotReady(
+                "the agent has not read the node's GPUs yet; delete the pod, so that it is created "
+                "anew, once the node offers vGPUs again"
+            )
+        for device_id in device_ids:
+            if inventory.gpu(gpu_of(device_id)) is None:
+                raise UnknownDevice(
+                    f"kubelet asks for the vGPU {device_id}, which is on no GPU of this node: a "
+                    "GPU was removed or kubelet's books are old; delete the pod, so that it is "
+                    "created anew; if that happens again, look at this node's agent"
+                )
+
+    def _gpu(self, claim: Claim) -> Gpu:
+        """The GPU of a claim. Raises UnknownDevice, NodeNotReady when it cannot be handed out."""
+        again = "delete the pod, so that it is scheduled again"
+        if self._supply.sharing.mode != "hami-core" or "[" in claim.uuid:
+            raise NodeNotReady(
+                f"the scheduler has chosen {claim.uuid} in mode {self._supply.sharing.mode}, but "
+                "this build of the agent serves mode hami-core only; set the node's operatingmode "
+                f"to hami-core, then {again}"
+            )
+        gpu = self._supply.inventory.now().gpu(claim.uuid)
+        if gpu is None or not self._supply.sharing.offers(gpu):
+            raise UnknownDevice(
+                f"the scheduler has chosen the GPU {claim.uuid}, which node "
+                f"{self._view.node_name} does not share (any more): it was removed or excluded "
+                f"after the pod was scheduled; {again}"
+            )
+        if not gpu.healthy:
+            raise NodeNotReady(
+                f"the scheduler has chosen the GPU {claim.uuid}, which is unhealthy since: "
+                f"{gpu.unhealthy_reason}; {again} on a healthy one"
+            )
+        return gpu

@@ -201,18 +201,23 @@ class Endpoints:
                     self._end(talk, selector)
 
     def _accept(self, server: socket.socket, selector: selectors.BaseSelector) -> None:
-        try:
-            sock, _ = server.accept()
-        except OSError as error:  # the client is gone again, or there are no descriptors left
-            if not isinstance(error, BlockingIOError | ConnectionAbortedError):
+        """Take every connection that waits, so that a flood does not overflow the backlog."""
+        for _ in range(MAX_CONNECTIONS):
+            try:
+                sock, _ = server.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:  # no descriptors left: do not spin, the backlog waits
                 log.failing("connection not accepted", error=error)
-                time.sleep(0.05)  # out of descriptors: do not spin, the backlog waits
-            return
-        if len(self._talks) >= MAX_CONNECTIONS:
-            self._end(min(self._talks.values(), key=lambda talk: talk.until_s), selector)
-        sock.setblocking(False)
-        self._talks[sock] = _Talk(sock, self._clock() + TALK_WITHIN_S)
-        selector.register(sock, selectors.EVENT_READ)
+                time.sleep(0.05)
+                return
+            if len(self._talks) >= MAX_CONNECTIONS:
+                self._end(min(self._talks.values(), key=lambda talk: talk.until_s), selector)
+            sock.setblocking(False)
+            self._talks[sock] = _Talk(sock, self._clock() + TALK_WITHIN_S)
+            selector.register(sock, selectors.EVENT_READ)
 
     def _drop_late(self, selector: selectors.BaseSelector) -> None:
         now_s = self._clock()

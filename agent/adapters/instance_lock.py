@@ -80,6 +80,8 @@ class InstanceLock:
     def release(self) -> None:
         """Let others have it. The file stays: deleting it would let two agents hold two files."""
         if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # at once, even if a child still holds the file open
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
 

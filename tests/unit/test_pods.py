@@ -187,10 +187,22 @@ def test_a_node() -> None:
     assert node.with_annotations({"hami.io/node-handshake": None}).annotations == {}
 
 
-KEYS = (
-    "metadata spec status containers initContainers resources limits requests env name value "
-    "annotations hami.io/x phase"
-).split()
+KEYS = [
+    "metadata",
+    "spec",
+    "status",
+    "containers",
+    "initContainers",
+    "resources",
+    "limits",
+    "requests",
+    "env",
+    "name",
+    "value",
+    "annotations",
+    "hami.io/x",
+    "phase",
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (

@@ -64,13 +64,13 @@ class Metrics:
         self._api_requests = self._counter(
             "vgpu_api_requests",
             "Requests to the API server; an idle agent makes none but renewed watches, so a steady "
-            "rate means something keeps failing (code `error`: no answer at all).",
+            "rate means something keeps failing (code `none`: no answer at all).",
             ("verb", "resource", "code"),
         )
         self._allocations = self._counter(
             "vgpu_allocations",
-            "Containers that kubelet asked vGPUs for, by outcome; anything but `granted` rejected "
-            "a pod, whose events say why.",
+            "Containers that kubelet asked vGPUs for, by outcome; `granted` and `repeated` are "
+            "well, anything else rejected a pod, whose events say why.",
             ("outcome",),
         )
         self._allocate_s = Histogram(
@@ -117,12 +117,12 @@ class Metrics:
     def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, help_text, labels, registry=self._registry)
 
-    def api_request(self, verb: str, resource: str, code: str) -> None:
-        """Count a request, e.g. ("patch", "pods", "200"); code "error" when none came back."""
-        self._api_requests.labels(verb, resource, code).inc()
+    def api_request(self, verb: str, resource: str, status: int) -> None:
+        """Count a request, e.g. ("patch", "pods", 200); status 0 when no answer came back."""
+        self._api_requests.labels(verb, resource, str(status) if status else "none").inc()
 
     def allocation(self, outcome: str, took_s: float) -> None:
-        """Count the answer to an Allocate: "granted", or the name of the refusal."""
+        """Count the answer to an Allocate: "granted", "repeated", or the kind of refusal."""
         self._allocations.labels(outcome).inc()
         self._allocate_s.observe(took_s)
 

@@ -357,10 +357,11 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def bump(metrics: Metrics) -> None:
-    metrics.api_request("patch", "pods", "200")
-    metrics.api_request("patch", "pods", "200")
+    metrics.api_request("patch", "pods", 200)
+    metrics.api_request("patch", "pods", 200)
+    metrics.api_request("watch", "nodes", 0)
     metrics.allocation("granted", 0.004)
-    metrics.allocation("NoPendingPod", 3.0)
+    metrics.allocation("no_pending_pod", 3.0)
     metrics.registration("nvidia.com/gpu", "ok")
     metrics.health_transition("GPU-b", "unhealthy")
     metrics.xid_error("GPU-b", 79)
@@ -380,8 +381,9 @@ def bump(metrics: Metrics) -> None:
         pytest.param("vgpu_kubelet_registered", {"resource": "nvidia.com/gpu"}, 1, id="registered"),
         pytest.param("vgpu_cache_directories", {}, 3, id="cache directories"),
         pytest.param("vgpu_api_requests_total", {"verb": "patch", "resource": "pods", "code": "200"}, 2, id="API requests"),
+        pytest.param("vgpu_api_requests_total", {"verb": "watch", "resource": "nodes", "code": "none"}, 1, id="no answer"),
         pytest.param("vgpu_allocations_total", {"outcome": "granted"}, 1, id="granted"),
-        pytest.param("vgpu_allocations_total", {"outcome": "NoPendingPod"}, 1, id="refused"),
+        pytest.param("vgpu_allocations_total", {"outcome": "no_pending_pod"}, 1, id="refused"),
         pytest.param("vgpu_allocate_seconds_bucket", {"le": "0.005"}, 1, id="a quick Allocate"),
         pytest.param("vgpu_allocate_seconds_bucket", {"le": "2.5"}, 1, id="a slow one is above"),
         pytest.param("vgpu_allocate_seconds_count", {}, 2, id="Allocates"),

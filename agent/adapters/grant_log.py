@@ -146,6 +146,10 @@ class FileGrantLog:
         self._lock = threading.Lock()
         self._records: dict[Key, GrantRecord] = {}
         self._all: tuple[GrantRecord, ...] = ()
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the directory anew: another agent may have written until now. Never raises."""
         try:
             with self._opened() as folder:
                 self._load(folder)

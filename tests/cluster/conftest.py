@@ -35,6 +35,7 @@ KNOBS = [
     )
 ]
 StartAgent = Callable[..., AgentProcess]
+LOGS = pytest.StashKey[list[Path]]()  # of a case, to be shown when it fails
 Reporting = Generator[None, pytest.TestReport, pytest.TestReport]
 
 
@@ -144,13 +145,21 @@ def pods(node: NodeUnderTest) -> Iterator[GpuPods]:
 
 @pytest.fixture
 def start_agent(
-    node: NodeUnderTest, view: NodeView, driver: SimDriver, files: HostFiles, tmp_path: Path
+    node: NodeUnderTest,
+    view: NodeView,
+    driver: SimDriver,
+    files: HostFiles,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Iterator[StartAgent]:
     """Starts agents with flags; ends them after the case, and removes what they left."""
     started: list[AgentProcess] = []
+    logs = request.node.stash.setdefault(LOGS, [])
+    logs += [node.kubelet_log] if node.kubelet_log else []
 
     def start(*flags: str, state: str = "state") -> AgentProcess:
         agent = AgentProcess(node, driver, files, *flags, state=tmp_path / state)
+        logs.insert(0, agent.process.log)
         agent.start()
         started.append(agent)
         return agent
@@ -167,8 +176,11 @@ def start_agent(
 def agent(start_agent: StartAgent, view: NodeView) -> AgentProcess:
     """An agent that is at work: kubelet offers its vGPUs and the scheduler can read its node."""
     agent = start_agent()
-    view.wait_for_allocatable(20)
-    view.wait_for("hami.io/node-nvidia-register", bool)
+
+    def at_work() -> bool:
+        return view.allocatable() == 20 and "hami.io/node-nvidia-register" in view.annotations()
+
+    agent.process.wait_until(at_work, within_s=30, what="the agent is at work")
     return agent
 
 
@@ -176,12 +188,8 @@ def agent(start_agent: StartAgent, view: NodeView) -> AgentProcess:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Reporting:
     """Show the ends of the agents' and kubelet's logs with a case that failed."""
     report = yield
-    arguments = getattr(item, "funcargs", {})
     if report.failed:
-        logs = sorted(arguments["tmp_path"].glob("*/agent.log")) if "tmp_path" in arguments else []
-        node = arguments.get("node")
-        logs += [node.kubelet_log] if node is not None and node.kubelet_log else []
-        for log in logs:
-            tail = log.read_text(errors="replace").splitlines()[-60:]
+        for log in dict.fromkeys(item.stash.get(LOGS, list[Path]())):
+            tail = log.read_text(errors="replace").splitlines()[-40:]
             report.sections.append((f"end of {log}", "\n".join(line[:400] for line in tail)))
     return report

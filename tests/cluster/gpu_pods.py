@@ -135,7 +135,7 @@ class GpuPods:
         found: dict[str, Any] = self.read(pod).get("status") or {}
         return found
 
-    def wait_for_phase(self, pod: GpuPod, phase: str, *, within_s: float = 60) -> dict[str, Any]:
+    def wait_for_phase(self, pod: GpuPod, phase: str, *, within_s: float = 30) -> dict[str, Any]:
         """Wait until kubelet reports this phase; gives the status. Fails early on another end."""
         ends = {"Failed", "Succeeded"} - {phase}
 
@@ -195,7 +195,7 @@ class NodeView:
         return int(capacity.get(resource, "0"))
 
     def wait_for_allocatable(
-        self, count: int, resource: str = RESOURCE, *, within_s: float = 60
+        self, count: int, resource: str = RESOURCE, *, within_s: float = 30
     ) -> None:
         """Wait until kubelet offers exactly this many."""
         eventually(

@@ -19,6 +19,8 @@ from waiting import eventually
 from agent.sim.driver import SimGpu
 from agent.sim.scheduler import BIND_PHASE, PlacedClaim
 
+pytestmark = pytest.mark.timeout(180)
+
 ALL_VGPUS = 2 * VGPUS_PER_GPU
 CHECKPOINT = "kubelet_internal_checkpoint"
 Gpus = tuple[SimGpu, SimGpu]
@@ -90,7 +92,7 @@ def test_kubelet_is_restarted_between_bind_and_allocate(
     node.start_kubelet()
     # Kubelet may look at the pod before any plugin is back, and then it fails it for good.
     ends = ("Running", "Failed")
-    eventually(lambda: pods.status(pod).get("phase") in ends, within_s=60)
+    eventually(lambda: pods.status(pod).get("phase") in ends, within_s=30)
     view.wait_for_allocatable(ALL_VGPUS)
     if pods.status(pod)["phase"] == "Running":
         eventually(lambda: pods.annotations(pod).get(BIND_PHASE) == "success")

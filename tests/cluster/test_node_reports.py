@@ -10,6 +10,8 @@ from cluster.node_under_test import NodeUnderTest
 
 from agent.sim.driver import SimDriver, SimGpu
 
+pytestmark = pytest.mark.timeout(180)
+
 REGISTER = "hami.io/node-nvidia-register"
 HANDSHAKE = "hami.io/node-handshake"
 FALLEN_OFF_THE_BUS = 79

@@ -63,7 +63,7 @@ def test_a_container_that_is_started_again_gets_the_same_and_nobody_is_asked(
         pod = start_pod(pods)
         pods.wait_for_phase(pod, "Running")
         node.end_container(pod.uid, "main", 1)
-        eventually(lambda: len(node.containers(pod.uid, "main")) == 2, within_s=60)
+        eventually(lambda: len(node.containers(pod.uid, "main")) == 2, within_s=30)
     first, second = node.containers(pod.uid, "main")
     assert first == second
     assert len(plugin.allocated) == 1

@@ -20,6 +20,8 @@ from waiting import eventually
 from agent.sim.driver import SimGpu
 from agent.sim.scheduler import BIND_PHASE, TO_ALLOCATE, PlacedClaim
 
+pytestmark = pytest.mark.timeout(180)
+
 Gpus = tuple[SimGpu, SimGpu]
 CACHE = re.compile(r"/usr/local/vgpu/[0-9a-f-]{36}\.cache")
 
@@ -161,7 +163,7 @@ def test_a_container_that_is_started_again_keeps_its_grant_without_the_agent(
     pods.wait_for_phase(pod, "Running")
     agent.kill()
     node.end_container(pod.uid, "main", 1)
-    eventually(lambda: len(node.containers(pod.uid, "main")) == 2, within_s=60)
+    eventually(lambda: len(node.containers(pod.uid, "main")) == 2, within_s=30)
     first, second = node.containers(pod.uid, "main")
     assert first == second
 

@@ -57,8 +57,11 @@ class ClusterEvent:
 class Cluster(Protocol):
     """The API server, as seen by one node: our Node, the pods bound to us, Events."""
 
-    def list_pods(self, *, deadline_s: float | None = None) -> Listed:
-        """All pods with spec.nodeName = this node: one request."""
+    def list_pods(self, *, cached: bool = False, deadline_s: float | None = None) -> Listed:
+        """All pods with spec.nodeName = this node: one request.
+
+        `cached` allows an answer from the API server's memory, which may be a moment behind.
+        """
 
     def watch_pods(self, resource_version: str, *, stop: "Stop") -> Iterator[PodChange]:
         """Follow those pods from a resource version until the server or `stop` ends the watch.

@@ -233,7 +233,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _gpu_of_object(item: Any) -> RegisteredGpu:
     if not isinstance(item, dict):
-        _malformed(repr(item), "it is not an object")
+        _malformed(type(item).__name__, "a GPU is not an object")
     # Go matches keys without regard to case, and takes null for "not given".
     values = {key.lower(): value for key, value in item.items() if value is not None}
     return RegisteredGpu(
@@ -252,19 +252,19 @@ def _gpu_of_object(item: Any) -> RegisteredGpu:
 def _text(values: Mapping[str, Any], key: str) -> str:
     value = values.get(key, "")
     if not isinstance(value, str):
-        _malformed(repr(values), f"{key} is not a string")
+        _malformed(key, f"{key} is not a string")
     return value
 
 
 def _integer(values: Mapping[str, Any], key: str, *, least: int = -INT32_MAX - 1) -> int:
     value = values.get(key, 0)
     if not isinstance(value, int) or isinstance(value, bool):
-        _malformed(repr(values), f"{key} is not a whole number")
-    return _in_range(repr(values), value, least)
+        _malformed(key, f"{key} is not a whole number")
+    return _in_range(key, value, least)
 
 
 def _flag(values: Mapping[str, Any], key: str) -> bool:
     value = values.get(key, False)
     if not isinstance(value, bool):
-        _malformed(repr(values), f"{key} is neither true nor false")
+        _malformed(key, f"{key} is neither true nor false")
     return value

@@ -135,8 +135,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.action == "lose":
             self._record(target, 0, body, 0)
             raise ConnectionDropped
-        sent = self._answer(code, content, fault)
-        self._record(target, code, body, sent)
+        payload = json.dumps(content, separators=(",", ":")).encode()
+        self._record(target, code, body, len(payload))  # before the client can ask for the record
+        after_s = fault.retry_after_s if fault is not None else None
+        self._write_out(code, payload, after_s)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _any  # noqa: N815 - http.server's names
 
@@ -256,19 +258,12 @@ class Handler(BaseHTTPRequestHandler):
         content = GREETINGS.get(urlsplit(self.path).path)
         if content is None:
             error = ApiError(404, "NotFound", "the server could not find the requested resource")
-            self._answer(404, error.status(), None)
+            self._write_out(404, json.dumps(error.status()).encode())
         else:
-            self._write_out(200, content, "")
+            self._write_out(200, content)
 
-    def _answer(self, code: int, content: Object, fault: Fault | None) -> int:
-        payload = json.dumps(content, separators=(",", ":")).encode()
-        extra = ""
-        if fault is not None and fault.retry_after_s is not None:
-            extra = f"Retry-After: {fault.retry_after_s:g}\r\n"
-        self._write_out(code, payload, extra)
-        return len(payload)
-
-    def _write_out(self, code: int, payload: bytes, extra: str) -> None:
+    def _write_out(self, code: int, payload: bytes, retry_after_s: float | None = None) -> None:
+        extra = "" if retry_after_s is None else f"Retry-After: {retry_after_s:g}\r\n"
         head = (
             f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\nContent-Type: application/json\r\n"
             f"{extra}Content-Length: {len(payload)}\r\n\r\n"

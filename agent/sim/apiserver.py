@@ -257,7 +257,7 @@ class ApiServer:
 
     # --- credentials ----------------------------------------------------------------------------
 
-    def write_kubeconfig(self, path: Path, *, token: str = "", ca_file: Path | None = None) -> Path:
+    def write_kubeconfig(self, path: Path, token: str = "", *, ca_file: Path | None = None) -> Path:
         """Write a kubeconfig that points here; JSON, which is YAML."""
         cluster: Object = {"server": self.url}
         if ca_file:
@@ -273,7 +273,7 @@ class ApiServer:
         path.write_text(json.dumps(content, indent=1))
         return path
 
-    def write_service_account(self, folder: Path, *, token: str, ca_pem: str) -> Path:
+    def write_service_account(self, folder: Path, token: str, ca_pem: str) -> Path:
         """Write what a pod finds in /var/run/secrets/kubernetes.io/serviceaccount."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "token").write_text(token)

@@ -1,0 +1,119 @@
+"""What is asked of the API server, and what its answers mean. No I/O."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.errors import (
+    ClusterConflict,
+    ClusterDenied,
+    ClusterError,
+    ClusterGone,
+    ClusterUnavailable,
+)
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024  # a thousand pods of 64 KiB; etcd takes at most 1.5 MiB each
+LONGEST_RETRY_AFTER_S = 300.0
+SHOWN_CHARS = 500
+SUCCESS = range(200, 300)
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request. `verb` and `resource` as in RBAC; `about` completes "cannot <verb> ..."."""
+
+    verb: str
+    resource: str
+    method: str
+    path: str
+    about: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] | Sequence[Any] | None = None
+    content_type: str = JSON
+    repeatable: bool = True  # may be sent again when nobody knows whether it was carried out
+
+
+class Unauthorized(ClusterDenied):
+    """401: the credentials are not (or no longer) known."""
+
+
+class Untrusted(ClusterUnavailable):
+    """The server's certificate is not signed by the authority we know."""
+
+
+class OutcomeUnknown(ClusterUnavailable):
+    """The request may have been carried out: its answer was lost, or says so."""
+
+
+class ConnectionBroken(OutcomeUnknown):
+    """The connection ended before the answer did; a kept-alive one may have been closed before."""
+
+
+class ConflictAfterRetry(ClusterConflict):
+    """A conflict, perhaps with ourselves: an earlier try of the same request had no answer."""
+
+
+def error_of(request: Request, code: int, headers: Mapping[str, str], body: bytes) -> ClusterError:
+    """Translate an answer other than 2xx."""
+    said = _message(body)
+    what = f"the API server answered {code} to {request.verb} {request.about}: {said}"
+    if code == 401:  # noqa: PLR2004 - HTTP statuses, here and below
+        return Unauthorized(
+            f"{what}; its token or certificate may have expired: check the agent's credentials"
+        )
+    if code == 403:  # noqa: PLR2004
+        return ClusterDenied(
+            f"{what}; allow `{request.verb}` on `{request.resource}` in the agent's ClusterRole"
+        )
+    if code in (404, 410):
+        return ClusterGone(f"{what}; it was deleted or is too old")
+    # A failed `test` of a JSON patch is 422; other patches get that when what they say is invalid.
+    if code == 409 or (code == 422 and request.content_type == JSON_PATCH):  # noqa: PLR2004
+        return ClusterConflict(f"{what}; somebody else changed it meanwhile")
+    if code == 429 or code >= 500:  # noqa: PLR2004
+        unknown = code >= 500 and code != 503  # noqa: PLR2004
+        kind = OutcomeUnknown if unknown else ClusterUnavailable
+        return kind(f"{what}; it is tried again", retry_after_s=retry_after_s(headers))
+    return ClusterError(f"{what}; this is not expected of this request, please report it")
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds of the Retry-After header, at most LONGEST_RETRY_AFTER_S; dates are ignored."""
+    text = str(headers.get("Retry-After", "")).strip()
+    if not text.isascii() or not text.replace(".", "", 1).isdigit():
+        return None
+    return min(LONGEST_RETRY_AFTER_S, float(text))
+
+
+def _message(body: bytes) -> str:
+    """The sentence of a Status object, or the beginning of whatever else came."""
+    try:
+        status = json.loads(body)
+    except (ValueError, RecursionError):
+        status = None
+    if isinstance(status, dict) and isinstance(status.get("message"), str):
+        return str(status["message"])[:SHOWN_CHARS]
+    return body[:SHOWN_CHARS].decode(errors="replace") or "(nothing)"
+
+
+def decoded(body: bytes, request: Request) -> dict[str, Any]:
+    """Decode an answer, which must be a JSON object. Raises ClusterUnavailable."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _no_api_server(request, str(error)) from error
+    if not isinstance(answer, dict):
+        raise _no_api_server(request, f"a {type(answer).__name__}")
+    return answer
+
+
+def _no_api_server(request: Request, found: str) -> ClusterUnavailable:
+    return ClusterUnavailable(
+        f"the answer to {request.verb} {request.about} is not a JSON object ({found}); is there "
+        "something else than an API server at this address?"
+    )

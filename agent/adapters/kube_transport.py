@@ -1,0 +1,390 @@
+"""HTTP to the API server: the official client's transport, with our time limits around it.
+
+Every request has a connect and a read timeout. Requests with a deadline are repeated until then;
+the others are their caller's to repeat, and are cut off when the agent stops, as watches are.
+Refused credentials are loaded anew. Thread-safe.
+
+Not bounded by any of this: the look-up of a host name, and the program of a kubeconfig's exec
+plugin. In a cluster there is neither.
+"""
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from weakref import WeakSet
+
+from agent import logs
+from agent.adapters.kube_answers import (
+    MAX_ANSWER_BYTES,
+    SUCCESS,
+    ConflictAfterRetry,
+    ConnectionBroken,
+    OutcomeUnknown,
+    Request,
+    Unauthorized,
+    Untrusted,
+    decoded,
+    error_of,
+)
+from agent.adapters.kube_config import ClientPackage, authorization, load_configuration
+from agent.errors import ClusterConflict, ClusterUnavailable, ConfigError
+from agent.ports import Stop
+from agent.version import VERSION
+
+log = logs.get(__name__)
+
+CONNECT_TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 10.0  # of a request without a deadline
+HEADERS_TIMEOUT_S = 30.0  # until a watch has started
+SILENCE_S = 30.0  # by which a watch may outlast what it was asked to last
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 0.5  # within a deadline
+RELOAD_EVERY_S = 1.0  # at most, however often the credentials are refused
+CHUNK_BYTES = 65_536
+MAX_LINE_BYTES = 8 * 1024 * 1024  # an object has at most 1.5 MiB
+# A peer that vanished without a word is noticed after about a minute, also on an idle watch.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+
+Count = Callable[[str, str, int], None]
+Loader = Callable[[], tuple[ClientPackage, Any]]
+Timeout = float | tuple[float, float]  # in all, or (connect, read)
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One set of credentials and the connections made with it."""
+
+    configuration: Any
+    urgent: Any  # for requests with a deadline: never cut off
+    patient: Any  # for loops and watches: cut off when the agent stops
+
+
+class KubeTransport:
+    """Requests and watches on one API server.
+
+    Args:
+        kubeconfig: None: the service account of the pod we are in.
+        count: called with verb, resource and HTTP status (0: no answer) for each request.
+        load: another loader of credentials, for tests with other paths.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: Path | None = None,
+        *,
+        count: Count = lambda _verb, _resource, _code: None,
+        load: Loader | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._load = load or (lambda: load_configuration(kubeconfig))
+        self._count = count
+        self._clock = clock
+        self._jitter = jitter
+        self._pause = pause
+        self._lock = threading.Lock()
+        self._session: _Session | None = None
+        self._loaded_at_s = 0.0
+        self._sockets: WeakSet[socket.socket] = WeakSet()  # of the patient connections
+        self._stops: list[Stop] = []
+        self._closing = False
+
+    # --- credentials ----------------------------------------------------------------------------
+
+    def connect(self) -> _Session:
+        """Load the credentials, unless that was done. Sends nothing. Raises ConfigError."""
+        with self._lock:
+            if self._session is None:
+                self._session = self._load_session()
+            return self._session
+
+    def _load_session(self) -> _Session:
+        self._loaded_at_s = self._clock()
+        package, configuration = self._load()
+        configuration.socket_options = _socket_options()
+        configuration.connection_pool_maxsize = 4
+        patient = package.rest.RESTClientObject(configuration)
+        _capture_sockets(patient.pool_manager, self._captured)
+        return _Session(configuration, package.rest.RESTClientObject(configuration), patient)
+
+    def _reload(self, refused: _Session) -> bool:
+        """Load the credentials anew, unless somebody just did; tell whether they may differ."""
+        with self._lock:
+            if self._session is not refused:
+                return True
+            if self._clock() - self._loaded_at_s < RELOAD_EVERY_S:
+                return False
+            try:
+                self._session = self._load_session()
+            except ConfigError as error:
+                log.failing("credentials not reloaded", error=error)
+                return False
+        log.info("credentials reloaded")
+        return True
+
+    def _headers(self, session: _Session, request: Request) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": f"vgpu-agent/{VERSION}"}
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
+        try:
+            with self._lock:  # the package re-reads an expired token here
+                authorized = authorization(session.configuration)
+        except Exception as error:  # a vanished file, a failed plugin: each has its own exception
+            raise Unauthorized(f"the agent's credentials cannot be read: {error}") from error
+        if not authorized.isprintable() or not authorized.isascii():
+            raise Unauthorized("the agent's token holds characters that no HTTP header may have")
+        return headers | ({"Authorization": authorized} if authorized else {})
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def send(self, request: Request, *, deadline_s: float | None = None) -> dict[str, Any]:
+        """Send a request and give the object it is answered with.
+
+        Without a deadline (a moment of the monotonic clock) it is tried once. With one, whatever
+        may pass is tried again until then: 429, 5xx, no connection, no answer.
+
+        Raises ClusterError: ConflictAfterRetry instead of ClusterConflict when an earlier try may
+        have been carried out. ConfigError when there are no credentials at all.
+        """
+        tries, unknown = 0, False
+        while True:
+            tries += 1
+            try:
+                return self._send_once(request, deadline_s)
+            except ClusterConflict as error:
+                if not unknown:
+                    raise
+                raise ConflictAfterRetry(str(error)) from error
+            except ClusterUnavailable as error:
+                unknown = unknown or isinstance(error, OutcomeUnknown)
+                delay_s = self._retry_delay_s(request, error, tries, deadline_s)
+                if delay_s is None:
+                    raise
+            self._pause(delay_s)
+
+    def _retry_delay_s(
+        self, request: Request, error: ClusterUnavailable, tries: int, deadline_s: float | None
+    ) -> float | None:
+        """How long to wait before the next try; None: there is none."""
+        if isinstance(error, OutcomeUnknown) and not request.repeatable:
+            return None
+        if deadline_s is None:  # a kept-alive connection may have been closed under us: once more
+            again = isinstance(error, ConnectionBroken) and tries == 1 and not self._closing
+            return 0.0 if again else None
+        ceiling_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** (tries - 1))
+        delay_s = error.retry_after_s or ceiling_s * (0.5 + 0.5 * self._jitter())
+        return delay_s if self._clock() + delay_s < deadline_s else None
+
+    def _send_once(self, request: Request, deadline_s: float | None) -> dict[str, Any]:
+        timeout: Timeout = (CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S)
+        ends_s = self._clock() + CONNECT_TIMEOUT_S + REQUEST_TIMEOUT_S
+        if deadline_s is not None:
+            ends_s, timeout = deadline_s, deadline_s - self._clock()
+            if timeout <= 0:
+                raise ClusterUnavailable(
+                    f"cannot {request.verb} {request.about}: the API server left no time for it"
+                )
+        answer = self._ask(request, timeout=timeout, patient=deadline_s is None)
+        return decoded(self._body(answer, request, ends_s), request)
+
+    def _ask(self, request: Request, *, timeout: Timeout, patient: bool) -> Any:
+        """Send once and give the answer to be read; with refused credentials, load and send again.
+
+        Raises ClusterError for an answer other than 2xx.
+        """
+        session = self.connect()
+        try:
+            return self._successful(session, request, timeout, patient=patient)
+        except (Unauthorized, Untrusted):
+            if not self._reload(session):
+                raise
+        return self._successful(self.connect(), request, timeout, patient=patient)
+
+    def _successful(
+        self, session: _Session, request: Request, timeout: Timeout, *, patient: bool
+    ) -> Any:
+        answer = self._open(session, request, timeout, patient=patient)
+        if answer.status in SUCCESS:
+            return answer
+        body = self._body(answer, request, self._clock() + REQUEST_TIMEOUT_S)
+        raise error_of(request, answer.status, answer.headers, body)
+
+    def _open(self, session: _Session, request: Request, timeout: Timeout, *, patient: bool) -> Any:
+        """Send the request and wait for the status line; counts it."""
+        client = session.patient if patient else session.urgent
+        headers = self._headers(session, request)
+        url = session.configuration.host + request.path
+        if request.query:
+            url += "?" + urlencode(request.query)
+        code = 0
+        try:
+            answer = client.request(
+                request.method,
+                url,
+                headers=headers,
+                body=request.body,
+                _request_timeout=timeout,
+            ).response
+            code = answer.status
+        except Exception as error:
+            raise _failure(request, error) from error
+        finally:
+            self._count(request.verb, request.resource, code)
+        return answer
+
+    def _body(self, answer: Any, request: Request, ends_s: float) -> bytes:
+        """Read an answer to its end, in bounded time and memory; the connection can be reused."""
+        parts, size = [], 0
+        try:
+            while part := answer.read1(CHUNK_BYTES):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_ANSWER_BYTES or self._clock() > ends_s:
+                    break
+            else:
+                answer.release_conn()
+                return b"".join(parts)
+        except Exception as error:
+            answer.close()
+            raise _failure(request, error) from error
+        answer.close()
+        raise OutcomeUnknown(
+            f"the answer to {request.verb} {request.about} is too long or too slow: {size} bytes "
+            "so far"
+        )
+
+    # --- watches --------------------------------------------------------------------------------
+
+    def lines(self, request: Request, *, lasts_s: float, stop: Stop) -> Iterator[bytes]:
+        """Send a request whose answer is a stream of lines; give them until it ends or `stop`.
+
+        Ends quietly when the server ended the stream in good order, or when the agent stops.
+        Raises ClusterError, within `lasts_s` + SILENCE_S of the last line.
+        """
+        self._cut_off_at(stop)
+        stop.pulse(CONNECT_TIMEOUT_S + HEADERS_TIMEOUT_S)
+        if _stopped(stop):
+            return
+        try:
+            answer = self._ask(
+                request, timeout=(CONNECT_TIMEOUT_S, HEADERS_TIMEOUT_S), patient=True
+            )
+        except ClusterUnavailable:
+            if _stopped(stop):
+                return
+            raise
+        try:
+            yield from self._lines(answer, request, lasts_s + SILENCE_S, stop)
+        finally:
+            answer.close()  # not reused: a new connection may find a less busy API server
+
+    def _lines(
+        self, answer: Any, request: Request, silence_s: float, stop: Stop
+    ) -> Iterator[bytes]:
+        if captured := getattr(answer.connection, "captured", None):
+            captured.settimeout(silence_s)
+        rest = bytearray()
+        while True:
+            stop.pulse(silence_s)
+            try:
+                part = answer.read1(CHUNK_BYTES)
+            except Exception as error:
+                if _stopped(stop):
+                    return
+                raise _failure(request, error) from error
+            if not part:
+                return
+            rest += part
+            *lines, rest = rest.split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                raise ClusterUnavailable(
+                    f"one event of {request.verb} {request.about} is longer than {MAX_LINE_BYTES} "
+                    "bytes; is there something else than an API server at this address?"
+                )
+            yield from filter(None, map(bytes, lines))
+
+    # --- the agent stops ------------------------------------------------------------------------
+
+    def _cut_off_at(self, stop: Stop) -> None:
+        with self._lock:
+            if any(known is stop for known in self._stops):
+                return
+            self._stops.append(stop)
+        stop.on_stop(self.cut_off)
+
+    def cut_off(self) -> None:
+        """End all watches and all requests without a deadline, now and from now on.
+
+        The sockets are shut down below TLS, which wakes the threads that read from them.
+        """
+        self._closing = True
+        for connected in list(self._sockets):
+            _shut_down(connected)
+
+    def _captured(self, connected: socket.socket) -> None:
+        self._sockets.add(connected)
+        if self._closing:
+            _shut_down(connected)
+
+
+def _stopped(stop: Stop) -> bool:
+    return stop.stopping  # asked anew: it changes while we read
+
+
+def _shut_down(connected: socket.socket) -> None:
+    with suppress(OSError):  # it was closed meanwhile
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+def _capture_sockets(pool_manager: Any, capture: Callable[[socket.socket], None]) -> None:
+    """Have `capture` called with each socket that the pools of this manager connect."""
+
+    def connecting(base: Any) -> Any:
+        def connect(self: Any) -> None:
+            base.connect(self)
+            self.captured = self.sock  # urllib3 forgets it for answers that end the connection
+            capture(self.sock)
+
+        return type(f"Captured{base.__name__}", (base,), {"connect": connect})
+
+    pool_manager.pool_classes_by_scheme = {
+        scheme: type(
+            f"Captured{pool.__name__}", (pool,), {"ConnectionCls": connecting(pool.ConnectionCls)}
+        )
+        for scheme, pool in pool_manager.pool_classes_by_scheme.items()
+    }
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    from urllib3.connection import HTTPConnection
+
+    defaults: Any = HTTPConnection.default_socket_options  # they turn Nagle's algorithm off
+    return [
+        *defaults,
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        *((socket.IPPROTO_TCP, option, value) for option, value in KEEPALIVE),
+    ]
+
+
+def _failure(request: Request, error: Exception) -> ClusterUnavailable:
+    """Translate what the transport raised while it sent or received."""
+    from urllib3 import exceptions
+
+    text = f"{type(error).__name__}: {error}"
+    kind, why = ClusterUnavailable, "the request failed"
+    if isinstance(error, exceptions.ConnectTimeoutError | exceptions.NewConnectionError):
+        why = "the API server cannot be reached"
+    elif isinstance(error, exceptions.TimeoutError):
+        kind, why = OutcomeUnknown, "the API server did not answer in time"
+    elif "CERTIFICATE" in text:  # the package wraps TLS errors into a text
+        kind, why = Untrusted, "the API server's certificate is not trusted"
+    elif isinstance(error, exceptions.ProtocolError | OSError) or "SSL" in text:
+        kind, why = ConnectionBroken, "the connection to the API server ended"
+    return kind(f"cannot {request.verb} {request.about}: {why} ({text})")

@@ -1,0 +1,279 @@
+"""Credentials: where they come from, how they are renewed, and what is imported for them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import Identity, make_identity
+from kube_stage import Reader, StoppableLife
+from waiting import eventually
+
+from agent.adapters import kube_config, kube_transport
+from agent.adapters.cluster import KubeCluster
+from agent.adapters.kube_transport import KubeTransport
+from agent.errors import ClusterDenied, ClusterUnavailable, ConfigError
+from agent.sim.apiserver import ApiServer
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        server.objects.create("nodes", {"metadata": {"name": "n2"}})
+        yield server
+
+
+@pytest.fixture
+def stop() -> Iterator[StoppableLife]:
+    """A lifeline that is ended after the test, so that no reader outlives it."""
+    life = StoppableLife()
+    yield life
+    life.end()
+
+
+# --- credentials ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def identity() -> Identity:
+    return make_identity()
+
+
+def in_cluster(server: ApiServer, folder: Path) -> KubeTransport:
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
+    return KubeTransport(
+        load=lambda: kube_config.load_configuration(
+            None, service_account_dir=folder, environ=environ
+        )
+    )
+
+
+@pytest.fixture
+def quick_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_transport, "RELOAD_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("quick_reload")
+def test_a_service_account_whose_token_and_authority_rotate(
+    tmp_path: Path, identity: Identity
+) -> None:
+    folder = tmp_path / "account"
+    with ApiServer(tokens=["first"], tls=identity.server_context(tmp_path)) as server:
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        server.write_service_account(folder, "first\n", identity.certificate)
+        cluster = KubeCluster("n1", transport=in_cluster(server, folder))
+        assert cluster.get_node().name == "n1"
+
+        server.accept_tokens("second")
+        with pytest.raises(ClusterDenied, match="401"):
+            cluster.get_node()
+        (folder / "token").write_text("second")
+        assert cluster.get_node().name == "n1"
+
+        renewed = make_identity("renewed")
+        server.stop()
+        server._tls = renewed.server_context(tmp_path)
+        server.start()
+        with pytest.raises(ClusterUnavailable, match="certificate is not trusted"):
+            cluster.get_node()
+        (folder / "ca.crt").write_text(renewed.certificate)
+        assert cluster.get_node().name == "n1"
+
+
+@pytest.mark.usefixtures("quick_reload")
+def test_a_watch_too_finds_the_new_token(
+    tmp_path: Path, identity: Identity, stop: StoppableLife
+) -> None:
+    folder = tmp_path / "account"
+    with ApiServer(tokens=["first"], tls=identity.server_context(tmp_path)) as server:
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        server.write_service_account(folder, "first", identity.certificate)
+        cluster = KubeCluster("n1", transport=in_cluster(server, folder))
+        cluster.connect()
+        server.accept_tokens("second")
+        (folder / "token").write_text("second")
+        reader = Reader(cluster.watch_node("", stop=stop))
+        eventually(lambda: reader.changes)
+        assert [r.code for r in server.requests(verb="watch")] == [401, 200]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        pytest.param(lambda f: (f / "token").unlink(), "token file does not exist", id="no token"),
+        pytest.param(lambda f: (f / "token").write_text(""), "empty", id="empty token"),
+        pytest.param(lambda f: (f / "ca.crt").unlink(), "does not exist", id="no authority"),
+    ],
+)
+def test_a_service_account_that_cannot_be_used(
+    tmp_path: Path, spoil: Callable[[Path], Any], sentence: str
+) -> None:
+    server = ApiServer(port=1)
+    folder = server.write_service_account(tmp_path / "account", "t", "x")
+    spoil(folder)
+    with pytest.raises(ConfigError, match=sentence):
+        KubeCluster("n1", transport=in_cluster(server, folder)).connect()
+
+
+def test_outside_a_cluster_without_a_kubeconfig(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set --kubeconfig"):
+        kube_config.load_configuration(None, service_account_dir=tmp_path, environ={})
+
+
+def test_a_token_no_header_may_carry_is_not_shown(tmp_path: Path, identity: Identity) -> None:
+    server = ApiServer(port=1)
+    folder = server.write_service_account(
+        tmp_path / "account", "secret\nsecond line", identity.certificate
+    )
+    with pytest.raises(ClusterDenied) as caught:
+        KubeCluster("n1", transport=in_cluster(server, folder)).get_node()
+    assert "secret" not in str(caught.value)
+
+
+def write_kubeconfig(path: Path, server: ApiServer, user: dict[str, Any], ca_pem: str) -> Path:
+    server.write_kubeconfig(path)
+    content = json.loads(path.read_text())
+    content["users"][0]["user"] = user
+    (path.parent / "authority.crt").write_text(ca_pem)
+    content["clusters"][0]["cluster"]["certificate-authority"] = "authority.crt"
+    path.write_text(json.dumps(content))
+    return path
+
+
+PLUGIN = """#!{python}
+import json, pathlib
+token = pathlib.Path(__file__).with_name("plugin-token").read_text()
+print(json.dumps({{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+                  "status": {{"token": token}}}}))
+"""
+
+
+@pytest.mark.usefixtures("quick_reload")
+@pytest.mark.parametrize("kind", ["token", "tokenFile", "certificate", "exec"])
+def test_kubeconfigs(tmp_path: Path, identity: Identity, kind: str) -> None:
+    client = make_identity("client")
+    certificate, key = client.write(tmp_path, "client")
+    plugin = tmp_path / "plugin"
+    plugin.write_text(PLUGIN.format(python=sys.executable))
+    plugin.chmod(0o755)
+    for name in ("plugin-token", "token-file"):
+        (tmp_path / name).write_text("first")
+    users: dict[str, dict[str, Any]] = {
+        "token": {"token": "first"},
+        "tokenFile": {"tokenFile": "token-file"},
+        "certificate": {"client-certificate": str(certificate), "client-key": str(key)},
+        "exec": {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}},
+    }
+    context = identity.server_context(tmp_path, trusted_clients=client.certificate)
+    with ApiServer(tokens=["first"], tls=context) as server:
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        path = write_kubeconfig(tmp_path / "kubeconfig", server, users[kind], identity.certificate)
+        cluster = KubeCluster("n1", kubeconfig=path)
+        assert cluster.get_node().name == "n1"
+        server.accept_tokens("second")
+        for name in ("plugin-token", "token-file"):
+            (tmp_path / name).write_text("second")
+        if kind == "token":
+            with pytest.raises(ClusterDenied):
+                cluster.get_node()
+            write_kubeconfig(path, server, {"token": "second"}, identity.certificate)
+        assert cluster.get_node().name == "n1"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param(None, "cannot be read", id="missing"),
+        pytest.param("", "cannot be used", id="empty"),
+        pytest.param("a: [", "cannot be used", id="not YAML"),
+        pytest.param("a: 1", "cannot be used", id="something else"),
+        pytest.param("exec", "gives no credentials", id="plugin fails"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, text: str | None, sentence: str) -> None:
+    path = tmp_path / "kubeconfig"
+    if text == "exec":
+        plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/false"}
+        write_kubeconfig(path, ApiServer(port=1), {"exec": plugin}, "")
+    elif text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        KubeCluster("n1", kubeconfig=path).connect()
+
+
+def test_refused_credentials_are_not_loaded_in_a_loop(server: ApiServer, tmp_path: Path) -> None:
+    loads = []
+    path = server.write_kubeconfig(tmp_path / "kubeconfig", "wrong")
+
+    def load() -> Any:
+        loads.append(1)
+        return kube_config.load_configuration(path)
+
+    cluster = KubeCluster("n1", transport=KubeTransport(load=load))
+    server.accept_tokens("right")
+    for _ in range(5):
+        with pytest.raises(ClusterDenied):
+            cluster.get_node()
+    assert len(loads) <= 2
+
+
+# --- the light import -------------------------------------------------------------------------------
+
+HEAVY = ("pydantic", "requests", "oauthlib", "requests_oauthlib", "websocket", "dateutil",
+         "kubernetes.client.api_client", "kubernetes.watch", "kubernetes.stream")  # fmt: skip
+
+
+def run_python(program: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("loader", ["incluster_config", "kube_config"])
+def test_only_what_is_needed_is_imported(loader: str) -> None:
+    """Fails when a new version of the package needs another road: see `import_client`."""
+    loaded, light = run_python(
+        "import sys, json; from agent.adapters.kube_config import import_client\n"
+        f"package = import_client({loader!r})\n"
+        "package.configuration.Configuration(); package.rest.RESTClientObject\n"
+        "print(json.dumps([sorted(sys.modules), package.light]))"
+    )
+    assert light
+    assert not set(HEAVY) & set(loaded)
+
+
+def test_oidc_logins_get_the_whole_package() -> None:
+    loaded, light = run_python(
+        "import sys, json; from agent.adapters.kube_config import import_client\n"
+        "import_client('kube_config')\n"
+        "package = import_client('kube_config', oidc=True)\n"
+        "package.loader.OAuth2Session.refresh_token; package.loader.ApiClient.call_api\n"
+        "print(json.dumps([sorted(sys.modules), package.light]))"
+    )
+    assert not light
+    assert {"oauthlib", "requests"} <= set(loaded)
+
+
+def test_a_version_that_does_not_bear_it_is_imported_plainly() -> None:
+    loaded, light = run_python(
+        "import sys, json; from agent.adapters import kube_config\n"
+        "kube_config._EAGER = ('kubernetes', 'kubernetes.client')\n"
+        "package = kube_config.import_client('incluster_config')\n"
+        "print(json.dumps([sorted(sys.modules), package.light]))"
+    )
+    assert not light
+    assert "kubernetes.watch" in loaded
+
+
+def test_nothing_is_imported_before_it_is_needed() -> None:
+    loaded = run_python(
+        "import sys, json; from agent.adapters.cluster import KubeCluster; KubeCluster('n1')\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    assert not {"kubernetes", "urllib3", "ssl"} & set(loaded)

@@ -59,11 +59,32 @@ class Artifact:
 
 ARTIFACTS = (
     Artifact(
+        "libvgpu.so",
+        (
+            "blocks.c",
+            "cuda_memory.c",
+            "cuda_start.c",
+            "cuda_view.c",
+            "depth.c",
+            "devices.c",
+            "dlsym.c",
+            "ledger.c",
+            "log.c",
+            "nvml_memory.c",
+            "process.c",
+            "real.c",
+            "region.c",
+            "settings.c",
+        ),
+        (*LIBRARY_FLAGS, "-Wl,-soname,libvgpu.so", "-Wl,--version-script=libvgpu.map"),
+    ),
+    Artifact(
         "sim/libnvidia-ml.so.1",
         (
             "sim/node.c",
             "sim/node_parse.c",
             "sim/memory.c",
+            "process.c",
             "sim/nvml_call.c",
             "sim/nvml_devices.c",
             "sim/nvml_events.c",
@@ -79,6 +100,7 @@ ARTIFACTS = (
             "sim/node.c",
             "sim/node_parse.c",
             "sim/memory.c",
+            "process.c",
             "sim/cuda_call.c",
             "sim/cuda_contexts.c",
             "sim/cuda_devices.c",

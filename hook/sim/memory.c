@@ -1,5 +1,6 @@
 #include "memory.h"
 #include "node.h"
+#include "../process.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -32,28 +33,6 @@ static int state_fd = -1;
 static pid_t opened_by;
 static const char *opened_for; /* the configuration it belongs to */
 static uint64_t my_start_time;
-
-/* Field 22 of /proc/<pid>/stat, or 0 when the process is gone or only waits to be reaped. */
-static uint64_t start_time_of(uint32_t pid)
-{
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%u/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    ssize_t length = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (length <= 0)
-        return 0;
-    text[length] = '\0';
-    const char *field = strrchr(text, ')'); /* the command may contain anything, blanks and brackets too */
-    if (!field || strlen(field) < 3 || strchr("ZX", field[2]))
-        return 0;
-    unsigned long long start_time = 0;
-    if (sscanf(field + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &start_time) != 1)
-        return 0;
-    return start_time;
-}
 
 static bool map_state(void)
 {
@@ -97,7 +76,7 @@ static bool enter(void)
         }
         opened_by = getpid();
         opened_for = sim_node_path();
-        my_start_time = start_time_of((uint32_t)opened_by);
+        my_start_time = process_start_time(opened_by);
     }
     flock(state_fd, LOCK_EX);
     return true;
@@ -134,7 +113,7 @@ static bool living(struct row *row)
 {
     if (row->pid == 0)
         return false;
-    if (mine(row) || start_time_of(row->pid) == row->start_time)
+    if (mine(row) || !process_gone((int32_t)row->pid, row->start_time))
         return true;
     *row = (struct row) {0};
     return false;

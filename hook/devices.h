@@ -1,0 +1,15 @@
+/* Which place of the shared region a CUDA device is counted in. Devices are known by uuid: their ordinals depend on
+ * CUDA_VISIBLE_DEVICES and are not the scheduler's. Thread safe.
+ */
+#ifndef VGPU_DEVICES_H
+#define VGPU_DEVICES_H
+
+#include "cuda_abi.h"
+
+/* -1 when the device has no place (not a device, or no room): nothing may be allocated on it. */
+int place_of_device(CUdevice device);
+
+/* The same for the device of the calling thread's context. Gives the driver's error when there is none. */
+CUresult place_of_context(int *place);
+
+#endif

@@ -1,0 +1,402 @@
+#include "region.h"
+#include "log.h"
+#include "process.h"
+#include "region_layout.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES, LOCK_PATIENCE_MS = 5000, CORRECTIONS = 16, SWEEP_PAUSE_MS = 100 };
+
+static _Atomic(struct region *) mapped;
+static _Atomic(struct region_slot *) mine; /* NULL: not joined */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static _Atomic int64_t swept_at_ms;
+
+static struct region_tail *tail_of(struct region *region)
+{
+    return (struct region_tail *)(void *)((char *)region + TAIL_OFFSET);
+}
+
+static struct ledger *ledger_of(struct region *region, int device)
+{
+    return &tail_of(region)->ledgers[device];
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* --- the file --------------------------------------------------------------------------------------------------- */
+
+/* Open the file with its lock held. The kernel takes the lock back from whoever dies; waiting for one that is stopped
+ * ends. A descriptor of its own each time: one that is inherited over fork would share its lock with the parent. */
+static int open_locked(int patience_ms)
+{
+    int fd = open(settings()->cache_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0)
+        return -1;
+    int64_t deadline_ms = now_ms() + patience_ms;
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        const struct timespec pause = {.tv_nsec = 1000 * 1000};
+        if ((errno != EWOULDBLOCK && errno != EINTR) || now_ms() >= deadline_ms) {
+            close(fd);
+            return -1;
+        }
+        nanosleep(&pause, NULL);
+    }
+    return fd;
+}
+
+/* Unlocks by name: a mapping made from the descriptor keeps its lock past close. */
+static void close_unlocked(int fd)
+{
+    int error = errno;
+    flock(fd, LOCK_UN);
+    close(fd);
+    errno = error;
+}
+
+/* Give the bytes real blocks: writing into a hole of a full disk would end the process with SIGBUS. */
+static bool back_with_blocks(int fd, size_t offset, size_t bytes)
+{
+    errno = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
+    return errno == 0;
+}
+
+static void write_header(struct region *region)
+{
+    const struct settings *now = settings();
+    region->major = REGION_MAJOR;
+    region->minor = REGION_MINOR;
+    for (size_t i = 0; i < MAX_DEVICES; i++)
+        region->sm_percent[i] = now->sm_percent;
+    for (size_t i = 0; i < now->uuid_count; i++) {
+        memcpy(region->uuids[i], now->uuids[i], UUID_BYTES);
+        atomic_store(&region->limit_bytes[i], now->limit_bytes[i]);
+    }
+    atomic_store(&region->device_count, now->uuid_count);
+    sem_init((sem_t *)(void *)region->lock, 1, 1);
+    sem_init((sem_t *)(void *)region->start_lock, 1, 1);
+    region->utilisation_switch = 1;
+    region->recent_kernel = 2;
+    region->priority = now->priority;
+    region->last_kernel_time_s = (uint64_t)time(NULL);
+    atomic_store(&region->magic, REGION_MAGIC);
+}
+
+/* The file, mapped and in order, or NULL with errno set. Called with its lock held. */
+static struct region *map_file(int fd)
+{
+    struct stat status;
+    size_t end_of_header = offsetof(struct region, slots), trailer = offsetof(struct region, slot_count);
+    if (fstat(fd, &status) != 0 || (status.st_size < FILE_BYTES && ftruncate(fd, FILE_BYTES) != 0)
+        || !back_with_blocks(fd, 0, end_of_header) || !back_with_blocks(fd, trailer, REGION_BYTES - trailer)
+        || !back_with_blocks(fd, TAIL_OFFSET, TAIL_BYTES))
+        return NULL;
+    if (status.st_uid == geteuid())
+        fchmod(fd, 0666); /* other users of the container count here too */
+    struct region *region = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (region == MAP_FAILED)
+        return NULL;
+    if (atomic_load(&region->magic) == 0)
+        write_header(region);
+    if (atomic_load(&region->magic) != REGION_MAGIC || region->major != REGION_MAJOR) {
+        munmap(region, FILE_BYTES);
+        errno = EPROTO;
+        return NULL;
+    }
+    struct region_tail *tail = tail_of(region);
+    if (atomic_load(&tail->magic) != TAIL_MAGIC) {
+        tail->version = 1;
+        atomic_store(&tail->magic, TAIL_MAGIC);
+    }
+    return region;
+}
+
+static void forget_after_fork(void)
+{
+    atomic_store(&mine, NULL);
+    pthread_mutex_init(&opening, NULL);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
+bool region_open(void)
+{
+    if (atomic_load(&mapped))
+        return true;
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&opening);
+    if (!atomic_load(&mapped)) {
+        int fd = open_locked(LOCK_PATIENCE_MS);
+        if (fd >= 0) {
+            atomic_store(&mapped, map_file(fd));
+            close_unlocked(fd);
+        }
+        if (!atomic_load(&mapped))
+            log_error("cannot count memory in %s: %s", settings()->cache_path, strerror(errno));
+    }
+    pthread_mutex_unlock(&opening);
+    return atomic_load(&mapped) != NULL;
+}
+
+/* --- slots ------------------------------------------------------------------------------------------------------ */
+
+static int32_t slot_count(struct region *region)
+{
+    int32_t count = atomic_load(&region->slot_count);
+    return count < 0 ? 0 : count > REGION_SLOTS ? REGION_SLOTS : count;
+}
+
+static bool living(struct region_slot *slot)
+{
+    /* Slots that HAMi-core took have no start time: then the pid alone must do. */
+    return atomic_load(&slot->status) != 0 && !process_gone(atomic_load(&slot->pid), atomic_load(&slot->start_time));
+}
+
+static void clear_slot(struct region_slot *slot)
+{
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        atomic_store(&slot->used[i].total_bytes, 0);
+        atomic_store(&slot->used[i].data_bytes, 0);
+        atomic_store(&slot->used[i].context_bytes, 0);
+        atomic_store(&slot->used[i].module_bytes, 0);
+    }
+    slot->host_pid = 0;
+    atomic_store(&slot->status, 0);
+    atomic_store(&slot->start_time, 0);
+    atomic_store(&slot->pid, 0); /* last: from here on it may be taken */
+}
+
+/* Make the ledger agree with what the living hold. */
+static void correct(struct region *region, int device)
+{
+    for (int attempt = 0; attempt < CORRECTIONS; attempt++) {
+        uint64_t seen = ledger_read(ledger_of(region, device)), held = 0;
+        for (int32_t i = 0; i < slot_count(region); i++) {
+            struct region_slot *slot = &region->slots[i];
+            if (slot == atomic_load(&mine) || living(slot))
+                held += atomic_load(&slot->used[device].total_bytes);
+        }
+        if (held == ledger_used(ledger_of(region, device)) || ledger_correct(ledger_of(region, device), seen, held))
+            return;
+    }
+}
+
+/* Free the slots of the dead. Called with the file's lock held: nobody takes a slot meanwhile. */
+static bool sweep(struct region *region)
+{
+    bool found = false;
+    for (int32_t i = 0; i < slot_count(region); i++) {
+        struct region_slot *slot = &region->slots[i];
+        if (slot == atomic_load(&mine) || atomic_load(&slot->pid) == 0 || living(slot))
+            continue;
+        clear_slot(slot);
+        found = true;
+    }
+    return found;
+}
+
+static void correct_all(struct region *region)
+{
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (region->uuids[i][0])
+            correct(region, i);
+}
+
+/* Take the memory of the dead back, if nobody else is at it. */
+static void sweep_and_correct(struct region *region)
+{
+    int fd = open_locked(0);
+    if (fd >= 0) {
+        sweep(region);
+        close_unlocked(fd);
+    }
+    correct_all(region);
+}
+
+/* Called with the file's lock held. */
+static struct region_slot *take_slot(struct region *region, int fd)
+{
+    int32_t me = (int32_t)getpid();
+    for (int32_t i = 0; i < REGION_SLOTS; i++) {
+        struct region_slot *slot = &region->slots[i];
+        bool left_by_me = atomic_load(&slot->pid) == me; /* exec keeps the pid, and an old pid comes again */
+        if (atomic_load(&slot->pid) != 0 && !left_by_me)
+            continue;
+        if (!back_with_blocks(fd, offsetof(struct region, slots) + (size_t)i * sizeof *slot, sizeof *slot))
+            return NULL;
+        clear_slot(slot);
+        atomic_store(&slot->start_time, process_start_time(me));
+        atomic_store(&slot->pid, me);
+        atomic_store(&slot->status, 1);
+        if (slot_count(region) <= i)
+            atomic_store(&region->slot_count, i + 1);
+        return slot;
+    }
+    errno = EUSERS;
+    return NULL;
+}
+
+bool region_join(void)
+{
+    if (!region_open())
+        return false;
+    if (atomic_load(&mine))
+        return true;
+    struct region *region = atomic_load(&mapped);
+    pthread_mutex_lock(&opening);
+    if (!atomic_load(&mine)) {
+        int fd = open_locked(LOCK_PATIENCE_MS);
+        if (fd >= 0) {
+            sweep(region);
+            atomic_store(&mine, take_slot(region, fd));
+            close_unlocked(fd);
+        }
+        if (atomic_load(&mine))
+            correct_all(region);
+        else
+            log_error("cannot take a place in %s: %s", settings()->cache_path, strerror(errno));
+    }
+    pthread_mutex_unlock(&opening);
+    return atomic_load(&mine) != NULL;
+}
+
+/* A process that ends in good order leaves at once; the others are swept by those that stay. */
+static __attribute__((destructor)) void leave(void)
+{
+    struct region *region = atomic_load(&mapped);
+    struct region_slot *slot = atomic_exchange(&mine, NULL);
+    if (!region || !slot || atomic_load(&slot->pid) != (int32_t)getpid())
+        return;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        ledger_release(ledger_of(region, i), atomic_load(&slot->used[i].total_bytes));
+    clear_slot(slot);
+}
+
+/* --- devices ---------------------------------------------------------------------------------------------------- */
+
+static int find_device(struct region *region, const char *uuid)
+{
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (strncmp(region->uuids[i], uuid, UUID_BYTES) == 0)
+            return i;
+    return -1;
+}
+
+int region_device(const char *uuid)
+{
+    if (!uuid[0] || strlen(uuid) >= UUID_BYTES || !region_open())
+        return -1;
+    struct region *region = atomic_load(&mapped);
+    int device = find_device(region, uuid);
+    if (device >= 0)
+        return device;
+    int fd = open_locked(LOCK_PATIENCE_MS);
+    if (fd < 0)
+        return -1;
+    device = find_device(region, uuid); /* another process may have been faster */
+    for (int i = 0; device < 0 && i < MAX_DEVICES; i++) {
+        if (region->uuids[i][0])
+            continue;
+        atomic_store(&region->limit_bytes[i], settings_limit_bytes(uuid));
+        memcpy(region->uuids[i], uuid, strlen(uuid) + 1);
+        atomic_store(&region->device_count, (uint64_t)i + 1);
+        device = i;
+    }
+    close_unlocked(fd);
+    return device;
+}
+
+uint64_t region_limit_bytes(int device)
+{
+    struct region *region = atomic_load(&mapped);
+    if (!region || device < 0)
+        return 0;
+    uint64_t limit_bytes = atomic_load(&region->limit_bytes[device]);
+    return limit_bytes ? limit_bytes : settings_limit_bytes(region->uuids[device]);
+}
+
+uint64_t region_used_bytes(int device)
+{
+    struct region *region = atomic_load(&mapped);
+    if (!region || device < 0)
+        return 0;
+    int64_t now = now_ms(), last = atomic_load(&swept_at_ms);
+    if (now - last >= SWEEP_PAUSE_MS && atomic_compare_exchange_strong(&swept_at_ms, &last, now))
+        sweep_and_correct(region);
+    return ledger_used(ledger_of(region, device));
+}
+
+/* --- bytes ------------------------------------------------------------------------------------------------------ */
+
+static void add_to_slot(struct region_slot *slot, int device, uint64_t bytes)
+{
+    atomic_fetch_add(&slot->used[device].total_bytes, bytes);
+    atomic_fetch_add(&slot->used[device].data_bytes, bytes);
+}
+
+static void take_from_slot(struct region_slot *slot, int device, uint64_t bytes)
+{
+    atomic_fetch_sub(&slot->used[device].total_bytes, bytes);
+    atomic_fetch_sub(&slot->used[device].data_bytes, bytes);
+}
+
+static bool fits(struct region *region, int device, uint64_t limit_bytes, uint64_t bytes)
+{
+    uint64_t used = ledger_used(ledger_of(region, device));
+    return !limit_bytes || (bytes <= limit_bytes && used <= limit_bytes - bytes);
+}
+
+static bool try_reserve(struct region *region, struct region_slot *slot, int device, uint64_t limit_bytes, uint64_t bytes)
+{
+    /* Asked first, so that a hopeless request does not show in the slot while others correct by it. */
+    if (!fits(region, device, limit_bytes, bytes))
+        return false;
+    add_to_slot(slot, device, bytes);
+    if (ledger_reserve(ledger_of(region, device), limit_bytes, bytes))
+        return true;
+    take_from_slot(slot, device, bytes);
+    return false;
+}
+
+bool region_reserve(int device, uint64_t bytes)
+{
+    if (device < 0 || bytes > LEDGER_MOST_BYTES || !region_join())
+        return false;
+    struct region *region = atomic_load(&mapped);
+    struct region_slot *slot = atomic_load(&mine);
+    uint64_t limit_bytes = region_limit_bytes(device);
+    if (limit_bytes && bytes > limit_bytes)
+        return false;
+    if (try_reserve(region, slot, device, limit_bytes, bytes))
+        return true;
+    sweep_and_correct(region); /* the dead may hold what we need */
+    return try_reserve(region, slot, device, limit_bytes, bytes);
+}
+
+void region_release(int device, uint64_t bytes)
+{
+    struct region *region = atomic_load(&mapped);
+    struct region_slot *slot = atomic_load(&mine);
+    if (!region || !slot || device < 0)
+        return;
+    ledger_release(ledger_of(region, device), bytes);
+    take_from_slot(slot, device, bytes);
+}

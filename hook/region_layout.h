@@ -1,0 +1,92 @@
+/* Layout of the shared region, HAMi-core version 1.2, and of our part behind it. An ABI: offsets are pinned.
+ * Fields that only other programs use are opaque bytes here.
+ */
+#ifndef VGPU_REGION_LAYOUT_H
+#define VGPU_REGION_LAYOUT_H
+
+#include "ledger.h"
+#include "settings.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    REGION_MAGIC = 19920718,
+    REGION_MAJOR = 1,
+    REGION_MINOR = 2,
+    REGION_SLOTS = 1024,
+    REGION_BYTES = 2008952,
+    TAIL_OFFSET = 2031616, /* the next multiple of 64 KiB: pages of any size can map it */
+    TAIL_BYTES = 4096,
+    TAIL_MAGIC = 0x75706776, /* "vgpu" */
+};
+
+struct region_usage {
+    _Atomic uint64_t context_bytes, module_bytes, data_bytes;
+    uint64_t offset;
+    _Atomic uint64_t total_bytes;
+    uint64_t unused[3];
+};
+
+struct region_slot {
+    _Atomic int32_t pid; /* as the container sees it; 0: free */
+    int32_t host_pid;    /* for an agent to fill in */
+    struct region_usage used[MAX_DEVICES];
+    uint64_t monitor_used[MAX_DEVICES];
+    uint64_t utilisation[MAX_DEVICES][6];
+    _Atomic int32_t status; /* 0 free, 1 running, 2 suspended by another program */
+    int32_t padding;
+    _Atomic uint64_t sequence; /* even: not being written, for readers of version 1.2; ours are single words */
+    _Atomic uint64_t start_time; /* of the process, so that a reused pid is told apart; unused in HAMi-core */
+    uint64_t unused;
+};
+
+struct region {
+    _Atomic int32_t magic; /* written last */
+    uint32_t major, minor;
+    int32_t sm_init;
+    uint64_t owner_pid;
+    unsigned char lock[32]; /* a semaphore of other programs, left unlocked */
+    _Atomic uint64_t device_count;
+    char uuids[MAX_DEVICES][UUID_BYTES];
+    _Atomic uint64_t limit_bytes[MAX_DEVICES];
+    uint64_t sm_percent[MAX_DEVICES];
+    struct region_slot slots[REGION_SLOTS];
+    _Atomic int32_t slot_count; /* slots in use lie before it */
+    int32_t utilisation_switch, recent_kernel, priority;
+    uint64_t last_kernel_time_s;
+    unsigned char start_lock[32];
+};
+
+struct region_tail {
+    _Atomic uint32_t magic;
+    uint32_t version;
+    struct ledger ledgers[MAX_DEVICES];
+};
+
+_Static_assert(sizeof(struct region_usage) == 64, "used");
+_Static_assert(sizeof(struct region_slot) == 1960, "slot");
+_Static_assert(sizeof(struct region) == REGION_BYTES, "region");
+#define AT(field, offset) _Static_assert(offsetof(struct region, field) == (offset), #field)
+AT(owner_pid, 16);
+AT(lock, 24);
+AT(device_count, 56);
+AT(uuids, 64);
+AT(limit_bytes, 1600);
+AT(sm_percent, 1728);
+AT(slots, 1856);
+AT(slot_count, 2008896);
+AT(utilisation_switch, 2008900);
+AT(last_kernel_time_s, 2008912);
+#undef AT
+#define AT(field, offset) _Static_assert(offsetof(struct region_slot, field) == (offset), #field)
+AT(used, 8);
+AT(monitor_used, 1032);
+AT(utilisation, 1160);
+AT(status, 1928);
+AT(sequence, 1936);
+AT(start_time, 1944);
+#undef AT
+
+#endif

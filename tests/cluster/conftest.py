@@ -188,8 +188,9 @@ def agent(start_agent: StartAgent, view: NodeView) -> AgentProcess:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Reporting:
     """Show the ends of the agents' and kubelet's logs with a case that failed."""
     report = yield
-    if report.failed:
-        for log in dict.fromkeys(item.stash.get(LOGS, list[Path]())):
+    if report.failed and LOGS in item.stash:
+        logs = item.stash[LOGS]
+        for log in dict.fromkeys(logs):
             tail = log.read_text(errors="replace").splitlines()[-40:]
             report.sections.append((f"end of {log}", "\n".join(line[:400] for line in tail)))
     return report

@@ -1,4 +1,4 @@
-"""Any node of any cluster, given by the environment:
+"""Any node of any cluster, given by the environment.
 
 VGPU_TEST_KUBECONFIG  how to reach the API server, as an administrator and as the agent
 VGPU_TEST_KUBELET_DIR kubelet's directory on this machine, with device-plugins/ in it

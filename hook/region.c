@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES, LOCK_PATIENCE_MS = 5000, CORRECTIONS = 16, SWEEP_PAUSE_MS = 100 };
+enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES, LOCK_PATIENCE_MS = 5000, SWEEP_PATIENCE_MS = 20, CORRECTIONS = 16, SWEEP_PAUSE_MS = 100 };
 
 static _Atomic(struct region *) mapped;
 static _Atomic(struct region_slot *) mine; /* NULL: not joined */
@@ -184,14 +184,14 @@ static void clear_slot(struct region_slot *slot)
     atomic_store(&slot->pid, 0); /* last: from here on it may be taken */
 }
 
-/* Make the ledger agree with what the living hold. */
+/* Make the ledger agree with the slots. */
 static void correct(struct region *region, int device)
 {
     for (int attempt = 0; attempt < CORRECTIONS; attempt++) {
         uint64_t seen = ledger_read(ledger_of(region, device)), held = 0;
         for (int32_t i = 0; i < slot_count(region); i++) {
             struct region_slot *slot = &region->slots[i];
-            if (slot == atomic_load(&mine) || living(slot))
+            if (atomic_load(&slot->status) != 0)
                 held += atomic_load(&slot->used[device].total_bytes);
         }
         if (held == ledger_used(ledger_of(region, device)) || ledger_correct(ledger_of(region, device), seen, held))
@@ -200,17 +200,15 @@ static void correct(struct region *region, int device)
 }
 
 /* Free the slots of the dead. Called with the file's lock held: nobody takes a slot meanwhile. */
-static bool sweep(struct region *region)
+static void sweep(struct region *region)
 {
-    bool found = false;
     for (int32_t i = 0; i < slot_count(region); i++) {
         struct region_slot *slot = &region->slots[i];
         if (slot == atomic_load(&mine) || atomic_load(&slot->pid) == 0 || living(slot))
             continue;
         clear_slot(slot);
-        found = true;
     }
-    return found;
+    atomic_fetch_add(&tail_of(region)->sweeps, 1);
 }
 
 static void correct_all(struct region *region)
@@ -220,12 +218,15 @@ static void correct_all(struct region *region)
             correct(region, i);
 }
 
-/* Take the memory of the dead back, if nobody else is at it. */
+/* Take the memory of the dead back. Many that are refused at once do it together: of two sweeps that end while we wait
+ * for our turn, the second began after we were refused. */
 static void sweep_and_correct(struct region *region)
 {
-    int fd = open_locked(0);
+    uint32_t before = atomic_load(&tail_of(region)->sweeps);
+    int fd = open_locked(SWEEP_PATIENCE_MS);
     if (fd >= 0) {
-        sweep(region);
+        if (atomic_load(&tail_of(region)->sweeps) - before < 2)
+            sweep(region);
         close_unlocked(fd);
     }
     correct_all(region);

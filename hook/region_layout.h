@@ -63,6 +63,7 @@ struct region_tail {
     _Atomic uint32_t magic;
     uint32_t version;
     struct ledger ledgers[MAX_DEVICES];
+    _Atomic uint32_t sweeps; /* how often the slots of the dead were looked for */
 };
 
 _Static_assert(sizeof(struct region_usage) == 64, "used");

@@ -68,6 +68,7 @@ class _Node:
     events: tuple[str, ...] = ()
 
 
+STATE_GPUS, STATE_UUID_BYTES, STATE_UUIDS_AT = 64, 96, 8  # layout of the state, hook/sim/memory.c
 MAX_EVENTS = 200  # below the driver's own limit; the oldest are forgotten
 
 
@@ -204,6 +205,16 @@ class SimDriver:
         """Let every kernel launch take this long."""
         with self._lock:
             self._change(kernel_us=kernel_us)
+
+    def peak_mib(self, uuid: str) -> int:
+        """The most memory of this GPU that programs ever held at once, as the driver counts."""
+        raw = self.config_path.with_name(f"{CONFIG_FILE}.state").read_bytes()
+        for place in range(STATE_GPUS):
+            at = STATE_UUIDS_AT + place * STATE_UUID_BYTES
+            if raw[at : at + STATE_UUID_BYTES].rstrip(b"\0").decode() == uuid:
+                peaks_at = STATE_UUIDS_AT + STATE_GPUS * STATE_UUID_BYTES
+                return int.from_bytes(raw[peaks_at + 8 * place :][:8], "little") >> 20
+        return 0
 
     # --- the file ------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ struct row {
 struct state {
     uint32_t version, row_count; /* rows in use lie before row_count */
     char uuids[MAX_GPUS][TEXT_BYTES];
+    uint64_t peak_bytes[MAX_GPUS]; /* the most that was ever in use at once, for tests to look at */
     struct row rows[ROWS];
 };
 
@@ -192,6 +193,8 @@ enum sim_memory_answer sim_memory_take(const char *uuid, uint64_t bytes, uint64_
         answer = bytes ? SIM_MEMORY_FULL : SIM_MEMORY_DONE;
     } else if (row) {
         row->bytes += bytes;
+        if (state->peak_bytes[gpu] < now + bytes)
+            state->peak_bytes[gpu] = now + bytes;
         answer = SIM_MEMORY_DONE;
     }
     leave();

@@ -3,8 +3,9 @@
  *   alloc <MiB> [device]        take memory                       {"ok":true,"result":0,...}
  *   managed <MiB> [device]      the same through cuMemAllocManaged
  *   free [count]                give back the newest `count` blocks (default: all)
+ *   churn <MiB> [count]         take and give back that often (default once), as fast as it goes
  *   launch [count]              launch kernels
- *   info                        just answer
+ *   info                        just answer; so does anything that is not understood, as "command":"unknown"
  *   exit                        answer and leave; the end of stdin does the same
  *
  * Every answer carries: "command", "ok", "result" (CUresult of what was asked), "pid", "held_mib", "refused" (how
@@ -136,6 +137,17 @@ static CUresult give(unsigned long long count)
     return result;
 }
 
+static CUresult churn(unsigned long long mib, unsigned long long count)
+{
+    CUresult result = CUDA_SUCCESS;
+    while (count-- && (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY)) {
+        result = take(mib, 0, false);
+        if (result == CUDA_SUCCESS)
+            result = give(1);
+    }
+    return result;
+}
+
 static CUresult launch(unsigned long long count)
 {
     CUmodule module;
@@ -162,6 +174,8 @@ static bool obey(char *line)
         answer("alloc", take(amount, device, false));
     else if (strcmp(command, "managed") == 0 && words > 1)
         answer("managed", take(amount, device, true));
+    else if (strcmp(command, "churn") == 0 && words > 1)
+        answer("churn", churn(amount, words > 2 ? (unsigned long long)device : 1));
     else if (strcmp(command, "free") == 0)
         answer("free", give(words > 1 ? amount : MAX_BLOCKS));
     else if (strcmp(command, "launch") == 0)
@@ -169,7 +183,7 @@ static bool obey(char *line)
     else if (strcmp(command, "exit") == 0)
         answer("exit", CUDA_SUCCESS);
     else
-        answer("info", CUDA_SUCCESS);
+        answer(strcmp(command, "info") == 0 ? "info" : "unknown", CUDA_SUCCESS);
     return strcmp(command, "exit") != 0;
 }
 

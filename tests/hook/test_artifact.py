@@ -1,0 +1,109 @@
+"""What the compiled library is: what it offers, what it asks of a container, and that it repeats."""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from built_hook import ROOT, built, compiler
+from elf import Elf, read_elf
+from hooked_programs import Node
+
+HOOK = ROOT / "hook"
+
+
+def table() -> set[str]:
+    """The symbols of symbols.h that are intercepted."""
+    text = (HOOK / "symbols.h").read_text()
+    wrapped = re.split(r"#define (?:CUDA|NVML)_USED", text.replace("\\\n", " "))
+    lines = " ".join(re.sub(r"^[^\n]*\n", "", part, count=1) if i else part
+                     for i, part in enumerate(wrapped))  # fmt: skip
+    return set(re.findall(r"X\((\w+)[,)]", lines)) - {"symbol"}
+
+
+@pytest.fixture(scope="module", params=["x86_64", "aarch64"])
+def hook(request: pytest.FixtureRequest) -> Elf:
+    """The library for each architecture."""
+    paths = compiler().build_all(ROOT / ".build" / "hook", sys.executable, request.param)
+    return read_elf(next(path for path in paths if path.name == "libvgpu.so"))
+
+
+def test_it_exports_the_table_and_nothing_else(hook: Elf) -> None:
+    assert len(table()) == 20
+    assert hook.exports == table() | {"dlsym"}
+
+
+def test_it_loads_in_containers_as_old_as_centos_7(hook: Elf) -> None:
+    assert hook.newest_glibc <= (2, 17)
+    assert set(hook.needed) <= {
+        "libc.so.6",
+        "libpthread.so.0",
+        "libdl.so.2",
+        "ld-linux-aarch64.so.1",
+    }
+
+
+def test_it_asks_for_no_driver(hook: Elf) -> None:
+    """An undefined driver symbol would end every process of a container with LD_BIND_NOW."""
+    assert not [name for name in hook.imports if name.startswith(("cu", "nvml"))]
+
+
+def test_it_does_nothing_when_it_is_loaded(hook: Elf) -> None:
+    assert hook.constructors == 0
+
+
+def test_it_cannot_end_or_talk_over_the_process_it_is_in(hook: Elf) -> None:
+    forbidden = {"exit", "_exit", "abort", "printf", "puts", "fprintf", "umask", "signal",
+                 "sigaction", "atexit", "setenv", "system"}  # fmt: skip
+    assert not hook.imports & forbidden
+
+
+def test_the_same_sources_give_the_same_bytes_wherever_they_lie(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "somewhere" / "else"
+    shutil.copytree(HOOK, elsewhere, ignore=shutil.ignore_patterns("__pycache__"))
+    module = compiler()
+    original, module.HERE = module.HERE, elsewhere
+    try:
+        paths = module.build_all(tmp_path / "out", sys.executable)
+    finally:
+        module.HERE = original
+    for path in paths:
+        relative = path.relative_to(tmp_path / "out")
+        assert path.read_bytes() == (ROOT / ".build" / "hook" / relative).read_bytes(), path.name
+
+
+def test_what_is_built_is_not_built_again() -> None:
+    said: list[str] = []
+    built()
+    compiler().build_all(ROOT / ".build" / "hook", sys.executable, os.uname().machine, said.append)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("arch", "python", "complaint"),
+    [
+        pytest.param("riscv64", sys.executable, "x86_64, aarch64", id="unknown architecture"),
+        pytest.param("x86_64", "/bin/false", "hook.lock", id="no compiler"),
+    ],
+)
+def test_what_cannot_be_built_is_said_in_a_sentence(
+    tmp_path: Path, arch: str, python: str, complaint: str
+) -> None:
+    with pytest.raises(compiler().CompileError, match=complaint):
+        compiler().build_all(tmp_path, python, arch)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["true"], id="true"),
+        pytest.param(["sh", "-c", "sh -c true; echo hello | cat >/dev/null"], id="shells"),
+        pytest.param([sys.executable, "-c", "import ctypes, ssl"], id="python"),
+    ],
+)
+def test_programs_without_cuda_do_not_notice(node: Node, words: list[str]) -> None:
+    done = node.run_program(words, CUDA_DEVICE_MEMORY_LIMIT="1g", LD_BIND_NOW="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not node.cache.exists()

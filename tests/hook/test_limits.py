@@ -1,0 +1,206 @@
+"""What the environment allows, and what programs are then told and given."""
+
+import pytest
+from hooked_programs import LIMIT, Node
+
+from agent.sim.driver import SimGpu, made_up_uuid
+
+ASK = "say(init=start(), total=total_mib(), info=info_mib())"
+A, B = made_up_uuid(0), made_up_uuid(1)
+FULL = 46068
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        pytest.param("4096m", 4096, id="m, as the scheduler writes it"),
+        pytest.param("4096M", 4096, id="M"),
+        pytest.param("4g", 4096, id="g"),
+        pytest.param("4G", 4096, id="G"),
+        pytest.param("4Gi", 4096, id="Gi"),
+        pytest.param("4GB", 4096, id="GB"),
+        pytest.param("4gib", 4096, id="gib"),
+        pytest.param("4096MB", 4096, id="MB"),
+        pytest.param("4096Mi", 4096, id="Mi"),
+        pytest.param("4194304k", 4096, id="k"),
+        pytest.param("4194304KB", 4096, id="KB"),
+        pytest.param("4294967296", 4096, id="bytes"),
+        pytest.param("4294967296B", 4096, id="bytes, said so"),
+        pytest.param("4.5g", 4608, id="a fraction"),
+        pytest.param(" 4g", 4096, id="a blank before"),
+        pytest.param("4 GiB", 4096, id="a blank between"),
+        pytest.param("010m", 10, id="a leading zero is no octal"),
+        pytest.param("0", FULL, id="0 is no limit"),
+        pytest.param("0m", FULL, id="0m is no limit"),
+        pytest.param("", FULL, id="empty is no limit"),
+        pytest.param("100g", FULL, id="more than there is"),
+        pytest.param("8t", FULL, id="far more than there is"),
+    ],
+)
+def test_a_limit_is_what_the_program_sees_as_its_gpu(node: Node, text: str, mib: int) -> None:
+    said = node.run(ASK, CUDA_DEVICE_MEMORY_LIMIT_0=text)
+    assert (said["init"], said["total"], said["info"]) == (0, mib, [mib, mib])
+    assert said["stderr"] == ""
+
+
+@pytest.mark.parametrize("variable", [LIMIT, f"{LIMIT}_0", f"{LIMIT}_15"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("-1", id="negative"),
+        pytest.param("+1g", id="signed"),
+        pytest.param("abc", id="no number"),
+        pytest.param("m", id="only a unit"),
+        pytest.param("4x", id="unknown unit"),
+        pytest.param("4gg", id="two units"),
+        pytest.param("4g 5g", id="two amounts"),
+        pytest.param("1.m", id="a point and nothing"),
+        pytest.param("1.5", id="half a byte"),
+        pytest.param("0x1000m", id="hexadecimal"),
+        pytest.param("99999999999999999999g", id="too many digits"),
+        pytest.param("99999999999g", id="more than 64 bits"),
+        pytest.param("4096m;", id="a stray mark"),
+    ],
+)
+def test_a_malformed_limit_never_means_unlimited(node: Node, variable: str, text: str) -> None:
+    code = "say(init=cuda.cuInit(0), alloc=alloc(1)[0])"
+    said = node.run(code, **{variable: text})
+    assert said["init"] == 1  # CUDA_ERROR_INVALID_VALUE
+    assert said["alloc"] != 0
+    assert (said["rc"], said["stderr"]) == (0, "")
+
+
+def test_why_cuda_does_not_start_is_said_when_asked_for(node: Node) -> None:
+    said = node.run(
+        "say(init=cuda.cuInit(0))", CUDA_DEVICE_MEMORY_LIMIT_0="4x", LIBCUDA_LOG_LEVEL="1"
+    )
+    assert f"{LIMIT}_0=4x is not an amount of memory; write for example 4096m" in said["stderr"]
+
+
+def test_a_cache_file_that_cannot_be_had_stops_cuda_and_not_the_program(node: Node) -> None:
+    cache = str(node.cache / "no" / "such" / "directory")
+    env = {LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache, "LIBCUDA_LOG_LEVEL": "1"}
+    said = node.run("say(init=cuda.cuInit(0))", **env)
+    assert (said["init"], said["rc"]) == (304, 0)  # CUDA_ERROR_OPERATING_SYSTEM
+    assert f"cannot count memory in {cache}" in said["stderr"]
+
+
+def test_a_cache_file_that_is_a_link_is_not_followed(node: Node) -> None:
+    target = node.cache.with_name("precious")
+    target.write_text("keep me")
+    node.cache.symlink_to(target)
+    assert node.run("say(init=cuda.cuInit(0))", **{LIMIT: "1g"})["init"] == 304
+    assert target.read_text() == "keep me"
+
+
+def test_a_file_of_another_layout_is_left_alone(node: Node) -> None:
+    node.cache.write_bytes(b"not a region" * 1000)
+    assert node.run("say(init=cuda.cuInit(0))", **{LIMIT: "1g"})["init"] == 304
+    assert node.cache.read_bytes().startswith(b"not a region")
+
+
+@pytest.mark.parametrize(
+    ("env", "totals"),
+    [
+        pytest.param({f"{LIMIT}_0": "1g", f"{LIMIT}_1": "2g"}, [1024, 2048], id="in order"),
+        pytest.param(
+            {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "2g", "NVIDIA_VISIBLE_DEVICES": f"{A},{B}"},
+            [1024, 2048], id="listed by uuid",
+        ),
+        pytest.param(
+            {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "2g", "NVIDIA_VISIBLE_DEVICES": f"{B},{A}"},
+            [2048, 1024], id="listed the other way round",
+        ),
+        pytest.param(
+            {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "2g", "NVIDIA_VISIBLE_DEVICES": f"{A},{B}",
+             "CUDA_VISIBLE_DEVICES": "1,0"},
+            [2048, 1024], id="renumbered by the program",
+        ),
+        pytest.param(
+            {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "2g", "NVIDIA_VISIBLE_DEVICES": f"{A},{B}",
+             "CUDA_VISIBLE_DEVICES": "1"},
+            [2048], id="one hidden by the program",
+        ),
+        pytest.param(
+            {LIMIT: "3g", f"{LIMIT}_1": "2g", "NVIDIA_VISIBLE_DEVICES": f"{A},{B}"},
+            [3072, 2048], id="a limit for all others",
+        ),
+        pytest.param(
+            {f"{LIMIT}_1": "2g", "NVIDIA_VISIBLE_DEVICES": f"{A},{B}"},
+            [FULL, 2048], id="only one is limited",
+        ),
+        pytest.param(
+            {f"{LIMIT}_0": "0m", LIMIT: "3g", "NVIDIA_VISIBLE_DEVICES": f"{A},{B}"},
+            [3072, 3072], id="0 falls back to the limit for all",
+        ),
+    ],
+)  # fmt: skip
+def test_each_device_has_the_limit_of_its_uuid(
+    node: Node, env: dict[str, str], totals: list[int]
+) -> None:
+    node.sim.add_gpu(gpu=SimGpu(uuid=B))
+    if "NVIDIA_VISIBLE_DEVICES" not in env:  # then nobody knows which is which
+        totals = [min(totals)] * len(totals)
+    code = f"start()\nsay(totals=[total_mib(i) for i in range({len(totals)})])"
+    assert node.run(code, **env)["totals"] == totals
+
+
+def test_without_limits_and_cache_the_hook_steps_aside(node: Node) -> None:
+    env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": ""}
+    said = node.run("start()\nsay(alloc=alloc(40000)[0], info=info_mib())", **env)
+    assert (said["alloc"], said["info"]) == (0, [6068, FULL])
+    assert not node.cache.exists()
+
+
+def test_without_limits_usage_is_still_counted(node: Node) -> None:
+    said = node.run("start()\nsay(alloc=alloc(100)[0], used=used_mib())")
+    assert (said["alloc"], said["used"]) == (0, 100)
+    assert node.cache.exists()
+
+
+@pytest.mark.parametrize("version", ["", "_v2"])
+def test_nvml_tells_the_same_story(node: Node, version: str) -> None:
+    code = (
+        "import pynvml\n"
+        "start(); alloc(300)\n"
+        "pynvml.nvmlInit(); handle = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
+        f"memory = pynvml.nvmlDeviceGetMemoryInfo(handle, {'pynvml.nvmlMemory_v2' if version else None})\n"
+        "say(memory=[memory.total // MIB, memory.used // MIB, memory.free // MIB])"
+    )
+    assert node.run(code, **{LIMIT: "1000m"})["memory"] == [1000, 300, 700]
+
+
+def test_nvml_alone_needs_no_cuda(node: Node) -> None:
+    """As nvidia-smi in a container, which never calls cuInit."""
+    code = (
+        "import pynvml\n"
+        "pynvml.nvmlInit(); handle = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
+        "memory = pynvml.nvmlDeviceGetMemoryInfo(handle)\n"
+        "say(memory=[memory.total // MIB, memory.used // MIB, memory.free // MIB])"
+    )
+    tenant = node.start(
+        "start(); alloc(300); print('ready', flush=True); input()", env={LIMIT: "1000m"}
+    )
+    assert tenant.stdout is not None
+    assert tenant.stdout.readline() == "ready\n"
+    assert node.run(code, **{LIMIT: "1000m"})["memory"] == [1000, 300, 700]
+    tenant.communicate("\n", timeout=10)
+
+
+def test_nothing_of_the_host_process_is_changed(node: Node) -> None:
+    code = (
+        "import os, signal\n"
+        "def state():\n"
+        "    mask = os.umask(0); os.umask(mask)\n"
+        "    return [mask, [str(signal.getsignal(s)) for s in (10, 12, 15)], len(os.listdir('/proc/self/fd')),\n"
+        "            len(os.listdir('/proc/self/task')), sorted(os.environ)]\n"
+        "before = state(); start(); alloc(1); info_mib(); after = state()\n"
+        "say(before=before, after=after)"
+    )
+    said = node.run(code, **{LIMIT: "1g"})
+    assert said["before"][:2] == said["after"][:2]
+    assert said["before"][3:] == said["after"][3:]
+    assert (
+        said["after"][2] - said["before"][2]
+        == node.run(code, hook=False)["after"][2] - node.run(code, hook=False)["before"][2]
+    )

@@ -77,7 +77,7 @@ class Counts:
 def cluster_of(server: ApiServer, tmp_path: Path, **more: Any) -> KubeCluster:
     kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
     transport = KubeTransport(kubeconfig, count=more.pop("count", Counts()))
-    return KubeCluster("n1", transport=transport, **more)
+    return KubeCluster(transport, node_name="n1", **more)
 
 
 class Reader:
@@ -135,4 +135,4 @@ class raw_server:  # noqa: N801 - used like a function
 
 def raw_cluster(port: int, tmp_path: Path) -> KubeCluster:
     kubeconfig = ApiServer(port=port).write_kubeconfig(tmp_path / "kubeconfig")
-    return KubeCluster("n1", kubeconfig=kubeconfig)
+    return KubeCluster(KubeTransport(kubeconfig), node_name="n1")

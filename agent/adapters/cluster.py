@@ -4,7 +4,6 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +15,7 @@ from agent.adapters.kube_answers import (
     decoded,
     error_of,
 )
-from agent.adapters.kube_transport import Count, KubeTransport
+from agent.adapters.kube_transport import KubeTransport
 from agent.domain.pods import Node, Pod, decode_node, decode_pod
 from agent.errors import ClusterUnavailable
 from agent.ports import ClusterEvent, Listed, NodeChange, PodChange, Stop
@@ -37,28 +36,24 @@ class KubeCluster:
     Nothing is imported, read or sent before the first call; `connect` does all but the sending.
 
     Args:
+        transport: the way to the API server.
         node_name: our Node.
-        resource: the count resource by which containers ask for vGPUs.
-        kubeconfig: None: the service account of the pod we are in.
-        count: called with verb, resource and HTTP status (0: no answer) for each request.
-        transport: the way to the API server; replaces `kubeconfig` and `count`.
+        resource_name: the count resource by which containers ask for vGPUs.
         watch_s: shortest and longest duration of one watch.
     """
 
     def __init__(
         self,
-        node_name: str,
+        transport: KubeTransport,
         *,
-        resource: str = "nvidia.com/gpu",
-        kubeconfig: Path | None = None,
-        count: Count = lambda _verb, _resource, _code: None,
-        transport: KubeTransport | None = None,
+        node_name: str,
+        resource_name: str = "nvidia.com/gpu",
         watch_s: tuple[float, float] = WATCH_S,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._node_name = node_name
-        self._resource = resource
-        self._transport = transport or KubeTransport(kubeconfig, count=count)
+        self._resource_name = resource_name
+        self._transport = transport
         self._watch_s = watch_s
         self._jitter = jitter
         self._node_path = f"/api/v1/nodes/{quote(node_name, safe='')}"
@@ -212,7 +207,7 @@ class KubeCluster:
     # --- shared ---------------------------------------------------------------------------------
 
     def _pod(self, item: Any) -> Pod:
-        return decode_pod(item, resource=self._resource)
+        return decode_pod(item, resource=self._resource_name)
 
     def _get(
         self, resource: str, path: str, about: str, deadline_s: float | None

@@ -30,7 +30,7 @@ _SHOWN_CHARS = 80
 _GO_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 _SEPARATORS = str.maketrans({",": " ", ":": " "})
 
-Scores = Mapping[str, Mapping[str, int]]
+Scores = Iterable[tuple[str, Mapping[str, int]]]  # as `agent.domain.topology.pair_scores` gives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +133,12 @@ def _go_json(value: Any) -> str:
 def encode_scores(scores: Scores) -> str:
     """Encode `hami.io/node-nvidia-score`: how close each GPU is to each other one.
 
-    `scores[a][b]` are the points from a to b; GPUs and peers are sorted, as Go sorts map keys.
+    The GPUs stay in their order, the peers of each are sorted, as Go sorts the keys of a map.
     """
-    pairs: list[dict[str, Any]] = []
-    for uuid in sorted(scores):
-        peers = dict(sorted(scores[uuid].items()))
-        pairs.append({"uuid": uuid} | ({"score": peers} if peers else {}))
+    pairs: list[dict[str, Any]] = [
+        {"uuid": uuid, "score": dict(sorted(peers.items()))} if peers else {"uuid": uuid}
+        for uuid, peers in scores
+    ]
     return _go_json(pairs)
 
 

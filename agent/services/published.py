@@ -116,6 +116,15 @@ def newest(old: Pod, new: Pod) -> Pod:
     return new
 
 
+def newest_node(old: Node | None, new: Node) -> Node:
+    """The younger of two states of our Node; the new one when it was made anew or cannot tell."""
+    if old is None or old.uid != new.uid:
+        return new
+    if old.resource_version.isdecimal() and new.resource_version.isdecimal():
+        return new if int(new.resource_version) >= int(old.resource_version) else old
+    return new
+
+
 Inventory = Published[GpuInventory]
 Pods = Published[PodTable]
 OwnNode = Published[Node | None]

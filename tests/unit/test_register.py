@@ -312,15 +312,15 @@ def test_what_needs_no_rewriting(form: str, text: str, same: bool) -> None:
 @pytest.mark.parametrize(
     ("scores", "text"),
     [
-        pytest.param({}, "[]", id="no GPUs"),
-        pytest.param({"GPU-a": {}}, '[{"uuid":"GPU-a"}]', id="one GPU has no pairs"),
+        pytest.param([], "[]", id="no GPUs"),
+        pytest.param([("GPU-a", {})], '[{"uuid":"GPU-a"}]', id="one GPU has no pairs"),
         pytest.param(
-            {"GPU-b": {"GPU-a": 110}, "GPU-a": {"GPU-c": 10, "GPU-b": 110}},
+            [("GPU-a", {"GPU-c": 10, "GPU-b": 110}), ("GPU-b", {"GPU-a": 110})],
             '[{"uuid":"GPU-a","score":{"GPU-b":110,"GPU-c":10}},'
             '{"uuid":"GPU-b","score":{"GPU-a":110}}]',
             id="sorted",
         ),
     ],
 )
-def test_pair_scores(scores: dict[str, dict[str, int]], text: str) -> None:
+def test_pair_scores(scores: list[tuple[str, dict[str, int]]], text: str) -> None:
     assert encode_scores(scores) == text

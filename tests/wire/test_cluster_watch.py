@@ -21,6 +21,7 @@ from waiting import eventually
 
 from agent.adapters import kube_transport
 from agent.adapters.cluster import KubeCluster
+from agent.adapters.kube_transport import KubeTransport
 from agent.errors import ClusterDenied, ClusterError, ClusterGone, ClusterUnavailable
 from agent.sim.apiserver import ApiServer
 
@@ -194,7 +195,7 @@ def test_a_watch_ends_at_once_when_the_agent_stops(
         ca_file = tmp_path / "ca.crt"
         ca_file.write_text(identity.certificate)
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig", ca_file=ca_file)
-        cluster = KubeCluster("n1", kubeconfig=kubeconfig)
+        cluster = KubeCluster(KubeTransport(kubeconfig), node_name="n1")
         if phase == "headers":
             fault = server.hang(3600, verb="watch")
         if phase == "before":

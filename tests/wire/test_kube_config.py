@@ -65,7 +65,7 @@ def test_a_service_account_whose_token_and_authority_rotate(
     with ApiServer(tokens=["first"], tls=identity.server_context(tmp_path)) as server:
         server.objects.create("nodes", {"metadata": {"name": "n1"}})
         server.write_service_account(folder, "first\n", identity.certificate)
-        cluster = KubeCluster("n1", transport=in_cluster(server, folder))
+        cluster = KubeCluster(in_cluster(server, folder), node_name="n1")
         assert cluster.get_node().name == "n1"
 
         server.accept_tokens("second")
@@ -92,7 +92,7 @@ def test_a_watch_too_finds_the_new_token(
     with ApiServer(tokens=["first"], tls=identity.server_context(tmp_path)) as server:
         server.objects.create("nodes", {"metadata": {"name": "n1"}})
         server.write_service_account(folder, "first", identity.certificate)
-        cluster = KubeCluster("n1", transport=in_cluster(server, folder))
+        cluster = KubeCluster(in_cluster(server, folder), node_name="n1")
         cluster.connect()
         server.accept_tokens("second")
         (folder / "token").write_text("second")
@@ -116,7 +116,7 @@ def test_a_service_account_that_cannot_be_used(
     folder = server.write_service_account(tmp_path / "account", "t", "x")
     spoil(folder)
     with pytest.raises(ConfigError, match=sentence):
-        KubeCluster("n1", transport=in_cluster(server, folder)).connect()
+        KubeCluster(in_cluster(server, folder), node_name="n1").connect()
 
 
 def test_outside_a_cluster_without_a_kubeconfig(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_token_no_header_may_carry_is_not_shown(tmp_path: Path, identity: Iden
         tmp_path / "account", "secret\nsecond line", identity.certificate
     )
     with pytest.raises(ClusterDenied) as caught:
-        KubeCluster("n1", transport=in_cluster(server, folder)).get_node()
+        KubeCluster(in_cluster(server, folder), node_name="n1").get_node()
     assert "secret" not in str(caught.value)
 
 
@@ -172,7 +172,7 @@ def test_kubeconfigs(tmp_path: Path, identity: Identity, kind: str) -> None:
     with ApiServer(tokens=["first"], tls=context) as server:
         server.objects.create("nodes", {"metadata": {"name": "n1"}})
         path = write_kubeconfig(tmp_path / "kubeconfig", server, users[kind], identity.certificate)
-        cluster = KubeCluster("n1", kubeconfig=path)
+        cluster = KubeCluster(KubeTransport(path), node_name="n1")
         assert cluster.get_node().name == "n1"
         server.accept_tokens("second")
         for name in ("plugin-token", "token-file"):
@@ -202,7 +202,7 @@ def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, text: str | None, sent
     elif text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=sentence):
-        KubeCluster("n1", kubeconfig=path).connect()
+        KubeCluster(KubeTransport(path), node_name="n1").connect()
 
 
 def test_refused_credentials_are_not_loaded_in_a_loop(server: ApiServer, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_refused_credentials_are_not_loaded_in_a_loop(server: ApiServer, tmp_pat
         loads.append(1)
         return kube_config.load_configuration(path)
 
-    cluster = KubeCluster("n1", transport=KubeTransport(load=load))
+    cluster = KubeCluster(KubeTransport(load=load), node_name="n1")
     server.accept_tokens("right")
     for _ in range(5):
         with pytest.raises(ClusterDenied):
@@ -273,7 +273,8 @@ def test_a_version_that_does_not_bear_it_is_imported_plainly() -> None:
 
 def test_nothing_is_imported_before_it_is_needed() -> None:
     loaded = run_python(
-        "import sys, json; from agent.adapters.cluster import KubeCluster; KubeCluster('n1')\n"
+        "import sys, json; from agent.adapters.cluster import KubeCluster, KubeTransport\n"
+        "KubeCluster(KubeTransport(), node_name='n1')\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
     assert not {"kubernetes", "urllib3", "ssl"} & set(loaded)

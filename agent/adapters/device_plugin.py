@@ -120,7 +120,7 @@ class BoundedCalls:
                 self._free.release()
 
         try:
-            threading.Thread(target=call, name="allocate", daemon=True).start()
+            threading.Thread(target=call, name="kubelet-call", daemon=True).start()
         except RuntimeError:
             self._free.release()
             raise

@@ -170,7 +170,8 @@ class KubeletLink:
 
     def _refusal(self, error: grpc.RpcError) -> str:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            return f"kubelet does not answer on {self._kubelet_socket} ({_details(error)})"
+            cause = _details(error).rpartition("error: ")[2]  # before it: the path, three times
+            return f"kubelet does not answer on {self._kubelet_socket} ({cause})"
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"kubelet did not answer Register within {REGISTER_TIMEOUT_S:.0f} s"
         return f"kubelet refused to register {self._resource}: {_details(error)}"

@@ -126,6 +126,7 @@ class StandInKubelet:
     def start(self) -> Self:
         """Read the checkpoint, wipe the directory, serve."""
         self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._books = Books(self.directory / CHECKPOINT)
         self._note("checkpoint", "", {"found": self._books.load(self._clock())})
         self._wipe()
         self._plugins = self._new_plugins()
@@ -147,6 +148,7 @@ class StandInKubelet:
         if not self._running:
             return
         self._running = False
+        self._books.close()
         self._changed.set()
         for server in self._servers:
             server.stop(leave_socket=leave_socket)
@@ -195,7 +197,10 @@ class StandInKubelet:
     def _wipe(self) -> None:
         """1.20 removes every file but its checkpoint, later kubelets only sockets."""
         for path in self.directory.iterdir():
-            mode = path.lstat().st_mode
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                continue  # its owner was faster
             if path.name == CHECKPOINT or stat.S_ISDIR(mode):
                 continue
             if self.behaviour == "1.20" or stat.S_ISSOCK(mode):

@@ -46,6 +46,7 @@ class Books:
     def __init__(self, checkpoint: Path) -> None:
         self.lock = threading.RLock()
         self._checkpoint = checkpoint
+        self._closed = False
         self.devices: dict[str, Devices] = {}
         self.assignments: dict[tuple[str, str, str], Assignment] = {}
         self.in_use: dict[str, set[str]] = {}  # assigned, or about to be
@@ -133,9 +134,16 @@ class Books:
 
     # --- the file --------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """The process dies: nothing is written any more, whatever its threads still do."""
+        with self.lock:
+            self._closed = True
+
     def save(self) -> None:
         """Write the checkpoint: on every device message and every assignment."""
         with self.lock:
+            if self._closed:
+                return
             data = {
                 "PodDeviceEntries": [self._entry(a) for a in self.assignments.values()] or None,
                 "RegisteredDevices": {

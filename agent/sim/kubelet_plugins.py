@@ -8,6 +8,7 @@ disconnected, also when the stream was an older one's (kubernetes issues 121994 
 Does not imitate: the plugins_registry directory, SELinux labels, registration metrics.
 """
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -46,27 +47,24 @@ def invalid_resource(name: str) -> bool:
 class Endpoint:
     """Kubelet's client of one registered plugin."""
 
-    def __init__(self, resource: str, socket: Path) -> None:
+    def __init__(self, resource: str, path: Path) -> None:
         self.resource = resource
-        self.socket = socket
+        self.socket = path
         self.options = dp.DevicePluginOptions()
-        self._channel = rpc.unix_channel(socket, max_receive_bytes=MAX_MESSAGE_BYTES)
+        self._channel = rpc.unix_channel(path, max_receive_bytes=MAX_MESSAGE_BYTES)
         self.stub = rpc.DevicePluginStub(self._channel)
         self._closed = threading.Event()
 
     def dial(self, timeout_s: float) -> None:
-        """Wait until something answers on the socket. Raises DialFailed."""
+        """Wait until somebody listens on the socket. Raises DialFailed."""
         deadline_s = time.monotonic() + timeout_s
-        ready = grpc.channel_ready_future(self._channel)
-        try:
-            while not self._closed.is_set() and time.monotonic() < deadline_s:
-                try:
-                    ready.result(timeout=0.05)
-                except grpc.FutureTimeoutError:
-                    continue
-                return
-        finally:
-            ready.cancel()
+        while not self._closed.is_set():
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(1.0)
+                if probe.connect_ex(str(self.socket)) == 0:
+                    return
+            if time.monotonic() > deadline_s or self._closed.wait(0.05):
+                break
         raise DialFailed("failed to dial device plugin: context deadline exceeded")
 
     def follow(self, on_devices: Callable[[dp.ListAndWatchResponse], None]) -> str:
@@ -161,6 +159,8 @@ class Plugins:
 
     def _adopt(self, endpoint: Endpoint) -> None:
         with self._lock:
+            if self._stopped:
+                raise DialFailed("kubelet is stopping")
             self._current[endpoint.resource] = endpoint
         self._books.plugin_connected(endpoint.resource)
         self._note("registered", endpoint.resource, {"endpoint": endpoint.socket.name})
@@ -170,11 +170,11 @@ class Plugins:
     def _connect_and_follow(self, endpoint: Endpoint) -> None:
         try:
             endpoint.dial(self._dial_timeout_s)
+            self._adopt(endpoint)
         except DialFailed as error:
             self._discard(endpoint)
             self._note("register_failed", endpoint.resource, {"error": str(error)})
             return
-        self._adopt(endpoint)
         self._follow(endpoint)
         self._discard(endpoint)
         if self.current(endpoint.resource) is endpoint:
@@ -214,18 +214,18 @@ class Plugins:
 
     def _in_background(self, work: Callable[[Endpoint], None], endpoint: Endpoint) -> None:
         def run() -> None:
-            try:
-                work(endpoint)
-            finally:
-                with self._lock:
-                    self._threads.discard(threading.current_thread())
+            work(endpoint)
+            with self._lock:
+                self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(
             target=run, name=f"kubelet-follows-{endpoint.socket.name}", daemon=True
         )
         with self._lock:
+            if self._stopped:
+                return
+            thread.start()
             self._threads.add(thread)
-        thread.start()
 
     def drop(self, resource: str) -> None:
         """Break the connection to the current plugin of a resource, for a test."""

@@ -1,5 +1,6 @@
 """The registration loop against the stand-in kubelet of both generations, over real sockets."""
 
+import random
 import shutil
 import threading
 import time
@@ -363,6 +364,43 @@ def test_nothing_of_others_is_touched(kubelet: StandInKubelet, agent: Any) -> No
     running.stop()
 
     assert foreign.exists()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_series_of_mishaps_ends_with_a_registration(
+    kubelet: StandInKubelet, agent: Any, directory: Path, seed: int
+) -> None:
+    def lose_our_socket() -> None:
+        for path in own_sockets(directory):
+            path.unlink(missing_ok=True)
+
+    def lose_kubelets_socket() -> None:
+        kubelet.socket.unlink(missing_ok=True)
+
+    def move_the_directory() -> None:
+        kubelet.stop()
+        directory.rename(directory.with_name(f"old-{time.monotonic_ns()}"))
+        kubelet.start()
+
+    chance = random.Random(seed)  # noqa: S311 - a series that can be had again
+    running = agent()
+    for _ in range(12):
+        chance.choice(
+            [
+                kubelet.restart,
+                kubelet.restart_registration,
+                lambda: kubelet.drop_stream(GPU),
+                lose_our_socket,
+                lose_kubelets_socket,
+                move_the_directory,
+            ]
+        )()
+        time.sleep(chance.choice([0.0, 0.01, 0.1]))
+    kubelet.restart()
+
+    eventually(lambda: offered(kubelet, running), within_s=30.0)
+    eventually(lambda: len(own_sockets(directory)) == 1)
+    assert kubelet.admit(pod("1", 4)).ok
 
 
 # --- two of us -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from agent.demo.screen import Check, GpuRow, Screen, TenantRow, View
 from agent.sim.container import Container, ContainerError, SimMount
 from agent.sim.driver import SimGpu, made_up_uuid
-from agent.sim.node import RESOURCE, Ask, RanPod, SimNode, wait_for
+from agent.sim.node import RESOURCE, Ask, RanPod, SimNode
 from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE, NodeLocked, NoFit
 
 MODEL, MEMORY_MIB, GPUS, SPLIT = "NVIDIA A40", 46068, 2, 10
@@ -92,8 +92,8 @@ class Story:
                 number, SimGpu(uuid=made_up_uuid(number), name=MODEL, memory_mib=MEMORY_MIB)
             )
         self.node.start_agent()
-        wait_for("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
-        wait_for("the agent is ready", self.node.ready)
+        self.node.wait("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
+        self.node.wait("the agent is ready", self.node.ready)
         self.node.scheduler.handshake_once(self.node.name)
         seen = len(self.node.scheduler.nodes.get(self.node.name, []))
         must(seen == GPUS, f"the scheduler reads {seen} GPUs instead of {GPUS}")
@@ -161,7 +161,7 @@ class Story:
 
     def restart_kubelet(self) -> str:
         self.node.kubelet.restart()
-        wait_for("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
+        self.node.wait("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
         for tenant in self.tenants:
             before = tenant.used_mib
             self.look(tenant)
@@ -171,8 +171,8 @@ class Story:
 
     def break_gpu(self) -> str:
         self.node.driver.xid(0, 79)
-        wait_for("kubelet hears of it", lambda: self.node.allocatable() == (GPUS - 1) * SPLIT)
-        wait_for(
+        self.node.wait("kubelet hears of it", lambda: self.node.allocatable() == (GPUS - 1) * SPLIT)
+        self.node.wait(
             "the scheduler hears of it",
             lambda: (
                 self.node.scheduler.handshake_once(self.node.name) is not None
@@ -187,7 +187,7 @@ class Story:
         return "XID 79 on GPU 0: its vGPUs left kubelet and scheduler, a new pod went to GPU 1"
 
     def heal_gpu(self) -> str:
-        wait_for("all vGPUs are back", lambda: self.node.allocatable() == GPUS * SPLIT)
+        self.node.wait("all vGPUs are back", lambda: self.node.allocatable() == GPUS * SPLIT)
         return "clean probes in a row brought its vGPUs back, without a restart"
 
     def stop_agent(self) -> str:

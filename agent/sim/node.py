@@ -85,6 +85,7 @@ class SimNode:
         self.flags = list(flags)
         self._command = list(command)
         self._environ = dict(environ)
+        (root / "driver").mkdir()
         self.driver = SimDriver(root / "driver")
         self.api = ApiServer()
         self.kubelet = StandInKubelet(
@@ -160,6 +161,20 @@ class SimNode:
     def log_text(self) -> str:
         """What the agent has logged."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def wait(self, what: str, probe: Callable[[], object], within_s: float = WAIT_S) -> None:
+        """Wait until `probe()` is true, as long as the agent lives.
+
+        Raises TimeoutError or ChildProcessError naming `what`.
+        """
+        deadline_s = time.monotonic() + within_s
+        while not probe():
+            if self.agent is not None and self.agent.poll() is not None:
+                code = self.agent.returncode
+                raise ChildProcessError(f"{what}: the agent has ended with exit code {code}")
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{what}: not within {within_s:.0f} s")
+            time.sleep(0.02)
 
     # --- what can be seen from outside -------------------------------------------------------
 
@@ -319,12 +334,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_for(what: str, probe: Callable[[], object], within_s: float = WAIT_S) -> None:
-    """Wait until `probe()` is true. Raises TimeoutError naming `what`."""
-    deadline_s = time.monotonic() + within_s
-    while not probe():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{what}: not within {within_s:.0f} s")
-        time.sleep(0.02)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from agent.sim.driver import SimGpu, made_up_uuid  # noqa: E402 - the path above leads to them
 from agent.sim.kubelet import ContainerSpec, PodSpec  # noqa: E402
-from agent.sim.node import RESOURCE, Ask, SimNode, wait_for  # noqa: E402
+from agent.sim.node import RESOURCE, Ask, SimNode  # noqa: E402
 from tests.bench.rows import Row, as_text, percentile, row, write  # noqa: E402
 
 COMMAND = [sys.executable, str(ROOT / "agent.py")]
@@ -37,8 +37,8 @@ def a_node(*flags: str, gpus: int = 2, started: bool = True) -> Iterator[SimNode
                 node.driver.add_gpu(number, SimGpu(uuid=uuid, memory_mib=81559, name="NVIDIA H100"))
             if started:
                 node.start_agent()
-                wait_for("registration", lambda: node.allocatable() > 0)
-                wait_for("readiness", node.ready)
+                node.wait("registration", lambda: node.allocatable() > 0)
+                node.wait("readiness", node.ready)
             yield node
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -143,14 +143,14 @@ def start_area() -> Iterator[Row]:
         with a_node(started=False) as node:
             began = time.perf_counter()
             node.start_agent()
-            wait_for("registration", lambda: node.allocatable() > 0)
+            node.wait("registration", lambda: node.allocatable() > 0)
             started.append(time.perf_counter() - began)
-            wait_for("readiness", node.ready)
+            node.wait("readiness", node.ready)
             node.kubelet.stop()
             time.sleep(0.5)
             began = time.perf_counter()
             node.kubelet.start()
-            wait_for("registration", lambda: node.allocatable() > 0)
+            node.wait("registration", lambda: node.allocatable() > 0)
             restarted.append(time.perf_counter() - began)
     yield row("start", "start to registered, from source", started, "s", target=1.0)
     yield row("start", "kubelet restart to registered again", restarted, "s", target=1.0)
@@ -161,11 +161,11 @@ def large_area() -> Iterator[Row]:
     with a_node("--device-split-count", "100", gpus=16, started=False) as node:
         began = time.perf_counter()
         node.start_agent()
-        wait_for("registration", lambda: node.allocatable() == 1600)
+        node.wait("registration", lambda: node.allocatable() == 1600)
         yield row(
             "large", "16 x 100 vGPUs: start to registered", [time.perf_counter() - began], "s"
         )
-        wait_for("readiness", node.ready)
+        node.wait("readiness", node.ready)
         took_ms = []
         for number in range(30):
             node.run_pod(f"pod-{number}", [Ask(memory_mib=100, core_percent=0)])
@@ -177,7 +177,7 @@ def large_area() -> Iterator[Row]:
         )
         node.driver.xid(3, 79)
         began = time.perf_counter()
-        wait_for("the sick GPU leaves", lambda: node.allocatable() == 1500)
+        node.wait("the sick GPU leaves", lambda: node.allocatable() == 1500)
         yield row(
             "large",
             "16 x 100 vGPUs: XID to kubelet",

@@ -1,0 +1,313 @@
+"""Who is wired to whom: Config -> adapters -> services -> supervisor. The only room that knows all.
+
+Configuration stops here: everything below receives plain values.
+"""
+
+import ctypes
+import faulthandler
+import os
+import platform
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent import logs
+from agent.adapters.caches import HostCaches, install_hook
+from agent.adapters.cluster import KubeCluster
+from agent.adapters.device_plugin import Answers
+from agent.adapters.endpoints import Endpoints
+from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.instance_lock import Instance, InstanceLock
+from agent.adapters.kube_transport import KubeTransport
+from agent.adapters.kubelet import KubeletLink, sweep
+from agent.adapters.metrics import Metrics
+from agent.adapters.nvml import NvmlDriver
+from agent.adapters.podresources import PodResourcesClient
+from agent.adapters.socket_watch import SocketWatch
+from agent.adapters.systemd import Notifier
+from agent.config import Config
+from agent.domain.gpu import GpuInventory
+from agent.domain.grant_plan import GrantPolicy
+from agent.domain.pods import Node
+from agent.domain.vgpu_ids import advertised
+from agent.errors import AgentError
+from agent.services.allocator import Allocator, Host, Supply
+from agent.services.bind_finisher import BindFinisher
+from agent.services.cache_gc import CacheGc
+from agent.services.events import Events
+from agent.services.gate import Gate, Gated
+from agent.services.health import Health, Patience
+from agent.services.hook_install import HookInstall
+from agent.services.node_view import NodeView
+from agent.services.node_watch import NodeWatch
+from agent.services.plugin import Plugin, PluginStatus
+from agent.services.pod_watch import PodWatch
+from agent.services.preference import Preference
+from agent.services.published import OwnNode, Pods, PodTable, Published
+from agent.services.reconcile import Reconcile
+from agent.services.registrar import Registrar
+from agent.services.turns import Turns
+from agent.supervisor import EXIT_GAVE_UP, Service, Supervisor, serve
+from agent.version import VERSION
+
+log = logs.get(__name__)
+
+M_ARENA_MAX = -8  # mallopt(3)
+LEAVE_WITHIN_S = 3.0
+
+
+def bundled_hook() -> Path | None:
+    """The libvgpu.so that came with this program, if it is there."""
+    base = getattr(sys, "_MEIPASS", "")
+    root = Path(__file__).resolve().parents[1] / ".build" / "hook" / platform.machine()
+    path = (Path(base) / "hook" if base else root) / "libvgpu.so"
+    return path if path.is_file() else None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What /metrics looks at when it is scraped; filled in while the agent is put together."""
+
+    gpus: Published[GpuInventory]
+    plugin: Published[PluginStatus] | None = None
+    caches: HostCaches | None = None
+    supervisor: Supervisor | None = None
+
+    def inventory(self) -> GpuInventory:
+        return self.gpus.now()
+
+    def service_restarts(self) -> Mapping[str, int]:
+        return self.supervisor.restarts() if self.supervisor else {}
+
+    def registered(self) -> Mapping[str, bool]:
+        if self.plugin is None:
+            return {}
+        status = self.plugin.now()
+        return {status.resource: status.registered}
+
+    def cache_directories(self) -> int:
+        try:
+            return len(self.caches.listed()) if self.caches else 0
+        except AgentError:
+            return 0
+
+
+class Agent:
+    """The daemon, put together. `run()` blocks until it ends and gives the exit code."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._leaving = ""
+        inventory = Published(GpuInventory())
+        pods: Pods = Published(PodTable())
+        own_node: OwnNode = Published[Node | None](None)
+        may_act = Published(value=False)
+        self._inventory = inventory
+        self._seen = _Seen(inventory)
+        metrics = Metrics(VERSION, self._seen)
+
+        cluster = KubeCluster(
+            KubeTransport(config.kubeconfig, count=metrics.api_request),
+            node_name=config.node_name,
+            resource_name=config.resource_name,
+        )
+        self._events = Events(cluster)
+        health = Health(
+            NvmlDriver(),
+            inventory,
+            probe_every_s=config.probe_every_s,
+            recovery_probes=config.recovery_probes,
+            ignored_xids=config.ignored_xids,
+            events_watched=config.health_checks,
+            post=self._events.post,
+            count=metrics.health_transition,
+            count_xid=metrics.xid_error,
+            leave=self._leave,
+            leave_when_absent=config.fail_on_init_error,
+        )
+
+        caches, hook_install = self._host()
+        self._seen.caches = caches
+        grants = FileGrantLog(config.state_dir)
+        view = NodeView(cluster, node_name=config.node_name, pods=pods, own_node=own_node)
+        finisher = BindFinisher(view)
+        turns = Turns(view, grants, failed=finisher.failed)
+        allocator = Allocator(
+            view,
+            turns,
+            finisher,
+            Host(caches=caches, grant_log=grants),
+            Supply(inventory=inventory, sharing=config.sharing, policy=self._policy()),
+            on_outcome=metrics.allocation,
+        )
+        answers = Answers(
+            inventory,
+            lambda picture: advertised(picture, config.sharing),
+            allocator,
+            Preference(turns),
+            budget_s=config.allocate_budget_s,
+            on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
+        )
+        self._plugin = Plugin(
+            config.resource_name,
+            KubeletLink(config.kubelet_socket, config.resource_name, answers),
+            SocketWatch(config.kubelet_socket),
+            inventory,
+            config.sharing,
+            count=metrics.registration,
+            leave=self._leave,
+        )
+        self._seen.plugin = self._plugin.status
+        self._registrar = Registrar(
+            cluster,
+            inventory,
+            own_node,
+            config.sharing,
+            form=config.register_format,
+            handshake=config.answers_handshake,
+            count=metrics.register_write,
+        )
+        reconcile = Reconcile(
+            config.resource_name,
+            grants,
+            PodResourcesClient(config.pod_resources_socket),
+            pods,
+            self._plugin.status,
+            count=metrics.grant_mismatch,
+            post=self._events.post,
+        )
+        collector = CacheGc(
+            caches,
+            grants,
+            pods,
+            after_s=config.cache_gc_after_s,
+            every_s=config.cache_gc_every_s,
+        )
+        self._instance = Instance(InstanceLock(config.state_dir), may_act)
+
+        def take_over() -> None:
+            grants.reload()
+            for path in sweep(config.kubelet_socket.parent):
+                log.info("stale socket removed", path=path)
+            hook_install.step_once()
+
+        gate = Gate(may_act, take_over)
+        services: list[Service] = [
+            self._instance,
+            health,
+            Patience(health),
+            PodWatch(cluster, view),
+            NodeWatch(cluster, view),
+            self._events,
+        ]
+        alone: list[Service] = [
+            self._plugin, self._registrar, finisher, reconcile, collector, hook_install,
+        ]  # fmt: skip
+        services += [Gated(service, gate) for service in alone]
+        if config.metrics_address:
+            services.append(
+                Endpoints(
+                    config.metrics_address,
+                    stuck=self._stuck,
+                    missing=self.missing,
+                    metrics=metrics.render,
+                )
+            )
+        self.supervisor = Supervisor(services)
+        self._seen.supervisor = self.supervisor
+
+    def _host(self) -> tuple[HostCaches, HookInstall]:
+        config, source = self._config, bundled_hook()
+        where = config.host_vgpu_dir
+
+        def install() -> Path:
+            return install_hook(source, where, VERSION) if source else where / "libvgpu.so"
+
+        try:
+            versioned = install().name
+        except AgentError as error:  # HookInstall says it again, until it is mended
+            log.failing("hook not installed", error=error)
+            versioned = ""
+        caches = HostCaches(
+            where,
+            lock_dir=config.lock_dir,
+            hook_library=f"{config.hook_path}/vgpu/libvgpu.so",
+            versioned_library=versioned,
+            dev_root=config.dev_root or config.driver_root,
+        )
+        return caches, HookInstall(install)
+
+    def _policy(self) -> GrantPolicy:
+        config = self._config
+        return GrantPolicy(
+            hook_dir=f"{config.hook_path}/vgpu",
+            device_list_strategy=config.device_list_strategy,
+            device_id_strategy=config.device_id_strategy,
+            pass_device_specs=config.pass_device_specs,
+            dev_root=str(config.dev_root or config.driver_root),
+            gds_enabled=config.gds_enabled,
+            mofed_enabled=config.mofed_enabled,
+            gdrcopy_enabled=config.gdrcopy_enabled,
+            oversubscribed=config.sharing.memory_scaling > 1,
+            disable_core_limit=config.disable_core_limit,
+            hook_log_level=config.hook_log_level,
+            allow_disable_control=config.allow_disable_control,
+        )
+
+    # --- what is missing, what it says of itself ------------------------------------------------
+
+    def missing(self) -> list[str]:
+        """Why the node does not serve pods yet, a sentence each; empty: it does."""
+        if self._instance.waiting_for:
+            return [f"another agent serves this node: {self._instance.waiting_for}"]
+        gpus = self._inventory.now()
+        reasons = [f"driver: {gpus.driver_error}"] if gpus.driver_error else []
+        status = self._plugin.status.now()
+        if not status.registered:
+            reasons.append(f"not registered with kubelet: {status.reason}")
+        if objection := self._registrar.missing():
+            reasons.append(objection)
+        return reasons
+
+    def _stuck(self) -> list[str]:
+        return self.supervisor.stuck()
+
+    def _status(self) -> str:
+        reasons = self.missing()
+        if reasons:
+            return reasons[0]
+        gpus = self._inventory.now().gpus
+        return f"serving {sum(gpu.healthy for gpu in gpus)} of {len(gpus)} GPUs"
+
+    def _leave(self, why: str) -> None:
+        """Something only a new process can mend: end with the exit code of giving up."""
+        self._leaving = why
+        log.error("agent leaves", error=why)
+        self.supervisor.stop()
+
+    def run(self) -> int:
+        """Serve until a signal or a reason to leave; give the exit code."""
+        code = serve(self.supervisor, notify=Notifier(), tick=self._status)
+        if self._config.clean_exit:
+            self._registrar.leave(within_s=LEAVE_WITHIN_S)
+        log.info("agent stopped", code=code)
+        return EXIT_GAVE_UP if self._leaving else code
+
+
+def _spare_memory() -> None:
+    """Keep glibc from giving each of our many threads a heap of its own."""
+    try:
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
+    except (OSError, AttributeError):
+        return  # another libc has other habits
+
+
+def run(config: Config) -> int:
+    """Run the daemon with these settings until it is told to stop; give the exit code."""
+    logs.configure(form=config.log_format, level=config.log_level)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where does it hang? ask it
+    _spare_memory()
+    log.info("agent starting", version=VERSION, node=config.node_name, pid=os.getpid())
+    return Agent(config).run()

@@ -28,9 +28,10 @@ from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.socket_watch import SocketWatch
 from agent.adapters.systemd import Notifier
 from agent.config import Config
-from agent.domain.gpu import GpuInventory
+from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.pods import Node
+from agent.domain.topology import GpuPair, pair_scores
 from agent.domain.vgpu_ids import advertised
 from agent.errors import AgentError
 from agent.services.allocator import Allocator, Host, Supply
@@ -45,7 +46,7 @@ from agent.services.node_watch import NodeWatch
 from agent.services.plugin import Plugin, PluginStatus
 from agent.services.pod_watch import PodWatch
 from agent.services.preference import Preference
-from agent.services.published import OwnNode, Pods, PodTable, Published
+from agent.services.published import Inventory, OwnNode, Pods, PodTable, Published
 from agent.services.reconcile import Reconcile
 from agent.services.registrar import Registrar
 from agent.services.turns import Turns
@@ -56,6 +57,13 @@ log = logs.get(__name__)
 
 M_ARENA_MAX = -8  # mallopt(3)
 LEAVE_WITHIN_S = 3.0
+
+
+def _scores(
+    inventory: Inventory, topology: Published[tuple[GpuPair, ...]], sharing: Sharing
+) -> tuple[tuple[str, Mapping[str, int]], ...]:
+    uuids = [gpu.uuid for gpu in sharing.offered(inventory.now())]
+    return pair_scores(uuids, topology.now())
 
 
 def bundled_hook() -> Path | None:
@@ -114,6 +122,7 @@ class Agent:
             resource_name=config.resource_name,
         )
         self._events = Events(cluster)
+        topology = Published[tuple[GpuPair, ...]](()) if config.topology_score else None
         health = Health(
             NvmlDriver(),
             inventory,
@@ -126,6 +135,7 @@ class Agent:
             count_xid=metrics.xid_error,
             leave=self._leave,
             leave_when_absent=config.fail_on_init_error,
+            topology=topology,
         )
 
         caches, hook_install = self._host()
@@ -167,6 +177,7 @@ class Agent:
             config.sharing,
             form=config.register_format,
             handshake=config.answers_handshake,
+            scores=topology and (lambda: _scores(inventory, topology, config.sharing)),
             count=metrics.register_write,
         )
         reconcile = Reconcile(

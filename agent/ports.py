@@ -14,6 +14,7 @@ from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
 from agent.domain.pods import Node, Pod
 from agent.domain.registration import SocketIdentity
+from agent.domain.topology import GpuPair
 
 # --- the API server ----------------------------------------------------------------------------
 
@@ -134,6 +135,9 @@ class Nvml(Protocol):
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Every GPU that answers, by index. Raises NvmlError when the driver as a whole fails."""
+
+    def pairs(self) -> tuple[GpuPair, ...]:
+        """How every two GPUs are connected. Raises NvmlError."""
 
     def wait_event(self, timeout_s: float) -> GpuEvent | None:
         """The next event, or None after `timeout_s`. Raises NvmlError."""

@@ -13,9 +13,10 @@ from dataclasses import replace
 from agent import logs
 from agent.domain.gpu import Gpu, GpuEvent, GpuInventory
 from agent.domain.health import GpuHealth, fell_ill, probed, verdict
+from agent.domain.topology import GpuPair, asymmetric_pairs
 from agent.errors import NvmlAbsent, NvmlError, NvmlStale
 from agent.ports import ClusterEvent, Nvml
-from agent.services.published import Inventory
+from agent.services.published import Inventory, Published
 from agent.supervisor import Lifeline
 
 log = logs.get(__name__)
@@ -46,6 +47,7 @@ class Health:
         count_xid: Callable[[str, int], None] = lambda _uuid, _xid: None,
         leave: Callable[[str], None] = lambda _why: None,
         leave_when_absent: bool = False,
+        topology: Published[tuple[GpuPair, ...]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nvml = nvml
@@ -59,6 +61,7 @@ class Health:
         self._count_xid = count_xid
         self._leave = leave
         self._leave_when_absent = leave_when_absent
+        self._topology = topology  # None: nobody wants to know
         self._clock = clock
         self._open = False
         self._gpus: dict[str, Gpu] = {}
@@ -123,6 +126,8 @@ class Health:
 
     def _sweep(self) -> None:
         listed = {gpu.uuid: gpu for gpu in self._nvml.gpus()}
+        if self._topology is not None and listed.keys() != self._gpus.keys():
+            self._read_topology(self._topology)
         now_s = self._clock()
         for uuid, gpu in listed.items():
             if uuid not in self._gpus:
@@ -138,6 +143,19 @@ class Health:
         for uuid in self._gpus.keys() - listed.keys():
             self._judge(uuid, fell_ill(self._health[uuid], VANISHED, now_s=now_s))
         self._publish()
+
+    def _read_topology(self, topology: Published[tuple[GpuPair, ...]]) -> None:
+        """Once for each set of GPUs: links do not change while a GPU is there."""
+        topology.publish(self._nvml.pairs())
+        for pair in asymmetric_pairs(topology.now()):
+            log.warning("asymmetric nvlink", first=pair.first, second=pair.second)
+            self._post(
+                ClusterEvent(
+                    reason="AsymmetricGPUP2PLink",
+                    message=f"GPUs {pair.first} and {pair.second} disagree on the number of their "
+                    f"NVLinks ({pair.links} and {pair.links_back}); the pair is scored 0",
+                )
+            )
 
     def _probe(self, uuid: str) -> str:
         try:

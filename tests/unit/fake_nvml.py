@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agent.domain.gpu import Gpu, GpuEvent
+from agent.domain.topology import GpuPair
 from agent.errors import GpuLost, NvmlError
 
 A = Gpu(uuid="GPU-a", index=0, name="NVIDIA A40", memory_mib=46068)
@@ -19,6 +20,7 @@ class FakeNvml:
         self.events: deque[GpuEvent] = deque()
         self.lost: set[str] = set()
         self.failure: NvmlError | None = None
+        self.linked: tuple[GpuPair, ...] = ()
         self.opened = 0
         self.closed = 0
         self.before_each_call: Callable[[], None] = lambda: None
@@ -38,6 +40,10 @@ class FakeNvml:
     def gpus(self) -> tuple[Gpu, ...]:
         self._call()
         return tuple(self.present.values())
+
+    def pairs(self) -> tuple[GpuPair, ...]:
+        self._call()
+        return self.linked
 
     def wait_event(self, timeout_s: float) -> GpuEvent | None:
         assert timeout_s <= 5.0

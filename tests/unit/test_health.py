@@ -4,6 +4,7 @@ import pytest
 
 from agent.domain.gpu import GpuEvent, GpuInventory
 from agent.domain.health import GpuHealth, fell_ill, probed, probes_needed, verdict
+from agent.domain.topology import GpuPair
 from agent.errors import NvmlAbsent, NvmlError, NvmlStale
 from agent.ports import ClusterEvent
 from agent.services.health import HANG_AFTER_S, Health, Patience
@@ -205,3 +206,16 @@ def test_silence_is_not_health() -> None:
         "GpuUnhealthy",
         "GpuRecovered",
     ]
+
+
+def test_the_topology_is_read_once_for_each_set_of_gpus() -> None:
+    topology = Published[tuple[GpuPair, ...]](())
+    bench = Bench(FakeNvml(A), topology=topology)
+    bench.turn()
+    assert topology.now() == ()
+    bench.nvml.present["GPU-b"] = B
+    bench.nvml.linked = (GpuPair("GPU-a", "GPU-b", "board", links=2, links_back=1),)
+    bench.turn(after_s=10.0)
+    assert topology.now() == bench.nvml.linked
+    bench.turn(after_s=10.0)
+    assert [event.reason for event in bench.posted] == ["AsymmetricGPUP2PLink"]

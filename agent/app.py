@@ -9,7 +9,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from agent.config import Config
 from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.pods import Node
+from agent.domain.register import Scores
 from agent.domain.topology import GpuPair, pair_scores
 from agent.domain.vgpu_ids import advertised
 from agent.errors import AgentError
@@ -61,9 +62,14 @@ LEAVE_WITHIN_S = 3.0
 
 def _scores(
     inventory: Inventory, topology: Published[tuple[GpuPair, ...]], sharing: Sharing
-) -> tuple[tuple[str, Mapping[str, int]], ...]:
-    uuids = [gpu.uuid for gpu in sharing.offered(inventory.now())]
-    return pair_scores(uuids, topology.now())
+) -> Callable[[], Scores]:
+    """What the registrar asks for the pair scores as they are now."""
+
+    def now() -> Scores:
+        uuids = [gpu.uuid for gpu in sharing.offered(inventory.now())]
+        return pair_scores(uuids, topology.now())
+
+    return now
 
 
 def bundled_hook() -> Path | None:
@@ -177,7 +183,7 @@ class Agent:
             config.sharing,
             form=config.register_format,
             handshake=config.answers_handshake,
-            scores=topology and (lambda: _scores(inventory, topology, config.sharing)),
+            scores=_scores(inventory, topology, config.sharing) if topology else None,
             count=metrics.register_write,
         )
         reconcile = Reconcile(

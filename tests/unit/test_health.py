@@ -214,7 +214,9 @@ def test_the_topology_is_read_once_for_each_set_of_gpus() -> None:
     bench.turn()
     assert topology.now() == ()
     bench.nvml.present["GPU-b"] = B
-    bench.nvml.linked = (GpuPair("GPU-a", "GPU-b", "board", links=2, links_back=1),)
+    bench.nvml.linked = (
+        GpuPair(first="GPU-a", second="GPU-b", level="board", links=2, links_back=1),
+    )
     bench.turn(after_s=10.0)
     assert topology.now() == bench.nvml.linked
     bench.turn(after_s=10.0)

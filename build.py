@@ -143,7 +143,12 @@ def hook(_arguments: Sequence[str] = ()) -> int:
     import compile as compiler  # type: ignore[import-not-found] # lives in hook/
 
     with one_build_at_a_time():
-        compiler.build_all(HOOK_DIR, str(PYTHON), ARCH, say=say)
+        try:
+            compiler.build_all(
+                HOOK_DIR.parent, str(PYTHON), ARCH, say=lambda text: say(f"  {text}")
+            )
+        except compiler.CompileError as error:
+            stop(str(error))
     return 0
 
 

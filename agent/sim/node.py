@@ -143,8 +143,15 @@ class SimNode:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=self._environ | self.driver.environment(),
+                env=self._agent_environment(),
             )
+
+    def _agent_environment(self) -> dict[str, str]:
+        """Ours, with the simulated driver in front of whatever libraries are searched for."""
+        added = self.driver.environment()
+        if searched := self._environ.get("LD_LIBRARY_PATH"):
+            added["LD_LIBRARY_PATH"] += f":{searched}"
+        return self._environ | added
 
     def stop_agent(self, number: int = signal.SIGTERM, timeout_s: float = WAIT_S) -> int:
         """Send a signal to the agent and wait until it ended; give its exit code."""

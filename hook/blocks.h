@@ -1,5 +1,5 @@
-/* What each address of this process was charged: address -> bytes and device. Constant time; thread safe; a child of
- * fork starts empty, as its CUDA does.
+/* What each address of this process was charged: address -> bytes and device. Constant time; thread safe; a
+ * child of fork starts empty, as its CUDA does.
  */
 #ifndef VGPU_BLOCKS_H
 #define VGPU_BLOCKS_H
@@ -9,8 +9,8 @@
 
 struct block;
 
-/* A block that is not yet in the table, NULL when there is no memory. Made before the driver is asked, so that nothing
- * can fail between its yes and our note of it. */
+/* A block that is not yet in the table, NULL when there is no memory. Made before the driver is asked, so
+ * that nothing can fail between its yes and our note of it. */
 struct block *block_new(int device, uint64_t bytes);
 
 /* Put it in under its address; the table owns it from now on. */

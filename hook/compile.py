@@ -74,6 +74,7 @@ ARTIFACTS = (
             "process.c",
             "real.c",
             "region.c",
+            "region_file.c",
             "settings.c",
         ),
         (*LIBRARY_FLAGS, "-Wl,-soname,libvgpu.so", "-Wl,--version-script=libvgpu.map"),
@@ -83,6 +84,7 @@ ARTIFACTS = (
         (
             "sim/node.c",
             "sim/node_parse.c",
+            "sim/node_words.c",
             "sim/memory.c",
             "process.c",
             "sim/nvml_call.c",
@@ -99,6 +101,7 @@ ARTIFACTS = (
         (
             "sim/node.c",
             "sim/node_parse.c",
+            "sim/node_words.c",
             "sim/memory.c",
             "process.c",
             "sim/cuda_call.c",

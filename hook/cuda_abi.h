@@ -1,8 +1,8 @@
 /* The part of the CUDA driver's binary interface that the hook wraps and the simulated driver provides.
  *
- * Written from the public reference (https://docs.nvidia.com/cuda/cuda-driver-api/), so that building needs no CUDA
- * toolkit, and because cuda.h renames by macro (`#define cuMemAlloc cuMemAlloc_v2`), which would rewrite our tables.
- * A name without suffix is the first version of its ABI: sizes and pointers of 32 bits.
+ * Written from the public reference (https://docs.nvidia.com/cuda/cuda-driver-api/), so that building needs
+ * no CUDA toolkit, and because cuda.h renames by macro (`#define cuMemAlloc cuMemAlloc_v2`), which would
+ * rewrite our tables. A name without suffix is the first version of its ABI: sizes and pointers of 32 bits.
  * Only types, constants and prototypes; nothing here has state.
  */
 #ifndef VGPU_CUDA_ABI_H
@@ -63,7 +63,8 @@ _Static_assert(sizeof(struct cuda_allocation_properties) == 32, "CUmemAllocation
 CUresult cuInit(unsigned flags);
 CUresult cuDriverGetVersion(int *version);
 CUresult cuGetProcAddress(const char *symbol, void **function, int cuda_version, uint64_t flags);
-CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags, int *status);
+CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags,
+                             int *status);
 CUresult cuGetErrorName(CUresult error, const char **name);
 CUresult cuGetErrorString(CUresult error, const char **text);
 
@@ -91,8 +92,10 @@ CUresult cuCtxSynchronize(void);
 
 CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes);
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
-CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height, unsigned element);
-CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element);
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,
+                         unsigned element);
+CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                            unsigned element);
 CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags);
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream);
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream);
@@ -109,9 +112,9 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleUnload(CUmodule module);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                        unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters,
-                        void **extra);
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream stream, void **parameters, void **extra);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamDestroy_v2(CUstream stream);

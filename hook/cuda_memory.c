@@ -1,4 +1,4 @@
-/* Device memory: reserve, call, undo. A block that this hook did not charge is freed by the driver as it is. */
+/* Device memory: reserve, call, undo. A block that this hook did not charge is freed as it is. */
 #include "blocks.h"
 #include "depth.h"
 #include "devices.h"
@@ -21,7 +21,8 @@ static bool counting(void)
     return settings()->active && !depth_inside();
 }
 
-/* Reserve `bytes` on the device of the current context. On failure nothing is held and the answer is the caller's. */
+/* Reserve `bytes` on the device of the current context. On failure nothing is held and the answer is the
+ * caller's. */
 static CUresult reserve(struct charge *charge, uint64_t bytes)
 {
     int place;
@@ -56,32 +57,34 @@ static CUresult settle(struct charge *charge, CUresult result, unsigned long lon
     return result;
 }
 
-/* The shape of all allocating wrappers. `bytes` and `address` are expressions, the latter read after the call. */
-#define ALLOCATE(symbol, bytes, address, ...)                                                                         \
-    const struct real_cuda *real = real_cuda();                                                                       \
-    if (!real || !real->symbol)                                                                                       \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                            \
-    struct charge charge;                                                                                             \
-    CUresult result = reserve(&charge, bytes);                                                                        \
-    if (result != CUDA_SUCCESS)                                                                                       \
-        return result;                                                                                                \
-    depth_enter();                                                                                                    \
-    result = real->symbol(__VA_ARGS__);                                                                               \
-    depth_leave();                                                                                                    \
+/* The shape of all allocating wrappers. `bytes` and `address` are expressions, the latter read after the
+ * call. */
+#define ALLOCATE(symbol, bytes, address, ...)                                                                \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    struct charge charge;                                                                                    \
+    CUresult result = reserve(&charge, bytes);                                                               \
+    if (result != CUDA_SUCCESS)                                                                              \
+        return result;                                                                                       \
+    depth_enter();                                                                                           \
+    result = real->symbol(__VA_ARGS__);                                                                      \
+    depth_leave();                                                                                           \
     return settle(&charge, result, result == CUDA_SUCCESS ? (address) : 0)
 
-#define FREE(symbol, address, ...)                                                                                    \
-    const struct real_cuda *real = real_cuda();                                                                       \
-    if (!real || !real->symbol)                                                                                       \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                            \
-    struct block *block = depth_inside() ? NULL : block_take(address); /* before the address can be given out anew */ \
-    depth_enter();                                                                                                    \
-    CUresult result = real->symbol(__VA_ARGS__);                                                                      \
-    depth_leave();                                                                                                    \
-    if (block && result == CUDA_SUCCESS)                                                                              \
-        undo(block);                                                                                                  \
-    else if (block)                                                                                                   \
-        block_add(block, address);                                                                                    \
+#define FREE(symbol, address, ...)                                                                           \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    struct block *block =                                                                                    \
+        depth_inside() ? NULL : block_take(address); /* before the address can be given out anew */          \
+    depth_enter();                                                                                           \
+    CUresult result = real->symbol(__VA_ARGS__);                                                             \
+    depth_leave();                                                                                           \
+    if (block && result == CUDA_SUCCESS)                                                                     \
+        undo(block);                                                                                         \
+    else if (block)                                                                                          \
+        block_add(block, address);                                                                           \
     return result
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
@@ -118,9 +121,11 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
     return height && row > UINT64_MAX / height ? UINT64_MAX : row * height;
 }
 
-EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                                   unsigned element)
 {
-    ALLOCATE(cuMemAllocPitch_v2, pitched_bytes(width, height), *address, address, pitch, width, height, element);
+    ALLOCATE(cuMemAllocPitch_v2, pitched_bytes(width, height), *address, address, pitch, width, height,
+             element);
 }
 
 EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,

@@ -12,8 +12,9 @@ static _Atomic int places[MAX_ORDINALS]; /* 0: not asked yet, otherwise place + 
 static void format_uuid(const struct cuda_uuid *uuid, char text[UUID_BYTES])
 {
     const unsigned char *b = uuid->bytes;
-    snprintf(text, UUID_BYTES, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2],
-             b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    snprintf(text, UUID_BYTES, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
+             b[15]);
 }
 
 int place_of_device(CUdevice device)

@@ -1,5 +1,5 @@
-/* Which place of the shared region a CUDA device is counted in. Devices are known by uuid: their ordinals depend on
- * CUDA_VISIBLE_DEVICES and are not the scheduler's. Thread safe.
+/* Which place of the shared region a CUDA device is counted in. Devices are known by uuid: their ordinals
+ * depend on CUDA_VISIBLE_DEVICES and are not the scheduler's. Thread safe.
  */
 #ifndef VGPU_DEVICES_H
 #define VGPU_DEVICES_H

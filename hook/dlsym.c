@@ -1,7 +1,8 @@
-/* How programs come to our wrappers when they look the driver's functions up themselves: dlsym and cuGetProcAddress.
+/* How programs come to our wrappers when they look the driver's functions up themselves: dlsym and
+ * cuGetProcAddress.
  *
- * Only a function that really lies in the driver's library is replaced; every other lookup is passed on by a tail
- * call, so that libc sees the true caller (RTLD_NEXT and RTLD_DEFAULT depend on who asks).
+ * Only a function that really lies in the driver's library is replaced; every other lookup is passed on by a
+ * tail call, so that libc sees the true caller (RTLD_NEXT and RTLD_DEFAULT depend on who asks).
  */
 #include "depth.h"
 #include "real.h"
@@ -73,7 +74,9 @@ static void *replaced(void *found, void *wrapper, bool is_cuda)
 
 static bool could_be_ours(const char *name)
 {
-    return name && ((name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z') || strncmp(name, "nvml", 4) == 0);
+    return name
+        && ((name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z')
+            || strncmp(name, "nvml", 4) == 0);
 }
 
 EXPORT void *dlsym(void *handle, const char *name)
@@ -88,29 +91,31 @@ EXPORT void *dlsym(void *handle, const char *name)
     return replaced(real(handle, name), wrapper, is_cuda);
 }
 
-/* --- cuGetProcAddress ------------------------------------------------------------------------------------------- */
+/* --- cuGetProcAddress ----------------------------------------------------------------------------------- */
 
 static void *exported(const struct real_cuda *real, size_t i)
 {
     size_t at = 0;
-#define X(symbol, name, since, flags)                                                                                 \
-    if (at++ == i)                                                                                                    \
+#define X(symbol, name, since, flags)                                                                        \
+    if (at++ == i)                                                                                           \
         return *(void *const *)&real->symbol;
     CUDA_SYMBOLS(X)
 #undef X
     return NULL;
 }
 
-/* Whether `function` has the ABI of wrapper i: the driver gives the same one for exactly that version and those flags.
- * (What it exports under the versioned name may be another entry to the same code.) An ABI newer than our wrappers is
- * passed on as it is: a wrapper of another ABI would corrupt the caller, which is worse than a hole in the limit. */
+/* Whether `function` has the ABI of wrapper i: the driver gives the same one for exactly that version and
+ * those flags. (What it exports under the versioned name may be another entry to the same code.) An ABI newer
+ * than our wrappers is passed on as it is: a wrapper of another ABI would corrupt the caller, which is worse
+ * than a hole in the limit. */
 static bool same_abi(const struct real_cuda *real, size_t i, void *function)
 {
     void *same = NULL;
     if (exported(real, i) == function)
         return true;
     if (real->cuGetProcAddress_v2)
-        real->cuGetProcAddress_v2(cuda_wrappers[i].name, &same, cuda_wrappers[i].since, cuda_wrappers[i].flags, NULL);
+        real->cuGetProcAddress_v2(cuda_wrappers[i].name, &same, cuda_wrappers[i].since,
+                                  cuda_wrappers[i].flags, NULL);
     else if (real->cuGetProcAddress)
         real->cuGetProcAddress(cuda_wrappers[i].name, &same, cuda_wrappers[i].since, cuda_wrappers[i].flags);
     return same == function;
@@ -137,7 +142,8 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int cuda_v
     return result;
 }
 
-EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags, int *status)
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags,
+                                    int *status)
 {
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuGetProcAddress_v2)

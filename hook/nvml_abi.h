@@ -1,7 +1,7 @@
 /* The part of NVML's binary interface that the hook wraps and the simulated driver provides.
  *
- * Written from the public reference (https://docs.nvidia.com/deploy/nvml-api/), so that building needs no CUDA
- * toolkit and no vendor header can rename a function by macro. Sizes are pinned below: they are an ABI.
+ * Written from the public reference (https://docs.nvidia.com/deploy/nvml-api/), so that building needs no
+ * CUDA toolkit and no vendor header can rename a function by macro. Sizes are pinned below: they are an ABI.
  * Only types, constants and prototypes; nothing here has state.
  */
 #ifndef VGPU_NVML_ABI_H
@@ -97,7 +97,8 @@ struct nvml_event_data {
 };
 
 struct nvml_device_attributes {
-    unsigned multiprocessor_count, shared_copy_engines, shared_decoders, shared_encoders, shared_jpeg, shared_ofa;
+    unsigned multiprocessor_count, shared_copy_engines, shared_decoders, shared_encoders, shared_jpeg,
+        shared_ofa;
     unsigned gpu_instance_slices, compute_instance_slices;
     unsigned long long memory_mib;
 };
@@ -142,13 +143,18 @@ nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milliwatts);
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct nvml_memory *memory);
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, struct nvml_memory_v2 *memory);
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count, struct nvml_process_info *infos);
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, struct nvml_process_info *infos);
-nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned *count, struct nvml_process_info *infos);
-nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count, struct nvml_process_info *infos);
-nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, struct nvml_process_info *infos);
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct nvml_process_utilization *samples, unsigned *count,
-                                             unsigned long long last_seen_us);
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                     struct nvml_process_info *infos);
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                     struct nvml_process_info *infos);
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                      struct nvml_process_info *infos);
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                      struct nvml_process_info *infos);
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                        struct nvml_process_info *infos);
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct nvml_process_utilization *samples,
+                                             unsigned *count, unsigned long long last_seen_us);
 
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types);
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set);
@@ -170,7 +176,8 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second, int index, int *status);
 nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t second, int *on_same_board);
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active);
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, struct nvml_pci_info *pci);
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link,
+                                                 struct nvml_pci_info *pci);
 nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned link, int *type);
 
 #endif

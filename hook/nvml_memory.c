@@ -1,4 +1,5 @@
-/* What nvidia-smi and everything else that asks NVML is told about memory: the container's share, as CUDA says it. */
+/* What nvidia-smi and everything else that asks NVML is told about memory: the container's share, as CUDA
+ * says it. */
 #include "depth.h"
 #include "real.h"
 #include "region.h"
@@ -11,7 +12,8 @@ struct share {
 };
 
 /* The container's share of a GPU with `total_bytes`; false when this GPU is not limited. */
-static bool share_of(const struct real_nvml *real, nvmlDevice_t device, uint64_t total_bytes, struct share *share)
+static bool share_of(const struct real_nvml *real, nvmlDevice_t device, uint64_t total_bytes,
+                     struct share *share)
 {
     char uuid[UUID_BYTES];
     if (!settings()->active || settings()->malformed || depth_inside() || !real->nvmlDeviceGetUUID
@@ -37,7 +39,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct nvml_mem
         return NVML_ERROR_FUNCTION_NOT_FOUND;
     nvmlReturn_t result = real->nvmlDeviceGetMemoryInfo(device, memory);
     if (result == NVML_SUCCESS && share_of(real, device, memory->total, &share))
-        *memory = (struct nvml_memory) {.total = share.total, .free = share.free, .used = share.used};
+        *memory = (struct nvml_memory){.total = share.total, .free = share.free, .used = share.used};
     return result;
 }
 

@@ -23,7 +23,9 @@ uint64_t process_start_time(int32_t pid)
     if (!field || strlen(field) < 3 || strchr("ZX", field[2]))
         return 0;
     unsigned long long start_time = 0;
-    if (sscanf(field + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &start_time) != 1)
+    if (sscanf(field + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+               &start_time)
+        != 1)
         return 0;
     return start_time;
 }

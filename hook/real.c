@@ -11,7 +11,8 @@ static _Atomic(struct real_nvml *) nvml;
 
 dlsym_function *real_dlsym(void)
 {
-    /* The first version of dlsym in this architecture's libc, and the one of libc 2.34, which took over libdl. */
+    /* The first version of dlsym in this architecture's libc, and the one of libc 2.34, which took over
+     * libdl. */
     static const char *const versions[] = {"GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.34"};
     dlsym_function *found = atomic_load_explicit(&libc_dlsym, memory_order_relaxed);
     for (size_t i = 0; !found && i < sizeof versions / sizeof *versions; i++)
@@ -43,7 +44,8 @@ static struct real_cuda *load_cuda(const char *path)
     struct real_cuda *loaded = handle ? calloc(1, sizeof *loaded) : NULL;
     if (!loaded)
         return NULL;
-#define X(symbol, name, since, flags) *(void **)&loaded->symbol = cuda_function(handle, #symbol, name, since, flags);
+#define X(symbol, name, since, flags)                                                                        \
+    *(void **)&loaded->symbol = cuda_function(handle, #symbol, name, since, flags);
     CUDA_SYMBOLS(X)
     CUDA_USED(X)
 #undef X

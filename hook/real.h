@@ -1,7 +1,7 @@
 /* The driver's own functions, typed by their prototypes. Found in the library that the program itself uses.
  *
- * Never takes a lock while it loads: the loader holds one of its own, and a program may look symbols up from inside it.
- * Thread safe. What is found stays valid for the life of the process.
+ * Never takes a lock while it loads: the loader holds one of its own, and a program may look symbols up from
+ * inside it. Thread safe. What is found stays valid for the life of the process.
  */
 #ifndef VGPU_REAL_H
 #define VGPU_REAL_H
@@ -26,7 +26,8 @@ struct real_nvml {
 const struct real_cuda *real_cuda(void);
 const struct real_nvml *real_nvml(void);
 
-/* The program uses the driver library with this path: ours are the functions of that one, if we have none yet. */
+/* The program uses the driver library with this path: ours are the functions of that one, if we have none
+ * yet. */
 void real_cuda_is(const char *path);
 void real_nvml_is(const char *path);
 

@@ -1,20 +1,14 @@
 #include "region.h"
 #include "log.h"
 #include "process.h"
-#include "region_layout.h"
+#include "region_file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES, LOCK_PATIENCE_MS = 5000, SWEEP_PATIENCE_MS = 20, CORRECTIONS = 16, SWEEP_PAUSE_MS = 100 };
+enum { LOCK_PATIENCE_MS = 5000, SWEEP_PATIENCE_MS = 20, CORRECTIONS = 16, SWEEP_PAUSE_MS = 100 };
 
 static _Atomic(struct region *) mapped;
 static _Atomic(struct region_slot *) mine; /* NULL: not joined */
@@ -22,108 +16,9 @@ static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static _Atomic int64_t swept_at_ms;
 
-static struct region_tail *tail_of(struct region *region)
-{
-    return (struct region_tail *)(void *)((char *)region + TAIL_OFFSET);
-}
-
 static struct ledger *ledger_of(struct region *region, int device)
 {
-    return &tail_of(region)->ledgers[device];
-}
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-/* --- the file --------------------------------------------------------------------------------------------------- */
-
-/* Open the file with its lock held. The kernel takes the lock back from whoever dies; waiting for one that is stopped
- * ends. A descriptor of its own each time: one that is inherited over fork would share its lock with the parent. */
-static int open_locked(int patience_ms)
-{
-    int fd = open(settings()->cache_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (fd < 0)
-        return -1;
-    int64_t deadline_ms = now_ms() + patience_ms;
-    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        const struct timespec pause = {.tv_nsec = 1000 * 1000};
-        if ((errno != EWOULDBLOCK && errno != EINTR) || now_ms() >= deadline_ms) {
-            close(fd);
-            return -1;
-        }
-        nanosleep(&pause, NULL);
-    }
-    return fd;
-}
-
-/* Unlocks by name: a mapping made from the descriptor keeps its lock past close. */
-static void close_unlocked(int fd)
-{
-    int error = errno;
-    flock(fd, LOCK_UN);
-    close(fd);
-    errno = error;
-}
-
-/* Give the bytes real blocks: writing into a hole of a full disk would end the process with SIGBUS. */
-static bool back_with_blocks(int fd, size_t offset, size_t bytes)
-{
-    errno = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
-    return errno == 0;
-}
-
-static void write_header(struct region *region)
-{
-    const struct settings *now = settings();
-    region->major = REGION_MAJOR;
-    region->minor = REGION_MINOR;
-    for (size_t i = 0; i < MAX_DEVICES; i++)
-        region->sm_percent[i] = now->sm_percent;
-    for (size_t i = 0; i < now->uuid_count; i++) {
-        memcpy(region->uuids[i], now->uuids[i], UUID_BYTES);
-        atomic_store(&region->limit_bytes[i], now->limit_bytes[i]);
-    }
-    atomic_store(&region->device_count, now->uuid_count);
-    sem_init((sem_t *)(void *)region->lock, 1, 1);
-    sem_init((sem_t *)(void *)region->start_lock, 1, 1);
-    region->utilisation_switch = 1;
-    region->recent_kernel = 2;
-    region->priority = now->priority;
-    region->last_kernel_time_s = (uint64_t)time(NULL);
-    atomic_store(&region->magic, REGION_MAGIC);
-}
-
-/* The file, mapped and in order, or NULL with errno set. Called with its lock held. */
-static struct region *map_file(int fd)
-{
-    struct stat status;
-    size_t end_of_header = offsetof(struct region, slots), trailer = offsetof(struct region, slot_count);
-    if (fstat(fd, &status) != 0 || (status.st_size < FILE_BYTES && ftruncate(fd, FILE_BYTES) != 0)
-        || !back_with_blocks(fd, 0, end_of_header) || !back_with_blocks(fd, trailer, REGION_BYTES - trailer)
-        || !back_with_blocks(fd, TAIL_OFFSET, TAIL_BYTES))
-        return NULL;
-    if (status.st_uid == geteuid())
-        fchmod(fd, 0666); /* other users of the container count here too */
-    struct region *region = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (region == MAP_FAILED)
-        return NULL;
-    if (atomic_load(&region->magic) == 0)
-        write_header(region);
-    if (atomic_load(&region->magic) != REGION_MAGIC || region->major != REGION_MAJOR) {
-        munmap(region, FILE_BYTES);
-        errno = EPROTO;
-        return NULL;
-    }
-    struct region_tail *tail = tail_of(region);
-    if (atomic_load(&tail->magic) != TAIL_MAGIC) {
-        tail->version = 1;
-        atomic_store(&tail->magic, TAIL_MAGIC);
-    }
-    return region;
+    return &region_tail(region)->ledgers[device];
 }
 
 static void forget_after_fork(void)
@@ -144,10 +39,10 @@ bool region_open(void)
     pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&opening);
     if (!atomic_load(&mapped)) {
-        int fd = open_locked(LOCK_PATIENCE_MS);
+        int fd = region_file_lock(LOCK_PATIENCE_MS);
         if (fd >= 0) {
-            atomic_store(&mapped, map_file(fd));
-            close_unlocked(fd);
+            atomic_store(&mapped, region_file_map(fd));
+            region_file_unlock(fd);
         }
         if (!atomic_load(&mapped))
             log_error("cannot count memory in %s: %s", settings()->cache_path, strerror(errno));
@@ -156,7 +51,7 @@ bool region_open(void)
     return atomic_load(&mapped) != NULL;
 }
 
-/* --- slots ------------------------------------------------------------------------------------------------------ */
+/* --- slots ---------------------------------------------------------------------------------------------- */
 
 static int32_t slot_count(struct region *region)
 {
@@ -167,7 +62,8 @@ static int32_t slot_count(struct region *region)
 static bool living(struct region_slot *slot)
 {
     /* Slots that HAMi-core took have no start time: then the pid alone must do. */
-    return atomic_load(&slot->status) != 0 && !process_gone(atomic_load(&slot->pid), atomic_load(&slot->start_time));
+    return atomic_load(&slot->status) != 0
+        && !process_gone(atomic_load(&slot->pid), atomic_load(&slot->start_time));
 }
 
 static void clear_slot(struct region_slot *slot)
@@ -194,7 +90,8 @@ static void correct(struct region *region, int device)
             if (atomic_load(&slot->status) != 0)
                 held += atomic_load(&slot->used[device].total_bytes);
         }
-        if (held == ledger_used(ledger_of(region, device)) || ledger_correct(ledger_of(region, device), seen, held))
+        if (held == ledger_used(ledger_of(region, device))
+            || ledger_correct(ledger_of(region, device), seen, held))
             return;
     }
 }
@@ -208,7 +105,7 @@ static void sweep(struct region *region)
             continue;
         clear_slot(slot);
     }
-    atomic_fetch_add(&tail_of(region)->sweeps, 1);
+    atomic_fetch_add(&region_tail(region)->sweeps, 1);
 }
 
 static void correct_all(struct region *region)
@@ -218,16 +115,16 @@ static void correct_all(struct region *region)
             correct(region, i);
 }
 
-/* Take the memory of the dead back. Many that are refused at once do it together: of two sweeps that end while we wait
- * for our turn, the second began after we were refused. */
+/* Take the memory of the dead back. Many that are refused at once do it together: of two sweeps that end
+ * while we wait for our turn, the second began after we were refused. */
 static void sweep_and_correct(struct region *region)
 {
-    uint32_t before = atomic_load(&tail_of(region)->sweeps);
-    int fd = open_locked(SWEEP_PATIENCE_MS);
+    uint32_t before = atomic_load(&region_tail(region)->sweeps);
+    int fd = region_file_lock(SWEEP_PATIENCE_MS);
     if (fd >= 0) {
-        if (atomic_load(&tail_of(region)->sweeps) - before < 2)
+        if (atomic_load(&region_tail(region)->sweeps) - before < 2)
             sweep(region);
-        close_unlocked(fd);
+        region_file_unlock(fd);
     }
     correct_all(region);
 }
@@ -241,7 +138,7 @@ static struct region_slot *take_slot(struct region *region, int fd)
         bool left_by_me = atomic_load(&slot->pid) == me; /* exec keeps the pid, and an old pid comes again */
         if (atomic_load(&slot->pid) != 0 && !left_by_me)
             continue;
-        if (!back_with_blocks(fd, offsetof(struct region, slots) + (size_t)i * sizeof *slot, sizeof *slot))
+        if (!region_file_back(fd, offsetof(struct region, slots) + (size_t)i * sizeof *slot, sizeof *slot))
             return NULL;
         clear_slot(slot);
         atomic_store(&slot->start_time, process_start_time(me));
@@ -264,11 +161,11 @@ bool region_join(void)
     struct region *region = atomic_load(&mapped);
     pthread_mutex_lock(&opening);
     if (!atomic_load(&mine)) {
-        int fd = open_locked(LOCK_PATIENCE_MS);
+        int fd = region_file_lock(LOCK_PATIENCE_MS);
         if (fd >= 0) {
             sweep(region);
             atomic_store(&mine, take_slot(region, fd));
-            close_unlocked(fd);
+            region_file_unlock(fd);
         }
         if (atomic_load(&mine))
             correct_all(region);
@@ -291,7 +188,7 @@ static __attribute__((destructor)) void leave(void)
     clear_slot(slot);
 }
 
-/* --- devices ---------------------------------------------------------------------------------------------------- */
+/* --- devices -------------------------------------------------------------------------------------------- */
 
 static int find_device(struct region *region, const char *uuid)
 {
@@ -309,7 +206,7 @@ int region_device(const char *uuid)
     int device = find_device(region, uuid);
     if (device >= 0)
         return device;
-    int fd = open_locked(LOCK_PATIENCE_MS);
+    int fd = region_file_lock(LOCK_PATIENCE_MS);
     if (fd < 0)
         return -1;
     device = find_device(region, uuid); /* another process may have been faster */
@@ -321,7 +218,7 @@ int region_device(const char *uuid)
         atomic_store(&region->device_count, (uint64_t)i + 1);
         device = i;
     }
-    close_unlocked(fd);
+    region_file_unlock(fd);
     return device;
 }
 
@@ -345,7 +242,7 @@ uint64_t region_used_bytes(int device)
     return ledger_used(ledger_of(region, device));
 }
 
-/* --- bytes ------------------------------------------------------------------------------------------------------ */
+/* --- bytes ---------------------------------------------------------------------------------------------- */
 
 static void add_to_slot(struct region_slot *slot, int device, uint64_t bytes)
 {
@@ -365,7 +262,8 @@ static bool fits(struct region *region, int device, uint64_t limit_bytes, uint64
     return !limit_bytes || (bytes <= limit_bytes && used <= limit_bytes - bytes);
 }
 
-static bool try_reserve(struct region *region, struct region_slot *slot, int device, uint64_t limit_bytes, uint64_t bytes)
+static bool try_reserve(struct region *region, struct region_slot *slot, int device, uint64_t limit_bytes,
+                        uint64_t bytes)
 {
     /* Asked first, so that a hopeless request does not show in the slot while others correct by it. */
     if (!fits(region, device, limit_bytes, bytes))

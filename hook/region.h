@@ -1,10 +1,12 @@
-/* The file that the processes of one container count their device memory in (CUDA_DEVICE_MEMORY_SHARED_CACHE).
+/* The file that the processes of one container count their device memory in
+ * (CUDA_DEVICE_MEMORY_SHARED_CACHE).
  *
- * Its first part is the shared region of HAMi-core, version 1.2, byte for byte, so that HAMi's monitor can read it:
- * limits and uuids by device, and for each process a slot with what it holds. The ledgers, one per device, follow
- * behind what those readers know. A process adds to its slot before the ledger and takes away after it, so the sum of
- * the slots is never less than what is held; where the two disagree, a process has died, and the sum over the living
- * corrects the ledger. Thread, process and fork safe; every wait is bounded.
+ * Its first part is the shared region of HAMi-core, version 1.2, byte for byte, so that HAMi's monitor can
+ * read it: limits and uuids by device, and for each process a slot with what it holds. The ledgers, one per
+ * device, follow behind what those readers know. A process adds to its slot before the ledger and takes away
+ * after it, so the sum of the slots is never less than what is held; where the two disagree, a process has
+ * died, and the sum over the living corrects the ledger. Thread, process and fork safe; every wait is
+ * bounded.
  */
 #ifndef VGPU_REGION_H
 #define VGPU_REGION_H
@@ -14,7 +16,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Map the file, making it if need be. False, having logged why, when it cannot be had. Cheap when it is open. */
+/* Map the file, making it if need be. False, having logged why, when it cannot be had. Cheap when it is open.
+ */
 bool region_open(void);
 
 /* Take a slot for this process, opening the file first. False, having logged why, when there is none. */
@@ -23,7 +26,8 @@ bool region_join(void);
 /* Place of the device with this uuid, taking one for it if it is new; -1 when there is no place left. */
 int region_device(const char *uuid);
 
-/* The limit of a device, 0 for none. The file's word goes before the environment's: it holds for all processes. */
+/* The limit of a device, 0 for none. The file's word goes before the environment's: it holds for all
+ * processes. */
 uint64_t region_limit_bytes(int device);
 
 /* What all living processes hold of a device. */

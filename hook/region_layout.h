@@ -31,13 +31,14 @@ struct region_usage {
 
 struct region_slot {
     _Atomic int32_t pid; /* as the container sees it; 0: free */
-    int32_t host_pid;    /* for an agent to fill in */
+    int32_t host_pid; /* for an agent to fill in */
     struct region_usage used[MAX_DEVICES];
     uint64_t monitor_used[MAX_DEVICES];
     uint64_t utilisation[MAX_DEVICES][6];
     _Atomic int32_t status; /* 0 free, 1 running, 2 suspended by another program */
     int32_t padding;
-    _Atomic uint64_t sequence; /* even: not being written, for readers of version 1.2; ours are single words */
+    _Atomic uint64_t
+        sequence; /* even: not being written, for readers of version 1.2; ours are single words */
     _Atomic uint64_t start_time; /* of the process, so that a reused pid is told apart; unused in HAMi-core */
     uint64_t unused;
 };

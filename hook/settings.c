@@ -50,7 +50,8 @@ bool parse_bytes(const char *text, uint64_t *bytes)
     unsigned shift = 0;
     text += strspn(text, " \t");
     size_t length = strcspn(text, " \t\r\n");
-    if (digits == 0 || digits >= MOST_SHIFT_SAFE_DIGITS || length >= sizeof unit || text[length + strspn(text + length, " \t\r\n")])
+    if (digits == 0 || digits >= MOST_SHIFT_SAFE_DIGITS || length >= sizeof unit
+        || text[length + strspn(text + length, " \t\r\n")])
         return false;
     memcpy(unit, text, length);
     if (!parse_unit(unit, &shift) || whole > UINT64_MAX >> (shift + 1) || (fraction_digits && shift == 0))

@@ -1,7 +1,9 @@
-/* Every intercepted symbol, once. A new line adds the pointer to the driver's own, its loading and both lookups.
+/* Every intercepted symbol, once. A new line adds the pointer to the driver's own, its loading and both
+ * lookups.
  *
- * CUDA: X(symbol, its name in cuGetProcAddress, CUDA version that brought this ABI, flags of cuGetProcAddress).
- * A name without suffix is the first ABI, with 32 bit sizes. The wrapper of each is in the file named above its lines.
+ * CUDA: X(symbol, its name in cuGetProcAddress, CUDA version that brought this ABI, flags of
+ * cuGetProcAddress). A name without suffix is the first ABI, with 32 bit sizes. The wrapper of each is in the
+ * file named above its lines.
  */
 #ifndef VGPU_SYMBOLS_H
 #define VGPU_SYMBOLS_H

@@ -21,8 +21,8 @@ static void list_device(const struct sim_gpu *gpu)
 }
 
 /* The GPU that one word of CUDA_VISIBLE_DEVICES names, or NULL. */
-static const struct sim_gpu *named(const struct sim_node *node, const int *visible, size_t count, const char *word,
-                                   size_t length)
+static const struct sim_gpu *named(const struct sim_node *node, const int *visible, size_t count,
+                                   const char *word, size_t length)
 {
     if (length == 0)
         return NULL;
@@ -88,7 +88,7 @@ int device_count(void)
 
 CUresult cuda_begin(struct cuda_call *call, const char *function)
 {
-    *call = (struct cuda_call) {.position = -1};
+    *call = (struct cuda_call){.position = -1};
     pthread_mutex_lock(&lock);
     bool ready = initialised;
     pthread_mutex_unlock(&lock);

@@ -1,8 +1,8 @@
 /* What every function of the simulated CUDA driver does first, and the devices it sees. Thread safe.
  *
- * A device ordinal stands for a uuid from cuInit on: NVIDIA_VISIBLE_DEVICES says which GPUs are in the container,
- * CUDA_VISIBLE_DEVICES (ordinals or uuid prefixes, up to the first that names none) which of them CUDA lists, in
- * its order.
+ * A device ordinal stands for a uuid from cuInit on: NVIDIA_VISIBLE_DEVICES says which GPUs are in the
+ * container, CUDA_VISIBLE_DEVICES (ordinals or uuid prefixes, up to the first that names none) which of them
+ * CUDA lists, in its order.
  */
 #ifndef VGPU_SIM_CUDA_CALL_H
 #define VGPU_SIM_CUDA_CALL_H
@@ -29,7 +29,8 @@ struct cuda_call {
 /* Each begin must be followed by cuda_end with the call's answer, whatever begin itself answered. */
 CUresult cuda_begin(struct cuda_call *call, const char *function);
 CUresult cuda_begin_device(struct cuda_call *call, const char *function, CUdevice device);
-CUresult cuda_begin_context(struct cuda_call *call, const char *function); /* the device of the current context */
+CUresult cuda_begin_context(struct cuda_call *call,
+                            const char *function); /* the device of the current context */
 CUresult cuda_end(struct cuda_call *call, CUresult result);
 
 /* The context on top of this thread's stack, or NULL. */

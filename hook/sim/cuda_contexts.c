@@ -1,5 +1,5 @@
-/* Simulated CUDA driver: contexts and each thread's stack of them. A process with a context on a GPU is listed there
- * by NVML, with the memory it holds.
+/* Simulated CUDA driver: contexts and each thread's stack of them. A process with a context on a GPU is
+ * listed there by NVML, with the memory it holds.
  */
 #include "cuda_call.h"
 #include "memory.h"
@@ -22,8 +22,9 @@ CUcontext current_context(void)
 
 static CUresult appear(const struct cuda_call *call)
 {
-    return sim_memory_take(call->gpu->uuid, 0, capacity_bytes(call)) == SIM_MEMORY_DONE ? CUDA_SUCCESS
-                                                                                       : CUDA_ERROR_OPERATING_SYSTEM;
+    return sim_memory_take(call->gpu->uuid, 0, capacity_bytes(call)) == SIM_MEMORY_DONE
+        ? CUDA_SUCCESS
+        : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)

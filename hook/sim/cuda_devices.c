@@ -198,7 +198,7 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *bus_id, int length, CUdevice device)
     if (result == CUDA_SUCCESS && (!bus_id || length < 13))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        snprintf(bus_id, (size_t)length, "%04X:%02X:%02X.0", bus_part(call.gpu, 0) & 0xFFFF, bus_part(call.gpu, 1) & 0xFF,
-                 bus_part(call.gpu, 2) & 0xFF);
+        snprintf(bus_id, (size_t)length, "%04X:%02X:%02X.0", bus_part(call.gpu, 0) & 0xFFFF,
+                 bus_part(call.gpu, 1) & 0xFF, bus_part(call.gpu, 2) & 0xFF);
     return cuda_end(&call, result);
 }

@@ -1,5 +1,5 @@
-/* Simulated CUDA driver: modules, streams and launches. A launch takes as long as the configuration says and does
- * nothing else.
+/* Simulated CUDA driver: modules, streams and launches. A launch takes as long as the configuration says and
+ * does nothing else.
  */
 #include "cuda_call.h"
 
@@ -32,9 +32,9 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
-                               void **parameters, void **extra)
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                               unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                               CUstream stream, void **parameters, void **extra)
 {
     (void)shared_bytes, (void)stream, (void)parameters, (void)extra;
     struct cuda_call call;

@@ -1,5 +1,6 @@
-/* Simulated CUDA driver: cuGetProcAddress, which gives the newest version of a function that a program built for
- * CUDA `cuda_version` can call. Names have no suffix there: versions and per-thread streams are asked for apart.
+/* Simulated CUDA driver: cuGetProcAddress, which gives the newest version of a function that a program built
+ * for CUDA `cuda_version` can call. Names have no suffix there: versions and per-thread streams are asked for
+ * apart.
  */
 #include "cuda_call.h"
 
@@ -60,7 +61,8 @@ static const struct version {
     V(cuStreamDestroy, 4000, cuStreamDestroy_v2),
 };
 
-EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags, int *status)
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags,
+                                    int *status)
 {
     if (!symbol || !function)
         return CUDA_ERROR_INVALID_VALUE;

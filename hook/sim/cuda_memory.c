@@ -1,5 +1,5 @@
-/* Simulated CUDA driver: device memory. Addresses are numbers that nothing stands behind; what is real is the bytes
- * that are taken from the GPU for all processes of the node, so that running out of memory is real too.
+/* Simulated CUDA driver: device memory. Addresses are numbers that nothing stands behind; what is real is the
+ * bytes that are taken from the GPU for all processes of the node, so that running out of memory is real too.
  */
 #include "cuda_call.h"
 #include "memory.h"
@@ -103,7 +103,8 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
     return result;
 }
 
-EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                                   unsigned element)
 {
     (void)element;
     if (!pitch || width > UINT64_MAX / 2 || height > UINT32_MAX)

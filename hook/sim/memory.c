@@ -1,6 +1,6 @@
 #include "memory.h"
-#include "node.h"
 #include "../process.h"
+#include "node.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -28,7 +28,8 @@ struct state {
     struct row rows[ROWS];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* flock does not keep threads of one process apart */
+static pthread_mutex_t lock =
+    PTHREAD_MUTEX_INITIALIZER; /* flock does not keep threads of one process apart */
 static struct state *state;
 static int state_fd = -1;
 static pid_t opened_by;
@@ -116,7 +117,7 @@ static bool living(struct row *row)
         return false;
     if (mine(row) || !process_gone((int32_t)row->pid, row->start_time))
         return true;
-    *row = (struct row) {0};
+    *row = (struct row){0};
     return false;
 }
 
@@ -149,7 +150,7 @@ static struct row *my_row(int gpu, bool add)
     if (!vacant && state->row_count < ROWS)
         vacant = &state->rows[state->row_count++];
     if (vacant)
-        *vacant = (struct row) {.pid = (uint32_t)opened_by, .gpu = (uint32_t)gpu, .start_time = my_start_time};
+        *vacant = (struct row){.pid = (uint32_t)opened_by, .gpu = (uint32_t)gpu, .start_time = my_start_time};
     return vacant;
 }
 
@@ -174,7 +175,7 @@ size_t sim_memory_shares(const char *uuid, struct sim_share *shares, size_t room
         if (!row->pid || (int)row->gpu != gpu || !living(row))
             continue;
         if (count < room)
-            shares[count] = (struct sim_share) {.pid = row->pid, .bytes = row->bytes};
+            shares[count] = (struct sim_share){.pid = row->pid, .bytes = row->bytes};
         count++;
     }
     leave();
@@ -210,7 +211,7 @@ void sim_memory_give(const char *uuid, uint64_t bytes, bool gone)
     if (row) {
         row->bytes -= bytes < row->bytes ? bytes : row->bytes;
         if (gone)
-            *row = (struct row) {0};
+            *row = (struct row){0};
     }
     leave();
 }

@@ -1,8 +1,8 @@
 /* Device memory in use, by process and GPU: one file, mapped by every process of the simulated node.
  *
- * The file is `<configuration>.state`. All changes happen under flock, which dies with its holder; the share of a
- * process that is gone (pid free, or reused: start time differs) no longer counts and its row is taken over.
- * All processes must see each other's pids, so they share one pid namespace. Thread safe, fork safe.
+ * The file is `<configuration>.state`. All changes happen under flock, which dies with its holder; the share
+ * of a process that is gone (pid free, or reused: start time differs) no longer counts and its row is taken
+ * over. All processes must see each other's pids, so they share one pid namespace. Thread safe, fork safe.
  */
 #ifndef VGPU_SIM_MEMORY_H
 #define VGPU_SIM_MEMORY_H
@@ -25,7 +25,8 @@ size_t sim_memory_shares(const char *uuid, struct sim_share *shares, size_t room
 
 enum sim_memory_answer { SIM_MEMORY_DONE, SIM_MEMORY_FULL, SIM_MEMORY_BROKEN };
 
-/* Add `bytes` (0: just be listed) to this process's share if the whole GPU then holds at most `capacity_bytes`. */
+/* Add `bytes` (0: just be listed) to this process's share if the whole GPU then holds at most
+ * `capacity_bytes`. */
 enum sim_memory_answer sim_memory_take(const char *uuid, uint64_t bytes, uint64_t capacity_bytes);
 
 /* Give back. With `leave` the process is no longer listed on this GPU. */

@@ -13,7 +13,7 @@ enum { MAX_FILE_BYTES = 1 << 20 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
-static char *path;            /* copies: the environment may change under our feet; never freed, others hold them */
+static char *path; /* copies: the environment may change under our feet; never freed, others hold them */
 static char *visible_devices; /* NULL: not set */
 static struct sim_node *current;
 static struct stat seen; /* identity of the file that was last looked at, good or bad */
@@ -101,7 +101,8 @@ static void refresh(void)
     if (fresh && sim_node_parse(fresh, text, problem, sizeof problem)) {
         replace_current(fresh);
     } else {
-        fprintf(stderr, "simulated driver: %s: %s; the last good configuration stays in force\n", path, problem);
+        fprintf(stderr, "simulated driver: %s: %s; the last good configuration stays in force\n", path,
+                problem);
         free(fresh);
     }
     free(text);

@@ -1,29 +1,27 @@
 /* What the simulated driver is told to be: the text file named by VGPU_SIM_DRIVER, parsed.
  *
- * One statement per line, words split by blanks, "#" starts a comment. Values with blanks stand in double quotes;
- * inside quotes \" \\ and \xHH are understood. GPUs are named by the number of their `gpu` line or by uuid.
+ * The statements, one per line, are described in docs/simulated-driver.md:
  *
  *   driver_version 570.86.15
  *   cuda_version 12080
- *   driver absent | mismatch | ok        absent: nothing behind the library; mismatch: another kernel module
- *   gpu 0 uuid=GPU-... name="NVIDIA A40" memory_mib=46068 [reserved_mib=0] [numa=0] [bus=00000000:17:00.0] [minor=0]
- *         [serial=...] [cc=8.6] [mig=on|off] [events=xid,ecc|none] [gpu_percent=0] [memory_percent=0]
- *         memory_mib=unsupported is a GPU whose driver does not tell (unified memory); numa=unsupported likewise
- *   mig 0 0 uuid=MIG-... gi=7 ci=0 memory_mib=4864            GPU, position
- *   xid 7 gpu=0 code=79 [gi=1 ci=0]      event number 7 (numbers grow); an event set delivers each once
- *   ecc 8 gpu=0 kind=double|single
- *   lost gpu=1                           fell off the bus
- *   enumeration live | fixed             whether NVML lists a new GPU at once or after the next nvmlInit
- *   hang                                 every NVML call waits until this line is gone
- *   fail call=nvmlDeviceGetMemoryInfo code=999 [gpu=0]        also cu* names, with CUresult codes
- *   process gpu=0 pid=123 memory_mib=500 [type=compute|graphics] [sm_percent=0]
- *   nvlink 0 1 links=4 [back=4]          links of 0 to 1, and of 1 to 0 if they disagree
- *   nvlink 0 switch links=12
- *   topology 0 1 level=internal|single|multiple|hostbridge|node|system
- *   kernel_us 50                         how long cuLaunchKernel takes
+ *   driver ok | absent | mismatch
+ *   gpu N uuid=GPU-... [name="NVIDIA A40"] [memory_mib=46068 | unsupported] [reserved_mib=0]
+ *         [numa=0 | unsupported] [bus=00000000:17:00.0] [minor=N] [serial=...] [cc=8.6] [mig=on | off]
+ *         [events=xid,ecc | none] [gpu_percent=0] [memory_percent=0]
+ *   mig N POSITION uuid=MIG-... [gi=7] [ci=0] [memory_mib=4864]
+ *   lost gpu=N
+ *   xid SEQUENCE gpu=N code=79 [gi=1 ci=0]
+ *   ecc SEQUENCE gpu=N kind=double | single
+ *   enumeration live | fixed
+ *   hang
+ *   fail call=nvmlDeviceGetMemoryInfo code=999 [gpu=N]
+ *   process gpu=N pid=123 [memory_mib=500] [type=compute | graphics] [sm_percent=0]
+ *   nvlink N M | switch links=4 [back=4]
+ *   topology N M level=internal | single | multiple | hostbridge | node | system
+ *   kernel_us 50
  *
- * The file is looked at on every call and read again when its inode, size or time changed. A file that does not
- * parse leaves the last good one in force and is reported once on stderr. Thread safe.
+ * The file is looked at on every call and read again when its inode, size or time changed. A file that does
+ * not parse leaves the last good one in force and is reported once on stderr. Thread safe.
  */
 #ifndef VGPU_SIM_NODE_H
 #define VGPU_SIM_NODE_H
@@ -32,7 +30,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MAX_GPUS = 64, MAX_MIGS = 8, MAX_EVENTS = 256, MAX_PROCESSES = 512, MAX_FAILURES = 64, MAX_PAIRS = 512 };
+enum {
+    MAX_GPUS = 64,
+    MAX_MIGS = 8,
+    MAX_EVENTS = 256,
+    MAX_PROCESSES = 512,
+    MAX_FAILURES = 64,
+    MAX_PAIRS = 512
+};
 enum { TEXT_BYTES = 96, UNKNOWN = -1 };
 enum sim_driver { DRIVER_OK, DRIVER_ABSENT, DRIVER_MISMATCH };
 
@@ -78,7 +83,7 @@ struct sim_failure {
 
 struct sim_pair {
     int first, second; /* second -1: a switch */
-    int level;         /* -1: says nothing about topology */
+    int level; /* -1: says nothing about topology */
     unsigned links, links_back;
 };
 
@@ -116,8 +121,9 @@ int sim_node_find(const struct sim_node *node, const char *uuid);
 /* The code that `call` must fail with (for this GPU position, or -1), or 0. */
 int sim_node_failure(const struct sim_node *node, const char *call, int gpu);
 
-/* Positions of the GPUs this process may see (NVIDIA_VISIBLE_DEVICES, as a container toolkit would inject them:
- * by bus order, whatever the order of the list), at most MAX_GPUS. Unset means all: not in a container. */
+/* Positions of the GPUs this process may see (NVIDIA_VISIBLE_DEVICES, as a container toolkit would inject
+ * them: by bus order, whatever the order of the list), at most MAX_GPUS. Unset means all: not in a container.
+ */
 size_t sim_node_visible(const struct sim_node *node, int positions[MAX_GPUS]);
 
 #endif

@@ -1,135 +1,11 @@
 /* The grammar of the configuration (described in node.h): text -> struct sim_node. Pure. */
-#include "node.h"
 #include "../nvml_abi.h"
+#include "node.h"
+#include "node_words.h"
 
-#include <ctype.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MAX_WORDS = 24 };
-
-struct line {
-    char *words[MAX_WORDS]; /* words[0] is the statement */
-    size_t count;
-    char *problem;
-    size_t problem_bytes;
-    unsigned number;
-};
-
-static bool refuse(const struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static bool refuse(const struct line *line, const char *format, ...)
-{
-    int prefix = snprintf(line->problem, line->problem_bytes, "line %u: ", line->number);
-    va_list arguments;
-    va_start(arguments, format);
-    if (prefix > 0 && (size_t)prefix < line->problem_bytes)
-        vsnprintf(line->problem + prefix, line->problem_bytes - (size_t)prefix, format, arguments);
-    va_end(arguments);
-    return false;
-}
-
-static char escaped(char **cursor)
-{
-    char *c = *cursor + 1; /* behind the backslash */
-    if (*c == 'x' && isxdigit((unsigned char)c[1]) && isxdigit((unsigned char)c[2])) {
-        char digits[3] = {c[1], c[2], '\0'};
-        *cursor = c + 3;
-        return (char)strtoul(digits, NULL, 16);
-    }
-    *cursor = *c ? c + 1 : c;
-    return *c;
-}
-
-/* Cut the line into words in place, unquoting. */
-static bool split(struct line *line, char *text)
-{
-    char *out = text;
-    char *in = text;
-    while (true) {
-        while (*in == ' ' || *in == '\t' || *in == '\r')
-            in++;
-        if (*in == '\0' || *in == '#')
-            return true;
-        if (line->count == MAX_WORDS)
-            return refuse(line, "more than %d words", MAX_WORDS);
-        line->words[line->count++] = out;
-        bool quoted = false;
-        while (*in && (quoted || !strchr(" \t\r", *in))) {
-            if (*in == '"') {
-                quoted = !quoted;
-                in++;
-            } else if (quoted && *in == '\\') {
-                *out++ = escaped(&in);
-            } else {
-                *out++ = *in++;
-            }
-        }
-        if (quoted)
-            return refuse(line, "a quote is not closed");
-        bool last = *in == '\0';
-        *out++ = '\0'; /* at most where `in` stands: words only shrink */
-        if (last)
-            return true;
-        in++;
-    }
-}
-
-/* The value of `key=value` among the words, or NULL. */
-static const char *value_of(const struct line *line, const char *key)
-{
-    size_t length = strlen(key);
-    for (size_t i = 1; i < line->count; i++)
-        if (strncmp(line->words[i], key, length) == 0 && line->words[i][length] == '=')
-            return line->words[i] + length + 1;
-    return NULL;
-}
-
-static bool parse_number(const struct line *line, const char *what, const char *text, long low, long high, long *number)
-{
-    char *end;
-    *number = text ? strtol(text, &end, 10) : low - 1;
-    if (!text || end == text || *end != '\0' || *number < low || *number > high)
-        return refuse(line, "%s must be a number from %ld to %ld", what, low, high);
-    return true;
-}
-
-/* Like parse_number for an optional key with a default. */
-static bool number_of(const struct line *line, const char *key, long low, long high, long absent, long *number)
-{
-    const char *text = value_of(line, key);
-    if (text)
-        return parse_number(line, key, text, low, high, number);
-    *number = absent;
-    return true;
-}
-
-/* A number, or the word "unsupported", which is UNKNOWN. */
-static bool number_or_unsupported(const struct line *line, const char *key, long high, long absent, long *number)
-{
-    const char *text = value_of(line, key);
-    if (text && strcmp(text, "unsupported") == 0) {
-        *number = UNKNOWN;
-        return true;
-    }
-    return number_of(line, key, 0, high, absent, number);
-}
-
-static bool copy_text(const struct line *line, const char *what, const char *text, char *to, size_t bytes)
-{
-    if (!text || !*text || strlen(text) >= bytes)
-        return refuse(line, "%s must have 1 to %zu characters", what, bytes - 1);
-    memcpy(to, text, strlen(text) + 1);
-    return true;
-}
-
-static bool copy_or(const struct line *line, const char *key, const char *absent, char *to, size_t bytes)
-{
-    const char *text = value_of(line, key);
-    return copy_text(line, key, text ? text : absent, to, bytes);
-}
 
 static int find_gpu(const struct sim_node *node, const char *text)
 {
@@ -152,11 +28,12 @@ static bool gpu_of(const struct line *line, const struct sim_node *node, bool mu
     return *gpu >= 0 || !must_exist || refuse(line, "there is no gpu %s", text);
 }
 
-/* --- statements ------------------------------------------------------------------------------------------------ */
+/* --- statements ----------------------------------------------------------------------------------------- */
 
 static bool parse_driver_version(const struct line *line, struct sim_node *node)
 {
-    return copy_text(line, "driver_version", line->words[1], node->driver_version, sizeof node->driver_version);
+    return copy_text(line, "driver_version", line->words[1], node->driver_version,
+                     sizeof node->driver_version);
 }
 
 static bool parse_cuda_version(const struct line *line, struct sim_node *node)
@@ -200,7 +77,8 @@ static bool parse_event_types(const struct line *line, struct sim_gpu *gpu)
         gpu->event_types |= NVML_EVENT_XID_CRITICAL;
     if (strstr(text, "ecc"))
         gpu->event_types |= NVML_EVENT_SINGLE_BIT_ECC | NVML_EVENT_DOUBLE_BIT_ECC;
-    return gpu->event_types || strcmp(text, "none") == 0 || refuse(line, "events must be xid, ecc, xid,ecc or none");
+    return gpu->event_types || strcmp(text, "none") == 0
+        || refuse(line, "events must be xid, ecc, xid,ecc or none");
 }
 
 static bool parse_gpu(const struct line *line, struct sim_node *node)
@@ -252,7 +130,8 @@ static bool parse_mig(const struct line *line, struct sim_node *node)
     long position, gpu_instance, compute_instance, memory_mib;
     if (gpu < 0 || !node->gpus[gpu].mig)
         return refuse(line, "there is no gpu %s with mig=on", line->words[1]);
-    if (!parse_number(line, "the position", line->count > 2 ? line->words[2] : NULL, 0, MAX_MIGS - 1, &position)
+    if (!parse_number(line, "the position", line->count > 2 ? line->words[2] : NULL, 0, MAX_MIGS - 1,
+                      &position)
         || !number_of(line, "gi", 0, 255, position, &gpu_instance)
         || !number_of(line, "ci", 0, 255, 0, &compute_instance)
         || !number_of(line, "memory_mib", 0, 1L << 30, 0, &memory_mib))
@@ -270,8 +149,8 @@ static bool add_event(const struct line *line, struct sim_node *node, unsigned l
     long number, gpu_instance, compute_instance;
     struct sim_event event = {.type = type, .data = (unsigned long long)data};
     if (!parse_number(line, "the event number", line->words[1], 1, INT32_MAX, &number)
-        || !number_of(line, "gi", 0, 255, -1, &gpu_instance) || !number_of(line, "ci", 0, 255, -1, &compute_instance)
-        || !gpu_of(line, node, false, &event.gpu))
+        || !number_of(line, "gi", 0, 255, -1, &gpu_instance)
+        || !number_of(line, "ci", 0, 255, -1, &compute_instance) || !gpu_of(line, node, false, &event.gpu))
         return false;
     if (node->event_count == MAX_EVENTS)
         return refuse(line, "more than %d events", MAX_EVENTS);
@@ -342,7 +221,8 @@ static bool parse_process(const struct line *line, struct sim_node *node)
     long pid, memory_mib, sm_percent;
     struct sim_process process = {0};
     const char *type = value_of(line, "type");
-    if (!gpu_of(line, node, true, &process.gpu) || !parse_number(line, "pid", value_of(line, "pid"), 1, INT32_MAX, &pid)
+    if (!gpu_of(line, node, true, &process.gpu)
+        || !parse_number(line, "pid", value_of(line, "pid"), 1, INT32_MAX, &pid)
         || !number_of(line, "memory_mib", 0, 1L << 30, 0, &memory_mib)
         || !number_of(line, "sm_percent", 0, 100, 0, &sm_percent))
         return false;
@@ -376,7 +256,8 @@ static bool parse_nvlink(const struct line *line, struct sim_node *node)
     if (!parse_number(line, "links", value_of(line, "links"), 1, 18, &links)
         || !number_of(line, "back", 0, 18, links, &back))
         return false;
-    return add_pair(line, node, (struct sim_pair) {.level = -1, .links = (unsigned)links, .links_back = (unsigned)back});
+    return add_pair(line, node,
+                    (struct sim_pair){.level = -1, .links = (unsigned)links, .links_back = (unsigned)back});
 }
 
 static bool parse_topology(const struct line *line, struct sim_node *node)
@@ -385,7 +266,7 @@ static bool parse_topology(const struct line *line, struct sim_node *node)
     const char *level = value_of(line, "level");
     for (size_t i = 0; level && i < sizeof levels / sizeof *levels; i++)
         if (strcmp(level, levels[i]) == 0)
-            return add_pair(line, node, (struct sim_pair) {.level = (int)i * 10});
+            return add_pair(line, node, (struct sim_pair){.level = (int)i * 10});
     return refuse(line, "level must be internal, single, multiple, hostbridge, node or system");
 }
 

@@ -70,7 +70,7 @@ static const struct sim_node *acquire_when_alive(void)
 
 static nvmlReturn_t begin(struct call *call, const char *function)
 {
-    *call = (struct call) {.node = acquire_when_alive(), .position = -1};
+    *call = (struct call){.node = acquire_when_alive(), .position = -1};
     if (!call->node || call->node->driver == DRIVER_ABSENT)
         return NVML_ERROR_DRIVER_NOT_LOADED;
     if (call->node->driver == DRIVER_MISMATCH)
@@ -88,7 +88,7 @@ nvmlReturn_t call_begin(struct call *call, const char *function)
 {
     if (initialised())
         return begin(call, function);
-    *call = (struct call) {.position = -1};
+    *call = (struct call){.position = -1};
     return NVML_ERROR_UNINITIALIZED;
 }
 
@@ -190,9 +190,9 @@ void fill_pci(const char *bus_id, struct nvml_pci_info *pci)
     unsigned function = 0;
     memset(pci, 0, sizeof *pci);
     sscanf(bus_id, "%8x:%2x:%2x.%1x", &pci->domain, &pci->bus, &pci->device, &function);
-    snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.%X", pci->domain, pci->bus & 0xFF, pci->device & 0xFF,
-             function & 0xF);
-    snprintf(pci->bus_id_legacy, sizeof pci->bus_id_legacy, "%04X:%02X:%02X.%X", pci->domain & 0xFFFF, pci->bus & 0xFF,
+    snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.%X", pci->domain, pci->bus & 0xFF,
              pci->device & 0xFF, function & 0xF);
+    snprintf(pci->bus_id_legacy, sizeof pci->bus_id_legacy, "%04X:%02X:%02X.%X", pci->domain & 0xFFFF,
+             pci->bus & 0xFF, pci->device & 0xFF, function & 0xF);
     pci->pci_device_id = 0x223510DEu; /* any NVIDIA part; who needs the model reads the name */
 }

@@ -71,7 +71,7 @@ EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
     return nvmlSystemGetCudaDriverVersion_v2(version);
 }
 
-/* --- handles --------------------------------------------------------------------------------------------------- */
+/* --- handles -------------------------------------------------------------------------------------------- */
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 {
@@ -133,8 +133,8 @@ static bool has_uuid(const struct sim_gpu *gpu, const char *uuid)
 }
 
 /* The enumerated GPU that `matches` the text, lost or not. */
-static const struct sim_gpu *search(const struct call *call, bool (*matches)(const struct sim_gpu *, const char *),
-                                    const char *text)
+static const struct sim_gpu *search(const struct call *call,
+                                    bool (*matches)(const struct sim_gpu *, const char *), const char *text)
 {
     nvmlDevice_t handle;
     for (size_t i = 0; (handle = enumerated(call->node, i)); i++) {
@@ -178,7 +178,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice
     return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
 }
 
-/* --- identity -------------------------------------------------------------------------------------------------- */
+/* --- identity ------------------------------------------------------------------------------------------- */
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length)
 {
@@ -261,7 +261,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *node)
     return call_end(&call, result);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned size, unsigned long *nodes, int scope)
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned size, unsigned long *nodes,
+                                                int scope)
 {
     (void)scope;
     struct call call;

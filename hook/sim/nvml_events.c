@@ -1,6 +1,6 @@
-/* Simulated NVML: event sets. Each set delivers each event once, in order of number, and none that was there before
- * the GPU was registered. A new line in the configuration wakes a waiting set through inotify; where inotify is not
- * to be had, the file is looked at 50 times a second.
+/* Simulated NVML: event sets. Each set delivers each event once, in order of number, and none that was there
+ * before the GPU was registered. A new line in the configuration wakes a waiting set through inotify; where
+ * inotify is not to be had, the file is looked at 50 times a second.
  */
 #include "nvml_call.h"
 
@@ -26,7 +26,7 @@ struct nvmlEventSet_st {
     struct registration registrations[MAX_GPUS];
     size_t count;
     uint64_t delivered; /* number of the last event given out */
-    int inotify_fd;     /* -1: none */
+    int inotify_fd; /* -1: none */
 };
 
 static int watch_configuration(void)
@@ -97,7 +97,8 @@ static uint64_t newest_event(const struct sim_node *node)
     return newest;
 }
 
-static nvmlReturn_t add_registration(nvmlEventSet_t set, const char *uuid, unsigned long long types, uint64_t since)
+static nvmlReturn_t add_registration(nvmlEventSet_t set, const char *uuid, unsigned long long types,
+                                     uint64_t since)
 {
     for (size_t i = 0; i < set->count; i++) {
         if (strcmp(set->registrations[i].uuid, uuid) == 0) {
@@ -114,7 +115,8 @@ static nvmlReturn_t add_registration(nvmlEventSet_t set, const char *uuid, unsig
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
+EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types,
+                                             nvmlEventSet_t set)
 {
     struct call call;
     nvmlReturn_t result = call_begin_device(&call, __func__, device);
@@ -170,14 +172,16 @@ static nvmlReturn_t take_event(nvmlEventSet_t set, const struct sim_node *node, 
 {
     pthread_mutex_lock(&set->lock);
     const struct sim_event *event = next_event(set, node);
-    nvmlReturn_t result = event ? NVML_SUCCESS : any_lost(set, node) ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_TIMEOUT;
+    nvmlReturn_t result = event ? NVML_SUCCESS
+        : any_lost(set, node)   ? NVML_ERROR_GPU_IS_LOST
+                                : NVML_ERROR_TIMEOUT;
     if (event) {
         set->delivered = event->number;
-        *data = (struct nvml_event_data) {.device = handle_of(node->gpus[event->gpu].uuid),
-                                          .event_type = event->type,
-                                          .event_data = event->data,
-                                          .gpu_instance_id = event->gpu_instance,
-                                          .compute_instance_id = event->compute_instance};
+        *data = (struct nvml_event_data){.device = handle_of(node->gpus[event->gpu].uuid),
+                                         .event_type = event->type,
+                                         .event_data = event->data,
+                                         .gpu_instance_id = event->gpu_instance,
+                                         .compute_instance_id = event->compute_instance};
     }
     pthread_mutex_unlock(&set->lock);
     return result;

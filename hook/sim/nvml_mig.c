@@ -25,7 +25,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned
     return call_end(&call, result);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *mig)
+EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index,
+                                                        nvmlDevice_t *mig)
 {
     struct call call;
     nvmlReturn_t result = call_begin_device(&call, __func__, device);
@@ -90,9 +91,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t mig, struct nvml_dev
     if (result == NVML_SUCCESS && (!attributes || !call.mig))
         result = NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS)
-        *attributes = (struct nvml_device_attributes) {.multiprocessor_count = 14,
-                                                       .gpu_instance_slices = 1,
-                                                       .compute_instance_slices = 1,
-                                                       .memory_mib = call.mig->memory_mib};
+        *attributes = (struct nvml_device_attributes){.multiprocessor_count = 14,
+                                                      .gpu_instance_slices = 1,
+                                                      .compute_instance_slices = 1,
+                                                      .memory_mib = call.mig->memory_mib};
     return call_end(&call, result);
 }

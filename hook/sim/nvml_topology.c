@@ -1,5 +1,5 @@
-/* Simulated NVML: how near two GPUs are, and which NVLinks go where. Without a `topology` line two GPUs of the same
- * NUMA node share a CPU and others do not.
+/* Simulated NVML: how near two GPUs are, and which NVLinks go where. Without a `topology` line two GPUs of
+ * the same NUMA node share a CPU and others do not.
  */
 #include "nvml_call.h"
 
@@ -29,7 +29,7 @@ static int common_level(const struct call *call, int other)
         if (node->pairs[i].level >= 0 && joins(&node->pairs[i], call->position, other))
             return node->pairs[i].level;
     return node->gpus[call->position].numa_node == node->gpus[other].numa_node ? NVML_TOPOLOGY_NODE
-                                                                                : NVML_TOPOLOGY_SYSTEM;
+                                                                               : NVML_TOPOLOGY_SYSTEM;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_t second, int *level)
@@ -96,7 +96,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
     return call_end(&call, result);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, struct nvml_pci_info *pci)
+EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link,
+                                                        struct nvml_pci_info *pci)
 {
     struct call call;
     nvmlReturn_t result = begin_link(&call, __func__, device, link);

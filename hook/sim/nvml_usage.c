@@ -21,7 +21,8 @@ static uint64_t used_bytes(const struct call *call)
 static nvmlReturn_t measure(const struct call *call, struct nvml_memory_v2 *memory)
 {
     if (call->mig) {
-        *memory = (struct nvml_memory_v2) {.total = call->mig->memory_mib * MIB, .free = call->mig->memory_mib * MIB};
+        *memory = (struct nvml_memory_v2){.total = call->mig->memory_mib * MIB,
+                                          .free = call->mig->memory_mib * MIB};
         return NVML_SUCCESS;
     }
     if (call->gpu->memory_mib == UNKNOWN)
@@ -42,7 +43,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct nvml_mem
     if (result == NVML_SUCCESS)
         result = memory ? measure(&call, &measured) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS) /* version 1 counts the driver's own memory as used */
-        *memory = (struct nvml_memory) {
+        *memory = (struct nvml_memory){
             .total = measured.total, .free = measured.free, .used = measured.used + measured.reserved};
     return call_end(&call, result);
 }
@@ -72,7 +73,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, struct nv
     if (result == NVML_SUCCESS && !utilization)
         result = NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS)
-        *utilization = (struct nvml_utilization) {.gpu = call.gpu->gpu_percent, .memory = call.gpu->memory_percent};
+        *utilization =
+            (struct nvml_utilization){.gpu = call.gpu->gpu_percent, .memory = call.gpu->memory_percent};
     return call_end(&call, result);
 }
 
@@ -99,19 +101,20 @@ EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milli
     return call_end(&call, result);
 }
 
-/* --- processes ------------------------------------------------------------------------------------------------- */
+/* --- processes ------------------------------------------------------------------------------------------ */
 
 static void add(struct nvml_process_info *infos, unsigned room, unsigned *count, unsigned pid, uint64_t bytes)
 {
     if (infos && *count < room)
-        infos[*count] = (struct nvml_process_info) {.pid = pid,
-                                                    .used_bytes = bytes,
-                                                    .gpu_instance_id = NVML_NO_INSTANCE,
-                                                    .compute_instance_id = NVML_NO_INSTANCE};
+        infos[*count] = (struct nvml_process_info){.pid = pid,
+                                                   .used_bytes = bytes,
+                                                   .gpu_instance_id = NVML_NO_INSTANCE,
+                                                   .compute_instance_id = NVML_NO_INSTANCE};
     (*count)++;
 }
 
-static unsigned list_processes(const struct call *call, bool graphics, struct nvml_process_info *infos, unsigned room)
+static unsigned list_processes(const struct call *call, bool graphics, struct nvml_process_info *infos,
+                               unsigned room)
 {
     struct sim_share *shares = graphics ? NULL : calloc(PROCESS_ROOM, sizeof *shares);
     unsigned count = 0;
@@ -178,8 +181,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t devi
     return call_end(&call, result);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct nvml_process_utilization *samples,
-                                                    unsigned *count, unsigned long long last_seen_us)
+EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
+                                                    struct nvml_process_utilization *samples, unsigned *count,
+                                                    unsigned long long last_seen_us)
 {
     (void)last_seen_us;
     struct call call;
@@ -196,10 +200,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct 
         if (process->gpu != call.position || process->sm_percent == 0)
             continue;
         if (found < room)
-            samples[found] = (struct nvml_process_utilization) {
-                .pid = process->pid,
-                .time_stamp_us = (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000,
-                .sm_percent = process->sm_percent};
+            samples[found] =
+                (struct nvml_process_utilization){.pid = process->pid,
+                                                  .time_stamp_us = (unsigned long long)now.tv_sec * 1000000
+                                                      + (unsigned long long)now.tv_nsec / 1000,
+                                                  .sm_percent = process->sm_percent};
         found++;
     }
     *count = found;

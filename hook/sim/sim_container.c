@@ -3,10 +3,11 @@
  *   sim-container [--env NAME=VALUE]... [--mount HOST CONTAINER ro|rw]... -- COMMAND [ARGUMENT]...
  *   sim-container --check          exit 0 when namespaces are allowed here, else EXIT_NOT_ALLOWED
  *
- * The root is a tmpfs with the host's programs and libraries (/usr, /bin, /lib*, read-only), a few files of /etc,
- * /proc, a minimal /dev, and then exactly the mounts given, shallow paths first as real runtimes do; a mount point
- * that is missing is made, in the host's directory if its parent is a mount. The environment is exactly what is
- * given. The command replaces this process and keeps its pid. Needs root or unprivileged user namespaces.
+ * The root is a tmpfs with the host's programs and libraries (/usr, /bin, /lib*, read-only), a few files of
+ * /etc, /proc, a minimal /dev, and then exactly the mounts given, shallow paths first as real runtimes do; a
+ * mount point that is missing is made, in the host's directory if its parent is a mount. The environment is
+ * exactly what is given. The command replaces this process and keeps its pid. Needs root or unprivileged user
+ * namespaces.
  *
  * It does not imitate: pid, network and ipc namespaces, cgroups, capabilities, seccomp, images, CDI.
  */
@@ -111,7 +112,8 @@ static void fill_with_links(const char *path, const char *image)
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
         if (snprintf(link, sizeof link, "%s/%s", path, entry->d_name) >= (int)sizeof link
-            || snprintf(target, sizeof target, "%s/%s", image + strlen(ROOT), entry->d_name) >= (int)sizeof target
+            || snprintf(target, sizeof target, "%s/%s", image + strlen(ROOT), entry->d_name)
+                >= (int)sizeof target
             || symlink(target, link) != 0)
             fail(EXIT_NO_ROOT, "cannot link %s", link);
     }
@@ -173,12 +175,14 @@ static void bind(int source, const char *name, const char *container_path, bool 
     char from[64], target[PATH_MAX];
     struct stat status;
     snprintf(from, sizeof from, "/proc/self/fd/%d", source);
-    if (snprintf(target, sizeof target, "%s%s", ROOT, container_path) >= (int)sizeof target || fstat(source, &status) != 0)
+    if (snprintf(target, sizeof target, "%s%s", ROOT, container_path) >= (int)sizeof target
+        || fstat(source, &status) != 0)
         fail(EXIT_NO_ROOT, "cannot use the mount %s", container_path);
     make_mount_point(target, S_ISDIR(status.st_mode));
     if (mount(from, target, NULL, MS_BIND | (S_ISDIR(status.st_mode) ? MS_REC : 0), NULL) != 0)
         fail(EXIT_NO_ROOT, "cannot mount %s at %s", name, container_path);
-    if (read_only && mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | locked_flags(target), NULL) != 0)
+    if (read_only
+        && mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | locked_flags(target), NULL) != 0)
         fail(EXIT_NO_ROOT, "cannot make %s read-only", container_path);
 }
 
@@ -191,11 +195,13 @@ static void bind_host(const char *path, bool read_only)
     close(source);
 }
 
-/* The programs and libraries of the host stand for the image: read-only under IMAGE, reached through links. */
+/* The programs and libraries of the host stand for the image: read-only under IMAGE, reached through links.
+ */
 static void take_into_image(const char *path)
 {
     char link[PATH_MAX], target[PATH_MAX];
-    ssize_t length = readlink(path, link, sizeof link - 1); /* /bin and /lib are links into /usr on most hosts */
+    ssize_t length =
+        readlink(path, link, sizeof link - 1); /* /bin and /lib are links into /usr on most hosts */
     if (length < 0) {
         int source = open(path, O_PATH | O_CLOEXEC);
         if (source < 0)
@@ -214,8 +220,10 @@ static void take_into_image(const char *path)
 static void make_root(void)
 {
     static const char *const programs[] = {"/usr", "/bin", "/sbin", "/lib", "/lib64"};
-    static const char *const files[] = {"/etc/ld.so.cache", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"};
-    static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"};
+    static const char *const files[] = {"/etc/ld.so.cache", "/etc/passwd", "/etc/group",
+                                        "/etc/nsswitch.conf"};
+    static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random",
+                                          "/dev/urandom"};
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
         take_into_image(programs[i]);
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
@@ -247,20 +255,23 @@ static void open_sources(void)
 /* Make ROOT the only file system there is. */
 static void leave_host(void)
 {
-    if (chdir(ROOT) != 0 || syscall(SYS_pivot_root, ".", ".") != 0 || umount2(".", MNT_DETACH) != 0 || chdir("/") != 0)
+    if (chdir(ROOT) != 0 || syscall(SYS_pivot_root, ".", ".") != 0 || umount2(".", MNT_DETACH) != 0
+        || chdir("/") != 0)
         fail(EXIT_NO_ROOT, "cannot change the root");
 }
 
 static void add_binding(char **words)
 {
     struct binding *binding = &bindings[binding_count];
-    *binding = (struct binding) {.host = words[0], .container = words[1], .order = binding_count};
+    *binding = (struct binding){.host = words[0], .container = words[1], .order = binding_count};
     binding->read_only = strcmp(words[2], "ro") == 0;
     for (const char *c = binding->container; *c; c++)
         binding->depth += *c == '/';
     errno = EINVAL;
-    if (binding->container[0] != '/' || strstr(binding->container, "..") || (!binding->read_only && strcmp(words[2], "rw")))
-        fail(EXIT_NO_ROOT, "a mount needs an absolute path and ro or rw, not %s %s", binding->container, words[2]);
+    if (binding->container[0] != '/' || strstr(binding->container, "..")
+        || (!binding->read_only && strcmp(words[2], "rw")))
+        fail(EXIT_NO_ROOT, "a mount needs an absolute path and ro or rw, not %s %s", binding->container,
+             words[2]);
     if (++binding_count == MAX_MOUNTS)
         fail(EXIT_NO_ROOT, "more than %d mounts", MAX_MOUNTS - 1);
 }
@@ -298,7 +309,8 @@ int main(int argc, char **argv)
         fail(EXIT_NO_COMMAND, "there is no command");
     }
     enter_namespaces();
-    open_sources(); /* in our namespace, for a bind takes none from another; before the tmpfs covers some of them */
+    open_sources(); /* in our namespace, for a bind takes none from another; before the tmpfs covers some of
+                       them */
     cover_root();
     make_root();
     qsort(bindings, binding_count, sizeof *bindings, shallow_first);

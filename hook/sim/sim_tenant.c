@@ -8,10 +8,11 @@
  *   info                        just answer; so does anything that is not understood, as "command":"unknown"
  *   exit                        answer and leave; the end of stdin does the same
  *
- * Every answer carries: "command", "ok", "result" (CUresult of what was asked), "pid", "held_mib", "refused" (how
- * often memory was refused) and "devices": [{"uuid","total_mib","free_mib","total_mem_mib"}]. It finds the driver as
- * a CUDA program does, with dlopen and dlsym, so whatever interposes on those is in effect. The first line, before
- * any command, is "command":"ready"; if CUDA cannot be had its "ok" is false, "error" says why, and the exit code is 3.
+ * Every answer carries: "command", "ok", "result" (CUresult of what was asked), "pid", "held_mib", "refused"
+ * (how often memory was refused) and "devices": [{"uuid","total_mib","free_mib","total_mem_mib"}]. It finds
+ * the driver as a CUDA program does, with dlopen and dlsym, so whatever interposes on those is in effect. The
+ * first line, before any command, is "command":"ready"; if CUDA cannot be had its "ok" is false, "error" says
+ * why, and the exit code is 3.
  */
 #include "../cuda_abi.h"
 
@@ -25,19 +26,19 @@
 #define MIB (1024ULL * 1024ULL)
 enum { MAX_BLOCKS = 4096, MAX_DEVICES = 16, EXIT_NO_CUDA = 3 };
 
-#define FUNCTIONS(X)                                                                                                  \
-    X(cuInit)                                                                                                         \
-    X(cuDeviceGetCount)                                                                                               \
-    X(cuDeviceGetUuid)                                                                                                \
-    X(cuDeviceTotalMem_v2)                                                                                            \
-    X(cuDevicePrimaryCtxRetain)                                                                                       \
-    X(cuCtxSetCurrent)                                                                                                \
-    X(cuMemAlloc_v2)                                                                                                  \
-    X(cuMemAllocManaged)                                                                                              \
-    X(cuMemFree_v2)                                                                                                   \
-    X(cuMemGetInfo_v2)                                                                                                \
-    X(cuModuleLoadData)                                                                                               \
-    X(cuModuleGetFunction)                                                                                            \
+#define FUNCTIONS(X)                                                                                         \
+    X(cuInit)                                                                                                \
+    X(cuDeviceGetCount)                                                                                      \
+    X(cuDeviceGetUuid)                                                                                       \
+    X(cuDeviceTotalMem_v2)                                                                                   \
+    X(cuDevicePrimaryCtxRetain)                                                                              \
+    X(cuCtxSetCurrent)                                                                                       \
+    X(cuMemAlloc_v2)                                                                                         \
+    X(cuMemAllocManaged)                                                                                     \
+    X(cuMemFree_v2)                                                                                          \
+    X(cuMemGetInfo_v2)                                                                                       \
+    X(cuModuleLoadData)                                                                                      \
+    X(cuModuleGetFunction)                                                                                   \
     X(cuLaunchKernel)
 
 static struct {
@@ -60,9 +61,9 @@ static const char *load_cuda(void)
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library)
         return "libcuda.so.1 is not there";
-#define X(name)                                                                                                       \
-    *(void **)&cuda.name = dlsym(library, #name);                                                                     \
-    if (!cuda.name)                                                                                                   \
+#define X(name)                                                                                              \
+    *(void **)&cuda.name = dlsym(library, #name);                                                            \
+    if (!cuda.name)                                                                                          \
         return "libcuda.so.1 lacks " #name;
     FUNCTIONS(X)
 #undef X
@@ -94,16 +95,16 @@ static void print_devices(void)
         printf("%s{\"uuid\":\"GPU-", i ? "," : "");
         for (int j = 0; j < 16; j++)
             printf("%s%02x", j == 4 || j == 6 || j == 8 || j == 10 ? "-" : "", uuid.bytes[j]);
-        printf("\",\"total_mib\":%llu,\"free_mib\":%llu,\"total_mem_mib\":%llu}", total_bytes / MIB, free_bytes / MIB,
-               total_mem / MIB);
+        printf("\",\"total_mib\":%llu,\"free_mib\":%llu,\"total_mem_mib\":%llu}", total_bytes / MIB,
+               free_bytes / MIB, total_mem / MIB);
     }
     printf("]");
 }
 
 static void answer(const char *command, CUresult result)
 {
-    printf("{\"command\":\"%s\",\"ok\":%s,\"result\":%d,\"pid\":%d,\"held_mib\":%llu,\"refused\":%llu,", command,
-           result == CUDA_SUCCESS ? "true" : "false", result, (int)getpid(), held_mib, refused);
+    printf("{\"command\":\"%s\",\"ok\":%s,\"result\":%d,\"pid\":%d,\"held_mib\":%llu,\"refused\":%llu,",
+           command, result == CUDA_SUCCESS ? "true" : "false", result, (int)getpid(), held_mib, refused);
     print_devices();
     printf("}\n");
     fflush(stdout);
@@ -115,7 +116,8 @@ static CUresult take(unsigned long long mib, int device, bool managed)
         return CUDA_ERROR_INVALID_VALUE;
     cuda.cuCtxSetCurrent(contexts[device]);
     CUdeviceptr address = 0;
-    CUresult result = managed ? cuda.cuMemAllocManaged(&address, mib * MIB, 1) : cuda.cuMemAlloc_v2(&address, mib * MIB);
+    CUresult result =
+        managed ? cuda.cuMemAllocManaged(&address, mib * MIB, 1) : cuda.cuMemAlloc_v2(&address, mib * MIB);
     if (result == CUDA_SUCCESS) {
         blocks[block_count].address = address;
         blocks[block_count++].mib = mib;

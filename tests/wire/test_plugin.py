@@ -1,94 +1,20 @@
 """The registration loop against the stand-in kubelet of both generations, over real sockets."""
 
-import random
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plugin_bed import GPU, NODE, Agent, allocatable, offered, own_sockets, pod
 from waiting import eventually
 
-from agent.adapters.device_plugin import Answers
-from agent.adapters.kubelet import SOCKET_PREFIX, KubeletLink
-from agent.adapters.socket_watch import SocketWatch
-from agent.domain.gpu import Gpu, GpuInventory, Sharing
-from agent.domain.grants import Grant
+from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.registration import Phase
-from agent.domain.vgpu_ids import advertised
-from agent.services.plugin import Plugin
-from agent.services.published import Published
-from agent.sim.kubelet import ContainerSpec, PodSpec, StandInKubelet
-from agent.supervisor import RestartPolicy, Supervisor
-
-GPU = "nvidia.com/gpu"
-SHARING = Sharing(split_count=2)
-NODE = GpuInventory.of(
-    Gpu(uuid=f"GPU-{i}", index=i, name="NVIDIA A40", memory_mib=1024) for i in range(2)
-)
-
-
-class EnvPerVgpu:
-    """Allocator that gives what it is asked for; no opinion on which."""
-
-    def allocate(self, device_ids: Sequence[str], *, deadline_s: float) -> Grant:
-        assert deadline_s > 0
-        return Grant(envs={"IDS": ",".join(device_ids)})
-
-    def preferred(
-        self, available: Sequence[str], must_include: Sequence[str], size: int, *, deadline_s: float
-    ) -> Sequence[str]:
-        assert deadline_s > 0
-        return [*must_include, *available][:size]
-
-
-class Agent:
-    """The plugin loop under a supervisor, and nothing else of the agent."""
-
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        inventory: GpuInventory = NODE,
-        sharing: Sharing = SHARING,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.inventory = Published(inventory)
-        self.counted: list[str] = []
-        self.left: list[str] = []
-        allocator = EnvPerVgpu()
-        answers = Answers(
-            self.inventory, lambda now: advertised(now, sharing), allocator, allocator
-        )
-        socket = directory / "kubelet.sock"
-        self.plugin = Plugin(
-            GPU,
-            KubeletLink(socket, GPU, answers),
-            SocketWatch(socket),
-            self.inventory,
-            sharing,
-            count=lambda _resource, outcome: self.counted.append(outcome),
-            leave=self.left.append,
-            clock=clock,
-        )
-        self.supervisor = Supervisor([self.plugin], policy=RestartPolicy(budget=0))
-        self.supervisor.start()
-
-    @property
-    def registered(self) -> bool:
-        return self.plugin.status.now().registered
-
-    @property
-    def registrations(self) -> int:
-        return self.plugin.status.now().registrations
-
-    def stop(self) -> int:
-        self.supervisor.stop()
-        return self.supervisor.join(timeout_s=10.0)
+from agent.sim.kubelet import StandInKubelet
 
 
 @pytest.fixture
@@ -116,23 +42,6 @@ def agent(directory: Path, stack: ExitStack) -> Callable[..., Agent]:
         return started
 
     return start
-
-
-def allocatable(kubelet: StandInKubelet) -> int | None:
-    return kubelet.node_status().allocatable.get(GPU)
-
-
-def offered(kubelet: StandInKubelet, agent: Agent, vgpus: int = 4) -> bool:
-    """Kubelet has the vGPUs, and agent and kubelet agree that it does."""
-    return agent.registered and allocatable(kubelet) == vgpus
-
-
-def own_sockets(directory: Path) -> list[Path]:
-    return list(directory.glob(f"{SOCKET_PREFIX}*"))
-
-
-def pod(uid: str, count: int = 1) -> PodSpec:
-    return PodSpec(uid, "default", uid, [ContainerSpec("c", {GPU: count})])
 
 
 # --- the good case -------------------------------------------------------------------------------
@@ -264,6 +173,7 @@ def test_dropped_stream_is_replaced_at_once(kubelet: StandInKubelet, agent: Any)
 
     eventually(lambda: running.registrations == 2)
     eventually(lambda: offered(kubelet, running))
+    assert kubelet.admit(pod("1", 4)).ok
 
 
 def test_new_registration_server_of_a_living_kubelet(kubelet: StandInKubelet, agent: Any) -> None:
@@ -274,6 +184,7 @@ def test_new_registration_server_of_a_living_kubelet(kubelet: StandInKubelet, ag
 
     eventually(lambda: running.registrations == 2)
     eventually(lambda: offered(kubelet, running))
+    assert kubelet.admit(pod("1", 4)).ok
 
 
 @pytest.mark.parametrize("kubelet", ["1.20"], indirect=True)
@@ -296,147 +207,3 @@ def test_accepted_but_never_dialled_is_not_believed(
 
     eventually(time_goes_on, every_s=0.05)
     assert running.counted == ["failed", "ok"]
-
-
-# --- files disappear -----------------------------------------------------------------------------
-
-
-def test_our_socket_removed(kubelet: StandInKubelet, agent: Any) -> None:
-    running = agent()
-    eventually(lambda: offered(kubelet, running))
-    [lost] = own_sockets(kubelet.directory)
-
-    lost.unlink()
-
-    eventually(lambda: running.registrations == 2)
-    eventually(lambda: offered(kubelet, running))
-    [fresh] = own_sockets(kubelet.directory)
-    assert fresh.name != lost.name
-
-
-@pytest.mark.parametrize("how", ["removed", "renamed"])
-def test_directory_made_anew(
-    kubelet: StandInKubelet, agent: Any, directory: Path, how: str
-) -> None:
-    running = agent()
-    eventually(lambda: offered(kubelet, running))
-
-    kubelet.stop()
-    if how == "removed":
-        shutil.rmtree(directory)
-    else:
-        directory.rename(directory.with_name("old"))
-    eventually(lambda: not running.registered)
-    kubelet.start()
-
-    eventually(lambda: offered(kubelet, running))
-
-
-def test_directory_renamed_under_a_living_kubelet_and_put_back(
-    kubelet: StandInKubelet, agent: Any, directory: Path
-) -> None:
-    running = agent()
-    eventually(lambda: offered(kubelet, running))
-
-    directory.rename(directory.with_name("away"))
-    eventually(lambda: not running.registered)
-    directory.with_name("away").rename(directory)
-
-    eventually(lambda: offered(kubelet, running))
-
-
-def test_directory_that_appears_after_us(directory: Path, agent: Any, stack: ExitStack) -> None:
-    running = agent()
-    eventually(lambda: running.plugin.status.now().reason == "kubelet is absent")
-
-    kubelet = stack.enter_context(StandInKubelet(directory))
-
-    eventually(lambda: offered(kubelet, running))
-
-
-def test_nothing_of_others_is_touched(kubelet: StandInKubelet, agent: Any) -> None:
-    foreign = kubelet.directory / "nvidia-gpu.sock"
-    foreign.touch()
-    running = agent()
-    eventually(lambda: offered(kubelet, running))
-    kubelet.drop_stream(GPU)
-    eventually(lambda: running.registrations == 2)
-    running.stop()
-
-    assert foreign.exists()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_any_series_of_mishaps_ends_with_a_registration(
-    kubelet: StandInKubelet, agent: Any, directory: Path, seed: int
-) -> None:
-    def lose_our_socket() -> None:
-        for path in own_sockets(directory):
-            path.unlink(missing_ok=True)
-
-    def lose_kubelets_socket() -> None:
-        kubelet.socket.unlink(missing_ok=True)
-
-    def move_the_directory() -> None:
-        kubelet.stop()
-        directory.rename(directory.with_name(f"old-{time.monotonic_ns()}"))
-        kubelet.start()
-
-    chance = random.Random(seed)  # noqa: S311 - a series that can be had again
-    running = agent()
-    for _ in range(12):
-        chance.choice(
-            [
-                kubelet.restart,
-                kubelet.restart_registration,
-                lambda: kubelet.drop_stream(GPU),
-                lose_our_socket,
-                lose_kubelets_socket,
-                move_the_directory,
-            ]
-        )()
-        time.sleep(chance.choice([0.0, 0.01, 0.1]))
-    kubelet.restart()
-
-    eventually(lambda: offered(kubelet, running), within_s=30.0)
-    eventually(lambda: len(own_sockets(directory)) == 1)
-    assert kubelet.admit(pod("1", 4)).ok
-
-
-# --- two of us -----------------------------------------------------------------------------------
-
-
-def test_successor_survives_the_end_of_its_predecessor(kubelet: StandInKubelet, agent: Any) -> None:
-    """Kubelets 1.25 to 1.36 disconnect the newer plugin when the older one goes."""
-    old = agent()
-    eventually(lambda: offered(kubelet, old))
-    new = agent(inventory=GpuInventory.of(NODE.gpus[:1]))
-    eventually(lambda: offered(kubelet, new, 2))
-
-    old.stop()
-
-    eventually(lambda: len(kubelet.history("stream_closed")) >= 1)
-    if kubelet.behaviour == "1.36":
-        eventually(lambda: new.registrations >= 2)
-    eventually(lambda: offered(kubelet, new, 2))
-    assert kubelet.admit(pod("1", 2)).ok
-
-
-def test_two_agents_on_one_node_settle(kubelet: StandInKubelet, agent: Any) -> None:
-    """Each one's re-registration can end the other's stream: they must not chase each other."""
-    agents = [agent(), agent()]
-    eventually(lambda: all(a.registered for a in agents))
-    for _ in range(3):
-        kubelet.drop_stream(GPU)
-        eventually(lambda: all(a.registered for a in agents))
-
-    eventually(lambda: _quiet(agents, for_s=0.5), within_s=30.0)
-
-    eventually(lambda: allocatable(kubelet) == 4)
-    assert kubelet.admit(pod("1", 4)).ok
-
-
-def _quiet(agents: list[Agent], *, for_s: float) -> bool:
-    before = [a.registrations for a in agents]
-    time.sleep(for_s)
-    return before == [a.registrations for a in agents] and all(a.registered for a in agents)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
+from plugin_bed import EnvPerVgpu
 from waiting import eventually
 
 from agent.adapters.device_plugin import Answers
@@ -27,18 +27,6 @@ from agent.wire import podresources_pb2 as pr
 from agent.wire import rpc
 
 GPU = "nvidia.com/gpu"
-
-
-class GrantEverything:
-    """Allocator and preference without an opinion."""
-
-    def allocate(self, device_ids: Any, *, deadline_s: float) -> Grant:
-        assert deadline_s > 0
-        return Grant(envs={"IDS": ",".join(device_ids)})
-
-    def preferred(self, available: Any, must_include: Any, size: int, *, deadline_s: float) -> Any:
-        assert deadline_s > 0
-        return [*must_include, *available][:size]
 
 
 @pytest.fixture
@@ -64,7 +52,7 @@ def register(kubelet: StandInKubelet, stack: ExitStack) -> None:
     inventory = Published(
         GpuInventory.of([Gpu(uuid="GPU-a", index=0, name="NVIDIA A40", memory_mib=1024)])
     )
-    everything = GrantEverything()
+    everything = EnvPerVgpu()
     sharing = Sharing(split_count=4)
     answers = Answers(inventory, lambda now: advertised(now, sharing), everything, everything)
     link = KubeletLink(kubelet.socket, GPU, answers)

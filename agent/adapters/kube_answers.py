@@ -72,8 +72,10 @@ def error_of(request: Request, code: int, headers: Mapping[str, str], body: byte
         )
     if code in (404, 410):
         return ClusterGone(f"{what}; it was deleted or is too old")
-    # A failed `test` of a JSON patch is 422; other patches get that when what they say is invalid.
-    if code == 409 or (code == 422 and request.content_type == JSON_PATCH):  # noqa: PLR2004
+    # 422 is a failed `test` of a JSON patch, and the uid of another object of the same name; other
+    # patches get it when what they say is invalid.
+    tested = request.content_type == JSON_PATCH or "metadata.uid" in said
+    if code == 409 or (code == 422 and tested):  # noqa: PLR2004
         return ClusterConflict(f"{what}; somebody else changed it meanwhile")
     if code == 429 or code >= 500:  # noqa: PLR2004
         unknown = code >= 500 and code != 503  # noqa: PLR2004

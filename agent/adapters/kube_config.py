@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # in their place lets single submodules be imported.
 _EAGER = ("kubernetes", "kubernetes.config", "kubernetes.utils")
 _MARK = "_shell_of_vgpu_agent"
+_IMPORTING = threading.Lock()  # another thread must not see the placeholders
 # What kubeconfig support imports for `auth-provider: oidc` alone.
 _OIDC_ONLY = ("oauthlib", "oauthlib.oauth2", "requests_oauthlib")
 
@@ -53,6 +55,11 @@ def import_client(loader: str, *, oidc: bool = False) -> ClientPackage:
     only `auth-provider: oidc` needs, by placeholders, unless `oidc` is set. Should another version
     of the package not bear it, everything is imported the plain way and a warning says so.
     """
+    with _IMPORTING:
+        return _import_client(loader, oidc=oidc)
+
+
+def _import_client(loader: str, *, oidc: bool) -> ClientPackage:
     present = sys.modules.get("kubernetes")
     if oidc or (present is not None and not hasattr(present, _MARK)):
         if oidc and hasattr(present, _MARK):

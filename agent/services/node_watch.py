@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 
 from agent import logs
-from agent.errors import ClusterDenied, ClusterError, ClusterGone
+from agent.domain.pods import Node
+from agent.errors import ClusterDenied, ClusterError
 from agent.ports import Cluster, NodeChange
 from agent.services.node_view import NodeView
 from agent.services.retries import Retries
@@ -16,11 +17,15 @@ log = logs.get(__name__)
 POLL_S = 15.0  # without permission to watch; half of the scheduler's patience with a handshake
 POLL_PULSE_S = 30.0
 SHORTEST_WATCH_S = 0.5
-START_ANEW_AFTER = 3
+OLDER_STARTS = 2  # in a row, until an older Node is believed
 
 
 class NodeWatch:
-    """Loop: follow our Node; a watch without a version starts with what the Node is now.
+    """Loop: follow our Node. Each watch starts with what the Node is now, so none can be too old.
+
+    That first state may come from the API server's memory and be older than what we know from our
+    own writes; then it is passed over. If the next watch, minutes later, starts with an older one
+    again, the cluster was restored from a backup, and it is believed.
 
     HAMi's own ClusterRole allows to read Nodes but not to watch them. With that one the Node is
     read every POLL_S, and a warning says what to allow.
@@ -41,7 +46,7 @@ class NodeWatch:
         self._jitter = jitter
         self._retries = Retries(jitter)
         self._clock = clock
-        self._version = ""
+        self._older_starts = 0
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
@@ -52,23 +57,17 @@ class NodeWatch:
     def step_once(self, life: Lifeline) -> float:
         """Follow until the watch ends; give the pause before the next turn."""
         began_s = self._clock()
+        first = True
         try:
-            for change in self._cluster.watch_node(self._version, stop=life):
-                if self._went_back(change.resource_version):
-                    log.warning("cluster went back in time", version=change.resource_version)
-                    self._version = ""  # it was restored from a backup: what we know is void
-                    self._view.own_node.publish(None)
-                    break
-                self._apply(change)
+            for change in self._cluster.watch_node("", stop=life):
+                self._apply(change, first=first)
+                first = False
         except ClusterDenied as error:
             log.failing("node not followed", error=error)
             return self._poll(life)
         except ClusterError as error:
-            pause_s = self._retries.failed_s(error, lasted_s=self._clock() - began_s)
-            if isinstance(error, ClusterGone) or self._retries.in_a_row >= START_ANEW_AFTER:
-                self._version = ""
             log.failing("node not followed", error=error)
-            return pause_s
+            return self._retries.failed_s(error, lasted_s=self._clock() - began_s)
         log.recovered("node not followed")
         if self._clock() - began_s >= SHORTEST_WATCH_S or life.stopping:
             return 0.0
@@ -84,16 +83,25 @@ class NodeWatch:
         log.recovered("node not read")
         return POLL_S * (0.9 + 0.2 * self._jitter())
 
-    def _went_back(self, version: str) -> bool:
-        known = self._version
-        return version.isdecimal() and known.isdecimal() and int(version) < int(known)
-
-    def _apply(self, change: NodeChange) -> None:
+    def _apply(self, change: NodeChange, *, first: bool) -> None:
+        self._retries.succeeded()
         if change.kind == "deleted":
             log.warning("our node was deleted", node=self._view.node_name)
             self._view.own_node.publish(None)
         elif change.node is not None:
+            if first:
+                self._judge_start(change.node)
             self._view.saw_node(change.node)
-        if change.resource_version:
-            self._version = change.resource_version
-        self._retries.succeeded()
+
+    def _judge_start(self, node: Node) -> None:
+        known = self._view.own_node.now()
+        older = known is not None and _number(node) < _number(known)
+        self._older_starts = self._older_starts + 1 if older else 0
+        if self._older_starts >= OLDER_STARTS:
+            log.warning("cluster went back in time", version=node.resource_version)
+            self._older_starts = 0
+            self._view.own_node.publish(None)
+
+
+def _number(node: Node) -> int:
+    return int(node.resource_version) if node.resource_version.isdecimal() else 0

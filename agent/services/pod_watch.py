@@ -16,6 +16,9 @@ log = logs.get(__name__)
 
 LIST_PULSE_S = 30.0
 SHORTEST_WATCH_S = 0.5
+# So long without even a bookmark, which every API server since 1.17 sends each minute and at the
+# end: our version is from the future, because the cluster was restored from a backup.
+DEAF_S = 90.0
 # A version that cannot be resumed from, again and again, is from a past the API server has lost.
 LIST_ANEW_AFTER = 3
 
@@ -54,15 +57,13 @@ class PodWatch:
 
     def step_once(self, life: Lifeline) -> float:
         """List if need be, follow until the watch ends; give the pause before the next turn."""
-        began_s = self._clock()
+        began_s, heard = self._clock(), False
         try:
             if not self._version:
                 life.pulse(LIST_PULSE_S)
                 self._list()
             for change in self._cluster.watch_pods(self._version, stop=life):
-                if 0 < _number(change.resource_version) < _number(self._version):
-                    self._version = ""  # only in a cluster that was restored from a backup
-                    break
+                heard = True
                 self._apply(change)
         except ClusterError as error:
             pause_s = self._retries.failed_s(error, lasted_s=self._clock() - began_s)
@@ -71,7 +72,10 @@ class PodWatch:
             log.failing("pods not followed", error=error)
             return pause_s
         log.recovered("pods not followed")
-        if self._clock() - began_s >= SHORTEST_WATCH_S or life.stopping:
+        lasted_s = self._clock() - began_s
+        if lasted_s >= DEAF_S and not heard:
+            self._version = ""
+        if lasted_s >= SHORTEST_WATCH_S or life.stopping:
             return 0.0
         return self._retries.failed_s()  # a watch that ends at once must not become a hot loop
 

@@ -227,6 +227,7 @@ class Handler(BaseHTTPRequestHandler):
             target.namespace,
             lambda old: _as_object(apply(old, content)),
             subresource=target.subresource,
+            patch=target.verb == "patch",
         )
 
     def _patch_type(self) -> Callable[[Any, Any], Any]:

@@ -170,10 +170,11 @@ class ObjectStore:
         change: Callable[[Object], Object],
         *,
         subresource: str = "",
+        patch: bool = False,
     ) -> Object:
         """Replace an object by `change(object)`, under the rules for its resource.
 
-        Raises ApiError 404, 409 (stale resourceVersion or other uid) and 422.
+        Raises ApiError 404, 409 (stale resourceVersion; other uid, unless it is a `patch`) and 422.
         """
         with self.changed:
             old = self._find(self._items[resource], resource, name, namespace)
@@ -181,7 +182,7 @@ class ObjectStore:
             metadata = new.get("metadata")
             if not isinstance(metadata, dict):
                 raise ApiError(422, "Invalid", "metadata is required")
-            _check_identity(resource, old["metadata"], metadata)
+            _check_identity(resource, old["metadata"], metadata, patch=patch)
             _check(resource, new)
             if subresource == "status":
                 new = new | {"spec": old.get("spec", {})}
@@ -269,11 +270,19 @@ class ObjectStore:
             self._frozen = None
 
 
-def _check_identity(resource: str, old: Object, new: Object) -> None:
+def _check_identity(resource: str, old: Object, new: Object, *, patch: bool) -> None:
     name = old["name"]
     if new.get("name", name) != name or new.get("namespace") != old.get("namespace"):
         raise ApiError(400, "BadRequest", "the name of the object does not match the URL")
     if new.get("uid", old["uid"]) != old["uid"]:
+        if patch:
+            kind, _ = KINDS[resource]
+            raise ApiError(
+                422,
+                "Invalid",
+                f'{kind} "{name}" is invalid: metadata.uid: Invalid value: "{new.get("uid")}": '
+                "field is immutable",
+            )
         raise ApiError(
             409,
             "Conflict",

@@ -96,9 +96,9 @@ class Watch:
             now_s = time.monotonic()
             if bookmarks and now_s >= bookmark_s:
                 bookmark_s = now_s + self._api.bookmark_every_s
-                self._emit(self._bookmark())
+                self._emit_bookmark()
         if bookmarks:
-            self._emit(self._bookmark())
+            self._emit_bookmark()
 
     def _ended(self) -> bool:
         return self._generation != self._api.watch_generation
@@ -112,7 +112,8 @@ class Watch:
             )
             changes = store.changes_since(self._version, live=True)
             if not changes:
-                self._version = store.version  # a compaction is a version without a change
+                # a compaction is a version without a change; a version from the future stays one
+                self._version = max(self._version, store.version)
             return changes
 
     def _show(self, change: Change) -> None:
@@ -138,11 +139,13 @@ class Watch:
             return False
         return self._wanted(item)
 
-    def _bookmark(self) -> Object:
+    def _emit_bookmark(self) -> None:
+        if self._version > self._api.objects.version:
+            return  # of a version that does not exist yet a real API server says nothing at all
         metadata = {"resourceVersion": str(self._version), "creationTimestamp": None}
         kind, _ = KINDS[self._resource]
         shell = {"kind": kind, "apiVersion": "v1", "metadata": metadata}
-        return {"type": "BOOKMARK", "object": shell}
+        self._emit({"type": "BOOKMARK", "object": shell})
 
     def _emit(self, event: Object) -> None:
         line = json.dumps(event, separators=(",", ":")).encode() + b"\n"

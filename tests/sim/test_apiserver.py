@@ -193,7 +193,7 @@ def test_what_is_refused(
         pytest.param(
             MERGE, {"metadata": {"resourceVersion": "1"}}, 409, None, id="stale resourceVersion"
         ),
-        pytest.param(MERGE, {"metadata": {"uid": "other"}}, 409, None, id="foreign uid"),
+        pytest.param(MERGE, {"metadata": {"uid": "other"}}, 422, None, id="foreign uid"),
         pytest.param(
             MERGE, {"metadata": {"annotations": {"a": 1}}}, 400, None, id="annotation is a number"
         ),
@@ -250,7 +250,9 @@ def test_replacing_needs_the_present_version(server: ApiServer) -> None:
     node["metadata"]["annotations"] = {"a": "1"}
     assert ask(server, "PUT", NODE, node)[0] == 200
     node["metadata"]["annotations"] = {"a": "2"}
-    assert ask(server, "PUT", NODE, node)[:2][0] == 409
+    assert ask(server, "PUT", NODE, node)[0] == 409
+    node["metadata"] |= {"uid": "other", "resourceVersion": ""}
+    assert ask(server, "PUT", NODE, node)[0] == 409
     assert server.objects.get("nodes", "n1")["metadata"]["annotations"] == {"a": "1"}
 
 
@@ -311,6 +313,14 @@ def test_a_watch_ends_after_its_timeout_with_a_bookmark(server: ApiServer) -> No
         assert [event["type"] for event in watcher.events] == ["BOOKMARK"]
         bookmark = watcher.events[0]["object"]["metadata"]["resourceVersion"]
         assert bookmark == str(server.objects.version)
+
+
+def test_a_watch_from_the_future_says_nothing(server: ApiServer) -> None:
+    path = "/api/v1/nodes?watch=1&timeoutSeconds=1&allowWatchBookmarks=true&resourceVersion=9999"
+    with watching(server, path) as watcher:
+        server.objects.create("nodes", {"metadata": {"name": "n3"}})
+        eventually(lambda: watcher.ended)
+        assert (watcher.ended, watcher.events) == ("cleanly", [])
 
 
 def test_bookmarks_come_while_nothing_happens() -> None:

@@ -248,6 +248,17 @@ def test_only_what_is_needed_is_imported(loader: str) -> None:
     assert not set(HEAVY) & set(loaded)
 
 
+def test_threads_may_import_at_once() -> None:
+    lights = run_python(
+        "import json, concurrent.futures as f\n"
+        "from agent.adapters.kube_config import import_client\n"
+        "names = ['kube_config', 'incluster_config'] * 4\n"
+        "packages = list(f.ThreadPoolExecutor(8).map(import_client, names))\n"
+        "print(json.dumps([package.light for package in packages]))"
+    )
+    assert lights == [True] * 8
+
+
 def test_oidc_logins_get_the_whole_package() -> None:
     loaded, light = run_python(
         "import sys, json; from agent.adapters.kube_config import import_client\n"

@@ -20,6 +20,8 @@ from waiting import eventually
 from agent.adapters.cluster import KubeCluster
 from agent.domain.pods import Node
 from agent.errors import ClusterUnavailable
+from agent.ports import NodeChange
+from agent.services import pod_watch
 from agent.services.node_view import NodeView
 from agent.services.node_watch import NodeWatch
 from agent.services.pod_watch import PodWatch
@@ -108,8 +110,8 @@ def test_at_rest_there_is_nothing_but_renewed_watches(server: ApiServer, tmp_pat
         server.log.clear()
         eventually(lambda: len(server.requests(verb="watch")) >= 4)
         assert {request.verb for request in server.requests()} == {"watch"}
-        renewed = server.requests(verb="watch")
-        assert all(request.query["resourceVersion"] != "" for request in renewed)
+        renewed = server.requests(verb="watch", resource="pods")
+        assert all(int(request.query["resourceVersion"]) > 0 for request in renewed)
 
 
 @pytest.mark.parametrize("as_status", [True, False], ids=["HTTP status", "ERROR event"])
@@ -140,20 +142,47 @@ def test_a_restarted_api_server(server: ApiServer, tmp_path: Path, lose_history:
         assert len(server.requests(verb="list")) == (2 if lose_history else 1)
 
 
-def test_a_cluster_restored_from_a_backup(server: ApiServer, tmp_path: Path) -> None:
+def test_a_cluster_restored_from_a_backup(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_watch, "DEAF_S", 0.5)
     for number in range(20):
         add_pod(server, f"p{number}")
     annotate_node(server, {"hami.io/a": "young"})
     with following_pods(server, tmp_path, watch_s=(1.0, 1.0)) as it:
         it.run(it.node_watch)
         eventually(lambda: it.node and it.node.annotations)
+        node = server.objects.get("nodes", "n1")
         port = server.port
         server.stop()
         with ApiServer(port=port) as restored:
-            restored.objects.create("nodes", {"metadata": {"name": "n1"}})
+            restored.objects.create("nodes", node | {"metadata": {"name": "n1"}})
             add_pod(restored, "old")
             eventually(lambda: it.pods == ["old"])
             eventually(lambda: it.node is not None and it.node.annotations == {})
+
+
+def test_a_node_from_memory_does_not_undo_what_we_know(server: ApiServer, tmp_path: Path) -> None:
+    annotate_node(server, {"hami.io/a": "old"})
+    with scene(server, tmp_path, watch_s=(1.0, 1.0)) as it:
+        old = server.objects.get("nodes", "n1")["metadata"]
+        annotate_node(server, {"hami.io/a": "young"})
+        it.view.read_node(deadline_s=None)
+        stale = NodeChange(
+            "applied",
+            Node(
+                name="n1",
+                uid=old["uid"],
+                resource_version=old["resourceVersion"],
+                annotations=old["annotations"],
+            ),
+            old["resourceVersion"],
+        )
+        it.node_watch._apply(stale, first=True)
+        assert it.node is not None
+        assert it.node.annotations == {"hami.io/a": "young"}
+        it.node_watch._apply(stale, first=True)
+        assert it.node.annotations == {"hami.io/a": "old"}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +194,7 @@ def test_a_cluster_restored_from_a_backup(server: ApiServer, tmp_path: Path) -> 
         pytest.param(lambda s: s.fail(503, count=2, verb="watch"), "pods", id="watch fails"),
         pytest.param(lambda s: s.drop(count=2, verb="watch"), "pods", id="watch dropped"),
         pytest.param(lambda s: s.fail(500, count=2, verb="watch"), "nodes", id="node: watch fails"),
-        pytest.param(lambda s: s.expire_watches(count=2), "nodes", id="node: 410"),
+        pytest.param(lambda s: s.drop(count=2, verb="watch"), "nodes", id="node: watch dropped"),
     ],
 )
 def test_what_passes_is_tried_again(

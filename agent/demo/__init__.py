@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
         failed = [check for check in story.checks if not check.passed]
         if chosen.json:
             print(json.dumps({"passed": not failed, "checks": [asdict(c) for c in story.checks]}))
+        screen.leave_standing()
         for line in summary(story.checks):
             screen.say(line)
         if failed:

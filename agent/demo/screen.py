@@ -2,11 +2,13 @@
 
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-GREEN, RED, BOLD, DIM, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+READ_S = 0.8
+GREEN, RED, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,6 @@ class View:
 
     gpus: tuple[GpuRow, ...] = ()
     tenants: tuple[TenantRow, ...] = ()
-    doing: str = ""
 
 
 def bar(part: int, whole: int, width: int = 16) -> str:
@@ -106,14 +107,21 @@ class Screen:
         if self._silent or not (self._live or settled):
             return
         self._erase()
-        lines = ["", *table(view), "", view.doing]
-        if not self._live:
-            lines = ["", *table(view), ""]
+        lines = ["", *table(view), ""]
         for line in lines:
-            unwell = "UNHEALTHY" in line and self._out.isatty()
+            unwell = "UNHEALTHY" in line and self._live
             print(f"{RED}{line}{PLAIN}" if unwell else line, file=self._out)
         self._out.flush()
-        self._drawn = len(lines) if self._live and not settled else 0
+        self._drawn = len(lines) if self._live else 0
+
+    def leave_standing(self) -> None:
+        """What is drawn stays; what comes goes below it."""
+        self._drawn = 0
+
+    def linger(self) -> None:
+        """Let a person at a terminal read; scripts and pipes do not wait."""
+        if self._live and not self._silent:
+            time.sleep(READ_S)
 
     def _erase(self) -> None:
         if self._drawn:

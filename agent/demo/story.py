@@ -57,7 +57,7 @@ class Story:
         steps: Sequence[tuple[str, Callable[[], str]]] = (
             ("node registered", self.register),
             ("pods placed", self.place_pods),
-            ("every container got its own share", self.compare_shares),
+            ("every container has its share", self.compare_shares),
             ("memory limit enforced", self.push_limits),
             ("bookkeeping finished", self.look_at_bookkeeping),
             ("kubelet restart survived", self.restart_kubelet),
@@ -76,6 +76,7 @@ class Story:
             self.checks.append(check)
             self.screen.check(check)
             self.show(settled=name in SHOWN_AFTER)
+            self.screen.linger()
             if not passed and name in ("node registered", "pods placed"):
                 return
 
@@ -97,14 +98,14 @@ class Story:
         self.node.scheduler.handshake_once(self.node.name)
         seen = len(self.node.scheduler.nodes.get(self.node.name, []))
         must(seen == GPUS, f"the scheduler reads {seen} GPUs instead of {GPUS}")
-        return f"{GPUS} GPUs, {GPUS * SPLIT} {RESOURCE} at kubelet, {seen} GPUs at the scheduler"
+        return f"{GPUS * SPLIT} {RESOURCE} at kubelet, {seen} GPUs at the scheduler"
 
     def place_pods(self) -> str:
         for name, asks in PODS.items():
             self.run(name, asks)
         isolated = all(tenant.container.isolated for tenant in self.tenants)
-        how = "in namespaces of their own" if isolated else "without namespaces (not allowed here)"
-        return f"{len(PODS)} pods, {len(self.tenants)} containers as real processes {how}"
+        how = "in namespaces" if isolated else "without namespaces (not allowed here)"
+        return f"{len(PODS)} pods, {len(self.tenants)} containers, real processes {how}"
 
     def run(self, name: str, asks: Sequence[Ask]) -> RanPod:
         """Place a pod and start its app containers with exactly what Allocate returned."""
@@ -133,7 +134,7 @@ class Story:
             inside = [(device.uuid, device.total_mib) for device in answer.devices]
             expected = [(tenant.gpu_uuid, tenant.limit_mib)]
             must(inside == expected, f"{tenant.name} sees {inside}, decided was {expected}")
-        return "the GPU and the memory each process sees are what the scheduler decided for it"
+        return "GPU and memory each process sees are as decided"
 
     def push_limits(self) -> str:
         for tenant in self.tenants:
@@ -148,7 +149,7 @@ class Story:
             self.look(tenant)
             self.show()
         refused = sum(tenant.refused for tenant in self.tenants)
-        return f"{refused} allocations of 1 MiB too much refused, the last MiB of each share given"
+        return f"{refused} times 1 MiB too much refused, the last MiB given"
 
     def look_at_bookkeeping(self) -> str:
         must(LOCK not in self.node.annotations(), "the node is still locked")
@@ -157,7 +158,7 @@ class Story:
             must(annotations[BIND_PHASE] == "success", f"{pod.name}: {annotations[BIND_PHASE]}")
             left = annotations[TO_ALLOCATE]
             must("NVIDIA" not in left, f"{pod.name} still has {left} to allocate")
-        return "node unlocked, every pod's bind-phase is success, no claim left over"
+        return "node unlocked, bind-phase success, no claim left over"
 
     def restart_kubelet(self) -> str:
         self.node.kubelet.restart()
@@ -167,7 +168,7 @@ class Story:
             self.look(tenant)
             must(tenant.used_mib == before, f"{tenant.name} lost memory in the restart")
         self.run("after-restart", [Ask(memory_mib=1000, core_percent=1)])
-        return "registered again, running containers untouched, a new pod got its share"
+        return "registered again, containers untouched, a new pod served"
 
     def break_gpu(self) -> str:
         self.node.driver.xid(0, 79)
@@ -181,14 +182,15 @@ class Story:
             ),
         )
         self.show(settled=True)
+        self.screen.linger()
         pod = self.run("after-xid", [Ask(memory_mib=500, core_percent=1)])
         uuid = pod.claims[0][0].uuid
         must(uuid == made_up_uuid(1), f"the new pod was placed on the sick GPU {uuid}")
-        return "XID 79 on GPU 0: its vGPUs left kubelet and scheduler, a new pod went to GPU 1"
+        return "XID 79 on GPU 0: its vGPUs left, a new pod went to GPU 1"
 
     def heal_gpu(self) -> str:
         self.node.wait("all vGPUs are back", lambda: self.node.allocatable() == GPUS * SPLIT)
-        return "clean probes in a row brought its vGPUs back, without a restart"
+        return "clean probes brought its vGPUs back, no restart"
 
     def stop_agent(self) -> str:
         code = self.node.stop_agent()

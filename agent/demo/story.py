@@ -74,6 +74,10 @@ class Story:
                 name=name, passed=passed, detail=detail, at_s=time.monotonic() - self.began_s
             )
             self.checks.append(check)
+            if step == self.stop_agent:  # after it there is nothing to see but an empty node
+                self.screen.leave_standing()
+                self.screen.check(check)
+                return
             self.screen.check(check)
             self.show(settled=name in SHOWN_AFTER)
             self.screen.linger()

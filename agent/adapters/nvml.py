@@ -36,7 +36,7 @@ LOST = frozenset(
         pynvml.NVML_ERROR_GPU_IS_LOST,
         pynvml.NVML_ERROR_RESET_REQUIRED,
         pynvml.NVML_ERROR_NOT_FOUND,
-        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+        28,  # GPU not found, in newer drivers; not every version of the binding has its name
     }
 )
 # The driver has no such thing for this GPU, or (older than the call) for any.
@@ -165,8 +165,9 @@ class NvmlDriver:
             with asking("waiting for GPU events failed"):
                 return self._next_event(timeout_s)
         except GpuLost:
-            self._leave_lost_out()
-            return self._pending.popleft() if self._pending else None
+            if not self._leave_lost_out():
+                raise  # every GPU answers and the wait fails all the same: start over, slowly
+            return self._pending.popleft()
 
     def probe(self, uuid: str) -> None:
         """Ask one GPU for its handle, place and memory. Raises GpuLost, NvmlError."""
@@ -302,21 +303,28 @@ class NvmlDriver:
         except pynvml.NVMLError:
             return ""
 
-    def _leave_lost_out(self) -> None:
-        """Go on with the GPUs that are still there: a lost one makes every wait fail at once."""
+    def _leave_lost_out(self) -> bool:
+        """Go on with the GPUs that are still there: a lost one makes every wait fail at once.
+
+        False when none of them is lost.
+        """
         watched = sorted(set(self._watched.values()))
         with suppress(pynvml.NVMLError):  # what it still holds; then it says "lost" again
             while (event := self._next_event(0.0)) is not None:
                 self._pending.append(event)
         self._free_events()
         self._watched = {}
-        for uuid in watched:
-            try:
-                self.probe(uuid)
-            except NvmlError:
-                self._pending.append(GpuEvent(uuid=uuid, kind="lost"))
-            else:
-                self._watch(iter([uuid]))
+        lost = [uuid for uuid in watched if not self._answers(uuid)]
+        self._pending.extend(GpuEvent(uuid=uuid, kind="lost") for uuid in lost)
+        self._watch(uuid for uuid in watched if uuid not in lost)
+        return bool(lost)
+
+    def _answers(self, uuid: str) -> bool:
+        try:
+            self.probe(uuid)
+        except NvmlError:
+            return False
+        return True
 
     def _free_events(self) -> None:
         if self._events is not None:

@@ -26,6 +26,7 @@ NOT_THERE = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
 )
+REMOTE_IS_SWITCH = 2  # nvmlIntNvLinkDeviceType_t; not every version of the binding has its name
 SWITCH = "switch"  # stands for every GPU of an NVSwitch machine
 
 
@@ -83,7 +84,7 @@ def _far_end(handle: Any, link: int) -> str:
         if error.value not in NOT_THERE:
             raise
         kind = None  # a driver older than the call, and than NVSwitch machines
-    if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+    if kind == REMOTE_IS_SWITCH:
         return SWITCH
     return text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).upper()
 

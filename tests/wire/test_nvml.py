@@ -132,7 +132,9 @@ def test_bus_ids_are_written_as_the_kernel_writes_them(place: str, name: str) ->
         pytest.param(lambda sim: sim.driver("absent"), NvmlAbsent, "kernel module", id="absent"),
         pytest.param(lambda sim: sim.driver("mismatch"), NvmlStale, "restarted", id="upgraded"),
         pytest.param(lambda sim: sim.fail("nvmlInit", 4), NvmlError, "privileged", id="forbidden"),
-        pytest.param(lambda sim: sim.fail("nvmlInit", 999), NvmlError, "Unknown Error", id="unknown"),
+        pytest.param(
+            lambda sim: sim.fail("nvmlInit", 999), NvmlError, "Unknown Error", id="unknown"
+        ),
     ],
 )
 def test_a_driver_that_does_not_start(
@@ -315,6 +317,18 @@ def test_a_lost_gpu_is_reported_once_and_does_not_deafen_us_to_the_others(
     nvml.gpus()
     sim.xid(1, 74)
     assert nvml.wait_event(LONG_S) == GpuEvent(uuid=B, kind="xid", xid=74)
+
+
+def test_a_wait_that_fails_although_every_gpu_answers_is_the_drivers_failure(
+    sim: SimDriver, nvml: NvmlDriver
+) -> None:
+    nvml.gpus()
+    sim.fail("nvmlEventSetWait_v2", 15)
+    with pytest.raises(GpuLost, match="waiting for GPU events"):
+        nvml.wait_event(0.0)
+    sim.heal()
+    sim.xid(0, 48)
+    assert nvml.wait_event(LONG_S) == GpuEvent(uuid=A, kind="xid", xid=48)
 
 
 @pytest.mark.parametrize(

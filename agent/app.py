@@ -21,7 +21,7 @@ from agent.adapters.endpoints import Endpoints
 from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.instance_lock import Instance, InstanceLock
 from agent.adapters.kube_transport import KubeTransport
-from agent.adapters.kubelet import KubeletLink, sweep
+from agent.adapters.kubelet import KubeletLink
 from agent.adapters.metrics import Metrics
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.podresources import PodResourcesClient
@@ -47,7 +47,7 @@ from agent.services.node_watch import NodeWatch
 from agent.services.plugin import Plugin, PluginStatus
 from agent.services.pod_watch import PodWatch
 from agent.services.preference import Preference
-from agent.services.published import Inventory, OwnNode, Pods, PodTable, Published
+from agent.services.published import Inventory, PodTable, Published
 from agent.services.reconcile import Reconcile
 from agent.services.registrar import Registrar
 from agent.services.turns import Turns
@@ -108,169 +108,183 @@ class _Seen:
             return 0
 
 
+def _policy(config: Config) -> GrantPolicy:
+    return GrantPolicy(
+        hook_dir=f"{config.hook_path}/vgpu",
+        device_list_strategy=config.device_list_strategy,
+        device_id_strategy=config.device_id_strategy,
+        pass_device_specs=config.pass_device_specs,
+        dev_root=str(config.dev_root or config.driver_root),
+        gds_enabled=config.gds_enabled,
+        mofed_enabled=config.mofed_enabled,
+        gdrcopy_enabled=config.gdrcopy_enabled,
+        oversubscribed=config.sharing.memory_scaling > 1,
+        disable_core_limit=config.disable_core_limit,
+        hook_log_level=config.hook_log_level,
+        allow_disable_control=config.allow_disable_control,
+    )
+
+
+def _host(config: Config) -> tuple[HostCaches, HookInstall]:
+    """The host's directories, with the hook library in place (or a log line that says why not)."""
+    source, where = bundled_hook(), config.host_vgpu_dir
+
+    def install() -> Path:
+        return install_hook(source, where, VERSION) if source else where / "libvgpu.so"
+
+    try:
+        versioned = install().name
+    except AgentError as error:  # HookInstall says it again, until it is mended
+        log.failing("hook not installed", error=error)
+        versioned = ""
+    caches = HostCaches(
+        where,
+        lock_dir=config.lock_dir,
+        hook_library=f"{config.hook_path}/vgpu/libvgpu.so",
+        versioned_library=versioned,
+        dev_root=config.dev_root or config.driver_root,
+    )
+    return caches, HookInstall(install)
+
+
 class Agent:
     """The daemon, put together. `run()` blocks until it ends and gives the exit code."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._leaving = ""
-        inventory = Published(GpuInventory())
-        pods: Pods = Published(PodTable())
-        own_node: OwnNode = Published[Node | None](None)
-        may_act = Published(value=False)
-        self._inventory = inventory
-        self._seen = _Seen(inventory)
-        metrics = Metrics(VERSION, self._seen)
-
-        cluster = KubeCluster(
-            KubeTransport(config.kubeconfig, count=metrics.api_request),
+        self._inventory: Inventory = Published(GpuInventory())
+        self._seen = _Seen(self._inventory)
+        self._metrics = Metrics(VERSION, self._seen)
+        self._cluster = KubeCluster(
+            KubeTransport(config.kubeconfig, count=self._metrics.api_request),
             node_name=config.node_name,
             resource_name=config.resource_name,
         )
-        self._events = Events(cluster)
-        topology = Published[tuple[GpuPair, ...]](()) if config.topology_score else None
-        health = Health(
-            NvmlDriver(),
-            inventory,
-            probe_every_s=config.probe_every_s,
-            recovery_probes=config.recovery_probes,
-            ignored_xids=config.ignored_xids,
-            events_watched=config.health_checks,
-            post=self._events.post,
-            count=metrics.health_transition,
-            count_xid=metrics.xid_error,
-            leave=self._leave,
-            leave_when_absent=config.fail_on_init_error,
-            topology=topology,
+        self._view = NodeView(
+            self._cluster,
+            node_name=config.node_name,
+            pods=Published(PodTable()),
+            own_node=Published[Node | None](None),
         )
-
-        caches, hook_install = self._host()
-        self._seen.caches = caches
-        grants = FileGrantLog(config.state_dir)
-        view = NodeView(cluster, node_name=config.node_name, pods=pods, own_node=own_node)
-        finisher = BindFinisher(view)
-        turns = Turns(view, grants, failed=finisher.failed)
-        allocator = Allocator(
-            view,
-            turns,
-            finisher,
-            Host(caches=caches, grant_log=grants),
-            Supply(inventory=inventory, sharing=config.sharing, policy=self._policy()),
-            on_outcome=metrics.allocation,
-        )
-        answers = Answers(
-            inventory,
-            lambda picture: advertised(picture, config.sharing),
-            allocator,
-            Preference(turns),
-            budget_s=config.allocate_budget_s,
-            on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
-        )
-        self._plugin = Plugin(
-            config.resource_name,
-            KubeletLink(config.kubelet_socket, config.resource_name, answers),
-            SocketWatch(config.kubelet_socket),
-            inventory,
-            config.sharing,
-            count=metrics.registration,
-            leave=self._leave,
-        )
-        self._seen.plugin = self._plugin.status
-        self._registrar = Registrar(
-            cluster,
-            inventory,
-            own_node,
-            config.sharing,
-            form=config.register_format,
-            handshake=config.answers_handshake,
-            scores=_scores(inventory, topology, config.sharing) if topology else None,
-            count=metrics.register_write,
-        )
-        reconcile = Reconcile(
-            config.resource_name,
-            grants,
-            PodResourcesClient(config.pod_resources_socket),
-            pods,
-            self._plugin.status,
-            count=metrics.grant_mismatch,
-            post=self._events.post,
-        )
-        collector = CacheGc(
-            caches,
-            grants,
-            pods,
-            after_s=config.cache_gc_after_s,
-            every_s=config.cache_gc_every_s,
-        )
+        self._events = Events(self._cluster)
+        may_act = Published(value=False)
         self._instance = Instance(InstanceLock(config.state_dir), may_act)
+        self._topology = Published[tuple[GpuPair, ...]](()) if config.topology_score else None
 
-        def take_over() -> None:
-            grants.reload()
-            for path in sweep(config.kubelet_socket.parent):
-                log.info("stale socket removed", path=path)
-            hook_install.step_once()
-
-        gate = Gate(may_act, take_over)
-        services: list[Service] = [
-            self._instance,
-            health,
-            Patience(health),
-            PodWatch(cluster, view),
-            NodeWatch(cluster, view),
-            self._events,
-        ]
-        alone: list[Service] = [
-            self._plugin, self._registrar, finisher, reconcile, collector, hook_install,
-        ]  # fmt: skip
-        services += [Gated(service, gate) for service in alone]
+        services = [*self._watchers(), *self._granting(may_act)]
         if config.metrics_address:
             services.append(
                 Endpoints(
                     config.metrics_address,
                     stuck=self._stuck,
                     missing=self.missing,
-                    metrics=metrics.render,
+                    metrics=self._metrics.render,
                 )
             )
         self.supervisor = Supervisor(services)
         self._seen.supervisor = self.supervisor
 
-    def _host(self) -> tuple[HostCaches, HookInstall]:
-        config, source = self._config, bundled_hook()
-        where = config.host_vgpu_dir
-
-        def install() -> Path:
-            return install_hook(source, where, VERSION) if source else where / "libvgpu.so"
-
-        try:
-            versioned = install().name
-        except AgentError as error:  # HookInstall says it again, until it is mended
-            log.failing("hook not installed", error=error)
-            versioned = ""
-        caches = HostCaches(
-            where,
-            lock_dir=config.lock_dir,
-            hook_library=f"{config.hook_path}/vgpu/libvgpu.so",
-            versioned_library=versioned,
-            dev_root=config.dev_root or config.driver_root,
-        )
-        return caches, HookInstall(install)
-
-    def _policy(self) -> GrantPolicy:
+    def _watchers(self) -> list[Service]:
+        """Whoever only looks: they run even while another agent serves the node."""
         config = self._config
-        return GrantPolicy(
-            hook_dir=f"{config.hook_path}/vgpu",
-            device_list_strategy=config.device_list_strategy,
-            device_id_strategy=config.device_id_strategy,
-            pass_device_specs=config.pass_device_specs,
-            dev_root=str(config.dev_root or config.driver_root),
-            gds_enabled=config.gds_enabled,
-            mofed_enabled=config.mofed_enabled,
-            gdrcopy_enabled=config.gdrcopy_enabled,
-            oversubscribed=config.sharing.memory_scaling > 1,
-            disable_core_limit=config.disable_core_limit,
-            hook_log_level=config.hook_log_level,
-            allow_disable_control=config.allow_disable_control,
+        health = Health(
+            NvmlDriver(),
+            self._inventory,
+            probe_every_s=config.probe_every_s,
+            recovery_probes=config.recovery_probes,
+            ignored_xids=config.ignored_xids,
+            events_watched=config.health_checks,
+            post=self._events.post,
+            count=self._metrics.health_transition,
+            count_xid=self._metrics.xid_error,
+            leave=self._leave,
+            leave_when_absent=config.fail_on_init_error,
+            topology=self._topology,
+        )
+        return [
+            self._instance,
+            health,
+            Patience(health),
+            PodWatch(self._cluster, self._view),
+            NodeWatch(self._cluster, self._view),
+            self._events,
+        ]
+
+    def _granting(self, may_act: Published[bool]) -> list[Service]:
+        """Whoever acts: behind the gate that opens when this agent is alone on the node."""
+        config, pods = self._config, self._view.pods
+        caches, hook_install = _host(config)
+        grants = FileGrantLog(config.state_dir)
+        finisher = BindFinisher(self._view)
+        turns = Turns(self._view, grants, failed=finisher.failed)
+        allocator = Allocator(
+            self._view,
+            turns,
+            finisher,
+            Host(caches=caches, grant_log=grants),
+            Supply(inventory=self._inventory, sharing=config.sharing, policy=_policy(config)),
+            on_outcome=self._metrics.allocation,
+        )
+        self._plugin = self._made_plugin(allocator, Preference(turns))
+        self._registrar = self._made_registrar()
+        self._seen.plugin, self._seen.caches = self._plugin.status, caches
+        alone: list[Service] = [
+            self._plugin,
+            self._registrar,
+            finisher,
+            hook_install,
+            Reconcile(
+                config.resource_name,
+                grants,
+                PodResourcesClient(config.pod_resources_socket),
+                pods,
+                self._plugin.status,
+                count=self._metrics.grant_mismatch,
+                post=self._events.post,
+            ),
+            CacheGc(
+                caches,
+                grants,
+                pods,
+                after_s=config.cache_gc_after_s,
+                every_s=config.cache_gc_every_s,
+            ),
+        ]
+        gate = Gate(may_act, on_open=grants.reload)
+        return [Gated(service, gate) for service in alone]
+
+    def _made_plugin(self, allocator: Allocator, preference: Preference) -> Plugin:
+        config, metrics = self._config, self._metrics
+        answers = Answers(
+            self._inventory,
+            lambda picture: advertised(picture, config.sharing),
+            allocator,
+            preference,
+            budget_s=config.allocate_budget_s,
+            on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
+        )
+        return Plugin(
+            config.resource_name,
+            KubeletLink(config.kubelet_socket, config.resource_name, answers),
+            SocketWatch(config.kubelet_socket),
+            self._inventory,
+            config.sharing,
+            count=metrics.registration,
+            leave=self._leave,
+        )
+
+    def _made_registrar(self) -> Registrar:
+        config, topology = self._config, self._topology
+        return Registrar(
+            self._cluster,
+            self._inventory,
+            self._view.own_node,
+            config.sharing,
+            form=config.register_format,
+            handshake=config.answers_handshake,
+            scores=_scores(self._inventory, topology, config.sharing) if topology else None,
+            count=self._metrics.register_write,
         )
 
     # --- what is missing, what it says of itself ------------------------------------------------

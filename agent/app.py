@@ -6,9 +6,7 @@ Configuration stops here: everything below receives plain values.
 import ctypes
 import faulthandler
 import os
-import platform
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from agent.adapters.nvml import NvmlDriver
 from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.socket_watch import SocketWatch
 from agent.adapters.systemd import Notifier
+from agent.bundle import hook_dir
 from agent.config import Config
 from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.grant_plan import GrantPolicy
@@ -70,14 +69,6 @@ def _scores(
         return pair_scores(uuids, topology.now())
 
     return now
-
-
-def bundled_hook() -> Path | None:
-    """The libvgpu.so that came with this program, if it is there."""
-    base = getattr(sys, "_MEIPASS", "")
-    root = Path(__file__).resolve().parents[1] / ".build" / "hook" / platform.machine()
-    path = (Path(base) / "hook" if base else root) / "libvgpu.so"
-    return path if path.is_file() else None
 
 
 @dataclass(slots=True)
@@ -127,10 +118,12 @@ def _policy(config: Config) -> GrantPolicy:
 
 def _host(config: Config) -> tuple[HostCaches, HookInstall]:
     """The host's directories, with the hook library in place (or a log line that says why not)."""
-    source, where = bundled_hook(), config.host_vgpu_dir
+    source, where = hook_dir() / "libvgpu.so", config.host_vgpu_dir
 
     def install() -> Path:
-        return install_hook(source, where, VERSION) if source else where / "libvgpu.so"
+        if source.is_file():
+            return install_hook(source, where, VERSION)
+        return where / "libvgpu.so"  # somebody else's matter, e.g. an image without a hook
 
     try:
         versioned = install().name

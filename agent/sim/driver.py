@@ -10,12 +10,13 @@ here needs; those are missing symbols, as on an old driver.
 """
 
 import os
-import platform
 import threading
 import uuid as uuids
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from agent.bundle import hook_dir
 
 CONFIG_FILE = "node.conf"
 MISSING = "the simulated driver is not built: {path} is missing; run `python3 build.py hook` first"
@@ -73,10 +74,9 @@ MAX_EVENTS = 200  # below the driver's own limit; the oldest are forgotten
 
 
 def library_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the built simulated driver lies: VGPU_SIM_LIBRARY_DIR, else this tree's build."""
-    if named := environ.get("VGPU_SIM_LIBRARY_DIR"):
-        return Path(named)
-    return Path(__file__).resolve().parents[2] / ".build" / "hook" / platform.machine() / "sim"
+    """Where the built simulated driver lies: VGPU_SIM_LIBRARY_DIR, else with the program."""
+    given = environ.get("VGPU_SIM_LIBRARY_DIR")
+    return Path(given) if given else hook_dir() / "sim"
 
 
 class SimDriver:

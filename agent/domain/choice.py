@@ -14,7 +14,7 @@ from agent.domain.grants import GrantRecord
 from agent.domain.matching import Turn, next_turn, open_slots_left
 from agent.domain.nodelock import CLOCK_SLACK_S, NodeLock
 from agent.domain.pods import Pod
-from agent.errors import AllocateRefused, MalformedAnnotation
+from agent.errors import AgentError, AllocateRefused, MalformedAnnotation
 
 VGPU_NODE = "hami.io/vgpu-node"
 BIND_PHASE = "hami.io/bind-phase"
@@ -28,7 +28,7 @@ class Refusal:
     """The pod that asks, as far as can be told, and why it cannot be served."""
 
     pod: Pod
-    error: AllocateRefused
+    error: AgentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,6 @@ class Evidence:
     failed: Collection[str] = frozenset()  # uids whose bind ended as failed, written or not
     preferred: str = ""  # uid of the pod to which GetPreferredAllocation gave these very ids
     last_served: str = ""  # uid of the pod served last
-    replayed: tuple[str, str] = ("", "")  # (pod uid, container) that was last given again
 
     def of(self, pod: Pod) -> list[GrantRecord]:
         """What was granted to this pod, oldest first."""
@@ -164,24 +163,15 @@ def _unanswered(evidence: Evidence, device_ids: tuple[str, ...]) -> Turn | None:
 
 
 def _repeated(evidence: Evidence, device_ids: tuple[str, ...]) -> Turn | None:
-    """The same question once more: the same answer.
+    """The same question once more: the same answer, the youngest if several were given.
 
-    An init container and a later one of the same pod may share ids. A pod that runs asks for its
-    last one (a container starts again after kubelet lost its books); one that does not is being
-    admitted anew, from its first container on.
+    (An init container and a later one of its pod may have been given the same ids.)
     """
     living = {pod.uid: pod for pod in evidence.pods if _alive(pod, evidence)}
-    same = [r for r in evidence.records if r.device_ids == device_ids and r.pod_uid in living]
-    if not same:
-        return None
-    pod = living[same[-1].pod_uid]
-    own = [record for record in same if record.pod_uid == pod.uid]
-    if pod.phase == "Running":
-        return _again(pod, own[-1])
-    names = [record.container for record in own]
-    uid, container = evidence.replayed
-    place = names.index(container) + 1 if uid == pod.uid and container in names else 0
-    return _again(pod, own[place % len(own)])
+    for record in reversed(evidence.records):
+        if record.device_ids == device_ids and record.pod_uid in living:
+            return _again(living[record.pod_uid], record)
+    return None
 
 
 def choose_turn(evidence: Evidence, vgpus: int, device_ids: tuple[str, ...] | None) -> Turn | None:
@@ -223,18 +213,25 @@ def choose_anyway(evidence: Evidence, vgpus: int) -> Turn | Refusal | None:
     return refusal
 
 
-def left_behind(pod: Pod, lock: NodeLock) -> str | None:
-    """The phase with which to end the bind of a locked pod that nobody is going to ask for again.
+def lock_is_for(lock: NodeLock, pod: Pod) -> bool:
+    """Whether the lock was taken for this very pod, and not for a later one of the same name."""
+    bound_at_s = bind_time_s(pod)
+    return (
+        lock.names(pod)
+        and is_locked_for(pod)
+        and lock.taken_at_s is not None
+        and bound_at_s is not None
+        and lock.taken_at_s <= bound_at_s + CLOCK_SLACK_S
+    )
+
+
+def left_behind(pod: Pod) -> str | None:
+    """The phase with which to end the bind of a pod that nobody is going to ask for again.
 
     "success": all its vGPUs were handed out; "failed": kubelet or an agent gave it up; None: it is
-    under way, or not ours, or the lock is younger than the bind and so another pod's.
+    under way, or not ours.
     """
-    bound_at_s = bind_time_s(pod)
-    if not is_locked_for(pod) or TO_ALLOCATE not in pod.annotations or not lock.names(pod):
-        return None
-    if lock.taken_at_s is None or bound_at_s is None:
-        return None
-    if lock.taken_at_s > bound_at_s + CLOCK_SLACK_S:
+    if TO_ALLOCATE not in pod.annotations or not any(c.vgpus for c in pod.containers):
         return None
     try:
         consumed = not pending(decode_claims(pod.annotations[TO_ALLOCATE]))

@@ -131,8 +131,8 @@ def next_turn(
     counts = ", ".join(str(len(claims)) for claims in open_slots.values())
     raise CountMismatch(
         f"container {asking[0].name} of pod {pod.full_name} asks for {vgpus} vGPU(s), but the "
-        f"scheduler has set aside {counts} per container; pods are not to change after they were "
-        "scheduled, so delete the pod and let it be scheduled again"
+        f"scheduler has set aside {counts} for the pod's containers that are still to start; the "
+        "pod was changed after it was scheduled: delete it, so that it is scheduled again"
     )
 
 

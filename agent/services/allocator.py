@@ -189,10 +189,10 @@ class Allocator:
         try:
             yield undo
         except Exception as error:
-            for step in reversed(undo):
-                step()
             if not isinstance(error, _DecideAgainError):
                 self._finisher.finish(turn.pod, FAILED, deadline_s=deadline_s)
+            for step in undo:  # the journal last: whoever dies before still knows of the grant
+                step()
             raise
 
     def _discard(self, directory: str) -> None:
@@ -214,7 +214,7 @@ class Allocator:
             phase_written = self._consume(turn, deadline_s)
         self._end_bind(turn, deadline_s, phase_written=phase_written)
         self._host.grant_log.answered(record)
-        self._turns.served(turn, device_ids, repeated=False)
+        self._turns.served(turn, device_ids)
         return record.grant
 
     def _serve_again(
@@ -223,7 +223,7 @@ class Allocator:
         """Give an answer that was given before; its bind may be over for long, so none fails."""
         self._host.caches.prepare()
         self._host.caches.create(record.pod_uid, record.container)
-        self._turns.served(turn, device_ids, repeated=True)
+        self._turns.served(turn, device_ids)
         if turn.pod.annotations.get(BIND_PHASE) != SUCCESS:
             self._end_bind(turn, deadline_s, phase_written=False)
         return record.grant

@@ -8,11 +8,19 @@ looking at the snapshots; it asks the API server nothing while there is nothing 
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from agent import logs
-from agent.domain.choice import BIND_PHASE, FAILED, SUCCESS, is_locked_for, left_behind
+from agent.domain.choice import (
+    ALLOCATING,
+    BIND_PHASE,
+    FAILED,
+    SUCCESS,
+    is_locked_for,
+    left_behind,
+    lock_is_for,
+)
 from agent.domain.matching import other_vendors_pending
 from agent.domain.pods import Pod
 from agent.errors import ClusterConflict, ClusterError, ClusterGone
@@ -63,7 +71,8 @@ class BindFinisher:
         self._grace_s = grace_s
         self._mutex = threading.Lock()
         self._open: dict[str, OpenBind] = {}  # by pod uid, oldest first
-        self._left_behind: tuple[tuple[str, str, str], float] | None = None
+        self._owner: tuple[str, Pod] | None = None  # lock value and its pod as last seen
+        self._left_behind: dict[tuple[str, str, str], float] = {}  # what, first seen when
         self._wake = threading.Event()
 
     # --- called by Allocate
@@ -239,26 +248,40 @@ class BindFinisher:
         now_s = self._clock()
         with self._mutex:
             dues = [bind.due_s for bind in self._open.values()]
-        if self._left_behind is not None:
-            dues.append(self._left_behind[1] + self._grace_s)
+        dues += [seen_s + self._grace_s for seen_s in self._left_behind.values()]
         return max(0.0, min([*(due - now_s for due in dues), IDLE_S]))
 
-    def _notice_left_behind(self) -> None:
-        """End the bind of the lock's pod if all is decided, but nobody has done so for a while."""
-        lock, table, now_s = self._view.lock(), self._view.pods.now(), self._clock()
-        pod = None
-        if lock is not None and table.synced:
-            pod = next((p for p in table.pods.values() if lock.names(p)), None)
-        phase = left_behind(pod, lock) if pod is not None and lock is not None else None
-        with self._mutex:
-            known = pod is not None and pod.uid in self._open
-        if pod is None or lock is None or phase is None or known:
-            self._left_behind = None
+    def _unended(self) -> Iterator[tuple[Pod, str]]:
+        """The pods whose bind is decided but not written, each with the phase; from memory."""
+        lock, table = self._view.lock(), self._view.pods.now()
+        if not table.synced:
             return
-        seen = (lock.value, pod.uid, phase)
-        if self._left_behind is None or self._left_behind[0] != seen:
-            self._left_behind = (seen, now_s)
-        elif now_s - self._left_behind[1] >= self._grace_s:
-            self._left_behind = None
+        owner = None
+        if lock is not None:
+            owner = next((p for p in table.pods.values() if lock_is_for(lock, p)), None)
+            if owner is not None:
+                self._owner = (lock.value, owner)
+            elif self._owner is not None and self._owner[0] == lock.value:
+                yield self._owner[1], FAILED  # deleted while it held the lock
+        if owner is not None and (phase := left_behind(owner)):
+            yield owner, phase
+        for pod in table.pods.values():
+            undecided = pod.annotations.get(BIND_PHASE) == ALLOCATING
+            if undecided and pod is not owner and left_behind(pod) == SUCCESS:
+                yield pod, SUCCESS
+
+    def _notice_left_behind(self) -> None:
+        """End the binds that are decided, but that nobody has ended for a while."""
+        now_s, lock = self._clock(), self._view.lock()
+        before, self._left_behind = self._left_behind, {}
+        for pod, phase in self._unended():
+            with self._mutex:
+                if pod.uid in self._open:
+                    continue
+            seen = (pod.uid, phase, lock.value if lock else "")
+            since_s = before.get(seen, now_s)
+            if now_s - since_s < self._grace_s:
+                self._left_behind[seen] = since_s
+                continue
             log.info("bind left behind", pod=pod.full_name, phase=phase)
             self._put(self._bind(pod, phase, phase_written=False))

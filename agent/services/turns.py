@@ -53,7 +53,6 @@ class Turns:
         self._lock = threading.Lock()
         self._hints: OrderedDict[Ids, tuple[str, float]] = OrderedDict()
         self._last_served = ""
-        self._replayed = ("", "")
 
     def find(self, vgpus: int, device_ids: Ids | None, *, deadline_s: float) -> Turn | Refusal:
         """The container that asks for `vgpus` vGPUs with these ids (sorted; None: not chosen yet).
@@ -68,8 +67,10 @@ class Turns:
         while True:
             version, table = self._view.pods.read()
             turn = choose_turn(self._evidence(table.pods.values(), device_ids), vgpus, device_ids)
-            if turn is not None:
+            if turn is not None and turn.remaining is not None:
                 return turn
+            if turn is not None:  # an answer given before: is the pod that had it still there?
+                return self._find_by_reading(vgpus, device_ids, deadline_s)
             left_s = wait_until_s - self._clock()
             if left_s <= 0 or not self._view.pods.wait_for_change(version, left_s):
                 return self._find_by_reading(vgpus, device_ids, deadline_s)
@@ -77,43 +78,62 @@ class Turns:
     def _find_by_reading(
         self, vgpus: int, device_ids: Ids | None, deadline_s: float
     ) -> Turn | Refusal:
-        unread: ClusterError | None = None
         try:
-            pods: Iterable[Pod] = self._view.read_pods(deadline_s=deadline_s)
-            self._view.read_node(deadline_s=deadline_s)
+            pods = self._view.read_pods(deadline_s=deadline_s)
         except ClusterError as error:
-            pods, unread = self._view.pods.now().pods.values(), error
+            return self._find_unread(vgpus, device_ids, error)
+        self._read_node(deadline_s)
         evidence = self._evidence(pods, device_ids)
         found = choose_turn(evidence, vgpus, device_ids) or choose_anyway(evidence, vgpus)
-        if found is not None:
-            self._view.saw_pod(found.pod)
-            return found
-        nobody = f"no pod on node {self._view.node_name} is waiting for {vgpus} vGPU(s)"
-        if unread is not None:
-            raise ClusterUnavailable(
-                f"{nobody} as far as is known, and the API server cannot be asked: {unread}; "
-                "delete the pod, so that it is created anew, once the API server answers"
-            ) from unread
-        raise NoPendingPod(
-            f"{nobody}: the scheduler has set {BIND_PHASE}={ALLOCATING} on none that asks for as "
-            "many; check that the pod has the schedulerName of HAMi's scheduler, then delete it so "
-            "that it is scheduled again"
+        if found is None:
+            raise NoPendingPod(
+                f"{self._nobody(vgpus)}: the scheduler has set {BIND_PHASE}={ALLOCATING} on none "
+                "that asks for as many; check that the pod has the schedulerName of HAMi's "
+                "scheduler, then delete it so that it is scheduled again"
+            )
+        self._view.saw_pod(found.pod)
+        return found
+
+    def _find_unread(
+        self, vgpus: int, device_ids: Ids | None, error: ClusterError
+    ) -> Turn | Refusal:
+        """The best that is left when the API server cannot be asked."""
+        refused = ClusterUnavailable(
+            f"{self._nobody(vgpus)} as far as is known, and the API server cannot be asked: "
+            f"{error}; delete the pod, so that it is created anew, once the API server answers"
         )
+        evidence = self._evidence(self._view.pods.now().pods.values(), device_ids)
+        turn = choose_turn(evidence, vgpus, device_ids)
+        if turn is None:
+            found = choose_anyway(evidence, vgpus)
+        elif turn.record is not None and turn.remaining is None:
+            # an old answer is not given on old knowledge; one that never went out ends its bind
+            found = None if turn.record.answered else Refusal(pod=turn.pod, error=refused)
+        else:
+            found = turn
+        if found is None:
+            raise refused from error
+        return found
+
+    def _nobody(self, vgpus: int) -> str:
+        return f"no pod on node {self._view.node_name} is waiting for {vgpus} vGPU(s)"
+
+    def _read_node(self, deadline_s: float) -> None:
+        try:
+            self._view.read_node(deadline_s=deadline_s)
+        except ClusterError as error:
+            log.failing("node unreadable", error=error)  # the pods alone may be enough
 
     def _know_node(self, deadline_s: float) -> None:
         """Read our Node once while its watch has not brought it: it carries the lock."""
-        if self._view.own_node.now() is not None:
-            return
-        try:
-            self._view.read_node(deadline_s=min(deadline_s, self._clock() + NODE_READ_S))
-        except ClusterError as error:
-            log.failing("node unreadable", error=error)  # the pods alone may be enough
+        if self._view.own_node.now() is None:
+            self._read_node(min(deadline_s, self._clock() + NODE_READ_S))
 
     def _evidence(self, pods: Iterable[Pod], device_ids: Ids | None) -> Evidence:
         with self._lock:
             uid, until_s = self._hints.get(device_ids or (), ("", 0.0))
             preferred = uid if self._clock() < until_s else ""
-            last_served, replayed = self._last_served, self._replayed
+            last_served = self._last_served
         return Evidence(
             node_name=self._view.node_name,
             pods=tuple(pods),
@@ -122,7 +142,6 @@ class Turns:
             failed=self._failed(),
             preferred=preferred,
             last_served=last_served,
-            replayed=replayed,
         )
 
     def reread(self, uid: str, *, deadline_s: float) -> Pod | None:
@@ -141,9 +160,8 @@ class Turns:
             while len(self._hints) > HINTS:
                 self._hints.popitem(last=False)
 
-    def served(self, turn: Turn, device_ids: Ids, *, repeated: bool) -> None:
+    def served(self, turn: Turn, device_ids: Ids) -> None:
         """Remember who was served: kubelet goes on with the same pod."""
         with self._lock:
             self._hints.pop(device_ids, None)
             self._last_served = turn.pod.uid
-            self._replayed = (turn.pod.uid, turn.container.name) if repeated else ("", "")

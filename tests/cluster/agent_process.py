@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.node_under_test import NodeUnderTest
@@ -14,15 +16,13 @@ VGPUS_PER_GPU = 10
 
 
 class HostFiles:
-    """The host's side of what containers get: a directory as the hook's installer leaves it."""
+    """The host's side of what containers get; the agent fills it."""
 
     def __init__(self, directory: Path) -> None:
         self.hook = directory / "hook"
         self.vgpu = self.hook / "vgpu"
         self.locks = directory / "vgpulock"
         self.vgpu.mkdir(parents=True)
-        (self.vgpu / "libvgpu.so").write_bytes(b"")
-        (self.vgpu / "ld.so.preload").write_text("/usr/local/vgpu/libvgpu.so\n")
 
 
 class AgentProcess:
@@ -35,6 +35,7 @@ class AgentProcess:
         files: HostFiles,
         *flags: str,
         state: Path,
+        log: Path,
     ) -> None:
         state.mkdir(exist_ok=True)
         command = [
@@ -56,9 +57,7 @@ class AgentProcess:
             *flags,
         ]
         inherited = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")}
-        self.process = Process(
-            command, log=state / "agent.log", environ=inherited | driver.environment()
-        )
+        self.process = Process(command, log=log, environ=inherited | driver.environment())
 
     def start(self) -> None:
         """Start it; what it does then is for the test to see from outside."""
@@ -72,6 +71,23 @@ class AgentProcess:
     def kill(self) -> None:
         """End it as the kernel does when memory is short."""
         self.process.kill()
+
+    @property
+    def registrations(self) -> int:
+        """How often kubelet has opened its stream to it."""
+        return self.log.count(" registered_with_kubelet ")
+
+    @contextmanager
+    def registered_anew(self) -> Iterator[None]:
+        """Wait, after the block, until kubelet knows it again.
+
+        The Node object cannot tell: it shows the number of vGPUs of before for up to a second.
+        """
+        before = self.registrations
+        yield
+        self.process.wait_until(
+            lambda: self.registrations > before, within_s=30, what="kubelet knows the agent again"
+        )
 
     @property
     def log(self) -> str:

@@ -158,7 +158,8 @@ def start_agent(
     logs += [node.kubelet_log] if node.kubelet_log else []
 
     def start(*flags: str, state: str = "state") -> AgentProcess:
-        agent = AgentProcess(node, driver, files, *flags, state=tmp_path / state)
+        log = tmp_path / f"agent-{len(started) + 1}.log"
+        agent = AgentProcess(node, driver, files, *flags, state=tmp_path / state, log=log)
         logs.insert(0, agent.process.log)
         agent.start()
         started.append(agent)

@@ -5,13 +5,14 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from cluster.node_under_test import RESOURCE, NodeUnderTest
 from kube_api import ApiFailure, KubeApi
 from waiting import eventually
 
-from agent.sim.api_client import ApiClient
+from agent.sim.api_client import ApiClient, ApiFailed
 from agent.sim.scheduler import LOCK, NodeLocked, PlacedClaim, Scheduler
 
 NAMESPACE = "default"
@@ -69,7 +70,7 @@ class GpuPods:
             "terminationGracePeriodSeconds": 0,
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
-            "initContainers": [_spec(c) for c in init],
+            "initContainers": [_spec(c, memory=False) for c in init],
             "containers": [_spec(c) for c in containers],
         }
         body = {"metadata": {"name": name}, "spec": spec}
@@ -80,28 +81,32 @@ class GpuPods:
 
     def place(self, pod: GpuPod, *containers: Container, init: Sequence[Container] = ()) -> None:
         """Do what the scheduler does: annotate, take the node's lock (waiting for it), bind."""
+        self.place_unbound(pod, *containers, init=init)
+        self.bind(pod)
 
-        def scheduled() -> bool:
-            try:
-                self.scheduler.schedule(
-                    NAMESPACE,
-                    pod.name,
-                    self._node.name,
-                    [c.claims for c in containers],
-                    init_claims=[c.claims for c in init],
-                )
-            except NodeLocked:
-                return False
-            return True
-
-        eventually(scheduled, within_s=20, every_s=0.1, what="the node's lock is free")
-
-    def filter_and_lock(self, pod: GpuPod, *containers: Container) -> None:
-        """Everything the scheduler does before the binding, which `bind` then makes."""
-        claims = [c.claims for c in containers]
-        self.scheduler.filter(NAMESPACE, pod.name, self._node.name, claims)
-        self.scheduler.lock(self._node.name, NAMESPACE, pod.name)
+    def place_unbound(
+        self, pod: GpuPod, *containers: Container, init: Sequence[Container] = ()
+    ) -> None:
+        """Everything that the scheduler does before the binding, which `bind` then makes."""
+        node, claims = self._node.name, [c.claims for c in containers]
+        init_claims = [c.claims for c in init]
+        self.scheduler.filter(NAMESPACE, pod.name, node, claims, init_claims=init_claims)
+        if any(claims):  # a pod with GPUs in its init containers only is not locked for
+            eventually(
+                lambda: self._locked(pod), within_s=20, every_s=0.1, what="the node's lock is ours"
+            )
         self.scheduler.start_bind(NAMESPACE, pod.name)
+
+    def _locked(self, pod: GpuPod) -> bool:
+        try:
+            self.scheduler.lock(self._node.name, NAMESPACE, pod.name)
+        except NodeLocked:
+            return False
+        except ApiFailed as failure:  # kubelet has written the node's status meanwhile
+            if failure.code != HTTPStatus.CONFLICT:
+                raise
+            return False
+        return True
 
     def annotate(self, pod: GpuPod, annotations: Mapping[str, str]) -> None:
         """Write annotations, as anybody who may edit pods can."""
@@ -214,13 +219,18 @@ class NodeView:
         eventually(lambda: accept(self.annotations().get(key)), within_s=30, what=key)
 
 
-def _spec(container: Container) -> dict[str, Any]:
+def _spec(container: Container, *, memory: bool = True) -> dict[str, Any]:
+    """A container of the pod's spec.
+
+    memory: name memory and cores, which the webhook and the scheduler know and no device plugin.
+    Kubelets skip such resources in app containers only, and refuse a pod whose init container has
+    them (Kubernetes 1.20, lifecycle/predicate.go).
+    """
     asked = len(container.claims) if container.asked is None else container.asked
     limits = dict(container.limits or {})
     if asked:
         limits[RESOURCE] = str(asked)
-    if container.claims:
-        # Known to the webhook and the scheduler only; no device plugin, so kubelet skips them.
+    if container.claims and memory:
         limits["nvidia.com/gpumem"] = str(container.claims[0].memory_mib)
         limits["nvidia.com/gpucores"] = str(container.claims[0].core_percent)
     env = [{"name": name, "value": value} for name, value in (container.env or {}).items()]

@@ -31,6 +31,15 @@ class ContainerView:
     devices: tuple[tuple[str, str, str], ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
 
+    def gives_the_same_as(self, other: "ContainerView") -> bool:
+        """Whether a process would see no difference; kubelet mixes the order of variables."""
+        return (dict(self.env), set(self.mounts), set(self.devices), self.annotations) == (
+            dict(other.env),
+            set(other.mounts),
+            set(other.devices),
+            other.annotations,
+        )
+
 
 class NodeUnderTest(Protocol):
     """A node with a kubelet and an API server; it outlives the single case."""

@@ -40,6 +40,13 @@ def start_and_see_it_run(pods: GpuPods, view: NodeView, container: Container) ->
     return pod
 
 
+def wait_until_older_pods_are_admitted(pods: GpuPods) -> None:
+    """A kubelet that starts takes pods in the order of their creation: the newest is the last."""
+    pods.wait_for_phase(newest := pods.create(Container(name="plain")), "Pending")
+    pods.bind(newest)
+    pods.wait_for_phase(newest, "Running")
+
+
 # --- kubelet -------------------------------------------------------------------------------------
 
 
@@ -53,8 +60,9 @@ def test_kubelet_is_restarted_while_pods_run(
 ) -> None:
     before = start_and_see_it_run(pods, view, gpu_container)
     ids = assigned_ids(node, before, "main")
-    node.stop_kubelet()
-    node.start_kubelet()
+    with agent.registered_anew():
+        node.stop_kubelet()
+        node.start_kubelet()
     view.wait_for_allocatable(ALL_VGPUS)
     after = start_and_see_it_run(pods, view, gpu_container)
     assert pods.status(before)["phase"] == "Running"
@@ -118,8 +126,10 @@ def test_kubelets_books_are_lost(
         checkpoint.unlink()
     else:
         checkpoint.write_bytes(content[: len(content) // 2])
-    node.start_kubelet()
+    with agent.registered_anew():
+        node.start_kubelet()
     view.wait_for_allocatable(ALL_VGPUS)
+    wait_until_older_pods_are_admitted(pods)
     start_and_see_it_run(pods, view, gpu_container)
     assert pods.status(before)["phase"] == "Running"
 
@@ -134,8 +144,9 @@ def test_our_socket_is_removed(
 ) -> None:
     plugins = node.kubelet_socket.parent
     ours = set(plugins.glob("*.sock")) - {node.kubelet_socket}
-    for path in ours:
-        path.unlink()
+    with agent.registered_anew():
+        for path in ours:
+            path.unlink()
     eventually(lambda: set(plugins.glob("*.sock")) - {node.kubelet_socket} - ours, within_s=30)
     view.wait_for_allocatable(ALL_VGPUS)
     start_and_see_it_run(pods, view, gpu_container)
@@ -158,7 +169,8 @@ def test_the_directory_of_sockets_is_replaced(
     if fate == "deleted":
         shutil.rmtree(aside)
     try:
-        node.start_kubelet()
+        with agent.registered_anew():
+            node.start_kubelet()
         view.wait_for_allocatable(ALL_VGPUS)
         start_and_see_it_run(pods, view, gpu_container)
     finally:
@@ -211,7 +223,8 @@ def test_a_second_agent_waits_and_takes_over(
     second = start_agent()
     start_and_see_it_run(pods, view, gpu_container)
     assert second.process.running
-    agent.kill()
+    with second.registered_anew():
+        agent.kill()
     view.wait_for_allocatable(ALL_VGPUS)
     start_and_see_it_run(pods, view, gpu_container)
     assert second.process.running
@@ -225,10 +238,20 @@ def test_an_agent_replaces_another_one_that_knows_nothing_of_it(
     gpu_container: Container,
 ) -> None:
     second = start_agent(state="elsewhere")  # its own lock file: both run, as in a surge roll-out
-    eventually(lambda: "registered" in second.log, within_s=30)
-    agent.stop()
+    eventually(lambda: second.registrations, within_s=30)
+    agent.stop()  # while both drop each other's stream in turn, whoever is left must win
+    eventually(lambda: has_run(pods, gpu_container), within_s=30, every_s=0.5)
     view.wait_for_allocatable(ALL_VGPUS)
-    start_and_see_it_run(pods, view, gpu_container)
+
+
+def has_run(pods: GpuPods, container: Container) -> bool:
+    """Whether a pod gets its GPU; one that came at a bad moment is deleted and made anew."""
+    pod = pods.start(container)
+    ends = ("Running", "Failed")
+    eventually(lambda: pods.status(pod).get("phase") in ends, within_s=30)
+    running: bool = pods.status(pod)["phase"] == "Running"
+    pods.delete(pod)
+    return running
 
 
 # --- the API server ------------------------------------------------------------------------------
@@ -291,7 +314,7 @@ def test_the_api_server_has_too_much_to_do(
     gpu_container: Container,
 ) -> None:
     pod = pods.create(gpu_container)
-    pods.filter_and_lock(pod, gpu_container)
+    pods.place_unbound(pod, gpu_container)
     for resource in ("pods", "nodes"):
         node.api_server.fail(429, count=2, verb="patch", resource=resource, retry_after_s=0.1)
     pods.bind(pod)

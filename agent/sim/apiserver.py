@@ -37,6 +37,22 @@ class _Listener(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
+    ended = False
+
+    def serve_forever(self, poll_interval: float = 0.01) -> None:
+        """Accept until `shutdown`, which needs no polling here."""
+        while not self.ended:
+            try:
+                connection, address = self.get_request()
+            except OSError:
+                time.sleep(poll_interval)  # too many open files: that may pass
+                continue
+            self.process_request(connection, address)
+
+    def shutdown(self) -> None:
+        """Wake `serve_forever` and have it end."""
+        self.ended = True
+        socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Stay silent: clients that leave early are part of the game."""
@@ -101,12 +117,10 @@ class ApiServer:
             self._listener.socket = self._tls.wrap_socket(
                 self._listener.socket, server_side=True, do_handshake_on_connect=False
             )
-        threading.Thread(
-            target=self._listener.serve_forever,
-            kwargs={"poll_interval": 0.1},
-            name="sim-apiserver",
-            daemon=True,
-        ).start()
+        self._thread = threading.Thread(
+            target=self._listener.serve_forever, name="sim-apiserver", daemon=True
+        )
+        self._thread.start()
         return self
 
     def stop(self) -> None:
@@ -115,6 +129,7 @@ class ApiServer:
             return
         self._stopping.set()
         self._listener.shutdown()
+        self._thread.join()
         self._listener.server_close()
         self._listener = None
         with self.objects.changed:

@@ -157,7 +157,7 @@ class ObjectStore:
             metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": _now_text()}
             if namespaced:
                 metadata["namespace"] = namespace
-            _check(resource, item)
+            _check(resource, item, unreadable=400)
             if resource == "pods":
                 item.setdefault("status", {}).setdefault("phase", "Pending")
             return self._commit(resource, key, None, {"kind": kind, "apiVersion": "v1"} | item)
@@ -183,11 +183,11 @@ class ObjectStore:
             if not isinstance(metadata, dict):
                 raise ApiError(422, "Invalid", "metadata is required")
             _check_identity(resource, old["metadata"], metadata, patch=patch)
-            _check(resource, new)
+            _check(resource, new, unreadable=422 if patch else 400)
             if subresource == "status":
-                new = new | {"spec": old.get("spec", {})}
+                new = _with_part_of(old, new, "spec")
             elif resource in ("pods", "nodes"):
-                new = new | {"status": old.get("status", {})}
+                new = _with_part_of(old, new, "status")
                 if resource == "pods" and new.get("spec") != old.get("spec"):
                     raise ApiError(
                         422, "Invalid", f'Pod "{name}" is invalid: spec: Forbidden: cannot change'
@@ -299,12 +299,19 @@ def _check_identity(resource: str, old: Object, new: Object, *, patch: bool) -> 
     new |= {"uid": old["uid"], "resourceVersion": old["resourceVersion"]}
 
 
-def _check(resource: str, item: Object) -> None:
+def _with_part_of(old: Object, new: Object, part: str) -> Object:
+    """Give `new`, except that this part of it is what it was."""
+    rest = {key: value for key, value in new.items() if key != part}
+    return rest | ({part: old[part]} if part in old else {})
+
+
+def _check(resource: str, item: Object, *, unreadable: int) -> None:
     metadata = item["metadata"]
     for field in ("annotations", "labels"):
         texts = metadata.get(field) or {}
         if not isinstance(texts, dict) or not all(isinstance(v, str) for v in texts.values()):
-            raise ApiError(400, "BadRequest", f"metadata.{field} must map strings to strings")
+            reason = "BadRequest" if unreadable == 400 else "Invalid"  # noqa: PLR2004
+            raise ApiError(unreadable, reason, f"metadata.{field} must map strings to strings")
     size = sum(len(k) + len(v.encode()) for k, v in (metadata.get("annotations") or {}).items())
     if size > MAX_ANNOTATIONS_BYTES:
         raise ApiError(

@@ -195,7 +195,7 @@ def test_what_is_refused(
         ),
         pytest.param(MERGE, {"metadata": {"uid": "other"}}, 422, None, id="foreign uid"),
         pytest.param(
-            MERGE, {"metadata": {"annotations": {"a": 1}}}, 400, None, id="annotation is a number"
+            MERGE, {"metadata": {"annotations": {"a": 1}}}, 422, None, id="annotation is a number"
         ),
         pytest.param(
             MERGE,
@@ -231,7 +231,6 @@ def test_patches(
 
 
 def test_a_write_that_changes_nothing_makes_no_version(server: ApiServer) -> None:
-    ask(server, "PATCH", NODE, {"metadata": {"labels": {"gpu": "on"}}}, content_type=MERGE)
     version = server.objects.version
     ask(server, "PATCH", NODE, {"metadata": {"labels": {"gpu": "on"}}}, content_type=MERGE)
     assert server.objects.version == version

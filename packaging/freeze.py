@@ -25,12 +25,22 @@ UNUSED = (
     *("tkinter", "unittest", "lib2to3", "test", "readline", "curses", "sqlite3", "idlelib"),
 )
 
+# The parts of the client package that agent/adapters/kube_config.py imports one by one.
+LOADED_BY_NAME = (
+    "kubernetes.client.configuration",
+    "kubernetes.client.rest",
+    "kubernetes.config.incluster_config",
+    "kubernetes.config.kube_config",
+)
+
 
 def freeze(dist: Path, hook_dir: Path) -> Path:
     """Run PyInstaller; give the folder."""
     command = [sys.executable, "-m", "PyInstaller", "--noconfirm", "--onedir", "--log-level=WARN"]
     command += ["--name=vgpu-agent", f"--distpath={dist}", f"--workpath={hook_dir.parent}/freeze"]
     command += [f"--specpath={hook_dir.parent}/freeze", f"--add-data={hook_dir}:hook"]
+    for module in LOADED_BY_NAME:
+        command += ["--hidden-import", module]
     for module in UNUSED:
         command += ["--exclude-module", module]
     # A fixed hash seed makes PyInstaller's output the same for the same input.

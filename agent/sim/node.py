@@ -278,19 +278,24 @@ class SimNode:
                 containers=[_spec(ask) for ask in asks if ask.kind == "app"],
             )
         )
-        status = {"phase": "Running" if admitted.ok else "Failed"}
-        if not admitted.ok:
-            status |= {"reason": admitted.reason, "message": admitted.message}
-        with contextlib.suppress(ApiFailed, OSError):  # kubelet would try again
-            where = path("pods", name, namespace=namespace, subresource="status")
-            self.client.ask("PATCH", where, {"status": status}, content_type=MERGE_PATCH)
-        return RanPod(
+        pod = RanPod(
             namespace=namespace,
             name=name,
             uid=uid,
             admitted=admitted,
             claims=tuple(tuple(slot) for slot in claims),
         )
+        self.report_status(pod)
+        return pod
+
+    def report_status(self, pod: RanPod) -> None:
+        """Write a pod's status as kubelet would; kubelet tries again when nobody answers."""
+        status = {"phase": "Running" if pod.admitted.ok else "Failed"}
+        if not pod.admitted.ok:
+            status |= {"reason": pod.admitted.reason, "message": pod.admitted.message}
+        where = path("pods", pod.name, namespace=pod.namespace, subresource="status")
+        with contextlib.suppress(ApiFailed, OSError):
+            self.client.ask("PATCH", where, {"status": status}, content_type=MERGE_PATCH)
 
     def delete_pod(self, pod: RanPod) -> None:
         """Take a pod away, from kubelet and from the API server."""

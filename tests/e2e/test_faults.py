@@ -204,6 +204,7 @@ def test_the_api_server_is_down_during_allocate(node: SimNode) -> None:
     node.api.start()
     assert not pod.admitted.ok
     assert "API server" in pod.admitted.message
+    node.report_status(pod)
     eventually(lambda: LOCK not in node.annotations(), within_s=40, what="lock released")
     assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
     serves(node)

@@ -312,7 +312,11 @@ class Agent:
         self.supervisor.stop()
 
     def run(self) -> int:
-        """Serve until a signal or a reason to leave; give the exit code."""
+        """Serve until a signal or a reason to leave; give the exit code.
+
+        Raises ConfigError when there are no usable credentials for the API server.
+        """
+        self._cluster.connect()
         code = serve(self.supervisor, notify=Notifier(), tick=self._status)
         if self._config.clean_exit:
             self._registrar.leave(within_s=LEAVE_WITHIN_S)

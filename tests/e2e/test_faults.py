@@ -373,3 +373,14 @@ def test_gpus_are_renumbered(node: SimNode) -> None:
     assert eventually(
         lambda: registered_health(node) == {made_up_uuid(0): False, made_up_uuid(1): True}
     ), "what is gone is unhealthy, not forgotten"
+
+
+def test_missing_credentials_end_it_with_a_sentence(make_node: NodeMaker) -> None:
+    node = make_node(started=False)
+    (node.root / "kubeconfig").unlink()
+    node.start_agent()
+    assert node.agent is not None
+    assert node.agent.wait(20) == 2
+    last = node.log_text().strip().splitlines()[-1]
+    assert "kubeconfig" in last
+    assert "Traceback" not in node.log_text()

@@ -50,6 +50,9 @@ class GivenNode:
     def end_container(self, pod_uid: str, name: str, exit_code: int) -> None:
         raise NotImplementedError
 
+    def lose_containers(self) -> None:
+        raise NotImplementedError
+
     def stop_kubelet(self) -> None:
         subprocess.run(self._stop, shell=True, check=True)  # noqa: S602 - the tester's own command
 

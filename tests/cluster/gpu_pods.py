@@ -97,6 +97,21 @@ class GpuPods:
             )
         self.scheduler.start_bind(NAMESPACE, pod.name)
 
+    def place_by_request(self, pod: GpuPod) -> None:
+        """Let the scheduler choose the GPUs, by what the pod asks for and the node has to give."""
+
+        def placed() -> bool:
+            try:
+                return self.scheduler.schedule_by_request(NAMESPACE, pod.name) == self._node.name
+            except NodeLocked:
+                return False
+            except ApiFailed as failure:  # kubelet has written the node's status meanwhile
+                if failure.code != HTTPStatus.CONFLICT:
+                    raise
+                return False
+
+        eventually(placed, within_s=20, every_s=0.1, what=f"{pod} is placed")
+
     def _locked(self, pod: GpuPod) -> bool:
         try:
             self.scheduler.lock(self._node.name, NAMESPACE, pod.name)

@@ -14,6 +14,7 @@ SEES_CONTAINERS = "show what a container was started with"
 ENDS_CONTAINERS = "let a container end"
 STOPS_KUBELET = "stop and start its kubelet"
 LOSES_FILES = "have its kubelet's files replaced"
+REBOOTS = "lose its containers, as a machine that reboots"
 STOPS_API = "stop and start its API server"
 API_FAULTS = "have its API server misbehave on demand"
 
@@ -58,6 +59,9 @@ class NodeUnderTest(Protocol):
 
     def end_container(self, pod_uid: str, name: str, exit_code: int) -> None:
         """Let it end by itself; kubelet will start it again as the pod says."""
+
+    def lose_containers(self) -> None:
+        """Forget every container without a word to kubelet, which is stopped."""
 
     def stop_kubelet(self) -> None:
         """End kubelet as a crash does; its files stay."""

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from cluster.node_under_test import (
     ENDS_CONTAINERS,
     LOSES_FILES,
+    REBOOTS,
     SEES_CONTAINERS,
     STOPS_API,
     STOPS_KUBELET,
@@ -20,7 +21,9 @@ class PeerNodeUnderTest:
     """Implements NodeUnderTest."""
 
     kind = "real kubelet 1.20"
-    abilities = frozenset({SEES_CONTAINERS, ENDS_CONTAINERS, STOPS_KUBELET, LOSES_FILES, STOPS_API})
+    abilities = frozenset(
+        {SEES_CONTAINERS, ENDS_CONTAINERS, STOPS_KUBELET, LOSES_FILES, REBOOTS, STOPS_API}
+    )
 
     def __init__(self, node: PeerNode) -> None:
         self._node = node
@@ -44,6 +47,9 @@ class PeerNodeUnderTest:
 
     def end_container(self, pod_uid: str, name: str, exit_code: int) -> None:
         self._node.runtime.exit_container(pod_uid, name, exit_code)
+
+    def lose_containers(self) -> None:
+        self._node.runtime.forget()
 
     def stop_kubelet(self) -> None:
         self._node.kubelet.stop()

@@ -65,6 +65,9 @@ class StandInNode:
     def end_container(self, pod_uid: str, name: str, exit_code: int) -> None:  # noqa: ARG002
         self._start_container(pod_uid, name, self._kubelet.restart_container(pod_uid, name))
 
+    def lose_containers(self) -> None:
+        raise NotImplementedError
+
     def stop_kubelet(self) -> None:
         self._kubelet_runs.clear()
         self._kubelet.stop()

@@ -9,6 +9,8 @@ from cluster.gpu_pods import Container, GpuPod, GpuPods, NodeView
 from cluster.node_under_test import (
     API_FAULTS,
     LOSES_FILES,
+    REBOOTS,
+    SEES_CONTAINERS,
     STOPS_API,
     STOPS_KUBELET,
     NodeUnderTest,
@@ -68,6 +70,46 @@ def test_kubelet_is_restarted_while_pods_run(
     assert pods.status(before)["phase"] == "Running"
     assert assigned_ids(node, before, "main") == ids
     assert not set(ids) & set(assigned_ids(node, after, "main"))
+
+
+@pytest.mark.needs(STOPS_KUBELET, SEES_CONTAINERS)
+def test_kubelet_is_restarted_after_an_init_container_with_a_gpu_has_ended(
+    node: NodeUnderTest, view: NodeView, pods: GpuPods, agent: AgentProcess, gpus: Gpus
+) -> None:
+    claim = PlacedClaim(gpus[0].uuid, 100, 10)
+    warm_up = Container(name="warm-up", claims=[claim], command=["true"])
+    main = Container(name="main", claims=[claim])
+    pod = pods.start(main, init=[warm_up])
+    pods.wait_for_phase(pod, "Running")
+    with agent.registered_anew():
+        node.stop_kubelet()
+        node.start_kubelet()
+    wait_until_older_pods_are_admitted(pods)
+    assert pods.status(pod)["phase"] == "Running"  # newer kubelets fail it: kubernetes#124345
+    assert len(node.containers(pod.uid, "main")) == 1
+    start_and_see_it_run(pods, view, main)
+
+
+@pytest.mark.needs(REBOOTS, SEES_CONTAINERS)
+def test_the_machine_reboots(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpu_container: Container,
+) -> None:
+    pod = start_and_see_it_run(pods, view, gpu_container)
+    agent.kill()
+    node.stop_kubelet()
+    node.lose_containers()
+    node.start_kubelet()
+    with agent.registered_anew():
+        agent.start()
+    eventually(lambda: len(node.containers(pod.uid, "main")) == 2, within_s=30)
+    first, second = node.containers(pod.uid, "main")
+    assert second.gives_the_same_as(first)
+    view.wait_for_allocatable(ALL_VGPUS)
+    start_and_see_it_run(pods, view, gpu_container)
 
 
 @pytest.mark.needs(STOPS_KUBELET)
@@ -190,7 +232,8 @@ def test_the_agent_is_killed_and_started_again(
     before = start_and_see_it_run(pods, view, gpu_container)
     agent.kill()
     view.wait_for_allocatable(0)
-    agent.start()
+    with agent.registered_anew():
+        agent.start()
     view.wait_for_allocatable(ALL_VGPUS)
     start_and_see_it_run(pods, view, gpu_container)
     assert pods.status(before)["phase"] == "Running"
@@ -207,7 +250,8 @@ def test_a_pod_that_came_while_there_was_no_agent_does_not_block_the_node(
     view.wait_for_allocatable(0)
     pod = pods.start(gpu_container)
     pods.wait_for_phase(pod, "Failed")  # by kubelet alone: it has no devices
-    agent.start()
+    with agent.registered_anew():
+        agent.start()
     view.wait_for_allocatable(ALL_VGPUS)
     pods.delete(pod)
     start_and_see_it_run(pods, view, gpu_container)

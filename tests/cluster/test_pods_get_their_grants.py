@@ -86,6 +86,26 @@ def test_a_container_gets_exactly_its_grant(
     assert (files.vgpu / "containers" / f"{pod.uid}_main").is_dir()
 
 
+@pytest.mark.needs(SEES_CONTAINERS)
+def test_what_the_agent_reports_is_enough_for_the_scheduler_to_place_a_pod(
+    node: NodeUnderTest,
+    view: NodeView,
+    pods: GpuPods,
+    agent: AgentProcess,
+    gpus: Gpus,
+) -> None:
+    assert pods.scheduler.handshake_once(node.name) == "refreshed", pods.scheduler.complaints
+    half = PlacedClaim("", 24_001, 50)  # two of them do not fit on one GPU
+    placed = [pods.create(Container(name="main", claims=[half])) for _ in range(2)]
+    for pod in placed:
+        pods.place_by_request(pod)
+        pods.wait_for_phase(pod, "Running")
+        assert_bind_is_over(pods, view, pod, "success")
+    given = [dict(node.containers(pod.uid, "main")[0].env) for pod in placed]
+    assert {env["NVIDIA_VISIBLE_DEVICES"] for env in given} == {gpu.uuid for gpu in gpus}
+    assert {env["CUDA_DEVICE_MEMORY_LIMIT_0"] for env in given} == {"24001m"}
+
+
 def test_kubelets_books_name_the_gpu_that_the_scheduler_chose(
     node: NodeUnderTest, pods: GpuPods, agent: AgentProcess, gpus: Gpus
 ) -> None:

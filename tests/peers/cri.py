@@ -139,6 +139,12 @@ class StandInRuntime:
                     return
         raise AssertionError(f"pod {pod_uid} has no running container {name}")
 
+    def forget(self) -> None:
+        """Lose all sandboxes and containers, as a reboot does; what was created stays on record."""
+        with self._lock:
+            self._sandboxes.clear()
+            self._containers.clear()
+
     def _handler(self, rpc: str, response: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
         """One rpc: its method here fills the response; those without one answer with nothing."""
         method: Callable[[Any, Any], None] | None = getattr(self, f"_on_{rpc}", None)

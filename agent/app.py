@@ -141,7 +141,10 @@ def _host(config: Config) -> tuple[HostCaches, HookInstall]:
 
 
 class Agent:
-    """The daemon, put together. `run()` blocks until it ends and gives the exit code."""
+    """The daemon, put together. `run()` blocks until it ends and gives the exit code.
+
+    Raises ConfigError, before it touches the host, when there are no credentials for the API server.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -154,6 +157,7 @@ class Agent:
             node_name=config.node_name,
             resource_name=config.resource_name,
         )
+        self._cluster.connect()
         self._view = NodeView(
             self._cluster,
             node_name=config.node_name,
@@ -312,11 +316,7 @@ class Agent:
         self.supervisor.stop()
 
     def run(self) -> int:
-        """Serve until a signal or a reason to leave; give the exit code.
-
-        Raises ConfigError when there are no usable credentials for the API server.
-        """
-        self._cluster.connect()
+        """Serve until a signal or a reason to leave; give the exit code."""
         code = serve(self.supervisor, notify=Notifier(), tick=self._status)
         if self._config.clean_exit:
             self._registrar.leave(within_s=LEAVE_WITHIN_S)

@@ -1,0 +1,119 @@
+"""The end of a bind: several vendors, binds that a crash left behind, and the loop."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from agent.domain.pods import Pod
+from agent.errors import MalformedAnnotation
+from agent.supervisor import Lifeline
+from tests.unit.fakes import container, lock_of, pod
+from tests.unit.scene import IDS, PHASE, A, Scene
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+OTHER = "hami.io/dcu-devices-to-allocate"
+
+
+def test_another_vendor_ends_the_bind_itself(scene: Scene) -> None:
+    mine = scene.bound(pod("p", f"{A};", annotations={OTHER: "D,DCU,1,1:;"}))
+    agent = scene.start()
+    agent.allocate(*IDS)
+    assert scene.cluster.lock_value == lock_of(mine)  # the other plugin needs it to find the pod
+    assert scene.now(mine).annotations[PHASE] == "allocating"
+    scene.cluster.annotate(mine.uid, {OTHER: ";", PHASE: "success"})
+    scene.cluster.lock(None)
+    agent.settle()
+    assert scene.cluster.requests.count("patch phase") == 0
+    assert scene.cluster.requests.count("remove lock") == 0
+    assert agent.finisher.open_binds() == 0
+
+
+@pytest.mark.parametrize("through", [True, False])
+def test_another_vendor_does_not_end_the_bind(scene: Scene, *, through: bool) -> None:
+    mine = scene.bound(pod("p", f"{A};", annotations={OTHER: "D,DCU,1,1:;"}))
+    agent = scene.start()
+    agent.allocate(*IDS)
+    if through:
+        scene.cluster.annotate(mine.uid, {OTHER: ";"})
+        agent.deliver()
+        agent.finisher.step_once()  # at once
+    else:
+        agent.finisher.step_once()
+        assert scene.cluster.lock_value == lock_of(mine)
+        agent.settle(4)  # it has had its time
+    assert scene.cluster.lock_value is None
+    assert scene.now(mine).annotations[PHASE] == "success"
+
+
+@pytest.mark.parametrize(
+    ("left", "phase"),
+    [
+        pytest.param(pod("p", ";"), "success", id="all handed out"),
+        pytest.param(replace(pod("p", f"{A};"), phase="Failed"), "failed", id="kubelet gave it up"),
+        pytest.param(pod("p", f"{A};", phase="failed"), "failed", id="only the lock is left"),
+    ],
+)
+def test_a_lock_left_behind_is_freed(scene: Scene, left: Pod, phase: str) -> None:
+    mine = scene.bound(left)
+    agent = scene.start()
+    agent.finisher.step_once()
+    assert scene.cluster.lock_value is not None  # somebody may be at work on it
+    agent.settle(5)
+    assert scene.cluster.lock_value is None
+    assert scene.now(mine).annotations[PHASE] == phase
+
+
+def test_the_lock_of_a_pod_that_was_deleted_is_freed(scene: Scene) -> None:
+    mine = scene.bound(pod("p", f"{A};"))
+    agent = scene.start()
+    agent.finisher.step_once()
+    scene.cluster.delete(mine.uid)
+    agent.settle(5)
+    assert scene.cluster.lock_value is None
+
+
+def test_locks_that_are_not_ours_to_free(scene: Scene) -> None:
+    scene.bound(pod("waits", f"{A};"))
+    agent = scene.start()
+    agent.settle(30)
+    assert scene.cluster.lock_value is not None
+    scene.bound(pod("other-vendor", ";", container("m", 0)))
+    agent.settle(30)
+    assert scene.cluster.lock_value is not None
+    scene.cluster.lock("2025-10-20T03:07:02Z,team,not-bound-yet")
+    agent.settle(30)
+    assert scene.cluster.lock_value is not None
+
+
+def test_the_loop_wakes_up_for_a_bind_and_stops(scene: Scene) -> None:
+    mine = scene.bound(pod("p", "a,b:;"))
+    agent = scene.start()
+    stop = threading.Event()
+    life = Lifeline(stop)
+    thread = threading.Thread(target=agent.finisher.run, args=(life,))
+    thread.start()
+    try:
+        with pytest.raises(MalformedAnnotation):
+            agent.allocate(*IDS, budget_s=0.05)  # no time left for the exit door
+        eventually(lambda: scene.cluster.lock_value is None)
+        assert scene.now(mine).annotations[PHASE] == "failed"
+    finally:
+        stop.set()
+        life.interrupt()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_idle_costs_no_request(scene: Scene) -> None:
+    scene.bound(replace(pod("p", ";", phase="success"), phase="Running"), locked=False)
+    agent = scene.start()
+    scene.cluster.requests.clear()
+    agent.settle(600)
+    assert scene.cluster.requests == []

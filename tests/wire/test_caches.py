@@ -1,0 +1,169 @@
+"""Directories of containers on a real file system: made without being led astray."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.adapters.caches import HostCaches
+from agent.errors import NodeNotReady
+from tests.wire.host_directory import ROOT, UID, make_caches, make_host, mode, needs_root
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    return make_host(tmp_path)
+
+
+@pytest.fixture
+def caches(host: Path, tmp_path: Path) -> HostCaches:
+    return make_caches(tmp_path)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0])
+def test_create(caches: HostCaches, host: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = caches.create(UID, "main")
+    finally:
+        os.umask(before)
+    assert path == host / "containers" / f"{UID}_main"
+    assert mode(path) == 0o777
+    assert mode(path.parent) == 0o755
+
+
+def test_create_finds_again_what_is_there(caches: HostCaches) -> None:
+    path = caches.create(UID, "main")
+    (path / "1.cache").write_bytes(b"region")
+    path.chmod(0o700)  # a crash between making it and opening it up
+    assert caches.create(UID, "main") == path
+    assert mode(path) == 0o777
+    assert (path / "1.cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("uid", "container"),
+    [
+        pytest.param("..", "main", id="the parent"),
+        pytest.param("", "main", id="no uid"),
+        pytest.param(UID, "", id="no container"),
+        pytest.param(UID, "../../etc", id="a path"),
+        pytest.param(UID, "a/b", id="a slash"),
+        pytest.param(f"{UID}/x", "main", id="a slash in the uid"),
+        pytest.param(UID, "Main", id="upper case"),
+        pytest.param(UID, ".hidden", id="a dot first"),
+        pytest.param(UID, "a" * 64, id="too long"),
+        pytest.param("a" * 64, "main", id="a uid too long"),
+        pytest.param(UID, "main\n", id="a line break"),
+    ],
+)
+def test_names_that_are_none(caches: HostCaches, host: Path, uid: str, container: str) -> None:
+    with pytest.raises(NodeNotReady, match="cannot be the name of a directory"):
+        caches.create(uid, container)
+    with pytest.raises(NodeNotReady, match="is not deleted"):
+        caches.discard(f"{uid}_{container}")
+    assert not (host / "containers").exists()
+
+
+def test_create_does_not_follow_a_link_in_its_place(
+    caches: HostCaches, host: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    (host / "containers").mkdir(mode=0o755)
+    (host / "containers" / f"{UID}_main").symlink_to(victim)
+    with pytest.raises(NodeNotReady, match="is a link"):
+        caches.create(UID, "main")
+    assert mode(victim) == 0o700
+
+
+def test_create_does_not_follow_a_link_above_it(
+    caches: HostCaches, host: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o755)
+    (host / "containers").symlink_to(victim)
+    with pytest.raises(NodeNotReady, match="is a link"):
+        caches.create(UID, "main")
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["", "containers"])
+def test_directories_that_others_can_write_are_refused(
+    caches: HostCaches, host: Path, part: str
+) -> None:
+    caches.create(UID, "first")
+    (host / part).chmod(0o777)
+    with pytest.raises(NodeNotReady, match=r"can be written by others.*chmod go-w"):
+        caches.create(UID, "main")
+    assert not (host / "containers" / f"{UID}_main").exists()
+
+
+@needs_root
+@pytest.mark.parametrize("part", ["", "containers"])
+def test_directories_of_others_are_refused(caches: HostCaches, host: Path, part: str) -> None:
+    caches.create(UID, "first")
+    os.chown(host / part, 12345, -1)
+    with pytest.raises(NodeNotReady, match="belongs to user 12345"):
+        caches.create(UID, "main")
+
+
+@needs_root
+def test_a_directory_that_somebody_else_made_is_refused(caches: HostCaches, host: Path) -> None:
+    caches.create(UID, "first")
+    squatted = host / "containers" / f"{UID}_main"
+    squatted.mkdir(mode=0o700)
+    os.chown(squatted, 12345, -1)
+    with pytest.raises(NodeNotReady, match="belongs to user 12345"):
+        caches.create(UID, "main")
+    assert mode(squatted) == 0o700
+
+
+def test_create_without_the_host_directory(tmp_path: Path) -> None:
+    caches = HostCaches(tmp_path / "none", lock_dir=tmp_path / "lock")
+    with pytest.raises(NodeNotReady, match="it is missing"):
+        caches.create(UID, "main")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB of its own."""
+    if not ROOT:
+        pytest.skip("mounting needs root")
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=30,mode=755", "t", str(mounted)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    (mounted / "libvgpu.so").write_bytes(b"hook")
+    yield mounted
+    subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    caches = HostCaches(small_disk, lock_dir=tmp_path / "lock")
+    caches.create(UID, "first")
+    with contextlib.suppress(OSError):
+        for place in range(1000):
+            (small_disk / f"fill-{place}").touch()
+    with pytest.raises(NodeNotReady, match="disk is full: free some space"):
+        caches.create(UID, "main")
+    with pytest.raises(NodeNotReady, match="disk is full: free some space"):
+        caches.prepare()
+    assert {path.name for path in (small_disk / "containers").iterdir()} == {f"{UID}_first"}
+    assert not list(small_disk.glob(".*"))
+
+
+def test_a_read_only_disk(small_disk: Path, tmp_path: Path) -> None:
+    caches = HostCaches(small_disk, lock_dir=tmp_path / "lock")
+    caches.create(UID, "first")
+    caches.prepare()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(NodeNotReady, match="read-only: repair or remount"):
+        caches.create(UID, "main")
+    with pytest.raises(NodeNotReady, match="read-only"):
+        caches.discard(f"{UID}_first")
+    caches.prepare()  # nothing is to be written: containers that are there can restart

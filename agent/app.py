@@ -143,7 +143,7 @@ def _host(config: Config) -> tuple[HostCaches, HookInstall]:
 class Agent:
     """The daemon, put together. `run()` blocks until it ends and gives the exit code.
 
-    Raises ConfigError, before it touches the host, when there are no credentials for the API server.
+    Raises ConfigError, before it touches the host, when there are no credentials to be had.
     """
 
     def __init__(self, config: Config) -> None:

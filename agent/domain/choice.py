@@ -174,6 +174,25 @@ def _repeated(evidence: Evidence, device_ids: tuple[str, ...]) -> Turn | None:
     return None
 
 
+def forgotten(evidence: Evidence, available: Collection[str], vgpus: int) -> tuple[str, ...] | None:
+    """The ids of a running container that kubelet has forgotten, if there is just one such.
+
+    Kubelet offers ids that a living container holds only when its checkpoint was lost. When that
+    container then crashes, kubelet asks for it anew, and it must get its old ids to get its old
+    grant. With several of them nobody can tell which one it is: None.
+    """
+    living = {pod.uid: pod for pod in evidence.pods if _alive(pod, evidence)}
+    found = set()
+    for record in evidence.records:
+        pod = living.get(record.pod_uid)
+        if pod is None or len(record.device_ids) != vgpus:
+            continue
+        kind = next((c.kind for c in pod.containers if c.name == record.container), "init")
+        if kind != "init" and set(record.device_ids) <= set(available):
+            found.add(record.device_ids)
+    return found.pop() if len(found) == 1 else None
+
+
 def choose_turn(evidence: Evidence, vgpus: int, device_ids: tuple[str, ...] | None) -> Turn | None:
     """Decide for whom kubelet asks for `vgpus` vGPUs with these ids (sorted).
 

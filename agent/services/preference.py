@@ -38,6 +38,10 @@ class Preference:
             found = self._turns.find(size, None, deadline_s=deadline_s) if size > 0 else None
             turn = found if isinstance(found, Turn) else None
         except AgentError as error:
+            lost = self._turns.forgotten(available, size)
+            if lost is not None and set(must_include) <= set(lost):
+                log.info("container forgotten by kubelet", ids=",".join(lost))
+                return list(lost)
             log.failing("no preference", error=error)
         except Exception as error:  # noqa: BLE001 - see above
             log.error("preference failed", error=repr(error))

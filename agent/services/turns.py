@@ -16,6 +16,7 @@ from agent.domain.choice import (
     Refusal,
     choose_anyway,
     choose_turn,
+    forgotten,
 )
 from agent.domain.matching import Turn
 from agent.domain.pods import Pod
@@ -151,6 +152,11 @@ class Turns:
         if pod is not None:
             self._view.saw_pod(pod)
         return pod
+
+    def forgotten(self, available: Collection[str], vgpus: int) -> Ids | None:
+        """Ids of the one running container that kubelet has lost from its books, see `choice`."""
+        evidence = self._evidence(self._view.pods.now().pods.values(), None)
+        return forgotten(evidence, available, vgpus)
 
     def prefer(self, device_ids: Ids, turn: Turn) -> None:
         """Remember that kubelet was told to ask for exactly these ids (sorted) for this turn."""

@@ -67,6 +67,7 @@ class SimNode:
         behaviour: kubelet's, "1.20" or "1.36".
         release: the HAMi scheduler's, e.g. "2.10".
         flags: further flags of `vgpu-agent run`.
+        own_gpus: the agent finds this machine's own NVIDIA driver instead of the simulated one.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class SimNode:
         release: str = "2.10",
         flags: Sequence[str] = (),
         environ: Mapping[str, str] = os.environ,
+        own_gpus: bool = False,
     ) -> None:
         self.root = root
         self.name = name
         self.flags = list(flags)
         self._command = list(command)
         self._environ = dict(environ)
+        self._own_gpus = own_gpus
         (root / "driver").mkdir()
         self.driver = SimDriver(root / "driver")
         self.api = ApiServer()
@@ -148,6 +151,8 @@ class SimNode:
 
     def _agent_environment(self) -> dict[str, str]:
         """Ours, with the simulated driver in front of whatever libraries are searched for."""
+        if self._own_gpus:
+            return self._environ
         added = self.driver.environment()
         if searched := self._environ.get("LD_LIBRARY_PATH"):
             added["LD_LIBRARY_PATH"] += f":{searched}"

@@ -200,6 +200,16 @@ class NodeView:
         """Write annotations whose keys have / and - in them: use a dictionary with `**`."""
         self._api.merge_patch(self._path, {"metadata": {"annotations": annotations}})
 
+    def event_reasons(self, about: str) -> set[str]:
+        """Reasons of the Events on this node whose message has `about` in it."""
+        events = self._api.get("/api/v1/namespaces/default/events")["items"]
+        return {
+            event["reason"]
+            for event in events
+            if event["involvedObject"].get("name") == self._path.rpartition("/")[2]
+            and about in event.get("message", "")
+        }
+
     def lock(self) -> str:
         """Who holds the node; empty: nobody."""
         return self.annotations().get(LOCK, "")

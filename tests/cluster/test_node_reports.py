@@ -7,6 +7,7 @@ from cluster.agent_process import VGPUS_PER_GPU, AgentProcess
 from cluster.conftest import StartAgent
 from cluster.gpu_pods import GpuPods, NodeView
 from cluster.node_under_test import NodeUnderTest
+from waiting import eventually
 
 from agent.sim.driver import SimDriver, SimGpu
 
@@ -88,6 +89,7 @@ def test_a_gpu_that_falls_ill_and_recovers_is_taken_away_and_given_back(
     driver.lost(0, lost=False)
     view.wait_for_allocatable(2 * VGPUS_PER_GPU)
     view.wait_for(REGISTER, lambda _: healthy() == [True, True])
+    eventually(lambda: {"GpuUnhealthy", "GpuRecovered"} <= view.event_reasons(gpus[0].uuid))
 
 
 def test_a_clean_exit_leaves_nothing_of_ours_on_the_node(

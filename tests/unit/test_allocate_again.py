@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.errors import NodeNotReady
-from tests.unit.fakes import CrashError, pod
-from tests.unit.scene import IDS, PHASE, WRITES, A, B, Scene
+from agent.errors import ClusterUnavailable, NodeNotReady
+from tests.unit.fakes import GPU_B, CrashError, container, pod, vgpu_ids
+from tests.unit.scene import IDS, PHASE, READS, A, B, Scene
 
 
 @pytest.fixture
@@ -69,8 +69,9 @@ def test_an_answer_for_a_running_pod_changes_nothing(scene: Scene) -> None:
     scene.cluster.put(replace(scene.now(mine), phase="Running"))
     scene.cluster.requests.clear()
     assert agent.allocate(*IDS) == envs  # kubelet has lost its books, the container restarts
+    agent.settle()
     assert agent.outcomes == ["granted", "repeated"]
-    assert not [verb for verb in scene.cluster.requests if verb in WRITES]
+    assert scene.cluster.requests == list(READS)
 
 
 def test_the_disk_refuses_a_repeated_answer_without_ending_the_bind(scene: Scene) -> None:
@@ -82,3 +83,30 @@ def test_the_disk_refuses_a_repeated_answer_without_ending_the_bind(scene: Scene
         agent.allocate(*IDS)
     assert scene.now(mine).annotations[PHASE] == "success"
     assert scene.caches.directories.keys() == {"uid-p_main"}
+
+
+def test_a_lost_answer_cannot_be_given_while_the_cluster_cannot_be_asked(scene: Scene) -> None:
+    mine = scene.bound(pod("p", f"{A};{B};", container("m"), container("n")))
+    first = scene.start()
+    scene.faults.once("erase", "crash after")
+    with pytest.raises(CrashError):
+        first.allocate(*IDS)
+    second = scene.start()
+    scene.faults.verdict = lambda effect: "error" if effect in READS else None
+    with pytest.raises(ClusterUnavailable, match="cannot be asked"):
+        second.allocate(*IDS)
+    assert scene.now(mine).annotations[PHASE] == "failed"  # else n's slot would be given to others
+    assert scene.cluster.lock_value is None
+
+
+def test_a_container_that_kubelet_admits_anew_with_other_ids(scene: Scene) -> None:
+    scene.bound(pod("p", f"{A};"))
+    first = scene.start()
+    scene.faults.once("journal", "crash after")
+    with pytest.raises(CrashError):
+        first.allocate(*IDS)
+    second = scene.start()
+    others = vgpu_ids(GPU_B, 7)
+    envs = second.allocate(*others)
+    assert [record.device_ids for record in scene.grant_log.records()] == [tuple(others)]
+    assert scene.start().allocate(*others) == envs

@@ -216,3 +216,36 @@ def test_calls_at_the_same_time_get_different_grants(scene: Scene) -> None:
         thread.join(10)
     assert sorted(given) == [f"{1000 + place}m" for place in range(8)]
     assert scene.now(mine).annotations[PHASE] == "success"
+
+
+def test_kubelet_goes_on_with_the_pod_that_it_has_begun(scene: Scene) -> None:
+    inits = container("i", 1, "init"), container("j", 1, "init"), container("m", 0)
+    scene.bound(pod("early", f"{A};;;", *inits, bind_time="1"), locked=False)
+    scene.bound(pod("begun", f"{B};{B};;", *inits, bind_time="2"), locked=False)
+    agent = scene.start()
+    turn = agent.turns.find(1, None, deadline_s=agent.clock() + 2)
+    begun = agent.view.pod("uid-begun")
+    assert begun is not None
+    agent.turns.prefer(tuple(IDS), replace(turn, pod=begun))
+    limits = [agent.allocate(device_id)["CUDA_DEVICE_MEMORY_LIMIT_0"] for device_id in (*IDS, *IDS)]
+    assert limits == ["5000m", "5000m"]
+
+
+def test_a_lock_taken_anew_for_the_same_pod_is_removed(scene: Scene) -> None:
+    mine = scene.bound(pod("p", f"{A};"))
+    agent = scene.start()
+    scene.cluster.lock(lock_of(mine, "2025-10-20T03:07:04Z"))  # the watch lags
+    agent.allocate(*IDS)
+    assert scene.now(mine).annotations[PHASE] == "success"
+    agent.finisher.step_once()
+    assert scene.cluster.lock_value is None
+
+
+def test_the_lock_of_the_next_pod_stays(scene: Scene) -> None:
+    mine = scene.bound(pod("p", f"{A};"))
+    agent = scene.start()
+    scene.cluster.lock(lock_of(replace(mine, name="p2")))  # somebody freed ours, the watch lags
+    agent.allocate(*IDS)
+    agent.settle()
+    assert scene.cluster.lock_value == lock_of(replace(mine, name="p2"))
+    assert agent.finisher.open_binds() == 0

@@ -145,6 +145,34 @@ def sidecar(name: str, vgpus: int = 1) -> Container:
             id="one slot left: it belongs to the last container",
         ),
         pytest.param(
+            (container("m"), container("n"), container("o")),
+            f"{A};;{C};",
+            (),
+            ("m", "GPU-a", f";;{C};", False),
+            id="a place is believed even if nobody knows who had the empty one",
+        ),
+        pytest.param(
+            (init("i"), container("m"), container("n")),
+            f"{A};;{C};",
+            (),
+            ("i", "GPU-a", f";;{C};", False),
+            id="so is the place of an init container",
+        ),
+        pytest.param(
+            (init("i", 0), container("m"), container("n"), container("o")),
+            f"{A};;{C};",
+            (),
+            ("m", "GPU-a", f";;{C};", False),
+            id="also a place among app containers only",
+        ),
+        pytest.param(
+            (container("m"), container("x", 0), container("n", 2)),
+            f"{A};",
+            (),
+            ("m", "GPU-a", ";", True),
+            id="one slot left: the count says whose it is",
+        ),
+        pytest.param(
             (container("m"),),
             "GPU-a[1-0],NVIDIA,1,0:;",
             (),
@@ -431,6 +459,14 @@ def test_the_pod_that_cannot_be_served_is_named() -> None:
     assert refusal.pod == bad
     assert choose_anyway(evidence, 3) is None
     assert isinstance(choose_anyway(evidence, 2), Turn)
+
+
+def test_a_container_that_has_its_grant_is_not_the_one_that_asks() -> None:
+    mine = pod("p", f";{A}{B};", container("m"), container("n", 2))
+    evidence = Evidence(node_name=NODE, pods=(mine,), records=(record(mine, "m", "x-1"),))
+    assert choose_anyway(evidence, 1) is None  # a stranger asks: the pod's bind goes on
+    unknown = replace(evidence, records=())
+    assert isinstance(choose_anyway(unknown, 1), Refusal)
 
 
 # --- binds that nobody ends ----------------------------------------------------------------------

@@ -62,6 +62,8 @@ class Health:
         self._leave = leave
         self._leave_when_absent = leave_when_absent
         self._topology = topology  # None: nobody wants to know
+        self._joined = frozenset[str]()  # the GPUs whose topology was read
+        self._asymmetric: set[tuple[str, str]] = set()  # pairs that were told of
         self._clock = clock
         self._open = False
         self._gpus: dict[str, Gpu] = {}
@@ -126,8 +128,8 @@ class Health:
 
     def _sweep(self) -> None:
         listed = {gpu.uuid: gpu for gpu in self._nvml.gpus()}
-        if self._topology is not None and listed.keys() != self._gpus.keys():
-            self._read_topology(self._topology)
+        if self._topology is not None and listed.keys() != self._joined:
+            self._read_topology(self._topology, frozenset(listed))
         now_s = self._clock()
         for uuid, gpu in listed.items():
             if uuid not in self._gpus:
@@ -144,18 +146,36 @@ class Health:
             self._judge(uuid, fell_ill(self._health[uuid], VANISHED, now_s=now_s))
         self._publish()
 
-    def _read_topology(self, topology: Published[tuple[GpuPair, ...]]) -> None:
-        """Once for each set of GPUs: links do not change while a GPU is there."""
-        topology.publish(self._nvml.pairs())
-        for pair in asymmetric_pairs(topology.now()):
-            log.warning("asymmetric nvlink", first=pair.first, second=pair.second)
-            self._post(
-                ClusterEvent(
-                    reason="AsymmetricGPUP2PLink",
-                    message=f"GPUs {pair.first} and {pair.second} disagree on the number of their "
-                    f"NVLinks ({pair.links} and {pair.links_back}); the pair is scored 0",
-                )
+    def _read_topology(
+        self, topology: Published[tuple[GpuPair, ...]], uuids: frozenset[str]
+    ) -> None:
+        """Once for each set of GPUs: links do not change while a GPU is there.
+
+        No GPU is ill for want of it: some virtual machines have none to tell. The next sweep asks
+        again.
+        """
+        try:
+            pairs = self._nvml.pairs()
+        except NvmlError as error:
+            log.failing("topology not read", error=error)
+            return
+        log.recovered("topology not read")
+        self._joined = uuids
+        topology.publish(pairs)
+        for pair in asymmetric_pairs(pairs):
+            if (pair.first, pair.second) not in self._asymmetric:
+                self._asymmetric.add((pair.first, pair.second))
+                self._tell_asymmetric(pair)
+
+    def _tell_asymmetric(self, pair: GpuPair) -> None:
+        log.warning("asymmetric nvlink", first=pair.first, second=pair.second)
+        self._post(
+            ClusterEvent(
+                reason="AsymmetricGPUP2PLink",
+                message=f"GPUs {pair.first} and {pair.second} disagree on the number of their "
+                f"NVLinks ({pair.links} and {pair.links_back}); the pair is scored 0",
             )
+        )
 
     def _probe(self, uuid: str) -> str:
         try:

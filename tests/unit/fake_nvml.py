@@ -20,6 +20,7 @@ class FakeNvml:
         self.events: deque[GpuEvent] = deque()
         self.lost: set[str] = set()
         self.failure: NvmlError | None = None
+        self.topology_failure: NvmlError | None = None
         self.linked: tuple[GpuPair, ...] = ()
         self.opened = 0
         self.closed = 0
@@ -43,6 +44,8 @@ class FakeNvml:
 
     def pairs(self) -> tuple[GpuPair, ...]:
         self._call()
+        if self.topology_failure:
+            raise self.topology_failure
         return self.linked
 
     def wait_event(self, timeout_s: float) -> GpuEvent | None:

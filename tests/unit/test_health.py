@@ -221,3 +221,31 @@ def test_the_topology_is_read_once_for_each_set_of_gpus() -> None:
     assert topology.now() == bench.nvml.linked
     bench.turn(after_s=10.0)
     assert [event.reason for event in bench.posted] == ["AsymmetricGPUP2PLink"]
+
+
+def test_without_a_topology_no_gpu_is_ill_and_it_is_read_again() -> None:
+    """Some virtual machines answer "unknown error" to it for ever."""
+    topology = Published[tuple[GpuPair, ...]](())
+    bench = Bench(FakeNvml(A, B), topology=topology)
+    bench.nvml.linked = (GpuPair(first="GPU-a", second="GPU-b", level="node"),)
+    bench.nvml.topology_failure = NvmlError("the GPU topology cannot be read", code=999)
+    for _ in range(2):
+        bench.turn(after_s=10.0)
+        assert bench.reasons == {"GPU-a": "", "GPU-b": ""}
+        assert topology.now() == ()
+    bench.nvml.topology_failure = None
+    bench.turn(after_s=10.0)
+    assert topology.now() == bench.nvml.linked
+
+
+def test_links_that_disagree_are_told_once_whatever_comes_and_goes() -> None:
+    bench = Bench(FakeNvml(A, B), topology=Published[tuple[GpuPair, ...]](()))
+    bench.nvml.linked = (GpuPair(first="GPU-a", second="GPU-b", level="node", links=1),)
+    bench.turn()
+    del bench.nvml.present["GPU-b"]
+    for _ in range(5):
+        bench.turn(after_s=10.0)
+    bench.nvml.present["GPU-b"] = B
+    bench.turn(after_s=10.0)
+    reasons = [event.reason for event in bench.posted]
+    assert reasons.count("AsymmetricGPUP2PLink") == 1

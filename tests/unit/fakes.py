@@ -129,7 +129,7 @@ class FakeCluster:
         with self.faults.at(verb, unavailable):
             yield
 
-    def list_pods(self, *, deadline_s: float | None = None) -> Listed:
+    def list_pods(self, *, cached: bool = False, deadline_s: float | None = None) -> Listed:
         with self._request("list pods"):
             return Listed(tuple(self.pods.values()), str(next(self._versions)))
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import SimNode
-from tests.waiting import eventually
+from tests.e2e.whole import up
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, str(ROOT / "agent.py")]
@@ -67,9 +67,3 @@ def make_node() -> Iterator[NodeMaker]:
 def node(make_node: NodeMaker) -> SimNode:
     """A node with two GPUs, its agent ready."""
     return make_node()
-
-
-def up(node: SimNode, vgpus: int) -> None:
-    """Wait until kubelet and the scheduler's annotation have this many healthy vGPUs."""
-    eventually(lambda: node.allocatable() == vgpus, within_s=20, what=f"{vgpus} vGPUs at kubelet")
-    eventually(node.ready, within_s=20, what="/readyz")

@@ -15,8 +15,8 @@ import pytest
 
 from agent.sim.node import RESOURCE, Ask, RanPod, SimNode
 from agent.sim.scheduler import BIND_PHASE, LOCK, NodeLocked, NoFit
-from tests.e2e.conftest import NodeMaker, up
-from tests.e2e.test_main_job import got_its_claims
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.whole import got_its_claims, up
 from tests.waiting import eventually
 
 STEPS = 40

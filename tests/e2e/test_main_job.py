@@ -4,48 +4,16 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from agent.sim.driver import made_up_uuid
-from agent.sim.node import Ask, RanPod, SimNode
-from agent.sim.scheduler import BIND_PHASE, HANDSHAKE, LOCK, REGISTER, TO_ALLOCATE
-from tests.e2e.conftest import NodeMaker, up
+from agent.sim.node import Ask, SimNode
+from agent.sim.scheduler import HANDSHAKE, LOCK, REGISTER
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.whole import finished, got_its_claims, up
 from tests.waiting import eventually
-
-
-def env_of(pod: RanPod, container: str = "main") -> Mapping[str, str]:
-    assert pod.admitted.ok, pod.admitted.message
-    return pod.admitted.containers[container].env
-
-
-def got_its_claims(pod: RanPod, asks: list[Ask]) -> bool:
-    """Whether each container's environment is what the scheduler decided for it."""
-    order = [ask for ask in asks if ask.kind != "app"] + [ask for ask in asks if ask.kind == "app"]
-    for ask, claims in zip(order, pod.claims, strict=True):
-        if not ask.vgpus:
-            continue
-        env = env_of(pod, ask.name)
-        if env["NVIDIA_VISIBLE_DEVICES"] != ",".join(claim.uuid for claim in claims):
-            return False
-        limits = [env[f"CUDA_DEVICE_MEMORY_LIMIT_{number}"] for number in range(len(claims))]
-        if limits != [f"{claim.memory_mib}m" for claim in claims]:
-            return False
-        if env["CUDA_DEVICE_SM_LIMIT"] != str(claims[0].core_percent):
-            return False
-    return True
-
-
-def finished(node: SimNode, pod: RanPod) -> bool:
-    annotations = node.pod_annotations(pod.namespace, pod.name)
-    return (
-        LOCK not in node.annotations()
-        and annotations[BIND_PHASE] == "success"
-        and "NVIDIA" not in annotations[TO_ALLOCATE]
-    )
-
 
 SHAPES = [
     pytest.param([Ask()], id="one container"),

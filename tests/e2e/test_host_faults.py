@@ -1,0 +1,218 @@
+"""What breaks under the agent: the disk and the driver."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.sim.driver import made_up_uuid
+from agent.sim.node import Ask, SimNode
+from agent.sim.scheduler import BIND_PHASE, LOCK, REGISTER
+from tests.e2e.conftest import COMMAND, NodeMaker
+from tests.e2e.whole import serves, up
+from tests.waiting import eventually
+
+# --- the disk ------------------------------------------------------------------------------------
+
+MOUNTED = """
+mount -t tmpfs -o {options} tmpfs {where} && exec "$@"
+"""
+
+
+def on_a_bad_disk(options: str, where: str) -> list[str]:
+    """A command prefix that puts a small or read-only disk over a directory, for the agent alone."""
+    script = MOUNTED.format(options=options, where=where)
+    return [
+        "unshare",
+        "--mount",
+        *([] if os.geteuid() == 0 else ["--map-root-user"]),
+        "sh",
+        "-c",
+        script,
+        "sh",
+        *COMMAND,
+    ]
+
+
+def can_mount() -> bool:
+    prefix = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    return subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="mount namespaces are not allowed here")
+@pytest.mark.parametrize(
+    ("options", "directory"),
+    [
+        pytest.param("ro", "host/vgpu", id="the hook directory is read-only"),
+        pytest.param("size=4k,nr_inodes=2", "host/vgpu", id="the hook directory is full"),
+        pytest.param("ro", "state", id="the state directory is read-only"),
+        pytest.param("size=4k,nr_inodes=3", "state", id="the state directory is full"),
+    ],
+)
+def test_a_bad_disk_is_a_clear_refusal(make_node: NodeMaker, options: str, directory: str) -> None:
+    node = make_node(started=False)
+    where = node.root / directory
+    where.mkdir(parents=True, exist_ok=True)
+    node._command = on_a_bad_disk(options, str(where))
+    node.start_agent()
+    up(node, 20)
+    asks = [Ask(memory_mib=800)]
+    pod = node.run_pod("unlucky", asks)
+    assert not pod.admitted.ok
+    assert "Allocate failed" in pod.admitted.message
+    assert str(where) in pod.admitted.message or "read-only" in pod.admitted.message.lower()
+    eventually(lambda: LOCK not in node.annotations(), within_s=20, what="lock released")
+    assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
+    assert node.stop_agent() == 0
+
+
+BAD_FSYNC = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int fsync(int fd)
+{
+    const char *how = getenv("VGPU_TEST_FSYNC");
+    (void)fd;
+    if (how && strcmp(how, "error") == 0) {
+        errno = EIO;
+        return -1;
+    }
+    sleep(4);
+    return 0;
+}
+int fdatasync(int fd) { return fsync(fd); }
+"""
+
+
+@pytest.fixture(scope="module")
+def bad_fsync(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that makes fsync fail or take long in the process it is preloaded into."""
+    folder = tmp_path_factory.mktemp("bad-fsync")
+    (folder / "fsync.c").write_text(BAD_FSYNC)
+    library = folder / "fsync.so"
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-O1"]
+    subprocess.run([*compiler, str(folder / "fsync.c"), "-o", str(library)], check=True)
+    return library
+
+
+@pytest.mark.parametrize("how", ["error", "slow"])
+def test_a_disk_that_fails_or_dawdles(make_node: NodeMaker, bad_fsync: Path, how: str) -> None:
+    """Fsync says EIO, or takes longer than the budget: a refusal in words, nothing left half-made."""
+    node = make_node(started=False)
+    (node.root / "host/vgpu").mkdir(parents=True, exist_ok=True)
+    node.start_agent()  # with a good disk: hook and preload file come into place
+    up(node, 20)
+    first = node.run_pod("first", [Ask(memory_mib=500)])
+    assert first.admitted.ok, first.admitted.message
+    node.stop_agent()
+    node._environ |= {"LD_PRELOAD": str(bad_fsync), "VGPU_TEST_FSYNC": how}
+    node.start_agent()
+    up(node, 20)
+    pod = node.run_pod("unlucky", [Ask(memory_mib=800)])
+    assert not pod.admitted.ok
+    assert "Allocate failed" in pod.admitted.message
+    eventually(lambda: LOCK not in node.annotations(), within_s=30, what="lock released")
+    assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
+    left = [path.name for path in (node.root / "host/vgpu/containers").iterdir()]
+    assert not [name for name in left if name.startswith(pod.uid)], "a directory is left behind"
+
+
+# --- the driver ----------------------------------------------------------------------------------
+
+
+def registered_health(node: SimNode) -> dict[str, bool]:
+    """GPU -> healthy, as the scheduler reads it (a missing key means false)."""
+    gpus = json.loads(node.annotations()[REGISTER])
+    return {gpu["id"]: gpu.get("health", False) for gpu in gpus}
+
+
+def test_no_driver_at_the_start_is_waited_for(make_node: NodeMaker) -> None:
+    node = make_node(started=False, gpus=1)
+    node.driver.driver("absent")
+    node.start_agent()
+    eventually(lambda: "driver" in node.fetch("/readyz")[1].lower(), what="/readyz says why")
+    assert node.fetch("/healthz")[0] == 200
+    assert REGISTER not in node.annotations(), "nothing is known, so nothing is published"
+    node.driver.driver("ok")
+    up(node, 10)
+
+
+def test_no_driver_ends_it_when_told_so(make_node: NodeMaker) -> None:
+    node = make_node("--fail-on-init-error=true", started=False)
+    node.driver.driver("absent")
+    node.start_agent()
+    assert node.agent is not None
+    assert node.agent.wait(20) == 1
+
+
+def test_the_driver_dies_and_comes_back(node: SimNode) -> None:
+    node.driver.driver("absent")
+    eventually(lambda: node.allocatable() == 0, within_s=20)
+    assert node.fetch("/healthz")[0] == 200
+    node.driver.driver("ok")
+    up(node, 20)
+    serves(node)
+
+
+@pytest.mark.parametrize("code", [1, 4, 15, 17, 27, 999])
+def test_every_error_of_the_driver_is_survived(node: SimNode, code: int) -> None:
+    node.driver.fail("nvmlDeviceGetMemoryInfo", code)
+    node.driver.fail("nvmlDeviceGetHandleByIndex_v2", code)
+    eventually(lambda: node.allocatable() == 0, within_s=20)
+    node.driver.heal()
+    up(node, 20)
+
+
+def test_a_gpu_falls_off_the_bus(node: SimNode) -> None:
+    node.driver.lost(0)
+    eventually(lambda: node.allocatable() == 10, within_s=20)
+    eventually(lambda: registered_health(node) == {made_up_uuid(0): False, made_up_uuid(1): True})
+    node.driver.lost(0, lost=False)
+    up(node, 20)
+
+
+def test_a_hanging_driver_blocks_nobody(node: SimNode) -> None:
+    """NVML calls hang: GPUs go unhealthy, pods that hold a GPU keep it, the agent still stops."""
+    node.driver.hang()
+    eventually(lambda: node.allocatable() == 0, within_s=30, what="silence is not health")
+    assert node.fetch("/healthz")[0] == 200
+    assert "not answered" in node.fetch("/readyz")[1] or node.fetch("/metrics")[0] == 200
+    node.driver.hang(hanging=False)
+    up(node, 20)
+    serves(node)
+
+
+def test_gpus_are_renumbered(node: SimNode) -> None:
+    node.driver.remove_gpu(0)
+    eventually(lambda: node.allocatable() == 10, within_s=20)
+    assert eventually(
+        lambda: registered_health(node) == {made_up_uuid(0): False, made_up_uuid(1): True}
+    ), "what is gone is unhealthy, not forgotten"
+
+
+def test_the_driver_is_upgraded_under_us(node: SimNode) -> None:
+    """Only a new process can load the new library: the agent ends, its supervisor starts it anew."""
+    node.driver.driver("mismatch")
+    assert node.agent is not None
+    assert node.agent.wait(20) == 1
+    assert "version" in node.log_text().lower()
+    node.driver.driver("ok")
+    node.start_agent()
+    serves(node)
+
+
+def test_too_many_vgpus_are_refused_at_the_start(make_node: NodeMaker) -> None:
+    """A list that kubelet could not read is refused with the largest number that works."""
+    node = make_node("--device-split-count", "60000", started=False)
+    node.start_agent()
+    assert node.agent is not None
+    assert node.agent.wait(20) != 0
+    assert "split" in node.log_text()
+    assert "Traceback" not in node.log_text()

@@ -1,0 +1,151 @@
+"""What breaks around the agent: kubelet comes and goes, forgets, loses files; so does the agent."""
+
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from agent.sim.node import Ask, SimNode
+from agent.sim.scheduler import LOCK
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.whole import finished, serves, up
+from tests.waiting import eventually
+
+# --- kubelet -------------------------------------------------------------------------------------
+
+
+def restarted(node: SimNode) -> None:
+    node.kubelet.restart()
+
+
+def away_for_a_while(node: SimNode) -> None:
+    node.kubelet.stop()
+    eventually(lambda: not node.ready())
+    node.kubelet.start()
+
+
+def registration_server_crashed(node: SimNode) -> None:
+    node.kubelet.restart_registration()
+
+
+def our_socket_removed(node: SimNode) -> None:
+    for path in node.kubelet.directory.glob("*.sock"):
+        if path != node.kubelet.socket:
+            path.unlink()
+    before = len(node.kubelet.history("registered"))
+    eventually(lambda: len(node.kubelet.history("registered")) > before, within_s=20)
+
+
+def directory_replaced(node: SimNode) -> None:
+    node.kubelet.stop(leave_socket=False)
+    node.kubelet.directory.rename(node.root / "old")
+    node.kubelet.start()
+
+
+def stream_dropped(node: SimNode) -> None:
+    node.kubelet.drop_stream("nvidia.com/gpu")
+
+
+def checkpoint_deleted(node: SimNode) -> None:
+    node.kubelet.delete_checkpoint()
+    node.kubelet.restart()
+
+
+def checkpoint_corrupt(node: SimNode) -> None:
+    node.kubelet.corrupt_checkpoint()
+    node.kubelet.restart()
+
+
+KUBELET_FAULTS = [
+    restarted, away_for_a_while, registration_server_crashed, our_socket_removed,
+    directory_replaced, stream_dropped, checkpoint_deleted, checkpoint_corrupt,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("behaviour", ["1.20", "1.36"])
+@pytest.mark.parametrize("fault", KUBELET_FAULTS, ids=lambda fault: fault.__name__)
+def test_kubelet_faults(
+    make_node: NodeMaker, fault: Callable[[SimNode], None], behaviour: str
+) -> None:
+    node = make_node(behaviour=behaviour)
+    node.run_pod("before", [Ask(memory_mib=500)])
+    fault(node)
+    serves(node)
+
+
+def test_an_allocate_after_a_lost_checkpoint_gets_the_same_answer(node: SimNode) -> None:
+    """Kubelet forgot the container and asks again while it restarts: nothing new is granted."""
+    pod = node.run_pod("pod", [Ask(memory_mib=500)])
+    assert eventually(lambda: finished(node, pod))
+    before = pod.admitted.containers["main"]
+    node.kubelet.delete_checkpoint()
+    node.kubelet.restart()
+    up(node, 20)
+    again = node.kubelet.restart_container(pod.uid, "main")
+    if again.device_ids == before.device_ids:  # kubelet may choose other ids of the same GPU
+        assert (again.env, again.mounts) == (before.env, before.mounts)
+    assert again.env["NVIDIA_VISIBLE_DEVICES"] == before.env["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_two_agents_on_one_node(make_node: NodeMaker) -> None:
+    """The second waits; when the first ends, it takes over."""
+    node = make_node()
+    first = node.agent
+    assert first is not None
+    node.start_agent("--metrics-bind-address", "127.0.0.1:0")
+    second = node.agent
+    assert second is not None
+    eventually(lambda: f"pid {first.pid}" in node.log_text(), what="the second says who is there")
+    serves(node, "with-two")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(20) == 0
+    eventually(lambda: node.allocatable() == 20, within_s=20)
+    pod = node.run_pod("with-the-second", [Ask(memory_mib=300)])
+    assert pod.admitted.ok, pod.admitted.message
+
+
+# --- the agent -----------------------------------------------------------------------------------
+
+
+def test_killed_and_started_again(node: SimNode) -> None:
+    asks = [Ask(memory_mib=800)]
+    running = node.run_pod("running", asks)
+    node.stop_agent(signal.SIGKILL)
+    eventually(lambda: node.allocatable() == 0)
+    node.start_agent()
+    serves(node)
+    assert eventually(lambda: finished(node, running))
+
+
+def test_killed_while_a_pod_is_being_bound(make_node: NodeMaker) -> None:
+    """The lock and the phase it left behind are put right by its successor."""
+    node = make_node()
+    asks = [Ask(memory_mib=800)]
+    uid = node.create_pod("unlucky", asks)
+    claims = node.place_pod("unlucky", asks)
+    node.api.hang(30, verb="patch", resource="nodes")  # the release of the lock
+    pod = node.offer("unlucky", uid, asks, claims)
+    node.stop_agent(signal.SIGKILL)
+    node.api.clear_faults()
+    assert pod.admitted.ok or "Allocate failed" in pod.admitted.message
+    node.start_agent()
+    assert eventually(lambda: LOCK not in node.annotations(), within_s=20)
+    serves(node)
+
+
+def test_kubelet_is_restarted_while_it_waits_for_an_answer(node: SimNode) -> None:
+    """Kubelet dies in the middle of an Allocate: what was begun is ended, the node stays whole."""
+    asks = [Ask(memory_mib=800)]
+    uid = node.create_pod("unlucky", asks)
+    claims = node.place_pod("unlucky", asks)
+    node.api.hang(1.0, verb="patch", resource="pods")
+    admission = threading.Thread(target=node.offer, args=("unlucky", uid, asks, claims))
+    admission.start()
+    eventually(lambda: node.kubelet.history("allocate"), what="kubelet asks")
+    node.kubelet.stop()
+    node.kubelet.start()
+    admission.join(20)
+    assert not admission.is_alive()
+    eventually(lambda: LOCK not in node.annotations(), within_s=30, what="lock released")
+    serves(node)

@@ -207,7 +207,7 @@ def test(arguments: Sequence[str]) -> int:
 
 
 def test_cluster(arguments: Sequence[str]) -> int:
-    """Run tests/cluster on the stand-ins, on the real peers, and on a cluster that is given."""
+    """Run tests/cluster on a real kubelet and API server, or on those that are given."""
     hook()
     if not os.environ.get("VGPU_TEST_KUBECONFIG"):
         cluster_peers()
@@ -216,7 +216,7 @@ def test_cluster(arguments: Sequence[str]) -> int:
 
 
 def cluster_peers(_arguments: Sequence[str] = ()) -> int:
-    """Build a real kubelet and kube-apiserver once, into a cache outside the tree (8 min)."""
+    """Build a real kubelet and kube-apiserver once, into a cache outside the tree (3 min)."""
     environment("run", "hook", "dev")
     return run(PYTHON, "-m", "tests.peers.build_peers")
 

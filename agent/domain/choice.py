@@ -9,7 +9,7 @@ in which they were bound. HAMi takes the pod that the lock names without looking
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.domain.claims import TO_ALLOCATE, decode_claims, pending
+from agent.domain.claims import TO_ALLOCATE, decode_claims, holds_devices, pending
 from agent.domain.grants import GrantRecord
 from agent.domain.matching import Turn, next_turn, open_slots_left
 from agent.domain.nodelock import CLOCK_SLACK_S, NodeLock
@@ -19,6 +19,7 @@ from agent.errors import AgentError, AllocateRefused, MalformedAnnotation
 VGPU_NODE = "hami.io/vgpu-node"
 BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"
+DECIDED = "hami.io/vgpu-devices-allocated"  # what TO_ALLOCATE was before anything was consumed
 ALLOCATING, SUCCESS, FAILED = "allocating", "success", "failed"
 LATEST = float("inf")
 
@@ -247,8 +248,8 @@ def lock_is_for(lock: NodeLock, pod: Pod) -> bool:
 def left_behind(pod: Pod) -> str | None:
     """The phase with which to end the bind of a pod that nobody is going to ask for again.
 
-    "success": all its vGPUs were handed out; "failed": kubelet or an agent gave it up; None: it is
-    under way, or not ours.
+    "success": all its vGPUs were handed out; "failed": kubelet or an agent gave it up, or it runs
+    without its grant; None: it is under way, or not ours.
     """
     if TO_ALLOCATE not in pod.annotations or not any(c.vgpus for c in pod.containers):
         return None
@@ -256,6 +257,20 @@ def left_behind(pod: Pod) -> str | None:
         consumed = not pending(decode_claims(pod.annotations[TO_ALLOCATE]))
     except MalformedAnnotation:
         consumed = False
-    if pod.annotations.get(BIND_PHASE) == FAILED or (pod.finished and not consumed):
+    given_up = pod.finished or runs_without_grant(pod)
+    if pod.annotations.get(BIND_PHASE) == FAILED or (given_up and not consumed):
         return FAILED
     return SUCCESS if consumed else None
+
+
+def runs_without_grant(pod: Pod) -> bool:
+    """Whether kubelet started a pod of which nothing was ever asked here: it has no limits.
+
+    Kubelet 1.20 does that when its checkpoint is lost and no plugin is registered at the moment.
+    """
+    decided = pod.annotations.get(DECIDED, "")
+    return (
+        pod.phase == "Running"
+        and holds_devices(decided)
+        and pod.annotations.get(TO_ALLOCATE) == decided
+    )

@@ -92,13 +92,20 @@ def _annotations(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _quantity(value: Any) -> int:
-    """A whole number of an extended resource (`2`, `"2"`, `"2k"` is not one); otherwise 0."""
+    """A whole number of an extended resource: `2`, `"2"`, `"1k"` as the API server rewrites 1000.
+
+    Anything else is 0: no count of devices.
+    """
     if isinstance(value, bool):
         return 0
     if isinstance(value, int):
         return max(0, value)
     text = _text(value).strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0  # noqa: PLR2004
+    thousands = text.endswith("k")
+    digits = text.removesuffix("k")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 9):  # noqa: PLR2004
+        return 0
+    return int(digits) * (1000 if thousands else 1)
 
 
 def _container(spec: Any, kind: str, resource: str) -> Container:

@@ -20,10 +20,12 @@ from agent.domain.choice import (
     is_locked_for,
     left_behind,
     lock_is_for,
+    runs_without_grant,
 )
 from agent.domain.matching import other_vendors_pending
 from agent.domain.pods import Pod
 from agent.errors import ClusterConflict, ClusterError, ClusterGone
+from agent.ports import ClusterEvent
 from agent.services.node_view import NodeView
 from agent.supervisor import Lifeline
 
@@ -64,8 +66,10 @@ class BindFinisher:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         grace_s: float = GRACE_S,
+        post: Callable[[ClusterEvent], None] = lambda _: None,
     ) -> None:
         self._view = view
+        self._post = post
         self._clock = clock
         self._jitter = jitter
         self._grace_s = grace_s
@@ -266,9 +270,11 @@ class BindFinisher:
         if owner is not None and (phase := left_behind(owner)):
             yield owner, phase
         for pod in table.pods.values():
-            undecided = pod.annotations.get(BIND_PHASE) == ALLOCATING
-            if undecided and pod is not owner and left_behind(pod) == SUCCESS:
+            undecided = pod.annotations.get(BIND_PHASE) == ALLOCATING and pod is not owner
+            if undecided and left_behind(pod) == SUCCESS:
                 yield pod, SUCCESS
+            elif undecided and runs_without_grant(pod):
+                yield pod, FAILED
 
     def _notice_left_behind(self) -> None:
         """End the binds that are decided, but that nobody has ended for a while."""
@@ -284,4 +290,13 @@ class BindFinisher:
                 self._left_behind[seen] = since_s
                 continue
             log.info("bind left behind", pod=pod.full_name, phase=phase)
+            if runs_without_grant(pod):
+                self._post(
+                    ClusterEvent(
+                        reason="RunsWithoutGrant",
+                        message="kubelet started this pod without asking for its vGPUs, so it "
+                        "has no GPU and no limits; delete it so that it is created anew",
+                        pod=pod,
+                    )
+                )
             self._put(self._bind(pod, phase, phase_written=False))

@@ -113,12 +113,22 @@ class Scheduler:
         )
 
     def lock(self, node: str, namespace: str, name: str) -> None:
-        """Take the node for this pod. Raises NodeLocked."""
-        found = self._client.get("nodes", node)
-        held = _annotations(found).get(LOCK, "")
-        if held and not self._may_steal(held, namespace, name):
-            raise NodeLocked(f"node {node} is locked by {held}")
-        self._write_lock(found, f"{rfc3339(self._clock())},{namespace},{name}")
+        """Take the node for this pod. Raises NodeLocked.
+
+        Kubelet's own writes make the patch conflict now and then; the real one tries 5 times, too.
+        """
+        for last in (False, False, False, False, True):
+            found = self._client.get("nodes", node)
+            held = _annotations(found).get(LOCK, "")
+            if held and not self._may_steal(held, namespace, name):
+                raise NodeLocked(f"node {node} is locked by {held}")
+            try:
+                self._write_lock(found, f"{rfc3339(self._clock())},{namespace},{name}")
+            except ApiFailed as error:
+                if last or error.code != 409:  # noqa: PLR2004 - an HTTP status
+                    raise
+            else:
+                return
 
     def unlock(self, node: str, namespace: str, name: str) -> None:
         """Give the node back, if this pod holds it."""

@@ -41,7 +41,8 @@ def request_of(container: dict[str, Any], resource: str = "nvidia.com/gpu") -> G
     domain = resource.partition("/")[0]
 
     def number(name: str, default: int = 0) -> int:
-        return int(str(limits.get(name, default)))
+        text = str(limits.get(name, default))  # the API server rewrites 24000 as 24k
+        return int(text.removesuffix("k")) * (1000 if text.endswith("k") else 1)
 
     return GpuRequest(
         gpus=number(resource),

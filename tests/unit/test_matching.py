@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from agent.domain.choice import (
+    DECIDED,
     Evidence,
     Refusal,
     candidates,
@@ -482,6 +483,16 @@ def test_a_container_that_has_its_grant_is_not_the_one_that_asks() -> None:
         pytest.param(replace(pod("p", ";"), phase="Succeeded"), "success", id="it even ended"),
         pytest.param(pod("p", "a,b:;"), None, id="unreadable: Allocate decides"),
         pytest.param(replace(pod("p", "a,b:;"), phase="Failed"), "failed", id="unreadable, failed"),
+        pytest.param(
+            replace(pod("p", f"{A};").with_annotations({DECIDED: f"{A};"}), phase="Running"),
+            "failed",
+            id="kubelet started it without asking",
+        ),
+        pytest.param(
+            replace(pod("p", f";{A};").with_annotations({DECIDED: f"{A};{A};"}), phase="Running"),
+            None,
+            id="it runs, and part of it was asked for",
+        ),
         pytest.param(pod("p", "").with_annotations({TO_ALLOCATE: None}), None, id="not ours"),
         pytest.param(pod("p", ";", container("m", 0)), None, id="asks for none"),
     ],

@@ -6,6 +6,8 @@ its cache). Each task makes what it needs: a private environment in .build/ from
 lock files in requirements/, and the C libraries with zig, which comes as a Python package.
 """
 
+from __future__ import annotations  # so that an old Python gets as far as the sentence for it
+
 import argparse
 import contextlib
 import fcntl
@@ -15,6 +17,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -283,6 +286,9 @@ TASKS: dict[str, Callable[[Sequence[str]], int]] = {
     "clean": clean,
 }  # fmt: skip
 
+TAKE_ARGUMENTS = ("demo", "test", "gpu", "bench")
+HELP_OF_THEIR_OWN = ("demo", "bench")
+
 
 def main(argv: Sequence[str]) -> int:
     """Run one task; its own arguments follow its name."""
@@ -297,11 +303,20 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("task", choices=TASKS, metavar="TASK", help="one of those below")
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
     chosen = parser.parse_args(argv[:1])
+    task, rest = TASKS[chosen.task], list(argv[1:])
+    if "--help" in rest and chosen.task not in HELP_OF_THEIR_OWN:
+        say(textwrap.dedent("    " + (task.__doc__ or "")).strip())
+        return 0
+    if rest and chosen.task not in TAKE_ARGUMENTS:
+        stop(f"the task {chosen.task} takes no arguments, but was given {' '.join(rest)}")
     if chosen.task != "clean":
         check_prerequisites()
     try:
-        return TASKS[chosen.task](argv[1:])
+        return task(rest)
     except KeyboardInterrupt:
         return 130
     except OSError as error:

@@ -1,0 +1,37 @@
+"""A grant that is made is given, however the end of its bind goes; and no lock is a lock less."""
+
+import pytest
+
+from tests.unit.fakes import pod
+from tests.unit.scene import IDS, PHASE, A, Scene
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        pytest.param("error", id="not done"),
+        pytest.param("error after", id="done, but the answer was lost"),
+    ],
+)
+def test_a_lock_that_cannot_be_removed_yet_costs_the_container_nothing(verdict: str) -> None:
+    scene = Scene()
+    mine = scene.bound(pod("p", f"{A};"))
+    agent = scene.start()
+    scene.faults.once("remove lock", verdict)
+    assert agent.allocate(*IDS)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert agent.outcomes == ["granted"]
+    assert scene.now(mine).annotations[PHASE] == "success"
+    agent.settle(60)
+    assert scene.cluster.lock_value is None
+    assert scene.now(mine).annotations[PHASE] == "success"
+    assert agent.finisher.open_binds() == 0
+
+
+def test_without_a_lock_there_is_none_to_remove() -> None:
+    scene = Scene()
+    mine = scene.bound(pod("p", f"{A};"), locked=False)
+    agent = scene.start()
+    assert agent.allocate(*IDS)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    agent.settle(60)
+    assert scene.now(mine).annotations[PHASE] == "success"
+    assert "remove lock" not in scene.cluster.requests

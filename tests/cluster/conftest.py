@@ -87,8 +87,9 @@ def any_node(request: pytest.FixtureRequest) -> Iterator[NodeUnderTest]:
         yield PeerNodeUnderTest(request.getfixturevalue("peer_node"))
     else:
         behaviour = request.param.removeprefix("stand-in-")
-        state: Path = request.getfixturevalue("short_path") / behaviour
-        state.mkdir()
+        # Made anew each time: pytest may end this fixture and set it up again in one session.
+        parent: Path = request.getfixturevalue("short_path")
+        state = Path(tempfile.mkdtemp(prefix=behaviour, dir=parent))
         with running_stand_in(state, behaviour) as node:
             yield node
 

@@ -4,11 +4,13 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 DESCRIPTION = """\
 Run the main job on a simulated node: two simulated GPUs, a stand-in kubelet, API server and
@@ -18,6 +20,7 @@ takes about 10 seconds.
 """
 # GPUs recover after 3 clean probes; a demo should not take the 30 s that a node takes.
 FLAGS = ("--probe-interval", "0.5s", "--recovery-probes", "3")
+EXIT_INTERRUPTED = 130
 
 
 def own_command() -> list[str]:
@@ -38,32 +41,49 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the node's files, and say where")
     chosen = parser.parse_args(argv)
 
-    from agent.demo.screen import Screen, summary
-    from agent.demo.story import Story
-    from agent.sim.node import SimNode
-
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal: leave nothing running
+        signal.signal(number, _interrupt)
     root = Path(tempfile.mkdtemp(prefix="vgpu-demo-"))
-    screen = Screen(silent=chosen.json)
-    screen.say(f"vgpu-agent demo: a simulated node in {root}")
-    node = SimNode(root, own_command(), flags=FLAGS, environ=os.environ)
-    story = Story(node, screen)
     try:
-        with node:
-            try:
-                story.tell()
-            finally:
-                story.end()
-        failed = [check for check in story.checks if not check.passed]
-        if chosen.json:
-            print(json.dumps({"passed": not failed, "checks": [asdict(c) for c in story.checks]}))
-        screen.leave_standing()
-        for line in summary(story.checks):
-            screen.say(line)
-        if failed:
-            print(node.log_text()[-4000:], file=sys.stderr)
+        return _run(root, as_json=chosen.json)
+    except KeyboardInterrupt:
+        print("vgpu-agent: demo interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except FileNotFoundError as error:  # of the simulated driver
+        print(f"vgpu-agent: {error}", file=sys.stderr)
+        return 1
     finally:
         if chosen.keep:
             print(f"the node's files, the agent's log among them, are in {root}", file=sys.stderr)
         else:
             shutil.rmtree(root, ignore_errors=True)
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _run(root: Path, *, as_json: bool) -> int:
+    """Tell the story on a node in this directory; everything it started has ended afterwards."""
+    from agent.demo.screen import Screen, summary
+    from agent.demo.story import Story
+    from agent.sim.node import SimNode
+
+    screen = Screen(silent=as_json)
+    node = SimNode(root, own_command(), flags=FLAGS, environ=os.environ)
+    screen.say(f"vgpu-agent demo: a simulated node in {root}")
+    story = Story(node, screen)
+    with node:
+        try:
+            story.tell()
+        finally:
+            story.end()
+    failed = [check for check in story.checks if not check.passed]
+    if as_json:
+        print(json.dumps({"passed": not failed, "checks": [asdict(c) for c in story.checks]}))
+    screen.leave_standing()
+    for line in summary(story.checks):
+        screen.say(line)
+    if failed:
+        print(node.log_text()[-4000:], file=sys.stderr)
     return 1 if failed else 0

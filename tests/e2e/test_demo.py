@@ -1,0 +1,115 @@
+"""`vgpu-agent demo`: what it proves, what it says when it cannot, and that it cleans up."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import COMMAND
+from tests.waiting import eventually
+
+STEPS = [
+    "node registered",
+    "pods placed",
+    "every container has its share",
+    "memory limit enforced",
+    "bookkeeping finished",
+    "kubelet restart survived",
+    "sick GPU taken out",
+    "GPU recovered",
+    "clean stop",
+]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Where the demo puts its node; a short path, because unix sockets live in it."""
+    path = Path(tempfile.mkdtemp(prefix="vgpu-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def start(scratch: Path, *flags: str, **environ: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, "demo", *flags],
+        env={**os.environ, "TMPDIR": str(scratch), **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_it_proves_the_main_job_to_programs(scratch: Path) -> None:
+    demo = start(scratch, "--json")
+    out, err = demo.communicate(timeout=50)
+    answer = json.loads(out)
+    assert [check["name"] for check in answer["checks"]] == STEPS
+    assert [check for check in answer["checks"] if not check["passed"]] == []
+    assert (demo.returncode, answer["passed"], err) == (0, True, "")
+    assert list(scratch.iterdir()) == []
+
+
+def test_it_shows_people_gpus_containers_and_what_was_proved(scratch: Path) -> None:
+    demo = start(scratch)
+    out, _ = demo.communicate(timeout=50)
+    assert demo.returncode == 0
+    for text in ("memory used", "limit MiB", "refused", *STEPS, "9 of 9 checks passed."):
+        assert text in out
+    assert "\x1b" not in out, "a pipe is no terminal"
+
+
+def test_what_is_not_proved_is_said_and_is_a_failure(scratch: Path) -> None:
+    """An agent that writes for old schedulers is not understood by the one of the demo."""
+    demo = start(scratch, "--json", VGPU_REGISTER_FORMAT="csv9")
+    out, err = demo.communicate(timeout=50)
+    answer = json.loads(out)
+    assert (demo.returncode, answer["passed"]) == (1, False)
+    assert "the scheduler reads 0 GPUs instead of 2" in answer["checks"][-1]["detail"]
+    assert "agent_starting" in err, "the end of the agent's log helps to find out why"
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_when_it_is_interrupted_nothing_is_left_behind(scratch: Path, number: int) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and number == signal.SIGINT:
+        pytest.skip("SIGINT is ignored here, as in the background of a shell, and so by all below")
+    demo = start(scratch)
+    assert demo.stdout is not None
+    while "pods placed" not in (line := demo.stdout.readline()):
+        assert line, "it has ended by itself"
+    agents = running_in(scratch)
+    assert agents
+    demo.send_signal(number)
+    _, err = demo.communicate(timeout=50)
+    assert (demo.returncode, err) == (130, "vgpu-agent: demo interrupted\n")
+    assert list(scratch.iterdir()) == []
+    eventually(lambda: not running_in(scratch), what="all its processes have ended")
+
+
+def running_in(scratch: Path) -> list[str]:
+    """Command lines of the processes that were started with files of this directory."""
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        if str(scratch) in line:
+            lines.append(line)
+    return lines
+
+
+def test_without_the_built_libraries_it_says_how_to_get_them(scratch: Path) -> None:
+    demo = start(scratch, VGPU_SIM_LIBRARY_DIR="/nowhere")
+    _, err = demo.communicate(timeout=50)
+    assert demo.returncode == 1
+    assert err.startswith("vgpu-agent: the simulated driver is not built")
+    assert err.count("\n") == 1
+    assert list(scratch.iterdir()) == []

@@ -1,0 +1,75 @@
+"""What the agent tells of itself and of the node: metrics, probes, log, Events; and its broom."""
+
+import uuid
+
+import pytest
+
+from agent.sim.driver import made_up_uuid
+from agent.sim.node import Ask, SimNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.whole import finished, up
+from tests.waiting import eventually
+
+SICK = made_up_uuid(1)
+
+
+def test_the_illness_of_a_gpu_is_told_in_log_metric_and_event(node: SimNode) -> None:
+    node.driver.xid(1, 79)
+    eventually(lambda: node.allocatable() == 10)
+    up(node, 20)
+    eventually(lambda: {"GpuUnhealthy", "GpuRecovered"} <= {e["reason"] for e in node.events()})
+    events = {e["reason"]: e for e in node.events()}
+    for reason, word in (("GpuUnhealthy", "unhealthy"), ("GpuRecovered", "healthy")):
+        assert SICK in events[reason]["message"]
+        assert events[reason]["involvedObject"]["kind"] == "Node"
+        transition = f'vgpu_gpu_health_transitions_total{{gpu="{SICK}",to="{word}"}} 1.0'
+        assert transition in node.fetch("/metrics")[1]
+    assert f"gpu_unhealthy in=health gpu={SICK}" in node.log_text()
+    assert f"gpu_recovered in=health gpu={SICK}" in node.log_text()
+
+
+def test_the_promised_metrics_are_there_from_the_start(node: SimNode) -> None:
+    text = node.fetch("/metrics")[1]
+    for name in (
+        "vgpu_agent_info{",
+        "vgpu_api_requests_total{",
+        "vgpu_allocations_total{",
+        "vgpu_allocate_seconds_bucket{",
+        "vgpu_kubelet_registrations_total{",
+        "vgpu_service_restarts_total{",
+        "vgpu_gpu_healthy{",
+    ):
+        assert f"\n{name}" in text, name
+
+
+def test_readiness_says_what_is_missing(node: SimNode) -> None:
+    assert node.fetch("/healthz")[0] == node.fetch("/readyz")[0] == 200
+    node.kubelet.stop()
+    eventually(lambda: node.fetch("/readyz")[0] == 503)
+    assert "not registered with kubelet" in node.fetch("/readyz")[1]
+    assert node.fetch("/healthz")[0] == 200, "without kubelet nothing is stuck"
+
+
+def test_a_list_that_makes_kubelet_slow_is_warned_about(make_node: NodeMaker) -> None:
+    node = make_node("--device-split-count", "501", started=False)
+    node.start_agent()
+    up(node, 1002)
+    assert "1002 vGPUs on one node make kubelet slow" in node.log_text()
+
+
+@pytest.mark.timeout(90)
+def test_directories_of_pods_that_are_gone_are_collected(make_node: NodeMaker) -> None:
+    """Also one from before the start; never that of a pod that is there."""
+    node = make_node("--cache-gc-after", "10s", "--cache-gc-interval", "1s", started=False)
+    containers = node.root / "host" / "vgpu" / "containers"
+    containers.mkdir(mode=0o755)
+    left_over = containers / f"{uuid.uuid4()}_main"
+    left_over.mkdir()
+    (left_over / "1.cache").write_bytes(b"region")
+    node.start_agent()
+    up(node, 20)
+    gone, stays = node.run_pod("gone", [Ask()]), node.run_pod("stays", [Ask()])
+    eventually(lambda: finished(node, gone) and finished(node, stays))
+    node.delete_pod(gone)
+    kept = containers / f"{stays.uid}_main"
+    eventually(lambda: list(containers.iterdir()) == [kept], within_s=40)

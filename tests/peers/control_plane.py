@@ -9,17 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from kube_api import KubeApi, kubeconfig_text
 
 from .build_peers import Peers
 from .processes import Process, free_port
 
-# What the agent needs and nothing more; a request outside it fails the tests with 403.
-AGENT_RULES: list[dict[str, list[str]]] = [
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
-]
+RBAC = Path(__file__).resolve().parents[2] / "packaging" / "daemonset" / "rbac.yaml"
+
+
+def agent_rules() -> list[dict[str, list[str]]]:
+    """The rules that are shipped for the agent; a request outside them fails the tests with 403."""
+    documents = yaml.safe_load_all(RBAC.read_text())
+    return next(found["rules"] for found in documents if found["kind"] == "ClusterRole")
 
 
 class ControlPlane:
@@ -62,7 +64,9 @@ class ControlPlane:
         role = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "vgpu-agent"}}
         to = {"apiGroup": "rbac.authorization.k8s.io"}
         base = "/apis/rbac.authorization.k8s.io/v1"
-        self._create(f"{base}/clusterroles", {**role, "kind": "ClusterRole", "rules": AGENT_RULES})
+        self._create(
+            f"{base}/clusterroles", {**role, "kind": "ClusterRole", "rules": agent_rules()}
+        )
         self._create(
             f"{base}/clusterrolebindings",
             {

@@ -30,8 +30,9 @@ SUMMARIES = {
 }
 EXIT_CODES = """\
 exit codes:
-  0  stopped by SIGTERM or SIGINT, or done
-  1  gave up: a loop kept crashing, or did not end in time; the log says which
+  0  stopped by SIGTERM, SIGINT or SIGHUP, or done
+  1  gave up, start it again: a loop kept crashing or did not end in time, or the
+     driver needs a new process; the log says which
   2  a setting or the command line is wrong; the last line says what to do
 """
 EXAMPLES = """\

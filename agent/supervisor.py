@@ -19,7 +19,7 @@ from agent import logs
 
 log = logs.get(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_STOPPED, EXIT_GAVE_UP = 0, 1
 
 
@@ -230,14 +230,17 @@ def serve(
     """Main thread: start everything, wait for a signal, and meanwhile vouch for the loops.
 
     `tick` is called each second and may return a status line for the init system. Signals are
-    waited for, not handled: a handler that sets an Event can deadlock with a thread in `wait`.
+    waited for, not handled: a handler that sets an Event can deadlock with a thread in `wait`. One
+    that was ignored when we were started (nohup) stays ignored. SIGHUP ends the agent like SIGTERM:
+    settings are read at the start, and whoever supervises us starts us again.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before any thread: they inherit the mask
+    signals = {number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread: they inherit the mask
     supervisor.start()
     notify("READY=1")  # not "registered": a kubelet that starts after us must not fail our start
     status = ""
     while not supervisor.stopping:
-        if received := signal.sigtimedwait(SIGNALS, 1.0):
+        if received := signal.sigtimedwait(signals, 1.0):
             log.info("signal received", signal=signal.Signals(received.si_signo).name)
             supervisor.stop()
             break

@@ -11,7 +11,7 @@ import pytest
 from agent.sim.driver import made_up_uuid
 from agent.sim.node import Ask, SimNode
 from agent.sim.scheduler import HANDSHAKE, LOCK, REGISTER
-from tests.e2e.conftest import NodeMaker
+from tests.e2e.conftest import COMMAND, NodeMaker
 from tests.e2e.whole import finished, got_its_claims, up
 from tests.waiting import eventually
 
@@ -143,7 +143,7 @@ def test_without_clean_exit_the_annotations_stay(node: SimNode) -> None:
     assert REGISTER in node.annotations()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_stops_cleanly(node: SimNode, number: int) -> None:
     assert node.stop_agent(number) == 0
     assert not list(node.kubelet.directory.glob("*vgpu*.sock")), "our socket is left behind"
@@ -200,3 +200,12 @@ def test_the_metrics_of_a_busy_node(node: SimNode) -> None:
         f'vgpu_gpu_healthy{{gpu="{made_up_uuid(0)}",index="0"}} 1.0',
     ):
         assert line in text
+
+
+def test_under_nohup_it_does_not_hear_the_hang_up(make_node: NodeMaker) -> None:
+    node = make_node(command=["nohup", *COMMAND])
+    assert node.agent is not None
+    node.agent.send_signal(signal.SIGHUP)
+    asks = [Ask(memory_mib=700)]
+    assert got_its_claims(node.run_pod("afterwards", asks), asks)
+    assert node.stop_agent() == 0

@@ -172,6 +172,8 @@ class Registrar:
     # --- writing --------------------------------------------------------------------------------
 
     def _write(self, changes: dict[str, str | None]) -> float:
+        # Said before it is sent: a write whose answer is lost may have happened.
+        self._ever_registered = self._ever_registered or REGISTER in changes
         try:
             node = self._cluster.patch_node(changes)
         except ClusterError as error:

@@ -389,6 +389,20 @@ def test_an_agent_that_never_registered_removes_nothing(server: ApiServer, tmp_p
     assert server.requests() == []
 
 
+def test_leaving_right_after_a_write_whose_answer_was_lost(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """The agent is stopped while its first write is on the way: what arrived is taken back."""
+    server.lose_answer(verb="patch", resource="nodes", count=2)
+    scene = Scene(server, tmp_path)
+    scene.own_node.publish(Node(name="n1"))
+    scene.registrar.step_once()
+    assert scene.annotation() is not None, "the write has arrived"
+    server.clear_faults()
+    assert scene.registrar.leave(within_s=5.0)
+    assert scene.annotation() is None
+
+
 def test_leaving_without_an_api_server_takes_no_longer_than_it_may(
     server: ApiServer, tmp_path: Path
 ) -> None:

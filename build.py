@@ -6,8 +6,6 @@ its cache). Each task makes what it needs: a private environment in .build/ from
 lock files in requirements/, and the C libraries with zig, which comes as a Python package.
 """
 
-from __future__ import annotations  # so that an old Python gets as far as the sentence for it
-
 import argparse
 import contextlib
 import fcntl
@@ -68,7 +66,7 @@ def check_prerequisites() -> None:
 
 
 @contextlib.contextmanager
-def one_build_at_a_time() -> Iterator[None]:
+def one_build_at_a_time() -> "Iterator[None]":
     """Hold .build/lock: two tasks started together must not install over each other."""
     with (BUILD / "lock").open("w") as handle:
         try:
@@ -79,7 +77,7 @@ def one_build_at_a_time() -> Iterator[None]:
         yield
 
 
-def quietly(label: str, command: Sequence[str | Path], **environment: str) -> None:
+def quietly(label: str, command: "Sequence[str | Path]", **environment: str) -> None:
     """Run a command whose output matters only when it fails; show that it takes time."""
     log = BUILD / "last-step.log"
     began = shown = time.monotonic()
@@ -106,7 +104,7 @@ def quietly(label: str, command: Sequence[str | Path], **environment: str) -> No
         say(f"  {label}: done in {time.monotonic() - began:.0f} s")
 
 
-def run(*command: str | Path, **environment: str) -> int:
+def run(*command: "str | Path", **environment: str) -> int:
     """Run a command that speaks for itself; give its exit code."""
     try:
         return subprocess.run(
@@ -128,8 +126,10 @@ def environment(*locks: str) -> None:
             say("a lock file changed: making the environment anew")
             shutil.rmtree(VENV)
             stamps = {}
-        if not PYTHON.exists():
+        complete = VENV / ".complete"  # an interrupted `venv` leaves a python without pip
+        if not complete.exists():
             quietly("creating .build/venv", [sys.executable, "-m", "venv", "--clear", VENV])
+            complete.touch()
             stamps = {}
         for lock in (lock for lock in locks if lock not in stamps):
             pip: list[str | Path] = [PYTHON, "-m", "pip", "install", "--no-input", "--no-deps"]
@@ -139,7 +139,7 @@ def environment(*locks: str) -> None:
             (VENV / f".lock.{lock}.{wanted[lock]}").touch()
 
 
-def hook(_arguments: Sequence[str] = ()) -> int:
+def hook(_arguments: "Sequence[str]" = ()) -> int:
     """Compile hook/: libvgpu.so, and the simulated driver for tests and the demo."""
     environment("run", "hook")
     sys.path.insert(0, str(ROOT / "hook"))
@@ -155,13 +155,16 @@ def hook(_arguments: Sequence[str] = ()) -> int:
     return 0
 
 
-def demo(arguments: Sequence[str] = ()) -> int:
-    """Run the main job on a simulated node: no root, GPU, kubelet or cluster needed."""
+def demo(arguments: "Sequence[str]" = ()) -> int:
+    """Run the main job on a simulated node: no root, GPU, kubelet or cluster needed.
+
+    --json prints one JSON object for machines, --keep keeps the node's files.
+    """
     hook()
     return run(PYTHON, "agent.py", "demo", *arguments)
 
 
-def check(_arguments: Sequence[str] = ()) -> int:
+def check(_arguments: "Sequence[str]" = ()) -> int:
     """Lint, types, formatting and the import contracts; part of `test`."""
     environment("run", "hook", "dev")
     tools = VENV / "bin"
@@ -181,7 +184,7 @@ def check(_arguments: Sequence[str] = ()) -> int:
     return 0
 
 
-def format(_arguments: Sequence[str] = ()) -> int:  # noqa: A001 - the task's name
+def format(_arguments: "Sequence[str]" = ()) -> int:  # noqa: A001 - the task's name
     """Rewrite Python and C in the house's format."""
     environment("run", "hook", "dev")
     tools = VENV / "bin"
@@ -193,7 +196,7 @@ def format(_arguments: Sequence[str] = ()) -> int:  # noqa: A001 - the task's na
     return 0
 
 
-def test(arguments: Sequence[str]) -> int:
+def test(arguments: "Sequence[str]") -> int:
     """Check everything and run all tests; --cluster: the cases on a real kubelet instead.
 
     Further arguments go to pytest, e.g. `build.py test tests/unit -k claims`.
@@ -203,13 +206,14 @@ def test(arguments: Sequence[str]) -> int:
         arguments.remove("--cluster")
         return test_cluster(arguments)
     hook()
+    environment("run", "hook", "dev")
     if not arguments:
         check()
     chosen = arguments or ["-n", "2", "--dist", "loadfile"]
     return run(PYTHON, "-m", "pytest", "-m", "not cluster and not gpu", *chosen)
 
 
-def test_cluster(arguments: Sequence[str]) -> int:
+def test_cluster(arguments: "Sequence[str]") -> int:
     """Run tests/cluster on a real kubelet and API server, or on those that are given."""
     hook()
     if not os.environ.get("VGPU_TEST_KUBECONFIG"):
@@ -218,34 +222,37 @@ def test_cluster(arguments: Sequence[str]) -> int:
     return run(PYTHON, "-m", "pytest", "-m", "cluster", "tests/cluster", *arguments)
 
 
-def cluster_peers(_arguments: Sequence[str] = ()) -> int:
+def cluster_peers(_arguments: "Sequence[str]" = ()) -> int:
     """Build a real kubelet and kube-apiserver once, into a cache outside the tree (3 min)."""
     environment("run", "hook", "dev")
     return run(PYTHON, "-m", "tests.peers.build_peers")
 
 
-def gpu(arguments: Sequence[str] = ()) -> int:
+def gpu(arguments: "Sequence[str]" = ()) -> int:
     """Run the tests that need a real NVIDIA GPU, on this machine's GPU."""
     hook()
     environment("run", "hook", "dev")
     return run(PYTHON, "-m", "pytest", "-m", "gpu", "-v", "tests/gpu", *arguments)
 
 
-def bench(arguments: Sequence[str] = ()) -> int:
-    """Measure the agent and print the table; --json FILE writes the rows, --only AREA selects."""
+def bench(arguments: "Sequence[str]" = ()) -> int:
+    """Measure the agent and print the table; --json FILE writes the rows, --only AREA selects.
+
+    Areas: start, allocate, memory, large, idle. FILE.md is written beside FILE.json.
+    """
     hook()
     environment("run", "hook", "dev")
     return run(PYTHON, "tests/bench/run.py", *arguments)
 
 
-def dist(_arguments: Sequence[str] = ()) -> int:
+def dist(_arguments: "Sequence[str]" = ()) -> int:
     """Freeze the agent with its libraries into dist/: a folder and its tarball."""
     hook()
     environment("run", "hook", "dev")
     return run(PYTHON, "packaging/freeze.py", str(ROOT / "dist"), str(HOOK_DIR))
 
 
-def proto(_arguments: Sequence[str] = ()) -> int:
+def proto(_arguments: "Sequence[str]" = ()) -> int:
     """Generate agent/wire/*_pb2.py from the .proto files beside them."""
     environment("run", "hook", "dev")
     sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "agent/wire").glob("*.proto"))
@@ -256,7 +263,7 @@ def proto(_arguments: Sequence[str] = ()) -> int:
     return 0
 
 
-def lock(_arguments: Sequence[str] = ()) -> int:
+def lock(_arguments: "Sequence[str]" = ()) -> int:
     """Resolve requirements/*.in anew and write the hash-pinned lock files."""
     environment("run", "hook", "dev")
     for name in ("run", "hook", "dev", "peers"):
@@ -269,28 +276,28 @@ def lock(_arguments: Sequence[str] = ()) -> int:
     return 0
 
 
-def clean(_arguments: Sequence[str] = ()) -> int:
+def clean(_arguments: "Sequence[str]" = ()) -> int:
     """Remove everything that the tasks made in this tree: .build, dist and caches."""
     doomed = [BUILD, ROOT / "dist", *ROOT.glob(".*_cache"), ROOT / ".hypothesis"]
     doomed += [
         path for top in ("agent", "tests", "hook") for path in (ROOT / top).rglob("__pycache__")
     ]
     for path in doomed:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            shutil.rmtree(path)
     return 0
 
 
-TASKS: dict[str, Callable[[Sequence[str]], int]] = {
+TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
     "bench": bench, "gpu": gpu, "cluster-peers": cluster_peers, "proto": proto, "lock": lock,
     "clean": clean,
 }  # fmt: skip
 
 TAKE_ARGUMENTS = ("demo", "test", "gpu", "bench")
-HELP_OF_THEIR_OWN = ("demo", "bench")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: "Sequence[str]") -> int:
     """Run one task; its own arguments follow its name."""
     summary = "\n".join(
         f"  {name:<14} {(task.__doc__ or '').splitlines()[0]}" for name, task in TASKS.items()
@@ -308,19 +315,21 @@ def main(argv: Sequence[str]) -> int:
         return 2
     chosen = parser.parse_args(argv[:1])
     task, rest = TASKS[chosen.task], list(argv[1:])
-    if "--help" in rest and chosen.task not in HELP_OF_THEIR_OWN:
+    if "--help" in rest:
         say(textwrap.dedent("    " + (task.__doc__ or "")).strip())
         return 0
     if rest and chosen.task not in TAKE_ARGUMENTS:
         stop(f"the task {chosen.task} takes no arguments, but was given {' '.join(rest)}")
-    if chosen.task != "clean":
-        check_prerequisites()
     try:
+        if chosen.task != "clean":
+            check_prerequisites()
         return task(rest)
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        stop(f"{error.strerror or error}: {error.filename or ''}; free space or fix the permission")
+        stop(
+            f"{error.filename or ROOT}: {error.strerror or error}; make room, or the tree writable"
+        )
 
 
 if __name__ == "__main__":

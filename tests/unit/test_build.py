@@ -39,7 +39,14 @@ def sentence_of(build: ModuleType) -> str:
 
 def test_an_old_python_can_read_it() -> None:
     """It must get as far as saying that it needs a newer one."""
-    ast.parse(BUILD.read_text(), feature_version=(3, 7))
+    tree = ast.parse(BUILD.read_text(), feature_version=(3, 6))
+    for node in ast.walk(tree):
+        assert not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+        if isinstance(node, ast.FunctionDef):  # what is evaluated when the file is read
+            for argument in (*node.args.args, node.args.vararg, node.args.kwarg):
+                annotation = argument.annotation if argument else None
+                assert annotation is None or isinstance(annotation, ast.Name | ast.Constant)
+            assert node.returns is None or isinstance(node.returns, ast.Name | ast.Constant)
 
 
 def test_python_is_too_old(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +80,34 @@ def test_a_step_that_fails_shows_its_end_and_a_sentence(
         build.quietly("a step", [sys.executable, "-c", "print('the cause'); raise SystemExit(3)"])
     assert "a step failed with exit code 3" in str(ended.value)
     assert "the cause" in capfd.readouterr().err
+
+
+def test_a_tree_that_cannot_be_written(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setattr(build, "BUILD", blocked / ".build")
+    with pytest.raises(SystemExit) as ended:
+        build.main(["check"])
+    assert str(ended.value).startswith("build.py: ")
+    assert str(blocked) in str(ended.value)
+
+
+def test_an_interrupted_environment_is_made_anew(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C leaves a python without pip; the next run must not take that for an environment."""
+    made: list[str] = []
+    monkeypatch.setattr(build, "VENV", tmp_path / ".build/venv")
+    monkeypatch.setattr(build, "REQUIREMENTS", tmp_path)
+    monkeypatch.setattr(build, "quietly", lambda label, command: made.append(label))
+    (tmp_path / "run.lock").write_text("")
+    build.VENV.joinpath("bin").mkdir(parents=True)
+    build.PYTHON.touch()
+    build.environment("run")
+    build.environment("run")
+    assert made == ["creating .build/venv", "installing requirements/run.lock"]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], []], ids=["--help", "nothing"])

@@ -32,7 +32,7 @@ from agent.domain.grant_plan import GrantPolicy
 from agent.domain.pods import Node
 from agent.domain.register import Scores
 from agent.domain.topology import GpuPair, pair_scores
-from agent.domain.vgpu_ids import advertised
+from agent.domain.vgpu_ids import advertised, judge_list
 from agent.errors import AgentError
 from agent.services.allocator import Allocator, Host, Supply
 from agent.services.bind_finisher import BindFinisher
@@ -50,13 +50,14 @@ from agent.services.published import Inventory, PodTable, Published
 from agent.services.reconcile import Reconcile
 from agent.services.registrar import Registrar
 from agent.services.turns import Turns
-from agent.supervisor import EXIT_GAVE_UP, Service, Supervisor, serve
+from agent.supervisor import EXIT_GAVE_UP, EXIT_USAGE, Service, Supervisor, serve
 from agent.version import VERSION
 
 log = logs.get(__name__)
 
 M_ARENA_MAX = -8  # mallopt(3)
-LEAVE_WITHIN_S = 3.0
+# Together under the 5 s in which the agent promises to stop; an Allocate may still need its budget.
+JOIN_WITHIN_S, LEAVE_WITHIN_S = 3.2, 1.4
 
 
 def _scores(
@@ -148,7 +149,7 @@ class Agent:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._leaving = ""
+        self._code: int | None = None  # how to end, when that is decided before the end
         self._inventory: Inventory = Published(GpuInventory())
         self._seen = _Seen(self._inventory)
         self._metrics = Metrics(VERSION, self._seen)
@@ -165,11 +166,11 @@ class Agent:
             own_node=Published[Node | None](None),
         )
         self._events = Events(self._cluster)
-        may_act = Published(value=False)
-        self._instance = Instance(InstanceLock(config.state_dir), may_act)
+        self._may_act = Published(value=False)
+        self._instance = Instance(InstanceLock(config.state_dir), self._may_act)
         self._topology = Published[tuple[GpuPair, ...]](()) if config.topology_score else None
 
-        services = [*self._watchers(), *self._granting(may_act)]
+        services = [*self._watchers(), *self._granting()]
         if config.metrics_address:
             services.append(
                 Endpoints(
@@ -196,6 +197,8 @@ class Agent:
             count=self._metrics.health_transition,
             count_xid=self._metrics.xid_error,
             leave=self._leave,
+            objection=lambda gpus: judge_list(gpus, config.sharing).refusal,
+            refuse=self._refuse,
             leave_when_absent=config.fail_on_init_error,
             topology=self._topology,
         )
@@ -208,7 +211,7 @@ class Agent:
             self._events,
         ]
 
-    def _granting(self, may_act: Published[bool]) -> list[Service]:
+    def _granting(self) -> list[Service]:
         """Whoever acts: behind the gate that opens when this agent is alone on the node."""
         config, pods = self._config, self._view.pods
         caches, hook_install = _host(config)
@@ -248,7 +251,7 @@ class Agent:
                 every_s=config.cache_gc_every_s,
             ),
         ]
-        gate = Gate(may_act, on_open=grants.reload)
+        gate = Gate(self._may_act, on_open=grants.reload)
         return [Gated(service, gate) for service in alone]
 
     def _made_plugin(self, allocator: Allocator, preference: Preference) -> Plugin:
@@ -268,7 +271,6 @@ class Agent:
             self._inventory,
             config.sharing,
             count=metrics.registration,
-            leave=self._leave,
         )
 
     def _made_registrar(self) -> Registrar:
@@ -311,17 +313,26 @@ class Agent:
 
     def _leave(self, why: str) -> None:
         """Something only a new process can mend: end with the exit code of giving up."""
-        self._leaving = why
+        self._code = EXIT_GAVE_UP
         log.error("agent leaves", error=why)
+        self.supervisor.stop()
+
+    def _refuse(self, why: str) -> None:
+        """The settings do not fit this node's GPUs: end as with any wrong setting."""
+        self._code = EXIT_USAGE
+        log.error("settings refused", error=why)
         self.supervisor.stop()
 
     def run(self) -> int:
         """Serve until a signal or a reason to leave; give the exit code."""
-        code = serve(self.supervisor, notify=Notifier(), tick=self._status)
-        if self._config.clean_exit:
+        code = serve(
+            self.supervisor, notify=Notifier(), tick=self._status, stop_within_s=JOIN_WITHIN_S
+        )
+        if self._config.clean_exit and self._may_act.now():
             self._registrar.leave(within_s=LEAVE_WITHIN_S)
+        code = code if self._code is None else self._code
         log.info("agent stopped", code=code)
-        return EXIT_GAVE_UP if self._leaving else code
+        return code
 
 
 def _spare_memory() -> None:

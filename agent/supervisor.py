@@ -20,7 +20,7 @@ from agent import logs
 log = logs.get(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-EXIT_STOPPED, EXIT_GAVE_UP = 0, 1
+EXIT_STOPPED, EXIT_GAVE_UP, EXIT_USAGE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,7 +172,6 @@ class Agent:
     ) -> None:
         self.inventory = Published(inventory)
         self.counted: list[str] = []
-        self.left: list[str] = []
         allocator = EnvPerVgpu()
         answers = Answers(
             self.inventory, lambda now: advertised(now, sharing), allocator, allocator
@@ -185,7 +184,6 @@ class Agent:
             self.inventory,
             sharing,
             count=lambda _resource, outcome: self.counted.append(outcome),
-            leave=self.left.append,
             clock=clock,
         )
         self.supervisor = Supervisor([self.plugin], policy=RestartPolicy(budget=0))

@@ -6,7 +6,7 @@ after a switch can be read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.domain.gpu import GpuInventory, Sharing
 
@@ -66,13 +66,22 @@ def _plain(text: str) -> bool:
     )
 
 
+def bearable(inventory: GpuInventory, sharing: Sharing) -> Sharing:
+    """The sharing whose list kubelet can read: ours, or one of the largest split count that works.
+
+    A split count that is too large from the start is refused by `judge_list`; this is for GPUs that
+    appear while the agent runs.
+    """
+    largest = judge_list(inventory, sharing).largest_split_count
+    return sharing if sharing.split_count <= largest else replace(sharing, split_count=largest)
+
+
 def advertised(inventory: GpuInventory, sharing: Sharing) -> tuple[Vgpu, ...]:
     """Every vGPU of the node, GPU by GPU. A GPU's health is that of all its vGPUs.
 
-    What `judge_list` refuses is not in it, should it come up while the agent runs: GPUs that cannot
-    be named are left out, and a list that would be too long has the largest split count that works.
+    GPUs that cannot be named, which `judge_list` refuses, are left out should they come up later.
     """
-    split_count = min(sharing.split_count, judge_list(inventory, sharing).largest_split_count)
+    split_count = bearable(inventory, sharing).split_count
     return tuple(
         Vgpu(vgpu_id(gpu.uuid, slot), gpu.healthy, gpu.numa_node if sharing.numa_hints else None)
         for gpu in sharing.offered(inventory)

@@ -6,6 +6,7 @@ that it hangs and marks all GPUs unhealthy, since silence is not health. GPUs ar
 capacity and the pods on them keep their device.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,6 +47,8 @@ class Health:
         count: Callable[[str, str], None] = lambda _uuid, _to: None,
         count_xid: Callable[[str, int], None] = lambda _uuid, _xid: None,
         leave: Callable[[str], None] = lambda _why: None,
+        objection: Callable[[GpuInventory], str] = lambda _gpus: "",
+        refuse: Callable[[str], None] = lambda _why: None,
         leave_when_absent: bool = False,
         topology: Published[tuple[GpuPair, ...]] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -60,6 +63,9 @@ class Health:
         self._count = count
         self._count_xid = count_xid
         self._leave = leave
+        self._objection = objection  # why the settings do not fit the GPUs that were found
+        self._refuse = refuse
+        self._accepted = False  # the settings fit the GPUs that were found first
         self._leave_when_absent = leave_when_absent
         self._topology = topology  # None: nobody wants to know
         self._joined = frozenset[str]()  # the GPUs whose topology was read
@@ -71,6 +77,8 @@ class Health:
         self._next_sweep_s = 0.0
         self._calling_since_s: float | None = None
         self._hung = False  # set by Patience's thread, taken back by ours
+        # Guards what is known of the GPUs; never held during a call of the driver.
+        self._mutex = threading.Lock()
 
     def run(self, life: Lifeline) -> None:
         try:
@@ -113,8 +121,10 @@ class Health:
 
     def driver_hangs(self) -> None:
         """Called by `Patience`: nobody answers, so nothing is known to be healthy."""
-        self._hung = True
-        if self._inventory.update(lambda now: _all_unhealthy(now, HUNG)):
+        with self._mutex:
+            if self._hung:
+                return
+            self._hung = True
             log.error("driver hangs", waited_s=HANG_AFTER_S)
             self._post(
                 ClusterEvent(
@@ -123,6 +133,8 @@ class Health:
                     "unhealthy until it answers. Look at dmesg for NVRM messages.",
                 )
             )
+            self._all_fell_ill(HUNG)
+            self._publish(driver_error=HUNG)
 
     # --- what the driver said --------------------------------------------------------------
 
@@ -130,21 +142,23 @@ class Health:
         listed = {gpu.uuid: gpu for gpu in self._nvml.gpus()}
         if self._topology is not None and listed.keys() != self._joined:
             self._read_topology(self._topology, frozenset(listed))
-        now_s = self._clock()
-        for uuid, gpu in listed.items():
-            if uuid not in self._gpus:
-                log.info(
-                    "gpu found", gpu=uuid, index=gpu.index, model=gpu.name,
-                    memory_mib=gpu.memory_mib, numa_node=gpu.numa_node, mig=gpu.mig_enabled,
-                )  # fmt: skip
-            self._gpus[uuid] = gpu
-            self._judge(uuid, probed(
-                self._health.get(uuid, GpuHealth()), self._probe(uuid),
-                recovery_probes=self._recovery_probes, now_s=now_s,
-            ))  # fmt: skip
-        for uuid in self._gpus.keys() - listed.keys():
-            self._judge(uuid, fell_ill(self._health[uuid], VANISHED, now_s=now_s))
-        self._publish()
+        failures = {uuid: self._probe(uuid) for uuid in listed}
+        with self._mutex:
+            now_s = self._clock()
+            for uuid, gpu in listed.items():
+                if uuid not in self._gpus:
+                    log.info(
+                        "gpu found", gpu=uuid, index=gpu.index, model=gpu.name,
+                        memory_mib=gpu.memory_mib, numa_node=gpu.numa_node, mig=gpu.mig_enabled,
+                    )  # fmt: skip
+                self._gpus[uuid] = gpu
+                health = self._health.get(uuid, GpuHealth())
+                self._judge(uuid, probed(
+                    health, failures[uuid], recovery_probes=self._recovery_probes, now_s=now_s
+                ))  # fmt: skip
+            for uuid in self._gpus.keys() - listed.keys():
+                self._judge(uuid, fell_ill(self._health[uuid], VANISHED, now_s=now_s))
+            self._publish()
 
     def _read_topology(
         self, topology: Published[tuple[GpuPair, ...]], uuids: frozenset[str]
@@ -191,19 +205,23 @@ class Health:
         reason = verdict(event, self._ignored_xids) if self._events_watched else ""
         if not reason:
             return
-        # An event that names no GPU may be about any of them.
-        for uuid in [event.uuid] if event.uuid else list(self._gpus):
-            if uuid in self._gpus:
-                self._judge(uuid, fell_ill(self._health[uuid], reason, now_s=self._clock()))
-        self._publish()
+        with self._mutex:
+            # An event that names no GPU may be about any of them.
+            for uuid in [event.uuid] if event.uuid else list(self._gpus):
+                if uuid in self._gpus:
+                    self._judge(uuid, fell_ill(self._health[uuid], reason, now_s=self._clock()))
+            self._publish()
 
     def _answers_again(self) -> None:
         """After a hang every GPU has to earn its health by clean probes, like after an XID."""
-        self._hung = False
-        log.info("driver answers again")
-        for uuid, health in self._health.items():
-            self._judge(uuid, fell_ill(health, HUNG, now_s=self._clock()))
-        self._publish()
+        with self._mutex:
+            self._hung = False
+            log.info("driver answers again")
+            self._publish()
+
+    def _all_fell_ill(self, reason: str) -> None:
+        for uuid, health in list(self._health.items()):
+            self._judge(uuid, fell_ill(health, reason, now_s=self._clock()))
 
     def _driver_failed(self, error: NvmlError) -> None:
         """The library or the driver as a whole: nothing is healthy, start over."""
@@ -212,9 +230,9 @@ class Health:
         log.failing(
             "driver absent" if isinstance(error, NvmlAbsent) else "driver failed", error=error
         )
-        for uuid, health in self._health.items():
-            self._judge(uuid, fell_ill(health, str(error), now_s=self._clock()))
-        self._publish(driver_error=str(error))
+        with self._mutex:
+            self._all_fell_ill(str(error))
+            self._publish(driver_error=str(error))
         if isinstance(error, NvmlStale) or (
             isinstance(error, NvmlAbsent) and self._leave_when_absent and not self._gpus
         ):
@@ -246,23 +264,17 @@ class Health:
             replace(gpu, unhealthy_reason=self._health[uuid].reason)
             for uuid, gpu in self._gpus.items()
         )
+        if not self._accepted and not driver_error:
+            if objection := self._objection(picture):
+                self._refuse(objection)  # and announce nothing to anybody
+                return
+            self._accepted = True
         if driver_error:
             picture = replace(picture, driver_error=driver_error, known=bool(self._gpus))
         else:
             log.recovered("driver absent")
             log.recovered("driver failed")
         self._inventory.publish(picture)
-
-
-def _all_unhealthy(now: GpuInventory, reason: str) -> GpuInventory:
-    return replace(
-        now,
-        gpus=tuple(
-            gpu if gpu.unhealthy_reason else replace(gpu, unhealthy_reason=reason)
-            for gpu in now.gpus
-        ),
-        driver_error=reason,
-    )
 
 
 class Patience:

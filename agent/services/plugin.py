@@ -58,7 +58,6 @@ class Plugin:
         sharing: Sharing,
         *,
         count: Callable[[str, str], None] = lambda _resource, _outcome: None,
-        leave: Callable[[str], None] = lambda _why: None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         poll_s: float = POLL_S,
@@ -71,7 +70,6 @@ class Plugin:
         self._inventory = inventory
         self._sharing = sharing
         self._count = count
-        self._leave = leave
         self._clock = clock
         self._jitter = jitter
         self._poll_s = poll_s
@@ -222,15 +220,13 @@ class Plugin:
         )
 
     def _judge_list(self) -> None:
-        """Refuse a split count that kubelet could not bear; while running, advertise fewer."""
+        """Say it when the list is long, or is cut to what kubelet can bear."""
         version, inventory = self._inventory.read()
         if version == self._judged_version:
             return
-        first, self._judged_version = self._judged_version is None, version
+        self._judged_version = version
         verdict = judge_list(inventory, self._sharing)
         if verdict.refusal:
             log.failing("list too long", about=self._resource, error=verdict.refusal)
-            if first:
-                self._leave(verdict.refusal)
         elif verdict.warning:
             log.failing("list long", about=self._resource, error=verdict.warning)

@@ -23,6 +23,7 @@ from agent.domain.register import (
     registered_gpus,
     says_the_same,
 )
+from agent.domain.vgpu_ids import bearable
 from agent.errors import ClusterError
 from agent.ports import Cluster
 from agent.services.published import Inventory, OwnNode, newest_node
@@ -77,7 +78,6 @@ class Registrar:
         self._now = now
         self._wake = threading.Event()
         self._missing = "the GPUs are not known yet"
-        self._ever_registered = False
         self._retry_at_s = 0.0
         self._answered_at_s = -math.inf
         self._written = ""  # our last register annotation
@@ -116,7 +116,7 @@ class Registrar:
             return IDLE_S
         changes, wait_s = self._registration(node)
         if not changes and not wait_s:
-            self._missing, self._ever_registered = "", True
+            self._missing = ""
         if self._handshake:
             changes_too, wait_too_s = self._answer(node)
             changes |= changes_too
@@ -132,8 +132,9 @@ class Registrar:
 
     def _registration(self, node: Node) -> tuple[dict[str, str | None], float]:
         """What has to be written about the GPUs, or in how many seconds."""
-        gpus = self._sharing.offered(self._inventory.now())
-        offers = registered_gpus(gpus, self._sharing, self._form)
+        inventory = self._inventory.now()
+        sharing = bearable(inventory, self._sharing)  # what kubelet is told, too
+        offers = registered_gpus(sharing.offered(inventory), sharing, self._form)
         changes: dict[str, str | None] = {}
         found = node.annotations.get(REGISTER)
         if found is None or not says_the_same(found, offers, self._form):
@@ -142,6 +143,8 @@ class Registrar:
             score = encode_scores(self._scores())
             if node.annotations.get(SCORE) != score:
                 changes[SCORE] = score
+        elif SCORE in node.annotations:
+            changes[SCORE] = None  # of an earlier run: stale scores mislead the scheduler
         if not changes:
             return {}, 0.0
         self._missing = "the annotation of our Node is being written"
@@ -172,8 +175,6 @@ class Registrar:
     # --- writing --------------------------------------------------------------------------------
 
     def _write(self, changes: dict[str, str | None]) -> float:
-        # Said before it is sent: a write whose answer is lost may have happened.
-        self._ever_registered = self._ever_registered or REGISTER in changes
         try:
             node = self._cluster.patch_node(changes)
         except ClusterError as error:
@@ -214,13 +215,10 @@ class Registrar:
     def leave(self, *, within_s: float) -> bool:
         """Remove the annotations that are ours; tell whether that is done. Never raises.
 
-        Without a registration of ours there is nothing to remove: another agent may own them.
+        Those of an earlier run, too: they are ours because this agent is the node's only one. The
+        handshake is the scheduler's unless we answer it.
         """
-        if not self._ever_registered:
-            return True
-        changes: dict[str, str | None] = {REGISTER: None}
-        if self._scores is not None:
-            changes[SCORE] = None
+        changes: dict[str, str | None] = {REGISTER: None, SCORE: None}
         if self._handshake:
             changes[HANDSHAKE] = None
         try:

@@ -212,11 +212,13 @@ def test_the_driver_is_upgraded_under_us(node: SimNode) -> None:
     serves(node)
 
 
-def test_too_many_vgpus_are_refused_at_the_start(make_node: NodeMaker) -> None:
+def test_too_many_vgpus_are_refused_before_anything_is_announced(make_node: NodeMaker) -> None:
     """A list that kubelet could not read is refused with the largest number that works."""
     node = make_node("--device-split-count", "60000", started=False)
     node.start_agent()
     assert node.agent is not None
-    assert node.agent.wait(20) != 0
-    assert "split" in node.log_text()
+    assert node.agent.wait(20) == 2
+    assert "set the split count to" in node.log_text()
     assert "Traceback" not in node.log_text()
+    assert REGISTER not in node.annotations()
+    assert node.kubelet.history("registered") == []

@@ -149,3 +149,15 @@ def test_kubelet_is_restarted_while_it_waits_for_an_answer(node: SimNode) -> Non
     assert not admission.is_alive()
     eventually(lambda: LOCK not in node.annotations(), within_s=30, what="lock released")
     serves(node)
+
+
+def test_a_clean_exit_beside_the_agent_that_serves_takes_nothing_back(make_node: NodeMaker) -> None:
+    """The annotations belong to the agent that holds the lock, not to the one that waits for it."""
+    node = make_node()
+    first = node.agent
+    assert first is not None
+    node.start_agent("--metrics-bind-address", "127.0.0.1:0", "--clean-exit")
+    eventually(lambda: f"pid {first.pid}" in node.log_text(), what="the second says who is there")
+    assert node.stop_agent() == 0
+    serves(node)
+    node.agent = first

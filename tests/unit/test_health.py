@@ -63,12 +63,16 @@ class Bench:
         self.inventory = Published(GpuInventory())
         self.posted: list[ClusterEvent] = []
         self.left: list[str] = []
+        self.refused: list[str] = []
+        self.counted: list[tuple[str, str]] = []
         self.health = Health(
             nvml,
             self.inventory,
             ignored_xids=IGNORED,
             post=self.posted.append,
             leave=self.left.append,
+            refuse=self.refused.append,
+            count=lambda uuid, to: self.counted.append((uuid, to)),
             clock=lambda: self.now_s,
             **settings,  # type: ignore[arg-type]
         )
@@ -193,6 +197,7 @@ def test_silence_is_not_health() -> None:
         bench.now_s += HANG_AFTER_S + 3.0
         patience.step_once()
         seen.append(bench.reasons["GPU-a"])
+        assert bench.counted == [("GPU-a", "unhealthy")], "told while it hangs, not afterwards"
 
     bench.nvml.before_each_call = hang
     bench.turn()
@@ -249,3 +254,20 @@ def test_links_that_disagree_are_told_once_whatever_comes_and_goes() -> None:
     bench.turn(after_s=10.0)
     reasons = [event.reason for event in bench.posted]
     assert reasons.count("AsymmetricGPUP2PLink") == 1
+
+
+def test_settings_that_do_not_fit_the_gpus_are_refused_before_anything_is_published() -> None:
+    bench = Bench(FakeNvml(A), objection=lambda gpus: f"too many for {len(gpus.gpus)} GPU")
+    bench.turn()
+    assert bench.refused == ["too many for 1 GPU"]
+    assert bench.inventory.now() == GpuInventory()
+
+
+def test_settings_are_judged_by_the_gpus_that_were_there_first() -> None:
+    """A GPU that comes later must not end a node that serves pods."""
+    bench = Bench(FakeNvml(A), objection=lambda gpus: "too many" if len(gpus.gpus) > 1 else "")
+    bench.turn()
+    bench.nvml.present["GPU-b"] = B
+    bench.turn(after_s=10.0)
+    assert bench.refused == []
+    assert set(bench.reasons) == {"GPU-a", "GPU-b"}

@@ -67,16 +67,16 @@ def test_nothing_is_announced_before_the_gpus_are_known(
     eventually(lambda: offered(kubelet, running))
 
 
-def test_impossible_split_count_is_reported_with_one_that_works(
+def test_a_list_that_grew_too_long_is_cut_to_what_kubelet_can_bear(
     kubelet: StandInKubelet, agent: Any
 ) -> None:
     long_named = GpuInventory.of(replace(gpu, uuid=f"GPU-{gpu.index:036}") for gpu in NODE.gpus)
 
     running = agent(inventory=long_named, sharing=Sharing(split_count=65_000))
 
-    eventually(lambda: running.left)
-    assert "set the split count to" in running.left[0]
-    eventually(lambda: running.registered)  # should nobody leave: with as many as kubelet can bear
+    eventually(lambda: running.registered)
+    eventually(lambda: GPU in kubelet.resources and kubelet.resources[GPU].healthy)
+    assert len(kubelet.resources[GPU].healthy) < 65_000 * len(NODE.gpus)
 
 
 # --- kubelet comes and goes ----------------------------------------------------------------------

@@ -370,23 +370,29 @@ def test_leaving_removes_what_is_ours_and_nothing_else(server: ApiServer, tmp_pa
 
 
 def test_leaving_keeps_the_handshake_of_others(server: ApiServer, tmp_path: Path) -> None:
-    annotate_node(server, {HANDSHAKE: "Requesting_x", SCORE: "[]"})
+    annotate_node(server, {HANDSHAKE: "Requesting_x"})
     with running(server, tmp_path) as scene:
         eventually(scene.at_rest)
     assert scene.registrar.leave(within_s=5.0)
-    assert annotations(server, "nodes", "n1") == {
-        "other/key": "theirs",
-        HANDSHAKE: "Requesting_x",
-        SCORE: "[]",
-    }
+    assert annotations(server, "nodes", "n1") == {"other/key": "theirs", HANDSHAKE: "Requesting_x"}
 
 
-def test_an_agent_that_never_registered_removes_nothing(server: ApiServer, tmp_path: Path) -> None:
-    annotate_node(server, {REGISTER: JSON})
+def test_scores_of_an_earlier_run_are_removed_when_they_are_no_longer_wanted(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    annotate_node(server, {SCORE: "[]"})
+    with running(server, tmp_path) as scene:
+        eventually(lambda: scene.annotation(SCORE) is None and scene.annotation())
+        eventually(scene.at_rest)
+    assert scene.writes == 1
+
+
+def test_leaving_takes_back_what_an_earlier_run_has_left(server: ApiServer, tmp_path: Path) -> None:
+    """The driver is away, so nothing was published in this run; the node must not promise GPUs."""
+    annotate_node(server, {REGISTER: JSON, SCORE: "[]"})
     scene = Scene(server, tmp_path)
     assert scene.registrar.leave(within_s=5.0)
-    assert scene.annotation() == JSON
-    assert server.requests() == []
+    assert annotations(server, "nodes", "n1") == {"other/key": "theirs"}
 
 
 def test_leaving_right_after_a_write_whose_answer_was_lost(

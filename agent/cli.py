@@ -153,7 +153,7 @@ def settings_parser(command: str) -> argparse.ArgumentParser:
 
 
 def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, object]:
-    namespace, unknown = parser.parse_known_args(arguments)
+    namespace, unknown = parser.parse_known_args(_without_gos_spelling(parser, arguments))
     if unknown:
         name = unknown[0].partition("=")[0]
         known = [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse has no other list
@@ -162,6 +162,21 @@ def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, 
             f"there is no option {name!r}" + (f", but there is {close[0]}" if close else "")
         )
     return vars(namespace)
+
+
+def _without_gos_spelling(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:
+    """Flags as Go programs take them, `-config-file=x` and `--v=4`, as argparse takes them.
+
+    A HAMi installation whose manifest writes them so must not need editing.
+    """
+    known = {flag for action in parser._actions for flag in action.option_strings}  # noqa: SLF001 - argparse has no other list
+    spelled = []
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        other = argument[1:] if name.startswith("--") else "-" + argument
+        is_flag = name.startswith("-") and name not in known
+        spelled.append(other if is_flag and other.partition("=")[0] in known else argument)
+    return spelled
 
 
 def _resolved(flags: Mapping[str, object], environ: Mapping[str, str]) -> "Resolution":

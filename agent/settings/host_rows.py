@@ -280,6 +280,15 @@ ROWS = (
         unused="it can only be false",
     ),
     Setting(
+        name="node-mig-strategy",
+        group=COMPATIBLE,
+        kind=kinds.TEXT,
+        node="migstrategy",
+        value="none",
+        help="MIG strategy in HAMi's node override.",
+        unused="HAMi reads it there and does not use it; --mig-strategy decides",
+    ),
+    Setting(
         name="cdi-annotation-prefix",
         group=COMPATIBLE,
         kind=kinds.TEXT,

@@ -169,10 +169,8 @@ ROWS = (
         kind=kinds.TEXT,
         env=("MIG_STRATEGY",),
         nvidia="flags.migStrategy",
-        node="migstrategy",
         value="none",
         only=_NO_MIG,
-        zero_is_none=True,
         help="What becomes of GPUs in MIG mode. none: they are shared as whole GPUs.",
     ),
     Setting(

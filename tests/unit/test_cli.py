@@ -245,3 +245,20 @@ def test_every_flag_of_the_table_is_a_flag_of_run() -> None:
     flags = {flag for action in settings_parser("run")._actions for flag in action.option_strings}
     wanted = {f"--{name}" for s in SETTINGS for name in (s.name, *s.aliases) if len(name) > 1}
     assert wanted | {"-v"} <= flags
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--device-split-count=3"], id="two dashes"),
+        pytest.param(["-device-split-count=3"], id="one dash, as Go takes it"),
+        pytest.param(["-device-split-count", "3"], id="one dash and a blank"),
+        pytest.param(
+            ["--v=4", "--device-split-count", "3"], id="the level of Go's logger with two dashes"
+        ),
+    ],
+)
+def test_flags_in_gos_spelling(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--json", "--node-name", "n1", *arguments], {}) == 0
+    told = {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out)["settings"]}
+    assert str(told["device-split-count"]) == "3"

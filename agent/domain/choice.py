@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from agent.domain.claims import TO_ALLOCATE, decode_claims, holds_devices, pending
 from agent.domain.grants import GrantRecord
-from agent.domain.matching import Turn, next_turn, open_slots_left
+from agent.domain.matching import Turn, next_turn, open_slots_left, undecided
 from agent.domain.nodelock import CLOCK_SLACK_S, NodeLock
 from agent.domain.pods import Pod
 from agent.errors import AgentError, AllocateRefused, MalformedAnnotation
@@ -230,7 +230,22 @@ def choose_anyway(evidence: Evidence, vgpus: int) -> Turn | Refusal | None:
             continue
         if turn is not None:
             return turn
+        lost = _without_decision(pod, vgpus, evidence)
+        if lost is not None:
+            refusal = refusal or Refusal(pod=pod, error=lost)
     return refusal
+
+
+def _without_decision(pod: Pod, vgpus: int, evidence: Evidence) -> MalformedAnnotation | None:
+    """Why a pod that is under way cannot be served: what was decided for it is not there.
+
+    A bind that is a success already had its decision: the annotation is empty because it was
+    consumed, even if we have no record of it.
+    """
+    if pod.phase != "Pending" or pod.annotations.get(BIND_PHASE) != ALLOCATING:
+        return None
+    served = frozenset(record.container for record in evidence.of(pod) if record.answered)
+    return undecided(pod, vgpus, served=served)
 
 
 def lock_is_for(lock: NodeLock, pod: Pod) -> bool:
@@ -245,22 +260,34 @@ def lock_is_for(lock: NodeLock, pod: Pod) -> bool:
     )
 
 
-def left_behind(pod: Pod) -> str | None:
+def left_behind(pod: Pod, *, granted: bool) -> str | None:
     """The phase with which to end the bind of a pod that nobody is going to ask for again.
 
     "success": all its vGPUs were handed out; "failed": kubelet or an agent gave it up, or it runs
-    without its grant; None: it is under way, or not ours.
+    without its grant; None: it is under way, or not ours. An annotation that names no vGPU shows
+    only together with something else that they were handed out: it may have been emptied by others.
+
+    `granted`: whether there is a record of a grant to this pod.
     """
-    if TO_ALLOCATE not in pod.annotations or not any(c.vgpus for c in pod.containers):
+    if not any(c.vgpus for c in pod.containers):
         return None
-    try:
-        consumed = not pending(decode_claims(pod.annotations[TO_ALLOCATE]))
-    except MalformedAnnotation:
-        consumed = False
-    given_up = pod.finished or runs_without_grant(pod)
-    if pod.annotations.get(BIND_PHASE) == FAILED or (given_up and not consumed):
+    phase = pod.annotations.get(BIND_PHASE)
+    if phase == FAILED:
         return FAILED
-    return SUCCESS if consumed else None
+    if _nothing_left(pod) and phase == SUCCESS:
+        return SUCCESS
+    if pod.phase == "Failed" or runs_without_grant(pod):
+        return FAILED
+    if _nothing_left(pod):
+        return SUCCESS if granted or pod.phase in ("Running", "Succeeded") else None
+    return FAILED if pod.finished else None
+
+
+def _nothing_left(pod: Pod) -> bool:
+    try:
+        return not pending(decode_claims(pod.annotations.get(TO_ALLOCATE, "")))
+    except MalformedAnnotation:
+        return False
 
 
 def runs_without_grant(pod: Pod) -> bool:

@@ -136,6 +136,25 @@ def next_turn(
     )
 
 
+def undecided(
+    pod: Pod, vgpus: int, *, served: Collection[str] = frozenset()
+) -> MalformedAnnotation | None:
+    """What to tell a pod that asks for `vgpus` now while its annotation names no vGPU at all.
+
+    None when no container without a grant asks for as many, or the annotation names some.
+    """
+    asking = [c for c in wanting(pod, served) if c.vgpus == vgpus]
+    if not asking or open_slots_left(pod):
+        return None
+    state = "names no vGPU" if TO_ALLOCATE in pod.annotations else "is missing"
+    return MalformedAnnotation(
+        f"container {asking[0].name} of pod {pod.full_name} asks for {vgpus} vGPU(s), but the "
+        f"annotation {TO_ALLOCATE}, in which the scheduler says on which GPU, {state}: something "
+        "else removed or emptied it after the scheduler had decided; check that only HAMi's "
+        "scheduler writes it, then delete the pod so that it is scheduled again"
+    )
+
+
 def open_slots_left(pod: Pod) -> bool:
     """Whether the scheduler's annotation still holds vGPUs of ours; an unreadable one does not."""
     try:

@@ -8,7 +8,7 @@ looking at the snapshots; it asks the API server nothing while there is nothing 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agent import logs
@@ -22,6 +22,7 @@ from agent.domain.choice import (
     lock_is_for,
     runs_without_grant,
 )
+from agent.domain.grants import GrantRecord
 from agent.domain.matching import other_vendors_pending
 from agent.domain.pods import Pod
 from agent.errors import ClusterConflict, ClusterError, ClusterGone
@@ -78,8 +79,16 @@ class BindFinisher:
         self._owner: tuple[str, Pod] | None = None  # lock value and its pod as last seen
         self._left_behind: dict[tuple[str, str, str], float] = {}  # what, first seen when
         self._wake = threading.Event()
+        self._records: Callable[[], Sequence[GrantRecord]] = tuple
 
     # --- called by Allocate
+
+    def know_grants(self, records: Callable[[], Sequence[GrantRecord]]) -> None:
+        """Tell where the grants are on record: they tell a served pod from one with no decision.
+
+        Called once, before `run`.
+        """
+        self._records = records
 
     def finish(
         self, pod: Pod, phase: str, *, phase_written: bool = False, deadline_s: float
@@ -267,14 +276,13 @@ class BindFinisher:
                 self._owner = (lock.value, owner)
             elif self._owner is not None and self._owner[0] == lock.value:
                 yield self._owner[1], FAILED  # deleted while it held the lock
-        if owner is not None and (phase := left_behind(owner)):
-            yield owner, phase
-        for pod in table.pods.values():
-            undecided = pod.annotations.get(BIND_PHASE) == ALLOCATING and pod is not owner
-            if undecided and left_behind(pod) == SUCCESS:
-                yield pod, SUCCESS
-            elif undecided and runs_without_grant(pod):
-                yield pod, FAILED
+        unwritten = [p for p in table.pods.values() if p.annotations.get(BIND_PHASE) == ALLOCATING]
+        if owner is not None and owner not in unwritten:
+            unwritten.append(owner)
+        granted = {record.pod_uid for record in self._records()} if unwritten else set()
+        for pod in unwritten:
+            if phase := left_behind(pod, granted=pod.uid in granted):
+                yield pod, phase
 
     def _notice_left_behind(self) -> None:
         """End the binds that are decided, but that nobody has ended for a while."""

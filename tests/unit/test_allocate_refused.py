@@ -92,6 +92,20 @@ def test_a_refusal_ends_the_bind(
     assert not scene.grant_log.records()
 
 
+@pytest.mark.parametrize("text", [None, "", ";", "garbage"])
+def test_a_pod_whose_decision_is_gone(scene: Scene, text: str | None) -> None:
+    decided = {"hami.io/vgpu-devices-allocated": f"{A};"}
+    mine = scene.bound(pod("p", "", annotations=decided).with_annotations({TO_ALLOCATE: text}))
+    agent = scene.start()
+    with pytest.raises(MalformedAnnotation, match=f"pod team/p asks .*{TO_ALLOCATE}.* delete the"):
+        agent.allocate(*IDS)
+    assert scene.now(mine).annotations[PHASE] == "failed"
+    assert scene.cluster.lock_value is None
+    scene.cluster.put(replace(scene.now(mine), phase="Failed"))
+    agent.settle()
+    assert scene.now(mine).annotations[PHASE] == "failed"
+
+
 @pytest.mark.parametrize(
     ("sharing", "words"),
     [

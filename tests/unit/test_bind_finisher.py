@@ -55,8 +55,9 @@ def test_another_vendor_does_not_end_the_bind(scene: Scene, *, through: bool) ->
 @pytest.mark.parametrize(
     ("left", "phase"),
     [
-        pytest.param(pod("p", ";"), "success", id="all handed out"),
+        pytest.param(replace(pod("p", ";"), phase="Running"), "success", id="all handed out"),
         pytest.param(replace(pod("p", f"{A};"), phase="Failed"), "failed", id="kubelet gave it up"),
+        pytest.param(replace(pod("p", ";"), phase="Failed"), "failed", id="emptied by others"),
         pytest.param(pod("p", f"{A};", phase="failed"), "failed", id="only the lock is left"),
     ],
 )
@@ -68,6 +69,33 @@ def test_a_lock_left_behind_is_freed(scene: Scene, left: Pod, phase: str) -> Non
     agent.settle(5)
     assert scene.cluster.lock_value is None
     assert scene.now(mine).annotations[PHASE] == phase
+
+
+def test_an_emptied_annotation_is_no_success_while_kubelet_is_to_ask(scene: Scene) -> None:
+    mine = scene.bound(pod("p", ";"))
+    agent = scene.start()
+    agent.settle(10)
+    assert scene.now(mine).annotations[PHASE] == "allocating"
+    with pytest.raises(MalformedAnnotation, match="names no vGPU"):
+        agent.allocate(*IDS)
+    assert scene.now(mine).annotations[PHASE] == "failed"
+    assert scene.cluster.lock_value is None
+
+
+def test_what_is_on_record_was_handed_out(scene: Scene) -> None:
+    mine = scene.bound(pod("p", f"{A};"))
+    scene.start().allocate(*IDS)
+    scene.cluster.annotate(mine.uid, {PHASE: "allocating"})  # as if it had not been written
+    scene.cluster.lock(lock_of(mine))
+    scene.start().settle(5)
+    assert scene.now(mine).annotations[PHASE] == "success"
+    assert scene.cluster.lock_value is None
+
+
+def test_a_pod_that_failed_without_a_lock_ends_its_bind(scene: Scene) -> None:
+    mine = scene.bound(replace(pod("p", f"{A};"), phase="Failed"), locked=False)
+    scene.start().settle(10)
+    assert scene.now(mine).annotations[PHASE] == "failed"
 
 
 def test_the_lock_of_a_pod_that_was_deleted_is_freed(scene: Scene) -> None:

@@ -470,35 +470,115 @@ def test_a_container_that_has_its_grant_is_not_the_one_that_asks() -> None:
     assert isinstance(choose_anyway(unknown, 1), Refusal)
 
 
-# --- binds that nobody ends ----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        pytest.param({TO_ALLOCATE: None}, "is missing", id="missing"),
+        pytest.param({TO_ALLOCATE: ""}, "names no vGPU", id="empty"),
+        pytest.param({TO_ALLOCATE: ";"}, "names no vGPU", id="all slots empty"),
+        pytest.param({TO_ALLOCATE: "garbage"}, "names no vGPU", id="garbage"),
+        pytest.param({TO_ALLOCATE: ",,0,0:;"}, "names no vGPU", id="padding"),
+    ],
+)
+def test_a_pod_whose_decision_is_gone_is_named(
+    changes: Mapping[str, str | None], state: str
+) -> None:
+    lost = P.with_annotations({DECIDED: f"{A};", **changes})
+    refusal = choose_anyway(Evidence(node_name=NODE, pods=(lost,)), 1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.pod == lost
+    assert f"{TO_ALLOCATE}, in which the scheduler says on which GPU, {state}" in str(refusal.error)
 
 
 @pytest.mark.parametrize(
-    ("left", "phase"),
+    "evidence",
     [
-        pytest.param(pod("p", f"{A};"), None, id="under way"),
-        pytest.param(pod("p", ";"), "success", id="all handed out"),
-        pytest.param(pod("p", f"{A};", phase="failed"), "failed", id="given up"),
-        pytest.param(replace(pod("p", f"{A};"), phase="Failed"), "failed", id="kubelet gave it up"),
-        pytest.param(replace(pod("p", ";"), phase="Succeeded"), "success", id="it even ended"),
-        pytest.param(pod("p", "a,b:;"), None, id="unreadable: Allocate decides"),
-        pytest.param(replace(pod("p", "a,b:;"), phase="Failed"), "failed", id="unreadable, failed"),
         pytest.param(
-            replace(pod("p", f"{A};").with_annotations({DECIDED: f"{A};"}), phase="Running"),
-            "failed",
-            id="kubelet started it without asking",
+            Evidence(node_name=NODE, pods=(pod("p", ";"),), records=(record(P, "main", "x-1"),)),
+            id="its containers have their grants",
         ),
         pytest.param(
-            replace(pod("p", f";{A};").with_annotations({DECIDED: f"{A};{A};"}), phase="Running"),
+            Evidence(node_name=NODE, pods=(pod("p", ";", phase="success"),)), id="a success"
+        ),
+        pytest.param(
+            Evidence(
+                node_name=NODE,
+                pods=(replace(pod("p", ";"), phase="Running"),),
+                lock=decode_lock(lock_of(P)),
+            ),
+            id="it runs",
+        ),
+        pytest.param(
+            Evidence(node_name=NODE, pods=(pod("p", ";", container("m", 0)),)),
+            id="it asks for none of ours",
+        ),
+        pytest.param(
+            Evidence(node_name=NODE, pods=(pod("p", ";", container("m", 2)),)),
+            id="it asks for another number",
+        ),
+    ],
+)
+def test_a_stranger_who_asks_does_not_end_a_bind(evidence: Evidence) -> None:
+    assert choose_anyway(evidence, 1) is None
+
+
+# --- binds that nobody ends ----------------------------------------------------------------------
+
+
+RUNS = replace(pod("p", f"{A};").with_annotations({DECIDED: f"{A};"}), phase="Running")
+
+
+@pytest.mark.parametrize(
+    ("left", "granted", "phase"),
+    [
+        pytest.param(pod("p", f"{A};"), False, None, id="under way"),
+        pytest.param(pod("p", ";"), True, "success", id="all handed out"),
+        pytest.param(pod("p", ";"), False, None, id="emptied by others: Allocate decides"),
+        pytest.param(pod("p", ";", phase="success"), False, "success", id="only the lock is left"),
+        pytest.param(pod("p", f"{A};", phase="failed"), False, "failed", id="given up"),
+        pytest.param(
+            replace(pod("p", f"{A};"), phase="Failed"), False, "failed", id="kubelet gave it up"
+        ),
+        pytest.param(
+            replace(pod("p", ";"), phase="Failed"), False, "failed", id="emptied, then refused"
+        ),
+        pytest.param(replace(pod("p", ";"), phase="Failed"), True, "failed", id="granted, failed"),
+        pytest.param(
+            replace(pod("p", ";", phase="success"), phase="Failed"),
+            True,
+            "success",
+            id="a success, failed later",
+        ),
+        pytest.param(
+            replace(pod("p", "").with_annotations({TO_ALLOCATE: None}), phase="Failed"),
+            False,
+            "failed",
+            id="no decision, then refused",
+        ),
+        pytest.param(replace(pod("p", "garbage"), phase="Failed"), False, "failed", id="garbage"),
+        pytest.param(replace(pod("p", ";"), phase="Running"), False, "success", id="it runs"),
+        pytest.param(replace(pod("p", ";"), phase="Succeeded"), False, "success", id="it ended"),
+        pytest.param(pod("p", "a,b:;"), False, None, id="unreadable: Allocate decides"),
+        pytest.param(
+            replace(pod("p", "a,b:;"), phase="Failed"), False, "failed", id="unreadable, failed"
+        ),
+        pytest.param(RUNS, False, "failed", id="kubelet started it without asking"),
+        pytest.param(
+            replace(RUNS, annotations=pod("p", f";{A};", annotations={DECIDED: A}).annotations),
+            True,
             None,
             id="it runs, and part of it was asked for",
         ),
-        pytest.param(pod("p", "").with_annotations({TO_ALLOCATE: None}), None, id="not ours"),
-        pytest.param(pod("p", ";", container("m", 0)), None, id="asks for none"),
+        pytest.param(
+            pod("p", "").with_annotations({TO_ALLOCATE: None}), False, None, id="no decision yet"
+        ),
+        pytest.param(
+            replace(pod("p", ";", container("m", 0)), phase="Failed"), False, None, id="not ours"
+        ),
     ],
 )
-def test_left_behind(left: Pod, phase: str | None) -> None:
-    assert left_behind(left) == phase
+def test_left_behind(left: Pod, phase: str | None, *, granted: bool) -> None:
+    assert left_behind(left, granted=granted) == phase
 
 
 LOCKED_AT = "2025-10-20T03:07:02Z"  # the bind time that `pod` gives

@@ -8,7 +8,7 @@ crash gets the same answer; the lock goes last, because it directs the next Allo
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from agent.ports import Caches, GrantLog, HookFiles
 from agent.services.bind_finisher import BindFinisher
 from agent.services.node_view import NodeView
 from agent.services.published import Inventory
-from agent.services.turns import Turns
+from agent.services.turns import Turns, refused_by_cluster, short_reason
 
 log = logs.get(__name__)
 
@@ -87,6 +87,15 @@ def cache_name(pod_uid: str, container: str) -> str:
 def outcome_of(error: Exception) -> str:
     """The label under which a failed Allocate is counted."""
     return next((label for kind, label in OUTCOMES if isinstance(error, kind)), "internal")
+
+
+@contextmanager
+def _host_advice() -> Iterator[None]:
+    """The host's errors say what is to be done on the node; the pod's owner has to act as well."""
+    try:
+        yield
+    except NodeNotReady as error:
+        raise NodeNotReady(f"{error}; then delete the pod, so that it is created anew") from error
 
 
 class Allocator:
@@ -234,8 +243,9 @@ class Allocator:
     ) -> GrantRecord:
         """Make the container's directory and write the grant down; on disk when this returns."""
         gpus = [self._gpu(claim) for claim in turn.claims]
-        files = self._host.caches.prepare()
-        directory = self._host.caches.create(turn.pod.uid, turn.container.name)
+        with _host_advice():
+            files = self._host.caches.prepare()
+            directory = self._host.caches.create(turn.pod.uid, turn.container.name)
         undo.append(lambda: self._discard(directory.name))
         record = turn.record
         if record is None:
@@ -251,7 +261,8 @@ class Allocator:
             )
         if record is not turn.record or record.device_ids != device_ids:
             record = replace(record, device_ids=device_ids)
-            self._host.grant_log.record(record)
+            with _host_advice():
+                self._host.grant_log.record(record)
         undo.append(lambda: self._host.grant_log.drop(record))
         return record
 
@@ -274,25 +285,45 @@ class Allocator:
         )
 
     def _consume(self, turn: Turn, deadline_s: float) -> bool:
-        """Erase the slot, and with the last one write the phase; tell whether that was written."""
+        """Erase the slot, and with the last one write the phase; tell whether that was written.
+
+        Raises NoPendingPod and ClusterError in words for the pod's owner.
+        """
         if turn.remaining is None:
             return turn.pod.annotations.get(BIND_PHASE) == SUCCESS
         ends = turn.last and not other_vendors_pending(turn.pod)
         changes = {TO_ALLOCATE: turn.remaining} | ({BIND_PHASE: SUCCESS} if ends else {})
+        try:
+            return self._erase(turn, changes, deadline_s - EXIT_S)
+        except ClusterError as error:
+            log.warning("slot not erased", pod=turn.pod.full_name, error=error)
+            raise refused_by_cluster(
+                error,
+                f"the API server did not confirm that pod {turn.pod.full_name} has taken its vGPUs "
+                f"({short_reason(error)}), and without that they could be given away twice; delete "
+                "the pod, so that it is created anew; if that happens again, look at the API "
+                "server and at the agent's log on the node",
+            ) from error
+
+    def _erase(self, turn: Turn, changes: Mapping[str, str], deadline_s: float) -> bool:
+        """Erase the slot; tell whether the phase is written.
+
+        Raises _DecideAgainError, NoPendingPod, ClusterError.
+        """
         before = {TO_ALLOCATE: turn.pod.annotations[TO_ALLOCATE]}
         try:
-            self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s - EXIT_S)
+            self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s)
         except ClusterGone as error:
             raise NoPendingPod(
                 f"pod {turn.pod.full_name} was deleted while its vGPUs were being granted; create "
                 "it again"
             ) from error
         except ClusterConflict as error:
-            pod = self._turns.reread(turn.pod.uid, deadline_s=deadline_s - EXIT_S)
+            pod = self._turns.reread(turn.pod.uid, deadline_s=deadline_s)
             if pod is None or pod.annotations.get(TO_ALLOCATE) != turn.remaining:
                 raise _DecideAgainError from error
             return pod.annotations.get(BIND_PHASE) == SUCCESS  # our patch came through after all
-        return ends
+        return BIND_PHASE in changes
 
     def _end_bind(self, turn: Turn, deadline_s: float, *, phase_written: bool) -> None:
         """After the pod's last container: the phase, if it is not written yet, then the lock."""

@@ -3,6 +3,7 @@
 Shared by Allocate and GetPreferredAllocation, so that both decide alike.
 """
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from agent.domain.choice import (
 )
 from agent.domain.matching import Turn
 from agent.domain.pods import Pod
-from agent.errors import ClusterError, ClusterUnavailable, NoPendingPod
+from agent.errors import ClusterDenied, ClusterError, ClusterUnavailable, NoPendingPod
 from agent.ports import GrantLog
 from agent.services.node_view import NodeView
 
@@ -31,6 +32,24 @@ NODE_READ_S = 0.5
 HINTS, HINT_LIVES_S = 64, 60.0
 
 Ids = tuple[str, ...]
+
+_ANSWERED = re.compile(r"the API server answered ([1-5][0-9]{2}) ")
+
+
+def short_reason(error: ClusterError) -> str:
+    """Why the API server did not do it, for a pod's owner: what it said belongs in our log."""
+    answered = _ANSWERED.match(str(error))
+    if answered:
+        return f"it answered {answered[1]}"
+    if isinstance(error, ClusterDenied):
+        return "it does not accept the agent's credentials"
+    return "no usable answer came in time"
+
+
+def refused_by_cluster(error: ClusterError, sentence: str) -> ClusterError:
+    """The error with a sentence for the pod's owner in place of what the transport says."""
+    kind = ClusterDenied if isinstance(error, ClusterDenied) else ClusterUnavailable
+    return kind(sentence)
 
 
 class Turns:
@@ -83,6 +102,7 @@ class Turns:
             pods = self._view.read_pods(deadline_s=deadline_s)
         except ClusterError as error:
             return self._find_unread(vgpus, device_ids, error)
+        log.recovered("pods unreadable")
         self._read_node(deadline_s)
         evidence = self._evidence(pods, device_ids)
         found = choose_turn(evidence, vgpus, device_ids) or choose_anyway(evidence, vgpus)
@@ -99,9 +119,12 @@ class Turns:
         self, vgpus: int, device_ids: Ids | None, error: ClusterError
     ) -> Turn | Refusal:
         """The best that is left when the API server cannot be asked."""
-        refused = ClusterUnavailable(
-            f"{self._nobody(vgpus)} as far as is known, and the API server cannot be asked: "
-            f"{error}; delete the pod, so that it is created anew, once the API server answers"
+        log.failing("pods unreadable", error=error)
+        refused = refused_by_cluster(
+            error,
+            f"{self._nobody(vgpus)} as far as is known, and the API server cannot be asked for "
+            f"more ({short_reason(error)}); delete the pod, so that it is created anew, once the "
+            "API server answers; the agent's log on the node says more",
         )
         evidence = self._evidence(self._view.pods.now().pods.values(), device_ids)
         turn = choose_turn(evidence, vgpus, device_ids)

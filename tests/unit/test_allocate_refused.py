@@ -9,6 +9,9 @@ from agent.domain.gpu import GpuInventory, Sharing
 from agent.errors import (
     AgentError,
     BudgetExceeded,
+    ClusterConflict,
+    ClusterDenied,
+    ClusterError,
     ClusterUnavailable,
     CountMismatch,
     MalformedAnnotation,
@@ -146,7 +149,7 @@ def test_the_disk_refuses(scene: Scene, effect: str) -> None:
     mine = scene.bound(pod("p", f"{A};"))
     agent = scene.start()
     scene.faults.once(effect, "error")
-    with pytest.raises(NodeNotReady, match="the disk is full"):
+    with pytest.raises(NodeNotReady, match=r"the disk is full.*; then delete the pod"):
         agent.allocate(*IDS)
     assert agent.outcomes == ["node_not_ready"]
     assert scene.now(mine).annotations[PHASE] == "failed"
@@ -160,12 +163,70 @@ def test_the_erase_fails(scene: Scene, verdict: str) -> None:
     mine = scene.bound(pod("p", f"{A};"))
     agent = scene.start()
     scene.faults.once("erase", verdict)
-    with pytest.raises(ClusterUnavailable):
+    with pytest.raises(ClusterUnavailable, match=r"no usable answer came in time.* delete"):
         agent.allocate(*IDS)
     assert scene.now(mine).annotations[PHASE] == "failed"
     assert scene.cluster.lock_value is None
     assert not scene.caches.directories
     assert not scene.grant_log.records()
+
+
+TRANSPORT = [
+    pytest.param(
+        ClusterUnavailable("the API server answered 429 to patch x: slow down; it is tried again"),
+        "it answered 429",
+        id="too many requests",
+    ),
+    pytest.param(
+        ClusterDenied("the API server answered 403 to patch x: no; allow `patch` on `pods`"),
+        "it answered 403",
+        id="forbidden",
+    ),
+    pytest.param(
+        ClusterError("the API server answered 413 to patch x: large; please report it"),
+        "it answered 413",
+        id="not expected",
+    ),
+    pytest.param(
+        ClusterUnavailable("cannot patch x: (ReadTimeoutError: HTTPConnectionPool(host='h'))"),
+        "no usable answer came in time",
+        id="time-out",
+    ),
+    pytest.param(
+        ClusterDenied("the agent's credentials cannot be read: secret"),
+        "does not accept the agent's credentials",
+        id="no credentials",
+    ),
+]
+
+
+@pytest.mark.parametrize("where", ["erase", "read again", "find"])
+@pytest.mark.parametrize(("error", "reason"), TRANSPORT)
+def test_what_the_transport_says_is_not_for_the_owner(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: ClusterError, reason: str, where: str
+) -> None:
+    if where != "find":
+        scene.bound(pod("p", f"{A};"))
+    agent = scene.start()
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    def conflict(*_: object, **__: object) -> None:
+        raise ClusterConflict("somebody else changed it")
+
+    monkeypatch.setattr(scene.cluster, "list_pods", fail)
+    if where != "find":
+        monkeypatch.setattr(scene.cluster, "patch_pod", fail if where == "erase" else conflict)
+    with pytest.raises(ClusterError, match=reason) as refused:
+        agent.allocate(*IDS)
+    said = str(refused.value)
+    assert "API server" in said
+    assert "delete the pod" in said
+    for word in ("tried again", "HTTPConnectionPool", "secret", "report it"):
+        assert word not in said
+    assert isinstance(refused.value, ClusterDenied) == isinstance(error, ClusterDenied)
+    assert scene.cluster.lock_value is None
 
 
 def test_the_lock_is_freed_even_if_the_phase_cannot_be_written(scene: Scene) -> None:

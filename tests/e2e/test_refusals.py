@@ -1,0 +1,83 @@
+"""What the owner of a refused pod reads, and that the node is free for the next pod at once."""
+
+from collections.abc import Callable
+
+import pytest
+
+from agent.sim.node import Ask, RanPod, SimNode
+from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE
+from tests.e2e.whole import serves
+from tests.waiting import eventually
+
+ASKS = [Ask(memory_mib=800)]
+
+
+def refused(node: SimNode, spoil: Callable[[SimNode], None]) -> RanPod:
+    """Place a pod, let something go wrong, and offer the pod to kubelet: it is refused."""
+    uid = node.create_pod("unlucky", ASKS)
+    claims = node.place_pod("unlucky", ASKS)
+    spoil(node)
+    pod = node.offer("unlucky", uid, ASKS, claims)
+    node.api.clear_faults()
+    assert not pod.admitted.ok
+    return pod
+
+
+def ended_as_failed(node: SimNode) -> None:
+    eventually(lambda: LOCK not in node.annotations(), within_s=40, what="lock released")
+    eventually(
+        lambda: node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed", what="bind failed"
+    )
+    serves(node)
+    assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
+
+
+@pytest.mark.parametrize("text", [None, "", ";", "garbage"])
+def test_the_schedulers_decision_is_gone(node: SimNode, text: str | None) -> None:
+    def spoil(node: SimNode) -> None:
+        node.client.annotate("pods", "unlucky", {TO_ALLOCATE: text}, namespace="team")
+
+    said = refused(node, spoil).admitted.message
+    assert "pod team/unlucky" in said
+    assert TO_ALLOCATE in said
+    assert "delete the pod so that it is scheduled again" in said
+    ended_as_failed(node)
+
+
+def too_many_requests(node: SimNode) -> None:
+    node.api.fail(429, count=100, verb="patch", resource="pods")
+
+
+def forbidden(node: SimNode) -> None:
+    node.api.fail(403, count=1, verb="patch", resource="pods")
+
+
+def server_error(node: SimNode) -> None:
+    node.api.fail(500, count=100, verb="patch", resource="pods")
+
+
+def no_answer(node: SimNode) -> None:
+    node.api.hang(30, count=100, verb="patch", resource="pods")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param(too_many_requests, "it answered 429", id="429"),
+        pytest.param(forbidden, "it answered 403", id="403"),
+        pytest.param(server_error, "it answered 500", id="500"),
+        pytest.param(no_answer, "no usable answer came in time", id="no answer"),
+    ],
+)
+def test_the_api_server_does_not_take_the_change(
+    node: SimNode, fault: Callable[[SimNode], None], reason: str
+) -> None:
+    said = refused(node, fault).admitted.message
+    assert (
+        f"the API server did not confirm that pod team/unlucky has taken its vGPUs ({reason})"
+        in said
+    )
+    assert "delete the pod, so that it is created anew" in said
+    assert "HTTPConnectionPool" not in said
+    assert "tried again" not in said
+    ended_as_failed(node)

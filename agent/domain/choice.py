@@ -260,6 +260,28 @@ def lock_is_for(lock: NodeLock, pod: Pod) -> bool:
     )
 
 
+def legacy_lock_is_over(lock: NodeLock, pod: Pod, pods: Iterable[Pod]) -> bool:
+    """Whether a lock that names nobody was taken for nobody after this pod, whose bind has ended.
+
+    Anyone may delete such a lock, but only while no other pod of the node is being bound under it.
+    """
+    bound_at_s = bind_time_s(pod)
+    return (
+        lock.legacy
+        and is_locked_for(pod)
+        and lock.taken_at_s is not None
+        and bound_at_s is not None
+        and bound_at_s < LATEST
+        and lock.taken_at_s <= bound_at_s + CLOCK_SLACK_S
+        and not any(
+            other.uid != pod.uid
+            and other.annotations.get(BIND_PHASE) == ALLOCATING
+            and not other.finished
+            for other in pods
+        )
+    )
+
+
 def left_behind(pod: Pod, *, granted: bool) -> str | None:
     """The phase with which to end the bind of a pod that nobody is going to ask for again.
 

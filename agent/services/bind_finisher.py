@@ -8,7 +8,7 @@ looking at the snapshots; it asks the API server nothing while there is nothing 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agent import logs
@@ -17,13 +17,16 @@ from agent.domain.choice import (
     BIND_PHASE,
     FAILED,
     SUCCESS,
+    bind_time_s,
     is_locked_for,
     left_behind,
+    legacy_lock_is_over,
     lock_is_for,
     runs_without_grant,
 )
 from agent.domain.grants import GrantRecord
 from agent.domain.matching import other_vendors_pending
+from agent.domain.nodelock import NodeLock, decode_lock
 from agent.domain.pods import Pod
 from agent.errors import ClusterConflict, ClusterError, ClusterGone
 from agent.ports import ClusterEvent
@@ -33,6 +36,7 @@ from agent.supervisor import Lifeline
 log = logs.get(__name__)
 
 GRACE_S = 3.0  # longer than an Allocate may take: nobody is at work on the pod any more
+LEGACY_GRACE_S = 10.0  # longer than a bind takes: a lock without a name is of no pod still to come
 LOCK_SEEN_WITHIN_S = 1.0  # the scheduler writes the lock before it binds: the watch is late, if so
 TRY_S = 5.0
 ENOUGH_S = 0.1  # with less time left an inline try is not begun
@@ -77,7 +81,7 @@ class BindFinisher:
         self._mutex = threading.Lock()
         self._open: dict[str, OpenBind] = {}  # by pod uid, oldest first
         self._owner: tuple[str, Pod] | None = None  # lock value and its pod as last seen
-        self._left_behind: dict[tuple[str, str, str], float] = {}  # what, first seen when
+        self._left_behind: dict[tuple[str, str, str], float] = {}  # what, due when
         self._wake = threading.Event()
         self._records: Callable[[], Sequence[GrantRecord]] = tuple
 
@@ -261,7 +265,7 @@ class BindFinisher:
         now_s = self._clock()
         with self._mutex:
             dues = [bind.due_s for bind in self._open.values()]
-        dues += [seen_s + self._grace_s for seen_s in self._left_behind.values()]
+        dues += self._left_behind.values()
         return max(0.0, min([*(due - now_s for due in dues), IDLE_S]))
 
     def _unended(self) -> Iterator[tuple[Pod, str]]:
@@ -269,14 +273,17 @@ class BindFinisher:
         lock, table = self._view.lock(), self._view.pods.now()
         if not table.synced:
             return
+        pods = table.pods.values()
+        unwritten = [pod for pod in pods if pod.annotations.get(BIND_PHASE) == ALLOCATING]
         owner = None
         if lock is not None:
-            owner = next((p for p in table.pods.values() if lock_is_for(lock, p)), None)
+            owner = _owner_of(lock, pods, unwritten)
             if owner is not None:
                 self._owner = (lock.value, owner)
             elif self._owner is not None and self._owner[0] == lock.value:
-                yield self._owner[1], FAILED  # deleted while it held the lock
-        unwritten = [p for p in table.pods.values() if p.annotations.get(BIND_PHASE) == ALLOCATING]
+                gone = self._owner[1]
+                if not lock.legacy or legacy_lock_is_over(lock, gone, unwritten):
+                    yield gone, FAILED  # deleted while it held the lock
         if owner is not None and owner not in unwritten:
             unwritten.append(owner)
         granted = {record.pod_uid for record in self._records()} if unwritten else set()
@@ -293,9 +300,10 @@ class BindFinisher:
                 if pod.uid in self._open:
                     continue
             seen = (pod.uid, phase, lock.value if lock else "")
-            since_s = before.get(seen, now_s)
-            if now_s - since_s < self._grace_s:
-                self._left_behind[seen] = since_s
+            grace_s = LEGACY_GRACE_S if lock is not None and lock.legacy else self._grace_s
+            due_s = before.get(seen, now_s + grace_s)
+            if now_s < due_s:
+                self._left_behind[seen] = due_s
                 continue
             log.info("bind left behind", pod=pod.full_name, phase=phase)
             if runs_without_grant(pod):
@@ -307,4 +315,18 @@ class BindFinisher:
                         pod=pod,
                     )
                 )
-            self._put(self._bind(pod, phase, phase_written=False))
+            bind = self._bind(pod, phase, phase_written=False)
+            self._put(bind if self._may_take(bind.lock, pod) else replace(bind, lock=""))
+
+    def _may_take(self, value: str, pod: Pod) -> bool:
+        """Whether the lock is this pod's, though Allocate did not see it being taken."""
+        lock, pods = decode_lock(value), self._view.pods.now().pods.values()
+        return lock is None or not lock.legacy or legacy_lock_is_over(lock, pod, pods)
+
+
+def _owner_of(lock: NodeLock, pods: Iterable[Pod], binding: Sequence[Pod]) -> Pod | None:
+    """The pod that the lock was taken for; of one that names nobody, the last that it can be."""
+    if not lock.legacy:
+        return next((pod for pod in pods if lock_is_for(lock, pod)), None)
+    possible = [pod for pod in pods if legacy_lock_is_over(lock, pod, binding)]
+    return max(possible, key=lambda pod: bind_time_s(pod) or 0.0, default=None)

@@ -71,6 +71,70 @@ def test_a_lock_left_behind_is_freed(scene: Scene, left: Pod, phase: str) -> Non
     assert scene.now(mine).annotations[PHASE] == phase
 
 
+LEGACY = "2025-10-20T03:07:02Z"  # the bind time that `pod` gives; it names nobody
+EARLIER = "1760929600"  # 22 s before
+
+
+@pytest.mark.parametrize(
+    ("ended", "phase"),
+    [
+        pytest.param(replace(pod("p", f"{A};"), phase="Failed"), "failed", id="kubelet gave it up"),
+        pytest.param(pod("p", f"{A};", phase="failed"), "failed", id="failed, written"),
+        pytest.param(replace(pod("p", ";"), phase="Running"), "success", id="handed out"),
+        pytest.param(pod("p", ";", phase="success"), "success", id="handed out, written"),
+    ],
+)
+def test_a_legacy_lock_goes_with_the_bind_it_was_taken_for(
+    scene: Scene, ended: Pod, phase: str
+) -> None:
+    mine = scene.bound(ended, locked=False)
+    scene.cluster.lock(LEGACY)
+    agent = scene.start()
+    agent.settle(5)
+    assert scene.cluster.lock_value == LEGACY  # it may be of a pod that is not bound yet
+    agent.settle(10)
+    assert scene.cluster.lock_value is None
+    assert scene.now(mine).annotations[PHASE] == phase
+
+
+def test_a_legacy_lock_whose_pod_was_deleted(scene: Scene) -> None:
+    mine = scene.bound(pod("p", f"{A};"), locked=False)
+    scene.cluster.lock(LEGACY)
+    agent = scene.start()
+    agent.finisher.step_once()
+    scene.cluster.delete(mine.uid)
+    agent.settle(15)
+    assert scene.cluster.lock_value is None
+
+
+def failed(**bind_time: str) -> Pod:
+    return replace(pod("p", f"{A};", **bind_time), phase="Failed")
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param([failed(), pod("q", f"{A};")], id="another pod is being bound"),
+        pytest.param([failed(bind_time=EARLIER)], id="taken after the pod was bound"),
+        pytest.param([failed(bind_time="soon")], id="no telling when it was bound"),
+        pytest.param([pod("p", f"{A};")], id="the pod is still to be served"),
+        pytest.param(
+            [replace(failed(), containers=(container("i", 1, "init"), container("m", 0)))],
+            id="a pod that is never locked for",
+        ),
+        pytest.param([], id="nobody"),
+    ],
+)
+def test_a_legacy_lock_that_may_be_in_use_stays(scene: Scene, pods: list[Pod]) -> None:
+    for made in pods:
+        scene.bound(made, locked=False)
+    scene.cluster.lock(LEGACY)
+    agent = scene.start()
+    agent.settle(60)
+    assert scene.cluster.lock_value == LEGACY
+    assert agent.finisher.open_binds() == 0
+
+
 def test_an_emptied_annotation_is_no_success_while_kubelet_is_to_ask(scene: Scene) -> None:
     mine = scene.bound(pod("p", ";"))
     agent = scene.start()

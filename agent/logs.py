@@ -140,6 +140,18 @@ def get(name: str) -> Logger:
     return Logger(name)
 
 
+def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether the stream is the one systemd connected; children inherit the variable, too.
+
+    Source: systemd.exec(5), $JOURNAL_STREAM: device and inode of the stream.
+    """
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return environ.get("JOURNAL_STREAM", "") == f"{found.st_dev}:{found.st_ino}"
+
+
 def configure(
     *,
     form: str = "auto",
@@ -152,7 +164,7 @@ def configure(
     `auto` is `journal` when systemd connected our stderr to the journal, otherwise `logfmt`.
     """
     if form == "auto":
-        form = "journal" if environ.get("JOURNAL_STREAM") else "logfmt"
+        form = "journal" if _is_journal(stream or sys.stderr, environ) else "logfmt"
     _SINK.format = form
     _SINK.level = getattr(logging, level.upper())
     _SINK.stream = stream

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
@@ -70,7 +69,7 @@ def _run(root: Path, *, as_json: bool) -> int:
     from agent.sim.node import SimNode
 
     screen = Screen(silent=as_json)
-    node = SimNode(root, own_command(), flags=FLAGS, environ=os.environ)
+    node = SimNode(root, own_command(), flags=FLAGS)
     screen.say(f"vgpu-agent demo: a simulated node in {root}")
     story = Story(node, screen)
     with node:

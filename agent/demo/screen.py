@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 READ_S = 0.8
+LIVE_LINES = 20  # the tables and a few lines above them
 GREEN, RED, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 
 
@@ -85,7 +86,7 @@ class Screen:
     def __init__(self, *, silent: bool = False, out: TextIO = sys.stdout) -> None:
         self._silent = silent
         self._out = out
-        self._live = out.isatty() and shutil.get_terminal_size().lines > 24  # noqa: PLR2004
+        self._live = out.isatty() and shutil.get_terminal_size().lines >= LIVE_LINES
         self._drawn = 0
 
     def say(self, text: str = "") -> None:

@@ -138,7 +138,7 @@ class Story:
             inside = [(device.uuid, device.total_mib) for device in answer.devices]
             expected = [(tenant.gpu_uuid, tenant.limit_mib)]
             must(inside == expected, f"{tenant.name} sees {inside}, decided was {expected}")
-        return "GPU and memory each process sees are as decided"
+        return "each sees just that"
 
     def push_limits(self) -> str:
         for tenant in self.tenants:
@@ -153,7 +153,7 @@ class Story:
             self.look(tenant)
             self.show()
         refused = sum(tenant.refused for tenant in self.tenants)
-        return f"{refused} times 1 MiB too much refused, the last MiB given"
+        return f"{refused} times 1 MiB too much was refused"
 
     def look_at_bookkeeping(self) -> str:
         must(LOCK not in self.node.annotations(), "the node is still locked")
@@ -162,7 +162,7 @@ class Story:
             must(annotations[BIND_PHASE] == "success", f"{pod.name}: {annotations[BIND_PHASE]}")
             left = annotations[TO_ALLOCATE]
             must("NVIDIA" not in left, f"{pod.name} still has {left} to allocate")
-        return "node unlocked, bind-phase success, no claim left over"
+        return "node unlocked, no claim left over"
 
     def restart_kubelet(self) -> str:
         self.node.kubelet.restart()
@@ -172,7 +172,7 @@ class Story:
             self.look(tenant)
             must(tenant.used_mib == before, f"{tenant.name} lost memory in the restart")
         self.run("after-restart", [Ask(memory_mib=1000, core_percent=1)])
-        return "registered again, containers untouched, a new pod served"
+        return "containers untouched, a new pod served"
 
     def break_gpu(self) -> str:
         self.node.driver.xid(0, 79)
@@ -190,11 +190,11 @@ class Story:
         pod = self.run("after-xid", [Ask(memory_mib=500, core_percent=1)])
         uuid = pod.claims[0][0].uuid
         must(uuid == made_up_uuid(1), f"the new pod was placed on the sick GPU {uuid}")
-        return "XID 79 on GPU 0: its vGPUs left, a new pod went to GPU 1"
+        return "XID 79 on GPU 0, a new pod went to GPU 1"
 
     def heal_gpu(self) -> str:
         self.node.wait("all vGPUs are back", lambda: self.node.allocatable() == GPUS * SPLIT)
-        return "clean probes brought its vGPUs back, no restart"
+        return "by clean probes, without a restart"
 
     def stop_agent(self) -> str:
         code = self.node.stop_agent()

@@ -33,6 +33,7 @@ from agent.sim.scheduler_placement import place, request_of
 
 RESOURCE = "nvidia.com/gpu"
 WAIT_S = 20.0
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class SimNode:
         behaviour: kubelet's, "1.20" or "1.36".
         release: the HAMi scheduler's, e.g. "2.10".
         flags: further flags of `vgpu-agent run`.
+        environ: variables for the agent, beyond `plain_environment`.
         own_gpus: the agent finds this machine's own NVIDIA driver instead of the simulated one.
     """
 
@@ -79,14 +81,14 @@ class SimNode:
         behaviour: str = "1.36",
         release: str = "2.10",
         flags: Sequence[str] = (),
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
         own_gpus: bool = False,
     ) -> None:
         self.root = root
         self.name = name
         self.flags = list(flags)
         self._command = list(command)
-        self._environ = dict(environ)
+        self._environ = plain_environment() | dict(environ or {})
         self._own_gpus = own_gpus
         (root / "driver").mkdir()
         self.driver = SimDriver(root / "driver")
@@ -319,6 +321,18 @@ class SimNode:
         where = path("nodes", self.name, subresource="status")
         with contextlib.suppress(ApiFailed, OSError):  # it follows with the next change
             self.client.ask("PATCH", where, body, content_type=MERGE_PATCH)
+
+
+def plain_environment() -> dict[str, str]:
+    """What of our own environment a process on the simulated node gets.
+
+    Proxies, and settings of the agent that somebody has exported, are none of this node's.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT_VARIABLES or name.startswith(("PYTHON", "LC_", "COVERAGE", "VGPU_TEST_"))
+    }
 
 
 def _container(ask: Ask) -> dict[str, Any]:

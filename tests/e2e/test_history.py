@@ -1,9 +1,8 @@
 """Random histories over real sockets and real processes: whatever happens, nobody gets another's share.
 
 Pods of random shapes come and go; the agent, kubelet and the API server are restarted in between and
-under way; watch events come late. Invariants, checked at every admission and at the end:
-an admitted container has exactly the claims the scheduler decided for it; a refused pod says why; the
-node's lock is released; kubelet's own books name the GPUs that were granted.
+under way; watch events come late. Invariants, checked after every step: an admitted container has exactly the claims the scheduler decided
+for it; a refused pod says why; the node's lock is released; kubelet's books name the granted GPUs.
 The histories of the allocator alone, thousands of steps with a crash at every effect, are in
 tests/wire/test_history.py; these few prove that the whole behaves like its parts.
 """
@@ -53,6 +52,7 @@ class History:
         self.pods: list[RanPod] = []
         self.count = 0
         self.admitted = self.refused = 0
+        self.twice = False  # two pods are being bound at once
 
     def step(self) -> None:
         happening = self.rng.choices(
@@ -61,6 +61,7 @@ class History:
             weights=(10, 3, 3, 4, 1, 1, 1, 1, 2),
         )[0]  # fmt: skip
         happening()
+        eventually(lambda: LOCK not in self.node.annotations(), within_s=30, what="lock released")
 
     def _place(self) -> tuple[str, str, list[Ask], list] | None:
         self.count += 1
@@ -84,7 +85,21 @@ class History:
             return
         self.admitted += 1
         assert got_its_claims(pod, asks), name
+        self._judge_books(pod, asks)
         self.pods.append(pod)
+
+    def _judge_books(self, pod: RanPod, asks: list[Ask]) -> None:
+        """Kubelet's device ids are of the GPUs that were granted.
+
+        Unless it hands an init container's devices on, which it does without asking; and two pods
+        bound at once may be told apart only when kubelet asks for the grant itself.
+        """
+        if any(ask.kind == "init" and ask.vgpus for ask in asks) or self.twice:
+            return
+        order = [ask for ask in asks if ask.kind != "app"] + [a for a in asks if a.kind == "app"]
+        for ask, claims in zip(order, pod.claims, strict=True):
+            ids = pod.admitted.containers[ask.name].device_ids.get(RESOURCE, ())
+            assert sorted(id_.rpartition("-")[0] for id_ in ids) == sorted(c.uuid for c in claims)
 
     def come(self) -> None:
         self._admit(self._place())
@@ -96,9 +111,11 @@ class History:
 
     def come_twice(self) -> None:
         """Two pods are bound within the same second, before kubelet sees either."""
+        self.twice = True
         placed = [self._place(), self._place()]
         for one in placed:
             self._admit(one)
+        self.twice = False
 
     def go(self) -> None:
         if self.pods:

@@ -154,7 +154,7 @@ def test_systemd_is_told(make_node: NodeMaker, tmp_path: Path) -> None:
         address = f"\0vgpu-agent-test-{os.getpid()}"
         listener.bind(address)
         listener.settimeout(10)
-        node = make_node(environ=os.environ | {"NOTIFY_SOCKET": "@" + address[1:]})
+        node = make_node(environ={"NOTIFY_SOCKET": "@" + address[1:]})
         heard = [listener.recv(4096).decode()]
         while "WATCHDOG=1" not in heard:
             heard.append(listener.recv(4096).decode())

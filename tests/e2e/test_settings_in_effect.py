@@ -1,7 +1,6 @@
 """Settings, from where an operator writes them to what kubelet, scheduler and containers see."""
 
 import json
-import os
 
 import pytest
 
@@ -30,7 +29,7 @@ def registered(node: SimNode) -> dict[str, int]:
 def test_the_hooks_place_in_containers_can_be_moved(
     make_node: NodeMaker, flags: list[str], environ: dict[str, str]
 ) -> None:
-    node = make_node(*flags, environ=os.environ | environ)
+    node = make_node(*flags, environ=environ)
     grant = node.run_pod("pod", [Ask()]).admitted.containers["main"]
     assert grant.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"].startswith("/opt/hook/vgpu/")
     assert [mount.container_path for mount in grant.mounts] == [
@@ -117,7 +116,7 @@ def test_the_resource_can_have_another_name(make_node: NodeMaker) -> None:
 
 
 def test_pair_scores_are_published_when_they_are_wanted(make_node: NodeMaker) -> None:
-    node = make_node("--clean-exit", environ=os.environ | {"ENABLE_TOPOLOGY_SCORE": "true"})
+    node = make_node("--clean-exit", environ={"ENABLE_TOPOLOGY_SCORE": "true"})
     assert json.loads(node.annotations()[SCORE]) == [
         {"uuid": FIRST, "score": {SECOND: 20}},
         {"uuid": SECOND, "score": {FIRST: 20}},

@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -102,16 +104,24 @@ def test_every_line_of_a_traceback_has_its_priority(tape: Tape) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "form"),
+    ("variable", "form"),
     [
-        pytest.param({"JOURNAL_STREAM": "8:1"}, "journal", id="under systemd"),
-        pytest.param({}, "logfmt", id="elsewhere"),
+        pytest.param("{dev}:{ino}", "journal", id="under systemd"),
+        pytest.param("8:1", "logfmt", id="the variable is inherited, the stream is another"),
+        pytest.param("", "logfmt", id="elsewhere"),
     ],
 )
-def test_auto(tape: Tape, environ: dict[str, str], form: str) -> None:
-    logs.configure(form="auto", environ=environ, stream=tape.stream)
-    logs.get("agent.x").info("happened")
-    assert tape.lines[0].startswith("<6>") == (form == "journal")
+def test_auto(tmp_path: Path, variable: str, form: str) -> None:
+    with (tmp_path / "log").open("w+") as stream:
+        found = os.fstat(stream.fileno())
+        value = variable.format(dev=found.st_dev, ino=found.st_ino)
+        logs.configure(form="auto", environ={"JOURNAL_STREAM": value}, stream=stream)
+        try:
+            logs.get("agent.x").info("happened")
+        finally:
+            logs.configure(form="logfmt")
+        stream.seek(0)
+        assert stream.read().startswith("<6>") == (form == "journal")
 
 
 def test_level(tape: Tape) -> None:

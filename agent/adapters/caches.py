@@ -122,7 +122,10 @@ class HostCaches:
             raise NodeNotReady(f"{name!a} is no container's directory and is not deleted")
         path = self._root / CONTAINERS / name
         with refusing("delete the container's directory", path), self._opened_containers() as fd:
-            remove_tree(name, dir_fd=fd)
+            if not remove_tree(name, dir_fd=fd):
+                raise NodeNotReady(
+                    f"{path} has more entries than are deleted at once; the next pass goes on"
+                )
 
     def listed(self) -> tuple[CacheDir, ...]:
         """All directories of containers. Raises NodeNotReady.

@@ -134,3 +134,24 @@ def test_listed(caches: HostCaches, host: Path, tmp_path: Path) -> None:
     os.utime(first, (1, 1))  # a tenant may set these, so they do not count
     listed = {directory.name: directory.changed_at_s for directory in caches.listed()}
     assert listed == {path.name: path.stat().st_ctime for path in (first, second)}
+
+
+def test_a_directory_that_is_too_full_for_one_pass_is_not_called_deleted(
+    caches: HostCaches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = caches.create(UID, "main")
+    for number in range(100):
+        (path / str(number)).touch()
+    once = safe_files.remove_tree
+    monkeypatch.setattr(
+        "agent.adapters.caches.remove_tree",
+        lambda name, *, dir_fd: once(name, dir_fd=dir_fd, entries=30),
+    )
+    with pytest.raises(NodeNotReady, match="the next pass goes on"):
+        caches.discard(path.name)
+    assert len(list(path.iterdir())) < 100
+    while path.exists():
+        try:
+            caches.discard(path.name)
+        except NodeNotReady:
+            continue

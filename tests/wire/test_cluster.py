@@ -336,3 +336,25 @@ def test_requests_are_counted(server: ApiServer, tmp_path: Path) -> None:
         cluster.get_node()
     assert counts.seen[:2] == [("list", "pods", 200), ("patch", "nodes", 429)]
     assert set(counts.seen[2:]) == {("get", "nodes", 0)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda cluster: cluster.list_pods(), id="list pods"),
+        pytest.param(lambda cluster: cluster.get_node(), id="get node"),
+        pytest.param(lambda cluster: cluster.patch_node({"hami.io/x": "1"}), id="patch node"),
+        pytest.param(
+            lambda cluster: cluster.post_event(ClusterEvent(reason="A", message="b")),
+            id="post event",
+        ),
+    ],
+)
+def test_a_call_without_deadline_has_a_read_timeout(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
+) -> None:
+    """An API server that accepts and says nothing holds nobody for ever."""
+    monkeypatch.setattr("agent.adapters.kube_transport.REQUEST_TIMEOUT_S", 0.3)
+    server.hang(3600, count=5)
+    with pytest.raises(ClusterUnavailable):
+        call(cluster_of(server, tmp_path))

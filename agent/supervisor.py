@@ -19,6 +19,7 @@ from agent import logs
 
 log = logs.get(__name__)
 
+TICK_S = 2.0  # of the main thread; a signal is taken at once
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_STOPPED, EXIT_GAVE_UP, EXIT_USAGE = 0, 1, 2
 
@@ -229,7 +230,7 @@ def serve(
 ) -> int:
     """Main thread: start everything, wait for a signal, and meanwhile vouch for the loops.
 
-    `tick` is called each second and may return a status line for the init system. Signals are
+    `tick` is called every TICK_S and may return a status line for the init system. Signals are
     waited for, not handled: a handler that sets an Event can deadlock with a thread in `wait`. One
     that was ignored when we were started (nohup) stays ignored. SIGHUP ends the agent like SIGTERM:
     settings are read at the start, and whoever supervises us starts us again.
@@ -240,7 +241,7 @@ def serve(
     notify("READY=1")  # not "registered": a kubelet that starts after us must not fail our start
     status = ""
     while not supervisor.stopping:
-        if received := signal.sigtimedwait(signals, 1.0):
+        if received := signal.sigtimedwait(signals, TICK_S):
             log.info("signal received", signal=signal.Signals(received.si_signo).name)
             supervisor.stop()
             break

@@ -11,6 +11,7 @@ log = logs.get(__name__)
 
 QUEUE_LENGTH = 256
 TRIES = 5
+IDLE_S = 30.0
 
 
 class Events:
@@ -21,7 +22,7 @@ class Events:
     def __init__(self, cluster: Cluster, *, retry_s: float = 5.0) -> None:
         self._cluster = cluster
         self._retry_s = retry_s
-        self._queue: queue.Queue[ClusterEvent] = queue.Queue(QUEUE_LENGTH)
+        self._queue: queue.Queue[ClusterEvent | None] = queue.Queue(QUEUE_LENGTH)
 
     def post(self, event: ClusterEvent) -> None:
         """Queue an Event; when the queue is full it is only logged."""
@@ -31,13 +32,15 @@ class Events:
             log.failing("event dropped", about=event.reason, error="the event queue is full")
 
     def run(self, life: Lifeline) -> None:
+        life.on_stop(lambda: self._queue.put(None) if self._queue.empty() else None)
         while not life.stopping:
-            life.pulse(5.0)
+            life.pulse(IDLE_S)
             try:
-                event = self._queue.get(timeout=1.0)
+                event = self._queue.get(timeout=IDLE_S)
             except queue.Empty:
                 continue
-            self._send(event, life)
+            if event is not None:
+                self._send(event, life)
 
     def _send(self, event: ClusterEvent, life: Lifeline) -> None:
         for _ in range(TRIES):

@@ -25,6 +25,7 @@ log = logs.get(__name__)
 HANG_AFTER_S = 10.0  # a call that takes longer is a hanging driver
 HANG_PULSE_S = 600.0  # how long a hang may last before the process itself counts as stuck
 ABSENT_RETRY_S = 5.0
+WAIT_S = 2.0  # for an event; a stop waits for it, and an event ends it at once
 HUNG = f"the driver has not answered for {HANG_AFTER_S:.0f} s"
 VANISHED = "the driver no longer lists this GPU (it fell off the bus or was removed)"
 
@@ -90,7 +91,7 @@ class Health:
             self._nvml.close()
             self._open = False
 
-    def step_once(self, wait_s: float = 1.0) -> bool:
+    def step_once(self, wait_s: float = WAIT_S) -> bool:
         """One turn: open if need be, sweep if due, wait for one event. False: no driver, pause."""
         self._calling_since_s = self._clock()
         try:

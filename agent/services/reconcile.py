@@ -20,7 +20,7 @@ from agent.supervisor import Lifeline
 
 log = logs.get(__name__)
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 5.0
 REPEAT_EVERY_S = 600.0
 RETRY_S = 10.0
 SETTLE_S = 2.0  # after a registration: pods that wait for us are admitted first

@@ -362,7 +362,7 @@ def test_a_stuck_loop_gets_no_watchdog_vouching() -> None:
         while "services_stuck" not in lines[-1]:
             assert process.poll() is None
             lines.append(process.stderr.readline())
-        time.sleep(2.5)  # two more ticks, in which it could vouch
+        time.sleep(4.5)  # two more ticks, in which it could vouch
         process.send_signal(signal.SIGTERM)
         said = "".join(lines) + process.stderr.read()  # one reader: nothing is read past
     assert "STOPPING=1" in said

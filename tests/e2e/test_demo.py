@@ -65,15 +65,35 @@ def test_it_shows_people_gpus_containers_and_what_was_proved(scratch: Path) -> N
     assert "\x1b" not in out, "a pipe is no terminal"
 
 
-def test_what_is_not_proved_is_said_and_is_a_failure(scratch: Path) -> None:
+CHANGED_AGENT = """
+import os, sys
+if "run" in sys.orig_argv:  # the agent, not the demo
+    os.environ["VGPU_REGISTER_FORMAT"] = "csv9"
+"""
+
+
+def test_what_is_not_proved_is_said_and_is_a_failure(scratch: Path, tmp_path: Path) -> None:
     """An agent that writes for old schedulers is not understood by the one of the demo."""
-    demo = start(scratch, "--json", VGPU_REGISTER_FORMAT="csv9")
+    (tmp_path / "sitecustomize.py").write_text(CHANGED_AGENT)
+    demo = start(scratch, "--json", PYTHONPATH=str(tmp_path))
     out, err = demo.communicate(timeout=50)
     answer = json.loads(out)
     assert (demo.returncode, answer["passed"]) == (1, False)
     assert "the scheduler reads 0 GPUs instead of 2" in answer["checks"][-1]["detail"]
     assert "agent_starting" in err, "the end of the agent's log helps to find out why"
     assert list(scratch.iterdir()) == []
+
+
+def test_what_the_shell_has_exported_does_not_matter(scratch: Path) -> None:
+    """Proxies and settings of somebody's shell are not this node's."""
+    exported = {
+        "HTTP_PROXY": "http://127.0.0.1:1",
+        "VGPU_REGISTER_FORMAT": "csv9",
+        "CONFIG_FILE": "/x",
+    }
+    demo = start(scratch, "--json", **exported)
+    out, _ = demo.communicate(timeout=50)
+    assert (demo.returncode, json.loads(out)["passed"]) == (0, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

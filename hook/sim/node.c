@@ -67,8 +67,8 @@ static bool same_file(const struct stat *a, const struct stat *b)
         && a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-/* The whole file as a string to be freed, and its identity as it was when opened. */
-static char *read_file(struct stat *identity)
+/* The whole file as a string to be freed, its length, and its identity as it was when opened. */
+static char *read_file(struct stat *identity, size_t *read_bytes)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -85,6 +85,7 @@ static char *read_file(struct stat *identity)
     }
     if (text)
         text[length] = '\0';
+    *read_bytes = length;
     close(fd);
     return text;
 }
@@ -95,10 +96,11 @@ static void refresh(void)
     struct stat now;
     if (stat(path, &now) != 0 || same_file(&now, &seen))
         return;
-    char *text = read_file(&now);
+    size_t length = 0;
+    char *text = read_file(&now, &length);
     struct sim_node *fresh = text ? calloc(1, sizeof *fresh) : NULL;
     char problem[256] = "not enough memory";
-    if (fresh && sim_node_parse(fresh, text, problem, sizeof problem)) {
+    if (fresh && sim_node_parse(fresh, text, length, problem, sizeof problem)) {
         replace_current(fresh);
     } else {
         fprintf(stderr, "simulated driver: %s: %s; the last good configuration stays in force\n", path,

@@ -102,8 +102,10 @@ struct sim_node {
     unsigned readers; /* guarded by the lock of node.c */
 };
 
-/* Parse `text`. On failure false, and `problem` says what is wrong in which line. */
-bool sim_node_parse(struct sim_node *node, char *text, char *problem, size_t problem_bytes);
+/* Parse `text`, which has `length` bytes before its closing NUL. On failure false, and `problem` says what is
+ * wrong in which line.
+ */
+bool sim_node_parse(struct sim_node *node, char *text, size_t length, char *problem, size_t problem_bytes);
 
 /* The configuration in force, held until sim_node_release; NULL when there never was a good one. */
 const struct sim_node *sim_node_acquire(void);

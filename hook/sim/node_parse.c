@@ -154,6 +154,9 @@ static bool add_event(const struct line *line, struct sim_node *node, unsigned l
         return false;
     if (node->event_count == MAX_EVENTS)
         return refuse(line, "more than %d events", MAX_EVENTS);
+    /* An event set remembers the last number it gave out: an event out of order would never be delivered. */
+    if (node->event_count > 0 && (uint64_t)number <= node->events[node->event_count - 1].number)
+        return refuse(line, "the event number %ld must be above that of the event before it", number);
     event.number = (uint64_t)number;
     event.gpu_instance = gpu_instance < 0 ? NVML_NO_INSTANCE : (unsigned)gpu_instance;
     event.compute_instance = compute_instance < 0 ? NVML_NO_INSTANCE : (unsigned)compute_instance;
@@ -344,9 +347,21 @@ static bool parse_pass(struct sim_node *node, char *text, bool gpu_lines, char *
     return true;
 }
 
-bool sim_node_parse(struct sim_node *node, char *text, char *problem, size_t problem_bytes)
+static unsigned line_at_end(const char *text)
+{
+    unsigned number = 1;
+    for (; *text; text++)
+        number += *text == '\n';
+    return number;
+}
+
+bool sim_node_parse(struct sim_node *node, char *text, size_t length, char *problem, size_t problem_bytes)
 {
     memset(node, 0, sizeof *node);
+    if (strlen(text) < length) { /* a C string would end here, and with it the configuration */
+        snprintf(problem, problem_bytes, "line %u: a NUL byte", line_at_end(text));
+        return false;
+    }
     strcpy(node->driver_version, "570.86.15");
     node->cuda_version = 12080;
     char *copy = strdup(text); /* each pass cuts its text to pieces */

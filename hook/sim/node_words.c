@@ -50,7 +50,9 @@ bool split(struct line *line, char *text)
                 quoted = !quoted;
                 in++;
             } else if (quoted && *in == '\\') {
-                *out++ = escaped(&in);
+                *out = escaped(&in);
+                if (*out++ == '\0')
+                    return refuse(line, "a backslash must be followed by a character other than NUL");
             } else {
                 *out++ = *in++;
             }

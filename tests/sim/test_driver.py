@@ -111,6 +111,19 @@ def test_what_the_configuration_can_say(tmp_path: Path, text: str, count: int) -
         pytest.param("driver gone\n", "driver must be", id="driver"),
         pytest.param("enumeration often\n", "enumeration must be", id="enumeration"),
         pytest.param("fail call=nvmlInit code=0\n", "code must be", id="a failure that is none"),
+        pytest.param(
+            GPU + "xid 2 gpu=0 code=48\necc 2 gpu=0 kind=single\n",
+            "line 3: the event number 2 must be above",
+            id="event number twice",
+        ),
+        pytest.param(
+            GPU + "xid 2 gpu=0 code=48\nxid 1 gpu=9 code=79\n",
+            "line 3: the event number 1 must be above",
+            id="event numbers that fall",
+        ),
+        pytest.param(GPU + "\ndriver ok\0\nhang\n", "line 3: a NUL byte", id="NUL byte"),
+        pytest.param(GPU + "# nothing\0", "line 2: a NUL byte", id="NUL byte at the end"),
+        pytest.param('gpu 0 uuid="a\\x00b"\n', "other than NUL", id="NUL byte by its number"),
         pytest.param("x " * 30, "more than 24 words", id="too many words"),
         pytest.param(
             "".join(f"gpu {n} uuid=GPU-{n}\n" for n in range(65)), "64 gpus", id="too many"

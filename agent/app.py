@@ -216,7 +216,7 @@ class Agent:
         config, pods = self._config, self._view.pods
         caches, hook_install = _host(config)
         grants = FileGrantLog(config.state_dir)
-        finisher = BindFinisher(self._view, post=self._events.post)
+        finisher = BindFinisher(self._view, grants.records, post=self._events.post)
         turns = Turns(self._view, grants, failed=finisher.failed)
         allocator = Allocator(
             self._view,

@@ -116,7 +116,6 @@ class Allocator:
         self._view = view
         self._turns = turns
         self._finisher = finisher
-        finisher.know_grants(host.grant_log.records)
         self._host = host
         self._supply = supply
         self._on_outcome = on_outcome

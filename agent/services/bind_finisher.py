@@ -67,13 +67,16 @@ class BindFinisher:
     def __init__(
         self,
         view: NodeView,
+        records: Callable[[], Sequence[GrantRecord]],
         *,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         grace_s: float = GRACE_S,
         post: Callable[[ClusterEvent], None] = lambda _: None,
     ) -> None:
+        """`records` gives the grants on record: a pod that has one was served."""
         self._view = view
+        self._records = records
         self._post = post
         self._clock = clock
         self._jitter = jitter
@@ -83,16 +86,8 @@ class BindFinisher:
         self._owner: tuple[str, Pod] | None = None  # lock value and its pod as last seen
         self._left_behind: dict[tuple[str, str, str], float] = {}  # what, due when
         self._wake = threading.Event()
-        self._records: Callable[[], Sequence[GrantRecord]] = tuple
 
     # --- called by Allocate
-
-    def know_grants(self, records: Callable[[], Sequence[GrantRecord]]) -> None:
-        """Tell where the grants are on record: they tell a served pod from one with no decision.
-
-        Called once, before `run`.
-        """
-        self._records = records
 
     def finish(
         self, pod: Pod, phase: str, *, phase_written: bool = False, deadline_s: float

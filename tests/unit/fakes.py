@@ -318,7 +318,7 @@ class Process:
         self.inventory = Published(inventory or gpus(GPU_A, GPU_B))
         self._seen = 0
         self.view = NodeView(cluster, node_name=NODE, pods=self.pods, own_node=self.own_node)
-        self.finisher = BindFinisher(self.view, clock=clock, jitter=lambda: 0.5)
+        self.finisher = BindFinisher(self.view, grant_log.records, clock=clock, jitter=lambda: 0.5)
         self.turns = Turns(
             self.view,
             grant_log,

@@ -48,14 +48,21 @@ class BudgetExceeded(NodeNotReady):
 
 
 class ClusterError(AgentError):
-    """Base of what the API server, or the way to it, answered."""
+    """Base of what the API server, or the way to it, answered.
+
+    `code` is the HTTP status with which it was refused; 0 when there was no usable answer.
+    """
+
+    def __init__(self, message: str, *, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ClusterUnavailable(ClusterError):
     """No usable answer: refused, timed out, 429 or 5xx. Worth trying again."""
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, code: int = 0, retry_after_s: float | None = None) -> None:
+        super().__init__(message, code=code)
         self.retry_after_s = retry_after_s
 
 

@@ -64,24 +64,28 @@ def error_of(request: Request, code: int, headers: Mapping[str, str], body: byte
     what = f"the API server answered {code} to {request.verb} {request.about}: {said}"
     if code == 401:  # noqa: PLR2004 - HTTP statuses, here and below
         return Unauthorized(
-            f"{what}; its token or certificate may have expired: check the agent's credentials"
+            f"{what}; its token or certificate may have expired: check the agent's credentials",
+            code=code,
         )
     if code == 403:  # noqa: PLR2004
         return ClusterDenied(
-            f"{what}; allow `{request.verb}` on `{request.resource}` in the agent's ClusterRole"
+            f"{what}; allow `{request.verb}` on `{request.resource}` in the agent's ClusterRole",
+            code=code,
         )
     if code in (404, 410):
-        return ClusterGone(f"{what}; it was deleted or is too old")
+        return ClusterGone(f"{what}; it was deleted or is too old", code=code)
     # 422 is a failed `test` of a JSON patch, and the uid of another object of the same name; other
     # patches get it when what they say is invalid.
     tested = request.content_type == JSON_PATCH or "metadata.uid" in said
     if code == 409 or (code == 422 and tested):  # noqa: PLR2004
-        return ClusterConflict(f"{what}; somebody else changed it meanwhile")
+        return ClusterConflict(f"{what}; somebody else changed it meanwhile", code=code)
     if code == 429 or code >= 500:  # noqa: PLR2004
         unknown = code >= 500 and code != 503  # noqa: PLR2004
         kind = OutcomeUnknown if unknown else ClusterUnavailable
-        return kind(f"{what}; it is tried again", retry_after_s=retry_after_s(headers))
-    return ClusterError(f"{what}; this is not expected of this request, please report it")
+        return kind(f"{what}; it is tried again", code=code, retry_after_s=retry_after_s(headers))
+    return ClusterError(
+        f"{what}; this is not expected of this request, please report it", code=code
+    )
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

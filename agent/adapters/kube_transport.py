@@ -161,7 +161,7 @@ class KubeTransport:
             except ClusterConflict as error:
                 if not unknown:
                     raise
-                raise ConflictAfterRetry(str(error)) from error
+                raise ConflictAfterRetry(str(error), code=error.code) from error
             except ClusterUnavailable as error:
                 unknown = unknown or isinstance(error, OutcomeUnknown)
                 delay_s = self._retry_delay_s(request, error, tries, deadline_s)

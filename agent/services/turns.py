@@ -3,7 +3,6 @@
 Shared by Allocate and GetPreferredAllocation, so that both decide alike.
 """
 
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -33,14 +32,11 @@ HINTS, HINT_LIVES_S = 64, 60.0
 
 Ids = tuple[str, ...]
 
-_ANSWERED = re.compile(r"the API server answered ([1-5][0-9]{2}) ")
-
 
 def short_reason(error: ClusterError) -> str:
     """Why the API server did not do it, for a pod's owner: what it said belongs in our log."""
-    answered = _ANSWERED.match(str(error))
-    if answered:
-        return f"it answered {answered[1]}"
+    if error.code:
+        return f"it answered {error.code}"
     if isinstance(error, ClusterDenied):
         return "it does not accept the agent's credentials"
     return "no usable answer came in time"
@@ -49,7 +45,7 @@ def short_reason(error: ClusterError) -> str:
 def refused_by_cluster(error: ClusterError, sentence: str) -> ClusterError:
     """The error with a sentence for the pod's owner in place of what the transport says."""
     kind = ClusterDenied if isinstance(error, ClusterDenied) else ClusterUnavailable
-    return kind(sentence)
+    return kind(sentence, code=error.code)
 
 
 class Turns:

@@ -173,19 +173,24 @@ def test_the_erase_fails(scene: Scene, verdict: str) -> None:
 
 TRANSPORT = [
     pytest.param(
-        ClusterUnavailable("the API server answered 429 to patch x: slow down; it is tried again"),
+        ClusterUnavailable("429 to patch x: slow down; it is tried again", code=429),
         "it answered 429",
         id="too many requests",
     ),
     pytest.param(
-        ClusterDenied("the API server answered 403 to patch x: no; allow `patch` on `pods`"),
+        ClusterDenied("403 to patch x: no; allow `patch` on `pods`", code=403),
         "it answered 403",
         id="forbidden",
     ),
     pytest.param(
-        ClusterError("the API server answered 413 to patch x: large; please report it"),
+        ClusterError("413 to patch x: large; please report it", code=413),
         "it answered 413",
         id="not expected",
+    ),
+    pytest.param(
+        ClusterUnavailable("the API server answered 200 to patch x: <html>; no JSON"),
+        "no usable answer came in time",
+        id="an answer that is none",
     ),
     pytest.param(
         ClusterUnavailable("cannot patch x: (ReadTimeoutError: HTTPConnectionPool(host='h'))"),

@@ -23,7 +23,6 @@ from kube_stage import (
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.kube_answers import Request, error_of, retry_after_s
 from agent.errors import (
-    AgentError,
     ClusterConflict,
     ClusterDenied,
     ClusterError,
@@ -194,11 +193,12 @@ def test_events(
     ],
 )
 def test_each_status_is_an_error_somebody_can_act_on(
-    server: ApiServer, cluster: KubeCluster, code: int, error: type[AgentError]
+    server: ApiServer, cluster: KubeCluster, code: int, error: type[ClusterError]
 ) -> None:
     server.fail(code, count=2)
-    with pytest.raises(error, match=f"answered {code} to get the Node n1: planned fault"):
+    with pytest.raises(error, match=f"answered {code} to get the Node n1: planned fault") as raised:
         cluster.get_node()
+    assert raised.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,9 @@ def test_a_lost_answer_does_not_hide_a_real_conflict(
 ) -> None:
     pod = add_pod(server, "p", order="somebody else's")
     server.drop()
-    with pytest.raises(ClusterConflict):
+    with pytest.raises(ClusterConflict) as raised:
         cluster.patch_pod(pod, {TO_ALLOCATE: ";"}, expected={TO_ALLOCATE: ORDER}, deadline_s=soon())
+    assert raised.value.code == 422
     assert annotations(server, "pods", "p") == {TO_ALLOCATE: "somebody else's"}
 
 

@@ -18,7 +18,8 @@ import grpc
 from agent import errors, logs
 from agent.domain.gpu import GpuInventory
 from agent.domain.grants import Grant
-from agent.domain.vgpu_ids import Vgpu, preferred
+from agent.domain.preferred_ids import preferred_ids
+from agent.domain.vgpu_ids import Vgpu
 from agent.services.published import Inventory
 from agent.wire import deviceplugin_pb2 as dp
 from agent.wire import rpc
@@ -226,7 +227,7 @@ class Answers:
         except Exception:  # noqa: BLE001 - see above
             log.error("preference crashed", trace=traceback.format_exc())
         if not _valid(choice, available, must_include, size):
-            choice = preferred(available, must_include, size)
+            choice = tuple(preferred_ids(available, must_include, size, ()))
         return dp.ContainerPreferredAllocationResponse(device_ids=choice)
 
 

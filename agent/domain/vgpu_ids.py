@@ -5,7 +5,7 @@ An id is `<GPU uuid>-<n>`, n from 0 to split count - 1, as HAMi's device plugin 
 after a switch can be read.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from agent.domain.gpu import GpuInventory, Sharing
@@ -88,15 +88,6 @@ def advertised(inventory: GpuInventory, sharing: Sharing) -> tuple[Vgpu, ...]:
         if nameable(gpu.uuid, split_count)
         for slot in range(split_count)
     )
-
-
-def preferred(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
-    """Any valid answer to GetPreferredAllocation: what must be in it, then the first free ones.
-
-    Never more than `size` (at least what must be included), each id once, none that is not offered.
-    """
-    order = [*dict.fromkeys(must_include), *sorted(available)]
-    return tuple(dict.fromkeys(order))[: max(size, 0)]
 
 
 # --- the size of a ListAndWatch message ----------------------------------------------------------

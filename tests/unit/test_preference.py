@@ -38,6 +38,9 @@ A, B = vgpu_ids(GPU_A, 0, 1, 2, 3), vgpu_ids(GPU_B, 0, 1, 2, 3)
         pytest.param(A, A[:3], 2, [], A[:2], id="more to include than asked for"),
         pytest.param(A, [], 0, [GPU_A], [], id="none asked for"),
         pytest.param(["odd", "ids"], [], 1, [GPU_A], ["ids"], id="ids of somebody else"),
+        pytest.param([A[0]] * 2, [A[0]] * 2, 2, [], A[:1], id="twins"),
+        pytest.param(A, [], -1, [], [], id="nonsense size"),
+        pytest.param([], [], 1, [GPU_A], [], id="nothing there"),
     ],
 )
 def test_choice(
@@ -46,7 +49,7 @@ def test_choice(
     assert preferred_ids(available, must, size, wanted) == chosen
 
 
-IDS = st.sampled_from(A + B + ["foreign", ""])
+IDS = st.sampled_from(A + B + ["foreign", ""]) | st.text(max_size=5)
 
 
 @given(

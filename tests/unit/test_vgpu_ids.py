@@ -1,4 +1,4 @@
-"""vGPU ids, the fallback preference, and the size of the list that kubelet must be able to read."""
+"""vGPU ids, and the size of the list that kubelet must be able to read."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,6 @@ from agent.domain.vgpu_ids import (
     judge_list,
     list_bytes,
     parse_vgpu_id,
-    preferred,
     vgpu_id,
 )
 from agent.wire import deviceplugin_pb2 as dp
@@ -212,37 +211,3 @@ def test_refusal_names_the_largest_setting_that_works(gpus: int, hints: bool) ->
     assert fits.refusal == ""
     assert fits.encoded_bytes <= MAX_LIST_BYTES
     assert judge_list(node, Sharing(split_count=largest + 1, numa_hints=hints)).refusal != ""
-
-
-# --- preference --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("available", "must_include", "size", "answer"),
-    [
-        pytest.param(["b", "a", "c"], [], 2, ("a", "b"), id="first free ones"),
-        pytest.param(["a", "b", "c"], ["c"], 2, ("c", "a"), id="must-include first"),
-        pytest.param(["a"], [], 3, ("a",), id="fewer than asked for"),
-        pytest.param(["a", "a"], ["a", "a"], 2, ("a",), id="twins"),
-        pytest.param(["a"], [], 0, (), id="nothing wanted"),
-        pytest.param(["a"], [], -1, (), id="nonsense size"),
-        pytest.param([], [], 1, (), id="nothing there"),
-    ],
-)
-def test_fallback_preference(
-    available: list[str], must_include: list[str], size: int, answer: tuple[str, ...]
-) -> None:
-    assert preferred(available, must_include, size) == answer
-
-
-@given(
-    st.lists(st.text(max_size=5)), st.lists(st.text(max_size=5), max_size=3), st.integers(-1, 10)
-)
-def test_fallback_preference_is_always_valid(
-    available: list[str], must_include: list[str], size: int
-) -> None:
-    answer = preferred(available, must_include, size)
-
-    assert len(answer) == len(set(answer)) <= max(size, 0)
-    assert set(answer) <= {*available, *must_include}
-    assert len(set(must_include)) > size or set(must_include) <= set(answer)

@@ -143,6 +143,13 @@ def test_preference_is_always_valid(
     assert served.prefer(["c", "a", "b"], ["b"], 2) == answer
 
 
+def test_without_an_opinion_the_gpus_take_turns(served: Served) -> None:
+    served.preference.act = lambda *_: ()
+
+    available = ["GPU-a-0", "GPU-a-1", "GPU-b-0", "GPU-b-1"]
+    assert served.prefer(available, ["GPU-a-1"], 3) == ["GPU-a-1", "GPU-b-0", "GPU-a-0"]
+
+
 def test_preference_that_hangs_is_not_waited_for(directory: Path, stack: ExitStack) -> None:
     served = Served(directory, stack, budget_s=0.05)
     release = threading.Event()

@@ -1,8 +1,10 @@
 """One event per outcome: `event key=value`, or JSON, with journald priorities.
 
 `log = logs.get(__name__)`, then `log.info("allocated", pod="ns/name", took_ms=12)`. The event is
-a constant in the past tense; data goes into fields with their unit in the name. A record equal to
-the one before it (same event, same `about`) is written once and then hourly, with a count.
+a constant in the past tense; data goes into fields with their unit in the name. A failure that is
+met again and again (same event, same `about`) is written once for each of its reasons and then
+hourly, with a count; its end is written once.
+
 Thread-safe. No secrets: callers pass names and numbers, never headers or tokens.
 """
 
@@ -13,10 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TextIO
 
 REPEAT_EVERY_S = 3600.0
 MAX_VALUE_CHARS = 2000
+MAX_FAILING = 1000  # bounded: `about` may name pods
+MAX_REASONS = 8  # of one failure; some texts differ every time, by a port or an address
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 _BARE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:+@%,")
 
@@ -48,12 +53,23 @@ def json_line(level: str, event: str, fields: Mapping[str, object], now_s: float
     return json.dumps(record, default=str, ensure_ascii=False)
 
 
+@dataclass(slots=True)
+class _Failing:
+    """A failure that is not over: one event about one thing, for whatever reasons."""
+
+    since_s: float
+    told_s: float  # when the count was told last, or the failure began
+    failures: int = 0
+    held: int = 0  # of them since `told_s` were not written
+    reasons: set[str] = field(default_factory=set)
+
+
 class _Sink:
     """Where lines go; shared by all loggers of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[tuple[str, str], tuple[str, float, int]] = {}
+        self._failing: dict[tuple[str, str], _Failing] = {}
         self.stream: TextIO | None = None
         self.format = "logfmt"
         self.level = logging.INFO
@@ -80,22 +96,30 @@ class _Sink:
             except (OSError, ValueError):
                 return  # a closed log must not take the node's GPUs down
 
-    def repeated(self, event: str, about: str, detail: str) -> int | None:
-        """How many equal records were held back before this one; None: hold this one back too."""
+    def failed(self, event: str, about: str, reason: str) -> int | None:
+        """How many records were held back since the count was told; None: hold this one back."""
         now_s = self.clock()
         with self._lock:
-            last = self._last.get((event, about))
-            if last and last[0] == detail and now_s - last[1] < REPEAT_EVERY_S:
-                self._last[event, about] = (last[0], last[1], last[2] + 1)
-                return None
-            if len(self._last) > 1000:  # noqa: PLR2004 - bounded: `about` may name pods
-                self._last.clear()
-            self._last[event, about] = (detail, now_s, 0)
-            return last[2] if last and last[0] == detail else 0
+            known = self._failing.get((event, about))
+            if known is None:
+                if len(self._failing) >= MAX_FAILING:
+                    del self._failing[next(iter(self._failing))]
+                known = self._failing[event, about] = _Failing(now_s, now_s)
+            known.failures += 1
+            news = reason not in known.reasons and len(known.reasons) < MAX_REASONS
+            if news:
+                known.reasons.add(reason)
+            if now_s - known.told_s >= REPEAT_EVERY_S:
+                held, known.held, known.told_s = known.held, 0, now_s
+                return held
+            known.held += not news
+            return 0 if news else None
 
-    def forget(self, event: str, about: str) -> None:
+    def over(self, event: str, about: str) -> tuple[int, float] | None:
+        """Forget a failure: how often it was met, and for how many seconds; None: there is none."""
         with self._lock:
-            self._last.pop((event, about), None)
+            known = self._failing.pop((event, about), None)
+        return (known.failures, max(0.0, self.clock() - known.since_s)) if known else None
 
 
 _SINK = _Sink()
@@ -120,8 +144,11 @@ class Logger:
         _SINK.write(logging.ERROR, event, {"in": self._service, **fields}, trace)
 
     def failing(self, event: str, *, about: str = "", error: object, **fields: object) -> None:
-        """Warn of a failure that a loop meets again and again: once, then hourly with a count."""
-        held = _SINK.repeated(event, about, str(error))
+        """Warn of a failure that a loop meets again and again, until it has `recovered`.
+
+        Each reason once, then hourly with a count.
+        """
+        held = _SINK.failed(event, about, str(error))
         if held is None:
             return
         if held:
@@ -131,8 +158,13 @@ class Logger:
         self.warning(event, error=error, **fields)
 
     def recovered(self, event: str, *, about: str = "") -> None:
-        """The failure logged under `event` is over: its next occurrence is news again."""
-        _SINK.forget(event, about)
+        """Tell that the failure logged under `event` is over, if there was one."""
+        over = _SINK.over(event, about)
+        if over is None:
+            return
+        fields: dict[str, object] = {"about": about} if about else {}
+        failures, lasted_s = over
+        self.info("recovered", failure=event, **fields, failures=failures, lasted_s=lasted_s)
 
 
 def get(name: str) -> Logger:

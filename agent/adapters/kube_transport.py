@@ -126,6 +126,7 @@ class KubeTransport:
             except ConfigError as error:
                 log.failing("credentials not reloaded", error=error)
                 return False
+        log.recovered("credentials not reloaded")
         log.info("credentials reloaded")
         return True
 

@@ -68,10 +68,12 @@ class CacheGc:
 
     def _listed(self) -> list[tuple[str, float]]:
         try:
-            return [(directory.name, directory.changed_at_s) for directory in self._caches.listed()]
+            listed = self._caches.listed()
         except AgentError as error:
             log.failing("cache directories not listed", error=error)
             return []
+        log.recovered("cache directories not listed")
+        return [(directory.name, directory.changed_at_s) for directory in listed]
 
     def _deleted(self, name: str) -> bool:
         try:
@@ -79,5 +81,6 @@ class CacheGc:
         except AgentError as error:
             log.failing("cache directory not deleted", about=name, error=error)
             return False
+        log.recovered("cache directory not deleted", about=name)
         log.info("cache directory deleted", directory=name)
         return True

@@ -190,6 +190,7 @@ class Reconcile:
         if found.gone:
             self._grants.forget(found.gone)
             log.info("grants released", pods=len(found.gone))
+        log.recovered("reconciliation failed", about=self._resource)
         return found
 
     def _tell(self, mismatch: Mismatch) -> None:

@@ -143,6 +143,8 @@ class Turns:
             self._view.read_node(deadline_s=deadline_s)
         except ClusterError as error:
             log.failing("node unreadable", error=error)  # the pods alone may be enough
+        else:
+            log.recovered("node unreadable")
 
     def _know_node(self, deadline_s: float) -> None:
         """Read our Node once while its watch has not brought it: it carries the lock."""

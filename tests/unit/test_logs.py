@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,46 +134,83 @@ def test_level(tape: Tape) -> None:
     assert len(tape.lines) == 1
 
 
-def fail(error: str = "refused", about: str = "") -> Callable[[logs.Logger], None]:
+Step = Callable[[logs.Logger], None]
+
+
+def fail(error: str = "refused", about: str = "") -> Step:
     return lambda log: log.failing("not reached", error=error, about=about)
+
+
+def recover(about: str = "") -> Step:
+    return lambda log: log.recovered("not reached", about=about)
 
 
 @pytest.mark.parametrize(
     ("steps", "written"),
     [
-        pytest.param([fail()], 1, id="once"),
-        pytest.param([fail(), fail(), fail()], 1, id="the same again"),
-        pytest.param([fail("a"), fail("b")], 2, id="another reason is news"),
-        pytest.param([fail(about="x"), fail(about="y")], 2, id="about something else"),
-        pytest.param([fail(), lambda log: log.recovered("not reached"), fail()], 2, id="after recovery"),
-        pytest.param([fail(about="x"), lambda log: log.recovered("not reached", about="y"), fail(about="x")], 1, id="something else recovered"),
+        pytest.param([fail()], ["refused"], id="once"),
+        pytest.param([fail(), fail(), fail()], ["refused"], id="the same again"),
+        pytest.param([fail("a"), fail("b")], ["a", "b"], id="another reason is news"),
+        pytest.param([fail("a"), fail("b")] * 9, ["a", "b"], id="two reasons in turn"),
+        pytest.param([fail(about="x"), fail(about="y")], ["refused"] * 2, id="about something else"),
+        pytest.param([fail(), recover(), fail()], ["refused", "", "refused"], id="after recovery"),
+        pytest.param([fail(about="x"), recover("y"), fail(about="x")], ["refused"], id="something else recovered"),
+        pytest.param([recover()], [], id="nothing had failed"),
+        pytest.param([fail(), recover(), recover()], ["refused", ""], id="recovered once"),
     ],
 )  # fmt: skip
-def test_repeated_failures(
-    tape: Tape, steps: list[Callable[[logs.Logger], None]], written: int
-) -> None:
+def test_repeated_failures(tape: Tape, steps: list[Step], written: list[str]) -> None:
     log = logs.get("agent.x")
     for step in steps:
         step(log)
-    assert len(tape.lines) == written
+    reasons = [re.search(r"error=(\w+)", line) for line in tape.lines]
+    assert [found[1] if found else "" for found in reasons] == written
 
 
-def test_a_lasting_failure_is_told_hourly_with_a_count(tape: Tape) -> None:
+def test_reasons_that_are_never_the_same_do_not_fill_the_log(tape: Tape) -> None:
     log = logs.get("agent.x")
-    for _ in range(5):
-        fail()(log)
-    tape.now_s += logs.REPEAT_EVERY_S
-    fail()(log)
-    first, second = tape.lines
-    assert "repeated" not in first
-    assert "repeated=4" in second
+    for port in range(100):
+        fail(f"refused at port {port}")(log)
+    assert len(tape.lines) == logs.MAX_REASONS
+
+
+@pytest.mark.parametrize(
+    "reasons", [pytest.param("a", id="one reason"), pytest.param("ab", id="two in turn")]
+)
+def test_a_lasting_failure_is_told_hourly_with_a_count(tape: Tape, reasons: str) -> None:
+    log = logs.get("agent.x")
+    for minute in range(130):
+        for reason in reasons:
+            fail(reason)(log)
+        tape.now_s += 60.0
+        assert len(tape.lines) == len(reasons) + (minute >= 60) + (minute >= 120)
+    *news, first_hour, second_hour = tape.lines
+    assert all("repeated" not in line for line in news)
+    assert f"repeated={59 * len(reasons)}" in first_hour
+    assert f"repeated={60 * len(reasons) - 1}" in second_hour
+
+
+@pytest.mark.parametrize("about", ["", "pod-1"])
+def test_the_end_of_a_failure_is_told(tape: Tape, about: str) -> None:
+    log = logs.get("agent.services.events")
+    for error in ("a", "b", "a"):
+        fail(error, about)(log)
+        tape.now_s += 20.5
+    recover(about)(log)
+    assert tape.lines[-1].split(maxsplit=1)[1] == (
+        'info  recovered in=events failure="not reached" '
+        + (f"about={about} " if about else "")
+        + "failures=3 lasted_s=61.5"
+    )
 
 
 def test_the_memory_of_failures_is_bounded(tape: Tape) -> None:
     log = logs.get("agent.x")
-    for number in range(3000):
+    for number in range(3 * logs.MAX_FAILING):
         fail(about=f"pod-{number}")(log)
-    assert len(logs._SINK._last) <= 1001
+    assert len(logs._SINK._failing) == logs.MAX_FAILING
+    recover(about=f"pod-{number}")(log)
+    assert "recovered" in tape.lines[-1]
 
 
 def test_a_closed_stream_harms_nobody(tape: Tape) -> None:

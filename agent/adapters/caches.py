@@ -217,7 +217,7 @@ def install_hook(source: Path, host_vgpu_dir: Path, version: str) -> Path:
     name = f"{LIBRARY}.{version}-{hashlib.sha256(content).hexdigest()[:16]}"
     with refusing("install the hook library", host_vgpu_dir):
         made = not host_vgpu_dir.exists()
-        host_vgpu_dir.mkdir(parents=True, exist_ok=True)
+        host_vgpu_dir.mkdir(0o755, parents=True, exist_ok=True)
         with opened_directory(host_vgpu_dir) as root:
             if made:
                 os.fchmod(root, 0o755)

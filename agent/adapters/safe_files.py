@@ -15,6 +15,7 @@ from pathlib import Path
 from agent.errors import NodeNotReady
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+CLOSED = 0o700
 ENTRIES_PER_PASS = 200_000  # bounds the time that one deletion takes
 
 _ADVICE = {
@@ -75,16 +76,17 @@ def check_ours(fd: int, path: Path) -> None:
 def ensured_directory(name: str, mode: int, *, dir_fd: int) -> Iterator[int]:
     """A descriptor of a sub-directory, made with exactly this mode if it was missing.
 
-    It is made closed (0700) and opened up by its descriptor: its name is never trusted twice.
-    Raises OSError; a directory made here does not stay behind then.
+    It is made closed (0700) and opened up by its descriptor: its name is never trusted twice. One
+    that is still closed was left by a crash in between, and is opened up now. Raises OSError; a
+    directory made here does not stay behind then.
     """
     made = False
     with contextlib.suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=dir_fd)
+        os.mkdir(name, CLOSED, dir_fd=dir_fd)
         made = True
     try:
         with opened_directory(name, dir_fd=dir_fd) as fd:
-            if made:
+            if made or _left_closed(fd):
                 os.fchmod(fd, mode)
             yield fd
     except BaseException:
@@ -92,6 +94,12 @@ def ensured_directory(name: str, mode: int, *, dir_fd: int) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 os.rmdir(name, dir_fd=dir_fd)
         raise
+
+
+def _left_closed(fd: int) -> bool:
+    """Whether a directory of ours is as a crash leaves it that comes before it is opened up."""
+    info = os.fstat(fd)
+    return info.st_uid == os.geteuid() and info.st_mode & 0o777 == CLOSED
 
 
 def write_whole(name: str, content: bytes, mode: int, *, dir_fd: int) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,44 @@ def test_create_finds_again_what_is_there(caches: HostCaches) -> None:
     assert caches.create(UID, "main") == path
     assert mode(path) == 0o777
     assert (path / "1.cache").exists()
+
+
+CRASHING = """
+import os, sys
+from pathlib import Path
+from tests.wire.host_directory import UID, make_caches
+
+left, fchmod = int(sys.argv[1]), os.fchmod
+def crash(*arguments):
+    global left
+    left -= 1
+    os._exit(86) if left < 0 else fchmod(*arguments)
+os.fchmod = crash
+caches = make_caches(Path(sys.argv[2]))
+caches.create(UID, "main")
+caches.prepare()
+"""
+
+
+@pytest.mark.parametrize(
+    ("survived", "closed"),
+    [
+        pytest.param(0, "vgpu/containers", id="the directory of all containers"),
+        pytest.param(1, f"vgpu/containers/{UID}_main", id="the container's directory"),
+        pytest.param(3, "vgpulock", id="the lock directory"),
+    ],
+)
+def test_what_a_crash_left_closed_is_opened_up(
+    caches: HostCaches, tmp_path: Path, survived: int, closed: str
+) -> None:
+    """The agent dies for good between mkdir and fchmod; what it left must not stay so."""
+    command = [sys.executable, "-c", CRASHING, str(survived), str(tmp_path)]
+    crashed = subprocess.run(command, cwd=Path(__file__).parents[2], check=False)
+    assert crashed.returncode == 86
+    assert mode(tmp_path / closed) == 0o700
+    path = caches.create(UID, "main")
+    lock_dir = caches.prepare().lock_dir
+    assert (mode(path.parent), mode(path), mode(lock_dir)) == (0o755, 0o777, 0o1777)
 
 
 @pytest.mark.parametrize(

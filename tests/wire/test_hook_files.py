@@ -132,6 +132,22 @@ def test_install_hook(tmp_path: Path) -> None:
     assert caches.prepare().library == first
 
 
+def test_install_hook_after_a_crash_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the umask, what was made so far is nothing that the next start must refuse."""
+    source, host = tmp_path / "built.so", tmp_path / "vgpu"
+    source.write_bytes(b"one")
+    before = os.umask(0)
+    try:
+        with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+            patched.setattr(os, "fchmod", lambda *_: 1 // 0)
+            install_hook(source, host, "1.0")
+    finally:
+        os.umask(before)
+    assert install_hook(source, host, "1.0").read_bytes() == b"one"
+
+
 def test_installing_again_touches_nothing(tmp_path: Path) -> None:
     source, host = tmp_path / "built.so", tmp_path / "vgpu"
     source.write_bytes(b"one")

@@ -14,16 +14,18 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from agent.errors import ConfigError
+from agent.errors import AgentError, ConfigError
 from agent.version import VERSION
 
 if TYPE_CHECKING:
+    from agent.config import Config
     from agent.settings import Resolution
 
 PROGRAM = "vgpu-agent"
-EXIT_OK, EXIT_GAVE_UP, EXIT_USAGE, EXIT_PIPE = 0, 1, 2, 141
+EXIT_OK, EXIT_GAVE_UP, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
 SUMMARIES = {
     "run": "share this node's NVIDIA GPUs between pods, until a signal ends it",
+    "uninstall": "take back what the agent has written on its Node, after the agent was stopped",
     "demo": "show all of it on an embedded, simulated node; needs no GPU and no cluster",
     "config": "print every setting as it holds and where it came from",
     "version": "print the version",
@@ -32,8 +34,30 @@ EXIT_CODES = """\
 exit codes:
   0  stopped by SIGTERM, SIGINT or SIGHUP, or done
   1  gave up, start it again: a loop kept crashing or did not end in time, or the
-     driver needs a new process; the log says which
+     driver needs a new process; the log says which. Of uninstall: something is left
   2  a setting or the command line is wrong; the last line says what to do
+"""
+UNINSTALL_EXIT_CODES = """\
+exit codes:
+  0  removed, or there was nothing to remove
+  1  something is left: an agent still runs here, or the API server refused or did not answer;
+     the last line says what to do
+  2  a setting or the command line is wrong; the last line says what to do
+"""
+UNINSTALL = """\
+Removes hami.io/node-nvidia-register, hami.io/node-nvidia-score and, where the agent answered it,
+hami.io/node-handshake from this node's Node object, so that it offers schedulers no vGPUs any
+more. It can be run again at any time, and ends within a minute.
+
+Stop the agent first (`systemctl stop vgpu-agent`, or delete its DaemonSet): while one runs here
+nothing is removed, because it would write the annotations again. HAMi's device plugin uses the
+same annotations: uninstall before you start it. Give the settings that the agent had; those that
+matter are --node-name, --kubeconfig, --state-dir, --register-format and --handshake. The account
+needs `get` and `patch` on `nodes`, as the agent does.
+
+Nothing else is touched: neither other annotations (the scheduler's hami.io/mutex.lock among them)
+nor files. The library and the containers' directories below --hook-path stay, because pods that
+still run use them.
 """
 EXAMPLES = """\
 examples:
@@ -41,6 +65,7 @@ examples:
   vgpu-agent run --device-split-count 4 --register-format csv9
   VGPU_METRICS_BIND_ADDRESS=127.0.0.1:9394 vgpu-agent run
   vgpu-agent config --config-file /device-config.yaml   what would hold, and why
+  vgpu-agent uninstall --dry-run                        what would be removed
 """
 
 
@@ -87,10 +112,9 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
         command, rest = "run", arguments
     else:
         rest = arguments[1:]
-    if command == "run":
-        return _run(rest, environ)
-    if command == "config":
-        return _config(rest, environ)
+    with_settings = {"run": _run, "config": _config, "uninstall": _uninstall}
+    if command in with_settings:
+        return with_settings[command](rest, environ)
     close = difflib.get_close_matches(command, SUMMARIES, n=1)
     _complain(
         f"there is no command {command!r}; "
@@ -121,7 +145,9 @@ def _version(arguments: list[str]) -> int:
     return EXIT_OK
 
 
-def settings_parser(command: str) -> argparse.ArgumentParser:
+def settings_parser(
+    command: str, *, manual: str = "", exit_codes: str = EXIT_CODES
+) -> argparse.ArgumentParser:
     """The parser of a command that takes all settings; made from the table."""
     from agent.settings.manual import PRECEDENCE, flag_help, flags_of
     from agent.settings.setting import GROUPS
@@ -130,8 +156,8 @@ def settings_parser(command: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"{PROGRAM} {command}",
         usage=f"{PROGRAM} {command} [options]",
-        description=f"{SUMMARIES[command][0].upper()}{SUMMARIES[command][1:]}.",
-        epilog=f"{textwrap.fill(PRECEDENCE, 78)}\n\n{EXIT_CODES}\n{EXAMPLES}",
+        description=f"{SUMMARIES[command][0].upper()}{SUMMARIES[command][1:]}.\n\n{manual}".strip(),
+        epilog=f"{textwrap.fill(PRECEDENCE, 78)}\n\n{exit_codes}\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -186,16 +212,45 @@ def _resolved(flags: Mapping[str, object], environ: Mapping[str, str]) -> "Resol
 
 
 def _run(arguments: list[str], environ: Mapping[str, str]) -> int:
-    resolution = _resolved(_parsed(settings_parser("run"), arguments), environ)
-    from agent import logs
+    config = _logging(_resolved(_parsed(settings_parser("run"), arguments), environ), environ)
     from agent.app import run
+
+    return run(config)
+
+
+def _logging(resolution: "Resolution", environ: Mapping[str, str]) -> "Config":
+    """Set the log up as the settings say, note there what is odd about them, and give them."""
+    from agent import logs
 
     config = resolution.config
     logs.configure(form=config.log_format, level=config.log_level, environ=environ)
     log = logs.get(__name__)
     for note in resolution.notes:
         (log.warning if note.warning else log.info)("setting noted", note=note.text)
-    return run(config)
+    return config
+
+
+def _uninstall(arguments: list[str], environ: Mapping[str, str]) -> int:
+    parser = settings_parser("uninstall", manual=UNINSTALL, exit_codes=UNINSTALL_EXIT_CODES)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be removed; change nothing"
+    )
+    flags = _parsed(parser, arguments)
+    dry_run = bool(flags.pop("dry_run", False))
+    config = _logging(_resolved(flags, environ), environ)
+    from agent.uninstall import uninstall
+
+    try:
+        uninstall(config, dry_run=dry_run, say=print)
+    except ConfigError:
+        raise
+    except AgentError as error:
+        _complain(str(error))
+        return EXIT_GAVE_UP
+    except KeyboardInterrupt:
+        _complain("interrupted; `vgpu-agent uninstall` can be run again")
+        return EXIT_INTERRUPTED
+    return EXIT_OK
 
 
 def _config(arguments: list[str], environ: Mapping[str, str]) -> int:

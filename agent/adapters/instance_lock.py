@@ -48,25 +48,31 @@ class InstanceLock:
             return True
         self.release()
         try:
-            descriptor = self._open()
+            self.path.parent.mkdir(mode=STATE_DIR_MODE, parents=True, exist_ok=True)
+            descriptor = self._open(os.O_CREAT)
         except OSError as error:
             raise LockUnavailable(
                 f"{self.path} cannot be opened: {error.strerror}; make its directory writable for "
                 "the agent or choose another one with --state-dir"
             ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno == errno.EWOULDBLOCK:
-                return False
-            raise LockUnavailable(f"{self.path} cannot be locked: {error.strerror}") from error
-        self._descriptor = descriptor
-        if not self.still_there():  # somebody replaced the file between our open and our flock
-            self.release()
+        if not self._take(descriptor):
             return False
         self._sign(descriptor)
         return True
+
+    def try_keep_out(self) -> bool:
+        """Keep agents from acting until `release`, without a trace on the disk; False: one acts.
+
+        Where there is no lock file no agent holds one, and there is none to keep out. Raises
+        LockUnavailable.
+        """
+        try:
+            descriptor = self._open()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise LockUnavailable(f"{self.path} cannot be opened: {error.strerror}") from error
+        return self._take(descriptor)
 
     def acquire(self, timeout_s: float, every_s: float = 0.1) -> bool:
         """Take the lock, waiting for it at most `timeout_s`. Raises LockUnavailable."""
@@ -109,10 +115,24 @@ class InstanceLock:
             return "another process"
         return f"pid {words[0]} on {words[1]}"
 
-    def _open(self) -> int:
-        self.path.parent.mkdir(mode=STATE_DIR_MODE, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    def _open(self, create: int = 0) -> int:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create
         return os.open(self.path, flags, LOCK_FILE_MODE)
+
+    def _take(self, descriptor: int) -> bool:
+        """Lock the open file, or close it."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno == errno.EWOULDBLOCK:
+                return False
+            raise LockUnavailable(f"{self.path} cannot be locked: {error.strerror}") from error
+        self._descriptor = descriptor
+        if not self.still_there():  # somebody replaced the file between our open and our flock
+            self.release()
+            return False
+        return True
 
     def _sign(self, descriptor: int) -> None:
         with contextlib.suppress(OSError):  # a full disk: the lock holds without our name in it

@@ -43,6 +43,11 @@ def report(now_s: float) -> str:
     return f"Reported {moment:%Y-%m-%d %H:%M:%S} +0000 UTC"
 
 
+def is_report(value: str | None) -> bool:
+    """Whether this is the answer of a device plugin, ours or HAMi's; a scheduler writes no such."""
+    return value is not None and value.startswith("Reported")
+
+
 def answer(
     value: str | None, *, now_s: float, since_last_s: float, spacing_s: float = SPACING_S
 ) -> Answer:

@@ -26,6 +26,7 @@ from agent.domain.register import (
 from agent.domain.vgpu_ids import bearable
 from agent.errors import ClusterError
 from agent.ports import Cluster
+from agent.services.own_annotations import own_keys
 from agent.services.published import Inventory, OwnNode, newest_node
 from agent.services.retries import Retries
 from agent.supervisor import Lifeline
@@ -215,16 +216,13 @@ class Registrar:
     def leave(self, *, within_s: float) -> bool:
         """Remove the annotations that are ours; tell whether that is done. Never raises.
 
-        Those of an earlier run, too: they are ours because this agent is the node's only one. The
-        handshake is the scheduler's unless we answer it.
+        Those of an earlier run, too; see `own_keys`.
         """
-        changes: dict[str, str | None] = {REGISTER: None, SCORE: None}
-        if self._handshake:
-            changes[HANDSHAKE] = None
+        keys = own_keys(handshake=self._handshake)
         try:
-            self._cluster.patch_node(changes, deadline_s=self._clock() + within_s)
+            self._cluster.patch_node(dict.fromkeys(keys), deadline_s=self._clock() + within_s)
         except ClusterError as error:
             log.error("annotations not removed", error=error)
             return False
-        log.info("annotations removed", keys=",".join(changes))
+        log.info("annotations removed", keys=",".join(keys))
         return True

@@ -206,6 +206,6 @@ ROWS = (
         kind=kinds.SWITCH,
         field="clean_exit",
         help="Remove our annotations from the Node when the agent stops. Without it a restart is "
-        "invisible to the scheduler.",
+        "invisible to the scheduler; `vgpu-agent uninstall` removes them then.",
     ),
 )

@@ -130,7 +130,29 @@ class SimNode:
 
     def start_agent(self, *flags: str) -> None:
         """Start `vgpu-agent run` on this node; its log goes to `self.log`."""
-        arguments = [
+        with self.log.open("ab") as log:
+            self.agent = subprocess.Popen(
+                [*self._command, "run", *self._arguments(), *flags],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self._agent_environment(),
+            )
+
+    def run_command(self, name: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        """Run another command of the program, with the agent's settings, until it has ended."""
+        return subprocess.run(
+            [*self._command, name, *self._arguments(), *flags],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=self._agent_environment(),
+            timeout=3 * WAIT_S,
+            check=False,
+        )
+
+    def _arguments(self) -> list[str]:
+        return [
             *("--node-name", self.name),
             *("--kubeconfig", str(self.root / "kubeconfig")),
             *("--kubelet-socket", str(self.kubelet.socket)),
@@ -140,16 +162,7 @@ class SimNode:
             *("--state-dir", str(self.root / "state")),
             *("--metrics-bind-address", f"127.0.0.1:{self.metrics_port}"),
             *self.flags,
-            *flags,
         ]
-        with self.log.open("ab") as log:
-            self.agent = subprocess.Popen(
-                [*self._command, "run", *arguments],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=self._agent_environment(),
-            )
 
     def _agent_environment(self) -> dict[str, str]:
         """Ours, with the simulated driver in front of whatever libraries are searched for."""

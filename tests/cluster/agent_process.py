@@ -1,6 +1,7 @@
 """The agent as a real process under a simulated driver, on whatever node is under test."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,10 +39,7 @@ class AgentProcess:
         log: Path,
     ) -> None:
         state.mkdir(exist_ok=True)
-        command = [
-            sys.executable,
-            str(TREE / "agent.py"),
-            "run",
+        self._settings = [
             f"--node-name={node.name}",
             f"--kubeconfig={node.agent_kubeconfig}",
             f"--kubelet-socket={node.kubelet_socket}",
@@ -57,7 +55,11 @@ class AgentProcess:
             *flags,
         ]
         inherited = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")}
-        self.process = Process(command, log=log, environ=inherited | driver.environment())
+        self._environ = inherited | driver.environment()
+        self.process = Process(self._command("run"), log=log, environ=self._environ)
+
+    def _command(self, name: str) -> list[str]:
+        return [sys.executable, str(TREE / "agent.py"), name, *self._settings]
 
     def start(self) -> None:
         """Start it; what it does then is for the test to see from outside."""
@@ -71,6 +73,17 @@ class AgentProcess:
     def kill(self) -> None:
         """End it as the kernel does when memory is short."""
         self.process.kill()
+
+    def uninstall(self, *flags: str) -> subprocess.CompletedProcess[str]:
+        """Run `agent.py uninstall` with its settings, to the end."""
+        return subprocess.run(
+            [*self._command("uninstall"), *flags],
+            env=self._environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     @property
     def registrations(self) -> int:

@@ -14,6 +14,7 @@ from agent.sim.driver import SimDriver, SimGpu
 pytestmark = pytest.mark.timeout(180)
 
 REGISTER = "hami.io/node-nvidia-register"
+SCORE = "hami.io/node-nvidia-score"
 HANDSHAKE = "hami.io/node-handshake"
 FALLEN_OFF_THE_BUS = 79
 Gpus = tuple[SimGpu, SimGpu]
@@ -100,6 +101,25 @@ def test_a_clean_exit_leaves_nothing_of_ours_on_the_node(
     assert agent.stop() == 0
     assert not [key for key in view.annotations() if key.startswith("hami.io/node-")]
     view.wait_for_allocatable(0)
+
+
+def test_uninstall_takes_back_what_an_agent_has_left_that_was_killed(
+    view: NodeView, start_agent: StartAgent
+) -> None:
+    view.annotate(**{"hami.io/of-somebody-else": "keep"})
+    agent = start_agent("--register-format=csv9", "--enable-topology-score")
+    view.wait_for(REGISTER, bool)
+    view.annotate(**{HANDSHAKE: "Requesting_2026-01-01 00:00:00"})
+    view.wait_for(HANDSHAKE, lambda value: (value or "").startswith("Reported"))
+    assert agent.uninstall().returncode == 1, "while it runs"
+    assert {REGISTER, HANDSHAKE, SCORE} <= view.annotations().keys()
+    agent.kill()
+    before = view.annotations().keys()
+    done = agent.uninstall()
+    assert done.returncode == 0, done.stderr
+    assert view.annotations().keys() == before - {REGISTER, SCORE, HANDSHAKE}
+    assert view.annotations()["hami.io/of-somebody-else"] == "keep"
+    assert "nothing to remove" in agent.uninstall().stdout
 
 
 def test_an_ordinary_exit_leaves_the_annotation_for_the_next_start(

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,10 @@ import pytest
 from agent import logs
 from agent.cli import main, settings_parser
 from agent.config import Config
-from agent.errors import ConfigError
+from agent.domain.handshake import HANDSHAKE
+from agent.domain.nodelock import LOCK
+from agent.domain.register import REGISTER, SCORE
+from agent.errors import AgentError, ConfigError
 from agent.settings.table import SETTINGS
 from agent.version import VERSION
 
@@ -77,11 +81,11 @@ def test_nothing_heavy_is_imported(command: str, tmp_path: Path) -> None:
 def test_overview(capsys: pytest.CaptureFixture[str], argv: list[str], code: int) -> None:
     assert main(argv, {}) == code
     out = capsys.readouterr().out
-    for word in ("run ", "demo ", "config ", "version ", "exit codes:", "examples:"):
+    for word in ("run ", "uninstall ", "demo ", "config ", "version ", "exit codes:", "examples:"):
         assert word in out
 
 
-@pytest.mark.parametrize("command", ["run", "config"])
+@pytest.mark.parametrize("command", ["run", "config", "uninstall"])
 def test_the_help_of_a_command_is_the_manual(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -100,6 +104,10 @@ def test_the_help_of_a_command_is_the_manual(
     ("argv", "words"),
     [
         pytest.param(["rum"], "'run' is close", id="misspelt command"),
+        pytest.param(["uninstal"], "'uninstall' is close", id="misspelt uninstall"),
+        pytest.param(["uninstall", "--dryrun"], "there is --dry-run", id="misspelt --dry-run"),
+        pytest.param(["uninstall", "--dry-run=client"], "--dry-run", id="--dry-run as kubectl's"),
+        pytest.param(["run", "--dry-run"], "no option '--dry-run'", id="--dry-run of run"),
         pytest.param(["run", "--node-nam", "x"], "there is --node-name", id="misspelt flag"),
         pytest.param(["run", "--node"], "no option '--node'", id="no abbreviations"),
         pytest.param(["run", "gpu-1"], "no option 'gpu-1'", id="a word too many"),
@@ -184,6 +192,86 @@ def test_switches(started: list[Config], argv: list[str], value: bool) -> None:
 )
 def test_exit_code_of_run(started: list[Config], node_name: str, code: int) -> None:
     assert main(["run", f"--node-name={node_name}"], {}) == code
+
+
+@pytest.fixture(name="uninstalled")
+def uninstall_that_records(
+    monkeypatch: pytest.MonkeyPatch, started: list[Config]
+) -> list[tuple[str, bool]]:
+    """Replaces what `uninstall` does: the node and --dry-run it was called with."""
+    called: list[tuple[str, bool]] = []
+    errors: dict[str, BaseException] = {
+        "left": AgentError("an agent runs here; stop it first"),
+        "keyless": ConfigError("there is no kubeconfig; name one"),
+        "impatient": KeyboardInterrupt(),
+    }
+
+    def uninstall(config: Config, *, dry_run: bool, say: Callable[[str], None]) -> None:
+        called.append((config.node_name, dry_run))
+        if error := errors.get(config.node_name):
+            raise error
+        say("removed")
+
+    module = ModuleType("agent.uninstall")
+    module.uninstall = uninstall  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "agent.uninstall", module)
+    return called
+
+
+@pytest.mark.parametrize(
+    ("argv", "dry_run"),
+    [
+        pytest.param([], False, id="in earnest"),
+        pytest.param(["--dry-run"], True, id="--dry-run"),
+        pytest.param(["-dry-run"], True, id="-dry-run, as Go takes it"),
+    ],
+)
+def test_uninstall(
+    uninstalled: list[tuple[str, bool]],
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    dry_run: bool,
+) -> None:
+    assert main(["uninstall", "--clean-exit", "--v=2", *argv], NODE) == 0
+    assert uninstalled == [("gpu-1", dry_run)]
+    assert capsys.readouterr().out == "removed\n"
+
+
+@pytest.mark.parametrize(
+    ("node_name", "code", "words"),
+    [
+        pytest.param("left", 1, "vgpu-agent: an agent runs here; stop it first", id="not removed"),
+        pytest.param("keyless", 2, "vgpu-agent: there is no kubeconfig; name one", id="wrong setting"),
+        pytest.param("impatient", 130, "can be run again", id="Ctrl-C"),
+    ],
+)  # fmt: skip
+def test_exit_code_of_uninstall(
+    uninstalled: list[tuple[str, bool]],
+    capsys: pytest.CaptureFixture[str],
+    node_name: str,
+    code: int,
+    words: str,
+) -> None:
+    assert main(["uninstall", f"--node-name={node_name}"], {}) == code
+    said = capsys.readouterr()
+    assert words in said.err.splitlines()[-1]
+    assert said.out == ""
+
+
+def test_the_manual_of_uninstall_says_what_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["uninstall", "--help"], {})
+    out = capsys.readouterr().out
+    for words in (
+        "--dry-run",
+        REGISTER,
+        SCORE,
+        HANDSHAKE,
+        LOCK,
+        "systemctl stop",
+        "directories below",
+    ):
+        assert words in out
 
 
 def test_notes_are_logged_at_start(

@@ -151,6 +151,43 @@ def test_a_replaced_file_is_noticed(tmp_path: Path) -> None:
     first.release()
 
 
+# --- keeping others out, from uninstall -------------------------------------------------------------
+
+
+def test_keeping_out_leaves_no_trace(tmp_path: Path) -> None:
+    absent = InstanceLock(tmp_path / "absent")
+    assert absent.try_keep_out(), "where there is no lock nobody holds it"
+    assert not absent.held
+    assert not absent.path.parent.exists()
+    agent, lock = InstanceLock(tmp_path), InstanceLock(tmp_path)
+    assert agent.try_acquire()
+    agent.release()
+    before = lock.path.stat()
+    assert lock.try_keep_out()
+    assert not agent.try_acquire(), "an agent that starts now waits"
+    lock.release()
+    after = lock.path.stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert agent.try_acquire()
+    agent.release()
+
+
+def test_nobody_is_kept_out_while_an_agent_acts(tmp_path: Path) -> None:
+    lock = InstanceLock(tmp_path)
+    with another_agent(tmp_path) as process:
+        assert not lock.try_keep_out()
+        assert not lock.held
+        assert lock.holder().startswith(f"pid {process.pid} on ")
+
+
+def test_a_lock_that_cannot_be_looked_at_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "agent.lock").symlink_to(tmp_path / "target")
+    for state_dir in (tmp_path, Path("/dev/null/state")):
+        with pytest.raises(LockUnavailable, match="cannot be opened"):
+            InstanceLock(state_dir).try_keep_out()
+    assert not (tmp_path / "target").exists()
+
+
 @pytest.mark.parametrize(
     "state_dir",
     [

@@ -1,0 +1,87 @@
+"""`vgpu-agent uninstall`: take back what an agent that no longer runs has left.
+
+Each step is a function. What running pods use is no step: the library and the containers'
+directories stay.
+"""
+
+from collections.abc import Callable
+
+from agent.adapters.cluster import KubeCluster
+from agent.adapters.instance_lock import InstanceLock, LockUnavailable
+from agent.adapters.kube_transport import KubeTransport
+from agent.config import Config
+from agent.errors import AgentError, ClusterError, ClusterGone, ClusterUnavailable
+from agent.services.own_annotations import ASK_WITHIN_S, OwnAnnotations
+
+AGAIN = "run `vgpu-agent uninstall` again when that is mended: it removes what is left"
+Say = Callable[[str], None]
+
+
+class NotRemoved(AgentError):
+    """Something of ours may still be there; the message says why and what to do."""
+
+
+def uninstall(config: Config, *, dry_run: bool, say: Say) -> None:
+    """Take every step; with `dry_run` only say what would be done.
+
+    Agents that start meanwhile wait until it ends. `say` gets what was done, a line each. Raises
+    AgentError when something is left or may be left; ConfigError without credentials.
+    """
+    lock = InstanceLock(config.state_dir)
+    try:
+        objection = _objection(lock)
+        if objection and not dry_run:
+            raise NotRemoved(objection)
+        _annotations(config, dry_run=dry_run, say=say)
+        if objection:
+            raise NotRemoved(objection)
+    finally:
+        lock.release()
+    say(
+        f"left as they are, for pods that still run: {config.host_vgpu_dir} (library, containers' "
+        f"directories), {config.lock_dir}; and {config.state_dir} (grants, lock)"
+    )
+
+
+def _objection(lock: InstanceLock) -> str:
+    """Why nothing may be removed now; empty: no agent runs that would write it again."""
+    try:
+        if lock.try_keep_out():
+            return ""
+    except LockUnavailable as error:
+        return (
+            f"nothing is removed, because nobody can tell whether an agent runs here: {error}; run "
+            "it as the agent's user (root), with the agent's --state-dir"
+        )
+    return (
+        f"nothing is removed, because an agent runs here and would write it again: {lock.holder()} "
+        f"holds {lock.path}; stop it first, with `systemctl stop vgpu-agent`, or in a cluster by "
+        "deleting its DaemonSet"
+    )
+
+
+def _annotations(config: Config, *, dry_run: bool, say: Say) -> None:
+    """Step: what the schedulers read about this node's GPUs."""
+    where = f"the Node {config.node_name}"
+    cluster = KubeCluster(
+        KubeTransport(config.kubeconfig),
+        node_name=config.node_name,
+        resource_name=config.resource_name,
+    )
+    cluster.connect()
+    ours = OwnAnnotations(cluster, handshake=config.answers_handshake)
+    try:
+        keys = ours.found()
+        if keys and not dry_run:
+            ours.remove(keys)
+    except ClusterGone as error:
+        say(f"nothing to remove: {where} is gone, or has another name (--node-name): {error}")
+    except ClusterUnavailable as error:
+        raise NotRemoved(f"gave up after {ASK_WITHIN_S:.0f} s: {error}; {AGAIN}") from error
+    except ClusterError as error:
+        raise NotRemoved(f"{error}; {AGAIN}") from error
+    else:
+        for key in keys:
+            say(f"{'would remove' if dry_run else 'removed'} {key} from {where}")
+        if not keys:
+            say(f"nothing to remove: {where} has no annotation of this agent")

@@ -8,8 +8,9 @@ enum { BUCKETS = 1 << 15, GRANULE = 512 };
 
 struct block {
     struct block *next;
-    unsigned long long address;
+    unsigned long long key;
     uint64_t bytes;
+    enum block_space space;
     int device;
 };
 
@@ -28,37 +29,38 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 
-static struct block **bucket_of(unsigned long long address)
+static struct block **bucket_of(enum block_space space, unsigned long long key)
 {
-    return &buckets[address / GRANULE * UINT64_C(0x9E3779B97F4A7C15) >> 49];
+    return &buckets[(key / GRANULE + (uint64_t)space) * UINT64_C(0x9E3779B97F4A7C15) >> 49];
 }
 
-struct block *block_new(int device, uint64_t bytes)
+struct block *block_new(enum block_space space, int device, uint64_t bytes)
 {
     struct block *block = calloc(1, sizeof *block);
     if (block) {
+        block->space = space;
         block->device = device;
         block->bytes = bytes;
     }
     return block;
 }
 
-void block_add(struct block *block, unsigned long long address)
+void block_add(struct block *block, unsigned long long key)
 {
     pthread_once(&fork_once, watch_forks);
-    block->address = address;
+    block->key = key;
     pthread_mutex_lock(&lock);
-    struct block **bucket = bucket_of(address);
+    struct block **bucket = bucket_of(block->space, key);
     block->next = *bucket;
     *bucket = block;
     pthread_mutex_unlock(&lock);
 }
 
-struct block *block_take(unsigned long long address)
+struct block *block_take(enum block_space space, unsigned long long key)
 {
     pthread_mutex_lock(&lock);
-    struct block **link = bucket_of(address);
-    while (*link && (*link)->address != address)
+    struct block **link = bucket_of(space, key);
+    while (*link && ((*link)->key != key || (*link)->space != space))
         link = &(*link)->next;
     struct block *block = *link;
     if (block)
@@ -70,6 +72,11 @@ struct block *block_take(unsigned long long address)
 void block_free(struct block *block)
 {
     free(block);
+}
+
+unsigned long long block_key(const struct block *block)
+{
+    return block->key;
 }
 
 int block_device(const struct block *block)

@@ -1,9 +1,10 @@
-/* The part of the CUDA driver's binary interface that the hook wraps and the simulated driver provides.
+/* Types and constants of the CUDA driver's binary interface, as far as the hook and the simulated driver look
+ * into them.
  *
  * Written from the public reference (https://docs.nvidia.com/cuda/cuda-driver-api/), so that building needs
  * no CUDA toolkit, and because cuda.h renames by macro (`#define cuMemAlloc cuMemAlloc_v2`), which would
- * rewrite our tables. A name without suffix is the first version of its ABI: sizes and pointers of 32 bits.
- * Only types, constants and prototypes; nothing here has state.
+ * rewrite our tables. Where the vendor's header was included before (CUDA_VERSION), its types are used, so
+ * that a test can let the compiler compare the prototypes.
  */
 #ifndef VGPU_CUDA_ABI_H
 #define VGPU_CUDA_ABI_H
@@ -11,22 +12,169 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifndef CUDA_VERSION
+
 typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned int CUdeviceptr_v1;
 typedef unsigned long long CUdeviceptr;
-typedef struct CUctx_st *CUcontext;
-typedef struct CUstream_st *CUstream;
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction;
-typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef unsigned long long CUmemGenericAllocationHandle;
+typedef uint64_t cuuint64_t;
+
+typedef struct CUctx_st *CUcontext;
+typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUlib_st *CUlibrary;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUkern_st *CUkernel;
+typedef struct CUarray_st *CUarray;
+typedef struct CUmipmappedArray_st *CUmipmappedArray;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef struct CUextMemory_st *CUexternalMemory;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+
+typedef int CUdevice_attribute, CUdevResourceType, CUdriverProcAddressQueryResult, CUgraphExecUpdateResult,
+    CUgraphMem_attribute, CUjit_option, CUlibraryOption, CUlimit, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemPool_attribute, CUpointer_attribute, CUstreamCaptureMode,
+    CUstreamCaptureStatus;
+
+/* Never looked into. */
+typedef struct CUctxCreateParams_st CUctxCreateParams;
+typedef struct CUexecAffinityParam_st CUexecAffinityParam;
+typedef struct CUdevResource_st CUdevResource;
+typedef struct CUgraphEdgeData_st CUgraphEdgeData;
+typedef struct CUgraphExecUpdateResultInfo_st CUgraphExecUpdateResultInfo;
+typedef struct CUmemPoolPtrExportData_st CUmemPoolPtrExportData;
+typedef struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+typedef struct CUDA_EXTERNAL_MEMORY_BUFFER_DESC_st CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
+
+typedef struct CUuuid_st {
+    unsigned char bytes[16];
+} CUuuid;
+
+typedef struct CUipcMemHandle_st {
+    char reserved[64];
+} CUipcMemHandle;
+
+typedef struct CUmemLocation_st {
+    int type, id;
+} CUmemLocation;
+
+typedef struct CUmemAccessDesc_st {
+    CUmemLocation location;
+    int flags;
+} CUmemAccessDesc;
+
+typedef struct CUmemAllocationProp_st {
+    int type, requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    unsigned char allocFlags[8];
+} CUmemAllocationProp;
+
+typedef struct CUmulticastObjectProp_st {
+    unsigned numDevices;
+    size_t size;
+    unsigned long long handleTypes, flags;
+} CUmulticastObjectProp;
+
+typedef struct CUmemPoolProps_st {
+    int allocType, handleTypes;
+    CUmemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned short usage;
+    unsigned char reserved[54];
+} CUmemPoolProps;
+
+typedef struct CUDA_MEM_ALLOC_NODE_PARAMS_st {
+    CUmemPoolProps poolProps;
+    const CUmemAccessDesc *accessDescs;
+    size_t accessDescCount, bytesize;
+    CUdeviceptr dptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+typedef struct CUDA_ARRAY_DESCRIPTOR_v1_st {
+    unsigned Width, Height;
+    int Format;
+    unsigned NumChannels;
+} CUDA_ARRAY_DESCRIPTOR_v1;
+
+typedef struct CUDA_ARRAY_DESCRIPTOR_st {
+    size_t Width, Height;
+    int Format;
+    unsigned NumChannels;
+} CUDA_ARRAY_DESCRIPTOR;
+
+typedef struct CUDA_ARRAY3D_DESCRIPTOR_v1_st {
+    unsigned Width, Height, Depth;
+    int Format;
+    unsigned NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v1;
+
+typedef struct CUDA_ARRAY3D_DESCRIPTOR_st {
+    size_t Width, Height, Depth;
+    int Format;
+    unsigned NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
+
+typedef struct CUlaunchConfig_st {
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    void *attrs;
+    unsigned numAttrs;
+} CUlaunchConfig;
+
+typedef struct CUDA_LAUNCH_PARAMS_st {
+    CUfunction function;
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
+
+typedef struct CUDA_KERNEL_NODE_PARAMS_st {
+    CUfunction func;
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    void **kernelParams, **extra;
+    CUkernel kern;
+    CUcontext ctx;
+} CUDA_KERNEL_NODE_PARAMS;
+
+typedef struct CUgraphNodeParams_st {
+    int type, reserved0[3];
+    union {
+        CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+        CUgraph child; /* of CU_GRAPH_NODE_TYPE_GRAPH */
+        unsigned char bytes[232];
+    } of;
+    long long reserved2;
+} CUgraphNodeParams;
+
+typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st {
+    cuuint64_t flags;
+    CUstream hUploadStream;
+    CUgraphNode hErrNode_out;
+    int result_out;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
+
+_Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
+_Static_assert(sizeof(CUmemPoolProps) == 88, "CUmemPoolProps");
+_Static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "CUDA_MEM_ALLOC_NODE_PARAMS");
+_Static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
+_Static_assert(sizeof(CUDA_LAUNCH_PARAMS) == 56, "CUDA_LAUNCH_PARAMS");
+_Static_assert(sizeof(CUgraphNodeParams) == 256, "CUgraphNodeParams");
 
 enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_DEINITIALIZED = 4,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
@@ -34,8 +182,10 @@ enum {
     CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
     CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -46,77 +196,30 @@ enum {
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2, /* a flag */
 };
 
-struct cuda_uuid {
-    unsigned char bytes[16];
+/* Values under names of our own, where the vendor's header would define the same. */
+enum {
+    MEMORY_LOCATION_DEVICE = 1,
+    MEMORY_LOCATION_HOST = 2,
+    MEMORY_LOCATION_HOST_NUMA = 3,
+    MEMORY_LOCATION_HOST_NUMA_CURRENT = 4,
+    POOL_RESERVED_BYTES = 5, /* CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT */
+    POOL_USED_BYTES = 7,
+    GRAPH_MEMORY_USED_BYTES = 0,
+    GRAPH_MEMORY_RESERVED_BYTES = 2, /* CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT */
+    GRAPH_NODE_KERNEL = 0,
+    GRAPH_NODE_CHILD_GRAPH = 4,
+    GRAPH_NODE_ALLOCATION = 10,
+    GRAPH_NODE_FREE = 11,
+    CAPTURE_NONE = 0,
+    CAPTURE_ACTIVE = 1,
+    CAPTURE_MODE_RELAXED = 2,
+    ARRAY_CUBEMAP = 4,
+    ARRAY_DEFERRED_MAPPING = 0x80,
+    ARRAY_SPARSE = 0x40,
 };
 
-/* CUmemAllocationProp */
-struct cuda_allocation_properties {
-    int type, requested_handle_types;
-    int location_type; /* 1: device */
-    int location_id;
-    void *win32_handle_metadata;
-    unsigned char allocation_flags[8];
-};
-_Static_assert(sizeof(struct cuda_allocation_properties) == 32, "CUmemAllocationProp");
+#endif /* CUDA_VERSION */
 
-CUresult cuInit(unsigned flags);
-CUresult cuDriverGetVersion(int *version);
-CUresult cuGetProcAddress(const char *symbol, void **function, int cuda_version, uint64_t flags);
-CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags,
-                             int *status);
-CUresult cuGetErrorName(CUresult error, const char **name);
-CUresult cuGetErrorString(CUresult error, const char **text);
-
-CUresult cuDeviceGet(CUdevice *device, int ordinal);
-CUresult cuDeviceGetCount(int *count);
-CUresult cuDeviceGetName(char *name, int length, CUdevice device);
-CUresult cuDeviceGetUuid(struct cuda_uuid *uuid, CUdevice device);
-CUresult cuDeviceGetUuid_v2(struct cuda_uuid *uuid, CUdevice device);
-CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device);
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device);
-CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
-CUresult cuDeviceGetPCIBusId(char *bus_id, int length, CUdevice device);
-
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
-CUresult cuDevicePrimaryCtxRelease(CUdevice device);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
-CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
-CUresult cuCtxDestroy_v2(CUcontext context);
-CUresult cuCtxSetCurrent(CUcontext context);
-CUresult cuCtxGetCurrent(CUcontext *context);
-CUresult cuCtxGetDevice(CUdevice *device);
-CUresult cuCtxPushCurrent_v2(CUcontext context);
-CUresult cuCtxPopCurrent_v2(CUcontext *context);
-CUresult cuCtxSynchronize(void);
-
-CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes);
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
-CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,
-                         unsigned element);
-CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-                            unsigned element);
-CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags);
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream);
-CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream);
-CUresult cuMemFree(CUdeviceptr_v1 address);
-CUresult cuMemFree_v2(CUdeviceptr address);
-CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream);
-CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total_bytes);
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes);
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
-                     const struct cuda_allocation_properties *properties, unsigned long long flags);
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
-
-CUresult cuModuleLoadData(CUmodule *module, const void *image);
-CUresult cuModuleUnload(CUmodule module);
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                        CUstream stream, void **parameters, void **extra);
-CUresult cuStreamCreate(CUstream *stream, unsigned flags);
-CUresult cuStreamSynchronize(CUstream stream);
-CUresult cuStreamDestroy_v2(CUstream stream);
+#include "cuda_prototypes.h"
 
 #endif

@@ -9,7 +9,7 @@ enum { MAX_ORDINALS = 64 };
 
 static _Atomic int places[MAX_ORDINALS]; /* 0: not asked yet, otherwise place + 1 */
 
-static void format_uuid(const struct cuda_uuid *uuid, char text[UUID_BYTES])
+static void format_uuid(const CUuuid *uuid, char text[UUID_BYTES])
 {
     const unsigned char *b = uuid->bytes;
     snprintf(text, UUID_BYTES, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
@@ -20,7 +20,7 @@ static void format_uuid(const struct cuda_uuid *uuid, char text[UUID_BYTES])
 int place_of_device(CUdevice device)
 {
     const struct real_cuda *real = real_cuda();
-    struct cuda_uuid uuid;
+    CUuuid uuid;
     char text[UUID_BYTES];
     if (device < 0 || device >= MAX_ORDINALS)
         return -1;

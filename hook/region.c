@@ -18,7 +18,7 @@ static _Atomic int64_t swept_at_ms;
 
 static struct ledger *ledger_of(struct region *region, int device)
 {
-    return &region_tail(region)->ledgers[device];
+    return &region_tail(region)->devices[device].ledger;
 }
 
 static void forget_after_fork(void)
@@ -244,16 +244,24 @@ uint64_t region_used_bytes(int device)
 
 /* --- bytes ---------------------------------------------------------------------------------------------- */
 
-static void add_to_slot(struct region_slot *slot, int device, uint64_t bytes)
+static _Atomic uint64_t *part(struct region_slot *slot, int device, enum charge_kind kind)
 {
-    atomic_fetch_add(&slot->used[device].total_bytes, bytes);
-    atomic_fetch_add(&slot->used[device].data_bytes, bytes);
+    struct region_usage *used = &slot->used[device];
+    return kind == CHARGE_CONTEXT ? &used->context_bytes
+        : kind == CHARGE_MODULE   ? &used->module_bytes
+                                  : &used->data_bytes;
 }
 
-static void take_from_slot(struct region_slot *slot, int device, uint64_t bytes)
+static void add_to_slot(struct region_slot *slot, int device, enum charge_kind kind, uint64_t bytes)
 {
+    atomic_fetch_add(&slot->used[device].total_bytes, bytes);
+    atomic_fetch_add(part(slot, device, kind), bytes);
+}
+
+static void take_from_slot(struct region_slot *slot, int device, enum charge_kind kind, uint64_t bytes)
+{
+    atomic_fetch_sub(part(slot, device, kind), bytes);
     atomic_fetch_sub(&slot->used[device].total_bytes, bytes);
-    atomic_fetch_sub(&slot->used[device].data_bytes, bytes);
 }
 
 static bool fits(struct region *region, int device, uint64_t limit_bytes, uint64_t bytes)
@@ -262,20 +270,20 @@ static bool fits(struct region *region, int device, uint64_t limit_bytes, uint64
     return !limit_bytes || (bytes <= limit_bytes && used <= limit_bytes - bytes);
 }
 
-static bool try_reserve(struct region *region, struct region_slot *slot, int device, uint64_t limit_bytes,
-                        uint64_t bytes)
+static bool try_reserve(struct region *region, struct region_slot *slot, int device, enum charge_kind kind,
+                        uint64_t limit_bytes, uint64_t bytes)
 {
     /* Asked first, so that a hopeless request does not show in the slot while others correct by it. */
     if (!fits(region, device, limit_bytes, bytes))
         return false;
-    add_to_slot(slot, device, bytes);
+    add_to_slot(slot, device, kind, bytes);
     if (ledger_reserve(ledger_of(region, device), limit_bytes, bytes))
         return true;
-    take_from_slot(slot, device, bytes);
+    take_from_slot(slot, device, kind, bytes);
     return false;
 }
 
-bool region_reserve(int device, uint64_t bytes)
+bool region_reserve(int device, enum charge_kind kind, uint64_t bytes)
 {
     if (device < 0 || bytes > LEDGER_MOST_BYTES || !region_join())
         return false;
@@ -284,18 +292,26 @@ bool region_reserve(int device, uint64_t bytes)
     uint64_t limit_bytes = region_limit_bytes(device);
     if (limit_bytes && bytes > limit_bytes)
         return false;
-    if (try_reserve(region, slot, device, limit_bytes, bytes))
+    if (try_reserve(region, slot, device, kind, limit_bytes, bytes))
         return true;
     sweep_and_correct(region); /* the dead may hold what we need */
-    return try_reserve(region, slot, device, limit_bytes, bytes);
+    return try_reserve(region, slot, device, kind, limit_bytes, bytes);
 }
 
-void region_release(int device, uint64_t bytes)
+void region_take(int device, enum charge_kind kind, uint64_t bytes)
+{
+    if (device < 0 || bytes > LEDGER_MOST_BYTES || !region_join())
+        return;
+    add_to_slot(atomic_load(&mine), device, kind, bytes);
+    ledger_reserve(ledger_of(atomic_load(&mapped), device), 0, bytes);
+}
+
+void region_release(int device, enum charge_kind kind, uint64_t bytes)
 {
     struct region *region = atomic_load(&mapped);
     struct region_slot *slot = atomic_load(&mine);
     if (!region || !slot || device < 0)
         return;
     ledger_release(ledger_of(region, device), bytes);
-    take_from_slot(slot, device, bytes);
+    take_from_slot(slot, device, kind, bytes);
 }

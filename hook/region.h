@@ -11,6 +11,7 @@
 #ifndef VGPU_REGION_H
 #define VGPU_REGION_H
 
+#include "charge.h"
 #include "settings.h"
 
 #include <stdbool.h>
@@ -34,8 +35,11 @@ uint64_t region_limit_bytes(int device);
 uint64_t region_used_bytes(int device);
 
 /* Claim bytes for this process if they fit under the device's limit. All or nothing. */
-bool region_reserve(int device, uint64_t bytes);
+bool region_reserve(int device, enum charge_kind kind, uint64_t bytes);
 
-void region_release(int device, uint64_t bytes);
+/* Count bytes that are taken already, over the limit if need be. */
+void region_take(int device, enum charge_kind kind, uint64_t bytes);
+
+void region_release(int device, enum charge_kind kind, uint64_t bytes);
 
 #endif

@@ -100,7 +100,7 @@ struct region *region_file_map(int fd)
     }
     struct region_tail *tail = region_tail(region);
     if (atomic_load(&tail->magic) != TAIL_MAGIC) {
-        tail->version = 1;
+        tail->version = TAIL_VERSION;
         atomic_store(&tail->magic, TAIL_MAGIC);
     }
     return region;

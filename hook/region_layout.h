@@ -18,7 +18,9 @@ enum {
     REGION_SLOTS = 1024,
     REGION_BYTES = 2008952,
     TAIL_OFFSET = 2031616, /* the next multiple of 64 KiB: pages of any size can map it */
-    TAIL_BYTES = 4096,
+    TAIL_BYTES = 8192,
+    TAIL_VERSION = 2,
+    REFUSALS = 32,
     TAIL_MAGIC = 0x75706776, /* "vgpu" */
 };
 
@@ -60,16 +62,50 @@ struct region {
     unsigned char start_lock[32];
 };
 
+/* What the container holds and has spent of one device, in our part of the file. */
+struct region_device {
+    struct ledger ledger;
+    _Atomic uint64_t peak_bytes;
+    _Atomic uint64_t refusals, refused_bytes; /* counters */
+    _Atomic uint64_t context_bytes; /* what a context cost when one was made last; 0: never measured */
+    uint64_t reserved0[3];
+
+    /* GPU time, a line of its own: every launch that takes from the budget writes here. */
+    _Atomic int64_t budget_ns; /* negative: in debt */
+    _Atomic uint64_t refilled_at_ns; /* CLOCK_MONOTONIC */
+    _Atomic uint64_t charged_ns, throttled_ns, launches, waits; /* counters */
+    uint64_t reserved1[2];
+    uint64_t reserved2[16];
+};
+
+/* An allocation that was refused; the newest REFUSALS of them, at refusal_count modulo REFUSALS. */
+struct region_refusal {
+    _Atomic uint64_t number; /* counts from 1; 0 while it is being written */
+    uint64_t time_ns; /* CLOCK_REALTIME */
+    int32_t pid, device;
+    uint64_t asked_bytes, used_bytes, limit_bytes;
+    char function[16];
+};
+
 struct region_tail {
     _Atomic uint32_t magic;
     uint32_t version;
-    struct ledger ledgers[MAX_DEVICES];
     _Atomic uint32_t sweeps; /* how often the slots of the dead were looked for */
+    uint32_t reserved0;
+    _Atomic uint64_t refusal_count;
+    uint64_t reserved1[5];
+    struct region_device devices[MAX_DEVICES];
+    struct region_refusal refusals[REFUSALS];
 };
 
 _Static_assert(sizeof(struct region_usage) == 64, "used");
 _Static_assert(sizeof(struct region_slot) == 1960, "slot");
 _Static_assert(sizeof(struct region) == REGION_BYTES, "region");
+_Static_assert(sizeof(struct region_device) == 256, "device");
+_Static_assert(offsetof(struct region_device, budget_ns) == 64, "budget_ns");
+_Static_assert(sizeof(struct region_refusal) == 64, "refusal");
+_Static_assert(offsetof(struct region_tail, devices) == 64, "devices");
+_Static_assert(sizeof(struct region_tail) <= TAIL_BYTES, "tail");
 #define AT(field, offset) _Static_assert(offsetof(struct region, field) == (offset), #field)
 AT(owner_pid, 16);
 AT(lock, 24);

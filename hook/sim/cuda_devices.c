@@ -87,7 +87,7 @@ EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 }
 
 /* "GPU-01234567-89ab-..." -> 16 bytes */
-static void parse_uuid(const char *text, struct cuda_uuid *uuid)
+static void parse_uuid(const char *text, CUuuid *uuid)
 {
     static const char hex[] = "0123456789abcdef";
     memset(uuid, 0, sizeof *uuid);
@@ -102,7 +102,7 @@ static void parse_uuid(const char *text, struct cuda_uuid *uuid)
     }
 }
 
-EXPORT CUresult cuDeviceGetUuid_v2(struct cuda_uuid *uuid, CUdevice device)
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
     struct cuda_call call;
     CUresult result = cuda_begin_device(&call, __func__, device);
@@ -113,7 +113,7 @@ EXPORT CUresult cuDeviceGetUuid_v2(struct cuda_uuid *uuid, CUdevice device)
     return cuda_end(&call, result);
 }
 
-EXPORT CUresult cuDeviceGetUuid(struct cuda_uuid *uuid, CUdevice device)
+EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
     return cuDeviceGetUuid_v2(uuid, device);
 }

@@ -207,13 +207,13 @@ EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total_bytes)
 }
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
-                            const struct cuda_allocation_properties *properties, unsigned long long flags)
+                            const CUmemAllocationProp *properties, unsigned long long flags)
 {
     (void)flags;
-    if (!properties || properties->location_type != 1)
+    if (!properties || properties->location.type != 1)
         return CUDA_ERROR_INVALID_VALUE;
     struct cuda_call call;
-    CUresult result = cuda_begin_device(&call, __func__, properties->location_id);
+    CUresult result = cuda_begin_device(&call, __func__, properties->location.id);
     if (result == CUDA_SUCCESS)
         result = take(&call, bytes, false, handle);
     return cuda_end(&call, result);

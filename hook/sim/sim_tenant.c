@@ -86,7 +86,7 @@ static void print_devices(void)
 {
     printf("\"devices\":[");
     for (int i = 0; i < device_count; i++) {
-        struct cuda_uuid uuid = {{0}};
+        CUuuid uuid = {{0}};
         size_t free_bytes = 0, total_bytes = 0, total_mem = 0;
         cuda.cuDeviceGetUuid(&uuid, i);
         cuda.cuDeviceTotalMem_v2(&total_mem, i);

@@ -1,0 +1,29 @@
+#include "charge.h"
+#include "depth.h"
+#include "region.h"
+#include "settings.h"
+
+bool charging(void)
+{
+    return settings()->active && !depth_inside();
+}
+
+CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
+{
+    (void)function;
+    if (bytes == 0)
+        return CUDA_SUCCESS;
+    return place >= 0 && region_reserve(place, kind, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
+{
+    if (place >= 0 && bytes)
+        region_take(place, kind, bytes);
+}
+
+void charge_back(int place, enum charge_kind kind, uint64_t bytes)
+{
+    if (place >= 0 && bytes)
+        region_release(place, kind, bytes);
+}

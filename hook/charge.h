@@ -1,0 +1,32 @@
+/* Bytes of a device's memory, charged to this process: the one door from the wrappers to the budget.
+ *
+ * A wrapper asks before it calls the driver, keeps what it charged in a block (blocks.h), and gives it back
+ * when the driver refuses or the memory is freed. Nothing here calls the driver. Thread, process and fork
+ * safe.
+ */
+#ifndef VGPU_CHARGE_H
+#define VGPU_CHARGE_H
+
+#include "cuda_abi.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Told apart in the slot for its readers; one budget for all of them. */
+enum charge_kind { CHARGE_DATA, CHARGE_CONTEXT, CHARGE_MODULE, CHARGE_KINDS };
+
+/* Whether calls of this thread are counted: something is to be limited or counted, and this is not the driver
+ * calling itself from inside one of our wrappers. */
+bool charging(void);
+
+/* Claim `bytes` of the device at `place` (devices.h). CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY with nothing
+ * claimed and the refusal on record (`function`: the driver's function that asked, a literal). A place < 0 is
+ * a device that cannot be counted: refused. */
+CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function);
+
+/* What the driver has taken already and cannot be refused any more. May exceed the limit. */
+void charge_anyway(int place, enum charge_kind kind, uint64_t bytes);
+
+void charge_back(int place, enum charge_kind kind, uint64_t bytes);
+
+#endif

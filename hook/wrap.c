@@ -1,0 +1,43 @@
+#include "wrap.h"
+
+CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t bytes, const char *function)
+{
+    int place;
+    *block = NULL;
+    if (!charging() || bytes == 0)
+        return CUDA_SUCCESS;
+    CUresult result = place_of_context(&place);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct block *kept = block_new(space, place, bytes);
+    result = kept ? charge(place, CHARGE_DATA, bytes, function) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result != CUDA_SUCCESS)
+        block_free(kept);
+    else
+        *block = kept;
+    return result;
+}
+
+static void undo(struct block *block)
+{
+    charge_back(block_device(block), CHARGE_DATA, block_bytes(block));
+    block_free(block);
+}
+
+CUresult wrap_settle(struct block *block, CUresult result, unsigned long long key)
+{
+    if (block && result == CUDA_SUCCESS)
+        block_add(block, key);
+    else if (block)
+        undo(block);
+    return result;
+}
+
+CUresult wrap_freed(struct block *block, CUresult result)
+{
+    if (block && result == CUDA_SUCCESS)
+        undo(block);
+    else if (block)
+        block_add(block, block_key(block));
+    return result;
+}

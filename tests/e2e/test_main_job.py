@@ -1,10 +1,12 @@
 """The main job, end to end: the agent as a process, real sockets, real HTTP, stand-in peers."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.e2e.conftest import COMMAND, NodeMaker
 from tests.e2e.whole import finished, got_its_claims, up
 from tests.waiting import eventually
 
+WAIT_S = 30.0  # for the init system to hear something
 SHAPES = [
     pytest.param([Ask()], id="one container"),
     pytest.param([Ask(vgpus=2, memory_mib=3000)], id="one container with two vGPUs"),
@@ -101,19 +104,66 @@ def test_the_handshake_of_old_schedulers_is_answered(make_node: NodeMaker) -> No
     assert eventually(lambda: node.annotations()[HANDSHAKE].startswith("Reported"))
 
 
-def test_idle_costs_no_request(node: SimNode) -> None:
-    """After everything has settled nothing is asked or written, whatever time passes."""
+@dataclass(frozen=True)
+class InitSystem:
+    """What systemd would hear from the agent."""
+
+    listener: socket.socket
+    environ: dict[str, str]
+
+    def hears(self, message: str) -> list[str]:
+        """Everything up to and with the next such message."""
+        heard = [self.listener.recv(4096).decode()]
+        while heard[-1] != message:
+            heard.append(self.listener.recv(4096).decode())
+        return heard
+
+    def skip(self) -> None:
+        """Forget what was said so far."""
+        self.listener.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self.listener.recv(4096):
+                pass
+        self.listener.settimeout(WAIT_S)
+
+
+@pytest.fixture
+def init_system() -> Iterator[InitSystem]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        address = f"\0vgpu-agent-test-{os.getpid()}"
+        listener.bind(address)
+        listener.settimeout(WAIT_S)
+        yield InitSystem(listener, {"NOTIFY_SOCKET": "@" + address[1:]})
+
+
+def counted_requests(node: SimNode) -> list[str]:
+    """The agent's own count of its requests."""
+    lines = node.fetch("/metrics")[1].splitlines()
+    return [line for line in lines if line.startswith("vgpu_api_requests_total{")]
+
+
+def test_idle_costs_no_request(make_node: NodeMaker, init_system: InitSystem) -> None:
+    """The main thread ticks on, GPUs are probed, sockets are looked at; nothing is asked."""
+    node = make_node(environ=init_system.environ)
     pod = node.run_pod("pod", [Ask()])
     assert eventually(lambda: finished(node, pod))
-    eventually(lambda: "kind=allocated" in node.log_text() or "allocated" in node.log_text())
-    before = [(r.verb, r.resource) for r in node.api.requests() if r.verb != "watch"]
-    # two probe intervals and two stat polls pass while a GPU changes to and fro
-    eventually(lambda: node.fetch("/healthz")[0] == 200)
+    init_system.skip()
+    init_system.hears("WATCHDOG=1")  # what serving the pod left to do is done by then
+    before, counted = node.api.requests(), counted_requests(node)
+    for _ in range(3):
+        init_system.hears("WATCHDOG=1")
+    made = node.api.requests()[len(before) :]
+    assert [(request.verb, request.resource) for request in made] == []
+    assert counted_requests(node) == counted != []
+
+
+def test_a_kubelet_restart_is_no_business_of_the_api_server(node: SimNode) -> None:
+    before = len(node.api.requests())
     node.kubelet.restart()
     up(node, 20)
-    after = [(r.verb, r.resource) for r in node.api.requests() if r.verb != "watch"]
-    ours = [r for r in after[len(before) :] if r != ("patch", "nodes/status")]
-    assert ours == [], "a kubelet restart is no business of the API server"
+    made = [(r.verb, r.resource) for r in node.api.requests()[before:]]
+    kubelets_own = ("patch", "nodes/status")
+    assert [request for request in made if request != kubelets_own] == []
 
 
 def test_a_refusal_is_a_sentence_for_the_pods_owner(node: SimNode) -> None:
@@ -149,18 +199,11 @@ def test_it_stops_cleanly(node: SimNode, number: int) -> None:
     assert not list(node.kubelet.directory.glob("*vgpu*.sock")), "our socket is left behind"
 
 
-def test_systemd_is_told(make_node: NodeMaker, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        address = f"\0vgpu-agent-test-{os.getpid()}"
-        listener.bind(address)
-        listener.settimeout(10)
-        node = make_node(environ={"NOTIFY_SOCKET": "@" + address[1:]})
-        heard = [listener.recv(4096).decode()]
-        while "WATCHDOG=1" not in heard:
-            heard.append(listener.recv(4096).decode())
-        node.stop_agent()
-        while "STOPPING=1" not in heard:
-            heard.append(listener.recv(4096).decode())
+def test_systemd_is_told(make_node: NodeMaker, init_system: InitSystem) -> None:
+    node = make_node(environ=init_system.environ)
+    heard = init_system.hears("WATCHDOG=1")
+    node.stop_agent()
+    init_system.hears("STOPPING=1")
     assert heard[0] == "READY=1"
 
 

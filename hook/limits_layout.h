@@ -1,9 +1,10 @@
 /* Layout of the limits file: what the agent allows a container, one cache line per device.
  *
- * The agent writes it and mounts it read-only beside the library; processes of the container only read.
- * Where it exists it is authoritative: the environment may lower a limit, never raise it. The agent changes a
- * line in place at any time: `sequence` is odd meanwhile. Little endian, fixed offsets; docs/limits-file.md
- * describes it, agent/domain/limits_file.py writes it.
+ * The agent writes it and mounts it read-only beside the library, under LIMITS_NAME; processes of the
+ * container only read. Where it exists it is authoritative: the environment may lower a limit, never raise
+ * it. The agent changes a line in place at any time: `sequence` is odd meanwhile. Everything but the lines
+ * and the heartbeat stays as it was when the container was made, and the file never shrinks. Little endian,
+ * fixed offsets; docs/limits-file.md describes it, agent/domain/limits_file.py writes it.
  */
 #ifndef VGPU_LIMITS_LAYOUT_H
 #define VGPU_LIMITS_LAYOUT_H
@@ -17,8 +18,10 @@
 enum {
     LIMITS_MAGIC = 0x6d696c76, /* "vlim" */
     LIMITS_VERSION = 1,
-    LIMITS_BYTES = 4096,
+    LIMITS_BYTES = 4096, /* of the file, at least */
+    LIMITS_PATH_BYTES = 256,
 };
+#define LIMITS_NAME "vgpu.limits"
 
 enum { /* flags of a device */
        LIMITS_MIG = 1, /* uuid is a MIG device's */
@@ -41,17 +44,22 @@ struct limits_device {
 
 struct limits_file {
     uint32_t magic, version;
-    uint32_t device_count;
+    uint32_t device_count; /* 1 to MAX_DEVICES */
     uint32_t core_policy;
     _Atomic uint64_t alive_at_ns; /* the agent's heartbeat while it lends or blocks; 0: never */
     uint64_t reserved[5];
     struct limits_device devices[MAX_DEVICES];
+    /* The file the container counts in, as the container sees it; NUL-terminated, absolute. It goes before
+     * CUDA_DEVICE_MEMORY_SHARED_CACHE, so that a process with another environment counts in the same file.
+     * Empty: the environment says. */
+    char cache_path[LIMITS_PATH_BYTES];
 };
 
 _Static_assert(sizeof(struct limits_device) == 64, "a cache line");
 _Static_assert(offsetof(struct limits_device, memory_limit_bytes) == 24, "memory_limit_bytes");
 _Static_assert(offsetof(struct limits_device, blocked_until_ns) == 48, "blocked_until_ns");
 _Static_assert(offsetof(struct limits_file, devices) == 64, "devices");
-_Static_assert(sizeof(struct limits_file) == 1088, "limits_file");
+_Static_assert(offsetof(struct limits_file, cache_path) == 1088, "cache_path");
+_Static_assert(sizeof(struct limits_file) == 1344, "limits_file");
 
 #endif

@@ -1,0 +1,47 @@
+/* What this process is allowed of each device, now: the agent's limits file (limits_layout.h) where there is
+ * one, lowered by the environment; else the environment, as the first process of the container wrote it into
+ * the usage region. Never cached by callers: a change by the agent holds from the next call on.
+ *
+ * The file lies beside this library, wherever that was loaded from; no environment can point elsewhere. One
+ * that is there and not in order is a problem that stops CUDA (settings.h). A line of it that the agent never
+ * finished writing keeps what it said before. Thread and fork safe, no system calls, some nanoseconds.
+ */
+#ifndef VGPU_LIMITS_H
+#define VGPU_LIMITS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The limit of the device at `place` (devices.h) in bytes; 0: none. */
+uint64_t limits_memory_bytes(int place);
+
+/* Whether what exceeds the GPU's own memory is to go to the host, up to the limit. */
+bool limits_oversubscribe(int place);
+
+struct core_share {
+    bool enforced; /* false: permille and lent_permille do not matter; blocked_until_ns does */
+    uint32_t permille; /* 1 to 1000 of the GPU's time; 1000 is all of it */
+    uint32_t lent_permille; /* on top until lent_until_ns; the sum may exceed 1000 */
+    uint64_t lent_until_ns; /* CLOCK_MONOTONIC */
+    uint64_t blocked_until_ns; /* nothing is to be launched before; never believe more than 1 s from now */
+};
+
+/* `enforced` is false where there is no limit, where policy is `disable`, and where it is `default` and the
+ * monitor's switch is off. */
+struct core_share limits_core(int place);
+
+/* --- for settings.c and devices.c ----------------------------------------------------------------------- */
+
+enum limits_state { LIMITS_ABSENT, LIMITS_IN_FORCE, LIMITS_UNUSABLE };
+
+/* Find and map the file; `problem` says what is wrong with one that is unusable. Once, before all others. */
+enum limits_state limits_open(char *problem, size_t problem_bytes);
+
+/* The usage region it names, or "". */
+const char *limits_cache_path(void);
+
+/* The device at `place` is the one with this uuid. */
+void limits_place(int place, const char *uuid);
+
+#endif

@@ -217,7 +217,7 @@ def _socket_name(pid: int, number: int) -> str:
 
 def _is_still(served: _Served) -> bool:
     try:
-        status = served.path.lstat()
+        status = os.lstat(served.path)
     except OSError:
         return False
     return (status.st_dev, status.st_ino) == (served.device, served.inode)

@@ -1,4 +1,4 @@
-"""Watching kubelet's socket: a look costs two `stat`s, and inotify says when to look early.
+"""Watching kubelet's socket: a look costs one `stat`, and inotify says when to look early.
 
 inotify goes silent when the directory is renamed, or deleted and made anew, and there may be no
 inotify instance left for us at all (EMFILE). So whoever uses this polls by `look()`, each second or
@@ -33,6 +33,7 @@ class SocketWatch:
         self._wake: Callable[[], None] | None = None
         self._observer: Any = None
         self._armed_on: tuple[int, int] | None = None
+        self._seen: SocketIdentity | None = None
         self._rearm_at_s = 0.0
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -42,9 +43,17 @@ class SocketWatch:
 
     def look(self) -> SocketIdentity | None:
         """See `ports.SocketWatch.look`."""
-        self._arm()
+        seen = self._identity()
+        if seen is None or seen != self._seen or seen is UNKNOWN or self._armed_on is None:
+            # Only then can the directory be another one.
+            self._arm()
+            seen = self._identity()  # what came before inotify listened
+        self._seen = seen
+        return seen
+
+    def _identity(self) -> SocketIdentity | None:
         try:
-            status = self._socket.lstat()
+            status = os.lstat(self._socket)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

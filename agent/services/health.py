@@ -23,6 +23,7 @@ from agent.supervisor import Lifeline
 log = logs.get(__name__)
 
 HANG_AFTER_S = 10.0  # a call that takes longer is a hanging driver
+LOOK_AGAIN_S = 1.0  # the most by which a hang is noticed later than that
 HANG_PULSE_S = 600.0  # how long a hang may last before the process itself counts as stuck
 ABSENT_RETRY_S = 5.0
 WAIT_S = 2.0  # for an event; a stop waits for it, and an event ends it at once
@@ -288,9 +289,12 @@ class Patience:
         self._hang_after_s = hang_after_s
 
     def run(self, life: Lifeline) -> None:
-        for _ in life.every(2.0):
-            self.step_once()
+        while life.pause(self.step_once()):
+            pass
 
-    def step_once(self) -> None:
-        if self._health.hanging_s() > self._hang_after_s:
+    def step_once(self) -> float:
+        """Look once; give the seconds in which no call can become overdue, or a short while."""
+        hanging_s = self._health.hanging_s()
+        if hanging_s >= self._hang_after_s:
             self._health.driver_hangs()
+        return max(LOOK_AGAIN_S, self._hang_after_s - hanging_s)

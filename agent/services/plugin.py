@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from agent import logs
 from agent.domain import registration as r
-from agent.domain.gpu import Sharing
+from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.registration import Phase, Registration
 from agent.domain.vgpu_ids import judge_list
 from agent.errors import KubeletUnavailable
@@ -75,7 +75,7 @@ class Plugin:
         self._poll_s = poll_s
         self._state = Registration()
         self._notices: queue.SimpleQueue[r.Event | None] = queue.SimpleQueue()
-        self._judged_version: int | None = None
+        self._judged: GpuInventory | None = None
         self._began_s = 0.0
 
     # --- the loop --------------------------------------------------------------------------
@@ -103,7 +103,8 @@ class Plugin:
         """Look, act on what is due, then wait for a notice, the deadline or the next poll."""
         self._judge_list()
         self._look()
-        self._happen(r.DeadlinePassed())
+        if self._state.deadline_s is not None:
+            self._happen(r.DeadlinePassed())
         due_s = self._state.deadline_s
         wait_s = self._poll_s if due_s is None else min(self._poll_s, due_s - self._clock())
         try:
@@ -133,7 +134,9 @@ class Plugin:
     # --- what happened ---------------------------------------------------------------------
 
     def _look(self) -> None:
-        self._happen(r.KubeletSocketSeen(self._watch.look()))
+        seen = self._watch.look()
+        if seen != self._state.kubelet:
+            self._happen(r.KubeletSocketSeen(seen))
         if self._state.phase in (Phase.REGISTERING, Phase.STREAMING) and not self._link.intact():
             self._happen(r.OwnSocketGone())
 
@@ -221,10 +224,10 @@ class Plugin:
 
     def _judge_list(self) -> None:
         """Say it when the list is long, or is cut to what kubelet can bear."""
-        version, inventory = self._inventory.read()
-        if version == self._judged_version:
+        inventory = self._inventory.now()
+        if inventory is self._judged:
             return
-        self._judged_version = version
+        self._judged = inventory
         verdict = judge_list(inventory, self._sharing)
         if verdict.refusal:
             log.failing("list too long", about=self._resource, error=verdict.refusal)

@@ -20,9 +20,9 @@ from agent.supervisor import Lifeline
 
 log = logs.get(__name__)
 
-LOOK_EVERY_S = 5.0
 REPEAT_EVERY_S = 600.0
 RETRY_S = 10.0
+COMPARING_S = 30.0
 SETTLE_S = 2.0  # after a registration: pods that wait for us are admitted first
 YOUNG_S = 60.0  # a grant may be older than the news of its pod, and than kubelet's own books
 
@@ -150,10 +150,21 @@ class Reconcile:
         self._unremembered = 0
 
     def run(self, life: Lifeline) -> None:
-        """Look each second whether there is a reason to compare."""
-        for _ in life.every(LOOK_EVERY_S):
-            life.pulse(30.0)
+        """Compare when it is due; a new registration, and the stop, end the wait."""
+        life.on_stop(self._status.poke)
+        while not life.stopping:
+            version, _ = self._status.read()
+            life.pulse(COMPARING_S)
             self.step_once()
+            wait_s = self._next_due_s()
+            life.pulse(wait_s + COMPARING_S)
+            self._status.wait_for_change(version, wait_s)
+
+    def _next_due_s(self) -> float:
+        """Seconds until there may be something to do."""
+        if self._due_s is None:
+            return REPEAT_EVERY_S
+        return max(0.0, self._due_s - self._clock())
 
     def step_once(self) -> Comparison | None:
         """Compare if it is due; gives what was found."""

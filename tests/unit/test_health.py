@@ -7,7 +7,7 @@ from agent.domain.health import GpuHealth, fell_ill, probed, probes_needed, verd
 from agent.domain.topology import GpuPair
 from agent.errors import NvmlAbsent, NvmlError, NvmlStale
 from agent.ports import ClusterEvent
-from agent.services.health import HANG_AFTER_S, Health, Patience
+from agent.services.health import HANG_AFTER_S, LOOK_AGAIN_S, WAIT_S, Health, Patience
 from agent.services.published import Published
 from tests.unit.fake_nvml import A, B, FakeNvml
 
@@ -211,6 +211,24 @@ def test_silence_is_not_health() -> None:
         "GpuUnhealthy",
         "GpuRecovered",
     ]
+
+
+def test_patience_sleeps_as_long_as_no_call_can_be_overdue() -> None:
+    bench = Bench(FakeNvml(A))
+    patience = Patience(bench.health)
+    slept_s: list[float] = []
+
+    def hang() -> None:
+        bench.nvml.before_each_call = lambda: None
+        while not bench.counted:
+            slept_s.append(patience.step_once())
+            bench.now_s += slept_s[-1]
+
+    assert patience.step_once() == HANG_AFTER_S
+    bench.turn()
+    bench.nvml.before_each_call = hang
+    bench.turn()
+    assert slept_s == [HANG_AFTER_S, WAIT_S, LOOK_AGAIN_S]  # it may wait for an event
 
 
 def test_the_topology_is_read_once_for_each_set_of_gpus() -> None:

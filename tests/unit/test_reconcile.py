@@ -1,5 +1,6 @@
 """Comparing the grants with kubelet's books: every way in which they can differ."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from agent.ports import ClusterEvent, KubeletAssignment
 from agent.services.plugin import PluginStatus
 from agent.services.published import PodTable, Published
 from agent.services.reconcile import Comparison, Reconcile, compare
+from agent.supervisor import Lifeline
+from tests.waiting import eventually
 
 GPU = "nvidia.com/gpu"
 NOW_S = 10_000.0
@@ -250,3 +253,19 @@ def test_kubelet_that_does_not_tell_is_asked_again_soon() -> None:
     node.books.down = False
     assert node.after(9) is None
     assert node.after(1) == Comparison()
+
+
+def test_a_registration_ends_the_wait_and_so_does_the_stop() -> None:
+    node = Node()
+    node.loop = Reconcile(GPU, node.books, node.books, node.pods, node.status, settle_s=0.0)
+    stop = threading.Event()
+    life = Lifeline(stop)
+    thread = threading.Thread(target=node.loop.run, args=(life,), daemon=True)
+    thread.start()
+    for asked in (1, 2):
+        node.register()
+        assert eventually(lambda asked=asked: node.books.asked == asked)
+    stop.set()
+    life.interrupt()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -88,6 +88,26 @@ def test_directory_made_anew_is_watched_anew(
     assert watched.look() is not None
 
 
+def test_directory_exchanged_for_one_with_a_kubelet_in_it_is_watched_anew(
+    watch: tuple[SocketWatch, threading.Event, Path],
+) -> None:
+    watched, woken, directory = watch
+    dead_socket(directory / "kubelet.sock")
+    first = watched.look()
+    other = directory.with_name("new")
+    other.mkdir()
+    dead_socket(other / "kubelet.sock")
+    directory.rename(directory.with_name("old"))
+    other.rename(directory)
+    second = watched.look()
+    assert second not in (None, first)
+    woken.clear()
+
+    (directory / "kubelet.sock").unlink()
+
+    assert woken.wait(10)
+
+
 def test_without_inotify_the_look_still_works(
     directory: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

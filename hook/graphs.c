@@ -1,0 +1,210 @@
+#include "graphs.h"
+#include "depth.h"
+#include "devices.h"
+#include "real.h"
+#include "reserve.h"
+#include "settings.h"
+#include "table.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What the allocation nodes of a graph, or of an executable one, take of each device. */
+struct nodes {
+    struct entry entry;
+    uint64_t bytes[MAX_DEVICES]; /* by place */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static struct table graphs, execs;
+static _Atomic bool any; /* this process has a graph that allocates */
+static struct reserve reserves[MAX_DEVICES]; /* by place */
+static bool reserve_made[MAX_DEVICES];
+static CUdevice ordinals[MAX_DEVICES]; /* of the places that were made */
+
+static void forget_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    memset(&graphs, 0, sizeof graphs);
+    memset(&execs, 0, sizeof execs);
+    memset(reserve_made, 0, sizeof reserve_made);
+    atomic_store(&any, false);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
+static uint64_t key_of(const void *handle)
+{
+    return (uint64_t)(uintptr_t)handle;
+}
+
+/* Called with the lock held. NULL when there is no memory. */
+static struct nodes *nodes_of(struct table *table, const void *handle)
+{
+    struct nodes *nodes = (struct nodes *)table_find(table, key_of(handle));
+    if (!nodes && (nodes = calloc(1, sizeof *nodes)))
+        table_add(table, &nodes->entry, key_of(handle));
+    return nodes;
+}
+
+static void forget(struct table *table, const void *handle)
+{
+    if (!atomic_load_explicit(&any, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&lock);
+    struct entry *entry = table_find(table, key_of(handle));
+    if (entry)
+        table_remove(table, entry);
+    pthread_mutex_unlock(&lock);
+    free(entry);
+}
+
+void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes)
+{
+    int place = place_of_device(device);
+    if (!charging() || place < 0 || bytes == 0)
+        return;
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&lock);
+    atomic_store(&any, true);
+    if (!reserve_made[place])
+        reserve_init(&reserves[place], place);
+    reserve_made[place] = true;
+    ordinals[place] = device;
+    struct nodes *nodes = nodes_of(&graphs, graph);
+    if (nodes)
+        nodes->bytes[place] += bytes < UINT64_MAX - nodes->bytes[place] ? bytes : 0;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Let the entry for `to` have what the graph `from` has: besides what it has, or instead. */
+static void copy(struct table *table, const void *to, CUgraph from, bool instead)
+{
+    if (!atomic_load_explicit(&any, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&lock);
+    const struct nodes *source = (struct nodes *)table_find(&graphs, key_of(from));
+    bool known = source || table_find(table, key_of(to));
+    struct nodes *nodes = known ? nodes_of(table, to) : NULL;
+    for (int i = 0; nodes && i < MAX_DEVICES; i++)
+        nodes->bytes[i] = (instead ? 0 : nodes->bytes[i]) + (source ? source->bytes[i] : 0);
+    pthread_mutex_unlock(&lock);
+}
+
+void graph_contains(CUgraph whole, CUgraph part)
+{
+    copy(&graphs, whole, part, false);
+}
+
+void graph_forget(CUgraph graph)
+{
+    forget(&graphs, graph);
+}
+
+void graph_instantiated(CUgraphExec exec, CUgraph graph)
+{
+    copy(&execs, exec, graph, true);
+}
+
+void graph_exec_forget(CUgraphExec exec)
+{
+    forget(&execs, exec);
+}
+
+/* --- launches ------------------------------------------------------------------------------------------- */
+
+/* What the nodes of `exec` take of each place; false for nothing. */
+static bool needs(CUgraphExec exec, uint64_t bytes[MAX_DEVICES])
+{
+    if (!atomic_load_explicit(&any, memory_order_relaxed) || !charging())
+        return false;
+    pthread_mutex_lock(&lock);
+    const struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
+    if (nodes)
+        memcpy(bytes, nodes->bytes, sizeof nodes->bytes);
+    pthread_mutex_unlock(&lock);
+    return nodes != NULL;
+}
+
+static uint64_t reserved_bytes(CUdevice device)
+{
+    const struct real_cuda *real = real_cuda();
+    uint64_t bytes = 0;
+    if (!real || !real->cuDeviceGetGraphMemAttribute)
+        return 0;
+    depth_enter();
+    if (real->cuDeviceGetGraphMemAttribute(device, GRAPH_MEMORY_RESERVED_BYTES, &bytes) != CUDA_SUCCESS)
+        bytes = 0;
+    depth_leave();
+    return bytes;
+}
+
+static void settle(int place)
+{
+    uint64_t changes = reserve_changes(&reserves[place]);
+    reserve_settle(&reserves[place], changes, reserved_bytes(ordinals[place]), true, "cuGraphLaunch");
+}
+
+CUresult graph_memory_before_launch(CUgraphExec exec, const char *function)
+{
+    uint64_t bytes[MAX_DEVICES];
+    if (!needs(exec, bytes))
+        return CUDA_SUCCESS;
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        if (!bytes[i])
+            continue;
+        CUresult result = reserve_require(&reserves[i], bytes[i], function);
+        if (result == CUDA_SUCCESS)
+            continue;
+        while (--i >= 0)
+            if (bytes[i])
+                reserve_claimed(&reserves[i], 0, false);
+        return result;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Nodes of one graph may use the same memory one after the other: then it needs less than their sum. */
+static void learn(CUgraphExec exec, int place, uint64_t reserved)
+{
+    pthread_mutex_lock(&lock);
+    struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
+    if (nodes && reserved && nodes->bytes[place] > reserved)
+        nodes->bytes[place] = reserved;
+    pthread_mutex_unlock(&lock);
+}
+
+void graph_memory_after_launch(CUgraphExec exec)
+{
+    uint64_t bytes[MAX_DEVICES];
+    if (!needs(exec, bytes))
+        return;
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        if (!bytes[i])
+            continue;
+        reserve_claimed(&reserves[i], 0, true);
+        uint64_t changes = reserve_changes(&reserves[i]), reserved = reserved_bytes(ordinals[i]);
+        reserve_settle(&reserves[i], changes, reserved, true, "cuGraphLaunch");
+        learn(exec, i, reserved);
+    }
+}
+
+void graph_memory_true_up(CUdevice device)
+{
+    int place = atomic_load_explicit(&any, memory_order_relaxed) ? place_of_device(device) : -1;
+    if (place >= 0 && reserve_made[place])
+        settle(place);
+}
+
+void graph_memory_true_up_all(void)
+{
+    for (int i = 0; atomic_load_explicit(&any, memory_order_relaxed) && i < MAX_DEVICES; i++)
+        if (reserve_made[i])
+            settle(i);
+}

@@ -1,0 +1,53 @@
+/* The charge for memory that the driver reserves in steps and hands out in pieces: a pool, or the graphs of a
+ * device.
+ *
+ * What is charged is never less than what is live, nor than what the driver was last seen to have reserved.
+ * Before pieces are asked for, the steps that they may add are claimed; afterwards the charge follows what
+ * the driver says. Thread safe; never calls the driver, and calls nothing with its lock held.
+ */
+#ifndef VGPU_RESERVE_H
+#define VGPU_RESERVE_H
+
+#include "charge.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct reserve {
+    pthread_mutex_t lock;
+    int place;
+    uint64_t live_bytes, charged_bytes;
+    uint64_t step_bytes; /* what the driver was seen to grow by; at first the most it is known to */
+    unsigned claims; /* under way: between claim and settled */
+    uint64_t changes; /* so that a figure from before a change is told from one after it */
+};
+
+void reserve_init(struct reserve *reserve, int place);
+
+/* `bytes` are about to be taken from it. CUDA_SUCCESS with the charge large enough, or
+ * CUDA_ERROR_OUT_OF_MEMORY with everything as it was. Each success is followed by reserve_claimed. */
+CUresult reserve_claim(struct reserve *reserve, uint64_t bytes, const char *function);
+
+/* The same for a taker that uses what others use at other times: the charge becomes at least `bytes`, nothing
+ * more is live. Followed by reserve_claimed with 0 bytes. */
+CUresult reserve_require(struct reserve *reserve, uint64_t bytes, const char *function);
+
+/* The driver has answered: `kept` whether it gave the bytes. */
+void reserve_claimed(struct reserve *reserve, uint64_t bytes, bool kept);
+
+/* `bytes` of it are free again. The charge stays until the driver's reserve is seen to be smaller. */
+void reserve_freed(struct reserve *reserve, uint64_t bytes);
+
+/* Ask before the driver is asked what it has reserved, and pass it on with the answer. */
+uint64_t reserve_changes(struct reserve *reserve);
+
+/* The driver has `reserved_bytes`, of which the charge then is. False when it has more than is charged and
+ * the difference does not fit under the limit: the caller gives memory back, or says `anyway`. */
+bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
+                    const char *function);
+
+/* Charged for nothing that is live. */
+uint64_t reserve_idle_bytes(struct reserve *reserve);
+
+#endif

@@ -1,0 +1,41 @@
+/* Simulated CUDA driver: memory behind the allocation nodes of graphs, and stream-ordered memory under
+ * capture. Thread safe.
+ *
+ * As in the driver, an allocation node has its address from the start and its memory only while it lives:
+ * from the launch that runs the node to the launch of the free node, or to cuMemFree. All graphs of a device
+ * draw on one reserve, which grows in steps and goes back only by cuDeviceGraphMemTrim.
+ */
+#ifndef VGPU_SIM_GRAPH_MEMORY_H
+#define VGPU_SIM_GRAPH_MEMORY_H
+
+#include "../cuda_abi.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The address of a new allocation node. */
+CUresult sim_graph_memory_node(CUdevice device, uint64_t bytes, CUdeviceptr *address);
+
+/* The node's address ceases to be one, with its memory if it has any. */
+void sim_graph_memory_forget(CUdeviceptr address);
+
+/* The node runs. CUDA_ERROR_OUT_OF_MEMORY when the GPU has no more; CUDA_ERROR_INVALID_VALUE when it is
+ * allocated already. */
+CUresult sim_graph_memory_allocate(CUdeviceptr address);
+
+/* The memory is free for the next node. False: not the address of a node that has memory. */
+bool sim_graph_memory_free(CUdeviceptr address);
+
+/* --- what the stream side (streams, capture) provides to the memory side --- */
+
+/* CUDA_SUCCESS and whether the stream is being captured; or why it cannot be used. */
+CUresult sim_capture_active(CUstream stream, bool per_thread, bool *active);
+
+/* A stream-ordered call becomes a node of the graph being captured. */
+CUresult sim_capture_allocation(CUstream stream, bool per_thread, uint64_t bytes, CUdeviceptr *address);
+CUresult sim_capture_free(CUstream stream, bool per_thread, CUdeviceptr address);
+
+/* The device that the stream belongs to. */
+CUresult sim_stream_device(CUstream stream, CUdevice *device);
+
+#endif

@@ -139,20 +139,40 @@ def environment(*locks: str) -> None:
             (VENV / f".lock.{lock}.{wanted[lock]}").touch()
 
 
-def hook(_arguments: "Sequence[str]" = ()) -> int:
-    """Compile hook/: libvgpu.so, and the simulated driver for tests and the demo."""
+def hook(arguments: "Sequence[str]" = ()) -> int:
+    """Compile hook/ for x86_64 and aarch64: libvgpu.so, and the simulated driver for tests.
+
+    Into .build/hook/ARCHITECTURE. Name one or both architectures to build for these only.
+    """
+    return compile_hook(tuple(arguments) or ("x86_64", "aarch64"))
+
+
+def compile_hook(architectures: "Sequence[str]" = (ARCH,)) -> int:
+    """Compile hook/, for this machine unless told otherwise."""
     environment("run", "hook")
     sys.path.insert(0, str(ROOT / "hook"))
     import compile as compiler  # type: ignore[import-not-found] # lives in hook/
 
     with one_build_at_a_time():
         try:
-            compiler.build_all(
-                HOOK_DIR.parent, str(PYTHON), ARCH, say=lambda text: say(f"  {text}")
-            )
+            for arch in architectures:
+                compiler.build_all(
+                    HOOK_DIR.parent, str(PYTHON), arch, say=lambda text: say(f"  {text}")
+                )
         except compiler.CompileError as error:
             stop(str(error))
     return 0
+
+
+def cuda_symbols(arguments: "Sequence[str]" = ()) -> int:
+    """Read the CUDA headers: write the tables of driver functions and our prototypes.
+
+    The headers are fetched from PyPI as requirements/cuda-headers.lock pins them. With a release,
+    `build.py cuda-symbols 13.6`, its newest headers are pinned first. What is left for a person to
+    decide is printed in sentences; docs/hook.md explains.
+    """
+    environment("run", "hook", "dev")
+    return run(PYTHON, "-m", "hook.driver_symbols.generate", *arguments)
 
 
 def demo(arguments: "Sequence[str]" = ()) -> int:
@@ -160,7 +180,7 @@ def demo(arguments: "Sequence[str]" = ()) -> int:
 
     --json prints one JSON object for machines, --keep keeps the node's files.
     """
-    hook()
+    compile_hook()
     return run(PYTHON, "agent.py", "demo", *arguments)
 
 
@@ -205,7 +225,7 @@ def test(arguments: "Sequence[str]") -> int:
     if "--cluster" in arguments:
         arguments.remove("--cluster")
         return test_cluster(arguments)
-    hook()
+    compile_hook()
     environment("run", "hook", "dev")
     if not arguments:
         check()
@@ -215,7 +235,7 @@ def test(arguments: "Sequence[str]") -> int:
 
 def test_cluster(arguments: "Sequence[str]") -> int:
     """Run tests/cluster on a real kubelet and API server, or on those that are given."""
-    hook()
+    compile_hook()
     if not os.environ.get("VGPU_TEST_KUBECONFIG"):
         cluster_peers()
     environment("run", "hook", "dev")
@@ -230,7 +250,7 @@ def cluster_peers(_arguments: "Sequence[str]" = ()) -> int:
 
 def gpu(arguments: "Sequence[str]" = ()) -> int:
     """Run the tests that need a real NVIDIA GPU, on this machine's GPU."""
-    hook()
+    compile_hook()
     environment("run", "hook", "dev")
     return run(PYTHON, "-m", "pytest", "-m", "gpu", "-v", "tests/gpu", *arguments)
 
@@ -240,14 +260,14 @@ def bench(arguments: "Sequence[str]" = ()) -> int:
 
     Areas: start, allocate, memory, large, idle. FILE.md is written beside FILE.json.
     """
-    hook()
+    compile_hook()
     environment("run", "hook", "dev")
     return run(PYTHON, "tests/bench/run.py", *arguments)
 
 
 def dist(_arguments: "Sequence[str]" = ()) -> int:
     """Freeze the agent with its libraries into dist/: a folder and its tarball."""
-    hook()
+    compile_hook()
     environment("run", "hook", "dev")
     return run(PYTHON, "packaging/freeze.py", str(ROOT / "dist"), str(HOOK_DIR))
 
@@ -290,11 +310,12 @@ def clean(_arguments: "Sequence[str]" = ()) -> int:
 
 TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
+    "cuda-symbols": cuda_symbols,
     "bench": bench, "gpu": gpu, "cluster-peers": cluster_peers, "proto": proto, "lock": lock,
     "clean": clean,
 }  # fmt: skip
 
-TAKE_ARGUMENTS = ("demo", "test", "gpu", "bench")
+TAKE_ARGUMENTS = ("demo", "test", "hook", "cuda-symbols", "gpu", "bench")
 
 
 def main(argv: "Sequence[str]") -> int:

@@ -1,7 +1,7 @@
-/* Prototypes of the CUDA driver's functions that the hook wraps or calls and the simulated driver provides.
+/* Prototypes of the CUDA functions that the hook wraps or calls, and the simulated driver provides.
  *
- * Types only, by the exported name: one without suffix is the first version of its ABI. The compiler compares
- * them with the vendor's header in a test (tests/hook/test_driver_symbols.py).
+ * Types only, by the exported name: one without suffix is the first version of its ABI. Written by
+ * `python3 build.py cuda-symbols` for the lines of symbols.h.
  */
 #ifndef VGPU_CUDA_PROTOTYPES_H
 #define VGPU_CUDA_PROTOTYPES_H

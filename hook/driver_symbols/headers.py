@@ -130,9 +130,12 @@ def _fetch(wheels: list[Pin], directory: Path, python: str) -> None:
 
 def _download(python: str, directory: str, *what: str) -> None:
     pip = [python, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
-    pip += ["--disable-pip-version-check", "--only-binary", ":all:", "--platform", PLATFORM]
+    pip += ["--disable-pip-version-check", "--retries", "2", "--only-binary", ":all:"]
     done = subprocess.run(  # noqa: S603 - pip of our own environment
-        [*pip, "--dest", directory, *what], capture_output=True, text=True, check=False
+        [*pip, "--platform", PLATFORM, "--dest", directory, *what],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         complaint = done.stderr.strip()[-1000:]

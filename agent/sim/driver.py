@@ -50,6 +50,9 @@ class SimGpu:
     gpu_percent: int = 0
     migs: tuple[SimMig, ...] = ()
     lost: bool = False
+    context_mib: int = 0  # memory that each context takes
+    module_mib: int = 0  # and each module
+    pool_step_mib: int = 32  # what memory pools grow by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ class _Node:
     cuda_version: int = 12080
     hanging: bool = False
     fixed_enumeration: bool = False
+    hidden_pids: bool = False
     kernel_us: int = 0
     gpus: Mapping[int, SimGpu] = field(default_factory=dict)
     failures: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
@@ -159,6 +163,11 @@ class SimDriver:
         with self._lock:
             self._change(fixed_enumeration=fixed)
 
+    def hidden_pids(self, hidden: bool = True) -> None:
+        """Let NVML list programs by pids of another namespace, as in most containers."""
+        with self._lock:
+            self._change(hidden_pids=hidden)
+
     def versions(self, *, driver: str = "570.86.15", cuda: int = 12080) -> None:
         """Change the versions that the driver reports."""
         with self._lock:
@@ -243,6 +252,7 @@ def render(node: _Node) -> str:
         f"kernel_us {node.kernel_us}",
         f"enumeration {'fixed' if node.fixed_enumeration else 'live'}",
         *(["hang"] if node.hanging else []),
+        *(["pids hidden"] if node.hidden_pids else []),
     ]
     for number, gpu in sorted(node.gpus.items()):
         lines += _gpu_lines(number, gpu)
@@ -273,6 +283,8 @@ def _gpu_lines(number: int, gpu: SimGpu) -> list[str]:
         f"minor={number if gpu.minor is None else gpu.minor}",
         f"mig={'on' if gpu.mig else 'off'} cc={gpu.compute_capability} events={gpu.events}",
         f"gpu_percent={gpu.gpu_percent}",
+        f"context_mib={gpu.context_mib} module_mib={gpu.module_mib}",
+        f"pool_step_mib={gpu.pool_step_mib}",
         *([f"bus={gpu.bus_id}"] if gpu.bus_id else []),
     ]
     migs = [

@@ -3,6 +3,7 @@
  */
 #include "cuda_call.h"
 #include "memory.h"
+#include "pools.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -12,6 +13,20 @@ enum { STACK_DEPTH = 32 };
 static _Thread_local CUcontext stack[STACK_DEPTH];
 static _Thread_local size_t depth;
 
+#define MIB (UINT64_C(1) << 20)
+
+enum { /* CUlimit */
+       LIMIT_STACK_SIZE = 0,
+       LIMIT_PRINTF_FIFO_SIZE = 1,
+       LIMIT_MALLOC_HEAP_SIZE = 2,
+       LIMITS = 8,
+};
+
+struct CUgreenCtx_st {
+    struct CUctx_st context; /* what cuCtxFromGreenCtx gives */
+    uint64_t bytes;
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUctx_st primaries[MAX_GPUS];
 
@@ -20,28 +35,58 @@ CUcontext current_context(void)
     return depth ? stack[depth - 1] : NULL;
 }
 
-static CUresult appear(const struct cuda_call *call)
+/* What a context takes besides: nothing until the program raises a limit. */
+static uint64_t limit_bytes(const struct CUctx_st *context)
 {
-    return sim_memory_take(call->gpu->uuid, 0, capacity_bytes(call)) == SIM_MEMORY_DONE
-        ? CUDA_SUCCESS
-        : CUDA_ERROR_OPERATING_SYSTEM;
+    return context->heap_bytes;
+}
+
+/* Take what a context costs; a process that has one is listed. */
+static CUresult appear(const struct cuda_call *call, uint64_t bytes)
+{
+    switch (sim_memory_take(call->gpu->uuid, bytes, capacity_bytes(call))) {
+    case SIM_MEMORY_DONE:
+        return CUDA_SUCCESS;
+    case SIM_MEMORY_FULL:
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    default:
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+}
+
+static uint64_t context_bytes(const struct cuda_call *call)
+{
+    return call->gpu->context_mib * MIB;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     struct cuda_call call;
     CUresult result = cuda_begin_device(&call, __func__, device);
-    if (result == CUDA_SUCCESS)
-        result = context ? appear(&call) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && !context)
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
-        primaries[device].device = device;
-        primaries[device].primary = true;
-        primaries[device].references++;
+        struct CUctx_st *primary = &primaries[device];
+        uint64_t cost = primary->references ? 0 : context_bytes(&call);
+        result = appear(&call, cost);
+        if (result == CUDA_SUCCESS) {
+            primary->device = device;
+            primary->primary = true;
+            primary->references++;
+            primary->bytes += cost;
+            *context = primary;
+        }
         pthread_mutex_unlock(&lock);
-        *context = &primaries[device];
     }
     return cuda_end(&call, result);
+}
+
+/* Called with the lock held. */
+static void disappear(const struct cuda_call *call, struct CUctx_st *context)
+{
+    sim_memory_give(call->gpu->uuid, context->bytes + limit_bytes(context), false);
+    context->bytes = context->heap_bytes = 0;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
@@ -51,8 +96,8 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
         result = primaries[device].references ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-        if (primaries[device].references)
-            primaries[device].references--;
+        if (primaries[device].references && --primaries[device].references == 0)
+            disappear(&call, &primaries[device]);
         pthread_mutex_unlock(&lock);
     }
     return cuda_end(&call, result);
@@ -63,6 +108,39 @@ EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
     return cuDevicePrimaryCtxRelease_v2(device);
 }
 
+/* The references stay: the context is made anew at its next use, which here is at once and for nothing. */
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_device(&call, __func__, device);
+    if (result == CUDA_SUCCESS) {
+        pthread_mutex_lock(&lock);
+        disappear(&call, &primaries[device]);
+        primaries[device].references = 0;
+        pthread_mutex_unlock(&lock);
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)
+{
+    return cuDevicePrimaryCtxReset_v2(device);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_device(&call, __func__, device);
+    if (result == CUDA_SUCCESS && flags)
+        *flags = 0;
+    if (result == CUDA_SUCCESS && active) {
+        pthread_mutex_lock(&lock);
+        *active = primaries[device].references > 0;
+        pthread_mutex_unlock(&lock);
+    }
+    return cuda_end(&call, result);
+}
+
 static CUresult push(CUcontext context)
 {
     if (depth == STACK_DEPTH)
@@ -71,31 +149,154 @@ static CUresult push(CUcontext context)
     return CUDA_SUCCESS;
 }
 
+static CUresult create(const char *function, CUcontext *context, CUdevice device)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_device(&call, function, device);
+    if (result == CUDA_SUCCESS && !context)
+        result = CUDA_ERROR_INVALID_VALUE;
+    struct CUctx_st *made = result == CUDA_SUCCESS ? calloc(1, sizeof *made) : NULL;
+    if (made) {
+        *made = (struct CUctx_st){.device = device, .bytes = context_bytes(&call)};
+        result = appear(&call, made->bytes);
+        if (result == CUDA_SUCCESS && (result = push(made)) != CUDA_SUCCESS)
+            sim_memory_give(call.gpu->uuid, made->bytes, false);
+        if (result == CUDA_SUCCESS)
+            *context = made;
+        else
+            free(made);
+    }
+    return cuda_end(&call, result);
+}
+
 EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
 {
     (void)flags;
-    struct cuda_call call;
-    CUresult result = cuda_begin_device(&call, __func__, device);
-    if (result == CUDA_SUCCESS)
-        result = context ? appear(&call) : CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS) {
-        *context = calloc(1, sizeof **context);
-        result = *context ? push(*context) : CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if (result == CUDA_SUCCESS)
-        (*context)->device = device;
-    return cuda_end(&call, result);
+    return create(__func__, context, device);
+}
+
+EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
+{
+    (void)flags;
+    return create(__func__, context, device);
+}
+
+EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned flags,
+                               CUdevice device)
+{
+    (void)affinity, (void)count, (void)flags;
+    return create(__func__, context, device);
+}
+
+EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned flags,
+                               CUdevice device)
+{
+    (void)parameters, (void)flags;
+    return create(__func__, context, device);
 }
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 {
+    struct cuda_call call;
     if (!context || context->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (current_context() == context)
-        depth--;
-    free(context);
+    CUresult result = cuda_begin_device(&call, __func__, context->device);
+    if (result == CUDA_SUCCESS) {
+        if (current_context() == context)
+            depth--;
+        pthread_mutex_lock(&lock);
+        disappear(&call, context);
+        pthread_mutex_unlock(&lock);
+        free(context);
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuCtxDestroy(CUcontext context)
+{
+    return cuCtxDestroy_v2(context);
+}
+
+/* --- limits: a larger heap is taken at once ------------------------------------------------------------- */
+
+EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS && (limit < 0 || limit >= LIMITS))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && limit == LIMIT_MALLOC_HEAP_SIZE) {
+        struct CUctx_st *context = current_context();
+        pthread_mutex_lock(&lock);
+        if (value > context->heap_bytes)
+            result = appear(&call, value - context->heap_bytes);
+        else
+            sim_memory_give(call.gpu->uuid, context->heap_bytes - value, false);
+        if (result == CUDA_SUCCESS)
+            context->heap_bytes = value;
+        pthread_mutex_unlock(&lock);
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS && (!value || limit < 0 || limit >= LIMITS))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *value = limit == LIMIT_MALLOC_HEAP_SIZE ? current_context()->heap_bytes
+            : limit == LIMIT_STACK_SIZE          ? 1024
+                                                 : MIB;
+    return cuda_end(&call, result);
+}
+
+/* --- green contexts: a part of the GPU, in memory a quarter of a context -------------------------------- */
+
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice device,
+                                 unsigned flags)
+{
+    (void)flags;
+    struct cuda_call call;
+    CUresult result = cuda_begin_device(&call, __func__, device);
+    if (result == CUDA_SUCCESS && (!green || !description))
+        result = CUDA_ERROR_INVALID_VALUE;
+    struct CUgreenCtx_st *made = result == CUDA_SUCCESS ? calloc(1, sizeof *made) : NULL;
+    if (made) {
+        made->context.device = device;
+        made->bytes = context_bytes(&call) / 4;
+        result = appear(&call, made->bytes);
+        if (result == CUDA_SUCCESS)
+            *green = made;
+        else
+            free(made);
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+    struct cuda_call call;
+    if (!green)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuda_begin_device(&call, __func__, green->context.device);
+    if (result == CUDA_SUCCESS) {
+        sim_memory_give(call.gpu->uuid, green->bytes, false);
+        free(green);
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    if (!context || !green)
+        return CUDA_ERROR_INVALID_VALUE;
+    *context = &green->context;
     return CUDA_SUCCESS;
 }
+
+/* --- the current context -------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
@@ -138,8 +339,12 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *device)
     return cuda_end(&call, result);
 }
 
-EXPORT CUresult cuCtxSynchronize(void)
+/* Where the stream side has none of its own. */
+__attribute__((weak)) EXPORT CUresult cuCtxSynchronize(void)
 {
     struct cuda_call call;
-    return cuda_end(&call, cuda_begin_context(&call, __func__));
+    CUresult result = cuda_end(&call, cuda_begin_context(&call, __func__));
+    if (result == CUDA_SUCCESS)
+        sim_pools_synchronised();
+    return result;
 }

@@ -2,7 +2,9 @@
  * bytes that are taken from the GPU for all processes of the node, so that running out of memory is real too.
  */
 #include "cuda_call.h"
+#include "graph_memory.h"
 #include "memory.h"
+#include "pools.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -12,7 +14,7 @@ enum { BUCKETS = 4096, GRANULE = 512 };
 
 struct block {
     struct block *next;
-    unsigned long long address; /* or the handle of cuMemCreate */
+    unsigned long long address;
     uint64_t bytes;
     char uuid[TEXT_BYTES];
 };
@@ -39,6 +41,7 @@ static CUresult take(const struct cuda_call *call, uint64_t bytes, bool low, uns
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > UINT64_MAX / 2)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    bytes = rounded(bytes);
     struct block *block = calloc(1, sizeof *block);
     enum sim_memory_answer answer = sim_memory_take(call->gpu->uuid, bytes, capacity_bytes(call));
     if (!block || answer != SIM_MEMORY_DONE) {
@@ -50,7 +53,7 @@ static CUresult take(const struct cuda_call *call, uint64_t bytes, bool low, uns
     pthread_mutex_lock(&lock);
     unsigned long long *cursor = low ? &next_low_address : &next_address;
     block->address = *cursor;
-    *cursor += rounded(bytes);
+    *cursor += bytes;
     struct block **bucket = bucket_of(block->address);
     block->next = *bucket;
     *bucket = block;
@@ -73,8 +76,11 @@ static CUresult give(const char *function, unsigned long long address)
     if (block)
         *link = block->next;
     pthread_mutex_unlock(&lock);
-    if (!block)
-        return cuda_end(&call, CUDA_ERROR_INVALID_VALUE);
+    if (!block) {
+        bool other = sim_pools_free(address) || sim_graph_memory_free(address);
+        sim_pools_synchronised(); /* this call waits for the GPU */
+        return cuda_end(&call, other ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+    }
     sim_memory_give(block->uuid, block->bytes, false);
     free(block);
     return cuda_end(&call, CUDA_SUCCESS);
@@ -140,18 +146,6 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned f
     return allocate(__func__, bytes, false, address);
 }
 
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
-{
-    (void)stream;
-    return allocate(__func__, bytes, false, address);
-}
-
-EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
-{
-    (void)stream;
-    return allocate(__func__, bytes, false, address);
-}
-
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
     return give(__func__, address);
@@ -159,18 +153,6 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 
 EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
 {
-    return give(__func__, address);
-}
-
-EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
-{
-    (void)stream;
-    return give(__func__, address);
-}
-
-EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
-{
-    (void)stream;
     return give(__func__, address);
 }
 
@@ -204,22 +186,4 @@ EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total_bytes)
         *total_bytes = clamped(total);
     }
     return result;
-}
-
-EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
-                            const CUmemAllocationProp *properties, unsigned long long flags)
-{
-    (void)flags;
-    if (!properties || properties->location.type != 1)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct cuda_call call;
-    CUresult result = cuda_begin_device(&call, __func__, properties->location.id);
-    if (result == CUDA_SUCCESS)
-        result = take(&call, bytes, false, handle);
-    return cuda_end(&call, result);
-}
-
-EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
-{
-    return give(__func__, handle);
 }

@@ -8,6 +8,7 @@
  *   gpu N uuid=GPU-... [name="NVIDIA A40"] [memory_mib=46068 | unsupported] [reserved_mib=0]
  *         [numa=0 | unsupported] [bus=00000000:17:00.0] [minor=N] [serial=...] [cc=8.6] [mig=on | off]
  *         [events=xid,ecc | none] [gpu_percent=0] [memory_percent=0]
+ *         [context_mib=0] [module_mib=0] [pool_step_mib=32]
  *   mig N POSITION uuid=MIG-... [gi=7] [ci=0] [memory_mib=4864]
  *   lost gpu=N
  *   xid SEQUENCE gpu=N code=79 [gi=1 ci=0]
@@ -19,6 +20,7 @@
  *   nvlink N M | switch links=4 [back=4]
  *   topology N M level=internal | single | multiple | hostbridge | node | system
  *   kernel_us 50
+ *   pids visible | hidden
  *
  * The file is looked at on every call and read again when its inode, size or time changed. A file that does
  * not parse leaves the last good one in force and is reported once on stderr. Thread safe.
@@ -54,6 +56,8 @@ struct sim_gpu {
     char bus_id[32];
     int64_t memory_mib; /* UNKNOWN: not supported */
     int64_t reserved_mib;
+    uint64_t context_mib, module_mib; /* what each takes of the memory */
+    uint64_t pool_step_mib; /* what pools grow by; 0: by what is asked for */
     int numa_node; /* UNKNOWN: not supported */
     unsigned minor_number, cc_major, cc_minor, gpu_percent, memory_percent;
     unsigned long long event_types;
@@ -89,7 +93,7 @@ struct sim_pair {
 
 struct sim_node {
     enum sim_driver driver;
-    bool hang, fixed_enumeration;
+    bool hang, fixed_enumeration, hidden_pids;
     char driver_version[80];
     int cuda_version;
     unsigned kernel_us;

@@ -84,7 +84,7 @@ static bool parse_event_types(const struct line *line, struct sim_gpu *gpu)
 static bool parse_gpu(const struct line *line, struct sim_node *node)
 {
     struct sim_gpu gpu = {0};
-    long memory_mib, reserved_mib, numa, minor, busy, memory_busy;
+    long memory_mib, reserved_mib, numa, minor, busy, memory_busy, context_mib, module_mib, pool_step_mib;
     char default_bus[32], default_serial[32];
     if (!parse_number(line, "gpu", line->words[1], 0, 4095, &gpu.number))
         return false;
@@ -103,7 +103,10 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
         || !number_or_unsupported(line, "numa", 1023, 0, &numa)
         || !number_of(line, "minor", 0, 4095, gpu.number, &minor)
         || !number_of(line, "gpu_percent", 0, 100, 0, &busy)
-        || !number_of(line, "memory_percent", 0, 100, 0, &memory_busy) || !parse_capability(line, &gpu)
+        || !number_of(line, "memory_percent", 0, 100, 0, &memory_busy)
+        || !number_of(line, "context_mib", 0, 1L << 20, 0, &context_mib)
+        || !number_of(line, "module_mib", 0, 1L << 20, 0, &module_mib)
+        || !number_of(line, "pool_step_mib", 0, 1L << 20, 32, &pool_step_mib) || !parse_capability(line, &gpu)
         || !parse_event_types(line, &gpu))
         return false;
     unsigned part;
@@ -120,6 +123,9 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
     gpu.minor_number = (unsigned)minor;
     gpu.gpu_percent = (unsigned)busy;
     gpu.memory_percent = (unsigned)memory_busy;
+    gpu.context_mib = (uint64_t)context_mib;
+    gpu.module_mib = (uint64_t)module_mib;
+    gpu.pool_step_mib = (uint64_t)pool_step_mib;
     node->gpus[node->gpu_count++] = gpu;
     return true;
 }
@@ -202,6 +208,13 @@ static bool parse_enumeration(const struct line *line, struct sim_node *node)
     node->fixed_enumeration = strcmp(line->words[1], "fixed") == 0;
     return node->fixed_enumeration || strcmp(line->words[1], "live") == 0
         || refuse(line, "enumeration must be live or fixed");
+}
+
+static bool parse_pids(const struct line *line, struct sim_node *node)
+{
+    node->hidden_pids = strcmp(line->words[1], "hidden") == 0;
+    return node->hidden_pids || strcmp(line->words[1], "visible") == 0
+        || refuse(line, "pids must be visible or hidden");
 }
 
 static bool parse_fail(const struct line *line, struct sim_node *node)
@@ -297,6 +310,7 @@ static const struct {
     {"lost", 2, parse_lost},
     {"enumeration", 2, parse_enumeration},
     {"hang", 1, parse_hang},
+    {"pids", 2, parse_pids},
     {"fail", 2, parse_fail},
     {"process", 2, parse_process},
     {"nvlink", 3, parse_nvlink},

@@ -9,6 +9,9 @@
 
 enum { PROCESS_ROOM = 4096 };
 
+/* Pids of another pid namespace are other numbers: with `pids hidden`, these much higher ones. */
+enum { HIDDEN_PID_OFFSET = 1 << 24 };
+
 static uint64_t used_bytes(const struct call *call)
 {
     uint64_t bytes = sim_memory_used(call->gpu->uuid);
@@ -125,7 +128,8 @@ static unsigned list_processes(const struct call *call, bool graphics, struct nv
     }
     size_t share_count = shares ? sim_memory_shares(call->gpu->uuid, shares, PROCESS_ROOM) : 0;
     for (size_t i = 0; i < share_count && i < PROCESS_ROOM; i++)
-        add(infos, room, &count, shares[i].pid, shares[i].bytes);
+        add(infos, room, &count, shares[i].pid + (call->node->hidden_pids ? HIDDEN_PID_OFFSET : 0),
+            shares[i].bytes);
     free(shares);
     return count;
 }

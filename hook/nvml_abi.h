@@ -32,9 +32,9 @@ enum {
 };
 
 enum {
-    NVML_EVENT_SINGLE_BIT_ECC = 0x1,
-    NVML_EVENT_DOUBLE_BIT_ECC = 0x2,
-    NVML_EVENT_XID_CRITICAL = 0x8,
+    NVML_EVENT_SINGLE_BIT_ECC = 0x1, /* nvmlEventTypeSingleBitEccError */
+    NVML_EVENT_DOUBLE_BIT_ECC = 0x2, /* nvmlEventTypeDoubleBitEccError */
+    NVML_EVENT_XID_CRITICAL = 0x8, /* nvmlEventTypeXidCriticalError */
 };
 
 enum {
@@ -47,11 +47,11 @@ enum {
 };
 
 enum {
-    NVML_P2P_INDEX_NVLINK = 2,
-    NVML_P2P_OK = 0,
-    NVML_P2P_NOT_SUPPORTED = 5,
-    NVML_REMOTE_GPU = 0,
-    NVML_REMOTE_SWITCH = 2,
+    NVML_P2P_INDEX_NVLINK = 2, /* NVML_P2P_CAPS_INDEX_NVLINK */
+    NVML_P2P_OK = 0, /* NVML_P2P_STATUS_OK */
+    NVML_P2P_NOT_SUPPORTED = 5, /* NVML_P2P_STATUS_NOT_SUPPORTED */
+    NVML_REMOTE_GPU = 0, /* NVML_NVLINK_DEVICE_TYPE_GPU */
+    NVML_REMOTE_SWITCH = 2, /* NVML_NVLINK_DEVICE_TYPE_SWITCH */
 };
 
 #define NVML_UUID_BYTES 96
@@ -106,7 +106,8 @@ struct nvml_device_attributes {
 _Static_assert(sizeof(struct nvml_memory) == 24, "nvmlMemory_t");
 _Static_assert(sizeof(struct nvml_memory_v2) == 40, "nvmlMemory_v2_t");
 _Static_assert(sizeof(struct nvml_pci_info) == 68, "nvmlPciInfo_t");
-_Static_assert(sizeof(struct nvml_process_info) == 24, "nvmlProcessInfo_t v2 and v3");
+_Static_assert(sizeof(struct nvml_utilization) == 8, "nvmlUtilization_t");
+_Static_assert(sizeof(struct nvml_process_info) == 24, "nvmlProcessInfo_t, nvmlProcessInfo_v2_t");
 _Static_assert(sizeof(struct nvml_process_utilization) == 32, "nvmlProcessUtilizationSample_t");
 _Static_assert(sizeof(struct nvml_event_data) == 32, "nvmlEventData_t");
 _Static_assert(sizeof(struct nvml_device_attributes) == 40, "nvmlDeviceAttributes_t");
@@ -135,7 +136,8 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index);
 nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor_number);
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct nvml_pci_info *pci);
 nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *node);
-nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned size, unsigned long *nodes, int scope);
+nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned size, unsigned long *nodes,
+                                         unsigned scope);
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor);
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, struct nvml_utilization *utilization);
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned *celsius);

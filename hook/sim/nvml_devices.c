@@ -262,7 +262,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *node)
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned size, unsigned long *nodes,
-                                                int scope)
+                                                unsigned scope)
 {
     (void)scope;
     struct call call;

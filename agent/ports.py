@@ -163,8 +163,11 @@ class Caches(Protocol):
     def create(self, pod_uid: str, container: str) -> Path:
         """Make (or find again) the directory of a container. Raises NodeNotReady."""
 
+    def write_limits(self, pod_uid: str, container: str, content: bytes) -> Path:
+        """Write what a container may use, where it cannot. Raises NodeNotReady."""
+
     def discard(self, name: str) -> None:
-        """Delete a directory of ours and what is in it; links in it are not followed."""
+        """Delete a directory of ours, what is in it, and its limits; links are not followed."""
 
     def listed(self) -> tuple[CacheDir, ...]:
         """All directories whose name has the form that `create` gives."""

@@ -3,6 +3,8 @@
 <host vgpu dir>/                     root's, 0755
     libvgpu.so.<version>             the hook; never rewritten, containers have it mapped
     ld.so.preload                    one line: where containers see the hook
+    limits/                          root's, 0755
+        <pod uid>_<container>        root's, 0644: mounted read-only
     containers/                      root's, 0755
         <pod uid>_<container>/       0777: containers run as any user; only this one sees it
 <lock dir>/                          1777, shared by all containers: HAMi-core's contract
@@ -29,12 +31,13 @@ from agent.adapters.safe_files import (
 from agent.errors import NodeNotReady
 from agent.ports import CacheDir, HookFiles
 
-CONTAINERS = "containers"
+CONTAINERS, LIMITS = "containers", "limits"
 LIBRARY, PRELOAD, LICENSE, VALIDATOR = "libvgpu.so", "ld.so.preload", "license", "vgpuvalidator"
 COMMON_DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
                        "/dev/nvidia-modeset")  # fmt: skip
 OPEN_TO_ALL, SHARED = 0o777, 0o1777
 MAX_LIBRARY_BYTES = 64 << 20
+MAX_LIMITS_BYTES = 1 << 16
 
 _POD_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
 _CONTAINER = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}", re.ASCII)
@@ -88,9 +91,10 @@ class HostCaches:
             yield fd
 
     @contextlib.contextmanager
-    def _opened_containers(self) -> Iterator[int]:
-        with self._opened_root() as root, ensured_directory(CONTAINERS, 0o755, dir_fd=root) as fd:
-            check_ours(fd, self._root / CONTAINERS)
+    def _opened(self, name: str) -> Iterator[int]:
+        """A directory of ours below the root."""
+        with self._opened_root() as root, ensured_directory(name, 0o755, dir_fd=root) as fd:
+            check_ours(fd, self._root / name)
             yield fd
 
     def create(self, pod_uid: str, container: str) -> Path:
@@ -99,7 +103,7 @@ class HostCaches:
         path = self._root / CONTAINERS / name
         with (
             refusing("make the container's directory", path),
-            self._opened_containers() as parent,
+            self._opened(CONTAINERS) as parent,
             ensured_directory(name, OPEN_TO_ALL, dir_fd=parent) as fd,
         ):
             self._open_to_all(fd, path, OPEN_TO_ALL)
@@ -116,12 +120,29 @@ class HostCaches:
         if stat.S_IMODE(info.st_mode) != mode:
             os.fchmod(fd, mode)
 
+    def write_limits(self, pod_uid: str, container: str, content: bytes) -> Path:
+        """Write a container's limits unless they are there; give the file. Raises NodeNotReady.
+
+        A file that says something else is replaced, not rewritten: the container that has it
+        mounted goes on with what it was given.
+        """
+        name = directory_name(pod_uid, container)
+        path = self._root / LIMITS / name
+        with refusing("write the container's limits", path), self._opened(LIMITS) as fd:
+            with contextlib.suppress(FileNotFoundError):
+                if read_small(name, MAX_LIMITS_BYTES, dir_fd=fd) == content:
+                    return path
+            write_whole(name, content, 0o644, dir_fd=fd)
+        return path
+
     def discard(self, name: str) -> None:
         """Delete a directory of ours and what is in it. Raises NodeNotReady."""
         if not is_directory_name(name):
             raise NodeNotReady(f"{name!a} is no container's directory and is not deleted")
         path = self._root / CONTAINERS / name
-        with refusing("delete the container's directory", path), self._opened_containers() as fd:
+        with refusing("delete the container's limits", path), self._opened(LIMITS) as fd:
+            remove_tree(name, dir_fd=fd)
+        with refusing("delete the container's directory", path), self._opened(CONTAINERS) as fd:
             if not remove_tree(name, dir_fd=fd):
                 raise NodeNotReady(
                     f"{path} has more entries than are deleted at once; the next pass goes on"
@@ -132,16 +153,20 @@ class HostCaches:
 
         Their age is told by ctime: a tenant can set the other times at will.
         """
+        found = {directory.name: directory for directory in self._entries(LIMITS)}
+        found |= {directory.name: directory for directory in self._entries(CONTAINERS)}
+        return tuple(found.values())
+
+    def _entries(self, parent: str) -> Iterator[CacheDir]:
         with (
-            refusing("list the containers' directories", self._root / CONTAINERS),
-            self._opened_containers() as fd,
+            refusing("list the containers' directories", self._root / parent),
+            self._opened(parent) as fd,
             os.scandir(fd) as entries,
         ):
-            return tuple(
-                CacheDir(entry.name, entry.stat(follow_symlinks=False).st_ctime)
-                for entry in entries
-                if is_directory_name(entry.name) and entry.is_dir(follow_symlinks=False)
-            )
+            for entry in entries:
+                wanted = entry.is_dir if parent == CONTAINERS else entry.is_file
+                if is_directory_name(entry.name) and wanted(follow_symlinks=False):
+                    yield CacheDir(entry.name, entry.stat(follow_symlinks=False).st_ctime)
 
     # --- what all containers share
 

@@ -17,6 +17,9 @@ ENVVAR, VOLUME_MOUNTS = "envvar", "volume-mounts"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 VOLUME_MOUNTS_ROOT = "/var/run/nvidia-container-devices"
 PRELOAD_PATH = "/etc/ld.so.preload"
+LIMITS_PATH = (
+    "/etc/vgpu.limits"  # not in the container's own directory: HAMi <= 2.9 counts files there
+)
 LICENSE_PATH = "/tmp/license"  # noqa: S108 - where HAMi's library looks, in the container
 VALIDATOR_PATH = "/usr/bin/vgpuvalidator"
 TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's strconv.ParseBool
@@ -54,6 +57,7 @@ class HostPaths:
     preload: str
     cache_dir: str
     lock_dir: str
+    limits: str = ""  # empty: the environment alone says what the limits are
     license: str = ""  # empty: there is none
     validator: str = ""
     device_nodes: tuple[str, ...] = ()  # /dev paths, without the dev root, that exist
@@ -64,7 +68,8 @@ def control_disabled(container: Container, policy: GrantPolicy) -> bool:
     return policy.allow_disable_control and container.control_disabled in TRUE
 
 
-def _refuse_negative(claims: Sequence[Claim]) -> None:
+def refuse_negative(claims: Sequence[Claim]) -> None:
+    """Raise MalformedAnnotation for a claim that no limit can be made of."""
     for claim in claims:
         if claim.memory_mib < 0 or claim.core_percent < 0:
             raise MalformedAnnotation(
@@ -119,6 +124,8 @@ def _mounts(
     ]
     if not control_disabled(container, policy):
         mounts.append(Mount(PRELOAD_PATH, paths.preload))
+        if paths.limits:
+            mounts.append(Mount(LIMITS_PATH, paths.limits))
     if paths.license:
         mounts.append(Mount(LICENSE_PATH, paths.license))
         if paths.validator:
@@ -154,7 +161,7 @@ def plan_grant(
 
     Raises MalformedAnnotation for a negative limit.
     """
-    _refuse_negative(claims)
+    refuse_negative(claims)
     ids = _device_ids(gpus, policy)
     envs = _envs(claims, ids, policy)
     envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{policy.hook_dir}/{cache_name}"

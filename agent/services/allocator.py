@@ -17,8 +17,9 @@ from agent import logs
 from agent.domain.choice import BIND_PHASE, FAILED, SUCCESS, Refusal
 from agent.domain.claims import TO_ALLOCATE
 from agent.domain.gpu import Gpu, Sharing
-from agent.domain.grant_plan import GrantPolicy, HostPaths, plan_grant
+from agent.domain.grant_plan import GrantPolicy, HostPaths, plan_grant, refuse_negative
 from agent.domain.grants import Claim, Grant, GrantRecord
+from agent.domain.limits_file import CorePolicy, encode, limits_of
 from agent.domain.matching import Turn, other_vendors_pending
 from agent.domain.preferred_ids import gpu_of
 from agent.errors import (
@@ -232,6 +233,7 @@ class Allocator:
         """Give an answer that was given before; its bind may be over for long, so none fails."""
         self._host.caches.prepare()
         self._host.caches.create(record.pod_uid, record.container)
+        self._write_limits(record.pod_uid, record.container, record.claims)
         self._turns.served(turn, device_ids)
         if turn.pod.annotations.get(BIND_PHASE) != SUCCESS:
             self._end_bind(turn, deadline_s, phase_written=False)
@@ -242,9 +244,11 @@ class Allocator:
     ) -> GrantRecord:
         """Make the container's directory and write the grant down; on disk when this returns."""
         gpus = [self._gpu(claim) for claim in turn.claims]
+        refuse_negative(turn.claims)
         with _host_advice():
             files = self._host.caches.prepare()
             directory = self._host.caches.create(turn.pod.uid, turn.container.name)
+            limits = self._write_limits(turn.pod.uid, turn.container.name, turn.claims)
         undo.append(lambda: self._discard(directory.name))
         record = turn.record
         if record is None:
@@ -255,7 +259,7 @@ class Allocator:
                 container=turn.container.name,
                 device_ids=device_ids,
                 claims=turn.claims,
-                grant=self._plan(turn, gpus, files, directory),
+                grant=self._plan(turn, gpus, files, directory, limits),
                 granted_at_s=self._now_s(),
             )
         if record is not turn.record or record.device_ids != device_ids:
@@ -265,7 +269,27 @@ class Allocator:
         undo.append(lambda: self._host.grant_log.drop(record))
         return record
 
-    def _plan(self, turn: Turn, gpus: Sequence[Gpu], files: HookFiles, directory: Path) -> Grant:
+    def _write_limits(self, pod_uid: str, container: str, claims: Sequence[Claim]) -> Path | None:
+        """The container's limits file; None when its environment must do."""
+        policy = self._supply.policy
+        limits = limits_of(
+            claims,
+            cache_path=f"{policy.hook_dir}/{cache_name(pod_uid, container)}",
+            oversubscribe=policy.oversubscribed,
+            core_policy=CorePolicy.DISABLE if policy.disable_core_limit else CorePolicy.DEFAULT,
+        )
+        return (
+            self._host.caches.write_limits(pod_uid, container, encode(limits)) if limits else None
+        )
+
+    def _plan(
+        self,
+        turn: Turn,
+        gpus: Sequence[Gpu],
+        files: HookFiles,
+        directory: Path,
+        limits: Path | None,
+    ) -> Grant:
         return plan_grant(
             turn.container,
             turn.claims,
@@ -275,6 +299,7 @@ class Allocator:
                 preload=str(files.preload),
                 cache_dir=str(directory),
                 lock_dir=str(files.lock_dir),
+                limits=str(limits or ""),
                 license=str(files.license or ""),
                 validator=str(files.validator or ""),
                 device_nodes=tuple(files.device_nodes),

@@ -37,6 +37,7 @@ def test_the_hooks_place_in_containers_can_be_moved(
         "/opt/hook/vgpu",
         "/tmp/vgpulock",
         "/etc/ld.so.preload",
+        "/etc/vgpu.limits",
     ]
     preload = node.root / "host" / "vgpu" / "ld.so.preload"
     assert preload.read_text().split() == ["/opt/hook/vgpu/libvgpu.so"]

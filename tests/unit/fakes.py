@@ -184,6 +184,7 @@ class FakeCaches:
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
         self.directories: dict[str, float] = {}
+        self.limits: dict[str, bytes] = {}
         self.now_s = 0.0
 
     def create(self, pod_uid: str, container: str) -> Path:
@@ -192,9 +193,16 @@ class FakeCaches:
             self.directories[name] = self.now_s
         return Path("/host/vgpu/containers") / name
 
+    def write_limits(self, pod_uid: str, container: str, content: bytes) -> Path:
+        name = f"{pod_uid}_{container}"
+        with self.faults.at("write limits", disk_full):
+            self.limits[name] = content
+        return Path("/host/vgpu/limits") / name
+
     def discard(self, name: str) -> None:
         with self.faults.at("discard directory", disk_full):
             self.directories.pop(name, None)
+            self.limits.pop(name, None)
 
     def listed(self) -> tuple[CacheDir, ...]:
         return tuple(CacheDir(name, changed) for name, changed in self.directories.items())

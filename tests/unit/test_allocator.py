@@ -30,6 +30,7 @@ def test_one_container(scene: Scene) -> None:
     assert scene.faults.effects == [
         "prepare",
         "create directory",
+        "write limits",
         "journal",
         "erase",
         "remove lock",

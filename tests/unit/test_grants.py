@@ -55,6 +55,13 @@ def test_the_plain_grant() -> None:
     assert plan() == Grant(envs=ENVVAR | LIMITS, mounts=MOUNTS)
 
 
+def test_limits_are_mounted_where_the_hook_looks() -> None:
+    paths = replace(PATHS, limits="/host/vgpu/limits/uid_main")
+    limits = Mount("/etc/vgpu.limits", "/host/vgpu/limits/uid_main", read_only=True)
+    assert plan(paths=paths).mounts == (*MOUNTS, limits)
+    assert limits not in plan(paths=paths, control_disabled="true").mounts  # there is no hook
+
+
 @pytest.mark.parametrize(
     ("policy", "extra"),
     [

@@ -206,3 +206,50 @@ def test_a_read_only_disk(small_disk: Path, tmp_path: Path) -> None:
     with pytest.raises(NodeNotReady, match="read-only"):
         caches.discard(f"{UID}_first")
     caches.prepare()  # nothing is to be written: containers that are there can restart
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_limits_are_written_once(caches: HostCaches, host: Path) -> None:
+    path = caches.write_limits(UID, "main", b"limits")
+    before = path.stat()
+    assert path == host / "limits" / f"{UID}_main"
+    assert (path.read_bytes(), mode(path), mode(path.parent)) == (b"limits", 0o644, 0o755)
+    assert caches.write_limits(UID, "main", b"limits") == path
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_other_limits_replace_the_file_a_container_has_mounted(caches: HostCaches) -> None:
+    with caches.write_limits(UID, "main", b"first").open("rb") as mounted:
+        assert caches.write_limits(UID, "main", b"second").read_bytes() == b"second"
+        assert mounted.read() == b"first"
+
+
+@pytest.mark.parametrize("kind", ["link to a file", "link to a directory", "FIFO"])
+def test_what_lies_in_the_way_of_limits_is_replaced_not_followed(
+    caches: HostCaches, host: Path, tmp_path: Path, kind: str
+) -> None:
+    victim = tmp_path / "victim"
+    if kind == "link to a directory":
+        victim.mkdir()
+    else:
+        victim.write_text("precious")
+    path = caches.write_limits(UID, "other", b"x").with_name(f"{UID}_main")
+    os.mkfifo(path) if kind == "FIFO" else path.symlink_to(victim)
+    if kind == "FIFO":
+        assert caches.write_limits(UID, "main", b"limits").read_bytes() == b"limits"
+        return
+    with pytest.raises(NodeNotReady, match="it is a link"):
+        caches.write_limits(UID, "main", b"limits")
+    assert victim.is_dir() or victim.read_text() == "precious"
+
+
+def test_limits_go_with_the_directory_and_are_found_without_it(caches: HostCaches) -> None:
+    caches.create(UID, "main")
+    path = caches.write_limits(UID, "main", b"limits")
+    caches.write_limits(UID, "lonely", b"limits")  # another program deleted its directory
+    assert {entry.name for entry in caches.listed()} == {f"{UID}_main", f"{UID}_lonely"}
+    caches.discard(f"{UID}_main")
+    caches.discard(f"{UID}_lonely")
+    assert (caches.listed(), path.exists()) == ((), False)

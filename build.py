@@ -239,7 +239,8 @@ def test_cluster(arguments: "Sequence[str]") -> int:
     if not os.environ.get("VGPU_TEST_KUBECONFIG"):
         cluster_peers()
     environment("run", "hook", "dev")
-    return run(PYTHON, "-m", "pytest", "-m", "cluster", "tests/cluster", *arguments)
+    chosen = arguments or ["-n", "2", "--dist", "loadgroup"]  # a node each
+    return run(PYTHON, "-m", "pytest", "-m", "cluster", "tests/cluster", *chosen)
 
 
 def cluster_peers(_arguments: "Sequence[str]" = ()) -> int:

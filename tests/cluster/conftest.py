@@ -1,13 +1,17 @@
 """The nodes that the cases run on, and an agent on them.
 
 Each case runs on stand-ins of two generations of kubelet, on a real kubelet 1.20 with a real API
-server, and on any cluster that is given by the environment. A node lives for the whole session;
-what a case has left on it is removed after the case.
+server, and on a node that the environment gives (see given_node.py). Where it gives none, the same
+peers run as another process and are given by its variables, so that this way is tested too; where
+it gives one, that one takes the peers' place. A node lives for the whole session; what a case has
+left on it is removed after the case.
 """
 
+import os
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import given_node
@@ -19,7 +23,8 @@ from cluster.peer_node_under_test import PeerNodeUnderTest
 from cluster.stand_in_node import running_stand_in
 from peers import node as peers
 from peers.build_peers import available, default_cache
-from peers.node import PeerNode, running_node
+from peers.node import PeerNode, node_of_another_process, running_node
+from xdist.scheduler import LoadScopeScheduling
 
 from agent.sim.driver import SimDriver, SimGpu
 
@@ -34,14 +39,34 @@ KNOBS = [
         "kernel/keys/root_maxbytes",
     )
 ]
+GIVEN = not given_node.missing()
+REAL_NODES = [
+    pytest.param(name, marks=[pytest.mark.cluster, pytest.mark.timeout(300 if GIVEN else 180)])
+    for name in (["given"] if GIVEN else ["real-1.20", "given"])
+]
 StartAgent = Callable[..., AgentProcess]
 LOGS = pytest.StashKey[list[Path]]()  # of a case, to be shown when it fails
 Reporting = Generator[None, pytest.TestReport, pytest.TestReport]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make our own marker known."""
+    """Make our own marker known, and refuse a node that is given by half."""
+    if not GIVEN and any(os.environ.get(name) for name in given_node.NEEDED):
+        raise pytest.UsageError(given_node.missing())
     config.addinivalue_line("markers", "needs(ability...): what the node must be able to do")
+
+
+class OneNodeEach(LoadScopeScheduling):
+    """Two workers, two nodes: each keeps to its own, which is started once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "given" if "[given" in nodeid else "real"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneNodeEach | None:
+    """Do what `--dist loadgroup` is for: xdist 3.8 misses its own marks under pytest 9.2."""
+    return OneNodeEach(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +86,18 @@ def peer_node(knobs_before: dict[Path, str]) -> Iterator[PeerNode]:
 
 
 @pytest.fixture(scope="session")
+def given_environ(knobs_before: dict[Path, str]) -> Iterator[Mapping[str, str]]:
+    """The variables that give a node: those of the tests' own environment, or of our peers."""
+    if GIVEN:
+        yield os.environ
+        return
+    if reason := peers.missing():
+        pytest.skip(f"{given_node.missing()}, and {reason}")
+    with node_of_another_process() as exported:
+        yield os.environ | exported
+
+
+@pytest.fixture(scope="session")
 def short_path() -> Iterator[Path]:
     """A directory whose path is short enough for unix sockets, which pytest's are not."""
     with tempfile.TemporaryDirectory(prefix="vgpu-", dir="/tmp") as path:
@@ -72,17 +109,13 @@ def short_path() -> Iterator[Path]:
     params=[
         "stand-in-1.20",
         "stand-in-1.36",
-        pytest.param("real-1.20", marks=[pytest.mark.cluster, pytest.mark.timeout(180)]),
-        pytest.param("given", marks=[pytest.mark.cluster, pytest.mark.timeout(300)]),
+        *REAL_NODES,
     ],
 )
 def any_node(request: pytest.FixtureRequest) -> Iterator[NodeUnderTest]:
     """One node after the other."""
     if request.param == "given":
-        reason = given_node.missing()
-        if reason:
-            pytest.skip(reason)
-        yield GivenNode()
+        yield GivenNode(request.getfixturevalue("given_environ"))
     elif request.param == "real-1.20":
         yield PeerNodeUnderTest(request.getfixturevalue("peer_node"))
     else:
@@ -100,7 +133,8 @@ def node(request: pytest.FixtureRequest, any_node: NodeUnderTest) -> NodeUnderTe
     for mark in request.node.iter_markers("needs"):
         for ability in mark.args:
             if ability not in any_node.abilities:
-                pytest.skip(f"a {any_node.kind} does not {ability}")
+                reason = any_node.why_not.get(ability, "nobody taught it")
+                pytest.skip(f"{any_node.kind} does not {ability}: {reason}")
     return any_node
 
 
@@ -175,15 +209,24 @@ def start_agent(
 
 
 @pytest.fixture
-def agent(start_agent: StartAgent, view: NodeView) -> AgentProcess:
-    """An agent that is at work: kubelet offers its vGPUs and the scheduler can read its node."""
-    agent = start_agent()
+def start_working_agent(start_agent: StartAgent, view: NodeView) -> StartAgent:
+    """Starts an agent and waits: kubelet offers its vGPUs, and the scheduler can read its node."""
 
     def at_work() -> bool:
         return view.allocatable() == 20 and "hami.io/node-nvidia-register" in view.annotations()
 
-    agent.process.wait_until(at_work, within_s=30, what="the agent is at work")
-    return agent
+    def start(*flags: str) -> AgentProcess:
+        agent = start_agent(*flags)
+        agent.process.wait_until(at_work, within_s=30, what="the agent is at work")
+        return agent
+
+    return start
+
+
+@pytest.fixture
+def agent(start_working_agent: StartAgent) -> AgentProcess:
+    """An agent that is at work."""
+    return start_working_agent()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,28 +3,27 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kube_api import KubeApi
 
 RESOURCE = "nvidia.com/gpu"
 
 # What not every node lets a test do; a case that needs one is skipped where it is missing.
-SEES_CONTAINERS = "show what a container was started with"
-ENDS_CONTAINERS = "let a container end"
+SEES_STARTS = "show what its runtime is asked to start"
 STOPS_KUBELET = "stop and start its kubelet"
 LOSES_FILES = "have its kubelet's files replaced"
 REBOOTS = "lose its containers, as a machine that reboots"
 STOPS_API = "stop and start its API server"
-API_FAULTS = "have its API server misbehave on demand"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """What a runtime was asked to start, without what kubelet adds to every container.
+    """What a container was started with, without what kubelet adds to every container.
 
-    env: in order; a name may come twice, and then the later one wins. mounts: (container path,
-    host path, read only). devices: (container path, host path, permissions).
+    With SEES_STARTS it is all that the runtime was asked for, else what plugins gave. env: in
+    order; a name may come twice, and then the later one wins. mounts: (container path, host path,
+    read only). devices: (container path, host path, permissions).
     """
 
     env: tuple[tuple[str, str], ...]
@@ -53,12 +52,11 @@ class NodeUnderTest(Protocol):
     agent_kubeconfig: Path
     api: KubeApi  # as an administrator
     abilities: frozenset[str]
+    why_not: Mapping[str, str]  # of abilities that are missing, and could be there
+    fails_pods_when_it_starts: bool  # its kubelet may: kubernetes#118559, kubernetes#124345
 
     def containers(self, pod_uid: str, name: str) -> Sequence[ContainerView]:
-        """Every start of this container, oldest first."""
-
-    def end_container(self, pod_uid: str, name: str, exit_code: int) -> None:
-        """Let it end by itself; kubelet will start it again as the pod says."""
+        """Every start of this container, oldest first; a node may miss those nobody looked at."""
 
     def lose_containers(self) -> None:
         """Forget every container without a word to kubelet, which is stopped."""
@@ -74,10 +72,6 @@ class NodeUnderTest(Protocol):
 
     def start_api(self) -> None:
         """Start it again, at the same address, and wait until it serves."""
-
-    @property
-    def api_server(self) -> Any:
-        """The stand-in `agent.sim.apiserver.ApiServer`, with its faults; only with API_FAULTS."""
 
 
 def without_kubelets_own(

@@ -1,14 +1,12 @@
 """The node of real peers: kubelet 1.20.2, kube-apiserver 1.20.2, etcd."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from cluster.node_under_test import (
-    ENDS_CONTAINERS,
     LOSES_FILES,
     REBOOTS,
-    SEES_CONTAINERS,
+    SEES_STARTS,
     STOPS_API,
     STOPS_KUBELET,
     ContainerView,
@@ -20,10 +18,10 @@ from peers.node import PeerNode
 class PeerNodeUnderTest:
     """Implements NodeUnderTest."""
 
-    kind = "real kubelet 1.20"
-    abilities = frozenset(
-        {SEES_CONTAINERS, ENDS_CONTAINERS, STOPS_KUBELET, LOSES_FILES, REBOOTS, STOPS_API}
-    )
+    kind = "the real kubelet 1.20"
+    abilities = frozenset({SEES_STARTS, STOPS_KUBELET, LOSES_FILES, REBOOTS, STOPS_API})
+    why_not: Mapping[str, str] = {}
+    fails_pods_when_it_starts = False
 
     def __init__(self, node: PeerNode) -> None:
         self._node = node
@@ -45,9 +43,6 @@ class PeerNodeUnderTest:
             for c in self._node.runtime.containers_of(pod_uid, name)
         ]
 
-    def end_container(self, pod_uid: str, name: str, exit_code: int) -> None:
-        self._node.runtime.exit_container(pod_uid, name, exit_code)
-
     def lose_containers(self) -> None:
         self._node.runtime.forget()
 
@@ -62,11 +57,3 @@ class PeerNodeUnderTest:
 
     def start_api(self) -> None:
         self._node.plane.start_apiserver()
-
-    @property
-    def api_server(self) -> Any:
-        return _no("API faults")
-
-
-def _no(what: str) -> NoReturn:
-    raise NotImplementedError(f"the real peers have no {what}")

@@ -1,21 +1,22 @@
 """The node of stand-ins: what `vgpu-agent demo` runs on, here with kubelet's other half.
 
 `agent.sim.kubelet` decides on pods but watches no API server; the loop below does that part:
-bound pods are admitted in the order they come, their status is written, deleted ones are removed.
+bound pods are admitted in the order they come, their status is written, deleted ones are removed,
+and a container whose command is `sleep` ends when it has slept, and is started again.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from cluster.node_under_test import (
-    API_FAULTS,
-    ENDS_CONTAINERS,
     LOSES_FILES,
-    SEES_CONTAINERS,
+    REBOOTS,
+    SEES_STARTS,
     STOPS_API,
     STOPS_KUBELET,
     ContainerView,
@@ -33,13 +34,13 @@ _TOKEN = "agent-token"  # noqa: S105 - of a server that lives for one test run
 class StandInNode:
     """Implements NodeUnderTest; made by `running_stand_in`."""
 
-    abilities = frozenset(
-        {SEES_CONTAINERS, ENDS_CONTAINERS, STOPS_KUBELET, LOSES_FILES, STOPS_API, API_FAULTS}
-    )
+    abilities = frozenset({SEES_STARTS, STOPS_KUBELET, LOSES_FILES, STOPS_API})
+    why_not: Mapping[str, str] = {REBOOTS: "its containers are records, and are not lost"}
+    fails_pods_when_it_starts = False
     kubelet_log: Path | None = None
 
     def __init__(self, state: Path, behaviour: str) -> None:
-        self.kind = f"stand-in kubelet {behaviour}"
+        self.kind = f"the stand-in of kubelet {behaviour}"
         self.name = NODE
         self._server = ApiServer(tokens=[_TOKEN]).start()
         self._server.objects.create("nodes", {"metadata": {"name": NODE}})
@@ -54,6 +55,7 @@ class StandInNode:
         self.agent_kubeconfig = self._server.write_kubeconfig(state / "kubeconfig", token=_TOKEN)
         self.api = KubeApi.from_kubeconfig(self.agent_kubeconfig)
         self._started: dict[tuple[str, str], list[ContainerView]] = {}
+        self._sleeps: dict[tuple[str, str], tuple[float, float]] = {}  # until when, how long
         self._admitted: set[str] = set()
         self._kubelet_runs = threading.Event()
         self._ended = threading.Event()
@@ -61,9 +63,6 @@ class StandInNode:
 
     def containers(self, pod_uid: str, name: str) -> Sequence[ContainerView]:
         return tuple(self._started.get((pod_uid, name), ()))
-
-    def end_container(self, pod_uid: str, name: str, exit_code: int) -> None:  # noqa: ARG002
-        self._start_container(pod_uid, name, self._kubelet.restart_container(pod_uid, name))
 
     def lose_containers(self) -> None:
         raise NotImplementedError
@@ -81,10 +80,6 @@ class StandInNode:
 
     def start_api(self) -> None:
         self._server.start()
-
-    @property
-    def api_server(self) -> Any:
-        return self._server
 
     def start(self) -> None:
         """Start kubelet and the loop beside it."""
@@ -119,6 +114,15 @@ class StandInNode:
                 if pod["metadata"]["uid"] not in self._admitted:
                     self._admitted.add(pod["metadata"]["uid"])
                     self._admit(pod)
+            self._start_again_what_has_ended()
+
+    def _start_again_what_has_ended(self) -> None:
+        for (uid, name), (until_s, lasts_s) in list(self._sleeps.items()):
+            if uid not in self._admitted:
+                del self._sleeps[uid, name]
+            elif time.monotonic() >= until_s:
+                self._sleeps[uid, name] = (time.monotonic() + lasts_s, lasts_s)
+                self._start_container(uid, name, self._kubelet.restart_container(uid, name))
 
     def _admit(self, pod: dict[str, Any]) -> None:
         metadata, spec = pod["metadata"], pod["spec"]
@@ -138,6 +142,12 @@ class StandInNode:
             if result.ok:
                 grant = result.containers.get(container["name"], ContainerGrant())
                 self._start_container(metadata["uid"], container["name"], grant)
+        for container in spec["containers"] if result.ok else ():
+            command, *arguments = container.get("command") or [""]
+            if command == "sleep":
+                lasts_s = float(arguments[0])
+                key = (metadata["uid"], container["name"])
+                self._sleeps[key] = (time.monotonic() + lasts_s, lasts_s)
         self._write_status("pods", metadata["name"], metadata["namespace"], status)
 
     def _write_status(

@@ -3,14 +3,14 @@
 What holds on a real kubelet holds on the stand-in here, or the stand-in is wrong.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from cluster.checkpoint import CHECKPOINT, given_to, read_assignments
 from cluster.gpu_pods import Container, GpuPod, GpuPods, NodeView
 from cluster.node_under_test import (
-    ENDS_CONTAINERS,
-    SEES_CONTAINERS,
+    SEES_STARTS,
     STOPS_API,
     STOPS_KUBELET,
     NodeUnderTest,
@@ -22,23 +22,28 @@ from peers.proto_messages import ProtoApi
 from peers.tiny_plugin import RESOURCE, TinyPlugin
 from waiting import eventually
 
+from agent.wire import deviceplugin_pb2
+
 
 @pytest.fixture
 def plugin(view: NodeView) -> Iterator[TinyPlugin]:
     built = available(default_cache())
-    if built is None:
-        pytest.skip("upstream's messages come with the real peers: run `build.py cluster-peers`")
-    yield TinyPlugin(ProtoApi(built.descriptors("deviceplugin"), "v1beta1"))
+    if built is None:  # upstream's own messages come with the peers
+        api = ProtoApi.of(deviceplugin_pb2.DESCRIPTOR)
+    else:
+        api = ProtoApi.read(built.descriptors("deviceplugin"), "v1beta1")
+    yield TinyPlugin(api)
     view.wait_for_allocatable(0, RESOURCE)
 
 
-def start_pod(pods: GpuPods, **env: str) -> GpuPod:
-    pod = pods.create(Container(name="main", env=env, limits={RESOURCE: "1"}))
+def start_pod(pods: GpuPods, *, command: Sequence[str] = ("sleep", "3600"), **env: str) -> GpuPod:
+    main = Container(name="main", env=env, limits={RESOURCE: "1"}, command=command)
+    pod = pods.create(main)
     pods.bind(pod)
     return pod
 
 
-@pytest.mark.needs(SEES_CONTAINERS)
+@pytest.mark.needs(SEES_STARTS)
 def test_what_a_plugin_grants_reaches_the_container_before_its_own_env(
     node: NodeUnderTest, view: NodeView, pods: GpuPods, plugin: TinyPlugin
 ) -> None:
@@ -49,23 +54,53 @@ def test_what_a_plugin_grants_reaches_the_container_before_its_own_env(
     (ids,) = plugin.allocated
     (started,) = node.containers(pod.uid, "main")
     assert started.env == (("THINGS", ids[0]), ("MINE", "1"))
-    assert started.mounts == (("/thing", "/dev/null", True),)
-    assert started.devices == (("/dev/thing", "/dev/null", "rw"),)
-    assert started.annotations == {"example.com/things": "1"}
 
 
-@pytest.mark.needs(SEES_CONTAINERS, ENDS_CONTAINERS)
-def test_a_container_that_is_started_again_gets_the_same_and_nobody_is_asked(
+@pytest.mark.needs(SEES_STARTS)
+def test_kubelets_checkpoint_tells_what_a_container_was_started_with(
+    node: NodeUnderTest, view: NodeView, pods: GpuPods, plugin: TinyPlugin
+) -> None:
+    """Which is what a given node is asked instead of its runtime."""
+    with plugin.serving(node.kubelet_socket.parent):
+        view.wait_for_allocatable(2, RESOURCE)
+        pod = start_pod(pods)
+        pods.wait_for_phase(pod, "Running")
+    books = read_assignments(node.kubelet_socket.with_name(CHECKPOINT).read_bytes())
+    (started,) = node.containers(pod.uid, "main")
+    assert started.mounts
+    assert given_to(books, pod.uid, "main").gives_the_same_as(started)
+    (found,) = (a for a in books if a.pod_uid == pod.uid)
+    assert (found.container, found.resource) == ("main", RESOURCE)
+    assert [list(found.device_ids)] == plugin.allocated
+
+
+def test_what_a_plugin_grants_reaches_the_container(
     node: NodeUnderTest, view: NodeView, pods: GpuPods, plugin: TinyPlugin
 ) -> None:
     with plugin.serving(node.kubelet_socket.parent):
         view.wait_for_allocatable(2, RESOURCE)
         pod = start_pod(pods)
         pods.wait_for_phase(pod, "Running")
-        node.end_container(pod.uid, "main", 1)
-        eventually(lambda: len(node.containers(pod.uid, "main")) == 2, within_s=30)
-    first, second = node.containers(pod.uid, "main")
-    assert second.gives_the_same_as(first)
+    (ids,) = plugin.allocated
+    (started,) = node.containers(pod.uid, "main")
+    assert started.env == (("THINGS", ids[0]),)
+    assert started.mounts == (("/thing", "/dev/null", True),)
+    assert started.devices == (("/dev/thing", "/dev/null", "rw"),)
+    assert started.annotations == {"example.com/things": "1"}
+
+
+def test_a_container_that_is_started_again_gets_the_same_and_nobody_is_asked(
+    node: NodeUnderTest, view: NodeView, pods: GpuPods, plugin: TinyPlugin
+) -> None:
+    with plugin.serving(node.kubelet_socket.parent):
+        view.wait_for_allocatable(2, RESOURCE)
+        pod = start_pod(pods, command=["sleep", "2"])
+        pods.wait_for_phase(pod, "Running")
+        before = len(node.containers(pod.uid, "main"))
+        eventually(lambda: len(node.containers(pod.uid, "main")) > before, within_s=60)
+    first, *_, last = node.containers(pod.uid, "main")
+    assert first.mounts
+    assert last.gives_the_same_as(first)
     assert len(plugin.allocated) == 1
 
 

@@ -8,12 +8,7 @@ import pytest
 from cluster.agent_process import AgentProcess, HostFiles
 from cluster.conftest import StartAgent
 from cluster.gpu_pods import Container, GpuPod, GpuPods, NodeView
-from cluster.node_under_test import (
-    ENDS_CONTAINERS,
-    SEES_CONTAINERS,
-    ContainerView,
-    NodeUnderTest,
-)
+from cluster.node_under_test import ContainerView, NodeUnderTest
 from cluster.pod_resources import assigned_ids
 from waiting import eventually
 
@@ -55,6 +50,7 @@ def expected_mounts(files: HostFiles, pod: GpuPod, name: str) -> tuple[tuple[str
         ("/usr/local/vgpu", str(cache), False),
         ("/tmp/vgpulock", str(files.locks), False),
         ("/etc/ld.so.preload", str(files.vgpu / "ld.so.preload"), True),
+        ("/etc/vgpu.limits", str(files.vgpu / "limits" / cache.name), True),
     )
 
 
@@ -66,7 +62,6 @@ def assert_bind_is_over(pods: GpuPods, view: NodeView, pod: GpuPod, phase: str) 
         assert "NVIDIA" not in pods.annotations(pod)[TO_ALLOCATE]
 
 
-@pytest.mark.needs(SEES_CONTAINERS)
 def test_a_container_gets_exactly_its_grant(
     node: NodeUnderTest,
     view: NodeView,
@@ -86,7 +81,6 @@ def test_a_container_gets_exactly_its_grant(
     assert (files.vgpu / "containers" / f"{pod.uid}_main").is_dir()
 
 
-@pytest.mark.needs(SEES_CONTAINERS)
 def test_what_the_agent_reports_is_enough_for_the_scheduler_to_place_a_pod(
     node: NodeUnderTest,
     view: NodeView,
@@ -116,7 +110,6 @@ def test_kubelets_books_name_the_gpu_that_the_scheduler_chose(
     assert sorted(owners) == sorted(claim.uuid for claim in claims)
 
 
-@pytest.mark.needs(SEES_CONTAINERS)
 @pytest.mark.parametrize("release", ["2.9", "2.10"])
 def test_each_container_of_a_pod_gets_its_own(
     node: NodeUnderTest,
@@ -149,7 +142,6 @@ def test_each_container_of_a_pod_gets_its_own(
     assert_bind_is_over(pods, view, pod, "success")
 
 
-@pytest.mark.needs(SEES_CONTAINERS)
 def test_a_pod_with_gpus_in_its_init_container_only_is_served_without_a_lock(
     node: NodeUnderTest, view: NodeView, pods: GpuPods, agent: AgentProcess, gpus: Gpus
 ) -> None:
@@ -161,7 +153,6 @@ def test_a_pod_with_gpus_in_its_init_container_only_is_served_without_a_lock(
     assert_bind_is_over(pods, view, pod, "success")
 
 
-@pytest.mark.needs(SEES_CONTAINERS)
 def test_pods_one_after_the_other_get_each_their_own(
     node: NodeUnderTest, view: NodeView, pods: GpuPods, agent: AgentProcess, gpus: Gpus
 ) -> None:
@@ -176,20 +167,20 @@ def test_pods_one_after_the_other_get_each_their_own(
         assert_bind_is_over(pods, view, pod, "success")
 
 
-@pytest.mark.needs(SEES_CONTAINERS, ENDS_CONTAINERS)
 def test_a_container_that_is_started_again_keeps_its_grant_without_the_agent(
     node: NodeUnderTest, pods: GpuPods, agent: AgentProcess, gpus: Gpus
 ) -> None:
-    pod = pods.start(Container(name="main", claims=[PlacedClaim(gpus[0].uuid, 100, 10)]))
+    claim = PlacedClaim(gpus[0].uuid, 100, 10)
+    pod = pods.start(Container(name="main", claims=[claim], command=["sleep", "2"]))
     pods.wait_for_phase(pod, "Running")
     agent.kill()
-    node.end_container(pod.uid, "main", 1)
-    eventually(lambda: len(node.containers(pod.uid, "main")) == 2, within_s=30)
-    first, second = node.containers(pod.uid, "main")
-    assert second.gives_the_same_as(first)
+    before = len(node.containers(pod.uid, "main"))
+    eventually(lambda: len(node.containers(pod.uid, "main")) > before, within_s=60)
+    first, *_, last = node.containers(pod.uid, "main")
+    assert limits(first) == expected_limits(claim)
+    assert last.gives_the_same_as(first)
 
 
-@pytest.mark.needs(SEES_CONTAINERS)
 @pytest.mark.parametrize(
     ("flags", "env", "mounts"),
     [
@@ -231,7 +222,6 @@ def test_settings_change_what_a_container_gets(
         assert wanted in [mount[:2] for mount in started.mounts]
 
 
-@pytest.mark.needs(SEES_CONTAINERS)
 def test_device_nodes_are_named_when_they_are_asked_for(
     node: NodeUnderTest,
     view: NodeView,

@@ -3,8 +3,8 @@
 Serves the runtime and image services of CRI v1alpha2 (Kubernetes 1.20) on a unix socket and keeps
 every request, so that a test sees the environment, mounts, devices and annotations exactly as a
 runtime would. A "container" is a record: `true` as its command exits with 0 at once (what an init
-container needs), `false` exits with 1, anything else runs until it is stopped or `exit_container`
-is called.
+container needs), `false` exits with 1, `sleep` with 0 after so many seconds, and anything else
+runs until it is stopped.
 
 Does not imitate: processes, images, logs, exec, networks, cgroups, statistics.
 """
@@ -23,7 +23,7 @@ import grpc
 
 from .proto_messages import ProtoApi
 
-_UID, _CONTAINER = (f"io.kubernetes.{name}" for name in ("pod.uid", "container.name"))
+_UID = "io.kubernetes.pod.uid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +129,6 @@ class StandInRuntime:
                 if c.config.labels[_UID] == pod_uid and (not name or c.name == name)
             ]
 
-    def exit_container(self, pod_uid: str, name: str, exit_code: int = 0) -> None:
-        """Let the pod's running container of that name end by itself."""
-        with self._lock:
-            for container in self._containers.values():
-                labels = container.config.labels
-                if (labels[_UID], labels[_CONTAINER]) == (pod_uid, name) and container.state == 1:
-                    self._finish(container, exit_code)
-                    return
-        raise AssertionError(f"pod {pod_uid} has no running container {name}")
-
     def forget(self) -> None:
         """Lose all sandboxes and containers, as a reboot does; what was created stays on record."""
         with self._lock:
@@ -154,6 +144,7 @@ class StandInRuntime:
             if method is not None:
                 try:
                     with self._lock:
+                        self._wake_sleepers()
                         method(request, answer)
                 except KeyError as missing:
                     context.abort(grpc.StatusCode.NOT_FOUND, f"{rpc}: no {missing}")
@@ -263,6 +254,14 @@ class StandInRuntime:
         usage = answer.image_filesystems.add(timestamp=time.time_ns())
         usage.fs_id.mountpoint = "/"
         usage.used_bytes.value = usage.inodes_used.value = 0  # present: a kubelet reads them
+
+    def _wake_sleepers(self) -> None:
+        for container in self._containers.values():
+            command = [*container.config.command, *container.config.args]
+            if container.state == 1 and command[:1] == ["sleep"]:
+                slept_s = (time.time_ns() - container.started_ns) / 1e9
+                if slept_s >= float(command[1]):
+                    self._finish(container, 0)
 
     @staticmethod
     def _finish(container: Container, exit_code: int) -> None:

@@ -4,7 +4,9 @@ By hand: `PYTHONPATH=tests .build/venv/bin/python -m peers.node` runs one until 
 """
 
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from waiting import eventually
 
+from . import remote
 from .build_peers import Peers, available, default_cache
 from .control_plane import ControlPlane
 from .cri import StandInRuntime
@@ -21,6 +24,7 @@ from .kubelet_process import KubeletProcess
 from .proto_messages import ProtoApi
 
 NODE = "gpu-node-1"
+END_OF_EXPORTS = "# a node runs until this command's input ends (Ctrl-D)"
 
 
 def missing() -> str:
@@ -41,7 +45,6 @@ class PeerNode:
 
     def __init__(
         self,
-        peers: Peers,
         *,
         state: Path,
         plane: ControlPlane,
@@ -53,11 +56,6 @@ class PeerNode:
         self.plane = plane
         self.runtime = runtime
         self.kubelet = kubelet
-        self._peers = peers
-
-    def proto(self, name: str, package: str) -> ProtoApi:
-        """Upstream's messages of one API, see Peers.descriptors."""
-        return ProtoApi(self._peers.descriptors(name), package)
 
     def is_ready(self) -> bool:
         """Whether the kubelet has reported the node ready."""
@@ -78,7 +76,7 @@ def running_node(peers: Peers) -> Iterator[PeerNode]:
         plane = ControlPlane(peers, state=state, node=NODE)
         stack.callback(plane.stop)
         plane.start()
-        runtime = StandInRuntime(ProtoApi(peers.descriptors("cri"), "runtime.v1alpha2"))
+        runtime = StandInRuntime(ProtoApi.read(peers.descriptors("cri"), "runtime.v1alpha2"))
         stack.enter_context(runtime.serving(state / "cri.sock"))
         kubelet = KubeletProcess(
             peers,
@@ -89,9 +87,28 @@ def running_node(peers: Peers) -> Iterator[PeerNode]:
         )
         stack.callback(kubelet.stop)
         kubelet.start()
-        node = PeerNode(peers, state=state, plane=plane, runtime=runtime, kubelet=kubelet)
+        node = PeerNode(state=state, plane=plane, runtime=runtime, kubelet=kubelet)
         eventually(node.is_ready, within_s=60, what="the node is ready")
         yield node
+
+
+def exports(node: PeerNode, control: Path) -> dict[str, str]:
+    """What points the tests at a node of another process (see tests/cluster/given_node.py)."""
+
+    def command(word: str) -> str:
+        return shlex.join([sys.executable, str(Path(remote.__file__)), str(control), word])
+
+    return {
+        "VGPU_TEST_KUBECONFIG": str(node.plane.kubeconfig("admin")),
+        "VGPU_TEST_AGENT_KUBECONFIG": str(node.plane.kubeconfig("agent")),
+        "VGPU_TEST_KUBELET_DIR": str(node.kubelet.root),
+        "VGPU_TEST_KUBELET_LOG": str(node.kubelet.process.log),
+        "VGPU_TEST_KUBELET_STOP": command("stop-kubelet"),
+        "VGPU_TEST_KUBELET_START": command("start-kubelet"),
+        "VGPU_TEST_API_STOP": command("stop-api"),
+        "VGPU_TEST_API_START": command("start-api"),
+        "VGPU_TEST_LOSE_CONTAINERS": command("lose-containers"),
+    }
 
 
 def main() -> int:
@@ -100,11 +117,42 @@ def main() -> int:
     if reason or peers is None:
         print(reason, file=sys.stderr)  # noqa: T201 - it talks to a person
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with running_node(peers) as node:
-        print(f"export VGPU_TEST_KUBECONFIG={node.plane.kubeconfig('admin')}")  # noqa: T201
-        print(f"export VGPU_TEST_KUBELET_DIR={node.kubelet.root}", flush=True)  # noqa: T201
-        sys.stdin.read()
+        control = node.state / "control.sock"
+        for name, value in exports(node, control).items():
+            print(f"export {name}={shlex.quote(value)}")  # noqa: T201
+        print(END_OF_EXPORTS, flush=True)  # noqa: T201
+        deeds = {
+            "stop-kubelet": node.kubelet.stop,
+            "start-kubelet": node.kubelet.start,
+            "stop-api": node.plane.stop_apiserver,
+            "start-api": node.plane.start_apiserver,
+            "lose-containers": node.runtime.forget,
+        }
+        remote.listen(control, deeds, until_end_of=sys.stdin)
     return 0
+
+
+@contextmanager
+def node_of_another_process() -> Iterator[dict[str, str]]:
+    """Run this file as a person does, and read what it prints: the variables."""
+    tests = Path(__file__).parents[1]
+    with subprocess.Popen(
+        [sys.executable, "-m", "peers.node"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        found = {}
+        for line in iter(process.stdout.readline, f"{END_OF_EXPORTS}\n"):
+            assert line, "the node has not started"
+            name, _, value = shlex.split(line)[1].partition("=")
+            found[name] = value
+        yield found  # and leaving the block ends its input, and waits for it
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """How are upstream's protobuf messages used here without committing code generated from them?
 
 The build of the peers leaves a FileDescriptorSet per API; classes are made from it at run time.
-Nothing of `agent.wire` is used, so these messages are an independent witness.
+They have nothing to do with `agent.wire`, so these messages are an independent witness.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor, descriptor_pb2, descriptor_pool, message_factory
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
@@ -26,14 +26,26 @@ class Method:
 
 
 class ProtoApi:
-    """The messages and services of one proto package."""
+    """The messages and services of one proto package; the files in the order they need each other."""
 
-    def __init__(self, descriptors: Path, package: str) -> None:
-        files = descriptor_pb2.FileDescriptorSet.FromString(descriptors.read_bytes())
+    def __init__(self, files: Iterable[descriptor_pb2.FileDescriptorProto], package: str) -> None:
         self._pool = descriptor_pool.DescriptorPool()
-        for file in files.file:
+        for file in files:
             self._pool.Add(file)
         self._package = package
+
+    @classmethod
+    def read(cls, descriptors: Path, package: str) -> Self:
+        """Read a FileDescriptorSet."""
+        files = descriptor_pb2.FileDescriptorSet.FromString(descriptors.read_bytes())
+        return cls(files.file, package)
+
+    @classmethod
+    def of(cls, generated: descriptor.FileDescriptor) -> Self:
+        """The same for generated code, when upstream's messages are not at hand."""
+        file = descriptor_pb2.FileDescriptorProto()
+        generated.CopyToProto(file)
+        return cls([file], generated.package)
 
     def message(self, name: str) -> Any:
         """The class of a message."""

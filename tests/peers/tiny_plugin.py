@@ -1,7 +1,8 @@
 """The smallest device plugin that a kubelet accepts, to test the peers themselves without us.
 
 It speaks upstream's own messages (see proto_messages), answers every Allocate with one variable, a
-mount, a device node and an annotation, or refuses with `refusal` when that is set.
+mount, a device node and an annotation, or refuses with `refusal` when that is set. Where upstream's
+are not at hand it makes do with ours, which are the same but for the names of two fields.
 """
 
 import threading
@@ -61,7 +62,8 @@ class TinyPlugin:
         self.streams += 1
         answer = self._api.message("ListAndWatchResponse")()
         for name in ("d0", "d1"):
-            answer.devices.add(ID=name, health="Healthy")
+            device = answer.devices.add(health="Healthy")
+            setattr(device, _first_field(device), name)
         yield answer
         ended = self._ended
         while context.is_active() and not ended.wait(0.1):
@@ -72,7 +74,7 @@ class TinyPlugin:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
         answer = self._api.message("AllocateResponse")()
         for container in request.container_requests:
-            ids = sorted(container.devicesIDs)
+            ids = sorted(getattr(container, _first_field(container)))
             self.allocated.append(ids)
             granted = answer.container_responses.add()
             granted.envs["THINGS"] = ",".join(ids)
@@ -82,3 +84,9 @@ class TinyPlugin:
             )
             granted.annotations["example.com/things"] = str(len(ids))
         return answer
+
+
+def _first_field(message: Any) -> str:
+    """Its name: upstream's ID and devicesIDs, and what we call them."""
+    name: str = message.DESCRIPTOR.fields_by_number[1].name
+    return name

@@ -86,6 +86,11 @@ int device_count(void)
     return count;
 }
 
+const char *device_uuid(CUdevice device)
+{
+    return uuids[device];
+}
+
 CUresult cuda_begin(struct cuda_call *call, const char *function)
 {
     *call = (struct cuda_call){.position = -1};

@@ -42,4 +42,7 @@ uint64_t capacity_bytes(const struct cuda_call *call);
 
 int device_count(void);
 
+/* What the device is called; valid for ever. */
+const char *device_uuid(CUdevice device);
+
 #endif

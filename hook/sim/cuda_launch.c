@@ -1,76 +1,130 @@
-/* Simulated CUDA driver: modules, streams and launches. A launch takes as long as the configuration says and
- * does nothing else.
+/* Simulated CUDA driver: launches. Each becomes work of the length that the configuration gives its name, on
+ * its stream or as a node of the graph being captured; nothing is computed.
  */
-#include "cuda_call.h"
+#include "captures.h"
+#include "clock.h"
 
-#include <time.h>
-
-/* Handles that can be told from NULL; nobody looks inside. */
-static char module_mark, function_mark, stream_mark;
-
-EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
+static CUresult launch(const char *name, CUfunction function, const unsigned shape[6], CUstream handle,
+                       bool per_thread)
 {
-    struct cuda_call call;
-    CUresult result = cuda_begin_context(&call, __func__);
-    if (result == CUDA_SUCCESS && (!module || !image))
-        result = CUDA_ERROR_INVALID_VALUE;
+    struct stream_call call;
+    CUresult result = stream_begin(&call, name, handle, per_thread);
+    bool capturing = false;
+    if (result == CUDA_SUCCESS && !function)
+        result = CUDA_ERROR_INVALID_HANDLE;
+    for (int i = 0; i < 6 && result == CUDA_SUCCESS; i++)
+        result = shape[i] ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        *module = (CUmodule)(void *)&module_mark;
-    return cuda_end(&call, result);
+        result = capture_work(call.stream, &capturing);
+    if (result == CUDA_SUCCESS && capturing)
+        result = capture_node(call.stream,
+                              (struct node_content){.kind = GRAPH_NODE_KERNEL, .function = function}, NULL);
+    else if (result == CUDA_SUCCESS && functions_take_time(call.call.node))
+        result = stream_push(&call, function_draw_ns(call.call.node, function)) ? CUDA_SUCCESS
+                                                                                : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS)
+        clock_spend(1000ULL * call.call.node->launch_us);
+    return cuda_end(&call.call, result);
 }
 
-EXPORT CUresult cuModuleUnload(CUmodule module)
-{
-    return (void *)module == &module_mark ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
-    if (!function || !name || (void *)module != &module_mark)
-        return CUDA_ERROR_INVALID_VALUE;
-    *function = (CUfunction)(void *)&function_mark;
-    return CUDA_SUCCESS;
-}
+#define SHAPE                                                                                                \
+    (unsigned[])                                                                                             \
+    {                                                                                                        \
+        grid_x, grid_y, grid_z, block_x, block_y, block_z                                                    \
+    }
 
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                CUstream stream, void **parameters, void **extra)
 {
-    (void)shared_bytes, (void)stream, (void)parameters, (void)extra;
+    (void)shared_bytes, (void)parameters, (void)extra;
+    return launch(__func__, function, SHAPE, stream, false);
+}
+
+EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                    unsigned block_x, unsigned block_y, unsigned block_z,
+                                    unsigned shared_bytes, CUstream stream, void **parameters, void **extra)
+{
+    (void)shared_bytes, (void)parameters, (void)extra;
+    return launch(__func__, function, SHAPE, stream, true);
+}
+
+static CUresult launch_configured(const char *name, const CUlaunchConfig *config, CUfunction function,
+                                  bool per_thread)
+{
+    static const CUlaunchConfig none; /* as malformed as NULL */
+    config = config ? config : &none;
+    const unsigned shape[] = {config->gridDimX,  config->gridDimY,  config->gridDimZ,
+                              config->blockDimX, config->blockDimY, config->blockDimZ};
+    return launch(name, function, shape, config->hStream, per_thread);
+}
+
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                                 void **extra)
+{
+    (void)parameters, (void)extra;
+    return launch_configured(__func__, config, function, false);
+}
+
+EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                                      void **extra)
+{
+    (void)parameters, (void)extra;
+    return launch_configured(__func__, config, function, true);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                          unsigned grid_z, unsigned block_x, unsigned block_y,
+                                          unsigned block_z, unsigned shared_bytes, CUstream stream,
+                                          void **parameters)
+{
+    (void)shared_bytes, (void)parameters;
+    return launch(__func__, function, SHAPE, stream, false);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                               unsigned grid_z, unsigned block_x, unsigned block_y,
+                                               unsigned block_z, unsigned shared_bytes, CUstream stream,
+                                               void **parameters)
+{
+    (void)shared_bytes, (void)parameters;
+    return launch(__func__, function, SHAPE, stream, true);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned count,
+                                                     unsigned flags)
+{
+    (void)flags;
     struct cuda_call call;
-    CUresult result = cuda_begin_context(&call, __func__);
-    if (result == CUDA_SUCCESS
-        && (!function || !grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z))
+    CUresult result = cuda_end(&call, cuda_begin(&call, __func__));
+    if (result == CUDA_SUCCESS && (!launches || !count))
         result = CUDA_ERROR_INVALID_VALUE;
-    unsigned kernel_us = result == CUDA_SUCCESS ? call.node->kernel_us : 0;
-    cuda_end(&call, result);
-    if (kernel_us) {
-        struct timespec left = {.tv_sec = kernel_us / 1000000, .tv_nsec = (long)(kernel_us % 1000000) * 1000};
-        nanosleep(&left, NULL);
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        const CUDA_LAUNCH_PARAMS *one = &launches[i];
+        const unsigned shape[] = {one->gridDimX,  one->gridDimY,  one->gridDimZ,
+                                  one->blockDimX, one->blockDimY, one->blockDimZ};
+        result = (uintptr_t)one->hStream > 2 ? launch(__func__, one->function, shape, one->hStream, false)
+                                             : CUDA_ERROR_INVALID_VALUE;
     }
     return result;
 }
 
-EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+/* The launches of CUDA 1: shape and arguments were set on the function before. */
+static const unsigned unit[] = {1, 1, 1, 1, 1, 1};
+
+EXPORT CUresult cuLaunch(CUfunction function)
 {
-    (void)flags;
-    struct cuda_call call;
-    CUresult result = cuda_begin_context(&call, __func__);
-    if (result == CUDA_SUCCESS && !stream)
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS)
-        *stream = (CUstream)(void *)&stream_mark;
-    return cuda_end(&call, result);
+    return launch(__func__, function, unit, NULL, false);
 }
 
-EXPORT CUresult cuStreamSynchronize(CUstream stream)
+EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height)
 {
-    (void)stream;
-    struct cuda_call call;
-    return cuda_end(&call, cuda_begin_context(&call, __func__));
+    const unsigned shape[] = {(unsigned)(width > 0), (unsigned)(height > 0), 1, 1, 1, 1};
+    return launch(__func__, function, shape, NULL, false);
 }
 
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
 {
-    return (void *)stream == &stream_mark ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    const unsigned shape[] = {(unsigned)(width > 0), (unsigned)(height > 0), 1, 1, 1, 1};
+    return launch(__func__, function, shape, stream, false);
 }

@@ -154,6 +154,20 @@ int sim_node_failure(const struct sim_node *node, const char *call, int gpu)
     return 0;
 }
 
+bool sim_node_lacks(const struct sim_node *node, const char *call)
+{
+    for (size_t i = 0; i < node->absent_count; i++)
+        if (strcmp(node->absent[i], call) == 0)
+            return true;
+    return false;
+}
+
+bool sim_node_virtual_clock(const struct sim_node *node)
+{
+    const char *value = getenv("VGPU_SIM_CLOCK");
+    return value && *value ? strcmp(value, "virtual") == 0 : node->virtual_clock;
+}
+
 static bool names_gpu(const char *word, size_t length, const struct sim_gpu *gpu, size_t index)
 {
     char text[TEXT_BYTES];

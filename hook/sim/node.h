@@ -21,6 +21,12 @@
  *   topology N M level=internal | single | multiple | hostbridge | node | system
  *   kernel_us 50
  *   pids visible | hidden
+ *   kernel NAME us=50 | us=2..200000
+ *   slice_us 2000
+ *   launch_us 2
+ *   queue_depth 1024
+ *   clock real | virtual
+ *   absent call=cuMemCreate
  *
  * The file is looked at on every call and read again when its inode, size or time changed. A file that does
  * not parse leaves the last good one in force and is reported once on stderr. Thread safe.
@@ -38,7 +44,9 @@ enum {
     MAX_EVENTS = 256,
     MAX_PROCESSES = 512,
     MAX_FAILURES = 64,
-    MAX_PAIRS = 512
+    MAX_PAIRS = 512,
+    MAX_KERNELS = 64,
+    MAX_ABSENT = 512
 };
 enum { TEXT_BYTES = 96, UNKNOWN = -1 };
 enum sim_driver { DRIVER_OK, DRIVER_ABSENT, DRIVER_MISMATCH };
@@ -85,6 +93,12 @@ struct sim_failure {
     int gpu; /* -1: any */
 };
 
+/* How long kernels of this name run: anything from low to high, each magnitude as likely as the others. */
+struct sim_kernel {
+    char name[64];
+    uint64_t low_ns, high_ns;
+};
+
 struct sim_pair {
     int first, second; /* second -1: a switch */
     int level; /* -1: says nothing about topology */
@@ -96,13 +110,16 @@ struct sim_node {
     bool hang, fixed_enumeration, hidden_pids;
     char driver_version[80];
     int cuda_version;
-    unsigned kernel_us;
-    size_t gpu_count, event_count, process_count, failure_count, pair_count;
+    bool virtual_clock;
+    unsigned kernel_us, slice_us, launch_us, queue_depth;
+    size_t gpu_count, event_count, process_count, failure_count, pair_count, kernel_count, absent_count;
     struct sim_gpu gpus[MAX_GPUS];
     struct sim_event events[MAX_EVENTS];
     struct sim_process processes[MAX_PROCESSES];
     struct sim_failure failures[MAX_FAILURES];
     struct sim_pair pairs[MAX_PAIRS];
+    struct sim_kernel kernels[MAX_KERNELS];
+    char absent[MAX_ABSENT][64]; /* functions that this driver lacks */
     unsigned readers; /* guarded by the lock of node.c */
 };
 
@@ -126,6 +143,12 @@ int sim_node_find(const struct sim_node *node, const char *uuid);
 
 /* The code that `call` must fail with (for this GPU position, or -1), or 0. */
 int sim_node_failure(const struct sim_node *node, const char *call, int gpu);
+
+/* Whether the driver lacks this function. */
+bool sim_node_lacks(const struct sim_node *node, const char *call);
+
+/* Whether time is virtual: VGPU_SIM_CLOCK (real, virtual), else what the configuration says. */
+bool sim_node_virtual_clock(const struct sim_node *node);
 
 /* Positions of the GPUs this process may see (NVIDIA_VISIBLE_DEVICES, as a container toolkit would inject
  * them: by bus order, whatever the order of the list), at most MAX_GPUS. Unset means all: not in a container.

@@ -1,6 +1,7 @@
 /* The grammar of the configuration (described in node.h): text -> struct sim_node. Pure. */
 #include "../nvml_abi.h"
 #include "node.h"
+#include "node_execution.h"
 #include "node_words.h"
 
 #include <stdio.h>
@@ -286,15 +287,6 @@ static bool parse_topology(const struct line *line, struct sim_node *node)
     return refuse(line, "level must be internal, single, multiple, hostbridge, node or system");
 }
 
-static bool parse_kernel_us(const struct line *line, struct sim_node *node)
-{
-    long kernel_us;
-    if (!parse_number(line, "kernel_us", line->words[1], 0, 60000000, &kernel_us))
-        return false;
-    node->kernel_us = (unsigned)kernel_us;
-    return true;
-}
-
 static const struct {
     const char *word;
     size_t words; /* at least */
@@ -315,7 +307,13 @@ static const struct {
     {"process", 2, parse_process},
     {"nvlink", 3, parse_nvlink},
     {"topology", 3, parse_topology},
-    {"kernel_us", 2, parse_kernel_us},
+    {"kernel_us", 2, parse_execution},
+    {"slice_us", 2, parse_execution},
+    {"launch_us", 2, parse_execution},
+    {"queue_depth", 2, parse_execution},
+    {"kernel", 3, parse_kernel},
+    {"clock", 2, parse_clock},
+    {"absent", 2, parse_absent},
 };
 
 static bool parse_line(struct line *line, char *text, struct sim_node *node)
@@ -378,6 +376,9 @@ bool sim_node_parse(struct sim_node *node, char *text, size_t length, char *prob
     }
     strcpy(node->driver_version, "570.86.15");
     node->cuda_version = 12080;
+    node->slice_us = 2000;
+    node->launch_us = 2;
+    node->queue_depth = 1024;
     char *copy = strdup(text); /* each pass cuts its text to pieces */
     if (!copy) {
         snprintf(problem, problem_bytes, "not enough memory");

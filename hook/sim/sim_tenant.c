@@ -4,7 +4,7 @@
  *   managed <MiB> [device]      the same through cuMemAllocManaged
  *   free [count]                give back the newest `count` blocks (default: all)
  *   churn <MiB> [count]         take and give back that often (default once), as fast as it goes
- *   launch [count]              launch kernels
+ *   launch [count]              launch kernels and wait for them
  *   info                        just answer; so does anything that is not understood, as "command":"unknown"
  *   exit                        answer and leave; the end of stdin does the same
  *
@@ -39,7 +39,8 @@ enum { MAX_BLOCKS = 4096, MAX_DEVICES = 16, EXIT_NO_CUDA = 3 };
     X(cuMemGetInfo_v2)                                                                                       \
     X(cuModuleLoadData)                                                                                      \
     X(cuModuleGetFunction)                                                                                   \
-    X(cuLaunchKernel)
+    X(cuLaunchKernel)                                                                                        \
+    X(cuCtxSynchronize)
 
 static struct {
 #define X(name) __typeof__(&name) name;
@@ -160,7 +161,7 @@ static CUresult launch(unsigned long long count)
         result = cuda.cuModuleGetFunction(&function, module, "kernel");
     while (count-- && result == CUDA_SUCCESS)
         result = cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
-    return result;
+    return result == CUDA_SUCCESS ? cuda.cuCtxSynchronize() : result;
 }
 
 /* One command; false when it was the last. */

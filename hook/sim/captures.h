@@ -1,0 +1,32 @@
+/* Simulated CUDA driver: stream capture. What may be done meanwhile is as the driver documents it; where it
+ * leaves room ("potentially unsafe calls") this is strict. Thread safe.
+ */
+#ifndef VGPU_SIM_CAPTURES_H
+#define VGPU_SIM_CAPTURES_H
+
+#include "graphs.h"
+#include "streams.h"
+
+/* What a call about this stream must answer while it, or one that depends on it, is being captured:
+ * CUDA_SUCCESS with *capturing for one that becomes a node. */
+CUresult capture_work(struct CUstream_st *stream, bool *capturing);
+
+/* The same for waiting or asking whether work is done, of a stream, an event or everything (NULL): never
+ * allowed in a capture. Invalidates the captures it disturbs. */
+CUresult capture_look(struct CUstream_st *stream);
+CUresult capture_look_event(struct CUevent_st *event);
+
+/* The same for a call that is potentially unsafe, such as an allocation. */
+CUresult capture_unsafe(void);
+
+/* Make the node part of the stream's capture, behind what is there. */
+CUresult capture_node(struct CUstream_st *stream, struct node_content content, struct CUgraphNode_st **node);
+
+CUresult capture_record(struct CUevent_st *event, struct CUstream_st *stream, bool *capturing);
+CUresult capture_await(struct CUstream_st *stream, struct CUevent_st *event, bool *capturing);
+
+/* The stream or event goes. */
+void capture_drop_stream(struct CUstream_st *stream);
+void capture_drop_event(struct CUevent_st *event);
+
+#endif

@@ -1,0 +1,154 @@
+/* Simulated CUDA driver: events. They happen on the GPU, in their stream's order, and so only while the
+ * process has the GPU.
+ */
+#include "captures.h"
+#include "execution.h"
+#include "pools.h"
+
+#include <stdlib.h>
+
+EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS && (!event || flags > 7))
+        result = CUDA_ERROR_INVALID_VALUE;
+    struct CUevent_st *fresh = result == CUDA_SUCCESS ? calloc(1, sizeof *fresh) : NULL;
+    if (result == CUDA_SUCCESS && !fresh)
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (fresh) {
+        fresh->device = current_context()->device;
+        fresh->timed = !(flags & EVENT_WITHOUT_TIME);
+        fresh->row = execution_event(call.gpu->uuid);
+        result = fresh->row ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS)
+        *event = fresh;
+    else
+        free(fresh);
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent event)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin(&call, __func__);
+    if (result == CUDA_SUCCESS && !event)
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS) {
+        capture_drop_event(event);
+        execution_event_free(event->row);
+        free(event);
+    }
+    return cuda_end(&call, result);
+}
+
+static CUresult record(const char *function, CUevent event, CUstream stream, bool per_thread)
+{
+    struct stream_call call;
+    CUresult result = stream_begin(&call, function, stream, per_thread);
+    bool capturing = false;
+    if (result == CUDA_SUCCESS && !event)
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS && call.stream->device != event->device)
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS)
+        result = capture_record(event, call.stream, &capturing);
+    if (result == CUDA_SUCCESS && !capturing) {
+        uint32_t row = stream_row(&call);
+        uint64_t pushed = 0;
+        uint64_t turn = execution_record(row, event->row, call.call.node->queue_depth, &pushed);
+        event->stream = row;
+        event->pushed = pushed;
+        event->turn = turn;
+        result = turn ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return cuda_end(&call.call, result);
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    return record(__func__, event, stream, false);
+}
+
+EXPORT CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
+{
+    return record(__func__, event, stream, true);
+}
+
+static CUresult begin_event(struct cuda_call *call, const char *function, CUevent event)
+{
+    CUresult result = cuda_begin(call, function);
+    if (result == CUDA_SUCCESS && !event)
+        result = CUDA_ERROR_INVALID_HANDLE;
+    return result == CUDA_SUCCESS ? capture_look_event(event) : result;
+}
+
+EXPORT CUresult cuEventQuery(CUevent event)
+{
+    struct cuda_call call;
+    CUresult result = begin_event(&call, __func__, event);
+    if (result == CUDA_SUCCESS && event->turn && !execution_event_done(event->row, event->turn, NULL))
+        result = CUDA_ERROR_NOT_READY;
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event)
+{
+    struct cuda_call call;
+    CUresult result = cuda_end(&call, begin_event(&call, __func__, event));
+    if (result == CUDA_SUCCESS && event->turn) {
+        execution_wait(event->stream, event->pushed); /* which is foreseeable, if the stream is still there */
+        execution_event_wait(event->row, event->turn);
+    }
+    if (result == CUDA_SUCCESS)
+        sim_pools_synchronised();
+    return result;
+}
+
+EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin(&call, __func__);
+    uint64_t from_ns = 0, to_ns = 0;
+    if (result == CUDA_SUCCESS && !milliseconds)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS
+        && (!start || !end || !start->timed || !end->timed || !start->turn || !end->turn))
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS && (start->capture || end->capture))
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    if (result == CUDA_SUCCESS
+        && (!execution_event_done(start->row, start->turn, &from_ns)
+            || !execution_event_done(end->row, end->turn, &to_ns)))
+        result = CUDA_ERROR_NOT_READY;
+    if (result == CUDA_SUCCESS)
+        *milliseconds = (float)((double)(int64_t)(to_ns - from_ns) / 1e6);
+    return cuda_end(&call, result);
+}
+
+static CUresult await(const char *function, CUstream stream, CUevent event, bool per_thread)
+{
+    struct stream_call call;
+    CUresult result = stream_begin(&call, function, stream, per_thread);
+    bool capturing = false;
+    if (result == CUDA_SUCCESS && !event)
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS)
+        result = capture_await(call.stream, event, &capturing);
+    if (result == CUDA_SUCCESS && !capturing && event->turn)
+        execution_await(stream_row(&call), event->row, event->turn, call.call.node->queue_depth);
+    return cuda_end(&call.call, result);
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)flags;
+    return await(__func__, stream, event, false);
+}
+
+EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)flags;
+    return await(__func__, stream, event, true);
+}

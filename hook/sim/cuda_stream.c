@@ -1,0 +1,203 @@
+/* Simulated CUDA driver: streams. The NULL stream, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams like
+ * others here, made when first used.
+ */
+#include "captures.h"
+#include "execution.h"
+#include "graph_memory.h"
+#include "pools.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct CUstream_st legacy[MAX_GPUS];
+static _Thread_local struct CUstream_st *per_thread_streams[MAX_GPUS]; /* freed with the process */
+
+static struct CUstream_st *own_stream(CUdevice device)
+{
+    if (!per_thread_streams[device])
+        per_thread_streams[device] = calloc(1, sizeof *per_thread_streams[device]);
+    return per_thread_streams[device];
+}
+
+CUresult stream_begin(struct stream_call *call, const char *function, CUstream handle, bool per_thread)
+{
+    CUresult result = cuda_begin_context(&call->call, function);
+    call->stream = NULL;
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUcontext context = current_context();
+    if (handle && (uintptr_t)handle > 2) {
+        call->stream = handle;
+        return CUDA_SUCCESS;
+    }
+    per_thread = (uintptr_t)handle == 2 || (per_thread && !handle);
+    call->stream = per_thread ? own_stream(context->device) : &legacy[context->device];
+    if (!call->stream)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    call->stream->device = context->device;
+    call->stream->context = context;
+    call->stream->flags = per_thread ? 0 : STREAM_LEGACY;
+    return CUDA_SUCCESS;
+}
+
+uint32_t stream_row(struct stream_call *call)
+{
+    struct CUstream_st *stream = call->stream;
+    uint32_t row = atomic_load(&stream->row);
+    if (row)
+        return row;
+    pthread_mutex_lock(&lock);
+    if (!atomic_load(&stream->row))
+        atomic_store(&stream->row, execution_stream(device_uuid(stream->device), stream->flags));
+    row = atomic_load(&stream->row);
+    pthread_mutex_unlock(&lock);
+    return row;
+}
+
+uint64_t stream_push(struct stream_call *call, uint64_t ns)
+{
+    return execution_push(stream_row(call), ns, call->call.node->queue_depth);
+}
+
+static CUresult create(const char *function, CUstream *stream, unsigned flags, int priority)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, function);
+    if (result == CUDA_SUCCESS && (!stream || flags > STREAM_CREATED_NON_BLOCKING))
+        result = CUDA_ERROR_INVALID_VALUE;
+    struct CUstream_st *fresh = result == CUDA_SUCCESS ? calloc(1, sizeof *fresh) : NULL;
+    if (result == CUDA_SUCCESS && !fresh)
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) {
+        fresh->context = current_context();
+        fresh->device = fresh->context->device;
+        fresh->flags = flags & STREAM_CREATED_NON_BLOCKING ? STREAM_NON_BLOCKING : 0;
+        fresh->priority = priority;
+        *stream = fresh;
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    return create(__func__, stream, flags, 0);
+}
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+    return create(__func__, stream, flags, priority);
+}
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS && least)
+        *least = 0;
+    if (result == CUDA_SUCCESS && greatest)
+        *greatest = -5;
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin(&call, __func__);
+    if (result == CUDA_SUCCESS && (uintptr_t)stream <= 2)
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS) {
+        capture_drop_stream(stream);
+        if (stream->row)
+            execution_close(stream->row);
+        free(stream);
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+    struct stream_call call;
+    CUresult result = stream_begin(&call, __func__, stream, false);
+    if (result == CUDA_SUCCESS && !context)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *context = call.stream->context;
+    return cuda_end(&call.call, result);
+}
+
+CUresult sim_stream_device(CUstream stream, CUdevice *device)
+{
+    CUcontext context = current_context();
+    if ((uintptr_t)stream > 2)
+        *device = stream->device;
+    else if (context)
+        *device = context->device;
+    else
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return CUDA_SUCCESS;
+}
+
+/* --- waiting -------------------------------------------------------------------------------------------- */
+
+static CUresult synchronize(const char *function, CUstream stream, bool per_thread)
+{
+    struct stream_call call;
+    CUresult result = stream_begin(&call, function, stream, per_thread);
+    if (result == CUDA_SUCCESS)
+        result = capture_look(call.stream);
+    uint32_t row = result == CUDA_SUCCESS ? call.stream->row : 0;
+    result = cuda_end(&call.call, result);
+    if (row)
+        execution_wait(row, execution_pushed(row));
+    if (result == CUDA_SUCCESS)
+        sim_pools_synchronised();
+    return result;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream stream)
+{
+    return synchronize(__func__, stream, false);
+}
+
+EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream)
+{
+    return synchronize(__func__, stream, true);
+}
+
+static CUresult query(const char *function, CUstream stream, bool per_thread)
+{
+    struct stream_call call;
+    CUresult result = stream_begin(&call, function, stream, per_thread);
+    if (result == CUDA_SUCCESS)
+        result = capture_look(call.stream);
+    uint32_t row = result == CUDA_SUCCESS ? call.stream->row : 0;
+    if (row && !execution_done(row, execution_pushed(row)))
+        result = CUDA_ERROR_NOT_READY;
+    return cuda_end(&call.call, result);
+}
+
+EXPORT CUresult cuStreamQuery(CUstream stream)
+{
+    return query(__func__, stream, false);
+}
+
+EXPORT CUresult cuStreamQuery_ptsz(CUstream stream)
+{
+    return query(__func__, stream, true);
+}
+
+EXPORT CUresult cuCtxSynchronize(void)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS)
+        result = capture_look(NULL);
+    const char *uuid = result == CUDA_SUCCESS ? device_uuid(current_context()->device) : NULL;
+    result = cuda_end(&call, result);
+    if (uuid) {
+        execution_wait_all(uuid);
+        sim_pools_synchronised();
+    }
+    return result;
+}

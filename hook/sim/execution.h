@@ -1,0 +1,48 @@
+/* The work that this process has on its GPUs: streams, events, waiting. Thread safe; after a fork the child
+ * has none. Streams and events are numbers; 0 is none, given when there is no room or no state.
+ */
+#ifndef VGPU_SIM_EXECUTION_H
+#define VGPU_SIM_EXECUTION_H
+
+#include "execution_layout.h"
+
+/* Forget processes that are gone; the state is locked. */
+void execution_end_the_dead(struct execution *execution);
+
+/* The shared state, locked; NULL, holding nothing, when it cannot be had. */
+struct execution *execution_lock(void);
+void execution_unlock(struct execution *execution);
+
+/* A stream on the GPU with this uuid. `flags` of enum stream_flags. */
+uint32_t execution_stream(const char *uuid, uint32_t flags);
+
+/* The stream goes when its work is done. */
+void execution_close(uint32_t stream);
+
+/* Put work of `ns` at the end of a stream; waits while `depth` items are before it. Gives the count of items
+ * pushed, which is what to wait for. */
+uint64_t execution_push(uint32_t stream, uint64_t ns, unsigned depth);
+
+/* How many items were ever pushed. */
+uint64_t execution_pushed(uint32_t stream);
+
+/* Whether the first `target` items are done. */
+bool execution_done(uint32_t stream, uint64_t target);
+void execution_wait(uint32_t stream, uint64_t target);
+
+/* Wait for everything this process has on the GPU. */
+void execution_wait_all(const char *uuid);
+
+uint32_t execution_event(const char *uuid);
+void execution_event_free(uint32_t event);
+
+/* Record the event at the end of a stream: gives the turn of this record, and as `pushed` what to wait for in
+ * the stream. Or let a stream wait for a turn. */
+uint64_t execution_record(uint32_t stream, uint32_t event, unsigned depth, uint64_t *pushed);
+void execution_await(uint32_t stream, uint32_t event, uint64_t turn, unsigned depth);
+
+/* Whether record `turn` is done; then also when. */
+bool execution_event_done(uint32_t event, uint64_t turn, uint64_t *done_ns);
+void execution_event_wait(uint32_t event, uint64_t turn);
+
+#endif

@@ -1,0 +1,68 @@
+#include "node_execution.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_US = 60000000, RING_ROOM = 1024 };
+
+bool parse_execution(const struct line *line, struct sim_node *node)
+{
+    const struct {
+        const char *word;
+        long low, high;
+        unsigned *value;
+    } numbers[] = {{"kernel_us", 0, MAX_US, &node->kernel_us},
+                   {"slice_us", 1, MAX_US, &node->slice_us},
+                   {"launch_us", 0, MAX_US, &node->launch_us},
+                   {"queue_depth", 1, RING_ROOM, &node->queue_depth}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        long number;
+        if (strcmp(line->words[0], numbers[i].word) != 0)
+            continue;
+        if (!parse_number(line, numbers[i].word, line->words[1], numbers[i].low, numbers[i].high, &number))
+            return false;
+        *numbers[i].value = (unsigned)number;
+        return true;
+    }
+    return refuse(line, "unknown statement %s", line->words[0]);
+}
+
+bool parse_kernel(const struct line *line, struct sim_node *node)
+{
+    struct sim_kernel kernel = {.name = ""};
+    const char *text = value_of(line, "us");
+    char low[16];
+    size_t length = text ? strcspn(text, ".") : 0;
+    bool range = text && strncmp(text + length, "..", 2) == 0;
+    long low_us, high_us;
+    if (!copy_text(line, "the name", line->words[1], kernel.name, sizeof kernel.name))
+        return false;
+    if (!text || length >= sizeof low || (text[length] && !range))
+        return refuse(line, "us= must be a number or two with .. between them");
+    memcpy(low, text, length);
+    low[length] = '\0';
+    if (!parse_number(line, "us", low, range, MAX_US, &low_us)
+        || !parse_number(line, "us", range ? text + length + 2 : low, low_us, MAX_US, &high_us))
+        return false;
+    if (node->kernel_count == MAX_KERNELS)
+        return refuse(line, "more than %d kernels", MAX_KERNELS);
+    kernel.low_ns = 1000 * (uint64_t)low_us;
+    kernel.high_ns = 1000 * (uint64_t)high_us;
+    node->kernels[node->kernel_count++] = kernel;
+    return true;
+}
+
+bool parse_clock(const struct line *line, struct sim_node *node)
+{
+    node->virtual_clock = strcmp(line->words[1], "virtual") == 0;
+    return node->virtual_clock || strcmp(line->words[1], "real") == 0
+        || refuse(line, "clock must be real or virtual");
+}
+
+bool parse_absent(const struct line *line, struct sim_node *node)
+{
+    if (node->absent_count == MAX_ABSENT)
+        return refuse(line, "more than %d absent functions", MAX_ABSENT);
+    return copy_text(line, "call", value_of(line, "call"), node->absent[node->absent_count++],
+                     sizeof node->absent[0]);
+}

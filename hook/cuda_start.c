@@ -1,4 +1,8 @@
-/* cuInit: the door at which limits that cannot be kept are refused, rather than ignored. */
+/* cuInit: the door at which limits that cannot be kept are refused, rather than ignored.
+ *
+ * Without a driver it answers CUDA_ERROR_NO_DEVICE, which is what programs take for "no GPU here", and every
+ * other wrapper CUDA_ERROR_NOT_INITIALIZED, as the driver does before cuInit has succeeded.
+ */
 #include "depth.h"
 #include "log.h"
 #include "real.h"
@@ -9,15 +13,22 @@ EXPORT CUresult cuInit(unsigned flags)
 {
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuInit)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    if (settings()->malformed) {
-        log_error("%s", settings()->problem);
+        return CUDA_ERROR_NO_DEVICE;
+    if (!depth_inside() && settings()->malformed) {
+        log_refusal("CUDA does not start: %s", settings()->problem);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (settings()->active && !depth_inside() && !region_join())
+    if (settings()->active && !depth_inside() && !region_join()) {
+        log_refusal(
+            "CUDA does not start: device memory cannot be counted in %s; let this process write there, or "
+            "name another file with CUDA_DEVICE_MEMORY_SHARED_CACHE",
+            settings()->cache_path);
         return CUDA_ERROR_OPERATING_SYSTEM;
+    }
     depth_enter();
     CUresult result = real->cuInit(flags);
     depth_leave();
+    if (result == CUDA_SUCCESS)
+        real_cuda_settle();
     return result;
 }

@@ -1,18 +1,3 @@
 #include "depth.h"
 
-static _Thread_local unsigned depth __attribute__((tls_model("initial-exec")));
-
-bool depth_inside(void)
-{
-    return depth > 0;
-}
-
-void depth_enter(void)
-{
-    depth++;
-}
-
-void depth_leave(void)
-{
-    depth--;
-}
+_Thread_local unsigned depth_of_thread;

@@ -7,8 +7,22 @@
 
 #include <stdbool.h>
 
-bool depth_inside(void);
-void depth_enter(void);
-void depth_leave(void);
+extern _Thread_local unsigned depth_of_thread
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+static inline bool depth_inside(void)
+{
+    return depth_of_thread > 0;
+}
+
+static inline void depth_enter(void)
+{
+    depth_of_thread++;
+}
+
+static inline void depth_leave(void)
+{
+    depth_of_thread--;
+}
 
 #endif

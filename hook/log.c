@@ -2,24 +2,68 @@
 #include "settings.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <unistd.h>
 
-void log_error(const char *format, ...)
+enum { ALWAYS = 0, ERROR, WARNING, INFO, DEBUG };
+
+/* A pipe whose reader is gone would end the process by a signal, a full one would hold it up. */
+static bool somebody_reads(void)
 {
-    if (settings()->log_level < 1)
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    return poll(&out, 1, 0) == 1 && out.revents == POLLOUT;
+}
+
+static void say(int level, const char *word, const char *format, va_list arguments)
+{
+    if (level > settings()->log_level)
         return;
     int error = errno;
-    char line[512];
-    int length = snprintf(line, sizeof line, "[vgpu] error %d ", (int)getpid());
-    va_list arguments;
-    va_start(arguments, format);
-    int more = vsnprintf(line + length, sizeof line - (size_t)length - 1, format, arguments);
-    va_end(arguments);
-    length += more < (int)sizeof line - length - 1 ? more : (int)sizeof line - length - 2;
+    char line[LOG_LINE_BYTES];
+    int length = snprintf(line, sizeof line, "[vgpu] %s %d ", word, (int)getpid());
+    int room = (int)sizeof line - length - 1; /* the end of the line stands where the text ends with NUL */
+    int more = vsnprintf(line + length, (size_t)room, format, arguments);
+    length += more < 0 ? 0 : more < room ? more : room - 1;
     line[length++] = '\n';
-    if (write(STDERR_FILENO, line, (size_t)length) < 0) { /* there is nobody left to tell */
+    if (somebody_reads() && write(STDERR_FILENO, line, (size_t)length) < 0) { /* nobody left to tell */
     }
     errno = error;
+}
+
+#define SAY(level, word)                                                                                     \
+    va_list arguments;                                                                                       \
+    va_start(arguments, format);                                                                             \
+    say(level, word, format, arguments);                                                                     \
+    va_end(arguments)
+
+void log_error(const char *format, ...)
+{
+    SAY(ERROR, "error");
+}
+
+void log_warning(const char *format, ...)
+{
+    SAY(WARNING, "warning");
+}
+
+void log_info(const char *format, ...)
+{
+    SAY(INFO, "info");
+}
+
+void log_debug(const char *format, ...)
+{
+    SAY(DEBUG, "debug");
+}
+
+void log_refusal(const char *format, ...)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (atomic_flag_test_and_set(&told))
+        return;
+    SAY(ALWAYS, "error");
 }

@@ -1,10 +1,27 @@
-/* The hook's voice: one line on stderr for what an operator must know, only when LIBCUDA_LOG_LEVEL is 1 or
- * more. Silent by default, because this is somebody else's process. Thread safe; no buffers of the host are
- * touched.
+/* The hook's voice: lines on stderr for the user of the container, by LIBCUDA_LOG_LEVEL. Silent by default,
+ * because this is somebody else's process.
+ *
+ *     0 or unset   nothing, but why CUDA is refused (log_refusal)
+ *     1            errors: what keeps the hook from doing its work
+ *     2            warnings: what it works around
+ *     3            what it does
+ *     4            details
+ *
+ * Thread and fork safe; allocates nothing, takes no lock, never blocks, leaves errno and the program's
+ * buffers alone. A longer line than LOG_LINE_BYTES is cut.
  */
 #ifndef VGPU_LOG_H
 #define VGPU_LOG_H
 
+enum { LOG_LINE_BYTES = 512 };
+
 void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void log_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void log_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void log_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Why CUDA does not start, and what to do: a CUresult alone tells nobody. Whatever the level, but only once
+ * in the life of a process. */
+void log_refusal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -1,94 +1,177 @@
 #include "real.h"
+#include "loaded.h"
+#include "names.h"
 
 #include <dlfcn.h>
-#include <stdatomic.h>
 #include <stddef.h>
-#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 
-static _Atomic(dlsym_function *) libc_dlsym;
-static _Atomic(struct real_cuda *) cuda;
-static _Atomic(struct real_nvml *) nvml;
+_Atomic(dlsym_function *) real_dlsym_known;
+_Atomic(const void *) real_known[DRIVERS];
 
-dlsym_function *real_dlsym(void)
+static _Atomic(dlvsym_function *) dlvsym_known;
+static atomic_bool cuda_settled;
+
+struct functions {
+    struct extent extent;
+    void *of_row[]; /* from the driver's first one on */
+};
+
+_Static_assert(offsetof(struct real_cuda, cuInit) == offsetof(struct functions, of_row)
+                   && sizeof(struct real_cuda) == sizeof(struct functions) + CUDA_END * sizeof(void *)
+                   && sizeof(struct real_nvml)
+                       == sizeof(struct functions) + (ROWS - CUDA_END) * sizeof(void *),
+               "functions by row");
+
+/* Names, by enum driver. */
+static const struct {
+    char library[24], first[16];
+    enum row begin, end;
+} drivers[DRIVERS] = {
+    {"libcuda.so.1", "cuInit", 0, CUDA_END},
+    {"libnvidia-ml.so.1", "nvmlInit_v2", CUDA_END, ROWS},
+};
+
+dlsym_function *real_dlsym_search(void)
 {
-    /* The first version of dlsym in this architecture's libc, and the one of libc 2.34, which took over
-     * libdl. */
-    static const char *const versions[] = {"GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.34"};
-    dlsym_function *found = atomic_load_explicit(&libc_dlsym, memory_order_relaxed);
-    for (size_t i = 0; !found && i < sizeof versions / sizeof *versions; i++)
-        *(void **)&found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-    atomic_store_explicit(&libc_dlsym, found, memory_order_relaxed);
+    dlsym_function *found;
+    *(void **)&found = loaded_libc("dlsym");
+    atomic_store_explicit(&real_dlsym_known, found, memory_order_relaxed);
     return found;
 }
 
-static void *library(const char *name)
+dlvsym_function *real_dlvsym(void)
 {
-    void *handle = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
-    return handle ? handle : dlopen(name, RTLD_LAZY);
+    dlvsym_function *found = atomic_load_explicit(&dlvsym_known, memory_order_relaxed);
+    if (!found)
+        *(void **)&found = loaded_libc("dlvsym");
+    atomic_store_explicit(&dlvsym_known, found, memory_order_relaxed);
+    return found;
 }
 
-/* What the library does not export it may still give by cuGetProcAddress. */
-static void *cuda_function(void *handle, const char *symbol, const char *name, int since, unsigned flags)
+static bool within(const struct extent *extent, const void *address)
 {
-    void *function = real_dlsym()(handle, symbol);
+    return (uintptr_t)address >= extent->low && (uintptr_t)address < extent->high;
+}
+
+/* --- one library's functions ---------------------------------------------------------------------------- */
+
+/* Memory for them. Not from malloc, which may be the program's own and look symbols up itself. */
+static struct functions *pages(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void *function_of(void *handle, enum row row)
+{
+    void *function = real_dlsym()(handle, names_symbol(row));
     __typeof__(&cuGetProcAddress) lookup;
-    *(void **)&lookup = function ? NULL : real_dlsym()(handle, "cuGetProcAddress");
-    if (lookup && lookup(name, &function, since, flags) != CUDA_SUCCESS)
+    *(void **)&lookup = function || row >= CUDA_END ? NULL : real_dlsym()(handle, "cuGetProcAddress");
+    /* What the driver does not export it may still give by cuGetProcAddress. */
+    if (lookup && lookup(names_api(row), &function, names_since(row), names_flags(row)) != CUDA_SUCCESS)
         function = NULL;
     return function;
 }
 
-static struct real_cuda *load_cuda(const char *path)
+/* False when none of them lies in the library: then the handle is that of another copy. */
+static bool fill(struct functions *functions, enum driver driver, void *handle)
 {
-    void *handle = real_dlsym() ? library(path) : NULL;
-    struct real_cuda *loaded = handle ? calloc(1, sizeof *loaded) : NULL;
-    if (!loaded)
+    bool own = false;
+    for (enum row row = drivers[driver].begin; row < drivers[driver].end; row++) {
+        void *function = function_of(handle, row);
+        functions->of_row[row - drivers[driver].begin] = function;
+        own = own || within(&functions->extent, function);
+    }
+    dlerror(); /* what we tried is not the program's business */
+    return own;
+}
+
+/* Make this library the driver, unless another thread is faster. */
+static const void *adopt(enum driver driver, const struct loaded *library)
+{
+    const void *now = atomic_load(&real_known[driver]);
+    size_t rows = (size_t)(drivers[driver].end - drivers[driver].begin);
+    size_t bytes = sizeof(struct functions) + rows * sizeof(void *);
+    void *handle = dlopen(library->path, RTLD_LAZY | RTLD_NOLOAD); /* as it is loaded, never a copy of it */
+    struct functions *functions = handle ? pages(bytes) : NULL;
+    if (!functions)
+        return now;
+    functions->extent = (struct extent){library->low, library->high};
+    if (fill(functions, driver, handle)
+        && atomic_compare_exchange_strong(&real_known[driver], &now, functions))
+        return functions;
+    munmap(functions, bytes);
+    return now;
+}
+
+/* --- which library -------------------------------------------------------------------------------------- */
+
+/* What a call of the driver's first function would reach without us; NULL when it would reach nothing. */
+static const void *without_us(enum driver driver, bool load)
+{
+    const char *library = drivers[driver].library, *first = drivers[driver].first;
+    dlsym_function *lookup = real_dlsym();
+    if (!lookup)
         return NULL;
-#define X(symbol, name, since, flags)                                                                        \
-    *(void **)&loaded->symbol = cuda_function(handle, #symbol, name, since, flags);
-    CUDA_SYMBOLS(X)
-    CUDA_USED(X)
-#undef X
-    return loaded;
+    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    void *found = handle ? lookup(handle, first) : NULL;
+    if (!found) /* what the program is linked to may have any name */
+        found = lookup(RTLD_NEXT, first);
+    if (!found && load) {
+        handle = dlopen(library, RTLD_LAZY);
+        found = handle ? lookup(handle, first) : NULL;
+    }
+    dlerror();
+    return found;
 }
 
-static struct real_nvml *load_nvml(const char *path)
+const void *real_search(enum driver driver, bool load)
 {
-    void *handle = real_dlsym() ? library(path) : NULL;
-    struct real_nvml *loaded = handle ? calloc(1, sizeof *loaded) : NULL;
-    if (!loaded)
-        return NULL;
-#define X(symbol) *(void **)&loaded->symbol = real_dlsym()(handle, #symbol);
-    NVML_SYMBOLS(X)
-    NVML_USED(X)
-#undef X
-    return loaded;
+    struct loaded library;
+    const void *now = atomic_load(&real_known[driver]);
+    const void *function = now ? NULL : without_us(driver, load);
+    return function && loaded_at(function, &library) ? adopt(driver, &library) : now;
 }
 
-void real_cuda_is(const char *path)
+void *real_function(const void *real, int row)
 {
-    struct real_cuda *none = NULL, *loaded = atomic_load(&cuda) ? NULL : load_cuda(path);
-    if (loaded && !atomic_compare_exchange_strong(&cuda, &none, loaded))
-        free(loaded); /* another thread was faster */
+    const struct functions *functions = real;
+    return functions->of_row[row < CUDA_END ? row : row - CUDA_END];
 }
 
-void real_nvml_is(const char *path)
+void real_cuda_settle(void)
 {
-    struct real_nvml *none = NULL, *loaded = atomic_load(&nvml) ? NULL : load_nvml(path);
-    if (loaded && !atomic_compare_exchange_strong(&nvml, &none, loaded))
-        free(loaded);
+    if (!atomic_load_explicit(&cuda_settled, memory_order_relaxed))
+        atomic_store_explicit(&cuda_settled, true, memory_order_relaxed);
 }
 
-const struct real_cuda *real_cuda(void)
+/* libcuda.so, libcuda.so.1, libcuda.so.570.86.15 ... */
+static bool has_name(const struct loaded *library, enum driver driver)
 {
-    if (!atomic_load(&cuda))
-        real_cuda_is("libcuda.so.1"); /* a program that links against it never looked anything up */
-    return atomic_load(&cuda);
+    const char *slash = strrchr(library->path, '/'), *name = drivers[driver].library;
+    return strncmp(slash ? slash + 1 : library->path, name, strlen(name) - strlen(".1")) == 0;
 }
 
-const struct real_nvml *real_nvml(void)
+/* Whether it lies in a library of the driver's name that we have not met, and that has become the driver. */
+static bool newly_gave(enum driver driver, const void *function, const void *caller)
 {
-    if (!atomic_load(&nvml))
-        real_nvml_is("libnvidia-ml.so.1");
-    return atomic_load(&nvml);
+    struct loaded library, asking;
+    bool settled = driver == DRIVER_NVML || atomic_load(&cuda_settled);
+    if ((settled && atomic_load(&real_known[driver])) || !loaded_at(function, &library)
+        || !has_name(&library, driver))
+        return false;
+    if (loaded_at(caller, &asking) && has_name(&asking, driver))
+        return false; /* a driver that is a door to another one, as on WSL */
+    const struct functions *functions = adopt(driver, &library);
+    return functions && within(&functions->extent, function);
+}
+
+bool real_gave(enum driver driver, const void *function, const void *caller)
+{
+    const struct functions *real = atomic_load_explicit(&real_known[driver], memory_order_acquire);
+    if (real && within(&real->extent, function))
+        return !within(&real->extent, caller);
+    return newly_gave(driver, function, caller);
 }

@@ -1,7 +1,8 @@
 /* The driver's own functions, typed by their prototypes. Found in the library that the program itself uses.
  *
- * Never takes a lock while it loads: the loader holds one of its own, and a program may look symbols up from
- * inside it. Thread safe. What is found stays valid for the life of the process.
+ * Never takes a lock of ours: the loader holds one of its own, and a program may look symbols up from inside
+ * it. Thread safe. What is found stays valid for the life of the process: the library cannot be unloaded any
+ * more.
  */
 #ifndef VGPU_REAL_H
 #define VGPU_REAL_H
@@ -10,29 +11,72 @@
 #include "nvml_abi.h"
 #include "symbols.h"
 
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Where a library lies, from its first to behind its last byte. */
+struct extent {
+    uintptr_t low, high;
+};
+
+/* Functions in the order of the table (names.h). */
 struct real_cuda {
+    struct extent extent;
 #define X(symbol, name, since, flags) __typeof__(&symbol) symbol;
     CUDA_SYMBOLS(X) CUDA_USED(X)
 #undef X
 };
 
 struct real_nvml {
+    struct extent extent;
 #define X(symbol) __typeof__(&symbol) symbol;
     NVML_SYMBOLS(X) NVML_USED(X)
 #undef X
 };
 
+enum driver { DRIVER_CUDA, DRIVER_NVML, DRIVERS };
+
+extern _Atomic(const void *) real_known[DRIVERS] __attribute__((visibility("hidden")));
+
+/* The functions of the library that the program has loaded, or else, where `load`, by loading it. */
+const void *real_search(enum driver driver, bool load);
+
 /* NULL when there is no such library. Members that this driver lacks are NULL. */
-const struct real_cuda *real_cuda(void);
-const struct real_nvml *real_nvml(void);
+static inline const struct real_cuda *real_cuda(void)
+{
+    const struct real_cuda *real = atomic_load_explicit(&real_known[DRIVER_CUDA], memory_order_acquire);
+    return __builtin_expect(real != NULL, 1) ? real : real_search(DRIVER_CUDA, true);
+}
 
-/* The program uses the driver library with this path: ours are the functions of that one, if we have none
- * yet. */
-void real_cuda_is(const char *path);
-void real_nvml_is(const char *path);
+static inline const struct real_nvml *real_nvml(void)
+{
+    const struct real_nvml *real = atomic_load_explicit(&real_known[DRIVER_NVML], memory_order_acquire);
+    return __builtin_expect(real != NULL, 1) ? real : real_search(DRIVER_NVML, true);
+}
 
-/* libc's dlsym, past ours. */
+/* The function of a row (names.h) in what real_search gave; NULL when the driver lacks it. */
+void *real_function(const void *real, int row);
+
+/* CUDA has started: from now on it has one driver in this process, whatever else is loaded. */
+void real_cuda_settle(void);
+
+/* Whether `function` lies in the driver's library, and the one who asks, `caller`, does not. A library of the
+ * driver's name that the program has come to use becomes the driver, as long as CUDA has not started with
+ * another. */
+bool real_gave(enum driver driver, const void *function, const void *caller);
+
+/* libc's dlsym and dlvsym, past ours and everybody else's; NULL where there is none. */
 typedef void *dlsym_function(void *handle, const char *name);
-dlsym_function *real_dlsym(void);
+typedef void *dlvsym_function(void *handle, const char *name, const char *version);
+extern _Atomic(dlsym_function *) real_dlsym_known __attribute__((visibility("hidden")));
+dlsym_function *real_dlsym_search(void);
+dlvsym_function *real_dlvsym(void);
+
+static inline dlsym_function *real_dlsym(void)
+{
+    dlsym_function *found = atomic_load_explicit(&real_dlsym_known, memory_order_relaxed);
+    return __builtin_expect(found != NULL, 1) ? found : real_dlsym_search();
+}
 
 #endif

@@ -1,0 +1,215 @@
+#include "loaded.h"
+
+#include <elf.h>
+#include <link.h>
+#include <stddef.h>
+#include <string.h>
+
+/* The loader's own list, which glibc shows to debuggers. Weak: musl has another. */
+extern struct r_debug _r_debug __attribute__((weak));
+
+struct tables {
+    const ElfW(Sym) * symbols;
+    const char *strings, *soname;
+    const uint32_t *gnu_hash, *sysv_hash;
+};
+
+/* glibc has turned these addresses from offsets into pointers, musl leaves them as they are in the file. */
+static const void *pointer(uintptr_t base, const ElfW(Dyn) * entry)
+{
+    return (const void *)(entry->d_un.d_ptr < base ? base + entry->d_un.d_ptr : entry->d_un.d_ptr);
+}
+
+static struct tables tables_of(uintptr_t base, const ElfW(Dyn) * dynamic)
+{
+    struct tables tables = {0};
+    const ElfW(Dyn) *soname = NULL;
+    for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
+        if (dynamic->d_tag == DT_SYMTAB)
+            tables.symbols = pointer(base, dynamic);
+        else if (dynamic->d_tag == DT_STRTAB)
+            tables.strings = pointer(base, dynamic);
+        else if (dynamic->d_tag == DT_GNU_HASH)
+            tables.gnu_hash = pointer(base, dynamic);
+        else if (dynamic->d_tag == DT_HASH)
+            tables.sysv_hash = pointer(base, dynamic);
+        else if (dynamic->d_tag == DT_SONAME)
+            soname = dynamic;
+    }
+    if (tables.strings && soname)
+        tables.soname = tables.strings + soname->d_un.d_val;
+    return tables;
+}
+
+static bool defines(const struct tables *tables, uint32_t i, const char *name)
+{
+    const ElfW(Sym) *symbol = &tables->symbols[i];
+    return symbol->st_shndx != SHN_UNDEF && symbol->st_value != 0
+        && (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC || ELF64_ST_TYPE(symbol->st_info) == STT_GNU_IFUNC)
+        && strcmp(tables->strings + symbol->st_name, name) == 0;
+}
+
+static const ElfW(Sym) * by_gnu_hash(const struct tables *tables, const char *name)
+{
+    uint32_t buckets = tables->gnu_hash[0], first = tables->gnu_hash[1], filters = tables->gnu_hash[2];
+    const uint32_t *bucket = (const uint32_t *)((const ElfW(Addr) *)(tables->gnu_hash + 4) + filters);
+    const uint32_t *chain = bucket + buckets;
+    uint32_t hash = 5381;
+    for (const char *c = name; *c; c++)
+        hash = hash * 33 + (unsigned char)*c;
+    uint32_t i = buckets ? bucket[hash % buckets] : 0;
+    for (; i >= first && i != 0; i++) {
+        if ((chain[i - first] | 1) == (hash | 1) && defines(tables, i, name))
+            return &tables->symbols[i];
+        if (chain[i - first] & 1)
+            break;
+    }
+    return NULL;
+}
+
+static const ElfW(Sym) * by_sysv_hash(const struct tables *tables, const char *name)
+{
+    uint32_t buckets = tables->sysv_hash[0];
+    const uint32_t *bucket = tables->sysv_hash + 2, *chain = bucket + buckets;
+    uint32_t hash = 0;
+    for (const char *c = name; *c; c++) {
+        hash = (hash << 4) + (unsigned char)*c;
+        hash = (hash ^ ((hash & 0xf0000000) >> 24)) & 0x0fffffff;
+    }
+    for (uint32_t i = buckets ? bucket[hash % buckets] : 0; i != 0; i = chain[i])
+        if (defines(tables, i, name))
+            return &tables->symbols[i];
+    return NULL;
+}
+
+static void *definition(uintptr_t base, const struct tables *tables, const char *name)
+{
+    const ElfW(Sym) *symbol = NULL;
+    if (!tables->symbols || !tables->strings)
+        return NULL;
+    if (tables->gnu_hash)
+        symbol = by_gnu_hash(tables, name);
+    else if (tables->sysv_hash)
+        symbol = by_sysv_hash(tables, name);
+    return symbol ? (void *)(base + symbol->st_value) : NULL;
+}
+
+/* --- one library after the other ------------------------------------------------------------------------ */
+
+struct search {
+    const void *address; /* looked for */
+    const char *name;
+    struct loaded *library;
+    bool passed;
+    void *found;
+};
+
+static void extent(const struct dl_phdr_info *info, uintptr_t *low, uintptr_t *high)
+{
+    *low = UINTPTR_MAX;
+    *high = 0;
+    for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type != PT_LOAD)
+            continue;
+        uintptr_t from = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+        uintptr_t to = from + info->dlpi_phdr[i].p_memsz;
+        *low = from < *low ? from : *low;
+        *high = to > *high ? to : *high;
+    }
+}
+
+static bool contains(const struct dl_phdr_info *info, const void *address, uintptr_t *low, uintptr_t *high)
+{
+    extent(info, low, high);
+    return (uintptr_t)address >= *low && (uintptr_t)address < *high;
+}
+
+static struct tables tables_in(const struct dl_phdr_info *info)
+{
+    for (unsigned i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            return tables_of(info->dlpi_addr,
+                             (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr));
+    return (struct tables){0};
+}
+
+static int look_for_address(struct dl_phdr_info *info, size_t size, void *context)
+{
+    struct search *search = context;
+    struct loaded *library = search->library;
+    (void)size;
+    if (!contains(info, search->address, &library->low, &library->high))
+        return 0;
+    size_t length = strnlen(info->dlpi_name, sizeof library->path - 1);
+    memcpy(library->path, info->dlpi_name, length);
+    library->path[length] = '\0';
+    return 1;
+}
+
+bool loaded_at(const void *address, struct loaded *library)
+{
+    struct search search = {.address = address, .library = library};
+    return dl_iterate_phdr(look_for_address, &search) == 1;
+}
+
+static int look_behind(struct dl_phdr_info *info, size_t size, void *context)
+{
+    struct search *search = context;
+    uintptr_t low, high;
+    (void)size;
+    if (search->passed) {
+        struct tables tables = tables_in(info);
+        search->found = definition(info->dlpi_addr, &tables, search->name);
+        return search->found != NULL;
+    }
+    search->passed = !search->address || contains(info, search->address, &low, &high);
+    return 0;
+}
+
+void *loaded_next_definition(const void *caller, const char *name)
+{
+    struct search search = {.address = caller, .name = name};
+    dl_iterate_phdr(look_behind, &search);
+    if (!search.passed) { /* code that no library holds counts as the program's */
+        search.address = NULL;
+        dl_iterate_phdr(look_behind, &search);
+    }
+    return search.found;
+}
+
+/* --- libc ----------------------------------------------------------------------------------------------- */
+
+static bool is_libc(const struct tables *tables)
+{
+    return tables->soname
+        && (strcmp(tables->soname, "libc.so.6") == 0 || strcmp(tables->soname, "libdl.so.2") == 0);
+}
+
+static int look_in_any_other(struct dl_phdr_info *info, size_t size, void *context)
+{
+    struct search *search = context;
+    uintptr_t low, high;
+    (void)size;
+    if (contains(info, (const void *)&loaded_libc, &low, &high))
+        return 0;
+    struct tables tables = tables_in(info);
+    search->found = definition(info->dlpi_addr, &tables, search->name);
+    return search->found != NULL;
+}
+
+void *loaded_libc(const char *name)
+{
+    /* Not by dl_iterate_phdr: a program may have put its own in libc's place, whose first act is to look
+     * libc's up, with dlsym. Nor under the loader's lock: libc and what was there at the start stay. */
+    for (struct link_map *map = &_r_debug ? _r_debug.r_map : NULL; map; map = map->l_next) {
+        struct tables tables = tables_of(map->l_addr, map->l_ld);
+        void *found = is_libc(&tables) ? definition(map->l_addr, &tables, name) : NULL;
+        if (found)
+            return found;
+    }
+    if (&_r_debug)
+        return NULL;
+    struct search search = {.name = name};
+    dl_iterate_phdr(look_in_any_other, &search);
+    return search.found;
+}

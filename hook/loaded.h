@@ -1,0 +1,30 @@
+/* The libraries of this process, read from the tables that the loader keeps of them: what lies where, and
+ * what each of them defines.
+ *
+ * It answers where libc's own lookups cannot be asked: before libc's dlsym is known, and on behalf of a
+ * caller that is not us. Takes no lock of ours, allocates nothing. `loaded_at` and `loaded_next_definition`
+ * hold the loader's lock while they look.
+ */
+#ifndef VGPU_LOADED_H
+#define VGPU_LOADED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A library, from the first to behind the last byte of its mapping. */
+struct loaded {
+    uintptr_t low, high;
+    char path[4096]; /* as the loader knows it; "" for the program itself */
+};
+
+/* The library that `address` lies in; false when it lies in none. */
+bool loaded_at(const void *address, struct loaded *library);
+
+/* Where the search order comes to `name` first, behind the library that `caller` lies in (behind the program,
+ * when it lies in none): what RTLD_NEXT means. NULL when nobody there defines it. */
+void *loaded_next_definition(const void *caller, const char *name);
+
+/* A function of libc, or of libdl where that is a library of its own; NULL when it has none of that name. */
+void *loaded_libc(const char *name);
+
+#endif

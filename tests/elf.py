@@ -4,8 +4,12 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-DYNAMIC, DYNSYM, STRTAB, VERNEED, INIT_ARRAY, NOTE = 6, 11, 3, 0x6FFFFFFE, 14, 7
-NEEDED = 1
+RELA, DYNAMIC, DYNSYM, VERNEED, INIT_ARRAY = 4, 6, 11, 0x6FFFFFFE, 14  # kinds of sections
+NEEDED, TEXTREL, FLAGS = 1, 22, 30  # tags of the dynamic section
+FLAG_TEXTREL, FLAG_BIND_NOW = 4, 8
+THREAD_LOCAL, STACK, RELRO = 7, 0x6474E551, 0x6474E552  # kinds of segments
+EXECUTABLE = 1
+RELATIVE = {62: 8, 183: 1027}  # the kind of a relative relocation, for each machine
 
 
 @dataclass
@@ -19,12 +23,18 @@ class Elf:
     constructors: int = 0
     sections: set[str] = field(default_factory=set)
     machine: int = 0
+    binds_now: bool = False
+    text_relocations: bool = False
+    relative_relocations: int = 0  # each costs at every exec, and a page it lies in is copied
+    read_only_after_relocation: bool = False
+    executable_stack: bool = True
+    thread_local_bytes: int = 0
 
     @property
     def newest_glibc(self) -> tuple[int, ...]:
         """The oldest glibc that it loads with."""
-        found = [v.removeprefix("GLIBC_") for v in self.versions if v.startswith("GLIBC_")]
-        return max(tuple(int(part) for part in text.split(".")) for text in found)
+        found = [version.removeprefix("GLIBC_").split(".") for version in self.versions]
+        return max(tuple(int(part) for part in parts) for parts in found)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,27 @@ def read_elf(path: Path) -> Elf:
             _versions(elf, section.content, sections[section.link].content)
         elif section.kind == INIT_ARRAY:
             elf.constructors += len(section.content) // 8
+        elif section.kind == RELA:
+            kinds = [
+                info & 0xFFFFFFFF for _, info, _ in struct.iter_unpack("<QQQ", section.content)
+            ]
+            elf.relative_relocations += kinds.count(RELATIVE[elf.machine])
+    _segments(elf, raw)
     return elf
+
+
+def _segments(elf: Elf, raw: bytes) -> None:
+    (table,) = struct.unpack_from("<Q", raw, 32)
+    size, count = struct.unpack_from("<HH", raw, 54)
+    for i in range(count):
+        kind, flags = struct.unpack_from("<II", raw, table + i * size)
+        (bytes_in_memory,) = struct.unpack_from("<Q", raw, table + i * size + 40)
+        if kind == RELRO:
+            elf.read_only_after_relocation = True
+        elif kind == STACK:
+            elf.executable_stack = bool(flags & EXECUTABLE)
+        elif kind == THREAD_LOCAL:
+            elf.thread_local_bytes = bytes_in_memory
 
 
 def _sections(raw: bytes) -> list[_Section]:
@@ -79,6 +109,11 @@ def _dynamic(elf: Elf, content: bytes, strings: bytes) -> None:
     for tag, value in struct.iter_unpack("<QQ", content):
         if tag == NEEDED:
             elf.needed.append(_text(strings, value))
+        elif tag == TEXTREL:
+            elf.text_relocations = True
+        elif tag == FLAGS:
+            elf.binds_now |= bool(value & FLAG_BIND_NOW)
+            elf.text_relocations |= bool(value & FLAG_TEXTREL)
 
 
 def _versions(elf: Elf, content: bytes, strings: bytes) -> None:

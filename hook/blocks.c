@@ -1,10 +1,11 @@
 #include "blocks.h"
 
 #include <pthread.h>
-#include <stdlib.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { BUCKETS = 1 << 15, GRANULE = 512 };
+enum { SHARDS = 64, BUCKETS = 1024, SPARES = 64, ARENA_BYTES = 1 << 16, CACHE_LINE = 64, STACK_SHIFT = 12 };
 
 struct block {
     struct block *next;
@@ -14,14 +15,27 @@ struct block {
     int device;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-static struct block *buckets[BUCKETS]; /* untouched pages of it cost nothing */
+struct shard {
+    _Alignas(CACHE_LINE) pthread_mutex_t lock;
+    struct block *free; /* blocks that are in no use */
+    char *fresh, *end; /* what is left of the newest piece of memory */
+    struct block *buckets[BUCKETS];
+};
 
+/* Everything of one process. The program's allocator is not used: it may be one that allocates on the GPU, or
+ * be interrupted by us. Pages that are never touched cost nothing. */
+struct blocks {
+    _Atomic(struct block *) spares[SPARES]; /* one for the next in need, taken without a lock */
+    struct shard shards[SHARDS];
+};
+
+static _Atomic(struct blocks *) current;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+/* Left where it is: the parent's other threads are not here to unlock it. */
 static void forget_after_fork(void)
 {
-    pthread_mutex_init(&lock, NULL); /* the parent's other threads are not here to unlock it */
-    memset(buckets, 0, sizeof buckets);
+    atomic_store(&current, NULL);
 }
 
 static void watch_forks(void)
@@ -29,49 +43,149 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 
-static struct block **bucket_of(enum block_space space, unsigned long long key)
+static void *map_memory(size_t bytes)
 {
-    return &buckets[(key / GRANULE + (uint64_t)space) * UINT64_C(0x9E3779B97F4A7C15) >> 49];
+    void *memory =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static struct blocks *make_blocks(void)
+{
+    struct blocks *none = NULL, *made = map_memory(sizeof *made);
+    pthread_once(&fork_once, watch_forks);
+    if (!made)
+        return NULL;
+    for (int i = 0; i < SHARDS; i++)
+        pthread_mutex_init(&made->shards[i].lock, NULL);
+    if (atomic_compare_exchange_strong(&current, &none, made))
+        return made;
+    munmap(made, sizeof *made); /* another thread was faster */
+    return none;
+}
+
+static struct blocks *blocks(void)
+{
+    struct blocks *known = atomic_load_explicit(&current, memory_order_acquire);
+    return known ? known : make_blocks();
+}
+
+static uint64_t mix(uint64_t bits)
+{
+    bits = (bits ^ bits >> 32) * UINT64_C(0x9E3779B97F4A7C15);
+    return bits ^ bits >> 29;
+}
+
+/* A number that tells threads apart, more or less: they have different stacks. */
+static uint64_t thread_hash(void)
+{
+    return mix((uintptr_t)__builtin_frame_address(0) >> STACK_SHIFT);
+}
+
+/* --- blocks that are in no use -------------------------------------------------------------------------- */
+
+/* Called with the lock held. */
+static struct block *carve(struct shard *shard)
+{
+    struct block *block = shard->free;
+    if (block) {
+        shard->free = block->next;
+        return block;
+    }
+    if (shard->fresh == shard->end) {
+        char *memory = map_memory(ARENA_BYTES);
+        if (!memory)
+            return NULL;
+        shard->fresh = memory;
+        shard->end = memory + ARENA_BYTES / sizeof *block * sizeof *block;
+    }
+    block = (struct block *)(void *)shard->fresh;
+    shard->fresh += sizeof *block;
+    return block;
 }
 
 struct block *block_new(enum block_space space, int device, uint64_t bytes)
 {
-    struct block *block = calloc(1, sizeof *block);
-    if (block) {
-        block->space = space;
-        block->device = device;
-        block->bytes = bytes;
+    struct blocks *all = blocks();
+    if (!all)
+        return NULL;
+    uint64_t hash = thread_hash();
+    struct block *block = atomic_exchange(&all->spares[hash % SPARES], NULL);
+    if (!block) {
+        struct shard *shard = &all->shards[hash % SHARDS];
+        pthread_mutex_lock(&shard->lock);
+        block = carve(shard);
+        pthread_mutex_unlock(&shard->lock);
     }
-    return block;
-}
-
-void block_add(struct block *block, unsigned long long key)
-{
-    pthread_once(&fork_once, watch_forks);
-    block->key = key;
-    pthread_mutex_lock(&lock);
-    struct block **bucket = bucket_of(block->space, key);
-    block->next = *bucket;
-    *bucket = block;
-    pthread_mutex_unlock(&lock);
-}
-
-struct block *block_take(enum block_space space, unsigned long long key)
-{
-    pthread_mutex_lock(&lock);
-    struct block **link = bucket_of(space, key);
-    while (*link && ((*link)->key != key || (*link)->space != space))
-        link = &(*link)->next;
-    struct block *block = *link;
     if (block)
-        *link = block->next;
-    pthread_mutex_unlock(&lock);
+        *block = (struct block){.space = space, .device = device, .bytes = bytes};
     return block;
 }
 
 void block_free(struct block *block)
 {
-    free(block);
+    struct blocks *all = block ? blocks() : NULL;
+    if (!all)
+        return;
+    uint64_t hash = thread_hash();
+    struct block *older = atomic_exchange(&all->spares[hash % SPARES], block);
+    if (!older)
+        return;
+    struct shard *shard = &all->shards[hash % SHARDS];
+    pthread_mutex_lock(&shard->lock);
+    older->next = shard->free;
+    shard->free = older;
+    pthread_mutex_unlock(&shard->lock);
+}
+
+/* --- blocks by key -------------------------------------------------------------------------------------- */
+
+static struct shard *shard_of(struct blocks *all, uint64_t hash)
+{
+    return &all->shards[hash % SHARDS];
+}
+
+static struct block **bucket_of(struct shard *shard, uint64_t hash)
+{
+    return &shard->buckets[hash / SHARDS % BUCKETS];
+}
+
+static uint64_t hash_of(enum block_space space, unsigned long long key)
+{
+    return mix(key + ((uint64_t)space << 56));
+}
+
+void block_add(struct block *block, unsigned long long key)
+{
+    struct blocks *all = blocks();
+    if (!all)
+        return; /* forked in the middle of a call, and no memory: then CUDA does not work either */
+    uint64_t hash = hash_of(block->space, key);
+    struct shard *shard = shard_of(all, hash);
+    block->key = key;
+    pthread_mutex_lock(&shard->lock);
+    struct block **bucket = bucket_of(shard, hash);
+    block->next = *bucket;
+    *bucket = block;
+    pthread_mutex_unlock(&shard->lock);
+}
+
+struct block *block_take(enum block_space space, unsigned long long key)
+{
+    struct blocks *all = atomic_load_explicit(&current, memory_order_acquire);
+    if (!all)
+        return NULL;
+    uint64_t hash = hash_of(space, key);
+    struct shard *shard = shard_of(all, hash);
+    pthread_mutex_lock(&shard->lock);
+    struct block **link = bucket_of(shard, hash);
+    while (*link && ((*link)->key != key || (*link)->space != space))
+        link = &(*link)->next;
+    struct block *block = *link;
+    if (block)
+        *link = block->next;
+    pthread_mutex_unlock(&shard->lock);
+    return block;
 }
 
 unsigned long long block_key(const struct block *block)

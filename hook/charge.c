@@ -10,10 +10,10 @@ bool charging(void)
 
 CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
-    (void)function;
-    if (bytes == 0)
+    if (bytes == 0 || (place >= 0 && region_reserve(place, kind, bytes)))
         return CUDA_SUCCESS;
-    return place >= 0 && region_reserve(place, kind, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    region_note_refusal(place, bytes, function);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)

@@ -61,6 +61,7 @@ ARTIFACTS = (
     Artifact(
         "libvgpu.so",
         (
+            "amounts.c",
             "blocks.c",
             "charge.c",
             "cuda_array.c",
@@ -79,6 +80,7 @@ ARTIFACTS = (
             "graphs.c",
             "late.c",
             "ledger.c",
+            "limits.c",
             "loaded.c",
             "log.c",
             "names.c",
@@ -88,6 +90,7 @@ ARTIFACTS = (
             "real.c",
             "region.c",
             "region_file.c",
+            "region_slots.c",
             "reserve.c",
             "settings.c",
             "table.c",

@@ -4,32 +4,45 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { MAX_ORDINALS = 64 };
 
 static _Atomic int places[MAX_ORDINALS]; /* 0: not asked yet, otherwise place + 1 */
 
-static void format_uuid(const CUuuid *uuid, char text[UUID_BYTES])
+static void format_uuid(const char *kind, const CUuuid *uuid, char text[UUID_BYTES])
 {
     const unsigned char *b = uuid->bytes;
-    snprintf(text, UUID_BYTES, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-             b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
-             b[15]);
+    snprintf(text, UUID_BYTES, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             kind, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
+             b[14], b[15]);
+}
+
+/* The second version of the call tells a MIG device's own uuid, the first that of its GPU: they differ only
+ * for MIG. */
+static bool ask_uuid(const struct real_cuda *real, CUdevice device, char text[UUID_BYTES])
+{
+    CUuuid own, whole;
+    bool has_own = real->cuDeviceGetUuid_v2 && real->cuDeviceGetUuid_v2(&own, device) == CUDA_SUCCESS;
+    bool has_whole = real->cuDeviceGetUuid && real->cuDeviceGetUuid(&whole, device) == CUDA_SUCCESS;
+    if (!has_own && !has_whole)
+        return false;
+    bool mig = has_own && has_whole && memcmp(&own, &whole, sizeof own) != 0;
+    format_uuid(mig ? "MIG" : "GPU", has_own ? &own : &whole, text);
+    return true;
 }
 
 int place_of_device(CUdevice device)
 {
-    const struct real_cuda *real = real_cuda();
-    CUuuid uuid;
     char text[UUID_BYTES];
     if (device < 0 || device >= MAX_ORDINALS)
         return -1;
-    int known = atomic_load(&places[device]);
+    int known = atomic_load_explicit(&places[device], memory_order_acquire);
     if (known)
         return known - 1;
-    if (!real || !real->cuDeviceGetUuid || real->cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS)
+    const struct real_cuda *real = real_cuda();
+    if (!real || !ask_uuid(real, device, text))
         return -1;
-    format_uuid(&uuid, text);
     int place = region_device(text);
     if (place >= 0)
         atomic_store(&places[device], place + 1);

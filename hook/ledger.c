@@ -1,6 +1,6 @@
 #include "ledger.h"
 
-static uint64_t bytes_in(uint64_t word)
+uint64_t ledger_bytes_in(uint64_t word)
 {
     return word & LEDGER_MOST_BYTES;
 }
@@ -10,31 +10,34 @@ static uint64_t changed(uint64_t word, uint64_t bytes)
     return ((word & ~LEDGER_MOST_BYTES) + LEDGER_MOST_BYTES + 1) | bytes;
 }
 
-bool ledger_reserve(struct ledger *ledger, uint64_t limit_bytes, uint64_t bytes)
+bool ledger_reserve(struct ledger *ledger, uint64_t limit_bytes, uint64_t bytes, uint64_t *taken)
 {
     uint64_t most = limit_bytes && limit_bytes < LEDGER_MOST_BYTES ? limit_bytes : LEDGER_MOST_BYTES;
     uint64_t word = atomic_load_explicit(&ledger->word, memory_order_relaxed);
     do {
-        uint64_t used = bytes_in(word);
+        uint64_t used = ledger_bytes_in(word);
         if (used > most || bytes > most - used)
             return false;
-    } while (!atomic_compare_exchange_weak(&ledger->word, &word, changed(word, bytes_in(word) + bytes)));
+        *taken = used + bytes;
+    } while (!atomic_compare_exchange_weak(&ledger->word, &word, changed(word, *taken)));
     return true;
 }
 
-void ledger_release(struct ledger *ledger, uint64_t bytes)
+uint64_t ledger_release(struct ledger *ledger, uint64_t bytes)
 {
     uint64_t word = atomic_load_explicit(&ledger->word, memory_order_relaxed);
-    uint64_t left;
+    uint64_t given;
     do {
-        uint64_t used = bytes_in(word);
-        left = bytes < used ? used - bytes : 0; /* whoever can write the file can make it say less */
-    } while (!atomic_compare_exchange_weak(&ledger->word, &word, changed(word, left)));
+        uint64_t used = ledger_bytes_in(word);
+        given = bytes < used ? bytes : used; /* whoever can write the file can make it say less */
+    } while (
+        !atomic_compare_exchange_weak(&ledger->word, &word, changed(word, ledger_bytes_in(word) - given)));
+    return given;
 }
 
 uint64_t ledger_used(const struct ledger *ledger)
 {
-    return bytes_in(ledger_read(ledger));
+    return ledger_bytes_in(ledger_read(ledger));
 }
 
 uint64_t ledger_read(const struct ledger *ledger)

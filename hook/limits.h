@@ -31,7 +31,8 @@ struct core_share {
  * monitor's switch is off. */
 struct core_share limits_core(int place);
 
-/* --- for settings.c and devices.c ----------------------------------------------------------------------- */
+/* --- for settings.c and the region -----------------------------------------------------------------------
+ */
 
 enum limits_state { LIMITS_ABSENT, LIMITS_IN_FORCE, LIMITS_UNUSABLE };
 
@@ -40,6 +41,9 @@ enum limits_state limits_open(char *problem, size_t problem_bytes);
 
 /* The usage region it names, or "". */
 const char *limits_cache_path(void);
+
+/* Uuid of the i-th device that it lists, as text of at most 41 bytes; false past the last. */
+bool limits_uuid(int i, char *text);
 
 /* The device at `place` is the one with this uuid. */
 void limits_place(int place, const char *uuid);

@@ -7,27 +7,45 @@
 #include <string.h>
 #include <unistd.h>
 
-uint64_t process_start_time(int32_t pid)
+enum { EXITING_FLAG = 4 }; /* PF_EXITING of Linux */
+
+struct process {
+    char state;
+    unsigned flags;
+    long threads;
+    unsigned long long start_time;
+};
+
+static bool read_process(int32_t pid, struct process *process)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return 0;
+        return false;
     ssize_t length = read(fd, text, sizeof text - 1);
     close(fd);
     if (length <= 0)
-        return 0;
+        return false;
     text[length] = '\0';
     const char *field = strrchr(text, ')'); /* the command may contain anything, blanks and brackets too */
-    if (!field || strlen(field) < 3 || strchr("ZX", field[2]))
-        return 0;
-    unsigned long long start_time = 0;
-    if (sscanf(field + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-               &start_time)
-        != 1)
-        return 0;
-    return start_time;
+    return field
+        && sscanf(field + 1,
+                  " %c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu",
+                  &process->state, &process->flags, &process->threads, &process->start_time)
+        == 4;
+}
+
+/* Waits to be reaped. Its first thread may wait for that while others live. */
+static bool ended(const struct process *process)
+{
+    return (process->state == 'Z' || process->state == 'X') && process->threads <= 1;
+}
+
+uint64_t process_start_time(int32_t pid)
+{
+    struct process process;
+    return read_process(pid, &process) && !ended(&process) ? process.start_time : 0;
 }
 
 bool process_gone(int32_t pid, uint64_t start_time)
@@ -39,4 +57,11 @@ bool process_gone(int32_t pid, uint64_t start_time)
         return start_time && found != start_time;
     /* It exists, so it is a zombie, unless /proc hides it or is not there at all. */
     return kill(pid, 0) == 0 && process_start_time((int32_t)getpid()) != 0;
+}
+
+bool process_is_exiting(int32_t pid, uint64_t start_time)
+{
+    struct process process;
+    return read_process(pid, &process) && !ended(&process) && process.start_time == start_time
+        && (process.flags & EXITING_FLAG);
 }

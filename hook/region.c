@@ -1,29 +1,33 @@
 #include "region.h"
+#include "limits.h"
 #include "log.h"
-#include "process.h"
 #include "region_file.h"
+#include "region_slots.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { LOCK_PATIENCE_MS = 5000, SWEEP_PATIENCE_MS = 20, CORRECTIONS = 16, SWEEP_PAUSE_MS = 100 };
+enum { ADD_PATIENCE_MS = 1000, CORRECTIONS = 16 };
+#define SWEEP_PAUSE_NS (UINT64_C(100) * 1000000)
+/* A correction from figures that are older is not made: the ledger's count of changes might have come round.
+ */
+#define FIGURES_LAST_NS (UINT64_C(300) * 1000)
 
 static _Atomic(struct region *) mapped;
 static _Atomic(struct region_slot *) mine; /* NULL: not joined */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-static _Atomic int64_t swept_at_ms;
-
-static struct ledger *ledger_of(struct region *region, int device)
-{
-    return &region_tail(region)->devices[device].ledger;
-}
+static _Atomic(const char *) last_problem;
+static _Atomic uint64_t looked_at_ns; /* when this process last saw to the dead */
 
 static void forget_after_fork(void)
 {
     atomic_store(&mine, NULL);
+    slots_forget();
     pthread_mutex_init(&opening, NULL);
 }
 
@@ -32,160 +36,162 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 
-bool region_open(void)
+static struct region *region_if_open(void)
 {
-    if (atomic_load(&mapped))
-        return true;
-    pthread_once(&fork_once, watch_forks);
-    pthread_mutex_lock(&opening);
-    if (!atomic_load(&mapped)) {
-        int fd = region_file_lock(LOCK_PATIENCE_MS);
-        if (fd >= 0) {
-            atomic_store(&mapped, region_file_map(fd));
-            region_file_unlock(fd);
-        }
-        if (!atomic_load(&mapped))
-            log_error("cannot count memory in %s: %s", settings()->cache_path, strerror(errno));
-    }
-    pthread_mutex_unlock(&opening);
-    return atomic_load(&mapped) != NULL;
+    return atomic_load_explicit(&mapped, memory_order_acquire);
 }
 
-/* --- slots ---------------------------------------------------------------------------------------------- */
-
-static int32_t slot_count(struct region *region)
+struct region *region_mapped(void)
 {
-    int32_t count = atomic_load(&region->slot_count);
-    return count < 0 ? 0 : count > REGION_SLOTS ? REGION_SLOTS : count;
+    return region_if_open();
 }
 
-static bool living(struct region_slot *slot)
+struct region_device *region_device_at(int place)
 {
-    /* Slots that HAMi-core took have no start time: then the pid alone must do. */
-    return atomic_load(&slot->status) != 0
-        && !process_gone(atomic_load(&slot->pid), atomic_load(&slot->start_time));
+    struct region *region = region_if_open();
+    return region && place >= 0 && place < MAX_DEVICES ? &region_tail(region)->devices[place] : NULL;
 }
 
-static void clear_slot(struct region_slot *slot)
+static struct ledger *ledger_of(struct region *region, int place)
 {
-    for (int i = 0; i < MAX_DEVICES; i++) {
-        atomic_store(&slot->used[i].total_bytes, 0);
-        atomic_store(&slot->used[i].data_bytes, 0);
-        atomic_store(&slot->used[i].context_bytes, 0);
-        atomic_store(&slot->used[i].module_bytes, 0);
-    }
-    slot->host_pid = 0;
-    atomic_store(&slot->status, 0);
-    atomic_store(&slot->start_time, 0);
-    atomic_store(&slot->pid, 0); /* last: from here on it may be taken */
+    return &region_tail(region)->devices[place].ledger;
 }
 
-/* Make the ledger agree with the slots. */
-static void correct(struct region *region, int device)
+/* --- the dead ------------------------------------------------------------------------------------------- */
+
+/* Make the ledger agree with the slots. While slots are being changed their sum is only an upper bound: then
+ * the ledger is lowered to it at most. */
+static void correct(struct region *region, int place)
 {
+    struct ledger *ledger = ledger_of(region, place);
     for (int attempt = 0; attempt < CORRECTIONS; attempt++) {
-        uint64_t seen = ledger_read(ledger_of(region, device)), held = 0;
-        for (int32_t i = 0; i < slot_count(region); i++) {
-            struct region_slot *slot = &region->slots[i];
-            if (atomic_load(&slot->status) != 0)
-                held += atomic_load(&slot->used[device].total_bytes);
+        uint64_t began_ns = now_ns();
+        uint64_t seen = ledger_read(ledger);
+        struct holdings all = slots_hold(region, place);
+        uint64_t used = ledger_bytes_in(seen);
+        if (all.bytes == used || (!all.settled && all.bytes > used)) {
+            if (all.settled || attempt + 1 == CORRECTIONS)
+                return;
+            continue;
         }
-        if (held == ledger_used(ledger_of(region, device))
-            || ledger_correct(ledger_of(region, device), seen, held))
+        if (now_ns() - began_ns > FIGURES_LAST_NS || !ledger_correct(ledger, seen, all.bytes))
+            continue;
+        atomic_fetch_add(&region_tail(region)->devices[place].corrections, 1);
+        if (all.settled)
             return;
     }
 }
 
-/* Free the slots of the dead. Called with the file's lock held: nobody takes a slot meanwhile. */
 static void sweep(struct region *region)
 {
-    for (int32_t i = 0; i < slot_count(region); i++) {
-        struct region_slot *slot = &region->slots[i];
-        if (slot == atomic_load(&mine) || atomic_load(&slot->pid) == 0 || living(slot))
-            continue;
-        clear_slot(slot);
-    }
+    int fd = region_file_reopen();
+    slots_sweep(region, fd);
+    if (fd >= 0)
+        close(fd);
     atomic_fetch_add(&region_tail(region)->sweeps, 1);
-}
-
-static void correct_all(struct region *region)
-{
     for (int i = 0; i < MAX_DEVICES; i++)
         if (region->uuids[i][0])
             correct(region, i);
 }
 
-/* Take the memory of the dead back. Many that are refused at once do it together: of two sweeps that end
- * while we wait for our turn, the second began after we were refused. */
-static void sweep_and_correct(struct region *region)
+/* Monitors skip slots that are marked free; a sweeper that was stopped for long may have marked ours so. */
+static void mark_mine_running(void)
 {
-    uint32_t before = atomic_load(&region_tail(region)->sweeps);
-    int fd = region_file_lock(SWEEP_PATIENCE_MS);
-    if (fd >= 0) {
-        if (atomic_load(&region_tail(region)->sweeps) - before < 2)
-            sweep(region);
-        region_file_unlock(fd);
-    }
-    correct_all(region);
+    struct region_slot *slot = atomic_load(&mine);
+    int32_t unused = 0;
+    if (slot && slot_is_mine(slot))
+        atomic_compare_exchange_strong(&slot->status, &unused, 1);
 }
 
-/* Called with the file's lock held. */
-static struct region_slot *take_slot(struct region *region, int fd)
+/* Look for the dead if nobody in the container did for a while. */
+static void sweep_now_and_then(struct region *region)
 {
-    int32_t me = (int32_t)getpid();
-    for (int32_t i = 0; i < REGION_SLOTS; i++) {
-        struct region_slot *slot = &region->slots[i];
-        bool left_by_me = atomic_load(&slot->pid) == me; /* exec keeps the pid, and an old pid comes again */
-        if (atomic_load(&slot->pid) != 0 && !left_by_me)
-            continue;
-        if (!region_file_back(fd, offsetof(struct region, slots) + (size_t)i * sizeof *slot, sizeof *slot))
-            return NULL;
-        clear_slot(slot);
-        atomic_store(&slot->start_time, process_start_time(me));
-        atomic_store(&slot->pid, me);
-        atomic_store(&slot->status, 1);
-        if (slot_count(region) <= i)
-            atomic_store(&region->slot_count, i + 1);
-        return slot;
+    uint64_t now = coarse_now_ns(), last = atomic_load_explicit(&looked_at_ns, memory_order_relaxed);
+    if (now - last < SWEEP_PAUSE_NS || !atomic_compare_exchange_strong(&looked_at_ns, &last, now))
+        return;
+    _Atomic uint64_t *swept_at_ns = &region_tail(region)->swept_at_ns;
+    uint64_t swept = atomic_load(swept_at_ns);
+    mark_mine_running();
+    if (now - swept >= SWEEP_PAUSE_NS && atomic_compare_exchange_strong(swept_at_ns, &swept, now))
+        sweep(region);
+}
+
+/* --- opening and joining -------------------------------------------------------------------------------- */
+
+const char *region_problem(void)
+{
+    const char *problem = atomic_load(&last_problem);
+    return problem ? problem : "";
+}
+
+static void failed(const char *problem)
+{
+    atomic_store(&last_problem,
+                 problem); /* a literal, or strerror's of an errno that Linux has: a constant */
+    log_error("cannot count memory in %s: %s", settings()->cache_path, problem);
+}
+
+bool region_open(void)
+{
+    if (region_if_open())
+        return true;
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&opening);
+    if (!region_if_open()) {
+        const char *problem = "";
+        struct region *region = region_file_open(&problem);
+        if (!region)
+            failed(problem);
+        atomic_store(&mapped, region);
     }
-    errno = EUSERS;
-    return NULL;
+    pthread_mutex_unlock(&opening);
+    return region_if_open() != NULL;
+}
+
+/* A slot for this process, if need be that of a dead one. NULL with errno set. */
+static struct region_slot *take_slot(struct region *region, bool *before)
+{
+    int fd = region_file_reopen();
+    if (fd < 0)
+        return NULL;
+    struct region_slot *slot = slot_take(region, fd, before);
+    if (!slot && errno == EUSERS && slots_sweep(region, fd) > 0)
+        slot = slot_take(region, fd, before);
+    int error = errno;
+    close(fd);
+    errno = error;
+    return slot;
 }
 
 bool region_join(void)
 {
+    if (atomic_load_explicit(&mine, memory_order_acquire))
+        return true;
     if (!region_open())
         return false;
-    if (atomic_load(&mine))
-        return true;
-    struct region *region = atomic_load(&mapped);
+    struct region *region = region_if_open();
     pthread_mutex_lock(&opening);
     if (!atomic_load(&mine)) {
-        int fd = region_file_lock(LOCK_PATIENCE_MS);
-        if (fd >= 0) {
-            sweep(region);
-            atomic_store(&mine, take_slot(region, fd));
-            region_file_unlock(fd);
-        }
-        if (atomic_load(&mine))
-            correct_all(region);
-        else
-            log_error("cannot take a place in %s: %s", settings()->cache_path, strerror(errno));
+        bool before = false;
+        struct region_slot *slot = take_slot(region, &before);
+        if (!slot)
+            failed(errno == EUSERS ? "as many processes as it has places for are using it" : strerror(errno));
+        else if (before || atomic_load(&region_tail(region)->sweeps) == 0)
+            sweep(region); /* when it was never done, processes of HAMi-core may count here already */
+        atomic_store(&mine, slot);
     }
     pthread_mutex_unlock(&opening);
+    sweep_now_and_then(region);
     return atomic_load(&mine) != NULL;
 }
 
-/* A process that ends in good order leaves at once; the others are swept by those that stay. */
+/* A process that ends in good order is not shown any more. What it holds counts until it is gone: the driver
+ * frees its memory only then. */
 static __attribute__((destructor)) void leave(void)
 {
-    struct region *region = atomic_load(&mapped);
-    struct region_slot *slot = atomic_exchange(&mine, NULL);
-    if (!region || !slot || atomic_load(&slot->pid) != (int32_t)getpid())
-        return;
-    for (int i = 0; i < MAX_DEVICES; i++)
-        ledger_release(ledger_of(region, i), atomic_load(&slot->used[i].total_bytes));
-    clear_slot(slot);
+    struct region_slot *slot = atomic_load(&mine);
+    if (slot && atomic_load(&slot->pid) == (int32_t)getpid() && slot_is_mine(slot))
+        atomic_store(&slot->status, 0);
 }
 
 /* --- devices -------------------------------------------------------------------------------------------- */
@@ -198,120 +204,207 @@ static int find_device(struct region *region, const char *uuid)
     return -1;
 }
 
+static int add_device(struct region *region, const char *uuid)
+{
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        if (region->uuids[i][0])
+            continue;
+        atomic_store(&region->limit_bytes[i], settings_limit_bytes(uuid));
+        atomic_store(&region->sm_percent[i], (settings_core_permille(uuid) + 9) / 10);
+        strncpy(region->uuids[i], uuid, UUID_BYTES - 1);
+        atomic_store(&region->device_count, (uint64_t)i + 1);
+        return i;
+    }
+    return -1;
+}
+
 int region_device(const char *uuid)
 {
     if (!uuid[0] || strlen(uuid) >= UUID_BYTES || !region_open())
         return -1;
-    struct region *region = atomic_load(&mapped);
-    int device = find_device(region, uuid);
-    if (device >= 0)
-        return device;
-    int fd = region_file_lock(LOCK_PATIENCE_MS);
-    if (fd < 0)
-        return -1;
-    device = find_device(region, uuid); /* another process may have been faster */
-    for (int i = 0; device < 0 && i < MAX_DEVICES; i++) {
-        if (region->uuids[i][0])
-            continue;
-        atomic_store(&region->limit_bytes[i], settings_limit_bytes(uuid));
-        memcpy(region->uuids[i], uuid, strlen(uuid) + 1);
-        atomic_store(&region->device_count, (uint64_t)i + 1);
-        device = i;
+    struct region *region = region_if_open();
+    int place = find_device(region, uuid);
+    if (place < 0) {
+        int fd = region_file_lock(ADD_PATIENCE_MS);
+        if (fd < 0)
+            return -1;
+        place = find_device(region, uuid); /* another process may have been faster */
+        place = place < 0 ? add_device(region, uuid) : place;
+        region_file_unlock(fd);
     }
-    region_file_unlock(fd);
-    return device;
+    limits_place(place, uuid);
+    return place;
 }
 
-uint64_t region_limit_bytes(int device)
+uint64_t region_limit_bytes(int place)
 {
-    struct region *region = atomic_load(&mapped);
-    if (!region || device < 0)
-        return 0;
-    uint64_t limit_bytes = atomic_load(&region->limit_bytes[device]);
-    return limit_bytes ? limit_bytes : settings_limit_bytes(region->uuids[device]);
+    return limits_memory_bytes(place);
 }
 
-uint64_t region_used_bytes(int device)
+uint64_t region_told_bytes(int place)
 {
-    struct region *region = atomic_load(&mapped);
-    if (!region || device < 0)
-        return 0;
-    int64_t now = now_ms(), last = atomic_load(&swept_at_ms);
-    if (now - last >= SWEEP_PAUSE_MS && atomic_compare_exchange_strong(&swept_at_ms, &last, now))
-        sweep_and_correct(region);
-    return ledger_used(ledger_of(region, device));
+    struct region *region = region_if_open();
+    return region ? atomic_load_explicit(&region->limit_bytes[place], memory_order_relaxed) : 0;
+}
+
+uint32_t region_told_permille(int place)
+{
+    struct region *region = region_if_open();
+    uint64_t percent = region ? atomic_load_explicit(&region->sm_percent[place], memory_order_relaxed) : 0;
+    return percent > 0 && percent < 100 ? (uint32_t)percent * 10 : WHOLE_GPU_PERMILLE;
+}
+
+void region_tell_limits(int place, uint64_t limit_bytes, uint32_t core_permille)
+{
+    struct region *region = region_if_open();
+    if (!region)
+        return;
+    atomic_store(&region->limit_bytes[place], limit_bytes);
+    atomic_store(&region->sm_percent[place], (core_permille + 9) / 10);
+}
+
+bool region_switch_is_on(void)
+{
+    struct region *region = region_if_open();
+    return !region || atomic_load_explicit(&region->utilisation_switch, memory_order_relaxed) != 0;
 }
 
 /* --- bytes ---------------------------------------------------------------------------------------------- */
 
-static _Atomic uint64_t *part(struct region_slot *slot, int device, enum charge_kind kind)
+uint64_t region_used_bytes(int place)
 {
-    struct region_usage *used = &slot->used[device];
-    return kind == CHARGE_CONTEXT ? &used->context_bytes
-        : kind == CHARGE_MODULE   ? &used->module_bytes
-                                  : &used->data_bytes;
+    struct region *region = region_if_open();
+    if (!region || place < 0)
+        return 0;
+    sweep_now_and_then(region);
+    return ledger_used(ledger_of(region, place));
 }
 
-static void add_to_slot(struct region_slot *slot, int device, enum charge_kind kind, uint64_t bytes)
+static _Atomic uint64_t *part(struct region_usage *usage, enum charge_kind kind)
 {
-    atomic_fetch_add(&slot->used[device].total_bytes, bytes);
-    atomic_fetch_add(part(slot, device, kind), bytes);
+    return kind == CHARGE_CONTEXT ? &usage->context_bytes
+        : kind == CHARGE_MODULE   ? &usage->module_bytes
+                                  : &usage->data_bytes;
 }
 
-static void take_from_slot(struct region_slot *slot, int device, enum charge_kind kind, uint64_t bytes)
+/* For the readers of the slot, whose total is never less than the parts. */
+static void show_more(struct region_usage *usage, enum charge_kind kind, uint64_t bytes)
 {
-    atomic_fetch_sub(part(slot, device, kind), bytes);
-    atomic_fetch_sub(&slot->used[device].total_bytes, bytes);
+    atomic_fetch_add_explicit(&usage->total_bytes, bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(part(usage, kind), bytes, memory_order_relaxed);
 }
 
-static bool fits(struct region *region, int device, uint64_t limit_bytes, uint64_t bytes)
+static void show_less(struct region_usage *usage, enum charge_kind kind, uint64_t bytes)
 {
-    uint64_t used = ledger_used(ledger_of(region, device));
+    atomic_fetch_sub_explicit(part(usage, kind), bytes, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&usage->total_bytes, bytes, memory_order_relaxed);
+}
+
+static void note_peak(struct region_device *device, uint64_t used)
+{
+    uint64_t peak = atomic_load_explicit(&device->peak_bytes, memory_order_relaxed);
+    while (used > peak && !atomic_compare_exchange_weak(&device->peak_bytes, &peak, used)) { }
+}
+
+static bool fits(struct region_device *device, uint64_t limit_bytes, uint64_t bytes)
+{
+    uint64_t used = ledger_used(&device->ledger);
     return !limit_bytes || (bytes <= limit_bytes && used <= limit_bytes - bytes);
 }
 
-static bool try_reserve(struct region *region, struct region_slot *slot, int device, enum charge_kind kind,
+static bool try_reserve(struct region_device *device, struct region_usage *usage, enum charge_kind kind,
                         uint64_t limit_bytes, uint64_t bytes)
 {
+    uint64_t used;
     /* Asked first, so that a hopeless request does not show in the slot while others correct by it. */
-    if (!fits(region, device, limit_bytes, bytes))
+    if (!fits(device, limit_bytes, bytes))
         return false;
-    add_to_slot(slot, device, kind, bytes);
-    if (ledger_reserve(ledger_of(region, device), limit_bytes, bytes))
+    held_begin(usage, bytes);
+    bool given = ledger_reserve(&device->ledger, limit_bytes, bytes, &used);
+    held_end(usage, given ? 0 : bytes);
+    if (given) {
+        show_more(usage, kind, bytes);
+        note_peak(device, used);
+    }
+    return given;
+}
+
+bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
+{
+    if (place < 0 || bytes > LEDGER_MOST_AT_ONCE || !region_join())
+        return false;
+    struct region_device *device = region_device_at(place);
+    struct region_usage *usage = &atomic_load(&mine)->used[place];
+    if (try_reserve(device, usage, kind, limits_memory_bytes(place), bytes))
         return true;
-    take_from_slot(slot, device, kind, bytes);
-    return false;
+    sweep(region_if_open()); /* the dead may hold what we need */
+    return try_reserve(device, usage, kind, limits_memory_bytes(place), bytes);
 }
 
-bool region_reserve(int device, enum charge_kind kind, uint64_t bytes)
+void region_take(int place, enum charge_kind kind, uint64_t bytes)
 {
-    if (device < 0 || bytes > LEDGER_MOST_BYTES || !region_join())
-        return false;
-    struct region *region = atomic_load(&mapped);
-    struct region_slot *slot = atomic_load(&mine);
-    uint64_t limit_bytes = region_limit_bytes(device);
-    if (limit_bytes && bytes > limit_bytes)
-        return false;
-    if (try_reserve(region, slot, device, kind, limit_bytes, bytes))
-        return true;
-    sweep_and_correct(region); /* the dead may hold what we need */
-    return try_reserve(region, slot, device, kind, limit_bytes, bytes);
-}
-
-void region_take(int device, enum charge_kind kind, uint64_t bytes)
-{
-    if (device < 0 || bytes > LEDGER_MOST_BYTES || !region_join())
+    if (place < 0 || bytes > LEDGER_MOST_AT_ONCE || !region_join())
         return;
-    add_to_slot(atomic_load(&mine), device, kind, bytes);
-    ledger_reserve(ledger_of(atomic_load(&mapped), device), 0, bytes);
+    try_reserve(region_device_at(place), &atomic_load(&mine)->used[place], kind, 0, bytes);
 }
 
-void region_release(int device, enum charge_kind kind, uint64_t bytes)
+void region_release(int place, enum charge_kind kind, uint64_t bytes)
 {
-    struct region *region = atomic_load(&mapped);
+    struct region_device *device = region_device_at(place);
     struct region_slot *slot = atomic_load(&mine);
-    if (!region || !slot || device < 0)
+    if (!device || !slot)
         return;
-    ledger_release(ledger_of(region, device), bytes);
-    take_from_slot(slot, device, kind, bytes);
+    struct region_usage *usage = &slot->used[place];
+    uint64_t held = held_bytes(usage);
+    if (bytes > held) { /* never less than nothing */
+        atomic_fetch_add(&device->underflows, 1);
+        bytes = held;
+    }
+    show_less(usage, kind, bytes);
+    held_begin(usage, 0);
+    if (ledger_release(&device->ledger, bytes) < bytes)
+        atomic_fetch_add(&device->underflows, 1);
+    held_end(usage, bytes);
+}
+
+/* --- on record ------------------------------------------------------------------------------------------ */
+
+void region_note_refusal(int place, uint64_t bytes, const char *function)
+{
+    struct region_device *device = region_device_at(place);
+    struct timespec now;
+    if (!device)
+        return;
+    struct region_tail *tail = region_tail(region_if_open());
+    struct holdings all = slots_hold(region_if_open(), place);
+    uint64_t number = atomic_fetch_add(&tail->refusal_count, 1) + 1;
+    struct region_refusal *refusal = &tail->refusals[(number - 1) % REFUSALS];
+    clock_gettime(CLOCK_REALTIME, &now);
+    atomic_store(&refusal->number, 0);
+    refusal->time_ns = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    refusal->pid = (int32_t)getpid();
+    refusal->device = place;
+    refusal->asked_bytes = bytes;
+    refusal->used_bytes = ledger_used(&device->ledger);
+    refusal->limit_bytes = limits_memory_bytes(place);
+    refusal->largest_bytes = all.largest_bytes;
+    refusal->largest_pid = all.largest_pid;
+    memset(refusal->function, 0, sizeof refusal->function);
+    memcpy(refusal->function, function, strnlen(function, sizeof refusal->function - 1));
+    atomic_store(&refusal->number, number);
+    atomic_fetch_add(&device->refusals, 1);
+    atomic_fetch_add(&device->refused_bytes, bytes);
+}
+
+uint64_t region_context_bytes(int place)
+{
+    struct region_device *device = region_device_at(place);
+    return device ? atomic_load(&device->context_bytes) : 0;
+}
+
+void region_set_context_bytes(int place, uint64_t bytes)
+{
+    struct region_device *device = region_device_at(place);
+    if (device)
+        atomic_store(&device->context_bytes, bytes);
 }

@@ -1,17 +1,20 @@
-/* The file that the processes of one container count their device memory in
+/* The file that the processes of one container count their device memory in: the usage region
  * (CUDA_DEVICE_MEMORY_SHARED_CACHE).
  *
  * Its first part is the shared region of HAMi-core, version 1.2, byte for byte, so that HAMi's monitor can
  * read it: limits and uuids by device, and for each process a slot with what it holds. The ledgers, one per
- * device, follow behind what those readers know. A process adds to its slot before the ledger and takes away
- * after it, so the sum of the slots is never less than what is held; where the two disagree, a process has
- * died, and the sum over the living corrects the ledger. Thread, process and fork safe; every wait is
- * bounded.
+ * device, follow behind what those readers know.
+ *
+ * A process adds to its slot before the ledger and takes away after it, so the living slots hold never less
+ * than the ledger says. Where they hold exactly something else while none of them is being changed, a process
+ * has died, and their sum corrects the ledger (region_slots.h). No lock is held while bytes are counted.
+ * Thread, process and fork safe; every wait is bounded.
  */
 #ifndef VGPU_REGION_H
 #define VGPU_REGION_H
 
 #include "charge.h"
+#include "region_layout.h"
 #include "settings.h"
 
 #include <stdbool.h>
@@ -24,22 +27,46 @@ bool region_open(void);
 /* Take a slot for this process, opening the file first. False, having logged why, when there is none. */
 bool region_join(void);
 
+/* Why the last of the two failed; "" when none did. */
+const char *region_problem(void);
+
 /* Place of the device with this uuid, taking one for it if it is new; -1 when there is no place left. */
 int region_device(const char *uuid);
 
-/* The limit of a device, 0 for none. The file's word goes before the environment's: it holds for all
- * processes. */
-uint64_t region_limit_bytes(int device);
+/* What all living processes hold of a device. The dead are looked for at most every 100 ms. */
+uint64_t region_used_bytes(int place);
 
-/* What all living processes hold of a device. */
-uint64_t region_used_bytes(int device);
-
-/* Claim bytes for this process if they fit under the device's limit. All or nothing. */
-bool region_reserve(int device, enum charge_kind kind, uint64_t bytes);
+/* Claim bytes for this process if they fit under the device's limit. All or nothing; nothing is refused
+ * before the dead were looked for. */
+bool region_reserve(int place, enum charge_kind kind, uint64_t bytes);
 
 /* Count bytes that are taken already, over the limit if need be. */
-void region_take(int device, enum charge_kind kind, uint64_t bytes);
+void region_take(int place, enum charge_kind kind, uint64_t bytes);
 
-void region_release(int device, enum charge_kind kind, uint64_t bytes);
+void region_release(int place, enum charge_kind kind, uint64_t bytes);
+
+/* Put a refusal on record for the agent. */
+void region_note_refusal(int place, uint64_t bytes, const char *function);
+
+/* What a context cost when one was made last on this device; 0: never measured. */
+uint64_t region_context_bytes(int place);
+void region_set_context_bytes(int place, uint64_t bytes);
+
+/* --- what the region's readers are told, and tell us ---------------------------------------------------- */
+
+/* The limit of a device as it stands in the file, which holds where the agent gave none; 0: none. */
+uint64_t region_told_bytes(int place);
+uint32_t region_told_permille(int place);
+void region_tell_limits(int place, uint64_t limit_bytes, uint32_t core_permille);
+
+/* Whether the monitor wants shares of time to be kept. */
+bool region_switch_is_on(void);
+
+/* The whole file, and our part for one device: for the accounting of GPU time. NULL before region_open. */
+struct region *region_mapped(void);
+struct region_device *region_device_at(int place);
+
+/* The same as limits_memory_bytes. */
+uint64_t region_limit_bytes(int place);
 
 #endif

@@ -1,4 +1,5 @@
 #include "region_file.h"
+#include "limits.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,34 +11,70 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES };
+enum { MAKING_PATIENCE_MS = 5000, PAUSE_NS = 200 * 1000, PERMISSIONS = 0666, HEADER_MISSING = 0 };
 
-struct region_tail *region_tail(struct region *region)
-{
-    return (struct region_tail *)(void *)((char *)region + TAIL_OFFSET);
-}
+static dev_t mapped_device; /* which file it is; set before the mapping is told to anybody */
+static ino_t mapped_inode;
 
-int64_t now_ms(void)
+static uint64_t clock_ns(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* A descriptor of its own each time: one that is inherited over fork would share its lock with the parent. */
-int region_file_lock(int patience_ms)
+uint64_t now_ns(void)
 {
-    int fd = open(settings()->cache_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t coarse_now_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC_COARSE);
+}
+
+static void pause_briefly(void)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    nanosleep(&pause, NULL);
+}
+
+/* A descriptor of its own each time: one that is inherited over fork would share its locks with the parent.
+ */
+static int open_path(int flags)
+{
+    return open(settings()->cache_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags,
+                PERMISSIONS);
+}
+
+/* 1 with the lock, 0 while somebody else has it, -1 with errno set. */
+static int try_lock(int fd)
+{
+    return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 1 : errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
+}
+
+int region_file_reopen(void)
+{
+    struct stat status;
+    int fd = open_path(0);
     if (fd < 0)
         return -1;
-    int64_t deadline_ms = now_ms() + patience_ms;
-    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        const struct timespec pause = {.tv_nsec = 1000 * 1000};
-        if ((errno != EWOULDBLOCK && errno != EINTR) || now_ms() >= deadline_ms) {
-            close(fd);
-            return -1;
-        }
-        nanosleep(&pause, NULL);
+    if (fstat(fd, &status) == 0 && status.st_dev == mapped_device && status.st_ino == mapped_inode)
+        return fd;
+    close(fd);
+    errno = ESTALE;
+    return -1;
+}
+
+int region_file_lock(int patience_ms)
+{
+    int fd = region_file_reopen(), locked = 0;
+    uint64_t deadline_ns = now_ns() + (uint64_t)patience_ms * 1000000;
+    while (fd >= 0 && (locked = try_lock(fd)) == 0 && now_ns() < deadline_ns)
+        pause_briefly();
+    if (fd >= 0 && locked != 1) {
+        close(fd);
+        fd = -1;
     }
     return fd;
 }
@@ -56,52 +93,180 @@ bool region_file_back(int fd, size_t offset, size_t bytes)
     return fallocate(fd, 0, (off_t)offset, (off_t)bytes) == 0 || errno == EOPNOTSUPP || errno == ENOSYS;
 }
 
-static void write_header(struct region *region)
+/* --- what is in it -------------------------------------------------------------------------------------- */
+
+static void write_devices(struct region *region)
 {
     const struct settings *now = settings();
+    uint64_t count = 0;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        atomic_store(&region->sm_percent[i], 100);
+    for (char uuid[UUID_BYTES]; limits_uuid((int)count, uuid); count++)
+        memcpy(region->uuids[count], uuid, sizeof uuid);
+    for (; count < now->uuid_count && !limits_uuid(0, (char[UUID_BYTES]){""}); count++) {
+        memcpy(region->uuids[count], now->uuids[count], UUID_BYTES);
+        atomic_store(&region->limit_bytes[count], now->limit_bytes[count]);
+        atomic_store(&region->sm_percent[count], (now->core_permille[count] + 9) / 10);
+    }
+    atomic_store(&region->device_count, count);
+}
+
+static void write_header(struct region *region)
+{
     region->major = REGION_MAJOR;
     region->minor = REGION_MINOR;
-    for (size_t i = 0; i < MAX_DEVICES; i++)
-        region->sm_percent[i] = now->sm_percent;
-    for (size_t i = 0; i < now->uuid_count; i++) {
-        memcpy(region->uuids[i], now->uuids[i], UUID_BYTES);
-        atomic_store(&region->limit_bytes[i], now->limit_bytes[i]);
-    }
-    atomic_store(&region->device_count, now->uuid_count);
+    write_devices(region);
     sem_init((sem_t *)(void *)region->lock, 1, 1);
     sem_init((sem_t *)(void *)region->start_lock, 1, 1);
-    region->utilisation_switch = 1;
-    region->recent_kernel = 2;
-    region->priority = now->priority;
-    region->last_kernel_time_s = (uint64_t)time(NULL);
+    atomic_store(&region->utilisation_switch, 1);
+    atomic_store(&region->recent_kernel, 2);
+    atomic_store(&region->priority, settings()->priority);
+    atomic_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
     atomic_store(&region->magic, REGION_MAGIC);
 }
 
-/* The file, mapped and in order, or NULL with errno set. Called with its lock held. */
-struct region *region_file_map(int fd)
+/* Our part; what another version of this library left there means nothing to us. */
+static void write_tail(struct region *region)
+{
+    struct region_tail *tail = region_tail(region);
+    atomic_store(&tail->magic, 0);
+    memset((char *)tail + sizeof tail->magic, 0, TAIL_BYTES - sizeof tail->magic);
+    for (int i = 0; i < REGION_SLOTS; i++) {
+        struct region_slot *slot = &region->slots[i];
+        if (atomic_load(&slot->owner))
+            atomic_store(&slot->owner, 0);
+    }
+    tail->version = TAIL_VERSION;
+    atomic_store(&tail->magic, TAIL_MAGIC);
+}
+
+static bool tail_is_in_order(struct region *region)
+{
+    return atomic_load(&region_tail(region)->magic) == TAIL_MAGIC
+        && region_tail(region)->version == TAIL_VERSION;
+}
+
+static bool in_order(struct region *region)
+{
+    return atomic_load(&region->magic) == REGION_MAGIC && region->major == REGION_MAJOR
+        && tail_is_in_order(region);
+}
+
+/* --- making it ------------------------------------------------------------------------------------------ */
+
+static bool back_all_but_slots(int fd)
+{
+    size_t end_of_header = offsetof(struct region, slots), trailer = offsetof(struct region, slot_count);
+    return region_file_back(fd, 0, end_of_header) && region_file_back(fd, trailer, REGION_BYTES - trailer)
+        && region_file_back(fd, TAIL_OFFSET, TAIL_BYTES);
+}
+
+static const char *complaint_of(const struct stat *status)
+{
+    return !S_ISREG(status->st_mode)                            ? "it is not a regular file"
+        : status->st_size > 0 && status->st_size < REGION_BYTES ? "it is too short for a usage region"
+                                                                : NULL;
+}
+
+/* Its size and blocks. Called with the lock held, or harmless without. */
+static const char *prepare(int fd)
 {
     struct stat status;
-    size_t end_of_header = offsetof(struct region, slots), trailer = offsetof(struct region, slot_count);
-    if (fstat(fd, &status) != 0 || (status.st_size < FILE_BYTES && ftruncate(fd, FILE_BYTES) != 0)
-        || !region_file_back(fd, 0, end_of_header) || !region_file_back(fd, trailer, REGION_BYTES - trailer)
-        || !region_file_back(fd, TAIL_OFFSET, TAIL_BYTES))
-        return NULL;
-    if (status.st_uid == geteuid())
-        fchmod(fd, 0666); /* other users of the container count here too */
-    struct region *region = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (region == MAP_FAILED)
-        return NULL;
-    if (atomic_load(&region->magic) == 0)
+    if (fstat(fd, &status) != 0)
+        return strerror(errno);
+    if (complaint_of(&status))
+        return complaint_of(&status);
+    if ((status.st_size < FILE_BYTES && ftruncate(fd, FILE_BYTES) != 0) || !back_all_but_slots(fd))
+        return strerror(errno);
+    if (status.st_uid == geteuid() && (status.st_mode & 0777) != PERMISSIONS)
+        fchmod(fd, PERMISSIONS); /* other users of the container count here too */
+    return NULL;
+}
+
+static const char *put_in_order(struct region *region)
+{
+    int32_t magic = atomic_load(&region->magic);
+    if (magic == HEADER_MISSING)
         write_header(region);
-    if (atomic_load(&region->magic) != REGION_MAGIC || region->major != REGION_MAJOR) {
+    else if (magic != REGION_MAGIC)
+        return "it is not a usage region";
+    if (region->major != REGION_MAJOR)
+        return "it is a usage region of another major version";
+    if (!tail_is_in_order(region))
+        write_tail(region);
+    return NULL;
+}
+
+static struct region *map(int fd, const char **problem)
+{
+    void *mapped = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped != MAP_FAILED)
+        return mapped;
+    *problem = strerror(errno);
+    return NULL;
+}
+
+/* The file as somebody else has made it; NULL when it is not (yet) in order. */
+static struct region *map_as_it_is(int fd)
+{
+    struct stat status;
+    const char *problem;
+    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size < FILE_BYTES)
+        return NULL;
+    struct region *region = map(fd, &problem);
+    if (region && !in_order(region)) {
         munmap(region, FILE_BYTES);
-        errno = EPROTO;
+        region = NULL;
+    }
+    return region;
+}
+
+static struct region *make(int fd, const char **problem)
+{
+    *problem = prepare(fd);
+    struct region *region = *problem ? NULL : map(fd, problem);
+    if (region && (*problem = put_in_order(region))) {
+        munmap(region, FILE_BYTES);
+        region = NULL;
+    }
+    return region;
+}
+
+/* The first to get the lock makes it; all others only wait until it is made. */
+static struct region *open_or_make(int fd, const char **problem)
+{
+    uint64_t deadline_ns = now_ns() + (uint64_t)MAKING_PATIENCE_MS * 1000000;
+    struct region *region;
+    while (!(region = map_as_it_is(fd))) {
+        int locked = try_lock(fd);
+        if (locked > 0) {
+            region = map_as_it_is(fd);
+            region = region ? region : make(fd, problem);
+            flock(fd, LOCK_UN);
+            return region;
+        }
+        if (locked < 0 || now_ns() > deadline_ns) {
+            *problem = locked < 0 ? strerror(errno) : "another process keeps it locked";
+            return NULL;
+        }
+        pause_briefly();
+    }
+    return region;
+}
+
+struct region *region_file_open(const char **problem)
+{
+    struct stat status;
+    int fd = open_path(O_CREAT);
+    if (fd < 0) {
+        *problem = strerror(errno);
         return NULL;
     }
-    struct region_tail *tail = region_tail(region);
-    if (atomic_load(&tail->magic) != TAIL_MAGIC) {
-        tail->version = TAIL_VERSION;
-        atomic_store(&tail->magic, TAIL_MAGIC);
+    struct region *region = open_or_make(fd, problem);
+    if (region && fstat(fd, &status) == 0) {
+        mapped_device = status.st_dev;
+        mapped_inode = status.st_ino;
     }
+    close(fd);
     return region;
 }

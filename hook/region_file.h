@@ -1,5 +1,5 @@
-/* The shared region as a file: locking it for a moment, making and mapping it. No state; every wait is
- * bounded.
+/* The usage region as a file: finding, making, checking and mapping it, and locking it for a moment. Every
+ * wait is bounded.
  */
 #ifndef VGPU_REGION_FILE_H
 #define VGPU_REGION_FILE_H
@@ -9,23 +9,32 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Open the file (making it if need be) with its lock held, waiting at most that long; -1 with errno set. The
- * kernel takes the lock back from whoever dies; waiting for one that is stopped ends. */
+enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES };
+
+/* Map the file, in order, making it if need be. NULL, with `problem` saying why, when it cannot be had. */
+struct region *region_file_open(const char **problem);
+
+/* The mapped file as a file of its own; -1 with errno set when it is not at its path any more. */
+int region_file_reopen(void);
+
+/* The same with its lock held, waiting at most that long. The kernel takes the lock back from whoever dies;
+ * waiting for one that is stopped ends. */
 int region_file_lock(int patience_ms);
 
 /* Unlock and close; errno stays. */
 void region_file_unlock(int fd);
 
-/* The file, mapped and in order, or NULL with errno set. Its lock must be held. */
-struct region *region_file_map(int fd);
-
 /* Give these bytes real blocks: writing into a hole of a full disk would end the process with SIGBUS. */
 bool region_file_back(int fd, size_t offset, size_t bytes);
 
 /* Our part of a mapped region. */
-struct region_tail *region_tail(struct region *region);
+static inline struct region_tail *region_tail(struct region *region)
+{
+    return (struct region_tail *)(void *)((char *)region + TAIL_OFFSET);
+}
 
-/* Milliseconds of a clock that only goes forward. */
-int64_t now_ms(void);
+/* Nanoseconds of CLOCK_MONOTONIC. The coarse one is some milliseconds behind, and cheaper. */
+uint64_t now_ns(void);
+uint64_t coarse_now_ns(void);
 
 #endif

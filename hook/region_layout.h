@@ -28,21 +28,24 @@ struct region_usage {
     _Atomic uint64_t context_bytes, module_bytes, data_bytes;
     uint64_t offset;
     _Atomic uint64_t total_bytes;
-    uint64_t unused[3];
+    /* What we go by (the fields above are for readers; HAMi-core does not use this one): bytes in the low 48
+     * bits, above them how many threads of the process are about to change them or the ledger. */
+    _Atomic uint64_t held;
+    uint64_t unused[2];
 };
 
 struct region_slot {
-    _Atomic int32_t pid; /* as the container sees it; 0: free */
-    int32_t host_pid; /* for an agent to fill in */
+    _Atomic int32_t pid; /* as the process sees it */
+    _Atomic int32_t host_pid; /* for the agent to fill in */
     struct region_usage used[MAX_DEVICES];
     uint64_t monitor_used[MAX_DEVICES];
     uint64_t utilisation[MAX_DEVICES][6];
-    _Atomic int32_t status; /* 0 free, 1 running, 2 suspended by another program */
-    int32_t padding;
+    _Atomic int32_t status; /* for readers: 0 free, 1 running, 2 suspended by another program */
+    _Atomic uint32_t pid_namespace; /* its inode number; 0: not known */
     _Atomic uint64_t
         sequence; /* even: not being written, for readers of version 1.2; ours are single words */
     _Atomic uint64_t start_time; /* of the process, so that a reused pid is told apart; unused in HAMi-core */
-    uint64_t unused;
+    _Atomic uint64_t owner; /* see region_slots.h; 0: free, or of HAMi-core if status says so */
 };
 
 struct region {
@@ -54,11 +57,13 @@ struct region {
     _Atomic uint64_t device_count;
     char uuids[MAX_DEVICES][UUID_BYTES];
     _Atomic uint64_t limit_bytes[MAX_DEVICES];
-    uint64_t sm_percent[MAX_DEVICES];
+    _Atomic uint64_t sm_percent[MAX_DEVICES];
     struct region_slot slots[REGION_SLOTS];
     _Atomic int32_t slot_count; /* slots in use lie before it */
-    int32_t utilisation_switch, recent_kernel, priority;
-    uint64_t last_kernel_time_s;
+    _Atomic int32_t utilisation_switch; /* the monitor's: shares of time are to be kept */
+    _Atomic int32_t recent_kernel; /* < 0: the monitor blocks us; set to 2 by whoever launches */
+    _Atomic int32_t priority;
+    _Atomic uint64_t last_kernel_time_s;
     unsigned char start_lock[32];
 };
 
@@ -68,7 +73,9 @@ struct region_device {
     _Atomic uint64_t peak_bytes;
     _Atomic uint64_t refusals, refused_bytes; /* counters */
     _Atomic uint64_t context_bytes; /* what a context cost when one was made last; 0: never measured */
-    uint64_t reserved0[3];
+    _Atomic uint64_t underflows; /* how often more was given back than was taken: a fault of ours */
+    _Atomic uint64_t corrections; /* how often the ledger was made to agree with the living */
+    uint64_t reserved0[1];
 
     /* GPU time, a line of its own: every launch that takes from the budget writes here. */
     _Atomic int64_t budget_ns; /* negative: in debt */
@@ -78,22 +85,26 @@ struct region_device {
     uint64_t reserved2[16];
 };
 
-/* An allocation that was refused; the newest REFUSALS of them, at refusal_count modulo REFUSALS. */
+/* An allocation that was refused; the newest REFUSALS of them, at (number - 1) modulo REFUSALS. */
 struct region_refusal {
     _Atomic uint64_t number; /* counts from 1; 0 while it is being written */
     uint64_t time_ns; /* CLOCK_REALTIME */
-    int32_t pid, device;
+    int32_t pid, device; /* who asked, as the container sees it; of which place */
     uint64_t asked_bytes, used_bytes, limit_bytes;
-    char function[16];
+    uint64_t largest_bytes; /* what the process that held most held */
+    int32_t largest_pid; /* 0: nobody held anything */
+    int32_t reserved;
+    char function[32]; /* of the driver */
 };
 
 struct region_tail {
     _Atomic uint32_t magic;
     uint32_t version;
     _Atomic uint32_t sweeps; /* how often the slots of the dead were looked for */
-    uint32_t reserved0;
+    _Atomic uint32_t slots_backed; /* slots before it have blocks on the disk */
     _Atomic uint64_t refusal_count;
-    uint64_t reserved1[5];
+    _Atomic uint64_t swept_at_ns; /* when they were looked for last without a refusal; CLOCK_MONOTONIC */
+    uint64_t reserved1[4];
     struct region_device devices[MAX_DEVICES];
     struct region_refusal refusals[REFUSALS];
 };
@@ -103,7 +114,7 @@ _Static_assert(sizeof(struct region_slot) == 1960, "slot");
 _Static_assert(sizeof(struct region) == REGION_BYTES, "region");
 _Static_assert(sizeof(struct region_device) == 256, "device");
 _Static_assert(offsetof(struct region_device, budget_ns) == 64, "budget_ns");
-_Static_assert(sizeof(struct region_refusal) == 64, "refusal");
+_Static_assert(sizeof(struct region_refusal) == 96, "refusal");
 _Static_assert(offsetof(struct region_tail, devices) == 64, "devices");
 _Static_assert(sizeof(struct region_tail) <= TAIL_BYTES, "tail");
 #define AT(field, offset) _Static_assert(offsetof(struct region, field) == (offset), #field)
@@ -125,6 +136,7 @@ AT(utilisation, 1160);
 AT(status, 1928);
 AT(sequence, 1936);
 AT(start_time, 1944);
+AT(owner, 1952);
 #undef AT
 
 #endif

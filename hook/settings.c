@@ -1,4 +1,6 @@
 #include "settings.h"
+#include "amounts.h"
+#include "limits.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -8,56 +10,16 @@
 
 #define DEFAULT_CACHE_PATH "/tmp/cudevshr.cache"
 
+_Atomic(const struct settings *) settings_known;
+
 static struct settings current;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static bool parse_unit(const char *text, unsigned *shift)
+static void is_malformed(const char *name, const char *text, const char *complaint)
 {
-    static const char letters[] = "kmgt";
-    if (*text == '\0' || strcasecmp(text, "b") == 0) {
-        *shift = 0;
-        return true;
-    }
-    for (unsigned i = 0; letters[i]; i++) {
-        if ((*text | 0x20) != letters[i])
-            continue;
-        *shift = 10 * (i + 1);
-        return text[1] == '\0' || strcasecmp(text + 1, "b") == 0 || strcasecmp(text + 1, "i") == 0
-            || strcasecmp(text + 1, "ib") == 0;
-    }
-    return false;
-}
-
-bool parse_bytes(const char *text, uint64_t *bytes)
-{
-    enum { MOST_SHIFT_SAFE_DIGITS = 19, MOST_FRACTION_DIGITS = 6 };
-    uint64_t whole = 0, fraction = 0, scale = 1;
-    size_t digits = 0, fraction_digits = 0;
-    text += strspn(text, " \t");
-    for (; *text >= '0' && *text <= '9'; text++, digits++)
-        whole = whole * 10 + (uint64_t)(*text - '0');
-    if (*text == '.') {
-        for (text++; *text >= '0' && *text <= '9'; text++, fraction_digits++) {
-            if (fraction_digits >= MOST_FRACTION_DIGITS)
-                continue;
-            fraction = fraction * 10 + (uint64_t)(*text - '0');
-            scale *= 10;
-        }
-        if (fraction_digits == 0)
-            return false;
-    }
-    char unit[8] = "";
-    unsigned shift = 0;
-    text += strspn(text, " \t");
-    size_t length = strcspn(text, " \t\r\n");
-    if (digits == 0 || digits >= MOST_SHIFT_SAFE_DIGITS || length >= sizeof unit
-        || text[length + strspn(text + length, " \t\r\n")])
-        return false;
-    memcpy(unit, text, length);
-    if (!parse_unit(unit, &shift) || whole > UINT64_MAX >> (shift + 1) || (fraction_digits && shift == 0))
-        return false;
-    *bytes = (whole << shift) + (fraction << shift) / scale;
-    return true;
+    if (!current.malformed)
+        snprintf(current.problem, sizeof current.problem, "%s=%.64s %s", name, text, complaint);
+    current.malformed = true;
 }
 
 /* A limit from the environment; 0 when there is none. */
@@ -65,16 +27,22 @@ static uint64_t limit_of(const char *name)
 {
     const char *text = getenv(name);
     uint64_t bytes = 0;
-    if (!text || !*text || parse_bytes(text, &bytes))
-        return bytes;
-    if (!current.malformed)
-        snprintf(current.problem, sizeof current.problem,
-                 "%s=%.64s is not an amount of memory; write for example 4096m or 4Gi", name, text);
-    current.malformed = true;
-    return 0;
+    if (text && *text && !parse_bytes(text, &bytes))
+        is_malformed(name, text, "is not an amount of memory; write for example 4096m or 4Gi");
+    return bytes;
 }
 
-static void read_limits(uint64_t limits[MAX_DEVICES])
+/* A share from the environment; 0 when there is none. */
+static uint32_t share_of(const char *name)
+{
+    const char *text = getenv(name);
+    uint32_t permille = 0;
+    if (text && *text && !parse_percent(text, &permille))
+        is_malformed(name, text, "is not a share of a GPU; write a percentage, for example 30");
+    return permille;
+}
+
+static void read_memory_limits(void)
 {
     uint64_t fallback = limit_of("CUDA_DEVICE_MEMORY_LIMIT");
     uint64_t smallest = fallback;
@@ -82,11 +50,26 @@ static void read_limits(uint64_t limits[MAX_DEVICES])
         char name[64];
         snprintf(name, sizeof name, "CUDA_DEVICE_MEMORY_LIMIT_%d", i);
         uint64_t own = limit_of(name);
-        limits[i] = own ? own : fallback;
+        current.limit_bytes[i] = own ? own : fallback;
         if (own && (!smallest || own < smallest))
             smallest = own;
     }
     current.smallest_limit_bytes = smallest;
+}
+
+static void read_core_limits(void)
+{
+    uint32_t fallback = share_of("CUDA_DEVICE_SM_LIMIT");
+    fallback = fallback ? fallback : WHOLE_GPU_PERMILLE;
+    current.smallest_core_permille = fallback;
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "CUDA_DEVICE_SM_LIMIT_%d", i);
+        uint32_t own = share_of(name);
+        current.core_permille[i] = own ? own : fallback;
+        if (own && own < current.smallest_core_permille)
+            current.smallest_core_permille = own;
+    }
 }
 
 /* Device uuids, or nothing when the list is of another kind ("all", "0,1", a path). */
@@ -100,7 +83,8 @@ static void read_visible_devices(void)
             current.uuid_count = 0;
             return;
         }
-        memcpy(current.uuids[current.uuid_count++], list, length);
+        memcpy(current.uuids[current.uuid_count], list, length);
+        current.uuids[current.uuid_count++][length] = '\0';
         list += length + (list[length] == ',');
     }
 }
@@ -111,37 +95,79 @@ static int number_of(const char *name, int absent)
     return text && *text ? atoi(text) : absent;
 }
 
-static void read_environment(void)
+static bool word_is(const char *name, const char *word)
 {
-    const char *path = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
-    bool named = path && *path;
-    uint64_t limits[MAX_DEVICES];
-    current.log_level = number_of("LIBCUDA_LOG_LEVEL", 0);
-    current.priority = number_of("CUDA_TASK_PRIORITY", 1);
-    int sm_percent = number_of("CUDA_DEVICE_SM_LIMIT", 100);
-    current.sm_percent = sm_percent > 0 && sm_percent < 100 ? (uint64_t)sm_percent : 100;
-    if (snprintf(current.cache_path, sizeof current.cache_path, "%s", named ? path : DEFAULT_CACHE_PATH)
-        >= (int)sizeof current.cache_path) {
-        current.malformed = true;
-        snprintf(current.problem, sizeof current.problem, "CUDA_DEVICE_MEMORY_SHARED_CACHE is too long");
-    }
-    read_limits(limits);
-    read_visible_devices();
-    memcpy(current.limit_bytes, limits, sizeof limits);
-    current.active = named || current.smallest_limit_bytes || current.malformed;
+    const char *text = getenv(name);
+    return text && strcasecmp(text, word) == 0;
 }
 
-const struct settings *settings(void)
+static void read_environment(void)
 {
-    pthread_once(&once, read_environment);
+    current.log_level = number_of("LIBCUDA_LOG_LEVEL", 0);
+    current.priority = number_of("CUDA_TASK_PRIORITY", 1);
+    int interval_s = number_of("RECORD_KERNEL_INTERVAL", 1);
+    current.record_interval_s = interval_s > 0 ? (unsigned)interval_s : 1;
+    current.core_policy = word_is("GPU_CORE_UTILIZATION_POLICY", "force") ? CORES_FORCE
+        : word_is("GPU_CORE_UTILIZATION_POLICY", "disable")               ? CORES_DISABLE
+                                                                          : CORES_DEFAULT;
+    current.oversubscribe = word_is("CUDA_OVERSUBSCRIBE", "true") || word_is("CUDA_OVERSUBSCRIBE", "1");
+    read_memory_limits();
+    read_core_limits();
+    read_visible_devices();
+}
+
+/* Where to count: the limits file's word, the environment's, or where everybody looks. */
+static void choose_cache_path(bool *named)
+{
+    const char *path = limits_cache_path();
+    if (!*path)
+        path = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+    *named = path && *path;
+    if (snprintf(current.cache_path, sizeof current.cache_path, "%s", *named ? path : DEFAULT_CACHE_PATH)
+        >= (int)sizeof current.cache_path)
+        is_malformed("CUDA_DEVICE_MEMORY_SHARED_CACHE", "", "is too long");
+}
+
+static void gather(void)
+{
+    bool named;
+    char problem[sizeof current.problem] = "";
+    enum limits_state file = limits_open(problem, sizeof problem);
+    read_environment();
+    choose_cache_path(&named);
+    if (file == LIMITS_UNUSABLE) {
+        current.malformed = true;
+        memcpy(current.problem, problem, sizeof problem);
+    }
+    current.active = named || current.smallest_limit_bytes || current.malformed || file == LIMITS_IN_FORCE
+        || current.smallest_core_permille < WHOLE_GPU_PERMILLE;
+}
+
+const struct settings *settings_gather(void)
+{
+    pthread_once(&once, gather);
+    atomic_store(&settings_known, &current);
     return &current;
+}
+
+/* Position of a device in the lists, -1 when it is not known by uuid. */
+static int position_of(const char *uuid)
+{
+    const struct settings *now = settings();
+    for (size_t i = 0; i < now->uuid_count; i++)
+        if (strcasecmp(now->uuids[i], uuid) == 0)
+            return (int)i;
+    return -1;
 }
 
 uint64_t settings_limit_bytes(const char *uuid)
 {
-    const struct settings *now = settings();
-    for (size_t i = 0; i < now->uuid_count; i++)
-        if (strcmp(now->uuids[i], uuid) == 0)
-            return now->limit_bytes[i];
-    return now->smallest_limit_bytes;
+    int i = position_of(uuid);
+    return i < 0 ? settings()->smallest_limit_bytes : settings()->limit_bytes[i];
+}
+
+uint32_t settings_core_permille(const char *uuid)
+{
+    int i = position_of(uuid);
+    return i < 0 ? settings()->smallest_core_permille : settings()->core_permille[i];
 }

@@ -25,10 +25,11 @@ int main(int argc, char **argv)
         for (shared->ready++; shared->ready < PROCESSES;)
             sched_yield(); /* start together */
         for (long given = 0; given < rounds;) {
-            if (!ledger_reserve(&shared->ledger, LIMIT, BYTES))
+            uint64_t used;
+            if (!ledger_reserve(&shared->ledger, LIMIT, BYTES, &used))
                 continue;
             given++;
-            if (ledger_used(&shared->ledger) > LIMIT)
+            if (used > LIMIT || ledger_used(&shared->ledger) > LIMIT)
                 shared->exceeded++;
             ledger_release(&shared->ledger, BYTES);
         }

@@ -20,18 +20,24 @@ MOST = (1 << 48) - 1
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """ledger.c and settings.c with their functions visible."""
+    """ledger.c and amounts.c with their functions visible."""
     path = tmp_path_factory.mktemp("inside") / "inside.so"
     flags = [flag for flag in compiler().C_FLAGS if flag != "-fvisibility=hidden"]
     subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", *flags, "-shared", "ledger.c", "settings.c",
-         "-lpthread", "-o", str(path)],
+        [sys.executable, "-m", "ziglang", "cc", *flags, "-shared", "ledger.c", "amounts.c",
+         "-o", str(path)],
         cwd=ROOT / "hook", check=True, capture_output=True,
     )  # fmt: skip
     library = ctypes.CDLL(str(path))
-    library.ledger_reserve.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+    library.ledger_reserve.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+        ctypes.c_void_p,
+    ]
     library.ledger_reserve.restype = ctypes.c_bool
     library.ledger_release.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.ledger_release.restype = ctypes.c_uint64
     library.ledger_used.argtypes = [ctypes.c_void_p]
     library.ledger_used.restype = ctypes.c_uint64
     library.ledger_read.argtypes = [ctypes.c_void_p]
@@ -39,6 +45,7 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library.ledger_correct.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
     library.ledger_correct.restype = ctypes.c_bool
     library.parse_bytes.restype = ctypes.c_bool
+    library.parse_percent.restype = ctypes.c_bool
     return library
 
 
@@ -50,10 +57,14 @@ class Ledger:
         self._word = ctypes.c_uint64()
 
     def reserve(self, limit: int, amount: int) -> bool:
-        return bool(self._library.ledger_reserve(ctypes.byref(self._word), limit, amount))
+        before, used = self.used, ctypes.c_uint64()
+        word = ctypes.byref(self._word)
+        given = bool(self._library.ledger_reserve(word, limit, amount, ctypes.byref(used)))
+        assert not given or used.value == before + amount
+        return given
 
-    def release(self, amount: int) -> None:
-        self._library.ledger_release(ctypes.byref(self._word), amount)
+    def release(self, amount: int) -> int:
+        return int(self._library.ledger_release(ctypes.byref(self._word), amount))
 
     def read(self) -> int:
         return int(self._library.ledger_read(ctypes.byref(self._word)))
@@ -84,7 +95,7 @@ def test_the_ledger_is_the_arithmetic_it_says(
             assert ledger.reserve(limit, amount) is fits
             expected += amount if fits else 0
         else:
-            ledger.release(amount)
+            assert ledger.release(amount) == min(expected, amount)
             expected = max(0, expected - amount)
         assert ledger.used == expected
 
@@ -137,9 +148,41 @@ def test_any_text_is_an_amount_or_is_refused(inside: ctypes.CDLL, text: str) -> 
     parsed = ctypes.c_uint64(77)
     raw = text.encode("latin-1")
     if inside.parse_bytes(raw, ctypes.byref(parsed)):
-        assert raw.strip(b" \t")[:1].isdigit()
+        assert raw.strip(b" \t").removeprefix(b"+")[:1].isdigit()
     else:
         assert parsed.value == 77
+    share = ctypes.c_uint32(77)
+    if not inside.parse_percent(raw, ctypes.byref(share)):
+        assert share.value == 77
+    else:
+        assert share.value <= 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "permille"),
+    [
+        pytest.param("50", 500, id="a number"),
+        pytest.param("50%", 500, id="with its sign"),
+        pytest.param("12.5", 125, id="a tenth"),
+        pytest.param("33.33 %", 334, id="never less than asked"),
+        pytest.param("0x32", 500, id="hexadecimal"),
+        pytest.param("010", 100, id="a leading zero is no octal"),
+        pytest.param("0", 0, id="0 says nothing"),
+        pytest.param("0.01", 1, id="not nothing"),
+        pytest.param("100", 1000, id="all of it"),
+        pytest.param("150", 1000, id="more than all"),
+        pytest.param("5k", 1000, id="far more than all"),
+        pytest.param("-5", None, id="negative"),
+        pytest.param("abc", None, id="no number"),
+        pytest.param("%", None, id="only the sign"),
+        pytest.param("50%%", None, id="two signs"),
+        pytest.param("99999999999999999999", None, id="more than 64 bits"),
+    ],
+)
+def test_a_share_is_a_percentage(inside: ctypes.CDLL, text: str, permille: int | None) -> None:
+    parsed = ctypes.c_uint32()
+    assert inside.parse_percent(text.encode(), ctypes.byref(parsed)) == (permille is not None)
+    assert permille is None or parsed.value == permille
 
 
 # --- the shared region, as another program's monitor reads it ---------------------------------------

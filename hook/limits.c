@@ -1,0 +1,379 @@
+#include "limits.h"
+#include "limits_layout.h"
+#include "region.h"
+#include "settings.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { READ_ATTEMPTS = 200, FIRST_READ_ATTEMPTS = 1 << 16, UNKNOWN = -1 };
+
+/* What a line says, in one piece. */
+struct line {
+    uint64_t memory_limit_bytes, lent_until_ns, blocked_until_ns;
+    uint32_t flags, core_permille, lent_permille;
+};
+
+/* What is known of a place; filled once, before `line` or the place itself is told to anybody. */
+struct place {
+    int line; /* in the file, UNKNOWN: not listed there */
+    uint64_t settings_bytes;
+    uint32_t settings_permille;
+    _Atomic bool known;
+};
+
+static const struct limits_file *file; /* NULL: there is none */
+static int line_count;
+static char cache_path[LIMITS_PATH_BYTES];
+static enum core_policy file_policy;
+static struct place places[MAX_DEVICES];
+
+/* What each line said when it was last whole, and its sequence then. */
+static struct line good[MAX_DEVICES];
+static _Atomic uint32_t good_sequence[MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of both, and of places */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void unlock_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL); /* the parent's other threads are not here to unlock it */
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, unlock_after_fork);
+}
+
+/* --- lines ---------------------------------------------------------------------------------------------- */
+
+/* Another process writes while we read: every word is loaded once, as a word. */
+#define WORD(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+
+/* A line as a whole; false while it is being written. */
+static bool try_line(int i, struct line *line, uint32_t *sequence)
+{
+    const struct limits_device *device = &file->devices[i];
+    *sequence = atomic_load_explicit(&device->sequence, memory_order_acquire);
+    if (*sequence & 1)
+        return false;
+    line->flags = WORD(device->flags);
+    line->memory_limit_bytes = WORD(device->memory_limit_bytes);
+    line->core_permille = WORD(device->core_permille);
+    line->lent_permille = WORD(device->lent_permille);
+    line->lent_until_ns = WORD(device->lent_until_ns);
+    line->blocked_until_ns = WORD(device->blocked_until_ns);
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(&device->sequence, memory_order_relaxed) == *sequence;
+}
+
+static void keep(int i, const struct line *line, uint32_t sequence)
+{
+    pthread_mutex_lock(&lock);
+    good[i] = *line;
+    atomic_store(&good_sequence[i], sequence);
+    pthread_mutex_unlock(&lock);
+}
+
+static void publish(int place, const struct line *line);
+
+/* What the line of a place says, or said when it was last whole. */
+static void read_line(int place, struct line *line)
+{
+    int i = places[place].line;
+    uint32_t sequence;
+    for (int attempt = 0; attempt < READ_ATTEMPTS; attempt++) {
+        if (!try_line(i, line, &sequence))
+            continue;
+        if (sequence != atomic_load_explicit(&good_sequence[i], memory_order_relaxed)) {
+            keep(i, line, sequence);
+            publish(place, line);
+        }
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    *line = good[i];
+    pthread_mutex_unlock(&lock);
+}
+
+/* --- finding the file ----------------------------------------------------------------------------------- */
+
+/* Beside this library. False when that place has no name. */
+static bool find_path(char *path, size_t bytes)
+{
+    Dl_info self;
+    if (!dladdr((const void *)&file, &self) || !self.dli_fname)
+        return false;
+    const char *slash = strrchr(self.dli_fname, '/');
+    int length = slash ? (int)(slash - self.dli_fname) + 1 : 0;
+    return snprintf(path, bytes, "%.*s" LIMITS_NAME, length, self.dli_fname) < (int)bytes;
+}
+
+/* What is wrong with a file of this kind and size, NULL: nothing so far. */
+static const char *complaint_of_file(const struct stat *status)
+{
+    return !S_ISREG(status->st_mode)     ? "is not a regular file"
+        : status->st_size < LIMITS_BYTES ? "is too short"
+                                         : NULL;
+}
+
+static const char *complaint_of_header(const struct limits_file *mapped)
+{
+    return mapped->magic != LIMITS_MAGIC      ? "is not a limits file"
+        : mapped->version != LIMITS_VERSION   ? "has a version that this library does not know"
+        : mapped->device_count == 0           ? "lists no device"
+        : mapped->device_count > MAX_DEVICES  ? "lists more devices than there can be"
+        : mapped->core_policy > CORES_DISABLE ? "has a core policy that this library does not know"
+        : !memchr(mapped->cache_path, '\0', LIMITS_PATH_BYTES) ? "names a usage region without an end"
+        : mapped->cache_path[0] != '\0' && mapped->cache_path[0] != '/' ? "names a relative usage region"
+                                                                        : NULL;
+}
+
+/* Every line was whole at least once. */
+static bool read_first(void)
+{
+    for (int i = 0; i < line_count; i++) {
+        uint32_t sequence = 1;
+        for (int attempt = 0; attempt < FIRST_READ_ATTEMPTS && !try_line(i, &good[i], &sequence); attempt++)
+            sequence = 1;
+        if (sequence & 1)
+            return false;
+        atomic_store(&good_sequence[i], sequence);
+    }
+    return true;
+}
+
+/* Take the mapped file into force. NULL, or what is wrong with it. */
+static const char *adopt(const struct limits_file *mapped)
+{
+    const char *complaint = complaint_of_header(mapped);
+    if (complaint)
+        return complaint;
+    file = mapped;
+    line_count = (int)mapped->device_count;
+    file_policy = (enum core_policy)mapped->core_policy;
+    memcpy(cache_path, mapped->cache_path, sizeof cache_path);
+    cache_path[sizeof cache_path - 1] = '\0';
+    if (read_first())
+        return NULL;
+    file = NULL;
+    return "was left half written";
+}
+
+static const char *map_file(int fd)
+{
+    struct stat status;
+    if (fstat(fd, &status) != 0)
+        return strerror(errno);
+    const char *complaint = complaint_of_file(&status);
+    if (complaint)
+        return complaint;
+    void *mapped = mmap(NULL, LIMITS_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED)
+        return strerror(errno);
+    complaint = adopt(mapped);
+    if (complaint)
+        munmap(mapped, LIMITS_BYTES);
+    return complaint;
+}
+
+enum limits_state limits_open(char *problem, size_t problem_bytes)
+{
+    char path[4096];
+    pthread_once(&fork_once, watch_forks);
+    if (!find_path(path, sizeof path))
+        return LIMITS_ABSENT;
+    /* O_NONBLOCK: one that is a FIFO must not make us wait. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
+        return LIMITS_ABSENT;
+    const char *complaint = fd < 0 ? strerror(errno) : map_file(fd);
+    if (fd >= 0)
+        close(fd);
+    if (!complaint)
+        return LIMITS_IN_FORCE;
+    snprintf(problem, problem_bytes, "%.160s %.60s; the node's vGPU agent has to write it anew", path,
+             complaint);
+    return LIMITS_UNUSABLE;
+}
+
+const char *limits_cache_path(void)
+{
+    return cache_path;
+}
+
+/* --- places --------------------------------------------------------------------------------------------- */
+
+bool limits_uuid(int i, char *text)
+{
+    if (i >= line_count)
+        return false;
+    const unsigned char *b = file->devices[i].uuid;
+    sprintf(text, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+            file->devices[i].flags & LIMITS_MIG ? "MIG" : "GPU", b[0], b[1], b[2], b[3], b[4], b[5], b[6],
+            b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    return true;
+}
+
+/* The 16 bytes of "GPU-xxxxxxxx-xxxx-..." or "MIG-..."; false when the text is another. */
+static bool parse_uuid(const char *text, bool *mig, unsigned char bytes[16])
+{
+    *mig = strncasecmp(text, "MIG-", 4) == 0;
+    if (!*mig && strncasecmp(text, "GPU-", 4) != 0)
+        return false;
+    text += 4;
+    for (int i = 0; i < 16; i++, text += 2) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            text += *text == '-';
+        unsigned value;
+        int used = 0;
+        if (sscanf(text, "%2x%n", &value, &used) != 1 || used != 2)
+            return false;
+        bytes[i] = (unsigned char)value;
+    }
+    return *text == '\0';
+}
+
+static int line_of(const char *uuid)
+{
+    unsigned char bytes[16];
+    bool mig;
+    if (!parse_uuid(uuid, &mig, bytes))
+        return UNKNOWN;
+    for (int i = 0; i < line_count; i++)
+        if (((file->devices[i].flags & LIMITS_MIG) != 0) == mig
+            && memcmp(file->devices[i].uuid, bytes, sizeof bytes) == 0)
+            return i;
+    return UNKNOWN;
+}
+
+void limits_place(int place, const char *uuid)
+{
+    if (place < 0 || place >= MAX_DEVICES || atomic_load(&places[place].known))
+        return;
+    uint64_t bytes = settings_limit_bytes(uuid);
+    uint32_t permille = settings_core_permille(uuid);
+    pthread_mutex_lock(&lock);
+    bool known = atomic_load(&places[place].known);
+    if (!known) {
+        places[place].line = line_of(uuid);
+        places[place].settings_bytes = bytes;
+        places[place].settings_permille = permille;
+        atomic_store(&places[place].known, true);
+    }
+    pthread_mutex_unlock(&lock);
+    struct line line;
+    if (!known && places[place].line != UNKNOWN) {
+        read_line(place, &line);
+        publish(place, &line);
+    }
+}
+
+/* --- what holds ----------------------------------------------------------------------------------------- */
+
+/* 0 is no limit for both. */
+static uint64_t lower_limit(uint64_t a, uint64_t b)
+{
+    return a && (!b || a < b) ? a : b;
+}
+
+static uint32_t share_in(const struct line *line)
+{
+    return line->core_permille && line->core_permille < WHOLE_GPU_PERMILLE ? line->core_permille
+                                                                           : WHOLE_GPU_PERMILLE;
+}
+
+/* Tell the readers of the usage region what the agent allows. */
+static void publish(int place, const struct line *line)
+{
+    region_tell_limits(place, line->memory_limit_bytes, share_in(line));
+}
+
+/* What holds for a device that the agent did not list, though it did list some: the least of those. It is not
+ * this container's. */
+static void least_line(struct line *least)
+{
+    *least = (struct line){.core_permille = WHOLE_GPU_PERMILLE};
+    for (int i = 0; i < line_count; i++) {
+        pthread_mutex_lock(&lock);
+        struct line line = good[i];
+        pthread_mutex_unlock(&lock);
+        least->memory_limit_bytes = lower_limit(line.memory_limit_bytes, least->memory_limit_bytes);
+        least->core_permille =
+            share_in(&line) < least->core_permille ? share_in(&line) : least->core_permille;
+    }
+}
+
+/* What the agent says of a known place. */
+static void line_at(int place, struct line *line)
+{
+    if (places[place].line == UNKNOWN)
+        least_line(line);
+    else
+        read_line(place, line);
+}
+
+static bool known(int place)
+{
+    return place >= 0 && place < MAX_DEVICES
+        && atomic_load_explicit(&places[place].known, memory_order_acquire);
+}
+
+uint64_t limits_memory_bytes(int place)
+{
+    struct line line;
+    if (!known(place))
+        return 0;
+    if (file) {
+        line_at(place, &line);
+        return lower_limit(line.memory_limit_bytes, places[place].settings_bytes);
+    }
+    uint64_t told = region_told_bytes(place);
+    return told ? told : places[place].settings_bytes;
+}
+
+bool limits_oversubscribe(int place)
+{
+    struct line line;
+    if (!file || !known(place))
+        return settings()->oversubscribe;
+    line_at(place, &line);
+    return (line.flags & LIMITS_OVERSUBSCRIBE) != 0;
+}
+
+/* The environment may only lower what the agent allows. */
+static enum core_policy policy(void)
+{
+    enum core_policy own = settings()->core_policy;
+    return !file || own == CORES_FORCE ? own : file_policy;
+}
+
+struct core_share limits_core(int place)
+{
+    struct line line;
+    struct core_share share = {.permille = WHOLE_GPU_PERMILLE};
+    if (!known(place))
+        return share;
+    share.permille = places[place].settings_permille;
+    if (file) {
+        line_at(place, &line);
+        share.permille = share_in(&line) < share.permille ? share_in(&line) : share.permille;
+        share.lent_permille = line.lent_permille;
+        share.lent_until_ns = line.lent_until_ns;
+        share.blocked_until_ns = line.blocked_until_ns;
+    } else {
+        uint32_t told = region_told_permille(place);
+        share.permille = told < share.permille ? told : share.permille;
+    }
+    enum core_policy now = policy();
+    share.enforced = share.permille < WHOLE_GPU_PERMILLE
+        && (now == CORES_FORCE || (now == CORES_DEFAULT && region_switch_is_on()));
+    return share;
+}

@@ -1,0 +1,252 @@
+#include "region_slots.h"
+#include "process.h"
+#include "region_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+
+/* An owner: pid (22 bits, the most Linux has), how far it is, and start time. */
+#define OWNER_PID ((UINT64_C(1) << 22) - 1)
+#define OWNER_UNLOCKED (UINT64_C(1) << 22)
+#define OWNER_READY (UINT64_C(1) << 23)
+enum { OWNER_TIME_SHIFT = 24, BACKED_AT_ONCE = 32, PAGE_BYTES = 4096 };
+
+static _Atomic(struct region_slot *) mine;
+static _Atomic uint64_t my_owner; /* its owner word */
+static _Atomic uint32_t my_namespace; /* 0: not asked yet, or not known */
+
+/* --- locks ---------------------------------------------------------------------------------------------- */
+
+/* Past everything that anybody else might lock. */
+static struct flock lock_of(int index, short type)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = FILE_BYTES + index, .l_len = 1};
+}
+
+enum lock_answer { LOCK_TAKEN, LOCK_BUSY, LOCK_UNKNOWN };
+
+static enum lock_answer take_lock(int fd, int index)
+{
+    struct flock lock = lock_of(index, F_WRLCK);
+    if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
+        return LOCK_TAKEN;
+    return errno == EAGAIN || errno == EACCES ? LOCK_BUSY : LOCK_UNKNOWN;
+}
+
+static void drop_lock(int fd, int index)
+{
+    struct flock lock = lock_of(index, F_UNLCK);
+    fcntl(fd, F_OFD_SETLK, &lock);
+}
+
+static enum lock_answer ask_lock(int fd, int index)
+{
+    struct flock lock = lock_of(index, F_WRLCK);
+    if (fd < 0 || fcntl(fd, F_OFD_GETLK, &lock) != 0)
+        return LOCK_UNKNOWN;
+    return lock.l_type == F_UNLCK ? LOCK_TAKEN : LOCK_BUSY;
+}
+
+/* --- who is alive --------------------------------------------------------------------------------------- */
+
+static uint32_t this_namespace(void)
+{
+    struct stat status;
+    uint32_t known = atomic_load(&my_namespace);
+    if (!known && stat("/proc/self/ns/pid", &status) == 0) {
+        known = (uint32_t)status.st_ino;
+        atomic_store(&my_namespace, known);
+    }
+    return known;
+}
+
+static int32_t pid_in(uint64_t owner)
+{
+    return (int32_t)(owner & OWNER_PID);
+}
+
+static uint64_t start_time_in(uint64_t owner)
+{
+    return owner >> OWNER_TIME_SHIFT;
+}
+
+static bool owner_is_dead(struct region_slot *slot, uint64_t owner, int fd, int index)
+{
+    uint32_t namespace = owner & OWNER_READY ? atomic_load(&slot->pid_namespace) : 0;
+    bool visible = namespace && namespace == this_namespace();
+    enum lock_answer lock = owner & OWNER_UNLOCKED ? LOCK_UNKNOWN : ask_lock(fd, index);
+    if (lock == LOCK_BUSY) /* even so, if a child copied the open file in the middle of our taking the lock */
+        return visible && kill(pid_in(owner), 0) != 0 && errno == ESRCH;
+    if (lock == LOCK_TAKEN) /* its memory is gone, but as long as it exits its GPU memory may not be */
+        return !visible || !process_is_exiting(pid_in(owner), start_time_in(owner));
+    return (visible || !namespace) && process_gone(pid_in(owner), start_time_in(owner));
+}
+
+static int32_t slot_count(struct region *region)
+{
+    int32_t count = atomic_load(&region->slot_count);
+    return count < 0 ? 0 : count > REGION_SLOTS ? REGION_SLOTS : count;
+}
+
+/* HAMi-core's, when it made the file: it knows nothing of owners. */
+static bool is_foreign(struct region_slot *slot)
+{
+    return atomic_load(&slot->owner) == 0 && atomic_load(&slot->status) != 0;
+}
+
+unsigned slots_sweep(struct region *region, int fd)
+{
+    unsigned freed = 0;
+    for (int32_t i = 0; i < slot_count(region); i++) {
+        struct region_slot *slot = &region->slots[i];
+        uint64_t owner = atomic_load(&slot->owner);
+        if (is_foreign(slot)) {
+            if (process_gone(atomic_load(&slot->pid), atomic_load(&slot->start_time))) {
+                atomic_store(&slot->status, 0);
+                freed++;
+            }
+        } else if (owner && slot != atomic_load(&mine) && owner_is_dead(slot, owner, fd, i)) {
+            atomic_store(&slot->status, 0);
+            freed += atomic_compare_exchange_strong(&slot->owner, &owner, 0);
+        }
+    }
+    return freed;
+}
+
+struct holdings slots_hold(struct region *region, int place)
+{
+    struct holdings all = {.settled = true};
+    for (int32_t i = 0; i < slot_count(region); i++) {
+        struct region_slot *slot = &region->slots[i];
+        struct region_usage *usage = &slot->used[place];
+        uint64_t bytes = 0;
+        if (atomic_load(&slot->owner) & OWNER_READY) {
+            uint64_t held = atomic_load(&usage->held);
+            bytes = held & LEDGER_MOST_BYTES;
+            all.settled = all.settled && held < HELD_CHANGING;
+        } else if (is_foreign(slot)) {
+            bytes = atomic_load(&usage->total_bytes) & LEDGER_MOST_BYTES;
+        }
+        all.bytes += bytes;
+        if (bytes > all.largest_bytes) {
+            all.largest_bytes = bytes;
+            all.largest_pid = atomic_load(&slot->pid);
+        }
+    }
+    return all;
+}
+
+/* --- taking one ----------------------------------------------------------------------------------------- */
+
+static bool back_slot(struct region *region, int fd, int32_t index)
+{
+    _Atomic uint32_t *backed = &region_tail(region)->slots_backed;
+    uint32_t before = atomic_load(backed), wanted = (uint32_t)index + BACKED_AT_ONCE;
+    if ((uint32_t)index < before)
+        return true;
+    wanted = wanted < REGION_SLOTS ? wanted : REGION_SLOTS;
+    size_t from = offsetof(struct region, slots) + (size_t)index * sizeof(struct region_slot);
+    size_t to = offsetof(struct region, slots) + wanted * sizeof(struct region_slot);
+    if (!region_file_back(fd, from, to - from))
+        return false;
+    while (before < wanted && !atomic_compare_exchange_weak(backed, &before, wanted)) { }
+    return true;
+}
+
+/* The slot is taken, but counts for nothing yet. */
+static void set_in_order(struct region *region, struct region_slot *slot, int32_t index)
+{
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        struct region_usage *usage = &slot->used[i];
+        atomic_store(&usage->held, 0);
+        atomic_store(&usage->data_bytes, 0);
+        atomic_store(&usage->module_bytes, 0);
+        atomic_store(&usage->context_bytes, 0);
+        atomic_store(&usage->total_bytes, 0);
+    }
+    atomic_store(&slot->host_pid, 0);
+    atomic_store(&slot->start_time, start_time_in(atomic_load(&slot->owner)));
+    atomic_store(&slot->pid, (int32_t)getpid());
+    atomic_store(&slot->pid_namespace, this_namespace());
+    int32_t count = slot_count(region);
+    while (count <= index && !atomic_compare_exchange_weak(&region->slot_count, &count, index + 1)) { }
+}
+
+/* Try to take this slot as `me`. */
+static bool try_slot(struct region *region, int fd, int32_t index, uint64_t me)
+{
+    struct region_slot *slot = &region->slots[index];
+    uint64_t nobody = 0;
+    enum lock_answer lock = take_lock(fd, index);
+    if (lock == LOCK_BUSY)
+        return false;
+    me |= lock == LOCK_UNKNOWN ? OWNER_UNLOCKED : 0;
+    if (atomic_compare_exchange_strong(&slot->owner, &nobody, me)) {
+        set_in_order(region, slot, index);
+        if (atomic_compare_exchange_strong(&slot->owner, &me, me | OWNER_READY)) {
+            atomic_store(&my_owner, me | OWNER_READY);
+            atomic_store(&mine, slot);
+            atomic_store(&slot->status, 1);
+            return true;
+        }
+    }
+    drop_lock(fd, index);
+    return false;
+}
+
+/* Whether the slot is this process's from before it executed this program; it is free then. */
+static bool free_from_before(struct region_slot *slot, uint64_t me, int fd, int index)
+{
+    uint64_t owner = atomic_load(&slot->owner);
+    return (owner & ~(OWNER_READY | OWNER_UNLOCKED)) == me
+        && (owner & OWNER_UNLOCKED || owner_is_dead(slot, owner, fd, index))
+        && atomic_compare_exchange_strong(&slot->owner, &owner, 0);
+}
+
+struct region_slot *slot_take(struct region *region, int fd, bool *before)
+{
+    pid_t pid = getpid();
+    uint64_t me = ((uint64_t)pid & OWNER_PID) | process_start_time(pid) << OWNER_TIME_SHIFT;
+    /* Holds the open file, and with it the lock, for as long as this process has its memory. */
+    void *keeper = mmap(NULL, PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    if (keeper == MAP_FAILED)
+        return NULL;
+    madvise(keeper, PAGE_BYTES, MADV_DONTFORK);
+    for (int32_t i = 0; i < REGION_SLOTS; i++) {
+        struct region_slot *slot = &region->slots[i];
+        if (free_from_before(slot, me, fd, i)) {
+            atomic_store(&slot->status, 0);
+            *before = true;
+        }
+        if (atomic_load(&slot->owner) != 0 || is_foreign(slot))
+            continue;
+        if (!back_slot(region, fd, i))
+            break;
+        if (try_slot(region, fd, i, me))
+            return slot;
+        errno = EUSERS;
+    }
+    int error = errno;
+    munmap(keeper, PAGE_BYTES);
+    errno = error;
+    return NULL;
+}
+
+bool slot_is_mine(struct region_slot *slot)
+{
+    return atomic_load(&slot->owner) == atomic_load(&my_owner);
+}
+
+void slots_forget(void)
+{
+    atomic_store(&mine, NULL);
+}

@@ -118,8 +118,7 @@ def main(argv: list[str]) -> int:
     chosen = parser.parse_args(argv)
     try:
         if chosen.release:
-            major, minor = (int(part) for part in chosen.release.split("."))
-            headers.add_pins(LOCK, (major, minor), sys.executable)
+            headers.add_pins(LOCK, headers.release_of(chosen.release), sys.executable)
         vendor = read_vendor()
         for path, text in outputs(vendor).items():
             if not path.exists() or path.read_text() != text:

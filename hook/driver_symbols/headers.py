@@ -22,6 +22,7 @@ PACKAGES = ("nvidia-cuda-runtime", "nvidia-nvml-dev")
 # Headers of others that the vendor's include. Their types do not matter to a list of functions.
 STAND_INS = ("EGL/egl.h", "EGL/eglext.h", "GL/gl.h", "vdpau/vdpau.h")
 DOWNLOADS_AT_ONCE = 4
+OLDEST_MAJOR = 12
 
 Release = tuple[int, int]
 
@@ -86,6 +87,14 @@ def add_pins(lock: Path, release: Release, python: str) -> None:
             digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
             lines.append(f"{package.replace('_', '-')}=={version} \\\n    --hash=sha256:{digest}\n")
     lock.write_text(lock.read_text() + "".join(lines))
+
+
+def release_of(text: str) -> Release:
+    """(13, 6) of 13.6. Raises HeadersError."""
+    found = re.fullmatch(r"(\d+)\.(\d+)", text)
+    if not found or int(found[1]) < OLDEST_MAJOR:
+        raise HeadersError(f"{text!r} is no CUDA release with headers on PyPI; give one like 13.6")
+    return int(found[1]), int(found[2])
 
 
 def dotted(release: Release) -> str:

@@ -79,7 +79,7 @@ def test_everything_is_bound_before_the_program_runs_and_read_only_then(hook: El
 def test_every_exec_in_the_container_pays_little_for_it(library: Path, hook: Elf) -> None:
     """Each relocation is work at every exec; thread-local bytes come out of a small reserve."""
     assert library.stat().st_size <= 150 * 1024
-    assert hook.relative_relocations <= 3 * len(hook.exports)
+    assert hook.relative_relocations <= 16  # none for a table of the functions
     assert 0 < hook.thread_local_bytes <= 64
 
 

@@ -1,0 +1,22 @@
+/* CLOCK_MONOTONIC in ns: the one clock of everything that waits here. */
+#ifndef VGPU_MONOTONIC_H
+#define VGPU_MONOTONIC_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Sleep until then; a signal may end it early. */
+static inline void monotonic_sleep_until(uint64_t ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+}
+
+#endif

@@ -1,0 +1,32 @@
+/* What ran on a device lately, as far as it was measured: from when until when, and on which stream.
+ *
+ * Launches on different streams run beside each other and slow each other down, so the time that each took
+ * adds up to more than the GPU worked. Pure. One user at a time; times in ns.
+ */
+#ifndef VGPU_PAST_H
+#define VGPU_PAST_H
+
+#include <stdint.h>
+
+enum { PAST_RUNS = 128 };
+
+struct past {
+    struct past_run {
+        uint64_t number; /* counts from 1 */
+        uint64_t stream;
+        int64_t from_ns, until_ns; /* INT64_MAX while it runs */
+    } runs[PAST_RUNS]; /* at number modulo PAST_RUNS */
+    uint64_t last;
+};
+
+/* Something runs since `from_ns`. Gives its number. */
+uint64_t past_began(struct past *past, uint64_t stream, int64_t from_ns);
+
+/* It ran until `until_ns`, and since `from_ns` as it turned out; not at all, if they are the same. */
+void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns);
+
+/* Its part of the time between two moments: at each of them, one share of as many as there were streams
+ * running. */
+int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns);
+
+#endif

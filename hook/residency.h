@@ -1,0 +1,36 @@
+/* When a context had the GPU, and when another process did. GPUs without partitions are shared in time: an
+ * event measures how long a kernel took, and if others had their turn meanwhile that is more than it cost.
+ *
+ * Told by probes: events on a stream of our own that is idle otherwise, one at a time. The GPU comes to them
+ * only while it works for our context, so a probe that is handled at once says that we have the GPU, and one
+ * that waits says that we had not, until it was handled. Each moment at which we looked stands for the time
+ * around it. Pure. One writer at a time; times in ns, in order.
+ */
+#ifndef VGPU_RESIDENCY_H
+#define VGPU_RESIDENCY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { RESIDENCY_LOOKS = 1024 };
+
+struct residency {
+    struct {
+        int64_t at_ns;
+        bool away;
+    } looks[RESIDENCY_LOOKS]; /* the newest is at count - 1, modulo RESIDENCY_LOOKS */
+    uint64_t count;
+    uint64_t undecided; /* of the newest ones: the probe is still out */
+};
+
+/* We looked, and a probe is out that was not handled yet: sent now, or before. */
+void residency_look(struct residency *residency, int64_t now_ns);
+
+/* The probe was handled at this time. A delay below `patience_ns` is no delay. Whether we had been away. */
+bool residency_handled(struct residency *residency, int64_t at_ns, int64_t patience_ns);
+
+/* How much of the time between two moments, at both of which we had the GPU, others had it; -1 when nothing
+ * is known of so long ago. */
+int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns);
+
+#endif

@@ -1,0 +1,122 @@
+#include "throttle.h"
+
+#include <stddef.h>
+
+#define LONGEST_REFILL_NS (1000 * MS_NS)
+#define SHORTEST_REFILL_NS 20000
+
+static int64_t clamp(int64_t value, int64_t least, int64_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+static int64_t part(int64_t ns, uint32_t permille)
+{
+    return ns / SHARE_WHOLE_PERMILLE * permille + ns % SHARE_WHOLE_PERMILLE * permille / SHARE_WHOLE_PERMILLE;
+}
+
+static int64_t bounded(int64_t budget_ns)
+{
+    return clamp(budget_ns, -SHARE_DEBT_NS, SHARE_BANK_NS);
+}
+
+/* The time since the last refill, which is then the caller's to give; 0 when there is none. */
+static uint64_t claim_time(struct share *share, uint64_t now_ns)
+{
+    uint64_t then_ns = atomic_load_explicit(&share->refilled_at_ns, memory_order_relaxed);
+    uint64_t since_ns = now_ns - then_ns;
+    bool possible = then_ns != 0 && then_ns <= now_ns; /* otherwise it is new, of another boot, or made up */
+    if (possible && since_ns < SHORTEST_REFILL_NS)
+        return 0;
+    if (!atomic_compare_exchange_strong_explicit(&share->refilled_at_ns, &then_ns, now_ns,
+                                                 memory_order_relaxed, memory_order_relaxed))
+        return 0; /* somebody else does it */
+    return !possible ? 0 : since_ns > LONGEST_REFILL_NS ? (uint64_t)LONGEST_REFILL_NS : since_ns;
+}
+
+void share_refill(struct share *share, uint64_t now_ns, uint32_t permille, bool contended)
+{
+    int64_t gain_ns = part((int64_t)claim_time(share, now_ns), permille);
+    if (gain_ns <= 0)
+        return;
+    int64_t most_ns = contended ? part(SHARE_BANK_NS, permille) : SHARE_IDLE_NS;
+    int64_t was_ns = atomic_load_explicit(&share->budget_ns, memory_order_relaxed), is_ns;
+    most_ns = most_ns < SHARE_IDLE_NS ? SHARE_IDLE_NS : most_ns;
+    do {
+        int64_t now_has_ns = bounded(was_ns); /* what was saved under contention stays */
+        is_ns = clamp(now_has_ns + gain_ns, -SHARE_DEBT_NS, now_has_ns > most_ns ? now_has_ns : most_ns);
+    } while (!atomic_compare_exchange_weak_explicit(&share->budget_ns, &was_ns, is_ns, memory_order_relaxed,
+                                                    memory_order_relaxed));
+}
+
+int64_t share_take(struct share *share, int64_t cost_ns, int64_t chunk_ns)
+{
+    int64_t was_ns = atomic_load_explicit(&share->budget_ns, memory_order_relaxed), taken_ns;
+    do {
+        int64_t has_ns = bounded(was_ns);
+        if (has_ns <= 0)
+            return 0;
+        taken_ns = has_ns < chunk_ns ? has_ns : chunk_ns;
+        taken_ns = taken_ns < cost_ns ? cost_ns : taken_ns;
+        if (atomic_compare_exchange_weak_explicit(&share->budget_ns, &was_ns, bounded(has_ns - taken_ns),
+                                                  memory_order_relaxed, memory_order_relaxed))
+            return taken_ns;
+    } while (true);
+}
+
+void share_correct(struct share *share, int64_t ns)
+{
+    int64_t was_ns = atomic_load_explicit(&share->budget_ns, memory_order_relaxed);
+    ns = clamp(ns, -SHARE_DEBT_NS, SHARE_DEBT_NS);
+    while (!atomic_compare_exchange_weak_explicit(&share->budget_ns, &was_ns, bounded(bounded(was_ns) - ns),
+                                                  memory_order_relaxed, memory_order_relaxed)) { }
+}
+
+uint64_t share_debt_ns(const struct share *share, uint32_t permille)
+{
+    int64_t budget_ns = bounded(atomic_load_explicit(&share->budget_ns, memory_order_relaxed));
+    return budget_ns >= 0 ? 0 : (uint64_t)-budget_ns * SHARE_WHOLE_PERMILLE / (permille ? permille : 1);
+}
+
+uint64_t share_wait_ns(const struct share *share, uint32_t permille)
+{
+    /* Until there is a chunk, so that who wakes up can go on for a while. */
+    uint64_t chunk_ns = (uint64_t)SHARE_CHUNK_NS * SHARE_WHOLE_PERMILLE / (permille ? permille : 1);
+    uint64_t wait_ns = share_debt_ns(share, permille) + chunk_ns / 2;
+    return wait_ns < SHARE_WAIT_LEAST_NS ? SHARE_WAIT_LEAST_NS
+        : wait_ns > SHARE_WAIT_MOST_NS   ? SHARE_WAIT_MOST_NS
+                                         : wait_ns;
+}
+
+/* --- what launches cost --------------------------------------------------------------------------------- */
+
+struct estimate *estimate_claim(struct predictor *predictor, uint64_t key)
+{
+    struct estimate *found = estimate_find(predictor, key);
+    struct estimate *set = predictor->sets[key >> 20 & (ESTIMATE_SETS - 1)];
+    for (int way = 0; !found && way < ESTIMATE_WAYS; way++) {
+        uint64_t none = 0;
+        if (atomic_compare_exchange_strong(&set[way].key, &none, key) || none == key)
+            found = &set[way];
+    }
+    if (found)
+        return found;
+    found = &set[key >> 40 & (ESTIMATE_WAYS - 1)];
+    atomic_store(&found->ns, 0);
+    atomic_store(&found->samples, 0);
+    atomic_store(&found->open, 0);
+    atomic_store(&found->key, key);
+    return found;
+}
+
+void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
+{
+    if (atomic_load(&estimate->key) != key)
+        return; /* its place is another's now */
+    int64_t sample_ns = clamp(ns, 1, UINT32_MAX), was_ns = atomic_load(&estimate->ns);
+    int64_t samples = atomic_load(&estimate->samples) + 1;
+    samples = samples > ESTIMATE_SAMPLES ? ESTIMATE_SAMPLES : samples;
+    int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
+    atomic_store(&estimate->ns, (uint32_t)clamp(is_ns, 1, UINT32_MAX));
+    atomic_store(&estimate->samples, (uint16_t)samples);
+}

@@ -1,0 +1,107 @@
+/* The arithmetic of a share of GPU time: the budget that all processes of a container spend from, and what a
+ * launch is expected to cost.
+ *
+ * Pure: no CUDA, no I/O, no clock; times are passed in, in ns. The budget lies in memory that tenants can
+ * write, so every value read from it is taken for possible only within bounds. Thread and process safe, by
+ * atomics alone.
+ */
+#ifndef VGPU_THROTTLE_H
+#define VGPU_THROTTLE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define MS_NS INT64_C(1000000)
+
+/* GPU time in ns. The budget grows by the share of the time that passes, and a launch takes from it what it
+ * is expected to cost, once the budget is above zero; it may end below. */
+#define SHARE_IDLE_NS (10 * MS_NS) /* most that an idle container saves up: 1 % of a second */
+#define SHARE_BANK_NS (200 * MS_NS) /* times the share: most that one saves up while others hold the GPU */
+#define SHARE_CHUNK_NS MS_NS /* most that a process takes at once */
+#define SHARE_DEBT_NS (1000 * MS_NS) /* a kernel longer than this is forgiven the rest */
+#define SHARE_WAIT_MOST_NS (100 * MS_NS) /* look at the limits again at least this often */
+#define SHARE_WAIT_LEAST_NS MS_NS
+enum { SHARE_WHOLE_PERMILLE = 1000 };
+
+/* Words of the shared region; their order is that of region_device. */
+struct share {
+    _Atomic int64_t budget_ns; /* negative: in debt */
+    _Atomic uint64_t refilled_at_ns;
+    _Atomic uint64_t charged_ns, throttled_ns, launches, waits; /* counters */
+};
+
+/* Add what `permille` of the time since the last refill is worth. `contended`: this process has work on the
+ * GPU that others keep waiting, so what it cannot spend now is saved up. */
+void share_refill(struct share *share, uint64_t now_ns, uint32_t permille, bool contended);
+
+/* Take GPU time for a launch of `cost_ns`, and up to `chunk_ns` for those after it. 0: the budget is spent;
+ * otherwise at least `cost_ns`. */
+int64_t share_take(struct share *share, int64_t cost_ns, int64_t chunk_ns);
+
+/* Something cost `ns` more (less, if negative) than was taken for it. */
+void share_correct(struct share *share, int64_t ns);
+
+/* How long to wait before there is something to take again, in ns: SHARE_WAIT_LEAST_NS to
+ * SHARE_WAIT_MOST_NS. */
+uint64_t share_wait_ns(const struct share *share, uint32_t permille);
+
+/* How long a debt of the budget takes to be repaid, in ns. */
+uint64_t share_debt_ns(const struct share *share, uint32_t permille);
+
+/* --- what launches cost --------------------------------------------------------------------------------- */
+
+/* Of one kind of launch: a kernel with its shape, or a graph. */
+struct estimate {
+    _Atomic uint64_t key; /* 0: free */
+    _Atomic uint32_t ns; /* 0: never measured */
+    _Atomic uint16_t samples; /* that went into it, up to ESTIMATE_SAMPLES */
+    _Atomic uint16_t open; /* launches being measured */
+};
+_Static_assert(sizeof(struct estimate) == 16, "four of them in a cache line");
+
+enum {
+    ESTIMATE_WAYS = 4, /* places that a key can be in */
+    ESTIMATE_SETS = 2048,
+    ESTIMATE_SAMPLES = 16, /* that the moving mean goes back */
+    ESTIMATE_FIRST_NS = 20000, /* of what was never measured */
+};
+
+/* One per process. All zero is empty. */
+struct predictor {
+    struct estimate sets[ESTIMATE_SETS][ESTIMATE_WAYS];
+};
+
+static inline uint64_t estimate_mix(uint64_t hash, uint64_t word)
+{
+    hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ hash >> 32;
+}
+
+/* Key of a kernel with the shape of its launch. Never 0. */
+static inline uint64_t estimate_key(const void *function, unsigned x, unsigned y, unsigned z,
+                                    unsigned block_x, unsigned block_y, unsigned block_z,
+                                    unsigned shared_bytes)
+{
+    uint64_t hash = estimate_mix((uintptr_t)function, (uint64_t)x << 32 | block_x);
+    hash = estimate_mix(hash, (uint64_t)y << 32 | block_y);
+    return estimate_mix(hash, (uint64_t)z << 48 ^ (uint64_t)block_z << 32 ^ shared_bytes) | 1;
+}
+
+/* NULL when the key is not there. */
+static inline struct estimate *estimate_find(struct predictor *predictor, uint64_t key)
+{
+    struct estimate *set = predictor->sets[key >> 20 & (ESTIMATE_SETS - 1)];
+    for (int way = 0; way < ESTIMATE_WAYS; way++)
+        if (atomic_load_explicit(&set[way].key, memory_order_relaxed) == key)
+            return &set[way];
+    return NULL;
+}
+
+/* The place of the key, another's if all are taken. */
+struct estimate *estimate_claim(struct predictor *predictor, uint64_t key);
+
+/* A launch of this kind cost `ns`. */
+void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns);
+
+#endif

@@ -1,0 +1,239 @@
+"""The arithmetic of shares (throttle.c, residency.c, past.c): pure, so judged on a model GPU in virtual time."""
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from share_model import MS, SECOND, Share, Tenant, kernels_of, load, run
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+UINT64 = st.integers(0, (1 << 64) - 1)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return load(tmp_path_factory.mktemp("share"))
+
+
+def errors(library: ctypes.CDLL, tenants: list[Tenant], window_ns: float) -> list[float]:
+    """How many points each tenant had more than its share, over a window in the steady state."""
+    gpu = run(library, tenants, SECOND / 2)
+    before = list(gpu.done_ns)
+    began = gpu.now_ns
+    run(library, tenants, began + window_ns, gpu)
+    return [
+        (after - then) / (gpu.now_ns - began) * 100 - tenant.permille / 10
+        for after, then, tenant in zip(gpu.done_ns, before, tenants, strict=True)
+    ]
+
+
+KERNELS = [
+    pytest.param(2, 2, 1, id="2 us"),
+    pytest.param(50, 50, 1, id="50 us"),
+    pytest.param(700, 700, 1, id="700 us"),
+    pytest.param(5000, 5000, 1, id="5 ms"),
+    pytest.param(200_000, 200_000, 2, id="200 ms"),
+    pytest.param(2, 200_000, 40, id="2 us to 200 ms"),
+]
+
+
+@pytest.mark.parametrize(("low_us", "high_us", "seconds"), KERNELS)
+@pytest.mark.parametrize("percent", [10, 30, 50, 70, 90])
+def test_alone_a_tenant_gets_its_share(
+    library: ctypes.CDLL, percent: int, low_us: float, high_us: float, seconds: int
+) -> None:
+    tenant = Tenant(percent * 10, kernels_of(low_us, high_us))
+    assert abs(errors(library, [tenant], seconds * SECOND)[0]) <= 2
+
+
+@pytest.mark.parametrize(
+    "depth", [pytest.param(1, id="waits for each"), pytest.param(8, id="8 deep")]
+)
+def test_a_tenant_that_waits_for_its_kernels_gets_its_share(
+    library: ctypes.CDLL, depth: int
+) -> None:
+    tenant = Tenant(500, kernels_of(5000, 5000), depth=depth)
+    assert abs(errors(library, [tenant], SECOND)[0]) <= 2
+
+
+PAIRS = [
+    pytest.param([10, 90], id="10 and 90"),
+    pytest.param([30, 70], id="30 and 70"),
+    pytest.param([50, 50], id="50 and 50"),
+    pytest.param([25] * 4, id="4 of 25"),
+    pytest.param([12] * 8, id="8 of 12"),
+]
+
+
+@pytest.mark.parametrize(
+    ("low_us", "high_us"), [(50, 50), (700, 700), (5000, 5000), (20_000, 20_000)]
+)
+@pytest.mark.parametrize("percents", PAIRS)
+def test_beside_others_everyone_gets_their_share(
+    library: ctypes.CDLL, percents: list[int], low_us: float, high_us: float
+) -> None:
+    tenants = [Tenant(percent * 10, kernels_of(low_us, high_us)) for percent in percents]
+    assert max(map(abs, errors(library, tenants, SECOND))) <= 3
+
+
+def test_a_long_kernel_beside_short_ones(library: ctypes.CDLL) -> None:
+    tenants = [Tenant(100, kernels_of(200_000, 200_000)), Tenant(900, kernels_of(100, 100))]
+    assert max(map(abs, errors(library, tenants, 4 * SECOND))) <= 3
+
+
+def test_without_the_limit_the_same_judgement_fails(library: ctypes.CDLL) -> None:
+    tenants = [
+        Tenant(percent * 10, kernels_of(700, 700), depth=64, limited=False) for percent in (30, 70)
+    ]
+    assert max(map(abs, errors(library, tenants, SECOND))) > 3
+
+
+def test_who_was_idle_may_catch_up_by_one_point_of_a_second(library: ctypes.CDLL) -> None:
+    tenant = Tenant(500, kernels_of(50, 50), asleep=lambda now: SECOND / 2 < now < 3 * SECOND)
+    gpu = run(library, [tenant], 3 * SECOND)
+    before = gpu.done_ns[0]
+    run(library, [tenant], 4 * SECOND, gpu)
+    assert abs((gpu.done_ns[0] - before) / SECOND * 100 - 50) <= 2
+
+
+def test_a_changed_limit_holds_within_half_a_second(library: ctypes.CDLL) -> None:
+    tenant = Tenant(300, kernels_of(700, 700))
+    gpu = run(library, [tenant], 2 * SECOND)
+    for permille in (700, 300):
+        tenant.permille = permille
+        run(library, [tenant], gpu.now_ns + SECOND / 2, gpu)
+        before, began = gpu.done_ns[0], gpu.now_ns
+        run(library, [tenant], began + SECOND, gpu)
+        assert abs((gpu.done_ns[0] - before) / SECOND * 1000 - permille) <= 20
+
+
+def test_shares_do_not_swing(library: ctypes.CDLL) -> None:
+    """No tenth of a second is far from the others: no limit cycle."""
+    tenants = [Tenant(300, kernels_of(500, 500)), Tenant(700, kernels_of(500, 500))]
+    gpu = run(library, tenants, SECOND)
+    shares = []
+    for _ in range(20):
+        before, began = gpu.done_ns[0], gpu.now_ns
+        run(library, tenants, began + SECOND / 10, gpu)
+        shares.append((gpu.done_ns[0] - before) / (gpu.now_ns - began))
+    assert max(shares) - min(shares) <= 0.1
+
+
+# --- one budget --------------------------------------------------------------------------------------------
+
+
+@given(budget=INT64, refilled_at=UINT64, now=UINT64, permille=st.integers(0, 5000), cost=INT64)
+def test_whatever_a_tenant_writes_the_budget_stays_within_bounds(
+    library: ctypes.CDLL, budget: int, refilled_at: int, now: int, permille: int, cost: int
+) -> None:
+    share = Share(budget_ns=budget, refilled_at_ns=refilled_at)
+    library.share_refill(share, now, permille, True)
+    library.share_correct(share, cost)
+    assert -SECOND <= share.budget_ns <= 200 * MS
+    assert MS <= library.share_wait_ns(share, permille) <= 100 * MS
+
+
+def test_a_debt_is_bounded_by_a_second_of_gpu_time(library: ctypes.CDLL) -> None:
+    share = Share(budget_ns=1)
+    assert library.share_take(share, 60 * SECOND, MS) == 60 * SECOND
+    assert share.budget_ns == -SECOND
+
+
+@pytest.mark.parametrize(
+    ("refilled_at", "now"),
+    [
+        pytest.param(0, 5 * SECOND, id="never refilled"),
+        pytest.param(9 * SECOND, 5 * SECOND, id="refilled in the future: another boot"),
+    ],
+)
+def test_an_impossible_time_gives_nothing(library: ctypes.CDLL, refilled_at: int, now: int) -> None:
+    share = Share(refilled_at_ns=refilled_at)
+    library.share_refill(share, now, 500, False)
+    assert (share.budget_ns, share.refilled_at_ns) == (0, now)
+
+
+def test_a_long_pause_is_worth_no_more_than_a_short_one(library: ctypes.CDLL) -> None:
+    share = Share(refilled_at_ns=SECOND)
+    library.share_refill(share, 3600 * SECOND, 500, False)
+    assert share.budget_ns == 10 * MS
+
+
+def test_what_was_saved_beside_others_is_not_taken_away(library: ctypes.CDLL) -> None:
+    share = Share(refilled_at_ns=SECOND)
+    library.share_refill(share, SECOND + 100 * MS, 500, True)
+    library.share_refill(share, SECOND + 110 * MS, 500, False)
+    assert share.budget_ns == 50 * MS
+
+
+# --- who has the GPU ---------------------------------------------------------------------------------------
+
+
+class Residency(ctypes.Structure):
+    """Room for `struct residency`, never looked into."""
+
+    _fields_ = [("bytes", ctypes.c_uint64 * 2200)]
+
+
+def looks(slice_ns: int, others_ns: int, until_ns: int) -> Iterator[tuple[int, int]]:
+    """Times of probes each millisecond, and when each was handled, with turns of these lengths."""
+    period = slice_ns + others_ns
+    for at in range(0, until_ns, MS):
+        phase = at % period
+        yield at, at if phase < slice_ns else at - phase + period
+
+
+@pytest.mark.parametrize(
+    ("slice_ms", "others_ms", "expected"),
+    [
+        pytest.param(2.3, 2.3, 0.5, id="one other"),
+        pytest.param(2.3, 6.9, 0.75, id="three others"),
+        pytest.param(5.7, 0.63, 0.1, id="one with little to do"),
+        pytest.param(10, 0, 0, id="alone"),
+    ],
+)
+def test_the_time_others_had_is_told(
+    library: ctypes.CDLL, slice_ms: float, others_ms: float, expected: float
+) -> None:
+    library.residency_away_ns.restype = ctypes.c_int64
+    library.residency_away_ns.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    library.residency_look.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.residency_handled.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    residency = Residency()
+    out_until = -1
+    for at, handled in looks(int(slice_ms * MS), int(others_ms * MS), 500 * MS):
+        if out_until >= 0 and out_until <= at:
+            library.residency_handled(ctypes.byref(residency), out_until, 100_000)
+            out_until = -1
+        library.residency_look(ctypes.byref(residency), at)
+        out_until = handled if out_until < 0 else out_until
+    away = library.residency_away_ns(ctypes.byref(residency), 0, 500 * MS)
+    assert away / (500 * MS) == pytest.approx(expected, abs=0.03)
+
+
+class Past(ctypes.Structure):
+    """Room for `struct past`, never looked into."""
+
+    _fields_ = [("bytes", ctypes.c_uint64 * 600)]
+
+
+def test_runs_beside_each_other_share_the_time_they_took(library: ctypes.CDLL) -> None:
+    library.past_began.restype = ctypes.c_uint64
+    library.past_began.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64]
+    library.past_ended.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64]
+    library.past_part_ns.restype = ctypes.c_int64
+    library.past_part_ns.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_int64,
+        ctypes.c_int64,
+    ]
+    past = ctypes.byref(Past())
+    library.past_began(past, 1, 0)
+    second = library.past_began(past, 2, 400)
+    library.past_began(past, 3, 600)
+    library.past_ended(past, second, 400, 800)
+    # Alone until 400, then two, then three until 800, then with stream 3, which still runs.
+    assert library.past_part_ns(past, 1, 0, 1000) == pytest.approx(400 + 100 + 66 + 100, abs=1)
+    assert library.past_part_ns(past, 2, 400, 800) == pytest.approx(100 + 66, abs=1)

@@ -3,7 +3,7 @@
  *
  * CUDA: X(symbol, its name in cuGetProcAddress, CUDA version that brought this ABI, flags of
  * cuGetProcAddress). A name without suffix is the first ABI. The wrapper of each is in the file named above
- * its lines. To add one: a line here, its prototype in cuda_prototypes.h, its wrapper.
+ * its lines. To add one: a line here, `python3 build.py cuda-symbols`, its wrapper.
  */
 #ifndef VGPU_SYMBOLS_H
 #define VGPU_SYMBOLS_H

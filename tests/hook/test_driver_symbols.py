@@ -1,6 +1,7 @@
 """Every function of the driver is hooked, passed or knowingly ignored; the tables say which."""
 
 import dataclasses
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def test_symbols_h_says_what_the_headers_say(name: str) -> None:
 def test_symbols_h_has_each_function_once() -> None:
     lines = [ln.symbol for name in LISTS for ln in hooked.read_list(generate.SYMBOLS_H, name)]
     assert sorted(lines) == sorted(set(lines))
+
+
+def test_each_wrapper_is_in_the_file_that_symbols_h_names() -> None:
+    lists = generate.SYMBOLS_H.read_text().split("#define CUDA_USED")[0]
+    (first, *named) = re.split(r"/\* (\w+\.c) \*/", lists)
+    assert "X(cu" not in first.split("#define CUDA_SYMBOLS")[1]
+    assert len(named) > 10
+    for file, lines in zip(named[::2], named[1::2], strict=True):
+        source = (generate.HOOK / file).read_text()
+        for symbol in re.findall(r"X\((cu\w+),", lines):
+            assert re.search(rf"\b{symbol}\b", source), f"no wrapper of {symbol} in {file}"
 
 
 def test_what_is_used_of_nvml_exists() -> None:

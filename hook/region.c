@@ -59,7 +59,7 @@ static struct ledger *ledger_of(struct region *region, int place)
 
 /* --- the dead ------------------------------------------------------------------------------------------- */
 
-/* Make the ledger agree with the slots. While slots are being changed their sum is only an upper bound: then
+/* Make the ledger agree with the slots. While they are being changed their sum is only an upper bound: then
  * the ledger is lowered to it at most. */
 static void correct(struct region *region, int place)
 {
@@ -287,19 +287,6 @@ static _Atomic uint64_t *part(struct region_usage *usage, enum charge_kind kind)
                                   : &usage->data_bytes;
 }
 
-/* For the readers of the slot, whose total is never less than the parts. */
-static void show_more(struct region_usage *usage, enum charge_kind kind, uint64_t bytes)
-{
-    atomic_fetch_add_explicit(&usage->total_bytes, bytes, memory_order_relaxed);
-    atomic_fetch_add_explicit(part(usage, kind), bytes, memory_order_relaxed);
-}
-
-static void show_less(struct region_usage *usage, enum charge_kind kind, uint64_t bytes)
-{
-    atomic_fetch_sub_explicit(part(usage, kind), bytes, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&usage->total_bytes, bytes, memory_order_relaxed);
-}
-
 static void note_peak(struct region_device *device, uint64_t used)
 {
     uint64_t peak = atomic_load_explicit(&device->peak_bytes, memory_order_relaxed);
@@ -319,14 +306,14 @@ static bool try_reserve(struct region_device *device, struct region_usage *usage
     /* Asked first, so that a hopeless request does not show in the slot while others correct by it. */
     if (!fits(device, limit_bytes, bytes))
         return false;
-    held_begin(usage, bytes);
-    bool given = ledger_reserve(&device->ledger, limit_bytes, bytes, &used);
-    held_end(usage, given ? 0 : bytes);
-    if (given) {
-        show_more(usage, kind, bytes);
-        note_peak(device, used);
+    atomic_fetch_add(&usage->total_bytes, bytes);
+    if (!ledger_reserve(&device->ledger, limit_bytes, bytes, &used)) {
+        atomic_fetch_sub(&usage->total_bytes, bytes);
+        return false;
     }
-    return given;
+    atomic_fetch_add(part(usage, kind), bytes);
+    note_peak(device, used);
+    return true;
 }
 
 bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
@@ -355,16 +342,15 @@ void region_release(int place, enum charge_kind kind, uint64_t bytes)
     if (!device || !slot)
         return;
     struct region_usage *usage = &slot->used[place];
-    uint64_t held = held_bytes(usage);
+    uint64_t held = atomic_load(part(usage, kind));
     if (bytes > held) { /* never less than nothing */
         atomic_fetch_add(&device->underflows, 1);
         bytes = held;
     }
-    show_less(usage, kind, bytes);
-    held_begin(usage, 0);
+    atomic_fetch_sub(part(usage, kind), bytes);
     if (ledger_release(&device->ledger, bytes) < bytes)
         atomic_fetch_add(&device->underflows, 1);
-    held_end(usage, bytes);
+    atomic_fetch_sub(&usage->total_bytes, bytes);
 }
 
 /* --- on record ------------------------------------------------------------------------------------------ */

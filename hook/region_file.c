@@ -131,11 +131,8 @@ static void write_tail(struct region *region)
     struct region_tail *tail = region_tail(region);
     atomic_store(&tail->magic, 0);
     memset((char *)tail + sizeof tail->magic, 0, TAIL_BYTES - sizeof tail->magic);
-    for (int i = 0; i < REGION_SLOTS; i++) {
-        struct region_slot *slot = &region->slots[i];
-        if (atomic_load(&slot->owner))
-            atomic_store(&slot->owner, 0);
-    }
+    for (int32_t i = 0; i < REGION_SLOTS && i < atomic_load(&region->slot_count); i++)
+        atomic_store(&region->slots[i].owner, 0);
     tail->version = TAIL_VERSION;
     atomic_store(&tail->magic, TAIL_MAGIC);
 }
@@ -200,8 +197,10 @@ static const char *put_in_order(struct region *region)
 static struct region *map(int fd, const char **problem)
 {
     void *mapped = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (mapped != MAP_FAILED)
+    if (mapped != MAP_FAILED) {
+        madvise(mapped, FILE_BYTES, MADV_RANDOM); /* reading ahead would fill and clear the whole file */
         return mapped;
+    }
     *problem = strerror(errno);
     return NULL;
 }

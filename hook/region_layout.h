@@ -24,14 +24,12 @@ enum {
     TAIL_MAGIC = 0x75706776, /* "vgpu" */
 };
 
+/* What a process holds of a device. While it changes, the total is more than its parts (region_slots.h). */
 struct region_usage {
     _Atomic uint64_t context_bytes, module_bytes, data_bytes;
     uint64_t offset;
     _Atomic uint64_t total_bytes;
-    /* What we go by (the fields above are for readers; HAMi-core does not use this one): bytes in the low 48
-     * bits, above them how many threads of the process are about to change them or the ledger. */
-    _Atomic uint64_t held;
-    uint64_t unused[2];
+    uint64_t unused[3];
 };
 
 struct region_slot {

@@ -122,21 +122,25 @@ unsigned slots_sweep(struct region *region, int fd)
     return freed;
 }
 
+/* Read in any order: see region_slots.h. */
+static uint64_t parts_of(const struct region_usage *usage)
+{
+    return atomic_load(&usage->context_bytes) + atomic_load(&usage->module_bytes)
+        + atomic_load(&usage->data_bytes);
+}
+
 struct holdings slots_hold(struct region *region, int place)
 {
     struct holdings all = {.settled = true};
     for (int32_t i = 0; i < slot_count(region); i++) {
         struct region_slot *slot = &region->slots[i];
         struct region_usage *usage = &slot->used[place];
-        uint64_t bytes = 0;
-        if (atomic_load(&slot->owner) & OWNER_READY) {
-            uint64_t held = atomic_load(&usage->held);
-            bytes = held & LEDGER_MOST_BYTES;
-            all.settled = all.settled && held < HELD_CHANGING;
-        } else if (is_foreign(slot)) {
-            bytes = atomic_load(&usage->total_bytes) & LEDGER_MOST_BYTES;
-        }
-        all.bytes += bytes;
+        bool ours = atomic_load(&slot->owner) & OWNER_READY;
+        if (!ours && !is_foreign(slot))
+            continue;
+        uint64_t bytes = atomic_load(&usage->total_bytes);
+        all.settled = all.settled && (!ours || bytes == parts_of(usage));
+        all.bytes += bytes & LEDGER_MOST_BYTES;
         if (bytes > all.largest_bytes) {
             all.largest_bytes = bytes;
             all.largest_pid = atomic_load(&slot->pid);
@@ -167,7 +171,6 @@ static void set_in_order(struct region *region, struct region_slot *slot, int32_
 {
     for (int i = 0; i < MAX_DEVICES; i++) {
         struct region_usage *usage = &slot->used[i];
-        atomic_store(&usage->held, 0);
         atomic_store(&usage->data_bytes, 0);
         atomic_store(&usage->module_bytes, 0);
         atomic_store(&usage->context_bytes, 0);

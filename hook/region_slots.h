@@ -4,6 +4,11 @@
  * nothing up. A process takes a free slot, sets it in order, then marks it ready; only ready slots count, so
  * freeing the slot of a dead process is one exchange that takes all it held out of the sum.
  *
+ * What a process claims goes to its total first, then into the ledger, then to one of the parts of the total;
+ * what it gives back leaves in the opposite order. So between a look at the ledger and the next change of it,
+ * the parts add up to at most, and the totals to at least, what the ledger ought to say: where both are
+ * equal, it is exactly that, however many are in the middle of something.
+ *
  * A process also keeps the file locked at a byte of its own slot, by an open file that lives exactly as long
  * as its memory (a mapping that fork does not copy). The kernel takes that back however the process ends, in
  * whatever pid namespace it was, and at exec. Where the kernel has no such locks, pid and start time decide.
@@ -30,34 +35,13 @@ void slots_forget(void);
 unsigned slots_sweep(struct region *region, int fd);
 
 struct holdings {
-    uint64_t bytes;
-    bool settled; /* nobody was changing anything while we looked; otherwise `bytes` is an upper bound */
+    uint64_t bytes; /* never less than is held */
+    bool settled; /* exactly that is held, if the ledger did not change while we looked */
     uint64_t largest_bytes;
     int32_t largest_pid; /* 0: nobody holds anything */
 };
 
 /* What the living hold at a place. */
 struct holdings slots_hold(struct region *region, int place);
-
-/* --- counting in a slot --------------------------------------------------------------------------------- */
-
-#define HELD_CHANGING (UINT64_C(1) << 48)
-
-/* Announce a change of the ledger, and claim `more` bytes in the slot. */
-static inline void held_begin(struct region_usage *usage, uint64_t more)
-{
-    atomic_fetch_add(&usage->held, HELD_CHANGING + more);
-}
-
-/* It is done; `less` of the bytes are not held any more. */
-static inline void held_end(struct region_usage *usage, uint64_t less)
-{
-    atomic_fetch_sub(&usage->held, HELD_CHANGING + less);
-}
-
-static inline uint64_t held_bytes(const struct region_usage *usage)
-{
-    return atomic_load(&usage->held) & LEDGER_MOST_BYTES;
-}
 
 #endif

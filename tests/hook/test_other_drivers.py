@@ -1,0 +1,170 @@
+"""Which library is the driver: stubs, doors to another library, other directories, or none at all."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from c_programs import compiled, library
+from hooked_programs import LIMIT, Node
+
+OURS = "libvgpu.so"
+
+
+def driver(*macros: str, name: str = "libcuda.so.1") -> Path:
+    """One of the drivers of driver.c."""
+    return library("driver.c", *macros, f"-Wl,-soname,{name}", "-ldl", name=name)
+
+
+def opened(path: Path, variable: str = "cuda") -> str:
+    """Code that opens a driver by its path; `cuda` is the one that cuda_calls calls from then on."""
+    return f"import cuda_calls\n{variable} = ctypes.CDLL({str(path)!r})\ncuda_calls.cuda = cuda\n"
+
+
+ALLOCATE_TWICE = "say(init=cuda.cuInit(0), results=[alloc(60)[0], alloc(60)[0]])"
+
+
+@pytest.fixture
+def limited(node: Node) -> dict[str, str]:
+    """Settings of a container in which `cuda` names no library until the test says which."""
+    return {LIMIT: "100m", "LD_LIBRARY_PATH": str(driver().parent)}
+
+
+def test_other_entries_to_a_function_are_known_by_what_the_driver_gives(
+    node: Node, limited: dict[str, str]
+) -> None:
+    code = opened(driver("-DENTRIES")) + (
+        "asked = [('cuMemAlloc', 12080), ('cuMemAlloc', 14000), ('cuGraphInstantiate', 12000),\n"
+        "         ('cuGraphInstantiateWithFlags', 12000)]\n"
+        "pointers = [proc_address(*question)[1] for question in asked]\n"
+        "same = [looked_up(name, cuda._handle) for name in ('cuMemAlloc_v2', 'cuGraphInstantiateWithFlags')]\n"
+        "say(owners=[owner(pointer) for pointer in pointers],\n"
+        "    same=[pointers[0] == same[0], pointers[2] == same[1], pointers[3] == same[1]])"
+    )
+    said = node.run(code, **limited)
+    assert said["owners"] == [OURS, "libcuda.so.1", OURS, OURS]  # a later ABI is passed on
+    assert said["same"] == [True, True, True]
+
+
+def test_a_stub_that_was_tried_first_is_not_the_driver_for_good(
+    node: Node, limited: dict[str, str]
+) -> None:
+    code = (
+        opened(driver("-DSTUB"), "stub")
+        + "stubs = [stub.cuInit(0), stub.cuInit(0)]\n"
+        + opened(driver())
+        + "say(stub=stubs, init=cuda.cuInit(0), results=[alloc(60)[0], alloc(60)[0]])"
+    )
+    said = node.run(code, **limited)
+    assert (said["stub"], said["init"], said["results"]) == ([34, 34], 0, [0, 2])
+
+
+def test_another_copy_is_left_alone_once_cuda_has_started(
+    node: Node, limited: dict[str, str]
+) -> None:
+    """Its handles mean nothing to the first one: our functions would mix them up."""
+    code = (
+        opened(driver())
+        + "first = [cuda.cuInit(0), alloc(60)[0]]\n"
+        + opened(driver("-DSECOND"), "second")
+        + "say(first=first, owner=owner(second.cuMemAlloc_v2), again=alloc(60)[0])"
+    )
+    said = node.run(code, **limited)
+    assert (said["first"], said["owner"], said["again"]) == ([0, 0], "libcuda.so.1", 2)
+
+
+@pytest.mark.parametrize("macros", [("-DDOOR",), ("-DDOOR", "-DLAZY")], ids=["at once", "lazy"])
+def test_a_library_that_forwards_to_the_driver_is_counted_once(
+    node: Node, limited: dict[str, str], macros: tuple[str, ...]
+) -> None:
+    inner = driver("-DINNER_ONE", name="libcuda.so.1.1")
+    door = driver(*macros, f'-DINNER="{inner}"')
+    code = opened(door) + (
+        "say(init=cuda.cuInit(0), results=[alloc(45)[0], alloc(45)[0], alloc(45)[0]],\n"
+        "    owner=owner(cuda.cuMemAlloc_v2))"
+    )
+    said = node.run(code, **limited)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert (said["init"], said["results"], said["owner"]) == (0, [0, 0, 2], OURS)
+
+
+DIRECT = """
+#include <stdio.h>
+int cuInit(unsigned), cuMemAlloc_v2(unsigned long long *, unsigned long);
+int main(void) {
+    unsigned long long address = 0;
+    int start = cuInit(0), first = cuMemAlloc_v2(&address, 60 << 20);
+    printf("%d %d %d", start, first, cuMemAlloc_v2(&address, 60 << 20));
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("macros", "name", "said"),
+    [
+        pytest.param((), "libcuda.so.1", "0 0 2", id="compat libraries"),
+        pytest.param(("-DSTUB",), "libcuda.so.1", "34 34 34", id="a stub"),
+        pytest.param((), "libother_cuda.so", "0 0 2", id="a driver of another name"),
+    ],
+)
+def test_a_linked_program_has_the_driver_that_it_was_linked_to(
+    node: Node, macros: tuple[str, ...], name: str, said: str
+) -> None:
+    """And no second one from the search path, which has the simulated driver here."""
+    linked = driver(*macros, name=name)
+    program = compiled(DIRECT, str(linked))
+    search = f"{linked.parent}:{node.sim.libraries}"
+    done = node.run_program(
+        [str(program)], **{LIMIT: "100m", "LD_BIND_NOW": "1", "LD_LIBRARY_PATH": search}
+    )
+    assert (done.stdout, done.stderr) == (said, "")
+
+
+WEAK = """
+#include <dlfcn.h>
+#include <stdio.h>
+#pragma weak cuInit
+#pragma weak cuMemAlloc_v2
+int cuInit(unsigned), cuMemAlloc_v2(unsigned long long *, unsigned long);
+int main(void) {
+    unsigned long long address = 0;
+    void *found = dlsym(RTLD_DEFAULT, "cuInit");
+    printf("%d %d %d %d", found != 0, dlerror() != 0, cuInit(0), cuMemAlloc_v2(&address, 1));
+    return 0;
+}
+"""
+
+
+def test_without_a_driver_there_is_no_gpu(node: Node, tmp_path: Path) -> None:
+    program = compiled(WEAK, "-ldl")
+    done = node.run_program([str(program)], **{LIMIT: "1g", "LD_LIBRARY_PATH": str(tmp_path)})
+    assert (done.stdout, done.stderr) == ("0 1 100 3", "")  # not found, dlerror, NO_DEVICE
+
+
+def test_a_driver_that_is_closed_and_opened_again_is_the_same(node: Node) -> None:
+    """As ffmpeg does for each stream: dlopen, dlsym, dlclose."""
+    code = (
+        "results, seen = [], set()\n"
+        "for _ in range(200):\n"
+        "    handle = libc.dlopen(b'libcuda.so.1', 2)\n"
+        "    seen.add(looked_up('cuMemAlloc_v2', handle))\n"
+        "    libc.dlclose(ctypes.c_void_p(handle))\n"
+        "start()\n"
+        "say(seen=len(seen), results=[alloc(60)[0], alloc(60)[0]])"
+    )
+    said = node.run("libc.dlopen.restype = ctypes.c_void_p\n" + code, **{LIMIT: "100m"})
+    assert (said["seen"], said["results"], said["rc"]) == (1, [0, 2], 0)
+
+
+def test_a_copy_of_the_driver_under_another_path_is_the_one_that_is_used(
+    node: Node, tmp_path: Path
+) -> None:
+    """A program that opens the compat libraries by path has only them."""
+    compat = tmp_path / "compat"
+    compat.mkdir()
+    shutil.copy(driver(), compat / "libcuda.so.1")
+    code = opened(compat / "libcuda.so.1") + (
+        "say(init=cuda.cuInit(0), results=[alloc(60)[0], alloc(60)[0]])"
+    )
+    said = node.run(code, **{LIMIT: "100m"})
+    assert (said["init"], said["results"]) == (0, [0, 2])

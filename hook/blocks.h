@@ -10,6 +10,7 @@
 /* Keys of different spaces may be equal. */
 enum block_space {
     BLOCK_ADDRESS, /* of memory */
+    BLOCK_POOLED, /* of memory from a pool; `device` is the number of the pool's account */
     BLOCK_HANDLE, /* of physical memory (cuMemCreate) */
     BLOCK_ARRAY,
     BLOCK_MIPMAP,

@@ -1,4 +1,5 @@
 /* Memory by address: allocated and freed at once. A block that this hook did not charge is freed as it is. */
+#include "pools.h"
 #include "wrap.h"
 
 enum { PITCH_ALIGNMENT = 512 };
@@ -43,10 +44,10 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsign
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
-    FREE(cuMemFree_v2, BLOCK_ADDRESS, address, address);
+    FREE_ADDRESS(cuMemFree_v2, address, address);
 }
 
 EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
 {
-    FREE(cuMemFree, BLOCK_ADDRESS, address, address);
+    FREE_ADDRESS(cuMemFree, address, address);
 }

@@ -1,48 +1,95 @@
 /* Stream-ordered memory and its pools. */
+#include "pools.h"
 #include "wrap.h"
+
+#define ALLOCATE_POOLED(symbol, per_thread, pool, ...)                                                       \
+    const struct real_cuda *real = real_cuda();                                                              \
+    struct pooled pooled;                                                                                    \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = pooled_begin(&pooled, bytes, pool, stream, per_thread, #symbol);                       \
+    if (result != CUDA_SUCCESS)                                                                              \
+        return result;                                                                                       \
+    result = CALL(symbol, __VA_ARGS__);                                                                      \
+    return pooled_end(&pooled, result, address)
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
 {
-    ALLOCATE(cuMemAllocAsync, BLOCK_ADDRESS, bytes, *address, address, bytes, stream);
+    ALLOCATE_POOLED(cuMemAllocAsync, false, NULL, address, bytes, stream);
 }
 
 EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
 {
-    ALLOCATE(cuMemAllocAsync_ptsz, BLOCK_ADDRESS, bytes, *address, address, bytes, stream);
+    ALLOCATE_POOLED(cuMemAllocAsync_ptsz, true, NULL, address, bytes, stream);
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                         CUstream stream)
 {
-    ALLOCATE(cuMemAllocFromPoolAsync, BLOCK_ADDRESS, bytes, *address, address, bytes, pool, stream);
+    ALLOCATE_POOLED(cuMemAllocFromPoolAsync, false, pool, address, bytes, pool, stream);
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                              CUstream stream)
 {
-    ALLOCATE(cuMemAllocFromPoolAsync_ptsz, BLOCK_ADDRESS, bytes, *address, address, bytes, pool, stream);
+    ALLOCATE_POOLED(cuMemAllocFromPoolAsync_ptsz, true, pool, address, bytes, pool, stream);
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-    FREE(cuMemFreeAsync, BLOCK_ADDRESS, address, address, stream);
+    FREE_ADDRESS(cuMemFreeAsync, address, address, stream);
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-    FREE(cuMemFreeAsync_ptsz, BLOCK_ADDRESS, address, address, stream);
+    FREE_ADDRESS(cuMemFreeAsync_ptsz, address, address, stream);
+}
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!real || !real->cuMemPoolCreate)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuMemPoolCreate, pool, properties);
+    if (result == CUDA_SUCCESS && pool && properties)
+        pool_created(*pool, properties);
+    return result;
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    PASS(cuMemPoolDestroy, pool);
+    const struct real_cuda *real = real_cuda();
+    if (!real || !real->cuMemPoolDestroy)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    struct pool *account = depth_inside() ? NULL : pool_ending(pool);
+    CUresult result = CALL(cuMemPoolDestroy, pool);
+    return pool_ended(account, pool, result);
 }
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
 {
-    PASS(cuMemPoolTrimTo, pool, bytes);
+    const struct real_cuda *real = real_cuda();
+    if (!real || !real->cuMemPoolTrimTo)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuMemPoolTrimTo, pool, bytes);
+    if (result == CUDA_SUCCESS && !depth_inside())
+        pool_true_up(pool);
+    return result;
 }
 
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle,
+                                                   CUmemAllocationHandleType type, unsigned long long flags)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!real || !real->cuMemPoolImportFromShareableHandle)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuMemPoolImportFromShareableHandle, pool, handle, type, flags);
+    if (result == CUDA_SUCCESS && pool)
+        pool_imported(*pool);
+    return result;
+}
+
+/* The memory is its exporter's: freeing it here finds no block and is passed on. */
 EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, CUmemPoolPtrExportData *data)
 {
     PASS(cuMemPoolImportPointer, address, pool, data);

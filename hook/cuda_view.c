@@ -1,7 +1,9 @@
 /* What a program is told about device memory: its share of the GPU as if it were the whole. */
 #include "depth.h"
 #include "devices.h"
+#include "limits.h"
 #include "real.h"
+#include "reclaim.h"
 #include "region.h"
 #include "settings.h"
 
@@ -17,15 +19,25 @@ static unsigned clamped(uint64_t bytes)
     return (unsigned)least(bytes, UINT32_MAX);
 }
 
+static uint64_t narrowed_total(int place, uint64_t total_bytes)
+{
+    uint64_t limit_bytes = limits_memory_bytes(place);
+    if (!limit_bytes)
+        return total_bytes;
+    return limits_oversubscribe(place) ? limit_bytes : least(limit_bytes, total_bytes);
+}
+
 /* Turn the GPU's figures into the container's. */
 static void narrow(int place, uint64_t *free_bytes, uint64_t *total_bytes)
 {
-    uint64_t limit_bytes = region_limit_bytes(place);
-    if (!limit_bytes)
+    if (!limits_memory_bytes(place))
         return;
-    uint64_t used = region_used_bytes(place);
-    *total_bytes = least(limit_bytes, *total_bytes);
-    *free_bytes = least(*free_bytes, *total_bytes > used ? *total_bytes - used : 0);
+    bool spills = limits_oversubscribe(place); /* then the GPU's own room is not what counts */
+    true_up(place);
+    uint64_t used = region_used_bytes(place), total = narrowed_total(place, *total_bytes);
+    uint64_t room = total > used ? total - used : 0;
+    *total_bytes = total;
+    *free_bytes = spills ? room : least(*free_bytes, room);
 }
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
@@ -62,12 +74,6 @@ EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total_bytes)
     return result;
 }
 
-static uint64_t narrowed_total(CUdevice device, uint64_t total_bytes)
-{
-    uint64_t limit_bytes = region_limit_bytes(place_of_device(device));
-    return limit_bytes ? least(limit_bytes, total_bytes) : total_bytes;
-}
-
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     const struct real_cuda *real = real_cuda();
@@ -75,7 +81,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
         return CUDA_ERROR_NOT_INITIALIZED;
     CUresult result = real->cuDeviceTotalMem_v2(bytes, device);
     if (result == CUDA_SUCCESS && settings()->active && !depth_inside() && bytes)
-        *bytes = narrowed_total(device, *bytes);
+        *bytes = narrowed_total(place_of_device(device), *bytes);
     return result;
 }
 
@@ -86,6 +92,6 @@ EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
         return CUDA_ERROR_NOT_INITIALIZED;
     CUresult result = real->cuDeviceTotalMem(bytes, device);
     if (result == CUDA_SUCCESS && settings()->active && !depth_inside() && bytes)
-        *bytes = clamped(narrowed_total(device, *bytes));
+        *bytes = clamped(narrowed_total(place_of_device(device), *bytes));
     return result;
 }

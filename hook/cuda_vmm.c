@@ -80,3 +80,9 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle a, CUdevice b, si
     const struct real_cuda *real = real_cuda();
     return real && real->cuMulticastUnbind ? real->cuMulticastUnbind(a, b, c, d) : CUDA_ERROR_NOT_INITIALIZED;
 }
+
+EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *a, const CUmulticastObjectProp *b)
+{
+    const struct real_cuda *real = real_cuda();
+    return real && real->cuMulticastCreate ? real->cuMulticastCreate(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+}

@@ -202,9 +202,24 @@ void graph_memory_true_up(CUdevice device)
         settle(place);
 }
 
-void graph_memory_true_up_all(void)
+void graph_memory_true_up_place(int place)
 {
-    for (int i = 0; atomic_load_explicit(&any, memory_order_relaxed) && i < MAX_DEVICES; i++)
-        if (reserve_made[i])
-            settle(i);
+    if (graph_memory_idle_bytes(place))
+        settle(place);
+}
+
+uint64_t graph_memory_idle_bytes(int place)
+{
+    bool made = atomic_load_explicit(&any, memory_order_relaxed) && place >= 0 && reserve_made[place];
+    return made ? reserve_idle_bytes(&reserves[place]) : 0;
+}
+
+void graph_memory_trim(int place)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!graph_memory_idle_bytes(place))
+        return;
+    if (real && real->cuDeviceGraphMemTrim)
+        real->cuDeviceGraphMemTrim(ordinals[place]);
+    settle(place);
 }

@@ -36,7 +36,11 @@ void graph_memory_after_launch(CUgraphExec exec);
 /* Make the device's charge what the driver has reserved for graphs. */
 void graph_memory_true_up(CUdevice device);
 
-/* The same for every device that was ever charged for graphs. */
-void graph_memory_true_up_all(void);
+/* The same by place. */
+void graph_memory_true_up_place(int place);
+
+/* Charged for graphs, whether they run or not; and give back what no running graph uses. */
+uint64_t graph_memory_idle_bytes(int place);
+void graph_memory_trim(int place);
 
 #endif

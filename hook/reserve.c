@@ -9,6 +9,15 @@ void reserve_init(struct reserve *reserve, int place)
     pthread_mutex_init(&reserve->lock, NULL);
 }
 
+void reserve_reset(struct reserve *reserve, int place)
+{
+    pthread_mutex_lock(&reserve->lock);
+    reserve->place = place;
+    reserve->step_bytes = MOST_STEP_BYTES;
+    reserve->live_bytes = reserve->charged_bytes = 0;
+    pthread_mutex_unlock(&reserve->lock);
+}
+
 static uint64_t stepped(const struct reserve *reserve, uint64_t bytes)
 {
     uint64_t over = bytes % reserve->step_bytes;
@@ -90,6 +99,7 @@ bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved
                     const char *function)
 {
     pthread_mutex_lock(&reserve->lock);
+    int place = reserve->place;
     learn(reserve, reserved_bytes);
     uint64_t held = reserved_bytes > reserve->live_bytes ? reserved_bytes : reserve->live_bytes;
     uint64_t charged = reserve->charged_bytes, missing = held > charged ? held - charged : 0, spare = 0;
@@ -100,12 +110,12 @@ bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved
     if (anyway)
         reserve->charged_bytes += missing;
     pthread_mutex_unlock(&reserve->lock);
-    charge_back(reserve->place, CHARGE_DATA, spare);
+    charge_back(place, CHARGE_DATA, spare);
     if (anyway)
-        charge_anyway(reserve->place, CHARGE_DATA, missing);
+        charge_anyway(place, CHARGE_DATA, missing);
     if (anyway || !missing)
         return true;
-    if (charge(reserve->place, CHARGE_DATA, missing, function) != CUDA_SUCCESS)
+    if (charge(place, CHARGE_DATA, missing, function) != CUDA_SUCCESS)
         return false;
     pthread_mutex_lock(&reserve->lock);
     reserve->charged_bytes += missing;

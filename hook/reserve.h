@@ -25,6 +25,9 @@ struct reserve {
 
 void reserve_init(struct reserve *reserve, int place);
 
+/* The same for one that was in use and has nothing left. */
+void reserve_reset(struct reserve *reserve, int place);
+
 /* `bytes` are about to be taken from it. CUDA_SUCCESS with the charge large enough, or
  * CUDA_ERROR_OUT_OF_MEMORY with everything as it was. Each success is followed by reserve_claimed. */
 CUresult reserve_claim(struct reserve *reserve, uint64_t bytes, const char *function);

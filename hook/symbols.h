@@ -32,8 +32,10 @@
     X(cuMemAllocFromPoolAsync_ptsz, "cuMemAllocFromPoolAsync", 11020, PER_THREAD)                             \
     X(cuMemFreeAsync, "cuMemFreeAsync", 11020, 0)                                                             \
     X(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, PER_THREAD)                                               \
+    X(cuMemPoolCreate, "cuMemPoolCreate", 11020, 0)                                                           \
     X(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, 0)                                                         \
     X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, 0)                                                           \
+    X(cuMemPoolImportFromShareableHandle, "cuMemPoolImportFromShareableHandle", 11020, 0)                     \
     X(cuMemPoolImportPointer, "cuMemPoolImportPointer", 11020, 0)                                             \
     /* cuda_vmm.c */                                                                                          \
     X(cuMemCreate, "cuMemCreate", 10020, 0)                                                                   \
@@ -42,6 +44,7 @@
     X(cuMemUnmap, "cuMemUnmap", 10020, 0)                                                                     \
     X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000, 0)                                   \
     X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, 0)                             \
+    X(cuMulticastCreate, "cuMulticastCreate", 12010, 0)                                                       \
     X(cuMulticastBindMem, "cuMulticastBindMem", 12010, 0)                                                     \
     X(cuMulticastBindMem_v2, "cuMulticastBindMem", 13010, 0)                                                  \
     X(cuMulticastBindAddr, "cuMulticastBindAddr", 12010, 0)                                                   \
@@ -168,14 +171,12 @@
     X(cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId", 4010, 0)                                                    \
     X(cuModuleGetFunction, "cuModuleGetFunction", 2000, 0)                                                    \
     X(cuStreamCreate, "cuStreamCreate", 2000, 0)                                                              \
-    X(cuMemPoolCreate, "cuMemPoolCreate", 11020, 0)                                                           \
     X(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", 11020, 0)                                               \
     X(cuMemAddressReserve, "cuMemAddressReserve", 10020, 0)                                                   \
     X(cuMemAddressFree, "cuMemAddressFree", 10020, 0)                                                         \
     X(cuMemSetAccess, "cuMemSetAccess", 10020, 0)                                                             \
     X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, 0)                                 \
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity", 10020, 0)                               \
-    X(cuMulticastCreate, "cuMulticastCreate", 12010, 0)                                                       \
     X(cuMulticastAddDevice, "cuMulticastAddDevice", 12010, 0)                                                 \
     X(cuGraphCreate, "cuGraphCreate", 10000, 0)                                                               \
     X(cuGraphAddKernelNode_v2, "cuGraphAddKernelNode", 12000, 0)                                              \
@@ -215,8 +216,7 @@
     X(cuGetExportTable, "cuGetExportTable", 3000, 0)                                                          \
     X(cuPointerGetAttributes, "cuPointerGetAttributes", 7000, 0)                                              \
     X(cuMemPoolExportPointer, "cuMemPoolExportPointer", 11020, 0)                                             \
-    X(cuMemPoolExportToShareableHandle, "cuMemPoolExportToShareableHandle", 11020, 0)                         \
-    X(cuMemPoolImportFromShareableHandle, "cuMemPoolImportFromShareableHandle", 11020, 0)
+    X(cuMemPoolExportToShareableHandle, "cuMemPoolExportToShareableHandle", 11020, 0)
 
 /* nvml_memory.c */
 #define NVML_SYMBOLS(X)                                             \

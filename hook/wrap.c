@@ -1,4 +1,5 @@
 #include "wrap.h"
+#include "reclaim.h"
 
 CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t bytes, const char *function)
 {
@@ -10,7 +11,7 @@ CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t byt
     if (result != CUDA_SUCCESS)
         return result;
     struct block *kept = block_new(space, place, bytes);
-    result = kept ? charge(place, CHARGE_DATA, bytes, function) : CUDA_ERROR_OUT_OF_MEMORY;
+    result = kept ? charge_reclaiming(place, CHARGE_DATA, bytes, function) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS)
         block_free(kept);
     else

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { STACK_DEPTH = 32 };
 
@@ -29,6 +30,19 @@ struct CUgreenCtx_st {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUctx_st primaries[MAX_GPUS];
+
+/* No context survives fork. */
+static void forget_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    memset(primaries, 0, sizeof primaries);
+    depth = 0;
+}
+
+static __attribute__((constructor)) void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
 
 CUcontext current_context(void)
 {

@@ -49,6 +49,21 @@ static CUmemoryPool defaults[MAX_GPUS], currents[MAX_GPUS];
 static struct piece *buckets[BUCKETS];
 static CUdeviceptr next_address = 0x500000000000ULL;
 
+/* As a CUDA context does not survive fork, neither do its pools. */
+static void forget_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    pools = NULL;
+    memset(defaults, 0, sizeof defaults);
+    memset(currents, 0, sizeof currents);
+    memset(buckets, 0, sizeof buckets);
+}
+
+static __attribute__((constructor)) void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
 static struct piece **bucket_of(CUdeviceptr address)
 {
     return &buckets[address / GRANULE % BUCKETS];

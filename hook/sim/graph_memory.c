@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define GRAPH_STEP_BYTES (UINT64_C(32) << 20)
 
@@ -21,6 +22,20 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct node *nodes;
 static CUdeviceptr next_address = 0x300000000000ULL;
 static uint64_t used[MAX_GPUS], used_high[MAX_GPUS], reserved[MAX_GPUS], reserved_high[MAX_GPUS];
+
+/* As a CUDA context does not survive fork, neither do its graphs. */
+static void forget_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    nodes = NULL;
+    memset(used, 0, sizeof used);
+    memset(reserved, 0, sizeof reserved);
+}
+
+static __attribute__((constructor)) void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
 
 static struct node **find(CUdeviceptr address)
 {
@@ -149,35 +164,4 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
         pthread_mutex_unlock(&lock);
     }
     return cuda_end(&call, result);
-}
-
-/* --- until the stream side provides them ---------------------------------------------------------------- */
-
-__attribute__((weak)) CUresult sim_capture_active(CUstream stream, bool per_thread, bool *active)
-{
-    (void)stream, (void)per_thread;
-    *active = false;
-    return CUDA_SUCCESS;
-}
-
-__attribute__((weak)) CUresult sim_capture_allocation(CUstream stream, bool per_thread, uint64_t bytes,
-                                                      CUdeviceptr *address)
-{
-    (void)stream, (void)per_thread, (void)bytes, (void)address;
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-__attribute__((weak)) CUresult sim_capture_free(CUstream stream, bool per_thread, CUdeviceptr address)
-{
-    (void)stream, (void)per_thread, (void)address;
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-__attribute__((weak)) CUresult sim_stream_device(CUstream stream, CUdevice *device)
-{
-    (void)stream;
-    CUcontext context = current_context();
-    if (context)
-        *device = context->device;
-    return context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }

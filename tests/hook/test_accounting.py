@@ -23,12 +23,6 @@ GPU = made_up_uuid(0)
     [
         pytest.param("alloc(100)", "free(a)", id="cuMemAlloc_v2"),
         pytest.param("alloc(100, 'cuMemAllocManaged', 1)", "free(a)", id="managed"),
-        pytest.param("alloc(100, 'cuMemAllocAsync', None)", "free(a, 'cuMemFreeAsync', None)", id="async"),
-        pytest.param(
-            "alloc(100, 'cuMemAllocAsync_ptsz', None)", "free(a, 'cuMemFreeAsync_ptsz', None)",
-            id="async on per-thread streams",
-        ),
-        pytest.param("alloc(100, 'cuMemAllocAsync', None)", "free(a)", id="async, freed at once"),
         pytest.param("alloc(100, 'cuMemAlloc')", "free(a, 'cuMemFree')", id="32 bit"),
         pytest.param("pitched(100)", "free(a)", id="pitched"),
     ],

@@ -1,0 +1,420 @@
+#include "pools.h"
+#include "depth.h"
+#include "devices.h"
+#include "graphs.h"
+#include "real.h"
+#include "reclaim.h"
+#include "reserve.h"
+#include "table.h"
+#include "wrap.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_POOLS = 1024, GRANULE = 512, NOT_COUNTED = -1, SPECIAL_STREAMS = 2 };
+
+/* An account is never freed, only used for another pool when this one is gone with all it had. */
+struct pool {
+    struct entry entry; /* in `known`, by handle, while the pool exists */
+    struct reserve reserve;
+    CUmemoryPool handle; /* NULL: the pool was destroyed */
+    bool counted;
+    bool ending; /* the driver is about to destroy it */
+    _Atomic unsigned visits; /* of threads that ask the driver about it, though it may be another's */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static struct table known;
+static struct pool *_Atomic pools[MAX_POOLS];
+static _Atomic int pool_count;
+
+static void forget_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    memset(&known, 0, sizeof known);
+    for (int i = 0; i < MAX_POOLS; i++)
+        atomic_store(&pools[i], NULL);
+    atomic_store(&pool_count, 0);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
+static struct pool *pool_at(int i)
+{
+    return i >= 0 && i < atomic_load_explicit(&pool_count, memory_order_acquire) ? atomic_load(&pools[i])
+                                                                                 : NULL;
+}
+
+/* --- accounts ------------------------------------------------------------------------------------------- */
+
+static bool vacant(struct pool *pool)
+{
+    return !pool->handle && !pool->ending && pool->reserve.claims == 0 && pool->reserve.live_bytes == 0
+        && pool->reserve.charged_bytes == 0;
+}
+
+/* Called with the lock held. The number of an account for the handle; NOT_COUNTED when there are too many. */
+static int add(CUmemoryPool handle, int place, bool counted)
+{
+    int i = 0, count = atomic_load(&pool_count);
+    while (i < count && !vacant(pool_at(i)))
+        i++;
+    if (i == MAX_POOLS)
+        return NOT_COUNTED;
+    struct pool *pool = i < count ? pool_at(i) : calloc(1, sizeof *pool);
+    if (!pool)
+        return NOT_COUNTED;
+    if (i < count)
+        reserve_reset(&pool->reserve, place);
+    else
+        reserve_init(&pool->reserve, place);
+    pool->handle = handle;
+    pool->counted = counted;
+    table_add(&known, &pool->entry, (uint64_t)(uintptr_t)handle);
+    atomic_store(&pools[i], pool);
+    if (i == count)
+        atomic_store_explicit(&pool_count, i + 1, memory_order_release);
+    return i;
+}
+
+static int number_of(const struct pool *pool)
+{
+    int i = 0;
+    while (pool_at(i) != pool)
+        i++;
+    return i;
+}
+
+/* Called with the lock held. */
+static struct pool *find(CUmemoryPool handle)
+{
+    return (struct pool *)table_find(&known, (uint64_t)(uintptr_t)handle);
+}
+
+static void make_known(CUmemoryPool handle, int place, bool counted)
+{
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&lock);
+    struct pool *old = find(handle);
+    if (old) { /* destroyed where we did not see it */
+        table_remove(&known, &old->entry);
+        old->handle = NULL;
+    }
+    add(handle, place, counted);
+    pthread_mutex_unlock(&lock);
+}
+
+void pool_created(CUmemoryPool pool, const CUmemPoolProps *properties)
+{
+    bool on_device = properties->location.type == MEMORY_LOCATION_DEVICE
+        || properties->location.type == MEMORY_LOCATION_DEVICE_DOMAIN;
+    int device = properties->location.type == MEMORY_LOCATION_DEVICE_DOMAIN ? properties->location.id & 0xFF
+                                                                            : properties->location.id;
+    if (charging())
+        make_known(pool, on_device ? place_of_device(device) : NOT_COUNTED, on_device);
+}
+
+void pool_imported(CUmemoryPool pool)
+{
+    if (charging())
+        make_known(pool, NOT_COUNTED, false);
+}
+
+/* The account of a pool; one that we did not see being made is a device's own. */
+static int account_of(CUmemoryPool handle, CUdevice device, bool *counted)
+{
+    int place = -1;
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find(handle);
+    pthread_mutex_unlock(&lock);
+    if (!pool)
+        place = place_of_device(device);
+    pthread_mutex_lock(&lock);
+    pool = find(handle);
+    int number = pool ? number_of(pool) : place >= 0 ? add(handle, place, true) : NOT_COUNTED;
+    *counted = pool ? pool->counted : true;
+    pthread_mutex_unlock(&lock);
+    return number;
+}
+
+/* --- what the driver says ------------------------------------------------------------------------------- */
+
+/* 0 when it does not tell: then what is live is charged. */
+static uint64_t reserved_bytes(CUmemoryPool handle)
+{
+    const struct real_cuda *real = real_cuda();
+    cuuint64_t reserved = 0;
+    if (!handle || !real || !real->cuMemPoolGetAttribute)
+        return 0;
+    depth_enter();
+    if (real->cuMemPoolGetAttribute(handle, POOL_RESERVED_BYTES, &reserved) != CUDA_SUCCESS)
+        reserved = 0;
+    depth_leave();
+    return reserved;
+}
+
+/* False when the pool has grown over what is charged, and that over the limit. */
+static bool settle(struct pool *pool, bool anyway, const char *function)
+{
+    uint64_t changes = reserve_changes(&pool->reserve), reserved = reserved_bytes(pool->handle);
+    return reserve_settle(&pool->reserve, changes, reserved, anyway, function);
+}
+
+static CUresult device_of_stream(const struct real_cuda *real, CUstream stream, CUdevice *device)
+{
+    CUcontext its = NULL, current = NULL;
+    if (!real->cuCtxGetDevice)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if ((uintptr_t)stream <= SPECIAL_STREAMS || !real->cuStreamGetCtx || !real->cuCtxGetCurrent
+        || !real->cuCtxPushCurrent_v2 || !real->cuCtxPopCurrent_v2
+        || real->cuStreamGetCtx(stream, &its) != CUDA_SUCCESS || !its
+        || real->cuCtxGetCurrent(&current) != CUDA_SUCCESS || its == current
+        || real->cuCtxPushCurrent_v2(its) != CUDA_SUCCESS)
+        return real->cuCtxGetDevice(device);
+    CUresult result = real->cuCtxGetDevice(device);
+    real->cuCtxPopCurrent_v2(&its);
+    return result;
+}
+
+/* The graph that the stream's calls become nodes of; NULL: it is not being captured. */
+static CUgraph captured(const struct real_cuda *real, CUstream stream, bool per_thread)
+{
+    __typeof__(real->cuStreamGetCaptureInfo_v2) ask =
+        per_thread ? real->cuStreamGetCaptureInfo_v2_ptsz : real->cuStreamGetCaptureInfo_v2;
+    CUstreamCaptureStatus status = CAPTURE_NONE;
+    cuuint64_t id = 0;
+    CUgraph graph = NULL;
+    if (!ask || ask(stream, &status, &id, &graph, NULL, NULL) != CUDA_SUCCESS || status != CAPTURE_ACTIVE)
+        return NULL;
+    return graph;
+}
+
+/* Where the allocation will come from; false when the driver had better be asked as it is. */
+static bool find_source(struct pooled *pooled)
+{
+    const struct real_cuda *real = real_cuda();
+    bool found = true;
+    depth_enter();
+    pooled->graph = captured(real, pooled->stream, pooled->per_thread);
+    if (device_of_stream(real, pooled->stream, &pooled->device) != CUDA_SUCCESS)
+        found = false;
+    else if (!pooled->graph && !pooled->handle && real->cuDeviceGetMemPool
+             && real->cuDeviceGetMemPool(&pooled->handle, pooled->device) != CUDA_SUCCESS)
+        pooled->handle = NULL;
+    depth_leave();
+    return found;
+}
+
+/* --- allocating ----------------------------------------------------------------------------------------- */
+
+static CUresult claim(struct pooled *pooled)
+{
+    struct pool *pool = pool_at(pooled->pool);
+    pooled->block = block_new(BLOCK_POOLED, pooled->pool, pooled->bytes);
+    CUresult result = pooled->block ? reserve_claim(&pool->reserve, pooled->bytes, pooled->function)
+                                    : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result != CUDA_SUCCESS && pooled->block
+        && (pools_idle_bytes(pool->reserve.place) || graph_memory_idle_bytes(pool->reserve.place))) {
+        reclaim(pool->reserve.place);
+        result = reserve_claim(&pool->reserve, pooled->bytes, pooled->function);
+    }
+    if (result != CUDA_SUCCESS && pooled->block)
+        block_free(pooled->block);
+    return result;
+}
+
+/* Of a pool that has no account: by the piece, as if it were no pool. */
+static CUresult claim_plain(struct pooled *pooled)
+{
+    int place = place_of_device(pooled->device);
+    pooled->block = block_new(BLOCK_ADDRESS, place, pooled->bytes);
+    CUresult result = pooled->block ? charge_reclaiming(place, CHARGE_DATA, pooled->bytes, pooled->function)
+                                    : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result != CUDA_SUCCESS && pooled->block)
+        block_free(pooled->block);
+    return result;
+}
+
+CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
+                      bool per_thread, const char *function)
+{
+    *pooled = (struct pooled){
+        .handle = pool, .stream = stream, .per_thread = per_thread, .bytes = bytes, .function = function};
+    if (!charging() || bytes == 0 || !find_source(pooled))
+        return CUDA_SUCCESS;
+    if (pooled->graph) {
+        pooled->as = POOLED_CAPTURED;
+        return CUDA_SUCCESS;
+    }
+    if (bytes > UINT64_MAX - GRANULE)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pooled->bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
+    bool counted = true;
+    pooled->pool = pooled->handle ? account_of(pooled->handle, pooled->device, &counted) : NOT_COUNTED;
+    if (!counted)
+        return CUDA_SUCCESS;
+    pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
+    CUresult result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);
+    if (result != CUDA_SUCCESS)
+        pooled->as = POOLED_NOT;
+    return result;
+}
+
+/* The pool grew more than was claimed for it, and that does not fit. */
+static CUresult give_back(struct pooled *pooled, struct pool *pool, CUdeviceptr *address)
+{
+    const struct real_cuda *real = real_cuda();
+    struct quiet quiet = quiet_begin();
+    struct block *block = block_take(BLOCK_POOLED, *address);
+    __typeof__(real->cuMemFreeAsync) give =
+        pooled->per_thread ? real->cuMemFreeAsync_ptsz : real->cuMemFreeAsync;
+    if (block && give && give(*address, pooled->stream) == CUDA_SUCCESS) {
+        reserve_freed(&pool->reserve, block_bytes(block));
+        block_free(block);
+        *address = 0;
+    } else if (block) {
+        block_add(block, *address);
+    }
+    if (real->cuMemPoolTrimTo && pooled->handle)
+        real->cuMemPoolTrimTo(pooled->handle, 0);
+    quiet_end(quiet);
+    settle(pool, true, pooled->function);
+    return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address)
+{
+    bool given = result == CUDA_SUCCESS && address;
+    struct pool *pool = pooled->as == POOLED_POOL ? pool_at(pooled->pool) : NULL;
+    switch (pooled->as) {
+    case POOLED_CAPTURED:
+        if (given)
+            graph_allocates(pooled->graph, pooled->device, pooled->bytes);
+        return result;
+    case POOLED_PLAIN:
+        return wrap_settle(pooled->block, result, given ? *address : 0);
+    case POOLED_POOL:
+        break;
+    default:
+        return result;
+    }
+    if (given)
+        block_add(pooled->block, *address);
+    else
+        block_free(pooled->block);
+    reserve_claimed(&pool->reserve, pooled->bytes, given);
+    bool fits = settle(pool, !given, pooled->function);
+    return fits ? result : give_back(pooled, pool, address);
+}
+
+CUresult pooled_freed(struct block *block, CUresult result)
+{
+    if (result != CUDA_SUCCESS) {
+        block_add(block, block_key(block));
+        return result;
+    }
+    struct pool *pool = pool_at(block_device(block));
+    reserve_freed(&pool->reserve, block_bytes(block));
+    if (!pool->handle)
+        settle(pool, true, NULL);
+    block_free(block);
+    return result;
+}
+
+/* --- pools as a whole ----------------------------------------------------------------------------------- */
+
+/* From here to unvisit the pool's handle stays one: nobody lets the driver destroy it. */
+static bool visit(struct pool *pool, int place)
+{
+    pthread_mutex_lock(&lock);
+    bool there = pool->handle && pool->counted && !pool->ending && pool->reserve.place == place;
+    if (there)
+        pool->visits++;
+    pthread_mutex_unlock(&lock);
+    return there;
+}
+
+static void unvisit(struct pool *pool)
+{
+    pool->visits--;
+}
+
+struct pool *pool_ending(CUmemoryPool handle)
+{
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find(handle);
+    if (pool) { /* at once: the handle may be given out anew as soon as the driver has it back */
+        table_remove(&known, &pool->entry);
+        pool->ending = true;
+    }
+    pthread_mutex_unlock(&lock);
+    while (pool && pool->visits)
+        sched_yield(); /* they ask for a figure, or trim */
+    return pool;
+}
+
+CUresult pool_ended(struct pool *pool, CUmemoryPool handle, CUresult result)
+{
+    if (!pool)
+        return result;
+    pthread_mutex_lock(&lock);
+    if (result == CUDA_SUCCESS)
+        pool->handle = NULL;
+    else
+        table_add(&known, &pool->entry, (uint64_t)(uintptr_t)handle);
+    pthread_mutex_unlock(&lock);
+    settle(pool, true, NULL);
+    pool->ending = false;
+    return result;
+}
+
+void pool_true_up(CUmemoryPool handle)
+{
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find(handle);
+    pthread_mutex_unlock(&lock);
+    if (pool && pool->counted)
+        settle(pool, true, NULL);
+}
+
+void pools_true_up(int place)
+{
+    for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++) {
+        struct pool *pool = pool_at(i);
+        if (!reserve_idle_bytes(&pool->reserve) || !visit(pool, place))
+            continue;
+        settle(pool, true, NULL);
+        unvisit(pool);
+    }
+}
+
+uint64_t pools_idle_bytes(int place)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++)
+        if (pool_at(i)->reserve.place == place)
+            bytes += reserve_idle_bytes(&pool_at(i)->reserve);
+    return bytes;
+}
+
+void pools_trim(int place)
+{
+    const struct real_cuda *real = real_cuda();
+    for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++) {
+        struct pool *pool = pool_at(i);
+        if (!reserve_idle_bytes(&pool->reserve) || !visit(pool, place))
+            continue;
+        if (real && real->cuMemPoolTrimTo)
+            real->cuMemPoolTrimTo(pool->handle, 0);
+        settle(pool, true, NULL);
+        unvisit(pool);
+    }
+}

@@ -1,0 +1,71 @@
+/* Memory that streams allocate from pools: an account per pool, which is charged for what the pool has
+ * reserved (reserve.h), and for each address which pool it is from. Thread safe; a child of fork starts
+ * empty.
+ *
+ * What is allocated while a stream is being captured becomes memory of the graph (graphs.h). Pools of host
+ * memory and imported ones are not counted: the latter are charged to the process that exported them.
+ */
+#ifndef VGPU_POOLS_H
+#define VGPU_POOLS_H
+
+#include "blocks.h"
+#include "cuda_abi.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One allocation under way. */
+struct pooled {
+    enum { POOLED_NOT, POOLED_PLAIN, POOLED_POOL, POOLED_CAPTURED } as;
+    CUgraph graph; /* being captured */
+    CUdevice device;
+    int pool; /* number of the account */
+    CUmemoryPool handle;
+    CUstream stream;
+    uint64_t bytes;
+    struct block *block;
+    const char *function;
+    bool per_thread;
+};
+
+/* Before `bytes` are allocated on the stream from the pool (NULL: the current one of the stream's device).
+ * CUDA_ERROR_OUT_OF_MEMORY: the driver is not to be asked. */
+CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
+                      bool per_thread, const char *function);
+
+/* After the driver answered. Gives the answer for the program: when the pool has grown over the limit, the
+ * memory is given back, *address is 0 and the answer CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address);
+
+/* The shape of a freeing wrapper of addresses, whoever they are from. */
+#define FREE_ADDRESS(symbol, address, ...)                                                                   \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    if (depth_inside())                                                                                      \
+        return real->symbol(__VA_ARGS__);                                                                    \
+    struct block *pooled = NULL, *block = block_take(BLOCK_ADDRESS, address);                                \
+    if (!block)                                                                                              \
+        pooled = block_take(BLOCK_POOLED, address);                                                          \
+    CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
+    return pooled ? pooled_freed(pooled, result) : wrap_freed(block, result)
+
+CUresult pooled_freed(struct block *block, CUresult result);
+
+/* What is made known of pools. */
+void pool_created(CUmemoryPool pool, const CUmemPoolProps *properties);
+void pool_imported(CUmemoryPool pool);
+
+/* Before and after a pool is destroyed: what is live of it stays charged until it is freed. */
+struct pool *pool_ending(CUmemoryPool pool);
+CUresult pool_ended(struct pool *account, CUmemoryPool pool, CUresult result);
+
+/* Make the charges of pools what the driver has reserved for them: of one, or all of a place. */
+void pool_true_up(CUmemoryPool pool);
+void pools_true_up(int place);
+
+/* Charged for nothing that is live; and give it back. */
+uint64_t pools_idle_bytes(int place);
+void pools_trim(int place);
+
+#endif

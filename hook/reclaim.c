@@ -1,0 +1,46 @@
+#include "reclaim.h"
+#include "depth.h"
+#include "graphs.h"
+#include "pools.h"
+#include "real.h"
+
+struct quiet quiet_begin(void)
+{
+    const struct real_cuda *real = real_cuda();
+    struct quiet quiet = {.mode = CAPTURE_MODE_RELAXED};
+    depth_enter();
+    quiet.changed = real && real->cuThreadExchangeStreamCaptureMode
+        && real->cuThreadExchangeStreamCaptureMode(&quiet.mode) == CUDA_SUCCESS;
+    return quiet;
+}
+
+void quiet_end(struct quiet quiet)
+{
+    if (quiet.changed)
+        real_cuda()->cuThreadExchangeStreamCaptureMode(&quiet.mode);
+    depth_leave();
+}
+
+void true_up(int place)
+{
+    pools_true_up(place);
+    graph_memory_true_up_place(place);
+}
+
+void reclaim(int place)
+{
+    struct quiet quiet = quiet_begin();
+    pools_trim(place);
+    graph_memory_trim(place);
+    quiet_end(quiet);
+}
+
+CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
+{
+    CUresult result = charge(place, kind, bytes, function);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || place < 0
+        || (!pools_idle_bytes(place) && !graph_memory_idle_bytes(place)))
+        return result;
+    reclaim(place);
+    return charge(place, kind, bytes, function);
+}

@@ -1,0 +1,115 @@
+/* Simulated CUDA driver: modules and libraries, which take memory of the GPU when they are loaded. */
+#include "cuda_call.h"
+#include "functions.h"
+#include "memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB (UINT64_C(1) << 20)
+
+enum { MARK = 0x6d6f6475 };
+
+struct CUmod_st {
+    unsigned mark;
+    uint64_t bytes;
+    char uuid[TEXT_BYTES];
+};
+
+static CUresult load(const char *function, CUmodule *module, const void *image)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, function);
+    if (result == CUDA_SUCCESS && (!module || !image))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS)
+        return cuda_end(&call, result);
+    struct CUmod_st *made = calloc(1, sizeof *made);
+    uint64_t bytes = call.gpu->module_mib * MIB;
+    if (!made || sim_memory_take(call.gpu->uuid, bytes, capacity_bytes(&call)) != SIM_MEMORY_DONE) {
+        free(made);
+        return cuda_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    *made = (struct CUmod_st){.mark = MARK, .bytes = bytes};
+    memcpy(made->uuid, call.gpu->uuid, TEXT_BYTES);
+    *module = made;
+    return cuda_end(&call, CUDA_SUCCESS);
+}
+
+static CUresult unload(const char *function, CUmodule module)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin(&call, function);
+    if (result == CUDA_SUCCESS && (!module || module->mark != MARK))
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS) {
+        sim_memory_give(module->uuid, module->bytes, false);
+        module->mark = 0; /* never freed: functions of it may be asked about */
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
+{
+    return load(__func__, module, path);
+}
+
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    return load(__func__, module, image);
+}
+
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options,
+                                   void **values)
+{
+    (void)count, (void)options, (void)values;
+    return load(__func__, module, image);
+}
+
+EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+    return load(__func__, module, image);
+}
+
+EXPORT CUresult cuModuleUnload(CUmodule module)
+{
+    return unload(__func__, module);
+}
+
+/* A library is its one module here, loaded at once as with CUDA_MODULE_LOADING=EAGER. */
+EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit_options,
+                                  void **jit_values, unsigned jit_count, CUlibraryOption *options,
+                                  void **values, unsigned count)
+{
+    (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    return load(__func__, (CUmodule *)(void *)library, image);
+}
+
+EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit_options,
+                                      void **jit_values, unsigned jit_count, CUlibraryOption *options,
+                                      void **values, unsigned count)
+{
+    (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    return load(__func__, (CUmodule *)(void *)library, path);
+}
+
+EXPORT CUresult cuLibraryUnload(CUlibrary library)
+{
+    return unload(__func__, (CUmodule)(void *)library);
+}
+
+EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
+{
+    if (!module || !library)
+        return CUDA_ERROR_INVALID_VALUE;
+    *module = (CUmodule)(void *)library;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    if (!kernel || !library || !name)
+        return CUDA_ERROR_INVALID_VALUE;
+    *kernel = (CUkernel)(void *)function_named((CUmodule)(void *)library, name);
+    return *kernel ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}

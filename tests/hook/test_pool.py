@@ -1,0 +1,233 @@
+"""Stream-ordered memory: a pool is charged for what the driver reserves for it."""
+
+import pytest
+from hooked_programs import LIMIT, Node
+
+from agent.sim.driver import SimGpu, made_up_uuid
+
+GPU = made_up_uuid(0)
+BEGIN = "from memory_calls import *\nstart()\n"
+
+
+@pytest.mark.parametrize(
+    ("allocate", "give_back"),
+    [
+        pytest.param("draw(100)", "put(a)", id="cuMemAllocAsync"),
+        pytest.param("draw(100, suffix='_ptsz')", "put(a, suffix='_ptsz')", id="per-thread stream"),
+        pytest.param("draw(100, p)", "put(a)", id="a pool of its own"),
+        pytest.param("draw(100, p, suffix='_ptsz')", "put(a)", id="the same, per-thread stream"),
+        pytest.param("draw(100, default_pool())", "put(a)", id="the default pool, by name"),
+        pytest.param("draw(100)", "free(a)", id="cuMemFree of a stream's memory"),
+        pytest.param("alloc(100)", "put(a)", id="cuMemFreeAsync of other memory"),
+    ],
+)
+def test_both_counts_agree_from_the_first_byte_to_the_last(
+    node: Node, allocate: str, give_back: str
+) -> None:
+    code = (
+        "p = pool()\n"
+        f"first, a = {allocate}\n"
+        "held = both()\n"
+        f"too_much, none = {allocate}\n"
+        "peak = both()\n"
+        f"freed = {give_back}\n"
+        "cuda.cuCtxSynchronize()\n"
+        "left = both()\n"
+        f"again, _ = {allocate}\n"
+        "say(first=first, held=held, too_much=[too_much, none], peak=peak, freed=freed, left=left, again=again)"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "199m"})
+    assert (said["first"], said["freed"], said["again"]) == (0, 0, 0)
+    assert said["held"][0] == said["held"][1] >= 100
+    assert said["too_much"] == [2, 0]
+    assert said["peak"] == said["held"]
+    assert said["left"] == [0, 0]
+    assert node.sim.peak_mib(GPU) <= 199
+
+
+def test_what_a_pool_keeps_stays_charged_and_costs_nothing_to_use_again(node: Node) -> None:
+    code = (
+        "keep(default_pool(), 1000)\n"
+        "_, a = draw(100)\nput(a)\ncuda.cuCtxSynchronize()\nkept = both()\n"
+        "again, a = draw(120)\nreused = both()\n"
+        "say(kept=kept, again=again, reused=reused)"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "150m"})
+    assert said["kept"] == [128, 128]
+    assert (said["again"], said["reused"]) == (0, [128, 128])
+
+
+@pytest.mark.parametrize("end", ["trimmed", "destroyed", "another pool", "plain memory"])
+def test_what_a_pool_keeps_unused_is_there_for_who_needs_it(node: Node, end: str) -> None:
+    steps = {
+        "trimmed": "trim = cuda.cuMemPoolTrimTo(p, ctypes.c_size_t(0))\nresult, _ = alloc(150)",
+        "destroyed": "trim = cuda.cuMemPoolDestroy(p)\nresult, _ = alloc(150)",
+        "another pool": "trim = 0\nresult, _ = draw(120)",
+        "plain memory": "trim = 0\nresult, _ = alloc(150)",
+    }
+    code = (
+        "p = pool()\nkeep(p, 1000)\n_, a = draw(100, p)\nput(a)\nkept = both()\n"
+        f"{steps[end]}\nsay(kept=kept, trim=trim, result=result, now=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "160m"})
+    assert said["kept"] == [128, 128]
+    assert (said["trim"], said["result"]) == (0, 0)
+    assert said["now"][0] == said["now"][1]
+    assert node.sim.peak_mib(GPU) <= 160
+
+
+def test_a_destroyed_pool_is_charged_until_its_last_piece_is_free(node: Node) -> None:
+    code = (
+        "p = pool()\n_, a = draw(60, p)\n_, b = draw(60, p)\n"
+        "destroyed = cuda.cuMemPoolDestroy(p)\n"
+        "put(a)\nhalf = charged_mib()\nput(b)\n"
+        "say(destroyed=destroyed, half=half, left=both(), more=alloc(200)[0])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "200m"})
+    assert (said["destroyed"], said["half"], said["left"], said["more"]) == (0, 60, [0, 0], 0)
+
+
+def test_pools_of_other_memory_are_not_charged(node: Node) -> None:
+    code = (
+        "p = pool(2)\nfirst, a = draw(100, p)\nheld = both()\nfreed = put(a)\n"
+        "say(first=first, held=held, freed=freed, left=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "50m"})
+    assert (said["first"], said["freed"]) == (0, 0)
+    assert said["held"] == said["left"] == [0, 0]
+
+
+def test_the_current_pool_of_the_device_is_the_one_that_is_charged(node: Node) -> None:
+    code = (
+        "p = pool()\nkeep(p, 1000)\nset = cuda.cuDeviceSetMemPool(0, p)\n"
+        "_, a = draw(40)\nput(a)\ncuda.cuCtxSynchronize()\nkept = [*both(), pool_mib(p)]\n"
+        "cuda.cuMemPoolDestroy(p)\n_, a = draw(10)\n"
+        "say(set=set, kept=kept, now=[*both(), pool_mib(default_pool())])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "200m"})
+    assert (said["set"], said["kept"], said["now"]) == (0, [64, 64, 64], [32, 32, 32])
+
+
+def test_a_pool_is_charged_on_its_own_device(node: Node) -> None:
+    node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
+    code = (
+        "p = pool(device=1)\nfirst, a = draw(60, p)\n"
+        "say(first=first, here=both(), there=[start(1), charged_mib(), held_mib(1)])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert said["first"] == 1 or (said["here"] == [0, 0] and said["there"] == [0, 64, 64])
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [
+        pytest.param("draw(0)[0]", 1, id="nothing is asked for"),
+        pytest.param("cuda.cuMemAllocAsync(None, ctypes.c_size_t(99), None)", 1, id="no place to put it"),
+        pytest.param("draw(1 << 40)[0]", 2, id="an exabyte"),
+        pytest.param("draw(1, ctypes.c_void_p(0x1234))[0]", 1, id="no such pool"),
+        pytest.param("put(0x1234)", 1, id="freeing what is not there"),
+        pytest.param("cuda.cuMemPoolDestroy(default_pool())", 1, id="destroying the default pool"),
+        pytest.param("cuda.cuMemPoolTrimTo(ctypes.c_void_p(7), ctypes.c_size_t(0))", 1, id="trimming no pool"),
+        pytest.param("cuda.cuMemPoolCreate(None, None)", 1, id="no properties"),
+        pytest.param("cuda.cuCtxSetCurrent(None) or draw(1)[0]", 201, id="no context"),
+    ],
+)  # fmt: skip
+def test_the_answer_to_odd_calls_is_the_drivers_and_nothing_stays_charged(
+    node: Node, code: str, result: int
+) -> None:
+    said = node.run(
+        f"{BEGIN}result = {code}\nstart()\nsay(result=result, left=both())", **{LIMIT: "1g"}
+    )
+    assert (said["result"], said["left"], said["rc"]) == (result, [0, 0], 0)
+
+
+@pytest.mark.parametrize("call", ["cuMemAllocAsync", "cuMemAllocFromPoolAsync"])
+def test_what_the_driver_refuses_is_not_charged(node: Node, call: str) -> None:
+    node.sim.fail(call, 999)
+    of = "default_pool()" if "Pool" in call else "None"
+    said = node.run(f"{BEGIN}say(result=draw(10, {of})[0], left=both())", **{LIMIT: "1g"})
+    assert (said["result"], said["left"]) == (999, [0, 0])
+
+
+def test_a_failed_free_stays_charged(node: Node) -> None:
+    node.sim.fail("cuMemFreeAsync", 700)
+    said = node.run(
+        f"{BEGIN}_, a = draw(10)\nsay(result=put(a), left=both(), later=free(a))", **{LIMIT: "1g"}
+    )
+    assert (said["result"], said["left"], said["later"]) == (700, [32, 32], 0)
+
+
+def test_over_the_limit_the_driver_is_not_asked(node: Node) -> None:
+    node.sim.fail("cuMemAllocAsync", 999)
+    said = node.run(f"{BEGIN}say(result=draw(200)[0])", **{LIMIT: "100m"})
+    assert said["result"] == 2
+
+
+@pytest.mark.parametrize("step_mib", [0, 2, 20, 64, 200])
+def test_a_pool_that_grows_by_other_steps_never_exceeds_the_limit_for_long(
+    node: Node, step_mib: int
+) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, pool_step_mib=step_mib))
+    code = "results = [draw(30)[0] for _ in range(10)]\nsay(results=results, now=both())"
+    said = node.run(BEGIN + code, **{LIMIT: "150m"})
+    assert set(said["results"]) <= {0, 2}
+    assert said["results"][-1] == 2
+    assert said["now"][0] == said["now"][1] <= 150
+    assert step_mib > 32 or node.sim.peak_mib(GPU) <= 150
+
+
+def test_memory_of_a_pool_in_another_process_is_its_exporters(node: Node) -> None:
+    code = (
+        "p = pool()\n_, a = draw(60, p)\nfd = ctypes.c_int()\n"
+        "exported = cuda.cuMemPoolExportToShareableHandle(ctypes.byref(fd), p, 1, ctypes.c_uint64(0))\n"
+        "data = ctypes.create_string_buffer(64)\ncuda.cuMemPoolExportPointer(data, ctypes.c_uint64(a))\n"
+        "read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    start(); q = ctypes.c_void_p(); b = ctypes.c_uint64()\n"
+        "    there = [cuda.cuMemPoolImportFromShareableHandle(ctypes.byref(q), ctypes.c_void_p(fd.value), 1, ctypes.c_uint64(0)),\n"
+        "             cuda.cuMemPoolImportPointer(ctypes.byref(b), q, data), charged_mib(), put(b.value),\n"
+        "             charged_mib()]\n"
+        "    os.write(write, json.dumps(there).encode()); os._exit(0)\n"
+        "os.wait()\n"
+        "say(exported=exported, there=json.loads(os.read(read, 1000)), here=both())"
+    )  # fmt: skip
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert (said["exported"], said["there"], said["here"]) == (0, [0, 0, 64, 0, 64], [64, 64])
+
+
+def test_a_forked_child_has_no_pools(node: Node) -> None:
+    code = (
+        "_, a = draw(60)\nread, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    start(); b = draw(20)[0]\n"
+        "    os.write(write, json.dumps([b, draw(40)[0], charged_mib()]).encode()); os._exit(0)\n"
+        "os.wait()\n"
+        "settled(64)\n"
+        "say(there=json.loads(os.read(read, 1000)), here=charged_mib(), freed=put(a))"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert said["there"] == [0, 2, 96]
+    assert (said["here"], said["freed"]) == (64, 0)
+
+
+def test_threads_that_share_a_pool_agree_with_the_driver(node: Node) -> None:
+    code = (
+        "import threading, random\n"
+        "def churn(seed):\n"
+        "    start(); choose = random.Random(seed); mine = []\n"
+        "    for _ in range(300):\n"
+        "        if mine and choose.random() < 0.5: put(mine.pop(choose.randrange(len(mine))))\n"
+        "        else:\n"
+        "            result, a = draw(choose.choice([0.001, 1, 5, 20]))\n"
+        "            if result == 0: mine.append(a)\n"
+        "        if choose.random() < 0.1: cuda.cuMemPoolTrimTo(default_pool(), ctypes.c_size_t(0))\n"
+        "    for a in mine: put(a)\n"
+        "threads = [threading.Thread(target=churn, args=(n,)) for n in range(4)]\n"
+        "for t in threads: t.start()\n"
+        "for t in threads: t.join()\n"
+        "busy = both()\ncuda.cuCtxSynchronize()\nsay(busy=busy, left=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "150m"})
+    assert said["busy"][0] == said["busy"][1]
+    assert said["left"] == [0, 0]
+    assert node.sim.peak_mib(GPU) <= 150

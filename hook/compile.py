@@ -153,6 +153,11 @@ ARTIFACTS = (
         (*LIBRARY_FLAGS, "-Wl,-soname,libcuda.so.1", "-lm"),
     ),
     Artifact("sim/sim-tenant", ("sim/sim_tenant.c",)),
+    Artifact(
+        "sim/sim-gpu-tenant",
+        ("sim/sim_gpu_tenant.c", "sim/virtual_time.c"),
+        ("-rdynamic", "-fvisibility=default"),  # its time functions are for its libraries, too
+    ),
     Artifact("sim/sim-container", ("sim/sim_container.c",)),
 )
 

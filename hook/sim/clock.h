@@ -19,6 +19,9 @@ struct awaited {
     uint64_t target;
 };
 
+/* Whether it has come. The state is locked. */
+bool clock_reached(const struct execution *execution, const struct awaited *awaited);
+
 uint64_t clock_real_ns(void);
 
 /* Sleep for `ns`, but never so briefly that waiting is a busy loop. */

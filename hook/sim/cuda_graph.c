@@ -424,6 +424,8 @@ static CUresult launch(const char *function, CUgraphExec executable, CUstream st
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         result = capture_work(call.stream, &capturing);
+    if (result == CUDA_SUCCESS)
+        clock_spend(1000ULL * call.call.node->launch_us); /* the GPU hears of it when the call is nearly over */
     if (result == CUDA_SUCCESS && capturing) { /* a launch of a graph becomes its nodes */
         for (size_t i = 0; i < executable->count && result == CUDA_SUCCESS; i++)
             if (executable->steps[i].kind == GRAPH_NODE_KERNEL)
@@ -437,8 +439,6 @@ static CUresult launch(const char *function, CUgraphExec executable, CUstream st
         if (ns)
             result = stream_push(&call, ns) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (result == CUDA_SUCCESS)
-        clock_spend(1000ULL * call.call.node->launch_us);
     return cuda_end(&call.call, result);
 }
 

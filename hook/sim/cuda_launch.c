@@ -16,14 +16,14 @@ static CUresult launch(const char *name, CUfunction function, const unsigned sha
         result = shape[i] ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         result = capture_work(call.stream, &capturing);
+    if (result == CUDA_SUCCESS)
+        clock_spend(1000ULL * call.call.node->launch_us); /* the GPU hears of it when the call is nearly over */
     if (result == CUDA_SUCCESS && capturing)
         result = capture_node(call.stream,
                               (struct node_content){.kind = GRAPH_NODE_KERNEL, .function = function}, NULL);
     else if (result == CUDA_SUCCESS && functions_take_time(call.call.node))
         result = stream_push(&call, function_draw_ns(call.call.node, function)) ? CUDA_SUCCESS
                                                                                 : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result == CUDA_SUCCESS)
-        clock_spend(1000ULL * call.call.node->launch_us);
     return cuda_end(&call.call, result);
 }
 

@@ -216,15 +216,12 @@ void engine_advance(struct execution *execution, uint64_t limit_ns, bool stop)
     }
 }
 
-bool engine_has_work(const struct execution *execution)
+uint64_t engine_next_ns(const struct execution *execution)
 {
-    for (size_t i = 0; i < MAX_GPUS && execution->gpus[i].uuid[0]; i++) {
-        const struct gpu_row *gpu = &execution->gpus[i];
-        for (uint32_t place = 0; place < gpu->lane_count; place++)
-            if (execution->lanes[gpu->lanes[place]].pending)
-                return true;
-    }
-    return false;
+    uint64_t next_ns = UINT64_MAX;
+    for (size_t i = 0; i < MAX_GPUS && execution->gpus[i].uuid[0]; i++)
+        next_ns = least(next_ns, next_decision(execution, &execution->gpus[i], UINT64_MAX));
+    return next_ns;
 }
 
 void engine_end_lane(struct execution *execution, uint32_t lane_index)

@@ -10,8 +10,9 @@
  * in now_ns. */
 void engine_advance(struct execution *execution, uint64_t limit_ns, bool stop);
 
-/* Whether any GPU has something to do, now or at a time that is known. */
-bool engine_has_work(const struct execution *execution);
+/* When something will finish or begin next if nothing is added; UINT64_MAX: never. To be asked after
+ * engine_advance(). */
+uint64_t engine_next_ns(const struct execution *execution);
 
 /* The process is gone: what it had pending is dropped, its GPU time stays on record. */
 void engine_end_lane(struct execution *execution, uint32_t lane);

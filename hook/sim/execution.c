@@ -84,7 +84,8 @@ static struct execution *map_state(const char *configuration)
     if (fd < 0)
         return NULL;
     struct execution *fresh = map_file(fd);
-    close(fd); /* and with it the flock */
+    flock(fd, LOCK_UN); /* the mapping keeps the open file, and so would keep the lock */
+    close(fd);
     if (!fresh)
         return NULL;
     pthread_once(&fork_once, watch_forks);
@@ -124,6 +125,16 @@ struct execution *execution_lock(void)
 void execution_unlock(struct execution *execution)
 {
     pthread_mutex_unlock(&execution->lock);
+}
+
+uint32_t execution_pid(void)
+{
+    return my_pid;
+}
+
+uint64_t execution_start_time(void)
+{
+    return my_start_time;
 }
 
 /* --- lanes ---------------------------------------------------------------------------------------------- */
@@ -301,18 +312,11 @@ void execution_close(uint32_t stream)
 
 /* --- waiting -------------------------------------------------------------------------------------------- */
 
-static bool reached(const struct execution *execution, const struct awaited *awaited)
-{
-    if (awaited->event)
-        return execution->events[awaited->event - 1].done_turn >= awaited->target;
-    return execution->streams[awaited->stream - 1].head >= awaited->target;
-}
-
 /* Called with the lock held, and leaves it held; lets go meanwhile. */
 static void await(struct execution *execution, struct awaited awaited)
 {
     catch_up(execution);
-    while (!reached(execution, &awaited)) {
+    while (!clock_reached(execution, &awaited)) {
         if (execution->virtual_clock) {
             clock_await(execution, &awaited);
         } else { /* it cannot be done sooner, but later if others take turns */

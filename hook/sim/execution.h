@@ -13,6 +13,10 @@ void execution_end_the_dead(struct execution *execution);
 struct execution *execution_lock(void);
 void execution_unlock(struct execution *execution);
 
+/* This process, as the state knows it; valid once it was locked. */
+uint32_t execution_pid(void);
+uint64_t execution_start_time(void);
+
 /* A stream on the GPU with this uuid. `flags` of enum stream_flags. */
 uint32_t execution_stream(const char *uuid, uint32_t flags);
 

@@ -109,9 +109,11 @@ struct execution {
     uint32_t thread_high; /* rows in use lie below */
     uint32_t running_thread; /* whose turn it is, or NOTHING */
     uint32_t processes_expected, processes_joined;
+    uint32_t processor; /* + 1; that the threads of the virtual clock should run on */
+    uint32_t unused;
     uint32_t event_high; /* rows in use lie below */
     uint64_t event_turns;
-    uint64_t picked_ns; /* real time of the last turn given */
+    uint64_t given_ns; /* real time when the turn was given */
     struct thread_row threads[MAX_THREADS];
     struct event_row events[MAX_STREAM_EVENTS];
     struct stream_row streams[MAX_STREAMS];

@@ -1,0 +1,417 @@
+/* A program that keeps a GPU busy in a chosen way, and says what the GPU really did for it.
+ *
+ *   sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] [--device N] PHASE...
+ *
+ * A phase is a list such as ms=1000,kernel=short+long,sync=1 of
+ *
+ *   ms=N        how long it lasts (default 1000)
+ *   kernel=A+B  functions to launch, in turn (default "kernel"); none: do nothing
+ *   by=WAY      kernel (default), ex, cooperative, graph
+ *   nodes=N     kernels in a graph (default 10)
+ *   streams=N   streams per thread, used in turn (default 1; 0: the default stream)
+ *   sync=N      wait for the stream after every N launches (default 0: never)
+ *   burst=N     launches in a burst (default 0: without end), then wait for them and sleep
+ *   idle_us=N   for so long (default 0)
+ *   kill=1      the process kills itself when the phase is over
+ *
+ * At its end it prints one line: {"pid","result","launches","wall_ns","gpu_ns","windows_ns":[...]}. gpu_ns is
+ * what the simulated GPU worked for this process from the first phase to the end of the last, windows_ns the
+ * same for each window in between, whose ends are the multiples of its length; "result" is the first
+ * CUresult that was not 0. With --virtual it takes part in the virtual clock.
+ */
+#include "../cuda_abi.h"
+#include "virtual_time.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    MAX_PHASES = 32,
+    MAX_MIX = 8,
+    MAX_OWN_STREAMS = 64,
+    MAX_WINDOWS = 4096,
+    MAX_WORKERS = 64,
+    EXIT_NO_CUDA = 3
+};
+
+#define FUNCTIONS(X)                                                                                         \
+    X(cuInit)                                                                                                \
+    X(cuDeviceGetUuid)                                                                                       \
+    X(cuDevicePrimaryCtxRetain)                                                                              \
+    X(cuCtxSetCurrent)                                                                                       \
+    X(cuCtxSynchronize)                                                                                      \
+    X(cuModuleLoadData)                                                                                      \
+    X(cuModuleGetFunction)                                                                                   \
+    X(cuStreamCreate)                                                                                        \
+    X(cuStreamSynchronize)                                                                                   \
+    X(cuStreamDestroy_v2)                                                                                    \
+    X(cuLaunchKernel)                                                                                        \
+    X(cuLaunchKernelEx)                                                                                      \
+    X(cuLaunchCooperativeKernel)                                                                             \
+    X(cuStreamBeginCapture_v2)                                                                               \
+    X(cuStreamEndCapture)                                                                                    \
+    X(cuGraphInstantiateWithFlags)                                                                           \
+    X(cuGraphExecDestroy)                                                                                    \
+    X(cuGraphDestroy)                                                                                        \
+    X(cuGraphLaunch)
+
+static struct {
+#define X(name) __typeof__(&name) name;
+    FUNCTIONS(X)
+#undef X
+    uint64_t (*gpu_time)(const char *uuid, uint32_t pid);
+} cuda;
+
+enum way { BY_KERNEL, BY_EX, BY_COOPERATIVE, BY_GRAPH };
+
+struct phase {
+    unsigned long ms, nodes, streams, sync, burst, idle_us, kill;
+    enum way way;
+    char mix[MAX_MIX][64];
+    size_t mix_count;
+};
+
+static struct phase phases[MAX_PHASES];
+static size_t phase_count;
+static unsigned long threads = 1, window_ms, processes, rank, device;
+static CUcontext context;
+static CUmodule module;
+static char uuid_text[64];
+static _Atomic uint64_t launches;
+static _Atomic int first_result;
+static _Atomic bool over;
+static uint64_t windows_ns[MAX_WINDOWS];
+static size_t window_count;
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static void sleep_until(uint64_t ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+}
+
+static uint64_t gpu_ns(void)
+{
+    return cuda.gpu_time(uuid_text, (uint32_t)getpid());
+}
+
+static bool good(CUresult result)
+{
+    int none = 0;
+    if (result != CUDA_SUCCESS)
+        atomic_compare_exchange_strong(&first_result, &none, result);
+    return result == CUDA_SUCCESS;
+}
+
+/* --- one thread's work ---------------------------------------------------------------------------------- */
+
+struct worker {
+    const struct phase *phase;
+    CUfunction functions[MAX_MIX];
+    CUstream streams[MAX_OWN_STREAMS];
+    CUgraphExec graph;
+    unsigned long turn;
+};
+
+static CUresult launch_on(const struct worker *worker, enum way way, CUstream stream)
+{
+    CUfunction function = worker->functions[worker->turn % worker->phase->mix_count];
+    CUlaunchConfig config = {.gridDimX = 1,
+                             .gridDimY = 1,
+                             .gridDimZ = 1,
+                             .blockDimX = 32,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .hStream = stream};
+    switch (way) {
+    case BY_EX:
+        return cuda.cuLaunchKernelEx(&config, function, NULL, NULL);
+    case BY_COOPERATIVE:
+        return cuda.cuLaunchCooperativeKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL);
+    case BY_GRAPH:
+        return cuda.cuGraphLaunch(worker->graph, stream);
+    case BY_KERNEL:
+        break;
+    }
+    return cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+}
+
+static bool make_graph(struct worker *worker)
+{
+    CUgraph graph = NULL;
+    bool done = good(cuda.cuStreamBeginCapture_v2(worker->streams[0], 1));
+    for (unsigned long i = 0; done && i < worker->phase->nodes; i++, worker->turn++)
+        done = good(launch_on(worker, BY_KERNEL, worker->streams[0]));
+    return done && good(cuda.cuStreamEndCapture(worker->streams[0], &graph))
+        && good(cuda.cuGraphInstantiateWithFlags(&worker->graph, graph, 0))
+        && good(cuda.cuGraphDestroy(graph));
+}
+
+static bool prepare(struct worker *worker)
+{
+    const struct phase *phase = worker->phase;
+    bool done = true;
+    for (size_t i = 0; done && i < phase->mix_count; i++)
+        done = good(cuda.cuModuleGetFunction(&worker->functions[i], module, phase->mix[i]));
+    for (unsigned long i = 0; done && i < phase->streams; i++)
+        done = good(cuda.cuStreamCreate(&worker->streams[i], 1));
+    return done && (phase->way != BY_GRAPH || make_graph(worker));
+}
+
+static void clean_up(struct worker *worker)
+{
+    for (unsigned long i = 0; i < worker->phase->streams; i++)
+        if (worker->streams[i])
+            cuda.cuStreamDestroy_v2(worker->streams[i]);
+    if (worker->graph)
+        cuda.cuGraphExecDestroy(worker->graph);
+}
+
+static bool launch_until(struct worker *worker, uint64_t end_ns)
+{
+    const struct phase *phase = worker->phase;
+    unsigned long done = 0;
+    while (now_ns() < end_ns) {
+        CUstream stream = phase->streams ? worker->streams[worker->turn % phase->streams] : NULL;
+        if (!good(launch_on(worker, phase->way, stream)))
+            return false;
+        worker->turn++;
+        done++;
+        atomic_fetch_add(&launches, 1);
+        if (phase->sync && done % phase->sync == 0 && !good(cuda.cuStreamSynchronize(stream)))
+            return false;
+        if (phase->burst && done % phase->burst == 0) {
+            if (!good(cuda.cuCtxSynchronize()))
+                return false;
+            uint64_t until_ns = now_ns() + phase->idle_us * 1000ULL;
+            sleep_until(until_ns < end_ns ? until_ns : end_ns);
+        }
+    }
+    return true;
+}
+
+static void *work(void *start)
+{
+    uint64_t end_ns = *(uint64_t *)start;
+    bool going_on = good(cuda.cuCtxSetCurrent(context));
+    for (size_t i = 0; going_on && i < phase_count; i++) {
+        struct worker worker = {.phase = &phases[i]};
+        end_ns += phases[i].ms * 1000000ULL;
+        if (phases[i].mix_count)
+            going_on = prepare(&worker) && launch_until(&worker, end_ns);
+        sleep_until(end_ns);
+        if (phases[i].kill)
+            raise(SIGKILL);
+        clean_up(&worker);
+    }
+    return NULL;
+}
+
+static void *look(void *unused)
+{
+    (void)unused;
+    uint64_t step_ns = window_ms * 1000000ULL;
+    uint64_t before_ns = gpu_ns();
+    for (uint64_t end_ns = now_ns() / step_ns * step_ns + step_ns; window_count < MAX_WINDOWS;
+         end_ns += step_ns) {
+        sleep_until(end_ns);
+        if (atomic_load(&over))
+            break;
+        uint64_t after_ns = gpu_ns();
+        windows_ns[window_count++] = after_ns - before_ns;
+        before_ns = after_ns;
+    }
+    return NULL;
+}
+
+/* --- arguments ------------------------------------------------------------------------------------------ */
+
+static bool take_mix(struct phase *phase, char *names)
+{
+    phase->mix_count = 0;
+    char *rest = NULL;
+    for (char *name = strtok_r(names, "+", &rest); name; name = strtok_r(NULL, "+", &rest)) {
+        if (strcmp(name, "none") == 0)
+            return true;
+        if (phase->mix_count == MAX_MIX || strlen(name) >= sizeof phase->mix[0])
+            return false;
+        strcpy(phase->mix[phase->mix_count++], name);
+    }
+    return phase->mix_count > 0;
+}
+
+static bool take_way(struct phase *phase, const char *name)
+{
+    static const char *const ways[] = {"kernel", "ex", "cooperative", "graph"};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        if (strcmp(name, ways[i]) == 0) {
+            phase->way = (enum way)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool take_pair(struct phase *phase, char *pair)
+{
+    const struct {
+        const char *key;
+        unsigned long *value;
+    } numbers[] = {{"ms", &phase->ms},     {"nodes", &phase->nodes}, {"streams", &phase->streams},
+                   {"sync", &phase->sync}, {"burst", &phase->burst}, {"idle_us", &phase->idle_us},
+                   {"kill", &phase->kill}};
+    char *value = strchr(pair, '=');
+    if (!value)
+        return false;
+    *value++ = '\0';
+    if (strcmp(pair, "kernel") == 0)
+        return take_mix(phase, value);
+    if (strcmp(pair, "by") == 0)
+        return take_way(phase, value);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        char *end;
+        if (strcmp(pair, numbers[i].key) != 0)
+            continue;
+        *numbers[i].value = strtoul(value, &end, 10);
+        return end != value && *end == '\0';
+    }
+    return false;
+}
+
+static bool take_phase(char *text)
+{
+    if (phase_count == MAX_PHASES)
+        return false;
+    struct phase *phase = &phases[phase_count++];
+    *phase = (struct phase){.ms = 1000, .nodes = 10, .streams = 1, .mix = {"kernel"}, .mix_count = 1};
+    char *rest = NULL;
+    for (char *pair = strtok_r(text, ",", &rest); pair; pair = strtok_r(NULL, ",", &rest))
+        if (!take_pair(phase, pair))
+            return false;
+    return phase->streams <= MAX_OWN_STREAMS && (phase->way != BY_GRAPH || phase->streams > 0);
+}
+
+static bool take_arguments(int count, char **words)
+{
+    for (int i = 1; i < count; i++) {
+        unsigned long *first = NULL, *second = NULL;
+        if (strcmp(words[i], "--virtual") == 0)
+            first = &processes, second = &rank;
+        else if (strcmp(words[i], "--window-ms") == 0)
+            first = &window_ms;
+        else if (strcmp(words[i], "--threads") == 0)
+            first = &threads;
+        else if (strcmp(words[i], "--device") == 0)
+            first = &device;
+        else if (!take_phase(words[i]))
+            return false;
+        if (first && i + 1 + (second != NULL) >= count)
+            return false;
+        if (first)
+            *first = strtoul(words[++i], NULL, 10);
+        if (second)
+            *second = strtoul(words[++i], NULL, 10);
+    }
+    return phase_count > 0 && threads > 0 && threads <= MAX_WORKERS;
+}
+
+/* --- beginning and end ---------------------------------------------------------------------------------- */
+
+static const char *load_cuda(void **library)
+{
+    *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!*library)
+        return "libcuda.so.1 is not there";
+#define X(name)                                                                                              \
+    *(void **)&cuda.name = dlsym(*library, #name);                                                           \
+    if (!cuda.name)                                                                                          \
+        return "libcuda.so.1 lacks " #name;
+    FUNCTIONS(X)
+#undef X
+    *(void **)&cuda.gpu_time = dlsym(*library, "sim_gpu_time");
+    return cuda.gpu_time ? NULL : "libcuda.so.1 is not the simulated one";
+}
+
+static bool start_cuda(void)
+{
+    CUuuid uuid = {{0}};
+    bool done = good(cuda.cuInit(0)) && good(cuda.cuDevicePrimaryCtxRetain(&context, (int)device))
+        && good(cuda.cuCtxSetCurrent(context)) && good(cuda.cuModuleLoadData(&module, "image"))
+        && good(cuda.cuDeviceGetUuid(&uuid, (int)device));
+    int length = snprintf(uuid_text, sizeof uuid_text, "GPU-");
+    for (int i = 0; i < 16; i++)
+        length += snprintf(uuid_text + length, sizeof uuid_text - (size_t)length, "%s%02x",
+                           i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid.bytes[i]);
+    return done;
+}
+
+static void report(uint64_t wall_ns, uint64_t worked_ns)
+{
+    printf("{\"pid\":%d,\"result\":%d,\"launches\":%llu,\"wall_ns\":%llu,\"gpu_ns\":%llu,\"windows_ns\":[",
+           (int)getpid(), atomic_load(&first_result), (unsigned long long)launches,
+           (unsigned long long)wall_ns, (unsigned long long)worked_ns);
+    for (size_t i = 0; i < window_count; i++)
+        printf("%s%llu", i ? "," : "", (unsigned long long)windows_ns[i]);
+    printf("]}\n");
+    fflush(stdout);
+}
+
+static void run(void)
+{
+    pthread_t workers[MAX_WORKERS], looker;
+    uint64_t start_ns = now_ns(), before_ns = gpu_ns();
+    bool looks = window_ms && pthread_create(&looker, NULL, look, NULL) == 0;
+    unsigned long started = 1;
+    while (started < threads && pthread_create(&workers[started], NULL, work, &start_ns) == 0)
+        started++;
+    work(&start_ns);
+    uint64_t worked_ns = gpu_ns() - before_ns, wall_ns = now_ns() - start_ns;
+    for (unsigned long i = 1; i < started; i++)
+        pthread_join(workers[i], NULL);
+    atomic_store(&over, true);
+    if (looks)
+        pthread_join(looker, NULL);
+    good(cuda.cuCtxSynchronize());
+    report(wall_ns, worked_ns);
+}
+
+int main(int count, char **words)
+{
+    void *library;
+    if (!take_arguments(count, words)) {
+        fprintf(stderr,
+                "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
+                "[--device N] ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,sync=N,burst=N,idle_us=N ...\n");
+        return 2;
+    }
+    const char *missing = load_cuda(&library);
+    if (missing) {
+        fprintf(stderr, "sim-gpu-tenant: %s\n", missing);
+        return EXIT_NO_CUDA;
+    }
+    if (processes) {
+        if (!virtual_time_join(library, (unsigned)processes, (unsigned)rank)) {
+            fprintf(stderr, "sim-gpu-tenant: the simulated driver's clock is not virtual\n");
+            return EXIT_NO_CUDA;
+        }
+    }
+    if (start_cuda())
+        run();
+    else
+        report(0, 0);
+    return atomic_load(&first_result) ? 1 : 0;
+}

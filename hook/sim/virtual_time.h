@@ -1,0 +1,11 @@
+/* Puts a program under the simulated driver's virtual clock. */
+#ifndef VGPU_SIM_VIRTUAL_TIME_H
+#define VGPU_SIM_VIRTUAL_TIME_H
+
+#include <stdbool.h>
+
+/* Begin to take part; `libcuda` is its handle of dlopen. Time begins when `processes` of them have joined;
+ * `rank` says which this one is. False when the driver's time is real, or the driver is not simulated. */
+bool virtual_time_join(void *libcuda, unsigned processes, unsigned rank);
+
+#endif

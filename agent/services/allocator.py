@@ -248,8 +248,8 @@ class Allocator:
         with _host_advice():
             files = self._host.caches.prepare()
             directory = self._host.caches.create(turn.pod.uid, turn.container.name)
+            undo.append(lambda: self._discard(directory.name))
             limits = self._write_limits(turn.pod.uid, turn.container.name, turn.claims)
-        undo.append(lambda: self._discard(directory.name))
         record = turn.record
         if record is None:
             record = GrantRecord(

@@ -96,6 +96,7 @@ ARTIFACTS = (
             "reserve.c",
             "settings.c",
             "table.c",
+            "vmm.c",
             "wrap.c",
         ),
         (*LIBRARY_FLAGS, "-Wl,-soname,libvgpu.so", "-Wl,--version-script=libvgpu.map"),

@@ -1,88 +1,131 @@
 /* Physical memory by handle: charged when made, until neither a handle nor a mapping is left. */
-#include "real.h"
+#include "vmm.h"
+#include "wrap.h"
 
-EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *a, size_t b, const CUmemAllocationProp *c,
-                            unsigned long long d)
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                            const CUmemAllocationProp *properties, unsigned long long flags)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuMemCreate ? real->cuMemCreate(a, b, c, d) : CUDA_ERROR_NOT_INITIALIZED;
+    struct physical *physical;
+    if (!real || !real->cuMemCreate)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = physical_begin(&physical, bytes, properties, "cuMemCreate");
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuMemCreate, handle, bytes, properties, flags);
+    return physical_made(physical, result, result == CUDA_SUCCESS && handle ? *handle : 0);
 }
 
-EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle a)
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuMemRelease ? real->cuMemRelease(a) : CUDA_ERROR_NOT_INITIALIZED;
+    if (!real || !real->cuMemRelease)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    struct physical *physical = charging() ? physical_releasing(handle) : NULL;
+    CUresult result = CALL(cuMemRelease, handle);
+    return physical_released(physical, handle, result);
 }
 
-EXPORT CUresult cuMemMap(CUdeviceptr a, size_t b, size_t c, CUmemGenericAllocationHandle d,
-                         unsigned long long e)
+EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
+                         CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuMemMap ? real->cuMemMap(a, b, c, d, e) : CUDA_ERROR_NOT_INITIALIZED;
+    if (!real || !real->cuMemMap)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuMemMap, address, bytes, offset, handle, flags);
+    if (result == CUDA_SUCCESS)
+        physical_mapped(address, bytes, handle);
+    return result;
 }
 
-EXPORT CUresult cuMemUnmap(CUdeviceptr a, size_t b)
+EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuMemUnmap ? real->cuMemUnmap(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    if (!real || !real->cuMemUnmap)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    struct mapping *mappings = mappings_ending(address, bytes);
+    CUresult result = CALL(cuMemUnmap, address, bytes);
+    return mappings_ended(mappings, result);
 }
 
-EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *a, void *b)
+EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuMemRetainAllocationHandle ? real->cuMemRetainAllocationHandle(a, b)
-                                                     : CUDA_ERROR_NOT_INITIALIZED;
+    if (!real || !real->cuMemRetainAllocationHandle)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuMemRetainAllocationHandle, handle, address);
+    if (result == CUDA_SUCCESS && handle)
+        physical_known(*handle, (uint64_t)(uintptr_t)address);
+    return result;
 }
 
-EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *a, void *b,
-                                               CUmemAllocationHandleType c)
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                               CUmemAllocationHandleType type)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuMemImportFromShareableHandle ? real->cuMemImportFromShareableHandle(a, b, c)
-                                                        : CUDA_ERROR_NOT_INITIALIZED;
+    if (!real || !real->cuMemImportFromShareableHandle)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuMemImportFromShareableHandle, handle, shareable, type);
+    if (result == CUDA_SUCCESS && handle)
+        physical_known(*handle, 0);
+    return result;
 }
 
-EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle a, size_t b, CUmemGenericAllocationHandle c,
-                                   size_t d, size_t e, unsigned long long f)
+EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle,
+                                  const CUmulticastObjectProp *properties)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuMulticastBindMem ? real->cuMulticastBindMem(a, b, c, d, e, f)
-                                            : CUDA_ERROR_NOT_INITIALIZED;
+    if (!real || !real->cuMulticastCreate)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuMulticastCreate, handle, properties);
+    if (result == CUDA_SUCCESS && handle)
+        physical_known(*handle, 0); /* an object without memory, that can be mapped */
+    return result;
 }
 
-EXPORT CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle a, CUdevice b, size_t c,
-                                      CUmemGenericAllocationHandle d, size_t e, size_t f,
-                                      unsigned long long g)
+#define BIND(symbol, handle, address, ...)                                                                   \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
+    if (result == CUDA_SUCCESS)                                                                              \
+        physical_bound(multicast, at, bytes, handle, address);                                               \
+    return result
+
+EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t at,
+                                   CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,
+                                   unsigned long long flags)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuMulticastBindMem_v2 ? real->cuMulticastBindMem_v2(a, b, c, d, e, f, g)
-                                               : CUDA_ERROR_NOT_INITIALIZED;
+    BIND(cuMulticastBindMem, memory, 0, multicast, at, memory, offset, bytes, flags);
 }
 
-EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle a, size_t b, CUdeviceptr c, size_t d,
-                                    unsigned long long e)
+EXPORT CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice device, size_t at,
+                                      CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,
+                                      unsigned long long flags)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuMulticastBindAddr ? real->cuMulticastBindAddr(a, b, c, d, e)
-                                             : CUDA_ERROR_NOT_INITIALIZED;
+    BIND(cuMulticastBindMem_v2, memory, 0, multicast, device, at, memory, offset, bytes, flags);
 }
 
-EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle a, CUdevice b, size_t c, CUdeviceptr d,
-                                       size_t e, unsigned long long f)
+EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle multicast, size_t at, CUdeviceptr address,
+                                    size_t bytes, unsigned long long flags)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuMulticastBindAddr_v2 ? real->cuMulticastBindAddr_v2(a, b, c, d, e, f)
-                                                : CUDA_ERROR_NOT_INITIALIZED;
+    BIND(cuMulticastBindAddr, 0, address, multicast, at, address, bytes, flags);
 }
 
-EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle a, CUdevice b, size_t c, size_t d)
+EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle multicast, CUdevice device, size_t at,
+                                       CUdeviceptr address, size_t bytes, unsigned long long flags)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuMulticastUnbind ? real->cuMulticastUnbind(a, b, c, d) : CUDA_ERROR_NOT_INITIALIZED;
+    BIND(cuMulticastBindAddr_v2, 0, address, multicast, device, at, address, bytes, flags);
 }
 
-EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *a, const CUmulticastObjectProp *b)
+EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle multicast, CUdevice device, size_t at,
+                                  size_t bytes)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuMulticastCreate ? real->cuMulticastCreate(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    if (!real || !real->cuMulticastUnbind)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuMulticastUnbind, multicast, device, at, bytes);
+    if (result == CUDA_SUCCESS)
+        physical_unbound(multicast, device, at, bytes);
+    return result;
 }

@@ -102,3 +102,89 @@ def draw(mib: float, of: Any = None, stream: Any = None, suffix: str = "") -> tu
 def put(address: int, stream: Any = None, suffix: str = "") -> int:
     """CUresult of giving stream-ordered memory back."""
     return int(getattr(cuda, "cuMemFreeAsync" + suffix)(ctypes.c_uint64(address), stream))
+
+
+# --- physical memory ------------------------------------------------------------------------------
+
+PAGE_MIB = 2
+
+
+class AllocationProp(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int), ("handleTypes", ctypes.c_int), ("location", Location),
+        ("security", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8),
+    ]  # fmt: skip
+
+
+class MulticastProp(ctypes.Structure):
+    _fields_ = [
+        ("devices", ctypes.c_uint), ("size", ctypes.c_size_t),
+        ("handleTypes", ctypes.c_ulonglong), ("flags", ctypes.c_ulonglong),
+    ]  # fmt: skip
+
+
+def u64(value: int) -> ctypes.c_uint64:
+    """As an argument."""
+    return ctypes.c_uint64(value)
+
+
+def create(mib: int, kind: int = 1, device: int = 0) -> tuple[int, int]:
+    """CUresult and handle of physical memory."""
+    handle, prop = ctypes.c_uint64(), AllocationProp(type=1, location=Location(kind, device))
+    result = cuda.cuMemCreate(ctypes.byref(handle), u64(mib * MIB), ctypes.byref(prop), u64(0))
+    return int(result), handle.value
+
+
+def release(handle: int) -> int:
+    """CUresult of giving a reference back."""
+    return int(cuda.cuMemRelease(u64(handle)))
+
+
+def reserve(mib: int) -> int:
+    """Address space."""
+    address = ctypes.c_uint64()
+    assert (
+        cuda.cuMemAddressReserve(ctypes.byref(address), u64(mib * MIB), u64(0), u64(0), u64(0)) == 0
+    )
+    return address.value
+
+
+def map_at(address: int, mib: int, handle: int) -> int:
+    """CUresult of a mapping."""
+    return int(cuda.cuMemMap(u64(address), u64(mib * MIB), u64(0), u64(handle), u64(0)))
+
+
+def unmap(address: int, mib: int) -> int:
+    """CUresult of ending mappings."""
+    return int(cuda.cuMemUnmap(u64(address), u64(mib * MIB)))
+
+
+def retain(address: int) -> int:
+    """A handle of what is mapped there."""
+    handle = ctypes.c_uint64()
+    result = cuda.cuMemRetainAllocationHandle(ctypes.byref(handle), ctypes.c_void_p(address))
+    assert result == 0, result
+    return handle.value
+
+
+def export(handle: int) -> int:
+    """A file descriptor that stands for the memory."""
+    fd = ctypes.c_int()
+    assert cuda.cuMemExportToShareableHandle(ctypes.byref(fd), u64(handle), 1, u64(0)) == 0
+    return fd.value
+
+
+def take_in(fd: int) -> int:
+    """A handle of exported memory."""
+    handle = ctypes.c_uint64()
+    result = cuda.cuMemImportFromShareableHandle(ctypes.byref(handle), ctypes.c_void_p(fd), 1)
+    assert result == 0, result
+    return handle.value
+
+
+def multicast(mib: int) -> int:
+    """A multicast object."""
+    handle, prop = ctypes.c_uint64(), MulticastProp(devices=1, size=mib * MIB)
+    assert cuda.cuMulticastCreate(ctypes.byref(handle), ctypes.byref(prop)) == 0
+    assert cuda.cuMulticastAddDevice(handle, 0) == 0
+    return handle.value

@@ -1,0 +1,331 @@
+#include "vmm.h"
+#include "devices.h"
+#include "log.h"
+#include "real.h"
+#include "reclaim.h"
+#include "settings.h"
+#include "table.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE_BYTES (UINT64_C(2) << 20) /* no GPU maps in smaller pieces */
+
+enum { ANY_DEVICE = -1, UNCOUNTED = -1 };
+
+struct physical {
+    uint64_t bytes;
+    int place; /* UNCOUNTED: somebody else's, or not of a device */
+    CUdevice device;
+    unsigned users; /* handles, mappings, bindings */
+};
+
+struct handle {
+    struct entry entry;
+    struct physical *physical;
+    unsigned references;
+};
+
+struct mapping {
+    struct entry entry; /* by address */
+    uint64_t bytes;
+    struct physical *physical;
+    struct mapping *next; /* among those that end together */
+};
+
+struct binding {
+    struct binding *next;
+    struct physical *memory, *multicast;
+    uint64_t at, bytes;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static struct table handles, mappings;
+static struct binding *bindings;
+
+static void forget_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    memset(&handles, 0, sizeof handles);
+    memset(&mappings, 0, sizeof mappings);
+    bindings = NULL;
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
+/* What the last use of some memory leaves to be given back, after the lock is given up. */
+struct ended {
+    uint64_t bytes[MAX_DEVICES]; /* by place */
+};
+
+static void give_back(const struct ended *ended)
+{
+    for (int i = 0; i < MAX_DEVICES; i++)
+        charge_back(i, CHARGE_DATA, ended->bytes[i]);
+}
+
+/* Called with the lock held. An object with bindings keeps what is bound alive until it goes itself. */
+static void unuse(struct physical *physical, struct ended *ended)
+{
+    if (--physical->users)
+        return;
+    for (struct binding **link = &bindings; *link;) {
+        struct binding *binding = *link;
+        if (binding->multicast != physical) {
+            link = &binding->next;
+            continue;
+        }
+        *link = binding->next;
+        unuse(binding->memory, ended); /* memory has no bindings: this goes one deep */
+        free(binding);
+        link = &bindings;
+    }
+    if (physical->place != UNCOUNTED)
+        ended->bytes[physical->place] += physical->bytes;
+    free(physical);
+}
+
+static struct handle *find_handle(CUmemGenericAllocationHandle handle)
+{
+    return (struct handle *)table_find(&handles, handle);
+}
+
+static struct mapping *find_mapping(uint64_t address)
+{
+    struct entry *entry = table_find(&mappings, address);
+    if (!entry)
+        for (entry = table_next(&mappings, NULL); entry; entry = table_next(&mappings, entry))
+            if (address >= entry->key && address - entry->key < ((struct mapping *)entry)->bytes)
+                break;
+    return (struct mapping *)entry;
+}
+
+/* Called with the lock held. */
+static void add_handle(struct physical *physical, CUmemGenericAllocationHandle value)
+{
+    struct handle *handle = calloc(1, sizeof *handle);
+    if (!handle)
+        return; /* it stays charged */
+    handle->physical = physical;
+    handle->references = 1;
+    physical->users++;
+    table_add(&handles, &handle->entry, value);
+}
+
+/* --- handles -------------------------------------------------------------------------------------------- */
+
+/* The device that memory with these properties is on; ANY_DEVICE: on none, or on one that does not exist. */
+static CUdevice device_of(const CUmemAllocationProp *properties)
+{
+    const struct real_cuda *real = real_cuda();
+    int count = 0;
+    CUdevice device = properties->location.id;
+    if (properties->location.type == MEMORY_LOCATION_DEVICE_DOMAIN)
+        device &= 0xFF;
+    else if (properties->location.type != MEMORY_LOCATION_DEVICE)
+        device = ANY_DEVICE;
+    if (real && real->cuDeviceGetCount && real->cuDeviceGetCount(&count) == CUDA_SUCCESS && device >= count)
+        device = ANY_DEVICE;
+    return device;
+}
+
+CUresult physical_begin(struct physical **physical, uint64_t bytes, const CUmemAllocationProp *properties,
+                        const char *function)
+{
+    *physical = NULL;
+    if (!charging() || !properties || bytes == 0)
+        return CUDA_SUCCESS;
+    pthread_once(&fork_once, watch_forks);
+    CUdevice device = device_of(properties);
+    int place = device == ANY_DEVICE ? UNCOUNTED : place_of_device(device);
+    struct physical *made = calloc(1, sizeof *made);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (device == ANY_DEVICE && properties->location.type > MEMORY_LOCATION_HOST_NUMA_CURRENT)
+        log_error("%s: memory at a location of type %d is not counted", function, properties->location.type);
+    *made = (struct physical){.bytes = bytes, .place = place, .device = device};
+    CUresult result =
+        device == ANY_DEVICE ? CUDA_SUCCESS : charge_reclaiming(place, CHARGE_DATA, bytes, function);
+    if (result == CUDA_SUCCESS)
+        *physical = made;
+    else
+        free(made);
+    return result;
+}
+
+CUresult physical_made(struct physical *physical, CUresult result, CUmemGenericAllocationHandle handle)
+{
+    if (!physical)
+        return result;
+    if (result != CUDA_SUCCESS) {
+        charge_back(physical->place, CHARGE_DATA, physical->bytes);
+        free(physical);
+        return result;
+    }
+    pthread_mutex_lock(&lock);
+    add_handle(physical, handle);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+void physical_known(CUmemGenericAllocationHandle value, uint64_t address)
+{
+    if (!charging())
+        return;
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&lock);
+    struct handle *handle = find_handle(value);
+    struct mapping *mapping = handle || !address ? NULL : find_mapping(address);
+    struct physical *physical = mapping ? mapping->physical : NULL;
+    if (!handle && !physical && (physical = calloc(1, sizeof *physical)))
+        *physical = (struct physical){.place = UNCOUNTED, .device = ANY_DEVICE};
+    if (handle)
+        handle->references++;
+    else if (physical)
+        add_handle(physical, value);
+    pthread_mutex_unlock(&lock);
+}
+
+struct physical *physical_releasing(CUmemGenericAllocationHandle value)
+{
+    pthread_mutex_lock(&lock);
+    struct handle *handle = find_handle(value);
+    struct physical *physical = handle ? handle->physical : NULL;
+    if (handle && --handle->references) {
+        physical->users++; /* the same as if it had been a handle of its own */
+    } else if (handle) {
+        table_remove(&handles, &handle->entry);
+        free(handle);
+    }
+    pthread_mutex_unlock(&lock);
+    return physical;
+}
+
+CUresult physical_released(struct physical *physical, CUmemGenericAllocationHandle value, CUresult result)
+{
+    struct ended ended = {0};
+    if (!physical)
+        return result;
+    pthread_mutex_lock(&lock);
+    struct handle *handle = result == CUDA_SUCCESS ? NULL : find_handle(value);
+    if (handle)
+        handle->references++;
+    else if (result != CUDA_SUCCESS)
+        add_handle(physical, value);
+    unuse(physical, &ended);
+    pthread_mutex_unlock(&lock);
+    give_back(&ended);
+    return result;
+}
+
+/* --- mappings ------------------------------------------------------------------------------------------- */
+
+void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle value)
+{
+    struct mapping *mapping = charging() ? calloc(1, sizeof *mapping) : NULL;
+    if (!mapping)
+        return;
+    pthread_mutex_lock(&lock);
+    struct handle *handle = find_handle(value);
+    if (handle) {
+        mapping->bytes = bytes;
+        mapping->physical = handle->physical;
+        handle->physical->users++;
+        table_add(&mappings, &mapping->entry, address);
+        mapping = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(mapping);
+}
+
+struct mapping *mappings_ending(uint64_t address, uint64_t bytes)
+{
+    struct mapping *ending = NULL;
+    if (!charging() || bytes > UINT64_MAX - address)
+        return NULL;
+    pthread_mutex_lock(&lock);
+    for (uint64_t at = address; at - address < bytes;) {
+        struct mapping *mapping = (struct mapping *)table_find(&mappings, at);
+        if (mapping && mapping->bytes <= bytes - (at - address)) {
+            table_remove(&mappings, &mapping->entry);
+            mapping->next = ending;
+            ending = mapping;
+            at += mapping->bytes;
+        } else {
+            at += PAGE_BYTES;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return ending;
+}
+
+CUresult mappings_ended(struct mapping *ending, CUresult result)
+{
+    struct ended ended = {0};
+    if (!ending)
+        return result;
+    pthread_mutex_lock(&lock);
+    while (ending) {
+        struct mapping *mapping = ending;
+        ending = mapping->next;
+        if (result == CUDA_SUCCESS) {
+            unuse(mapping->physical, &ended);
+            free(mapping);
+        } else {
+            table_add(&mappings, &mapping->entry, mapping->entry.key);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    give_back(&ended);
+    return result;
+}
+
+/* --- multicast ------------------------------------------------------------------------------------------ */
+
+void physical_bound(CUmemGenericAllocationHandle multicast, uint64_t at, uint64_t bytes,
+                    CUmemGenericAllocationHandle value, uint64_t address)
+{
+    struct binding *binding = charging() ? calloc(1, sizeof *binding) : NULL;
+    if (!binding)
+        return;
+    pthread_mutex_lock(&lock);
+    struct handle *object = find_handle(multicast), *handle = address ? NULL : find_handle(value);
+    struct mapping *mapping = address ? find_mapping(address) : NULL;
+    struct physical *memory = handle ? handle->physical : mapping ? mapping->physical : NULL;
+    if (object && memory) {
+        *binding = (struct binding){bindings, memory, object->physical, at, bytes};
+        bindings = binding;
+        memory->users++;
+        binding = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(binding);
+}
+
+void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, uint64_t at, uint64_t bytes)
+{
+    struct ended ended = {0};
+    if (!charging())
+        return;
+    pthread_mutex_lock(&lock);
+    struct handle *object = find_handle(multicast);
+    for (struct binding **link = &bindings; object && *link;) {
+        struct binding *binding = *link;
+        bool its = binding->multicast == object->physical && binding->at >= at && binding->at - at < bytes
+            && (binding->memory->device == device || binding->memory->device == ANY_DEVICE);
+        if (!its) {
+            link = &binding->next;
+            continue;
+        }
+        *link = binding->next;
+        unuse(binding->memory, &ended);
+        free(binding);
+    }
+    pthread_mutex_unlock(&lock);
+    give_back(&ended);
+}

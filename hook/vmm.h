@@ -1,0 +1,47 @@
+/* Physical memory (cuMemCreate): charged when it is made, until the driver really has it back. That is not
+ * when its handle is released: mappings and bindings to multicast objects keep it as well. What is imported
+ * is its exporter's and counts nothing here, but is followed in the same way. Thread safe; a child of fork
+ * starts empty.
+ *
+ * What ends is taken off the books before the driver is asked, because it may give the handle or address out
+ * again at once, and put back if the driver refuses.
+ */
+#ifndef VGPU_VMM_H
+#define VGPU_VMM_H
+
+#include "cuda_abi.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct physical;
+struct mapping;
+
+/* Charge memory that is about to be made. *physical is NULL when it is not counted.
+ * CUDA_ERROR_OUT_OF_MEMORY: the driver is not to be asked. */
+CUresult physical_begin(struct physical **physical, uint64_t bytes, const CUmemAllocationProp *properties,
+                        const char *function);
+CUresult physical_made(struct physical *physical, CUresult result, CUmemGenericAllocationHandle handle);
+
+/* A handle that the driver gave for memory which is not ours, or which we know by another handle or by
+ * `address` (0: none). */
+void physical_known(CUmemGenericAllocationHandle handle, uint64_t address);
+
+/* One reference of the handle goes. NULL: not ours. */
+struct physical *physical_releasing(CUmemGenericAllocationHandle handle);
+CUresult physical_released(struct physical *physical, CUmemGenericAllocationHandle handle, CUresult result);
+
+void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
+
+/* All mappings that lie in the range go. */
+struct mapping *mappings_ending(uint64_t address, uint64_t bytes);
+CUresult mappings_ended(struct mapping *mappings, CUresult result);
+
+/* Memory, by handle or by an address where it is mapped, is bound at an offset of a multicast object. */
+void physical_bound(CUmemGenericAllocationHandle multicast, uint64_t at, uint64_t bytes,
+                    CUmemGenericAllocationHandle handle, uint64_t address);
+
+/* What is bound there of the device's memory is not any more. */
+void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, uint64_t at, uint64_t bytes);
+
+#endif

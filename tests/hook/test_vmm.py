@@ -1,0 +1,220 @@
+"""Physical memory: charged when it is made, until the driver really has it back."""
+
+import pytest
+from hooked_programs import LIMIT, Node
+
+from agent.sim.driver import SimGpu, made_up_uuid
+
+GPU = made_up_uuid(0)
+BEGIN = "from memory_calls import *\nstart()\n"
+ALL, NONE = [60, 60], [0, 0]
+
+
+def run(node: Node, steps: str, **env: str) -> list[object]:
+    """What each of the steps gives."""
+    said = node.run(f"{BEGIN}r = []\n{steps}\nsay(r=r)", **{LIMIT: "100m", **env})
+    assert said["rc"] == 0, said["stderr"]
+    answers: list[object] = said["r"]
+    return answers
+
+
+def test_a_handle_is_charged_until_it_is_released(node: Node) -> None:
+    steps = "e, h = create(60); r += [e, both(), create(60)[0], both(), release(h), both(), create(60)[0]]"
+    assert run(node, steps) == [0, ALL, 2, ALL, 0, NONE, 0]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(
+            "r += [release(h), both(), unmap(a, 60), both()]", id="released, then unmapped"
+        ),
+        pytest.param(
+            "r += [unmap(a, 60), both(), release(h), both()]", id="unmapped, then released"
+        ),
+        pytest.param(
+            "k = retain(a); r += [release(h), unmap(a, 60), both()]; release(k); r += [both()]; r.pop(0)",
+            id="retained by address",
+        ),
+        pytest.param(
+            "b = reserve(60); map_at(b, 60, h); release(h); r += [unmap(a, 60), both(), unmap(b, 60), both()]",
+            id="mapped twice",
+        ),
+        pytest.param(
+            "k = retain(a); release(k); r += [release(h), both(), unmap(a, 60), both()]",
+            id="retained and released again",
+        ),
+    ],
+)
+def test_memory_stays_charged_as_long_as_anything_holds_it(node: Node, steps: str) -> None:
+    before = "_, h = create(60); a = reserve(60); map_at(a, 60, h); r += [both()]\n"
+    assert run(node, before + steps) in ([ALL, 0, ALL, 0, NONE], [0, 0, ALL, NONE])
+
+
+def test_a_range_of_several_mappings_ends_at_once(node: Node) -> None:
+    steps = (
+        "a = reserve(60)\n"
+        "for i in range(3):\n"
+        "    e, h = create(20); map_at(a + i * 20 * MIB, 20, h); release(h)\n"
+        "r += [both(), unmap(a, 40), both(), unmap(a + 40 * MIB, 20), both()]"
+    )
+    assert run(node, steps) == [ALL, 0, [20, 20], 0, NONE]
+
+
+def test_a_mapping_that_the_driver_does_not_end_stays_charged(node: Node) -> None:
+    steps = (
+        "_, h = create(60); a = reserve(60); map_at(a, 60, h); release(h)\n"
+        "r += [unmap(a, 20), both(), unmap(a, 80), both(), unmap(a, 60), both()]"
+    )
+    assert run(node, steps) == [1, ALL, 1, ALL, 0, NONE]
+
+
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap"])
+def test_a_call_that_the_driver_refuses_changes_nothing(node: Node, call: str) -> None:
+    node.sim.fail(call, 999)
+    steps = {
+        "cuMemCreate": "r += [create(60)[0], both()]",
+        "cuMemRelease": "_, h = create(60); r += [release(h), both()]",
+        "cuMemMap": "_, h = create(60); r += [map_at(reserve(60), 60, h)]; release(h); r += [both()]",
+        "cuMemUnmap": "_, h = create(60); a = reserve(60); map_at(a, 60, h); release(h); r += [unmap(a, 60), both()]",
+    }  # fmt: skip
+    assert run(node, steps[call]) == [999, ALL if call in {"cuMemRelease", "cuMemUnmap"} else NONE]
+
+
+def test_over_the_limit_the_driver_is_not_asked(node: Node) -> None:
+    node.sim.fail("cuMemCreate", 999)
+    assert run(node, "r += [create(200)[0]]") == [2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result", "held"),
+    [
+        pytest.param("60, 1", 0, ALL, id="a device"),
+        pytest.param("60, 6", 0, ALL, id="a part of a device"),
+        pytest.param("60, 2", 0, NONE, id="the host"),
+        pytest.param("60, 3", 0, NONE, id="a NUMA node"),
+        pytest.param("60, 4", 0, NONE, id="this NUMA node"),
+        pytest.param("600, 2", 0, NONE, id="the host, more than the limit"),
+        pytest.param("60, 9", 1, NONE, id="a place nobody knows"),
+        pytest.param("60, 1, 7", 101, NONE, id="no such device"),
+        pytest.param("60, 1, -1", 101, NONE, id="device -1"),
+        pytest.param("61, 1", 1, NONE, id="not whole pages"),
+        pytest.param("0, 1", 1, NONE, id="nothing"),
+    ],
+)
+def test_what_is_charged_depends_on_where_the_memory_is(
+    node: Node, arguments: str, result: int, held: list[int]
+) -> None:
+    assert run(node, f"r += [create({arguments})[0], both()]") == [result, held]
+
+
+def test_a_device_is_charged_whatever_context_is_current(node: Node) -> None:
+    node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
+    steps = "r += [create(60, 1, 1)[0], both(), start(1), charged_mib(), held_mib(1)]"
+    assert run(node, steps) == [0, NONE, 0, 60, 60]
+
+
+def test_no_context_is_needed(node: Node) -> None:
+    steps = "cuda.cuCtxSetCurrent(None); e, h = create(60); r += [e, create(60)[0], release(h), create(60)[0]]"
+    assert run(node, steps) == [0, 2, 0, 0]
+
+
+def test_memory_of_another_process_is_its_exporters(node: Node) -> None:
+    steps = (
+        "_, h = create(60); fd = export(h); read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    start(); k = take_in(fd); a = reserve(60)\n"
+        "    there = [map_at(a, 60, k), charged_mib(), create(60)[0], create(20)[0], release(k), unmap(a, 60),\n"
+        "             charged_mib()]\n"
+        "    os.write(write, json.dumps(there).encode()); os._exit(0)\n"
+        "os.wait(); settled(60)\n"
+        "r += [json.loads(os.read(read, 1000)), charged_mib(), release(h), both()]"
+    )
+    there = [0, 60, 2, 0, 0, 0, 80]
+    assert run(node, steps) == [there, 60, 0, NONE]
+
+
+def test_what_an_exporter_held_is_not_charged_after_it_is_gone(node: Node) -> None:
+    steps = (
+        "import signal, socket\n"
+        "ours, theirs = socket.socketpair()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    start(); _, h = create(60); socket.send_fds(theirs, [b'x'], [export(h)]); signal.pause()\n"
+        "_, fds, _, _ = socket.recv_fds(ours, 1, 1)\n"
+        "k = take_in(fds[0]); r += [charged_mib()]\n"
+        "os.kill(child, signal.SIGKILL); os.wait(); settled(0)\n"
+        "r += [charged_mib(), release(k), charged_mib()]"
+    )
+    assert run(node, steps) == [60, 0, 0, 0]
+
+
+def test_what_comes_back_to_its_own_process_is_charged_once(node: Node) -> None:
+    steps = "_, h = create(60); k = take_in(export(h)); r += [both(), release(k), both(), release(h), both()]"
+    assert run(node, steps) == [ALL, 0, ALL, 0, NONE]
+
+
+BIND = "_, h = create(60); m = multicast(60)\n"
+
+
+@pytest.mark.parametrize(
+    "bind",
+    [
+        pytest.param("cuda.cuMulticastBindMem(u64(m), u64(0), u64(h), u64(0), u64(60 * MIB), u64(0))", id="by handle"),
+        pytest.param(
+            "cuda.cuMulticastBindMem_v2(u64(m), 0, u64(0), u64(h), u64(0), u64(60 * MIB), u64(0))",
+            id="by handle and device",
+        ),
+        pytest.param("cuda.cuMulticastBindAddr(u64(m), u64(0), u64(a), u64(60 * MIB), u64(0))", id="by address"),
+        pytest.param(
+            "cuda.cuMulticastBindAddr_v2(u64(m), 0, u64(0), u64(a), u64(60 * MIB), u64(0))",
+            id="by address and device",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("end", ["unbound", "object released"])
+def test_what_is_bound_to_a_multicast_object_stays_charged(node: Node, bind: str, end: str) -> None:
+    ending = {
+        "unbound": "cuda.cuMulticastUnbind(u64(m), 0, u64(0), u64(60 * MIB))",
+        "object released": "release(m)",
+    }[end]
+    steps = (
+        f"{BIND}a = reserve(60); map_at(a, 60, h)\n"
+        f"r += [{bind}, both(), unmap(a, 60), release(h), both(), {ending}, both()]"
+    )
+    assert run(node, steps) == [0, ALL, 0, 0, ALL, 0, NONE]
+
+
+def test_a_mapped_multicast_object_keeps_what_is_bound(node: Node) -> None:
+    steps = (
+        f"{BIND}a = reserve(60)\n"
+        "r += [cuda.cuMulticastBindMem(u64(m), u64(0), u64(h), u64(0), u64(60 * MIB), u64(0)),\n"
+        "      map_at(a, 60, m), release(m), release(h), both(), unmap(a, 60), both()]"
+    )
+    assert run(node, steps) == [0, 0, 0, 0, ALL, 0, NONE]
+
+
+def test_many_small_pieces_grow_and_shrink_like_an_expandable_segment(node: Node) -> None:
+    steps = (
+        "a = reserve(1000); grown = 0\n"
+        "while True:\n"
+        "    e, h = create(2)\n"
+        "    if e: break\n"
+        "    map_at(a + grown * 2 * MIB, 2, h); release(h); grown += 1\n"
+        "r += [grown, e, both(), unmap(a, 2 * grown), both()]"
+    )
+    assert run(node, steps) == [50, 2, [100, 100], 0, NONE]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_forked_child_has_no_handles(node: Node) -> None:
+    steps = (
+        "_, h = create(60); read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    start(); there = [create(60)[0], create(30)[0]]\n"
+        "    os.write(write, json.dumps(there).encode()); os._exit(0)\n"
+        "os.wait(); settled(60)\n"
+        "r += [json.loads(os.read(read, 1000)), charged_mib(), release(h), charged_mib()]"
+    )
+    assert run(node, steps) == [[2, 0], 60, 0, 0]

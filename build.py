@@ -257,9 +257,10 @@ def gpu(arguments: "Sequence[str]" = ()) -> int:
 
 
 def bench(arguments: "Sequence[str]" = ()) -> int:
-    """Measure the agent and print the table; --json FILE writes the rows, --only AREA selects.
+    """Measure agent and hook, print the table; --json FILE writes the rows, --only AREA selects.
 
-    Areas: start, allocate, memory, large, idle. FILE.md is written beside FILE.json.
+    Areas: start, allocate, memory, large, idle, hook. FILE.md is written beside FILE.json.
+    --peer-hook LIBRARY runs the hook's programs with another library, too.
     """
     compile_hook()
     environment("run", "hook", "dev")

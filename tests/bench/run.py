@@ -1,6 +1,7 @@
-"""Measure the agent on the simulated node: `python3 build.py bench [--only AREA] [--json FILE]`.
+"""Measure agent and hook: `python3 build.py bench [--only AREA] [--json FILE]`.
 
-Every area starts a node of its own and the agent as a process; nothing of the agent runs in here.
+Every area but `hook` starts a simulated node of its own and the agent as a process; nothing of the
+agent runs in here.
 """
 
 import argparse
@@ -18,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from agent.sim.driver import SimGpu, made_up_uuid  # noqa: E402 - the path above leads to them
 from agent.sim.kubelet import ContainerSpec, PodSpec  # noqa: E402
 from agent.sim.node import RESOURCE, Ask, SimNode  # noqa: E402
+from tests.bench.hook_area import BenchError, hook_area, peer_path  # noqa: E402
 from tests.bench.rows import Row, as_text, percentile, row, write  # noqa: E402
 
 COMMAND = [sys.executable, str(ROOT / "agent.py")]
@@ -211,6 +213,7 @@ AREAS: dict[str, Callable[[], Iterator[Row]]] = {
     "memory": memory_area,
     "large": large_area,
     "idle": idle_area,
+    "hook": hook_area,
 }
 
 
@@ -219,13 +222,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="build.py bench", description=__doc__)
     parser.add_argument("--only", choices=AREAS, action="append", help="this area (repeatable)")
     parser.add_argument("--json", type=Path, help="write the rows here, and a .md beside it")
+    parser.add_argument(
+        "--peer-hook", type=Path, metavar="LIBRARY",
+        help="measure this library, too, in the area hook (or VGPU_BENCH_PEER_HOOK)",
+    )  # fmt: skip
     chosen = parser.parse_args()
+    try:
+        peer = peer_path(chosen.peer_hook)
+    except BenchError as error:
+        parser.error(str(error))
+    areas = AREAS | {"hook": lambda: hook_area(peer)}
     rows: list[Row] = []
     for name, area in AREAS.items():
         if chosen.only and name not in chosen.only:
             continue
         print(f"{name}: {area.__doc__}", file=sys.stderr, flush=True)
-        rows += area()
+        rows += areas[name]()
     print(as_text(rows))
     if chosen.json:
         write(rows, chosen.json)

@@ -184,20 +184,28 @@ static const char *map_file(int fd)
     return complaint;
 }
 
-enum limits_state limits_open(char *problem, size_t problem_bytes)
+/* What is wrong with the file at this path, "" when nothing is; NULL when there is none. */
+static const char *try_path(const char *path)
 {
-    char path[4096];
-    pthread_once(&fork_once, watch_forks);
-    if (!find_path(path, sizeof path))
-        return LIMITS_ABSENT;
     /* O_NONBLOCK: one that is a FIFO must not make us wait. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return LIMITS_ABSENT;
-    const char *complaint = fd < 0 ? strerror(errno) : map_file(fd);
-    if (fd >= 0)
-        close(fd);
+    if (fd < 0)
+        return errno == ENOENT || errno == ENOTDIR ? NULL : strerror(errno);
+    const char *complaint = map_file(fd);
+    close(fd);
+    return complaint ? complaint : "";
+}
+
+enum limits_state limits_open(char *problem, size_t problem_bytes)
+{
+    char path[4096] = LIMITS_PATH;
+    pthread_once(&fork_once, watch_forks);
+    const char *complaint = try_path(path);
+    if (!complaint && find_path(path, sizeof path))
+        complaint = try_path(path);
     if (!complaint)
+        return LIMITS_ABSENT;
+    if (!*complaint)
         return LIMITS_IN_FORCE;
     snprintf(problem, problem_bytes, "%.160s %.60s; the node's vGPU agent has to write it anew", path,
              complaint);

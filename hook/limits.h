@@ -2,9 +2,11 @@
  * one, lowered by the environment; else the environment, as the first process of the container wrote it into
  * the usage region. Never cached by callers: a change by the agent holds from the next call on.
  *
- * The file lies beside this library, wherever that was loaded from; no environment can point elsewhere. One
- * that is there and not in order is a problem that stops CUDA (settings.h). A line of it that the agent never
- * finished writing keeps what it said before. Thread and fork safe, no system calls, some nanoseconds.
+ * The file is /etc/vgpu.limits, or else vgpu.limits beside this library, wherever that was loaded from; no
+ * environment can point elsewhere. The first goes before the second because containers may write beside the
+ * library. One that is there and not in order is a problem that stops CUDA (settings.h). A line of it that
+ * the agent never finished writing keeps what it said before. Thread and fork safe, no system calls, some
+ * nanoseconds.
  */
 #ifndef VGPU_LIMITS_H
 #define VGPU_LIMITS_H

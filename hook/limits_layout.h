@@ -1,10 +1,10 @@
 /* Layout of the limits file: what the agent allows a container, one cache line per device.
  *
- * The agent writes it and mounts it read-only beside the library, under LIMITS_NAME; processes of the
- * container only read. Where it exists it is authoritative: the environment may lower a limit, never raise
- * it. The agent changes a line in place at any time: `sequence` is odd meanwhile. Everything but the lines
- * and the heartbeat stays as it was when the container was made, and the file never shrinks. Little endian,
- * fixed offsets; docs/limits-file.md describes it, agent/domain/limits_file.py writes it.
+ * The agent writes it and mounts it read-only at LIMITS_PATH; processes of the container only read. Where it
+ * exists it is authoritative: the environment may lower a limit, never raise it. The agent changes a line in
+ * place at any time: `sequence` is odd meanwhile. Everything but the lines and the heartbeat stays as it was
+ * when the container was made, and the file never shrinks. Little endian, fixed offsets; docs/limits-file.md
+ * describes it, agent/domain/limits_file.py writes it.
  */
 #ifndef VGPU_LIMITS_LAYOUT_H
 #define VGPU_LIMITS_LAYOUT_H
@@ -21,7 +21,9 @@ enum {
     LIMITS_BYTES = 4096, /* of the file, at least */
     LIMITS_PATH_BYTES = 256,
 };
-#define LIMITS_NAME "vgpu.limits"
+#define LIMITS_PATH "/etc/vgpu.limits"
+#define LIMITS_NAME                                                                                          \
+    "vgpu.limits" /* where there is none at that path: beside the library, for use without agent */
 
 enum { /* flags of a device */
        LIMITS_MIG = 1, /* uuid is a MIG device's */

@@ -1,0 +1,91 @@
+"""A container with the hook and the agent's limits file beside it, as tests write and change it."""
+
+import mmap
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from built_hook import built
+from hooked_programs import Node
+
+from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile, encode
+
+LINES_AT, LINE_BYTES = 64, 64
+_FIELDS = struct.Struct("<QIIQQ")  # from the memory limit on
+
+
+@dataclass(frozen=True)
+class LimitsBed:
+    """The library's own directory, which the limits file lies in too."""
+
+    node: Node
+    library: Path
+
+    @property
+    def path(self) -> Path:
+        """The limits file, which need not be there."""
+        return self.library.with_name("vgpu.limits")
+
+    def write(
+        self,
+        *devices: DeviceLimit,
+        core_policy: CorePolicy = CorePolicy.DEFAULT,
+        cache: str | None = None,
+    ) -> None:
+        """Let the agent give the container these devices."""
+        cache_path = str(self.node.cache) if cache is None else cache
+        limits = LimitsFile(devices=devices, core_policy=core_policy, cache_path=cache_path)
+        self.path.write_bytes(encode(limits))
+
+    def environment(self, **env: str) -> dict[str, str]:
+        """What a process is started with: this copy of the library; "" takes a variable away."""
+        return {"LD_PRELOAD": str(self.library), **env}
+
+    @contextmanager
+    def line(self, place: int = 0) -> Iterator["Line"]:
+        """A device's line, open for changes in place."""
+        with self.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            yield Line(memory, LINES_AT + LINE_BYTES * place)
+
+
+class Line:
+    """One device's line of a limits file that is mapped."""
+
+    def __init__(self, memory: mmap.mmap, at: int) -> None:
+        self._memory = memory
+        self._at = at
+
+    @property
+    def sequence(self) -> int:
+        return int.from_bytes(self._memory[self._at : self._at + 4], "little")
+
+    def begin(self) -> None:
+        """The agent starts to write the line."""
+        self._memory[self._at : self._at + 4] = (self.sequence + 1).to_bytes(4, "little")
+
+    end = begin
+
+    def put(
+        self, memory_bytes: int, permille: int = 0, lent: int = 0, until: int = 0, blocked: int = 0
+    ) -> None:
+        """Write what the line says, between begin and end."""
+        packed = _FIELDS.pack(memory_bytes, permille, lent, until, blocked)
+        self._memory[self._at + 24 : self._at + 24 + len(packed)] = packed
+
+    def change(self, memory_bytes: int, **more: int) -> None:
+        """Change it as the agent does."""
+        self.begin()
+        self.put(memory_bytes, **more)
+        self.end()
+
+
+def limits_bed(node: Node, directory: Path) -> LimitsBed:
+    """A container whose library lies in `directory`."""
+    directory.mkdir()
+    library = directory / "libvgpu.so"
+    shutil.copy(built() / library.name, library)
+    library.chmod(0o644)
+    return LimitsBed(node, library)

@@ -100,6 +100,14 @@ CUresult cuStreamEndCapture_ptsz(CUstream, CUgraph *);
 CUresult cuGraphUpload(CUgraphExec, CUstream);
 CUresult cuGraphUpload_ptsz(CUgraphExec, CUstream);
 CUresult cuDeviceGraphMemTrim(CUdevice);
+CUresult cuStreamBeginCapture(CUstream);
+CUresult cuStreamBeginCapture_ptsz(CUstream);
+CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+CUresult cuStreamBeginCapture_v2_ptsz(CUstream, CUstreamCaptureMode);
+CUresult cuStreamBeginCaptureToGraph(CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
+                                     CUstreamCaptureMode);
+CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *,
+                                          size_t, CUstreamCaptureMode);
 CUresult cuLaunch(CUfunction);
 CUresult cuLaunchGrid(CUfunction, int, int);
 CUresult cuLaunchGridAsync(CUfunction, int, int, CUstream);
@@ -183,8 +191,6 @@ CUresult cuGraphCreate(CUgraph *, unsigned int);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
                                  const CUDA_KERNEL_NODE_PARAMS *);
 CUresult cuGraphAddMemFreeNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr);
-CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
-CUresult cuStreamBeginCapture_v2_ptsz(CUstream, CUstreamCaptureMode);
 CUresult cuStreamSynchronize_ptsz(CUstream);
 CUresult cuStreamQuery(CUstream);
 CUresult cuStreamQuery_ptsz(CUstream);

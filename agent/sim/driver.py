@@ -4,12 +4,13 @@
 real ones are; they do what the file written here says, at once. Its grammar is described in
 docs/simulated-driver.md.
 
-It does not imitate: kernels and device code (a launch only takes time), bandwidth and timing of
-real hardware, MIG creation, MPS, graphics, vGPU licences, and the dozens of NVML calls that nobody
-here needs; those are missing symbols, as on an old driver.
+It does not imitate: device code (a kernel only takes time), bandwidth and timing of real hardware,
+MIG creation, MPS, graphics, vGPU licences, and the dozens of NVML calls that nobody here needs;
+those are missing symbols, as on an old driver.
 """
 
 import os
+import struct
 import threading
 import uuid as uuids
 from collections.abc import Mapping
@@ -66,6 +67,9 @@ class _Node:
     fixed_enumeration: bool = False
     hidden_pids: bool = False
     kernel_us: int = 0
+    kernels: Mapping[str, str] = field(default_factory=dict)  # us=... by name
+    execution: Mapping[str, int | str] = field(default_factory=dict)  # slice_us and the like
+    absent: tuple[str, ...] = ()
     gpus: Mapping[int, SimGpu] = field(default_factory=dict)
     failures: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
     processes: Mapping[int, str] = field(default_factory=dict)  # by pid
@@ -74,6 +78,9 @@ class _Node:
 
 
 STATE_GPUS, STATE_UUID_BYTES, STATE_UUIDS_AT = 64, 96, 8  # layout of the state, hook/sim/memory.c
+LANE, LANES_AT, LANES = struct.Struct("<III4x8xQ24x"), 32, 1024  # hook/sim/execution_layout.h
+GPUS_AT, GPU_ROW_BYTES = LANES_AT + LANES * LANE.size, 640
+GPU_ROWS_END = GPUS_AT + STATE_GPUS * GPU_ROW_BYTES
 MAX_EVENTS = 200  # below the driver's own limit; the oldest are forgotten
 
 
@@ -211,9 +218,45 @@ class SimDriver:
             self._change(pairs=(*self._node.pairs, f"topology {first} {second} level={level}"))
 
     def kernel_us(self, kernel_us: int) -> None:
-        """Let every kernel launch take this long."""
+        """Let every kernel take this long that has no time of its own."""
         with self._lock:
             self._change(kernel_us=kernel_us)
+
+    def kernel(self, name: str, us: int, up_to_us: int | None = None) -> None:
+        """Let kernels of this name take `us`, or anything up to `up_to_us`, log-uniformly."""
+        text = str(us) if up_to_us is None else f"{us}..{up_to_us}"
+        with self._lock:
+            self._change(kernels={**self._node.kernels, name: text})
+
+    def execution(self, **values: int | str) -> None:
+        """Set `slice_us`, `launch_us`, `queue_depth` or `clock` ("real", "virtual").
+
+        The clock and the slice are those of the first program that uses a GPU of the node.
+        """
+        with self._lock:
+            self._change(execution={**self._node.execution, **values})
+
+    def absent(self, *calls: str) -> None:
+        """Let cuGetProcAddress not know these functions (by symbol), as an old driver does."""
+        with self._lock:
+            self._change(absent=(*self._node.absent, *calls))
+
+    def gpu_time_ns(self, uuid: str) -> dict[int, int]:
+        """How long this GPU really worked for whom, by pid, the dead included.
+
+        As of the last time that a program of the node worked with a GPU or waited for one.
+        """
+        path = self.config_path.with_name(f"{CONFIG_FILE}.gpu")
+        raw = path.read_bytes()[:GPU_ROWS_END] if path.exists() else b""
+        places = (raw[at : at + STATE_UUID_BYTES] for at in range(GPUS_AT, len(raw), GPU_ROW_BYTES))
+        place = next(
+            (i for i, name in enumerate(places) if name.rstrip(b"\0") == uuid.encode()), None
+        )
+        times: dict[int, int] = {}
+        for pid, gpu, state, busy_ns in LANE.iter_unpack(raw[LANES_AT:GPUS_AT]):
+            if state and gpu == place:
+                times[pid] = times.get(pid, 0) + busy_ns
+        return times
 
     def peak_mib(self, uuid: str) -> int:
         """The most memory of this GPU that programs ever held at once, as the driver counts."""
@@ -252,6 +295,9 @@ def render(node: _Node) -> str:
         f"kernel_us {node.kernel_us}",
         f"enumeration {'fixed' if node.fixed_enumeration else 'live'}",
         *(["hang"] if node.hanging else []),
+        *(f"kernel {name} us={us}" for name, us in node.kernels.items()),
+        *(f"{word} {value}" for word, value in node.execution.items()),
+        *(f"absent call={call}" for call in node.absent),
         *(["pids hidden"] if node.hidden_pids else []),
     ]
     for number, gpu in sorted(node.gpus.items()):

@@ -13,7 +13,7 @@ struct capture {
     pthread_t thread;
     struct CUstream_st *origin;
     CUgraph graph;
-    bool invalid, over;
+    bool invalid, over, borrowed; /* borrowed: into a graph that was there */
     unsigned references; /* of events, and one while it is going on */
     struct CUstream_st **streams;
     size_t stream_count;
@@ -147,9 +147,22 @@ CUresult capture_look_event(struct CUevent_st *event)
     return result;
 }
 
-CUresult capture_unsafe(void)
+/* What works at once instead of in a stream, and so would be missing from the graph. */
+static bool works_at_once(const char *function)
 {
-    if (!atomic_load(&ongoing_count))
+    static const char *const beginnings[] = {
+        "cuMemAlloc",   "cuMemFree",       "cuMemHost",       "cuMemCreate",     "cuArray",
+        "cuModuleLoad", "cuModuleUnload",  "cuLibraryLoad",   "cuLibraryUnload", "cuMipmappedArray",
+        "cuCtxCreate",  "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemsetD8_v2"};
+    for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++)
+        if (strncmp(function, beginnings[i], strlen(beginnings[i])) == 0)
+            return !strstr(function, "Async") && !strstr(function, "Descriptor");
+    return false;
+}
+
+CUresult capture_unsafe(const char *function)
+{
+    if (!atomic_load(&ongoing_count) || !works_at_once(function))
         return CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     CUresult result = unsafe();
@@ -262,12 +275,21 @@ void capture_drop_event(struct CUevent_st *event)
 
 /* --- beginning and ending ------------------------------------------------------------------------------- */
 
-static CUresult start(struct CUstream_st *stream, CUstreamCaptureMode mode)
+/* Where a capture goes: NULL graph for a new one, behind these nodes of a given one. */
+struct destination {
+    CUgraph graph;
+    const CUgraphNode *nodes;
+    size_t count;
+};
+
+static CUresult start(struct CUstream_st *stream, CUstreamCaptureMode mode, struct destination into)
 {
     struct capture *capture = calloc(1, sizeof *capture);
-    CUgraph graph = capture ? graph_new() : NULL;
-    if (!graph || !enlist(capture, stream)) {
-        free(graph);
+    CUgraph graph = into.graph ? into.graph : capture ? graph_new() : NULL;
+    if (!capture || !graph || !set_tips(&stream->tips, &stream->tip_count, into.nodes, into.count)
+        || !enlist(capture, stream)) {
+        if (!into.graph)
+            free(graph);
         free(capture);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -276,38 +298,78 @@ static CUresult start(struct CUstream_st *stream, CUstreamCaptureMode mode)
     capture->thread = pthread_self();
     capture->origin = stream;
     capture->graph = graph;
+    capture->borrowed = into.graph;
     capture->references = 1;
     capture->next = ongoing;
     ongoing = capture;
-    stream->tip_count = 0;
     atomic_fetch_add(&ongoing_count, 1);
     return CUDA_SUCCESS;
 }
 
-static CUresult begin(const char *function, CUstream stream, CUstreamCaptureMode mode, bool per_thread)
+static CUresult begin(const char *function, CUstream stream, CUstreamCaptureMode mode, bool per_thread,
+                      struct destination into)
 {
     struct stream_call call;
     CUresult result = stream_begin(&call, function, stream, per_thread);
-    if (result == CUDA_SUCCESS && (mode < 0 || mode > CAPTURE_MODE_RELAXED))
+    if (result == CUDA_SUCCESS
+        && (mode < 0 || mode > CAPTURE_MODE_RELAXED || (into.count && (!into.graph || !into.nodes))))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS && call.stream->flags & STREAM_LEGACY)
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
-        result = call.stream->capture ? CUDA_ERROR_ILLEGAL_STATE : start(call.stream, mode);
+        result = call.stream->capture ? CUDA_ERROR_ILLEGAL_STATE : start(call.stream, mode, into);
         pthread_mutex_unlock(&lock);
     }
     return cuda_end(&call.call, result);
 }
 
+#define ANEW (struct destination){0}
+
+EXPORT CUresult cuStreamBeginCapture(CUstream stream)
+{
+    return begin(__func__, stream, CAPTURE_MODE_GLOBAL, false, ANEW);
+}
+
+EXPORT CUresult cuStreamBeginCapture_ptsz(CUstream stream)
+{
+    return begin(__func__, stream, CAPTURE_MODE_GLOBAL, true, ANEW);
+}
+
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
-    return begin(__func__, stream, mode, false);
+    return begin(__func__, stream, mode, false, ANEW);
 }
 
 EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
 {
-    return begin(__func__, stream, mode, true);
+    return begin(__func__, stream, mode, true, ANEW);
+}
+
+static CUresult begin_in_graph(const char *function, CUstream stream, bool per_thread,
+                               struct destination into, CUstreamCaptureMode mode)
+{
+    struct cuda_call call;
+    CUresult result = cuda_end(&call, cuda_begin(&call, function));
+    if (result == CUDA_SUCCESS && !into.graph)
+        result = CUDA_ERROR_INVALID_VALUE;
+    return result == CUDA_SUCCESS ? begin(function, stream, mode, per_thread, into) : result;
+}
+
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
+                                            const CUgraphEdgeData *edges, size_t count,
+                                            CUstreamCaptureMode mode)
+{
+    (void)edges;
+    return begin_in_graph(__func__, stream, false, (struct destination){graph, nodes, count}, mode);
+}
+
+EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
+                                                 const CUgraphEdgeData *edges, size_t count,
+                                                 CUstreamCaptureMode mode)
+{
+    (void)edges;
+    return begin_in_graph(__func__, stream, true, (struct destination){graph, nodes, count}, mode);
 }
 
 static bool joined(const struct capture *capture)
@@ -339,7 +401,7 @@ static CUresult finish(struct CUstream_st *stream, CUgraph *graph)
         capture->streams[i]->tip_count = 0;
     }
     capture->stream_count = 0;
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS && !capture->borrowed)
         graph_delete(capture->graph);
     *graph = result == CUDA_SUCCESS ? capture->graph : NULL;
     capture->over = true;

@@ -16,8 +16,9 @@ CUresult capture_work(struct CUstream_st *stream, bool *capturing);
 CUresult capture_look(struct CUstream_st *stream);
 CUresult capture_look_event(struct CUevent_st *event);
 
-/* The same for a call that is potentially unsafe, such as an allocation. */
-CUresult capture_unsafe(void);
+/* The same for a function that is potentially unsafe, such as an allocation; CUDA_SUCCESS for others. Asked
+ * for every function. */
+CUresult capture_unsafe(const char *function);
 
 /* Make the node part of the stream's capture, behind what is there. */
 CUresult capture_node(struct CUstream_st *stream, struct node_content content, struct CUgraphNode_st **node);

@@ -361,23 +361,6 @@ EXPORT void sim_clock_leave(unsigned row)
     execution_unlock(execution);
 }
 
-EXPORT void sim_clock_outside(bool outside)
-{
-    struct execution *execution = my_row ? execution_lock() : NULL;
-    if (!execution)
-        return;
-    struct thread_row *row = my_thread(execution);
-    if (outside) {
-        row->wake_ns = clock_local_ns(execution);
-        row->state = THREAD_OUTSIDE;
-        if (execution->running_thread == my_row - 1)
-            give_turn(execution);
-    } else {
-        sleep_until(execution, 0);
-    }
-    execution_unlock(execution);
-}
-
 EXPORT uint64_t sim_clock_read(void)
 {
     uint64_t now_ns = my_base_ns + my_lead_ns;

@@ -1,6 +1,9 @@
 #include "cuda_call.h"
 
+#include "captures.h"
+
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,8 +11,8 @@
 #define UNTOLD_BYTES (128ULL << 30) /* of a GPU that shares the host's memory */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool initialised;
-static int devices;
+static atomic_bool initialised;
+static atomic_int devices;
 static char uuids[MAX_GPUS][TEXT_BYTES];
 
 static void list_device(const struct sim_gpu *gpu)
@@ -80,10 +83,7 @@ EXPORT CUresult cuInit(unsigned flags)
 
 int device_count(void)
 {
-    pthread_mutex_lock(&lock);
-    int count = devices;
-    pthread_mutex_unlock(&lock);
-    return count;
+    return atomic_load_explicit(&devices, memory_order_acquire);
 }
 
 const char *device_uuid(CUdevice device)
@@ -94,13 +94,13 @@ const char *device_uuid(CUdevice device)
 CUresult cuda_begin(struct cuda_call *call, const char *function)
 {
     *call = (struct cuda_call){.position = -1};
-    pthread_mutex_lock(&lock);
-    bool ready = initialised;
-    pthread_mutex_unlock(&lock);
-    if (!ready)
+    if (!atomic_load_explicit(&initialised, memory_order_acquire))
         return CUDA_ERROR_NOT_INITIALIZED;
     call->node = sim_node_acquire();
-    return call->node ? (CUresult)sim_node_failure(call->node, function, -1) : CUDA_ERROR_UNKNOWN;
+    if (!call->node)
+        return CUDA_ERROR_UNKNOWN;
+    CUresult result = (CUresult)sim_node_failure(call->node, function, -1);
+    return result == CUDA_SUCCESS ? capture_unsafe(function) : result;
 }
 
 CUresult cuda_begin_device(struct cuda_call *call, const char *function, CUdevice device)

@@ -2,6 +2,7 @@
  * process has the GPU.
  */
 #include "captures.h"
+#include "clock.h"
 #include "execution.h"
 #include "pools.h"
 
@@ -54,6 +55,8 @@ static CUresult record(const char *function, CUevent event, CUstream stream, boo
         result = CUDA_ERROR_INVALID_HANDLE;
     if (result == CUDA_SUCCESS)
         result = capture_record(event, call.stream, &capturing);
+    if (result == CUDA_SUCCESS)
+        clock_spend(500ULL * call.call.node->launch_us); /* half of what a launch costs */
     if (result == CUDA_SUCCESS && !capturing) {
         uint32_t row = stream_row(&call);
         uint64_t pushed = 0;
@@ -88,6 +91,8 @@ EXPORT CUresult cuEventQuery(CUevent event)
 {
     struct cuda_call call;
     CUresult result = begin_event(&call, __func__, event);
+    if (result == CUDA_SUCCESS)
+        clock_spend(250ULL * call.node->launch_us);
     if (result == CUDA_SUCCESS && event->turn && !execution_event_done(event->row, event->turn, NULL))
         result = CUDA_ERROR_NOT_READY;
     return cuda_end(&call, result);

@@ -119,4 +119,8 @@ struct execution {
     struct stream_row streams[MAX_STREAMS];
 };
 
+/* agent/sim/driver.py reads these. */
+_Static_assert(offsetof(struct execution, lanes) == 32 && sizeof(struct lane_row) == 56, "lanes");
+_Static_assert(offsetof(struct lane_row, busy_ns) == 24 && sizeof(struct gpu_row) == 640, "rows");
+
 #endif

@@ -6,6 +6,8 @@
 
 #include "functions.h"
 
+enum { GRAPH_NODE_COPY = 1 };
+
 struct node_content {
     int kind; /* CUgraphNodeType */
     CUfunction function; /* of GRAPH_NODE_KERNEL */

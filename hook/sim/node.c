@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
 static char *path; /* copies: the environment may change under our feet; never freed, others hold them */
 static char *visible_devices; /* NULL: not set */
 static struct sim_node *current;
+static struct sim_node *_Atomic settled; /* with VGPU_SIM_RELOAD=never: the first good one, for ever */
 static struct stat seen; /* identity of the file that was last looked at, good or bad */
 
 static void replace_current(struct sim_node *fresh)
@@ -113,20 +115,26 @@ static void refresh(void)
 
 const struct sim_node *sim_node_acquire(void)
 {
+    struct sim_node *same = atomic_load_explicit(&settled, memory_order_acquire);
+    if (same)
+        return same;
     if (!sim_node_path())
         return NULL;
     pthread_mutex_lock(&lock);
     refresh();
     struct sim_node *node = current;
     if (node)
-        node->readers++;
+        node->readers++; /* for good, of one that is settled */
+    const char *reload = node ? getenv("VGPU_SIM_RELOAD") : NULL;
+    if (reload && strcmp(reload, "never") == 0)
+        atomic_store_explicit(&settled, node, memory_order_release);
     pthread_mutex_unlock(&lock);
     return node;
 }
 
 void sim_node_release(const struct sim_node *node)
 {
-    if (!node)
+    if (!node || node == atomic_load_explicit(&settled, memory_order_relaxed))
         return;
     struct sim_node *held = (struct sim_node *)(uintptr_t)node;
     pthread_mutex_lock(&lock);

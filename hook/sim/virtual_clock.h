@@ -25,9 +25,6 @@ void sim_clock_enter(unsigned thread);
 /* It ends (0: the calling one). */
 void sim_clock_leave(unsigned thread);
 
-/* The calling thread waits for something that the clock does not know, and does so no longer. */
-void sim_clock_outside(bool outside);
-
 /* The calling thread's time in ns; looking costs a little of it. */
 uint64_t sim_clock_read(void);
 void sim_clock_sleep_until(uint64_t ns);

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #define S_NS (1000ULL * 1000 * 1000)
+#define JOIN_NS (100ULL * 1000) /* between two looks whether a thread is over */
 #define EPOCH_NS (1700000000ULL * S_NS) /* of the virtual calendar */
 
 static struct {
@@ -28,7 +30,6 @@ static struct {
     __typeof__(&sim_clock_new_thread) new_thread;
     __typeof__(&sim_clock_enter) enter;
     __typeof__(&sim_clock_leave) leave;
-    __typeof__(&sim_clock_outside) outside;
     __typeof__(&sim_clock_read) read;
     __typeof__(&sim_clock_sleep_until) sleep_until;
 } virtual;
@@ -40,8 +41,8 @@ bool virtual_time_join(void *libcuda, unsigned processes, unsigned rank)
 {
     int (*processor)(void);
     *(void **)&processor = dlsym(libcuda, "sim_clock_processor");
-    there = FIND(join) && FIND(joined) && FIND(new_thread) && FIND(enter) && FIND(leave) && FIND(outside)
-        && FIND(read) && FIND(sleep_until);
+    there = FIND(join) && FIND(joined) && FIND(new_thread) && FIND(enter) && FIND(leave) && FIND(read)
+        && FIND(sleep_until);
     cpu_set_t one;
     CPU_ZERO(&one);
     if (there && processor && processor() >= 0) {
@@ -135,25 +136,29 @@ int sched_yield(void)
 /* --- threads -------------------------------------------------------------------------------------------- */
 
 struct beginning {
+    struct beginning *next;
     void *(*routine)(void *);
     void *argument;
     unsigned thread;
+    pthread_t handle;
+    _Atomic bool over;
 };
 
-static void end_thread(void *unused)
+static struct beginning *_Atomic begun; /* newest first; they stay */
+
+static void end_thread(void *beginning)
 {
-    (void)unused;
+    atomic_store(&((struct beginning *)beginning)->over, true);
     virtual.leave(0);
 }
 
 static void *begin_thread(void *argument)
 {
-    struct beginning beginning = *(struct beginning *)argument;
+    struct beginning *beginning = argument;
     void *result;
-    free(argument);
-    virtual.enter(beginning.thread);
-    pthread_cleanup_push(end_thread, NULL); /* also by pthread_exit */
-    result = beginning.routine(beginning.argument);
+    virtual.enter(beginning->thread);
+    pthread_cleanup_push(end_thread, beginning); /* also by pthread_exit */
+    result = beginning->routine(beginning->argument);
     pthread_cleanup_pop(1);
     return result;
 }
@@ -169,25 +174,27 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
     struct beginning *beginning = takes_part() ? malloc(sizeof *beginning) : NULL;
     if (!beginning)
         return real(thread, attributes, routine, argument);
-    *beginning = (struct beginning){routine, argument, virtual.new_thread()};
-    unsigned number = beginning->thread;
+    *beginning = (struct beginning){.routine = routine, .argument = argument, .thread = virtual.new_thread()};
     int result = real(thread, attributes, begin_thread, beginning);
     if (result != 0) {
-        virtual.leave(number);
+        virtual.leave(beginning->thread);
         free(beginning);
+        return result;
     }
-    return result;
+    beginning->handle = *thread;
+    beginning->next = atomic_load(&begun);
+    while (!atomic_compare_exchange_weak(&begun, &beginning->next, beginning)) { }
+    return 0;
 }
 
 int pthread_join(pthread_t thread, void **result)
 {
     join_function *real;
     *(void **)&real = dlsym(RTLD_NEXT, "pthread_join");
-    bool part = takes_part();
-    if (part)
-        virtual.outside(true);
-    int answer = real(thread, result);
-    if (part)
-        virtual.outside(false);
-    return answer;
+    struct beginning *beginning = takes_part() ? atomic_load(&begun) : NULL;
+    while (beginning && !pthread_equal(beginning->handle, thread))
+        beginning = beginning->next;
+    while (beginning && !atomic_load(&beginning->over))
+        virtual.sleep_until(virtual.read() + JOIN_NS);
+    return real(thread, result); /* which does not take long now */
 }

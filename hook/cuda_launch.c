@@ -1,90 +1,165 @@
 /* Everything that makes the GPU compute. */
-#include "real.h"
+#include "graphs.h"
+#include "launch_gate.h"
+#include "wrap.h"
 
-EXPORT CUresult cuLaunch(CUfunction a)
+enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
+
+/* The shape of a launching wrapper: pass the gate, call. `kind` is the key of its estimate. */
+#define LAUNCH(symbol, stream, own_stream, kind, ...)                                                        \
+    const struct real_cuda *real = real_cuda();                                                              \
+    struct launch launch;                                                                                    \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    launch_gate_pass(&launch, stream, own_stream, kind);                                                     \
+    CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
+    launch_gate_passed(&launch, result);                                                                     \
+    return result
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned block_x,
+                               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
+                               void **parameters, void **extra)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunch ? real->cuLaunch(a) : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunchKernel, stream, 0,
+           estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
+           block_x, block_y, block_z, shared_bytes, stream, parameters, extra);
 }
 
-EXPORT CUresult cuLaunchGrid(CUfunction a, int b, int c)
+EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned block_x,
+                                    unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                    CUstream stream, void **parameters, void **extra)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchGrid ? real->cuLaunchGrid(a, b, c) : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunchKernel_ptsz, stream, OWN_STREAM,
+           estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
+           block_x, block_y, block_z, shared_bytes, stream, parameters, extra);
 }
 
-EXPORT CUresult cuLaunchGridAsync(CUfunction a, int b, int c, CUstream d)
+static uint64_t config_key(const CUlaunchConfig *c, CUfunction function)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchGridAsync ? real->cuLaunchGridAsync(a, b, c, d) : CUDA_ERROR_NOT_INITIALIZED;
+    return c ? estimate_key(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY,
+                            c->blockDimZ, c->sharedMemBytes)
+             : 1;
 }
 
-EXPORT CUresult cuLaunchKernel(CUfunction a, unsigned int b, unsigned int c, unsigned int d, unsigned int e,
-                               unsigned int f, unsigned int g, unsigned int h, CUstream i, void **j, void **k)
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                                 void **extra)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchKernel ? real->cuLaunchKernel(a, b, c, d, e, f, g, h, i, j, k)
-                                        : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunchKernelEx, config ? config->hStream : NULL, 0, config_key(config, function), config,
+           function, parameters, extra);
 }
 
-EXPORT CUresult cuLaunchKernel_ptsz(CUfunction a, unsigned int b, unsigned int c, unsigned int d,
-                                    unsigned int e, unsigned int f, unsigned int g, unsigned int h,
-                                    CUstream i, void **j, void **k)
+EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                                      void **extra)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchKernel_ptsz ? real->cuLaunchKernel_ptsz(a, b, c, d, e, f, g, h, i, j, k)
-                                             : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunchKernelEx_ptsz, config ? config->hStream : NULL, OWN_STREAM, config_key(config, function),
+           config, function, parameters, extra);
 }
 
-EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *a, CUfunction b, void **c, void **d)
+EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
+                                          unsigned block_x, unsigned block_y, unsigned block_z,
+                                          unsigned shared_bytes, CUstream stream, void **parameters)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchKernelEx ? real->cuLaunchKernelEx(a, b, c, d) : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunchCooperativeKernel, stream, 0,
+           estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
+           block_x, block_y, block_z, shared_bytes, stream, parameters);
 }
 
-EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *a, CUfunction b, void **c, void **d)
+EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned x, unsigned y, unsigned z,
+                                               unsigned block_x, unsigned block_y, unsigned block_z,
+                                               unsigned shared_bytes, CUstream stream, void **parameters)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchKernelEx_ptsz ? real->cuLaunchKernelEx_ptsz(a, b, c, d)
-                                               : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunchCooperativeKernel_ptsz, stream, OWN_STREAM,
+           estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
+           block_x, block_y, block_z, shared_bytes, stream, parameters);
 }
 
-EXPORT CUresult cuLaunchCooperativeKernel(CUfunction a, unsigned int b, unsigned int c, unsigned int d,
-                                          unsigned int e, unsigned int f, unsigned int g, unsigned int h,
-                                          CUstream i, void **j)
+/* The functions of CUDA 2: their block is a property of the function, their stream the legacy one. */
+
+EXPORT CUresult cuLaunch(CUfunction function)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchCooperativeKernel
-        ? real->cuLaunchCooperativeKernel(a, b, c, d, e, f, g, h, i, j)
-        : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunch, NULL, 0, estimate_key(function, 1, 1, 1, 0, 0, 0, 0), function);
 }
 
-EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction a, unsigned int b, unsigned int c, unsigned int d,
-                                               unsigned int e, unsigned int f, unsigned int g, unsigned int h,
-                                               CUstream i, void **j)
+EXPORT CUresult cuLaunchGrid(CUfunction function, int x, int y)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchCooperativeKernel_ptsz
-        ? real->cuLaunchCooperativeKernel_ptsz(a, b, c, d, e, f, g, h, i, j)
-        : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunchGrid, NULL, 0, estimate_key(function, (unsigned)x, (unsigned)y, 1, 0, 0, 0, 0), function,
+           x, y);
 }
 
-EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *a, unsigned int b, unsigned int c)
+EXPORT CUresult cuLaunchGridAsync(CUfunction function, int x, int y, CUstream stream)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchCooperativeKernelMultiDevice
-        ? real->cuLaunchCooperativeKernelMultiDevice(a, b, c)
-        : CUDA_ERROR_NOT_INITIALIZED;
+    LAUNCH(cuLaunchGridAsync, stream, 0, estimate_key(function, (unsigned)x, (unsigned)y, 1, 0, 0, 0, 0),
+           function, x, y, stream);
 }
 
-EXPORT CUresult cuGraphLaunch(CUgraphExec a, CUstream b)
+/* --- on several devices at once ------------------------------------------------------------------------- */
+
+/* Make the context of a launch current, which tells its device. False when it is none we could enter. */
+static bool enter(const struct real_cuda *real, const CUDA_LAUNCH_PARAMS *entry)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphLaunch ? real->cuGraphLaunch(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    CUcontext context;
+    return real->cuStreamGetCtx && real->cuCtxPushCurrent_v2 && real->cuCtxPopCurrent_v2
+        && real->cuStreamGetCtx(entry->hStream, &context) == CUDA_SUCCESS
+        && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec a, CUstream b)
+static void leave(const struct real_cuda *real)
+{
+    CUcontext context;
+    real->cuCtxPopCurrent_v2(&context);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries, unsigned count,
+                                                     unsigned flags)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphLaunch_ptsz ? real->cuGraphLaunch_ptsz(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    struct launch launches[MOST_DEVICES];
+    if (!real || !real->cuLaunchCooperativeKernelMultiDevice)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    unsigned charged =
+        entries && count <= MOST_DEVICES ? count : 0; /* more devices than there are: an error */
+    for (unsigned i = 0; i < charged; i++) {
+        const CUDA_LAUNCH_PARAMS *e = &entries[i];
+        bool entered = enter(real, e);
+        launch_gate_pass(&launches[i], e->hStream, false,
+                         estimate_key(e->function, e->gridDimX, e->gridDimY, e->gridDimZ, e->blockDimX,
+                                      e->blockDimY, e->blockDimZ, e->sharedMemBytes));
+        if (entered)
+            leave(real);
+    }
+    CUresult result = CALL(cuLaunchCooperativeKernelMultiDevice, entries, count, flags);
+    for (unsigned i = 0; i < charged; i++)
+        launch_gate_passed(&launches[i], result);
+    return result;
+}
+
+/* --- graphs: one launch each ---------------------------------------------------------------------------- */
+
+static uint64_t graph_key(CUgraphExec exec)
+{
+    return estimate_mix((uintptr_t)exec, UINT64_C(0x6772617068)) | 1;
+}
+
+#define LAUNCH_GRAPH(symbol, exec, stream, own_stream)                                                       \
+    const struct real_cuda *real = real_cuda();                                                              \
+    struct launch launch;                                                                                    \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = graph_memory_before_launch(exec, #symbol);                                             \
+    if (result != CUDA_SUCCESS)                                                                              \
+        return result;                                                                                       \
+    launch_gate_pass(&launch, stream, own_stream, graph_key(exec));                                          \
+    result = CALL(symbol, exec, stream);                                                                     \
+    launch_gate_passed(&launch, result);                                                                     \
+    graph_memory_after_launch(exec);                                                                         \
+    return result
+
+EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+    LAUNCH_GRAPH(cuGraphLaunch, exec, stream, 0);
+}
+
+EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
+{
+    LAUNCH_GRAPH(cuGraphLaunch_ptsz, exec, stream, OWN_STREAM);
 }

@@ -103,6 +103,13 @@
     X(cuGraphUpload, "cuGraphUpload", 11010, 0)                                                               \
     X(cuGraphUpload_ptsz, "cuGraphUpload", 11010, PER_THREAD)                                                 \
     X(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, 0)                                                 \
+    /* cuda_capture.c */                                                                                     \
+    X(cuStreamBeginCapture, "cuStreamBeginCapture", 10000, 0)                                                \
+    X(cuStreamBeginCapture_ptsz, "cuStreamBeginCapture", 10000, PER_THREAD)                                  \
+    X(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, 0)                                             \
+    X(cuStreamBeginCapture_v2_ptsz, "cuStreamBeginCapture", 10010, PER_THREAD)                               \
+    X(cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph", 12030, 0)                                  \
+    X(cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph", 12030, PER_THREAD)                    \
     /* cuda_launch.c */                                                                                       \
     X(cuLaunch, "cuLaunch", 2000, 0)                                                                          \
     X(cuLaunchGrid, "cuLaunchGrid", 2000, 0)                                                                  \
@@ -181,8 +188,6 @@
     X(cuGraphCreate, "cuGraphCreate", 10000, 0)                                                               \
     X(cuGraphAddKernelNode_v2, "cuGraphAddKernelNode", 12000, 0)                                              \
     X(cuGraphAddMemFreeNode, "cuGraphAddMemFreeNode", 11040, 0)                                               \
-    X(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, 0)                                              \
-    X(cuStreamBeginCapture_v2_ptsz, "cuStreamBeginCapture", 10010, PER_THREAD)                                \
     X(cuStreamSynchronize_ptsz, "cuStreamSynchronize", 7000, PER_THREAD)                                      \
     X(cuStreamQuery, "cuStreamQuery", 2000, 0)                                                                \
     X(cuStreamQuery_ptsz, "cuStreamQuery", 7000, PER_THREAD)                                                  \

@@ -1,0 +1,129 @@
+#include "gpu_probe.h"
+#include "monotonic.h"
+#include "real.h"
+
+#include <string.h>
+
+enum { NON_BLOCKING = 1, TIMING = 0 };
+
+#define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
+#define PRECISE_NS 50000 /* of a call during which this thread was not put aside */
+#define PUT_ASIDE_NS 2000000 /* the same for one whose time of sending is not known well */
+#define ANCHOR_NS INT64_C(4000000000) /* elapsed times are floats: coarse when they are long */
+#define DRIFT 20000 /* the clocks agree to one part in this many */
+
+bool gpu_probe_possible(void)
+{
+    const struct real_cuda *real = real_cuda();
+    return real && real->cuCtxGetCurrent && real->cuCtxPushCurrent_v2 && real->cuCtxPopCurrent_v2
+        && real->cuStreamCreateWithPriority && real->cuStreamDestroy_v2 && real->cuEventCreate
+        && real->cuEventDestroy_v2 && real->cuEventRecord && real->cuEventQuery && real->cuEventElapsedTime;
+}
+
+static bool elapsed(CUevent from, CUevent until, int64_t *ns)
+{
+    float ms;
+    if (real_cuda()->cuEventElapsedTime(&ms, from, until) != CUDA_SUCCESS || !(ms > -1e9F && ms < 1e9F))
+        return false;
+    *ns = (int64_t)((double)ms * 1e6);
+    return true;
+}
+
+static void set_anchor(struct probe *probe)
+{
+    probe->anchor_at_ns = 0;
+    probe->anchored_ns = (int64_t)monotonic_ns();
+    if (real_cuda()->cuEventRecord(probe->anchor, probe->stream) != CUDA_SUCCESS)
+        probe->anchored_ns = 0;
+}
+
+bool gpu_probe_open(struct probe *probe, CUcontext context)
+{
+    const struct real_cuda *real = real_cuda();
+    memset(probe, 0, sizeof *probe);
+    if (real->cuStreamCreateWithPriority(&probe->stream, NON_BLOCKING, 0) != CUDA_SUCCESS)
+        return false;
+    if (real->cuEventCreate(&probe->anchor, TIMING) == CUDA_SUCCESS) {
+        if (real->cuEventCreate(&probe->mark, TIMING) == CUDA_SUCCESS) {
+            probe->context = context;
+            set_anchor(probe);
+            return true;
+        }
+        real->cuEventDestroy_v2(probe->anchor);
+    }
+    real->cuStreamDestroy_v2(probe->stream);
+    return false;
+}
+
+void gpu_probe_close(struct probe *probe)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!probe->context)
+        return;
+    probe->context = NULL;
+    real->cuEventDestroy_v2(probe->mark);
+    real->cuEventDestroy_v2(probe->anchor);
+    real->cuStreamDestroy_v2(probe->stream);
+}
+
+int64_t gpu_probe_time(const struct probe *probe, CUevent event)
+{
+    int64_t since_ns;
+    if (!probe->context || !probe->anchor_at_ns || !elapsed(probe->anchor, event, &since_ns))
+        return 0;
+    return probe->anchor_at_ns + since_ns;
+}
+
+/* The anchor is handled some time after it was sent, how much later is not known; but nothing is handled
+ * before it was sent, so every probe that seems to have been moves the anchor. */
+static void calibrate(struct probe *probe, int64_t handled_ns)
+{
+    if (probe->precise && handled_ns < probe->sent_ns)
+        probe->anchor_at_ns += probe->sent_ns - handled_ns;
+}
+
+bool gpu_probe_read(struct probe *probe, int64_t now_ns)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!probe->context)
+        return false;
+    if (!probe->anchor_at_ns && probe->anchored_ns && real->cuEventQuery(probe->anchor) == CUDA_SUCCESS)
+        probe->anchor_at_ns = probe->anchored_ns;
+    if (!probe->out)
+        return false;
+    CUresult result = real->cuEventQuery(probe->mark);
+    if (result == CUDA_ERROR_NOT_READY)
+        return now_ns - probe->sent_ns > PATIENCE_NS;
+    int64_t handled_ns = result == CUDA_SUCCESS ? gpu_probe_time(probe, probe->mark) : 0;
+    if (handled_ns)
+        calibrate(probe, handled_ns);
+    probe->out = false;
+    return residency_handled(&probe->residency, handled_ns ? handled_ns : probe->sent_ns,
+                             probe->precise ? PATIENCE_NS : PUT_ASIDE_NS);
+}
+
+void gpu_probe_send(struct probe *probe, int64_t now_ns)
+{
+    if (!probe->context)
+        return;
+    if (!probe->out && now_ns - probe->anchored_ns > ANCHOR_NS)
+        set_anchor(probe);
+    if (probe->anchor_at_ns && probe->sent_ns && now_ns > probe->sent_ns)
+        probe->anchor_at_ns -= probe->out ? 0 : (now_ns - probe->sent_ns) / DRIFT;
+    if (!probe->out) {
+        int64_t before_ns = (int64_t)monotonic_ns();
+        if (real_cuda()->cuEventRecord(probe->mark, probe->stream) != CUDA_SUCCESS)
+            return;
+        probe->sent_ns = (int64_t)monotonic_ns();
+        probe->precise = probe->sent_ns - before_ns < PRECISE_NS;
+        probe->out = true;
+        now_ns = probe->sent_ns;
+    }
+    residency_look(&probe->residency, now_ns);
+}
+
+int64_t gpu_probe_away_ns(const struct probe *probe, int64_t from_ns, int64_t until_ns)
+{
+    int64_t away_ns = probe->context ? residency_away_ns(&probe->residency, from_ns, until_ns) : 0;
+    return away_ns < 0 ? 0 : away_ns;
+}

@@ -1,0 +1,46 @@
+/* A stream of our own in a context, and the events on it: when things happen on the GPU, in the time of this
+ * machine, and whether the GPU works for this context (residency.h).
+ *
+ * That a probe is handled only while the GPU works for our context is an assumption about hardware, checked
+ * by the suite for real GPUs. Where it does not hold, or the driver refuses any of this, time that others had
+ * the GPU is not told from our own: then a limited container gets less than its share beside others, not
+ * more. One thread at a time, with the context current.
+ */
+#ifndef VGPU_GPU_PROBE_H
+#define VGPU_GPU_PROBE_H
+
+#include "cuda_abi.h"
+#include "residency.h"
+
+struct probe {
+    CUcontext context; /* NULL: not opened */
+    CUstream stream;
+    CUevent anchor, mark;
+    int64_t anchor_at_ns; /* its time, 0: not handled yet */
+    int64_t anchored_ns, sent_ns;
+    bool out, precise;
+    struct residency residency;
+};
+
+/* What gpu_probe_open may say once and for all. */
+bool gpu_probe_possible(void);
+
+/* Open in the current context. */
+bool gpu_probe_open(struct probe *probe, CUcontext context);
+
+/* Give back what it has in its context, which must still exist. */
+void gpu_probe_close(struct probe *probe);
+
+/* See what has become of the probe that is out. Whether others have the GPU, or had it while it was out. */
+bool gpu_probe_read(struct probe *probe, int64_t now_ns);
+
+/* Look: send a probe unless one is out. */
+void gpu_probe_send(struct probe *probe, int64_t now_ns);
+
+/* When an event that is done was done, in ns of CLOCK_MONOTONIC; 0: cannot be told. */
+int64_t gpu_probe_time(const struct probe *probe, CUevent event);
+
+/* How much of the time since `from_ns` others had the GPU, as far as is known. */
+int64_t gpu_probe_away_ns(const struct probe *probe, int64_t from_ns, int64_t until_ns);
+
+#endif

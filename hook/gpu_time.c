@@ -1,0 +1,398 @@
+#include "gpu_time.h"
+#include "depth.h"
+#include "devices.h"
+#include "gpu_probe.h"
+#include "monotonic.h"
+#include "past.h"
+#include "real.h"
+#include "region.h"
+
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+
+enum { TRACES = 48, CAPTURE_RELAXED = 2 };
+
+#define SWITCH_NS INT64_C(400000) /* a measurement shorter than this cannot hold another process's turn */
+#define COARSE_NS INT64_C(8000000) /* one longer than this holds many looks at who has the GPU */
+#define LATELY_NS (10 * MS_NS)
+#define PUT_ASIDE_NS 100000 /* the launching thread did not run for a while, so its times say nothing */
+
+enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
+
+struct trace {
+    _Atomic int state;
+    CUcontext context; /* that the events are of, NULL: none yet */
+    CUevent begin, end;
+    uint64_t stream;
+    uint64_t key;
+    int64_t charged_ns;
+    int64_t began_ns, launched_ns; /* CPU time before and after the calls */
+    int64_t running_since_ns; /* 0: not seen running yet */
+    uint64_t run; /* its number in the past */
+    bool ended;
+};
+
+struct measured_lane {
+    struct lane lane;
+    _Atomic bool known, polling;
+    struct probe probe;
+    struct past past;
+    struct trace traces[TRACES];
+};
+
+struct predictor gpu_time_predictor;
+
+static struct measured_lane lanes[MAX_DEVICES];
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+/* The parent's contexts, streams and events do not exist in the child. */
+static void forget_after_fork(void)
+{
+    for (int place = 0; place < MAX_DEVICES; place++)
+        if (atomic_load(&lanes[place].known)) /* pages that were never touched stay so */
+            memset(&lanes[place], 0, sizeof lanes[place]);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
+#define SAME(field)                                                                                          \
+    _Static_assert(offsetof(struct share, field)                                                             \
+                       == offsetof(struct region_device, field) - offsetof(struct region_device, budget_ns), \
+                   #field)
+SAME(refilled_at_ns);
+SAME(charged_ns);
+SAME(throttled_ns);
+SAME(launches);
+SAME(waits);
+#undef SAME
+
+struct lane *gpu_lane(int place)
+{
+    if (place < 0 || place >= MAX_DEVICES)
+        return NULL;
+    struct measured_lane *lane = &lanes[place];
+    if (atomic_load_explicit(&lane->known, memory_order_acquire))
+        return &lane->lane;
+    struct region_device *device = region_open() ? region_device_at(place) : NULL;
+    if (!device)
+        return NULL;
+    pthread_once(&fork_once, watch_forks);
+    lane->lane.share = (struct share *)(void *)&device->budget_ns;
+    atomic_store_explicit(&lane->known, true, memory_order_release);
+    return &lane->lane;
+}
+
+static struct measured_lane *measured(struct lane *lane)
+{
+    return (struct measured_lane *)(void *)lane;
+}
+
+/* Our calls must not end a capture of this program that forbids them to all threads. */
+static int relax_capture(void)
+{
+    const struct real_cuda *real = real_cuda();
+    int mode = CAPTURE_RELAXED;
+    if (!real->cuThreadExchangeStreamCaptureMode
+        || real->cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
+        return -1;
+    return mode;
+}
+
+static void restore_capture(int mode)
+{
+    if (mode >= 0)
+        real_cuda()->cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+/* --- around a launch ------------------------------------------------------------------------------------ */
+
+static void drop_events(struct trace *trace)
+{
+    if (trace->context) {
+        real_cuda()->cuEventDestroy_v2(trace->begin);
+        real_cuda()->cuEventDestroy_v2(trace->end);
+    }
+    trace->context = NULL;
+}
+
+static bool make_events(struct trace *trace, CUcontext context)
+{
+    const struct real_cuda *real = real_cuda();
+    if (trace->context == context)
+        return true;
+    drop_events(trace);
+    if (real->cuEventCreate(&trace->begin, 0) != CUDA_SUCCESS)
+        return false;
+    if (real->cuEventCreate(&trace->end, 0) != CUDA_SUCCESS) {
+        real->cuEventDestroy_v2(trace->begin);
+        return false;
+    }
+    trace->context = context;
+    return true;
+}
+
+static CUresult record(CUevent event, CUstream stream, bool per_thread)
+{
+    const struct real_cuda *real = real_cuda();
+    if (per_thread && real->cuEventRecord_ptsz)
+        return real->cuEventRecord_ptsz(event, stream);
+    return real->cuEventRecord(event, stream);
+}
+
+/* A free place, if possible one with events of this context. */
+static struct trace *take_place(struct measured_lane *lane, CUcontext context)
+{
+    for (int again = 0; again < 2; again++) {
+        for (size_t i = 0; i < TRACES; i++) {
+            struct trace *trace = &lane->traces[i];
+            int is_free = TRACE_FREE;
+            if ((again || trace->context == context)
+                && atomic_compare_exchange_strong(&trace->state, &is_free, TRACE_TAKEN))
+                return trace;
+        }
+    }
+    return NULL;
+}
+
+static uint64_t stream_identity(CUstream stream, bool per_thread)
+{
+    return per_thread && (uintptr_t)stream <= 2 ? (uint64_t)pthread_self() | 1 : (uintptr_t)stream;
+}
+
+static struct trace *start_trace(struct measured_lane *lane, CUcontext context, CUstream stream,
+                                 bool per_thread)
+{
+    struct trace *trace = take_place(lane, context);
+    if (!trace)
+        return NULL;
+    trace->began_ns = (int64_t)monotonic_ns();
+    trace->stream = stream_identity(stream, per_thread);
+    if (make_events(trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS)
+        return trace;
+    atomic_store(&trace->state, TRACE_FREE);
+    return NULL;
+}
+
+struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread)
+{
+    struct measured_lane *lane = measured(of);
+    CUcontext context = NULL;
+    if (!gpu_probe_possible() || real_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+        return NULL;
+    depth_enter();
+    int mode = relax_capture();
+    if (!lane->probe.context && !atomic_exchange(&lane->polling, true)) {
+        if (!lane->probe.context)
+            gpu_probe_open(&lane->probe, context);
+        atomic_store(&lane->polling, false);
+    }
+    struct trace *trace = start_trace(lane, context, stream, per_thread);
+    restore_capture(mode);
+    depth_leave();
+    return trace;
+}
+
+void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
+                  bool launched)
+{
+    trace->launched_ns = (int64_t)monotonic_ns();
+    trace->key = key;
+    trace->charged_ns = charged_ns;
+    trace->running_since_ns = 0;
+    trace->ended = false;
+    depth_enter();
+    bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
+    depth_leave();
+    struct estimate *estimate = recorded ? estimate_claim(&gpu_time_predictor, key) : NULL;
+    if (estimate)
+        atomic_fetch_add(&estimate->open, 1);
+    atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);
+}
+
+/* --- reading -------------------------------------------------------------------------------------------- */
+
+static void finish(struct measured_lane *lane, struct trace *trace, int64_t from_ns, int64_t until_ns)
+{
+    if (trace->running_since_ns)
+        past_ended(&lane->past, trace->run, from_ns, until_ns);
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
+    uint16_t open = estimate ? atomic_load(&estimate->open) : 0;
+    while (open && !atomic_compare_exchange_weak(&estimate->open, &open, (uint16_t)(open - 1))) { }
+    atomic_store(&trace->state, TRACE_FREE);
+}
+
+static void correct(struct measured_lane *lane, int64_t ns)
+{
+    share_correct(lane->lane.share, ns);
+    atomic_fetch_add(&lane->lane.unreported_ns, ns);
+}
+
+/* What a launch that ran between two moments cost, without the time that others had the GPU. */
+static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns,
+                      int64_t until_ns, int64_t *away_ns)
+{
+    *away_ns = gpu_probe_away_ns(&lane->probe, from_ns, until_ns);
+    int64_t ran_ns = until_ns - from_ns;
+    int64_t part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
+    double held = ran_ns > 0 && *away_ns < ran_ns ? (double)(ran_ns - *away_ns) / (double)ran_ns : 0;
+    return (int64_t)((double)part_ns * held);
+}
+
+static void settle(struct measured_lane *lane, struct trace *trace)
+{
+    float ms;
+    if (real_cuda()->cuEventElapsedTime(&ms, trace->begin, trace->end) != CUDA_SUCCESS
+        || !(ms >= 0 && ms < 1e9F)) {
+        finish(lane, trace, 0, 0);
+        return;
+    }
+    int64_t ran_ns = (int64_t)((double)ms * 1e6), own = ran_ns, away_ns = 0;
+    int64_t from_ns = gpu_probe_time(&lane->probe, trace->begin);
+    if (from_ns) {
+        int64_t until_ns = from_ns + ran_ns;
+        /* The stream was idle: the first event waited for the launch, not for the GPU. */
+        if (from_ns < trace->launched_ns && trace->launched_ns - trace->began_ns < PUT_ASIDE_NS)
+            from_ns = trace->launched_ns < until_ns ? trace->launched_ns : until_ns;
+        own = own_ns(lane, trace, from_ns, until_ns, &away_ns);
+        ran_ns = until_ns - from_ns;
+    }
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
+    int64_t expected_ns = estimate ? atomic_load(&estimate->ns) : 0;
+    bool mixed = away_ns > 0 && ran_ns > SWITCH_NS && ran_ns < COARSE_NS;
+    if (!mixed || !expected_ns || ran_ns <= 4 * expected_ns) {
+        correct(lane, own - trace->charged_ns);
+        if (estimate)
+            estimate_learn(estimate, trace->key, own);
+        if (estimate && mixed && !expected_ns)
+            atomic_store(&estimate->samples, 0); /* rough: the next one replaces it */
+    }
+    finish(lane, trace, from_ns, from_ns + ran_ns);
+}
+
+/* Charge what has been running for longer than it was charged for, while it runs. */
+static void charge_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+{
+    int64_t away_ns;
+    if (lane->probe.out && lane->probe.residency.undecided > 1)
+        return; /* nothing of ours runs at the moment */
+    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns, &away_ns);
+    if (own - trace->charged_ns < MS_NS)
+        return;
+    correct(lane, own - trace->charged_ns);
+    trace->charged_ns = own;
+}
+
+static void see_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+{
+    if (trace->running_since_ns || (!trace->ended && real_cuda()->cuEventQuery(trace->begin) != CUDA_SUCCESS))
+        return;
+    int64_t since_ns = gpu_probe_time(&lane->probe, trace->begin);
+    trace->running_since_ns = since_ns ? since_ns : now_ns;
+    trace->run = past_began(&lane->past, trace->stream, trace->running_since_ns);
+}
+
+static bool read_traces(struct measured_lane *lane, int64_t now_ns)
+{
+    bool any = false;
+    for (size_t i = 0; i < TRACES; i++) {
+        struct trace *trace = &lane->traces[i];
+        if (atomic_load(&trace->state) != TRACE_OUT)
+            continue;
+        CUresult result = real_cuda()->cuEventQuery(trace->end);
+        trace->ended = result == CUDA_SUCCESS;
+        any = true;
+        if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
+            finish(lane, trace, 0, 0);
+    }
+    for (size_t i = 0; any && i < TRACES; i++)
+        if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
+            see_running(lane, &lane->traces[i], now_ns);
+    if (gpu_probe_read(&lane->probe, now_ns))
+        atomic_store(&lane->lane.contended_at_ns, (uint64_t)now_ns);
+    for (size_t i = 0; any && i < TRACES; i++) {
+        struct trace *trace = &lane->traces[i];
+        if (atomic_load(&trace->state) != TRACE_OUT)
+            continue;
+        if (trace->ended)
+            settle(lane, trace);
+        else if (trace->running_since_ns)
+            charge_running(lane, trace, now_ns);
+    }
+    return any;
+}
+
+static void report(struct lane *lane)
+{
+    int64_t spent_ns = atomic_exchange(&lane->unreported_ns, 0);
+    if (spent_ns > 0)
+        atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
+    else if (spent_ns < 0)
+        atomic_fetch_add(&lane->unreported_ns, spent_ns); /* the counter never goes back */
+}
+
+static bool look_and_read(struct measured_lane *lane, bool look)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!lane->probe.context || atomic_exchange(&lane->polling, true))
+        return false;
+    depth_enter();
+    bool any = false;
+    CUcontext context = lane->probe.context;
+    if (context && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+        int64_t now_ns = (int64_t)monotonic_ns();
+        int mode = relax_capture();
+        any = read_traces(lane, now_ns);
+        if (look && (any || now_ns - (int64_t)atomic_load(&lane->lane.launched_at_ns) < LATELY_NS))
+            gpu_probe_send(&lane->probe, now_ns);
+        restore_capture(mode);
+        real->cuCtxPopCurrent_v2(&context);
+    }
+    depth_leave();
+    report(&lane->lane);
+    atomic_store(&lane->polling, false);
+    return any;
+}
+
+bool gpu_time_read(struct lane *lane)
+{
+    return look_and_read(measured(lane), false);
+}
+
+bool gpu_time_poll(int place)
+{
+    return atomic_load(&lanes[place].known) && look_and_read(&lanes[place], true);
+}
+
+/* --- the end of a context ------------------------------------------------------------------------------- */
+
+enum { PATIENCE_MS = 100 };
+
+static void leave_context(struct measured_lane *lane, CUcontext context)
+{
+    for (int ms = 0; ms < PATIENCE_MS && atomic_exchange(&lane->polling, true); ms++)
+        monotonic_sleep_until(monotonic_ns() + MS_NS);
+    if (!context || lane->probe.context == context)
+        gpu_probe_close(&lane->probe);
+    for (size_t i = 0; i < TRACES; i++) {
+        struct trace *trace = &lane->traces[i];
+        if (trace->context && (!context || trace->context == context)) {
+            drop_events(trace);
+            if (atomic_load(&trace->state) == TRACE_OUT)
+                finish(lane, trace, 0, 0);
+        }
+    }
+    atomic_store(&lane->polling, false);
+}
+
+void gpu_time_context_ends(CUcontext context, int place)
+{
+    depth_enter();
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (atomic_load(&lanes[i].known) && (context || place == i) && gpu_probe_possible())
+            leave_context(&lanes[i], context);
+    depth_leave();
+}

@@ -1,0 +1,59 @@
+/* What launches of this process really cost of a device's time: measured by pairs of events around single
+ * launches, on the launch's own stream, and read later by whoever polls (gpu_watch.h, or a thread that
+ * waits).
+ *
+ * A measurement corrects twice: the budget, by what the measured launch was charged wrongly, and the estimate
+ * of its kind, by which the ones that are not measured are charged. Time that other processes had the GPU is
+ * taken off (residency.h), and time during which other launches of ours ran beside it is shared with them.
+ *
+ * A failure of the driver in any of our own calls ends that measurement, never the tenant's call; charges
+ * then stay what was estimated. No lock is held while the driver is called, and nothing here is called on a
+ * stream that is being captured. Thread safe; a child of fork starts empty.
+ */
+#ifndef VGPU_GPU_TIME_H
+#define VGPU_GPU_TIME_H
+
+#include "cuda_abi.h"
+#include "settings.h"
+#include "throttle.h"
+
+struct trace;
+
+/* What this process does on one device. */
+struct lane {
+    struct share *share; /* of the container */
+    _Atomic int64_t tokens_ns; /* taken from the share, not spent yet */
+    _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
+    _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
+    _Atomic uint64_t measured_at_ns; /* when one was last measured */
+    _Atomic uint64_t contended_at_ns; /* when others were last seen to have the GPU */
+    _Atomic uint32_t permille; /* of the share, when it was last looked at */
+};
+
+/* NULL for a place that cannot be counted. */
+struct lane *gpu_lane(int place);
+
+/* About to launch on `stream` (0 is the thread's own with `per_thread`): start to measure. NULL when that is
+ * not possible now. */
+struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread);
+
+/* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed. */
+void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
+                  bool launched);
+
+/* Read what can be read now. Whether anything of this process is being measured there. */
+bool gpu_time_read(struct lane *lane);
+
+/* The same for a place, and see who has the GPU if launches were made lately: every millisecond, by one
+ * thread.
+ */
+bool gpu_time_poll(int place);
+
+/* The context is about to end, or with NULL all contexts of the device at `place`: nothing of ours may be
+ * left in it. */
+void gpu_time_context_ends(CUcontext context, int place);
+
+/* Estimates of this process, for all devices. */
+extern struct predictor gpu_time_predictor;
+
+#endif

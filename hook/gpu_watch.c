@@ -1,0 +1,107 @@
+#include "gpu_watch.h"
+#include "gpu_time.h"
+#include "monotonic.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+
+enum { STACK_BYTES = 256 * 1024, STOP_PATIENCE_MS = 100 };
+
+#define TICK_NS MS_NS
+#define LINGER_NS (20 * MS_NS)
+
+enum watch_state { WATCH_NONE, WATCH_THERE, WATCH_STOPPED };
+
+static _Atomic int state;
+static _Atomic bool reading;
+static _Atomic uint64_t asked_at_ns;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* The driver may be gone after this. */
+static void stop_at_exit(void)
+{
+    atomic_store(&state, WATCH_STOPPED);
+    for (int ms = 0; ms < STOP_PATIENCE_MS && atomic_load(&reading); ms++)
+        monotonic_sleep_until(monotonic_ns() + MS_NS);
+}
+
+static void forget_after_fork(void)
+{
+    int there = WATCH_THERE;
+    atomic_compare_exchange_strong(&state, &there, WATCH_NONE);
+    atomic_store(&reading, false);
+}
+
+static void prepare(void)
+{
+    atexit(stop_at_exit);
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
+/* Whether there was anything to read. */
+static bool read_all(void)
+{
+    bool any = false;
+    atomic_store(&reading, true);
+    for (int place = 0; place < MAX_DEVICES && atomic_load(&state) == WATCH_THERE; place++)
+        any |= gpu_time_poll(place);
+    atomic_store(&reading, false);
+    return any;
+}
+
+/* Whether nobody needs this thread any more. Who asks from then on starts another. */
+static bool retire(uint64_t now_ns)
+{
+    int there = WATCH_THERE, none = WATCH_NONE;
+    if (!atomic_compare_exchange_strong(&state, &there, WATCH_NONE))
+        return true;
+    return now_ns - atomic_load(&asked_at_ns) > LINGER_NS /* somebody asked while he still saw us */
+        || !atomic_compare_exchange_strong(&state, &none, WATCH_THERE);
+}
+
+static void *watch(void *unused)
+{
+    uint64_t random = monotonic_ns() | 1, next_ns = monotonic_ns();
+    (void)unused;
+    while (atomic_load(&state) == WATCH_THERE) {
+        if (read_all())
+            atomic_store(&asked_at_ns, monotonic_ns());
+        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+        uint64_t now_ns = monotonic_ns();
+        next_ns += TICK_NS * 3 / 4 + random % (TICK_NS / 2); /* in step with nothing */
+        next_ns = next_ns < now_ns ? now_ns + TICK_NS : next_ns;
+        if (now_ns - atomic_load(&asked_at_ns) > LINGER_NS && retire(now_ns))
+            return NULL;
+        monotonic_sleep_until(next_ns);
+    }
+    return NULL;
+}
+
+static bool start(void)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t all, before;
+    if (pthread_attr_init(&attributes) != 0)
+        return false;
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: signals are the program's own */
+    bool started = pthread_create(&thread, &attributes, watch, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return started;
+}
+
+void gpu_watch(uint64_t now_ns)
+{
+    int none = WATCH_NONE;
+    atomic_store_explicit(&asked_at_ns, now_ns, memory_order_relaxed);
+    if (atomic_load_explicit(&state, memory_order_relaxed) != WATCH_NONE)
+        return;
+    pthread_once(&once, prepare);
+    if (atomic_compare_exchange_strong(&state, &none, WATCH_THERE) && !start())
+        atomic_store(&state, WATCH_NONE);
+}

@@ -1,0 +1,13 @@
+/* A thread of ours that reads measurements while launches are limited and measured (gpu_time.h), and sees who
+ * has the GPU meanwhile. It is there only as long as there is something to read, and ends before the process
+ * does. Where it cannot be had, launches are charged what was estimated.
+ */
+#ifndef VGPU_GPU_WATCH_H
+#define VGPU_GPU_WATCH_H
+
+#include <stdint.h>
+
+/* Something is being measured at this time. Cheap while the thread is there. */
+void gpu_watch(uint64_t now_ns);
+
+#endif

@@ -1,0 +1,295 @@
+#include "launch_gate.h"
+#include "charge.h"
+#include "devices.h"
+#include "gpu_watch.h"
+#include "limits.h"
+#include "monotonic.h"
+#include "real.h"
+#include "region.h"
+#include "settings.h"
+
+#include <pthread.h>
+#include <time.h>
+
+enum { NOTE_EVERY = 64, RECENT = 2, FEW_SAMPLES = 2 };
+
+#define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
+#define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
+#define FIRST_WAIT_NS (20 * MS_NS) /* for the first measurement of a kind */
+#define FIRST_LOOK_NS 100000
+#define STUCK_NS (5000 * MS_NS)
+#define AGENT_LEASE_NS (1000 * MS_NS)
+#define MONITOR_LEASE_NS (15000 * MS_NS)
+
+static _Atomic int captures; /* that are open, as far as seen */
+static _Atomic int
+    only_place; /* 0: not known, otherwise place + 1 of the only device; -1: there are several */
+static _Atomic uint64_t noted_at_ns, monitor_blocks_since_ns;
+static struct {
+    _Atomic uint64_t until_ns, seen_at_ns;
+} agent_blocks[MAX_DEVICES];
+static struct {
+    _Atomic uint64_t stuck_at_ns;
+} patience[MAX_DEVICES];
+
+static _Thread_local uint32_t launches_of_thread __attribute__((tls_model("initial-exec")));
+
+/* --- where ---------------------------------------------------------------------------------------------- */
+
+static int find_place(void)
+{
+    const struct real_cuda *real = real_cuda();
+    int place = -1, devices = 0;
+    if (atomic_load_explicit(&only_place, memory_order_relaxed) == 0 && real->cuDeviceGetCount
+        && real->cuDeviceGetCount(&devices) == CUDA_SUCCESS && devices > 0) {
+        place = devices == 1 ? place_of_device(0) : -2;
+        if (place != -1)
+            atomic_store(&only_place, place + 1);
+    }
+    if (devices != 1)
+        place_of_context(&place);
+    return place;
+}
+
+static inline int current_place(void)
+{
+    int only = atomic_load_explicit(&only_place, memory_order_relaxed);
+    return only > 0 ? only - 1 : find_place();
+}
+
+/* --- who says so ---------------------------------------------------------------------------------------- */
+
+/* Tell the region's readers that we compute. */
+static void note_activity(struct lane *lane, uint64_t now_ns)
+{
+    struct region *region = region_mapped();
+    uint64_t interval_ns = settings()->record_interval_s * UINT64_C(1000000000);
+    if (lane && launches_of_thread)
+        atomic_fetch_add_explicit(&lane->share->launches, launches_of_thread, memory_order_relaxed);
+    launches_of_thread = 0;
+    if (!region)
+        return;
+    int32_t recent = atomic_load(&region->recent_kernel);
+    if (recent >= 0 && recent != RECENT)
+        atomic_compare_exchange_strong(&region->recent_kernel, &recent,
+                                       RECENT); /* unless it just blocked us */
+    uint64_t noted_ns = atomic_load(&noted_at_ns);
+    if ((!noted_ns || now_ns - noted_ns >= interval_ns)
+        && atomic_compare_exchange_strong(&noted_at_ns, &noted_ns, now_ns))
+        atomic_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
+}
+
+/* Until when the agent blocks the device; 0: it does not. */
+static uint64_t blocked_by_agent(int place, uint64_t until_ns, uint64_t now_ns)
+{
+    if (until_ns <= now_ns)
+        return 0;
+    if (atomic_exchange(&agent_blocks[place].until_ns, until_ns) != until_ns)
+        atomic_store(&agent_blocks[place].seen_at_ns, now_ns);
+    uint64_t most_ns = atomic_load(&agent_blocks[place].seen_at_ns) + AGENT_LEASE_NS;
+    until_ns = until_ns < most_ns ? until_ns : most_ns;
+    return until_ns > now_ns ? until_ns : 0;
+}
+
+/* The same for a monitor. */
+static uint64_t blocked_by_monitor(uint64_t now_ns)
+{
+    struct region *region = region_mapped();
+    int32_t recent = region ? atomic_load(&region->recent_kernel) : 0;
+    uint64_t since_ns = atomic_load(&monitor_blocks_since_ns);
+    if (recent >= 0) {
+        if (since_ns)
+            atomic_store(&monitor_blocks_since_ns, 0);
+        return 0;
+    }
+    if (!since_ns && atomic_compare_exchange_strong(&monitor_blocks_since_ns, &since_ns, now_ns))
+        since_ns = now_ns;
+    if (now_ns - since_ns < MONITOR_LEASE_NS)
+        return since_ns + MONITOR_LEASE_NS;
+    atomic_compare_exchange_strong(&region->recent_kernel, &recent, RECENT);
+    atomic_store(&monitor_blocks_since_ns, 0);
+    return 0;
+}
+
+/* What is ours of the device's time now; SHARE_WHOLE_PERMILLE: no limit. */
+static uint32_t share_now(const struct core_share *core, uint64_t now_ns)
+{
+    uint32_t permille = core->enforced ? core->permille : SHARE_WHOLE_PERMILLE;
+    if (core->enforced && core->lent_permille && now_ns < core->lent_until_ns)
+        permille += core->lent_permille < SHARE_WHOLE_PERMILLE ? core->lent_permille : SHARE_WHOLE_PERMILLE;
+    return permille < SHARE_WHOLE_PERMILLE ? permille : SHARE_WHOLE_PERMILLE;
+}
+
+/* --- what it costs -------------------------------------------------------------------------------------- */
+
+static bool spend(struct lane *lane, int64_t cost_ns)
+{
+    if (atomic_fetch_sub_explicit(&lane->tokens_ns, cost_ns, memory_order_relaxed) >= cost_ns)
+        return true;
+    atomic_fetch_add_explicit(&lane->tokens_ns, cost_ns, memory_order_relaxed);
+    return false;
+}
+
+/* Chunks of different sizes: what is measured at their ends is in step with nothing the program does. */
+static int64_t chunk(uint64_t now_ns)
+{
+    return SHARE_CHUNK_NS / 2 + (int64_t)(estimate_mix(now_ns, 1) % (uint64_t)(SHARE_CHUNK_NS / 2));
+}
+
+static bool take(struct lane *lane, int place, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
+{
+    if (spend(lane, cost_ns))
+        return true;
+    uint64_t contended_ns = atomic_load(&lane->contended_at_ns);
+    share_refill(lane->share, now_ns, permille,
+                 contended_ns && now_ns - contended_ns < (uint64_t)CONTENDED_NS);
+    uint64_t debt_ns = share_debt_ns(lane->share, permille);
+    uint64_t stuck_ns = atomic_load(&patience[place].stuck_at_ns);
+    int64_t taken_ns = share_take(lane->share, cost_ns, chunk(now_ns));
+    if (!taken_ns && stuck_ns && now_ns > stuck_ns) {
+        share_correct(lane->share, cost_ns);
+        taken_ns = cost_ns;
+    }
+    if (taken_ns || !stuck_ns)
+        atomic_store(&patience[place].stuck_at_ns, now_ns + debt_ns + (uint64_t)STUCK_NS);
+    if (!taken_ns)
+        return false;
+    atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
+    atomic_fetch_add(&lane->unreported_ns, taken_ns);
+    atomic_store(&lane->launched_at_ns, now_ns);
+    return true;
+}
+
+static bool being_captured(const struct launch *launch)
+{
+    const struct real_cuda *real = real_cuda();
+    CUstreamCaptureStatus status = CAPTURE_NONE;
+    __typeof__(&cuStreamIsCapturing) ask = launch->per_thread && real->cuStreamIsCapturing_ptsz
+        ? real->cuStreamIsCapturing_ptsz
+        : real->cuStreamIsCapturing;
+    return ask && (ask(launch->stream, &status) != CUDA_SUCCESS || status != CAPTURE_NONE);
+}
+
+static bool worth_measuring(const struct launch *launch, uint64_t now_ns)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
+    uint64_t last_ns = atomic_load(&launch->lane->measured_at_ns);
+    return !estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || launch->cost_ns >= MS_NS
+        || now_ns - last_ns >= (uint64_t)MEASURE_EVERY_NS;
+}
+
+/* --- the gate ------------------------------------------------------------------------------------------- */
+
+/* What the launch is expected to cost; 0: that will soon be known. */
+static int64_t expected_ns(struct launch *launch, uint64_t waited_ns)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
+    int64_t ns = estimate ? atomic_load(&estimate->ns) : 0;
+    if (ns)
+        return ns;
+    return estimate && atomic_load(&estimate->open) && waited_ns < (uint64_t)FIRST_WAIT_NS
+        ? 0
+        : ESTIMATE_FIRST_NS;
+}
+
+/* How long to wait before asking again; 0: go. */
+static uint64_t ask(struct launch *launch, int place, uint64_t began_ns, uint64_t now_ns)
+{
+    struct core_share core = limits_core(place);
+    uint64_t blocked_ns = blocked_by_agent(place, core.blocked_until_ns, now_ns);
+    uint64_t monitor_ns = blocked_by_monitor(now_ns);
+    blocked_ns = monitor_ns > blocked_ns ? monitor_ns : blocked_ns;
+    if (blocked_ns)
+        return blocked_ns - now_ns < (uint64_t)SHARE_WAIT_MOST_NS ? blocked_ns - now_ns
+                                                                  : (uint64_t)SHARE_WAIT_MOST_NS;
+    uint32_t permille = share_now(&core, now_ns);
+    launch->cost_ns = 0;
+    if (permille == SHARE_WHOLE_PERMILLE)
+        return 0;
+    int64_t cost_ns = expected_ns(launch, now_ns - began_ns);
+    if (!cost_ns) {
+        gpu_time_read(launch->lane);
+        return FIRST_LOOK_NS;
+    }
+    if (!take(launch->lane, place, cost_ns, permille, now_ns))
+        return share_wait_ns(launch->lane->share, permille);
+    launch->cost_ns = cost_ns;
+    return 0;
+}
+
+static void pass_slowly(struct launch *launch, int place)
+{
+    uint64_t began_ns = monotonic_ns(), now_ns = began_ns, wait_ns;
+    note_activity(launch->lane, now_ns);
+    if (being_captured(launch)) {
+        launch->lane = NULL;
+        return;
+    }
+    while ((wait_ns = ask(launch, place, began_ns, now_ns)) > 0) {
+        monotonic_sleep_until(now_ns + wait_ns);
+        now_ns = monotonic_ns();
+    }
+    if (now_ns - began_ns >= (uint64_t)SHARE_WAIT_LEAST_NS) {
+        atomic_fetch_add(&launch->lane->share->waits, 1);
+        atomic_fetch_add(&launch->lane->share->throttled_ns, now_ns - began_ns);
+    }
+    if (launch->cost_ns && worth_measuring(launch, now_ns)) {
+        atomic_store(&launch->lane->measured_at_ns, now_ns);
+        launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread);
+        if (launch->trace)
+            gpu_watch(now_ns);
+    }
+    if (!launch->cost_ns)
+        launch->lane = NULL;
+}
+
+/* Whether the launch is paid for already, or needs no paying. */
+static inline bool pass_fast(struct launch *launch, const struct core_share *core)
+{
+    if (core->blocked_until_ns || atomic_load_explicit(&captures, memory_order_relaxed) > 0)
+        return false;
+    struct region *region = region_mapped();
+    if (!region || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != RECENT)
+        return false;
+    if (++launches_of_thread >= NOTE_EVERY)
+        note_activity(launch->lane, monotonic_ns());
+    if (!core->enforced) {
+        launch->lane = NULL;
+        return true;
+    }
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
+    if (!estimate || atomic_load_explicit(&estimate->samples, memory_order_relaxed) < FEW_SAMPLES)
+        return false;
+    launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
+    return launch->cost_ns < MS_NS && spend(launch->lane, launch->cost_ns);
+}
+
+void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key)
+{
+    *launch = (struct launch){NULL, NULL, key, 0, stream, per_thread};
+    if (!charging())
+        return;
+    int place = current_place();
+    launch->lane = gpu_lane(place);
+    if (!launch->lane)
+        return;
+    struct core_share core = limits_core(place);
+    if (!pass_fast(launch, &core))
+        pass_slowly(launch, place);
+}
+
+void launch_gate_passed(struct launch *launch, CUresult result)
+{
+    bool launched = result == CUDA_SUCCESS;
+    if (launch->trace)
+        gpu_time_end(launch->trace, launch->stream, launch->per_thread, launch->key, launch->cost_ns,
+                     launched);
+    if (launch->lane && !launched)
+        atomic_fetch_add(&launch->lane->tokens_ns, launch->cost_ns);
+}
+
+void launch_gate_capture(bool begun)
+{
+    int open = atomic_load(&captures);
+    while (!atomic_compare_exchange_weak(&captures, &open, begun ? open + 1 : open > 0 ? open - 1 : 0)) { }
+}

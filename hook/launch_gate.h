@@ -1,0 +1,39 @@
+/* Where everything passes that makes the GPU compute: a launch is charged to the container's share of the
+ * device before it is made, and waits here while the share is spent or somebody entitled to it blocks the
+ * container.
+ *
+ * Blocks are leases. The agent's ends at the time it names, at most 1 s after it was first seen. That of a
+ * monitor (recent_kernel < 0 in the usage region) has no time: it is believed for 15 s, three of its rounds,
+ * then lifted; a monitor that is alive blocks again in its next round.
+ *
+ * A launch that waits holds no lock and looks at its limits at least every 100 ms. One that has waited for 5
+ * s longer than the container's debt explains is let through: what it waits for may wait for it. Thread,
+ * process and fork safe. Never called with a lock held.
+ */
+#ifndef VGPU_LAUNCH_GATE_H
+#define VGPU_LAUNCH_GATE_H
+
+#include "cuda_abi.h"
+#include "gpu_time.h"
+
+struct launch {
+    struct lane *lane; /* NULL: not charged */
+    struct trace *trace; /* NULL: not measured */
+    uint64_t key;
+    int64_t cost_ns;
+    CUstream stream;
+    bool per_thread;
+};
+
+/* About to launch this kind on `stream` (0 is the thread's own with `per_thread`) of the current context. May
+ * wait. */
+void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key);
+
+/* The driver has answered. */
+void launch_gate_passed(struct launch *launch, CUresult result);
+
+/* A capture of some stream has begun, or ended: what is launched into one is not charged before the graph is.
+ */
+void launch_gate_capture(bool begun);
+
+#endif

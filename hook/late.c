@@ -96,3 +96,10 @@ char *dlerror(void)
     *(void **)&real = loaded_libc("dlerror");
     return real ? real() : NULL;
 }
+
+int dladdr(const void *address, Dl_info *info)
+{
+    __typeof__(&dladdr) real;
+    *(void **)&real = loaded_libc("dladdr");
+    return real ? real(address, info) : 0;
+}

@@ -2,8 +2,8 @@
  *
  *   hook_exec ROUNDS LIBRARY...
  *
- * Every round starts a program that ends at once, this one, with each library in LD_PRELOAD, one after the
- * other; "-" is none. Told are the medians of its own processor time, of the time until it was waited for,
+ * Every round starts a program that ends at once, this one, with each library in LD_PRELOAD, in
+ * turns; "-" is none. Told are the medians of its own processor time, of the time until it was waited for,
  * and of how much more either was than with the first library of the same round.
  */
 #include <spawn.h>
@@ -13,6 +13,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MOST_ROUNDS = 20000, MOST_LIBRARIES = 8, WARM_UP = 20 };
 
@@ -70,9 +71,16 @@ int main(int argc, char **argv)
     int rounds = atoi(argv[1]), libraries = argc - 2;
     if (rounds < 1 || rounds > MOST_ROUNDS || libraries < 1 || libraries > MOST_LIBRARIES)
         return 2;
+    for (int i = 0; i < libraries; i++)
+        if (strcmp(argv[2 + i], "-") != 0 && access(argv[2 + i], R_OK) != 0) {
+            fprintf(stderr, "hook_exec: %s is not there\n", argv[2 + i]);
+            return 1; /* the loader would only warn */
+        }
     for (int round = -WARM_UP; round < rounds; round++)
-        for (int i = 0; i < libraries; i++)
+        for (int turn = 0; turn < libraries; turn++) {
+            int i = (round + WARM_UP + turn) % libraries; /* whoever comes first finds other caches */
             found[i][round < 0 ? 0 : round] = run(argv[2 + i]);
+        }
     printf("{\"measure\":\"exec\",\"rounds\":%d,\"libraries\":[", rounds);
     for (int i = 0; i < libraries; i++) {
         double told[4];

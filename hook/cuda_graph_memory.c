@@ -1,137 +1,175 @@
-/* Memory that graphs allocate. */
-#include "real.h"
+/* Memory that graphs allocate: which graphs do is followed from the making of their nodes to their launch. */
+#include "graphs.h"
+#include "reclaim.h"
+#include "wrap.h"
 
-EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *a, CUgraph b, const CUgraphNode *c, size_t d,
-                                       CUDA_MEM_ALLOC_NODE_PARAMS *e)
+/* Call the driver; on success, take note. */
+#define NOTE(symbol, note, ...)                                                                              \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
+    if (result == CUDA_SUCCESS)                                                                              \
+        note;                                                                                                \
+    return result
+
+/* --- nodes ---------------------------------------------------------------------------------------------- */
+
+static void note_allocation(CUgraph graph, const CUDA_MEM_ALLOC_NODE_PARAMS *allocation)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphAddMemAllocNode ? real->cuGraphAddMemAllocNode(a, b, c, d, e)
-                                                : CUDA_ERROR_NOT_INITIALIZED;
+    if (allocation)
+        graph_allocates(graph, allocation->poolProps.location.id, allocation->bytesize);
 }
 
-EXPORT CUresult cuGraphAddNode(CUgraphNode *a, CUgraph b, const CUgraphNode *c, size_t d,
-                               CUgraphNodeParams *e)
+static void note_node(CUgraph graph, const CUgraphNodeParams *node)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphAddNode ? real->cuGraphAddNode(a, b, c, d, e) : CUDA_ERROR_NOT_INITIALIZED;
+    if (node && node->type == GRAPH_NODE_ALLOCATION)
+        note_allocation(graph, &node->of.alloc);
+    else if (node && node->type == GRAPH_NODE_CHILD_GRAPH)
+        graph_contains(graph, node->of.child);
 }
 
-EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *a, CUgraph b, const CUgraphNode *c, const CUgraphEdgeData *d,
-                                  size_t e, CUgraphNodeParams *f)
+EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                       size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *allocation)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphAddNode_v2 ? real->cuGraphAddNode_v2(a, b, c, d, e, f)
-                                           : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphAddMemAllocNode, note_allocation(graph, allocation), node, graph, dependencies, count,
+         allocation);
 }
 
-EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *a, CUgraph b, const CUgraphNode *c, const CUgraphEdgeData *d,
-                                  size_t e, CUgraphNodeParams *f)
+EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                               size_t count, CUgraphNodeParams *parameters)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphAddNode_v3 ? real->cuGraphAddNode_v3(a, b, c, d, e, f)
-                                           : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphAddNode, note_node(graph, parameters), node, graph, dependencies, count, parameters);
 }
 
-EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *a, CUgraph b, const CUgraphNode *c, size_t d, CUgraph e)
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                  const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *parameters)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphAddChildGraphNode ? real->cuGraphAddChildGraphNode(a, b, c, d, e)
-                                                  : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphAddNode_v2, note_node(graph, parameters), node, graph, dependencies, edges, count,
+         parameters);
 }
 
-EXPORT CUresult cuGraphClone(CUgraph *a, CUgraph b)
+EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                  const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *parameters)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphClone ? real->cuGraphClone(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphAddNode_v3, note_node(graph, parameters), node, graph, dependencies, edges, count,
+         parameters);
 }
 
-EXPORT CUresult cuGraphDestroy(CUgraph a)
+EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                         size_t count, CUgraph child)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphDestroy ? real->cuGraphDestroy(a) : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphAddChildGraphNode, graph_contains(graph, child), node, graph, dependencies, count, child);
 }
 
-EXPORT CUresult cuGraphInstantiate(CUgraphExec *a, CUgraph b, CUgraphNode *c, char *d, size_t e)
+/* --- graphs --------------------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuGraphClone(CUgraph *copy, CUgraph graph)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphInstantiate ? real->cuGraphInstantiate(a, b, c, d, e)
-                                            : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphClone, graph_contains(*copy, graph), copy, graph);
 }
 
-EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *a, CUgraph b, CUgraphNode *c, char *d, size_t e)
+/* What is known is forgotten first: the handle may be given out anew as soon as the driver has it back. A
+ * graph that the driver keeps nonetheless is not a graph any more that could be used. */
+EXPORT CUresult cuGraphDestroy(CUgraph graph)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphInstantiate_v2 ? real->cuGraphInstantiate_v2(a, b, c, d, e)
-                                               : CUDA_ERROR_NOT_INITIALIZED;
+    if (!depth_inside())
+        graph_forget(graph);
+    PASS(cuGraphDestroy, graph);
 }
 
-EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *a, CUgraph b, unsigned long long c)
+#define END_CAPTURE(symbol, per_thread)                                                                      \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    bool follow = graphs_allocate() && charging();                                                           \
+    CUgraph captured = follow ? graph_captured(stream, per_thread) : NULL;                                   \
+    CUresult result = CALL(symbol, stream, graph);                                                           \
+    graph_ended_capture(captured, result == CUDA_SUCCESS && graph ? *graph : NULL);                          \
+    return result
+
+EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphInstantiateWithFlags ? real->cuGraphInstantiateWithFlags(a, b, c)
-                                                     : CUDA_ERROR_NOT_INITIALIZED;
+    END_CAPTURE(cuStreamEndCapture, false);
 }
 
-EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *a, CUgraph b, CUDA_GRAPH_INSTANTIATE_PARAMS *c)
+EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphInstantiateWithParams ? real->cuGraphInstantiateWithParams(a, b, c)
-                                                      : CUDA_ERROR_NOT_INITIALIZED;
+    END_CAPTURE(cuStreamEndCapture_ptsz, true);
 }
 
-EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *a, CUgraph b, CUDA_GRAPH_INSTANTIATE_PARAMS *c)
+/* --- executable graphs ---------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log,
+                                   size_t bytes)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphInstantiateWithParams_ptsz ? real->cuGraphInstantiateWithParams_ptsz(a, b, c)
-                                                           : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphInstantiate, graph_instantiated(*exec, graph), exec, graph, node, log, bytes);
 }
 
-EXPORT CUresult cuGraphExecDestroy(CUgraphExec a)
+EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log,
+                                      size_t bytes)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphExecDestroy ? real->cuGraphExecDestroy(a) : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphInstantiate_v2, graph_instantiated(*exec, graph), exec, graph, node, log, bytes);
 }
 
-EXPORT CUresult cuGraphExecUpdate(CUgraphExec a, CUgraph b, CUgraphNode *c, CUgraphExecUpdateResult *d)
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphExecUpdate ? real->cuGraphExecUpdate(a, b, c, d) : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphInstantiateWithFlags, graph_instantiated(*exec, graph), exec, graph, flags);
 }
 
-EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec a, CUgraph b, CUgraphExecUpdateResultInfo *c)
+EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
+                                             CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphExecUpdate_v2 ? real->cuGraphExecUpdate_v2(a, b, c)
-                                              : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphInstantiateWithParams, graph_instantiated(*exec, graph), exec, graph, parameters);
 }
 
-EXPORT CUresult cuStreamEndCapture(CUstream a, CUgraph *b)
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
+                                                  CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuStreamEndCapture ? real->cuStreamEndCapture(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphInstantiateWithParams_ptsz, graph_instantiated(*exec, graph), exec, graph, parameters);
 }
 
-EXPORT CUresult cuStreamEndCapture_ptsz(CUstream a, CUgraph *b)
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuStreamEndCapture_ptsz ? real->cuStreamEndCapture_ptsz(a, b)
-                                                 : CUDA_ERROR_NOT_INITIALIZED;
+    if (!depth_inside())
+        graph_exec_forget(exec);
+    PASS(cuGraphExecDestroy, exec);
 }
 
-EXPORT CUresult cuGraphUpload(CUgraphExec a, CUstream b)
+EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
+                                  CUgraphExecUpdateResult *why)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphUpload ? real->cuGraphUpload(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphExecUpdate, graph_instantiated(exec, graph), exec, graph, node, why);
 }
 
-EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec a, CUstream b)
+EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGraphUpload_ptsz ? real->cuGraphUpload_ptsz(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    NOTE(cuGraphExecUpdate_v2, graph_instantiated(exec, graph), exec, graph, info);
 }
 
-EXPORT CUresult cuDeviceGraphMemTrim(CUdevice a)
+/* An upload may already take the memory that the launch will need. */
+#define UPLOAD(symbol)                                                                                       \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = graph_memory_before_launch(exec, #symbol);                                             \
+    if (result != CUDA_SUCCESS)                                                                              \
+        return result;                                                                                       \
+    result = CALL(symbol, exec, stream);                                                                     \
+    graph_memory_after_launch(exec);                                                                         \
+    return result
+
+EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuDeviceGraphMemTrim ? real->cuDeviceGraphMemTrim(a) : CUDA_ERROR_NOT_INITIALIZED;
+    UPLOAD(cuGraphUpload);
+}
+
+EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
+{
+    UPLOAD(cuGraphUpload_ptsz);
+}
+
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    NOTE(cuDeviceGraphMemTrim, graph_memory_true_up(device), device);
 }

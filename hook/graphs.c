@@ -1,7 +1,9 @@
 #include "graphs.h"
 #include "depth.h"
 #include "devices.h"
+#include "pools.h"
 #include "real.h"
+#include "reclaim.h"
 #include "reserve.h"
 #include "settings.h"
 #include "table.h"
@@ -55,7 +57,7 @@ static struct nodes *nodes_of(struct table *table, const void *handle)
 
 static void forget(struct table *table, const void *handle)
 {
-    if (!atomic_load_explicit(&any, memory_order_relaxed))
+    if (!graphs_allocate())
         return;
     pthread_mutex_lock(&lock);
     struct entry *entry = table_find(table, key_of(handle));
@@ -63,6 +65,30 @@ static void forget(struct table *table, const void *handle)
         table_remove(table, entry);
     pthread_mutex_unlock(&lock);
     free(entry);
+}
+
+CUgraph graph_captured(CUstream stream, bool per_thread)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!real)
+        return NULL;
+    __typeof__(real->cuStreamGetCaptureInfo_v2) ask =
+        per_thread ? real->cuStreamGetCaptureInfo_v2_ptsz : real->cuStreamGetCaptureInfo_v2;
+    CUstreamCaptureStatus status = CAPTURE_NONE;
+    cuuint64_t id = 0;
+    CUgraph graph = NULL;
+    if (!ask)
+        return NULL;
+    depth_enter();
+    if (ask(stream, &status, &id, &graph, NULL, NULL) != CUDA_SUCCESS || status != CAPTURE_ACTIVE)
+        graph = NULL;
+    depth_leave();
+    return graph;
+}
+
+bool graphs_allocate(void)
+{
+    return atomic_load_explicit(&any, memory_order_relaxed);
 }
 
 void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes)
@@ -86,7 +112,7 @@ void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes)
 /* Let the entry for `to` have what the graph `from` has: besides what it has, or instead. */
 static void copy(struct table *table, const void *to, CUgraph from, bool instead)
 {
-    if (!atomic_load_explicit(&any, memory_order_relaxed))
+    if (!graphs_allocate())
         return;
     pthread_mutex_lock(&lock);
     const struct nodes *source = (struct nodes *)table_find(&graphs, key_of(from));
@@ -107,6 +133,15 @@ void graph_forget(CUgraph graph)
     forget(&graphs, graph);
 }
 
+void graph_ended_capture(CUgraph captured, CUgraph graph)
+{
+    if (!captured || captured == graph)
+        return;
+    if (graph)
+        graph_contains(graph, captured);
+    graph_forget(captured);
+}
+
 void graph_instantiated(CUgraphExec exec, CUgraph graph)
 {
     copy(&execs, exec, graph, true);
@@ -122,7 +157,7 @@ void graph_exec_forget(CUgraphExec exec)
 /* What the nodes of `exec` take of each place; false for nothing. */
 static bool needs(CUgraphExec exec, uint64_t bytes[MAX_DEVICES])
 {
-    if (!atomic_load_explicit(&any, memory_order_relaxed) || !charging())
+    if (!graphs_allocate() || !charging())
         return false;
     pthread_mutex_lock(&lock);
     const struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
@@ -160,6 +195,10 @@ CUresult graph_memory_before_launch(CUgraphExec exec, const char *function)
         if (!bytes[i])
             continue;
         CUresult result = reserve_require(&reserves[i], bytes[i], function);
+        if (result != CUDA_SUCCESS && (pools_idle_bytes(i) || graph_memory_idle_bytes(i))) {
+            reclaim(i);
+            result = reserve_require(&reserves[i], bytes[i], function);
+        }
         if (result == CUDA_SUCCESS)
             continue;
         while (--i >= 0)
@@ -197,7 +236,7 @@ void graph_memory_after_launch(CUgraphExec exec)
 
 void graph_memory_true_up(CUdevice device)
 {
-    int place = atomic_load_explicit(&any, memory_order_relaxed) ? place_of_device(device) : -1;
+    int place = graphs_allocate() ? place_of_device(device) : -1;
     if (place >= 0 && reserve_made[place])
         settle(place);
 }
@@ -210,7 +249,7 @@ void graph_memory_true_up_place(int place)
 
 uint64_t graph_memory_idle_bytes(int place)
 {
-    bool made = atomic_load_explicit(&any, memory_order_relaxed) && place >= 0 && reserve_made[place];
+    bool made = graphs_allocate() && place >= 0 && reserve_made[place];
     return made ? reserve_idle_bytes(&reserves[place]) : 0;
 }
 

@@ -10,7 +10,12 @@
 
 #include "cuda_abi.h"
 
+#include <stdbool.h>
 #include <stdint.h>
+
+/* The graph that the stream's calls become nodes of; NULL: it is not being captured. Asks the driver, which
+ * is allowed at any time. */
+CUgraph graph_captured(CUstream stream, bool per_thread);
 
 /* An allocation node of `bytes` on `device` became part of the graph. */
 void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes);
@@ -19,6 +24,12 @@ void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes);
 void graph_contains(CUgraph whole, CUgraph part);
 
 void graph_forget(CUgraph graph);
+
+/* What was captured as `captured` is the program's graph now (NULL: the capture failed). */
+void graph_ended_capture(CUgraph captured, CUgraph graph);
+
+/* Whether this process ever had a graph that allocates: otherwise nothing here needs to be called. */
+bool graphs_allocate(void);
 
 /* `exec` was made from the graph, or became like it. */
 void graph_instantiated(CUgraphExec exec, CUgraph graph);

@@ -184,26 +184,13 @@ static CUresult device_of_stream(const struct real_cuda *real, CUstream stream, 
     return result;
 }
 
-/* The graph that the stream's calls become nodes of; NULL: it is not being captured. */
-static CUgraph captured(const struct real_cuda *real, CUstream stream, bool per_thread)
-{
-    __typeof__(real->cuStreamGetCaptureInfo_v2) ask =
-        per_thread ? real->cuStreamGetCaptureInfo_v2_ptsz : real->cuStreamGetCaptureInfo_v2;
-    CUstreamCaptureStatus status = CAPTURE_NONE;
-    cuuint64_t id = 0;
-    CUgraph graph = NULL;
-    if (!ask || ask(stream, &status, &id, &graph, NULL, NULL) != CUDA_SUCCESS || status != CAPTURE_ACTIVE)
-        return NULL;
-    return graph;
-}
-
 /* Where the allocation will come from; false when the driver had better be asked as it is. */
 static bool find_source(struct pooled *pooled)
 {
     const struct real_cuda *real = real_cuda();
     bool found = true;
     depth_enter();
-    pooled->graph = captured(real, pooled->stream, pooled->per_thread);
+    pooled->graph = graph_captured(pooled->stream, pooled->per_thread);
     if (device_of_stream(real, pooled->stream, &pooled->device) != CUDA_SUCCESS)
         found = false;
     else if (!pooled->graph && !pooled->handle && real->cuDeviceGetMemPool

@@ -188,3 +188,108 @@ def multicast(mib: int) -> int:
     assert cuda.cuMulticastCreate(ctypes.byref(handle), ctypes.byref(prop)) == 0
     assert cuda.cuMulticastAddDevice(handle, 0) == 0
     return handle.value
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+class AllocationNode(ctypes.Structure):
+    _fields_ = [
+        ("pool", PoolProps), ("access", ctypes.c_void_p), ("accessCount", ctypes.c_size_t),
+        ("bytes", ctypes.c_size_t), ("address", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+class NodeParams(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int), ("reserved", ctypes.c_int * 3), ("allocation", AllocationNode),
+        ("more", ctypes.c_ubyte * 112), ("reserved2", ctypes.c_longlong),
+    ]  # fmt: skip
+
+
+CHILD, ALLOCATION = 4, 10
+
+
+def graph() -> ctypes.c_void_p:
+    """An empty graph."""
+    made = ctypes.c_void_p()
+    assert cuda.cuGraphCreate(ctypes.byref(made), 0) == 0
+    return made
+
+
+def allocation(mib: int, device: int = 0) -> AllocationNode:
+    """What an allocation node is told."""
+    pool_props = PoolProps(allocType=1, location=Location(1, device))
+    return AllocationNode(pool=pool_props, bytes=mib * MIB)
+
+
+def add_allocation(to: ctypes.c_void_p, mib: int, after: ctypes.c_void_p | None = None) -> Any:
+    """An allocation node; gives the node and its address."""
+    node, params = ctypes.c_void_p(), allocation(mib)
+    before = (ctypes.c_void_p * 1)(after) if after else None
+    count = ctypes.c_size_t(1 if after else 0)
+    result = cuda.cuGraphAddMemAllocNode(
+        ctypes.byref(node), to, before, count, ctypes.byref(params)
+    )
+    assert result == 0, result
+    return node, params.address
+
+
+def add_free(to: ctypes.c_void_p, address: int, after: ctypes.c_void_p) -> ctypes.c_void_p:
+    """The node that frees it."""
+    node, before = ctypes.c_void_p(), (ctypes.c_void_p * 1)(after)
+    result = cuda.cuGraphAddMemFreeNode(
+        ctypes.byref(node), to, before, ctypes.c_size_t(1), u64(address)
+    )
+    assert result == 0, result
+    return node
+
+
+def add_params(to: ctypes.c_void_p, params: NodeParams, suffix: str = "") -> int:
+    """CUresult of cuGraphAddNode in any version."""
+    node = ctypes.c_void_p()
+    edges = [] if suffix == "" else [None]
+    function = getattr(cuda, "cuGraphAddNode" + suffix)
+    return int(
+        function(ctypes.byref(node), to, None, *edges, ctypes.c_size_t(0), ctypes.byref(params))
+    )
+
+
+def passing(mib: int) -> ctypes.c_void_p:
+    """A graph that allocates this much and frees it again."""
+    made = graph()
+    node, address = add_allocation(made, mib)
+    add_free(made, address, node)
+    return made
+
+
+def instantiate(of: ctypes.c_void_p) -> ctypes.c_void_p:
+    """The graph, to be launched."""
+    made = ctypes.c_void_p()
+    result = cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), of, u64(0))
+    assert result == 0, result
+    return made
+
+
+def launch(executable: ctypes.c_void_p, stream: Any = None) -> int:
+    """CUresult of running it, waited for."""
+    result = int(cuda.cuGraphLaunch(executable, stream))
+    cuda.cuCtxSynchronize()
+    return result
+
+
+def new_stream() -> ctypes.c_void_p:
+    """A stream."""
+    made = ctypes.c_void_p()
+    assert cuda.cuStreamCreate(ctypes.byref(made), 1) == 0
+    return made
+
+
+def capture(stream: ctypes.c_void_p, mib: int) -> ctypes.c_void_p:
+    """What allocating and freeing on a stream under capture becomes."""
+    made = ctypes.c_void_p()
+    assert cuda.cuStreamBeginCapture_v2(stream, 2) == 0
+    result, address = draw(mib, stream=stream)
+    assert (result, put(address, stream)) == (0, 0)
+    assert cuda.cuStreamEndCapture(stream, ctypes.byref(made)) == 0
+    return made

@@ -1,0 +1,142 @@
+"""Memory of graphs: charged at the launch that needs it, until the driver is told to give it back."""
+
+import pytest
+from hooked_programs import LIMIT, Node
+
+from agent.sim.driver import made_up_uuid
+
+GPU = made_up_uuid(0)
+BEGIN = "from memory_calls import *\nstart()\nr = []\n"
+NONE = [0, 0]
+
+
+def run(node: Node, steps: str, **env: str) -> list[object]:
+    """What each of the steps gives."""
+    said = node.run(f"{BEGIN}{steps}\nsay(r=r)", **{LIMIT: "100m", **env})
+    assert said["rc"] == 0, said["stderr"]
+    answers: list[object] = said["r"]
+    return answers
+
+
+def test_a_graph_is_charged_when_it_is_launched_and_until_it_is_trimmed(node: Node) -> None:
+    steps = (
+        "g = passing(60); e = instantiate(g)\n"
+        "r += [both(), launch(e), both(), launch(e), both(), cuda.cuDeviceGraphMemTrim(0), both()]"
+    )
+    assert run(node, steps) == [NONE, 0, [64, 64], 0, [64, 64], 0, NONE]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+ADDED = (
+    "p = NodeParams(type=ALLOCATION, allocation=allocation(120)); g = graph(); add_params(g, p{})"
+)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param("g = passing(120)", id="cuGraphAddMemAllocNode"),
+        pytest.param(ADDED.format(""), id="cuGraphAddNode"),
+        pytest.param(ADDED.format(", '_v2'"), id="cuGraphAddNode_v2"),
+        pytest.param(ADDED.format(", '_v3'"), id="cuGraphAddNode_v3"),
+        pytest.param("g = capture(new_stream(), 120)", id="captured"),
+        pytest.param(
+            "g = graph()\nfor _ in range(6): add_allocation(g, 20)", id="many nodes together"
+        ),
+    ],
+)
+def test_a_graph_that_would_exceed_the_limit_is_not_launched(node: Node, make: str) -> None:
+    steps = f"{make}\ne = instantiate(g); r += [launch(e), both(), alloc(99)[0]]"
+    assert run(node, steps) == [2, NONE, 0]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+@pytest.mark.parametrize(
+    "instantiate",
+    [
+        "cuda.cuGraphInstantiate(ctypes.byref(e), g, None, None, ctypes.c_size_t(0))",
+        "cuda.cuGraphInstantiate_v2(ctypes.byref(e), g, None, None, ctypes.c_size_t(0))",
+        "cuda.cuGraphInstantiateWithFlags(ctypes.byref(e), g, u64(0))",
+        "cuda.cuGraphInstantiateWithParams(ctypes.byref(e), g, ctypes.create_string_buffer(64))",
+        "cuda.cuGraphInstantiateWithParams_ptsz(ctypes.byref(e), g, ctypes.create_string_buffer(64))",
+    ],
+    ids=lambda call: call.split("(")[0].removeprefix("cuda."),
+)
+def test_every_way_to_make_an_executable_graph_is_followed(node: Node, instantiate: str) -> None:
+    steps = f"g = passing(120); e = ctypes.c_void_p(); r += [{instantiate}, launch(e), both()]"
+    assert run(node, steps) == [0, 2, NONE]
+
+
+def test_graphs_of_a_device_share_their_memory(node: Node) -> None:
+    steps = (
+        "a = instantiate(passing(60)); b = instantiate(passing(50))\n"
+        "r += [launch(a), launch(b), launch(a), both(), alloc(60)[0], both()]"
+    )
+    assert run(node, steps) == [
+        0,
+        0,
+        0,
+        [64, 64],
+        0,
+        [60, 60],
+    ]  # what idle graphs hold is taken back
+
+
+def test_nodes_that_use_the_same_memory_need_it_once(node: Node) -> None:
+    steps = (
+        "g = graph(); last = None\n"
+        "for _ in range(3):\n"
+        "    n, a = add_allocation(g, 30, last); last = add_free(g, a, n)\n"
+        "e = instantiate(g); r += [launch(e), both()]\n"
+        "alloc(30); r += [launch(e), both()]"
+    )
+    assert run(node, steps, **{LIMIT: "200m"}) == [0, [32, 32], 0, [62, 62]]
+
+
+def test_what_a_graph_leaves_allocated_is_charged_until_it_is_freed(node: Node) -> None:
+    steps = (
+        "g = graph(); _, a = add_allocation(g, 60); e = instantiate(g)\n"
+        "r += [launch(e), both(), alloc(60)[0], free(a), alloc(60)[0], both()]"
+    )
+    assert run(node, steps) == [0, [64, 64], 2, 0, 0, [60, 60]]
+
+
+def test_a_launch_that_the_driver_refuses_is_not_charged(node: Node) -> None:
+    node.sim.fail("cuGraphLaunch", 999)
+    assert run(node, "e = instantiate(passing(60)); r += [launch(e), both()]") == [999, NONE]
+
+
+def test_a_launch_over_the_limit_does_not_ask_the_driver(node: Node) -> None:
+    node.sim.fail("cuGraphLaunch", 999)
+    assert run(node, "e = instantiate(passing(160)); r += [launch(e)]") == [2]
+
+
+def test_capture_is_not_disturbed_and_not_charged(node: Node) -> None:
+    steps = (
+        "s = new_stream(); g = capture(s, 60); r += [both()]\n"
+        "e = instantiate(g); r += [launch(e, s), both(), draw(30)[0], both()]"
+    )
+    assert run(node, steps) == [NONE, 0, [64, 64], 0, [96, 96]]
+
+
+def test_memory_of_a_capture_is_not_refused_before_it_is_launched(node: Node) -> None:
+    assert run(node, "g = capture(new_stream(), 500); r += [both()]") == [NONE]
+
+
+def test_a_forgotten_graph_does_not_count_for_the_next_one(node: Node) -> None:
+    steps = (
+        "for _ in range(20):\n"
+        "    g = passing(60); e = instantiate(g)\n"
+        "    r += [launch(e)]; cuda.cuGraphExecDestroy(e); cuda.cuGraphDestroy(g)\n"
+        "r += [both()]"
+    )
+    assert run(node, steps) == [0] * 20 + [[64, 64]]
+
+
+def test_an_executable_graph_that_is_updated_needs_what_the_new_one_needs(node: Node) -> None:
+    steps = (
+        "e = instantiate(passing(30)); info = ctypes.create_string_buffer(64)\n"
+        "r += [cuda.cuGraphExecUpdate_v2(e, passing(30), info), launch(e), both()]"
+    )
+    answers = run(node, steps)
+    assert answers[1:] == [0, [32, 32]]

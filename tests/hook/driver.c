@@ -16,101 +16,111 @@
 typedef unsigned long long ptr;
 
 #ifdef DOOR
-static int (*init)(unsigned), (*allocate)(ptr *, size_t), (*device)(int *),
-    (*uuid)(char *, int);
+static int (*init)(unsigned), (*allocate)(ptr *, size_t), (*device)(int *), (*uuid)(char *, int);
 
-static void open_inner(void) {
-  void *inner = init ? NULL : dlopen(INNER, RTLD_NOW);
-  if (!inner)
-    return;
-  *(void **)&allocate = dlsym(inner, "cuMemAlloc_v2");
-  *(void **)&device = dlsym(inner, "cuCtxGetDevice");
-  *(void **)&uuid = dlsym(inner, "cuDeviceGetUuid");
-  *(void **)&init = dlsym(inner, "cuInit");
+static void open_inner(void)
+{
+    void *inner = init ? NULL : dlopen(INNER, RTLD_NOW);
+    if (!inner)
+        return;
+    *(void **)&allocate = dlsym(inner, "cuMemAlloc_v2");
+    *(void **)&device = dlsym(inner, "cuCtxGetDevice");
+    *(void **)&uuid = dlsym(inner, "cuDeviceGetUuid");
+    *(void **)&init = dlsym(inner, "cuInit");
 }
 
 #ifndef LAZY
-static void __attribute__((constructor)) loaded(void) { open_inner(); }
+static void __attribute__((constructor)) loaded(void)
+{
+    open_inner();
+}
 #endif
 #endif
 
 static ptr next = 0x1000;
 
-static int allocated(ptr *address, size_t bytes) {
-  *address = next;
-  next += bytes;
-  return 0;
+static int allocated(ptr *address, size_t bytes)
+{
+    *address = next;
+    next += bytes;
+    return 0;
 }
 
-EXPORT int cuInit(unsigned flags) {
+EXPORT int cuInit(unsigned flags)
+{
 #ifdef DOOR
-  open_inner();
-  return init(flags);
+    open_inner();
+    return init(flags);
 #elif defined STUB
-  return 34;
+    return 34;
 #else
-  return flags ? 1 : 0;
+    return flags ? 1 : 0;
 #endif
 }
 
-EXPORT int cuCtxGetDevice(int *into) {
+EXPORT int cuCtxGetDevice(int *into)
+{
 #ifdef DOOR
-  open_inner();
-  return device(into);
+    open_inner();
+    return device(into);
 #else
-  *into = 0;
-  return 0;
+    *into = 0;
+    return 0;
 #endif
 }
 
-EXPORT int cuDeviceGetUuid(char *into, int ordinal) {
+EXPORT int cuDeviceGetUuid(char *into, int ordinal)
+{
 #ifdef DOOR
-  open_inner();
-  return uuid(into, ordinal);
+    open_inner();
+    return uuid(into, ordinal);
 #else
-  for (int i = 0; i < 16; i++)
-    into[i] = (char)(i + ordinal);
-  return 0;
+    for (int i = 0; i < 16; i++)
+        into[i] = (char)(i + ordinal);
+    return 0;
 #endif
 }
 
-EXPORT int cuMemAlloc_v2(ptr *address, size_t bytes) {
+EXPORT int cuMemAlloc_v2(ptr *address, size_t bytes)
+{
 #ifdef DOOR
-  open_inner();
-  return allocate(address, bytes);
+    open_inner();
+    return allocate(address, bytes);
 #elif defined STUB
-  return 34;
+    return 34;
 #else
-  return allocated(address, bytes);
+    return allocated(address, bytes);
 #endif
 }
 
 #ifdef ENTRIES
-EXPORT int cuGraphInstantiateWithFlags(void **executable, void *graph,
-                                       unsigned long long flags) {
-  return executable && graph ? (int)flags : 1;
+EXPORT int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags)
+{
+    return executable && graph ? (int)flags : 1;
 }
 
-static int entry(ptr *address, size_t bytes) {
-  return allocated(address, bytes);
+static int entry(ptr *address, size_t bytes)
+{
+    return allocated(address, bytes);
 }
 
-static int of_a_later_abi(ptr *address, size_t bytes, int more) {
-  return allocated(address, bytes) + more;
+static int of_a_later_abi(ptr *address, size_t bytes, int more)
+{
+    return allocated(address, bytes) + more;
 }
 
-EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version,
-                               uint64_t flags, int *status) {
-  (void)flags;
-  *function = NULL;
-  if (strcmp(name, "cuMemAlloc") == 0 && version >= 3020)
-    *function = version < 14000 ? (void *)&entry : (void *)&of_a_later_abi;
-  if (strcmp(name, "cuGraphInstantiateWithFlags") == 0 && version >= 11040)
-    *function = (void *)&cuGraphInstantiateWithFlags;
-  if (strcmp(name, "cuGraphInstantiate") == 0 && version >= 12000)
-    *function = (void *)&cuGraphInstantiateWithFlags;
-  if (status)
-    *status = *function ? 0 : 1;
-  return *function ? 0 : 500;
+EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    (void)flags;
+    *function = NULL;
+    if (strcmp(name, "cuMemAlloc") == 0 && version >= 3020)
+        *function = version < 14000 ? (void *)&entry : (void *)&of_a_later_abi;
+    if (strcmp(name, "cuGraphInstantiateWithFlags") == 0 && version >= 11040)
+        *function = (void *)&cuGraphInstantiateWithFlags;
+    if (strcmp(name, "cuGraphInstantiate") == 0 && version >= 12000)
+        *function = (void *)&cuGraphInstantiateWithFlags;
+    if (status)
+        *status = *function ? 0 : 1;
+    return *function ? 0 : 500;
 }
 #endif

@@ -17,69 +17,73 @@
 
 EXPORT int interposer_calls;
 
-#ifdef DLSYM /* a tool that changes what programs find, and finds libc's dlsym \
+#ifdef DLSYM /* a tool that changes what programs find, and finds libc's dlsym                               \
                 by its version */
-EXPORT void *dlsym(void *handle, const char *name) {
-  static void *(*real)(void *, const char *);
-  if (!real)
-    real = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", FIRST);
-  interposer_calls++;
-  return handle == RTLD_NEXT || !real ? NULL : real(handle, name);
+EXPORT void *dlsym(void *handle, const char *name)
+{
+    static void *(*real)(void *, const char *);
+    if (!real)
+        real = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", FIRST);
+    interposer_calls++;
+    return handle == RTLD_NEXT || !real ? NULL : real(handle, name);
 }
 #endif
 
 #ifdef CUDA /* a profiler */
-EXPORT int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
-  int (*real)(unsigned long long *, size_t);
-  *(void **)&real = dlsym(RTLD_NEXT, "cuMemAlloc_v2");
-  return ++interposer_calls > 100 ? 77 : real ? real(address, bytes) : 78;
+EXPORT int cuMemAlloc_v2(unsigned long long *address, size_t bytes)
+{
+    int (*real)(unsigned long long *, size_t);
+    *(void **)&real = dlsym(RTLD_NEXT, "cuMemAlloc_v2");
+    return ++interposer_calls > 100 ? 77 : real ? real(address, bytes) : 78;
 }
 #endif
 
-#ifdef WALK /* a cache of the list of libraries, that finds libc's function at \
+#ifdef WALK /* a cache of the list of libraries, that finds libc's function at                               \
                its first use */
-EXPORT int dl_iterate_phdr(int (*callback)(struct dl_phdr_info *, size_t,
-                                           void *),
-                           void *context) {
-  static int (*real)(int (*)(struct dl_phdr_info *, size_t, void *), void *);
-  if (++interposer_calls > 10000)
-    abort();
-  if (!real)
-    *(void **)&real = dlsym(RTLD_NEXT, "dl_iterate_phdr");
-  return real(callback, context);
+EXPORT int dl_iterate_phdr(int (*callback)(struct dl_phdr_info *, size_t, void *), void *context)
+{
+    static int (*real)(int (*)(struct dl_phdr_info *, size_t, void *), void *);
+    if (++interposer_calls > 10000)
+        abort();
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "dl_iterate_phdr");
+    return real(callback, context);
 }
 #endif
 
-#ifdef MALLOC /* an allocator that looks up what it stands before, while it is \
+#ifdef MALLOC /* an allocator that looks up what it stands before, while it is                               \
                  asked for memory */
-EXPORT void *calloc(size_t count, size_t size) {
-  static char early[4096];
-  static size_t used;
-  static void *(*real)(size_t, size_t);
-  static int looking;
-  if (!real && looking) {
-    char *memory = early + used;
-    used += (count * size + 15) / 16 * 16;
-    return used <= sizeof early ? memory : NULL;
-  }
-  looking = 1;
-  if (!real)
-    *(void **)&real = dlsym(RTLD_NEXT, "calloc");
-  interposer_calls++;
-  return real(count, size);
+EXPORT void *calloc(size_t count, size_t size)
+{
+    static char early[4096];
+    static size_t used;
+    static void *(*real)(size_t, size_t);
+    static int looking;
+    if (!real && looking) {
+        char *memory = early + used;
+        used += (count * size + 15) / 16 * 16;
+        return used <= sizeof early ? memory : NULL;
+    }
+    looking = 1;
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "calloc");
+    interposer_calls++;
+    return real(count, size);
 }
 #endif
 
-#ifdef EARLY /* looks the driver up before main, and again when the process    \
+#ifdef EARLY /* looks the driver up before main, and again when the process                                  \
                 ends */
-static void __attribute__((constructor)) begin(void) {
-  interposer_calls += dlsym(RTLD_DEFAULT, "cuInit") == NULL;
+static void __attribute__((constructor)) begin(void)
+{
+    interposer_calls += dlsym(RTLD_DEFAULT, "cuInit") == NULL;
 }
 
-static void __attribute__((destructor)) end(void) {
-  int (*get)(int *) = (int (*)(int *))dlsym(RTLD_DEFAULT, "cuDeviceGetCount");
-  int count;
-  if (get && get(&count) == 0)
-    interposer_calls++;
+static void __attribute__((destructor)) end(void)
+{
+    int (*get)(int *) = (int (*)(int *))dlsym(RTLD_DEFAULT, "cuDeviceGetCount");
+    int count;
+    if (get && get(&count) == 0)
+        interposer_calls++;
 }
 #endif

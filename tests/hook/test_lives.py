@@ -1,0 +1,39 @@
+"""Processes that fork, exec, race, are interrupted or end, under a limit of 100 MiB."""
+
+import pytest
+from c_programs import compiled
+from hooked_programs import LIMIT, Node
+
+
+def live(node: Node, life: str, *flags: str, hook: bool = True) -> list[str]:
+    """What a life of lives.c prints."""
+    program = compiled("lives.c", *flags, "-ldl", "-lpthread")
+    more = {LIMIT: "100m"} if hook else {"LD_PRELOAD": ""}
+    done = node.run_program([str(program), life], **more)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("life", "said"),
+    [
+        pytest.param("fork first", ["child 0 0", "parent 0 0"], id="fork before cuInit"),
+        pytest.param("vfork", ["new 0 0", "parent 0 0"], id="vfork and exec"),
+        pytest.param("exec", ["before 0 2", "new 0 0"], id="exec gives back what the old image had"),
+        pytest.param("threads", ["threads 11 21"], id="32 threads race for the first call"),
+        pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
+        pytest.param("end", ["main 0 0", "end 0 2"], id="calls at exit"),
+    ],
+)
+def test_the_limit_holds_in_every_life(node: Node, life: str, said: list[str]) -> None:
+    assert live(node, life) == said
+
+
+def test_a_constructor_may_start_cuda(node: Node) -> None:
+    assert live(node, "", "-DEARLY") == ["constructor 0 2"]
+
+
+@pytest.mark.parametrize("life", ["fork after", "clone after"])
+def test_a_child_of_a_process_with_cuda_gets_the_drivers_own_answer(node: Node, life: str) -> None:
+    """CUDA does not survive a fork; whatever the driver says, we neither add to it nor hang."""
+    assert live(node, life) == live(node, life, hook=False)

@@ -9,10 +9,10 @@
 #include "loaded.h"
 #include "names.h"
 #include "real.h"
+#include "same_text.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>
-#include <string.h>
 
 #define MUSTTAIL __attribute__((musttail))
 
@@ -76,9 +76,9 @@ EXPORT void *dlsym(void *handle, const char *name)
 /* The function of ours that takes the place of one of libc's, or NULL. */
 static void *in_libcs_place(const char *name)
 {
-    if (strcmp(name, "dlsym") == 0)
+    if (same_text(name, "dlsym"))
         return (void *)&dlsym;
-    return strcmp(name, "dlvsym") == 0 ? (void *)&dlvsym : NULL;
+    return same_text(name, "dlvsym") ? (void *)&dlvsym : NULL;
 }
 
 /* Whether libc's lookup would come to us first, if our functions had the versions of libc's. */

@@ -1,4 +1,5 @@
 #include "loaded.h"
+#include "same_text.h"
 
 #include <elf.h>
 #include <link.h>
@@ -46,7 +47,7 @@ static bool defines(const struct tables *tables, uint32_t i, const char *name)
     const ElfW(Sym) *symbol = &tables->symbols[i];
     return symbol->st_shndx != SHN_UNDEF && symbol->st_value != 0
         && (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC || ELF64_ST_TYPE(symbol->st_info) == STT_GNU_IFUNC)
-        && strcmp(tables->strings + symbol->st_name, name) == 0;
+        && same_text(tables->strings + symbol->st_name, name);
 }
 
 static const ElfW(Sym) * by_gnu_hash(const struct tables *tables, const char *name)
@@ -182,7 +183,7 @@ void *loaded_next_definition(const void *caller, const char *name)
 static bool is_libc(const struct tables *tables)
 {
     return tables->soname
-        && (strcmp(tables->soname, "libc.so.6") == 0 || strcmp(tables->soname, "libdl.so.2") == 0);
+        && (same_text(tables->soname, "libc.so.6") || same_text(tables->soname, "libdl.so.2"));
 }
 
 static int look_in_any_other(struct dl_phdr_info *info, size_t size, void *context)

@@ -1,6 +1,7 @@
 #include "names.h"
 #include "cuda_abi.h"
 #include "nvml_abi.h"
+#include "same_text.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -122,7 +123,7 @@ enum row names_row(const char *name)
         unsigned there = atomic_load_explicit(&index_of[place], memory_order_relaxed);
         if (there == FREE)
             return NO_ROW;
-        if (strcmp(names_symbol((enum row)(there - 1)), name) == 0)
+        if (same_text(names_symbol((enum row)(there - 1)), name))
             return (enum row)(there - 1);
     }
 }

@@ -9,10 +9,10 @@
 #include "depth.h"
 #include "names.h"
 #include "real.h"
+#include "same_text.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
-#include <string.h>
 #include <sys/mman.h>
 
 enum { PLACE_BITS = 9, PLACES = 1 << PLACE_BITS };
@@ -105,9 +105,9 @@ static void *wrapper_of(const struct real_cuda *real, const void *function, cons
     for (struct place *place = place_of(index, function); place->function; place = after(index, place)) {
         if (place->function != function)
             continue;
-        if (strcmp(names_api(place->row), name) == 0)
+        if (same_text(names_api(place->row), name))
             return names_wrapper(place->row);
-        several = several || (row != NO_ROW && strcmp(names_api(row), names_api(place->row)) != 0);
+        several = several || (row != NO_ROW && !same_text(names_api(row), names_api(place->row)));
         row = place->row;
     }
     return row == NO_ROW || several ? NULL : names_wrapper(row);

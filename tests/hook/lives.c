@@ -50,6 +50,13 @@ static void tell(const char *who, int start, int result)
     fflush(stdout);
 }
 
+/* In this order, which arguments have none of. */
+static void start_and_tell(const char *who, int (*begin)(void), unsigned mib)
+{
+    int started = begin();
+    tell(who, started, allocate(mib));
+}
+
 static void in_child(pid_t child, const char *who, int (*before)(void))
 {
     if (child == 0) {
@@ -105,7 +112,7 @@ static void interrupted_lookups(void)
     while (interrupted < 50)
         dlsym(opened, "cuMemFree_v2");
     setitimer(ITIMER_REAL, &(struct itimerval){{0, 0}, {0, 0}}, NULL);
-    tell("signals", start(), allocate(10));
+    start_and_tell("signals", start, 10);
 }
 
 static void at_the_end(void)
@@ -116,7 +123,7 @@ static void at_the_end(void)
 #ifdef EARLY
 static void __attribute__((constructor)) before_main(void)
 {
-    tell("constructor", start_and_fill(), allocate(60));
+    start_and_tell("constructor", start_and_fill, 60);
 }
 #endif
 
@@ -125,7 +132,7 @@ int main(int argc, char **argv)
     const char *life = argc > 1 ? argv[1] : "";
     if (strcmp(life, "fork first") == 0) {
         in_child(fork(), "child", start);
-        tell("parent", start(), allocate(60));
+        start_and_tell("parent", start, 60);
     } else if (strcmp(life, "fork after") == 0) {
         int started = start_and_fill();
         in_child(fork(), "child", NULL);
@@ -144,10 +151,10 @@ int main(int argc, char **argv)
         waitpid(child, NULL, 0);
         tell("parent", started, allocate(30));
     } else if (strcmp(life, "exec") == 0) {
-        tell("before", start_and_fill(), allocate(60));
+        start_and_tell("before", start_and_fill, 60);
         execl(argv[0], argv[0], "one", NULL);
     } else if (strcmp(life, "one") == 0) {
-        tell("new", start(), allocate(30));
+        start_and_tell("new", start, 30);
     } else if (strcmp(life, "threads") == 0) {
         all_at_once();
     } else if (strcmp(life, "signals") == 0) {

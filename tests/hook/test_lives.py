@@ -19,7 +19,9 @@ def live(node: Node, life: str, *flags: str, hook: bool = True) -> list[str]:
     [
         pytest.param("fork first", ["child 0 0", "parent 0 0"], id="fork before cuInit"),
         pytest.param("vfork", ["new 0 0", "parent 0 0"], id="vfork and exec"),
-        pytest.param("exec", ["before 0 2", "new 0 0"], id="exec gives back what the old image had"),
+        pytest.param(
+            "exec", ["before 0 2", "new 0 0"], id="exec gives back what the old image had"
+        ),
         pytest.param("threads", ["threads 11 21"], id="32 threads race for the first call"),
         pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
         pytest.param("end", ["main 0 0", "end 0 2"], id="calls at exit"),

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -165,7 +166,18 @@ static const char *complaint_of(const struct stat *status)
                                                                 : NULL;
 }
 
-/* Its size and blocks. Called with the lock held, or harmless without. */
+/* A file that grows beyond the process's own limit would end it by a signal. */
+static bool may_grow(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY
+        || limit.rlim_cur >= FILE_BYTES)
+        return true;
+    errno = EFBIG;
+    return false;
+}
+
+/* Its size and blocks. Called with the lock held. */
 static const char *prepare(int fd)
 {
     struct stat status;
@@ -173,7 +185,8 @@ static const char *prepare(int fd)
         return strerror(errno);
     if (complaint_of(&status))
         return complaint_of(&status);
-    if ((status.st_size < FILE_BYTES && ftruncate(fd, FILE_BYTES) != 0) || !back_all_but_slots(fd))
+    if ((status.st_size < FILE_BYTES && (!may_grow() || ftruncate(fd, FILE_BYTES) != 0))
+        || !back_all_but_slots(fd))
         return strerror(errno);
     if (status.st_uid == geteuid() && (status.st_mode & 0777) != PERMISSIONS)
         fchmod(fd, PERMISSIONS); /* other users of the container count here too */

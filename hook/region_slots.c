@@ -224,6 +224,7 @@ struct region_slot *slot_take(struct region *region, int fd, bool *before)
     if (keeper == MAP_FAILED)
         return NULL;
     madvise(keeper, PAGE_BYTES, MADV_DONTFORK);
+    errno = EUSERS;
     for (int32_t i = 0; i < REGION_SLOTS; i++) {
         struct region_slot *slot = &region->slots[i];
         if (free_from_before(slot, me, fd, i)) {

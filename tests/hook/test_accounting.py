@@ -1,16 +1,11 @@
 """What is counted, across calls, processes and deaths."""
 
-import contextlib
-import json
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import pytest
 from hooked_programs import LIMIT, Node
+from tenants import tenants
 from waiting import eventually
 
 from agent.sim.driver import made_up_uuid
@@ -99,51 +94,6 @@ def test_the_program_cannot_free_more_than_it_has(node: Node) -> None:
 
 
 # --- several processes ----------------------------------------------------------------------------
-
-
-class Tenant:
-    """A workload in the container; answers to commands."""
-
-    def __init__(self, node: Node, **env: str) -> None:
-        self.process = subprocess.Popen(
-            [node.sim.libraries / "sim-tenant"],
-            env=node.environment(**env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def tell(self, command: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        said: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return said
-
-    def ask(self, command: str) -> dict[str, Any]:
-        self.tell(command)
-        return self.hear()
-
-    def end(self, how: int | None = None) -> None:
-        if how is not None:
-            self.process.send_signal(how)
-        with contextlib.suppress(OSError):
-            self.process.communicate(timeout=10)
-
-
-@contextmanager
-def tenants(node: Node, count: int, **env: str) -> Iterator[list[Tenant]]:
-    with ExitStack() as ending:
-        started = []
-        for _ in range(count):
-            started.append(Tenant(node, **env))
-            ending.callback(started[-1].end, signal.SIGKILL)
-        for tenant in started:
-            assert tenant.hear()["ok"]
-        yield started
 
 
 def test_processes_of_a_container_share_one_limit(node: Node) -> None:

@@ -1,0 +1,222 @@
+"""The usage region at the first use of CUDA: what each state of the file does."""
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hooked_programs import LIMIT, Node
+from region_files import FILE_BYTES, REGION_BYTES, RegionFile
+from tenants import tenants
+
+MADE, REFUSED = 0, 304  # CUDA_SUCCESS, CUDA_ERROR_OPERATING_SYSTEM
+START = "say(init=cuda.cuInit(0))"
+
+
+def hami_file(major: int = 1, size: int = REGION_BYTES + 1) -> bytes:
+    """An unused region as HAMi-core leaves it."""
+    return struct.pack("<iII", 19920718, major, 2).ljust(size, b"\0")
+
+
+def full_file_of_zeros(path: Path) -> None:
+    """Its maker was killed before it wrote anything."""
+    path.touch()
+    os.truncate(path, FILE_BYTES)
+
+
+def a_socket(path: Path) -> None:
+    where = os.open(path.parent, os.O_PATH)  # a socket's own path has to be short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"/proc/self/fd/{where}/{path.name}")
+    os.close(where)
+
+
+def linked(path: Path) -> None:
+    path.with_name("precious").write_text("keep me")
+    path.symlink_to(path.with_name("precious"))
+
+
+@pytest.mark.parametrize(
+    ("make", "result", "complaint"),
+    [
+        pytest.param(lambda _: None, MADE, "", id="absent"),
+        pytest.param(Path.touch, MADE, "", id="empty"),
+        pytest.param(full_file_of_zeros, MADE, "", id="never written"),
+        pytest.param(lambda p: p.write_bytes(hami_file()), MADE, "", id="HAMi-core's"),
+        pytest.param(
+            lambda p: p.write_bytes(hami_file(major=2)), REFUSED,
+            "it is a usage region of another major version", id="another major version",
+        ),
+        pytest.param(
+            lambda p: p.write_bytes(hami_file(size=1197897)), REFUSED,
+            "it is too short for a usage region", id="HAMi-core's version 0",
+        ),
+        pytest.param(
+            lambda p: p.write_bytes(hami_file(size=4096)), REFUSED,
+            "it is too short for a usage region", id="truncated",
+        ),
+        pytest.param(
+            lambda p: p.write_bytes(b"something else, as long as one".ljust(FILE_BYTES, b".")),
+            REFUSED, "it is not a usage region", id="foreign",
+        ),
+        pytest.param(os.mkfifo, REFUSED, "it is not a regular file", id="fifo"),
+        pytest.param(Path.mkdir, REFUSED, "Is a directory", id="directory"),
+        pytest.param(a_socket, REFUSED, "No such device or address", id="socket"),
+        pytest.param(linked, REFUSED, "Too many levels of symbolic links", id="link"),
+    ],
+)  # fmt: skip
+def test_a_file_is_made_or_taken_over_or_cuda_does_not_start(
+    node: Node, make: Callable[[Path], None], result: int, complaint: str
+) -> None:
+    make(node.cache)
+    said = node.run(START, **{LIMIT: "1g", "LIBCUDA_LOG_LEVEL": "1"})
+    assert (said["init"], said["rc"]) == (result, 0)
+    assert complaint in said["stderr"]
+    assert bool(complaint) == (str(node.cache) in said["stderr"])
+    if result == MADE:
+        assert node.cache.stat().st_size == FILE_BYTES
+        assert node.cache.stat().st_mode & 0o777 == 0o666
+
+
+def test_what_is_not_a_region_stays_as_it_is(node: Node) -> None:
+    content = b"something else".ljust(FILE_BYTES, b".")
+    node.cache.write_bytes(content)
+    linked(node.cache.with_name("other.cache"))
+    for cache in (node.cache, node.cache.with_name("other.cache")):
+        node.run(START, **{LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(cache)})
+    assert node.cache.read_bytes() == content
+    assert node.cache.with_name("precious").read_text() == "keep me"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/no/such/directory/region.cache", id="no directory"),
+        pytest.param("/sys/region.cache", id="not writable"),
+        pytest.param("/dev/null", id="a device"),
+        pytest.param("/" + "x" * 4096, id="a path too long to keep"),
+    ],
+)
+def test_a_place_that_no_file_can_be_made_in_stops_cuda(node: Node, path: str) -> None:
+    env = {LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": path, "LIBCUDA_LOG_LEVEL": "1"}
+    said = node.run("say(init=cuda.cuInit(0), alloc=alloc(1)[0])", **env)
+    assert said["init"] in {1, REFUSED}
+    assert said["alloc"] != 0
+    assert said["rc"] == 0
+    assert said["stderr"]
+
+
+def test_a_full_disk_stops_cuda_and_not_the_program(node: Node, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("may not mount a small file system here")
+    try:
+        env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(disk / "r"), "LIBCUDA_LOG_LEVEL": "1"}
+        said = node.run(START, **{LIMIT: "1g", **env})
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert (said["init"], said["rc"]) == (REFUSED, 0)
+    assert "No space left on device" in said["stderr"]
+
+
+def test_a_process_that_may_not_write_large_files_lives(node: Node) -> None:
+    """Growing a file beyond that limit would end it by SIGXFSZ."""
+    program = [sys.executable, "-c", "from cuda_calls import *\nimport signal\n"
+               "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n" + START]  # fmt: skip
+    done = subprocess.run(
+        program, env=node.environment(**{LIMIT: "1g"}), capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, '{"init": 304}')
+
+
+def test_who_keeps_the_file_locked_stops_nobody(node: Node) -> None:
+    """The lock is only needed to make the file and to add a device to it."""
+    assert node.run("start(); say(given=alloc(1)[0])", **{LIMIT: "1g"})["given"] == 0
+    with node.cache.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        said = node.run(
+            "say(init=start(), given=alloc(1000)[0], more=alloc(100)[0])", **{LIMIT: "1g"}
+        )
+    assert (said["init"], said["given"], said["more"]) == (0, 0, 2)
+
+
+def test_many_first_processes_make_one_file(node: Node) -> None:
+    with tenants(node, 64, **{LIMIT: "1g"}) as some:
+        assert RegionFile(node.cache).owned() == 64
+        assert set(RegionFile(node.cache).shown()) == {tenant.pid for tenant in some}
+
+
+def test_a_process_more_than_there_are_places_for_is_refused(node: Node) -> None:
+    """Places of the dead are given out again."""
+    code = (
+        "import os, time\n"
+        "r, w = os.pipe()\n"
+        "children = []\n"
+        "for _ in range(1024):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        result = cuda.cuInit(0)\n"
+        "        os.write(w, b'y' if result == 0 else b'n')\n"
+        "        time.sleep(100)\n"
+        "    children.append(child)\n"
+        "answers = b''\n"
+        "while len(answers) < 1024: answers += os.read(r, 1024)\n"
+        "full = cuda.cuInit(0)\n"
+        "os.kill(children[500], 9); os.waitpid(children.pop(500), 0)\n"
+        "after = cuda.cuInit(0)\n"
+        "[os.kill(c, 9) for c in children]\n"
+        "say(started=answers.count(b'y'), full=full, after=after)"
+    )
+    said = node.run(code, **{LIMIT: "1g", "LIBCUDA_LOG_LEVEL": "1"})
+    assert (said["started"], said["full"], said["after"]) == (1024, REFUSED, 0)
+    assert "as many processes as it has places for" in said["stderr"]
+
+
+def test_a_refusal_is_on_record_with_who_holds_most(node: Node) -> None:
+    with tenants(node, 2, **{LIMIT: "1000m"}) as (first, second):
+        assert first.ask("alloc 700")["ok"]
+        assert second.ask("alloc 200")["ok"]
+        used = RegionFile(node.cache).ledger()
+        assert second.ask("alloc 300")["result"] == 2
+        assert second.ask("managed 400")["result"] == 2
+        region = RegionFile(node.cache)
+        records = region.refusals()
+        assert [record.asked >> 20 for record in records] == [300, 400]
+        assert [record.function for record in records] == ["cuMemAlloc_v2", "cuMemAllocManaged"]
+        assert {(r.pid, r.place, r.used, r.limit >> 20) for r in records} == {
+            (second.pid, 0, used, 1000)
+        }
+        assert {r.largest_pid for r in records} == {first.pid}
+        assert {r.largest_bytes >> 20 for r in records} <= {700, *range(700, 1000)}
+        assert region.counter("refusals") == 2
+        assert region.counter("refused_bytes") == 700 << 20
+        assert region.counter("peak") == used
+        assert region.counter("underflows") == 0
+
+
+def test_only_the_newest_refusals_are_kept(node: Node) -> None:
+    with tenants(node, 1, **{LIMIT: "100m"}) as (only,):
+        only.tell("\n".join(f"alloc {200 + i}" for i in range(40)))
+        assert {only.hear()["result"] for _ in range(40)} == {2}
+        records = RegionFile(node.cache).refusals()
+        assert [record.number for record in records] == list(range(9, 41))
+        assert [record.asked >> 20 for record in records] == list(range(208, 240))
+
+
+def test_signals_of_the_program_stay_its_own(node: Node) -> None:
+    """A monitor's SIGUSR1 and SIGUSR2 end a program that does not expect them, as ever."""
+    with tenants(node, 1, **{LIMIT: "100m"}) as (only,):
+        only.end(signal.SIGUSR2)
+        assert only.process.returncode == -signal.SIGUSR2

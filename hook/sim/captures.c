@@ -237,7 +237,7 @@ CUresult capture_await(struct CUstream_st *stream, struct CUevent_st *event, boo
     else if (mine && !other)
         result = disturb(mine, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     else if (mine && mine != other)
-        result = disturb(mine, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+        result = disturb(mine, disturb(other, CUDA_ERROR_STREAM_CAPTURE_MERGE));
     else if (!mine && stream->flags & STREAM_LEGACY)
         result = disturb(other, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     else if (!mine && !enlist(other, stream))

@@ -133,11 +133,9 @@ static void give_turn(struct execution *execution)
     syscall(SYS_futex, &first->turn, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-/* Somebody waits for long: are the others still there? */
-static void look_after(struct execution *execution)
+static void forget_the_dead(struct execution *execution)
 {
     execution_end_the_dead(execution);
-    uint32_t running = execution->running_thread;
     for (uint32_t i = 0; i < execution->thread_high; i++) {
         struct thread_row *row = &execution->threads[i];
         if (row->state != THREAD_FREE && process_gone((int32_t)row->pid, row->start_time)) {
@@ -145,6 +143,13 @@ static void look_after(struct execution *execution)
             row->pid = 0;
         }
     }
+}
+
+/* Somebody waits for long: are the others still there? */
+static void look_after(struct execution *execution)
+{
+    forget_the_dead(execution);
+    uint32_t running = execution->running_thread;
     if (running != NOTHING && execution->threads[running].state == THREAD_RUNS) {
         if (kernel_ns() - execution->given_ns < STUCK_MS * MS_NS)
             return;
@@ -205,13 +210,18 @@ uint64_t clock_local_ns(const struct execution *execution)
     return local_ns > execution->now_ns ? local_ns : execution->now_ns;
 }
 
+static bool anyone_takes_part(const struct execution *execution)
+{
+    for (uint32_t i = 0; i < execution->thread_high; i++)
+        if (execution->threads[i].state != THREAD_FREE)
+            return true;
+    return false;
+}
+
 /* A thread that takes no part looks on; if nobody takes part, it moves the time itself. */
 static bool look_on(struct execution *execution)
 {
-    uint32_t parts = 0;
-    for (uint32_t i = 0; i < execution->thread_high; i++)
-        parts += execution->threads[i].state != THREAD_FREE;
-    if (parts)
+    if (anyone_takes_part(execution))
         return false;
     engine_advance(execution, execution->now_ns, false);
     uint64_t next_ns = engine_next_ns(execution);
@@ -292,6 +302,9 @@ EXPORT int sim_clock_join(unsigned processes, unsigned rank)
         execution_unlock(execution);
         return -1;
     }
+    forget_the_dead(execution);
+    if (!anyone_takes_part(execution)) /* those of before are gone */
+        execution->processes_joined = execution->processes_expected = 0;
     my_rank = rank;
     my_row = new_row(execution, execution->now_ns);
     execution->processes_joined++;

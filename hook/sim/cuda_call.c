@@ -91,6 +91,14 @@ const char *device_uuid(CUdevice device)
     return uuids[device];
 }
 
+CUresult cuda_told_to_fail(const char *function)
+{
+    const struct sim_node *node = sim_node_acquire();
+    CUresult result = node ? (CUresult)sim_node_failure(node, function, -1) : CUDA_SUCCESS;
+    sim_node_release(node);
+    return result;
+}
+
 CUresult cuda_begin(struct cuda_call *call, const char *function)
 {
     *call = (struct cuda_call){.position = -1};

@@ -34,6 +34,9 @@ CUresult cuda_begin_context(struct cuda_call *call,
                             const char *function); /* the device of the current context */
 CUresult cuda_end(struct cuda_call *call, CUresult result);
 
+/* The code that the configuration tells this function to fail with; for those that work without a begin. */
+CUresult cuda_told_to_fail(const char *function);
+
 /* The context on top of this thread's stack, or NULL. */
 CUcontext current_context(void);
 

@@ -8,9 +8,12 @@
 
 EXPORT CUresult cuDriverGetVersion(int *version)
 {
-    const struct sim_node *node = sim_node_acquire(); /* the one call that works before cuInit */
-    if (!version)
-        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuda_told_to_fail(__func__); /* it works before cuInit */
+    if (result == CUDA_SUCCESS && !version)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct sim_node *node = sim_node_acquire();
     *version = node ? node->cuda_version : 0;
     sim_node_release(node);
     return CUDA_SUCCESS;
@@ -28,29 +31,46 @@ static const struct {
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported"},
+    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE",
+     "the operation cannot be performed in the present state"},
+    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+     "operation not permitted when stream is capturing"},
+    {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+     "operation failed due to a previous error during capture"},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
+/* Place of the error in the table, -1 when it is not there. */
+static int place_of(CUresult error)
+{
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].code == error)
+            return (int)i;
+    return -1;
+}
+
 EXPORT CUresult cuGetErrorName(CUresult error, const char **name)
 {
-    for (size_t i = 0; name && i < sizeof errors / sizeof *errors; i++) {
-        if (errors[i].code == error) {
-            *name = errors[i].name;
-            return CUDA_SUCCESS;
-        }
-    }
-    return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuda_told_to_fail(__func__);
+    if (result == CUDA_SUCCESS && (!name || place_of(error) < 0))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *name = errors[place_of(error)].name;
+    return result;
 }
 
 EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
 {
-    for (size_t i = 0; text && i < sizeof errors / sizeof *errors; i++) {
-        if (errors[i].code == error) {
-            *text = errors[i].text;
-            return CUDA_SUCCESS;
-        }
-    }
-    return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuda_told_to_fail(__func__);
+    if (result == CUDA_SUCCESS && (!text || place_of(error) < 0))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *text = errors[place_of(error)].text;
+    return result;
 }
 
 EXPORT CUresult cuDeviceGetCount(int *count)
@@ -137,10 +157,12 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
 {
     size_t all = 0;
-    CUresult result = cuDeviceTotalMem_v2(&all, device);
-    if (result == CUDA_SUCCESS && bytes)
+    CUresult result = cuda_told_to_fail(__func__);
+    if (result == CUDA_SUCCESS)
+        result = bytes ? cuDeviceTotalMem_v2(&all, device) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
         *bytes = all < UINT32_MAX ? (unsigned)all : UINT32_MAX;
-    return bytes ? result : CUDA_ERROR_INVALID_VALUE;
+    return result;
 }
 
 static unsigned bus_part(const struct sim_gpu *gpu, int part)

@@ -42,28 +42,32 @@ static const struct version *find(const struct sim_node *node, const char *name,
     return best;
 }
 
-EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags,
-                                    int *status)
+static CUresult look_up(const char *caller, const char *symbol, void **function, int cuda_version,
+                        uint64_t flags, int *status)
 {
-    if (!symbol || !function)
-        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuda_told_to_fail(caller);
+    if (result == CUDA_SUCCESS && (!symbol || !function))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS)
+        return result;
     const struct sim_node *node = sim_node_acquire();
-    CUresult result = node ? (CUresult)sim_node_failure(node, __func__, -1) : CUDA_SUCCESS;
-    int found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    const struct version *best = NULL;
-    if (result == CUDA_SUCCESS) {
-        best =
-            find(node, symbol, cuda_version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &found);
-        result = best ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-    }
+    int found;
+    const struct version *best =
+        find(node, symbol, cuda_version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &found);
     sim_node_release(node);
     *function = best ? best->address : NULL;
     if (status)
         *status = found;
-    return result;
+    return best ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int cuda_version, uint64_t flags,
+                                    int *status)
+{
+    return look_up(__func__, symbol, function, cuda_version, flags, status);
 }
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int cuda_version, uint64_t flags)
 {
-    return cuGetProcAddress_v2(symbol, function, cuda_version, flags, NULL);
+    return look_up(__func__, symbol, function, cuda_version, flags, NULL);
 }

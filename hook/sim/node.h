@@ -43,7 +43,7 @@ enum {
     MAX_MIGS = 8,
     MAX_EVENTS = 256,
     MAX_PROCESSES = 512,
-    MAX_FAILURES = 64,
+    MAX_FAILURES = 512,
     MAX_PAIRS = 512,
     MAX_KERNELS = 64,
     MAX_ABSENT = 512

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -102,4 +103,22 @@ int dladdr(const void *address, Dl_info *info)
     __typeof__(&dladdr) real;
     *(void **)&real = loaded_libc("dladdr");
     return real ? real(address, info) : 0;
+}
+
+int pthread_attr_setstacksize(pthread_attr_t *attributes, size_t bytes)
+{
+    static _Atomic(void *) known;
+    __typeof__(&pthread_attr_setstacksize) real;
+    *(void **)&real = late(&known, "pthread_attr_setstacksize");
+    return real ? real(attributes, bytes) : ENOSYS;
+}
+
+int pthread_sigmask(int how, const sigset_t *set, sigset_t *before)
+{
+    static _Atomic(void *) known;
+    __typeof__(&pthread_sigmask) real;
+    *(void **)&real = late(&known, "pthread_sigmask");
+    if (real)
+        return real(how, set, before);
+    return sigprocmask(how, set, before) == 0 ? 0 : errno; /* a process without threads */
 }

@@ -11,4 +11,5 @@
     }
 CUDA_SYMBOLS(X)
 CUDA_USED(X)
+CUDA_SIMULATED(X)
 #undef X

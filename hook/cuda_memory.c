@@ -1,38 +1,74 @@
 /* Memory by address: allocated and freed at once. A block that this hook did not charge is freed as it is. */
+#include "limits.h"
 #include "pools.h"
 #include "wrap.h"
 
-enum { PITCH_ALIGNMENT = 512 };
+enum { GRANULE = 512, ATTACH_GLOBAL = 1 /* CU_MEM_ATTACH_GLOBAL */ };
 
-EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
+/* What the driver takes at least for a request; a granule in which several lie is charged to each of them. */
+static uint64_t in_granules(uint64_t bytes)
 {
-    ALLOCATE(cuMemAlloc_v2, BLOCK_ADDRESS, bytes, *address, address, bytes);
-}
-
-EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
-{
-    ALLOCATE(cuMemAlloc, BLOCK_ADDRESS, bytes, *address, address, bytes);
-}
-
-EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
-{
-    ALLOCATE(cuMemAllocManaged, BLOCK_ADDRESS, bytes, *address, address, bytes, flags);
+    return bytes > UINT64_MAX - GRANULE ? UINT64_MAX : (bytes + GRANULE - 1) / GRANULE * GRANULE;
 }
 
 /* Rows are padded by a rule of the driver's own; this is what all known ones take at least. */
 static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 {
-    if (width > UINT64_MAX - PITCH_ALIGNMENT)
-        return UINT64_MAX;
-    uint64_t row = (width + PITCH_ALIGNMENT - 1) / PITCH_ALIGNMENT * PITCH_ALIGNMENT;
+    uint64_t row = in_granules(width);
     return height && row > UINT64_MAX / height ? UINT64_MAX : row * height;
+}
+
+/* The GPU is full though the container is not: where its share may exceed the GPU, what does not fit lives in
+ * the host's memory. */
+static bool spill(const struct real_cuda *real, const struct block *block, CUresult result,
+                  CUdeviceptr *address, uint64_t bytes)
+{
+    return result == CUDA_ERROR_OUT_OF_MEMORY && block && limits_oversubscribe(block_device(block))
+        && real->cuMemAllocManaged && CALL(cuMemAllocManaged, address, bytes, ATTACH_GLOBAL) == CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
+{
+    const struct real_cuda *real = real_cuda();
+    struct block *block;
+    if (!real || !real->cuMemAlloc_v2)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = wrap_reserve(&block, BLOCK_ADDRESS, in_granules(bytes), "cuMemAlloc_v2");
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuMemAlloc_v2, address, bytes);
+    if (result != CUDA_SUCCESS && spill(real, block, result, address, bytes))
+        result = CUDA_SUCCESS;
+    return wrap_settle(block, result, result == CUDA_SUCCESS && block ? *address : 0);
+}
+
+EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
+{
+    ALLOCATE(cuMemAlloc, BLOCK_ADDRESS, in_granules(bytes), *address, address, bytes);
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
+{
+    ALLOCATE(cuMemAllocManaged, BLOCK_ADDRESS, in_granules(bytes), *address, address, bytes, flags);
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
                                    unsigned element)
 {
-    ALLOCATE(cuMemAllocPitch_v2, BLOCK_ADDRESS, pitched_bytes(width, height), *address, address, pitch, width,
-             height, element);
+    const struct real_cuda *real = real_cuda();
+    struct block *block;
+    uint64_t bytes = pitched_bytes(width, height);
+    if (!real || !real->cuMemAllocPitch_v2)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = wrap_reserve(&block, BLOCK_ADDRESS, bytes, "cuMemAllocPitch_v2");
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuMemAllocPitch_v2, address, pitch, width, height, element);
+    if (result != CUDA_SUCCESS && pitch && spill(real, block, result, address, bytes)) {
+        *pitch = in_granules(width);
+        result = CUDA_SUCCESS;
+    }
+    return wrap_settle(block, result, result == CUDA_SUCCESS && block ? *address : 0);
 }
 
 EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,

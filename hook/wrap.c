@@ -8,6 +8,9 @@ CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t byt
     if (!charging() || bytes == 0)
         return CUDA_SUCCESS;
     CUresult result = place_of_context(&place);
+    if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED
+        || result == CUDA_ERROR_DEINITIALIZED)
+        return CUDA_SUCCESS; /* nothing can be allocated: what that is called is the driver's to say */
     if (result != CUDA_SUCCESS)
         return result;
     struct block *kept = block_new(space, place, bytes);

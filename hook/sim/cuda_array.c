@@ -57,6 +57,9 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level
         row = (row + ROW_GRANULE - 1) / ROW_GRANULE * ROW_GRANULE;
         uint64_t depth = layered ? array->Depth : halved(array->Depth, level);
         total += row * at_least_one(halved(array->Height, level)) * at_least_one(depth);
+        if (array->Width >> level <= 1 && array->Height >> level <= 1
+            && (layered || array->Depth >> level <= 1))
+            break;
     }
     return total;
 }

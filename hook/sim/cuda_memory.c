@@ -62,6 +62,22 @@ static CUresult take(const struct cuda_call *call, uint64_t bytes, bool low, uns
     return CUDA_SUCCESS;
 }
 
+/* Managed memory that does not fit has its pages elsewhere. */
+static CUresult live_on_the_host(uint64_t bytes, unsigned long long *address)
+{
+    struct block *block = calloc(1, sizeof *block);
+    if (!block)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    *address = block->address = next_address;
+    next_address += rounded(bytes);
+    struct block **bucket = bucket_of(block->address);
+    block->next = *bucket;
+    *bucket = block;
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
 static CUresult give(const char *function, unsigned long long address)
 {
     struct cuda_call call;
@@ -81,7 +97,8 @@ static CUresult give(const char *function, unsigned long long address)
         sim_pools_synchronised(); /* this call waits for the GPU */
         return cuda_end(&call, other ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     }
-    sim_memory_give(block->uuid, block->bytes, false);
+    if (block->bytes)
+        sim_memory_give(block->uuid, block->bytes, false);
     free(block);
     return cuda_end(&call, CUDA_SUCCESS);
 }
@@ -143,7 +160,13 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsign
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
 {
     (void)flags;
-    return allocate(__func__, bytes, false, address);
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS)
+        result = take(&call, bytes, false, address);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && address && bytes < UINT64_MAX / 2)
+        result = live_on_the_host(bytes, address);
+    return cuda_end(&call, result);
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)

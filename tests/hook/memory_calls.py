@@ -43,6 +43,14 @@ def settled(mib: float, within_s: float = 10) -> None:
         time.sleep(0.01)
 
 
+def pitched(mib: int) -> tuple[int, int]:
+    """CUresult and address of rows of 500 bytes, which are padded to 512."""
+    address, pitch = ctypes.c_uint64(), ctypes.c_size_t()
+    width, rows = ctypes.c_size_t(500), ctypes.c_size_t(mib << 11)
+    result = cuda.cuMemAllocPitch_v2(ctypes.byref(address), ctypes.byref(pitch), width, rows, 4)
+    return int(result), address.value
+
+
 # --- pools ----------------------------------------------------------------------------------------
 
 
@@ -293,3 +301,45 @@ def capture(stream: ctypes.c_void_p, mib: int) -> ctypes.c_void_p:
     assert (result, put(address, stream)) == (0, 0)
     assert cuda.cuStreamEndCapture(stream, ctypes.byref(made)) == 0
     return made
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+class Array2D(ctypes.Structure):
+    _fields_ = [
+        ("width", ctypes.c_size_t), ("height", ctypes.c_size_t),
+        ("format", ctypes.c_int), ("channels", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+class Array2DV1(ctypes.Structure):
+    _fields_ = [
+        ("width", ctypes.c_uint), ("height", ctypes.c_uint),
+        ("format", ctypes.c_int), ("channels", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+class Array3D(ctypes.Structure):
+    _fields_ = [
+        ("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("depth", ctypes.c_size_t),
+        ("format", ctypes.c_int), ("channels", ctypes.c_uint), ("flags", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+class Array3DV1(ctypes.Structure):
+    _fields_ = [
+        ("width", ctypes.c_uint), ("height", ctypes.c_uint), ("depth", ctypes.c_uint),
+        ("format", ctypes.c_int), ("channels", ctypes.c_uint), ("flags", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+FLOAT, BYTE, HALF = 0x20, 0x01, 0x10
+LAYERED, CUBEMAP, SPARSE, DEFERRED = 1, 4, 0x40, 0x80
+
+
+def array(function: str, description: Any, *more: Any) -> tuple[int, ctypes.c_void_p]:
+    """CUresult and handle of an array or a mipmap."""
+    made = ctypes.c_void_p()
+    result = getattr(cuda, function)(ctypes.byref(made), ctypes.byref(description), *more)
+    return int(result), made

@@ -1,0 +1,119 @@
+"""Memory by address, of the GPU and of others; and shares that exceed the GPU."""
+
+import pytest
+from hooked_programs import LIMIT, Node
+
+from agent.sim.driver import SimGpu, made_up_uuid
+
+GPU = made_up_uuid(0)
+BEGIN = "from memory_calls import *\nstart()\n"
+
+
+@pytest.mark.parametrize(
+    ("allocate", "free"),
+    [
+        pytest.param("alloc(1 / MIB)", "free(a)", id="cuMemAlloc_v2"),
+        pytest.param("alloc(513 / MIB)", "free(a)", id="one byte over"),
+        pytest.param("alloc(1 / MIB, 'cuMemAlloc')", "free(a, 'cuMemFree')", id="cuMemAlloc"),
+        pytest.param("alloc(1 / MIB, 'cuMemAllocManaged', 1)", "free(a)", id="cuMemAllocManaged"),
+        pytest.param("draw(1 / MIB)", "put(a)", id="cuMemAllocAsync"),
+    ],
+)
+def test_whole_granules_are_charged(node: Node, allocate: str, free: str) -> None:
+    code = f"e, a = {allocate}\nheld = both()\nsay(e=e, held=held, free={free}, left=0)"
+    said = node.run(BEGIN + code, **{LIMIT: "1g"})
+    assert (said["e"], said["free"]) == (0, 0)
+    assert said["held"][0] == said["held"][1] > 0
+
+
+@pytest.mark.parametrize(
+    ("take", "give"),
+    [
+        pytest.param("cuda.cuMemAllocHost_v2(ctypes.byref(p), u64(1 << 30))", "cuda.cuMemFreeHost(p)", id="pinned"),
+        pytest.param("cuda.cuMemHostAlloc(ctypes.byref(p), u64(1 << 30), 0)", "cuda.cuMemFreeHost(p)", id="mapped"),
+        pytest.param(
+            "cuda.cuMemHostRegister_v2(ctypes.byref(p), u64(8), 0)", "cuda.cuMemHostUnregister(ctypes.byref(p))",
+            id="registered",
+        ),
+        pytest.param(
+            "cuda.cuImportExternalMemory(ctypes.byref(p), ctypes.create_string_buffer(256))"
+            " or cuda.cuExternalMemoryGetMappedBuffer(ctypes.byref(a), p, ctypes.create_string_buffer(256))",
+            "cuda.cuDestroyExternalMemory(p)", id="of another interface",
+        ),
+        pytest.param(
+            "cuda.cuIpcOpenMemHandle_v2(ctypes.byref(a), Handle(), 1)", "cuda.cuIpcCloseMemHandle(a)",
+            id="of another process",
+        ),
+    ],
+)  # fmt: skip
+def test_memory_that_is_not_of_this_gpu_or_process_is_not_charged(
+    node: Node, take: str, give: str
+) -> None:
+    code = (
+        "class Handle(ctypes.Structure): _fields_ = [('bytes', ctypes.c_char * 64)]\n"
+        f"p, a = ctypes.c_void_p(), ctypes.c_uint64()\ntaken = {take}\n"
+        f"held = both()\nsay(taken=taken, held=held, given={give}, left=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "10m"})
+    assert (said["taken"], said["given"]) == (0, 0)
+    assert said["held"] == said["left"] == [0, 0]
+
+
+def test_memory_shared_by_ipc_is_charged_to_its_exporter(node: Node) -> None:
+    code = (
+        "class Handle(ctypes.Structure): _fields_ = [('bytes', ctypes.c_char * 64)]\n"
+        "_, a = alloc(60); h = Handle(); cuda.cuIpcGetMemHandle(ctypes.byref(h), u64(a))\n"
+        "read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    start(); b = ctypes.c_uint64(); there = [cuda.cuIpcOpenMemHandle_v2(ctypes.byref(b), h, 1), charged_mib()]\n"
+        "    there += [cuda.cuIpcCloseMemHandle(b), charged_mib()]\n"
+        "    os.write(write, json.dumps(there).encode()); os._exit(0)\n"
+        "os.wait(); say(there=json.loads(os.read(read, 1000)), freed=free(a), left=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert said["there"] == [0, 60, 0, 60]
+    assert (said["freed"], said["left"]) == (0, [0, 0])
+
+
+# --- a share that exceeds the GPU -----------------------------------------------------------------
+
+SMALL = SimGpu(uuid=GPU, memory_mib=1000)
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        "alloc(600)",
+        "pitched(600)",
+    ],
+    ids=["cuMemAlloc_v2", "cuMemAllocPitch_v2"],
+)
+def test_what_does_not_fit_the_gpu_goes_to_the_host_up_to_the_limit(
+    node: Node, allocate: str
+) -> None:
+    node.sim.change_gpu(0, SMALL)
+    code = (
+        f"r = [total_mib(), info_mib()]\n"
+        f"first, a = {allocate}\nr += [first, held_mib()]\n"
+        f"second, b = {allocate}\nr += [second, held_mib(), info_mib()]\n"
+        f"third, _ = {allocate}\nr += [third, free(b), free(a), held_mib(), info_mib()]\nsay(r=r)"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "1500m", "CUDA_OVERSUBSCRIBE": "true"})
+    whole = [1500, 1500]
+    assert said["r"] == [1500, whole, 0, 600, 0, 600, [300, 1500], 2, 0, 0, 0, whole]
+
+
+def test_without_oversubscription_a_share_ends_where_the_gpu_does(node: Node) -> None:
+    node.sim.change_gpu(0, SMALL)
+    code = "say(total=total_mib(), info=info_mib(), first=alloc(600)[0], second=alloc(600)[0], used=used_mib())"
+    said = node.run(BEGIN + code, **{LIMIT: "1500m"})
+    assert (said["total"], said["info"]) == (1000, [1000, 1000])
+    assert (said["first"], said["second"], said["used"]) == (0, 2, 600)
+
+
+def test_a_failure_of_the_host_is_the_drivers_first_answer(node: Node) -> None:
+    node.sim.change_gpu(0, SMALL)
+    node.sim.fail("cuMemAllocManaged", 999)
+    code = "alloc(600)\nsay(second=alloc(600)[0], used=used_mib())"
+    said = node.run(BEGIN + code, **{LIMIT: "1500m", "CUDA_OVERSUBSCRIBE": "true"})
+    assert (said["second"], said["used"]) == (2, 600)

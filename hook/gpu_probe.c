@@ -9,7 +9,7 @@ enum { NON_BLOCKING = 1, TIMING = 0 };
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
 #define PRECISE_NS 50000 /* of a call during which this thread was not put aside */
 #define PUT_ASIDE_NS 2000000 /* the same for one whose time of sending is not known well */
-#define ANCHOR_NS INT64_C(4000000000) /* elapsed times are floats: coarse when they are long */
+#define ANCHOR_NS INT64_C(500000000) /* elapsed times are floats: coarse when they are long */
 #define DRIFT 20000 /* the clocks agree to one part in this many */
 
 bool gpu_probe_possible(void)
@@ -29,28 +29,23 @@ static bool elapsed(CUevent from, CUevent until, int64_t *ns)
     return true;
 }
 
-static void set_anchor(struct probe *probe)
-{
-    probe->anchor_at_ns = 0;
-    probe->anchored_ns = (int64_t)monotonic_ns();
-    if (real_cuda()->cuEventRecord(probe->anchor, probe->stream) != CUDA_SUCCESS)
-        probe->anchored_ns = 0;
-}
-
 bool gpu_probe_open(struct probe *probe, CUcontext context)
 {
     const struct real_cuda *real = real_cuda();
+    CUevent *events[] = {&probe->anchor, &probe->next_anchor, &probe->mark};
+    size_t made = 0;
     memset(probe, 0, sizeof *probe);
     if (real->cuStreamCreateWithPriority(&probe->stream, NON_BLOCKING, 0) != CUDA_SUCCESS)
         return false;
-    if (real->cuEventCreate(&probe->anchor, TIMING) == CUDA_SUCCESS) {
-        if (real->cuEventCreate(&probe->mark, TIMING) == CUDA_SUCCESS) {
-            probe->context = context;
-            set_anchor(probe);
-            return true;
-        }
-        real->cuEventDestroy_v2(probe->anchor);
+    while (made < 3 && real->cuEventCreate(events[made], TIMING) == CUDA_SUCCESS)
+        made++;
+    probe->anchored_ns = (int64_t)monotonic_ns();
+    if (made == 3 && real->cuEventRecord(probe->anchor, probe->stream) == CUDA_SUCCESS) {
+        probe->context = context;
+        return true;
     }
+    while (made > 0)
+        real->cuEventDestroy_v2(*events[--made]);
     real->cuStreamDestroy_v2(probe->stream);
     return false;
 }
@@ -62,6 +57,7 @@ void gpu_probe_close(struct probe *probe)
         return;
     probe->context = NULL;
     real->cuEventDestroy_v2(probe->mark);
+    real->cuEventDestroy_v2(probe->next_anchor);
     real->cuEventDestroy_v2(probe->anchor);
     real->cuStreamDestroy_v2(probe->stream);
 }
@@ -82,13 +78,38 @@ static void calibrate(struct probe *probe, int64_t handled_ns)
         probe->anchor_at_ns += probe->sent_ns - handled_ns;
 }
 
+static void read_anchor(struct probe *probe)
+{
+    const struct real_cuda *real = real_cuda();
+    int64_t since_ns;
+    if (!probe->anchor_at_ns && real->cuEventQuery(probe->anchor) == CUDA_SUCCESS)
+        probe->anchor_at_ns = probe->anchored_ns;
+    if (!probe->anchoring || real->cuEventQuery(probe->next_anchor) != CUDA_SUCCESS)
+        return;
+    probe->anchoring = false;
+    if (!probe->anchor_at_ns || !elapsed(probe->anchor, probe->next_anchor, &since_ns))
+        return;
+    CUevent before = probe->anchor;
+    probe->anchor = probe->next_anchor;
+    probe->next_anchor = before;
+    probe->anchor_at_ns += since_ns;
+}
+
+/* Elapsed times are exact only from an anchor that is near. */
+static void move_anchor(struct probe *probe, int64_t now_ns)
+{
+    if (probe->anchoring || now_ns - probe->anchored_ns < ANCHOR_NS)
+        return;
+    probe->anchored_ns = now_ns;
+    probe->anchoring = real_cuda()->cuEventRecord(probe->next_anchor, probe->stream) == CUDA_SUCCESS;
+}
+
 bool gpu_probe_read(struct probe *probe, int64_t now_ns)
 {
     const struct real_cuda *real = real_cuda();
     if (!probe->context)
         return false;
-    if (!probe->anchor_at_ns && probe->anchored_ns && real->cuEventQuery(probe->anchor) == CUDA_SUCCESS)
-        probe->anchor_at_ns = probe->anchored_ns;
+    read_anchor(probe);
     if (!probe->out)
         return false;
     CUresult result = real->cuEventQuery(probe->mark);
@@ -106,8 +127,8 @@ void gpu_probe_send(struct probe *probe, int64_t now_ns)
 {
     if (!probe->context)
         return;
-    if (!probe->out && now_ns - probe->anchored_ns > ANCHOR_NS)
-        set_anchor(probe);
+    if (probe->anchor_at_ns)
+        move_anchor(probe, now_ns);
     if (probe->anchor_at_ns && probe->sent_ns && now_ns > probe->sent_ns)
         probe->anchor_at_ns -= probe->out ? 0 : (now_ns - probe->sent_ns) / DRIFT;
     if (!probe->out) {

@@ -15,9 +15,11 @@
 struct probe {
     CUcontext context; /* NULL: not opened */
     CUstream stream;
-    CUevent anchor, mark;
+    CUevent anchor, next_anchor, mark;
     int64_t anchor_at_ns; /* its time, 0: not handled yet */
-    int64_t anchored_ns, sent_ns;
+    int64_t anchored_ns; /* when the anchor was sent, or the next one */
+    int64_t sent_ns;
+    bool anchoring; /* the next one is out */
     bool out, precise;
     struct residency residency;
 };

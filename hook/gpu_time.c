@@ -15,6 +15,7 @@ enum { TRACES = 48, CAPTURE_RELAXED = 2 };
 
 #define SWITCH_NS INT64_C(400000) /* a measurement shorter than this cannot hold another process's turn */
 #define COARSE_NS INT64_C(8000000) /* one longer than this holds many looks at who has the GPU */
+#define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 #define LATELY_NS (10 * MS_NS)
 #define PUT_ASIDE_NS 100000 /* the launching thread did not run for a while, so its times say nothing */
 
@@ -29,8 +30,10 @@ struct trace {
     int64_t charged_ns;
     int64_t began_ns, launched_ns; /* CPU time before and after the calls */
     int64_t running_since_ns; /* 0: not seen running yet */
+    int64_t ran_until_ns; /* of one that has ended */
     uint64_t run; /* its number in the past */
     bool ended;
+    bool edge; /* others that are not measured may run beside it: it says what ran, not what it cost */
 };
 
 struct measured_lane {
@@ -68,6 +71,7 @@ SAME(charged_ns);
 SAME(throttled_ns);
 SAME(launches);
 SAME(waits);
+SAME(contended_at_ns);
 #undef SAME
 
 struct lane *gpu_lane(int place)
@@ -158,7 +162,7 @@ static struct trace *take_place(struct measured_lane *lane, CUcontext context)
     return NULL;
 }
 
-static uint64_t stream_identity(CUstream stream, bool per_thread)
+uint64_t gpu_time_stream(CUstream stream, bool per_thread)
 {
     return per_thread && (uintptr_t)stream <= 2 ? (uint64_t)pthread_self() | 1 : (uintptr_t)stream;
 }
@@ -170,7 +174,7 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
     if (!trace)
         return NULL;
     trace->began_ns = (int64_t)monotonic_ns();
-    trace->stream = stream_identity(stream, per_thread);
+    trace->stream = gpu_time_stream(stream, per_thread);
     if (make_events(trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS)
         return trace;
     atomic_store(&trace->state, TRACE_FREE);
@@ -197,8 +201,9 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread)
 }
 
 void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
-                  bool launched)
+                  bool edge, bool launched)
 {
+    trace->edge = edge;
     trace->launched_ns = (int64_t)monotonic_ns();
     trace->key = key;
     trace->charged_ns = charged_ns;
@@ -215,10 +220,8 @@ void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_
 
 /* --- reading -------------------------------------------------------------------------------------------- */
 
-static void finish(struct measured_lane *lane, struct trace *trace, int64_t from_ns, int64_t until_ns)
+static void finish(struct trace *trace)
 {
-    if (trace->running_since_ns)
-        past_ended(&lane->past, trace->run, from_ns, until_ns);
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     uint16_t open = estimate ? atomic_load(&estimate->open) : 0;
     while (open && !atomic_compare_exchange_weak(&estimate->open, &open, (uint16_t)(open - 1))) { }
@@ -233,69 +236,97 @@ static void correct(struct measured_lane *lane, int64_t ns)
 
 /* What a launch that ran between two moments cost, without the time that others had the GPU. */
 static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns,
-                      int64_t until_ns, int64_t *away_ns)
+                      int64_t until_ns)
 {
-    *away_ns = gpu_probe_away_ns(&lane->probe, from_ns, until_ns);
-    int64_t ran_ns = until_ns - from_ns;
-    int64_t part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
-    double held = ran_ns > 0 && *away_ns < ran_ns ? (double)(ran_ns - *away_ns) / (double)ran_ns : 0;
-    return (int64_t)((double)part_ns * held);
+    int64_t away_ns = gpu_probe_away_ns(&lane->probe, from_ns, until_ns);
+    double part = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
+    double whole = (double)(until_ns - from_ns);
+    return whole > 0 ? (int64_t)(part - part / whole * (double)away_ns) : 0;
 }
 
-static void settle(struct measured_lane *lane, struct trace *trace)
+/* Whether a short kernel's time may hold another process's turn, which is known too roughly to take it off.
+ * Told by the time alone: told by what was seen of others, the mean of what is left would be wrong. */
+static bool doubtful(const struct measured_lane *lane, const struct estimate *estimate, int64_t ran_ns,
+                     int64_t now_ns)
+{
+    uint64_t contended_ns = atomic_load(&lane->lane.share->contended_at_ns);
+    return contended_ns && now_ns - (int64_t)contended_ns < CONTENDED_NS && ran_ns > SWITCH_NS
+        && ran_ns < COARSE_NS && estimate && atomic_load(&estimate->samples) > 0
+        && ran_ns > 3 * (int64_t)atomic_load(&estimate->ns);
+}
+
+/* It has ended: when it ran. False when that cannot be told. */
+static bool measure(struct measured_lane *lane, struct trace *trace)
 {
     float ms;
     if (real_cuda()->cuEventElapsedTime(&ms, trace->begin, trace->end) != CUDA_SUCCESS
-        || !(ms >= 0 && ms < 1e9F)) {
-        finish(lane, trace, 0, 0);
-        return;
-    }
-    int64_t ran_ns = (int64_t)((double)ms * 1e6), own = ran_ns, away_ns = 0;
+        || !(ms >= 0 && ms < 1e9F))
+        return false;
     int64_t from_ns = gpu_probe_time(&lane->probe, trace->begin);
-    if (from_ns) {
-        int64_t until_ns = from_ns + ran_ns;
-        /* The stream was idle: the first event waited for the launch, not for the GPU. */
-        if (from_ns < trace->launched_ns && trace->launched_ns - trace->began_ns < PUT_ASIDE_NS)
-            from_ns = trace->launched_ns < until_ns ? trace->launched_ns : until_ns;
-        own = own_ns(lane, trace, from_ns, until_ns, &away_ns);
-        ran_ns = until_ns - from_ns;
-    }
+    bool timed = from_ns != 0;
+    if (!timed)
+        from_ns = trace->began_ns;
+    int64_t until_ns = from_ns + (int64_t)((double)ms * 1e6);
+    /* The stream was idle: the first event waited for the launch, not for the GPU. */
+    if (timed && from_ns < trace->launched_ns && trace->launched_ns - trace->began_ns < PUT_ASIDE_NS)
+        from_ns = trace->launched_ns < until_ns ? trace->launched_ns : until_ns;
+    if (!trace->running_since_ns)
+        trace->run = past_began(&lane->past, trace->stream, from_ns);
+    trace->running_since_ns = from_ns;
+    trace->ran_until_ns = until_ns;
+    past_ended(&lane->past, trace->run, from_ns, until_ns);
+    return true;
+}
+
+static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+{
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
-    int64_t expected_ns = estimate ? atomic_load(&estimate->ns) : 0;
-    bool mixed = away_ns > 0 && ran_ns > SWITCH_NS && ran_ns < COARSE_NS;
-    if (!mixed || !expected_ns || ran_ns <= 4 * expected_ns) {
+    int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
+    if (!trace->edge && !doubtful(lane, estimate, ran_ns, now_ns)) {
+        int64_t own = own_ns(lane, trace, trace->running_since_ns, trace->ran_until_ns);
         correct(lane, own - trace->charged_ns);
         if (estimate)
             estimate_learn(estimate, trace->key, own);
-        if (estimate && mixed && !expected_ns)
-            atomic_store(&estimate->samples, 0); /* rough: the next one replaces it */
     }
-    finish(lane, trace, from_ns, from_ns + ran_ns);
+    finish(trace);
 }
 
-/* Charge what has been running for longer than it was charged for, while it runs. */
+static void drop(struct measured_lane *lane, struct trace *trace)
+{
+    if (trace->running_since_ns)
+        past_ended(&lane->past, trace->run, 0, 0);
+    finish(trace);
+}
+
+/* Charge what has been running for longer than it was charged for, while it runs; and let nothing more go on
+ * what was taken from the share before that was known. */
 static void charge_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
 {
-    int64_t away_ns;
     if (lane->probe.out && lane->probe.residency.undecided > 1)
         return; /* nothing of ours runs at the moment */
-    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns, &away_ns);
+    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns);
     if (own - trace->charged_ns < MS_NS)
         return;
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
+    if (estimate)
+        estimate_raise(estimate, trace->key, own);
     correct(lane, own - trace->charged_ns);
     trace->charged_ns = own;
+    int64_t tokens_ns = atomic_exchange(&lane->lane.tokens_ns, 0);
+    correct(lane, -tokens_ns);
 }
 
 static void see_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
 {
-    if (trace->running_since_ns || (!trace->ended && real_cuda()->cuEventQuery(trace->begin) != CUDA_SUCCESS))
+    if (trace->running_since_ns || real_cuda()->cuEventQuery(trace->begin) != CUDA_SUCCESS)
         return;
     int64_t since_ns = gpu_probe_time(&lane->probe, trace->begin);
     trace->running_since_ns = since_ns ? since_ns : now_ns;
     trace->run = past_began(&lane->past, trace->stream, trace->running_since_ns);
 }
 
-static bool read_traces(struct measured_lane *lane, int64_t now_ns)
+/* See what has ended, then what runs: what ran beside something that has ended must be known by then. */
+static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
 {
     bool any = false;
     for (size_t i = 0; i < TRACES; i++) {
@@ -303,26 +334,40 @@ static bool read_traces(struct measured_lane *lane, int64_t now_ns)
         if (atomic_load(&trace->state) != TRACE_OUT)
             continue;
         CUresult result = real_cuda()->cuEventQuery(trace->end);
-        trace->ended = result == CUDA_SUCCESS;
         any = true;
-        if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
-            finish(lane, trace, 0, 0);
+        trace->ended = result == CUDA_SUCCESS;
+        if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace)))
+            drop(lane, trace);
     }
     for (size_t i = 0; any && i < TRACES; i++)
-        if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
+        if (atomic_load(&lane->traces[i].state) == TRACE_OUT && !lane->traces[i].ended)
             see_running(lane, &lane->traces[i], now_ns);
+    return any;
+}
+
+static bool read_traces(struct measured_lane *lane, int64_t now_ns)
+{
+    bool any = look_at_traces(lane, now_ns);
     if (gpu_probe_read(&lane->probe, now_ns))
-        atomic_store(&lane->lane.contended_at_ns, (uint64_t)now_ns);
+        atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
     for (size_t i = 0; any && i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
         if (atomic_load(&trace->state) != TRACE_OUT)
             continue;
         if (trace->ended)
-            settle(lane, trace);
+            settle(lane, trace, now_ns);
         else if (trace->running_since_ns)
             charge_running(lane, trace, now_ns);
     }
     return any;
+}
+
+bool gpu_time_measuring(struct lane *lane)
+{
+    for (size_t i = 0; i < TRACES; i++)
+        if (atomic_load_explicit(&measured(lane)->traces[i].state, memory_order_relaxed) == TRACE_OUT)
+            return true;
+    return false;
 }
 
 static void report(struct lane *lane)
@@ -382,7 +427,7 @@ static void leave_context(struct measured_lane *lane, CUcontext context)
         if (trace->context && (!context || trace->context == context)) {
             drop_events(trace);
             if (atomic_load(&trace->state) == TRACE_OUT)
-                finish(lane, trace, 0, 0);
+                drop(lane, trace);
         }
     }
     atomic_store(&lane->polling, false);

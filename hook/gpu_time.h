@@ -26,20 +26,29 @@ struct lane {
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t measured_at_ns; /* when one was last measured */
-    _Atomic uint64_t contended_at_ns; /* when others were last seen to have the GPU */
-    _Atomic uint32_t permille; /* of the share, when it was last looked at */
+    /* Launches on several streams run beside each other, so what they cost shows only when all of them are
+     * measured for a while. */
+    _Atomic uint64_t last_stream, several_streams_at_ns, all_measured_at_ns;
+    _Atomic int all_measured_left; /* launches, of those to be measured all */
 };
 
 /* NULL for a place that cannot be counted. */
 struct lane *gpu_lane(int place);
 
+/* What tells the streams of the process apart. */
+uint64_t gpu_time_stream(CUstream stream, bool per_thread);
+
 /* About to launch on `stream` (0 is the thread's own with `per_thread`): start to measure. NULL when that is
  * not possible now. */
 struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread);
 
-/* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed. */
+/* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed.
+ * `edge`: others may run beside it that are not measured, so it says nothing but when it ran. */
 void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
-                  bool launched);
+                  bool edge, bool launched);
+
+/* Whether anything is being measured. */
+bool gpu_time_measuring(struct lane *lane);
 
 /* Read what can be read now. Whether anything of this process is being measured there. */
 bool gpu_time_read(struct lane *lane);

@@ -11,12 +11,14 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { NOTE_EVERY = 64, RECENT = 2, FEW_SAMPLES = 2 };
+enum { NOTE_EVERY = 64, RECENT = 2, FEW_SAMPLES = 2, MEASURE_ALL = 40, MEASURE_EDGE = 8 };
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
-#define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
+#define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
+#define MEASURE_ALL_EVERY_NS (60 * MS_NS)
 #define FIRST_WAIT_NS (20 * MS_NS) /* for the first measurement of a kind */
 #define FIRST_LOOK_NS 100000
+#define UNCERTAIN_WAIT_NS (2 * MS_NS)
 #define STUCK_NS (5000 * MS_NS)
 #define AGENT_LEASE_NS (1000 * MS_NS)
 #define MONITOR_LEASE_NS (15000 * MS_NS)
@@ -140,12 +142,11 @@ static bool take(struct lane *lane, int place, int64_t cost_ns, uint32_t permill
 {
     if (spend(lane, cost_ns))
         return true;
-    uint64_t contended_ns = atomic_load(&lane->contended_at_ns);
-    share_refill(lane->share, now_ns, permille,
-                 contended_ns && now_ns - contended_ns < (uint64_t)CONTENDED_NS);
+    share_refill(lane->share, now_ns, permille);
     uint64_t debt_ns = share_debt_ns(lane->share, permille);
     uint64_t stuck_ns = atomic_load(&patience[place].stuck_at_ns);
-    int64_t taken_ns = share_take(lane->share, cost_ns, chunk(now_ns));
+    int64_t chunk_ns = atomic_load(&lane->all_measured_left) > 0 ? cost_ns : chunk(now_ns);
+    int64_t taken_ns = share_take(lane->share, cost_ns, chunk_ns);
     if (!taken_ns && stuck_ns && now_ns > stuck_ns) {
         share_correct(lane->share, cost_ns);
         taken_ns = cost_ns;
@@ -170,12 +171,41 @@ static bool being_captured(const struct launch *launch)
     return ask && (ask(launch->stream, &status) != CUDA_SUCCESS || status != CAPTURE_NONE);
 }
 
-static bool worth_measuring(const struct launch *launch, uint64_t now_ns)
+/* Whether several streams are in use; if so, begin now and then to measure all launches. */
+static bool several_streams(const struct launch *launch, uint64_t now_ns)
+{
+    struct lane *lane = launch->lane;
+    uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
+    uint64_t last = atomic_exchange(&lane->last_stream, stream);
+    if (last && last != stream)
+        atomic_store(&lane->several_streams_at_ns, now_ns);
+    uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
+    if (!several_ns || now_ns - several_ns > (uint64_t)SEVERAL_STREAMS_NS)
+        return false;
+    uint64_t measured_ns = atomic_load(&lane->all_measured_at_ns);
+    if (atomic_load(&lane->all_measured_left) <= 0
+        && now_ns - measured_ns >= (uint64_t)MEASURE_ALL_EVERY_NS) {
+        atomic_store(&lane->all_measured_at_ns, now_ns);
+        atomic_store(&lane->all_measured_left, MEASURE_ALL);
+        int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
+        share_correct(lane->share, -tokens_ns);
+        atomic_fetch_sub(&lane->unreported_ns, tokens_ns);
+    }
+    return true;
+}
+
+static bool worth_measuring(struct launch *launch, uint64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    uint64_t last_ns = atomic_load(&launch->lane->measured_at_ns);
-    return !estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || launch->cost_ns >= MS_NS
-        || now_ns - last_ns >= (uint64_t)MEASURE_EVERY_NS;
+    if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || launch->cost_ns >= MS_NS)
+        return true;
+    if (several_streams(launch, now_ns)) {
+        int left = atomic_load(&launch->lane->all_measured_left);
+        left = left > 0 ? atomic_fetch_sub(&launch->lane->all_measured_left, 1) : 0;
+        launch->edge = left > MEASURE_ALL - MEASURE_EDGE || left <= MEASURE_EDGE;
+        return left > 0;
+    }
+    return now_ns - atomic_load(&launch->lane->measured_at_ns) >= (uint64_t)MEASURE_EVERY_NS;
 }
 
 /* --- the gate ------------------------------------------------------------------------------------------- */
@@ -211,8 +241,13 @@ static uint64_t ask(struct launch *launch, int place, uint64_t began_ns, uint64_
         gpu_time_read(launch->lane);
         return FIRST_LOOK_NS;
     }
-    if (!take(launch->lane, place, cost_ns, permille, now_ns))
-        return share_wait_ns(launch->lane->share, permille);
+    if (!take(launch->lane, place, cost_ns, permille, now_ns)) {
+        /* While something is being measured, what it cost may turn out to be less. */
+        uint64_t wait_ns = share_wait_ns(launch->lane->share, permille);
+        return gpu_time_measuring(launch->lane) && wait_ns > (uint64_t)UNCERTAIN_WAIT_NS
+            ? (uint64_t)UNCERTAIN_WAIT_NS
+            : wait_ns;
+    }
     launch->cost_ns = cost_ns;
     return 0;
 }
@@ -266,7 +301,7 @@ static inline bool pass_fast(struct launch *launch, const struct core_share *cor
 
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key)
 {
-    *launch = (struct launch){NULL, NULL, key, 0, stream, per_thread};
+    *launch = (struct launch){NULL, NULL, key, 0, stream, per_thread, false};
     if (!charging())
         return;
     int place = current_place();
@@ -283,7 +318,7 @@ void launch_gate_passed(struct launch *launch, CUresult result)
     bool launched = result == CUDA_SUCCESS;
     if (launch->trace)
         gpu_time_end(launch->trace, launch->stream, launch->per_thread, launch->key, launch->cost_ns,
-                     launched);
+                     launch->edge, launched);
     if (launch->lane && !launched)
         atomic_fetch_add(&launch->lane->tokens_ns, launch->cost_ns);
 }

@@ -22,7 +22,7 @@ struct launch {
     uint64_t key;
     int64_t cost_ns;
     CUstream stream;
-    bool per_thread;
+    bool per_thread, edge;
 };
 
 /* About to launch this kind on `stream` (0 is the thread's own with `per_thread`) of the current context. May

@@ -79,7 +79,8 @@ struct region_device {
     _Atomic int64_t budget_ns; /* negative: in debt */
     _Atomic uint64_t refilled_at_ns; /* CLOCK_MONOTONIC */
     _Atomic uint64_t charged_ns, throttled_ns, launches, waits; /* counters */
-    uint64_t reserved1[2];
+    _Atomic uint64_t contended_at_ns; /* CLOCK_MONOTONIC: when others were last seen to have the GPU */
+    uint64_t reserved1[1];
     uint64_t reserved2[16];
 };
 

@@ -17,7 +17,7 @@ enum { RESIDENCY_LOOKS = 1024 };
 struct residency {
     struct {
         int64_t at_ns;
-        bool away;
+        int away; /* how often it counts as a look at somebody else's turn */
     } looks[RESIDENCY_LOOKS]; /* the newest is at count - 1, modulo RESIDENCY_LOOKS */
     uint64_t count;
     uint64_t undecided; /* of the newest ones: the probe is still out */
@@ -26,7 +26,8 @@ struct residency {
 /* We looked, and a probe is out that was not handled yet: sent now, or before. */
 void residency_look(struct residency *residency, int64_t now_ns);
 
-/* The probe was handled at this time. A delay below `patience_ns` is no delay. Whether we had been away. */
+/* The probe was handled at this time. A delay below `patience_ns` is no delay, which hides the end of every
+ * turn of others; delays just above stand for those. Whether we had been away. */
 bool residency_handled(struct residency *residency, int64_t at_ns, int64_t patience_ns);
 
 /* How much of the time between two moments, at both of which we had the GPU, others had it; -1 when nothing

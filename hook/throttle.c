@@ -4,6 +4,7 @@
 
 #define LONGEST_REFILL_NS (1000 * MS_NS)
 #define SHORTEST_REFILL_NS 20000
+#define LONGEST_SAVED_NS (UINT64_C(200000) * MS_NS) /* at a share of 999 permille */
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
 {
@@ -34,17 +35,27 @@ static uint64_t claim_time(struct share *share, uint64_t now_ns)
     return !possible ? 0 : since_ns > LONGEST_REFILL_NS ? (uint64_t)LONGEST_REFILL_NS : since_ns;
 }
 
-void share_refill(struct share *share, uint64_t now_ns, uint32_t permille, bool contended)
+/* Most that may be saved up by now. */
+static int64_t most_saved(const struct share *share, uint64_t now_ns, uint32_t permille)
+{
+    uint64_t contended_ns = atomic_load_explicit(&share->contended_at_ns, memory_order_relaxed);
+    if (!contended_ns || contended_ns > now_ns || now_ns - contended_ns > LONGEST_SAVED_NS
+        || permille >= SHARE_WHOLE_PERMILLE)
+        return SHARE_IDLE_NS;
+    int64_t most_ns = part(SHARE_BANK_NS, permille)
+        - part((int64_t)(now_ns - contended_ns), SHARE_WHOLE_PERMILLE - permille);
+    return most_ns > SHARE_IDLE_NS ? most_ns : SHARE_IDLE_NS;
+}
+
+void share_refill(struct share *share, uint64_t now_ns, uint32_t permille)
 {
     int64_t gain_ns = part((int64_t)claim_time(share, now_ns), permille);
     if (gain_ns <= 0)
         return;
-    int64_t most_ns = contended ? part(SHARE_BANK_NS, permille) : SHARE_IDLE_NS;
+    int64_t most_ns = most_saved(share, now_ns, permille);
     int64_t was_ns = atomic_load_explicit(&share->budget_ns, memory_order_relaxed), is_ns;
-    most_ns = most_ns < SHARE_IDLE_NS ? SHARE_IDLE_NS : most_ns;
     do {
-        int64_t now_has_ns = bounded(was_ns); /* what was saved under contention stays */
-        is_ns = clamp(now_has_ns + gain_ns, -SHARE_DEBT_NS, now_has_ns > most_ns ? now_has_ns : most_ns);
+        is_ns = clamp(bounded(was_ns) + gain_ns, -SHARE_DEBT_NS, most_ns);
     } while (!atomic_compare_exchange_weak_explicit(&share->budget_ns, &was_ns, is_ns, memory_order_relaxed,
                                                     memory_order_relaxed));
 }
@@ -113,10 +124,17 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
 {
     if (atomic_load(&estimate->key) != key)
         return; /* its place is another's now */
-    int64_t sample_ns = clamp(ns, 1, UINT32_MAX), was_ns = atomic_load(&estimate->ns);
+    int64_t sample_ns = clamp(ns, -SHARE_DEBT_NS, UINT32_MAX), was_ns = atomic_load(&estimate->ns);
     int64_t samples = atomic_load(&estimate->samples) + 1;
     samples = samples > ESTIMATE_SAMPLES ? ESTIMATE_SAMPLES : samples;
     int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
     atomic_store(&estimate->ns, (uint32_t)clamp(is_ns, 1, UINT32_MAX));
     atomic_store(&estimate->samples, (uint16_t)samples);
+}
+
+void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns)
+{
+    if (atomic_load(&estimate->key) == key && atomic_load(&estimate->samples) == 0
+        && ns > atomic_load(&estimate->ns))
+        atomic_store(&estimate->ns, (uint32_t)clamp(ns, 1, UINT32_MAX));
 }

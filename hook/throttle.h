@@ -17,7 +17,7 @@
 /* GPU time in ns. The budget grows by the share of the time that passes, and a launch takes from it what it
  * is expected to cost, once the budget is above zero; it may end below. */
 #define SHARE_IDLE_NS (10 * MS_NS) /* most that an idle container saves up: 1 % of a second */
-#define SHARE_BANK_NS (200 * MS_NS) /* times the share: most that one saves up while others hold the GPU */
+#define SHARE_BANK_NS (200 * MS_NS) /* times the share: most that one saves up while others have the GPU */
 #define SHARE_CHUNK_NS MS_NS /* most that a process takes at once */
 #define SHARE_DEBT_NS (1000 * MS_NS) /* a kernel longer than this is forgiven the rest */
 #define SHARE_WAIT_MOST_NS (100 * MS_NS) /* look at the limits again at least this often */
@@ -29,11 +29,13 @@ struct share {
     _Atomic int64_t budget_ns; /* negative: in debt */
     _Atomic uint64_t refilled_at_ns;
     _Atomic uint64_t charged_ns, throttled_ns, launches, waits; /* counters */
+    _Atomic uint64_t
+        contended_at_ns; /* when others were last seen to have the GPU while we had work for it */
 };
 
-/* Add what `permille` of the time since the last refill is worth. `contended`: this process has work on the
- * GPU that others keep waiting, so what it cannot spend now is saved up. */
-void share_refill(struct share *share, uint64_t now_ns, uint32_t permille, bool contended);
+/* Add what `permille` of the time since the last refill is worth. What the container cannot spend because
+ * others have the GPU is saved up, and lost again as fast as it could have been spent since. */
+void share_refill(struct share *share, uint64_t now_ns, uint32_t permille);
 
 /* Take GPU time for a launch of `cost_ns`, and up to `chunk_ns` for those after it. 0: the budget is spent;
  * otherwise at least `cost_ns`. */
@@ -101,7 +103,11 @@ static inline struct estimate *estimate_find(struct predictor *predictor, uint64
 /* The place of the key, another's if all are taken. */
 struct estimate *estimate_claim(struct predictor *predictor, uint64_t key);
 
-/* A launch of this kind cost `ns`. */
+/* A launch of this kind cost `ns`; one measurement may say less than nothing, if the mean of many is right.
+ */
 void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns);
+
+/* One that was never measured takes at least `ns`. */
+void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns);
 
 #endif

@@ -26,7 +26,14 @@ class Share(ctypes.Structure):
 
     _fields_ = [("budget_ns", ctypes.c_int64)] + [
         (name, ctypes.c_uint64)
-        for name in ("refilled_at_ns", "charged_ns", "throttled_ns", "launches", "waits")
+        for name in (
+            "refilled_at_ns",
+            "charged_ns",
+            "throttled_ns",
+            "launches",
+            "waits",
+            "contended_at_ns",
+        )
     ]
 
 
@@ -41,7 +48,7 @@ def load(directory: Path) -> ctypes.CDLL:
     )  # fmt: skip
     library = ctypes.CDLL(str(path))
     share = ctypes.POINTER(Share)
-    library.share_refill.argtypes = [share, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_bool]
+    library.share_refill.argtypes = [share, ctypes.c_uint64, ctypes.c_uint32]
     library.share_take.argtypes = [share, ctypes.c_int64, ctypes.c_int64]
     library.share_take.restype = ctypes.c_int64
     library.share_correct.argtypes = [share, ctypes.c_int64]
@@ -137,8 +144,9 @@ def _launch(library: ctypes.CDLL, gpu: Gpu, index: int, tenant: Tenant) -> None:
     while len(queue) < tenant.depth and sum(queue) < 400 * MS:
         tenant.next_ns = tenant.next_ns or next(tenant.kernels)
         if tenant.limited and tenant.tokens_ns < tenant.next_ns:
-            contended = bool(queue) and gpu.contended(index)
-            library.share_refill(tenant.share, now, tenant.permille, contended)
+            if queue and gpu.contended(index):
+                tenant.share.contended_at_ns = now
+            library.share_refill(tenant.share, now, tenant.permille)
             taken = library.share_take(tenant.share, int(tenant.next_ns), 700_000)
             if not taken:
                 wait = library.share_wait_ns(tenant.share, tenant.permille)

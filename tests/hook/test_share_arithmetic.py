@@ -124,12 +124,25 @@ def test_shares_do_not_swing(library: ctypes.CDLL) -> None:
 # --- one budget --------------------------------------------------------------------------------------------
 
 
-@given(budget=INT64, refilled_at=UINT64, now=UINT64, permille=st.integers(0, 5000), cost=INT64)
+@given(
+    budget=INT64,
+    refilled_at=UINT64,
+    contended_at=UINT64,
+    now=UINT64,
+    permille=st.integers(0, 5000),
+    cost=INT64,
+)
 def test_whatever_a_tenant_writes_the_budget_stays_within_bounds(
-    library: ctypes.CDLL, budget: int, refilled_at: int, now: int, permille: int, cost: int
+    library: ctypes.CDLL,
+    budget: int,
+    refilled_at: int,
+    contended_at: int,
+    now: int,
+    permille: int,
+    cost: int,
 ) -> None:
-    share = Share(budget_ns=budget, refilled_at_ns=refilled_at)
-    library.share_refill(share, now, permille, True)
+    share = Share(budget_ns=budget, refilled_at_ns=refilled_at, contended_at_ns=contended_at)
+    library.share_refill(share, now, permille)
     library.share_correct(share, cost)
     assert -SECOND <= share.budget_ns <= 200 * MS
     assert MS <= library.share_wait_ns(share, permille) <= 100 * MS
@@ -150,21 +163,28 @@ def test_a_debt_is_bounded_by_a_second_of_gpu_time(library: ctypes.CDLL) -> None
 )
 def test_an_impossible_time_gives_nothing(library: ctypes.CDLL, refilled_at: int, now: int) -> None:
     share = Share(refilled_at_ns=refilled_at)
-    library.share_refill(share, now, 500, False)
+    library.share_refill(share, now, 500)
     assert (share.budget_ns, share.refilled_at_ns) == (0, now)
 
 
 def test_a_long_pause_is_worth_no_more_than_a_short_one(library: ctypes.CDLL) -> None:
     share = Share(refilled_at_ns=SECOND)
-    library.share_refill(share, 3600 * SECOND, 500, False)
+    library.share_refill(share, 3600 * SECOND, 500)
     assert share.budget_ns == 10 * MS
 
 
-def test_what_was_saved_beside_others_is_not_taken_away(library: ctypes.CDLL) -> None:
-    share = Share(refilled_at_ns=SECOND)
-    library.share_refill(share, SECOND + 100 * MS, 500, True)
-    library.share_refill(share, SECOND + 110 * MS, 500, False)
+def test_what_was_saved_beside_others_goes_as_fast_as_it_could_be_spent(
+    library: ctypes.CDLL,
+) -> None:
+    share = Share(refilled_at_ns=SECOND, contended_at_ns=SECOND + 100 * MS)
+    library.share_refill(share, SECOND + 100 * MS, 500)
     assert share.budget_ns == 50 * MS
+    library.share_refill(share, SECOND + 140 * MS, 500)
+    assert share.budget_ns == 70 * MS  # no more than 100 ms less 20 ms
+    library.share_refill(share, SECOND + 200 * MS, 500)
+    assert share.budget_ns == 50 * MS
+    library.share_refill(share, SECOND + 600 * MS, 500)
+    assert share.budget_ns == 10 * MS
 
 
 # --- who has the GPU ---------------------------------------------------------------------------------------

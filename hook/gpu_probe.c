@@ -4,13 +4,12 @@
 
 #include <string.h>
 
-enum { NON_BLOCKING = 1, TIMING = 0 };
+enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 64 };
 
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
 #define PRECISE_NS 50000 /* of a call during which this thread was not put aside */
 #define PUT_ASIDE_NS 2000000 /* the same for one whose time of sending is not known well */
 #define ANCHOR_NS INT64_C(500000000) /* elapsed times are floats: coarse when they are long */
-#define DRIFT 20000 /* the clocks agree to one part in this many */
 
 bool gpu_probe_possible(void)
 {
@@ -70,12 +69,24 @@ int64_t gpu_probe_time(const struct probe *probe, CUevent event)
     return probe->anchor_at_ns + since_ns;
 }
 
-/* The anchor is handled some time after it was sent, how much later is not known; but nothing is handled
- * before it was sent, so every probe that seems to have been moves the anchor. */
+/* The anchor is handled some time after it was sent, how much later is not known, and the two clocks drift.
+ * But nothing is handled before it was sent, and of many probes one is handled at once. */
 static void calibrate(struct probe *probe, int64_t handled_ns)
 {
-    if (probe->precise && handled_ns < probe->sent_ns)
-        probe->anchor_at_ns += probe->sent_ns - handled_ns;
+    int64_t delay_ns = handled_ns - probe->sent_ns;
+    if (!probe->precise)
+        return;
+    if (delay_ns < 0) {
+        probe->anchor_at_ns -= delay_ns;
+        delay_ns = 0;
+    }
+    if (probe->delays == 0 || delay_ns < probe->least_delay_ns)
+        probe->least_delay_ns = delay_ns;
+    if (++probe->delays < DELAYS)
+        return;
+    if (probe->least_delay_ns < PATIENCE_NS)
+        probe->anchor_at_ns -= probe->least_delay_ns;
+    probe->delays = 0;
 }
 
 static void read_anchor(struct probe *probe)
@@ -129,8 +140,6 @@ void gpu_probe_send(struct probe *probe, int64_t now_ns)
         return;
     if (probe->anchor_at_ns)
         move_anchor(probe, now_ns);
-    if (probe->anchor_at_ns && probe->sent_ns && now_ns > probe->sent_ns)
-        probe->anchor_at_ns -= probe->out ? 0 : (now_ns - probe->sent_ns) / DRIFT;
     if (!probe->out) {
         int64_t before_ns = (int64_t)monotonic_ns();
         if (real_cuda()->cuEventRecord(probe->mark, probe->stream) != CUDA_SUCCESS)

@@ -13,7 +13,7 @@
 
 enum { TRACES = 48, CAPTURE_RELAXED = 2 };
 
-#define SWITCH_NS INT64_C(400000) /* a measurement shorter than this cannot hold another process's turn */
+#define SWITCH_NS INT64_C(50000) /* a measurement shorter than this does not hold another process's turn */
 #define COARSE_NS INT64_C(8000000) /* one longer than this holds many looks at who has the GPU */
 #define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 #define LATELY_NS (10 * MS_NS)

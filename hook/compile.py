@@ -149,6 +149,7 @@ ARTIFACTS = (
             "sim/cuda_lookup.c",
             "sim/cuda_memory.c",
             "sim/cuda_module.c",
+            "sim/cuda_pointer.c",
             "sim/cuda_pool.c",
             "sim/cuda_resource.c",
             "sim/cuda_stream.c",
@@ -162,7 +163,6 @@ ARTIFACTS = (
             "sim/node_execution.c",
             "sim/node_parse.c",
             "sim/node_words.c",
-            "sim/cuda_absent.c",  # last: what nobody else defines
         ),
         (*LIBRARY_FLAGS, "-Wl,-soname,libcuda.so.1", "-lm"),
     ),

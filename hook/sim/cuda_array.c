@@ -104,6 +104,7 @@ static CUresult destroy(const char *function, CUarray array)
 
 EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *flat)
 {
+    FAIL_IF_TOLD;
     if (!flat)
         return CUDA_ERROR_INVALID_VALUE;
     CUDA_ARRAY3D_DESCRIPTOR descriptor = {.Width = flat->Width,
@@ -115,6 +116,7 @@ EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *fl
 
 EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *flat)
 {
+    FAIL_IF_TOLD;
     if (!flat)
         return CUDA_ERROR_INVALID_VALUE;
     CUDA_ARRAY3D_DESCRIPTOR descriptor = {.Width = flat->Width,
@@ -131,6 +133,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
 
 EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *old)
 {
+    FAIL_IF_TOLD;
     if (!old)
         return CUDA_ERROR_INVALID_VALUE;
     CUDA_ARRAY3D_DESCRIPTOR descriptor = {.Width = old->Width,
@@ -164,6 +167,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 
 EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array)
 {
+    FAIL_IF_TOLD;
     if (!descriptor || !array || array->mark != MARK)
         return CUDA_ERROR_INVALID_VALUE;
     *descriptor = array->descriptor;
@@ -172,6 +176,7 @@ EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, C
 
 EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray array)
 {
+    FAIL_IF_TOLD;
     CUDA_ARRAY3D_DESCRIPTOR full;
     CUresult result = descriptor ? cuArray3DGetDescriptor_v2(&full, array) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)

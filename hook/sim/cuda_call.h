@@ -37,6 +37,13 @@ CUresult cuda_end(struct cuda_call *call, CUresult result);
 /* The code that the configuration tells this function to fail with; for those that work without a begin. */
 CUresult cuda_told_to_fail(const char *function);
 
+#define FAIL_IF_TOLD                                                                                         \
+    do {                                                                                                     \
+        CUresult told_ = cuda_told_to_fail(__func__);                                                        \
+        if (told_ != CUDA_SUCCESS)                                                                           \
+            return told_;                                                                                    \
+    } while (0)
+
 /* The context on top of this thread's stack, or NULL. */
 CUcontext current_context(void);
 

@@ -211,6 +211,7 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 {
+    FAIL_IF_TOLD;
     struct cuda_call call;
     if (!context || context->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -228,6 +229,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 
 EXPORT CUresult cuCtxDestroy(CUcontext context)
 {
+    FAIL_IF_TOLD;
     return cuCtxDestroy_v2(context);
 }
 
@@ -291,6 +293,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
 
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
+    FAIL_IF_TOLD;
     struct cuda_call call;
     if (!green)
         return CUDA_ERROR_INVALID_VALUE;
@@ -304,6 +307,7 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 
 EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
+    FAIL_IF_TOLD;
     if (!context || !green)
         return CUDA_ERROR_INVALID_VALUE;
     *context = &green->context;
@@ -314,6 +318,7 @@ EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 
 EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
+    FAIL_IF_TOLD;
     if (depth)
         depth--;
     return context ? push(context) : CUDA_SUCCESS;
@@ -321,6 +326,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 
 EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 {
+    FAIL_IF_TOLD;
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
     *context = current_context();
@@ -329,11 +335,13 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
+    FAIL_IF_TOLD;
     return context ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 {
+    FAIL_IF_TOLD;
     if (!depth)
         return CUDA_ERROR_INVALID_CONTEXT;
     depth--;

@@ -33,6 +33,7 @@ static CUresult see(const char *function, CUdeviceptr *address)
 
 EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
+    FAIL_IF_TOLD;
     if (!handle || !address)
         return CUDA_ERROR_INVALID_VALUE;
     memset(handle, 0, sizeof *handle);
@@ -48,12 +49,14 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handl
 
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address)
 {
+    FAIL_IF_TOLD;
     return address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory,
                                        const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
+    FAIL_IF_TOLD;
     if (!memory || !description || !(*memory = calloc(1, sizeof **memory)))
         return CUDA_ERROR_INVALID_VALUE;
     (*memory)->mark = MARK;
@@ -63,6 +66,7 @@ EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory,
 EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *address, CUexternalMemory memory,
                                                 const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description)
 {
+    FAIL_IF_TOLD;
     if (!memory || memory->mark != MARK || !description)
         return CUDA_ERROR_INVALID_VALUE;
     return see(__func__, address);
@@ -70,6 +74,7 @@ EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *address, CUexternal
 
 EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 {
+    FAIL_IF_TOLD;
     if (!memory || memory->mark != MARK)
         return CUDA_ERROR_INVALID_VALUE;
     memory->mark = 0;
@@ -101,17 +106,20 @@ EXPORT CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags)
 
 EXPORT CUresult cuMemFreeHost(void *address)
 {
+    FAIL_IF_TOLD;
     free(address);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
 {
+    FAIL_IF_TOLD;
     (void)flags;
     return address && bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemHostUnregister(void *address)
 {
+    FAIL_IF_TOLD;
     return address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

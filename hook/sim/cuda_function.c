@@ -91,21 +91,3 @@ EXPORT CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
         *module = function->module;
     return cuda_end(&call, result);
 }
-
-/* Overridden by whoever has modules that take memory. */
-__attribute__((weak)) EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
-    static char mark;
-    struct cuda_call call;
-    CUresult result = cuda_begin_context(&call, __func__);
-    if (result == CUDA_SUCCESS && (!module || !image))
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS)
-        *module = (CUmodule)(void *)&mark;
-    return cuda_end(&call, result);
-}
-
-__attribute__((weak)) EXPORT CUresult cuModuleUnload(CUmodule module)
-{
-    return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}

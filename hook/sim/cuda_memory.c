@@ -129,6 +129,7 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
                                    unsigned element)
 {
+    FAIL_IF_TOLD;
     (void)element;
     if (!pitch || width > UINT64_MAX / 2 || height > UINT32_MAX)
         return CUDA_ERROR_INVALID_VALUE;
@@ -144,6 +145,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t w
 EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,
                                 unsigned element)
 {
+    FAIL_IF_TOLD;
     (void)element;
     unsigned long long wide = 0;
     unsigned row = (unsigned)rounded(width);
@@ -200,6 +202,7 @@ static unsigned clamped(size_t bytes)
 
 EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total_bytes)
 {
+    FAIL_IF_TOLD;
     size_t room = 0, total = 0;
     if (!free_bytes || !total_bytes)
         return CUDA_ERROR_INVALID_VALUE;

@@ -100,6 +100,7 @@ EXPORT CUresult cuLibraryUnload(CUlibrary library)
 
 EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
+    FAIL_IF_TOLD;
     if (!module || !library)
         return CUDA_ERROR_INVALID_VALUE;
     *module = (CUmodule)(void *)library;
@@ -108,6 +109,7 @@ EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 
 EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
+    FAIL_IF_TOLD;
     if (!kernel || !library || !name)
         return CUDA_ERROR_INVALID_VALUE;
     *kernel = (CUkernel)(void *)function_named((CUmodule)(void *)library, name);

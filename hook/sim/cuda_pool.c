@@ -225,12 +225,14 @@ EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstrea
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                         CUstream stream)
 {
+    FAIL_IF_TOLD;
     return pool ? allocate(__func__, address, bytes, pool, stream, false) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                              CUstream stream)
 {
+    FAIL_IF_TOLD;
     return pool ? allocate(__func__, address, bytes, pool, stream, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -284,6 +286,7 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
+    FAIL_IF_TOLD;
     if (!pool || !properties)
         return CUDA_ERROR_INVALID_VALUE;
     bool on_host = properties->location.type >= MEMORY_LOCATION_HOST
@@ -452,6 +455,7 @@ EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle,
                                                    CUmemAllocationHandleType type, unsigned long long flags)
 {
+    FAIL_IF_TOLD;
     (void)type, (void)flags;
     struct exported_pool exported;
     if (!pool || pread((int)(intptr_t)handle, &exported, sizeof exported, 0) != (ssize_t)sizeof exported)
@@ -471,6 +475,7 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *han
 
 EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr address)
 {
+    FAIL_IF_TOLD;
     pthread_mutex_lock(&lock);
     struct piece *piece = *bucket_of(address);
     while (piece && piece->address != address)

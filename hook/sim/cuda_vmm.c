@@ -130,6 +130,7 @@ static CUdevice device_of(CUmemLocation location)
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *value, size_t bytes,
                             const CUmemAllocationProp *properties, unsigned long long flags)
 {
+    FAIL_IF_TOLD;
     (void)flags;
     if (!value || !properties || bytes == 0 || bytes % PAGE_BYTES
         || (properties->location.type != MEMORY_LOCATION_DEVICE
@@ -273,6 +274,7 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop
 EXPORT CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
                                               CUmemAllocationGranularity_flags flags)
 {
+    FAIL_IF_TOLD;
     (void)flags;
     if (!bytes || !properties)
         return CUDA_ERROR_INVALID_VALUE;
@@ -283,6 +285,7 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocati
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr hint,
                                     unsigned long long flags)
 {
+    FAIL_IF_TOLD;
     (void)alignment, (void)hint, (void)flags;
     if (!address || bytes == 0 || bytes % PAGE_BYTES)
         return CUDA_ERROR_INVALID_VALUE;
@@ -295,6 +298,7 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t a
 
 EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
 {
+    FAIL_IF_TOLD;
     pthread_mutex_lock(&lock);
     CUresult result = address && bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     for (struct view *view = views; view; view = view->next)
@@ -307,6 +311,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
 EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *descriptions,
                                size_t count)
 {
+    FAIL_IF_TOLD;
     pthread_mutex_lock(&lock);
     CUresult result =
         descriptions && count && bytes && mapped_at(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -366,6 +371,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *val
 EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *value,
                                   const CUmulticastObjectProp *properties)
 {
+    FAIL_IF_TOLD;
     if (!value || !properties || properties->size == 0 || properties->size % PAGE_BYTES)
         return CUDA_ERROR_INVALID_VALUE;
     struct cuda_call call;

@@ -76,6 +76,13 @@ GPU = "gpu 0 uuid=GPU-a memory_mib=100\n"
         pytest.param(
             GPU + "driver ok\ncuda_version 13000\nkernel_us 5\nenumeration fixed\n", 1, id="all"
         ),
+        pytest.param(
+            GPU
+            + "kernel a us=5\nkernel b us=2..200000\nslice_us 1\nlaunch_us 0\nqueue_depth 1024\n"
+            "clock virtual\nclock real\nabsent call=cuMemCreate\n",
+            1,
+            id="how work runs",
+        ),
     ],
 )
 def test_what_the_configuration_can_say(tmp_path: Path, text: str, count: int) -> None:
@@ -124,6 +131,14 @@ def test_what_the_configuration_can_say(tmp_path: Path, text: str, count: int) -
         pytest.param(GPU + "\ndriver ok\0\nhang\n", "line 3: a NUL byte", id="NUL byte"),
         pytest.param(GPU + "# nothing\0", "line 2: a NUL byte", id="NUL byte at the end"),
         pytest.param('gpu 0 uuid="a\\x00b"\n', "other than NUL", id="NUL byte by its number"),
+        pytest.param("kernel a us=0..5\n", "us must be a number from 1", id="a range from zero"),
+        pytest.param("kernel a us=5..2\n", "us must be a number from 5", id="a range that falls"),
+        pytest.param("kernel a us=5.\n", "or two with .. between", id="half a range"),
+        pytest.param("kernel a time=5\n", "us= must be", id="a kernel without a time"),
+        pytest.param("slice_us 0\n", "slice_us must be", id="no slice"),
+        pytest.param("queue_depth 1025\n", "queue_depth must be", id="too deep a queue"),
+        pytest.param("clock fast\n", "clock must be", id="clock"),
+        pytest.param("absent cuMemCreate\n", "call must have", id="absent what"),
         pytest.param("x " * 30, "more than 24 words", id="too many words"),
         pytest.param(
             "".join(f"gpu {n} uuid=GPU-{n}\n" for n in range(65)), "64 gpus", id="too many"

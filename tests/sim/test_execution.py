@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from built_hook import sim_libraries
 from hooked_programs import Node
+from waiting import eventually
 
 from agent.sim.driver import SimDriver, made_up_uuid
 
@@ -517,6 +518,35 @@ def test_the_same_workloads_do_the_same_again(sim: SimDriver, tmp_path: Path) ->
             [(r.launches, r.wall_ns, r.gpu_ns, r.windows_ns) for r in tenants(fresh, *workloads)]
         )
     assert runs[0] == runs[1] == runs[2]
+
+
+def started(sim: SimDriver, *words: str) -> "subprocess.Popen[str]":
+    """A sim-gpu-tenant in real time."""
+    return subprocess.Popen(
+        [sim.libraries / "sim-gpu-tenant", *words],
+        env={**os.environ, **sim.environment(), "VGPU_SIM_CLOCK": "real"},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_processes_take_turns_in_real_time_too(sim: SimDriver) -> None:
+    pair = [started(sim, "ms=300,kernel=k1"), started(sim, "ms=300,kernel=k1")]
+    reports = [Report(**json.loads(process.communicate(timeout=50)[0])) for process in pair]
+    # who began later was never alone: the other's queue is longer than its life
+    assert min(r.gpu_ns / r.wall_ns for r in reports) == pytest.approx(0.5, abs=0.05)
+
+
+def test_killed_processes_leave_nothing_behind(sim: SimDriver) -> None:
+    """At whatever moment: the lock of the state, the queue and the turn go on to the others."""
+    for number in range(20):
+        victim = started(sim, "--threads", "2", "ms=100000,kernel=k50us,streams=3,sync=1")
+        eventually(lambda before=number: len(sim.gpu_time_ns(A)) > before)
+        victim.kill()
+        victim.communicate()
+    survivor = started(sim, "ms=50,kernel=k50us")
+    report = Report(**json.loads(survivor.communicate(timeout=50)[0]))
+    assert report.result == 0
+    assert report.gpu_ns > 40e6
 
 
 def test_virtual_time_does_not_take_as_long(sim: SimDriver) -> None:

@@ -1,0 +1,94 @@
+"""The library of the other architecture, run by qemu: lookups, limits, threads, forks."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from built_hook import ROOT, compiler
+from c_programs import compiled
+from hook_table import cuda_symbols
+from hooked_programs import LIMIT, Node
+
+QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+SYSROOT = Path("/usr/aarch64-linux-gnu")  # Debian and Ubuntu: libc6-arm64-cross
+
+pytestmark = [
+    pytest.mark.skipif(platform.machine() == "aarch64", reason="every test is of aarch64 here"),
+    pytest.mark.skipif(
+        not QEMU or not (SYSROOT / "lib" / "libc.so.6").exists(),
+        reason="qemu-user or a libc for aarch64 is not installed "
+        "(apt-get install qemu-user-static libc6-arm64-cross)",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def aarch64() -> Path:
+    """The directory of everything that is compiled for aarch64."""
+    compiler().build_all(ROOT / ".build" / "hook", sys.executable, "aarch64")
+    return ROOT / ".build" / "hook" / "aarch64"
+
+
+def run(
+    node: Node, directory: Path, words: list[str], *flags: str, source: str = "lives.c", **more: str
+) -> list[str]:
+    """The output of a program for aarch64 under the hook."""
+    program = compiled(source, *flags, "-ldl", "-lpthread", arch="aarch64")
+    env = {
+        "LD_PRELOAD": str(directory / "libvgpu.so"),
+        "LD_LIBRARY_PATH": str(directory / "sim"),
+        "VGPU_SIM_DRIVER": str(node.sim.config_path),
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(node.cache),
+        LIMIT: "100m",
+        **more,
+    }
+    settings = [word for name, value in env.items() for word in ("-E", f"{name}={value}")]
+    done = subprocess.run(
+        [str(QEMU), "-L", str(SYSROOT), *settings, str(program), *words],
+        env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("life", "said"),
+    [
+        pytest.param("one", ["new 0 0"], id="one process"),
+        pytest.param("end", ["main 0 0", "end 0 2"], id="the limit holds, at exit too"),
+        pytest.param("fork first", ["child 0 0", "parent 0 0"], id="fork before cuInit"),
+        pytest.param("threads", ["threads 11 21"], id="32 threads race for the first call"),
+        pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
+    ],
+)
+def test_lives_are_as_on_x86(node: Node, aarch64: Path, life: str, said: list[str]) -> None:
+    assert run(node, aarch64, [life]) == said
+
+
+@pytest.mark.parametrize("route", ["handle", "default", "next", "program"])
+def test_every_function_of_the_table_is_found(node: Node, aarch64: Path, route: str) -> None:
+    names = [row.name for row in cuda_symbols()]
+    lines = run(node, aarch64, [route, *names, "qsort"], source="find.c")
+    found = dict(line.rsplit(maxsplit=2)[:2] for line in lines)
+    assert found == dict.fromkeys(names, "libvgpu.so") | {"qsort": "libc.so.6"}
+
+
+def test_a_linked_program_is_limited(node: Node, aarch64: Path) -> None:
+    source = (
+        "#include <stdio.h>\n"
+        "int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);\n"
+        "int cuMemAlloc_v2(unsigned long long *, unsigned long);\n"
+        "int main(void) {\n"
+        "    void *context; unsigned long long address;\n"
+        "    int start = cuInit(0) | cuDevicePrimaryCtxRetain(&context, 0) | cuCtxSetCurrent(context);\n"
+        "    int first = cuMemAlloc_v2(&address, 60 << 20);\n"
+        '    printf("%d %d %d\\n", start, first, cuMemAlloc_v2(&address, 60 << 20));\n'
+        "    return 0;\n"
+        "}\n"
+    )
+    driver = str(aarch64 / "sim" / "libcuda.so.1")
+    assert run(node, aarch64, [], driver, source=source, LD_BIND_NOW="1") == ["0 0 2"]

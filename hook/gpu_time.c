@@ -39,6 +39,7 @@ struct trace {
 struct measured_lane {
     struct lane lane;
     _Atomic bool known, polling;
+    _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
     struct probe probe;
     struct past past;
     struct trace traces[TRACES];
@@ -185,16 +186,17 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread)
 {
     struct measured_lane *lane = measured(of);
     CUcontext context = NULL;
-    if (!gpu_probe_possible() || real_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+    if (!gpu_probe_possible() || atomic_load(&lane->unreadable)
+        || real_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
         return NULL;
     depth_enter();
     int mode = relax_capture();
     if (!lane->probe.context && !atomic_exchange(&lane->polling, true)) {
-        if (!lane->probe.context)
-            gpu_probe_open(&lane->probe, context);
+        if (!lane->probe.context && !gpu_probe_open(&lane->probe, context))
+            atomic_store(&lane->unreadable, true);
         atomic_store(&lane->polling, false);
     }
-    struct trace *trace = start_trace(lane, context, stream, per_thread);
+    struct trace *trace = lane->probe.context ? start_trace(lane, context, stream, per_thread) : NULL;
     restore_capture(mode);
     depth_leave();
     return trace;
@@ -223,8 +225,8 @@ void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_
 static void finish(struct trace *trace)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
-    uint16_t open = estimate ? atomic_load(&estimate->open) : 0;
-    while (open && !atomic_compare_exchange_weak(&estimate->open, &open, (uint16_t)(open - 1))) { }
+    uint8_t open = estimate ? atomic_load(&estimate->open) : 0;
+    while (open && !atomic_compare_exchange_weak(&estimate->open, &open, (uint8_t)(open - 1))) { }
     atomic_store(&trace->state, TRACE_FREE);
 }
 
@@ -379,6 +381,18 @@ static void report(struct lane *lane)
         atomic_fetch_add(&lane->unreported_ns, spent_ns); /* the counter never goes back */
 }
 
+/* The context is gone, or as good as gone: so are our events. */
+static void give_up(struct measured_lane *lane)
+{
+    atomic_store(&lane->unreadable, true);
+    lane->probe.context = NULL;
+    for (size_t i = 0; i < TRACES; i++) {
+        lane->traces[i].context = NULL;
+        if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
+            drop(lane, &lane->traces[i]);
+    }
+}
+
 static bool look_and_read(struct measured_lane *lane, bool look)
 {
     const struct real_cuda *real = real_cuda();
@@ -395,6 +409,8 @@ static bool look_and_read(struct measured_lane *lane, bool look)
             gpu_probe_send(&lane->probe, now_ns);
         restore_capture(mode);
         real->cuCtxPopCurrent_v2(&context);
+    } else if (context) {
+        give_up(lane);
     }
     depth_leave();
     report(&lane->lane);
@@ -430,6 +446,7 @@ static void leave_context(struct measured_lane *lane, CUcontext context)
                 drop(lane, trace);
         }
     }
+    atomic_store(&lane->unreadable, false);
     atomic_store(&lane->polling, false);
 }
 

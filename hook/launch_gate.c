@@ -30,9 +30,6 @@ static _Atomic uint64_t noted_at_ns, monitor_blocks_since_ns;
 static struct {
     _Atomic uint64_t until_ns, seen_at_ns;
 } agent_blocks[MAX_DEVICES];
-static struct {
-    _Atomic uint64_t stuck_at_ns;
-} patience[MAX_DEVICES];
 
 static _Thread_local uint32_t launches_of_thread __attribute__((tls_model("initial-exec")));
 
@@ -138,21 +135,23 @@ static int64_t chunk(uint64_t now_ns)
     return SHARE_CHUNK_NS / 2 + (int64_t)(estimate_mix(now_ns, 1) % (uint64_t)(SHARE_CHUNK_NS / 2));
 }
 
-static bool take(struct lane *lane, int place, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
+/* A launch of ours has run for so long that what it waits for may be what waits here. */
+static bool stuck(struct lane *lane, uint64_t now_ns)
+{
+    return gpu_time_measuring(lane) && now_ns - atomic_load(&lane->launched_at_ns) > (uint64_t)STUCK_NS;
+}
+
+static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
 {
     if (spend(lane, cost_ns))
         return true;
     share_refill(lane->share, now_ns, permille);
-    uint64_t debt_ns = share_debt_ns(lane->share, permille);
-    uint64_t stuck_ns = atomic_load(&patience[place].stuck_at_ns);
     int64_t chunk_ns = atomic_load(&lane->all_measured_left) > 0 ? cost_ns : chunk(now_ns);
     int64_t taken_ns = share_take(lane->share, cost_ns, chunk_ns);
-    if (!taken_ns && stuck_ns && now_ns > stuck_ns) {
+    if (!taken_ns && stuck(lane, now_ns)) {
         share_correct(lane->share, cost_ns);
         taken_ns = cost_ns;
     }
-    if (taken_ns || !stuck_ns)
-        atomic_store(&patience[place].stuck_at_ns, now_ns + debt_ns + (uint64_t)STUCK_NS);
     if (!taken_ns)
         return false;
     atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
@@ -197,7 +196,7 @@ static bool several_streams(const struct launch *launch, uint64_t now_ns)
 static bool worth_measuring(struct launch *launch, uint64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || launch->cost_ns >= MS_NS)
+    if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || estimate_measures_all(estimate))
         return true;
     if (several_streams(launch, now_ns)) {
         int left = atomic_load(&launch->lane->all_measured_left);
@@ -241,7 +240,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t began_ns, uint64_
         gpu_time_read(launch->lane);
         return FIRST_LOOK_NS;
     }
-    if (!take(launch->lane, place, cost_ns, permille, now_ns)) {
+    if (!take(launch->lane, cost_ns, permille, now_ns)) {
         /* While something is being measured, what it cost may turn out to be less. */
         uint64_t wait_ns = share_wait_ns(launch->lane->share, permille);
         return gpu_time_measuring(launch->lane) && wait_ns > (uint64_t)UNCERTAIN_WAIT_NS
@@ -296,7 +295,7 @@ static inline bool pass_fast(struct launch *launch, const struct core_share *cor
     if (!estimate || atomic_load_explicit(&estimate->samples, memory_order_relaxed) < FEW_SAMPLES)
         return false;
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
-    return launch->cost_ns < MS_NS && spend(launch->lane, launch->cost_ns);
+    return !estimate_measures_all(estimate) && spend(launch->lane, launch->cost_ns);
 }
 
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key)

@@ -116,8 +116,24 @@ struct estimate *estimate_claim(struct predictor *predictor, uint64_t key)
     atomic_store(&found->ns, 0);
     atomic_store(&found->samples, 0);
     atomic_store(&found->open, 0);
+    atomic_store(&found->deviation, 0);
     atomic_store(&found->key, key);
     return found;
+}
+
+/* What is measured always does not go by the estimate, so when to begin and when to end must differ: an
+ * estimate that is too low by chance would otherwise be gone by, and one that is too high not. */
+static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t sample_ns, int64_t samples)
+{
+    int64_t off_ns = sample_ns < was_ns ? was_ns - sample_ns : sample_ns - was_ns;
+    int64_t was = atomic_load(&estimate->deviation), always = was & ESTIMATE_ALWAYS;
+    was -= always;
+    int64_t deviation = was + (clamp(off_ns * 1000 / was_ns, 0, 4000) - was) / samples;
+    if (was_ns >= ESTIMATE_VARYING_NS && deviation >= ESTIMATE_VARIES)
+        always = ESTIMATE_ALWAYS;
+    else if (was_ns < ESTIMATE_VARYING_NS / 3 || deviation < ESTIMATE_VARIES / 3)
+        always = 0;
+    atomic_store(&estimate->deviation, (uint16_t)(deviation | always));
 }
 
 void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
@@ -128,8 +144,10 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
     int64_t samples = atomic_load(&estimate->samples) + 1;
     samples = samples > ESTIMATE_SAMPLES ? ESTIMATE_SAMPLES : samples;
     int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
+    if (samples > 1 && was_ns)
+        learn_deviation(estimate, was_ns, sample_ns, samples);
     atomic_store(&estimate->ns, (uint32_t)clamp(is_ns, 1, UINT32_MAX));
-    atomic_store(&estimate->samples, (uint16_t)samples);
+    atomic_store(&estimate->samples, (uint8_t)samples);
 }
 
 void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns)

@@ -57,16 +57,21 @@ uint64_t share_debt_ns(const struct share *share, uint32_t permille);
 struct estimate {
     _Atomic uint64_t key; /* 0: free */
     _Atomic uint32_t ns; /* 0: never measured */
-    _Atomic uint16_t samples; /* that went into it, up to ESTIMATE_SAMPLES */
-    _Atomic uint16_t open; /* launches being measured */
+    _Atomic uint16_t deviation; /* of samples from it, in permille of it; ESTIMATE_ALWAYS */
+    _Atomic uint8_t samples; /* that went into it, up to ESTIMATE_SAMPLES */
+    _Atomic uint8_t open; /* launches being measured */
 };
 _Static_assert(sizeof(struct estimate) == 16, "four of them in a cache line");
 
 enum {
+    ESTIMATE_ALWAYS = 0x8000, /* every launch is to be measured, as long as the kind varies */
     ESTIMATE_WAYS = 4, /* places that a key can be in */
     ESTIMATE_SETS = 2048,
     ESTIMATE_SAMPLES = 16, /* that the moving mean goes back */
     ESTIMATE_FIRST_NS = 20000, /* of what was never measured */
+    ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
+    ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */
+    ESTIMATE_VARYING_NS = 100000, /* and from here on every one of a kind that varies */
 };
 
 /* One per process. All zero is empty. */
@@ -98,6 +103,13 @@ static inline struct estimate *estimate_find(struct predictor *predictor, uint64
         if (atomic_load_explicit(&set[way].key, memory_order_relaxed) == key)
             return &set[way];
     return NULL;
+}
+
+/* Whether every launch of the kind is to be measured. */
+static inline bool estimate_measures_all(struct estimate *estimate)
+{
+    return atomic_load_explicit(&estimate->ns, memory_order_relaxed) >= ESTIMATE_LONG_NS
+        || atomic_load_explicit(&estimate->deviation, memory_order_relaxed) >= ESTIMATE_ALWAYS;
 }
 
 /* The place of the key, another's if all are taken. */

@@ -1,0 +1,266 @@
+"""Containers get the share of GPU time they are given: the whole hook on a simulated GPU, in virtual time.
+
+The GPU itself says what it worked for whom. What is judged, and that the same judgement fails with
+the limiter off: share_bed.py.
+"""
+
+from pathlib import Path
+
+import pytest
+from share_bed import (
+    BLOCKED_AT,
+    PERMILLE_AT,
+    RECENT_KERNEL_AT,
+    SWITCH_AT,
+    Change,
+    Kernels,
+    Tenant,
+    holds,
+    run,
+)
+
+CAPS = [10, 30, 50, 70, 90]
+ALONE: list[tuple[Kernels, str, float]] = [
+    ({"kernel": 50}, "ms=3000", 1),
+    ({"kernel": 700}, "ms=3000", 1),
+    ({"kernel": 5000}, "ms=3000", 1),
+    ({"kernel": 200_000}, "ms=8000", 2),
+]
+SHORT = {"kernel": 50}
+WAYS = [
+    pytest.param(SHORT, "by=ex", id="cuLaunchKernelEx"),
+    pytest.param(SHORT, "by=cooperative", id="cooperative"),
+    pytest.param(SHORT, "by=graph,nodes=20", id="graphs"),
+    pytest.param({"kernel": 500}, "by=graph,nodes=10", id="long graphs"),
+    pytest.param({"kernel": 500}, "sync=1", id="waits for each kernel"),
+    pytest.param({"kernel": 20}, "sync=4", id="waits for some"),
+    pytest.param({"kernel": 100}, "streams=4", id="four streams"),
+    pytest.param({"kernel": 100}, "streams=0", id="the default stream"),
+    pytest.param({"a": 100, "b": 30}, "kernel=a+b,streams=3", id="two kernels on three streams"),
+    pytest.param({"kernel": 5000}, "streams=4", id="long kernels on four streams"),
+    pytest.param({"a": 5, "b": 3000, "c": 80}, "kernel=a+b+c+a", id="a mix"),
+    pytest.param({"kernel": 300}, "burst=200,idle_us=5000", id="bursts"),
+    pytest.param({"kernel": (50, 800)}, "", id="a kernel that varies"),
+]
+
+
+def alone(
+    directory: Path, percent: float, kernels: Kernels, phase: str, window_s: float = 1
+) -> None:
+    (container,) = run(directory, [Tenant(percent, (phase,))], kernels)
+    assert container.results == [0]
+    assert holds([container], window_s), container.worst_error(window_s)
+
+
+@pytest.mark.parametrize("percent", CAPS)
+@pytest.mark.parametrize(
+    ("kernels", "phase", "window_s"),
+    [pytest.param(*row, id=f"{next(iter(row[0].values()))} us") for row in ALONE],
+)
+def test_alone(tmp_path: Path, percent: int, kernels: Kernels, phase: str, window_s: float) -> None:
+    alone(tmp_path, percent, kernels, phase, window_s)
+
+
+def test_kernels_of_two_microseconds(tmp_path: Path) -> None:
+    alone(tmp_path, 50, {"kernel": 2}, "ms=2500")
+
+
+def test_kernels_of_every_length(tmp_path: Path) -> None:
+    """The longest is 200 ms, and one such moves a window of 2 s by 10 points: so, 20 s."""
+    alone(tmp_path, 50, {"kernel": (2, 200_000)}, "ms=25000", 20)
+
+
+@pytest.mark.parametrize("percent", [30, 70])
+@pytest.mark.parametrize(("kernels", "phase"), WAYS)
+def test_every_way_to_launch(tmp_path: Path, percent: int, kernels: Kernels, phase: str) -> None:
+    alone(tmp_path, percent, kernels, f"ms=3000,{phase}".rstrip(","))
+
+
+def test_threads_share_a_budget(tmp_path: Path) -> None:
+    (container,) = run(tmp_path, [Tenant(40, threads=4)], SHORT)
+    assert holds([container]), container.worst_error()
+
+
+@pytest.mark.parametrize("us", [50, 5000])
+def test_processes_of_a_container_share_a_budget(tmp_path: Path, us: int) -> None:
+    tenants = [Tenant(40, container=0) for _ in range(3)]
+    (container,) = run(tmp_path, tenants, {"kernel": us})
+    assert holds([container]), container.worst_error()
+
+
+@pytest.mark.parametrize("us", [50, 700, 5000, 20_000])
+@pytest.mark.parametrize(
+    "percents",
+    [
+        pytest.param([10, 90], id="10 and 90"),
+        pytest.param([30, 70], id="30 and 70"),
+        pytest.param([50, 50], id="50 and 50"),
+        pytest.param([25] * 4, id="4 of 25"),
+        pytest.param([12] * 8, id="8 of 12"),
+        pytest.param([20, 30, 40], id="20, 30 and 40"),
+    ],
+)
+def test_beside_others(tmp_path: Path, percents: list[int], us: int) -> None:
+    containers = run(tmp_path, [Tenant(percent) for percent in percents], {"kernel": us})
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
+UNEQUAL = [
+    pytest.param([10, 90], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 10"),
+    pytest.param([30, 70], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 30"),
+    pytest.param([30, 70], "b", "a", {"a": 20_000, "b": 100}, 1, id="long at 70"),
+]
+
+
+@pytest.mark.parametrize(("percents", "first", "second", "kernels", "window_s"), UNEQUAL)
+def test_long_kernels_beside_short_ones(
+    tmp_path: Path, percents: list[int], first: str, second: str, kernels: Kernels, window_s: int
+) -> None:
+    tenants = [
+        Tenant(percent, (f"ms=9000,kernel={name}",))
+        for percent, name in zip(percents, (first, second), strict=True)
+    ]
+    containers = run(tmp_path, tenants, kernels)
+    assert holds(containers, window_s, 2), [one.worst_error(window_s, 2) for one in containers]
+
+
+@pytest.mark.parametrize("us", [50, 5000])
+@pytest.mark.parametrize("percents", [[30], [30, 70]])
+def test_with_the_limiter_off_the_same_judgement_fails(
+    tmp_path: Path, percents: list[int], us: int
+) -> None:
+    tenants = [Tenant(percent, policy="disable") for percent in percents]
+    assert not holds(run(tmp_path, tenants, {"kernel": us}))
+
+
+def test_shares_do_not_swing(tmp_path: Path) -> None:
+    containers = run(tmp_path, [Tenant(30), Tenant(70)], {"kernel": 300})
+    for container in containers:
+        tenths = container.percents(0.1, 1)
+        assert max(tenths) - min(tenths) <= 10
+
+
+def test_an_unsynchronised_burst_cannot_overrun(tmp_path: Path) -> None:
+    """At no time has a container had more than its share and one quantum, after idling or before."""
+    phases = ("ms=1000", "ms=1000,kernel=none", "ms=1000")
+    (container,) = run(tmp_path, [Tenant(20, phases)], {"kernel": 3000})
+    had_ns, quantum_ns = 0, 10_000_000 + 2 * 3_000_000
+    for step, worked_ns in enumerate(container.worked_ns):
+        had_ns += worked_ns
+        in_second = worked_ns if step < 20 else sum(container.worked_ns[20 : step + 1])
+        allowed = 20_000_000 * (step - 19 if step >= 20 else 1)
+        assert in_second <= allowed + quantum_ns, step
+    assert had_ns >= 380_000_000
+
+
+def test_nobody_starves(tmp_path: Path) -> None:
+    tenants = [Tenant(20, container=0), Tenant(20, ("ms=3000,sync=1,kernel=b",), container=0)]
+    run(tmp_path, tenants, {"kernel": 30, "b": 10_000})
+    # Both ended, and each got through more than a launch in ten turns of the budget.
+    (container,) = run_again(tmp_path / "again", tenants)
+    assert min(container) > 10
+
+
+def run_again(directory: Path, tenants: list[Tenant]) -> list[list[int]]:
+    """Launches of each process, container by container."""
+    directory.mkdir()
+    apart = [Tenant(t.percent / 2, t.phases, container=i) for i, t in enumerate(tenants)]
+    return [[one.launches for one in run(directory, apart, {"kernel": 30, "b": 10_000})]]
+
+
+# --- changes while it runs ----------------------------------------------------------------------------------
+
+
+def test_a_new_limit_holds_within_half_a_second(tmp_path: Path) -> None:
+    tenant = Tenant(30, ("ms=6000",), limits_file=True)
+    changes = [
+        Change(2000, 0, "limits", PERMILLE_AT, "<I", 700),
+        Change(4000, 0, "limits", PERMILLE_AT, "<I", 300),
+    ]
+    (container,) = run(tmp_path, [tenant], {"kernel": 300}, changes)
+    percents = container.percents(0.5, 0)  # windows begin every 100 ms
+    assert [round(percents[i]) for i in (10, 25, 45)] == [30, 70, 30]
+
+
+MONITOR_BLOCKS = Change(1000, 0, "region", RECENT_KERNEL_AT, "<i", -1)
+
+
+@pytest.mark.parametrize("percent", [50, 100])
+def test_a_block_of_the_monitor_is_believed_for_a_while(tmp_path: Path, percent: int) -> None:
+    (container,) = run(
+        tmp_path, [Tenant(percent, ("ms=20000",))], {"kernel": 300}, [MONITOR_BLOCKS]
+    )
+    assert sum(container.worked_ns[14:159]) == 0  # what was launched before has run by then
+    assert container.percents(1, 17)[0] == pytest.approx(percent, abs=2)
+    assert container.recent_kernel == 2
+
+
+def test_the_monitor_lifts_its_block(tmp_path: Path) -> None:
+    lifts = Change(3000, 0, "region", RECENT_KERNEL_AT, "<i", 0)
+    (container,) = run(
+        tmp_path, [Tenant(50, ("ms=5000",))], {"kernel": 300}, [MONITOR_BLOCKS, lifts]
+    )
+    assert sum(container.worked_ns[13:29]) == 0
+    assert container.percents(1, 3.5)[0] == pytest.approx(50, abs=2)
+
+
+@pytest.mark.parametrize("percent", [50, 100])
+@pytest.mark.parametrize(
+    ("until_s", "ends_s"),
+    [pytest.param(1.7, 1.7, id="in time"), pytest.param(3600, 2, id="of an agent that died")],
+)
+def test_a_block_of_the_agent_is_a_lease(
+    tmp_path: Path, percent: int, until_s: float, ends_s: float
+) -> None:
+    tenant = Tenant(percent, ("ms=4000",), limits_file=True)
+    blocks = Change(1000, 0, "limits", BLOCKED_AT, "<Qt", int(until_s * 1e9))
+    (container,) = run(tmp_path, [tenant], {"kernel": 300}, [blocks])
+    first = next(i for i in range(15, 40) if container.worked_ns[i])
+    assert sum(container.worked_ns[14:first]) == 0
+    assert first == pytest.approx(ends_s * 10, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [pytest.param("default", 100, id="default"), pytest.param("force", 30, id="force")],
+)
+def test_the_monitors_switch(tmp_path: Path, policy: str, expected: int) -> None:
+    off = Change(1000, 0, "region", SWITCH_AT, "<i", 0)
+    (container,) = run(tmp_path, [Tenant(30, policy=policy)], {"kernel": 300}, [off])
+    assert container.percents(1, 1.5)[0] == pytest.approx(expected, abs=2)
+
+
+# --- accounts and failures ----------------------------------------------------------------------------------
+
+
+def test_the_account_agrees_with_the_gpu(tmp_path: Path) -> None:
+    containers = run(tmp_path, [Tenant(30), Tenant(70)], {"kernel": 700})
+    for container in containers:
+        assert container.share.charged_ns == pytest.approx(sum(container.worked_ns), rel=0.03)
+        assert container.share.launches == pytest.approx(container.launches, abs=70)
+        assert container.share.waits > 0
+        assert container.share.throttled_ns > 0
+        assert container.recent_kernel == 2
+        assert container.last_kernel_s > 0
+
+
+def test_what_is_captured_is_not_charged(tmp_path: Path) -> None:
+    """At a share of 1 %, a graph of 10,000 kernels starts at once, and is charged as a whole."""
+    phase = "ms=50,by=graph,nodes=10000"
+    (container,) = run(tmp_path, [Tenant(1, (phase, "ms=3000,kernel=none"))], {"kernel": 20})
+    assert container.results == [0]
+    assert container.worked_ns[0] > 0
+    assert container.share.charged_ns == pytest.approx(200_000_000 * container.launches, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime",
+     "cuStreamCreateWithPriority", "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
+     "cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"],
+)  # fmt: skip
+def test_a_failure_in_our_own_calls_is_not_the_programs(tmp_path: Path, call: str) -> None:
+    """Launches go on, and are charged what is expected of them."""
+    (container,) = run(tmp_path, [Tenant(30, ("ms=500",))], SHORT, failing={call: 2})
+    assert container.results == [0]
+    assert container.launches > 100

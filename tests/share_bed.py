@@ -1,0 +1,206 @@
+"""Containers with shares of a simulated GPU's time, in virtual time, and the judgement on them.
+
+The oracle is the simulated GPU, which counts what it really worked for each process. Everything
+happens in virtual time, so the same run gives the same numbers on any machine.
+"""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from built_hook import built, sim_libraries
+from limits_bed import LINES_AT
+
+from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
+from agent.sim.driver import SimDriver
+
+WORLD = Path(__file__).resolve().parent / "share_world.py"
+STEP_MS = 100  # what GPU time is noted by
+STEPS = 10  # in a second
+SWITCH_AT, RECENT_KERNEL_AT = 2008900, 2008904  # of the usage region, HAMi-core 1.2
+SHARE_AT = 2031616 + 64 + 64  # of the first device, in our tail
+PERMILLE_AT = LINES_AT + 32  # of the first device, in a limits file
+BLOCKED_AT = LINES_AT + 48
+ALONE_POINTS, BESIDE_POINTS = 2.0, 3.0
+
+Kernels = Mapping[str, int | tuple[int, int]]  # us, or from and to
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A process. Those of one container share its budget."""
+
+    percent: float
+    phases: tuple[str, ...] = ("ms=3000",)
+    threads: int = 1
+    container: int | None = None  # None: one of its own
+    policy: str = ""  # GPU_CORE_UTILIZATION_POLICY
+    limits_file: bool = False  # the share comes from there, not from the environment
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that the node does to a container's files at a time of the run."""
+
+    at_ms: int
+    container: int
+    file: str  # "region" or "limits"
+    offset: int
+    format: str  # of struct
+    value: int  # times are given from the beginning of the run, in ns
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the container's own account says at the end."""
+
+    budget_ns: int
+    charged_ns: int
+    throttled_ns: int
+    launches: int
+    waits: int
+
+
+@dataclass(frozen=True)
+class Container:
+    """What the GPU did for one container."""
+
+    percent: float
+    worked_ns: list[int]  # in each step
+    results: list[int]  # of its processes
+    launches: int
+    share: Share
+    recent_kernel: int
+    last_kernel_s: int
+
+    def percents(self, window_s: float, skip_s: float) -> list[float]:
+        """Its part of the GPU in every window of the steady state."""
+        steps, first = round(window_s * STEPS), round(skip_s * STEPS)
+        total = window_s * 1e9
+        return [
+            sum(self.worked_ns[begin : begin + steps]) / total * 100
+            for begin in range(first, len(self.worked_ns) - steps + 1)
+        ]
+
+    def worst_error(self, window_s: float = 1.0, skip_s: float = 1.0) -> float:
+        """Points that it was off its share in the worst window."""
+        windows = self.percents(window_s, skip_s)
+        assert windows, "the run is shorter than a window"
+        return max((found - self.percent for found in windows), key=abs)
+
+
+def holds(containers: Sequence[Container], window_s: float = 1.0, skip_s: float = 1.0) -> bool:
+    """The judgement: nobody is off by more than 2 points alone, 3 beside others."""
+    allowed = ALONE_POINTS if len(containers) == 1 else BESIDE_POINTS
+    return all(abs(one.worst_error(window_s, skip_s)) <= allowed for one in containers)
+
+
+def run(
+    directory: Path,
+    tenants: Sequence[Tenant],
+    kernels: Kernels,
+    changes: Sequence[Change] = (),
+    failing: Mapping[str, int] | None = None,
+    **execution: int,
+) -> list[Container]:
+    """Let them all run from the same moment on."""
+    sim = SimDriver(directory, libraries=sim_libraries())
+    gpu = sim.add_gpu()
+    sim.execution(clock="virtual", **execution)
+    for name, us in kernels.items():
+        sim.kernel(name, *((us,) if isinstance(us, int) else us))
+    for call, code in (failing or {}).items():
+        sim.fail(call, code)
+    numbers = [index if t.container is None else t.container for index, t in enumerate(tenants)]
+    for number in set(numbers):
+        _make_container(directory, number, tenants[numbers.index(number)], gpu.uuid)
+    parties = len(tenants) + bool(changes)
+    processes = [
+        _start(sim, directory / f"c{number}", tenant, gpu.uuid, parties, rank)
+        for rank, (tenant, number) in enumerate(zip(tenants, numbers, strict=True))
+    ]
+    if changes:
+        processes.append(_start_world(sim, directory, changes, parties))
+    said = [process.communicate(timeout=120) for process in processes]
+    assert all(not err for _, err in said), said
+    told = [json.loads(out) for out, _ in said[: len(tenants)]]
+    return [
+        _judged(directory, number, tenants[numbers.index(number)].percent,
+                [told[i] for i, n in enumerate(numbers) if n == number])
+        for number in sorted(set(numbers))
+    ]  # fmt: skip
+
+
+def _make_container(directory: Path, number: int, tenant: Tenant, uuid: str) -> None:
+    home = directory / f"c{number}"
+    home.mkdir()
+    shutil.copy(built() / "libvgpu.so", home)
+    if tenant.limits_file:
+        device = DeviceLimit(uuid=uuid, core_permille=round(tenant.percent * 10))
+        limits = LimitsFile(devices=(device,), cache_path=str(home / "region.cache"))
+        (home / "vgpu.limits").write_bytes(encode(limits))
+
+
+def _start(
+    sim: SimDriver, home: Path, tenant: Tenant, uuid: str, parties: int, rank: int
+) -> "subprocess.Popen[str]":
+    environment = {
+        "PATH": os.environ["PATH"],
+        **sim.environment(),
+        "LD_PRELOAD": str(home / "libvgpu.so"),
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(home / "region.cache"),
+        "NVIDIA_VISIBLE_DEVICES": uuid,
+        "GPU_CORE_UTILIZATION_POLICY": tenant.policy,
+    }
+    if not tenant.limits_file:
+        environment["CUDA_DEVICE_SM_LIMIT"] = str(tenant.percent)
+    words = [sim.libraries / "sim-gpu-tenant", "--virtual", str(parties), str(rank)]
+    words += ["--window-ms", str(STEP_MS), "--threads", str(tenant.threads), *tenant.phases]
+    return _process(words, environment)
+
+
+def _start_world(
+    sim: SimDriver, directory: Path, changes: Sequence[Change], parties: int
+) -> "subprocess.Popen[str]":
+    names = {"region": "region.cache", "limits": "vgpu.limits"}
+    plan = [
+        [c.at_ms, str(directory / f"c{c.container}" / names[c.file]), c.offset, c.format, c.value]
+        for c in sorted(changes, key=lambda change: change.at_ms)
+    ]
+    words = [sys.executable, str(WORLD), str(parties), json.dumps(plan)]
+    return _process(words, {"PATH": os.environ["PATH"], **sim.environment()})
+
+
+def _process(
+    words: Sequence[str | Path], environment: Mapping[str, str]
+) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def _judged(
+    directory: Path, number: int, percent: float, told: Sequence[dict[str, list[int]]]
+) -> Container:
+    region = (directory / f"c{number}" / "region.cache").read_bytes()
+    budget, _, charged, throttled, launches, waits = struct.unpack_from("<qQQQQQ", region, SHARE_AT)
+    steps = min(len(one["windows_ns"]) for one in told)
+    whole_steps = min(int(one["wall_ns"]) // (STEP_MS * 1_000_000) for one in told)  # type: ignore[call-overload]
+    return Container(
+        percent=percent,
+        worked_ns=[
+            sum(one["windows_ns"][i] for one in told) for i in range(min(steps, whole_steps))
+        ],
+        results=[int(one["result"]) for one in told],  # type: ignore[call-overload]
+        launches=sum(int(one["launches"]) for one in told),  # type: ignore[call-overload]
+        share=Share(budget, charged, throttled, launches, waits),
+        recent_kernel=struct.unpack_from("<i", region, RECENT_KERNEL_AT)[0],
+        last_kernel_s=struct.unpack_from("<Q", region, 2008912)[0],
+    )

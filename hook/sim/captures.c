@@ -1,7 +1,5 @@
 #include "captures.h"
 
-#include "graph_memory.h"
-
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -275,14 +273,7 @@ void capture_drop_event(struct CUevent_st *event)
 
 /* --- beginning and ending ------------------------------------------------------------------------------- */
 
-/* Where a capture goes: NULL graph for a new one, behind these nodes of a given one. */
-struct destination {
-    CUgraph graph;
-    const CUgraphNode *nodes;
-    size_t count;
-};
-
-static CUresult start(struct CUstream_st *stream, CUstreamCaptureMode mode, struct destination into)
+static CUresult start(struct CUstream_st *stream, CUstreamCaptureMode mode, struct capture_destination into)
 {
     struct capture *capture = calloc(1, sizeof *capture);
     CUgraph graph = into.graph ? into.graph : capture ? graph_new() : NULL;
@@ -306,70 +297,12 @@ static CUresult start(struct CUstream_st *stream, CUstreamCaptureMode mode, stru
     return CUDA_SUCCESS;
 }
 
-static CUresult begin(const char *function, CUstream stream, CUstreamCaptureMode mode, bool per_thread,
-                      struct destination into)
+CUresult capture_begin(struct CUstream_st *stream, CUstreamCaptureMode mode, struct capture_destination into)
 {
-    struct stream_call call;
-    CUresult result = stream_begin(&call, function, stream, per_thread);
-    if (result == CUDA_SUCCESS
-        && (mode < 0 || mode > CAPTURE_MODE_RELAXED || (into.count && (!into.graph || !into.nodes))))
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS && call.stream->flags & STREAM_LEGACY)
-        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        result = call.stream->capture ? CUDA_ERROR_ILLEGAL_STATE : start(call.stream, mode, into);
-        pthread_mutex_unlock(&lock);
-    }
-    return cuda_end(&call.call, result);
-}
-
-#define ANEW (struct destination){0}
-
-EXPORT CUresult cuStreamBeginCapture(CUstream stream)
-{
-    return begin(__func__, stream, CAPTURE_MODE_GLOBAL, false, ANEW);
-}
-
-EXPORT CUresult cuStreamBeginCapture_ptsz(CUstream stream)
-{
-    return begin(__func__, stream, CAPTURE_MODE_GLOBAL, true, ANEW);
-}
-
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
-{
-    return begin(__func__, stream, mode, false, ANEW);
-}
-
-EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
-{
-    return begin(__func__, stream, mode, true, ANEW);
-}
-
-static CUresult begin_in_graph(const char *function, CUstream stream, bool per_thread,
-                               struct destination into, CUstreamCaptureMode mode)
-{
-    struct cuda_call call;
-    CUresult result = cuda_end(&call, cuda_begin(&call, function));
-    if (result == CUDA_SUCCESS && !into.graph)
-        result = CUDA_ERROR_INVALID_VALUE;
-    return result == CUDA_SUCCESS ? begin(function, stream, mode, per_thread, into) : result;
-}
-
-EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
-                                            const CUgraphEdgeData *edges, size_t count,
-                                            CUstreamCaptureMode mode)
-{
-    (void)edges;
-    return begin_in_graph(__func__, stream, false, (struct destination){graph, nodes, count}, mode);
-}
-
-EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
-                                                 const CUgraphEdgeData *edges, size_t count,
-                                                 CUstreamCaptureMode mode)
-{
-    (void)edges;
-    return begin_in_graph(__func__, stream, true, (struct destination){graph, nodes, count}, mode);
+    pthread_mutex_lock(&lock);
+    CUresult result = stream->capture ? CUDA_ERROR_ILLEGAL_STATE : start(stream, mode, into);
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 static bool joined(const struct capture *capture)
@@ -414,171 +347,37 @@ static CUresult finish(struct CUstream_st *stream, CUgraph *graph)
     return result;
 }
 
-static CUresult end(const char *function, CUstream stream, CUgraph *graph, bool per_thread)
+CUresult capture_end(struct CUstream_st *stream, CUgraph *graph)
 {
-    struct stream_call call;
-    CUresult result = stream_begin(&call, function, stream, per_thread);
-    CUgraph finished = NULL;
-    if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        result = finish(call.stream, &finished);
-        pthread_mutex_unlock(&lock);
-    }
-    if (graph)
-        *graph = finished;
-    return cuda_end(&call.call, result);
-}
-
-EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
-{
-    return end(__func__, stream, graph, false);
-}
-
-EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
-{
-    return end(__func__, stream, graph, true);
-}
-
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
-    struct cuda_call call;
-    CUresult result = cuda_begin(&call, __func__);
-    if (result == CUDA_SUCCESS && (!mode || *mode < 0 || *mode > CAPTURE_MODE_RELAXED))
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS) {
-        CUstreamCaptureMode before = thread_mode;
-        thread_mode = *mode;
-        *mode = before;
-    }
-    return cuda_end(&call, result);
-}
-
-/* --- asking --------------------------------------------------------------------------------------------- */
-
-struct capture_info {
-    CUstreamCaptureStatus status;
-    uint64_t id;
-    CUgraph graph;
-    const CUgraphNode *tips;
-    size_t tip_count;
-};
-
-static CUresult ask(const char *function, CUstream stream, bool per_thread, struct capture_info *info)
-{
-    struct stream_call call;
-    CUresult result = stream_begin(&call, function, stream, per_thread);
-    *info = (struct capture_info){.status = CAPTURE_NONE};
-    if (result == CUDA_SUCCESS && atomic_load(&ongoing_count)) {
-        pthread_mutex_lock(&lock);
-        const struct capture *capture = call.stream->capture;
-        if (captured_before_legacy(call.stream))
-            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; /* without disturbing it, by the reference */
-        else if (capture)
-            *info = (struct capture_info){.status = capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE,
-                                          .id = capture->id,
-                                          .graph = capture->graph,
-                                          .tips = call.stream->tips,
-                                          .tip_count = call.stream->tip_count};
-        pthread_mutex_unlock(&lock);
-    }
-    return cuda_end(&call.call, result);
-}
-
-static CUresult is_capturing(const char *function, CUstream stream, bool per_thread,
-                             CUstreamCaptureStatus *status)
-{
-    struct capture_info info;
-    CUresult result = ask(function, stream, per_thread, &info);
-    if (result == CUDA_SUCCESS && !status)
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS)
-        *status = info.status;
+    pthread_mutex_lock(&lock);
+    CUresult result = finish(stream, graph);
+    pthread_mutex_unlock(&lock);
     return result;
 }
 
-EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+CUstreamCaptureMode capture_thread_mode(CUstreamCaptureMode mode)
 {
-    return is_capturing(__func__, stream, false, status);
+    CUstreamCaptureMode before = thread_mode;
+    thread_mode = mode;
+    return before;
 }
 
-EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status)
+CUresult capture_ask(struct CUstream_st *stream, struct capture_info *info)
 {
-    return is_capturing(__func__, stream, true, status);
-}
-
-static CUresult capture_info(const char *function, CUstream stream, bool per_thread,
-                             CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                             const CUgraphNode **dependencies, size_t *count)
-{
-    struct capture_info info;
-    CUresult result = ask(function, stream, per_thread, &info);
-    if (result == CUDA_SUCCESS && !status)
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result != CUDA_SUCCESS)
-        return result;
-    *status = info.status;
-    if (id && info.status == CAPTURE_ACTIVE)
-        *id = info.id;
-    if (graph && info.status == CAPTURE_ACTIVE)
-        *graph = info.graph;
-    if (dependencies && info.status == CAPTURE_ACTIVE)
-        *dependencies = info.tips;
-    if (count && info.status == CAPTURE_ACTIVE)
-        *count = info.tip_count;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                          CUgraph *graph, const CUgraphNode **dependencies, size_t *count)
-{
-    return capture_info(__func__, stream, false, status, id, graph, dependencies, count);
-}
-
-EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                               CUgraph *graph, const CUgraphNode **dependencies,
-                                               size_t *count)
-{
-    return capture_info(__func__, stream, true, status, id, graph, dependencies, count);
-}
-
-/* --- for memory ----------------------------------------------------------------------------------------- */
-
-/* As in a call that was begun already, for its own stream. */
-static CUresult with_stream(struct stream_call *call, CUstream stream, bool per_thread, bool *capturing)
-{
-    CUresult result = stream_begin(call, "", stream, per_thread);
-    return result == CUDA_SUCCESS ? capture_work(call->stream, capturing) : result;
-}
-
-CUresult sim_capture_active(CUstream stream, bool per_thread, bool *active)
-{
-    struct stream_call call;
-    CUresult result = with_stream(&call, stream, per_thread, active);
-    return cuda_end(&call.call, result);
-}
-
-CUresult sim_capture_allocation(CUstream stream, bool per_thread, uint64_t bytes, CUdeviceptr *address)
-{
-    struct stream_call call;
-    bool capturing;
-    struct node_content content = {.kind = GRAPH_NODE_ALLOCATION};
-    CUresult result = with_stream(&call, stream, per_thread, &capturing);
-    if (result == CUDA_SUCCESS)
-        result = graph_allocation_content(call.stream->device, bytes, &content);
-    if (result == CUDA_SUCCESS)
-        result = capture_node(call.stream, content, NULL);
-    if (result == CUDA_SUCCESS)
-        *address = content.allocation->address;
-    return cuda_end(&call.call, result);
-}
-
-CUresult sim_capture_free(CUstream stream, bool per_thread, CUdeviceptr address)
-{
-    struct stream_call call;
-    bool capturing;
-    CUresult result = with_stream(&call, stream, per_thread, &capturing);
-    if (result == CUDA_SUCCESS)
-        result = capture_node(call.stream, (struct node_content){.kind = GRAPH_NODE_FREE, .address = address},
-                              NULL);
-    return cuda_end(&call.call, result);
+    CUresult result = CUDA_SUCCESS;
+    *info = (struct capture_info){.status = CAPTURE_NONE};
+    if (!atomic_load(&ongoing_count))
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    const struct capture *capture = stream->capture;
+    if (captured_before_legacy(stream))
+        result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; /* without disturbing it, by the reference */
+    else if (capture)
+        *info = (struct capture_info){.status = capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE,
+                                      .id = capture->id,
+                                      .graph = capture->graph,
+                                      .tips = stream->tips,
+                                      .tip_count = stream->tip_count};
+    pthread_mutex_unlock(&lock);
+    return result;
 }

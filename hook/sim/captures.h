@@ -26,6 +26,29 @@ CUresult capture_node(struct CUstream_st *stream, struct node_content content, s
 CUresult capture_record(struct CUevent_st *event, struct CUstream_st *stream, bool *capturing);
 CUresult capture_await(struct CUstream_st *stream, struct CUevent_st *event, bool *capturing);
 
+/* Where a capture goes: NULL graph for a new one, or behind these nodes of a given one. */
+struct capture_destination {
+    CUgraph graph;
+    const CUgraphNode *nodes;
+    size_t count;
+};
+
+CUresult capture_begin(struct CUstream_st *stream, CUstreamCaptureMode mode, struct capture_destination into);
+CUresult capture_end(struct CUstream_st *stream, CUgraph *graph);
+
+struct capture_info {
+    CUstreamCaptureStatus status;
+    uint64_t id; /* this and the rest only of an active one */
+    CUgraph graph;
+    const CUgraphNode *tips; /* what the next node depends on */
+    size_t tip_count;
+};
+
+CUresult capture_ask(struct CUstream_st *stream, struct capture_info *info);
+
+/* Change the calling thread's mode; gives the one before. */
+CUstreamCaptureMode capture_thread_mode(CUstreamCaptureMode mode);
+
 /* The stream or event goes. */
 void capture_drop_stream(struct CUstream_st *stream);
 void capture_drop_event(struct CUevent_st *event);

@@ -2,7 +2,7 @@
 
 #include "../process.h"
 #include "engine.h"
-#include "execution.h"
+#include "execution_state.h"
 #include "virtual_clock.h"
 
 #include <errno.h>

@@ -4,18 +4,7 @@
 #ifndef VGPU_SIM_EXECUTION_H
 #define VGPU_SIM_EXECUTION_H
 
-#include "execution_layout.h"
-
-/* Forget processes that are gone; the state is locked. */
-void execution_end_the_dead(struct execution *execution);
-
-/* The shared state, locked; NULL, holding nothing, when it cannot be had. */
-struct execution *execution_lock(void);
-void execution_unlock(struct execution *execution);
-
-/* This process, as the state knows it; valid once it was locked. */
-uint32_t execution_pid(void);
-uint64_t execution_start_time(void);
+#include "execution_state.h"
 
 /* A stream on the GPU with this uuid. `flags` of enum stream_flags. */
 uint32_t execution_stream(const char *uuid, uint32_t flags);

@@ -20,6 +20,7 @@
  * CUresult that was not 0. With --virtual it takes part in the virtual clock.
  */
 #include "../cuda_abi.h"
+#include "sim_gpu_phase.h"
 #include "virtual_time.h"
 
 #include <dlfcn.h>
@@ -33,14 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    MAX_PHASES = 32,
-    MAX_MIX = 8,
-    MAX_OWN_STREAMS = 64,
-    MAX_WINDOWS = 4096,
-    MAX_WORKERS = 64,
-    EXIT_NO_CUDA = 3
-};
+enum { MAX_PHASES = 32, MAX_WINDOWS = 4096, MAX_WORKERS = 64, EXIT_NO_CUDA = 3 };
 
 #define FUNCTIONS(X)                                                                                         \
     X(cuInit)                                                                                                \
@@ -69,15 +63,6 @@ static struct {
 #undef X
     uint64_t (*gpu_time)(const char *uuid, uint32_t pid);
 } cuda;
-
-enum way { BY_KERNEL, BY_EX, BY_COOPERATIVE, BY_GRAPH };
-
-struct phase {
-    unsigned long ms, nodes, streams, sync, burst, idle_us, kill;
-    enum way way;
-    char mix[MAX_MIX][64];
-    size_t mix_count;
-};
 
 static struct phase phases[MAX_PHASES];
 static size_t phase_count;
@@ -240,71 +225,6 @@ static void *look(void *unused)
 
 /* --- arguments ------------------------------------------------------------------------------------------ */
 
-static bool take_mix(struct phase *phase, char *names)
-{
-    phase->mix_count = 0;
-    char *rest = NULL;
-    for (char *name = strtok_r(names, "+", &rest); name; name = strtok_r(NULL, "+", &rest)) {
-        if (strcmp(name, "none") == 0)
-            return true;
-        if (phase->mix_count == MAX_MIX || strlen(name) >= sizeof phase->mix[0])
-            return false;
-        strcpy(phase->mix[phase->mix_count++], name);
-    }
-    return phase->mix_count > 0;
-}
-
-static bool take_way(struct phase *phase, const char *name)
-{
-    static const char *const ways[] = {"kernel", "ex", "cooperative", "graph"};
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-        if (strcmp(name, ways[i]) == 0) {
-            phase->way = (enum way)i;
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool take_pair(struct phase *phase, char *pair)
-{
-    const struct {
-        const char *key;
-        unsigned long *value;
-    } numbers[] = {{"ms", &phase->ms},     {"nodes", &phase->nodes}, {"streams", &phase->streams},
-                   {"sync", &phase->sync}, {"burst", &phase->burst}, {"idle_us", &phase->idle_us},
-                   {"kill", &phase->kill}};
-    char *value = strchr(pair, '=');
-    if (!value)
-        return false;
-    *value++ = '\0';
-    if (strcmp(pair, "kernel") == 0)
-        return take_mix(phase, value);
-    if (strcmp(pair, "by") == 0)
-        return take_way(phase, value);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        char *end;
-        if (strcmp(pair, numbers[i].key) != 0)
-            continue;
-        *numbers[i].value = strtoul(value, &end, 10);
-        return end != value && *end == '\0';
-    }
-    return false;
-}
-
-static bool take_phase(char *text)
-{
-    if (phase_count == MAX_PHASES)
-        return false;
-    struct phase *phase = &phases[phase_count++];
-    *phase = (struct phase){.ms = 1000, .nodes = 10, .streams = 1, .mix = {"kernel"}, .mix_count = 1};
-    char *rest = NULL;
-    for (char *pair = strtok_r(text, ",", &rest); pair; pair = strtok_r(NULL, ",", &rest))
-        if (!take_pair(phase, pair))
-            return false;
-    return phase->streams <= MAX_OWN_STREAMS && (phase->way != BY_GRAPH || phase->streams > 0);
-}
-
 static bool take_arguments(int count, char **words)
 {
     for (int i = 1; i < count; i++) {
@@ -317,7 +237,7 @@ static bool take_arguments(int count, char **words)
             first = &threads;
         else if (strcmp(words[i], "--device") == 0)
             first = &device;
-        else if (!take_phase(words[i]))
+        else if (phase_count == MAX_PHASES || !phase_take(&phases[phase_count++], words[i]))
             return false;
         if (first && i + 1 + (second != NULL) >= count)
             return false;

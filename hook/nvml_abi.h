@@ -54,6 +54,19 @@ enum {
     NVML_REMOTE_SWITCH = 2, /* NVML_NVLINK_DEVICE_TYPE_SWITCH */
 };
 
+enum {
+    NVML_PROCESSES_COMPUTE = 0, /* NVML_PROCESS_MODE_COMPUTE */
+    NVML_PROCESSES_GRAPHICS = 1, /* NVML_PROCESS_MODE_GRAPHICS */
+    NVML_PROCESSES_MPS = 2, /* NVML_PROCESS_MODE_MPS */
+    NVML_PROCESSES_ALL = 3, /* NVML_PROCESS_MODE_ALL */
+};
+
+enum {
+    NVML_SAMPLES_GPU = 1, /* NVML_GPU_UTILIZATION_SAMPLES */
+    NVML_SAMPLES_MEMORY = 2, /* NVML_MEMORY_UTILIZATION_SAMPLES */
+    NVML_VALUE_UNSIGNED = 1, /* NVML_VALUE_TYPE_UNSIGNED_INT */
+};
+
 #define NVML_UUID_BYTES 96
 #define NVML_NAME_BYTES 96
 #define NVML_NO_INSTANCE 0xFFFFFFFFu
@@ -78,16 +91,56 @@ struct nvml_utilization {
     unsigned gpu, memory;
 };
 
+struct nvml_bar1_memory {
+    unsigned long long total, free, used;
+};
+
+struct nvml_process_info_v1 {
+    unsigned pid;
+    unsigned long long used_bytes;
+};
+
 struct nvml_process_info {
     unsigned pid;
     unsigned long long used_bytes;
     unsigned gpu_instance_id, compute_instance_id;
 };
 
+/* Those before are its beginning. */
+struct nvml_process_detail {
+    unsigned pid;
+    unsigned long long used_bytes;
+    unsigned gpu_instance_id, compute_instance_id;
+    unsigned long long protected_bytes;
+};
+
+struct nvml_process_detail_list {
+    unsigned version, mode, count;
+    struct nvml_process_detail *details;
+};
+#define NVML_PROCESS_DETAIL_LIST_V1 ((unsigned)sizeof(struct nvml_process_detail_list) | (1u << 24))
+
 struct nvml_process_utilization {
     unsigned pid;
     unsigned long long time_stamp_us;
     unsigned sm_percent, memory_percent, encoder_percent, decoder_percent;
+};
+
+struct nvml_process_utilization_info {
+    unsigned long long time_stamp_us;
+    unsigned pid, sm_percent, memory_percent, encoder_percent, decoder_percent, jpeg_percent, ofa_percent;
+};
+
+struct nvml_processes_utilization {
+    unsigned version, count;
+    unsigned long long last_seen_us;
+    struct nvml_process_utilization_info *infos;
+};
+#define NVML_PROCESSES_UTILIZATION_V1 ((unsigned)sizeof(struct nvml_processes_utilization) | (1u << 24))
+
+struct nvml_sample {
+    unsigned long long time_stamp_us;
+    unsigned value[2]; /* a union: a number of NVML_VALUE_UNSIGNED is the first */
 };
 
 struct nvml_event_data {
@@ -107,6 +160,13 @@ _Static_assert(sizeof(struct nvml_memory) == 24, "nvmlMemory_t");
 _Static_assert(sizeof(struct nvml_memory_v2) == 40, "nvmlMemory_v2_t");
 _Static_assert(sizeof(struct nvml_pci_info) == 68, "nvmlPciInfo_t");
 _Static_assert(sizeof(struct nvml_utilization) == 8, "nvmlUtilization_t");
+_Static_assert(sizeof(struct nvml_bar1_memory) == 24, "nvmlBAR1Memory_t");
+_Static_assert(sizeof(struct nvml_process_info_v1) == 16, "nvmlProcessInfo_v1_t");
+_Static_assert(sizeof(struct nvml_process_detail) == 32, "nvmlProcessDetail_v1_t");
+_Static_assert(sizeof(struct nvml_process_detail_list) == 24, "nvmlProcessDetailList_v1_t");
+_Static_assert(sizeof(struct nvml_process_utilization_info) == 40, "nvmlProcessUtilizationInfo_v1_t");
+_Static_assert(sizeof(struct nvml_processes_utilization) == 24, "nvmlProcessesUtilizationInfo_v1_t");
+_Static_assert(sizeof(struct nvml_sample) == 16, "nvmlSample_t");
 _Static_assert(sizeof(struct nvml_process_info) == 24, "nvmlProcessInfo_t, nvmlProcessInfo_v2_t");
 _Static_assert(sizeof(struct nvml_process_utilization) == 32, "nvmlProcessUtilizationSample_t");
 _Static_assert(sizeof(struct nvml_event_data) == 32, "nvmlEventData_t");
@@ -119,6 +179,7 @@ nvmlReturn_t nvmlShutdown(void);
 const char *nvmlErrorString(nvmlReturn_t result);
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length);
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length);
+nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length);
 nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version);
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version);
 
@@ -145,18 +206,33 @@ nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milliwatts);
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct nvml_memory *memory);
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, struct nvml_memory_v2 *memory);
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                  struct nvml_process_info_v1 *infos);
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
                                                      struct nvml_process_info *infos);
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                      struct nvml_process_info *infos);
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                   struct nvml_process_info_v1 *infos);
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
                                                       struct nvml_process_info *infos);
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                       struct nvml_process_info *infos);
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                     struct nvml_process_info_v1 *infos);
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                        struct nvml_process_info *infos);
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                         struct nvml_process_info *infos);
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
+                                                   struct nvml_process_detail_list *list);
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct nvml_process_utilization *samples,
                                              unsigned *count, unsigned long long last_seen_us);
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
+                                                   struct nvml_processes_utilization *all);
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long long last_seen_us,
+                                  int *value_type, unsigned *count, struct nvml_sample *samples);
+nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, struct nvml_bar1_memory *memory);
 
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types);
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set);

@@ -1,9 +1,9 @@
 /* What nvidia-smi and everything else that asks NVML is told about memory: the container's share, as CUDA
  * says it. */
-#include "depth.h"
-#include "real.h"
+#include "limits.h"
+#include "nvml_place.h"
+#include "reclaim.h"
 #include "region.h"
-#include "settings.h"
 
 #include <stdbool.h>
 
@@ -11,19 +11,18 @@ struct share {
     uint64_t total, used, free;
 };
 
-/* The container's share of a GPU with `total_bytes`; false when this GPU is not limited. */
+/* The container's share of a GPU with `total_bytes`; false when its memory is not limited. Programs subtract
+ * used from total, so it is never more, even if the limit was lowered below what they hold. */
 static bool share_of(const struct real_nvml *real, nvmlDevice_t device, uint64_t total_bytes,
                      struct share *share)
 {
-    char uuid[UUID_BYTES];
-    if (!settings()->active || settings()->malformed || depth_inside() || !real->nvmlDeviceGetUUID
-        || real->nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS || !region_open())
+    int place = nvml_place_limited(real, device);
+    if (place < 0)
         return false;
-    int place = region_device(uuid);
-    uint64_t limit_bytes = region_limit_bytes(place);
-    if (!limit_bytes)
-        return false;
-    share->total = limit_bytes < total_bytes ? limit_bytes : total_bytes;
+    uint64_t limit_bytes = limits_memory_bytes(place);
+    bool spills = limits_oversubscribe(place);
+    true_up(place);
+    share->total = spills || limit_bytes < total_bytes ? limit_bytes : total_bytes;
     share->used = region_used_bytes(place);
     if (share->used > share->total)
         share->used = share->total;

@@ -81,7 +81,10 @@ struct region_device {
     _Atomic uint64_t charged_ns, throttled_ns, launches, waits; /* counters */
     _Atomic uint64_t contended_at_ns; /* CLOCK_MONOTONIC: when others were last seen to have the GPU */
     uint64_t reserved1[1];
-    uint64_t reserved2[16];
+
+    /* What charged_ns was at two moments, the older first: whoever asks for the utilisation notes it. */
+    _Atomic uint64_t seen_at_ns[2], seen_charged_ns[2];
+    uint64_t reserved2[12];
 };
 
 /* An allocation that was refused; the newest REFUSALS of them, at (number - 1) modulo REFUSALS. */

@@ -129,6 +129,20 @@ static uint64_t parts_of(const struct region_usage *usage)
         + atomic_load(&usage->data_bytes);
 }
 
+bool slots_next(struct region *region, int place, int32_t *index, struct member *member)
+{
+    while (*index < slot_count(region)) {
+        struct region_slot *slot = &region->slots[(*index)++];
+        if (!(atomic_load(&slot->owner) & OWNER_READY) && !is_foreign(slot))
+            continue;
+        member->pid = atomic_load(&slot->pid);
+        member->host_pid = atomic_load(&slot->host_pid);
+        member->bytes = atomic_load(&slot->used[place].total_bytes) & LEDGER_MOST_BYTES;
+        return true;
+    }
+    return false;
+}
+
 struct holdings slots_hold(struct region *region, int place)
 {
     struct holdings all = {.settled = true};

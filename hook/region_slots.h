@@ -44,4 +44,13 @@ struct holdings {
 /* What the living hold at a place. */
 struct holdings slots_hold(struct region *region, int place);
 
+/* A living process, and what it holds at a place. */
+struct member {
+    int32_t pid, host_pid; /* the second is 0 until the agent has filled it in */
+    uint64_t bytes;
+};
+
+/* The next one from slot `*index` on, which is moved behind it; false when there is none. */
+bool slots_next(struct region *region, int place, int32_t *index, struct member *member);
+
 #endif

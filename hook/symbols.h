@@ -223,13 +223,32 @@
     X(cuMemPoolExportPointer, "cuMemPoolExportPointer", 11020, 0)                                             \
     X(cuMemPoolExportToShareableHandle, "cuMemPoolExportToShareableHandle", 11020, 0)
 
-/* nvml_memory.c */
 #define NVML_SYMBOLS(X)                                             \
+    /* nvml_memory.c */                                             \
     X(nvmlDeviceGetMemoryInfo)                                      \
-    X(nvmlDeviceGetMemoryInfo_v2)
+    X(nvmlDeviceGetMemoryInfo_v2)                                   \
+    /* nvml_processes.c */                                          \
+    X(nvmlDeviceGetComputeRunningProcesses)                         \
+    X(nvmlDeviceGetComputeRunningProcesses_v2)                      \
+    X(nvmlDeviceGetComputeRunningProcesses_v3)                      \
+    X(nvmlDeviceGetGraphicsRunningProcesses)                        \
+    X(nvmlDeviceGetGraphicsRunningProcesses_v2)                     \
+    X(nvmlDeviceGetGraphicsRunningProcesses_v3)                     \
+    X(nvmlDeviceGetMPSComputeRunningProcesses)                      \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v2)                   \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v3)                   \
+    X(nvmlDeviceGetRunningProcessDetailList)                        \
+    /* nvml_utilization.c */                                        \
+    X(nvmlDeviceGetUtilizationRates)                                \
+    X(nvmlDeviceGetSamples)                                         \
+    X(nvmlDeviceGetProcessUtilization)                              \
+    X(nvmlDeviceGetProcessesUtilizationInfo)
 
 #define NVML_USED(X)                                                \
-    X(nvmlDeviceGetUUID)
+    X(nvmlDeviceGetUUID)                                            \
+    X(nvmlDeviceGetGpuInstanceId)                                   \
+    X(nvmlDeviceGetComputeInstanceId)                               \
+    X(nvmlSystemGetDriverVersion)
 // clang-format on
 
 #define EXPORT __attribute__((visibility("default")))

@@ -236,7 +236,7 @@ def nvml_structure_checks(structures: dict[str, str], text: str) -> str:
     checks = []
     for ours, body in structures.items():
         for theirs in nvml_types()[ours]:
-            found = re.search(rf"struct \w*\s*\{{([^{{}}]*)\}}[\w\s,]*\b{theirs}\b[^;]*;", text)
+            found = re.search(rf"struct\b\s*\w*\s*\{{([^{{}}]*)\}}[\w\s,]*\b{theirs}\b[^;]*;", text)
             assert found, f"nvml.h defines no structure {theirs}"
             names = list(zip(fields(body), fields(found[1]), strict=True))
             checks.append(same(f"sizeof(struct {ours})", f"sizeof({theirs})", ours))
@@ -289,6 +289,8 @@ def test_our_nvml_prototypes_are_the_vendors() -> None:
     text = vendor_nvml()
     renamed = {theirs: f"struct {ours}" for ours, names in nvml_types().items() for theirs in names}
     renamed |= {name: kind for kind, name in re.findall(r"typedef (unsigned) int (nvml\w+);", text)}
+    for known, alias in re.findall(r"typedef (nvml\w+_t) (nvml\w+_t);", text):
+        renamed[alias] = renamed.get(known, alias)
     for enum in re.findall(r"typedef enum[^{};]*\{[^{}]*\}\s*(nvml\w+)", text):
         renamed[enum] = ENUM
     del renamed["nvmlReturn_t"]

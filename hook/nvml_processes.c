@@ -1,0 +1,168 @@
+/* Who uses a GPU, as the container is told: its own living processes, by the pids it knows, with the bytes
+ * that are charged to each, so that they add up to the memory in use. The driver is asked first, and what it
+ * refuses stays refused; of whom it would tell, the whole node, nothing is passed on.
+ *
+ * Graphics and MPS lists are empty: what such processes hold is not charged.
+ */
+#include "depth.h"
+#include "nvml_place.h"
+#include "region.h"
+#include "region_slots.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+enum stride {
+    STRIDE_V1 = sizeof(struct nvml_process_info_v1),
+    STRIDE_V2 = sizeof(struct nvml_process_info),
+    STRIDE_DETAIL = sizeof(struct nvml_process_detail),
+};
+
+/* Drivers from 535.43 on wrote a longer structure under this version's name, until 535.98. What a caller
+ * expects cannot be seen, so it gets what its driver writes, as it would without us. */
+static enum stride stride_v3(const struct real_nvml *real)
+{
+    char version[80];
+    int branch, release;
+    if (!real->nvmlSystemGetDriverVersion
+        || real->nvmlSystemGetDriverVersion(version, sizeof version) != NVML_SUCCESS
+        || sscanf(version, "%d.%d", &branch, &release) != 2)
+        return STRIDE_V2;
+    return branch == 535 && release >= 43 && release < 98 ? STRIDE_DETAIL : STRIDE_V2;
+}
+
+/* An entry of the longest kind; the others are its beginning. */
+static struct nvml_process_detail entry_for(const struct real_nvml *real, nvmlDevice_t device)
+{
+    struct nvml_process_detail entry = {0};
+    if (!real->nvmlDeviceGetGpuInstanceId
+        || real->nvmlDeviceGetGpuInstanceId(device, &entry.gpu_instance_id) != NVML_SUCCESS)
+        entry.gpu_instance_id = NVML_NO_INSTANCE;
+    if (!real->nvmlDeviceGetComputeInstanceId
+        || real->nvmlDeviceGetComputeInstanceId(device, &entry.compute_instance_id) != NVML_SUCCESS)
+        entry.compute_instance_id = NVML_NO_INSTANCE;
+    return entry;
+}
+
+/* Fill the caller's array as the driver would: all or its needed length. */
+static nvmlReturn_t tell(const struct real_nvml *real, nvmlDevice_t device, int place, enum stride stride,
+                         unsigned *count, void *infos)
+{
+    unsigned room = infos ? *count : 0, found = 0;
+    struct nvml_process_detail entry = entry_for(real, device);
+    struct member member;
+    if (*count && !infos)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    region_used_bytes(place); /* sees to the dead first */
+    for (int32_t i = 0; slots_next(region_mapped(), place, &i, &member);) {
+        if (!member.bytes)
+            continue;
+        entry.pid = (unsigned)member.pid;
+        entry.used_bytes = member.bytes;
+        if (found < room)
+            memcpy((char *)infos + (size_t)found * stride, &entry, stride);
+        found++;
+    }
+    *count = found;
+    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+static nvmlReturn_t tell_nobody(unsigned *count)
+{
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+/* The shape of all of them. `answer` is what a device whose memory is limited says. */
+#define LIST(symbol, answer)                                                                                 \
+    const struct real_nvml *real = real_nvml();                                                              \
+    unsigned none = 0;                                                                                       \
+    if (!real || !real->symbol)                                                                              \
+        return NVML_ERROR_FUNCTION_NOT_FOUND;                                                                \
+    int place = count ? nvml_place_limited(real, device) : -1;                                               \
+    if (place < 0)                                                                                           \
+        return real->symbol(device, count, infos);                                                           \
+    depth_enter();                                                                                           \
+    nvmlReturn_t result = real->symbol(device, &none, NULL);                                                 \
+    depth_leave();                                                                                           \
+    return result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE ? (answer) : result
+
+#define OURS(stride) tell(real, device, place, stride, count, infos)
+#define NOBODY tell_nobody(count)
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                         struct nvml_process_info_v1 *infos)
+{
+    LIST(nvmlDeviceGetComputeRunningProcesses, OURS(STRIDE_V1));
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                            struct nvml_process_info *infos)
+{
+    LIST(nvmlDeviceGetComputeRunningProcesses_v2, OURS(STRIDE_V2));
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                            struct nvml_process_info *infos)
+{
+    LIST(nvmlDeviceGetComputeRunningProcesses_v3, OURS(stride_v3(real)));
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                          struct nvml_process_info_v1 *infos)
+{
+    LIST(nvmlDeviceGetGraphicsRunningProcesses, NOBODY);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                             struct nvml_process_info *infos)
+{
+    LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, NOBODY);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                             struct nvml_process_info *infos)
+{
+    LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, NOBODY);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                            struct nvml_process_info_v1 *infos)
+{
+    LIST(nvmlDeviceGetMPSComputeRunningProcesses, NOBODY);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                               struct nvml_process_info *infos)
+{
+    LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, NOBODY);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                               struct nvml_process_info *infos)
+{
+    LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, NOBODY);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
+                                                          struct nvml_process_detail_list *list)
+{
+    const struct real_nvml *real = real_nvml();
+    if (!real || !real->nvmlDeviceGetRunningProcessDetailList)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    /* Of another version nothing but its number is known. */
+    bool known = list && list->version == NVML_PROCESS_DETAIL_LIST_V1;
+    int place = known ? nvml_place_limited(real, device) : -1;
+    if (place < 0)
+        return real->nvmlDeviceGetRunningProcessDetailList(device, list);
+    struct nvml_process_detail_list asked = {.version = list->version, .mode = list->mode};
+    depth_enter();
+    nvmlReturn_t result = real->nvmlDeviceGetRunningProcessDetailList(device, &asked);
+    depth_leave();
+    if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)
+        return result;
+    if (list->mode == NVML_PROCESSES_COMPUTE || list->mode == NVML_PROCESSES_ALL)
+        return tell(real, device, place, STRIDE_DETAIL, &list->count, list->details);
+    return tell_nobody(&list->count);
+}

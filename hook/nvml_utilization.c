@@ -1,0 +1,226 @@
+/* How busy a GPU is, as the container is told. Where its share of the GPU's time is enforced: how much of
+ * that share it used, 100 % being all of it. And of its own processes only, as far as it is known which they
+ * are: by the pid in their slot, or by that on the node once the agent has written it there.
+ *
+ * The engines for video are not limited, nor is the memory's bandwidth: of the latter the container is told
+ * at most what it used of the GPU, as more cannot be its own.
+ */
+#include "depth.h"
+#include "limits.h"
+#include "monotonic.h"
+#include "nvml_place.h"
+#include "region.h"
+#include "region_slots.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+
+#define WINDOW_LEAST_NS UINT64_C(1000000000)
+#define WINDOW_MOST_NS (60 * WINDOW_LEAST_NS)
+#define FIRST_LOOK_NS UINT64_C(100000000)
+enum { MOST_ENTRIES = 65536, SPARE_ENTRIES = 16 };
+
+/* --- the container's own time ----------------------------------------------------------------------------
+ */
+
+/* The moment that a window ending now starts at, and what had been charged by then. Everybody in the
+ * container notes when he looked, so that a program that asks but once has something to go by. */
+static bool find_start(struct region_device *device, uint64_t now_ns, uint64_t *start_ns,
+                       uint64_t *charged_ns)
+{
+    uint64_t newer_ns = atomic_load(&device->seen_at_ns[1]);
+    uint64_t newer_charged_ns = atomic_load(&device->seen_charged_ns[1]);
+    if (now_ns - newer_ns >= WINDOW_LEAST_NS
+        && atomic_compare_exchange_strong(&device->seen_at_ns[1], &newer_ns, now_ns)) {
+        atomic_store(&device->seen_charged_ns[1], atomic_load(&device->charged_ns));
+        atomic_store(&device->seen_charged_ns[0], newer_charged_ns);
+        atomic_store(&device->seen_at_ns[0], newer_ns);
+    }
+    *start_ns = atomic_load(&device->seen_at_ns[0]);
+    *charged_ns = atomic_load(&device->seen_charged_ns[0]);
+    uint64_t window_ns = now_ns - *start_ns;
+    return *start_ns && window_ns >= WINDOW_LEAST_NS && window_ns <= WINDOW_MOST_NS;
+}
+
+static unsigned percent_of(uint64_t spent_ns, uint64_t window_ns, uint64_t permille)
+{
+    double entitled_ns = (double)window_ns * (double)permille / 1000;
+    double percent = entitled_ns > 0 ? 100 * (double)spent_ns / entitled_ns : 0;
+    return percent >= 100 ? 100 : (unsigned)(percent + 0.5);
+}
+
+/* What the container used of its share of late, in percent. Where nobody asked for a minute, this waits for
+ * FIRST_LOOK_NS. */
+static unsigned own_percent(int place, const struct core_share *share)
+{
+    struct region_device *device = region_device_at(place);
+    uint64_t now_ns = monotonic_ns(), start_ns, before_ns;
+    uint64_t permille = share->permille + (share->lent_until_ns > now_ns ? share->lent_permille : 0);
+    permille = permille < WHOLE_GPU_PERMILLE ? permille : WHOLE_GPU_PERMILLE;
+    if (!device || atomic_load(&device->charged_ns) == 0)
+        return 0;
+    if (!find_start(device, now_ns, &start_ns, &before_ns)) {
+        start_ns = now_ns;
+        before_ns = atomic_load(&device->charged_ns);
+        monotonic_sleep_until(now_ns + FIRST_LOOK_NS);
+        now_ns = monotonic_ns();
+    }
+    uint64_t charged_ns = atomic_load(&device->charged_ns);
+    return percent_of(charged_ns > before_ns ? charged_ns - before_ns : 0, now_ns - start_ns, permille);
+}
+
+/* Whether the container's share of this device's time is enforced; then also how much it used of it. */
+static bool own_utilization(const struct real_nvml *real, nvmlDevice_t device, unsigned *percent)
+{
+    int place = nvml_place(real, device);
+    struct core_share share = limits_core(place);
+    if (place < 0 || !share.enforced)
+        return false;
+    *percent = own_percent(place, &share);
+    return true;
+}
+
+static unsigned least(unsigned a, unsigned b)
+{
+    return a < b ? a : b;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, struct nvml_utilization *utilization)
+{
+    const struct real_nvml *real = real_nvml();
+    unsigned percent;
+    if (!real || !real->nvmlDeviceGetUtilizationRates)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    nvmlReturn_t result = real->nvmlDeviceGetUtilizationRates(device, utilization);
+    if (result == NVML_SUCCESS && own_utilization(real, device, &percent))
+        *utilization =
+            (struct nvml_utilization){.gpu = percent, .memory = least(utilization->memory, percent)};
+    return result;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long long last_seen_us,
+                                         int *value_type, unsigned *count, struct nvml_sample *samples)
+{
+    const struct real_nvml *real = real_nvml();
+    unsigned percent;
+    if (!real || !real->nvmlDeviceGetSamples)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    nvmlReturn_t result = real->nvmlDeviceGetSamples(device, type, last_seen_us, value_type, count, samples);
+    if (result != NVML_SUCCESS || !samples || (type != NVML_SAMPLES_GPU && type != NVML_SAMPLES_MEMORY)
+        || *value_type != NVML_VALUE_UNSIGNED || !own_utilization(real, device, &percent))
+        return result;
+    for (unsigned i = 0; i < *count; i++)
+        samples[i].value[0] = type == NVML_SAMPLES_GPU ? percent : least(samples[i].value[0], percent);
+    return result;
+}
+
+/* --- by process ------------------------------------------------------------------------------------------
+ */
+
+/* The place of a device that is limited in memory or time: others' processes are then not shown. */
+static int limited_place(const struct real_nvml *real, nvmlDevice_t device)
+{
+    int place = nvml_place(real, device);
+    bool limited =
+        place >= 0 && (limits_memory_bytes(place) || limits_core(place).permille < WHOLE_GPU_PERMILLE);
+    return limited ? place : -1;
+}
+
+/* If a pid that the driver names is a process of this container, make it the pid that the container knows. */
+static bool translate(int place, unsigned *pid)
+{
+    struct member member;
+    for (int32_t i = 0; slots_next(region_mapped(), place, &i, &member);) {
+        int32_t named = member.host_pid ? member.host_pid : member.pid;
+        if (named > 0 && (unsigned)named == *pid) {
+            *pid = (unsigned)member.pid;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Percent of the GPU as percent of the share. */
+static unsigned of_share(int place, unsigned percent)
+{
+    struct core_share share = limits_core(place);
+    return share.enforced ? least(100, least(100, percent) * WHOLE_GPU_PERMILLE / share.permille) : percent;
+}
+
+static nvmlReturn_t answer(unsigned found, unsigned room, unsigned *count)
+{
+    *count = found;
+    return found == 0 ? NVML_ERROR_NOT_FOUND : found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+static unsigned entries_for(unsigned needed)
+{
+    return least(needed, MOST_ENTRIES) + SPARE_ENTRIES;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
+                                                    struct nvml_process_utilization *samples, unsigned *count,
+                                                    unsigned long long last_seen_us)
+{
+    const struct real_nvml *real = real_nvml();
+    unsigned needed = 0, found = 0, room = samples && count ? *count : 0;
+    if (!real || !real->nvmlDeviceGetProcessUtilization)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    int place = count ? limited_place(real, device) : -1;
+    if (place < 0)
+        return real->nvmlDeviceGetProcessUtilization(device, samples, count, last_seen_us);
+    depth_enter();
+    nvmlReturn_t result = real->nvmlDeviceGetProcessUtilization(device, NULL, &needed, last_seen_us);
+    struct nvml_process_utilization *all = NULL;
+    if (result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE) {
+        needed = entries_for(needed);
+        all = calloc(needed, sizeof *all);
+        result = all ? real->nvmlDeviceGetProcessUtilization(device, all, &needed, last_seen_us)
+                     : NVML_ERROR_MEMORY;
+    }
+    depth_leave();
+    for (unsigned i = 0; result == NVML_SUCCESS && i < needed; i++) {
+        if (!translate(place, &all[i].pid))
+            continue;
+        all[i].sm_percent = of_share(place, all[i].sm_percent);
+        if (found < room)
+            samples[found] = all[i];
+        found++;
+    }
+    free(all);
+    return result == NVML_SUCCESS ? answer(found, room, count) : result;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
+                                                          struct nvml_processes_utilization *all)
+{
+    const struct real_nvml *real = real_nvml();
+    unsigned found = 0;
+    if (!real || !real->nvmlDeviceGetProcessesUtilizationInfo)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    bool known = all && all->version == NVML_PROCESSES_UTILIZATION_V1;
+    int place = known ? limited_place(real, device) : -1;
+    if (place < 0)
+        return real->nvmlDeviceGetProcessesUtilizationInfo(device, all);
+    unsigned room = all->infos ? all->count : 0;
+    struct nvml_processes_utilization asked = {.version = all->version, .last_seen_us = all->last_seen_us};
+    depth_enter();
+    nvmlReturn_t result = real->nvmlDeviceGetProcessesUtilizationInfo(device, &asked);
+    if (result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE) {
+        asked.count = entries_for(asked.count);
+        asked.infos = calloc(asked.count, sizeof *asked.infos);
+        result =
+            asked.infos ? real->nvmlDeviceGetProcessesUtilizationInfo(device, &asked) : NVML_ERROR_MEMORY;
+    }
+    depth_leave();
+    for (unsigned i = 0; result == NVML_SUCCESS && i < asked.count; i++) {
+        if (!translate(place, &asked.infos[i].pid))
+            continue;
+        asked.infos[i].sm_percent = of_share(place, asked.infos[i].sm_percent);
+        if (found < room)
+            all->infos[found] = asked.infos[i];
+        found++;
+    }
+    free(asked.infos);
+    return result == NVML_SUCCESS ? answer(found, room, &all->count) : result;
+}

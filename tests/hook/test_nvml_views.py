@@ -1,0 +1,395 @@
+"""What NVML tells a container: its own share, its own processes, and one story with CUDA."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hooked_programs import LIMIT, Node
+from limits_bed import LimitsBed, limits_bed
+from waiting import eventually
+
+from agent.domain.limits_file import DeviceLimit
+from agent.sim.driver import SimGpu, SimMig, made_up_uuid
+
+GPU, OTHER, MIB = made_up_uuid(0), 4242, 1 << 20
+FULL = 46068
+HOST_PID_OFFSET = 4
+FIRST_SLOT = 1856
+
+TENANT = """
+import sys
+start()
+for line in sys.stdin:
+    say(answer=eval(line)); sys.stdout.flush()
+"""
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A process of the container that evaluates what it is told."""
+
+    process: "subprocess.Popen[str]"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ask(self, expression: str) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr and self.process.stderr.read()
+        return json.loads(line)["answer"]
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=10)
+
+
+@contextmanager
+def tenants(node: Node, count: int, env: Mapping[str, str]) -> Iterator[list[Tenant]]:
+    with ExitStack() as ending:
+        started = []
+        for _ in range(count):
+            process = node.start("from nvml_calls import *\n" + TENANT, env=env)
+            ending.callback(process.communicate, timeout=10)
+            ending.callback(process.kill)
+            started.append(Tenant(process))
+        yield started
+
+
+def look(node: Node, expression: str, **env: str) -> Any:
+    """What a process of the container sees that does nothing but look."""
+    said = node.run(f"from nvml_calls import *\nsay(answer={expression})", **env)
+    assert said["rc"] == 0, said["stderr"]
+    return said["answer"]
+
+
+@pytest.fixture
+def bed(node: Node, tmp_path: Path) -> LimitsBed:
+    return limits_bed(node, tmp_path / "lib")
+
+
+# --- one story ------------------------------------------------------------------------------------
+
+
+def cuda_story(tenant: Tenant) -> list[int]:
+    """Total, used and free by CUDA."""
+    free, total = tenant.ask("info_mib()")
+    assert tenant.ask("total_mib()") == total
+    return [total, total - free, free]
+
+
+def test_cuda_and_nvml_tell_one_story_whatever_happens(node: Node, bed: LimitsBed) -> None:
+    node.sim.process(0, OTHER, 9000)  # another tenant of the GPU
+    bed.write(DeviceLimit(uuid=GPU, memory_limit_bytes=1000 * MIB))
+    env = bed.environment()
+    with tenants(node, 2, env) as (first, second):
+        assert first.ask("alloc(300)")[0] == second.ask("alloc(200)")[0] == 0
+        smi = look(node, "smi()", **env)
+        for story in (smi["v1"], smi["v2"], cuda_story(first), cuda_story(second)):
+            assert story == [1000, 500, 500]
+        assert sorted(smi["processes"]) == sorted([[first.pid, 300], [second.pid, 200]])
+        assert (smi["sum"], smi["name"]) == (500, [True, True])
+
+        with bed.line() as line:
+            line.change(400 * MIB)  # below what they hold
+        smi = look(node, "smi()", **env)
+        for story in (smi["v1"], smi["v2"], cuda_story(first)):
+            assert story == [400, 400, 0]
+        assert smi["sum"] == 500  # who holds too much can be seen
+
+        second.kill()
+        eventually(lambda: look(node, "smi()", **env)["sum"] == 300)
+        smi = look(node, "smi()", **env)
+        for story in (smi["v1"], smi["v2"], cuda_story(first)):
+            assert story == [400, 300, 100]
+        assert smi["processes"] == [[first.pid, 300]]
+
+
+def test_pynvml_sees_what_bare_calls_see(node: Node) -> None:
+    code = (
+        "import pynvml\n"
+        "start(); alloc(300)\n"
+        "pynvml.nvmlInit(); handle = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
+        "infos = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)\n"
+        "say(infos=[[i.pid, i.usedGpuMemory // MIB] for i in infos], pid=os.getpid(),\n"
+        "    graphics=len(pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)))"
+    )
+    node.sim.process(0, OTHER, 9000)
+    node.sim.process(0, OTHER + 1, 50, kind="graphics")
+    said = node.run("import os\n" + code, **{LIMIT: "1000m"})
+    assert (said["infos"], said["graphics"]) == ([[said["pid"], 300]], 0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_limit_above_the_gpu_shows_the_gpu(node: Node, version: int) -> None:
+    assert look(node, f"memory(handle(), {version})", **{LIMIT: "100g"}) == [FULL, 0, FULL]
+
+
+def test_oversubscribed_memory_shows_the_limit(node: Node) -> None:
+    env = {LIMIT: "100g", "CUDA_OVERSUBSCRIBE": "true"}
+    assert look(node, "memory(handle())", **env) == [102400, 0, 102400]
+
+
+def test_a_mig_device_is_known_by_its_own_uuid(node: Node, bed: LimitsBed) -> None:
+    uuid = "MIG-c3000000-0000-4000-8000-0000000000d4"
+    mig = SimMig(position=0, uuid=uuid, gpu_instance=7, memory_mib=4864)
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, mig=True, migs=(mig,)))
+    bed.write(DeviceLimit(uuid=uuid, memory_limit_bytes=700 * MIB))
+    assert look(node, "memory(mig(0))", **bed.environment()) == [700, 0, 700]
+    with bed.node.cache.open("rb") as file:
+        assert uuid.encode() in file.read()[64:1600]
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        pytest.param("nvml.nvmlDeviceGetMemoryInfo(handle(), None)", 2, id="nowhere to put it"),
+        pytest.param("nvml.nvmlDeviceGetMemoryInfo_v2(handle(), None)", 2, id="nowhere, version 2"),
+        pytest.param(
+            "nvml.nvmlDeviceGetMemoryInfo_v2(handle(), ctypes.byref(MemoryV2(version=7)))", 25,
+            id="a version nobody knows",
+        ),
+        pytest.param("nvml.nvmlDeviceGetMemoryInfo(None, ctypes.byref(Memory()))", 1, id="before nvmlInit"),
+        pytest.param("processes(None, 'ComputeRunningProcesses_v3')", 1, id="a list before nvmlInit"),
+        pytest.param(
+            "nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle(), None, None)", 2, id="a list without length"
+        ),
+        pytest.param(
+            "nvml.nvmlDeviceGetComputeRunningProcesses(handle(), ctypes.byref(ctypes.c_uint(3)), None)", 2,
+            id="room for three, but where",
+        ),
+        pytest.param("details(handle(), version=5)", 2, id="a list of a version nobody knows"),
+        pytest.param("details(handle(), mode=9)", 2, id="a list of a mode nobody knows"),
+        pytest.param("nvml.nvmlDeviceGetRunningProcessDetailList(handle(), None)", 2, id="no list"),
+        pytest.param("nvml.nvmlDeviceGetUtilizationRates(handle(), None)", 2, id="no place for rates"),
+        pytest.param("nvml.nvmlDeviceGetProcessUtilization(handle(), None, None, 0)", 2, id="no length"),
+        pytest.param("nvml.nvmlDeviceGetProcessesUtilizationInfo(handle(), None)", 2, id="no structure"),
+        pytest.param("sampled(handle(), 0)", 3, id="samples of another kind"),
+    ],
+)  # fmt: skip
+def test_odd_calls_are_the_drivers_business(node: Node, call: str, result: int) -> None:
+    env = {LIMIT: "1000m", "CUDA_DEVICE_SM_LIMIT": "50"}
+    assert look(node, call, **env) == result
+    assert node.run(f"from nvml_calls import *\nsay(answer={call})", hook=False)["answer"] == result
+
+
+# --- process lists --------------------------------------------------------------------------------
+
+LISTS = [
+    pytest.param("ComputeRunningProcesses", "InfoV1", id="version 1"),
+    pytest.param("ComputeRunningProcesses_v2", "Info", id="version 2"),
+    pytest.param("ComputeRunningProcesses_v3", "Info", id="version 3"),
+]
+
+
+@pytest.mark.parametrize(("function", "entry"), LISTS)
+def test_a_list_names_the_containers_processes_only(node: Node, function: str, entry: str) -> None:
+    node.sim.process(0, OTHER, 9000)
+    env = {LIMIT: "1000m"}
+    with tenants(node, 3, env) as some:
+        for tenant, mib in zip(some, (100, 200, 0), strict=True):
+            tenant.ask(f"alloc({mib})" if mib else "1")
+        wanted = sorted([[some[0].pid, 100], [some[1].pid, 200]])
+        assert sorted(look(node, f"processes(handle(), '{function}', {entry})", **env)) == wanted
+        too_small = f"processes(handle(), '{function}', {entry}, 1)"
+        assert look(node, too_small, **env) == 7
+        with_room = f"processes(handle(), '{function}', {entry}, 9)"
+        assert sorted(look(node, with_room, **env)) == wanted
+
+
+def test_version_3_has_the_length_that_this_driver_gives_it(node: Node) -> None:
+    """From 535.43 to 535.97 its entries were those of the detail list."""
+    env = {LIMIT: "1000m"}
+    node.sim.versions(driver="535.54.03")
+    with tenants(node, 2, env) as some:
+        for tenant in some:
+            tenant.ask("alloc(100)")
+        wanted = sorted([tenant.pid, 100] for tenant in some)
+        ask = "processes(handle(), 'ComputeRunningProcesses_v3', {})"
+        assert sorted(look(node, ask.format("Detail"), **env)) == wanted
+        node.sim.versions(driver="535.104.05")
+        assert sorted(look(node, ask.format("Info"), **env)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("mode", "named"),
+    [
+        pytest.param(0, True, id="compute"),
+        pytest.param(1, False, id="graphics"),
+        pytest.param(2, False, id="MPS"),
+        pytest.param(3, True, id="all"),
+    ],
+)
+def test_the_detail_list_by_mode(node: Node, mode: int, named: bool) -> None:
+    node.sim.process(0, OTHER, 9000)
+    node.sim.process(0, OTHER + 1, 50, kind="graphics")
+    env = {LIMIT: "1000m"}
+    with tenants(node, 1, env) as (tenant,):
+        tenant.ask("alloc(100)")
+        said = look(node, f"details(handle(), {mode})", **env)
+        assert said == ([[tenant.pid, 100]] if named else [])
+
+
+@pytest.mark.parametrize("kind", ["Graphics", "MPSCompute"])
+@pytest.mark.parametrize("version", ["", "_v2", "_v3"])
+def test_other_lists_are_empty(node: Node, kind: str, version: str) -> None:
+    node.sim.process(0, OTHER, 50, kind="graphics")
+    call = (
+        f"processes(handle(), '{kind}RunningProcesses{version}', {'Info' if version else 'InfoV1'})"
+    )
+    assert look(node, call, **{LIMIT: "1000m"}) == []
+
+
+def test_without_a_limit_the_drivers_list_stands(node: Node) -> None:
+    node.sim.process(0, OTHER, 9000)
+    ask = "processes(handle(), 'ComputeRunningProcesses_v3')"
+    assert look(node, ask) == [[OTHER, 9000]]
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        pytest.param(
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "processes(handle(), 'ComputeRunningProcesses_v3')", id="list",
+        ),
+        pytest.param("nvmlDeviceGetRunningProcessDetailList", "details(handle())", id="detail list"),
+        pytest.param("nvmlDeviceGetProcessUtilization", "by_process(handle())[0]", id="by process"),
+        pytest.param(
+            "nvmlDeviceGetProcessesUtilizationInfo", "by_process_newer(handle())[0]", id="newer",
+        ),
+        pytest.param("nvmlDeviceGetSamples", "sampled(handle(), 1)", id="samples"),
+    ],
+)  # fmt: skip
+def test_what_the_driver_refuses_stays_refused(node: Node, function: str, call: str) -> None:
+    node.sim.fail(function, 4)  # no permission
+    assert look(node, call, **{LIMIT: "1000m", "CUDA_DEVICE_SM_LIMIT": "50"}) == 4
+
+
+# --- utilisation ----------------------------------------------------------------------------------
+
+CORES = {LIMIT: "1000m", "CUDA_DEVICE_SM_LIMIT": "50", "GPU_CORE_UTILIZATION_POLICY": "force"}
+DEVICE_AT = 2031616 + 64
+CHARGED_AT, SEEN_AT = DEVICE_AT + 64 + 16, DEVICE_AT + 64 + 64
+
+
+def note(node: Node, charged_ms: int, seen_ago_s: float, seen_charged_ms: int) -> None:
+    """Let the container have used this much, and somebody have asked back then."""
+    then = time.monotonic_ns() - int(seen_ago_s * 1e9)
+    with node.cache.open("r+b") as file:
+        os.pwrite(file.fileno(), struct.pack("<Q", charged_ms * 10**6), CHARGED_AT)
+        seen = struct.pack("<4Q", 0, then, 0, seen_charged_ms * 10**6)
+        os.pwrite(file.fileno(), seen, SEEN_AT)
+
+
+@pytest.mark.parametrize(
+    ("used_ms", "percent"),
+    [
+        pytest.param(5000, range(97, 101), id="all of the share"),
+        pytest.param(2500, range(47, 51), id="half of it"),
+        pytest.param(9000, range(100, 101), id="more than the share"),
+        pytest.param(0, range(1), id="nothing"),
+    ],
+)
+def test_utilisation_is_of_the_share(node: Node, used_ms: int, percent: range) -> None:
+    """Half of the GPU is all there is; ten seconds ago somebody looked."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, gpu_percent=90))
+    look(node, "memory(handle())", **CORES)
+    note(node, 1000 + used_ms, 10, 1000)
+    gpu, memory = look(node, "utilization(handle())", **CORES)
+    assert gpu in percent
+    assert memory <= gpu
+
+
+def test_who_asks_first_waits_for_an_answer(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, gpu_percent=90))
+    look(node, "memory(handle())", **CORES)
+    note(node, 1000, 10_000, 0)  # the last look is hours ago
+    assert look(node, "utilization(handle())", **CORES) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({LIMIT: "1000m"}, id="no share"),
+        pytest.param({**CORES, "GPU_CORE_UTILIZATION_POLICY": "disable"}, id="not enforced"),
+        pytest.param({**CORES, "CUDA_DEVICE_SM_LIMIT": "100"}, id="all of it"),
+    ],
+)
+def test_where_no_share_is_enforced_the_drivers_utilisation_stands(
+    node: Node, env: dict[str, str]
+) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, gpu_percent=90))
+    assert look(node, "utilization(handle())", **env)[0] == 90
+    assert look(node, "sampled(handle(), 1)", **env) == [90]
+
+
+def test_samples_agree_with_the_rates(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, gpu_percent=90))
+    assert look(node, "[sampled(handle(), 1), sampled(handle(), 2)]", **CORES) == [[0], [0]]
+
+
+BY_PROCESS = pytest.mark.parametrize("call", ["by_process", "by_process_newer"])
+
+
+@BY_PROCESS
+def test_others_utilisation_is_not_shown(node: Node, call: str) -> None:
+    node.sim.process(0, OTHER, 9000, sm_percent=60)
+    env = {LIMIT: "1000m"}
+    with tenants(node, 1, env) as (tenant,):
+        tenant.ask("alloc(1)")
+        assert look(node, f"{call}(handle())", **env) == [6, 0]
+        node.sim.process(0, tenant.pid, 1, sm_percent=30)
+        assert look(node, f"{call}(handle())", **env) == [[tenant.pid, 30]]
+        assert look(node, f"{call}(handle(), 0)", **env) == [7, 1]
+        assert look(node, f"{call}(handle())", **CORES) == [[tenant.pid, 60]]  # of the share
+
+
+@BY_PROCESS
+def test_a_pid_of_the_node_becomes_the_containers(node: Node, call: str) -> None:
+    env = {LIMIT: "1000m"}
+    with tenants(node, 1, env) as (tenant,):
+        tenant.ask("alloc(1)")
+        node.sim.process(0, OTHER, 1, sm_percent=30)
+        with node.cache.open("r+b") as file:  # as the agent does
+            os.pwrite(file.fileno(), struct.pack("<i", OTHER), FIRST_SLOT + HOST_PID_OFFSET)
+        assert look(node, f"{call}(handle())", **env) == [[tenant.pid, 30]]
+
+
+@BY_PROCESS
+def test_without_limits_everybody_is_shown(node: Node, call: str) -> None:
+    node.sim.process(0, OTHER, 9000, sm_percent=60)
+    assert look(node, f"{call}(handle())") == [[OTHER, 60]]
+
+
+# --- staying out of the way -----------------------------------------------------------------------
+
+
+def test_looking_at_nvml_loads_no_cuda(node: Node) -> None:
+    code = (
+        "import os\n"
+        "import ctypes, json\n"
+        "nvml = ctypes.CDLL('libnvidia-ml.so.1'); nvml.nvmlInit_v2()\n"
+        "device, said = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()\n"
+        "nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))\n"
+        "count = ctypes.c_uint(0)\n"
+        "results = [nvml.nvmlDeviceGetMemoryInfo(device, said),\n"
+        "           nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), None),\n"
+        "           nvml.nvmlDeviceGetUtilizationRates(device, said)]\n"
+        "print(json.dumps([results, 'libcuda' in open('/proc/self/maps').read()]))"
+    )
+    done = node.run_program(["python3", "-c", code], **CORES)
+    assert json.loads(done.stdout) == [[0, 0, 0], False], done.stderr

@@ -1,5 +1,6 @@
 /* Memory that graphs allocate: which graphs do is followed from the making of their nodes to their launch. */
 #include "graphs.h"
+#include "launch_gate.h"
 #include "reclaim.h"
 #include "wrap.h"
 
@@ -86,6 +87,8 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph)
     CUgraph captured = follow ? graph_captured(stream, per_thread) : NULL;                                   \
     CUresult result = CALL(symbol, stream, graph);                                                           \
     graph_ended_capture(captured, result == CUDA_SUCCESS && graph ? *graph : NULL);                          \
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)                           \
+        launch_gate_capture(false);                                                                          \
     return result
 
 EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)

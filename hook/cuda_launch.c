@@ -11,6 +11,8 @@ enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
     struct launch launch;                                                                                    \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    if (launch_gate_is_open())                                                                               \
+        return CALL(symbol, __VA_ARGS__);                                                                    \
     launch_gate_pass(&launch, stream, own_stream, kind);                                                     \
     CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
     launch_gate_passed(&launch, result);                                                                     \

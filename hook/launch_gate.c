@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { NOTE_EVERY = 64, RECENT = 2, FEW_SAMPLES = 2, MEASURE_ALL = 40, MEASURE_EDGE = 8 };
+enum { FEW_SAMPLES = 2, MEASURE_ALL = 40, MEASURE_EDGE = 8 };
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
@@ -31,7 +31,10 @@ static struct {
     _Atomic uint64_t until_ns, seen_at_ns;
 } agent_blocks[MAX_DEVICES];
 
-static _Thread_local uint32_t launches_of_thread __attribute__((tls_model("initial-exec")));
+_Atomic(const _Atomic uint32_t *) launch_gate_word;
+_Atomic(const _Atomic int32_t *) launch_gate_recent;
+_Atomic uint32_t launch_gate_seen;
+_Thread_local uint32_t launch_gate_count __attribute__((tls_model("initial-exec")));
 
 /* --- where ---------------------------------------------------------------------------------------------- */
 
@@ -63,15 +66,15 @@ static void note_activity(struct lane *lane, uint64_t now_ns)
 {
     struct region *region = region_mapped();
     uint64_t interval_ns = settings()->record_interval_s * UINT64_C(1000000000);
-    if (lane && launches_of_thread)
-        atomic_fetch_add_explicit(&lane->share->launches, launches_of_thread, memory_order_relaxed);
-    launches_of_thread = 0;
+    if (lane && launch_gate_count)
+        atomic_fetch_add_explicit(&lane->share->launches, launch_gate_count, memory_order_relaxed);
+    launch_gate_count = 0;
     if (!region)
         return;
     int32_t recent = atomic_load(&region->recent_kernel);
-    if (recent >= 0 && recent != RECENT)
+    if (recent >= 0 && recent != LAUNCH_GATE_RECENT)
         atomic_compare_exchange_strong(&region->recent_kernel, &recent,
-                                       RECENT); /* unless it just blocked us */
+                                       LAUNCH_GATE_RECENT); /* unless it just blocked us */
     uint64_t noted_ns = atomic_load(&noted_at_ns);
     if ((!noted_ns || now_ns - noted_ns >= interval_ns)
         && atomic_compare_exchange_strong(&noted_at_ns, &noted_ns, now_ns))
@@ -105,7 +108,7 @@ static uint64_t blocked_by_monitor(uint64_t now_ns)
         since_ns = now_ns;
     if (now_ns - since_ns < MONITOR_LEASE_NS)
         return since_ns + MONITOR_LEASE_NS;
-    atomic_compare_exchange_strong(&region->recent_kernel, &recent, RECENT);
+    atomic_compare_exchange_strong(&region->recent_kernel, &recent, LAUNCH_GATE_RECENT);
     atomic_store(&monitor_blocks_since_ns, 0);
     return 0;
 }
@@ -283,9 +286,9 @@ static inline bool pass_fast(struct launch *launch, const struct core_share *cor
     if (core->blocked_until_ns || atomic_load_explicit(&captures, memory_order_relaxed) > 0)
         return false;
     struct region *region = region_mapped();
-    if (!region || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != RECENT)
+    if (!region || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != LAUNCH_GATE_RECENT)
         return false;
-    if (++launches_of_thread >= NOTE_EVERY)
+    if (++launch_gate_count >= LAUNCH_GATE_NOTE)
         note_activity(launch->lane, monotonic_ns());
     if (!core->enforced) {
         launch->lane = NULL;
@@ -296,6 +299,23 @@ static inline bool pass_fast(struct launch *launch, const struct core_share *cor
         return false;
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     return !estimate_measures_all(estimate) && spend(launch->lane, launch->cost_ns);
+}
+
+/* Nothing is kept, lent or blocked: let launches go by until the limits change. */
+static void open_gate(int place, const struct core_share *core)
+{
+    struct region *region = region_mapped();
+    const _Atomic uint32_t *word = limits_core_word(place);
+    if (!word || !region || atomic_load(&only_place) != place + 1)
+        return;
+    uint32_t seen = atomic_load(word);
+    struct core_share again = limits_core(place);
+    if (core->permille < SHARE_WHOLE_PERMILLE || again.permille < SHARE_WHOLE_PERMILLE
+        || again.blocked_until_ns || atomic_load(word) != seen)
+        return;
+    atomic_store(&launch_gate_recent, &region->recent_kernel);
+    atomic_store(&launch_gate_seen, seen);
+    atomic_store_explicit(&launch_gate_word, word, memory_order_release);
 }
 
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key)
@@ -310,6 +330,8 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
     struct core_share core = limits_core(place);
     if (!pass_fast(launch, &core))
         pass_slowly(launch, place);
+    if (core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
+        open_gate(place, &core);
 }
 
 void launch_gate_passed(struct launch *launch, CUresult result)

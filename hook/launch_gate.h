@@ -14,6 +14,7 @@
 #define VGPU_LAUNCH_GATE_H
 
 #include "cuda_abi.h"
+#include "depth.h"
 #include "gpu_time.h"
 
 struct launch {
@@ -24,6 +25,28 @@ struct launch {
     CUstream stream;
     bool per_thread, edge;
 };
+
+/* What an open gate is told by: the words that would have to change, and what they were. */
+extern _Atomic(const _Atomic uint32_t *) launch_gate_word;
+extern _Atomic(const _Atomic int32_t *) launch_gate_recent;
+extern _Atomic uint32_t launch_gate_seen;
+extern _Thread_local uint32_t launch_gate_count
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+enum { LAUNCH_GATE_RECENT = 2, LAUNCH_GATE_NOTE = 64 };
+
+/* Whether launches pass without being charged, and it is not time to look whether that is still so. A few
+ * nanoseconds. */
+static inline bool launch_gate_is_open(void)
+{
+    const _Atomic uint32_t *word = atomic_load_explicit(&launch_gate_word, memory_order_acquire);
+    return word && ++launch_gate_count < LAUNCH_GATE_NOTE && !depth_inside()
+        && atomic_load_explicit(word, memory_order_relaxed)
+        == atomic_load_explicit(&launch_gate_seen, memory_order_relaxed)
+        && atomic_load_explicit(atomic_load_explicit(&launch_gate_recent, memory_order_relaxed),
+                                memory_order_relaxed)
+        == LAUNCH_GATE_RECENT;
+}
 
 /* About to launch this kind on `stream` (0 is the thread's own with `per_thread`) of the current context. May
  * wait. */

@@ -385,3 +385,13 @@ struct core_share limits_core(int place)
         && (now == CORES_FORCE || (now == CORES_DEFAULT && region_switch_is_on()));
     return share;
 }
+
+const _Atomic uint32_t *limits_core_word(int place)
+{
+    struct region *region = region_mapped();
+    if (!known(place) || !region)
+        return NULL;
+    if (file)
+        return places[place].line >= 0 ? &file->devices[places[place].line].sequence : NULL;
+    return (const _Atomic uint32_t *)(const void *)&region->sm_percent[place]; /* its low half */
+}

@@ -11,6 +11,7 @@
 #ifndef VGPU_LIMITS_H
 #define VGPU_LIMITS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,6 +33,10 @@ struct core_share {
 /* `enforced` is false where there is no limit, where policy is `disable`, and where it is `default` and the
  * monitor's switch is off. */
 struct core_share limits_core(int place);
+
+/* A word that is another one whenever limits_core may say something else, for as long as no share is kept and
+ * nothing is lent or blocked. NULL: there is none. */
+const _Atomic uint32_t *limits_core_word(int place);
 
 /* --- for settings.c and the region -----------------------------------------------------------------------
  */

@@ -160,7 +160,12 @@ def _start(
     }
     if not tenant.limits_file:
         environment["CUDA_DEVICE_SM_LIMIT"] = str(tenant.percent)
-    words = [sim.libraries / "sim-gpu-tenant", "--virtual", str(parties), str(rank)]
+    words: list[str | Path] = [
+        sim.libraries / "sim-gpu-tenant",
+        "--virtual",
+        str(parties),
+        str(rank),
+    ]
     words += ["--window-ms", str(STEP_MS), "--threads", str(tenant.threads), *tenant.phases]
     return _process(words, environment)
 

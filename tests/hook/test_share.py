@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from share_bed import (
     BLOCKED_AT,
+    LINES_AT,
     PERMILLE_AT,
     RECENT_KERNEL_AT,
     SWITCH_AT,
@@ -180,6 +181,15 @@ def test_a_new_limit_holds_within_half_a_second(tmp_path: Path) -> None:
     (container,) = run(tmp_path, [tenant], {"kernel": 300}, changes)
     percents = container.percents(0.5, 0)  # windows begin every 100 ms
     assert [round(percents[i]) for i in (10, 25, 45)] == [30, 70, 30]
+
+
+def test_a_limit_where_there_was_none_holds_at_once(tmp_path: Path) -> None:
+    tenant = Tenant(100, ("ms=4000,sync=8",), limits_file=True)
+    limits = Change(2000, 0, "limits", PERMILLE_AT, "<I", 300)
+    begins = Change(2000, 0, "limits", LINES_AT, "<I", 2)  # another sequence
+    (container,) = run(tmp_path, [tenant], {"kernel": 5000}, [limits, begins])
+    assert container.percents(1, 0.5)[0] == pytest.approx(100, abs=2)
+    assert container.percents(1, 2.5)[0] == pytest.approx(30, abs=2)
 
 
 MONITOR_BLOCKS = Change(1000, 0, "region", RECENT_KERNEL_AT, "<i", -1)

@@ -1,4 +1,5 @@
 /* Contexts, and what they cost. */
+#include "gpu_time.h"
 #include "real.h"
 
 EXPORT CUresult cuCtxCreate(CUcontext *a, unsigned int b, CUdevice c)
@@ -27,12 +28,14 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *a, CUctxCreateParams *b, unsigned int 
 
 EXPORT CUresult cuCtxDestroy(CUcontext a)
 {
+    gpu_time_context_ends(a);
     const struct real_cuda *real = real_cuda();
     return real && real->cuCtxDestroy ? real->cuCtxDestroy(a) : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext a)
 {
+    gpu_time_context_ends(a);
     const struct real_cuda *real = real_cuda();
     return real && real->cuCtxDestroy_v2 ? real->cuCtxDestroy_v2(a) : CUDA_ERROR_NOT_INITIALIZED;
 }
@@ -52,6 +55,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *a, CUdevice b)
 
 EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice a)
 {
+    gpu_time_device_ends(a);
     const struct real_cuda *real = real_cuda();
     return real && real->cuDevicePrimaryCtxRelease ? real->cuDevicePrimaryCtxRelease(a)
                                                    : CUDA_ERROR_NOT_INITIALIZED;
@@ -59,6 +63,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice a)
 
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice a)
 {
+    gpu_time_device_ends(a);
     const struct real_cuda *real = real_cuda();
     return real && real->cuDevicePrimaryCtxRelease_v2 ? real->cuDevicePrimaryCtxRelease_v2(a)
                                                       : CUDA_ERROR_NOT_INITIALIZED;
@@ -66,6 +71,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice a)
 
 EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice a)
 {
+    gpu_time_device_ends(a);
     const struct real_cuda *real = real_cuda();
     return real && real->cuDevicePrimaryCtxReset ? real->cuDevicePrimaryCtxReset(a)
                                                  : CUDA_ERROR_NOT_INITIALIZED;
@@ -73,6 +79,7 @@ EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice a)
 
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice a)
 {
+    gpu_time_device_ends(a);
     const struct real_cuda *real = real_cuda();
     return real && real->cuDevicePrimaryCtxReset_v2 ? real->cuDevicePrimaryCtxReset_v2(a)
                                                     : CUDA_ERROR_NOT_INITIALIZED;

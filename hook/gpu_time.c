@@ -450,11 +450,26 @@ static void leave_context(struct measured_lane *lane, CUcontext context)
     atomic_store(&lane->polling, false);
 }
 
-void gpu_time_context_ends(CUcontext context, int place)
+static void leave(CUcontext context, int place)
 {
     depth_enter();
     for (int i = 0; i < MAX_DEVICES; i++)
         if (atomic_load(&lanes[i].known) && (context || place == i) && gpu_probe_possible())
             leave_context(&lanes[i], context);
     depth_leave();
+}
+
+void gpu_time_context_ends(CUcontext context)
+{
+    if (context)
+        leave(context, -1);
+}
+
+void gpu_time_device_ends(CUdevice device)
+{
+    bool any = false;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        any |= atomic_load(&lanes[i].known);
+    if (any)
+        leave(NULL, place_of_device(device));
 }

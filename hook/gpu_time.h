@@ -58,9 +58,9 @@ bool gpu_time_read(struct lane *lane);
  */
 bool gpu_time_poll(int place);
 
-/* The context is about to end, or with NULL all contexts of the device at `place`: nothing of ours may be
- * left in it. */
-void gpu_time_context_ends(CUcontext context, int place);
+/* The context, or the device's primary one, is about to end: nothing of ours is left in it. */
+void gpu_time_context_ends(CUcontext context);
+void gpu_time_device_ends(CUdevice device);
 
 /* Estimates of this process, for all devices. */
 extern struct predictor gpu_time_predictor;

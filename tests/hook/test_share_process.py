@@ -1,0 +1,100 @@
+"""What the limiter does inside somebody else's process: its thread, its events, fork and exit."""
+
+import struct
+
+import pytest
+from hooked_programs import Node
+from share_bed import SHARE_AT
+
+PROGRAM = """
+import os, time
+
+assert start() == 0
+module, function = ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuModuleLoadData(ctypes.byref(module), b"image") == 0
+assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"kernel") == 0
+
+
+def launch(count):
+    for _ in range(count):
+        assert cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == 0
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def eventually(predicate):
+    until = time.monotonic() + 10
+    while not predicate() and time.monotonic() < until:
+        time.sleep(0.005)
+    return predicate()
+
+"""
+
+
+@pytest.fixture
+def limited(node: Node) -> Node:
+    """A node whose kernels take 300 us."""
+    node.sim.kernel("kernel", 300)
+    return node
+
+
+def test_the_thread_is_there_only_while_something_is_measured(limited: Node) -> None:
+    code = "before = threads(); launch(200); during = threads(); cuda.cuCtxSynchronize()\n"
+    code += "say(before=before, during=during, gone=eventually(lambda: threads() == 1))"
+    said = limited.run(PROGRAM + code, CUDA_DEVICE_SM_LIMIT="50")
+    assert (said["before"], said["during"], said["gone"]) == (1, 2, True)
+
+
+def test_without_a_limit_there_is_no_thread(limited: Node) -> None:
+    said = limited.run(PROGRAM + "launch(200); say(threads=threads())")
+    assert said["threads"] == 1
+
+
+def test_contexts_come_and_go(limited: Node) -> None:
+    code = """
+context = ctypes.c_void_p()
+for _ in range(10):
+    assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+    launch(30)
+    assert cuda.cuCtxDestroy_v2(context) == 0
+launch(30)
+say(released=cuda.cuDevicePrimaryCtxRelease_v2(0))
+"""
+    said = limited.run(PROGRAM + code, CUDA_DEVICE_SM_LIMIT="50")
+    assert (said["rc"], said["stderr"], said["released"]) == (0, "", 0)
+
+
+def test_a_forked_child_has_none_of_it(limited: Node) -> None:
+    code = """
+launch(100)
+child = os.fork()
+if child == 0:
+    os._exit(threads())
+_, status = os.waitpid(child, 0)
+launch(100)
+say(threads=os.waitstatus_to_exitcode(status))
+"""
+    said = limited.run(PROGRAM + code, CUDA_DEVICE_SM_LIMIT="50")
+    assert (said["rc"], said["threads"]) == (0, 1)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(7)", "os._exit(7)", "os.kill(os.getpid(), 15)"])
+def test_a_process_ends_with_work_pending(limited: Node, end: str) -> None:
+    said = limited.run(PROGRAM + f"import sys\nlaunch(50)\n{end}", CUDA_DEVICE_SM_LIMIT="50")
+    assert said["rc"] in (7, -15)
+    assert said["stderr"] == ""
+
+
+def test_a_launch_that_fails_is_not_charged(limited: Node) -> None:
+    """Charged 20 us each at a share of 1 %, they would wait every few tens of launches."""
+    code = """
+launch(3)
+bad = [cuda.cuLaunchKernel(function, 0, 1, 1, 32, 1, 1, 0, None, None, None) for _ in range(1000)]
+say(bad=sorted(set(bad)))
+"""
+    said = limited.run(PROGRAM + code, CUDA_DEVICE_SM_LIMIT="1")
+    assert said["bad"] == [1]
+    (waits,) = struct.unpack_from("<Q", limited.cache.read_bytes(), SHARE_AT + 40)
+    assert 1 <= waits <= 10

@@ -30,6 +30,7 @@ ARCH = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine(), platform.
 HOOK_DIR = BUILD / "hook" / ARCH
 FREE_BYTES_WANTED = 1_500_000_000  # zig unpacks to 411 MB, the test tools to about 300 MB
 SHOW_AFTER_S = 2.0
+MISSING = 3  # exit code of what cannot be done on this machine
 
 
 def say(text: str) -> None:
@@ -250,10 +251,19 @@ def cluster_peers(_arguments: "Sequence[str]" = ()) -> int:
 
 
 def gpu(arguments: "Sequence[str]" = ()) -> int:
-    """Run the tests that need a real NVIDIA GPU, on this machine's GPU."""
+    """Check and measure on this machine's NVIDIA GPU; writes docs/results/gpu.md and gpu.json.
+
+    --only CHECK, --python PYTHON (one that has PyTorch), --page FILE. Without arguments the tests
+    marked `gpu` follow. Exit code 3: something is missing, which is told in one sentence. Where
+    nothing can be fetched, run tests/gpu/suite.py by itself: it needs this tree, PyTorch and a
+    built library.
+    """
     compile_hook()
     environment("run", "hook", "dev")
-    return run(PYTHON, "-m", "pytest", "-m", "gpu", "-v", "tests/gpu", *arguments)
+    code = run(PYTHON, "tests/gpu/suite.py", *arguments)
+    if arguments or code == MISSING:
+        return code
+    return run(PYTHON, "-m", "pytest", "-m", "gpu", "-v", "tests/gpu") or code
 
 
 def bench(arguments: "Sequence[str]" = ()) -> int:

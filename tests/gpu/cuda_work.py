@@ -1,0 +1,247 @@
+"""Run as a program: work for a GPU through the driver's own calls, one JSON object per line.
+
+    cuda_work.py probe              what GPU there is
+    cuda_work.py shares NS ROUNDS S kernels of NS (of ROUNDS, if not 0) for S seconds; "ready" first
+    cuda_work.py hold S             keep the GPU busy for S seconds; "ready" first
+    cuda_work.py launches           what a launch costs the caller
+    cuda_work.py events             what cuEventRecord costs, and how long an idle stream's event takes
+    cuda_work.py context            what a context takes of the memory that CUDA shows
+
+Standard library only, and no CUDA toolkit: the kernel is text that the driver compiles.
+"""
+
+import ctypes
+import json
+import sys
+import time
+from collections import deque
+from statistics import median
+from typing import Any
+
+WORK = b"""
+.version 6.4
+.target sm_70
+.address_size 64
+.visible .entry work(.param .u64 rounds)
+{
+    .reg .u64 %left;
+    .reg .f32 %x;
+    .reg .pred %more;
+    ld.param.u64 %left, [rounds];
+    mov.f32 %x, 0f3F800000;
+again:
+    fma.rn.f32 %x, %x, %x, %x;
+    setp.gt.f32 %more, %x, 0f00000000;
+    @!%more trap;
+    sub.u64 %left, %left, 1;
+    setp.ne.u64 %more, %left, 0;
+    @%more bra again;
+    ret;
+}
+\0"""
+QUEUE = 8  # launches that are never waited for, so that the GPU has always something to do
+FIRST_ROUNDS = 20_000
+WARM_UP_S = 1.0
+MANY = 20_000
+NON_BLOCKING = 1
+NOT_READY = 600
+
+
+class CudaError(Exception):
+    """A call of the driver failed; the message says which, and with what."""
+
+
+class Gpu:
+    """The first visible GPU, with a context and a kernel. Raises CudaError."""
+
+    def __init__(self) -> None:
+        try:
+            self.cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            raise CudaError("there is no libcuda.so.1, the library of NVIDIA's driver") from None
+        self.context, self.module = ctypes.c_void_p(), ctypes.c_void_p()
+        self.function, self.rounds = ctypes.c_void_p(), ctypes.c_uint64(FIRST_ROUNDS)
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.rounds))
+        self.call("cuInit", 0)
+        count = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        if count.value < 1:
+            raise CudaError("the driver lists no GPU")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call the driver."""
+        result = getattr(self.cuda, name)(*arguments)
+        if result:
+            raise CudaError(f"{name} answers {result}")
+
+    def start(self) -> "Gpu":
+        """Make the context, and compile the kernel."""
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.call("cuCtxSetCurrent", self.context)
+        self.call("cuModuleLoadData", ctypes.byref(self.module), WORK)
+        self.call("cuModuleGetFunction", ctypes.byref(self.function), self.module, b"work")
+        return self
+
+    def launch(self) -> None:
+        """One thread that computes for `rounds`; the GPU has that process's turn all the same."""
+        self.call("cuLaunchKernel", self.function, *(1,) * 6, 0, None, self._arguments, None)
+
+    def event(self) -> ctypes.c_void_p:
+        """A new event, with timing."""
+        made = ctypes.c_void_p()
+        self.call("cuEventCreate", ctypes.byref(made), 0)
+        return made
+
+    def stream(self) -> ctypes.c_void_p:
+        """A new stream that waits for no other."""
+        made = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(made), NON_BLOCKING)
+        return made
+
+    def last(self, wanted_ns: int) -> None:
+        """Make a kernel take about so long, with nobody else on the GPU."""
+        begin, end, took_ms = self.event(), self.event(), ctypes.c_float()
+        for _ in range(4):  # the first ones find the clocks low
+            self.call("cuEventRecord", begin, None)
+            for _ in range(10):
+                self.launch()
+            self.call("cuEventRecord", end, None)
+            self.call("cuEventSynchronize", end)
+            self.call("cuEventElapsedTime", ctypes.byref(took_ms), begin, end)
+            took_ns = took_ms.value * 1e6 / 10
+            if took_ns > 0:
+                self.rounds.value = max(1, round(self.rounds.value * wanted_ns / took_ns))
+
+
+def say(**answer: Any) -> None:
+    """One line."""
+    print(json.dumps(answer), flush=True)  # noqa: T201 - how it speaks
+
+
+def go() -> None:
+    """Say that we are ready, and wait until the other side wants us to begin."""
+    say(ready=True)
+    sys.stdin.readline()
+
+
+def probe() -> None:
+    gpu = Gpu()
+    name, version, uuid = ctypes.create_string_buffer(256), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    gpu.call("cuDeviceGetName", name, 256, 0)
+    gpu.call("cuDriverGetVersion", ctypes.byref(version))
+    gpu.call("cuDeviceGetUuid", uuid, 0)
+    text = bytes(uuid).hex()
+    parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
+    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    say(name=name.value.decode(errors="replace"), cuda=cuda, uuid="GPU-" + "-".join(parts))
+
+
+def shares(kernel_ns: int, rounds: int, seconds: float) -> None:
+    """Kernels a second, with a queue that is never empty. `rounds` 0: find them."""
+    gpu = Gpu().start()
+    gpu.rounds.value = rounds or FIRST_ROUNDS
+    if not rounds:
+        gpu.last(kernel_ns)
+    queue = deque(gpu.event() for _ in range(QUEUE))
+    for event in queue:
+        gpu.call("cuEventRecord", event, None)
+    go()
+    done, counted, began = 0, 0, time.monotonic()
+    from_s, until_s = began + WARM_UP_S, began + WARM_UP_S + seconds
+    first_s = last_s = 0.0
+    while (now_s := time.monotonic()) < until_s:
+        if now_s >= from_s:
+            counted, first_s, last_s = (
+                (done, now_s, now_s) if not first_s else (counted, first_s, now_s)
+            )
+        event = queue.popleft()
+        gpu.call("cuEventSynchronize", event)
+        done += 1
+        gpu.launch()
+        gpu.call("cuEventRecord", event, None)
+        queue.append(event)
+    spent_s = last_s - first_s
+    say(rate=(done - 1 - counted) / spent_s if spent_s else 0.0, rounds=gpu.rounds.value)
+
+
+def hold(seconds: float) -> None:
+    gpu = Gpu().start()
+    gpu.last(5_000_000)
+    go()
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        for _ in range(QUEUE):
+            gpu.launch()
+        gpu.call("cuCtxSynchronize")
+    say(held=True)
+
+
+def each_ns(what: Any, count: int = MANY, rounds: int = 9, settle: Any = None) -> list[float]:
+    """Processor time of this thread for one call, in each of some rounds."""
+    found = []
+    for _ in range(rounds):
+        began = time.thread_time_ns()
+        for _ in range(count):
+            what()
+        found.append((time.thread_time_ns() - began) / count)
+        if settle:
+            settle()
+    return found[1:]
+
+
+def launches() -> None:
+    gpu = Gpu().start()
+    gpu.rounds.value = 1
+    some = min(MANY, 500)  # fewer than a stream holds, so that no launch waits
+    found = each_ns(gpu.launch, some, 20, lambda: gpu.call("cuCtxSynchronize"))
+    say(ns=median(found), least_ns=min(found))
+
+
+def events() -> None:
+    """The delays are those of an event on a stream of ours that has nothing else to do."""
+    gpu = Gpu().start()
+    stream, event = gpu.stream(), gpu.event()
+    record, query = gpu.cuda.cuEventRecord, gpu.cuda.cuEventQuery
+    cost = each_ns(
+        lambda: record(event, stream), 500, 20, lambda: gpu.call("cuStreamSynchronize", stream)
+    )
+    asked = each_ns(lambda: query(event), 500, 20)
+    go()
+    delays_us = []
+    for _ in range(400):
+        began = time.perf_counter_ns()
+        gpu.call("cuEventRecord", event, stream)
+        while (result := query(event)) == NOT_READY:
+            pass
+        if result:
+            raise CudaError(f"cuEventQuery answers {result}")
+        delays_us.append((time.perf_counter_ns() - began) / 1e3)
+        time.sleep(0.003)
+    say(record_ns=median(cost), query_ns=median(asked), delays_us=sorted(delays_us))
+
+
+def context() -> None:
+    gpu = Gpu()
+    gpu.call("cuDevicePrimaryCtxRetain", ctypes.byref(gpu.context), 0)
+    gpu.call("cuCtxSetCurrent", gpu.context)
+    room, total = ctypes.c_size_t(), ctypes.c_size_t()
+    gpu.call("cuMemGetInfo_v2", ctypes.byref(room), ctypes.byref(total))
+    say(used_mib=(total.value - room.value) / 2**20, total_mib=total.value / 2**20)
+    go()
+
+
+PROGRAMS = {
+    "probe": lambda _: probe(),
+    "shares": lambda words: shares(int(words[0]), int(words[1]), float(words[2])),
+    "hold": lambda words: hold(float(words[0])),
+    "launches": lambda _: launches(),
+    "events": lambda _: events(),
+    "context": lambda _: context(),
+}
+
+if __name__ == "__main__":
+    try:
+        PROGRAMS[sys.argv[1]](sys.argv[2:])
+    except CudaError as error:
+        say(error=str(error))
+        raise SystemExit(1) from None

@@ -1,11 +1,13 @@
-/* Functions of libpthread and libdl, under their own names, found when they are first called.
+/* Functions of libc, under their own names, found when the first of them is called.
  *
- * Until glibc 2.34 these were libraries of their own. To ask for them when we are loaded would cost every
- * process of the container two more libraries at exec, and end those of another libc. So this library needs
- * libc.so.6 alone, and whoever calls one of these functions reaches the real one, wherever this libc keeps
- * it. One that is missing here is easily noticed: the compiled library then needs more than libc
- * (tests/hook/test_staying_out.py).
+ * What a library asks of others is looked up at every exec of the container, for programs that never come to
+ * us: some 0.2 us for each function, and 20 us for each further library, which libpthread and libdl were
+ * until glibc 2.34. Another libc may lack one of them, and then ends the program. So each call below jumps
+ * through a place of its own that is filled at the first call, as lazy binding would do it, and when it is
+ * loaded the library asks for no more than what it finds the rest with. A function that is missing in this
+ * list is bound by the loader as usual, and tests/hook/test_staying_out.py says so.
  */
+#include "late.h"
 #include "loaded.h"
 #include "real.h"
 
@@ -15,34 +17,156 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <string.h>
+
+// clang-format off
+#define LATE(X) \
+    X(__cxa_atexit) X(__errno_location) X(__fxstat) X(__xstat) X(__isoc99_sscanf) X(calloc) X(clock_gettime) \
+    X(clock_nanosleep) X(close) X(dladdr) X(dlerror) X(dlopen) X(fallocate) X(fchmod) \
+    X(fcntl) X(flock) X(free) X(ftruncate) X(getenv) X(geteuid) X(getpid) X(getrlimit) X(kill) X(madvise) \
+    X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mmap) X(mprotect) X(munmap) X(nanosleep) \
+    X(open) X(poll) X(pread) X(pthread_attr_destroy) X(pthread_attr_init) X(pthread_attr_setdetachstate) \
+    X(pthread_attr_setstacksize) X(pthread_create) X(pthread_mutex_init) X(pthread_mutex_lock) \
+    X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) X(pwrite) X(qsort) X(read) X(realloc) \
+    X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
+    X(strcpy) X(strcspn) X(strerror) X(strlen) X(strncasecmp) X(strncmp) X(strncpy) X(strnlen) X(strrchr) \
+    X(strspn) X(strstr) X(strtol) X(strtoul) X(strtoull) X(syscall) X(sysconf) X(time) X(usleep) \
+    X(vsnprintf) X(write)
+// clang-format on
+
+enum {
+#define X(name) AT_##name,
+    LATE(X) FUNCTIONS
+#undef X
+};
+
+static const struct {
+#define X(name) char of_##name[sizeof #name];
+    LATE(X)
+#undef X
+} names = {
+#define X(name) #name,
+    LATE(X)
+#undef X
+};
+
+static const unsigned short name_at[] = {
+#define X(name) offsetof(__typeof__(names), of_##name),
+    LATE(X)
+#undef X
+};
+
+__attribute__((visibility("hidden"))) _Atomic(void *) late_functions[FUNCTIONS];
+void *late_find(unsigned function);
+
+static long missing(void)
+{
+    return -1;
+}
+
+static void *libcs(const char *name)
+{
+    dlsym_function *lookup = real_dlsym();
+    void *found = lookup ? lookup(RTLD_DEFAULT, name) : NULL; /* as the loader would have bound it */
+    return found ? found : loaded_libc(name);
+}
+
+__attribute__((used)) void *late_find(unsigned function)
+{
+    void *found = libcs((const char *)&names + name_at[function]);
+    if (!found)
+        found = (void *)&missing;
+    atomic_store_explicit(&late_functions[function], found, memory_order_relaxed);
+    return found;
+}
+
+void late_find_all(void)
+{
+    for (unsigned i = 0; i < FUNCTIONS; i++)
+        if (!atomic_load_explicit(&late_functions[i], memory_order_relaxed))
+            late_find(i);
+}
+
+/* --- jumps ---------------------------------------------------------------------------------------------- */
+
+/* late_enter keeps all that may be an argument, has the function found, and goes on to it. */
+#if defined(__x86_64__)
+__asm__(".macro late name\n"
+        ".globl \\name\n.hidden \\name\n.type \\name, @function\n"
+        "\\name:\n"
+        "movq late_functions + 8 * late_index(%rip), %r11\n"
+        "testq %r11, %r11\n"
+        "je 1f\n"
+        "jmpq *%r11\n"
+        "1: movl $late_index, %r11d\n"
+        "jmp late_enter\n"
+        ".set late_index, late_index + 1\n"
+        ".endm\n"
+        ".pushsection .text\n"
+        "late_enter:\n"
+        "pushq %rdi\npushq %rsi\npushq %rdx\npushq %rcx\npushq %r8\npushq %r9\npushq %rax\n"
+        "subq $128, %rsp\n"
+        "movups %xmm0, (%rsp)\nmovups %xmm1, 16(%rsp)\nmovups %xmm2, 32(%rsp)\nmovups %xmm3, 48(%rsp)\n"
+        "movups %xmm4, 64(%rsp)\nmovups %xmm5, 80(%rsp)\nmovups %xmm6, 96(%rsp)\nmovups %xmm7, 112(%rsp)\n"
+        "movl %r11d, %edi\n"
+        "callq late_find\n"
+        "movq %rax, %r11\n"
+        "movups (%rsp), %xmm0\nmovups 16(%rsp), %xmm1\nmovups 32(%rsp), %xmm2\nmovups 48(%rsp), %xmm3\n"
+        "movups 64(%rsp), %xmm4\nmovups 80(%rsp), %xmm5\nmovups 96(%rsp), %xmm6\nmovups 112(%rsp), %xmm7\n"
+        "addq $128, %rsp\n"
+        "popq %rax\npopq %r9\npopq %r8\npopq %rcx\npopq %rdx\npopq %rsi\npopq %rdi\n"
+        "jmpq *%r11\n");
+#elif defined(__aarch64__)
+__asm__(".macro late name\n"
+        ".globl \\name\n.hidden \\name\n.type \\name, %function\n"
+        "\\name:\n"
+        "adrp x16, late_functions + 8 * late_index\n"
+        "ldr x16, [x16, :lo12:late_functions + 8 * late_index]\n"
+        "cbz x16, 1f\n"
+        "br x16\n"
+        "1: mov w16, #late_index\n"
+        "b late_enter\n"
+        ".set late_index, late_index + 1\n"
+        ".endm\n"
+        ".pushsection .text\n"
+        ".balign 4\n"
+        "late_enter:\n"
+        "stp x29, x30, [sp, #-224]!\n"
+        "mov x29, sp\n"
+        "stp x0, x1, [sp, #16]\nstp x2, x3, [sp, #32]\nstp x4, x5, [sp, #48]\nstp x6, x7, [sp, #64]\n"
+        "str x8, [sp, #80]\n"
+        "stp q0, q1, [sp, #96]\nstp q2, q3, [sp, #128]\nstp q4, q5, [sp, #160]\nstp q6, q7, [sp, #192]\n"
+        "mov w0, w16\n"
+        "bl late_find\n"
+        "mov x16, x0\n"
+        "ldp x0, x1, [sp, #16]\nldp x2, x3, [sp, #32]\nldp x4, x5, [sp, #48]\nldp x6, x7, [sp, #64]\n"
+        "ldr x8, [sp, #80]\n"
+        "ldp q0, q1, [sp, #96]\nldp q2, q3, [sp, #128]\nldp q4, q5, [sp, #160]\nldp q6, q7, [sp, #192]\n"
+        "ldp x29, x30, [sp], #224\n"
+        "br x16\n");
+#endif
+#define X(name) "late " #name "\n"
+__asm__(".set late_index, 0\n" LATE(X) ".popsection\n");
+#undef X
+
+/* --- what a process without threads, or an older libc, does not have -------------------------------------
+ */
 
 enum { GLIBC_ONCE_DONE = 2 };
 
 extern void *__dso_handle;
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 
-/* The function that the program itself would reach; NULL in one without threads, where they are not loaded.
- */
-static void *late(_Atomic(void *) *known, const char *name)
-{
-    void *found = atomic_load_explicit(known, memory_order_relaxed);
-    dlsym_function *lookup = found ? NULL : real_dlsym();
-    if (!lookup)
-        return found;
-    found = lookup(RTLD_DEFAULT, name);
-    void *threads = found ? NULL : dlopen("libpthread.so.0", RTLD_LAZY | RTLD_NOLOAD);
-    if (threads)
-        found = lookup(threads, name);
-    atomic_store_explicit(known, found, memory_order_relaxed);
-    return found;
-}
-
 int pthread_once(pthread_once_t *once, void (*routine)(void))
 {
     static _Atomic(void *) known;
     __typeof__(&pthread_once) real;
-    *(void **)&real = late(&known, "pthread_once");
+    void *found = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!found)
+        found = libcs("pthread_once");
+    atomic_store_explicit(&known, found, memory_order_relaxed);
+    *(void **)&real = found;
     if (real)
         return real(once, routine);
     if (*once == PTHREAD_ONCE_INIT) {
@@ -52,23 +176,18 @@ int pthread_once(pthread_once_t *once, void (*routine)(void))
     return 0;
 }
 
-int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*routine)(void *),
-                   void *argument)
-{
-    static _Atomic(void *) known;
-    __typeof__(&pthread_create) real;
-    *(void **)&real = late(&known, "pthread_create");
-    return real ? real(thread, attributes, routine, argument) : EAGAIN;
-}
-
 int pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
 {
-    static _Atomic(void *) known;
     __typeof__(&pthread_atfork) real;
     if (__register_atfork) /* where glibc keeps it; its pthread_atfork is linked into each library */
         return __register_atfork(prepare, parent, child, &__dso_handle);
-    *(void **)&real = late(&known, "pthread_atfork");
+    *(void **)&real = libcs("pthread_atfork");
     return real ? real(prepare, parent, child) : ENOMEM;
+}
+
+int pthread_sigmask(int how, const sigset_t *set, sigset_t *before)
+{
+    return sigprocmask(how, set, before) == 0 ? 0 : errno; /* Linux knows no difference */
 }
 
 /* Layouts differ between releases, but not for this: the value first, and all else 0 when processes share it.
@@ -82,43 +201,4 @@ int sem_init(sem_t *semaphore, int shared, unsigned value)
     memset(semaphore, 0, sizeof *semaphore);
     memcpy(semaphore, &value, sizeof value);
     return 0;
-}
-
-void *dlopen(const char *path, int mode)
-{
-    __typeof__(&dlopen) real;
-    *(void **)&real = loaded_libc("dlopen");
-    return real ? real(path, mode) : NULL;
-}
-
-char *dlerror(void)
-{
-    __typeof__(&dlerror) real;
-    *(void **)&real = loaded_libc("dlerror");
-    return real ? real() : NULL;
-}
-
-int dladdr(const void *address, Dl_info *info)
-{
-    __typeof__(&dladdr) real;
-    *(void **)&real = loaded_libc("dladdr");
-    return real ? real(address, info) : 0;
-}
-
-int pthread_attr_setstacksize(pthread_attr_t *attributes, size_t bytes)
-{
-    static _Atomic(void *) known;
-    __typeof__(&pthread_attr_setstacksize) real;
-    *(void **)&real = late(&known, "pthread_attr_setstacksize");
-    return real ? real(attributes, bytes) : ENOSYS;
-}
-
-int pthread_sigmask(int how, const sigset_t *set, sigset_t *before)
-{
-    static _Atomic(void *) known;
-    __typeof__(&pthread_sigmask) real;
-    *(void **)&real = late(&known, "pthread_sigmask");
-    if (real)
-        return real(how, set, before);
-    return sigprocmask(how, set, before) == 0 ? 0 : errno; /* a process without threads */
 }

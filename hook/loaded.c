@@ -180,10 +180,11 @@ void *loaded_next_definition(const void *caller, const char *name)
 
 /* --- libc ----------------------------------------------------------------------------------------------- */
 
-static bool is_libc(const struct tables *tables)
+static bool of_libc(const struct tables *tables)
 {
     return tables->soname
-        && (same_text(tables->soname, "libc.so.6") || same_text(tables->soname, "libdl.so.2"));
+        && (same_text(tables->soname, "libc.so.6") || same_text(tables->soname, "libdl.so.2")
+            || same_text(tables->soname, "libpthread.so.0"));
 }
 
 static int look_in_any_other(struct dl_phdr_info *info, size_t size, void *context)
@@ -204,7 +205,7 @@ void *loaded_libc(const char *name)
      * libc's up, with dlsym. Nor under the loader's lock: libc and what was there at the start stay. */
     for (struct link_map *map = &_r_debug ? _r_debug.r_map : NULL; map; map = map->l_next) {
         struct tables tables = tables_of(map->l_addr, map->l_ld);
-        void *found = is_libc(&tables) ? definition(map->l_addr, &tables, name) : NULL;
+        void *found = of_libc(&tables) ? definition(map->l_addr, &tables, name) : NULL;
         if (found)
             return found;
     }

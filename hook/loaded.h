@@ -24,7 +24,8 @@ bool loaded_at(const void *address, struct loaded *library);
  * when it lies in none): what RTLD_NEXT means. NULL when nobody there defines it. */
 void *loaded_next_definition(const void *caller, const char *name);
 
-/* A function of libc, or of libdl where that is a library of its own; NULL when it has none of that name. */
+/* A function of libc, or of libdl or libpthread where these are libraries of their own; NULL when there is
+ * none of that name. */
 void *loaded_libc(const char *name);
 
 #endif

@@ -1,4 +1,5 @@
 #include "real.h"
+#include "late.h"
 #include "loaded.h"
 #include "names.h"
 
@@ -98,6 +99,7 @@ static const void *adopt(enum driver driver, const struct loaded *library)
     struct functions *functions = handle ? pages(bytes) : NULL;
     if (!functions)
         return now;
+    late_find_all();
     functions->extent = (struct extent){library->low, library->high};
     if (fill(functions, driver, handle)
         && atomic_compare_exchange_strong(&real_known[driver], &now, functions))

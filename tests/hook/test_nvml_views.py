@@ -393,3 +393,17 @@ def test_looking_at_nvml_loads_no_cuda(node: Node) -> None:
     )
     done = node.run_program(["python3", "-c", code], **CORES)
     assert json.loads(done.stdout) == [[0, 0, 0], False], done.stderr
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({LIMIT: "lots"}, id="a malformed limit"),
+        pytest.param({"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/proc/no/such.cache"}, id="no region"),
+    ],
+)
+def test_where_cuda_is_refused_nvml_is_the_drivers(node: Node, env: dict[str, str]) -> None:
+    env = {LIMIT: "1000m", **env}
+    assert node.run("say(started=start())", **env)["started"] != 0
+    node.sim.process(0, OTHER, 9000)
+    assert look(node, "memory(handle())", **env) == [FULL, 9000, FULL - 9000]

@@ -27,7 +27,7 @@ struct trace {
     CUevent begin, end;
     uint64_t stream;
     uint64_t key;
-    int64_t charged_ns;
+    int64_t expected_ns, charged_ns;
     int64_t began_ns, launched_ns; /* CPU time before and after the calls */
     int64_t running_since_ns; /* 0: not seen running yet */
     int64_t ran_until_ns; /* of one that has ended */
@@ -208,7 +208,7 @@ void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_
     trace->edge = edge;
     trace->launched_ns = (int64_t)monotonic_ns();
     trace->key = key;
-    trace->charged_ns = charged_ns;
+    trace->expected_ns = trace->charged_ns = charged_ns;
     trace->running_since_ns = 0;
     trace->ended = false;
     depth_enter();
@@ -284,7 +284,10 @@ static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
-    if (!trace->edge && !doubtful(lane, estimate, ran_ns, now_ns)) {
+    if (trace->edge || doubtful(lane, estimate, ran_ns, now_ns)) {
+        if (trace->charged_ns > trace->expected_ns) /* what was charged while it ran is as doubtful */
+            correct(lane, trace->expected_ns - trace->charged_ns);
+    } else {
         int64_t own = own_ns(lane, trace, trace->running_since_ns, trace->ran_until_ns);
         correct(lane, own - trace->charged_ns);
         if (estimate)

@@ -1,0 +1,148 @@
+"""How exactly containers get their shares of GPU time: the full matrix, on the simulated GPU in virtual time.
+
+    python -m tests.bench.share_matrix [WORD]     prints every case whose name has WORD in it
+
+`share_area` gives the same as rows of the benchmark: the worst error in any window of the steady
+state, in points, where a window is the longer of 1 s and 10 times the longest kernel; and, as a
+negative control, the smallest error among the same cases with the limiter switched off.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from share_bed import (
+    ALONE_POINTS,
+    BESIDE_POINTS,
+    Kernels,
+    Tenant,
+    run,
+)
+
+from tests.bench.rows import Row, row
+
+CAPS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
+MIXES = ((10, 90), (30, 70), (50, 50), (20, 30, 40), (25,) * 4, (12,) * 8, (5, 15, 25, 45))
+SKIP_S = 2.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tenants, what they launch, and how it is judged."""
+
+    group: str
+    name: str
+    tenants: tuple[Tenant, ...]
+    kernels: Kernels
+    window_s: float = 1.0
+
+
+def _lasting(phase: str, window_s: float) -> tuple[str, ...]:
+    return (f"ms={round((SKIP_S + 3 * window_s + 0.5) * 1000)},{phase}".rstrip(","),)
+
+
+def alone_cases() -> Iterator[Case]:
+    """One tenant: every cap with kernels of every length, and every way to launch."""
+    lengths: tuple[tuple[int | tuple[int, int], float], ...] = (
+        (2, 1), (20, 1), (200, 1), (2000, 1), (20_000, 1), (200_000, 2), ((2, 200_000), 20),
+    )  # fmt: skip
+    for us, window_s in lengths:
+        for cap in CAPS:
+            tenant = Tenant(cap, _lasting("", window_s))
+            yield Case(f"alone, {_us(us)}", f"{cap} %", (tenant,), {"kernel": us}, window_s)
+    ways = ("by=ex", "by=cooperative", "by=graph,nodes=20", "sync=1", "streams=4", "streams=0",
+            "burst=200,idle_us=1000")  # fmt: skip
+    for way in ways:
+        for cap in CAPS[::2]:
+            tenant = Tenant(cap, _lasting(way, 1))
+            yield Case(f"alone, {way}", f"{cap} %", (tenant,), {"kernel": 100})
+    for cap in CAPS[::2]:
+        yield Case("alone, 4 threads", f"{cap} %", (Tenant(cap, _lasting("", 1), threads=4),),
+                   {"kernel": 100})  # fmt: skip
+        processes = tuple(Tenant(cap, _lasting("", 1), container=0) for _ in range(3))
+        yield Case("alone, 3 processes", f"{cap} %", processes, {"kernel": 700})
+
+
+def beside_cases() -> Iterator[Case]:
+    """Two to eight tenants, alike and unlike."""
+    for us in (20, 200, 700, 2000, 20_000):
+        for mix in MIXES:
+            tenants = tuple(Tenant(cap, _lasting("", 1)) for cap in mix)
+            yield Case(
+                f"beside others, {_us(us)}", "/".join(map(str, mix)), tenants, {"kernel": us}
+            )
+    for long_us, window_s in ((5000, 1), (20_000, 1), (200_000, 2)):
+        kernels: Kernels = {"a": long_us, "b": 100}
+        for caps in ((10, 90), (30, 70), (50, 50), (70, 30)):
+            tenants = (
+                Tenant(caps[0], _lasting("kernel=a", window_s)),
+                Tenant(caps[1], _lasting("kernel=b", window_s)),
+            )
+            name = "/".join(map(str, caps))
+            yield Case(f"{_us(long_us)} beside 100 us", name, tenants, kernels, window_s)
+
+
+def _us(us: int | tuple[int, int]) -> str:
+    if isinstance(us, tuple):
+        return f"{_us(us[0])} to {_us(us[1])}"
+    return f"{us // 1000} ms" if us >= 1000 else f"{us} us"
+
+
+def worst_error(case: Case) -> float:
+    """Points, of the tenant and window that are furthest off."""
+    with tempfile.TemporaryDirectory(prefix="vgpu-share-") as directory:
+        containers = run(Path(directory), case.tenants, case.kernels)
+    if any(result for container in containers for result in container.results):
+        raise RuntimeError(f"{case.group}, {case.name}: a launch failed")
+    return max((one.worst_error(case.window_s, SKIP_S) for one in containers), key=abs)
+
+
+def judged(cases: Sequence[Case]) -> list[float]:
+    """The worst error of each, several cases at a time: they do not feel each other."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        return list(pool.map(worst_error, cases))
+
+
+def share_area() -> Iterator[Row]:
+    """Error of shares of GPU time, in virtual time on the simulated GPU; no real time is measured."""
+    cases = [*alone_cases(), *beside_cases()]
+    errors = dict(zip(cases_by_name(cases), judged(cases), strict=True))
+    for group in dict.fromkeys(case.group for case in cases):
+        found = [abs(error) for (of, _), error in errors.items() if of == group]
+        target = ALONE_POINTS if group.startswith("alone") else BESIDE_POINTS
+        yield row("share", group, found, "points", target=target, value=max(found))
+    controls = [
+        replace(case, tenants=tuple(replace(t, policy="disable") for t in case.tenants))
+        for case in cases
+        if case.group in ("alone, 200 us", "beside others, 700 us") and "50/50" not in case.name
+    ]
+    found = [abs(error) for error in judged(controls)]
+    yield row("share", "limiter off (must fail)", found, "points", target=BESIDE_POINTS,
+              better="higher", value=min(found))  # fmt: skip
+
+
+def cases_by_name(cases: Sequence[Case]) -> list[tuple[str, str]]:
+    """Their names, in order."""
+    return [(case.group, case.name) for case in cases]
+
+
+def main(word: str = "") -> int:
+    """Print the worst error of each case; 1 when one is not met."""
+    cases = [c for c in (*alone_cases(), *beside_cases()) if word in f"{c.group}, {c.name}"]
+    failed = 0
+    for case, error in zip(cases, judged(cases), strict=True):
+        allowed = ALONE_POINTS if case.group.startswith("alone") else BESIDE_POINTS
+        failed += abs(error) > allowed
+        mark = "" if abs(error) <= allowed else "  NOT MET"
+        print(f"{case.group:32} {case.name:28} {error:+5.1f}{mark}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:2]))

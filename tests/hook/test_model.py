@@ -106,7 +106,13 @@ class Container:
         self._pids.discard(process.pid)
         for child in self._children:
             if child.pid == process.pid:
-                child.wait(WITHIN_S)
+                try:
+                    child.wait(WITHIN_S)
+                except subprocess.TimeoutExpired:
+                    subprocess.run(
+                        ["gdb", "-p", str(child.pid), "-batch", "-ex", "thread apply all bt"]
+                    )
+                    raise
 
     def books(self) -> list[int]:
         """What the driver says is held of each device."""
@@ -127,7 +133,9 @@ class Container:
         return [region.ledger(place) for place in range(DEVICES)]
 
     def close(self) -> None:
-        for pid in self._pids:
+        for child in self._children:
+            child.kill()
+        for pid in self._pids - {child.pid for child in self._children}:
             os.kill(pid, signal.SIGKILL)
         for child in self._children:
             child.wait(WITHIN_S)
@@ -186,7 +194,11 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.others)
     @rule(data=st.data())
     def execute(self, data: Any) -> None:
+        """With empty hands: the driver's books would take the new program for the old one."""
         process: Process = data.draw(st.sampled_from(self.others))
+        while process.blocks:
+            assert process.ask("free") == 0
+            process.blocks.pop()
         process.tell("exec")
         process.close()
         self.others[self.others.index(process)] = self.container.accept()

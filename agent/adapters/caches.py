@@ -91,9 +91,16 @@ class HostCaches:
             yield fd
 
     @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
-        """A directory of ours below the root."""
+    def _ensured(self, name: str) -> Iterator[int]:
+        """A directory of ours below the root, made if it is missing."""
         with self._opened_root() as root, ensured_directory(name, 0o755, dir_fd=root) as fd:
+            check_ours(fd, self._root / name)
+            yield fd
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        """The same as it is: on a full disk, too, what is there can be listed and deleted."""
+        with self._opened_root() as root, opened_directory(name, dir_fd=root) as fd:
             check_ours(fd, self._root / name)
             yield fd
 
@@ -103,7 +110,7 @@ class HostCaches:
         path = self._root / CONTAINERS / name
         with (
             refusing("make the container's directory", path),
-            self._opened(CONTAINERS) as parent,
+            self._ensured(CONTAINERS) as parent,
             ensured_directory(name, OPEN_TO_ALL, dir_fd=parent) as fd,
         ):
             self._open_to_all(fd, path, OPEN_TO_ALL)
@@ -128,7 +135,7 @@ class HostCaches:
         """
         name = directory_name(pod_uid, container)
         path = self._root / LIMITS / name
-        with refusing("write the container's limits", path), self._opened(LIMITS) as fd:
+        with refusing("write the container's limits", path), self._ensured(LIMITS) as fd:
             with contextlib.suppress(FileNotFoundError):
                 if read_small(name, MAX_LIMITS_BYTES, dir_fd=fd) == content:
                     return path
@@ -136,13 +143,25 @@ class HostCaches:
         return path
 
     def discard(self, name: str) -> None:
-        """Delete a directory of ours and what is in it. Raises NodeNotReady."""
+        """Delete a directory of ours, what is in it, and its limits. Raises NodeNotReady."""
         if not is_directory_name(name):
             raise NodeNotReady(f"{name!a} is no container's directory and is not deleted")
-        path = self._root / CONTAINERS / name
-        with refusing("delete the container's limits", path), self._opened(LIMITS) as fd:
-            remove_tree(name, dir_fd=fd)
-        with refusing("delete the container's directory", path), self._opened(CONTAINERS) as fd:
+        problems = []
+        for parent in (CONTAINERS, LIMITS):  # whatever is wrong with one, the other is deleted
+            try:
+                self._discard(parent, name)
+            except NodeNotReady as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
+
+    def _discard(self, parent: str, name: str) -> None:
+        path = self._root / parent / name
+        with (
+            refusing("delete what was made for a container", path),
+            contextlib.suppress(FileNotFoundError),
+            self._opened(parent) as fd,
+        ):
             if not remove_tree(name, dir_fd=fd):
                 raise NodeNotReady(
                     f"{path} has more entries than are deleted at once; the next pass goes on"
@@ -153,13 +172,16 @@ class HostCaches:
 
         Their age is told by ctime: a tenant can set the other times at will.
         """
-        found = {directory.name: directory for directory in self._entries(LIMITS)}
+        found: dict[str, CacheDir] = {}
+        with contextlib.suppress(NodeNotReady):  # said by whoever writes or deletes limits
+            found |= {directory.name: directory for directory in self._entries(LIMITS)}
         found |= {directory.name: directory for directory in self._entries(CONTAINERS)}
         return tuple(found.values())
 
     def _entries(self, parent: str) -> Iterator[CacheDir]:
         with (
             refusing("list the containers' directories", self._root / parent),
+            contextlib.suppress(FileNotFoundError),
             self._opened(parent) as fd,
             os.scandir(fd) as entries,
         ):

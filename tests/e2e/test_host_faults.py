@@ -48,6 +48,7 @@ def can_mount() -> bool:
     [
         pytest.param("ro", "host/vgpu", id="the hook directory is read-only"),
         pytest.param("size=4k,nr_inodes=2", "host/vgpu", id="the hook directory is full"),
+        pytest.param("size=1m,nr_inodes=5", "host/vgpu", id="full when the limits are written"),
         pytest.param("ro", "state", id="the state directory is read-only"),
         pytest.param("size=4k,nr_inodes=3", "state", id="the state directory is full"),
     ],
@@ -66,6 +67,9 @@ def test_a_bad_disk_is_a_clear_refusal(make_node: NodeMaker, options: str, direc
     assert str(where) in pod.admitted.message or "read-only" in pod.admitted.message.lower()
     eventually(lambda: LOCK not in node.annotations(), within_s=20, what="lock released")
     assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
+    assert node.agent is not None
+    seen = Path(f"/proc/{node.agent.pid}/root") / (node.root / "host" / "vgpu").relative_to("/")
+    assert list(seen.glob("containers/*")) == []  # nothing half-made stays
     assert node.stop_agent() == 0
 
 

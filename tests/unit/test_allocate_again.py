@@ -14,7 +14,15 @@ def scene() -> Scene:
     return Scene()
 
 
-EFFECTS = ["prepare", "create directory", "journal", "erase", "remove lock", "mark answered"]
+EFFECTS = [
+    "prepare",
+    "create directory",
+    "write limits",
+    "journal",
+    "erase",
+    "remove lock",
+    "mark answered",
+]
 
 
 @pytest.mark.parametrize("effect", EFFECTS)

@@ -144,7 +144,7 @@ def test_nobody_waits_and_nobody_can_be_asked(scene: Scene) -> None:
     assert agent.outcomes == ["cluster_unavailable"]
 
 
-@pytest.mark.parametrize("effect", ["prepare", "create directory", "journal"])
+@pytest.mark.parametrize("effect", ["prepare", "create directory", "write limits", "journal"])
 def test_the_disk_refuses(scene: Scene, effect: str) -> None:
     mine = scene.bound(pod("p", f"{A};"))
     agent = scene.start()

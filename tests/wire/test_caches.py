@@ -253,3 +253,28 @@ def test_limits_go_with_the_directory_and_are_found_without_it(caches: HostCache
     caches.discard(f"{UID}_main")
     caches.discard(f"{UID}_lonely")
     assert (caches.listed(), path.exists()) == ((), False)
+
+
+def test_what_never_was_is_neither_listed_nor_made(caches: HostCaches, host: Path) -> None:
+    """An installation without limits, on a disk that is full: its directories go all the same."""
+    (host / "containers").mkdir(mode=0o755)
+    (host / "containers" / f"{UID}_main").mkdir()
+    assert [entry.name for entry in caches.listed()] == [f"{UID}_main"]
+    caches.discard(f"{UID}_main")
+    assert caches.listed() == ()
+    assert {path.name for path in host.iterdir()} == {"libvgpu.so", "containers"}
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_directory_goes_whatever_is_wrong_with_the_limits(
+    caches: HostCaches, host: Path, tmp_path: Path, kind: str
+) -> None:
+    path = caches.create(UID, "main")
+    if kind == "link":
+        (host / "limits").symlink_to(tmp_path)
+    else:
+        (host / "limits").touch()
+    assert [entry.name for entry in caches.listed()] == [path.name]
+    with pytest.raises(NodeNotReady, match=r"limits.*a link or a file"):
+        caches.discard(path.name)
+    assert not path.exists()

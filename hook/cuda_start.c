@@ -19,10 +19,9 @@ EXPORT CUresult cuInit(unsigned flags)
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (settings()->active && !depth_inside() && !region_join()) {
-        log_refusal(
-            "CUDA does not start: device memory cannot be counted in %s; let this process write there, or "
-            "name another file with CUDA_DEVICE_MEMORY_SHARED_CACHE",
-            settings()->cache_path);
+        log_refusal("CUDA does not start: device memory cannot be counted in %s: %s; let this process write "
+                    "there and delete what is no usage region",
+                    settings()->cache_path, region_problem());
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     depth_enter();

@@ -106,13 +106,7 @@ class Container:
         self._pids.discard(process.pid)
         for child in self._children:
             if child.pid == process.pid:
-                try:
-                    child.wait(WITHIN_S)
-                except subprocess.TimeoutExpired:
-                    subprocess.run(
-                        ["gdb", "-p", str(child.pid), "-batch", "-ex", "thread apply all bt"]
-                    )
-                    raise
+                child.wait(WITHIN_S)
 
     def books(self) -> list[int]:
         """What the driver says is held of each device."""

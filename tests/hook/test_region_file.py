@@ -152,6 +152,16 @@ def test_who_keeps_the_file_locked_stops_nobody(node: Node) -> None:
     assert (said["init"], said["given"], said["more"]) == (0, 0, 2)
 
 
+def test_who_keeps_it_locked_before_it_was_made_stops_cuda_and_not_the_program(node: Node) -> None:
+    """As a process that was stopped while it made the file: others wait 5 s for it."""
+    with node.cache.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        said = node.run(START, **{LIMIT: "1g", "LIBCUDA_LOG_LEVEL": "1"})
+    assert (said["init"], said["rc"]) == (REFUSED, 0)
+    assert "another process keeps it locked" in said["stderr"]
+    assert node.run(START, **{LIMIT: "1g"})["init"] == MADE
+
+
 def test_many_first_processes_make_one_file(node: Node) -> None:
     with tenants(node, 64, **{LIMIT: "1g"}) as some:
         assert RegionFile(node.cache).owned() == 64

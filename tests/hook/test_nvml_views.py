@@ -314,6 +314,23 @@ def test_utilisation_is_of_the_share(node: Node, used_ms: int, percent: range) -
     assert memory <= gpu
 
 
+def test_a_container_that_computes_all_the_time_uses_all_of_its_share(node: Node) -> None:
+    """The GPU is busy half of the time: that is all the container may have."""
+    node.sim.kernel_us(2000)
+    busy = subprocess.Popen(
+        [node.sim.libraries / "sim-tenant"], env=node.environment(**CORES),
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert busy.stdin is not None
+        busy.stdin.write("launch 1000000\n")
+        busy.stdin.flush()
+        eventually(lambda: look(node, "utilization(handle())", **CORES)[0] > 80, within_s=20)
+    finally:
+        busy.kill()
+        busy.communicate(timeout=10)
+
+
 def test_who_asks_first_waits_for_an_answer(node: Node) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, gpu_percent=90))
     look(node, "memory(handle())", **CORES)

@@ -27,8 +27,8 @@ static struct {
     CUresult (*cuMemAlloc_v2)(CUdeviceptr *, size_t);
     CUresult (*cuMemFree_v2)(CUdeviceptr);
     CUresult (*cuMemGetInfo_v2)(size_t *, size_t *);
-    CUresult (*cuLaunchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                               CUstream, void **, void **);
+    CUresult (*cuLaunchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               unsigned, CUstream, void **, void **);
     CUresult (*cuGetProcAddress_v2)(const char *, void **, int, cuuint64_t, int *);
 } cuda;
 static void *library;
@@ -147,8 +147,11 @@ static const struct {
     void (*call)(void);
     long calls;
 } measures[] = {
-    {"alloc", alloc_and_free, 200000}, {"info", info, 300000},          {"launch", launch, 300000},
-    {"dlsym", look_up, 100000},        {"proc_address", proc_address, 50000},
+    {"alloc", alloc_and_free, 200000},
+    {"info", info, 300000},
+    {"launch", launch, 300000},
+    {"dlsym", look_up, 100000},
+    {"proc_address", proc_address, 50000},
 };
 
 static int by_value(const void *a, const void *b)

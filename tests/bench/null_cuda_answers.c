@@ -19,6 +19,40 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
                                     int *status);
 EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags);
 
+/* Kernels take a nanosecond, so that a share of the GPU's time is never spent. */
+EXPORT CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end);
+EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags);
+EXPORT CUresult cuCtxGetCurrent(CUcontext *context);
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status);
+
+CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end)
+{
+    *ms = begin && end ? 1e-6F : 0;
+    return 0;
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned flags)
+{
+    static char made;
+    *event = (CUevent)(void *)&made;
+    (void)flags;
+    return 0;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    static char made;
+    *context = (CUcontext)(void *)&made;
+    return 0;
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, int *status)
+{
+    (void)stream;
+    *status = 0;
+    return 0;
+}
+
 CUresult cuDeviceGetCount(int *count)
 {
     *count = 1;

@@ -134,8 +134,9 @@ def test_a_process_that_may_not_write_large_files_lives(node: Node) -> None:
     """Growing a file beyond that limit would end it by SIGXFSZ."""
     program = [sys.executable, "-c", "from cuda_calls import *\nimport signal\n"
                "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n" + START]  # fmt: skip
+    env = node.environment(PYTHONDONTWRITEBYTECODE="1", **{LIMIT: "1g"})  # it would be cut off
     done = subprocess.run(
-        program, env=node.environment(**{LIMIT: "1g"}), capture_output=True, text=True, check=False,
+        program, env=env, capture_output=True, text=True, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, '{"init": 304}')

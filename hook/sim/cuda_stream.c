@@ -35,9 +35,14 @@ CUresult stream_begin(struct stream_call *call, const char *function, CUstream h
     call->stream = per_thread ? own_stream(context->device) : &legacy[context->device];
     if (!call->stream)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    call->stream->device = context->device;
-    call->stream->context = context;
-    call->stream->flags = per_thread ? 0 : STREAM_LEGACY;
+    if (!atomic_load_explicit(&call->stream->known, memory_order_acquire)) {
+        pthread_mutex_lock(&lock);
+        call->stream->device = context->device;
+        call->stream->context = context;
+        call->stream->flags = per_thread ? 0 : STREAM_LEGACY;
+        atomic_store_explicit(&call->stream->known, true, memory_order_release);
+        pthread_mutex_unlock(&lock);
+    }
     return CUDA_SUCCESS;
 }
 

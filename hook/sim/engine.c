@@ -20,8 +20,8 @@ static bool empty(const struct stream_row *stream)
 
 /* Streams of a lane; a torn list ends early instead of going round for ever. */
 #define EACH_STREAM(execution, lane, index)                                                                  \
-    (uint32_t index = (execution)->lanes[lane].streams, bound_ = 0;                                          \
-     index < MAX_STREAMS && bound_ < MAX_STREAMS; index = (execution)->streams[index].next, bound_++)
+    for (uint32_t index = (execution)->lanes[lane].streams, bound_ = 0;                                      \
+         index < MAX_STREAMS && bound_ < MAX_STREAMS; index = (execution)->streams[index].next, bound_++)
 
 /* The legacy stream and the blocking streams of a process wait for each other's earlier work. */
 static bool out_of_order(const struct execution *execution, const struct stream_row *stream)
@@ -30,15 +30,13 @@ static bool out_of_order(const struct execution *execution, const struct stream_
         return false;
     bool legacy = stream->flags & STREAM_LEGACY;
     uint64_t order = head_in(stream)->order;
-    for
-        EACH_STREAM(execution, stream->lane, i)
-        {
-            const struct stream_row *other = &execution->streams[i];
-            if (other == stream || empty(other) || other->flags & STREAM_NON_BLOCKING)
-                continue;
-            if ((legacy || other->flags & STREAM_LEGACY) && head_in(other)->order < order)
-                return true;
-        }
+    EACH_STREAM (execution, stream->lane, i) {
+        const struct stream_row *other = &execution->streams[i];
+        if (other == stream || empty(other) || other->flags & STREAM_NON_BLOCKING)
+            continue;
+        if ((legacy || other->flags & STREAM_LEGACY) && head_in(other)->order < order)
+            return true;
+    }
     return false;
 }
 
@@ -57,10 +55,9 @@ static bool lane_ready(const struct execution *execution, uint32_t lane)
 {
     if (!execution->lanes[lane].pending)
         return false;
-    for
-        EACH_STREAM(execution, lane, i)
-    if (ready(execution, &execution->streams[i]))
-        return true;
+    EACH_STREAM (execution, lane, i)
+        if (ready(execution, &execution->streams[i]))
+            return true;
     return false;
 }
 
@@ -89,17 +86,15 @@ static bool drain(struct execution *execution, uint32_t lane_index, uint32_t *ru
     for (bool more = true; more;) {
         more = false;
         *running = 0;
-        for
-            EACH_STREAM(execution, lane_index, i)
-            {
-                struct stream_row *stream = &execution->streams[i];
-                while (ready(execution, stream)
-                       && (head_of(stream)->kind != ITEM_KERNEL || head_of(stream)->work == 0)) {
-                    retire(execution, lane, stream);
-                    more = true; /* another stream may have waited for it */
-                }
-                *running += ready(execution, stream);
+        EACH_STREAM (execution, lane_index, i) {
+            struct stream_row *stream = &execution->streams[i];
+            while (ready(execution, stream)
+                   && (head_of(stream)->kind != ITEM_KERNEL || head_of(stream)->work == 0)) {
+                retire(execution, lane, stream);
+                more = true; /* another stream may have waited for it */
             }
+            *running += ready(execution, stream);
+        }
         retired |= more;
     }
     return retired;
@@ -156,23 +151,21 @@ static uint64_t next_decision(const struct execution *execution, const struct gp
         bool has_gpu = gpu->running && place == gpu->turn;
         if (!execution->lanes[lane].pending)
             continue;
-        for
-            EACH_STREAM(execution, lane, i)
-            {
-                const struct stream_row *stream = &execution->streams[i];
-                if (empty(stream))
-                    continue;
-                uint64_t arrival_ns = head_in(stream)->arrival_ns;
-                if (arrival_ns > execution->now_ns)
-                    limit_ns = least(limit_ns, arrival_ns);
-                else if (has_gpu && ready(execution, stream)) /* a slice only ends when somebody waits */
-                    limit_ns = least(
-                        limit_ns,
-                        execution->now_ns
-                            + ((head_in(stream)->work * gpu->running + (1 << WORK_SHIFT) - 1) >> WORK_SHIFT));
-                else if (gpu->running && !has_gpu && ready(execution, stream))
-                    limit_ns = least(limit_ns, gpu->slice_end_ns);
-            }
+        EACH_STREAM (execution, lane, i) {
+            const struct stream_row *stream = &execution->streams[i];
+            if (empty(stream))
+                continue;
+            uint64_t arrival_ns = head_in(stream)->arrival_ns;
+            if (arrival_ns > execution->now_ns)
+                limit_ns = least(limit_ns, arrival_ns);
+            else if (has_gpu && ready(execution, stream)) /* a slice only ends when somebody waits */
+                limit_ns = least(
+                    limit_ns,
+                    execution->now_ns
+                        + ((head_in(stream)->work * gpu->running + (1 << WORK_SHIFT) - 1) >> WORK_SHIFT));
+            else if (gpu->running && !has_gpu && ready(execution, stream))
+                limit_ns = least(limit_ns, gpu->slice_end_ns);
+        }
     }
     return limit_ns;
 }
@@ -183,15 +176,13 @@ static void work(struct execution *execution, struct gpu_row *gpu, uint64_t elap
         return;
     uint32_t lane = gpu->lanes[gpu->turn];
     uint64_t share = (elapsed_ns << WORK_SHIFT) / gpu->running;
-    for
-        EACH_STREAM(execution, lane, i)
-        {
-            struct stream_row *stream = &execution->streams[i];
-            if (ready(execution, stream)) {
-                struct item *item = head_of(stream);
-                item->work -= least(item->work, share);
-            }
+    EACH_STREAM (execution, lane, i) {
+        struct stream_row *stream = &execution->streams[i];
+        if (ready(execution, stream)) {
+            struct item *item = head_of(stream);
+            item->work -= least(item->work, share);
         }
+    }
     execution->lanes[lane].busy_ns += elapsed_ns;
     gpu->busy_ns += elapsed_ns;
 }
@@ -228,9 +219,10 @@ void engine_end_lane(struct execution *execution, uint32_t lane_index)
 {
     struct lane_row *lane = &execution->lanes[lane_index];
     struct gpu_row *gpu = &execution->gpus[lane->gpu];
-    for
-        EACH_STREAM(execution, lane_index, i)
-    execution->streams[i].flags = 0;
+    EACH_STREAM (execution, lane_index, i) {
+        execution->streams[i].head = execution->streams[i].tail;
+        execution->streams[i].flags = 0;
+    }
     lane->streams = NOTHING;
     lane->pending = 0;
     lane->state = LANE_ENDED;

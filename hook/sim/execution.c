@@ -43,7 +43,7 @@ uint32_t execution_stream(const char *uuid, uint32_t flags)
         struct stream_row *row = &execution->streams[i];
         if (row->flags)
             continue;
-        row->head = row->tail = 0;
+        row->head = row->tail; /* counting goes on: somebody may still wait for what was done before */
         row->lane = lane;
         row->flags = flags | STREAM_IN_USE;
         row->next = execution->lanes[lane].streams;
@@ -188,7 +188,8 @@ uint32_t execution_event(const char *uuid)
         uint32_t place = (hint + i) % MAX_STREAM_EVENTS;
         if (execution->events[place].owner)
             continue;
-        execution->events[place] = (struct event_row){.owner = lane + 1};
+        /* who still waits for what stood here before need not */
+        execution->events[place] = (struct event_row){.owner = lane + 1, .done_turn = execution->event_turns};
         if (execution->event_high <= place)
             execution->event_high = place + 1;
         hint = place + 1;

@@ -18,8 +18,8 @@ enum { LOOK_NS = 10 * 1000 * 1000 }; /* between two looks for processes that die
 static pthread_mutex_t map_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct execution *_Atomic mapped;
-static const char *mapped_for; /* the configuration */
-static uint32_t my_pid; /* 0: not known yet, also after a fork */
+static const char *_Atomic mapped_for; /* the configuration */
+static _Atomic uint32_t my_pid; /* 0: not known yet, also after a fork */
 static uint64_t my_start_time;
 static uint32_t my_lanes[MAX_GPUS]; /* lane + 1; by gpu row */
 
@@ -100,6 +100,7 @@ static struct execution *state(void)
     if (execution && my_pid && mapped_for == sim_node_path())
         return execution;
     pthread_mutex_lock(&map_lock);
+    execution = atomic_load(&mapped); /* another thread may have been faster */
     if (!execution || mapped_for != sim_node_path())
         execution = map_state(sim_node_path());
     if (!my_pid) {

@@ -18,6 +18,7 @@ struct CUstream_st {
     unsigned flags; /* of enum stream_flags */
     int priority;
     _Atomic uint32_t row; /* of execution.h; 0 until there was work */
+    atomic_bool known; /* of those that are made when first used */
     struct capture *_Atomic capture; /* changed under capture_lock; NULL: not being captured */
     struct CUgraphNode_st **tips; /* what the next captured node depends on */
     size_t tip_count;

@@ -12,8 +12,10 @@
 #include "cuda_abi.h"
 #include "residency.h"
 
+#include <stdatomic.h>
+
 struct probe {
-    CUcontext context; /* NULL: not opened */
+    _Atomic(CUcontext) context; /* NULL: not opened */
     CUstream stream;
     CUevent anchor, next_anchor, mark;
     int64_t anchor_at_ns; /* its time, 0: not handled yet */

@@ -23,7 +23,7 @@ enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
 
 struct trace {
     _Atomic int state;
-    CUcontext context; /* that the events are of, NULL: none yet */
+    _Atomic(CUcontext) context; /* that the events are of, NULL: none yet */
     CUevent begin, end;
     uint64_t stream;
     uint64_t key;

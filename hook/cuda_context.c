@@ -1,98 +1,198 @@
-/* Contexts, and what they cost. */
+/* Contexts, and what they cost: measured, and charged when they are made. */
+#include "contexts.h"
 #include "gpu_time.h"
-#include "real.h"
+#include "overhead.h"
+#include "wrap.h"
 
-EXPORT CUresult cuCtxCreate(CUcontext *a, unsigned int b, CUdevice c)
+/* --- contexts that the program makes -------------------------------------------------------------------- */
+
+/* The shape of a wrapper that makes a context. `undo` ends one that does not fit. */
+#define MAKE_CONTEXT(symbol, of, handle, device, undo, ...)                                                  \
+    const struct real_cuda *real = real_cuda();                                                              \
+    struct overhead overhead;                                                                                \
+    uint64_t bytes;                                                                                          \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = overhead_begin(&overhead, device, of, #symbol);                                        \
+    if (result != CUDA_SUCCESS)                                                                              \
+        return result;                                                                                       \
+    result = CALL(symbol, __VA_ARGS__);                                                                      \
+    if (result != CUDA_SUCCESS || !handle) {                                                                 \
+        overhead_failed(&overhead);                                                                          \
+        return result;                                                                                       \
+    }                                                                                                        \
+    if (!overhead_made(&overhead, &bytes) && real->undo && CALL(undo, *handle) == CUDA_SUCCESS) {            \
+        overhead_failed(&overhead);                                                                          \
+        *handle = NULL;                                                                                      \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
+    }                                                                                                        \
+    context_made(*handle, device, bytes);                                                                    \
+    return result
+
+EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuCtxCreate ? real->cuCtxCreate(a, b, c) : CUDA_ERROR_NOT_INITIALIZED;
+    MAKE_CONTEXT(cuCtxCreate, OVERHEAD_CONTEXT, context, device, cuCtxDestroy_v2, context, flags, device);
 }
 
-EXPORT CUresult cuCtxCreate_v2(CUcontext *a, unsigned int b, CUdevice c)
+EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuCtxCreate_v2 ? real->cuCtxCreate_v2(a, b, c) : CUDA_ERROR_NOT_INITIALIZED;
+    MAKE_CONTEXT(cuCtxCreate_v2, OVERHEAD_CONTEXT, context, device, cuCtxDestroy_v2, context, flags, device);
 }
 
-EXPORT CUresult cuCtxCreate_v3(CUcontext *a, CUexecAffinityParam *b, int c, unsigned int d, CUdevice e)
+EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned flags,
+                               CUdevice device)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuCtxCreate_v3 ? real->cuCtxCreate_v3(a, b, c, d, e) : CUDA_ERROR_NOT_INITIALIZED;
+    MAKE_CONTEXT(cuCtxCreate_v3, OVERHEAD_CONTEXT, context, device, cuCtxDestroy_v2, context, affinity, count,
+                 flags, device);
 }
 
-EXPORT CUresult cuCtxCreate_v4(CUcontext *a, CUctxCreateParams *b, unsigned int c, CUdevice d)
+EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned flags,
+                               CUdevice device)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuCtxCreate_v4 ? real->cuCtxCreate_v4(a, b, c, d) : CUDA_ERROR_NOT_INITIALIZED;
+    MAKE_CONTEXT(cuCtxCreate_v4, OVERHEAD_CONTEXT, context, device, cuCtxDestroy_v2, context, parameters,
+                 flags, device);
 }
 
-EXPORT CUresult cuCtxDestroy(CUcontext a)
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc description, CUdevice device,
+                                 unsigned flags)
 {
-    gpu_time_context_ends(a);
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuCtxDestroy ? real->cuCtxDestroy(a) : CUDA_ERROR_NOT_INITIALIZED;
+    MAKE_CONTEXT(cuGreenCtxCreate, OVERHEAD_PART_OF_CONTEXT, context, device, cuGreenCtxDestroy, context,
+                 description, device, flags);
 }
 
-EXPORT CUresult cuCtxDestroy_v2(CUcontext a)
+#define END_CONTEXT(symbol, leave, handle)                                                                   \
+    leave;                                                                                                   \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    if (!charging())                                                                                         \
+        return real->symbol(handle);                                                                         \
+    struct context *account = context_ending(handle);                                                        \
+    CUresult result = CALL(symbol, handle);                                                                  \
+    return context_ended(account, handle, result)
+
+EXPORT CUresult cuCtxDestroy(CUcontext context)
 {
-    gpu_time_context_ends(a);
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuCtxDestroy_v2 ? real->cuCtxDestroy_v2(a) : CUDA_ERROR_NOT_INITIALIZED;
+    END_CONTEXT(cuCtxDestroy, gpu_time_context_ends(context), context);
 }
 
-EXPORT CUresult cuCtxSetLimit(CUlimit a, size_t b)
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuCtxSetLimit ? real->cuCtxSetLimit(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    END_CONTEXT(cuCtxDestroy_v2, gpu_time_context_ends(context), context);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *a, CUdevice b)
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuDevicePrimaryCtxRetain ? real->cuDevicePrimaryCtxRetain(a, b)
-                                                  : CUDA_ERROR_NOT_INITIALIZED;
+    END_CONTEXT(cuGreenCtxDestroy, (void)0, context);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice a)
+/* --- a device's own context ----------------------------------------------------------------------------- */
+
+/* The first retain makes it; all later ones only count. */
+static CUresult retain_first(const struct real_cuda *real, CUcontext *context, CUdevice device)
 {
-    gpu_time_device_ends(a);
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuDevicePrimaryCtxRelease ? real->cuDevicePrimaryCtxRelease(a)
-                                                   : CUDA_ERROR_NOT_INITIALIZED;
+    struct overhead overhead;
+    uint64_t bytes = 0;
+    CUresult result = overhead_begin(&overhead, device, OVERHEAD_CONTEXT, "cuDevicePrimaryCtxRetain");
+    if (result != CUDA_SUCCESS) {
+        primary_retained(device, NULL, true, result, 0);
+        return result;
+    }
+    result = CALL(cuDevicePrimaryCtxRetain, context, device);
+    if (result != CUDA_SUCCESS) {
+        overhead_failed(&overhead);
+        primary_retained(device, NULL, true, result, 0);
+        return result;
+    }
+    CUresult (*release)(CUdevice) = real->cuDevicePrimaryCtxRelease_v2 ? real->cuDevicePrimaryCtxRelease_v2
+                                                                       : real->cuDevicePrimaryCtxRelease;
+    bool fits = overhead_made(&overhead, &bytes), undone = false;
+    if (!fits && release) {
+        depth_enter();
+        undone = release(device) == CUDA_SUCCESS;
+        depth_leave();
+    }
+    if (!undone) {
+        primary_retained(device, *context, true, CUDA_SUCCESS, fits ? bytes : overhead.charged_bytes);
+        return result;
+    }
+    overhead_failed(&overhead);
+    *context = NULL;
+    primary_retained(device, NULL, true, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice a)
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    gpu_time_device_ends(a);
     const struct real_cuda *real = real_cuda();
-    return real && real->cuDevicePrimaryCtxRelease_v2 ? real->cuDevicePrimaryCtxRelease_v2(a)
-                                                      : CUDA_ERROR_NOT_INITIALIZED;
+    if (!real || !real->cuDevicePrimaryCtxRetain)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!charging() || !context)
+        return CALL(cuDevicePrimaryCtxRetain, context, device);
+    if (primary_retaining(device))
+        return retain_first(real, context, device);
+    CUresult result = CALL(cuDevicePrimaryCtxRetain, context, device);
+    primary_retained(device, *context, false, result, 0);
+    return result;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice a)
+#define END_PRIMARY(symbol, reset)                                                                           \
+    gpu_time_device_ends(device);                                                                            \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = CALL(symbol, device);                                                                  \
+    if (result == CUDA_SUCCESS && charging())                                                                \
+        primary_released(device, reset);                                                                     \
+    return result
+
+EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
-    gpu_time_device_ends(a);
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuDevicePrimaryCtxReset ? real->cuDevicePrimaryCtxReset(a)
-                                                 : CUDA_ERROR_NOT_INITIALIZED;
+    END_PRIMARY(cuDevicePrimaryCtxRelease, false);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice a)
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-    gpu_time_device_ends(a);
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuDevicePrimaryCtxReset_v2 ? real->cuDevicePrimaryCtxReset_v2(a)
-                                                    : CUDA_ERROR_NOT_INITIALIZED;
+    END_PRIMARY(cuDevicePrimaryCtxRelease_v2, false);
 }
 
-EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *a, CUdevResourceDesc b, CUdevice c, unsigned int d)
+EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuGreenCtxCreate ? real->cuGreenCtxCreate(a, b, c, d) : CUDA_ERROR_NOT_INITIALIZED;
+    END_PRIMARY(cuDevicePrimaryCtxReset, true);
 }
 
-EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx a)
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+    END_PRIMARY(cuDevicePrimaryCtxReset_v2, true);
+}
+
+/* --- heaps and stacks of a context ---------------------------------------------------------------------- */
+
+/* A limit that does not fit is set back to what it was. */
+EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuGreenCtxDestroy ? real->cuGreenCtxDestroy(a) : CUDA_ERROR_NOT_INITIALIZED;
+    struct overhead overhead;
+    int64_t bytes;
+    size_t before = 0;
+    CUcontext context = NULL;
+    CUdevice device;
+    if (!real || !real->cuCtxSetLimit)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!charging() || !real->cuCtxGetLimit || !real->cuCtxGetDevice || !real->cuCtxGetCurrent
+        || real->cuCtxGetDevice(&device) != CUDA_SUCCESS || real->cuCtxGetCurrent(&context) != CUDA_SUCCESS
+        || real->cuCtxGetLimit(&before, limit) != CUDA_SUCCESS)
+        return CALL(cuCtxSetLimit, limit, value);
+    CUresult result = overhead_begin(&overhead, device, OVERHEAD_PART_OF_CONTEXT, "cuCtxSetLimit");
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuCtxSetLimit, limit, value);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!overhead_changed(&overhead, &bytes)) {
+        CALL(cuCtxSetLimit, limit, before);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    context_grew(context, device, bytes);
+    return result;
 }

@@ -1,56 +1,100 @@
-/* Code that is loaded, and what it costs. */
-#include "real.h"
+/* Code that is loaded, and what it costs: measured, and charged when it is loaded. What the driver loads only
+ * when a kernel first runs is seen later (overhead_reconcile). */
+#include "contexts.h"
+#include "overhead.h"
+#include "wrap.h"
 
-EXPORT CUresult cuModuleLoad(CUmodule *a, const char *b)
+struct loading {
+    struct overhead overhead;
+    CUcontext context;
+    CUdevice device;
+};
+
+/* Without a context nothing is loaded to a device: the driver is asked as it is. */
+static CUresult begin(struct loading *loading, const char *function)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuModuleLoad ? real->cuModuleLoad(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    loading->overhead = (struct overhead){.place = -1};
+    if (!charging() || !real->cuCtxGetDevice || !real->cuCtxGetCurrent
+        || real->cuCtxGetDevice(&loading->device) != CUDA_SUCCESS
+        || real->cuCtxGetCurrent(&loading->context) != CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    return overhead_begin(&loading->overhead, loading->device, OVERHEAD_MODULE, function);
 }
 
-EXPORT CUresult cuModuleLoadData(CUmodule *a, const void *b)
+/* The shape of a wrapper that loads code. `undo` unloads what does not fit. */
+#define LOAD(symbol, handle, undo, ...)                                                                      \
+    const struct real_cuda *real = real_cuda();                                                              \
+    struct loading loading;                                                                                  \
+    uint64_t bytes;                                                                                          \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = begin(&loading, #symbol);                                                              \
+    if (result != CUDA_SUCCESS)                                                                              \
+        return result;                                                                                       \
+    result = CALL(symbol, __VA_ARGS__);                                                                      \
+    if (result != CUDA_SUCCESS || !handle)                                                                   \
+        return result;                                                                                       \
+    if (!overhead_made(&loading.overhead, &bytes) && real->undo && CALL(undo, *handle) == CUDA_SUCCESS) {    \
+        *handle = NULL;                                                                                      \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
+    }                                                                                                        \
+    module_loaded(*handle, loading.context, loading.device, bytes);                                          \
+    return result
+
+EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuModuleLoadData ? real->cuModuleLoadData(a, b) : CUDA_ERROR_NOT_INITIALIZED;
+    LOAD(cuModuleLoad, module, cuModuleUnload, module, path);
 }
 
-EXPORT CUresult cuModuleLoadDataEx(CUmodule *a, const void *b, unsigned int c, CUjit_option *d, void **e)
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuModuleLoadDataEx ? real->cuModuleLoadDataEx(a, b, c, d, e)
-                                            : CUDA_ERROR_NOT_INITIALIZED;
+    LOAD(cuModuleLoadData, module, cuModuleUnload, module, image);
 }
 
-EXPORT CUresult cuModuleLoadFatBinary(CUmodule *a, const void *b)
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options,
+                                   void **values)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuModuleLoadFatBinary ? real->cuModuleLoadFatBinary(a, b)
-                                               : CUDA_ERROR_NOT_INITIALIZED;
+    LOAD(cuModuleLoadDataEx, module, cuModuleUnload, module, image, count, options, values);
 }
 
-EXPORT CUresult cuModuleUnload(CUmodule a)
+EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuModuleUnload ? real->cuModuleUnload(a) : CUDA_ERROR_NOT_INITIALIZED;
+    LOAD(cuModuleLoadFatBinary, module, cuModuleUnload, module, image);
 }
 
-EXPORT CUresult cuLibraryLoadData(CUlibrary *a, const void *b, CUjit_option *c, void **d, unsigned int e,
-                                  CUlibraryOption *f, void **g, unsigned int h)
+EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit_options,
+                                  void **jit_values, unsigned jit_count, CUlibraryOption *options,
+                                  void **values, unsigned count)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLibraryLoadData ? real->cuLibraryLoadData(a, b, c, d, e, f, g, h)
-                                           : CUDA_ERROR_NOT_INITIALIZED;
+    LOAD(cuLibraryLoadData, library, cuLibraryUnload, library, image, jit_options, jit_values, jit_count,
+         options, values, count);
 }
 
-EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *a, const char *b, CUjit_option *c, void **d, unsigned int e,
-                                      CUlibraryOption *f, void **g, unsigned int h)
+EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit_options,
+                                      void **jit_values, unsigned jit_count, CUlibraryOption *options,
+                                      void **values, unsigned count)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLibraryLoadFromFile ? real->cuLibraryLoadFromFile(a, b, c, d, e, f, g, h)
-                                               : CUDA_ERROR_NOT_INITIALIZED;
+    LOAD(cuLibraryLoadFromFile, library, cuLibraryUnload, library, path, jit_options, jit_values, jit_count,
+         options, values, count);
 }
 
-EXPORT CUresult cuLibraryUnload(CUlibrary a)
+#define UNLOAD(symbol, handle)                                                                               \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    if (!charging())                                                                                         \
+        return real->symbol(handle);                                                                         \
+    struct module *account = module_unloading(handle);                                                       \
+    CUresult result = CALL(symbol, handle);                                                                  \
+    return module_unloaded(account, result)
+
+EXPORT CUresult cuModuleUnload(CUmodule module)
 {
-    const struct real_cuda *real = real_cuda();
-    return real && real->cuLibraryUnload ? real->cuLibraryUnload(a) : CUDA_ERROR_NOT_INITIALIZED;
+    UNLOAD(cuModuleUnload, module);
+}
+
+EXPORT CUresult cuLibraryUnload(CUlibrary library)
+{
+    UNLOAD(cuLibraryUnload, library);
 }

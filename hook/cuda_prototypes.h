@@ -166,6 +166,7 @@ CUresult cuStreamSynchronize(CUstream);
 CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr);
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *, CUmemGenericAllocationHandle);
 CUresult cuGreenCtxGetDevResource(CUgreenCtx, CUdevResource *, CUdevResourceType);
+CUresult cuCtxGetLimit(size_t *, CUlimit);
 CUresult cuCtxGetStreamPriorityRange(int *, int *);
 CUresult cuGetErrorName(CUresult, const char **);
 
@@ -217,7 +218,6 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);
 CUresult cuMemsetD8_v2(CUdeviceptr, unsigned char, size_t);
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *);
 CUresult cuDeviceSetMemPool(CUdevice, CUmemoryPool);
-CUresult cuCtxGetLimit(size_t *, CUlimit);
 CUresult cuDeviceGetDevResource(CUdevice, CUdevResource *, CUdevResourceType);
 CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *, CUdevResource *, unsigned int);
 CUresult cuCtxFromGreenCtx(CUcontext *, CUgreenCtx);

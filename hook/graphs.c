@@ -195,7 +195,7 @@ CUresult graph_memory_before_launch(CUgraphExec exec, const char *function)
         if (!bytes[i])
             continue;
         CUresult result = reserve_require(&reserves[i], bytes[i], function);
-        if (result != CUDA_SUCCESS && (pools_idle_bytes(i) || graph_memory_idle_bytes(i))) {
+        if (result != CUDA_SUCCESS && reclaimable(i)) {
             reclaim(i);
             result = reserve_require(&reserves[i], bytes[i], function);
         }

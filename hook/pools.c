@@ -208,8 +208,7 @@ static CUresult claim(struct pooled *pooled)
     pooled->block = block_new(BLOCK_POOLED, pooled->pool, pooled->bytes);
     CUresult result = pooled->block ? reserve_claim(&pool->reserve, pooled->bytes, pooled->function)
                                     : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result != CUDA_SUCCESS && pooled->block
-        && (pools_idle_bytes(pool->reserve.place) || graph_memory_idle_bytes(pool->reserve.place))) {
+    if (result != CUDA_SUCCESS && pooled->block && reclaimable(pool->reserve.place)) {
         reclaim(pool->reserve.place);
         result = reserve_claim(&pool->reserve, pooled->bytes, pooled->function);
     }

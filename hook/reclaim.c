@@ -1,6 +1,7 @@
 #include "reclaim.h"
 #include "depth.h"
 #include "graphs.h"
+#include "overhead.h"
 #include "pools.h"
 #include "real.h"
 
@@ -25,6 +26,13 @@ void true_up(int place)
 {
     pools_true_up(place);
     graph_memory_true_up_place(place);
+    overhead_reconcile(place, false);
+}
+
+bool reclaimable(int place)
+{
+    return place >= 0
+        && (pools_idle_bytes(place) || graph_memory_idle_bytes(place) || overhead_unseen_bytes(place));
 }
 
 void reclaim(int place)
@@ -33,13 +41,14 @@ void reclaim(int place)
     pools_trim(place);
     graph_memory_trim(place);
     quiet_end(quiet);
+    if (overhead_unseen_bytes(place))
+        overhead_reconcile(place, true);
 }
 
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
     CUresult result = charge(place, kind, bytes, function);
-    if (result != CUDA_ERROR_OUT_OF_MEMORY || place < 0
-        || (!pools_idle_bytes(place) && !graph_memory_idle_bytes(place)))
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || !reclaimable(place))
         return result;
     reclaim(place);
     return charge(place, kind, bytes, function);

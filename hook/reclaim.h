@@ -15,7 +15,10 @@ CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, con
 /* Make what is charged what the driver has now; it may have given memory back without our seeing it. */
 void true_up(int place);
 
-/* Give the unused memory of the device back. */
+/* Whether this process may be charged for memory of the device that it does not use. */
+bool reclaimable(int place);
+
+/* Give it back. */
 void reclaim(int place);
 
 /* Calls between these two do not disturb a capture that another stream of the process is in. */

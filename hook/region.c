@@ -382,6 +382,18 @@ void region_note_refusal(int place, uint64_t bytes, const char *function)
     atomic_fetch_add(&device->refused_bytes, bytes);
 }
 
+uint64_t region_own_bytes(int place)
+{
+    struct region_slot *slot = atomic_load(&mine);
+    return slot && place >= 0 ? atomic_load(&slot->used[place].total_bytes) : 0;
+}
+
+int32_t region_host_pid(void)
+{
+    struct region_slot *slot = atomic_load(&mine);
+    return slot ? atomic_load(&slot->host_pid) : 0;
+}
+
 uint64_t region_context_bytes(int place)
 {
     struct region_device *device = region_device_at(place);

@@ -48,6 +48,12 @@ void region_release(int place, enum charge_kind kind, uint64_t bytes);
 /* Put a refusal on record for the agent. */
 void region_note_refusal(int place, uint64_t bytes, const char *function);
 
+/* What this process is charged for on a device. */
+uint64_t region_own_bytes(int place);
+
+/* This process's pid as the node sees it, when the agent has told; otherwise 0. */
+int32_t region_host_pid(void);
+
 /* What a context cost when one was made last on this device; 0: never measured. */
 uint64_t region_context_bytes(int place);
 void region_set_context_bytes(int place, uint64_t bytes);

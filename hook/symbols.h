@@ -165,6 +165,7 @@
     X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, 0)                                                \
     X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020, 0)             \
     X(cuGreenCtxGetDevResource, "cuGreenCtxGetDevResource", 12040, 0)                                         \
+    X(cuCtxGetLimit, "cuCtxGetLimit", 3010, 0)                                                                \
     X(cuCtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", 5050, 0)                                    \
     X(cuGetErrorName, "cuGetErrorName", 6000, 0)
 
@@ -213,7 +214,6 @@
     X(cuMemsetD8_v2, "cuMemsetD8", 3020, 0)                                                                   \
     X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 7000, 0)                                      \
     X(cuDeviceSetMemPool, "cuDeviceSetMemPool", 11020, 0)                                                     \
-    X(cuCtxGetLimit, "cuCtxGetLimit", 3010, 0)                                                                \
     X(cuDeviceGetDevResource, "cuDeviceGetDevResource", 12040, 0)                                             \
     X(cuDevResourceGenerateDesc, "cuDevResourceGenerateDesc", 12040, 0)                                       \
     X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 12040, 0)                                                       \
@@ -245,6 +245,8 @@
     X(nvmlDeviceGetProcessesUtilizationInfo)
 
 #define NVML_USED(X)                                                \
+    X(nvmlInit_v2)                                                  \
+    X(nvmlDeviceGetHandleByUUID)                                    \
     X(nvmlDeviceGetUUID)                                            \
     X(nvmlDeviceGetGpuInstanceId)                                   \
     X(nvmlDeviceGetComputeInstanceId)                               \

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import struct
 import time
 from pathlib import Path
@@ -34,6 +35,17 @@ def held_mib(gpu: int = 0) -> float:
 def both() -> list[float]:
     """Both counts; they must agree whenever nothing is under way."""
     return [charged_mib(), held_mib()]
+
+
+def unseen_driver() -> ctypes.CDLL:
+    """The same driver as another library, which the hook does not know: with a context, current."""
+    copy = Path(os.environ["VGPU_SIM_DRIVER"]).with_name("libother.so")
+    shutil.copy(Path(os.environ["LD_LIBRARY_PATH"]) / "libcuda.so.1", copy)
+    other, context = ctypes.CDLL(str(copy)), ctypes.c_void_p()
+    assert other.cuInit(0) == 0
+    assert other.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert other.cuCtxSetCurrent(context) == 0
+    return other
 
 
 def settled(mib: float, within_s: float = 10) -> None:

@@ -1,0 +1,208 @@
+"""What the driver takes for itself: contexts, code, heaps; measured, and charged when they are made."""
+
+import pytest
+from hooked_programs import LIMIT, Node
+
+from agent.sim.driver import SimGpu, made_up_uuid
+
+GPU = made_up_uuid(0)
+BEGIN = "from memory_calls import *\nr = []\n"
+CONTEXT = (
+    "def context(function='cuCtxCreate_v2', device=0, *more):\n"
+    "    made = ctypes.c_void_p()\n"
+    "    result = getattr(cuda, function)(ctypes.byref(made), *more, 0, device)\n"
+    "    return result, made\n"
+)
+
+
+@pytest.fixture(params=["pids visible", "pids hidden"])
+def costly(node: Node, request: pytest.FixtureRequest) -> Node:
+    """A node where a context takes 300 MiB and a module 20."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, module_mib=20))
+    node.sim.hidden_pids(request.param == "pids hidden")
+    return node
+
+
+def run(node: Node, steps: str, **env: str) -> list[object]:
+    """What each of the steps gives."""
+    said = node.run(BEGIN + CONTEXT + steps + "\nsay(r=r)", **{LIMIT: "1000m", **env})
+    assert said["rc"] == 0, said["stderr"]
+    answers: list[object] = said["r"]
+    return answers
+
+
+def test_a_primary_context_is_charged_once_while_anybody_retains_it(costly: Node) -> None:
+    steps = (
+        "r += [start(), both(), start(), both()]\n"
+        "cuda.cuDevicePrimaryCtxRelease_v2(0); r += [both()]\n"
+        "cuda.cuDevicePrimaryCtxRelease_v2(0); r += [held_mib()]\n"
+        "e, c = context(); r += [e, both()]"
+    )
+    assert run(costly, steps) == [0, [300, 300], 0, [300, 300], [300, 300], 0, 0, [300, 300]]
+
+
+@pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
+def test_a_reset_gives_the_context_back(costly: Node, reset: str) -> None:
+    steps = (
+        f"start(); start(); cuda.{reset}(0); r += [held_mib()]; e, c = context(); r += [e, both()]"
+    )
+    assert run(costly, steps) == [0, 0, [300, 300]]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "context('cuCtxCreate')",
+        "context('cuCtxCreate_v2')",
+        "context('cuCtxCreate_v3', 0, None, 0)",
+        "context('cuCtxCreate_v4', 0, None)",
+    ],
+    ids=lambda make: make.split("'")[1],
+)
+@pytest.mark.parametrize("end", ["cuCtxDestroy", "cuCtxDestroy_v2"])
+def test_each_context_is_charged_until_it_is_destroyed(costly: Node, make: str, end: str) -> None:
+    steps = f"start(); e, c = {make}; r += [e, both(), cuda.{end}(c), start(), both()]"
+    assert run(costly, steps) == [0, [600, 600], 0, 0, [300, 300]]
+
+
+def test_a_green_context_is_charged_what_it_takes(costly: Node) -> None:
+    steps = (
+        "start(); g = ctypes.c_void_p()\n"
+        "r += [cuda.cuGreenCtxCreate(ctypes.byref(g), ctypes.c_void_p(1), 0, 1), both()]\n"
+        "r += [cuda.cuGreenCtxDestroy(g), both()]"
+    )
+    assert run(costly, steps) == [0, [375, 375], 0, [300, 300]]
+
+
+@pytest.mark.parametrize("how", ["start()", "context()[0]"])
+def test_a_context_that_does_not_fit_is_undone(costly: Node, how: str) -> None:
+    steps = f"cuda.cuInit(0); r += [{how}, held_mib(), {how}, held_mib()]"
+    assert run(costly, steps, **{LIMIT: "200m"}) == [2, 0, 2, 0]
+
+
+def test_the_second_time_the_driver_is_not_even_asked(costly: Node) -> None:
+    run(costly, "r += [start()]")
+    costly.sim.fail("cuCtxCreate_v2", 999)
+    assert run(costly, "start(); settled(300); r += [alloc(500)[0], context()[0]]") == [0, 2]
+
+
+def test_what_the_driver_refuses_is_not_charged(costly: Node) -> None:
+    run(costly, "r += [start()]")
+    costly.sim.fail("cuCtxCreate_v2", 999)
+    costly.sim.fail("cuModuleLoadData", 998)
+    steps = (
+        "start(); settled(300); m = ctypes.c_void_p()\n"
+        "r += [context()[0], both(), cuda.cuModuleLoadData(ctypes.byref(m), b'x'), both()]"
+    )
+    assert run(costly, steps) == [999, [300, 300], 998, [300, 300]]
+
+
+JIT = "None, None, 0, None, None, 0"
+
+
+@pytest.mark.parametrize(
+    ("load", "unload"),
+    [
+        pytest.param("cuda.cuModuleLoad(p, b'x')", "cuModuleUnload", id="cuModuleLoad"),
+        pytest.param("cuda.cuModuleLoadData(p, b'x')", "cuModuleUnload", id="cuModuleLoadData"),
+        pytest.param("cuda.cuModuleLoadDataEx(p, b'x', 0, None, None)", "cuModuleUnload", id="cuModuleLoadDataEx"),
+        pytest.param("cuda.cuModuleLoadFatBinary(p, b'x')", "cuModuleUnload", id="cuModuleLoadFatBinary"),
+        pytest.param(f"cuda.cuLibraryLoadData(p, b'x', {JIT})", "cuLibraryUnload", id="cuLibraryLoadData"),
+        pytest.param(f"cuda.cuLibraryLoadFromFile(p, b'x', {JIT})", "cuLibraryUnload", id="cuLibraryLoadFromFile"),
+    ],
+)  # fmt: skip
+def test_code_is_charged_until_it_is_unloaded(costly: Node, load: str, unload: str) -> None:
+    steps = (
+        "start(); m = ctypes.c_void_p(); p = ctypes.byref(m)\n"
+        f"r += [{load}, both(), cuda.{unload}(m), both()]\n"
+        f"_, a = alloc(690); r += [{load}, m.value, both(), free(a), {load}, both()]"
+    )
+    full, more = [990, 990], [320, 320]
+    assert run(costly, steps) == [0, more, 0, [300, 300], 2, None, full, 0, 0, more]
+
+
+def test_code_goes_with_its_context(costly: Node) -> None:
+    steps = (
+        "start(); e, c = context(); m = ctypes.c_void_p()\n"
+        "cuda.cuModuleLoadData(ctypes.byref(m), b'x'); r += [charged_mib(), cuda.cuCtxDestroy_v2(c)]\n"
+        "start(); r += [charged_mib()]"
+    )
+    assert run(costly, steps) == [620, 0, 300]
+
+
+def test_a_larger_heap_is_charged_and_a_smaller_one_given_back(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    steps = (
+        "start(); heap = lambda mib: cuda.cuCtxSetLimit(2, u64(mib * MIB))\n"
+        "r += [heap(100), both(), heap(800), both(), heap(40), both()]"
+    )
+    assert run(node, steps) == [0, [400, 400], 2, [400, 400], 0, [340, 340]]
+
+
+def test_what_other_threads_allocate_meanwhile_is_not_taken_for_the_cost(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=1, module_mib=1))
+    steps = (
+        "import threading\nstart()\n"
+        "def churn():\n"
+        "    start()\n"
+        "    for _ in range(200): free(alloc(50)[1])\n"
+        "def load():\n"
+        "    start()\n"
+        "    for _ in range(50):\n"
+        "        m = ctypes.c_void_p(); cuda.cuModuleLoadData(ctypes.byref(m), b'x'); cuda.cuModuleUnload(m)\n"
+        "threads = [threading.Thread(target=f) for f in (churn, load, churn, load)]\n"
+        "for t in threads: t.start()\n"
+        "for t in threads: t.join()\n"
+        "r += [held_mib(), charged_mib() <= 60]"
+    )
+    assert run(node, steps) == [1, True]
+
+
+def test_a_context_on_a_device_without_a_limit_is_not_measured(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    node.sim.fail("nvmlInit_v2", 999)
+    assert run(node, "r += [start()]", **{LIMIT: "0"}) == [0]
+
+
+@pytest.mark.parametrize(
+    "call", ["nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetComputeRunningProcesses_v3"]
+)
+def test_without_nvml_contexts_are_made_all_the_same(node: Node, call: str) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    node.sim.fail(call, 999)
+    assert run(node, "r += [start(), alloc(500)[0]]") == [0, 0]
+
+
+def test_a_process_is_known_by_the_pid_that_the_agent_told(node: Node) -> None:
+    """The slot's host pid is what NVML lists; other processes' memory does not count then."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    node.sim.hidden_pids()
+    steps = (
+        "cuda.cuInit(0)\n"
+        "import struct, mmap\n"
+        "with open(os.environ['CUDA_DEVICE_MEMORY_SHARED_CACHE'], 'r+b') as file:\n"
+        "    assert struct.unpack('<i', os.pread(file.fileno(), 4, 1856))[0] == os.getpid()\n"
+        "    os.pwrite(file.fileno(), struct.pack('<i', os.getpid() + (1 << 24)), 1860)\n"
+        "r += [start(), both()]\n"
+        "cuda.cuCtxSetLimit(2, u64(100 * MIB)); cuda.cuCtxSetLimit(2, u64(20 * MIB)); r += [both()]"
+    )
+    assert run(node, steps) == [0, [300, 300], [320, 320]]
+
+
+def test_what_the_driver_took_unseen_is_charged_until_it_is_gone(node: Node) -> None:
+    """Memory that no intercepted call made, as code that is loaded when a kernel first runs."""
+    steps = (
+        "start(); other = unseen_driver(); a = ctypes.c_uint64()\n"
+        "other.cuMemAlloc_v2(ctypes.byref(a), u64(100 * MIB)); settled(100); r += [both()]\n"
+        "other.cuMemFree_v2(a); settled(0); r += [both()]"
+    )
+    assert run(node, steps) == [[100, 100], [0, 0]]
+
+
+def test_without_a_known_pid_nothing_unseen_is_charged(node: Node) -> None:
+    node.sim.hidden_pids()
+    steps = (
+        "start(); other = unseen_driver(); a = ctypes.c_uint64()\n"
+        "other.cuMemAlloc_v2(ctypes.byref(a), u64(100 * MIB)); settled(100, 2); r += [both()]"
+    )
+    assert run(node, steps) == [[0, 100]]

@@ -14,6 +14,9 @@ from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import RESOURCE, Ask, RanPod, SimNode
 from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE, NodeLocked, NoFit
 
+BUSY_PERCENT = 40  # containers with less would take long
+KERNEL_US, KERNELS = 2000, 150  # 300 ms of GPU time
+SPARE_PERCENT = 5  # what an idle container has saved up weighs more in so short a time
 MODEL, MEMORY_MIB, GPUS, SPLIT = "NVIDIA A40", 46068, 2, 10
 PODS: dict[str, list[Ask]] = {
     "train": [Ask(memory_mib=30000, core_percent=60)],
@@ -37,6 +40,7 @@ class Tenant:
     name: str
     gpu_uuid: str
     limit_mib: int
+    core_percent: int
     container: Container
     used_mib: int = 0
     refused: int = 0
@@ -59,6 +63,7 @@ class Story:
             ("pods placed", self.place_pods),
             ("every container has its share", self.compare_shares),
             ("memory limit enforced", self.push_limits),
+            ("core limit enforced", self.push_cores),
             ("bookkeeping finished", self.look_at_bookkeeping),
             ("kubelet restart survived", self.restart_kubelet),
             ("sick GPU taken out", self.break_gpu),
@@ -127,7 +132,14 @@ class Story:
                 mounts=[SimMount(m.container_path, m.host_path, m.read_only) for m in grant.mounts],
             )
             self.tenants.append(
-                Tenant(pod, ask.name, claims[0].uuid, claims[0].memory_mib, container)
+                Tenant(
+                    pod,
+                    ask.name,
+                    claims[0].uuid,
+                    claims[0].memory_mib,
+                    claims[0].core_percent,
+                    container,
+                )
             )
             self.show()
         return pod
@@ -154,6 +166,25 @@ class Story:
             self.show()
         refused = sum(tenant.refused for tenant in self.tenants)
         return f"{refused} times 1 MiB too much was refused"
+
+    def push_cores(self) -> str:
+        """Kernels take time for this step only; the containers compute one after the other."""
+        self.node.driver.kernel_us(KERNEL_US)
+        said = []
+        for tenant in [t for t in self.tenants if t.core_percent >= BUSY_PERCENT]:
+            tenant.container.ask(f"launch {KERNELS // 5}")  # it learns how long they take
+            began_s = time.monotonic()
+            must(tenant.container.ask(f"launch {KERNELS}").ok, f"{tenant.name} cannot compute")
+            took_s = time.monotonic() - began_s
+            percent = KERNELS * KERNEL_US / 1e6 / took_s * 100
+            must(
+                percent <= tenant.core_percent + SPARE_PERCENT,
+                f"{tenant.name} got {percent:.0f} % of the GPU's time instead of "
+                f"{tenant.core_percent} %",
+            )
+            said.append(f"{percent:.0f} of {tenant.core_percent} %")
+        self.node.driver.kernel_us(0)
+        return "GPU time got, of the limit: " + ", ".join(said)
 
     def look_at_bookkeeping(self) -> str:
         must(LOCK not in self.node.annotations(), "the node is still locked")

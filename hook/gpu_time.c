@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { TRACES = 48, CAPTURE_RELAXED = 2 };
+enum { TRACES = 48, CAPTURE_RELAXED = 2, DOUBTS = 64, DOUBTED = 8 };
 
 #define SWITCH_NS INT64_C(50000) /* a measurement shorter than this does not hold another process's turn */
 #define COARSE_NS INT64_C(8000000) /* one longer than this holds many looks at who has the GPU */
@@ -36,6 +36,13 @@ struct trace {
     bool edge; /* others that are not measured may run beside it: it says what ran, not what it cost */
 };
 
+/* How often in a row times of a kind were doubtful. */
+struct doubt {
+    uint64_t key;
+    int64_t least_ns;
+    int count;
+};
+
 struct measured_lane {
     struct lane lane;
     _Atomic bool known, polling;
@@ -43,6 +50,7 @@ struct measured_lane {
     struct probe probe;
     struct past past;
     struct trace traces[TRACES];
+    struct doubt doubts[DOUBTS];
 };
 
 struct predictor gpu_time_predictor;
@@ -236,25 +244,44 @@ static void correct(struct measured_lane *lane, int64_t ns)
     atomic_fetch_add(&lane->lane.unreported_ns, ns);
 }
 
-/* What a launch that ran between two moments cost, without the time that others had the GPU. */
-static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns,
-                      int64_t until_ns)
+/* What a launch that ran between two moments cost: with `shared`, without the time that others had the GPU. */
+static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns, int64_t until_ns,
+                      bool shared)
 {
-    int64_t away_ns = gpu_probe_away_ns(&lane->probe, from_ns, until_ns);
+    int64_t away_ns = shared ? gpu_probe_away_ns(&lane->probe, from_ns, until_ns) : 0;
     double part = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
     double whole = (double)(until_ns - from_ns);
     return whole > 0 ? (int64_t)(part - part / whole * (double)away_ns) : 0;
 }
 
-/* Whether a short kernel's time may hold another process's turn, which is known too roughly to take it off.
- * Told by the time alone: told by what was seen of others, the mean of what is left would be wrong. */
-static bool doubtful(const struct measured_lane *lane, const struct estimate *estimate, int64_t ran_ns,
+/* Whether a time may hold another process's turn that is not known well enough to take it off: turns of
+ * others are seen to the millisecond. Told by the time alone: told by what was seen of others, the mean of
+ * what is left would be wrong. */
+static bool doubtful(const struct measured_lane *lane, struct estimate *estimate, int64_t ran_ns,
                      int64_t now_ns)
 {
     uint64_t contended_ns = atomic_load(&lane->lane.share->contended_at_ns);
-    return contended_ns && now_ns - (int64_t)contended_ns < CONTENDED_NS && ran_ns > SWITCH_NS
-        && ran_ns < COARSE_NS && estimate && atomic_load(&estimate->samples) > 0
-        && ran_ns > 3 * (int64_t)atomic_load(&estimate->ns);
+    if (!estimate || !atomic_load(&estimate->samples) || !contended_ns
+        || now_ns - (int64_t)contended_ns >= CONTENDED_NS || ran_ns < SWITCH_NS || ran_ns > COARSE_NS)
+        return false;
+    int64_t expected_ns = atomic_load(&estimate->ns);
+    bool steady = expected_ns < MS_NS && atomic_load(&estimate->deviation) < ESTIMATE_VARIES;
+    return ran_ns > (steady ? expected_ns + expected_ns / 2 : 3 * expected_ns);
+}
+
+/* Times of a kind are doubtful one after the other: then it is the estimate that is wrong, and the shortest
+ * of them is the best there is. */
+static void doubt(struct measured_lane *lane, struct estimate *estimate, uint64_t key, int64_t ran_ns)
+{
+    struct doubt *doubt = &lane->doubts[key >> 32 & (DOUBTS - 1)];
+    if (doubt->key != key || doubt->count == 0)
+        *doubt = (struct doubt){.key = key, .least_ns = ran_ns};
+    doubt->least_ns = ran_ns < doubt->least_ns ? ran_ns : doubt->least_ns;
+    if (++doubt->count < DOUBTED)
+        return;
+    doubt->count = 0;
+    atomic_store(&estimate->samples, 0);
+    estimate_learn(estimate, key, doubt->least_ns);
 }
 
 /* It has ended: when it ran. False when that cannot be told. */
@@ -284,12 +311,17 @@ static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
-    if (trace->edge || doubtful(lane, estimate, ran_ns, now_ns)) {
+    bool in_doubt = !trace->edge && doubtful(lane, estimate, ran_ns, now_ns);
+    if (trace->edge || in_doubt) {
         if (trace->charged_ns > trace->expected_ns) /* what was charged while it ran is as doubtful */
             correct(lane, trace->expected_ns - trace->charged_ns);
+        if (in_doubt)
+            doubt(lane, estimate, trace->key, ran_ns);
     } else {
-        int64_t own = own_ns(lane, trace, trace->running_since_ns, trace->ran_until_ns);
+        bool is_short = estimate && ran_ns < MS_NS && atomic_load(&estimate->samples) > 0;
+        int64_t own = own_ns(lane, trace, trace->running_since_ns, trace->ran_until_ns, !is_short);
         correct(lane, own - trace->charged_ns);
+        lane->doubts[trace->key >> 32 & (DOUBTS - 1)].count = 0;
         if (estimate)
             estimate_learn(estimate, trace->key, own);
     }
@@ -309,7 +341,7 @@ static void charge_running(struct measured_lane *lane, struct trace *trace, int6
 {
     if (lane->probe.out && lane->probe.residency.undecided > 1)
         return; /* nothing of ours runs at the moment */
-    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns);
+    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns, true);
     if (own - trace->charged_ns < MS_NS)
         return;
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);

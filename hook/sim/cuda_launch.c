@@ -17,7 +17,8 @@ static CUresult launch(const char *name, CUfunction function, const unsigned sha
     if (result == CUDA_SUCCESS)
         result = capture_work(call.stream, &capturing);
     if (result == CUDA_SUCCESS)
-        clock_spend(1000ULL * call.call.node->launch_us); /* the GPU hears of it when the call is nearly over */
+        clock_spend(1000ULL
+                    * call.call.node->launch_us); /* the GPU hears of it when the call is nearly over */
     if (result == CUDA_SUCCESS && capturing)
         result = capture_node(call.stream,
                               (struct node_content){.kind = GRAPH_NODE_KERNEL, .function = function}, NULL);

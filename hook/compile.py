@@ -80,6 +80,7 @@ ARTIFACTS = (
             "devices.c",
             "dlsym.c",
             "gpu_probe.c",
+            "gpu_read.c",
             "gpu_time.c",
             "gpu_watch.c",
             "graphs.c",

@@ -1,0 +1,180 @@
+/* What measured launches cost, once the driver tells when they ran. */
+#include "gpu_traces.h"
+#include "real.h"
+
+enum { DOUBTED = 8 };
+
+#define SWITCH_NS INT64_C(50000) /* a measurement shorter than this does not hold another process's turn */
+#define COARSE_NS INT64_C(8000000) /* one longer than this holds many looks at who has the GPU */
+#define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
+#define PUT_ASIDE_NS 100000 /* the launching thread did not run for a while, so its times say nothing */
+
+static void finish(struct trace *trace)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
+    uint8_t open = estimate ? atomic_load(&estimate->open) : 0;
+    while (open && !atomic_compare_exchange_weak(&estimate->open, &open, (uint8_t)(open - 1))) { }
+    atomic_store(&trace->state, TRACE_FREE);
+}
+
+static void correct(struct measured_lane *lane, int64_t ns)
+{
+    share_correct(lane->lane.share, ns);
+    atomic_fetch_add(&lane->lane.unreported_ns, ns);
+}
+
+/* What a launch that ran between two moments cost: with `shared`, without the time that others had the GPU.
+ */
+static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns,
+                      int64_t until_ns, bool shared)
+{
+    int64_t away_ns = shared ? gpu_probe_away_ns(&lane->probe, from_ns, until_ns) : 0;
+    double part = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
+    double whole = (double)(until_ns - from_ns);
+    return whole > 0 ? (int64_t)(part - part / whole * (double)away_ns) : 0;
+}
+
+/* Whether a time may hold another process's turn that is not known well enough to take it off: turns of
+ * others are seen to the millisecond. Told by the time alone: told by what was seen of others, the mean of
+ * what is left would be wrong. */
+static bool doubtful(const struct measured_lane *lane, struct estimate *estimate, int64_t ran_ns,
+                     int64_t now_ns)
+{
+    uint64_t contended_ns = atomic_load(&lane->lane.share->contended_at_ns);
+    if (!estimate || !atomic_load(&estimate->samples) || !contended_ns
+        || now_ns - (int64_t)contended_ns >= CONTENDED_NS || ran_ns < SWITCH_NS || ran_ns > COARSE_NS)
+        return false;
+    int64_t expected_ns = atomic_load(&estimate->ns);
+    bool steady = expected_ns < MS_NS && atomic_load(&estimate->deviation) < ESTIMATE_VARIES;
+    return ran_ns > (steady ? expected_ns + expected_ns / 2 : 3 * expected_ns);
+}
+
+/* Times of a kind are doubtful one after the other: then it is the estimate that is wrong, and the shortest
+ * of them is the best there is. */
+static void doubt(struct measured_lane *lane, struct estimate *estimate, uint64_t key, int64_t ran_ns)
+{
+    struct doubt *doubt = &lane->doubts[key >> 32 & (DOUBTS - 1)];
+    if (doubt->key != key || doubt->count == 0)
+        *doubt = (struct doubt){.key = key, .least_ns = ran_ns};
+    doubt->least_ns = ran_ns < doubt->least_ns ? ran_ns : doubt->least_ns;
+    if (++doubt->count < DOUBTED)
+        return;
+    doubt->count = 0;
+    atomic_store(&estimate->samples, 0);
+    estimate_learn(estimate, key, doubt->least_ns);
+}
+
+/* It has ended: when it ran. False when that cannot be told. */
+static bool measure(struct measured_lane *lane, struct trace *trace)
+{
+    float ms;
+    if (real_cuda()->cuEventElapsedTime(&ms, trace->begin, trace->end) != CUDA_SUCCESS
+        || !(ms >= 0 && ms < 1e9F))
+        return false;
+    int64_t from_ns = gpu_probe_time(&lane->probe, trace->begin);
+    bool timed = from_ns != 0;
+    if (!timed)
+        from_ns = trace->began_ns;
+    int64_t until_ns = from_ns + (int64_t)((double)ms * 1e6);
+    /* The stream was idle: the first event waited for the launch, not for the GPU. */
+    if (timed && from_ns < trace->launched_ns && trace->launched_ns - trace->began_ns < PUT_ASIDE_NS)
+        from_ns = trace->launched_ns < until_ns ? trace->launched_ns : until_ns;
+    if (!trace->running_since_ns)
+        trace->run = past_began(&lane->past, trace->stream, from_ns);
+    trace->running_since_ns = from_ns;
+    trace->ran_until_ns = until_ns;
+    past_ended(&lane->past, trace->run, from_ns, until_ns);
+    return true;
+}
+
+static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
+    int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
+    bool in_doubt = !trace->edge && doubtful(lane, estimate, ran_ns, now_ns);
+    if (trace->edge || in_doubt) {
+        if (trace->charged_ns > trace->expected_ns) /* what was charged while it ran is as doubtful */
+            correct(lane, trace->expected_ns - trace->charged_ns);
+        if (in_doubt)
+            doubt(lane, estimate, trace->key, ran_ns);
+    } else {
+        bool is_short = estimate && ran_ns < MS_NS && atomic_load(&estimate->samples) > 0;
+        int64_t own = own_ns(lane, trace, trace->running_since_ns, trace->ran_until_ns, !is_short);
+        correct(lane, own - trace->charged_ns);
+        lane->doubts[trace->key >> 32 & (DOUBTS - 1)].count = 0;
+        if (estimate)
+            estimate_learn(estimate, trace->key, own);
+    }
+    finish(trace);
+}
+
+void gpu_drop_trace(struct measured_lane *lane, struct trace *trace)
+{
+    if (trace->running_since_ns)
+        past_ended(&lane->past, trace->run, 0, 0);
+    finish(trace);
+}
+
+/* Charge what has been running for longer than it was charged for, while it runs; and let nothing more go on
+ * what was taken from the share before that was known. */
+static void charge_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+{
+    if (lane->probe.out && lane->probe.residency.undecided > 1)
+        return; /* nothing of ours runs at the moment */
+    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns, true);
+    if (own - trace->charged_ns < MS_NS)
+        return;
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
+    if (estimate)
+        estimate_raise(estimate, trace->key, own);
+    correct(lane, own - trace->charged_ns);
+    trace->charged_ns = own;
+    int64_t tokens_ns = atomic_exchange(&lane->lane.tokens_ns, 0);
+    correct(lane, -tokens_ns);
+}
+
+static void see_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+{
+    if (trace->running_since_ns || real_cuda()->cuEventQuery(trace->begin) != CUDA_SUCCESS)
+        return;
+    int64_t since_ns = gpu_probe_time(&lane->probe, trace->begin);
+    trace->running_since_ns = since_ns ? since_ns : now_ns;
+    trace->run = past_began(&lane->past, trace->stream, trace->running_since_ns);
+}
+
+/* See what has ended, then what runs: what ran beside something that has ended must be known by then. */
+static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
+{
+    bool any = false;
+    for (size_t i = 0; i < TRACES; i++) {
+        struct trace *trace = &lane->traces[i];
+        if (atomic_load(&trace->state) != TRACE_OUT)
+            continue;
+        CUresult result = real_cuda()->cuEventQuery(trace->end);
+        any = true;
+        trace->ended = result == CUDA_SUCCESS;
+        if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace)))
+            gpu_drop_trace(lane, trace);
+    }
+    for (size_t i = 0; any && i < TRACES; i++)
+        if (atomic_load(&lane->traces[i].state) == TRACE_OUT && !lane->traces[i].ended)
+            see_running(lane, &lane->traces[i], now_ns);
+    return any;
+}
+
+bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
+{
+    bool any = look_at_traces(lane, now_ns);
+    if (gpu_probe_read(&lane->probe, now_ns))
+        atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
+    for (size_t i = 0; any && i < TRACES; i++) {
+        struct trace *trace = &lane->traces[i];
+        if (atomic_load(&trace->state) != TRACE_OUT)
+            continue;
+        if (trace->ended)
+            settle(lane, trace, now_ns);
+        else if (trace->running_since_ns)
+            charge_running(lane, trace, now_ns);
+    }
+    return any;
+}

@@ -1,0 +1,53 @@
+/* What gpu_time.c and gpu_read.c share: the launches of this process that are being measured on one device.
+ */
+#ifndef VGPU_GPU_TRACES_H
+#define VGPU_GPU_TRACES_H
+
+#include "gpu_probe.h"
+#include "gpu_time.h"
+#include "past.h"
+
+enum { TRACES = 48, DOUBTS = 64 };
+
+enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
+
+struct trace {
+    _Atomic int state;
+    _Atomic(CUcontext) context; /* that the events are of, NULL: none yet */
+    CUevent begin, end;
+    uint64_t stream;
+    uint64_t key;
+    int64_t expected_ns, charged_ns;
+    int64_t began_ns, launched_ns; /* CPU time before and after the calls */
+    int64_t running_since_ns; /* 0: not seen running yet */
+    int64_t ran_until_ns; /* of one that has ended */
+    uint64_t run; /* its number in the past */
+    bool ended;
+    bool edge; /* others that are not measured may run beside it: it says what ran, not what it cost */
+};
+
+/* How often in a row times of a kind were doubtful. */
+struct doubt {
+    uint64_t key;
+    int64_t least_ns;
+    int count;
+};
+
+struct measured_lane {
+    struct lane lane;
+    _Atomic bool known, polling;
+    _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
+    struct probe probe;
+    struct past past;
+    struct trace traces[TRACES];
+    struct doubt doubts[DOUBTS];
+};
+
+/* See what has ended and what runs, and charge it. Whether there is anything. The lane is being polled by the
+ * caller alone, with the probe's context current. */
+bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns);
+
+/* Measure this one no more. */
+void gpu_drop_trace(struct measured_lane *lane, struct trace *trace);
+
+#endif

@@ -106,6 +106,13 @@ def test_beside_others(tmp_path: Path, percents: list[int], us: int) -> None:
     assert holds(containers), [one.worst_error() for one in containers]
 
 
+def test_estimates_of_short_kernels_stay_true_beside_others(tmp_path: Path) -> None:
+    """For as long as it took one to be corrected to nothing: 55 % was had instead of 45."""
+    tenants = [Tenant(percent, ("ms=6000",)) for percent in (5, 15, 25, 45)]
+    containers = run(tmp_path, tenants, {"kernel": 200})
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
 UNEQUAL = [
     pytest.param([10, 90], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 10"),
     pytest.param([30, 70], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 30"),

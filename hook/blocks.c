@@ -13,6 +13,7 @@ struct block {
     uint64_t bytes;
     enum block_space space;
     int device;
+    const void *context; /* NULL: it outlives contexts */
 };
 
 struct shard {
@@ -186,6 +187,38 @@ struct block *block_take(enum block_space space, unsigned long long key)
         *link = block->next;
     pthread_mutex_unlock(&shard->lock);
     return block;
+}
+
+void block_set_context(struct block *block, const void *context)
+{
+    block->context = context;
+}
+
+struct block *blocks_take_of(const void *context)
+{
+    struct blocks *all = atomic_load_explicit(&current, memory_order_acquire);
+    struct block *taken = NULL;
+    for (int i = 0; all && context && i < SHARDS * BUCKETS; i++) {
+        struct shard *shard = &all->shards[i / BUCKETS];
+        pthread_mutex_lock(&shard->lock);
+        for (struct block **link = &shard->buckets[i % BUCKETS]; *link;) {
+            struct block *block = *link;
+            if (block->context != context) {
+                link = &block->next;
+                continue;
+            }
+            *link = block->next;
+            block->next = taken;
+            taken = block;
+        }
+        pthread_mutex_unlock(&shard->lock);
+    }
+    return taken;
+}
+
+struct block *block_next(const struct block *block)
+{
+    return block->next;
 }
 
 unsigned long long block_key(const struct block *block)

@@ -31,6 +31,13 @@ void block_add(struct block *block, unsigned long long key);
 /* Take it out again: the caller owns it. NULL when the key is not ours. */
 struct block *block_take(enum block_space space, unsigned long long key);
 
+/* It goes with this context. */
+void block_set_context(struct block *block, const void *context);
+
+/* Take out all that goes with the context, as a list. */
+struct block *blocks_take_of(const void *context);
+struct block *block_next(const struct block *block);
+
 void block_free(struct block *block);
 
 unsigned long long block_key(const struct block *block);

@@ -3,6 +3,7 @@
 #include "devices.h"
 #include "settings.h"
 #include "table.h"
+#include "wrap.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -98,8 +99,10 @@ static void end_modules(const void *context)
 
 CUresult context_ended(struct context *context, const void *handle, CUresult result)
 {
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         end_modules(handle);
+        wrap_context_ended(handle);
+    }
     if (context && result == CUDA_SUCCESS) {
         charge_back(context->place, CHARGE_CONTEXT, context->bytes);
         free(context);
@@ -155,6 +158,16 @@ void primary_retained(CUdevice device, const void *context, bool first, CUresult
         context_made(context, device, bytes);
 }
 
+/* Somebody holds it whose retain we did not see. */
+static bool still_active(CUdevice device)
+{
+    const struct real_cuda *real = real_cuda();
+    unsigned flags;
+    int active = 0;
+    return real && real->cuDevicePrimaryCtxGetState
+        && real->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
 void primary_released(CUdevice device, bool reset)
 {
     const void *ended = NULL;
@@ -171,7 +184,7 @@ void primary_released(CUdevice device, bool reset)
         primary->context = NULL;
     }
     pthread_mutex_unlock(&lock);
-    if (ended)
+    if (ended && !still_active(device))
         context_ended(context_ending(ended), ended, CUDA_SUCCESS);
 }
 

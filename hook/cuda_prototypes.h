@@ -167,6 +167,7 @@ CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr);
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *, CUmemGenericAllocationHandle);
 CUresult cuGreenCtxGetDevResource(CUgreenCtx, CUdevResource *, CUdevResourceType);
 CUresult cuCtxGetLimit(size_t *, CUlimit);
+CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *);
 CUresult cuCtxGetStreamPriorityRange(int *, int *);
 CUresult cuGetErrorName(CUresult, const char **);
 
@@ -216,7 +217,6 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
 CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);
 CUresult cuMemsetD8_v2(CUdeviceptr, unsigned char, size_t);
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *);
 CUresult cuDeviceSetMemPool(CUdevice, CUmemoryPool);
 CUresult cuDeviceGetDevResource(CUdevice, CUdevResource *, CUdevResourceType);
 CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *, CUdevResource *, unsigned int);

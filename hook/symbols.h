@@ -166,6 +166,7 @@
     X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020, 0)             \
     X(cuGreenCtxGetDevResource, "cuGreenCtxGetDevResource", 12040, 0)                                         \
     X(cuCtxGetLimit, "cuCtxGetLimit", 3010, 0)                                                                \
+    X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 7000, 0)                                      \
     X(cuCtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", 5050, 0)                                    \
     X(cuGetErrorName, "cuGetErrorName", 6000, 0)
 
@@ -212,7 +213,6 @@
     X(cuMemcpyDtoH_v2, "cuMemcpyDtoH", 3020, 0)                                                               \
     X(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", 3020, 0)                                                     \
     X(cuMemsetD8_v2, "cuMemsetD8", 3020, 0)                                                                   \
-    X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 7000, 0)                                      \
     X(cuDeviceSetMemPool, "cuDeviceSetMemPool", 11020, 0)                                                     \
     X(cuDeviceGetDevResource, "cuDeviceGetDevResource", 12040, 0)                                             \
     X(cuDevResourceGenerateDesc, "cuDevResourceGenerateDesc", 12040, 0)                                       \

@@ -15,10 +15,15 @@ CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t byt
         return result;
     struct block *kept = block_new(space, place, bytes);
     result = kept ? charge_reclaiming(place, CHARGE_DATA, bytes, function) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS) {
         block_free(kept);
-    else
-        *block = kept;
+        return result;
+    }
+    const struct real_cuda *real = real_cuda();
+    CUcontext context = NULL;
+    if (real->cuCtxGetCurrent && real->cuCtxGetCurrent(&context) == CUDA_SUCCESS)
+        block_set_context(kept, context);
+    *block = kept;
     return result;
 }
 
@@ -44,4 +49,12 @@ CUresult wrap_freed(struct block *block, CUresult result)
     else if (block)
         block_add(block, block_key(block));
     return result;
+}
+
+void wrap_context_ended(const void *context)
+{
+    for (struct block *block = blocks_take_of(context), *next; block; block = next) {
+        next = block_next(block);
+        undo(block);
+    }
 }

@@ -55,4 +55,7 @@ CUresult wrap_settle(struct block *block, CUresult result, unsigned long long ke
 
 CUresult wrap_freed(struct block *block, CUresult result);
 
+/* The driver has freed all that was allocated in the context. */
+void wrap_context_ended(const void *context);
+
 #endif

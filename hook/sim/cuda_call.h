@@ -52,6 +52,9 @@ uint64_t capacity_bytes(const struct cuda_call *call);
 
 int device_count(void);
 
+/* Free what was allocated in the context, which ends. */
+void sim_memory_end_context(CUcontext context);
+
 /* What the device is called; valid for ever. */
 const char *device_uuid(CUdevice device);
 

@@ -99,6 +99,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 /* Called with the lock held. */
 static void disappear(const struct cuda_call *call, struct CUctx_st *context)
 {
+    sim_memory_end_context(context);
     sim_memory_give(call->gpu->uuid, context->bytes + limit_bytes(context), false);
     context->bytes = context->heap_bytes = 0;
 }

@@ -16,6 +16,7 @@ struct block {
     struct block *next;
     unsigned long long address;
     uint64_t bytes;
+    CUcontext context;
     char uuid[TEXT_BYTES];
 };
 
@@ -49,6 +50,7 @@ static CUresult take(const struct cuda_call *call, uint64_t bytes, bool low, uns
         return answer == SIM_MEMORY_BROKEN ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
     }
     block->bytes = bytes;
+    block->context = current_context();
     memcpy(block->uuid, call->gpu->uuid, TEXT_BYTES);
     pthread_mutex_lock(&lock);
     unsigned long long *cursor = low ? &next_low_address : &next_address;
@@ -101,6 +103,24 @@ static CUresult give(const char *function, unsigned long long address)
         sim_memory_give(block->uuid, block->bytes, false);
     free(block);
     return cuda_end(&call, CUDA_SUCCESS);
+}
+
+void sim_memory_end_context(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < BUCKETS; i++) {
+        for (struct block **link = &buckets[i]; *link;) {
+            struct block *block = *link;
+            if (block->context != context) {
+                link = &block->next;
+                continue;
+            }
+            *link = block->next;
+            sim_memory_give(block->uuid, block->bytes, false);
+            free(block);
+        }
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 static CUresult allocate(const char *function, uint64_t bytes, bool low, unsigned long long *address)

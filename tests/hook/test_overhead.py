@@ -130,6 +130,24 @@ def test_code_goes_with_its_context(costly: Node) -> None:
     assert run(costly, steps) == [620, 0, 300]
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "cuda.cuCtxDestroy_v2(c)",
+        "cuda.cuDevicePrimaryCtxReset_v2(0)",
+        "cuda.cuDevicePrimaryCtxRelease_v2(0)",
+    ],
+    ids=lambda end: end.split("(")[0].removeprefix("cuda."),
+)
+def test_what_was_allocated_in_a_context_goes_with_it(costly: Node, end: str) -> None:
+    make = "e, c = context()" if "Destroy" in end else "start()"
+    steps = (
+        f"cuda.cuInit(0); {make}; alloc(400); r += [both(), {end}, held_mib()]\n"
+        f"{make}; settled(300); r += [both(), alloc(600)[0]]"
+    )
+    assert run(costly, steps) == [[700, 700], 0, 0, [300, 300], 0]
+
+
 def test_a_larger_heap_is_charged_and_a_smaller_one_given_back(node: Node) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
     steps = (

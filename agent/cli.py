@@ -212,10 +212,14 @@ def _resolved(flags: Mapping[str, object], environ: Mapping[str, str]) -> "Resol
 
 
 def _run(arguments: list[str], environ: Mapping[str, str]) -> int:
-    config = _logging(_resolved(_parsed(settings_parser("run"), arguments), environ), environ)
-    from agent.app import run
+    resolution = _resolved(_parsed(settings_parser("run"), arguments), environ)
+    from agent import logs
 
-    return run(config)
+    with logs.unblocked():
+        config = _logging(resolution, environ)
+        from agent.app import run
+
+        return run(config)
 
 
 def _logging(resolution: "Resolution", environ: Mapping[str, str]) -> "Config":

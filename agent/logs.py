@@ -5,7 +5,8 @@ a constant in the past tense; data goes into fields with their unit in the name.
 met again and again (same event, same `about`) is written once for each of its reasons and then
 hourly, with a count; its end is written once.
 
-Thread-safe. No secrets: callers pass names and numbers, never headers or tokens.
+Thread-safe. Within `unblocked` nobody waits for the log's reader either, see `log_queue`. No
+secrets: callers pass names and numbers, never headers or tokens.
 """
 
 import json
@@ -14,10 +15,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from agent.log_queue import LineQueue
+
+FLUSH_WITHIN_S = 0.3  # at the end, when nobody may be reading
 REPEAT_EVERY_S = 3600.0
 MAX_VALUE_CHARS = 2000
 MAX_FAILING = 1000  # bounded: `about` may name pods
@@ -68,9 +74,11 @@ class _Sink:
     """Where lines go; shared by all loggers of the process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the failures
+        self._writing = threading.Lock()
         self._failing: dict[tuple[str, str], _Failing] = {}
         self.stream: TextIO | None = None
+        self.queue: LineQueue | None = None  # instead of the stream
         self.format = "logfmt"
         self.level = logging.INFO
         self.clock: Callable[[], float] = time.time
@@ -78,23 +86,28 @@ class _Sink:
     def write(self, level: int, event: str, fields: dict[str, object], trace: str = "") -> None:
         if level < self.level:
             return
+        line = self.rendered(level, event, fields, trace)
+        if self.queue is not None:
+            self.queue.put(line)
+            return
         stream = self.stream or sys.stderr
-        name = logging.getLevelName(level).lower().replace("warning", "warn")
-        now_s = self.clock()
-        if self.format == "json":
-            line = json_line(name, event, fields | ({"trace": trace} if trace else {}), now_s)
-        else:
-            line = logfmt(name, event, fields) + ("\n" + trace.rstrip() if trace else "")
-            if self.format == "journal":  # every line needs the prefix, traces too
-                line = "\n".join(f"<{_PRIORITIES[level]}>{part}" for part in line.split("\n"))
-            else:
-                line = time.strftime("%H:%M:%S ", time.localtime(now_s)) + line
-        with self._lock:
+        with self._writing:
             try:
                 stream.write(line + "\n")
                 stream.flush()
-            except (OSError, ValueError):
+            except (OSError, ValueError, AttributeError):  # no stderr at all: it is None
                 return  # a closed log must not take the node's GPUs down
+
+    def rendered(self, level: int, event: str, fields: dict[str, object], trace: str = "") -> str:
+        """The line, or with a traceback the lines, without the last line feed."""
+        name = logging.getLevelName(level).lower().replace("warning", "warn")
+        now_s = self.clock()
+        if self.format == "json":
+            return json_line(name, event, fields | ({"trace": trace} if trace else {}), now_s)
+        line = logfmt(name, event, fields) + ("\n" + trace.rstrip() if trace else "")
+        if self.format == "journal":  # every line needs the prefix, traces too
+            return "\n".join(f"<{_PRIORITIES[level]}>{part}" for part in line.split("\n"))
+        return time.strftime("%H:%M:%S ", time.localtime(now_s)) + line
 
     def failed(self, event: str, about: str, reason: str) -> int | None:
         """How many records were held back since the count was told; None: hold this one back."""
@@ -200,3 +213,53 @@ def configure(
     _SINK.format = form
     _SINK.level = getattr(logging, level.upper())
     _SINK.stream = stream
+
+
+@contextmanager
+def unblocked() -> Iterator[None]:
+    """Meanwhile no thread waits for whoever reads stderr, and libraries' warnings go this way too.
+
+    At the end what is not written yet is waited for, at most FLUSH_WITHIN_S. For one caller at a
+    time.
+    """
+    try:
+        fd = (_SINK.stream or sys.stderr).fileno()
+    except (OSError, ValueError, AttributeError):  # not a file, closed, or none at all
+        yield
+        return
+    queue = LineQueue(fd, _lost_line)
+    before = logging.lastResort, threading.excepthook
+    _SINK.queue = queue
+    logging.lastResort, threading.excepthook = _Libraries(logging.WARNING), _thread_crashed
+    try:
+        yield
+    finally:
+        logging.lastResort, threading.excepthook = before
+        _SINK.queue = None
+        queue.close(within_s=FLUSH_WITHIN_S)
+
+
+def _lost_line(lines: int) -> str:
+    why = "nobody read the log, or it could not be written"
+    return _SINK.rendered(logging.WARNING, "lines lost", {"in": "logs", "lines": lines, "why": why})
+
+
+class _Libraries(logging.Handler):
+    """What libraries log and nobody else takes; Python would write it to stderr and wait."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = logging.ERROR if record.levelno >= logging.ERROR else logging.WARNING
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+        fields: dict[str, object] = {"in": record.name, "text": record.getMessage()}
+        _SINK.write(level, "library warned", fields, trace)
+
+
+def _thread_crashed(crash: threading.ExceptHookArgs) -> None:
+    """What Python does with an exception that ends a thread, without waiting for stderr."""
+    error = crash.exc_value or crash.exc_type()
+    _SINK.write(
+        logging.ERROR,
+        "thread crashed",
+        {"in": crash.thread.name if crash.thread else "", "error": repr(error)},
+        "".join(traceback.format_exception(error)),
+    )

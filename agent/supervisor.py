@@ -242,8 +242,8 @@ def serve(
     status = ""
     while not supervisor.stopping:
         if received := signal.sigtimedwait(signals, TICK_S):
+            supervisor.stop()  # before the log, which somebody may have to read
             log.info("signal received", signal=signal.Signals(received.si_signo).name)
-            supervisor.stop()
             break
         if stuck := supervisor.stuck():
             log.failing("services stuck", error=",".join(stuck))

@@ -3,7 +3,7 @@
 `log = logs.get(__name__)`, then `log.info("allocated", pod="ns/name", took_ms=12)`. The event is
 a constant in the past tense; data goes into fields with their unit in the name. A failure that is
 met again and again (same event, same `about`) is written once for each of its reasons and then
-hourly, with a count; its end is written once.
+hourly, with a count; its end is written once. If it ends all the time, it goes on for the log.
 
 Thread-safe. Within `unblocked` nobody waits for the log's reader either, see `log_queue`. No
 secrets: callers pass names and numbers, never headers or tokens.
@@ -27,6 +27,7 @@ FLUSH_WITHIN_S = 0.3  # at the end, when nobody may be reading
 REPEAT_EVERY_S = 3600.0
 MAX_VALUE_CHARS = 2000
 MAX_FAILING = 1000  # bounded: `about` may name pods
+MAX_ENDS = 20  # within REPEAT_EVERY_S: what comes and goes like this goes on, for the log
 MAX_REASONS = 8  # of one failure; some texts differ every time, by a port or an address
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 _BARE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:+@%,")
@@ -77,6 +78,7 @@ class _Sink:
         self._lock = threading.Lock()  # of the failures
         self._writing = threading.Lock()
         self._failing: dict[tuple[str, str], _Failing] = {}
+        self._ends: dict[tuple[str, str], tuple[float, int]] = {}  # counted since when, how many
         self.stream: TextIO | None = None
         self.queue: LineQueue | None = None  # instead of the stream
         self.format = "logfmt"
@@ -129,10 +131,24 @@ class _Sink:
             return 0 if news else None
 
     def over(self, event: str, about: str) -> tuple[int, float] | None:
-        """Forget a failure: how often it was met, and for how many seconds; None: there is none."""
+        """Forget a failure: how often it was met, and for how many seconds.
+
+        None: there is none, or it ends too often for each end to be told.
+        """
+        now_s, key = self.clock(), (event, about)
         with self._lock:
-            known = self._failing.pop((event, about), None)
-        return (known.failures, max(0.0, self.clock() - known.since_s)) if known else None
+            if key not in self._failing:
+                return None
+            since_s, ends = self._ends.pop(key, (now_s, 0))
+            if now_s - since_s >= REPEAT_EVERY_S:
+                since_s, ends = now_s, 0
+            if len(self._ends) >= MAX_FAILING:
+                del self._ends[next(iter(self._ends))]
+            self._ends[key] = since_s, ends + 1
+            if ends >= MAX_ENDS:
+                return None
+            known = self._failing.pop(key)
+        return known.failures, max(0.0, now_s - known.since_s)
 
 
 _SINK = _Sink()

@@ -64,9 +64,12 @@ class Cluster(Protocol):
         `cached` allows an answer from the API server's memory, which may be a moment behind.
         """
 
-    def watch_pods(self, resource_version: str, *, stop: "Stop") -> Iterator[PodChange]:
+    def watch_pods(
+        self, resource_version: str, *, stop: "Stop", on_open: Callable[[], None] = lambda: None
+    ) -> Iterator[PodChange]:
         """Follow those pods from a resource version until the server or `stop` ends the watch.
 
+        `on_open` is called once the API server has accepted it; changes may be long in coming.
         Raises ClusterGone when the version is too old (410), ClusterUnavailable on a broken
         connection, a time-out, 429 or 5xx.
         """
@@ -74,8 +77,10 @@ class Cluster(Protocol):
     def get_node(self, *, deadline_s: float | None = None) -> Node:
         """Our Node object."""
 
-    def watch_node(self, resource_version: str, *, stop: "Stop") -> Iterator[NodeChange]:
-        """Follow our Node object; errors as in watch_pods. An empty version starts with it."""
+    def watch_node(
+        self, resource_version: str, *, stop: "Stop", on_open: Callable[[], None] = lambda: None
+    ) -> Iterator[NodeChange]:
+        """Follow our Node object; the rest as in watch_pods. An empty version starts with it."""
 
     def patch_node(
         self, changes: Mapping[str, str | None], *, deadline_s: float | None = None

@@ -88,11 +88,14 @@ class KubeCluster:
             )
         return Listed(tuple(self._pod(item) for item in items), version)
 
-    def watch_pods(self, resource_version: str, *, stop: Stop) -> Iterator[PodChange]:
+    def watch_pods(
+        self, resource_version: str, *, stop: Stop, on_open: Callable[[], None] = lambda: None
+    ) -> Iterator[PodChange]:
         """Follow those pods; see `agent.ports.Cluster`."""
         selector = f"spec.nodeName={self._node_name}"
         about = f"the pods of node {self._node_name}"
-        for kind, item in self._watch("pods", selector, about, resource_version, stop):
+        request, lasts_s = self._watch_request("pods", selector, about, resource_version)
+        for kind, item in self._watch(request, lasts_s, stop, on_open):
             pod = None if kind == "bookmark" else self._pod(item)
             yield PodChange(kind, pod, _version(item))
 
@@ -131,10 +134,14 @@ class KubeCluster:
         """Our Node object."""
         return decode_node(self._get("nodes", self._node_path, self._about_node, deadline_s))
 
-    def watch_node(self, resource_version: str, *, stop: Stop) -> Iterator[NodeChange]:
+    def watch_node(
+        self, resource_version: str, *, stop: Stop, on_open: Callable[[], None] = lambda: None
+    ) -> Iterator[NodeChange]:
         """Follow our Node object; an empty version starts with what it is now."""
         selector = f"metadata.name={self._node_name}"
-        for kind, item in self._watch("nodes", selector, self._about_node, resource_version, stop):
+        about = self._about_node
+        request, lasts_s = self._watch_request("nodes", selector, about, resource_version)
+        for kind, item in self._watch(request, lasts_s, stop, on_open):
             node = None if kind == "bookmark" else decode_node(item)
             yield NodeChange(kind, node, _version(item))
 
@@ -215,9 +222,10 @@ class KubeCluster:
         request = Request(verb="get", resource=resource, method="GET", path=path, about=about)
         return self._transport.send(request, deadline_s=deadline_s)
 
-    def _watch(
-        self, resource: str, selector: str, about: str, resource_version: str, stop: Stop
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _watch_request(
+        self, resource: str, selector: str, about: str, resource_version: str
+    ) -> tuple[Request, float]:
+        """The request, and how many seconds the watch lasts."""
         shortest_s, longest_s = self._watch_s
         lasts_s = shortest_s + (longest_s - shortest_s) * self._jitter()
         query = {
@@ -234,7 +242,13 @@ class KubeCluster:
             about=about,
             query=query | ({"resourceVersion": resource_version} if resource_version else {}),
         )
-        for line in self._transport.lines(request, lasts_s=lasts_s, stop=stop):
+        return request, lasts_s
+
+    def _watch(
+        self, request: Request, lasts_s: float, stop: Stop, on_open: Callable[[], None]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        lines = self._transport.lines(request, lasts_s=lasts_s, stop=stop, on_open=on_open)
+        for line in lines:
             event = decoded(line, request)
             item = event.get("object")
             if event.get("type") == "ERROR":

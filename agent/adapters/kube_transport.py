@@ -263,9 +263,17 @@ class KubeTransport:
 
     # --- watches --------------------------------------------------------------------------------
 
-    def lines(self, request: Request, *, lasts_s: float, stop: Stop) -> Iterator[bytes]:
+    def lines(
+        self,
+        request: Request,
+        *,
+        lasts_s: float,
+        stop: Stop,
+        on_open: Callable[[], None] = lambda: None,
+    ) -> Iterator[bytes]:
         """Send a request whose answer is a stream of lines; give them until it ends or `stop`.
 
+        `on_open` is called when the answer has begun, before its first line came.
         Ends quietly when the server ended the stream in good order, or when the agent stops.
         Raises ClusterError, within `lasts_s` + SILENCE_S of the last line.
         """
@@ -281,6 +289,7 @@ class KubeTransport:
             if _stopped(stop):
                 return
             raise
+        on_open()
         try:
             yield from self._lines(answer, request, lasts_s + SILENCE_S, stop)
         finally:

@@ -59,7 +59,7 @@ class NodeWatch:
         began_s = self._clock()
         first = True
         try:
-            for change in self._cluster.watch_node("", stop=life):
+            for change in self._cluster.watch_node("", stop=life, on_open=self._follows):
                 self._apply(change, first=first)
                 first = False
         except ClusterDenied as error:
@@ -68,10 +68,12 @@ class NodeWatch:
         except ClusterError as error:
             log.failing("node not followed", error=error)
             return self._retries.failed_s(error, lasted_s=self._clock() - began_s)
-        log.recovered("node not followed")
         if self._clock() - began_s >= SHORTEST_WATCH_S or life.stopping:
             return 0.0
         return self._retries.failed_s()  # a watch that ends at once must not become a hot loop
+
+    def _follows(self) -> None:
+        log.recovered("node not followed")
 
     def _poll(self, life: Lifeline) -> float:
         life.pulse(POLL_PULSE_S)

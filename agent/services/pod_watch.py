@@ -62,7 +62,7 @@ class PodWatch:
             if not self._version:
                 life.pulse(LIST_PULSE_S)
                 self._list()
-            for change in self._cluster.watch_pods(self._version, stop=life):
+            for change in self._cluster.watch_pods(self._version, stop=life, on_open=self._follows):
                 heard = True
                 self._apply(change)
         except ClusterError as error:
@@ -71,13 +71,16 @@ class PodWatch:
                 self._version = ""
             log.failing("pods not followed", error=error)
             return pause_s
-        log.recovered("pods not followed")
         lasted_s = self._clock() - began_s
         if lasted_s >= DEAF_S and not heard:
             self._version = ""
         if lasted_s >= SHORTEST_WATCH_S or life.stopping:
             return 0.0
         return self._retries.failed_s()  # a watch that ends at once must not become a hot loop
+
+    def _follows(self) -> None:
+        """The API server follows with us again; on a quiet node no change says so for minutes."""
+        log.recovered("pods not followed")
 
     def _list(self) -> None:
         cached = not self._listed_before

@@ -133,14 +133,18 @@ class FakeCluster:
         with self._request("list pods"):
             return Listed(tuple(self.pods.values()), str(next(self._versions)))
 
-    def watch_pods(self, resource_version: str, *, stop: Stop) -> Iterator[PodChange]:
+    def watch_pods(
+        self, resource_version: str, *, stop: Stop, on_open: Callable[[], None] = lambda: None
+    ) -> Iterator[PodChange]:
         yield from ()
 
     def get_node(self, *, deadline_s: float | None = None) -> Node:
         with self._request("get node"):
             return self.node
 
-    def watch_node(self, resource_version: str, *, stop: Stop) -> Iterator[NodeChange]:
+    def watch_node(
+        self, resource_version: str, *, stop: Stop, on_open: Callable[[], None] = lambda: None
+    ) -> Iterator[NodeChange]:
         yield from ()
 
     def patch_node(

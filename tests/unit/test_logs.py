@@ -204,6 +204,22 @@ def test_the_end_of_a_failure_is_told(tape: Tape, about: str) -> None:
     )
 
 
+def test_what_comes_and_goes_all_the_time_is_told_hourly(tape: Tape) -> None:
+    log = logs.get("agent.x")
+    for _ in range(1000):  # in the first hour
+        fail("cut off")(log)
+        recover()(log)
+        tape.now_s += 3.0
+    assert len(tape.lines) == 2 * logs.MAX_ENDS + 1
+    tape.now_s += logs.REPEAT_EVERY_S
+    fail("cut off")(log)
+    assert f"repeated={1000 - logs.MAX_ENDS - 1}" in tape.lines[-1]
+    recover()(log)
+    assert f"failures={1001 - logs.MAX_ENDS}" in tape.lines[-1]
+    fail("cut off")(log)
+    assert "failures" not in tape.lines[-1], "from here on each is told again"
+
+
 def test_the_memory_of_failures_is_bounded(tape: Tape) -> None:
     log = logs.get("agent.x")
     for number in range(3 * logs.MAX_FAILING):
@@ -211,6 +227,10 @@ def test_the_memory_of_failures_is_bounded(tape: Tape) -> None:
     assert len(logs._SINK._failing) == logs.MAX_FAILING
     recover(about=f"pod-{number}")(log)
     assert "recovered" in tape.lines[-1]
+    for number in range(3 * logs.MAX_FAILING):
+        fail(about=f"pod-{number}")(log)
+        recover(about=f"pod-{number}")(log)
+    assert len(logs._SINK._ends) == logs.MAX_FAILING
 
 
 def test_a_closed_stream_harms_nobody(tape: Tape) -> None:

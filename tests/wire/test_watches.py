@@ -1,5 +1,6 @@
 """The picture of pods and Node stays true, whatever the API server does, at the cost of watches."""
 
+import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from kube_stage import (
 )
 from waiting import eventually
 
+from agent import logs
 from agent.adapters.cluster import KubeCluster
 from agent.domain.pods import Node
 from agent.errors import ClusterUnavailable
@@ -140,6 +142,30 @@ def test_a_restarted_api_server(server: ApiServer, tmp_path: Path, lose_history:
         server.start()
         eventually(lambda: it.pods == ["meanwhile", "p"])
         assert len(server.requests(verb="list")) == (2 if lose_history else 1)
+
+
+@pytest.mark.parametrize("resource", ["pods", "nodes"])
+def test_the_end_of_an_outage_is_told_when_it_ends(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resource: str
+) -> None:
+    """Not minutes later, when the watch ends by itself; nothing happens on the node meanwhile."""
+    sink = logs._Sink()
+    sink.stream = io.StringIO()
+    monkeypatch.setattr(logs, "_SINK", sink)
+
+    def told(event: str) -> int:
+        return sink.stream.getvalue().count(event)
+
+    add_pod(server, "p")
+    with scene(server, tmp_path) as it:
+        it.run(it.pod_watch if resource == "pods" else it.node_watch)
+        for outage in (1, 2):
+            eventually(lambda: server.open_watches(resource))
+            server.stop()
+            eventually(lambda n=outage: told("not_followed") == n, what=f"outage {outage} is told")
+            server.start()
+            eventually(lambda n=outage: told("info  recovered") == n, what=f"end {outage} is told")
+        assert it.pods == (["p"] if resource == "pods" else [])
 
 
 def test_a_cluster_restored_from_a_backup(

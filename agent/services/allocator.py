@@ -216,7 +216,7 @@ class Allocator:
     def _serve(self, turn: Turn, device_ids: tuple[str, ...], deadline_s: float) -> Grant:
         record = turn.record
         if record is not None and record.answered:
-            return self._serve_again(turn, record, device_ids, deadline_s)
+            return self._serve_again(turn, record, device_ids)
         with self._bind_attempt(turn, deadline_s) as undo:
             self._check_ids(device_ids)
             record = self._prepare(turn, device_ids, undo)
@@ -227,16 +227,12 @@ class Allocator:
         self._turns.served(turn, device_ids)
         return record.grant
 
-    def _serve_again(
-        self, turn: Turn, record: GrantRecord, device_ids: tuple[str, ...], deadline_s: float
-    ) -> Grant:
-        """Give an answer that was given before; its bind may be over for long, so none fails."""
+    def _serve_again(self, turn: Turn, record: GrantRecord, device_ids: tuple[str, ...]) -> Grant:
+        """Give an answer that was given before; its bind is over, or the finisher ends it."""
         self._host.caches.prepare()
         self._host.caches.create(record.pod_uid, record.container)
         self._write_limits(record.pod_uid, record.container, record.claims)
         self._turns.served(turn, device_ids)
-        if turn.pod.annotations.get(BIND_PHASE) != SUCCESS:
-            self._end_bind(turn, deadline_s, phase_written=False)
         return record.grant
 
     def _prepare(

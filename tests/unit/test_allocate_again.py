@@ -82,6 +82,34 @@ def test_an_answer_for_a_running_pod_changes_nothing(scene: Scene) -> None:
     assert scene.cluster.requests == list(READS)
 
 
+OTHER = "hami.io/dcu-devices-to-allocate"
+
+
+def test_a_bind_that_was_open_when_the_agent_crashed_ends_after_a_repeated_answer(
+    scene: Scene,
+) -> None:
+    mine = scene.bound(pod("p", f"{A};", annotations={OTHER: "D,DCU,1,1:;"}))
+    first = scene.start()
+    first.allocate(*IDS)
+    assert scene.now(mine).annotations[PHASE] == "allocating"  # another vendor's plugin is to come
+    second = scene.start()
+    second.allocate(*IDS)
+    second.settle()
+    assert second.outcomes == ["repeated"]
+    assert scene.now(mine).annotations[PHASE] == "success"
+    assert scene.cluster.lock_value is None
+
+
+def test_a_crash_while_a_grant_is_taken_back_leaves_the_journal(scene: Scene) -> None:
+    scene.bound(pod("p", f"{A};"))
+    first = scene.start()
+    scene.faults.verdict = {"erase": "error", "discard directory": "crash"}.get
+    with pytest.raises(CrashError):
+        first.allocate(*IDS)
+    assert len(scene.grant_log.records()) == 1, "else nobody would know of the directory"
+    assert scene.caches.directories
+
+
 def test_the_disk_refuses_a_repeated_answer_without_ending_the_bind(scene: Scene) -> None:
     mine = scene.bound(pod("p", f"{A};"))
     agent = scene.start()

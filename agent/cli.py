@@ -7,6 +7,7 @@ only for what it uses.
 import argparse
 import contextlib
 import difflib
+import errno
 import json
 import os
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "vgpu-agent"
 EXIT_OK, EXIT_GAVE_UP, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
+# What writing to a stdout says that takes nothing; no command writes to another nameless file.
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 SUMMARIES = {
     "run": "share this node's NVIDIA GPUs between pods, until a signal ends it",
     "uninstall": "take back what the agent has written on its Node, after the agent was stopped",
@@ -32,16 +35,17 @@ SUMMARIES = {
 }
 EXIT_CODES = """\
 exit codes:
-  0  stopped by SIGTERM, SIGINT or SIGHUP, or done
+  0  stopped by SIGTERM, SIGINT or SIGHUP, or done; for SIGHUP to start it anew, systemd needs
+     Restart=always
   1  gave up, start it again: a loop kept crashing or did not end in time, or the
      driver needs a new process; the log says which. Of uninstall: something is left
   2  a setting or the command line is wrong; the last line says what to do
 """
 UNINSTALL_EXIT_CODES = """\
 exit codes:
-  0  removed, or there was nothing to remove
-  1  something is left: an agent still runs here, or the API server refused or did not answer;
-     the last line says what to do
+  0  removed, or there was nothing to remove, for instance because this host's Node is gone
+  1  something is left: an agent still runs here, the API server refused or did not answer, or
+     there is no Node of the name that was given; the last line says what to do
   2  a setting or the command line is wrong; the last line says what to do
 """
 UNINSTALL = """\
@@ -72,6 +76,10 @@ examples:
 class _Parser(argparse.ArgumentParser):
     """Ends with what is wrong in one sentence, and with exit code 2."""
 
+    def print_help(self, file: Any = None) -> None:
+        """As the original, which hides that it could not be written."""
+        print(self.format_help(), end="", file=file or sys.stdout, flush=True)
+
     def error(self, message: str) -> NoReturn:
         _complain(f"{message}; `{self.prog} --help` lists what there is")
         raise SystemExit(EXIT_USAGE)
@@ -87,14 +95,29 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(arguments, environ)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is when the shell has closed it
+            sys.stdout.flush()
     except ConfigError as error:
         _complain(str(error))
         return EXIT_USAGE
-    except BrokenPipeError:  # `vgpu-agent config | head`; the interpreter must not flush again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `vgpu-agent config | head`
+        _drop_output()
         return EXIT_PIPE
+    except OSError as error:
+        if error.filename is not None or error.errno not in OUTPUT_ERRORS:
+            raise
+        _drop_output()
+        _complain(
+            f"the output cannot be written ({error.strerror}), so what was done cannot be told; "
+            "send standard output to a place that takes it and run this again"
+        )
+        return EXIT_GAVE_UP
     return code
+
+
+def _drop_output() -> None:
+    """The interpreter must not try again at its end to write what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
@@ -242,10 +265,11 @@ def _uninstall(arguments: list[str], environ: Mapping[str, str]) -> int:
     flags = _parsed(parser, arguments)
     dry_run = bool(flags.pop("dry_run", False))
     config = _logging(_resolved(flags, environ), environ)
+    from agent.settings.resolve import own_name
     from agent.uninstall import uninstall
 
     try:
-        uninstall(config, dry_run=dry_run, say=print)
+        uninstall(config, own_name=own_name(), dry_run=dry_run, say=print, warn=_complain)
     except ConfigError:
         raise
     except AgentError as error:

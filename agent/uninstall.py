@@ -21,10 +21,11 @@ class NotRemoved(AgentError):
     """Something of ours may still be there; the message says why and what to do."""
 
 
-def uninstall(config: Config, *, dry_run: bool, say: Say) -> None:
+def uninstall(config: Config, *, own_name: str, dry_run: bool, say: Say, warn: Say) -> None:
     """Take every step; with `dry_run` only say what would be done.
 
-    Agents that start meanwhile wait until it ends. `say` gets what was done, a line each. Raises
+    Agents that start meanwhile wait until it ends. `own_name`: what this host's Node is called
+    when nobody says otherwise. `say` gets what was done, a line each; `warn` what is odd. Raises
     AgentError when something is left or may be left; ConfigError without credentials.
     """
     lock = InstanceLock(config.state_dir)
@@ -32,7 +33,8 @@ def uninstall(config: Config, *, dry_run: bool, say: Say) -> None:
         objection = _objection(lock)
         if objection and not dry_run:
             raise NotRemoved(objection)
-        _annotations(config, dry_run=dry_run, say=say)
+        if not _annotations(config, dry_run=dry_run, say=say):
+            _no_such_node(config.node_name, own_name, warn)
         if objection:
             raise NotRemoved(objection)
     finally:
@@ -60,8 +62,16 @@ def _objection(lock: InstanceLock) -> str:
     )
 
 
-def _annotations(config: Config, *, dry_run: bool, say: Say) -> None:
-    """Step: what the schedulers read about this node's GPUs."""
+def _no_such_node(name: str, own_name: str, warn: Say) -> None:
+    """Somebody who took the node away needs nothing more; somebody who mistyped its name does."""
+    sentence = f"there is no Node {name}, so nothing was removed; if it was deleted, all is done"
+    if name != own_name:
+        raise NotRemoved(f"{sentence}; otherwise give its name as `kubectl get nodes` shows it")
+    warn(f"{sentence}; if it has another name than this host, give that with --node-name")
+
+
+def _annotations(config: Config, *, dry_run: bool, say: Say) -> bool:
+    """Step: what the schedulers read about this node's GPUs; False when there is no such Node."""
     where = f"the Node {config.node_name}"
     cluster = KubeCluster(
         KubeTransport(config.kubeconfig),
@@ -74,14 +84,14 @@ def _annotations(config: Config, *, dry_run: bool, say: Say) -> None:
         keys = ours.found()
         if keys and not dry_run:
             ours.remove(keys)
-    except ClusterGone as error:
-        say(f"nothing to remove: {where} is gone, or has another name (--node-name): {error}")
+    except ClusterGone:
+        return False
     except ClusterUnavailable as error:
         raise NotRemoved(f"gave up after {ASK_WITHIN_S:.0f} s: {error}; {AGAIN}") from error
     except ClusterError as error:
         raise NotRemoved(f"{error}; {AGAIN}") from error
-    else:
-        for key in keys:
-            say(f"{'would remove' if dry_run else 'removed'} {key} from {where}")
-        if not keys:
-            say(f"nothing to remove: {where} has no annotation of this agent")
+    for key in keys:
+        say(f"{'would remove' if dry_run else 'removed'} {key} from {where}")
+    if not keys:
+        say(f"nothing to remove: {where} has no annotation of this agent")
+    return True

@@ -67,6 +67,11 @@ class _Sources:
         return contents.notes
 
 
+def own_name(hostname: Callable[[], str] = socket.gethostname) -> str:
+    """What this host's Node is called when no setting names it: as kubelet names it by itself."""
+    return hostname().strip().lower()
+
+
 def resolve(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
@@ -82,7 +87,7 @@ def resolve(
     notes: list[Note] = []
     from_flags = {name: [Given(raw, f"flag --{name}")] for name, raw in flags.items()}
     sources = _Sources([from_flags, _environment(environ, notes)])
-    node_name = _decide(BY_NAME["node-name"], sources, own_name=hostname().strip().lower())
+    node_name = _decide(BY_NAME["node-name"], sources, own_name=own_name(hostname))
     override_file = _decide(BY_NAME["node-config-file"], sources).value
     notes += sources.add(
         node_override(

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,12 +196,33 @@ def test_without_credentials_it_is_a_wrong_setting(left: SimNode) -> None:
     assert "kubeconfig" in done.stderr.splitlines()[-1]
 
 
-def test_a_node_that_is_gone_needs_nothing(left: SimNode) -> None:
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["in earnest", "--dry-run"])
+def test_a_node_that_does_not_exist_may_be_mistyped(left: SimNode, more: list[str]) -> None:
     left.client.ask("DELETE", path("nodes", left.name))
-    done = left.run_command("uninstall")
+    done = left.run_command("uninstall", *more)
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"vgpu-agent: there is no Node {left.name}, so nothing was removed")
+    assert "kubectl get nodes" in said
+    assert done.stdout == ""
+
+
+def test_a_hosts_own_node_that_is_gone_needs_nothing(left: SimNode) -> None:
+    own = socket.gethostname().strip().lower()
+    done = left.run_command("uninstall", f"--node-name={own}")
     assert done.returncode == 0, done.stderr
-    assert "nothing to remove" in done.stdout
-    assert "is gone" in done.stdout
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith(f"vgpu-agent: there is no Node {own}, so nothing was removed")
+    assert left.annotations() == {**OTHERS, REGISTER: "[]", SCORE: "[]"}
+
+
+def test_what_was_done_cannot_be_told(left: SimNode) -> None:
+    left._command = ["sh", "-c", 'exec "$@" > /dev/full', "sh", *left._command]
+    done = left.run_command("uninstall")
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("vgpu-agent: the output cannot be written")
+    assert left.annotations() == OTHERS
 
 
 def test_it_leaves_no_trace_on_the_disk(make_node: NodeMaker) -> None:

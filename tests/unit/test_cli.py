@@ -206,7 +206,9 @@ def uninstall_that_records(
         "impatient": KeyboardInterrupt(),
     }
 
-    def uninstall(config: Config, *, dry_run: bool, say: Callable[[str], None]) -> None:
+    def uninstall(
+        config: Config, *, dry_run: bool, say: Callable[[str], None], **_: object
+    ) -> None:
         called.append((config.node_name, dry_run))
         if error := errors.get(config.node_name):
             raise error
@@ -327,6 +329,34 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         said = process.stderr.read()
         code = process.wait(30)
     assert (code, said) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["version"], id="version"),
+        pytest.param(["--help"], id="--help"),
+        pytest.param(["run", "--help"], id="run --help"),
+        pytest.param(["config", "--node-name=n"], id="config"),
+        pytest.param(["config", "--markdown"], id="config --markdown"),
+        pytest.param(["demo"], id="demo"),
+    ],
+)
+@pytest.mark.parametrize("output", ["> /dev/full", "1< /dev/null"])
+def test_an_output_that_takes_nothing_is_one_sentence(arguments: list[str], output: str) -> None:
+    program = ["sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "agent.py", *arguments]
+    done = subprocess.run(
+        program, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("vgpu-agent: the output cannot be written (")
+
+
+def test_a_closed_output_is_no_traceback() -> None:
+    program = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "agent.py", "version"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_every_flag_of_the_table_is_a_flag_of_run() -> None:

@@ -232,8 +232,9 @@ def serve(
 
     `tick` is called every TICK_S and may return a status line for the init system. Signals are
     waited for, not handled: a handler that sets an Event can deadlock with a thread in `wait`. One
-    that was ignored when we were started (nohup) stays ignored. SIGHUP ends the agent like SIGTERM:
-    settings are read at the start, and whoever supervises us starts us again.
+    that was ignored when we were started (nohup) stays ignored. SIGHUP ends the agent like SIGTERM,
+    with exit code 0: settings are read at the start, and whoever supervises us starts us again if
+    it does so after every end (a DaemonSet; systemd with Restart=always).
     """
     signals = {number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread: they inherit the mask

@@ -1,11 +1,12 @@
 """What the agent tells of itself and of the node: metrics, probes, log, Events; and its broom."""
 
 import uuid
+from pathlib import Path
 
 import pytest
 
 from agent.sim.driver import made_up_uuid
-from agent.sim.node import Ask, SimNode
+from agent.sim.node import Ask, SimNode, plain_environment
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import finished, up
 from tests.waiting import eventually
@@ -73,3 +74,17 @@ def test_directories_of_pods_that_are_gone_are_collected(make_node: NodeMaker) -
     node.delete_pod(gone)
     kept = containers / f"{stays.uid}_main"
     eventually(lambda: list(containers.iterdir()) == [kept], within_s=40)
+
+
+def test_what_compiling_took_is_given_back(make_node: NodeMaker, tmp_path: Path) -> None:
+    """As in an image without .pyc files, on which none can be written."""
+    nowhere = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    node = make_node(environ=plain_environment() | nowhere)
+    assert node.agent is not None
+    status = Path(f"/proc/{node.agent.pid}/status")
+
+    def spared_kib() -> int:
+        facts = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(facts["VmHWM"].split()[0]) - int(facts["VmRSS"].split()[0])
+
+    eventually(lambda: spared_kib() > 5 * 1024, what="5 MiB less than at most")

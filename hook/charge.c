@@ -12,7 +12,8 @@ CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *fu
 {
     if (bytes == 0 || (place >= 0 && region_reserve(place, kind, bytes)))
         return CUDA_SUCCESS;
-    region_note_refusal(place, bytes, function);
+    if (function)
+        region_note_refusal(place, bytes, function);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 

@@ -20,8 +20,8 @@ enum charge_kind { CHARGE_DATA, CHARGE_CONTEXT, CHARGE_MODULE, CHARGE_KINDS };
 bool charging(void);
 
 /* Claim `bytes` of the device at `place` (devices.h). CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY with nothing
- * claimed and the refusal on record (`function`: the driver's function that asked, a literal). A place < 0 is
- * a device that cannot be counted: refused. */
+ * claimed and the refusal on record (`function`: the driver's function that asked, a literal; NULL: none
+ * yet). A place < 0 is a device that cannot be counted: refused. */
 CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function);
 
 /* What the driver has taken already and cannot be refused any more. May exceed the limit. */

@@ -24,6 +24,9 @@ void context_grew(const void *context, CUdevice device, int64_t bytes);
 /* The primary context of a device is one, however often it is retained. True when this retain is the first.
  */
 bool primary_retaining(CUdevice device);
+
+/* Whether others have retained it since, and may have allocated. */
+bool primary_crowded(CUdevice device);
 void primary_retained(CUdevice device, const void *context, bool first, CUresult result, uint64_t bytes);
 
 /* Called after a successful release or reset. */

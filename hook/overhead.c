@@ -95,6 +95,7 @@ static unsigned pid_on_node(void)
 
 struct figures {
     uint64_t own, device;
+    uint64_t held; /* what this process was charged, at most, while NVML was asked */
     bool listed, device_known;
 };
 
@@ -105,6 +106,7 @@ static struct figures look(int place)
     struct nvml_memory memory;
     nvmlDevice_t device;
     depth_enter();
+    figures.held = region_own_bytes(place);
     if (find_device(real, place, &device)) {
         figures.listed = used_by(real, device, pid_on_node(), &figures.own);
         figures.device_known =
@@ -112,7 +114,17 @@ static struct figures look(int place)
         figures.device = figures.device_known ? memory.used : 0;
     }
     depth_leave();
+    uint64_t held = region_own_bytes(place);
+    figures.held = held > figures.held ? held : figures.held;
     return figures;
+}
+
+/* What NVML counts for this process and nobody was charged. Memory is charged before the driver gives it and
+ * until after the driver has it back, so what other threads are in the middle of makes this less, not more.
+ */
+static int64_t uncharged(const struct figures *figures)
+{
+    return (int64_t)(figures->own - figures->held);
 }
 
 /* --- around a call -------------------------------------------------------------------------------------- */
@@ -136,11 +148,12 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     struct figures figures = look(place);
     overhead->place = place;
     overhead->charged_bytes = ahead;
-    overhead->own_before = figures.own;
+    int64_t before = uncharged(&figures) + (int64_t)ahead;
+    overhead->uncharged_before = before > 0 ? before : 0;
     overhead->listed_before = figures.listed;
     overhead->device_before = figures.device;
     overhead->device_known = figures.device_known;
-    overhead->held_before = region_own_bytes(place);
+    overhead->held_before = figures.held;
     return CUDA_SUCCESS;
 }
 
@@ -154,16 +167,16 @@ void overhead_failed(struct overhead *overhead)
 static int64_t measure(const struct overhead *overhead)
 {
     struct figures now = look(overhead->place);
-    /* What other threads were charged meanwhile is in the figures, and not of this call. */
-    int64_t others = (int64_t)(region_own_bytes(overhead->place) - overhead->held_before);
     if (now.listed && !overhead->listed_before)
         atomic_store(&listed_by_own_pid, true);
     if (now.listed && (atomic_load(&listed_by_own_pid) || region_host_pid() > 0))
-        return (int64_t)(now.own - overhead->own_before) - others;
+        return uncharged(&now) + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
     int64_t last = (int64_t)overhead->charged_bytes;
-    if (!now.device_known || !overhead->device_known)
+    /* What other threads of ours are in the middle of cannot be told from this call's doing. */
+    if (!now.device_known || !overhead->device_known || overhead->crowded
+        || now.held != overhead->held_before)
         return last;
-    int64_t grown = (int64_t)(now.device - overhead->device_before) - others;
+    int64_t grown = (int64_t)(now.device - overhead->device_before);
     int64_t most = overhead->of == OVERHEAD_MODULE ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;
     grown = grown < 0 ? 0 : grown > most ? most : grown;
     /* Others make it more rather than less: of several contexts the cheapest is the truest. */

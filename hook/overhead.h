@@ -20,8 +20,10 @@ struct overhead {
     int place; /* -1: this call is not counted */
     enum overhead_of of;
     uint64_t charged_bytes; /* ahead of the call */
-    uint64_t own_before, device_before, held_before;
+    uint64_t device_before, held_before;
+    int64_t uncharged_before; /* of other origin */
     bool listed_before, device_known;
+    bool crowded; /* other threads have had the use of what is being made */
     const char *function;
 };
 

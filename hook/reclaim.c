@@ -4,6 +4,7 @@
 #include "overhead.h"
 #include "pools.h"
 #include "real.h"
+#include "region.h"
 
 struct quiet quiet_begin(void)
 {
@@ -47,9 +48,13 @@ void reclaim(int place)
 
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
-    CUresult result = charge(place, kind, bytes, function);
-    if (result != CUDA_ERROR_OUT_OF_MEMORY || !reclaimable(place))
+    CUresult result = charge(place, kind, bytes, NULL); /* not refused yet: nobody is to read that it was */
+    if (result != CUDA_ERROR_OUT_OF_MEMORY)
         return result;
-    reclaim(place);
-    return charge(place, kind, bytes, function);
+    if (reclaimable(place)) {
+        reclaim(place);
+        return charge(place, kind, bytes, function);
+    }
+    region_note_refusal(place, bytes, function);
+    return result;
 }

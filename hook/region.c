@@ -82,6 +82,12 @@ static void correct(struct region *region, int place)
     }
 }
 
+/* A uuid is complete from the moment that its first byte is there. */
+static char first_byte(struct region *region, int place)
+{
+    return __atomic_load_n(&region->uuids[place][0], __ATOMIC_ACQUIRE);
+}
+
 static void sweep(struct region *region)
 {
     int fd = region_file_reopen();
@@ -90,7 +96,7 @@ static void sweep(struct region *region)
         close(fd);
     atomic_fetch_add(&region_tail(region)->sweeps, 1);
     for (int i = 0; i < MAX_DEVICES; i++)
-        if (region->uuids[i][0])
+        if (first_byte(region, i))
             correct(region, i);
 }
 
@@ -199,7 +205,7 @@ static __attribute__((destructor)) void leave(void)
 static int find_device(struct region *region, const char *uuid)
 {
     for (int i = 0; i < MAX_DEVICES; i++)
-        if (strncmp(region->uuids[i], uuid, UUID_BYTES) == 0)
+        if (first_byte(region, i) && strncmp(region->uuids[i], uuid, UUID_BYTES) == 0)
             return i;
     return -1;
 }
@@ -207,11 +213,12 @@ static int find_device(struct region *region, const char *uuid)
 static int add_device(struct region *region, const char *uuid)
 {
     for (int i = 0; i < MAX_DEVICES; i++) {
-        if (region->uuids[i][0])
+        if (first_byte(region, i))
             continue;
         atomic_store(&region->limit_bytes[i], settings_limit_bytes(uuid));
         atomic_store(&region->sm_percent[i], (settings_core_permille(uuid) + 9) / 10);
-        strncpy(region->uuids[i], uuid, UUID_BYTES - 1);
+        memcpy(&region->uuids[i][1], &uuid[1], strlen(uuid));
+        __atomic_store_n(&region->uuids[i][0], uuid[0], __ATOMIC_RELEASE);
         atomic_store(&region->device_count, (uint64_t)i + 1);
         return i;
     }
@@ -355,31 +362,61 @@ void region_release(int place, enum charge_kind kind, uint64_t bytes)
 
 /* --- on record ------------------------------------------------------------------------------------------ */
 
+/* Take the record for writing, unless another process is at it. One that died there is passed over until
+ * the records have gone round a few times. */
+static bool take_record(struct region_refusal *refusal, uint64_t number)
+{
+    enum { ROUNDS = 4 };
+    uint64_t before = atomic_load(&refusal->number);
+    if ((before & REFUSAL_WRITING) && number - (before & ~REFUSAL_WRITING) < ROUNDS * REFUSALS)
+        return false;
+    return atomic_compare_exchange_strong(&refusal->number, &before, number | REFUSAL_WRITING);
+}
+
+static void write_word(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
+static void write_half(int32_t *half, int32_t value)
+{
+    __atomic_store_n(half, value, __ATOMIC_RELAXED);
+}
+
+static void write_name(struct region_refusal *refusal, const char *function)
+{
+    char name[sizeof refusal->function] = {0};
+    memcpy(name, function, strnlen(function, sizeof name - 1));
+    for (size_t i = 0; i < sizeof name; i++)
+        __atomic_store_n(&refusal->function[i], name[i], __ATOMIC_RELAXED);
+}
+
 void region_note_refusal(int place, uint64_t bytes, const char *function)
 {
     struct region_device *device = region_device_at(place);
     struct timespec now;
     if (!device)
         return;
-    struct region_tail *tail = region_tail(region_if_open());
-    struct holdings all = slots_hold(region_if_open(), place);
-    uint64_t number = atomic_fetch_add(&tail->refusal_count, 1) + 1;
-    struct region_refusal *refusal = &tail->refusals[(number - 1) % REFUSALS];
-    clock_gettime(CLOCK_REALTIME, &now);
-    atomic_store(&refusal->number, 0);
-    refusal->time_ns = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-    refusal->pid = (int32_t)getpid();
-    refusal->device = place;
-    refusal->asked_bytes = bytes;
-    refusal->used_bytes = ledger_used(&device->ledger);
-    refusal->limit_bytes = limits_memory_bytes(place);
-    refusal->largest_bytes = all.largest_bytes;
-    refusal->largest_pid = all.largest_pid;
-    memset(refusal->function, 0, sizeof refusal->function);
-    memcpy(refusal->function, function, strnlen(function, sizeof refusal->function - 1));
-    atomic_store(&refusal->number, number);
     atomic_fetch_add(&device->refusals, 1);
     atomic_fetch_add(&device->refused_bytes, bytes);
+    struct region_tail *tail = region_tail(region_if_open());
+    uint64_t number = atomic_fetch_add(&tail->refusal_count, 1) + 1;
+    struct region_refusal *refusal = &tail->refusals[(number - 1) % REFUSALS];
+    if (!take_record(refusal, number))
+        return;
+    struct holdings all = slots_hold(region_if_open(), place);
+    clock_gettime(CLOCK_REALTIME, &now);
+    write_word(&refusal->time_ns, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec);
+    write_half(&refusal->pid, (int32_t)getpid());
+    write_half(&refusal->device, place);
+    write_word(&refusal->asked_bytes, bytes);
+    write_word(&refusal->used_bytes, ledger_used(&device->ledger));
+    write_word(&refusal->limit_bytes, limits_memory_bytes(place));
+    write_word(&refusal->largest_bytes, all.largest_bytes);
+    write_half(&refusal->largest_pid, all.largest_pid);
+    write_name(refusal, function);
+    uint64_t writing = number | REFUSAL_WRITING;
+    atomic_compare_exchange_strong(&refusal->number, &writing, number);
 }
 
 uint64_t region_own_bytes(int place)

@@ -87,9 +87,11 @@ struct region_device {
     uint64_t reserved2[12];
 };
 
+#define REFUSAL_WRITING (UINT64_C(1) << 63)
+
 /* An allocation that was refused; the newest REFUSALS of them, at (number - 1) modulo REFUSALS. */
 struct region_refusal {
-    _Atomic uint64_t number; /* counts from 1; 0 while it is being written */
+    _Atomic uint64_t number; /* counts from 1; 0: never written; with REFUSAL_WRITING: not yet whole */
     uint64_t time_ns; /* CLOCK_REALTIME */
     int32_t pid, device; /* who asked, as the container sees it; of which place */
     uint64_t asked_bytes, used_bytes, limit_bytes;

@@ -37,7 +37,7 @@ static CUresult claim(struct reserve *reserve, uint64_t live, uint64_t least, co
     uint64_t charged = reserve->charged_bytes, wanted = reserve->live_bytes += live;
     if (least > wanted)
         wanted = least;
-    uint64_t growth = wanted > charged ? stepped(reserve, wanted) - charged : 0;
+    uint64_t steps = stepped(reserve, wanted), growth = steps > charged ? steps - charged : 0;
     reserve->claims++;
     reserve->changes++;
     pthread_mutex_unlock(&reserve->lock);
@@ -101,7 +101,8 @@ bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved
     pthread_mutex_lock(&reserve->lock);
     int place = reserve->place;
     learn(reserve, reserved_bytes);
-    uint64_t held = reserved_bytes > reserve->live_bytes ? reserved_bytes : reserve->live_bytes;
+    /* What is live is within what the driver has reserved, but for claims that are paid for apart. */
+    uint64_t held = reserved_bytes ? reserved_bytes : reserve->live_bytes;
     uint64_t charged = reserve->charged_bytes, missing = held > charged ? held - charged : 0, spare = 0;
     if (held < charged && !reserve->claims && reserve->changes == changes) {
         spare = charged - held;

@@ -1,7 +1,8 @@
 /* The charge for memory that the driver reserves in steps and hands out in pieces: a pool, or the graphs of a
  * device.
  *
- * What is charged is never less than what is live, nor than what the driver was last seen to have reserved.
+ * What is charged is never less than what the driver was last seen to have reserved, or where it does not
+ * tell, than what is live.
  * Before pieces are asked for, the steps that they may add are claimed; afterwards the charge follows what
  * the driver says. Thread safe; never calls the driver, and calls nothing with its lock held.
  */

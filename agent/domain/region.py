@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 MAGIC = 19920718
 MAX_DEVICES, MAX_PROCESSES, MAX_REFUSALS = 16, 1024, 32
+REFUSAL_WRITING = 1 << 63
 UUID_BYTES = 96
 V0_BYTES, V1_BYTES = 1197896, 2008952
 TAIL_OFFSET, TAIL_BYTES, TAIL_MAGIC, TAIL_VERSION = 2031616, 8192, 0x75706776, 2  # "vgpu"
@@ -261,7 +262,7 @@ def _usage(content: bytes, at: int) -> Usage:
 
 
 def _refusals(content: bytes) -> tuple[Refusal, ...]:
-    """The whole ones; number 0 is one that is being written, or none."""
+    """The whole ones: number 0 is none, and with its highest bit one that is being written."""
     start = TAIL_OFFSET + TAIL["refusals"]
     ring = content[start : start + MAX_REFUSALS * TAIL["refusal"]]
     found = (
@@ -272,6 +273,6 @@ def _refusals(content: bytes) -> tuple[Refusal, ...]:
         )
         for (number, time_ns, pid, place, asked, used, limit, largest, largest_pid, function)
         in _REFUSAL.iter_unpack(ring)
-        if number
+        if 0 < number < REFUSAL_WRITING
     )  # fmt: skip
     return tuple(sorted(found, key=lambda refusal: refusal.number))

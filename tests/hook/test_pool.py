@@ -2,6 +2,7 @@
 
 import pytest
 from hooked_programs import LIMIT, Node
+from region_files import RegionFile
 
 from agent.sim.driver import SimGpu, made_up_uuid
 
@@ -232,3 +233,17 @@ def test_threads_that_share_a_pool_agree_with_the_driver(node: Node) -> None:
     assert said["busy"][0] == said["busy"][1]
     assert said["left"] == [0, 0]
     assert node.sim.peak_mib(GPU) <= 150
+
+
+def test_what_is_given_after_idle_memory_was_taken_back_was_never_refused(node: Node) -> None:
+    code = (
+        "keep(default_pool(), 1000)\n"
+        "_, a = draw(120)\n"
+        "put(a)\n"
+        "cuda.cuCtxSynchronize()\n"
+        "say(given=alloc(150)[0], refused=alloc(150)[0])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "199m"})
+    assert said == {**said, "given": 0, "refused": 2}
+    region = RegionFile(node.cache)
+    assert region.counter("refusals") == len(region.refusals()) == 1

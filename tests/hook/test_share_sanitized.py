@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from built_hook import ROOT, compiler
 
+pytestmark = pytest.mark.timeout(240)  # the compiler may first have to build the sanitizer itself
+
 DRIVER_SIDE = ("cuda_", "nvml_")
 LOADING = {"real.c", "dlsym.c", "late.c", "loaded.c", "names.c", "proc_address.c"}
 

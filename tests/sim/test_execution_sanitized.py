@@ -10,6 +10,8 @@ from built_hook import ROOT, compiler, sim_libraries
 
 from agent.sim.driver import SimDriver
 
+pytestmark = pytest.mark.timeout(240)  # the compiler may first have to build the sanitizer itself
+
 
 @pytest.mark.parametrize("sanitizer", ["thread", "undefined"])
 def test_threads_at_streams_race_on_nothing_and_wait_for_nothing_that_is_gone(

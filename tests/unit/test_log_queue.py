@@ -140,6 +140,18 @@ def test_the_writer_ends_and_leaves_no_descriptor(pipe: Pipe) -> None:
     eventually(lambda: [thread.name for thread in threading.enumerate()] == names)
 
 
+def test_signals_are_left_to_the_main_thread(pipe: Pipe) -> None:
+    """Else one that comes while that thread does not wait for it ends the process on the spot."""
+    queue = LineQueue(pipe.write_fd, lost)
+    (writer,) = [it for it in threading.enumerate() if it.name == "log-writer"]
+    status = Path(f"/proc/self/task/{writer.native_id}/status").read_text()
+    blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        assert blocked >> (number - 1) & 1
+        assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert queue.close(within_s=10)
+
+
 def test_a_reader_that_is_gone_harms_nobody(pipe: Pipe) -> None:
     queue = LineQueue(pipe.write_fd, lost)
     pipe.close(pipe.read_fd)

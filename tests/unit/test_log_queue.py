@@ -129,21 +129,23 @@ def test_the_end_does_not_wait_for_a_reader_who_does_not_read(pipe: Pipe) -> Non
 
 
 def test_the_writer_ends_and_leaves_no_descriptor(pipe: Pipe) -> None:
-    names = [thread.name for thread in threading.enumerate()]
+    before = set(threading.enumerate())
     queue = LineQueue(pipe.write_fd, lost)
+    (writer,) = set(threading.enumerate()) - before
     queue.put("a")
     assert queue.close(within_s=10)
     pipe.close(pipe.write_fd)
     while part := os.read(pipe.read_fd, 4096):  # until its end, which is when nobody can write
         pipe.text += part.decode()
     assert pipe.text == "a\n"
-    eventually(lambda: [thread.name for thread in threading.enumerate()] == names)
+    eventually(lambda: not writer.is_alive())
 
 
 def test_signals_are_left_to_the_main_thread(pipe: Pipe) -> None:
     """Else one that comes while that thread does not wait for it ends the process on the spot."""
+    before = set(threading.enumerate())
     queue = LineQueue(pipe.write_fd, lost)
-    (writer,) = [it for it in threading.enumerate() if it.name == "log-writer"]
+    (writer,) = set(threading.enumerate()) - before
     status = Path(f"/proc/self/task/{writer.native_id}/status").read_text()
     blocked = int(status.split("SigBlk:")[1].split()[0], 16)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

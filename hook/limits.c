@@ -1,5 +1,6 @@
 #include "limits.h"
 #include "limits_layout.h"
+#include "monotonic.h"
 #include "region.h"
 #include "settings.h"
 
@@ -14,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { READ_ATTEMPTS = 200, FIRST_READ_ATTEMPTS = 1 << 16, UNKNOWN = -1 };
+enum { READ_ATTEMPTS = 200, FIRST_READ_PATIENCE_MS = 500, UNKNOWN = -1 };
 
 /* What a line says, in one piece. */
 struct line {
@@ -74,6 +75,14 @@ static bool try_line(int i, struct line *line, uint32_t *sequence)
     return atomic_load_explicit(&device->sequence, memory_order_relaxed) == *sequence;
 }
 
+static bool read_soon(int i, struct line *line, uint32_t *sequence)
+{
+    for (int attempt = 0; attempt < READ_ATTEMPTS; attempt++)
+        if (try_line(i, line, sequence))
+            return true;
+    return false;
+}
+
 static void keep(int i, const struct line *line, uint32_t sequence)
 {
     pthread_mutex_lock(&lock);
@@ -89,18 +98,14 @@ static void read_line(int place, struct line *line)
 {
     int i = places[place].line;
     uint32_t sequence;
-    for (int attempt = 0; attempt < READ_ATTEMPTS; attempt++) {
-        if (!try_line(i, line, &sequence))
-            continue;
-        if (sequence != atomic_load_explicit(&good_sequence[i], memory_order_relaxed)) {
-            keep(i, line, sequence);
-            publish(place, line);
-        }
-        return;
+    if (!read_soon(i, line, &sequence)) {
+        pthread_mutex_lock(&lock);
+        *line = good[i];
+        pthread_mutex_unlock(&lock);
+    } else if (sequence != atomic_load_explicit(&good_sequence[i], memory_order_relaxed)) {
+        keep(i, line, sequence);
+        publish(place, line);
     }
-    pthread_mutex_lock(&lock);
-    *line = good[i];
-    pthread_mutex_unlock(&lock);
 }
 
 /* --- finding the file ----------------------------------------------------------------------------------- */
@@ -140,11 +145,12 @@ static const char *complaint_of_header(const struct limits_file *mapped)
 static bool read_first(void)
 {
     for (int i = 0; i < line_count; i++) {
-        uint32_t sequence = 1;
-        for (int attempt = 0; attempt < FIRST_READ_ATTEMPTS && !try_line(i, &good[i], &sequence); attempt++)
-            sequence = 1;
-        if (sequence & 1)
-            return false;
+        uint32_t sequence;
+        for (int ms = 0; !read_soon(i, &good[i], &sequence); ms++) {
+            if (ms == FIRST_READ_PATIENCE_MS)
+                return false;
+            monotonic_sleep_until(monotonic_ns() + 1000000); /* the agent may wait for a processor */
+        }
         atomic_store(&good_sequence[i], sequence);
     }
     return true;

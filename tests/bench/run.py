@@ -21,6 +21,7 @@ from agent.sim.kubelet import ContainerSpec, PodSpec  # noqa: E402
 from agent.sim.node import RESOURCE, Ask, SimNode  # noqa: E402
 from tests.bench.hook_area import BenchError, hook_area, peer_path  # noqa: E402
 from tests.bench.rows import Row, as_text, percentile, row, write  # noqa: E402
+from tests.bench.share_matrix import share_area  # noqa: E402
 
 COMMAND = [sys.executable, str(ROOT / "agent.py")]
 MIB = 1 << 20
@@ -227,6 +228,7 @@ AREAS: dict[str, Callable[[], Iterator[Row]]] = {
     "large": large_area,
     "idle": idle_area,
     "hook": hook_area,
+    "share": share_area,
 }
 
 

@@ -43,6 +43,7 @@ struct binding {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table handles, mappings;
+static uint64_t mapping_count;
 static struct binding *bindings;
 
 static void forget_after_fork(void)
@@ -50,6 +51,7 @@ static void forget_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     memset(&handles, 0, sizeof handles);
     memset(&mappings, 0, sizeof mappings);
+    mapping_count = 0;
     bindings = NULL;
 }
 
@@ -225,6 +227,21 @@ CUresult physical_released(struct physical *physical, CUmemGenericAllocationHand
 
 /* --- mappings ------------------------------------------------------------------------------------------- */
 
+/* Called with the lock held, as is the next. */
+static void add_mapping(struct mapping *mapping, uint64_t address)
+{
+    table_add(&mappings, &mapping->entry, address);
+    mapping_count++;
+}
+
+static void take_mapping(struct mapping *mapping, struct mapping **taken)
+{
+    table_remove(&mappings, &mapping->entry);
+    mapping_count--;
+    mapping->next = *taken;
+    *taken = mapping;
+}
+
 void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle value)
 {
     struct mapping *mapping = charging() ? calloc(1, sizeof *mapping) : NULL;
@@ -236,7 +253,7 @@ void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHan
         mapping->bytes = bytes;
         mapping->physical = handle->physical;
         handle->physical->users++;
-        table_add(&mappings, &mapping->entry, address);
+        add_mapping(mapping, address);
         mapping = NULL;
     }
     pthread_mutex_unlock(&lock);
@@ -249,16 +266,22 @@ struct mapping *mappings_ending(uint64_t address, uint64_t bytes)
     if (!charging() || bytes > UINT64_MAX - address)
         return NULL;
     pthread_mutex_lock(&lock);
-    for (uint64_t at = address; at - address < bytes;) {
+    /* By address where that is less work; the range may also be absurd, as the driver will say. */
+    bool by_address = bytes / PAGE_BYTES <= mapping_count;
+    for (uint64_t at = address; by_address && at - address < bytes;) {
         struct mapping *mapping = (struct mapping *)table_find(&mappings, at);
-        if (mapping && mapping->bytes <= bytes - (at - address)) {
-            table_remove(&mappings, &mapping->entry);
-            mapping->next = ending;
-            ending = mapping;
-            at += mapping->bytes;
-        } else {
-            at += PAGE_BYTES;
-        }
+        bool whole = mapping && mapping->bytes <= bytes - (at - address);
+        at += whole ? mapping->bytes : PAGE_BYTES;
+        if (whole)
+            take_mapping(mapping, &ending);
+    }
+    struct entry *next, *entry = by_address ? NULL : table_next(&mappings, NULL);
+    for (; entry; entry = next) {
+        struct mapping *mapping = (struct mapping *)entry;
+        next = table_next(&mappings, entry);
+        if (entry->key >= address && mapping->bytes <= bytes
+            && entry->key - address <= bytes - mapping->bytes)
+            take_mapping(mapping, &ending);
     }
     pthread_mutex_unlock(&lock);
     return ending;
@@ -277,7 +300,7 @@ CUresult mappings_ended(struct mapping *ending, CUresult result)
             unuse(mapping->physical, &ended);
             free(mapping);
         } else {
-            table_add(&mappings, &mapping->entry, mapping->entry.key);
+            add_mapping(mapping, mapping->entry.key);
         }
     }
     pthread_mutex_unlock(&lock);

@@ -70,6 +70,38 @@ def test_a_mapping_that_the_driver_does_not_end_stays_charged(node: Node) -> Non
     assert run(node, steps) == [1, ALL, 1, ALL, 0, NONE]
 
 
+@pytest.mark.parametrize(
+    "lies",
+    [
+        pytest.param("u64(0), u64(1 << 62)", id="a quarter of all addresses"),
+        pytest.param("u64(0), u64((1 << 64) - 1)", id="all addresses"),
+        pytest.param("u64((1 << 64) - 2), u64(1 << 21)", id="beyond the last address"),
+        pytest.param("u64(a - 1), u64((1 << 64) - 1)", id="beyond the last address and round"),
+        pytest.param("u64(a), u64(0)", id="nothing"),
+        pytest.param("u64(a + 1), u64(60 * MIB)", id="not whole pages"),
+    ],
+)
+def test_a_range_that_cannot_be_is_the_drivers_to_judge(node: Node, lies: str) -> None:
+    steps = (
+        "_, h = create(60); a = reserve(60); map_at(a, 60, h); release(h)\n"
+        f"r += [cuda.cuMemUnmap({lies}), both(), unmap(a, 60), both()]"
+    )
+    assert run(node, steps) == [1, ALL, 0, NONE]
+
+
+def test_mappings_end_whether_they_are_fewer_than_the_pages_of_the_range_or_more(
+    node: Node,
+) -> None:
+    steps = (
+        "a = reserve(60)\n"
+        "def piece(at, mib): _, h = create(mib); map_at(a + at * MIB, mib, h); release(h)\n"
+        "piece(0, 40); r += [unmap(a, 40), both()]\n"
+        "for at in range(0, 60, 2): piece(at, 2)\n"
+        "r += [both(), unmap(a + 2 * MIB, 2), both(), unmap(a, 2), unmap(a + 4 * MIB, 56), both()]"
+    )
+    assert run(node, steps) == [0, NONE, ALL, 0, [58, 58], 0, 0, NONE]
+
+
 @pytest.mark.parametrize("call", ["cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap"])
 def test_a_call_that_the_driver_refuses_changes_nothing(node: Node, call: str) -> None:
     node.sim.fail(call, 999)

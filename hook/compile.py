@@ -24,6 +24,7 @@ C_FLAGS = (
     "-O2",
     "-fPIC",
     "-fvisibility=hidden",
+    "-ffunction-sections",
     "-fno-sanitize=undefined",  # zig adds traps that would end somebody else's process
     "-Wall",
     "-Wextra",
@@ -42,19 +43,48 @@ LINK_FLAGS = (
     "-Wl,-z,now",
     "-Wl,-z,relro",
     "-Wl,--build-id=none",
+    "-Wl,--hash-style=gnu",  # glibc reads no other where there is one
+    "-Wl,--gc-sections",
     "-lpthread",
     "-ldl",
 )
 LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
 
+# What a program runs at every launch, allocation and lookup. The rest runs once or seldom.
+PER_CALL = frozenset(
+    {
+        "blocks.c",
+        "charge.c",
+        "contexts.c",
+        "cuda_launch.c",
+        "cuda_memory.c",
+        "cuda_pool.c",
+        "cuda_view.c",
+        "devices.c",
+        "dlsym.c",
+        "launch_gate.c",
+        "ledger.c",
+        "pools.c",
+        "region.c",
+        "reserve.c",
+        "table.c",
+        "throttle.c",
+        "wrap.c",
+    }
+)
+
 
 @dataclass(frozen=True)
 class Artifact:
-    """One file to build: its place under the output directory, its sources, its extra flags."""
+    """One file to build: its place under the output directory, its sources, its extra flags.
+
+    Sources that are not `fast` are compiled for size; with None all are for speed.
+    """
 
     path: str
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
+    fast: frozenset[str] | None = None
 
 
 ARTIFACTS = (
@@ -114,6 +144,7 @@ ARTIFACTS = (
             "wrap.c",
         ),
         (*LIBRARY_FLAGS, "-Wl,-soname,libvgpu.so", "-Wl,--version-script=libvgpu.map"),
+        fast=PER_CALL,
     ),
     Artifact(
         "sim/libnvidia-ml.so.1",
@@ -221,14 +252,24 @@ def _build(
 ) -> Path:
     path = target / artifact.path
     stamp = target / ".stamps" / artifact.path.replace("/", "_")
-    arguments = _arguments(artifact, arch)
-    wanted = _fingerprint(artifact, version, arguments)
+    whole = target / ".objects" / f"{path.name}.o"
+    small, final = _for_size(artifact, arch), _arguments(artifact, arch)
+    wanted = _fingerprint(artifact, version, [*small, *final])
     if path.exists() and stamp.exists() and stamp.read_text() == wanted:
         return path
     say(f"compiling {artifact.path} for {arch}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    for made in (path, stamp, whole):
+        made.parent.mkdir(parents=True, exist_ok=True)
+    if small:
+        _compile(artifact, python, small, whole)
+        final.append(str(whole))
+    _compile(artifact, python, final, path)
+    stamp.write_text(wanted)
+    return path
+
+
+def _compile(artifact: Artifact, python: str, arguments: list[str], path: Path) -> None:
+    fresh = path.with_name(f"{path.stem}.{os.getpid()}.new{path.suffix}")
     done = subprocess.run(  # noqa: S603 - our own compiler
         [python, "-m", "ziglang", "cc", *arguments, "-o", str(fresh)],
         cwd=HERE,
@@ -240,19 +281,24 @@ def _build(
         fresh.unlink(missing_ok=True)
         raise CompileError(f"{artifact.path} does not compile:\n{done.stderr.strip()}")
     fresh.replace(path)  # a process that has the old file mapped keeps it
-    stamp.write_text(wanted)
-    return path
+
+
+def _target(arch: str) -> list[str]:
+    return ["-target", f"{arch}-linux-gnu.{GLIBC}"]
+
+
+def _for_size(artifact: Artifact, arch: str) -> list[str]:
+    """How to make one object of the sources that need not be fast; empty if there are none."""
+    if artifact.fast is None:
+        return []
+    flags = [{"-O2": "-Os"}.get(flag, flag) for flag in C_FLAGS if flag != "-s"]
+    slow = [source for source in artifact.sources if source not in artifact.fast]
+    return [*_target(arch), *flags, *slow, "-r"]
 
 
 def _arguments(artifact: Artifact, arch: str) -> list[str]:
-    return [
-        "-target",
-        f"{arch}-linux-gnu.{GLIBC}",
-        *C_FLAGS,
-        *artifact.sources,
-        *artifact.flags,
-        *LINK_FLAGS,
-    ]
+    fast = [s for s in artifact.sources if artifact.fast is None or s in artifact.fast]
+    return [*_target(arch), *C_FLAGS, *fast, *artifact.flags, *LINK_FLAGS]
 
 
 def _fingerprint(artifact: Artifact, version: str, arguments: list[str]) -> str:

@@ -83,6 +83,11 @@ def test_every_exec_in_the_container_pays_little_for_it(library: Path, hook: Elf
     assert 0 < hook.thread_local_bytes <= 64
 
 
+def test_what_is_compiled_for_speed_are_files_of_the_library() -> None:
+    library = next(a for a in compiler().ARTIFACTS if a.path == "libvgpu.so")
+    assert library.fast < set(library.sources)
+
+
 def test_it_does_not_tell_where_it_was_built(library: Path, hook: Elf) -> None:
     content = library.read_bytes()
     assert str(ROOT).encode() not in content

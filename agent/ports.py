@@ -226,11 +226,11 @@ class KubeletLink(Protocol):
     Used by one thread, but for `interrupt`.
     """
 
-    def serve(self, attempt: int, on_stream: Callable[[bool], None]) -> None:
+    def serve(self, on_stream: Callable[[bool], None]) -> None:
         """Serve DevicePlugin on a socket of a fresh name, after closing any earlier one.
 
         `on_stream` is called with True when kubelet opens ListAndWatch and with False when that
-        ends, on threads of the server; it must not block. Raises KubeletUnavailable.
+        ends, on the server's loop; it must not block. Raises KubeletUnavailable.
         """
 
     def register(self) -> None:

@@ -84,7 +84,7 @@ class Served:
             on_overdue=self.overdue.append,
         )
         self.link = KubeletLink(directory / "kubelet.sock", GPU, self.answers)
-        self.link.serve(1, self.streams.append)
+        self.link.serve(self.streams.append)
         stack.callback(self.link.close)
         [self.path] = directory.glob(f"{SOCKET_PREFIX}*")
         channel = rpc.unix_channel(self.path, max_receive_bytes=1 << 22)

@@ -4,12 +4,15 @@ Kubelet sets no deadline for Allocate and admits no other pod meanwhile, so ever
 here: the allocator is told its deadline and honours it, and should it hang nevertheless (a disk, a
 mount), its thread is left to itself and the call ends with a sentence. Texts of errors are read by
 the owner of the pod in `kubectl describe pod`.
+
+All coroutines here run on the one loop of `agent.adapters.rpc_loop`, and never block it.
 """
 
+import asyncio
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
@@ -31,7 +34,7 @@ T = TypeVar("T")
 ALLOCATE_BUDGET_S = 2.0
 PREFER_BUDGET_S = 1.0  # it is only a hint, and kubelet waits for it too
 GRACE_S = 0.25  # for an allocator that honours its deadline to say so itself
-MAX_OVERDUE_CALLS = 8
+MAX_CALLS = 8  # of kubelet at a time, with those that are overdue
 MAX_DETAILS_CHARS = 1000
 
 INTERNAL = (
@@ -102,14 +105,16 @@ class BoundedCalls:
     so many may be out; then calls are overdue before they have begun.
     """
 
-    def __init__(self, limit: int = MAX_OVERDUE_CALLS) -> None:
+    def __init__(self, limit: int = MAX_CALLS) -> None:
         self._limit = limit
         self._free = threading.BoundedSemaphore(limit)
 
-    def run(self, work: Callable[[], T], within_s: float) -> T:
+    async def run(self, work: Callable[[], T], within_s: float) -> T:
         """Give what `work` gives, or raise what it raises. Raises Overdue."""
         if not self._free.acquire(blocking=False):
             raise Overdue(self._limit)
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
         outcome: Future[T] = Future()
 
         def call() -> None:
@@ -119,6 +124,7 @@ class BoundedCalls:
                 outcome.set_exception(error)
             finally:
                 self._free.release()
+                loop.call_soon_threadsafe(done.set)
 
         try:
             threading.Thread(target=call, name="kubelet-call", daemon=True).start()
@@ -126,11 +132,11 @@ class BoundedCalls:
             self._free.release()
             raise
         try:
-            return outcome.result(timeout=within_s)
+            await asyncio.wait_for(done.wait(), within_s)
         except TimeoutError:
-            if outcome.done():  # at the last moment, or by a time-out of its own
-                return outcome.result()
-            raise Overdue(1) from None
+            if not outcome.done():  # at the last moment
+                raise Overdue(1) from None
+        return outcome.result()
 
 
 class Answers:
@@ -164,7 +170,7 @@ class Answers:
         """The list as it is now."""
         return self._vgpus(self.inventory.now())
 
-    def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
+    async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
         """Answer one Allocate. Raises Refused."""
         started_s = self._clock()
         deadline_s = started_s + self.budget_s
@@ -180,7 +186,7 @@ class Answers:
             )
 
         try:
-            return self._calls.run(work, self.budget_s + GRACE_S)
+            return await self._calls.run(work, self.budget_s + GRACE_S)
         except errors.AgentError as error:
             code = next(code for kind, code in _CODES if isinstance(error, kind))
             raise Refused(code, str(error)) from error
@@ -205,7 +211,7 @@ class Answers:
             "create the pod again"
         )
 
-    def preferred(
+    async def preferred(
         self, asked: dp.ContainerPreferredAllocationRequest
     ) -> dp.ContainerPreferredAllocationResponse:
         """Give a valid answer whatever happens: an error here would reject the pod."""
@@ -216,7 +222,7 @@ class Answers:
         try:
             within_s = min(PREFER_BUDGET_S, self.budget_s)
             deadline_s = self._clock() + within_s
-            choice = self._calls.run(
+            choice = await self._calls.run(
                 lambda: tuple(
                     self._preference.preferred(available, must_include, size, deadline_s=deadline_s)
                 ),
@@ -237,81 +243,73 @@ class DevicePlugin:
     def __init__(self, answers: Answers, on_stream: Callable[[bool], None]) -> None:
         self._answers = answers
         self._on_stream = on_stream
-        self._lock = threading.Lock()
-        self._streams: set[threading.Event] = set()
+        self._streams: set[asyncio.Event] = set()
         self._closing = False
 
     def end_streams(self) -> None:
-        """Have every ListAndWatch return, and every new one return at once."""
-        with self._lock:
-            self._closing = True
-            for woken in self._streams:
-                woken.set()
+        """Have every ListAndWatch return, and every new one return at once. Called on the loop."""
+        self._closing = True
+        for woken in self._streams:
+            woken.set()
 
     # --- RPCs ------------------------------------------------------------------------------
 
-    def get_device_plugin_options(
-        self, _request: dp.Empty, _context: rpc.Context
+    async def get_device_plugin_options(
+        self, _request: dp.Empty, _context: rpc.AsyncContext
     ) -> dp.DevicePluginOptions:
         """What kubelet may ask of us."""
         return self._answers.options()
 
-    def list_and_watch(
-        self, _request: dp.Empty, context: rpc.Context
-    ) -> Iterator[dp.ListAndWatchResponse]:
+    async def list_and_watch(self, _request: dp.Empty, context: rpc.AsyncContext) -> None:
         """Send the list, and again after each change, until either side ends it."""
-        woken = threading.Event()
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
         self._on_stream(True)
+        self._streams.add(woken)
 
-        def ended() -> None:
-            self._on_stream(False)
-            woken.set()
+        def wake() -> None:
+            loop.call_soon_threadsafe(woken.set)
 
-        if not context.add_callback(ended):
-            ended()
-            return
-        with self._lock:
-            self._streams.add(woken)
-        stop_listening = self._answers.inventory.listen(woken.set)
+        stop_listening = self._answers.inventory.listen(wake)
         try:
-            yield from self._lists(woken, context)
-        finally:
+            await self._send_lists(woken, context)
+        finally:  # also when the other side has gone: that cancels what is awaited
             stop_listening()
-            with self._lock:
-                self._streams.discard(woken)
+            self._streams.discard(woken)
+            self._on_stream(False)
 
-    def _lists(
-        self, woken: threading.Event, context: rpc.Context
-    ) -> Iterator[dp.ListAndWatchResponse]:
+    async def _send_lists(self, woken: asyncio.Event, context: rpc.AsyncContext) -> None:
         sent: tuple[Vgpu, ...] | None = None
-        while True:
+        while not self._closing:
             woken.clear()  # before looking: what changes after the look wakes us
-            if self._closing or not context.is_active():
-                return
             vgpus = self._answers.vgpus()
             if vgpus != sent:
                 sent = vgpus
                 log.info("list sent", vgpus=len(vgpus), healthy=sum(vgpu.healthy for vgpu in vgpus))
-                yield encode_list(vgpus)
-            woken.wait()
+                await context.write(encode_list(vgpus))
+            await woken.wait()
 
-    def get_preferred_allocation(
-        self, request: dp.PreferredAllocationRequest, _context: rpc.Context
+    async def get_preferred_allocation(
+        self, request: dp.PreferredAllocationRequest, _context: rpc.AsyncContext
     ) -> dp.PreferredAllocationResponse:
         """Which vGPUs kubelet should choose, so that its books agree with the scheduler."""
         return dp.PreferredAllocationResponse(
-            container_responses=[self._answers.preferred(a) for a in request.container_requests]
+            container_responses=[
+                await self._answers.preferred(asked) for asked in request.container_requests
+            ]
         )
 
-    def allocate(self, request: dp.AllocateRequest, context: rpc.Context) -> dp.AllocateResponse:
+    async def allocate(
+        self, request: dp.AllocateRequest, context: rpc.AsyncContext
+    ) -> dp.AllocateResponse:
         """What the container gets."""
         try:
-            return self._answers.allocate(request)
+            return await self._answers.allocate(request)
         except Refused as refused:
-            context.abort(refused.code, details(str(refused)))
+            await context.abort(refused.code, details(str(refused)))
 
-    def pre_start_container(
-        self, _request: dp.PreStartContainerRequest, _context: rpc.Context
+    async def pre_start_container(
+        self, _request: dp.PreStartContainerRequest, _context: rpc.AsyncContext
     ) -> dp.PreStartContainerResponse:
         """Nothing to prepare; kubelet is not told to ask."""
         return dp.PreStartContainerResponse()

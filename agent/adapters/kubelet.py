@@ -13,7 +13,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import grpc
 
 from agent import logs
+from agent.adapters import rpc_loop
 from agent.adapters.device_plugin import GRACE_S, Answers, DevicePlugin
 from agent.domain.registration import REGISTER_TIMEOUT_S
 from agent.errors import ConfigError, KubeletUnavailable
@@ -31,7 +31,7 @@ log = logs.get(__name__)
 
 SOCKET_PREFIX = "vgpu-agent-"
 SOCKET_PATH_BYTES = 107  # sun_path without its closing zero
-WORKERS = 16  # each stream holds one; two streams while kubelets change; the rest answers
+START_S = 5.0  # what gRPC may take to start or stop a server, beside the calls under way
 SELF_DIAL_S = 2.0
 SWEEP_AGE_S = 10.0  # a younger socket may belong to somebody between bind and listen
 MAX_RECEIVE_BYTES = 8 * 1024 * 1024  # GetPreferredAllocation names every free vGPU
@@ -46,7 +46,6 @@ class _Served:
     inode: int
     plugin: DevicePlugin
     server: Any
-    pool: ThreadPoolExecutor
 
 
 class KubeletLink:
@@ -70,31 +69,25 @@ class KubeletLink:
 
     # --- serving ---------------------------------------------------------------------------
 
-    def serve(self, attempt: int, on_stream: Callable[[bool], None]) -> None:
+    def serve(self, on_stream: Callable[[bool], None]) -> None:
         """See `ports.KubeletLink.serve`."""
         self.close()
         sweep(self._directory)
         path = self._directory / _socket_name(os.getpid(), next(self._numbers))
         plugin = DevicePlugin(self._answers, on_stream)
-        pool = ThreadPoolExecutor(WORKERS, thread_name_prefix=f"kubelet-rpc-{attempt}")
-        server = grpc.server(
-            pool,
-            handlers=[rpc.device_plugin_handler(plugin)],
-            options=[("grpc.max_receive_message_length", MAX_RECEIVE_BYTES)],
-        )
+        server = rpc_loop.run(_made_server(plugin), START_S)
         try:
             server.add_insecure_port(rpc.unix_target(path))
             path.chmod(0o700)  # not by umask: that belongs to the whole process
             status = path.lstat()
         except (RuntimeError, OSError) as error:
-            server.stop(None)
-            pool.shutdown(wait=False)
+            rpc_loop.run(server.stop(None), START_S)
             raise KubeletUnavailable(
                 f"no socket can be made in {self._directory} ({_why(self._directory, error)}); "
                 "it must be kubelet's device-plugins directory, mounted as a whole"
             ) from error
-        self._served = _Served(path, status.st_dev, status.st_ino, plugin, server, pool)
-        server.start()
+        self._served = _Served(path, status.st_dev, status.st_ino, plugin, server)
+        rpc_loop.run(server.start(), START_S)
         self._dial_ourselves(path)
 
     def _dial_ourselves(self, path: Path) -> None:
@@ -114,10 +107,8 @@ class KubeletLink:
         served, self._served = self._served, None
         if served is None:
             return
-        served.plugin.end_streams()
         grace_s = self._answers.budget_s + GRACE_S
-        served.server.stop(grace_s).wait(timeout=grace_s + 0.5)
-        served.pool.shutdown(wait=False, cancel_futures=True)
+        rpc_loop.run(_stop(served, grace_s), grace_s + START_S)
         if _is_still(served):
             served.path.unlink(missing_ok=True)
 
@@ -175,6 +166,19 @@ class KubeletLink:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"kubelet did not answer Register within {REGISTER_TIMEOUT_S:.0f} s"
         return f"kubelet refused to register {self._resource}: {_details(error)}"
+
+
+async def _made_server(plugin: DevicePlugin) -> Any:
+    """A server belongs to the loop on which it is made."""
+    return grpc.aio.server(
+        handlers=[rpc.device_plugin_handler(plugin)],
+        options=[("grpc.max_receive_message_length", MAX_RECEIVE_BYTES)],
+    )
+
+
+async def _stop(served: _Served, grace_s: float) -> None:
+    served.plugin.end_streams()
+    await served.server.stop(grace_s)
 
 
 # --- socket files --------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class Plugin:
             self._notices.put(r.StreamOpened(attempt) if opened else r.StreamClosed(attempt))
 
         try:
-            self._link.serve(attempt, on_stream)
+            self._link.serve(on_stream)
         except KubeletUnavailable as error:
             return [r.ServeFailed(str(error))]
         # A kubelet that starts wipes the directory, then makes its socket. Seen in this order, our

@@ -9,7 +9,7 @@ a `.proto` run, from the root of the repository,
 Source of names and types: k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1 and podresources/v1.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
@@ -44,6 +44,16 @@ class Context(Protocol):
         """Whether somebody still waits for an answer."""
 
     def abort(self, code: Any, details: str) -> NoReturn:
+        """End the call with an error, by raising."""
+
+
+class AsyncContext(Protocol):
+    """The view of one call that a server of grpc.aio has; the end of the call cancels its task."""
+
+    async def write(self, message: Any) -> None:
+        """Send one message of a stream."""
+
+    async def abort(self, code: Any, details: str) -> NoReturn:
         """End the call with an error, by raising."""
 
 
@@ -106,8 +116,10 @@ class Unary(Generic[Request, Response]):
         )
         return calls
 
-    def handler(self, answer: Callable[[Request, Context], Response]) -> tuple[str, Any]:
-        """The serving side: an entry for `generic_handler`."""
+    def handler(
+        self, answer: Callable[[Request, Any], Response | Awaitable[Response]]
+    ) -> tuple[str, Any]:
+        """The serving side: a table entry; a coroutine where the server is one of grpc.aio."""
         return self.name, grpc.unary_unary_rpc_method_handler(
             answer,
             request_deserializer=self.request.FromString,
@@ -133,8 +145,10 @@ class ServerStream(Generic[Request, Response]):
         )
         return calls
 
-    def handler(self, answer: Callable[[Request, Context], Iterator[Response]]) -> tuple[str, Any]:
-        """The serving side: an entry for `generic_handler`."""
+    def handler(
+        self, answer: Callable[[Request, Any], Iterator[Response] | Awaitable[None]]
+    ) -> tuple[str, Any]:
+        """The serving side: a table entry; a coroutine writes its messages to the context."""
         return self.name, grpc.unary_stream_rpc_method_handler(
             answer,
             request_deserializer=self.request.FromString,
@@ -173,24 +187,24 @@ PRE_START = Unary(
 
 
 class DevicePluginServicer(Protocol):
-    """The five RPCs that a plugin answers."""
+    """The five RPCs that a plugin answers, on a server of grpc.aio."""
 
-    def get_device_plugin_options(
-        self, request: dp.Empty, context: Context
+    async def get_device_plugin_options(
+        self, request: dp.Empty, context: AsyncContext
     ) -> dp.DevicePluginOptions: ...
 
-    def list_and_watch(
-        self, request: dp.Empty, context: Context
-    ) -> Iterator[dp.ListAndWatchResponse]: ...
+    async def list_and_watch(self, request: dp.Empty, context: AsyncContext) -> None: ...
 
-    def get_preferred_allocation(
-        self, request: dp.PreferredAllocationRequest, context: Context
+    async def get_preferred_allocation(
+        self, request: dp.PreferredAllocationRequest, context: AsyncContext
     ) -> dp.PreferredAllocationResponse: ...
 
-    def allocate(self, request: dp.AllocateRequest, context: Context) -> dp.AllocateResponse: ...
+    async def allocate(
+        self, request: dp.AllocateRequest, context: AsyncContext
+    ) -> dp.AllocateResponse: ...
 
-    def pre_start_container(
-        self, request: dp.PreStartContainerRequest, context: Context
+    async def pre_start_container(
+        self, request: dp.PreStartContainerRequest, context: AsyncContext
     ) -> dp.PreStartContainerResponse: ...
 
 

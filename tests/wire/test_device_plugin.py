@@ -13,6 +13,7 @@ from plugin_bed import GRANT, Served
 from waiting import eventually
 
 from agent import errors
+from agent.adapters import rpc_loop
 from agent.adapters.device_plugin import INTERNAL, BoundedCalls, Overdue
 from agent.wire import deviceplugin_pb2 as dp
 
@@ -319,22 +320,24 @@ def test_close_lets_an_allocate_under_way_finish(served: Served) -> None:
 )
 def test_bounded_call_raises_what_the_work_raises(error: Exception) -> None:
     with pytest.raises(type(error), match=str(error.args[0])):
-        BoundedCalls().run(_raises(error), 10.0)
+        rpc_loop.run(BoundedCalls().run(_raises(error), 10.0), 20.0)
 
 
 def test_bounded_call_frees_its_place() -> None:
     calls = BoundedCalls(limit=1)
-    assert [calls.run(lambda i=i: i, 10.0) for i in range(50)] == list(range(50))
+    assert [rpc_loop.run(calls.run(lambda i=i: i, 10.0), 20.0) for i in range(50)] == list(
+        range(50)
+    )
 
 
 def test_call_beyond_the_limit_is_overdue_at_once() -> None:
     calls, release = BoundedCalls(limit=1), threading.Event()
     with pytest.raises(Overdue):
-        calls.run(release.wait, 0.01)
+        rpc_loop.run(calls.run(release.wait, 0.01), 20.0)
 
     ran: list[int] = []
     with pytest.raises(Overdue) as overdue:
-        calls.run(lambda: ran.append(1), 10.0)
+        rpc_loop.run(calls.run(lambda: ran.append(1), 10.0), 20.0)
 
     assert (overdue.value.working, ran) == (1, [])
     release.set()

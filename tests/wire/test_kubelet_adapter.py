@@ -35,7 +35,7 @@ def served(directory: Path, stack: ExitStack) -> Served:
 def test_every_socket_has_a_fresh_name_and_one_is_live(served: Served) -> None:
     first = served.path
 
-    served.link.serve(2, served.streams.append)
+    served.link.serve(served.streams.append)
 
     [second] = first.parent.glob(f"{SOCKET_PREFIX}*")
     assert second.name != first.name
@@ -61,7 +61,7 @@ def test_missing_directory_is_a_sentence(directory: Path, served: Served) -> Non
     link = KubeletLink(directory / "absent" / "kubelet.sock", GPU, served.answers)
 
     with pytest.raises(errors.KubeletUnavailable, match=r"no such directory.*mounted as a whole"):
-        link.serve(1, served.streams.append)
+        link.serve(served.streams.append)
 
 
 def test_path_that_no_socket_can_have_is_refused_before_anything_starts(served: Served) -> None:

@@ -56,7 +56,7 @@ def register(kubelet: StandInKubelet, stack: ExitStack) -> None:
     sharing = Sharing(split_count=4)
     answers = Answers(inventory, lambda now: advertised(now, sharing), everything, everything)
     link = KubeletLink(kubelet.socket, GPU, answers)
-    link.serve(1, lambda _: None)
+    link.serve(lambda _: None)
     stack.callback(link.close)
     link.register()
     eventually(lambda: kubelet.node_status().allocatable.get(GPU) == 4)

@@ -115,14 +115,31 @@ def run(*command: "str | Path", **environment: str) -> int:
         return 130
 
 
+def installed() -> dict[str, str]:
+    """By lock file of which .build/venv holds the packages: the digest that the file had."""
+    return {p.name.split(".")[2]: p.name.split(".")[3] for p in VENV.glob(".lock.*.*")}
+
+
+def digests(*locks: str) -> dict[str, str]:
+    """What these lock files of requirements/ are now."""
+    return {
+        lock: hashlib.sha256((REQUIREMENTS / f"{lock}.lock").read_bytes()).hexdigest()[:16]
+        for lock in locks
+    }
+
+
+def complete(*locks: str) -> bool:
+    """Whether .build/venv holds what these lock files say, so that nothing has to be fetched."""
+    stamps = installed()
+    return PYTHON.exists() and all(
+        stamps.get(lock) == digest for lock, digest in digests(*locks).items()
+    )
+
+
 def environment(*locks: str) -> None:
     """Make .build/venv hold exactly what these lock files of requirements/ say."""
     with one_build_at_a_time():
-        wanted = {
-            lock: hashlib.sha256((REQUIREMENTS / f"{lock}.lock").read_bytes()).hexdigest()[:16]
-            for lock in locks
-        }
-        stamps = {p.name.split(".")[2]: p.name.split(".")[3] for p in VENV.glob(".lock.*.*")}
+        wanted, stamps = digests(*locks), installed()
         if any(stamps.get(lock, digest) != digest for lock, digest in wanted.items()):
             say("a lock file changed: making the environment anew")
             shutil.rmtree(VENV)
@@ -253,15 +270,23 @@ def cluster_peers(_arguments: "Sequence[str]" = ()) -> int:
 def gpu(arguments: "Sequence[str]" = ()) -> int:
     """Check and measure on this machine's NVIDIA GPU; writes docs/results/gpu.md and gpu.json.
 
-    --only CHECK, --python PYTHON (one that has PyTorch), --page FILE. Without arguments the tests
-    marked `gpu` follow. Exit code 3: something is missing, which is told in one sentence. Where
-    nothing can be fetched, run tests/gpu/suite.py by itself: it needs this tree, PyTorch and a
-    built library.
+    --only CHECK, --python PYTHON (one that has PyTorch), --page FILE. Nothing is fetched where the
+    library is built. Without arguments, and with the test tools in .build, the tests marked `gpu`
+    follow. Exit code 3: something is missing, which is told in one sentence.
     """
-    compile_hook()
-    environment("run", "hook", "dev")
-    code = run(PYTHON, "tests/gpu/suite.py", *arguments)
+    tools = complete("run", "hook", "dev")
+    if tools or not (HOOK_DIR / "libvgpu.so").is_file():
+        check_prerequisites()
+        compile_hook()
+    else:
+        say(f"using {HOOK_DIR / 'libvgpu.so'} as it is, because what compiles it is not here")
+    code = run(sys.executable, "tests/gpu/suite.py", *arguments)
     if arguments or code == MISSING:
+        return code
+    if not tools:
+        say(
+            "left out: the tests marked gpu; `python3 build.py test -m gpu tests/gpu` fetches tools"
+        )
         return code
     return run(PYTHON, "-m", "pytest", "-m", "gpu", "-v", "tests/gpu") or code
 
@@ -354,7 +379,7 @@ def main(argv: "Sequence[str]") -> int:
     if rest and chosen.task not in TAKE_ARGUMENTS:
         stop(f"the task {chosen.task} takes no arguments, but was given {' '.join(rest)}")
     try:
-        if chosen.task != "clean":
+        if chosen.task not in ("clean", "gpu"):  # a machine with a GPU may have next to nothing
             check_prerequisites()
         return task(rest)
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ LIMIT_MIB = 4096
 KERNELS_NS = (50_000, 5_000_000)
 ALONE_PERCENT, PAIR_PERCENT = (25, 50, 75), (30, 70)
 ALONE_POINTS, PAIR_POINTS = 2.0, 3.0
+SMI_S = 120.0
 HANDLED_AT_ONCE_US = 100.0  # what the hook takes for "at once"
 CONTAINERS = count()  # each has a usage region of its own, which keeps the limits it began with
 ALLOCATORS = {
@@ -53,10 +54,20 @@ class Suite:
         env = {MEMORY: f"{LIMIT_MIB}m"}
         with self.bed.start(["cuda_work.py", "context"], **env) as tenant:
             held = tenant.hear()
-            rows = smi(self.bed, "memory.total,memory.used", hooked=True, **env)
-        if rows is None:
-            return [Result(check="nvidia-smi", name="inside the share", value="is not there")]
-        total, used = (float(cell) for cell in rows[0].split(","))
+            cells = smi(self.bed, "memory.total,memory.used", hooked=True, **env)
+        if cells is None:
+            if smi(self.bed, "memory.total", hooked=False) is None:
+                return [Result(check="nvidia-smi", name="inside the share", value="is not there")]
+            return [
+                Result(
+                    check="nvidia-smi",
+                    name="inside the share",
+                    value="says nothing",
+                    wanted="what it says outside, of the share",
+                    passed=False,
+                )
+            ]
+        total, used = map(float, cells)
         return [
             Result(check="nvidia-smi", name="total inside the share", value=f"{total:.0f} MiB",
                    wanted=f"{LIMIT_MIB} MiB", passed=total == LIMIT_MIB),
@@ -174,6 +185,24 @@ class Suite:
             )  # fmt: skip
         return results
 
+    def pools(self) -> list[Result]:
+        """By how much a pool of the driver grows and shrinks, and what the hook makes of it."""
+        results = []
+        for where, hooked, env in (
+            ("without the hook", False, {}),
+            ("with a limit", True, {MEMORY: f"{LIMIT_MIB}m"}),
+        ):
+            found = self.bed.run(["cuda_work.py", "pools"], hooked=hooked, **env)
+            steps = ", ".join(f"{count} x {mib:g} MiB" for mib, count in found["steps_mib"])
+            results += [
+                Result(check="pools", name=f"{where}: grows by", value=steps),
+                Result(check="pools", name=f"{where}: kept of {found['top_mib']:g} MiB",
+                       value=f"{found['freed_mib']:g} MiB when all is freed, "
+                             f"{found['synchronized_mib']:g} after a synchronization, "
+                             f"{found['trimmed_mib']:g} after a trim"),
+            ]  # fmt: skip
+        return results
+
     def training(self) -> list[Result]:
         """A training step is the same, bit for bit."""
         env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -192,8 +221,8 @@ class Suite:
         """All of them, by the name that --only takes."""
         return {
             "contexts": self.contexts, "memory": self.memory, "smi": self.smi,
-            "training": self.training, "launches": self.launches, "probes": self.probes,
-            "shares": self.shares,
+            "pools": self.pools, "training": self.training, "launches": self.launches,
+            "probes": self.probes, "shares": self.shares,
         }  # fmt: skip
 
 
@@ -203,24 +232,30 @@ def spread(delays_us: Sequence[float]) -> str:
 
 
 def smi(bed: Bed, fields: str, *, hooked: bool, **env: str) -> list[str] | None:
-    """Lines that nvidia-smi says of the bed's GPU; None without it."""
+    """What nvidia-smi says of the bed's GPU, field by field; None without it, or if it does not say.
+
+    Rows are known by the GPU's uuid: their order, and so their number, is not CUDA's.
+    """
     program = shutil.which("nvidia-smi", path=bed.environ.get("PATH"))
     if program is None:
         return None
-    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    if bed.uuid:
-        command.append(f"--id={bed.uuid}")
-    done = subprocess.run(
-        command, env=bed.environment(hooked, "one", env), capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    return done.stdout.splitlines() or None if done.returncode == 0 else None
+    command = [program, f"--query-gpu=uuid,{fields}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command, env=bed.environment(hooked, "one", env), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=min(bed.answer_s, SMI_S), check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    own = [row[1:] for row in rows if row[0] == bed.uuid]
+    return own[0] if done.returncode == 0 and own else None
 
 
 def smi_used_mib(bed: Bed) -> float | None:
     """Memory of the GPU that is in use, seen from outside of every container."""
-    rows = smi(bed, "memory.used", hooked=False)
+    cells = smi(bed, "memory.used", hooked=False)
     try:
-        return float(rows[0]) if rows else None
+        return float(cells[0]) if cells else None
     except ValueError:  # "[N/A]"
         return None

@@ -6,6 +6,7 @@
     cuda_work.py launches           what a launch costs the caller
     cuda_work.py events             what cuEventRecord costs, and how long an idle stream's event takes
     cuda_work.py context            what a context takes of the memory that CUDA shows
+    cuda_work.py pools              in which steps the default pool grows, and when it shrinks
 
 Standard library only, and no CUDA toolkit: the kernel is text that the driver compiles.
 """
@@ -14,7 +15,7 @@ import ctypes
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from statistics import median
 from typing import Any
 
@@ -45,6 +46,8 @@ WARM_UP_S = 1.0
 MANY = 20_000
 NON_BLOCKING = 1
 NOT_READY = 600
+RESERVED_MEM_CURRENT = 5  # CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
+MIB = 1 << 20
 
 
 class CudaError(Exception):
@@ -226,8 +229,36 @@ def context() -> None:
     gpu.call("cuCtxSetCurrent", gpu.context)
     room, total = ctypes.c_size_t(), ctypes.c_size_t()
     gpu.call("cuMemGetInfo_v2", ctypes.byref(room), ctypes.byref(total))
-    say(used_mib=(total.value - room.value) / 2**20, total_mib=total.value / 2**20)
+    say(used_mib=(total.value - room.value) / MIB, total_mib=total.value / MIB)
     go()
+
+
+def pools() -> None:
+    """What is reserved, as the driver says it, while allocations of 1 to 96 MiB pile up."""
+    gpu = Gpu().start()
+    pool, reserved = ctypes.c_void_p(), ctypes.c_uint64()
+    gpu.call("cuDeviceGetDefaultMemPool", ctypes.byref(pool), 0)
+
+    def reserved_mib() -> float:
+        gpu.call("cuMemPoolGetAttribute", pool, RESERVED_MEM_CURRENT, ctypes.byref(reserved))
+        return reserved.value / MIB
+
+    held, steps, last_mib = [], Counter[float](), reserved_mib()
+    for mib in (*(1,) * 48, *(20,) * 8, 96):
+        address = ctypes.c_uint64()
+        gpu.call("cuMemAllocAsync", ctypes.byref(address), ctypes.c_size_t(mib * MIB), None)
+        held.append(address)
+        now_mib = reserved_mib()
+        steps.update([now_mib - last_mib] * (now_mib != last_mib))
+        last_mib = now_mib
+    for address in held:
+        gpu.call("cuMemFreeAsync", address, None)
+    freed_mib = reserved_mib()
+    gpu.call("cuStreamSynchronize", None)
+    synchronized_mib = reserved_mib()
+    gpu.call("cuMemPoolTrimTo", pool, ctypes.c_size_t(0))
+    say(steps_mib=sorted(steps.items()), top_mib=last_mib, freed_mib=freed_mib,
+        synchronized_mib=synchronized_mib, trimmed_mib=reserved_mib())  # fmt: skip
 
 
 PROGRAMS = {
@@ -237,6 +268,7 @@ PROGRAMS = {
     "launches": lambda _: launches(),
     "events": lambda _: events(),
     "context": lambda _: context(),
+    "pools": lambda _: pools(),
 }
 
 if __name__ == "__main__":

@@ -65,8 +65,9 @@ def memory_results(
     if real_mib is not None:
         results.append(
             Result(check=check, name="taken of the GPU, seen from outside",
-                   value=f"{real_mib:.0f} MiB", wanted=f"at most {limit_mib} MiB",
-                   passed=real_mib <= limit_mib)
+                   value=f"{real_mib:.0f} MiB",
+                   wanted=f"at most {limit_mib} MiB, at least the {found['held_mib']} MiB held",
+                   passed=float(found["held_mib"]) <= real_mib <= limit_mib)
         )  # fmt: skip
     return results
 

@@ -11,7 +11,8 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,14 +41,15 @@ def python_named(name: str | None) -> str:
     return found
 
 
-def look(bed: Bed, wanted: Sequence[str]) -> dict[str, str]:
-    """What there is, for the head of the page. Raises MissingError."""
+def look(bed: Bed, wanted: Sequence[str]) -> tuple[Bed, dict[str, str]]:
+    """CUDA's first GPU alone, and what there is, for the head of the page. Raises MissingError."""
     if not bed.hook.is_file():
         raise MissingError(f"{bed.hook} is not there; run `python3 build.py hook` first")
     try:
         gpu = bed.run(["cuda_work.py", "probe"], hooked=False)
     except TenantError as error:
         raise MissingError(f"no GPU that CUDA can use: {error}") from None
+    bed = replace(bed, uuid=bed.uuid or gpu["uuid"])
     driver = smi(bed, "driver_version", hooked=False)
     facts = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
@@ -64,33 +66,47 @@ def look(bed: Bed, wanted: Sequence[str]) -> dict[str, str]:
                 "or name a Python that has it with --python"
             ) from None
         facts["PyTorch"] = f"{torch['torch']}, CUDA {torch['cuda']}"
-    return facts
+    return bed, facts
 
 
-def run(suite: Suite, wanted: Sequence[str]) -> list[Result]:
-    """Run the checks; one that breaks off is a failed check, and the others go on."""
+def run(
+    suite: Suite,
+    wanted: Sequence[str],
+    record: Callable[[list[str], list[Result]], None] = lambda _done, _results: None,
+) -> list[Result]:
+    """Run the checks; one that breaks off is a failed check, and the others go on.
+
+    `record` is given the names of those that are done, and all results so far, after every check.
+    """
     results: list[Result] = []
+    done: list[str] = []
     for name, check in suite.checks().items():
         if name not in wanted:
             continue
-        print(f"{name}: {check.__doc__}", file=sys.stderr, flush=True)  # noqa: T201 - it talks to a person
+        tell(f"{name}: {check.__doc__}")
         try:
             found = check()
-        except (TenantError, ValueError, KeyError) as error:
-            found = [Result(check=name, name="runs", value=str(error), passed=False)]
+        except Exception as error:  # noqa: BLE001 - hours on a rented GPU must not be lost to any
+            kind = "" if isinstance(error, TenantError) else f"{type(error).__name__}: "
+            found = [Result(check=name, name="runs", value=f"{kind}{error}", passed=False)]
         for result in found:
             mark = {None: "    ", True: "ok  ", False: "FAIL"}[result.passed]
-            print(f"  {mark} {result.name}: {result.value} ({result.wanted})", file=sys.stderr)  # noqa: T201 - it talks to a person
+            tell(f"  {mark} {result.name}: {result.value} ({result.wanted})")
         results += found
+        done.append(name)
+        record(done, results)
     return results
 
 
+def tell(line: str) -> None:
+    """Tell the person in front of the terminal how far it is."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - it talks to a person
+
+
 def publish(page: Path, facts: Mapping[str, str], results: Sequence[Result]) -> None:
-    """Print the page; write it, and the same as JSON beside it."""
-    text = as_markdown(facts, results)
-    print(text)  # noqa: T201 - it talks to a person
+    """Write the page, and the same as JSON beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(text)
+    page.write_text(as_markdown(facts, results))
     page.with_suffix(".json").write_text(as_json(facts, results))
 
 
@@ -113,15 +129,19 @@ def main(argv: Sequence[str]) -> int:
     wanted = chosen.only or names
     scratch = Path(tempfile.mkdtemp(prefix="vgpu-gpu-"))
     try:
-        bed = Bed(python_named(chosen.python), chosen.hook.resolve(), scratch)
-        facts = look(bed, wanted)
-        results = run(Suite(bed, chosen.seconds), wanted)
+        bed, facts = look(Bed(python_named(chosen.python), chosen.hook.resolve(), scratch), wanted)
+
+        def record(done: list[str], results: list[Result]) -> None:
+            left = ", ".join(name for name in names if name not in done)
+            publish(chosen.page, {**facts, **({"not run": left} if left else {})}, results)
+
+        results = run(Suite(bed, chosen.seconds), wanted, record)
     except MissingError as error:
         print(f"build.py gpu: {error}", file=sys.stderr)  # noqa: T201 - it talks to a person
         return MISSING
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    publish(chosen.page, facts, results)
+    print(chosen.page.read_text())  # noqa: T201 - it talks to a person
     return 1 if any(result.passed is False for result in results) else 0
 
 

@@ -1,8 +1,13 @@
 """Programs that run on a GPU as tenants: each container has limits and a usage region of its own."""
 
+import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +15,9 @@ from typing import Any, Self
 
 HERE = Path(__file__).resolve().parent
 ANSWER_S = 300.0
+END_S = 10.0
+READ_BYTES = 1 << 16
+COMPLAINT_BYTES = 400
 MEMORY, CORES, POLICY = (
     "CUDA_DEVICE_MEMORY_LIMIT_0",
     "CUDA_DEVICE_SM_LIMIT",
@@ -30,6 +38,7 @@ class Bed:
     scratch: Path
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     uuid: str = ""  # of the GPU that they see; empty: all
+    answer_s: float = ANSWER_S  # after which a program that says nothing has failed
 
     def environment(self, hooked: bool, container: str, more: Mapping[str, str]) -> dict[str, str]:
         """Env of a program in a container."""
@@ -48,7 +57,9 @@ class Bed:
         """Start a program of this folder."""
         script, *arguments = map(str, words)
         return Tenant(
-            [self.python, str(HERE / script), *arguments], self.environment(hooked, container, env)
+            [self.python, str(HERE / script), *arguments],
+            self.environment(hooked, container, env),
+            self.answer_s,
         )
 
     def run(
@@ -60,49 +71,108 @@ class Bed:
 
 
 class Tenant:
-    """A program that speaks one JSON object per line."""
+    """A program that speaks one JSON object per line, in a process group of its own.
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it."""
+    What it complains of goes to a file, so that a long complaint stops nobody.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], answer_s: float) -> None:
+        """Start it. `answer_s`: how long it may take for each thing that it says."""
         self._name = " ".join(Path(word).name for word in command[1:])
-        self._process = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        self._answer_s = answer_s
+        self._unread = b""
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - until __exit__
+        try:
+            self._process = subprocess.Popen(
+                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self._complaints, start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        except OSError as error:
+            self._complaints.close()
+            raise TenantError(f"{self._name} does not start: {error}") from None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """End it, and what it has started. One that the driver does not let go is left behind."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for stream in (self._process.stdin, self._process.stdout, self._complaints):
+            if stream is not None:
+                stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
 
     def hear(self) -> dict[str, Any]:
-        """Its next line. Raises TenantError when there is none, or it is a complaint."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            _, complaint = self._process.communicate(timeout=ANSWER_S)
-            raise TenantError(
-                f"{self._name} ended with {self._process.returncode}: {complaint.strip()[-400:]}"
-            )
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise TenantError(f"{self._name}: {answer['error']}")
+        """Its next line. Raises TenantError when there is none in time, or it is a complaint."""
+        answer = self._next(time.monotonic() + self._answer_s)
+        if answer is None:
+            raise TenantError(f"{self._name} ended with {self._code()}: {self._complaint()}")
         return answer
 
     def go(self) -> None:
-        """Let it go on."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
+        """Let it go on. Raises TenantError if it has ended."""
+        self._tell(b"go\n")
 
     def finish(self) -> dict[str, Any]:
-        """Let it come to its end; the last that it said."""
-        out, err = self._process.communicate("go\n" * 4, timeout=ANSWER_S)
-        lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        if self._process.returncode or not lines or "error" in lines[-1]:
-            said = lines[-1].get("error") if lines else ""
-            raise TenantError(f"{self._name}: {said or err.strip()[-400:]}")
-        last: dict[str, Any] = lines[-1]
+        """Let it come to its end; the last that it said. Raises TenantError."""
+        with contextlib.suppress(TenantError):  # it may have ended, having said all
+            self._tell(b"go\n" * 4)
+        until_s = time.monotonic() + self._answer_s
+        last: dict[str, Any] | None = None
+        while (answer := self._next(until_s)) is not None:
+            last = answer
+        code = self._code()
+        if code or last is None:
+            raise TenantError(f"{self._name} ended with {code}: {self._complaint()}")
         return last
+
+    def _next(self, until_s: float) -> dict[str, Any] | None:
+        """The next object that it says; None at its end."""
+        while (line := self._line(until_s)) is not None:
+            if not line.startswith(b"{"):  # a warning of some library
+                continue
+            answer: dict[str, Any] = json.loads(line)
+            if "error" in answer:
+                raise TenantError(f"{self._name}: {answer['error']}")
+            return answer
+        return None
+
+    def _line(self, until_s: float) -> bytes | None:
+        assert self._process.stdout is not None
+        out = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not select.select([out], [], [], left_s)[0]:
+                raise TenantError(
+                    f"{self._name} did not answer within {self._answer_s:g} s: {self._complaint()}"
+                )
+            read = os.read(out, READ_BYTES)
+            if not read:
+                return None
+            self._unread = self._unread[-READ_BYTES:] + read
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _tell(self, words: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(words)
+        except BrokenPipeError:
+            raise TenantError(
+                f"{self._name} ended with {self._code()}: {self._complaint()}"
+            ) from None
+
+    def _code(self) -> int | None:
+        """Its exit code; None if it has closed its output and does not end."""
+        try:
+            return self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _complaint(self) -> str:
+        """The end of what it wrote to stderr."""
+        end = self._complaints.seek(0, os.SEEK_END)
+        self._complaints.seek(max(0, end - COMPLAINT_BYTES))
+        return self._complaints.read().decode(errors="replace").strip()

@@ -4,15 +4,17 @@ What it says there is of the simulation alone and is written down nowhere.
 """
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from built_hook import ROOT, built, sim_libraries
 
 from agent.sim.driver import SimDriver
-from tests.gpu.checks import Suite
+from tests.gpu.checks import Suite, smi
 from tests.gpu.page import (
     Result,
     as_json,
@@ -21,8 +23,9 @@ from tests.gpu.page import (
     memory_results,
     share_result,
 )
-from tests.gpu.suite import MISSING, MissingError, look, python_named, run
+from tests.gpu.suite import MISSING, MissingError, look, publish, python_named, run
 from tests.gpu.tenants import Bed
+from tests.waiting import eventually
 
 SUITE = [sys.executable, str(ROOT / "tests" / "gpu" / "suite.py")]
 CHECK = "share"
@@ -72,6 +75,8 @@ def test_the_control_passes_when_every_check_fails(got: tuple[float, ...], passe
                      ["total that CUDA shows"], id="the whole GPU is shown"),
         pytest.param({"room_mib": 200.0}, None, ["used when full"], id="stopped too early"),
         pytest.param({"room_mib": -1.0}, None, ["used when full"], id="over the limit"),
+        pytest.param({}, 0.0, ["taken of the GPU, seen from outside"], id="nothing was taken"),
+        pytest.param({}, 3600.0, ["taken of the GPU, seen from outside"], id="held is not there"),
         pytest.param({}, 4097.0, ["taken of the GPU, seen from outside"], id="more than it says"),
         pytest.param({"again_mib": 3600}, None, ["fits again when given back"], id="leaked"),
         pytest.param({"refusal": "RuntimeError"}, None, ["refused as"], id="another error"),
@@ -114,16 +119,25 @@ def bed(tmp_path: Path) -> Bed:
 
 
 def test_it_knows_what_it_runs_on(bed: Bed) -> None:
-    facts = look(bed, ["shares"])
+    nameless = replace(bed, uuid="")
+    found, facts = look(nameless, ["shares"])
+    assert found == bed, "the GPU that CUDA has as its first is the only one from then on"
     assert facts["GPU"] == "NVIDIA A40"
     assert "CUDA 12.8" in facts["driver"]
 
 
-@pytest.mark.parametrize("check", ["contexts", "probes"])
+@pytest.mark.parametrize("check", ["contexts", "pools", "probes"])
 def test_checks_that_need_the_driver_alone_run(bed: Bed, check: str) -> None:
     results = run(Suite(bed, seconds=0.1), [check])
     assert results
     assert [result for result in results if result.name == "runs"] == []
+
+
+def test_the_steps_of_a_pool_are_told(bed: Bed) -> None:
+    values = [result.value for result in run(Suite(bed), ["pools"])]
+    assert len(values) == 4
+    assert all("32 MiB" in grows for grows in values[::2]), values  # as the simulated driver does
+    assert all("0 after a trim" in kept for kept in values[1::2]), values
 
 
 def test_rates_are_measured_of_tenants_side_by_side(bed: Bed) -> None:
@@ -139,6 +153,129 @@ def test_a_check_that_breaks_off_is_a_failure_and_says_why(bed: Bed) -> None:
     (result,) = run(Suite(bed), ["training"])  # this Python has no PyTorch, or no real GPU
     assert (result.name, result.passed) == ("runs", False)
     assert "torch_work.py train" in result.value
+
+
+def program(path: Path, text: str) -> str:
+    """An executable script; give its path."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+FLOOD = "import sys; sys.stderr.write('x' * 3_000_000); sys.stderr.flush(); "
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("#!/bin/sh\nexec sleep 600\n", "did not answer within 0.3 s", id="hangs"),
+        pytest.param("#!/bin/sh\nsleep 600 &\nwait\n", "did not answer", id="its child hangs"),
+        pytest.param("#!/bin/sh\nwhile :; do echo no object; done\n", "did not answer",
+                     id="talks without end"),
+        pytest.param("#!/bin/sh\necho no driver >&2; exit 7\n", "ended with 7: no driver", id="dies"),
+        pytest.param("#!/bin/sh\nkill -9 $$\n", "ended with -9", id="is killed"),
+        pytest.param("#!/bin/sh\necho '{broken'\n", "JSONDecodeError", id="talks nonsense"),
+        pytest.param("#!/bin/sh\necho '{\"error\": \"no kernel\"}'\n", "no kernel", id="complains"),
+    ],
+)  # fmt: skip
+def test_whatever_a_program_does_is_a_failed_row(
+    bed: Bed, tmp_path: Path, text: str, said: str
+) -> None:
+    broken = replace(bed, python=program(tmp_path / "fake", text), answer_s=0.3)
+    results = run(Suite(broken), ["contexts", "launches"])
+    assert [(result.name, result.passed) for result in results] == [("runs", False)] * 2
+    assert all(said in result.value for result in results), results
+
+
+def test_a_program_that_cannot_be_started_is_a_failed_row(bed: Bed) -> None:
+    (result,) = run(Suite(replace(bed, python="/no/python")), ["contexts"])
+    assert (result.passed, "does not start: [Errno 2]" in result.value) == (False, True)
+
+
+def test_a_long_complaint_stops_nobody(bed: Bed, tmp_path: Path) -> None:
+    say = """print('{"held": 1}', flush=True); sys.stdin.readline(); """
+    last = """print('warning: no object'); print('{"held": 2}')"""
+    talker = program(tmp_path / "talks", f"#!{sys.executable}\n{FLOOD}{say}{FLOOD}{last}\n")
+    with replace(bed, python=talker).start(["cuda_work.py"]) as tenant:
+        assert tenant.hear() == {"held": 1}
+        assert tenant.finish() == {"held": 2}
+
+
+def test_what_a_program_started_ends_with_it(bed: Bed, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    text = f"#!/bin/sh\nsleep 600 &\necho $! >{pid_file}\necho '{{}}'\nwait\n"
+    with replace(bed, python=program(tmp_path / "parent", text)).start(["x"]) as tenant:
+        assert tenant.hear() == {}
+        child = Path("/proc", pid_file.read_text().strip(), "stat")
+        assert child.exists()
+    eventually(lambda: not child.exists() or ") Z " in child.read_text(), within_s=10)
+
+
+OTHER = "GPU-00000000-0000-0000-0000-000000000000, 11, 7"
+
+
+@pytest.mark.parametrize(
+    ("rows", "end", "told"),
+    [
+        pytest.param(["{own}, 4096, 300", OTHER], "", ["4096", "300"], id="first"),
+        pytest.param([OTHER, "{own}, 4096, 300"], "", ["4096", "300"], id="not CUDA's order"),
+        pytest.param([OTHER], "", None, id="not listed"),
+        pytest.param([], "", None, id="lists nothing"),
+        pytest.param(["{own}, 4096, 300"], "exit 9", None, id="fails"),
+        pytest.param([], "exec sleep 600", None, id="hangs"),
+    ],
+)
+def test_nvidia_smis_rows_are_known_by_uuid(
+    bed: Bed, tmp_path: Path, rows: list[str], end: str, told: list[str] | None
+) -> None:
+    lines = "".join(f"echo '{row.format(own=bed.uuid)}'\n" for row in rows)
+    program(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{lines}{end}\n")
+    environ = {**bed.environ, "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    there = replace(bed, environ=environ, answer_s=0.5 if "sleep" in end else 60.0)
+    assert smi(there, "memory.total,memory.used", hooked=False) == told
+
+
+def test_results_are_written_after_every_check(bed: Bed, tmp_path: Path) -> None:
+    """So that what breaks the suite off costs no more than the check it was at."""
+    page = tmp_path / "results" / "gpu.md"
+    written: list[tuple[str, int]] = []
+
+    def record(done: list[str], results: list[Result]) -> None:
+        publish(page, {"done": " ".join(done)}, results)
+        written.append((page.read_text(), len(json.loads(page.with_suffix(".json").read_text()))))
+
+    run(Suite(bed), ["contexts", "pools"], record)
+    assert ["- done: contexts\n" in written[0][0], "| pools |" in written[0][0]] == [True, False]
+    assert ["- done: contexts pools\n" in written[1][0], "| pools |" in written[1][0]] == [True] * 2
+
+
+def test_the_command_writes_a_page_and_what_it_left_out(bed: Bed, tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    words = [*SUITE, "--hook", str(bed.hook), "--python", sys.executable, "--page", str(page)]
+    done = subprocess.run(
+        [*words, "--only", "contexts", "--only", "pools"],
+        env=dict(bed.environ), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == page.read_text().strip()
+    assert "- not run: memory, smi, training, launches, probes, shares\n" in page.read_text()
+
+
+def test_where_the_library_is_built_nothing_is_fetched(tmp_path: Path) -> None:
+    """A machine with a GPU may reach no network; a copy of the tree and of the library is enough."""
+    tree = tmp_path / "tree"
+    for part in ("requirements", "tests/gpu"):
+        shutil.copytree(ROOT / part, tree / part)
+    shutil.copy(ROOT / "build.py", tree)
+    library = tree / built().relative_to(ROOT) / "libvgpu.so"
+    library.parent.mkdir(parents=True)
+    shutil.copy(built() / "libvgpu.so", library)
+    environ = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PIP_NO_INDEX": "1"}
+    words = [sys.executable, "-S", "-I", str(tree / "build.py"), "gpu", "--only", "contexts"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "no GPU that CUDA can use" in done.stderr) == (MISSING, True), done
+    assert sorted(path.name for path in (tree / ".build").iterdir()) == ["hook"]
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ ARTIFACTS = (
             "sim/cuda_module.c",
             "sim/cuda_pointer.c",
             "sim/cuda_pool.c",
+            "sim/cuda_pool_memory.c",
             "sim/cuda_resource.c",
             "sim/cuda_stream.c",
             "sim/cuda_vmm.c",

@@ -40,8 +40,8 @@ typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 
 typedef int CUdevice_attribute, CUdevResourceType, CUdriverProcAddressQueryResult, CUgraphExecUpdateResult,
     CUgraphMem_attribute, CUjit_option, CUlibraryOption, CUlimit, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemPool_attribute, CUpointer_attribute, CUstreamCaptureMode,
-    CUstreamCaptureStatus;
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute, CUpointer_attribute,
+    CUstreamCaptureMode, CUstreamCaptureStatus;
 
 /* Never looked into. */
 typedef struct CUctxCreateParams_st CUctxCreateParams;
@@ -208,6 +208,7 @@ enum {
 
 /* Values under names of our own, where the vendor's header would define the same; its name stands beside. */
 enum {
+    MEMORY_LOCATION_NONE = 0, /* CU_MEM_LOCATION_TYPE_NONE */
     MEMORY_LOCATION_DEVICE = 1, /* CU_MEM_LOCATION_TYPE_DEVICE */
     MEMORY_LOCATION_HOST = 2, /* CU_MEM_LOCATION_TYPE_HOST */
     MEMORY_LOCATION_HOST_NUMA = 3, /* CU_MEM_LOCATION_TYPE_HOST_NUMA */
@@ -215,6 +216,11 @@ enum {
     MEMORY_LOCATION_DEVICE_DOMAIN = 6, /* CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN */
     POOL_RESERVED_BYTES = 5, /* CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT */
     POOL_USED_BYTES = 7, /* CU_MEMPOOL_ATTR_USED_MEM_CURRENT */
+    POOL_ALLOCATION_TYPE = 9, /* CU_MEMPOOL_ATTR_ALLOCATION_TYPE */
+    POOL_LOCATION_ID = 11, /* CU_MEMPOOL_ATTR_LOCATION_ID */
+    POOL_LOCATION_TYPE = 12, /* CU_MEMPOOL_ATTR_LOCATION_TYPE */
+    ALLOCATION_PINNED = 1, /* CU_MEM_ALLOCATION_TYPE_PINNED */
+    ALLOCATION_MANAGED = 2, /* CU_MEM_ALLOCATION_TYPE_MANAGED */
     GRAPH_MEMORY_USED_BYTES = 0, /* CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT */
     GRAPH_MEMORY_RESERVED_BYTES = 2, /* CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT */
     GRAPH_NODE_KERNEL = 0, /* CU_GRAPH_NODE_TYPE_KERNEL */

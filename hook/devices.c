@@ -49,6 +49,19 @@ int place_of_device(CUdevice device)
     return place;
 }
 
+CUdevice device_at(const CUmemLocation *location)
+{
+    const struct real_cuda *real = real_cuda();
+    int count = 0;
+    CUdevice device = location->id;
+    if (location->type == MEMORY_LOCATION_DEVICE_DOMAIN)
+        device &= 0xFF;
+    else if (location->type != MEMORY_LOCATION_DEVICE)
+        return -1;
+    bool counted = real && real->cuDeviceGetCount && real->cuDeviceGetCount(&count) == CUDA_SUCCESS;
+    return counted && device >= count ? -1 : device;
+}
+
 CUresult place_of_context(int *place)
 {
     const struct real_cuda *real = real_cuda();

@@ -12,4 +12,7 @@ int place_of_device(CUdevice device);
 /* The same for the device of the calling thread's context. Gives the driver's error when there is none. */
 CUresult place_of_context(int *place);
 
+/* The device that memory at the location is on; -1: on none, or on one that does not exist. */
+CUdevice device_at(const CUmemLocation *location);
+
 #endif

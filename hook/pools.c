@@ -21,7 +21,7 @@ struct pool {
     struct entry entry; /* in `known`, by handle, while the pool exists */
     struct reserve reserve;
     CUmemoryPool handle; /* NULL: the pool was destroyed */
-    bool counted;
+    CUdevice device; /* NOT_COUNTED: it is of other memory, or another process's */
     bool ending; /* the driver is about to destroy it */
     _Atomic unsigned visits; /* of threads that ask the driver about it, though it may be another's */
 };
@@ -61,7 +61,7 @@ static bool vacant(struct pool *pool)
 }
 
 /* Called with the lock held. The number of an account for the handle; NOT_COUNTED when there are too many. */
-static int add(CUmemoryPool handle, int place, bool counted)
+static int add(CUmemoryPool handle, CUdevice device, int place)
 {
     int i = 0, count = atomic_load(&pool_count);
     while (i < count && !vacant(pool_at(i)))
@@ -76,7 +76,7 @@ static int add(CUmemoryPool handle, int place, bool counted)
     else
         reserve_init(&pool->reserve, place);
     pool->handle = handle;
-    pool->counted = counted;
+    pool->device = device;
     table_add(&known, &pool->entry, (uint64_t)(uintptr_t)handle);
     atomic_store(&pools[i], pool);
     if (i == count)
@@ -98,49 +98,78 @@ static struct pool *find(CUmemoryPool handle)
     return (struct pool *)table_find(&known, (uint64_t)(uintptr_t)handle);
 }
 
-static void make_known(CUmemoryPool handle, int place, bool counted)
+/* There is a new pool of this handle; an older one was destroyed where we did not see it. */
+static void make_known(CUmemoryPool handle, CUdevice device, bool located)
 {
+    if (!charging())
+        return;
+    int place = place_of_device(device);
     pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&lock);
     struct pool *old = find(handle);
-    if (old) { /* destroyed where we did not see it */
+    if (old) {
         table_remove(&known, &old->entry);
         old->handle = NULL;
     }
-    add(handle, place, counted);
+    if (located)
+        add(handle, device, place);
     pthread_mutex_unlock(&lock);
 }
 
 void pool_created(CUmemoryPool pool, const CUmemPoolProps *properties)
 {
-    bool on_device = properties->location.type == MEMORY_LOCATION_DEVICE
-        || properties->location.type == MEMORY_LOCATION_DEVICE_DOMAIN;
-    int device = properties->location.type == MEMORY_LOCATION_DEVICE_DOMAIN ? properties->location.id & 0xFF
-                                                                            : properties->location.id;
-    if (charging())
-        make_known(pool, on_device ? place_of_device(device) : NOT_COUNTED, on_device);
+    CUdevice device = device_at(&properties->location);
+    make_known(pool, device, device != NOT_COUNTED || properties->allocType != ALLOCATION_MANAGED);
 }
 
 void pool_imported(CUmemoryPool pool)
 {
-    if (charging())
-        make_known(pool, NOT_COUNTED, false);
+    make_known(pool, NOT_COUNTED, true);
 }
 
-/* The account of a pool; one that we did not see being made is a device's own. */
-static int account_of(CUmemoryPool handle, CUdevice device, bool *counted)
+/* The device of a pool that we did not see being made, or that is of managed memory without a place: that is
+ * counted where it is first used. As is what a driver does not tell about, unless it is a device's own. */
+static CUdevice ask_device(CUmemoryPool handle, CUdevice first_used)
 {
-    int place = -1;
+    const struct real_cuda *real = real_cuda();
+    CUmemLocation location;
+    CUmemoryPool own;
+    int kind, count;
+    if (real->cuMemPoolGetAttribute
+        && real->cuMemPoolGetAttribute(handle, POOL_LOCATION_TYPE, &location.type) == CUDA_SUCCESS
+        && real->cuMemPoolGetAttribute(handle, POOL_LOCATION_ID, &location.id) == CUDA_SUCCESS
+        && real->cuMemPoolGetAttribute(handle, POOL_ALLOCATION_TYPE, &kind) == CUDA_SUCCESS) {
+        CUdevice device = device_at(&location);
+        return device == NOT_COUNTED && kind == ALLOCATION_MANAGED ? first_used : device;
+    }
+    if (!real->cuDeviceGetDefaultMemPool || !real->cuDeviceGetCount
+        || real->cuDeviceGetCount(&count) != CUDA_SUCCESS)
+        return first_used;
+    for (CUdevice device = 0; device < count; device++)
+        if (real->cuDeviceGetDefaultMemPool(&own, device) == CUDA_SUCCESS && own == handle)
+            return device;
+    return first_used;
+}
+
+/* The number of the account of the pool that is allocated from; makes the device the pool's. */
+static int account_of(struct pooled *pooled)
+{
+    CUdevice device = NOT_COUNTED;
+    int place = NOT_COUNTED;
     pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&lock);
-    struct pool *pool = find(handle);
+    struct pool *pool = find(pooled->handle);
     pthread_mutex_unlock(&lock);
-    if (!pool)
+    if (!pool) {
+        depth_enter();
+        device = ask_device(pooled->handle, pooled->device);
+        depth_leave();
         place = place_of_device(device);
+    }
     pthread_mutex_lock(&lock);
-    pool = find(handle);
-    int number = pool ? number_of(pool) : place >= 0 ? add(handle, place, true) : NOT_COUNTED;
-    *counted = pool ? pool->counted : true;
+    pool = find(pooled->handle);
+    int number = pool ? number_of(pool) : add(pooled->handle, device, place);
+    pooled->device = pool ? pool->device : device;
     pthread_mutex_unlock(&lock);
     return number;
 }
@@ -236,6 +265,9 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
         .handle = pool, .stream = stream, .per_thread = per_thread, .bytes = bytes, .function = function};
     if (!charging() || bytes == 0 || !find_source(pooled))
         return CUDA_SUCCESS;
+    pooled->pool = pooled->handle ? account_of(pooled) : NOT_COUNTED;
+    if (pooled->device == NOT_COUNTED)
+        return CUDA_SUCCESS;
     if (pooled->graph) {
         pooled->as = POOLED_CAPTURED;
         return CUDA_SUCCESS;
@@ -243,10 +275,6 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
     if (bytes > UINT64_MAX - GRANULE)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pooled->bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
-    bool counted = true;
-    pooled->pool = pooled->handle ? account_of(pooled->handle, pooled->device, &counted) : NOT_COUNTED;
-    if (!counted)
-        return CUDA_SUCCESS;
     pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
     CUresult result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);
     if (result != CUDA_SUCCESS)
@@ -321,7 +349,7 @@ CUresult pooled_freed(struct block *block, CUresult result)
 static bool visit(struct pool *pool, int place)
 {
     pthread_mutex_lock(&lock);
-    bool there = pool->handle && pool->counted && !pool->ending && pool->reserve.place == place;
+    bool there = pool->handle && !pool->ending && pool->reserve.place == place;
     if (there)
         pool->visits++;
     pthread_mutex_unlock(&lock);
@@ -367,7 +395,7 @@ void pool_true_up(CUmemoryPool handle)
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
     pthread_mutex_unlock(&lock);
-    if (pool && pool->counted)
+    if (pool && pool->device != NOT_COUNTED)
         settle(pool, true, NULL);
 }
 

@@ -214,6 +214,8 @@
     X(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", 3020, 0)                                                     \
     X(cuMemsetD8_v2, "cuMemsetD8", 3020, 0)                                                                   \
     X(cuDeviceSetMemPool, "cuDeviceSetMemPool", 11020, 0)                                                     \
+    X(cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", 13000, 0)                                             \
+    X(cuMemGetMemPool, "cuMemGetMemPool", 13000, 0)                                                           \
     X(cuDeviceGetDevResource, "cuDeviceGetDevResource", 12040, 0)                                             \
     X(cuDevResourceGenerateDesc, "cuDevResourceGenerateDesc", 12040, 0)                                       \
     X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 12040, 0)                                                       \

@@ -121,21 +121,6 @@ static void add_handle(struct physical *physical, CUmemGenericAllocationHandle v
 
 /* --- handles -------------------------------------------------------------------------------------------- */
 
-/* The device that memory with these properties is on; ANY_DEVICE: on none, or on one that does not exist. */
-static CUdevice device_of(const CUmemAllocationProp *properties)
-{
-    const struct real_cuda *real = real_cuda();
-    int count = 0;
-    CUdevice device = properties->location.id;
-    if (properties->location.type == MEMORY_LOCATION_DEVICE_DOMAIN)
-        device &= 0xFF;
-    else if (properties->location.type != MEMORY_LOCATION_DEVICE)
-        device = ANY_DEVICE;
-    if (real && real->cuDeviceGetCount && real->cuDeviceGetCount(&count) == CUDA_SUCCESS && device >= count)
-        device = ANY_DEVICE;
-    return device;
-}
-
 CUresult physical_begin(struct physical **physical, uint64_t bytes, const CUmemAllocationProp *properties,
                         const char *function)
 {
@@ -143,7 +128,7 @@ CUresult physical_begin(struct physical **physical, uint64_t bytes, const CUmemA
     if (!charging() || !properties || bytes == 0)
         return CUDA_SUCCESS;
     pthread_once(&fork_once, watch_forks);
-    CUdevice device = device_of(properties);
+    CUdevice device = device_at(&properties->location);
     int place = device == ANY_DEVICE ? UNCOUNTED : place_of_device(device);
     struct physical *made = calloc(1, sizeof *made);
     if (!made)

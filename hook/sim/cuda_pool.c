@@ -1,7 +1,4 @@
-/* Simulated CUDA driver: stream-ordered memory and its pools. What a stream would do later is done at once.
- */
-#include "cuda_call.h"
-#include "graph_memory.h"
+/* Simulated CUDA driver: memory pools, the devices' own and those of programs. */
 #include "memory.h"
 #include "pools.h"
 
@@ -13,29 +10,13 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-enum { BUCKETS = 4096, GRANULE = 512 };
-
 enum { /* CUmemPool_attribute */
        RELEASE_THRESHOLD = 4,
        RESERVED_HIGH = 6,
        USED_HIGH = 8,
 };
 
-struct CUmemPoolHandle_st {
-    struct CUmemPoolHandle_st *next;
-    char uuid[TEXT_BYTES];
-    CUdevice device;
-    bool on_host, imported, destroyed;
-    uint64_t step_bytes, threshold_bytes;
-    uint64_t used, used_high, reserved, reserved_high;
-};
-
-struct piece {
-    struct piece *next;
-    CUdeviceptr address;
-    uint64_t bytes;
-    CUmemoryPool pool; /* NULL: imported, nothing of this process */
-};
+enum { HOST_POOLS = 2 }; /* one of each kind that the host has of its own */
 
 /* What another process needs to know of an exported pool, in the file that its handle is. */
 struct exported_pool {
@@ -43,20 +24,18 @@ struct exported_pool {
     CUdevice device;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t sim_pools_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUmemoryPool pools;
-static CUmemoryPool defaults[MAX_GPUS], currents[MAX_GPUS];
-static struct piece *buckets[BUCKETS];
-static CUdeviceptr next_address = 0x500000000000ULL;
+static CUmemoryPool defaults[MAX_GPUS], currents[MAX_GPUS], host_defaults[HOST_POOLS];
 
 /* As a CUDA context does not survive fork, neither do its pools. */
 static void forget_after_fork(void)
 {
-    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&sim_pools_lock, NULL);
     pools = NULL;
     memset(defaults, 0, sizeof defaults);
     memset(currents, 0, sizeof currents);
-    memset(buckets, 0, sizeof buckets);
+    memset(host_defaults, 0, sizeof host_defaults);
 }
 
 static __attribute__((constructor)) void watch_forks(void)
@@ -64,25 +43,28 @@ static __attribute__((constructor)) void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 
-static struct piece **bucket_of(CUdeviceptr address)
-{
-    return &buckets[address / GRANULE % BUCKETS];
-}
-
-static uint64_t stepped(const struct CUmemPoolHandle_st *pool, uint64_t bytes)
+uint64_t sim_pool_stepped(const struct CUmemPoolHandle_st *pool, uint64_t bytes)
 {
     return (bytes + pool->step_bytes - 1) / pool->step_bytes * pool->step_bytes;
 }
 
+static bool is_host(int location)
+{
+    return location >= MEMORY_LOCATION_HOST && location <= MEMORY_LOCATION_HOST_NUMA_CURRENT;
+}
+
 /* Called with the lock held. */
-static CUmemoryPool new_pool(const struct cuda_call *call, CUdevice device)
+static CUmemoryPool new_pool(const struct cuda_call *call, CUdevice device, CUmemLocation location, int kind)
 {
     CUmemoryPool pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;
     memcpy(pool->uuid, call->gpu->uuid, TEXT_BYTES);
     pool->device = device;
-    pool->step_bytes = call->gpu->pool_step_mib ? call->gpu->pool_step_mib * MIB : GRANULE;
+    pool->location = location;
+    pool->kind = kind;
+    pool->on_host = is_host(location.type);
+    pool->step_bytes = call->gpu->pool_step_mib ? call->gpu->pool_step_mib * MIB : POOL_GRANULE;
     pool->next = pools;
     pools = pool;
     return pool;
@@ -91,12 +73,18 @@ static CUmemoryPool new_pool(const struct cuda_call *call, CUdevice device)
 /* Called with the lock held. */
 static CUmemoryPool default_pool(const struct cuda_call *call, CUdevice device)
 {
+    CUmemLocation location = {MEMORY_LOCATION_DEVICE, device};
     if (!defaults[device])
-        currents[device] = defaults[device] = new_pool(call, device);
+        currents[device] = defaults[device] = new_pool(call, device, location, ALLOCATION_PINNED);
     return defaults[device];
 }
 
-static bool known(CUmemoryPool pool)
+CUmemoryPool sim_pool_current(const struct cuda_call *call, CUdevice device)
+{
+    return default_pool(call, device) ? currents[device] : NULL;
+}
+
+bool sim_pool_known(CUmemoryPool pool)
 {
     CUmemoryPool at = pools;
     while (at && at != pool)
@@ -107,7 +95,7 @@ static bool known(CUmemoryPool pool)
 /* Keep at least `kept` bytes of what is reserved. Called with the lock held. */
 static void shrink(CUmemoryPool pool, uint64_t kept)
 {
-    uint64_t least = stepped(pool, pool->used);
+    uint64_t least = sim_pool_stepped(pool, pool->used);
     if (kept < least)
         kept = least;
     if (pool->reserved <= kept)
@@ -117,8 +105,7 @@ static void shrink(CUmemoryPool pool, uint64_t kept)
     pool->reserved = kept;
 }
 
-/* Called with the lock held. */
-static void discard_if_done(CUmemoryPool pool)
+void sim_pool_discard_if_done(CUmemoryPool pool)
 {
     if (!pool->destroyed || pool->used)
         return;
@@ -132,154 +119,10 @@ static void discard_if_done(CUmemoryPool pool)
 
 void sim_pools_synchronised(void)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&sim_pools_lock);
     for (CUmemoryPool pool = pools; pool; pool = pool->next)
         shrink(pool, pool->threshold_bytes);
-    pthread_mutex_unlock(&lock);
-}
-
-/* --- allocating ----------------------------------------------------------------------------------------- */
-
-/* Called with the lock held. */
-static CUresult grow(const struct cuda_call *call, CUmemoryPool pool, uint64_t bytes)
-{
-    uint64_t wanted = stepped(pool, pool->used + bytes);
-    if (wanted > pool->reserved && !pool->on_host) {
-        enum sim_memory_answer answer =
-            sim_memory_take(pool->uuid, wanted - pool->reserved, capacity_bytes(call));
-        if (answer != SIM_MEMORY_DONE)
-            return answer == SIM_MEMORY_FULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
-    }
-    if (wanted > pool->reserved)
-        pool->reserved = wanted;
-    pool->used += bytes;
-    if (pool->used_high < pool->used)
-        pool->used_high = pool->used;
-    if (pool->reserved_high < pool->reserved)
-        pool->reserved_high = pool->reserved;
-    return CUDA_SUCCESS;
-}
-
-/* Called with the lock held. */
-static CUresult cut(const struct cuda_call *call, CUmemoryPool pool, uint64_t bytes, CUdeviceptr *address)
-{
-    if (bytes == 0 || !address || !known(pool) || pool->imported)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (bytes > UINT64_MAX / 4)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t rounded = (bytes + GRANULE - 1) / GRANULE * GRANULE;
-    struct piece *piece = calloc(1, sizeof *piece);
-    CUresult result = piece ? grow(call, pool, rounded) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result != CUDA_SUCCESS) {
-        free(piece);
-        return result;
-    }
-    *piece = (struct piece){.address = next_address, .bytes = rounded, .pool = pool};
-    next_address += rounded;
-    struct piece **bucket = bucket_of(piece->address);
-    piece->next = *bucket;
-    *bucket = piece;
-    *address = piece->address;
-    return CUDA_SUCCESS;
-}
-
-static CUresult allocate(const char *function, CUdeviceptr *address, uint64_t bytes, CUmemoryPool pool,
-                         CUstream stream, bool per_thread)
-{
-    struct cuda_call call;
-    CUdevice device;
-    bool captured = false;
-    CUresult result = cuda_begin_context(&call, function);
-    if (result == CUDA_SUCCESS)
-        result = sim_capture_active(stream, per_thread, &captured);
-    if (result == CUDA_SUCCESS && captured)
-        return cuda_end(&call,
-                        address ? sim_capture_allocation(stream, per_thread, bytes, address)
-                                : CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS)
-        result = sim_stream_device(stream, &device);
-    cuda_end(&call, result);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = cuda_begin_device(&call, function, device);
-    if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        if (!pool && default_pool(&call, device))
-            pool = currents[device];
-        result = cut(&call, pool, bytes, address);
-        pthread_mutex_unlock(&lock);
-    }
-    return cuda_end(&call, result);
-}
-
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
-{
-    return allocate(__func__, address, bytes, NULL, stream, false);
-}
-
-EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
-{
-    return allocate(__func__, address, bytes, NULL, stream, true);
-}
-
-EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
-                                        CUstream stream)
-{
-    FAIL_IF_TOLD;
-    return pool ? allocate(__func__, address, bytes, pool, stream, false) : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
-                                             CUstream stream)
-{
-    FAIL_IF_TOLD;
-    return pool ? allocate(__func__, address, bytes, pool, stream, true) : CUDA_ERROR_INVALID_VALUE;
-}
-
-bool sim_pools_free(CUdeviceptr address)
-{
-    pthread_mutex_lock(&lock);
-    struct piece **link = bucket_of(address);
-    while (*link && (*link)->address != address)
-        link = &(*link)->next;
-    struct piece *piece = *link;
-    if (piece) {
-        *link = piece->next;
-        if (piece->pool) {
-            piece->pool->used -= piece->bytes;
-            discard_if_done(piece->pool);
-        }
-    }
-    pthread_mutex_unlock(&lock);
-    free(piece);
-    return piece != NULL;
-}
-
-static CUresult free_on(const char *function, CUdeviceptr address, CUstream stream, bool per_thread)
-{
-    struct cuda_call call;
-    bool captured = false;
-    CUresult result = cuda_begin_context(&call, function);
-    if (result == CUDA_SUCCESS)
-        result = sim_capture_active(stream, per_thread, &captured);
-    cuda_end(&call, result);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (captured)
-        return sim_capture_free(stream, per_thread, address);
-    if (sim_pools_free(address) || sim_graph_memory_free(address))
-        return CUDA_SUCCESS;
-    return cuMemFree_v2(address);
-}
-
-EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
-{
-    return free_on(__func__, address, stream, false);
-}
-
-EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
-{
-    return free_on(__func__, address, stream, true);
+    pthread_mutex_unlock(&sim_pools_lock);
 }
 
 /* --- pools ---------------------------------------------------------------------------------------------- */
@@ -289,20 +132,18 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
     FAIL_IF_TOLD;
     if (!pool || !properties)
         return CUDA_ERROR_INVALID_VALUE;
-    bool on_host = properties->location.type >= MEMORY_LOCATION_HOST
-        && properties->location.type <= MEMORY_LOCATION_HOST_NUMA_CURRENT;
-    if (properties->location.type != MEMORY_LOCATION_DEVICE && !on_host)
+    int place = properties->location.type;
+    bool nowhere = place == MEMORY_LOCATION_NONE && properties->allocType == ALLOCATION_MANAGED;
+    if (place != MEMORY_LOCATION_DEVICE && !is_host(place) && !nowhere)
         return CUDA_ERROR_INVALID_VALUE;
     struct cuda_call call;
-    CUdevice device = on_host ? 0 : properties->location.id;
+    CUdevice device = place == MEMORY_LOCATION_DEVICE ? properties->location.id : 0;
     CUresult result = cuda_begin_device(&call, __func__, device);
     if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        *pool = new_pool(&call, device);
-        if (*pool)
-            (*pool)->on_host = on_host;
+        pthread_mutex_lock(&sim_pools_lock);
+        *pool = new_pool(&call, device, properties->location, properties->allocType);
         result = *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&sim_pools_lock);
     }
     return cuda_end(&call, result);
 }
@@ -311,13 +152,13 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
 static CUresult begin_pool(struct cuda_call *call, const char *function, CUmemoryPool pool)
 {
     CUresult result = cuda_begin(call, function);
-    pthread_mutex_lock(&lock);
-    return result == CUDA_SUCCESS && !known(pool) ? CUDA_ERROR_INVALID_VALUE : result;
+    pthread_mutex_lock(&sim_pools_lock);
+    return result == CUDA_SUCCESS && !sim_pool_known(pool) ? CUDA_ERROR_INVALID_VALUE : result;
 }
 
 static CUresult end_pool(struct cuda_call *call, CUresult result)
 {
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&sim_pools_lock);
     return cuda_end(call, result);
 }
 
@@ -332,7 +173,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
             currents[pool->device] = defaults[pool->device];
         pool->destroyed = true;
         shrink(pool, 0);
-        discard_if_done(pool);
+        sim_pool_discard_if_done(pool);
     }
     return end_pool(&call, result);
 }
@@ -364,6 +205,7 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute att
     if (result == CUDA_SUCCESS && (!value || pool->imported))
         result = CUDA_ERROR_INVALID_VALUE;
     cuuint64_t *figure = value;
+    int *choice = value;
     if (result == CUDA_SUCCESS) {
         switch (attribute) {
         case RELEASE_THRESHOLD:
@@ -381,6 +223,15 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute att
         case USED_HIGH:
             *figure = pool->used_high;
             break;
+        case POOL_ALLOCATION_TYPE:
+            *choice = pool->kind;
+            break;
+        case POOL_LOCATION_ID:
+            *choice = pool->location.id;
+            break;
+        case POOL_LOCATION_TYPE:
+            *choice = pool->location.type;
+            break;
         default:
             result = CUDA_ERROR_INVALID_VALUE;
         }
@@ -395,14 +246,48 @@ static CUresult pool_of(const char *function, CUmemoryPool *pool, CUdevice devic
     if (result == CUDA_SUCCESS && !pool)
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        *pool = default_pool(&call, device);
-        if (*pool && current)
-            *pool = currents[device];
+        pthread_mutex_lock(&sim_pools_lock);
+        *pool = current ? sim_pool_current(&call, device) : default_pool(&call, device);
         result = *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&sim_pools_lock);
     }
     return cuda_end(&call, result);
+}
+
+/* The pools of the host, one for all its places; or of a device. */
+static CUresult pool_at(const char *function, CUmemoryPool *pool, const CUmemLocation *location, int kind,
+                        bool current)
+{
+    struct cuda_call call;
+    if (!pool || !location || (kind != ALLOCATION_PINNED && kind != ALLOCATION_MANAGED))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (location->type == MEMORY_LOCATION_DEVICE && kind == ALLOCATION_PINNED)
+        return pool_of(function, pool, location->id, current);
+    if (!is_host(location->type))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuda_begin_device(&call, function, 0);
+    if (result == CUDA_SUCCESS) {
+        pthread_mutex_lock(&sim_pools_lock);
+        CUmemoryPool *own = &host_defaults[kind == ALLOCATION_MANAGED];
+        if (!*own)
+            *own = new_pool(&call, 0, *location, kind);
+        *pool = *own;
+        result = *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        pthread_mutex_unlock(&sim_pools_lock);
+    }
+    return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType kind)
+{
+    FAIL_IF_TOLD;
+    return pool_at(__func__, pool, location, kind, false);
+}
+
+EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType kind)
+{
+    FAIL_IF_TOLD;
+    return pool_at(__func__, pool, location, kind, true);
 }
 
 EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
@@ -420,12 +305,12 @@ EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     struct cuda_call call;
     CUresult result = cuda_begin_device(&call, __func__, device);
     if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        if (!known(pool) || pool->device != device || !default_pool(&call, device))
+        pthread_mutex_lock(&sim_pools_lock);
+        if (!sim_pool_known(pool) || pool->device != device || !default_pool(&call, device))
             result = CUDA_ERROR_INVALID_VALUE;
         else
             currents[device] = pool;
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&sim_pools_lock);
     }
     return cuda_end(&call, result);
 }
@@ -463,43 +348,13 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *han
     struct cuda_call call;
     CUresult result = cuda_begin_device(&call, __func__, exported.device);
     if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        *pool = new_pool(&call, exported.device);
+        pthread_mutex_lock(&sim_pools_lock);
+        CUmemLocation location = {MEMORY_LOCATION_DEVICE, exported.device};
+        *pool = new_pool(&call, exported.device, location, ALLOCATION_PINNED);
         if (*pool)
             (*pool)->imported = true;
         result = *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&sim_pools_lock);
     }
     return cuda_end(&call, result);
-}
-
-EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr address)
-{
-    FAIL_IF_TOLD;
-    pthread_mutex_lock(&lock);
-    struct piece *piece = *bucket_of(address);
-    while (piece && piece->address != address)
-        piece = piece->next;
-    if (piece && data)
-        memcpy(data, &piece->bytes, sizeof piece->bytes);
-    pthread_mutex_unlock(&lock);
-    return piece && data ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, CUmemPoolPtrExportData *data)
-{
-    struct cuda_call call;
-    CUresult result = begin_pool(&call, __func__, pool);
-    if (result == CUDA_SUCCESS && (!address || !data || !pool->imported))
-        result = CUDA_ERROR_INVALID_VALUE;
-    struct piece *piece = result == CUDA_SUCCESS ? calloc(1, sizeof *piece) : NULL;
-    if (piece) {
-        memcpy(&piece->bytes, data, sizeof piece->bytes);
-        *address = piece->address = next_address;
-        next_address += piece->bytes;
-        struct piece **bucket = bucket_of(piece->address);
-        piece->next = *bucket;
-        *bucket = piece;
-    }
-    return end_pool(&call, result);
 }

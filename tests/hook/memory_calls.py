@@ -81,17 +81,25 @@ class PoolProps(ctypes.Structure):
 RESERVED, USED, THRESHOLD = 5, 7, 4
 
 
-def pool(kind: int = 1, device: int = 0) -> ctypes.c_void_p:
-    """A pool on the device (or, kind 2, in host memory)."""
-    made, props = ctypes.c_void_p(), PoolProps(allocType=1, location=Location(kind, device))
+def pool(kind: int = 1, device: int = 0, memory: int = 1) -> ctypes.c_void_p:
+    """A pool on the device (or, kind 2, in host memory; kind 0, memory 2: managed, nowhere)."""
+    made, props = ctypes.c_void_p(), PoolProps(allocType=memory, location=Location(kind, device))
     assert cuda.cuMemPoolCreate(ctypes.byref(made), ctypes.byref(props)) == 0
     return made
 
 
-def default_pool(device: int = 0) -> ctypes.c_void_p:
+def default_pool(device: int = 0, function: str = "cuDeviceGetDefaultMemPool") -> ctypes.c_void_p:
     """The device's own pool."""
     found = ctypes.c_void_p()
-    assert cuda.cuDeviceGetDefaultMemPool(ctypes.byref(found), device) == 0
+    assert getattr(cuda, function)(ctypes.byref(found), device) == 0
+    return found
+
+
+def pool_at(function: str, kind: int, device: int = 0, memory: int = 1) -> ctypes.c_void_p:
+    """What cuMemGetDefaultMemPool or cuMemGetMemPool gives for a location."""
+    found, location = ctypes.c_void_p(), Location(kind, device)
+    result = getattr(cuda, function)(ctypes.byref(found), ctypes.byref(location), memory)
+    assert result == 0, result
     return found
 
 

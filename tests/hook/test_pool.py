@@ -89,16 +89,6 @@ def test_a_destroyed_pool_is_charged_until_its_last_piece_is_free(node: Node) ->
     assert said["half"] >= 60
 
 
-def test_pools_of_other_memory_are_not_charged(node: Node) -> None:
-    code = (
-        "p = pool(2)\nfirst, a = draw(100, p)\nheld = both()\nfreed = put(a)\n"
-        "say(first=first, held=held, freed=freed, left=both())"
-    )
-    said = node.run(BEGIN + code, **{LIMIT: "50m"})
-    assert (said["first"], said["freed"]) == (0, 0)
-    assert said["held"] == said["left"] == [0, 0]
-
-
 def test_the_current_pool_of_the_device_is_the_one_that_is_charged(node: Node) -> None:
     code = (
         "p = pool()\nkeep(p, 1000)\nset = cuda.cuDeviceSetMemPool(0, p)\n"
@@ -110,14 +100,101 @@ def test_the_current_pool_of_the_device_is_the_one_that_is_charged(node: Node) -
     assert (said["set"], said["kept"], said["now"]) == (0, [64, 64, 64], [32, 32, 32])
 
 
-def test_a_pool_is_charged_on_its_own_device(node: Node) -> None:
-    node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
+OTHER = made_up_uuid(1)
+TELLS_NOT = pytest.param("cuMemPoolGetAttribute", id="a driver that does not tell where a pool is")
+
+
+@pytest.mark.parametrize("refused", [pytest.param("", id="any driver"), TELLS_NOT])
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param("pool(device=1)", id="of the program"),
+        pytest.param("default_pool(1)", id="the device's own"),
+        pytest.param("default_pool(1, 'cuDeviceGetMemPool')", id="the device's current one"),
+        pytest.param("pool_at('cuMemGetDefaultMemPool', 1, 1)", id="own, by location"),
+        pytest.param("pool_at('cuMemGetMemPool', 1, 1)", id="current, by location"),
+    ],
+)
+def test_a_pool_is_charged_on_its_own_device_whatever_is_current(
+    node: Node, of: str, refused: str
+) -> None:
+    node.sim.add_gpu(gpu=SimGpu(uuid=OTHER))
+    if refused:
+        node.sim.fail(refused, 1)
     code = (
-        "p = pool(device=1)\nfirst, a = draw(60, p)\n"
-        "say(first=first, here=both(), there=[start(1), charged_mib(), held_mib(1)])"
+        f"p = {of}\ntoo_much = draw(200, p)[0]\ngiven, a = draw(64, p)\nhere = both()\n"
+        "start(1); there = [charged_mib(), held_mib(1)]\n"
+        "start(0); freed = put(a); cuda.cuCtxSynchronize(); start(1)\n"
+        "say(too_much=too_much, given=given, here=here, there=there, freed=freed,\n"
+        "    left=[charged_mib(), held_mib(1)])"
     )
-    said = node.run(BEGIN + code, **{LIMIT: "100m"})
-    assert said["first"] == 1 or (said["here"] == [0, 0] and said["there"] == [0, 64, 64])
+    env = {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "100m", "NVIDIA_VISIBLE_DEVICES": f"{GPU},{OTHER}"}
+    said = node.run(BEGIN + code, **env)
+    assert (said["too_much"], said["given"], said["freed"]) == (2, 0, 0), said
+    assert (said["here"], said["there"], said["left"]) == ([0, 0], [64, 64], [0, 0])
+    assert node.sim.peak_mib(OTHER) <= 100
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param("pool(2)", id="of the program"),
+        pytest.param("pool(3)", id="of the program, at a NUMA node"),
+        pytest.param("pool_at('cuMemGetDefaultMemPool', 2)", id="the host's own"),
+        pytest.param("pool_at('cuMemGetMemPool', 3)", id="the current one of a NUMA node"),
+    ],
+)
+def test_pools_of_the_host_are_not_charged(node: Node, of: str) -> None:
+    code = (
+        f"p = {of}\nfirst, a = draw(100, p)\nheld = both()\nfreed = put(a)\n"
+        "say(first=first, held=held, freed=freed, left=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "50m"})
+    assert (said["first"], said["freed"]) == (0, 0)
+    assert said["held"] == said["left"] == [0, 0]
+
+
+def test_the_hosts_own_pool_is_charged_where_the_driver_does_not_tell_what_it_is(
+    node: Node,
+) -> None:
+    node.sim.fail("cuMemPoolGetAttribute", 1)
+    code = "p = pool_at('cuMemGetDefaultMemPool', 2)\nsay(r=[draw(100, p)[0], draw(32, p)[0], charged_mib()])"
+    assert node.run(BEGIN + code, **{LIMIT: "50m"})["r"] == [2, 0, 32]
+
+
+@pytest.mark.parametrize("refused", [pytest.param("", id="any driver"), TELLS_NOT])
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param("pool(0, memory=2)", id="nowhere"),
+        pytest.param("pool(2, memory=2)", id="preferably on the host"),
+        pytest.param("pool_at('cuMemGetDefaultMemPool', 2, memory=2)", id="the host's own"),
+        pytest.param("pool(1, memory=2)", id="preferably on the device"),
+    ],
+)
+def test_pools_of_managed_memory_are_charged_wherever_its_pages_are(
+    node: Node, of: str, refused: str
+) -> None:
+    if refused:
+        node.sim.fail(refused, 1)
+    code = f"p = {of}\nsay(r=[draw(200, p)[0], draw(64, p)[0], charged_mib()])"
+    assert node.run(BEGIN + code, **{LIMIT: "100m"})["r"] == [2, 0, 64]
+
+
+def test_what_is_captured_from_a_pool_of_another_device_is_charged_there(node: Node) -> None:
+    node.sim.add_gpu(gpu=SimGpu(uuid=OTHER))
+    code = (
+        "s = new_stream(); made = ctypes.c_void_p()\n"
+        "cuda.cuStreamBeginCapture_v2(s, 2)\n"
+        "_, a = draw(64, default_pool(1), s)\n"
+        "_, host = draw(640, pool(2), s)\n"
+        "put(a, s); put(host, s); cuda.cuStreamEndCapture(s, ctypes.byref(made))\n"
+        "e = instantiate(made)\n"
+        "r = [cuda.cuGraphLaunch(e, None)]\n"
+        "say(r=r)"
+    )
+    env = {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "60m", "NVIDIA_VISIBLE_DEVICES": f"{GPU},{OTHER}"}
+    assert node.run(BEGIN + code, **env)["r"] == [2]
 
 
 @pytest.mark.parametrize(

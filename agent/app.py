@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent import logs
-from agent.adapters.caches import HostCaches, install_hook
+from agent.adapters.caches import CONTAINERS, HostCaches, install_hook
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.device_plugin import Answers
 from agent.adapters.endpoints import Endpoints
@@ -23,10 +23,13 @@ from agent.adapters.kubelet import KubeletLink
 from agent.adapters.metrics import Metrics
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.podresources import PodResourcesClient
+from agent.adapters.processes import HostProcesses
+from agent.adapters.regions import HostRegions
 from agent.adapters.socket_watch import SocketWatch
 from agent.adapters.systemd import Notifier
 from agent.bundle import hook_dir
 from agent.config import Config
+from agent.domain.enforcement import ContainerState
 from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.pods import Node
@@ -37,6 +40,7 @@ from agent.errors import AgentError
 from agent.services.allocator import Allocator, Host, Supply
 from agent.services.bind_finisher import BindFinisher
 from agent.services.cache_gc import CacheGc
+from agent.services.enforcement import Enforced, Enforcement
 from agent.services.events import Events
 from agent.services.gate import Gate, Gated
 from agent.services.health import Health, Patience
@@ -79,6 +83,7 @@ class _Seen:
     gpus: Published[GpuInventory]
     plugin: Published[PluginStatus] | None = None
     caches: HostCaches | None = None
+    enforced: Enforced | None = None
     supervisor: Supervisor | None = None
 
     def inventory(self) -> GpuInventory:
@@ -98,6 +103,9 @@ class _Seen:
             return len(self.caches.listed()) if self.caches else 0
         except AgentError:
             return 0
+
+    def containers(self) -> tuple[ContainerState, ...]:
+        return self.enforced.now() if self.enforced else ()
 
 
 def _policy(config: Config) -> GrantPolicy:
@@ -230,6 +238,15 @@ class Agent:
         self._plugin = self._made_plugin(allocator, Preference(turns))
         self._registrar = self._made_registrar()
         self._seen.plugin, self._seen.caches = self._plugin.status, caches
+        enforcement = Enforcement(
+            grants,
+            pods,
+            HostProcesses(config.host_proc, CONTAINERS),
+            HostRegions(config.host_vgpu_dir),
+            every_s=config.process_every_s,
+            post=self._events.post,
+        )
+        self._seen.enforced = enforcement.states
         alone: list[Service] = [
             self._plugin,
             self._registrar,
@@ -251,6 +268,7 @@ class Agent:
                 after_s=config.cache_gc_after_s,
                 every_s=config.cache_gc_every_s,
             ),
+            enforcement,
         ]
         gate = Gate(self._may_act, on_open=grants.reload)
         return [Gated(service, gate) for service in alone]

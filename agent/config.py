@@ -151,6 +151,8 @@ RULES: Mapping[str, Rule] = {
     "state_dir": _PATH,
     "cache_gc_after_s": Between(10, 30 * DAY_S, "s"),
     "cache_gc_every_s": Between(1, DAY_S, "s"),
+    "host_proc": _PATH,
+    "process_every_s": Between(0.1, 3600, "s"),
     "device_list_strategy": OneOf(
         ("envvar", "volume-mounts"),
         later={"cdi-annotations": _NO_CDI, "cdi-cri": _NO_CDI},
@@ -196,6 +198,8 @@ class Config:
     state_dir: Path = Path("/var/lib/vgpu-agent")  # grant log, instance lock
     cache_gc_after_s: float = 300.0
     cache_gc_every_s: float = 30.0
+    host_proc: Path = Path("/proc")  # which shows the processes of pods
+    process_every_s: float = 5.0
 
     # how devices reach the container
     device_list_strategy: tuple[str, ...] = ("envvar",)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from agent.domain.enforcement import Granted, RegionLook, Seen
 from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
 from agent.domain.pods import Node, Pod
+from agent.domain.region_slots import HostPid
 from agent.domain.registration import SocketIdentity
 from agent.domain.topology import GpuPair
 
@@ -215,6 +217,29 @@ class GrantLog(Protocol):
 
     def forget(self, pod_uids: frozenset[str]) -> None:
         """Drop all grants of these pods."""
+
+
+class Processes(Protocol):
+    """The processes of pods on this node. Used by one thread; a read may hang as a disk does."""
+
+    def look(self, granted: Mapping[str, Granted]) -> Seen:
+        """Those of the containers with a grant in these pods, by uid. Raises OSError."""
+
+    def forget(self) -> None:
+        """Nothing is looked for until the next `look`."""
+
+
+class Regions(Protocol):
+    """The files in which containers count their use; tenants can write them."""
+
+    def look(self, pod_uid: str, container: str, name: str) -> RegionLook:
+        """The slots in file `name` of a container's directory. Raises NodeNotReady."""
+
+    def tell(self, pod_uid: str, container: str, name: str, told: Sequence[HostPid]) -> int:
+        """Write host pids into slots that still are the same processes'; how many were.
+
+        Raises NodeNotReady.
+        """
 
 
 # --- kubelet ------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ snapshots at scrape time, so that a GPU that is gone is gone here, too, and no l
 The only module that knows prometheus_client; it has its own registry.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import prometheus_client
@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
+from agent.domain.enforcement import ContainerState, State
 from agent.domain.gpu import GpuInventory
 
 MIB = 1 << 20
@@ -51,6 +52,9 @@ class Scraped(Protocol):
 
     def cache_directories(self) -> int:
         """Container cache directories on the host."""
+
+    def containers(self) -> Sequence[ContainerState]:
+        """Whether limits are kept, by container with a grant."""
 
 
 class Metrics:
@@ -188,6 +192,21 @@ class _Snapshots:
             "containers, a growing number means garbage collection fails.",
             self._scraped.cache_directories(),
         )
+        yield _enforced(self._scraped.containers())
+
+
+def _enforced(containers: Sequence[ContainerState]) -> Metric:
+    family = GaugeMetricFamily(
+        "vgpu_container_enforced",
+        "1 while the limits of a container with vGPUs hold for its processes, or none of them uses "
+        "a GPU (reason `idle`); at 0 `reason` and the pod's events say why they do not, or why "
+        "that is not known.",
+        labels=("namespace", "pod", "container", "reason"),
+    )
+    for one in containers:
+        holds = one.state in (State.ENFORCED, State.IDLE)
+        family.add_metric((one.namespace, one.pod, one.container, one.reason.value), int(holds))
+    return family
 
 
 def _gpus(inventory: GpuInventory) -> Iterator[Metric]:

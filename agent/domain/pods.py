@@ -12,6 +12,7 @@ from typing import Any
 KEPT_PREFIXES = ("hami.io/", "volcano.sh/", "nvidia.com/", "vgpu-agent/")
 MAX_ANNOTATION_CHARS = 262_144  # the API server's own limit on all annotations together
 MAX_CONTAINERS = 1000
+MAX_ID_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Pod:
     resource_version: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)  # only KEPT_PREFIXES
     containers: tuple[Container, ...] = ()  # init (and sidecar) containers first, then app
+    container_ids: Mapping[str, str] = field(default_factory=dict)  # the runtime's id -> name
 
     @property
     def full_name(self) -> str:
@@ -128,6 +130,19 @@ def _container(spec: Any, kind: str, resource: str) -> Container:
     )
 
 
+def _container_ids(status: Mapping[str, Any]) -> dict[str, str]:
+    """Which containers run, or ran last: `containerd://<id>` by name."""
+    found = {}
+    for key in ("initContainerStatuses", "containerStatuses"):
+        listed = status.get(key)
+        for item in (listed if isinstance(listed, list) else [])[:MAX_CONTAINERS]:
+            told = _mapping(item)
+            identity = _text(told.get("containerID")).rpartition("//")[2]
+            if identity and len(identity) <= MAX_ID_CHARS and (name := _text(told.get("name"))):
+                found[identity] = name
+    return found
+
+
 def decode_pod(obj: Any, *, resource: str) -> Pod:
     """Read a pod object of the API server; `resource` is the count resource, e.g. nvidia.com/gpu.
 
@@ -135,6 +150,7 @@ def decode_pod(obj: Any, *, resource: str) -> Pod:
     """
     obj = _mapping(obj)
     metadata, spec = _mapping(obj.get("metadata")), _mapping(obj.get("spec"))
+    status = _mapping(obj.get("status"))
     containers: list[Container] = []
     for key, kind in (("initContainers", "init"), ("containers", "app")):
         listed = spec.get(key)
@@ -145,12 +161,13 @@ def decode_pod(obj: Any, *, resource: str) -> Pod:
         name=_text(metadata.get("name")),
         uid=_text(metadata.get("uid")),
         node_name=_text(spec.get("nodeName")),
-        phase=_text(_mapping(obj.get("status")).get("phase")),
+        phase=_text(status.get("phase")),
         deleting=metadata.get("deletionTimestamp") is not None,
         created_at=_text(metadata.get("creationTimestamp")),
         resource_version=_text(metadata.get("resourceVersion")),
         annotations=_annotations(metadata),
         containers=tuple(containers),
+        container_ids=_container_ids(status) if any(c.vgpus for c in containers) else {},
     )
 
 

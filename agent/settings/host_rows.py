@@ -84,6 +84,22 @@ ROWS = (
         help="How often to look for such directories.",
     ),
     Setting(
+        name="host-proc",
+        group=KUBELET,
+        kind=kinds.PATH,
+        field="host_proc",
+        help="A /proc that shows the processes of pods: the agent's own with hostPID: true, else "
+        "the host's, mounted.",
+    ),
+    Setting(
+        name="process-interval",
+        group=KUBELET,
+        kind=kinds.DURATION,
+        field="process_every_s",
+        help="How often containers with vGPUs are looked at: are their limits kept, and what are "
+        "their processes' pids on the node?",
+    ),
+    Setting(
         name="device-list-strategy",
         group=DEVICES,
         kind=kinds.WORDS,

@@ -18,6 +18,7 @@ from agent import logs
 from agent.adapters import endpoints
 from agent.adapters.endpoints import Endpoints, parse_address
 from agent.adapters.metrics import Metrics
+from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.errors import ConfigError
 from agent.supervisor import RestartPolicy, Supervisor
@@ -34,6 +35,7 @@ class World:
     stuck: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     broken: bool = False
+    of_containers: tuple[ContainerState, ...] = ()
 
     def inventory(self) -> GpuInventory:
         if self.broken:
@@ -48,6 +50,9 @@ class World:
 
     def cache_directories(self) -> int:
         return 3
+
+    def containers(self) -> tuple[ContainerState, ...]:
+        return self.of_containers
 
 
 @dataclass

@@ -1,0 +1,265 @@
+"""The processes of pods, as the host's /proc shows them.
+
+Reading /proc never touches a tenant's files: links there are read, not followed. The exception is
+the program of a process that uses a GPU without the hook; its file may lie on a file system that
+hangs, and whoever calls `look` must bear that.
+
+What is known of a process is kept while it runs the same program, and other people's processes are
+looked at again only now and then, so that a round costs little on a node with thousands.
+"""
+
+import itertools
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.domain.enforcement import Granted, Process, Seen
+from agent.domain.executables import Linkage, linkage_of
+from agent.domain.proc_text import (
+    Life,
+    Mapped,
+    Place,
+    granted_mount,
+    is_gpu_device,
+    life_of,
+    mapped,
+    pid_inside,
+    place_of,
+)
+
+# Source: Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO: who is in it sees every process.
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
+TEXT_BYTES, MOUNTINFO_BYTES = 1 << 16, 1 << 20
+MAPS_BYTES, PIECE_BYTES = 1 << 24, 1 << 16
+MAX_DESCRIPTORS = 1024
+SURE_AFTER = 2  # looks: a container's first process is put into its cgroup a moment after fork
+AGAIN_EVERY = 12  # rounds
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_GONE = (FileNotFoundError, ProcessLookupError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A process of a pod that has grants; `process` is None while its container has none."""
+
+    life: Life
+    place: Place
+    container: str = ""
+    process: Process | None = None
+
+
+class HostProcesses:
+    """Implements `ports.Processes`. Used by one thread."""
+
+    def __init__(self, proc: Path, containers: str) -> None:
+        """`containers`: name of the directory that holds all containers' own directories."""
+        self._proc = proc
+        self._containers = containers
+        self._seeing: bool | None = None
+        self._own_pod = ""
+        self._round = 0
+        self._others: dict[int, int] = {}  # pid -> looks
+        self._known: dict[int, _Known] = {}
+        self._by_mount: dict[Place, str] = {}  # whose a cgroup is, as a process in it has mounted
+
+    def look(self, granted: Mapping[str, Granted]) -> Seen:
+        """See `ports.Processes.look`. Raises OSError without a /proc."""
+        self._round += 1
+        with os.scandir(self._proc) as entries:
+            pids = [int(e.name) for e in entries if e.name.isascii() and e.name.isdigit()]
+        before, self._known = self._known, {}
+        self._others = {pid: self._others[pid] for pid in pids if pid in self._others}
+        if self._seeing is None:
+            self._look_at_ourselves()
+        for pid in pids:
+            if self._others.get(pid, 0) >= SURE_AFTER and not self._is_due(pid):
+                continue
+            try:
+                with _entry(self._proc, pid) as entry:
+                    self._look_at(pid, entry, before.get(pid), granted)
+            except _GONE:
+                continue
+        places = {known.place for known in self._known.values()}
+        self._by_mount = {p: name for p, name in self._by_mount.items() if p in places}
+        return Seen(bool(self._seeing), self._by_container())
+
+    def forget(self) -> None:
+        """Keep nothing: nobody is looked for now."""
+        self._others, self._known, self._by_mount = {}, {}, {}
+
+    def _look_at_ourselves(self) -> None:
+        self._seeing = False
+        for name in ("self", "1"):
+            try:
+                with _entry(self._proc, name) as entry:
+                    if name == "self":
+                        place = place_of(_text(entry, "cgroup"))
+                        self._own_pod = place.pod_uid if place else ""
+                    namespace = os.readlink("ns/pid", dir_fd=entry)
+            except OSError:
+                continue
+            self._seeing = self._seeing or namespace == FIRST_PID_NAMESPACE
+
+    def _is_due(self, pid: int) -> bool:
+        """Whether what seems certain is looked at again: a few of the processes each round."""
+        return (self._round + pid) % AGAIN_EVERY == 0
+
+    def _by_container(self) -> dict[tuple[str, str], tuple[Process, ...]]:
+        found: dict[tuple[str, str], list[Process]] = {}
+        for known in self._known.values():
+            if known.process:
+                found.setdefault((known.place.pod_uid, known.container), []).append(known.process)
+        return {key: tuple(processes) for key, processes in found.items()}
+
+    # --- one process --------------------------------------------------------------------------
+
+    def _look_at(
+        self, pid: int, entry: int, known: _Known | None, granted: Mapping[str, Granted]
+    ) -> None:
+        life = life_of(_text(entry, "stat")) if known else None
+        if known is None or life != known.life:
+            known = None
+            place = place_of(_text(entry, "cgroup"))
+            if place is None or place.pod_uid not in granted:
+                self._others[pid] = self._others.get(pid, 0) + 1
+                # Where another pod's process can be seen, all can.
+                self._seeing = self._seeing or bool(place and place.pod_uid != self._own_pod)
+                return
+            life = life_of(_text(entry, "stat"))
+        else:
+            place = known.place
+        self._seeing = True
+        self._others.pop(pid, None)
+        if life is None or life.state in ("Z", "X"):
+            return
+        pod = granted.get(place.pod_uid)
+        container = self._container(entry, place, pod, known, again=self._is_due(pid))
+        if pod is None or container not in pod.containers:
+            self._known[pid] = _Known(life, place)
+            return
+        before = known.process if known else None
+        if before is None or not (before.library and before.uses_gpu) or self._is_due(pid):
+            before = _looked_into(pid, entry, life, before)
+        self._known[pid] = _Known(life, place, container, before)
+
+    def _container(
+        self, entry: int, place: Place, pod: Granted | None, known: _Known | None, *, again: bool
+    ) -> str:
+        """Its name: by the runtime's id, else by the mounts that Allocate gave it.
+
+        A process can be rid of its mounts; then another one in its cgroup tells.
+        """
+        if pod and place.container_id in pod.container_ids:
+            return pod.container_ids[place.container_id]
+        if place in self._by_mount:
+            return self._by_mount[place]
+        if known and not known.container and not again:
+            return ""
+        mounts = _text(entry, "mountinfo", MOUNTINFO_BYTES)
+        container = granted_mount(mounts, self._containers, place.pod_uid)
+        if container and place.container_id:
+            self._by_mount[place] = container
+        return container
+
+
+@contextmanager
+def _entry(proc: Path, name: int | str) -> Iterator[int]:
+    """A process's directory, held: what is read there is never of a later one with its pid."""
+    fd = os.open(f"{proc}/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _opened(name: str, entry: int, flags: int = _READ) -> Iterator[int]:
+    fd = os.open(name, flags, dir_fd=entry)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _text(entry: int, name: str, limit_bytes: int = TEXT_BYTES) -> str:
+    """The beginning of a file of /proc. Raises OSError."""
+    pieces, left = [], limit_bytes
+    with _opened(name, entry) as fd:
+        while left > 0 and (piece := os.read(fd, left)):
+            pieces.append(piece)
+            left -= len(piece)
+    return b"".join(pieces).decode("ascii", "replace")
+
+
+def _looked_into(pid: int, entry: int, life: Life, before: Process | None) -> Process:
+    """What a process is, by its own files in /proc. Raises OSError when it has ended."""
+    readable, found, linkage = True, Mapped(), None
+    try:
+        inside = before.pid_inside if before else pid_inside(_text(entry, "status"))
+        namespace = before.pid_namespace if before else _namespace(entry)
+        found, readable = _mapped(entry)
+        if not found.gpu and ((before and before.uses_gpu) or _has_gpu_open(entry)):
+            found |= Mapped(gpu=True)
+        if found.gpu and not found.library:
+            linkage = _linkage(entry)
+    except PermissionError:
+        readable, inside, namespace = False, 0, 0
+    return Process(
+        pid=pid,
+        pid_inside=inside,
+        pid_namespace=namespace,
+        start_time=life.start_time,
+        library=found.library,
+        uses_gpu=found.gpu,
+        linkage=linkage,
+        settled=before is not None,
+        readable=readable,
+    )
+
+
+def _namespace(entry: int) -> int:
+    """Inode of its pid namespace. Source: namespaces(7), `pid:[4026531836]`."""
+    digits = os.readlink("ns/pid", dir_fd=entry).partition("[")[2].rstrip("]")
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
+def _mapped(entry: int) -> tuple[Mapped, bool]:
+    """What it has mapped, and whether that can be said: a map may be longer than we read."""
+    found, rest, left = Mapped(), b"", MAPS_BYTES
+    with _opened("maps", entry) as fd:
+        while left > 0:
+            piece = os.read(fd, PIECE_BYTES)
+            if not piece:
+                return found, True
+            left -= len(piece)
+            lines, _, rest = (rest + piece).rpartition(b"\n")
+            found |= mapped(lines)
+            if found.library and found.gpu:
+                return found, True
+    return found, found.library
+
+
+def _has_gpu_open(entry: int) -> bool:
+    with _opened("fd", entry, _READ | os.O_DIRECTORY) as fd, os.scandir(fd) as entries:
+        for opened in itertools.islice(entries, MAX_DESCRIPTORS):
+            try:
+                path = os.readlink(opened.name, dir_fd=fd)
+            except FileNotFoundError:  # closed meanwhile
+                continue
+            if is_gpu_device(os.fsencode(path)):
+                return True
+    return False
+
+
+def _linkage(entry: int) -> Linkage:
+    try:
+        name = os.readlink("exe", dir_fd=entry)
+        with _opened("exe", entry) as fd:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return Linkage.OTHER
+            return linkage_of(lambda at, size: os.pread(fd, size, at), name=name)
+    except OSError:
+        return Linkage.OTHER

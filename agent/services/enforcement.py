@@ -1,0 +1,227 @@
+"""Loop: see whether containers are held to their limits, say so, and tell processes their pids.
+
+Processes know their pid in the container only, the driver's lists have the node's; so the agent
+writes that into the usage region, and nobody waits for it. Nothing is looked at while the node has
+no grants.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from agent import logs
+from agent.domain.enforcement import (
+    ContainerState,
+    Granted,
+    Process,
+    Reason,
+    RegionLook,
+    Seen,
+    State,
+    Verdict,
+    judge,
+)
+from agent.domain.grant_plan import PRELOAD_PATH
+from agent.domain.grants import GrantRecord
+from agent.domain.pods import Pod
+from agent.errors import AgentError
+from agent.ports import ClusterEvent, GrantLog, Processes, Regions
+from agent.services.published import Pods, Published
+from agent.supervisor import Lifeline
+
+log = logs.get(__name__)
+
+# A read may hang as the file system of a tenant's program does. A restart would meet the same, so
+# it counts as stuck only after this.
+LOOKING_S = 600.0
+REST_PER_WORK = 20.0  # a node with very many processes is looked at less often
+REGION_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+EVENT = "VgpuLimitsNotEnforced"
+UNSEEN = (
+    "pods run here, but no process of theirs is in the agent's /proc, so it is not known whether "
+    "their limits hold; run the agent with hostPID: true, or mount the host's /proc and name it "
+    "with --host-proc"
+)
+UNREADABLE = (
+    "the agent may not look into processes of containers, so it is not known whether their limits "
+    "hold; run it as root with the capability SYS_PTRACE"
+)
+
+Enforced = Published[tuple[ContainerState, ...]]
+
+
+@dataclass(slots=True)
+class _Told:
+    """What was said about a container."""
+
+    reasons: set[Reason]  # in Events: each once
+    enforced: bool = False
+
+
+class Enforcement:
+    """The loop around `judge`."""
+
+    name = "enforcement"
+
+    def __init__(
+        self,
+        grants: GrantLog,
+        pods: Pods,
+        processes: Processes,
+        regions: Regions,
+        *,
+        every_s: float = 5.0,
+        post: Callable[[ClusterEvent], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._grants = grants
+        self._pods = pods
+        self._processes = processes
+        self._regions = regions
+        self._every_s = every_s
+        self._post = post
+        self._clock = clock
+        self._told: dict[str, _Told] = {}
+        self.states: Enforced = Published(())
+
+    def run(self, life: Lifeline) -> None:
+        while not life.stopping:
+            life.pulse(LOOKING_S)
+            began_s = self._clock()
+            self.look_once()
+            life.pause(max(self._every_s, REST_PER_WORK * (self._clock() - began_s)))
+
+    def look_once(self) -> tuple[ContainerState, ...]:
+        """Look at every container with a grant; give what is published then."""
+        records = self._live()
+        if not records:
+            self._told.clear()
+            self._processes.forget()
+            self.states.publish(())
+            return ()
+        try:
+            seen = self._processes.look(self._granted(records))
+        except OSError as error:
+            log.failing("processes not listed", error=error)
+            seen = Seen(seeing=False, processes={})
+        else:
+            log.recovered("processes not listed")
+        found = [(record, self._judged(record, seen)) for record in records]
+        self._tell_of_sight(found)
+        states = tuple(_state(record, verdict) for record, verdict in found)
+        for record, verdict in found:
+            self._tell(record, verdict)
+        known = {_about(record) for record in records}
+        self._told = {about: told for about, told in self._told.items() if about in known}
+        self.states.publish(states)
+        return states
+
+    def _live(self) -> list[GrantRecord]:
+        """Grants whose pods may have processes."""
+        records, table = self._grants.records(), self._pods.now()
+        if not table.synced:
+            return list(records)
+        return [
+            record
+            for record in records
+            if (pod := table.pods.get(record.pod_uid)) is not None and not pod.finished
+        ]
+
+    def _granted(self, records: Sequence[GrantRecord]) -> dict[str, Granted]:
+        containers: dict[str, set[str]] = {}
+        for record in records:
+            containers.setdefault(record.pod_uid, set()).add(record.container)
+        pods = self._pods.now().pods
+        return {
+            uid: Granted(frozenset(names), pods[uid].container_ids if uid in pods else {})
+            for uid, names in containers.items()
+        }
+
+    def _judged(self, record: GrantRecord, seen: Seen) -> Verdict:
+        processes = seen.processes.get((record.pod_uid, record.container), ())
+        name = PurePosixPath(record.grant.envs.get(REGION_VARIABLE, "")).name
+        verdict = judge(
+            processes,
+            self._region(record, name, processes),
+            seeing=seen.seeing,
+            switched_off=all(m.container_path != PRELOAD_PATH for m in record.grant.mounts),
+        )
+        if verdict.told:
+            try:
+                self._regions.tell(record.pod_uid, record.container, name, verdict.told)
+            except AgentError as error:
+                log.failing("host pids not told", error=error)
+            else:
+                log.recovered("host pids not told")
+        return verdict
+
+    def _region(self, record: GrantRecord, name: str, processes: Sequence[Process]) -> RegionLook:
+        if not name or not any(process.library for process in processes):
+            return RegionLook()
+        try:
+            return self._regions.look(record.pod_uid, record.container, name)
+        except AgentError as error:
+            log.failing("usage region not read", error=error)
+            return RegionLook()
+
+    # --- what is said ---------------------------------------------------------------------------
+
+    def _tell_of_sight(self, found: Sequence[tuple[GrantRecord, Verdict]]) -> None:
+        """Say once what keeps the agent from knowing."""
+        pods = self._pods.now().pods
+        unseen = any(
+            verdict.reason is Reason.UNSEEN
+            and (pod := pods.get(record.pod_uid)) is not None
+            and pod.phase == "Running"
+            for record, verdict in found
+        )
+        unreadable = any(verdict.reason is Reason.UNREADABLE for _, verdict in found)
+        for event, holds, text in (
+            ("processes not seen", unseen, UNSEEN),
+            ("processes not readable", unreadable, UNREADABLE),
+        ):
+            if holds:
+                log.failing(event, error=text)
+            else:
+                log.recovered(event)
+
+    def _tell(self, record: GrantRecord, verdict: Verdict) -> None:
+        about = _about(record)
+        told = self._told.setdefault(about, _Told(set()))
+        if verdict.state is State.NOT_ENFORCEABLE:
+            log.failing(
+                "limits not enforced",
+                about=about,
+                error=verdict.explained,
+                reason=verdict.reason.value,
+                pid=verdict.pid,
+            )
+            pod = self._pods.now().pods.get(record.pod_uid)
+            if pod is not None and verdict.reason not in told.reasons:
+                told.reasons.add(verdict.reason)
+                self._post(_event(pod, record, verdict))
+            return
+        log.recovered("limits not enforced", about=about)
+        if verdict.state is State.ENFORCED and not told.enforced:
+            told.enforced = True
+            log.info("limits enforced", container=about)
+
+
+def _about(record: GrantRecord) -> str:
+    return f"{record.namespace}/{record.pod_name}/{record.container}"
+
+
+def _state(record: GrantRecord, verdict: Verdict) -> ContainerState:
+    return ContainerState(
+        namespace=record.namespace,
+        pod=record.pod_name,
+        container=record.container,
+        state=verdict.state,
+        reason=verdict.reason,
+    )
+
+
+def _event(pod: Pod, record: GrantRecord, verdict: Verdict) -> ClusterEvent:
+    message = f"container {record.container}: {verdict.explained}"
+    return ClusterEvent(reason=EVENT, message=message, pod=pod)

@@ -1,0 +1,173 @@
+"""The agent as a process looks at real processes of a pod: real cgroups, real pid namespaces."""
+
+import platform
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pod_cgroups import CgroupsUnavailable, PodCgroup, host_pid_of, pod_cgroup
+
+from agent.sim.container import Container, SimMount, _runtime_command, namespaces_allowed
+from agent.sim.node import Ask, RanPod, SimNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.whole import finished
+from tests.waiting import eventually
+
+SLOT_AT, SLOT_BYTES = 1856, 1960
+OPENS_A_GPU = """
+#include <fcntl.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    return count < 2 || open(words[1], O_RDWR) < 0 || write(1, "open\\n", 5) < 0 || read(0, &count, 1) < 0;
+}
+"""
+
+
+def compiled(out: Path, target: str, *flags: str) -> Path:
+    source = out.with_suffix(".c")
+    source.write_text(OPENS_A_GPU)
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-{target}"]
+    subprocess.run([*zig, "-O1", str(source), "-o", str(out), *flags], check=True, timeout=100)
+    return out
+
+
+class Pod:
+    """A pod with one granted container, and a cgroup for it."""
+
+    def __init__(self, node: SimNode, stack: ExitStack) -> None:
+        self.node = node
+        self.ran: RanPod = node.run_pod("pod", [Ask(memory_mib=1000)])
+        assert self.ran.admitted.ok, self.ran.admitted.message
+        eventually(lambda: finished(node, self.ran))
+        self.grant = self.ran.admitted.containers["main"]
+        self.cgroup: PodCgroup = stack.enter_context(pod_cgroup(self.ran.uid))
+        self.stack = stack
+
+    @property
+    def region(self) -> Path:
+        name = Path(self.grant.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
+        return self.node.root / "host" / "vgpu" / "containers" / f"{self.ran.uid}_main" / name
+
+    def slot(self, index: int = 0) -> tuple[int, int]:
+        """Pid and host pid."""
+        with self.region.open("rb") as file:
+            file.seek(SLOT_AT + SLOT_BYTES * index)
+            pid, host_pid = struct.unpack("<ii", file.read(8))
+            return pid, host_pid
+
+    def tenant(self) -> Container:
+        """A workload with root file system, mounts, cgroup and pids of its own."""
+        driver = self.node.driver
+        mounts = [SimMount(m.container_path, m.host_path, m.read_only) for m in self.grant.mounts]
+        own = [
+            SimMount(str(driver.libraries), str(driver.libraries)),
+            SimMount(*(str(driver.config_path.parent),) * 2, read_only=False),
+        ]
+        words = _runtime_command(
+            driver.libraries / "sim-container",
+            {"PATH": "/usr/bin:/bin", **driver.environment(), **self.grant.env},
+            [*own, *mounts],
+            [str(driver.libraries / "sim-tenant")],
+        )
+        process = self.started(*words, own_pids=True)
+        tenant = Container("tenant", process, isolated=True)
+        assert tenant._read_answer("starting").ok
+        return tenant
+
+    def started(self, *words: str | Path, own_pids: bool = False) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            self.cgroup.command(*words, own_pids=own_pids),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.stack.callback(end, process)
+        return process
+
+    def metric(self) -> str:
+        """Reason and value."""
+        for line in self.node.fetch("/metrics")[1].splitlines():
+            if line.startswith("vgpu_container_enforced{"):
+                labels, _, value = line.partition("} ")
+                assert 'container="main",namespace="team",pod="pod"' in labels
+                return labels.rpartition('reason="')[2].rstrip('"') + f" {value}"
+        return ""
+
+    def events(self) -> list[dict[str, Any]]:
+        return [e for e in self.node.events() if e["reason"] == "VgpuLimitsNotEnforced"]
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait(10)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+@pytest.fixture
+def pod(make_node: NodeMaker) -> Iterator[Pod]:
+    node = make_node("--process-interval", "0.2s", gpus=1)
+    with ExitStack() as stack:
+        try:
+            yield Pod(node, stack)
+        except CgroupsUnavailable as error:
+            pytest.skip(str(error))
+
+
+def test_a_process_learns_its_pid_on_the_node(pod: Pod) -> None:
+    if not namespaces_allowed(pod.node.driver.libraries / "sim-container"):
+        pytest.skip("this user may not make namespaces here")
+    eventually(lambda: pod.metric() == "idle 1.0")
+    tenant = pod.tenant()
+    assert tenant.ask("alloc 100").ok
+    eventually(lambda: pod.slot()[1] != 0, what="the slot has a host pid")
+    inside, outside = pod.slot()
+    assert outside == host_pid_of(inside, pod.cgroup.pids()) != inside
+    eventually(lambda: pod.metric() == " 1.0")
+    assert "limits_enforced in=enforcement container=team/pod/main" in pod.node.log_text()
+    tenant.kill()
+    eventually(lambda: pod.metric() == "idle 1.0")
+    assert pod.slot() == (inside, outside), "the slot of the dead is left alone"
+    assert not pod.events()
+
+
+@pytest.mark.timeout(180)  # the first compilation for a libc compiles that libc
+@pytest.mark.parametrize(
+    ("reason", "target", "flags"),
+    [
+        pytest.param("musl", "linux-musl", ("-dynamic",), id="musl"),
+        pytest.param("static", "linux-musl", ("-static",), id="static"),
+        pytest.param("library not loaded", "linux-gnu.2.17", (), id="glibc without the library"),
+    ],
+)
+def test_a_process_that_no_limit_holds_for_is_reported(
+    pod: Pod, tmp_path: Path, reason: str, target: str, flags: tuple[str, ...]
+) -> None:
+    if reason == "musl" and not Path(f"/lib/ld-musl-{platform.machine()}.so.1").exists():
+        pytest.skip("musl is not installed (apt-get install musl)")
+    program = compiled(tmp_path / "program", target, *flags)
+    device = tmp_path / "dev" / "nvidia0"
+    device.parent.mkdir()
+    device.touch()
+    # A first process whose mounts tell whose the cgroup is, as a container's has.
+    hook_dir = pod.node.root / "host" / "vgpu" / "containers" / f"{pod.ran.uid}_main"
+    (mounted := tmp_path / "vgpu").mkdir()
+    script = f"mount --bind {hook_dir} {mounted} && exec {program} {device}"
+    process = pod.started("unshare", "--mount", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"open\n", process.communicate()
+    eventually(lambda: pod.metric() == f"{reason} 0.0", what=reason)
+    (event,) = eventually(pod.events)
+    assert event["involvedObject"]["name"] == "pod"
+    assert event["message"].startswith("container main: a process uses a GPU")
+    assert "limits_not_enforced in=enforcement" in pod.node.log_text()
+    end(process)
+    eventually(lambda: pod.metric() == "idle 1.0")
+    eventually(lambda: 'failure="limits not enforced"' in pod.node.log_text())
+    assert pod.node.log_text().count("limits_not_enforced") == len(pod.events()) == 1

@@ -24,8 +24,8 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table graphs, execs;
 static _Atomic bool any; /* this process has a graph that allocates */
 static struct reserve reserves[MAX_DEVICES]; /* by place */
-static bool reserve_made[MAX_DEVICES];
-static CUdevice ordinals[MAX_DEVICES]; /* of the places that were made */
+static CUdevice ordinals[MAX_DEVICES];
+static atomic_bool reserve_made[MAX_DEVICES]; /* with its ordinal */
 
 static void forget_after_fork(void)
 {
@@ -99,10 +99,11 @@ void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes)
     pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&lock);
     atomic_store(&any, true);
-    if (!reserve_made[place])
+    if (!reserve_made[place]) {
         reserve_init(&reserves[place], place);
-    reserve_made[place] = true;
-    ordinals[place] = device;
+        ordinals[place] = device;
+        reserve_made[place] = true;
+    }
     struct nodes *nodes = nodes_of(&graphs, graph);
     if (nodes)
         nodes->bytes[place] += bytes < UINT64_MAX - nodes->bytes[place] ? bytes : 0;

@@ -8,6 +8,12 @@ bool charging(void)
     return settings()->active && !depth_inside();
 }
 
+bool charging_bytes(uint64_t bytes)
+{
+    const uint64_t addresses = UINT64_C(1) << 57; /* of the widest GPUs and processors */
+    return bytes > 0 && bytes < addresses && charging();
+}
+
 CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
     if (bytes == 0 || (place >= 0 && region_reserve(place, kind, bytes)))

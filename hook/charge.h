@@ -19,6 +19,10 @@ enum charge_kind { CHARGE_DATA, CHARGE_CONTEXT, CHARGE_MODULE, CHARGE_KINDS };
  * calling itself from inside one of our wrappers. */
 bool charging(void);
 
+/* The same for a call that asks for so many bytes. Not counted is nothing, and what no address could name:
+ * that cannot be given, and only the driver knows which of its errors it is. */
+bool charging_bytes(uint64_t bytes);
+
 /* Claim `bytes` of the device at `place` (devices.h). CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY with nothing
  * claimed and the refusal on record (`function`: the driver's function that asked, a literal; NULL: none
  * yet). A place < 0 is a device that cannot be counted: refused. */

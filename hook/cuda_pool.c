@@ -89,6 +89,41 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *han
     return result;
 }
 
+/* The driver then gives back what its pools do not need: other processes of the container may need it. */
+#define SYNCHRONIZE(symbol, arguments)                                                                       \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    CUresult result = real->symbol arguments;                                                                \
+    if (!depth_inside())                                                                                     \
+        pools_true_up(EVERY_PLACE);                                                                          \
+    return result
+
+EXPORT CUresult cuStreamSynchronize(CUstream stream)
+{
+    SYNCHRONIZE(cuStreamSynchronize, (stream));
+}
+
+EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream)
+{
+    SYNCHRONIZE(cuStreamSynchronize_ptsz, (stream));
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event)
+{
+    SYNCHRONIZE(cuEventSynchronize, (event));
+}
+
+EXPORT CUresult cuCtxSynchronize(void)
+{
+    SYNCHRONIZE(cuCtxSynchronize, ());
+}
+
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+    SYNCHRONIZE(cuCtxSynchronize_v2, (context));
+}
+
 /* The memory is its exporter's: freeing it here finds no block and is passed on. */
 EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, CUmemPoolPtrExportData *data)
 {

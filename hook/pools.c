@@ -263,7 +263,7 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
 {
     *pooled = (struct pooled){
         .handle = pool, .stream = stream, .per_thread = per_thread, .bytes = bytes, .function = function};
-    if (!charging() || bytes == 0 || !find_source(pooled))
+    if (!charging_bytes(bytes) || !find_source(pooled))
         return CUDA_SUCCESS;
     pooled->pool = pooled->handle ? account_of(pooled) : NOT_COUNTED;
     if (pooled->device == NOT_COUNTED)
@@ -272,8 +272,6 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
         pooled->as = POOLED_CAPTURED;
         return CUDA_SUCCESS;
     }
-    if (bytes > UINT64_MAX - GRANULE)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     pooled->bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
     pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
     CUresult result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);
@@ -349,7 +347,7 @@ CUresult pooled_freed(struct block *block, CUresult result)
 static bool visit(struct pool *pool, int place)
 {
     pthread_mutex_lock(&lock);
-    bool there = pool->handle && !pool->ending && pool->reserve.place == place;
+    bool there = pool->handle && !pool->ending && (pool->reserve.place == place || place == EVERY_PLACE);
     if (there)
         pool->visits++;
     pthread_mutex_unlock(&lock);

@@ -61,6 +61,7 @@ struct pool *pool_ending(CUmemoryPool pool);
 CUresult pool_ended(struct pool *account, CUmemoryPool pool, CUresult result);
 
 /* Make the charges of pools what the driver has reserved for them: of one, or all of a place. */
+enum { EVERY_PLACE = -1 };
 void pool_true_up(CUmemoryPool pool);
 void pools_true_up(int place);
 

@@ -30,10 +30,6 @@ static uint64_t stepped(const struct reserve *reserve, uint64_t bytes)
 static CUresult claim(struct reserve *reserve, uint64_t live, uint64_t least, const char *function)
 {
     pthread_mutex_lock(&reserve->lock);
-    if (live > UINT64_MAX - reserve->live_bytes) {
-        pthread_mutex_unlock(&reserve->lock);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     uint64_t charged = reserve->charged_bytes, wanted = reserve->live_bytes += live;
     if (least > wanted)
         wanted = least;

@@ -37,6 +37,11 @@
     X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, 0)                                                           \
     X(cuMemPoolImportFromShareableHandle, "cuMemPoolImportFromShareableHandle", 11020, 0)                     \
     X(cuMemPoolImportPointer, "cuMemPoolImportPointer", 11020, 0)                                             \
+    X(cuStreamSynchronize, "cuStreamSynchronize", 2000, 0)                                                    \
+    X(cuStreamSynchronize_ptsz, "cuStreamSynchronize", 7000, PER_THREAD)                                      \
+    X(cuEventSynchronize, "cuEventSynchronize", 2000, 0)                                                      \
+    X(cuCtxSynchronize, "cuCtxSynchronize", 2000, 0)                                                          \
+    X(cuCtxSynchronize_v2, "cuCtxSynchronize", 13000, 0)                                                      \
     /* cuda_vmm.c */                                                                                          \
     X(cuMemCreate, "cuMemCreate", 10020, 0)                                                                   \
     X(cuMemRelease, "cuMemRelease", 10020, 0)                                                                 \
@@ -159,9 +164,7 @@
     X(cuEventQuery, "cuEventQuery", 2000, 0)                                                                  \
     X(cuEventElapsedTime, "cuEventElapsedTime", 2000, 0)                                                      \
     X(cuEventDestroy_v2, "cuEventDestroy", 4000, 0)                                                           \
-    X(cuCtxSynchronize, "cuCtxSynchronize", 2000, 0)                                                          \
     X(cuFuncGetModule, "cuFuncGetModule", 11000, 0)                                                           \
-    X(cuStreamSynchronize, "cuStreamSynchronize", 2000, 0)                                                    \
     X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, 0)                                                \
     X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020, 0)             \
     X(cuGreenCtxGetDevResource, "cuGreenCtxGetDevResource", 12040, 0)                                         \
@@ -190,12 +193,10 @@
     X(cuGraphCreate, "cuGraphCreate", 10000, 0)                                                               \
     X(cuGraphAddKernelNode_v2, "cuGraphAddKernelNode", 12000, 0)                                              \
     X(cuGraphAddMemFreeNode, "cuGraphAddMemFreeNode", 11040, 0)                                               \
-    X(cuStreamSynchronize_ptsz, "cuStreamSynchronize", 7000, PER_THREAD)                                      \
     X(cuStreamQuery, "cuStreamQuery", 2000, 0)                                                                \
     X(cuStreamQuery_ptsz, "cuStreamQuery", 7000, PER_THREAD)                                                  \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, 0)                                                        \
     X(cuStreamWaitEvent_ptsz, "cuStreamWaitEvent", 7000, PER_THREAD)                                          \
-    X(cuEventSynchronize, "cuEventSynchronize", 2000, 0)                                                      \
     X(cuMemAllocHost_v2, "cuMemAllocHost", 3020, 0)                                                           \
     X(cuMemHostAlloc, "cuMemHostAlloc", 2020, 0)                                                              \
     X(cuMemHostRegister_v2, "cuMemHostRegister", 6050, 0)                                                     \

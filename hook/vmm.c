@@ -125,7 +125,7 @@ CUresult physical_begin(struct physical **physical, uint64_t bytes, const CUmemA
                         const char *function)
 {
     *physical = NULL;
-    if (!charging() || !properties || bytes == 0)
+    if (!properties || !charging_bytes(bytes))
         return CUDA_SUCCESS;
     pthread_once(&fork_once, watch_forks);
     CUdevice device = device_at(&properties->location);

@@ -5,7 +5,7 @@ CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t byt
 {
     int place;
     *block = NULL;
-    if (!charging() || bytes == 0)
+    if (!charging_bytes(bytes))
         return CUDA_SUCCESS;
     CUresult result = place_of_context(&place);
     if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED

@@ -192,17 +192,28 @@ EXPORT CUresult cuStreamQuery_ptsz(CUstream stream)
     return query(__func__, stream, true);
 }
 
-EXPORT CUresult cuCtxSynchronize(void)
+static CUresult synchronize_context(const char *function, CUcontext context)
 {
     struct cuda_call call;
-    CUresult result = cuda_begin_context(&call, __func__);
+    CUresult result = cuda_begin_context(&call, function);
     if (result == CUDA_SUCCESS)
         result = capture_look(NULL);
-    const char *uuid = result == CUDA_SUCCESS ? device_uuid(current_context()->device) : NULL;
+    const char *uuid =
+        result == CUDA_SUCCESS ? device_uuid((context ? context : current_context())->device) : NULL;
     result = cuda_end(&call, result);
     if (uuid) {
         execution_wait_all(uuid);
         sim_pools_synchronised();
     }
     return result;
+}
+
+EXPORT CUresult cuCtxSynchronize(void)
+{
+    return synchronize_context(__func__, NULL);
+}
+
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+    return synchronize_context(__func__, context);
 }

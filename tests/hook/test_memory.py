@@ -26,6 +26,44 @@ def test_whole_granules_are_charged(node: Node, allocate: str, free: str) -> Non
     assert said["held"][0] == said["held"][1] > 0
 
 
+ASKED, TOO_MUCH = 999, 2
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        pytest.param("cuMemAlloc_v2(p, u64(1 << 57))", ASKED, id="by address"),
+        pytest.param("cuMemAlloc_v2(p, u64((1 << 64) - 1))", ASKED, id="as much as there are numbers"),
+        pytest.param("cuMemAlloc_v2(p, u64((1 << 57) - 512))", TOO_MUCH, id="what an address could name"),
+        pytest.param("cuMemAllocManaged(p, u64(1 << 63), 1)", ASKED, id="managed"),
+        pytest.param("cuMemAllocPitch_v2(p, p, u64(1 << 50), u64(1 << 50), 4)", ASKED, id="rows"),
+        pytest.param("cuMemAllocPitch_v2(p, p, u64((1 << 64) - 1), u64(1), 4)", ASKED, id="a row"),
+        pytest.param("cuMemAllocAsync(p, u64(1 << 57), None)", ASKED, id="of a stream"),
+        pytest.param("cuMemAllocAsync(p, u64((1 << 64) - 1), None)", ASKED, id="of a stream, rounded"),
+        pytest.param("cuMemAllocAsync(p, u64((1 << 57) - 512), None)", TOO_MUCH, id="of a stream, less"),
+        pytest.param("cuMemAllocFromPoolAsync(p, u64(1 << 57), default_pool(), None)", ASKED, id="of a pool"),
+        pytest.param("cuMemCreate(p, u64(1 << 57), ctypes.byref(prop), u64(0))", ASKED, id="by handle"),
+        pytest.param("cuMemCreate(p, u64((1 << 57) - 1), ctypes.byref(prop), u64(0))", TOO_MUCH, id="by handle, less"),
+        pytest.param(
+            "cuArrayCreate_v2(p, ctypes.byref(Array2D(1 << 60, 1 << 60, FLOAT, 4)))", ASKED, id="an array",
+        ),
+        pytest.param(
+            "cuMipmappedArrayCreate(p, ctypes.byref(Array3D(1 << 60, 9, 9, FLOAT, 4)), 3)", ASKED, id="a mipmap",
+        ),
+    ],
+)  # fmt: skip
+def test_what_nothing_could_hold_is_the_drivers_to_refuse(
+    node: Node, call: str, answer: int
+) -> None:
+    """It knows which of its errors that is."""
+    node.sim.fail(call.partition("(")[0], ASKED)
+    code = (
+        "p = ctypes.create_string_buffer(64); prop = AllocationProp(type=1, location=Location(1, 0))\n"
+        f"say(r=[cuda.{call}, both()])"
+    )
+    assert node.run(BEGIN + code, **{LIMIT: "1g"})["r"] == [answer, [0, 0]]
+
+
 @pytest.mark.parametrize(
     ("take", "give"),
     [

@@ -58,6 +58,38 @@ def test_what_a_pool_keeps_stays_charged_and_costs_nothing_to_use_again(node: No
     assert (said["again"], said["reused"]) == (0, [128, 128])
 
 
+@pytest.mark.parametrize(
+    "wait",
+    [
+        pytest.param("cuda.cuStreamSynchronize(s)", id="cuStreamSynchronize"),
+        pytest.param("cuda.cuStreamSynchronize_ptsz(None)", id="cuStreamSynchronize_ptsz"),
+        pytest.param("cuda.cuCtxSynchronize()", id="cuCtxSynchronize"),
+        pytest.param("cuda.cuCtxSynchronize_v2(c)", id="cuCtxSynchronize_v2"),
+        pytest.param(
+            "cuda.cuEventRecord(e, s) or cuda.cuEventSynchronize(e)", id="cuEventSynchronize"
+        ),
+    ],
+)
+def test_what_the_driver_gives_back_when_it_is_waited_for_is_there_for_other_processes(
+    node: Node, wait: str
+) -> None:
+    code = (
+        "go, tell = os.pipe(); hear, answer = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    for _ in range(2):\n"
+        "        os.read(go, 1); start(); os.write(answer, bytes([alloc(150)[0]]))\n"
+        "    os._exit(0)\n"
+        "def there(): os.write(tell, b'x'); return os.read(hear, 1)[0]\n"
+        "start(); s = new_stream(); c = ctypes.c_void_p(); e = ctypes.c_void_p()\n"
+        "cuda.cuCtxGetCurrent(ctypes.byref(c)); cuda.cuEventCreate(ctypes.byref(e), 0)\n"
+        "_, a = draw(100, stream=s)\n"
+        f"r = [there(), put(a, s), {wait}, there()]\n"
+        "os.wait(); say(r=r)"
+    )
+    said = node.run("from memory_calls import *\n" + code, **{LIMIT: "199m"})
+    assert said["r"] == [2, 0, 0, 0]
+
+
 @pytest.mark.parametrize("end", ["trimmed", "destroyed", "another pool", "plain memory"])
 def test_what_a_pool_keeps_unused_is_there_for_who_needs_it(node: Node, end: str) -> None:
     steps = {

@@ -118,6 +118,43 @@ def test_control_disabled(env: object, value: str | None) -> None:
     assert pod.containers[0].control_disabled == value
 
 
+ID = "containerd://" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("status", "ids"),
+    [
+        pytest.param(
+            {
+                "containerStatuses": [{"name": "main", "containerID": ID}],
+                "initContainerStatuses": [{"name": "fetch", "containerID": "docker://cd"}],
+            },
+            {"ab" * 32: "main", "cd": "fetch"},
+            id="two runtimes",
+        ),
+        pytest.param(
+            {"containerStatuses": [{"name": "main", "containerID": ""}, {"containerID": ID}]},
+            {},
+            id="not started, and nameless",
+        ),
+        pytest.param({"containerStatuses": {"a": 1}}, {}, id="no list"),
+        pytest.param({"containerStatuses": [3, {"name": 3, "containerID": 4}]}, {}, id="types"),
+        pytest.param(
+            {"containerStatuses": [{"name": "main", "containerID": "c://" + "a" * 129}]},
+            {},
+            id="too long",
+        ),
+    ],
+)
+def test_the_runtimes_ids_of_containers(status: dict[str, Any], ids: dict[str, str]) -> None:
+    obj = pod_json(containers=[with_limits("main", 1)])
+    assert decode_pod(obj | {"status": status}, resource=GPU).container_ids == ids
+    nothing = pod_json(containers=[{"name": "main"}]) | {"status": status}
+    assert decode_pod(nothing, resource=GPU).container_ids == {}, (
+        "of pods without vGPUs none are kept"
+    )
+
+
 @pytest.mark.parametrize(
     "obj",
     [
@@ -203,6 +240,8 @@ KEYS = [
     "annotations",
     "hami.io/x",
     "phase",
+    "containerStatuses",
+    "containerID",
 ]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -430,6 +430,26 @@ def test_a_vanished_gpu_vanishes(running: Running) -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "reason", "value"),
+    [
+        pytest.param(State.ENFORCED, Reason.NONE, 1, id="enforced"),
+        pytest.param(State.IDLE, Reason.IDLE, 1, id="idle"),
+        pytest.param(State.NOT_ENFORCEABLE, Reason.MUSL, 0, id="not enforceable"),
+        pytest.param(State.OFF, Reason.OFF, 0, id="switched off"),
+        pytest.param(State.UNKNOWN, Reason.UNSEEN, 0, id="unknown"),
+    ],
+)
+def test_whether_limits_hold(running: Running, state: State, reason: Reason, value: int) -> None:
+    one = ContainerState(namespace="ns", pod="p", container="c", state=state, reason=reason)
+    running.world.of_containers = (one,)
+    labels = {"namespace": "ns", "pod": "p", "container": "c", "reason": reason.value}
+    found = samples(running.ask("/metrics")[2])
+    assert found["vgpu_container_enforced", tuple(sorted(labels.items()))] == value
+    running.world.of_containers = ()
+    assert "vgpu_container_enforced{" not in running.ask("/metrics")[2], "gone with the container"
+
+
+@pytest.mark.parametrize(
     "gpus",
     [
         pytest.param(GpuInventory(), id="not read yet"),

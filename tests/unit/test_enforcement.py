@@ -1,0 +1,343 @@
+"""Judging containers: every state, which pid goes where, and what the loop says of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.domain.enforcement import (
+    EXPLAINED,
+    Granted,
+    Process,
+    Reason,
+    RegionLook,
+    Seen,
+    State,
+    host_pids,
+    judge,
+)
+from agent.domain.executables import Linkage
+from agent.domain.grants import Grant, GrantRecord, Mount
+from agent.domain.pods import Container, Pod
+from agent.domain.region_slots import HostPid, Slot
+from agent.errors import NodeNotReady
+from agent.ports import ClusterEvent
+from agent.services.enforcement import Enforcement
+from agent.services.published import PodTable, Published
+from tests.unit.fakes import FakeGrantLog
+
+NAMESPACE = 4026532000
+IDLE = Process(
+    pid=500, pid_inside=7, pid_namespace=NAMESPACE, start_time=99, library=True, uses_gpu=False
+)
+USER = replace(IDLE, uses_gpu=True)
+BARE = replace(USER, library=False, linkage=Linkage.GLIBC)
+SLOT = Slot(index=3, pid=7, host_pid=0, pid_namespace=NAMESPACE, start_time=99)
+FOREIGN = RegionLook("it is no regular file")
+
+
+@pytest.mark.parametrize(
+    ("processes", "region", "state", "reason"),
+    [
+        pytest.param([], RegionLook(), State.IDLE, Reason.IDLE, id="no process"),
+        pytest.param([IDLE], RegionLook(), State.IDLE, Reason.IDLE, id="none uses a GPU"),
+        pytest.param([USER], RegionLook(), State.ENFORCED, Reason.NONE, id="held"),
+        pytest.param([USER, IDLE], RegionLook(), State.ENFORCED, Reason.NONE, id="one is idle"),
+        pytest.param(
+            [replace(IDLE, library=False)], RegionLook(), State.IDLE, Reason.IDLE,
+            id="without library and GPU",
+        ),
+        pytest.param(
+            [USER, replace(BARE, linkage=Linkage.MUSL, settled=False)],
+            RegionLook(), State.NOT_ENFORCEABLE, Reason.MUSL, id="one of two is musl's",
+        ),
+        pytest.param(
+            [replace(BARE, linkage=Linkage.STATIC)],
+            RegionLook(), State.NOT_ENFORCEABLE, Reason.STATIC, id="static",
+        ),
+        pytest.param([BARE], RegionLook(), State.NOT_ENFORCEABLE, Reason.NOT_LOADED, id="not loaded"),
+        pytest.param(
+            [replace(BARE, linkage=Linkage.OTHER)],
+            RegionLook(), State.NOT_ENFORCEABLE, Reason.NOT_LOADED, id="another loader",
+        ),
+        pytest.param(
+            [replace(BARE, settled=False)], RegionLook(), State.IDLE, Reason.IDLE,
+            id="one that is being started",
+        ),
+        pytest.param(
+            [BARE, replace(BARE, linkage=Linkage.STATIC), replace(BARE, linkage=Linkage.MUSL)],
+            RegionLook(), State.NOT_ENFORCEABLE, Reason.MUSL, id="the reason is always the same",
+        ),
+        pytest.param([USER], FOREIGN, State.NOT_ENFORCEABLE, Reason.FOREIGN_REGION, id="no region"),
+        pytest.param([IDLE], FOREIGN, State.IDLE, Reason.IDLE, id="no region and no user"),
+        pytest.param(
+            [USER, replace(IDLE, readable=False)],
+            RegionLook(), State.UNKNOWN, Reason.UNREADABLE, id="one cannot be looked into",
+        ),
+        pytest.param(
+            [BARE, replace(IDLE, readable=False)],
+            RegionLook(), State.NOT_ENFORCEABLE, Reason.NOT_LOADED, id="another says enough",
+        ),
+    ],
+)  # fmt: skip
+def test_states(processes: list[Process], region: RegionLook, state: State, reason: Reason) -> None:
+    verdict = judge(processes, region, seeing=True, switched_off=False)
+    assert (verdict.state, verdict.reason) == (state, reason)
+    assert bool(verdict.explained) == (state is State.NOT_ENFORCEABLE)
+    assert verdict.explained.startswith(EXPLAINED.get(reason, ""))
+    assert region.problem in verdict.explained or state is not State.NOT_ENFORCEABLE
+    order = judge(processes[::-1], region, seeing=True, switched_off=False)
+    assert (order.state, order.reason) == (state, reason)
+
+
+def test_nothing_is_said_of_what_cannot_be_seen() -> None:
+    verdict = judge([], RegionLook(), seeing=False, switched_off=False)
+    assert (verdict.state, verdict.reason) == (State.UNKNOWN, Reason.UNSEEN)
+
+
+def test_limits_that_nobody_wants_are_not_missed() -> None:
+    verdict = judge([BARE], RegionLook(slots=(SLOT,)), seeing=True, switched_off=True)
+    assert (verdict.state, verdict.told) == (State.OFF, (HostPid(SLOT, 500),))
+
+
+@pytest.mark.parametrize(
+    ("slot", "processes", "told"),
+    [
+        pytest.param(SLOT, [USER], 500, id="not told yet"),
+        pytest.param(replace(SLOT, host_pid=12), [USER], 500, id="told wrongly"),
+        pytest.param(replace(SLOT, host_pid=500), [USER], None, id="told"),
+        pytest.param(replace(SLOT, pid=8), [USER], None, id="of the dead"),
+        pytest.param(replace(SLOT, pid=8, host_pid=44), [USER], None, id="of the dead, told once"),
+        pytest.param(replace(SLOT, start_time=98), [USER], None, id="its pid was given away again"),
+        pytest.param(replace(SLOT, pid_namespace=1), [USER], None, id="another namespace"),
+        pytest.param(
+            SLOT, [USER, replace(USER, pid=501, pid_namespace=1)], 500, id="the same pid in two"
+        ),
+        pytest.param(
+            replace(SLOT, pid_namespace=0, start_time=0), [USER], 500, id="another library's slot"
+        ),
+        pytest.param(
+            replace(SLOT, pid_namespace=0, start_time=0),
+            [USER, replace(USER, pid=501, pid_namespace=1)],
+            None,
+            id="another library's, and two may have it",
+        ),
+        pytest.param(SLOT, [replace(USER, pid_inside=0)], None, id="a pid that is not known"),
+        pytest.param(SLOT, [], None, id="nobody there"),
+    ],
+)
+def test_which_pid_is_told(slot: Slot, processes: list[Process], told: int | None) -> None:
+    wanted = () if told is None else (HostPid(slot, told),)
+    assert host_pids(processes, [slot]) == wanted
+
+
+def test_nothing_is_written_into_a_foreign_file() -> None:
+    region = RegionLook("it is no usage region", (SLOT,))
+    assert judge([USER], region, seeing=True, switched_off=False).told == ()
+
+
+NUMBERS = st.integers(0, 3)
+PROCESSES = st.builds(
+    Process, pid=st.integers(1, 9), pid_inside=NUMBERS, pid_namespace=NUMBERS, start_time=NUMBERS,
+    library=st.booleans(), uses_gpu=st.booleans(), linkage=st.none() | st.sampled_from(Linkage),
+    settled=st.booleans(), readable=st.booleans(),
+)  # fmt: skip
+SLOTS = st.builds(
+    Slot, index=NUMBERS, pid=NUMBERS, host_pid=NUMBERS, pid_namespace=NUMBERS, start_time=NUMBERS
+)
+
+
+@given(
+    st.lists(PROCESSES, max_size=4, unique_by=lambda process: process.pid),
+    st.lists(SLOTS, max_size=4),
+    st.sampled_from(["", "it is no usage region"]),
+)
+def test_a_told_pid_is_one_of_the_containers_own(
+    processes: list[Process], slots: list[Slot], problem: str
+) -> None:
+    verdict = judge(processes, RegionLook(problem, tuple(slots)), seeing=True, switched_off=False)
+    for told in verdict.told:
+        (process,) = [one for one in processes if one.pid == told.host_pid]
+        assert process.pid_inside == told.slot.pid
+        assert told.slot.pid_namespace in (0, process.pid_namespace)
+        assert told.slot.start_time in (0, process.start_time)
+    escaped = any(p.uses_gpu and not p.library and p.settled for p in processes)
+    assert not (escaped and verdict.state in (State.ENFORCED, State.IDLE, State.UNKNOWN))
+
+
+# --- the loop ------------------------------------------------------------------------------------
+
+
+class FakeProcesses:
+    def __init__(self) -> None:
+        self.asked: list[Mapping[str, Granted]] = []
+        self.forgotten = 0
+        self.found: tuple[Process, ...] = ()
+        self.seeing = True
+        self.error: OSError | None = None
+
+    def look(self, granted: Mapping[str, Granted]) -> Seen:
+        self.asked.append(granted)
+        if self.error:
+            raise self.error
+        return Seen(self.seeing, {("u1", "main"): self.found})
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+class FakeRegions:
+    def __init__(self) -> None:
+        self.now = RegionLook()
+        self.told: list[tuple[str, str, str, tuple[HostPid, ...]]] = []
+        self.looks = 0
+        self.error: NodeNotReady | None = None
+
+    def look(self, *_: str) -> RegionLook:
+        self.looks += 1
+        if self.error:
+            raise self.error
+        return self.now
+
+    def tell(self, pod_uid: str, container: str, name: str, told: Sequence[HostPid]) -> int:
+        if self.error:
+            raise self.error
+        self.told.append((pod_uid, container, name, tuple(told)))
+        return len(told)
+
+
+RECORD = GrantRecord(
+    pod_uid="u1",
+    namespace="ns",
+    pod_name="p",
+    container="main",
+    device_ids=("GPU-a-0",),
+    claims=(),
+    grant=Grant(
+        envs={"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/x.cache"},
+        mounts=(Mount("/etc/ld.so.preload", "/host/ld.so.preload"),),
+    ),
+    granted_at_s=1.0,
+)
+POD = Pod(
+    namespace="ns", name="p", uid="u1", phase="Running",
+    containers=(Container(name="main", vgpus=1),), container_ids={"id1": "main"},
+)  # fmt: skip
+
+
+class Bed:
+    """The loop with fakes around it."""
+
+    def __init__(self, record: GrantRecord | None = RECORD, pods: Sequence[Pod] = (POD,)) -> None:
+        self.grants = FakeGrantLog()
+        if record:
+            self.grants.record(record)
+        self.pods = Published(PodTable({pod.uid: pod for pod in pods}, synced=True))
+        self.processes, self.regions = FakeProcesses(), FakeRegions()
+        self.events: list[ClusterEvent] = []
+        self.loop = Enforcement(
+            self.grants, self.pods, self.processes, self.regions, post=self.events.append
+        )
+
+    def look(self, *found: Process) -> tuple[State, Reason]:
+        self.processes.found = found
+        (state,) = self.loop.look_once()
+        assert self.loop.states.now() == (state,)
+        assert (state.namespace, state.pod, state.container) == ("ns", "p", "main")
+        return state.state, state.reason
+
+
+def test_without_a_grant_nothing_is_looked_at() -> None:
+    bed = Bed(record=None)
+    assert bed.loop.look_once() == ()
+    assert (bed.processes.asked, bed.processes.forgotten, bed.regions.looks) == ([], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("pods", "synced", "asked"),
+    [
+        pytest.param([POD], True, True, id="a pod that runs"),
+        pytest.param([], True, False, id="a pod that is gone"),
+        pytest.param([replace(POD, phase="Succeeded")], True, False, id="a pod that has finished"),
+        pytest.param([], False, True, id="before the pods are known"),
+    ],
+)
+def test_only_pods_that_may_have_processes_are_looked_for(
+    pods: list[Pod], synced: bool, asked: bool
+) -> None:
+    bed = Bed(pods=pods)
+    bed.pods.update(lambda table: PodTable(table.pods, synced=synced))
+    bed.loop.look_once()
+    ids = {"id1": "main"} if pods else {}
+    assert bed.processes.asked == ([{"u1": Granted(frozenset({"main"}), ids)}] if asked else [])
+
+
+def test_a_pid_is_written_where_the_grant_says() -> None:
+    bed = Bed()
+    bed.regions.now = RegionLook(slots=(SLOT,))
+    assert bed.look(USER) == (State.ENFORCED, Reason.NONE)
+    assert bed.regions.told == [("u1", "main", "x.cache", (HostPid(SLOT, 500),))]
+
+
+def test_a_region_is_not_opened_for_who_cannot_be_in_it() -> None:
+    bed = Bed()
+    bed.look(replace(IDLE, library=False))
+    assert bed.regions.looks == 0
+
+
+def test_each_reason_is_one_event_and_the_pod_is_named() -> None:
+    bed = Bed()
+    musl = replace(BARE, linkage=Linkage.MUSL)
+    for found in ((musl,), (), (musl,), (BARE,), (musl,), (USER,)):
+        bed.look(*found)
+    assert [(event.reason, event.pod) for event in bed.events] == [
+        ("VgpuLimitsNotEnforced", POD)
+    ] * 2
+    assert [event.message for event in bed.events] == [
+        f"container main: {EXPLAINED[Reason.MUSL]}",
+        f"container main: {EXPLAINED[Reason.NOT_LOADED]}",
+    ]
+
+
+def test_an_event_waits_until_the_pod_is_known() -> None:
+    bed = Bed(pods=[])
+    bed.pods.publish(PodTable(synced=False))
+    bed.look(BARE)
+    assert not bed.events
+    bed.pods.publish(PodTable({"u1": POD}, synced=True))
+    bed.look(BARE)
+    assert len(bed.events) == 1
+
+
+def test_a_pod_that_switched_its_limits_off_is_left_in_peace() -> None:
+    bed = Bed(record=replace(RECORD, grant=replace(RECORD.grant, mounts=())))
+    assert bed.look(BARE) == (State.OFF, Reason.OFF)
+    assert not bed.events
+
+
+@pytest.mark.parametrize("error", [OSError("no /proc"), PermissionError("hidden")])
+def test_no_proc_at_all_is_unknown_and_no_crash(error: OSError) -> None:
+    bed = Bed()
+    bed.processes.error = error
+    assert bed.look() == (State.UNKNOWN, Reason.UNSEEN)
+
+
+def test_directories_that_are_not_ours_are_no_crash() -> None:
+    bed = Bed()
+    bed.regions.now = RegionLook(slots=(SLOT,))
+    bed.look(USER)
+    bed.regions.error = NodeNotReady("the directory belongs to somebody else: remove it")
+    assert bed.look(USER) == (State.ENFORCED, Reason.NONE)
+
+
+def test_what_was_said_of_a_pod_goes_with_it() -> None:
+    bed = Bed()
+    bed.look(BARE)
+    bed.pods.publish(PodTable(synced=True))
+    assert bed.loop.look_once() == ()
+    assert bed.loop.states.now() == ()
+    bed.pods.publish(PodTable({"u1": POD}, synced=True))
+    bed.look(BARE)
+    assert len(bed.events) == 2, "a pod of that uid is told anew"

@@ -1,0 +1,280 @@
+"""Finding the processes of pods in a /proc, and what is noticed when it changes under the reader."""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_proc import MAPS_DRIVER, MAPS_LIBRARY, MAPS_PLAIN, NAMESPACE, FakeProc
+
+from agent.adapters.processes import AGAIN_EVERY, SURE_AFTER, HostProcesses
+from agent.domain.enforcement import Granted, Process, Seen
+from agent.domain.executables import Linkage
+from tests.unit.test_executables import MUSL, elf
+
+UID, OTHER = "0a1b2c3d-0000-4000-8000-00000000000f", "ffffffff-0000-4000-8000-00000000000f"
+MAIN, SIDE = "ab" * 32, "cd" * 32
+GRANTED = {UID: Granted(frozenset({"main"}), {})}
+KNOWN = {UID: Granted(frozenset({"main"}), {MAIN: "main", SIDE: "side"})}
+HELD = MAPS_PLAIN + MAPS_LIBRARY + MAPS_DRIVER
+
+
+def cgroup(pod_uid: str = UID, container_id: str = MAIN) -> str:
+    return f"0::/kubepods/burstable/pod{pod_uid}/{container_id}\n"
+
+
+def mounts(container: str = "main", pod_uid: str = UID) -> str:
+    root = f"/usr/local/vgpu/containers/{pod_uid}_{container}"
+    return f"612 598 8:1 {root} /usr/local/vgpu rw - ext4 /dev/sda1 rw\n"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path)
+
+
+@pytest.fixture
+def host(proc: FakeProc) -> HostProcesses:
+    return HostProcesses(proc.root, "containers")
+
+
+def of_main(seen: Seen) -> dict[int, Process]:
+    assert set(seen.processes) <= {(UID, "main")}
+    return {process.pid: process for process in seen.processes.get((UID, "main"), ())}
+
+
+def test_what_is_known_of_a_process(proc: FakeProc, host: HostProcesses) -> None:
+    proc.add(70, cgroup(), inside=3, start_time=55, maps=HELD, mountinfo=mounts())
+    wanted = Process(
+        pid=70, pid_inside=3, pid_namespace=NAMESPACE, start_time=55, library=True, uses_gpu=True,
+        settled=False,
+    )  # fmt: skip
+    seen = host.look(GRANTED)
+    assert seen.seeing
+    assert of_main(seen) == {70: wanted}
+
+
+def test_the_runtimes_id_says_which_container(proc: FakeProc, host: HostProcesses) -> None:
+    proc.add(70, cgroup())
+    proc.add(71, cgroup(container_id=SIDE), mountinfo=mounts())
+    assert set(of_main(host.look(KNOWN))) == {70}
+
+
+def test_without_ids_the_mounts_say_it(proc: FakeProc, host: HostProcesses) -> None:
+    proc.add(70, cgroup(), mountinfo=mounts())
+    proc.add(71, cgroup(container_id=SIDE), mountinfo="1 2 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    proc.add(72, cgroup(container_id=SIDE), mountinfo=mounts(pod_uid=OTHER))
+    assert set(of_main(host.look(GRANTED))) == {70}
+
+
+def test_a_process_without_its_mounts_is_told_by_its_neighbour(
+    proc: FakeProc, host: HostProcesses
+) -> None:
+    proc.add(70, cgroup(), mountinfo=mounts())
+    host.look(GRANTED)
+    proc.add(71, cgroup())
+    assert set(of_main(host.look(GRANTED))) == {70, 71}
+
+
+def test_others_are_left_out(proc: FakeProc, host: HostProcesses) -> None:
+    proc.add(70, cgroup(OTHER), mountinfo=mounts())
+    proc.add(71, cgroup(), mountinfo=mounts(), state="Z")
+    proc.add(72, "0::/user.slice\n", mountinfo=mounts())
+    (proc.add(73, cgroup(), mountinfo=mounts()) / "maps").unlink()  # it ends as we look
+    (proc.root / "sys").mkdir()
+    (proc.root / "²").mkdir()
+    assert of_main(host.look(GRANTED)) == {}
+
+
+@pytest.mark.parametrize(
+    ("opened", "maps", "uses_gpu"),
+    [
+        pytest.param(("/dev/null",), MAPS_PLAIN, False, id="neither"),
+        pytest.param(("/dev/null", "/dev/nvidia0"), MAPS_PLAIN, True, id="a device open"),
+        pytest.param((), MAPS_DRIVER, True, id="the driver mapped"),
+    ],
+)
+def test_who_uses_a_gpu(
+    proc: FakeProc, host: HostProcesses, opened: tuple[str, ...], maps: str, uses_gpu: bool
+) -> None:
+    proc.add(70, cgroup(), opened=opened, maps=maps)
+    assert of_main(host.look(KNOWN))[70].uses_gpu is uses_gpu
+
+
+def test_what_comes_later_is_seen_later(proc: FakeProc, host: HostProcesses) -> None:
+    proc.add(70, cgroup(), maps=MAPS_PLAIN + MAPS_LIBRARY)
+    first = of_main(host.look(KNOWN))[70]
+    assert (first.library, first.uses_gpu, first.settled) == (True, False, False)
+    proc.opens(70, "/dev/nvidiactl")
+    second = of_main(host.look(KNOWN))[70]
+    assert (second.library, second.uses_gpu, second.settled) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "linkage"),
+    [
+        pytest.param(elf(MUSL), Linkage.MUSL, id="musl"),
+        pytest.param(elf(None), Linkage.STATIC, id="static"),
+        pytest.param(b"\x7fELF", Linkage.OTHER, id="garbage"),
+        pytest.param(None, Linkage.OTHER, id="no file"),
+    ],
+)
+def test_whoever_uses_a_gpu_without_the_library_is_asked_for_its_libc(
+    proc: FakeProc, host: HostProcesses, tmp_path: Path, content: bytes | None, linkage: Linkage
+) -> None:
+    program = tmp_path / "program"
+    if content is not None:
+        program.write_bytes(content)
+    proc.add(70, cgroup(), opened=("/dev/nvidia0",), exe=program)
+    proc.add(71, cgroup(), exe=program)
+    proc.add(72, cgroup(), exe=program, maps=HELD)
+    found = of_main(host.look(KNOWN))
+    assert (found[70].linkage, found[71].linkage, found[72].linkage) == (linkage, None, None)
+
+
+def test_a_pipe_as_program_holds_nobody_up(
+    proc: FakeProc, host: HostProcesses, tmp_path: Path
+) -> None:
+    """The kernel lets none be one, but a made-up /proc does."""
+    os.mkfifo(tmp_path / "pipe")
+    proc.add(70, cgroup(), opened=("/dev/nvidia0",), exe=tmp_path / "pipe")
+    assert of_main(host.look(KNOWN))[70].linkage is Linkage.OTHER
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param({"stack_at": 10}, id="it executed another program"),
+        pytest.param({"start_time": 6}, id="another process has its pid"),
+    ],
+)
+def test_another_program_is_judged_anew(
+    proc: FakeProc, host: HostProcesses, again: dict[str, int]
+) -> None:
+    proc.add(70, cgroup(), maps=HELD)
+    host.look(KNOWN)
+    proc.add(70, cgroup(), maps=MAPS_DRIVER, inside=2, start_time=again.get("start_time", 5),
+             stack_at=again.get("stack_at", 9))  # fmt: skip
+    found = of_main(host.look(KNOWN))[70]
+    assert (found.library, found.settled, found.pid_inside) == (False, False, 2)
+
+
+def test_what_is_certain_is_not_read_again_but_now_and_then(
+    proc: FakeProc, host: HostProcesses
+) -> None:
+    pid = 5 * AGAIN_EVERY  # whose turn is in round AGAIN_EVERY
+    where = proc.add(pid, cgroup(), maps=HELD)
+    host.look(KNOWN)
+    (where / "maps").write_text(MAPS_DRIVER)
+    library = [of_main(host.look(KNOWN))[pid].library for _ in range(AGAIN_EVERY)]
+    assert library == [True] * (AGAIN_EVERY - 2) + [False] * 2
+
+
+def test_a_process_that_is_moved_into_its_cgroup_after_we_saw_it(
+    proc: FakeProc, host: HostProcesses
+) -> None:
+    """As a runtime does with a container's first process."""
+    where = proc.add(70, "0::/system.slice/containerd.service\n")
+    for _ in range(SURE_AFTER - 1):
+        assert of_main(host.look(KNOWN)) == {}
+    (where / "cgroup").write_text(cgroup())
+    assert set(of_main(host.look(KNOWN))) == {70}
+
+
+def test_even_who_was_others_for_long_is_found_in_the_end(
+    proc: FakeProc, host: HostProcesses
+) -> None:
+    where = proc.add(70, "0::/system.slice/x.service\n")
+    for _ in range(SURE_AFTER):
+        host.look(KNOWN)
+    (where / "cgroup").write_text(cgroup())
+    assert any(of_main(host.look(KNOWN)) for _ in range(AGAIN_EVERY))
+
+
+def test_nothing_is_kept_of_processes_that_ended(proc: FakeProc, host: HostProcesses) -> None:
+    for pid in range(100, 140):
+        proc.add(pid, cgroup() if pid % 2 else "0::/\n", mountinfo=mounts())
+    host.look(GRANTED)
+    for pid in range(100, 140):
+        proc.remove(pid)
+    host.look(GRANTED)
+    assert (host._known, host._by_mount, set(host._others) - {1}) == ({}, {}, set())
+    host.forget()
+    assert host._others == {}
+
+
+# --- may we see at all? ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "namespace", "seeing"),
+    [
+        pytest.param("0::/\n", "0::/\n", NAMESPACE, False, id="nobody of a pod"),
+        pytest.param("0::/\n", cgroup(OTHER), NAMESPACE, True, id="another pod's process"),
+        pytest.param(cgroup(OTHER), cgroup(OTHER), NAMESPACE, False, id="our own pod's alone"),
+        pytest.param("0::/\n", cgroup(), NAMESPACE, True, id="a process that is looked for"),
+        pytest.param("0::/\n", "0::/\n", 0xEFFFFFFC, True, id="the first pid namespace"),
+    ],
+)
+def test_whether_pods_can_be_seen(
+    proc: FakeProc, own: str, other: str, namespace: int, seeing: bool
+) -> None:
+    proc.add(1, own, namespace=namespace)
+    proc.add(70, other)
+    assert HostProcesses(proc.root, "containers").look(GRANTED).seeing is seeing
+
+
+def test_no_proc_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        HostProcesses(tmp_path / "nowhere", "containers").look(GRANTED)
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """One that every user can enter."""
+    with tempfile.TemporaryDirectory(prefix="vgpu-proc-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_process_that_may_not_be_looked_into(open_directory: Path) -> None:
+    proc = FakeProc(open_directory)
+    (proc.add(70, cgroup(), maps=HELD) / "maps").chmod(0)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(65534)
+            seen = HostProcesses(proc.root, "containers").look(KNOWN)
+            os.write(writing, pickle.dumps(of_main(seen)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        found = pickle.loads(answer.read())  # noqa: S301 - our own child's
+    os.waitpid(child, 0)
+    assert (found[70].readable, found[70].library) == (False, False)
+
+
+def test_this_process_in_the_real_proc(tmp_path: Path) -> None:
+    """Against a /proc whose cgroup file alone is made up."""
+    program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        real, where = Path(f"/proc/{program.pid}"), tmp_path / str(program.pid)
+        where.mkdir()
+        for name in ("stat", "status", "maps", "fd", "exe", "ns", "mountinfo"):
+            (where / name).symlink_to(real / name)
+        (where / "cgroup").write_text(cgroup())
+        (process,) = of_main(HostProcesses(tmp_path, "containers").look(KNOWN)).values()
+        stat = (real / "stat").read_text().rpartition(")")[2].split()
+        namespace = (real / "ns" / "pid").readlink().name.strip("pid:[]")
+        assert (process.pid, process.pid_inside) == (program.pid, program.pid)
+        assert (process.start_time, process.pid_namespace) == (int(stat[19]), int(namespace))
+        assert (process.library, process.uses_gpu, process.readable) == (False, False, True)
+    finally:
+        program.communicate(b"\n", timeout=10)

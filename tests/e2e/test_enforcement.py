@@ -1,5 +1,6 @@
 """The agent as a process looks at real processes of a pod: real cgroups, real pid namespaces."""
 
+import os
 import platform
 import struct
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_proc import FakeProc
 from pod_cgroups import CgroupsUnavailable, PodCgroup, host_pid_of, pod_cgroup
 
 from agent.sim.container import Container, SimMount, _runtime_command, namespaces_allowed
@@ -59,6 +61,12 @@ class Pod:
             file.seek(SLOT_AT + SLOT_BYTES * index)
             pid, host_pid = struct.unpack("<ii", file.read(8))
             return pid, host_pid
+
+    def tell(self, host_pid: int) -> None:
+        """Write into the first slot, as any process of the container can."""
+        with self.region.open("r+b") as file:
+            file.seek(SLOT_AT + 4)
+            file.write(struct.pack("<i", host_pid))
 
     def tenant(self) -> Container:
         """A workload with root file system, mounts, cgroup and pids of its own."""
@@ -120,9 +128,16 @@ def pod(make_node: NodeMaker) -> Iterator[Pod]:
             pytest.skip(str(error))
 
 
-def test_a_process_learns_its_pid_on_the_node(pod: Pod) -> None:
+@pytest.fixture
+def own_pids(pod: Pod) -> Pod:
+    """A pod whose workloads have a root file system and pids of their own."""
     if not namespaces_allowed(pod.node.driver.libraries / "sim-container"):
         pytest.skip("this user may not make namespaces here")
+    return pod
+
+
+def test_a_process_learns_its_pid_on_the_node(own_pids: Pod) -> None:
+    pod = own_pids
     eventually(lambda: pod.metric() == "idle 1.0")
     tenant = pod.tenant()
     assert tenant.ask("alloc 100").ok
@@ -131,10 +146,64 @@ def test_a_process_learns_its_pid_on_the_node(pod: Pod) -> None:
     assert outside == host_pid_of(inside, pod.cgroup.pids()) != inside
     eventually(lambda: pod.metric() == " 1.0")
     assert "limits_enforced in=enforcement container=team/pod/main" in pod.node.log_text()
+    pod.tell(1)
+    eventually(lambda: pod.slot() == (inside, outside), what="what somebody else wrote is mended")
     tenant.kill()
     eventually(lambda: pod.metric() == "idle 1.0")
     assert pod.slot() == (inside, outside), "the slot of the dead is left alone"
     assert not pod.events()
+
+
+def test_a_slot_that_is_taken_over_gets_the_new_pid(own_pids: Pod) -> None:
+    """Each process has the same pid inside, in another namespace; the third gets the first's slot."""
+    pod, taken = own_pids, []
+    for _ in range(3):
+        tenant = pod.tenant()
+        assert tenant.ask("alloc 900").ok, "so the dead was swept"
+        wanted = (1, host_pid_of(1, pod.cgroup.pids()))
+        taken += eventually(lambda: [n for n in range(2) if pod.slot(n) == wanted])  # noqa: B023
+        tenant.kill()
+        eventually(lambda: not pod.cgroup.pids())
+    assert len(set(taken)) < len(taken), "one was taken over"
+
+
+@pytest.mark.parametrize("way", ["pipe", "link", "hard link", "holes"])
+def test_a_region_that_is_exchanged_harms_nobody_else(own_pids: Pod, way: str) -> None:
+    pod = own_pids
+    tenant = pod.tenant()
+    assert tenant.ask("alloc 100").ok
+    eventually(lambda: pod.metric() == " 1.0")
+    away = pod.region.with_name("away")
+    pod.region.rename(away)
+    if way == "pipe":
+        os.mkfifo(pod.region)
+    elif way == "link":
+        pod.region.symlink_to(away)
+    elif way == "hard link":
+        pod.region.hardlink_to(away)
+    else:
+        pod.region.touch()
+        os.truncate(pod.region, 4 << 30)
+    eventually(lambda: pod.metric() == "foreign region 0.0")
+    assert pod.node.fetch("/healthz")[0] == 200
+    pod.region.unlink()
+    away.rename(pod.region)
+    eventually(lambda: pod.metric() == " 1.0")
+    assert len(pod.events()) == 1
+
+
+def test_an_agent_that_sees_no_pods_says_so_once(make_node: NodeMaker, tmp_path: Path) -> None:
+    """As in a pod without hostPID: its /proc shows nobody else's processes."""
+    proc = FakeProc(tmp_path)
+    node = make_node("--process-interval", "0.2s", "--host-proc", str(proc.root), gpus=1)
+    pod = node.run_pod("pod", [Ask()])
+    eventually(lambda: "run the agent with hostPID: true" in node.log_text())
+    labels = 'container="main",namespace="team",pod="pod",reason="processes not seen"'
+    eventually(lambda: f"vgpu_container_enforced{{{labels}}} 0.0" in node.fetch("/metrics")[1])
+    uid = pod.uid
+    proc.add(70, f"0::/kubepods/pod{uid}/{'ab' * 32}\n")
+    eventually(lambda: 'failure="processes not seen"' in node.log_text())
+    assert node.log_text().count("processes_not_seen") == 1
 
 
 @pytest.mark.timeout(180)  # the first compilation for a libc compiles that libc

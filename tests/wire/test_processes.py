@@ -179,8 +179,7 @@ def test_a_process_that_is_moved_into_its_cgroup_after_we_saw_it(
 ) -> None:
     """As a runtime does with a container's first process."""
     where = proc.add(70, "0::/system.slice/containerd.service\n")
-    for _ in range(SURE_AFTER - 1):
-        assert of_main(host.look(KNOWN)) == {}
+    assert of_main(host.look(KNOWN)) == {}
     (where / "cgroup").write_text(cgroup())
     assert set(of_main(host.look(KNOWN))) == {70}
 

@@ -2,10 +2,10 @@
 #include "gpu_traces.h"
 #include "real.h"
 
-enum { DOUBTED = 8 };
+enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 64 }; /* that doubts go back, and that are too few to judge by */
 
-#define SWITCH_NS INT64_C(50000) /* a measurement shorter than this does not hold another process's turn */
-#define COARSE_NS INT64_C(8000000) /* one longer than this holds many looks at who has the GPU */
+#define SHORT_NS 150000 /* kinds below cost less than what turns of others are seen to */
+#define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 #define PUT_ASIDE_NS 100000 /* the launching thread did not run for a while, so its times say nothing */
 
@@ -23,45 +23,44 @@ static void correct(struct measured_lane *lane, int64_t ns)
     atomic_fetch_add(&lane->lane.unreported_ns, ns);
 }
 
-/* What a launch that ran between two moments cost: with `shared`, without the time that others had the GPU.
- */
+/* What a launch that ran between two moments cost: without the time that others had the GPU, which is seen to
+ * the millisecond, and with the part of ours that is its own. */
 static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns,
-                      int64_t until_ns, bool shared)
+                      int64_t until_ns)
 {
-    int64_t away_ns = shared ? gpu_probe_away_ns(&lane->probe, from_ns, until_ns) : 0;
+    int64_t away_ns = gpu_probe_away_ns(&lane->probe, from_ns, until_ns);
     double part = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
     double whole = (double)(until_ns - from_ns);
     return whole > 0 ? (int64_t)(part - part / whole * (double)away_ns) : 0;
 }
 
-/* Whether a time may hold another process's turn that is not known well enough to take it off: turns of
- * others are seen to the millisecond. Told by the time alone: told by what was seen of others, the mean of
- * what is left would be wrong. */
-static bool doubtful(const struct measured_lane *lane, struct estimate *estimate, int64_t ran_ns,
+/* The same for one of a short kind, which others' turn seldom falls into; then it is many times as long as
+ * the launch, and an error in it would be the estimate. When that turn ended is known exactly, and where it
+ * cut the launch is as good as random: so on average the launch took twice what was left of it. */
+static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, int64_t own)
+{
+    int64_t back_ns = residency_back_ns(&lane->probe.residency, trace->running_since_ns, trace->ran_until_ns);
+    int64_t left_ns = trace->ran_until_ns - back_ns;
+    return !back_ns || own > MS_NS ? own : left_ns > 0 ? 2 * left_ns : 0;
+}
+
+/* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. That
+ * befalls one launch in as many as fit into our own turn; a kind that is long more often than that is long by
+ * itself. */
+static bool doubtful(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns, int64_t own,
                      int64_t now_ns)
 {
     uint64_t contended_ns = atomic_load(&lane->lane.share->contended_at_ns);
-    if (!estimate || !atomic_load(&estimate->samples) || !contended_ns
-        || now_ns - (int64_t)contended_ns >= CONTENDED_NS || ran_ns < SWITCH_NS || ran_ns > COARSE_NS)
+    struct doubt *doubt = &lane->doubts[trace->key >> 32 & (DOUBTS - 1)];
+    if (doubt->key != trace->key)
+        *doubt = (struct doubt){.key = trace->key};
+    if (++doubt->samples > DOUBT_SAMPLES)
+        doubt->samples /= 2, doubt->long_ones /= 2;
+    if (!contended_ns || now_ns - (int64_t)contended_ns >= CONTENDED_NS || own < expected_ns + SWITCH_NS
+        || own > MS_NS + MS_NS / 2)
         return false;
-    int64_t expected_ns = atomic_load(&estimate->ns);
-    bool steady = expected_ns < MS_NS && atomic_load(&estimate->deviation) < ESTIMATE_VARIES;
-    return ran_ns > (steady ? expected_ns + expected_ns / 2 : 3 * expected_ns);
-}
-
-/* Times of a kind are doubtful one after the other: then it is the estimate that is wrong, and the shortest
- * of them is the best there is. */
-static void doubt(struct measured_lane *lane, struct estimate *estimate, uint64_t key, int64_t ran_ns)
-{
-    struct doubt *doubt = &lane->doubts[key >> 32 & (DOUBTS - 1)];
-    if (doubt->key != key || doubt->count == 0)
-        *doubt = (struct doubt){.key = key, .least_ns = ran_ns};
-    doubt->least_ns = ran_ns < doubt->least_ns ? ran_ns : doubt->least_ns;
-    if (++doubt->count < DOUBTED)
-        return;
-    doubt->count = 0;
-    atomic_store(&estimate->samples, 0);
-    estimate_learn(estimate, key, doubt->least_ns);
+    doubt->long_ones++;
+    return doubt->long_ones * MS_NS <= (doubt->samples + DOUBT_FIRST) * expected_ns;
 }
 
 /* It has ended: when it ran. False when that cannot be told. */
@@ -90,18 +89,16 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
 static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
-    int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
-    bool in_doubt = !trace->edge && doubtful(lane, estimate, ran_ns, now_ns);
-    if (trace->edge || in_doubt) {
+    int64_t expected_ns = estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : 0;
+    int64_t own = own_ns(lane, trace, trace->running_since_ns, trace->ran_until_ns);
+    bool is_short = expected_ns && expected_ns < SHORT_NS && !estimate_measures_all(estimate);
+    if (is_short && !trace->edge)
+        own = short_ns(lane, trace, own);
+    if (trace->edge || (is_short && doubtful(lane, trace, expected_ns, own, now_ns))) {
         if (trace->charged_ns > trace->expected_ns) /* what was charged while it ran is as doubtful */
             correct(lane, trace->expected_ns - trace->charged_ns);
-        if (in_doubt)
-            doubt(lane, estimate, trace->key, ran_ns);
     } else {
-        bool is_short = estimate && ran_ns < MS_NS && atomic_load(&estimate->samples) > 0;
-        int64_t own = own_ns(lane, trace, trace->running_since_ns, trace->ran_until_ns, !is_short);
         correct(lane, own - trace->charged_ns);
-        lane->doubts[trace->key >> 32 & (DOUBTS - 1)].count = 0;
         if (estimate)
             estimate_learn(estimate, trace->key, own);
     }
@@ -121,7 +118,7 @@ static void charge_running(struct measured_lane *lane, struct trace *trace, int6
 {
     if (lane->probe.out && lane->probe.residency.undecided > 1)
         return; /* nothing of ours runs at the moment */
-    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns, true);
+    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns);
     if (own - trace->charged_ns < MS_NS)
         return;
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);

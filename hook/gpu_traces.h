@@ -7,7 +7,7 @@
 #include "gpu_time.h"
 #include "past.h"
 
-enum { TRACES = 48, DOUBTS = 64 };
+enum { TRACES = 256, DOUBTS = 64 };
 
 enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
 
@@ -26,11 +26,10 @@ struct trace {
     bool edge; /* others that are not measured may run beside it: it says what ran, not what it cost */
 };
 
-/* How often in a row times of a kind were doubtful. */
+/* How many times of a short kind were long enough to hold a turn of others that was not seen. */
 struct doubt {
     uint64_t key;
-    int64_t least_ns;
-    int count;
+    int64_t samples, long_ones;
 };
 
 struct measured_lane {

@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { FEW_SAMPLES = 2, MEASURE_ALL = 40, MEASURE_EDGE = 8 };
+enum { FEW_SAMPLES = 2, MEASURE_ALL = 40, MEASURE_EDGE = 8, MEASURE_OFTEN = 7 };
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
@@ -207,7 +207,8 @@ static bool worth_measuring(struct launch *launch, uint64_t now_ns)
         launch->edge = left > MEASURE_ALL - MEASURE_EDGE || left <= MEASURE_EDGE;
         return left > 0;
     }
-    return now_ns - atomic_load(&launch->lane->measured_at_ns) >= (uint64_t)MEASURE_EVERY_NS;
+    return estimate_measures_often(estimate)
+        || now_ns - atomic_load(&launch->lane->measured_at_ns) >= (uint64_t)MEASURE_EVERY_NS;
 }
 
 /* --- the gate ------------------------------------------------------------------------------------------- */
@@ -298,7 +299,9 @@ static inline bool pass_fast(struct launch *launch, const struct core_share *cor
     if (!estimate || atomic_load_explicit(&estimate->samples, memory_order_relaxed) < FEW_SAMPLES)
         return false;
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
-    return !estimate_measures_all(estimate) && spend(launch->lane, launch->cost_ns);
+    bool measured = estimate_measures_all(estimate)
+        || (estimate_measures_often(estimate) && launch_gate_count % MEASURE_OFTEN == 0);
+    return !measured && spend(launch->lane, launch->cost_ns);
 }
 
 /* Nothing is kept, lent or blocked: let launches go by until the limits change. */

@@ -20,6 +20,7 @@ bool residency_handled(struct residency *residency, int64_t at_ns, int64_t patie
         else
             residency->looks[i].away =
                 (delay_ns > patience_ns) + (delay_ns > patience_ns && delay_ns <= 2 * patience_ns);
+        residency->looks[i].back_ns = at_ns;
         ever |= residency->looks[i].away > 0;
     }
     return ever;
@@ -43,4 +44,17 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
         after_ns = at_ns;
     }
     return known == RESIDENCY_LOOKS ? -1 : away_ns;
+}
+
+int64_t residency_back_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns)
+{
+    uint64_t known = residency->count < RESIDENCY_LOOKS ? residency->count : RESIDENCY_LOOKS;
+    for (uint64_t back = 1 + residency->undecided; back <= known; back++) {
+        uint64_t i = (residency->count - back) % RESIDENCY_LOOKS;
+        if (residency->looks[i].at_ns <= from_ns)
+            return 0;
+        if (residency->looks[i].away && residency->looks[i].back_ns < until_ns)
+            return residency->looks[i].back_ns;
+    }
+    return 0;
 }

@@ -18,6 +18,7 @@ struct residency {
     struct {
         int64_t at_ns;
         int away; /* how often it counts as a look at somebody else's turn */
+        int64_t back_ns; /* when that turn ended */
     } looks[RESIDENCY_LOOKS]; /* the newest is at count - 1, modulo RESIDENCY_LOOKS */
     uint64_t count;
     uint64_t undecided; /* of the newest ones: the probe is still out */
@@ -33,5 +34,8 @@ bool residency_handled(struct residency *residency, int64_t at_ns, int64_t patie
 /* How much of the time between two moments, at both of which we had the GPU, others had it; -1 when nothing
  * is known of so long ago. */
 int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns);
+
+/* When the last turn of others that ended between the two moments did so; 0: none that was seen. */
+int64_t residency_back_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns);
 
 #endif

@@ -126,14 +126,18 @@ struct estimate *estimate_claim(struct predictor *predictor, uint64_t key)
 static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t sample_ns, int64_t samples)
 {
     int64_t off_ns = sample_ns < was_ns ? was_ns - sample_ns : sample_ns - was_ns;
-    int64_t was = atomic_load(&estimate->deviation), always = was & ESTIMATE_ALWAYS;
-    was -= always;
+    int64_t was = atomic_load(&estimate->deviation), flags = was & (ESTIMATE_ALWAYS | ESTIMATE_OFTEN);
+    was -= flags;
     int64_t deviation = was + (clamp(off_ns * 1000 / was_ns, 0, 4000) - was) / samples;
     if (was_ns >= ESTIMATE_VARYING_NS && deviation >= ESTIMATE_VARIES)
-        always = ESTIMATE_ALWAYS;
-    else if (was_ns < ESTIMATE_VARYING_NS / 3 || deviation < ESTIMATE_VARIES / 3)
-        always = 0;
-    atomic_store(&estimate->deviation, (uint16_t)(deviation | always));
+        flags = ESTIMATE_ALWAYS | ESTIMATE_OFTEN;
+    else if (was_ns >= ESTIMATE_OFTEN_NS && deviation >= ESTIMATE_VARIES)
+        flags |= ESTIMATE_OFTEN;
+    else if (deviation < ESTIMATE_VARIES / 3 || was_ns < ESTIMATE_OFTEN_NS / 3)
+        flags = 0;
+    if (was_ns < ESTIMATE_VARYING_NS / 3)
+        flags &= ~ESTIMATE_ALWAYS;
+    atomic_store(&estimate->deviation, (uint16_t)(deviation | flags));
 }
 
 void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
@@ -143,6 +147,8 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
     int64_t sample_ns = clamp(ns, -SHARE_DEBT_NS, UINT32_MAX), was_ns = atomic_load(&estimate->ns);
     int64_t samples = atomic_load(&estimate->samples) + 1;
     samples = samples > ESTIMATE_SAMPLES ? ESTIMATE_SAMPLES : samples;
+    if (was_ns && was_ns < ESTIMATE_LONG_NS && estimate_measures_all(estimate))
+        sample_ns = clamp(sample_ns, was_ns / 4, was_ns * 4); /* each is charged by itself: keep it calm */
     int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
     if (samples > 1 && was_ns)
         learn_deviation(estimate, was_ns, sample_ns, samples);

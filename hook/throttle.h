@@ -65,14 +65,16 @@ struct estimate {
 _Static_assert(sizeof(struct estimate) == 16, "four of them in a cache line");
 
 enum {
-    ESTIMATE_ALWAYS = 0x8000, /* every launch is to be measured, as long as the kind varies */
+    ESTIMATE_ALWAYS = 0x8000, /* every launch is to be measured, as long as the kind varies, */
+    ESTIMATE_OFTEN = 0x4000, /* or every few */
     ESTIMATE_WAYS = 4, /* places that a key can be in */
     ESTIMATE_SETS = 2048,
     ESTIMATE_SAMPLES = 16, /* that the moving mean goes back */
     ESTIMATE_FIRST_NS = 20000, /* of what was never measured */
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
     ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */
-    ESTIMATE_VARYING_NS = 100000, /* and from here on every one of a kind that varies */
+    ESTIMATE_VARYING_NS = 20000, /* and from here on every one of a kind that varies, */
+    ESTIMATE_OFTEN_NS = 2000, /* and from here on one in a few of those */
 };
 
 /* One per process. All zero is empty. */
@@ -111,6 +113,12 @@ static inline bool estimate_measures_all(struct estimate *estimate)
 {
     return atomic_load_explicit(&estimate->ns, memory_order_relaxed) >= ESTIMATE_LONG_NS
         || atomic_load_explicit(&estimate->deviation, memory_order_relaxed) >= ESTIMATE_ALWAYS;
+}
+
+/* Whether one in a few is. */
+static inline bool estimate_measures_often(struct estimate *estimate)
+{
+    return atomic_load_explicit(&estimate->deviation, memory_order_relaxed) & ESTIMATE_OFTEN;
 }
 
 /* The place of the key, another's if all are taken. */

@@ -132,10 +132,42 @@ def test_long_kernels_beside_short_ones(
     assert holds(containers, window_s, 2), [one.worst_error(window_s, 2) for one in containers]
 
 
-@pytest.mark.parametrize("us", [50, 5000])
+VARYING: Kernels = {"kernel": (20, 2000)}
+STEADY_AND_VARYING: Kernels = {"a": 200, "b": (20, 2000)}
+VARYING_PAIRS = [
+    pytest.param([30, 70], VARYING, ["", ""], id="30 and 70"),
+    pytest.param([10, 90], VARYING, ["", ""], id="10 and 90"),
+    pytest.param([20, 30, 40], VARYING, [""] * 3, id="20, 30 and 40"),
+    pytest.param([10, 20, 30, 40], VARYING, [""] * 4, id="10 to 40"),
+    pytest.param([12] * 8, VARYING, [""] * 8, id="8 of 12"),
+    pytest.param([30, 70], {"kernel": (10, 1000)}, ["", ""], id="10 us to 1 ms"),
+    pytest.param([30, 70], {"kernel": (5, 300)}, ["", ""], id="5 to 300 us"),
+    pytest.param([30, 70], {"kernel": (2, 20_000)}, ["", ""], id="2 us to 20 ms"),
+    pytest.param([30, 70], VARYING, ["sync=1"] * 2, id="each waited for"),
+    pytest.param([30, 70], VARYING, ["streams=4"] * 2, id="four streams"),
+    pytest.param([30, 70], VARYING, ["by=graph,nodes=3"] * 2, id="graphs of three"),
+    pytest.param([30, 70], VARYING, ["burst=50,idle_us=5000", ""], id="bursts beside a busy one"),
+    pytest.param([70, 30], STEADY_AND_VARYING, ["kernel=a", "kernel=b"], id="a steady victim"),
+]
+
+
+@pytest.mark.parametrize(("percents", "kernels", "phases"), VARYING_PAIRS)
+def test_kernels_that_vary_beside_others(
+    tmp_path: Path, percents: list[int], kernels: Kernels, phases: list[str]
+) -> None:
+    """What a launch of theirs cost is not told by its kind, and others' turns fall into it."""
+    tenants = [
+        Tenant(percent, (f"ms=5000,{phase}".rstrip(","),))
+        for percent, phase in zip(percents, phases, strict=True)
+    ]
+    containers = run(tmp_path, tenants, kernels)
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
+@pytest.mark.parametrize("us", [50, 5000, (20, 2000)])
 @pytest.mark.parametrize("percents", [[30], [30, 70]])
 def test_with_the_limiter_off_the_same_judgement_fails(
-    tmp_path: Path, percents: list[int], us: int
+    tmp_path: Path, percents: list[int], us: int | tuple[int, int]
 ) -> None:
     tenants = [Tenant(percent, policy="disable") for percent in percents]
     assert not holds(run(tmp_path, tenants, {"kernel": us}))

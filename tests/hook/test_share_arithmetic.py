@@ -193,7 +193,7 @@ def test_what_was_saved_beside_others_goes_as_fast_as_it_could_be_spent(
 class Residency(ctypes.Structure):
     """Room for `struct residency`, never looked into."""
 
-    _fields_ = [("bytes", ctypes.c_uint64 * 2200)]
+    _fields_ = [("bytes", ctypes.c_uint64 * 3200)]
 
 
 def looks(slice_ns: int, others_ns: int, until_ns: int) -> Iterator[tuple[int, int]]:
@@ -202,6 +202,24 @@ def looks(slice_ns: int, others_ns: int, until_ns: int) -> Iterator[tuple[int, i
     for at in range(0, until_ns, MS):
         phase = at % period
         yield at, at if phase < slice_ns else at - phase + period
+
+
+def looked(library: ctypes.CDLL, slice_ms: float, others_ms: float) -> Residency:
+    """What half a second of such looks leaves."""
+    library.residency_away_ns.restype = library.residency_back_ns.restype = ctypes.c_int64
+    library.residency_away_ns.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    library.residency_back_ns.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    library.residency_look.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.residency_handled.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    residency = Residency()
+    out_until = -1
+    for at, handled in looks(int(slice_ms * MS), int(others_ms * MS), 500 * MS):
+        if out_until >= 0 and out_until <= at:
+            library.residency_handled(ctypes.byref(residency), out_until, 100_000)
+            out_until = -1
+        library.residency_look(ctypes.byref(residency), at)
+        out_until = handled if out_until < 0 else out_until
+    return residency
 
 
 @pytest.mark.parametrize(
@@ -216,20 +234,26 @@ def looks(slice_ns: int, others_ns: int, until_ns: int) -> Iterator[tuple[int, i
 def test_the_time_others_had_is_told(
     library: ctypes.CDLL, slice_ms: float, others_ms: float, expected: float
 ) -> None:
-    library.residency_away_ns.restype = ctypes.c_int64
-    library.residency_away_ns.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    library.residency_look.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.residency_handled.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    residency = Residency()
-    out_until = -1
-    for at, handled in looks(int(slice_ms * MS), int(others_ms * MS), 500 * MS):
-        if out_until >= 0 and out_until <= at:
-            library.residency_handled(ctypes.byref(residency), out_until, 100_000)
-            out_until = -1
-        library.residency_look(ctypes.byref(residency), at)
-        out_until = handled if out_until < 0 else out_until
+    residency = looked(library, slice_ms, others_ms)
     away = library.residency_away_ns(ctypes.byref(residency), 0, 500 * MS)
     assert away / (500 * MS) == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("from_ms", "until_ms", "expected_ms"),
+    [
+        pytest.param(461, 466, 464.6, id="one turn"),
+        pytest.param(455, 466, 464.6, id="the last of several"),
+        pytest.param(460.1, 464.5, 0, id="it has not ended"),
+        pytest.param(465, 466, 0, id="none"),
+    ],
+)
+def test_when_others_turn_ended_is_told(
+    library: ctypes.CDLL, from_ms: float, until_ms: float, expected_ms: float
+) -> None:
+    residency = looked(library, 2.3, 2.3)
+    back = library.residency_back_ns(ctypes.byref(residency), int(from_ms * MS), int(until_ms * MS))
+    assert back == int(expected_ms * MS)
 
 
 class Past(ctypes.Structure):

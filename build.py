@@ -303,10 +303,13 @@ def bench(arguments: "Sequence[str]" = ()) -> int:
 
 
 def dist(_arguments: "Sequence[str]" = ()) -> int:
-    """Freeze the agent with its libraries into dist/: a folder and its tarball."""
+    """Make the release in dist/: the agent as one executable that needs no Python."""
     compile_hook()
-    environment("run", "hook", "dev")
-    return run(PYTHON, "packaging/freeze.py", str(ROOT / "dist"), str(HOOK_DIR))
+    environment("run", "hook", "dev", "dist")
+    return run(
+        *(PYTHON, "-m", "bundling", ROOT / "dist", HOOK_DIR, BUILD / "dist"),
+        PYTHONPATH=str(ROOT / "packaging"),
+    )
 
 
 def proto(_arguments: "Sequence[str]" = ()) -> int:
@@ -323,11 +326,14 @@ def proto(_arguments: "Sequence[str]" = ()) -> int:
 def lock(_arguments: "Sequence[str]" = ()) -> int:
     """Resolve requirements/*.in anew and write the hash-pinned lock files."""
     environment("run", "hook", "dev")
-    for name in ("run", "hook", "dev", "peers"):
-        constraint = ["-c", "requirements/run.lock"] if name == "dev" else []
+    constraints = {"dev": "run", "dist": "dev", "frozen": "run"}
+    for name in ("run", "hook", "dev", "peers", "dist", "frozen"):
+        known = constraints.get(name)
+        constraint = ["-c", f"requirements/{known}.lock"] if known else []
+        python = "3.14" if name == "frozen" else "3.11"  # the one in packaging/runtime
         resolve: list[str | Path] = [VENV / "bin" / "uv", "pip", "compile", "--upgrade"]
         resolve += ["--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate"]
-        resolve += ["--python-version", "3.11", "--python-platform", f"{ARCH}-manylinux2014"]
+        resolve += ["--python-version", python, "--python-platform", f"{ARCH}-manylinux2014"]
         resolve += [*constraint, f"requirements/{name}.in", "-o", f"requirements/{name}.lock"]
         quietly(f"locking requirements/{name}.in", resolve)
     return 0

@@ -1,0 +1,1 @@
+"""Makes what is released from the tree: the frozen agent, one executable, a tarball, an image."""

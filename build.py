@@ -213,6 +213,7 @@ def check(_arguments: "Sequence[str]" = ()) -> int:
         "clang-format": [tools / "clang-format", "--dry-run", "-Werror", *c_files],
         "mypy agent": [tools / "mypy", "-p", "agent"],
         "mypy build.py": [tools / "mypy", "build.py"],
+        "mypy packaging": [tools / "mypy", "-p", "bundling"],
         "import contracts": [tools / "lint-imports"],
     }
     began = time.monotonic()

@@ -2,7 +2,7 @@
 
 A folder and never PyInstaller's one-file mode: that one unpacks 40 MB into /tmp at every start,
 leaves them there when it is killed, fails where /tmp is noexec, and runs as two processes, of which
-the first forwards signals to the second. The single executable that we ship is made from the folder,
+the first forwards signals to the second. The one executable that we ship is made from the folder,
 by `bundling.single_file`.
 """
 
@@ -45,7 +45,14 @@ def frozen(runtime: Runtime, data: dict[str, Path], target: Path, work: Path) ->
     shutil.copy(
         runtime.bootloader, site / "PyInstaller" / "bootloader" / "Linux-64bit-intel" / "run"
     )
-    command = [runtime.python, "-m", "PyInstaller", "--noconfirm", "--onedir", "--log-level=WARN"]
+    command: list[str | Path] = [
+        runtime.python,
+        "-m",
+        "PyInstaller",
+        "--noconfirm",
+        "--onedir",
+        "--log-level=WARN",
+    ]
     command += ["--name=vgpu-agent", f"--distpath={target}", f"--workpath={work}"]
     command += [f"--specpath={work}"]
     command += [f"--add-data={path}:{name}" for name, path in sorted(data.items())]

@@ -203,10 +203,10 @@ def debian_packages(*names: str) -> Iterator[tarfile.TarFile]:
 
     Raises BundleError.
     """
-    sums = dict(
-        reversed(line.split(maxsplit=1))
-        for line in (PINS / "debian" / "SHA256SUMS").read_text().splitlines()
-    )
+    sums = {}
+    for line in (PINS / "debian" / "SHA256SUMS").read_text().splitlines():
+        digest, _, package_name = line.partition("  ")
+        sums[package_name] = digest
     for name in names:
         [package] = (PINS / "debian").glob(f"{name}_*.deb")
         content = package.read_bytes()

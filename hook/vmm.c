@@ -305,7 +305,7 @@ void physical_bound(CUmemGenericAllocationHandle multicast, uint64_t at, uint64_
     struct handle *object = find_handle(multicast), *handle = address ? NULL : find_handle(value);
     struct mapping *mapping = address ? find_mapping(address) : NULL;
     struct physical *memory = handle ? handle->physical : mapping ? mapping->physical : NULL;
-    if (object && memory) {
+    if (object && memory && memory->place != UNCOUNTED) {
         *binding = (struct binding){bindings, memory, object->physical, at, bytes};
         bindings = binding;
         memory->users++;
@@ -325,7 +325,7 @@ void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, u
     for (struct binding **link = &bindings; object && *link;) {
         struct binding *binding = *link;
         bool its = binding->multicast == object->physical && binding->at >= at && binding->at - at < bytes
-            && (binding->memory->device == device || binding->memory->device == ANY_DEVICE);
+            && binding->memory->device == device;
         if (!its) {
             link = &binding->next;
             continue;

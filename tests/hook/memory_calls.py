@@ -1,10 +1,12 @@
 """Runs inside the programs under test: the driver's less common ways to memory, and both counts of it."""
 
+import contextlib
 import ctypes
 import os
 import shutil
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,22 @@ def unseen_driver() -> ctypes.CDLL:
     assert other.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert other.cuCtxSetCurrent(context) == 0
     return other
+
+
+@contextlib.contextmanager
+def refused(call: str, code: int = 999) -> Iterator[None]:
+    """The driver refuses this call meanwhile."""
+    config = Path(os.environ["VGPU_SIM_DRIVER"])
+    before = config.read_text()
+    _configure(config, f"{before}fail call={call} code={code}\n")
+    yield
+    _configure(config, before)
+
+
+def _configure(config: Path, text: str) -> None:
+    fresh = config.with_suffix(".fresh")
+    fresh.write_text(text)
+    fresh.replace(config)
 
 
 def settled(mib: float, within_s: float = 10) -> None:
@@ -210,11 +228,11 @@ def take_in(fd: int) -> int:
     return handle.value
 
 
-def multicast(mib: int) -> int:
+def multicast(mib: int, devices: int = 1) -> int:
     """A multicast object."""
-    handle, prop = ctypes.c_uint64(), MulticastProp(devices=1, size=mib * MIB)
+    handle, prop = ctypes.c_uint64(), MulticastProp(devices=devices, size=mib * MIB)
     assert cuda.cuMulticastCreate(ctypes.byref(handle), ctypes.byref(prop)) == 0
-    assert cuda.cuMulticastAddDevice(handle, 0) == 0
+    assert not any(cuda.cuMulticastAddDevice(handle, device) for device in range(devices))
     return handle.value
 
 

@@ -1,10 +1,14 @@
 """What is counted, across calls, processes and deaths."""
 
+import json
+import mmap
 import os
 import signal
+import struct
 
 import pytest
 from hooked_programs import LIMIT, Node
+from region_files import FIRST_SLOT, USED_AT, RegionFile
 from tenants import tenants
 from waiting import eventually
 
@@ -59,7 +63,7 @@ def test_every_kind_of_allocation_is_charged_and_given_back(
         pytest.param("alloc(1 << 40)[0]", 2, id="an exabyte"),
         pytest.param(
             "cuda.cuMemAllocPitch_v2(ctypes.byref(ctypes.c_uint64()), ctypes.byref(ctypes.c_size_t()),"
-            " ctypes.c_size_t(-1), ctypes.c_size_t(-1), 4)", 2, id="rows that overflow",
+            " ctypes.c_size_t(-1), ctypes.c_size_t(-1), 4)", 1, id="rows that overflow",
         ),
         pytest.param("cuda.cuCtxSetCurrent(None) or alloc(1)[0]", 201, id="no context"),
     ],
@@ -122,6 +126,44 @@ def test_a_hundred_racing_processes_never_exceed_the_limit(node: Node) -> None:
         assert racing[0].ask("info")["devices"][0]["free_mib"] == rest_mib
         assert not rest_mib or racing[0].ask(f"alloc {rest_mib}")["ok"]
         assert racing[1].ask("alloc 1")["result"] == 2
+
+
+def test_what_the_ledger_has_no_room_for_is_in_no_slot(node: Node) -> None:
+    """Managed memory without a limit, up to what the ledger can count."""
+    code = (
+        "most = (1 << 44) // MIB\n"
+        "r = [alloc(most, 'cuMemAllocManaged', 1)[0] for _ in range(16)]\n"
+        "say(r=r); sys.stdout.flush(); sys.stdin.readline()"
+    )
+    process = node.start("import sys\n" + "start()\n" + code)
+    assert process.stdout is not None
+    try:
+        assert json.loads(process.stdout.readline())["r"] == [0] * 15 + [2]
+        region = RegionFile(node.cache)
+        assert region.shown() == {process.pid: region.ledger()} == {process.pid: 15 << 44}
+    finally:
+        process.communicate(timeout=10)
+
+
+def test_a_hopeless_request_is_in_no_slot_even_for_a_moment(node: Node) -> None:
+    """Others would take what they see there for held, and correct nothing meanwhile."""
+    process = node.start(
+        "import sys\nstart()\nsay(r=alloc(60)[0])\nsys.stdout.flush()\nwhile True: alloc(2000)",
+        env={LIMIT: "100m"},
+    )
+    assert process.stdout is not None
+    try:
+        assert json.loads(process.stdout.readline())["r"] == 0
+        with (
+            node.cache.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as seen,
+        ):
+            read, at = struct.Struct("<Q").unpack_from, FIRST_SLOT + USED_AT + 32
+            assert {read(seen, at)[0] for _ in range(300_000)} == {60 << 20}
+        assert RegionFile(node.cache).counter("refusals") > 0
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,14 @@ def test_without_oversubscription_a_share_ends_where_the_gpu_does(node: Node) ->
     assert (said["first"], said["second"], said["used"]) == (0, 2, 600)
 
 
+def test_rows_whose_width_nobody_asks_for_do_not_go_to_the_host(node: Node) -> None:
+    """Where the driver looks at its memory before it looks at the arguments."""
+    node.sim.fail("cuMemAllocPitch_v2", 2)
+    code = "say(r=cuda.cuMemAllocPitch_v2(ctypes.byref(u64(0)), None, u64(500), u64(500), 4), left=both())"
+    said = node.run(BEGIN + code, **{LIMIT: "1500m", "CUDA_OVERSUBSCRIBE": "true"})
+    assert (said["rc"], said["r"], said["left"]) == (0, 2, [0, 0])
+
+
 def test_a_failure_of_the_host_is_the_drivers_first_answer(node: Node) -> None:
     node.sim.change_gpu(0, SMALL)
     node.sim.fail("cuMemAllocManaged", 999)

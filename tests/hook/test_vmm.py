@@ -114,6 +114,15 @@ def test_a_call_that_the_driver_refuses_changes_nothing(node: Node, call: str) -
     assert run(node, steps[call]) == [999, ALL if call in {"cuMemRelease", "cuMemUnmap"} else NONE]
 
 
+def test_a_release_that_the_driver_refuses_leaves_every_reference(node: Node) -> None:
+    steps = (
+        "_, h = create(60); a = reserve(60); map_at(a, 60, h); k = retain(a); unmap(a, 60)\n"
+        "with refused('cuMemRelease'): r += [k == h, release(h), both()]\n"
+        "r += [release(h), both(), release(k), both()]"
+    )
+    assert run(node, steps) == [True, 999, ALL, 0, ALL, 0, NONE]
+
+
 def test_over_the_limit_the_driver_is_not_asked(node: Node) -> None:
     node.sim.fail("cuMemCreate", 999)
     assert run(node, "r += [create(200)[0]]") == [2]
@@ -216,6 +225,28 @@ def test_what_is_bound_to_a_multicast_object_stays_charged(node: Node, bind: str
         f"r += [{bind}, both(), unmap(a, 60), release(h), both(), {ending}, both()]"
     )
     assert run(node, steps) == [0, ALL, 0, 0, ALL, 0, NONE]
+
+
+def test_a_device_that_is_unbound_leaves_the_others_memory_bound(node: Node) -> None:
+    node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
+    steps = (
+        "m = multicast(60, devices=2); hs = [create(60, 1, device)[1] for device in (0, 1)]\n"
+        "for h in hs: cuda.cuMulticastBindMem(u64(m), u64(0), u64(h), u64(0), u64(60 * MIB), u64(0)); release(h)\n"
+        "def all_of_them(): here = both(); start(1); there = [charged_mib(), held_mib(1)]; start(0); return here + there\n"
+        "r += [all_of_them()]\n"
+        "for device in (0, 1):\n"
+        "    r += [cuda.cuMulticastUnbind(u64(m), device, u64(0), u64(60 * MIB)), all_of_them()]"
+    )
+    assert run(node, steps) == [ALL + ALL, 0, NONE + ALL, 0, NONE + NONE]
+
+
+def test_what_is_not_charged_may_be_bound_and_unbound(node: Node) -> None:
+    steps = (
+        "m = multicast(60); _, h = create(60, 2)\n"
+        "bind = lambda: cuda.cuMulticastBindMem(u64(m), u64(0), u64(h), u64(0), u64(60 * MIB), u64(0))\n"
+        "r += [bind(), cuda.cuMulticastUnbind(u64(m), 0, u64(0), u64(60 * MIB)), bind(), release(h), release(m), both()]"
+    )
+    assert run(node, steps) == [0, 0, 0, 0, 0, NONE]
 
 
 def test_a_mapped_multicast_object_keeps_what_is_bound(node: Node) -> None:

@@ -179,7 +179,8 @@ def _compile_bootloader(source: Path, target: Path, tools: Path) -> None:
             *("-DNDEBUG", "-D_REENTRANT", "-D_GNU_SOURCE", "-DPYI_USE_POSIX_SEMAPHORE"),
             *(f"-DHAVE_{name}=1" for name in has),
             *(f"-I{source / 'src'}", f"-I{source / 'zlib'}"),
-            *(*files, "-ldl", "-lpthread", "-o", target),
+            *files,
+            *("-ldl", "-lpthread", "-o", target),
         ],
         source,
     )

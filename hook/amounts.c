@@ -5,11 +5,12 @@
 #include <strings.h>
 
 #define BLANKS " \t"
-#define MOST_FRACTION_SCALE 1000000 /* further digits make no difference that matters */
+#define MOST_FRACTION_SCALE 1000000 /* further digits are only looked at to tell an amount from none */
 
 struct number {
     uint64_t whole;
     uint64_t fraction, scale; /* fraction / scale < 1 */
+    bool more; /* digits other than 0 that are not in the fraction */
     char unit[8];
 };
 
@@ -38,12 +39,15 @@ static bool parse_fraction(const char **text, struct number *number)
 {
     number->fraction = 0;
     number->scale = 1;
+    number->more = false;
     if (**text != '.')
         return true;
     const char *from = ++*text;
     for (; digit_of(**text, 10) >= 0; ++*text) {
-        if (number->scale >= MOST_FRACTION_SCALE)
+        if (number->scale >= MOST_FRACTION_SCALE) {
+            number->more = number->more || **text != '0';
             continue;
+        }
         number->fraction = number->fraction * 10 + (uint64_t)digit_of(**text, 10);
         number->scale *= 10;
     }
@@ -83,6 +87,12 @@ static bool parse_unit(const char *text, unsigned *shift)
     return false;
 }
 
+/* Something so small that nothing is left of it: it must not mean none. */
+static bool is_lost(const struct number *number, uint64_t result)
+{
+    return !result && (number->whole || number->fraction || number->more);
+}
+
 bool parse_bytes(const char *text, uint64_t *bytes)
 {
     struct number number;
@@ -90,7 +100,10 @@ bool parse_bytes(const char *text, uint64_t *bytes)
     if (!parse_number(text, &number) || !parse_unit(number.unit, &shift)
         || number.whole > UINT64_MAX >> (shift + 1) || (number.scale > 1 && shift == 0))
         return false;
-    *bytes = (number.whole << shift) + (number.fraction << shift) / number.scale;
+    uint64_t amount = (number.whole << shift) + (number.fraction << shift) / number.scale;
+    if (is_lost(&number, amount))
+        return false;
+    *bytes = amount;
     return true;
 }
 
@@ -102,10 +115,12 @@ bool parse_percent(const char *text, uint32_t *permille)
         return false;
     if (strcmp(number.unit, "%") != 0 && !parse_unit(number.unit, &shift))
         return false;
-    uint64_t tenths = (number.fraction * 10 + number.scale - 1) / number.scale; /* never less than asked */
-    if (number.whole >= 100 || (number.whole && shift))
-        *permille = WHOLE_GPU_PERMILLE;
-    else
-        *permille = (uint32_t)(number.whole * 10 + tenths);
+    /* Never less than asked. */
+    uint64_t tenths = ((number.fraction << shift) * 10 + number.scale - 1) / number.scale;
+    bool whole_gpu = number.whole >= 100 || (number.whole && shift);
+    uint64_t share = whole_gpu ? WHOLE_GPU_PERMILLE : number.whole * 10 + tenths;
+    if (is_lost(&number, share))
+        return false;
+    *permille = (uint32_t)(share < WHOLE_GPU_PERMILLE ? share : WHOLE_GPU_PERMILLE);
     return true;
 }

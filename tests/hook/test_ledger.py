@@ -20,12 +20,11 @@ MOST = (1 << 48) - 1
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """ledger.c and amounts.c with their functions visible."""
+    """ledger.c with its functions visible."""
     path = tmp_path_factory.mktemp("inside") / "inside.so"
     flags = [flag for flag in compiler().C_FLAGS if flag != "-fvisibility=hidden"]
     subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", *flags, "-shared", "ledger.c", "amounts.c",
-         "-o", str(path)],
+        [sys.executable, "-m", "ziglang", "cc", *flags, "-shared", "ledger.c", "-o", str(path)],
         cwd=ROOT / "hook", check=True, capture_output=True,
     )  # fmt: skip
     library = ctypes.CDLL(str(path))
@@ -44,8 +43,6 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library.ledger_read.restype = ctypes.c_uint64
     library.ledger_correct.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
     library.ledger_correct.restype = ctypes.c_bool
-    library.parse_bytes.restype = ctypes.c_bool
-    library.parse_percent.restype = ctypes.c_bool
     return library
 
 
@@ -122,67 +119,6 @@ def test_racing_processes_never_exceed_the_limit(tmp_path: Path) -> None:
     )  # fmt: skip
     done = subprocess.run([program, "5000000"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "0"]
-
-
-UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-
-
-@given(
-    number=st.integers(0, 10**6),
-    unit=st.sampled_from(sorted(UNITS)),
-    suffix=st.sampled_from(["", "b", "B", "i", "iB", "IB"]),
-    upper=st.booleans(),
-)
-def test_amounts_are_powers_of_1024(
-    inside: ctypes.CDLL, number: int, unit: str, suffix: str, upper: bool
-) -> None:
-    suffix = suffix if unit else ""
-    text = f"{number}{unit.upper() if upper else unit}{suffix}"
-    parsed = ctypes.c_uint64()
-    assert inside.parse_bytes(text.encode(), ctypes.byref(parsed))
-    assert parsed.value == number << UNITS[unit]
-
-
-@given(st.text(st.characters(min_codepoint=1, max_codepoint=255), max_size=40))
-def test_any_text_is_an_amount_or_is_refused(inside: ctypes.CDLL, text: str) -> None:
-    parsed = ctypes.c_uint64(77)
-    raw = text.encode("latin-1")
-    if inside.parse_bytes(raw, ctypes.byref(parsed)):
-        assert raw.strip(b" \t").removeprefix(b"+")[:1].isdigit()
-    else:
-        assert parsed.value == 77
-    share = ctypes.c_uint32(77)
-    if not inside.parse_percent(raw, ctypes.byref(share)):
-        assert share.value == 77
-    else:
-        assert share.value <= 1000
-
-
-@pytest.mark.parametrize(
-    ("text", "permille"),
-    [
-        pytest.param("50", 500, id="a number"),
-        pytest.param("50%", 500, id="with its sign"),
-        pytest.param("12.5", 125, id="a tenth"),
-        pytest.param("33.33 %", 334, id="never less than asked"),
-        pytest.param("0x32", 500, id="hexadecimal"),
-        pytest.param("010", 100, id="a leading zero is no octal"),
-        pytest.param("0", 0, id="0 says nothing"),
-        pytest.param("0.01", 1, id="not nothing"),
-        pytest.param("100", 1000, id="all of it"),
-        pytest.param("150", 1000, id="more than all"),
-        pytest.param("5k", 1000, id="far more than all"),
-        pytest.param("-5", None, id="negative"),
-        pytest.param("abc", None, id="no number"),
-        pytest.param("%", None, id="only the sign"),
-        pytest.param("50%%", None, id="two signs"),
-        pytest.param("99999999999999999999", None, id="more than 64 bits"),
-    ],
-)
-def test_a_share_is_a_percentage(inside: ctypes.CDLL, text: str, permille: int | None) -> None:
-    parsed = ctypes.c_uint32()
-    assert inside.parse_percent(text.encode(), ctypes.byref(parsed)) == (permille is not None)
-    assert permille is None or parsed.value == permille
 
 
 # --- the shared region, as another program's monitor reads it ---------------------------------------

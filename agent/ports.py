@@ -13,6 +13,7 @@ from typing import Protocol
 from agent.domain.enforcement import Granted, RegionLook, Seen
 from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
+from agent.domain.new_region import Piece, SeenRegion
 from agent.domain.pods import Node, Pod
 from agent.domain.region_slots import HostPid
 from agent.domain.registration import SocketIdentity
@@ -172,6 +173,15 @@ class Caches(Protocol):
 
     def write_limits(self, pod_uid: str, container: str, content: bytes) -> Path:
         """Write what a container may use, where it cannot. Raises NodeNotReady."""
+
+    def read_limits(self, pod_uid: str, container: str) -> bytes:
+        """The container's limits as they were written; empty when never. Raises NodeNotReady."""
+
+    def seen_region(self, pod_uid: str, container: str, name: str) -> SeenRegion | None:
+        """What has this name in the container's directory. Raises NodeNotReady."""
+
+    def make_region(self, pod_uid: str, container: str, name: str, pieces: Sequence[Piece]) -> int:
+        """Put a usage region there, whole and on disk; give its inode. Raises NodeNotReady."""
 
     def discard(self, name: str) -> None:
         """Delete a directory of ours, what is in it, and its limits; links are not followed."""

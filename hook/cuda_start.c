@@ -19,9 +19,8 @@ EXPORT CUresult cuInit(unsigned flags)
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (settings()->active && !depth_inside() && !region_join()) {
-        log_refusal("CUDA does not start: device memory cannot be counted in %s: %s; let this process write "
-                    "there and delete what is no usage region",
-                    settings()->cache_path, region_problem());
+        log_refusal("CUDA does not start: device memory cannot be counted in %s: %s; %s",
+                    settings()->cache_path, region_problem(), region_advice());
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     depth_enter();

@@ -14,7 +14,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -23,10 +22,11 @@
 // clang-format off
 #define LATE(X) \
     X(__cxa_atexit) X(__errno_location) X(__fxstat) X(__xstat) X(__isoc99_sscanf) X(atoi) X(calloc) \
-    X(clock_gettime) X(clock_nanosleep) X(close) X(dladdr) X(dlerror) X(dlopen) X(fallocate) X(fchmod) \
+    X(clock_gettime) X(clock_nanosleep) X(close) X(dladdr) X(dlerror) X(dlopen) X(fchmod) \
     X(fcntl) X(flock) X(free) X(ftruncate) X(getenv) X(geteuid) X(getpid) X(getrlimit) X(kill) X(madvise) \
     X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mmap) X(mprotect) X(munmap) X(nanosleep) \
-    X(open) X(poll) X(pread) X(pthread_attr_destroy) X(pthread_attr_init) X(pthread_attr_setdetachstate) \
+    X(open) X(poll) X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
+    X(pthread_attr_init) X(pthread_attr_setdetachstate) \
     X(pthread_attr_setstacksize) X(pthread_create) X(pthread_mutex_init) X(pthread_mutex_lock) \
     X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) X(pwrite) X(qsort) X(read) X(realloc) \
     X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
@@ -188,17 +188,4 @@ int pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(vo
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *before)
 {
     return sigprocmask(how, set, before) == 0 ? 0 : errno; /* Linux knows no difference */
-}
-
-/* Layouts differ between releases, but not for this: the value first, and all else 0 when processes share it.
- */
-int sem_init(sem_t *semaphore, int shared, unsigned value)
-{
-    if (!shared) {
-        errno = ENOSYS;
-        return -1;
-    }
-    memset(semaphore, 0, sizeof *semaphore);
-    memcpy(semaphore, &value, sizeof value);
-    return 0;
 }

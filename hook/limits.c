@@ -1,19 +1,13 @@
 #include "limits.h"
-#include "limits_layout.h"
+#include "limits_file.h"
 #include "monotonic.h"
 #include "region.h"
 #include "settings.h"
 
-#include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { READ_ATTEMPTS = 200, FIRST_READ_PATIENCE_MS = 500, UNKNOWN = -1 };
 
@@ -108,38 +102,7 @@ static void read_line(int place, struct line *line)
     }
 }
 
-/* --- finding the file ----------------------------------------------------------------------------------- */
-
-/* Beside this library. False when that place has no name. */
-static bool find_path(char *path, size_t bytes)
-{
-    Dl_info self;
-    if (!dladdr((const void *)&file, &self) || !self.dli_fname)
-        return false;
-    const char *slash = strrchr(self.dli_fname, '/');
-    int length = slash ? (int)(slash - self.dli_fname) + 1 : 0;
-    return snprintf(path, bytes, "%.*s" LIMITS_NAME, length, self.dli_fname) < (int)bytes;
-}
-
-/* What is wrong with a file of this kind and size, NULL: nothing so far. */
-static const char *complaint_of_file(const struct stat *status)
-{
-    return !S_ISREG(status->st_mode)     ? "is not a regular file"
-        : status->st_size < LIMITS_BYTES ? "is too short"
-                                         : NULL;
-}
-
-static const char *complaint_of_header(const struct limits_file *mapped)
-{
-    return mapped->magic != LIMITS_MAGIC      ? "is not a limits file"
-        : mapped->version != LIMITS_VERSION   ? "has a version that this library does not know"
-        : mapped->device_count == 0           ? "lists no device"
-        : mapped->device_count > MAX_DEVICES  ? "lists more devices than there can be"
-        : mapped->core_policy > CORES_DISABLE ? "has a core policy that this library does not know"
-        : !memchr(mapped->cache_path, '\0', LIMITS_PATH_BYTES) ? "names a usage region without an end"
-        : mapped->cache_path[0] != '\0' && mapped->cache_path[0] != '/' ? "names a relative usage region"
-                                                                        : NULL;
-}
+/* --- taking the file into force ------------------------------------------------------------------------- */
 
 /* Every line was whole at least once. */
 static bool read_first(void)
@@ -156,66 +119,27 @@ static bool read_first(void)
     return true;
 }
 
-/* Take the mapped file into force. NULL, or what is wrong with it. */
-static const char *adopt(const struct limits_file *mapped)
-{
-    const char *complaint = complaint_of_header(mapped);
-    if (complaint)
-        return complaint;
-    file = mapped;
-    line_count = (int)mapped->device_count;
-    file_policy = (enum core_policy)mapped->core_policy;
-    memcpy(cache_path, mapped->cache_path, sizeof cache_path);
-    cache_path[sizeof cache_path - 1] = '\0';
-    if (read_first())
-        return NULL;
-    file = NULL;
-    return "was left half written";
-}
-
-static const char *map_file(int fd)
-{
-    struct stat status;
-    if (fstat(fd, &status) != 0)
-        return strerror(errno);
-    const char *complaint = complaint_of_file(&status);
-    if (complaint)
-        return complaint;
-    void *mapped = mmap(NULL, LIMITS_BYTES, PROT_READ, MAP_SHARED, fd, 0);
-    if (mapped == MAP_FAILED)
-        return strerror(errno);
-    complaint = adopt(mapped);
-    if (complaint)
-        munmap(mapped, LIMITS_BYTES);
-    return complaint;
-}
-
-/* What is wrong with the file at this path, "" when nothing is; NULL when there is none. */
-static const char *try_path(const char *path)
-{
-    /* O_NONBLOCK: one that is a FIFO must not make us wait. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0)
-        return errno == ENOENT || errno == ENOTDIR ? NULL : strerror(errno);
-    const char *complaint = map_file(fd);
-    close(fd);
-    return complaint ? complaint : "";
-}
-
 enum limits_state limits_open(char *problem, size_t problem_bytes)
 {
-    char path[4096] = LIMITS_PATH;
     pthread_once(&fork_once, watch_forks);
-    const char *complaint = try_path(path);
-    if (!complaint && find_path(path, sizeof path))
-        complaint = try_path(path);
-    if (!complaint)
-        return LIMITS_ABSENT;
-    if (!*complaint)
+    file = limits_file_map(problem, problem_bytes);
+    if (!file)
+        return *problem ? LIMITS_UNUSABLE : LIMITS_ABSENT;
+    line_count = (int)file->device_count;
+    file_policy = (enum core_policy)file->core_policy;
+    memcpy(cache_path, file->cache_path, sizeof cache_path);
+    cache_path[sizeof cache_path - 1] = '\0';
+    if (read_first())
         return LIMITS_IN_FORCE;
-    snprintf(problem, problem_bytes, "%.160s %.60s; the node's vGPU agent has to write it anew", path,
-             complaint);
+    limits_file_complain(problem, problem_bytes, "was left half written");
+    file = NULL;
+    line_count = 0;
     return LIMITS_UNUSABLE;
+}
+
+struct made_region limits_region(void)
+{
+    return file ? (struct made_region){file->region_inode, file->region_id} : (struct made_region){0};
 }
 
 const char *limits_cache_path(void)

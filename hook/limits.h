@@ -43,11 +43,18 @@ const _Atomic uint32_t *limits_core_word(int place);
 
 enum limits_state { LIMITS_ABSENT, LIMITS_IN_FORCE, LIMITS_UNUSABLE };
 
-/* Find and map the file; `problem` says what is wrong with one that is unusable. Once, before all others. */
+/* Find and map the file; `problem` says what is wrong with one that is unusable. Once, before all others;
+ * `problem` is empty. */
 enum limits_state limits_open(char *problem, size_t problem_bytes);
 
 /* The usage region it names, or "". */
 const char *limits_cache_path(void);
+
+/* The usage region as the agent has made it: its inode, and the id in it. Inode 0: it has made none. */
+struct made_region {
+    uint64_t inode, id;
+};
+struct made_region limits_region(void);
 
 /* Uuid of the i-th device that it lists, as text of at most 41 bytes; false past the last. */
 bool limits_uuid(int i, char *text);

@@ -49,7 +49,9 @@ struct limits_file {
     uint32_t device_count; /* 1 to MAX_DEVICES */
     uint32_t core_policy;
     _Atomic uint64_t alive_at_ns; /* the agent's heartbeat while it lends or blocks; 0: never */
-    uint64_t reserved[5];
+    uint64_t region_inode; /* the file at cache_path, if the agent has made it; 0: it has not */
+    uint64_t region_id; /* what it wrote into it (region_layout.h) */
+    uint64_t reserved[3];
     struct limits_device devices[MAX_DEVICES];
     /* The file the container counts in, as the container sees it; NUL-terminated, absolute. It goes before
      * CUDA_DEVICE_MEMORY_SHARED_CACHE, so that a process with another environment counts in the same file.
@@ -60,6 +62,8 @@ struct limits_file {
 _Static_assert(sizeof(struct limits_device) == 64, "a cache line");
 _Static_assert(offsetof(struct limits_device, memory_limit_bytes) == 24, "memory_limit_bytes");
 _Static_assert(offsetof(struct limits_device, blocked_until_ns) == 48, "blocked_until_ns");
+_Static_assert(offsetof(struct limits_file, region_inode) == 24, "region_inode");
+_Static_assert(offsetof(struct limits_file, region_id) == 32, "region_id");
 _Static_assert(offsetof(struct limits_file, devices) == 64, "devices");
 _Static_assert(offsetof(struct limits_file, cache_path) == 1088, "cache_path");
 _Static_assert(sizeof(struct limits_file) == 1344, "limits_file");

@@ -3,12 +3,11 @@
 #include "log.h"
 #include "region_file.h"
 #include "region_slots.h"
+#include "shortage.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { ADD_PATIENCE_MS = 1000, CORRECTIONS = 16 };
@@ -21,7 +20,8 @@ static _Atomic(struct region *) mapped;
 static _Atomic(struct region_slot *) mine; /* NULL: not joined */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-static _Atomic(const char *) last_problem;
+static _Atomic int32_t my_pid; /* as my slot has it */
+static _Atomic(const char *) last_problem, last_advice;
 static _Atomic uint64_t looked_at_ns; /* when this process last saw to the dead */
 
 static void forget_after_fork(void)
@@ -130,8 +130,21 @@ const char *region_problem(void)
     return problem ? problem : "";
 }
 
+const char *region_advice(void)
+{
+    const char *advice = atomic_load(&last_advice);
+    return advice ? advice : "";
+}
+
 static void failed(const char *problem)
 {
+    int error = errno;
+    const char *advice = strcmp(problem, strerror(error)) == 0 ? shortage_advice(error) : NULL;
+    atomic_store(&last_advice,
+                 advice ? advice
+                     : limits_region().inode
+                     ? "delete the pod, so that the node's vGPU agent makes it anew"
+                     : "let this process write there and delete what is no usage region");
     atomic_store(&last_problem,
                  problem); /* a literal, or strerror's of an errno that Linux has: a constant */
     log_error("cannot count memory in %s: %s", settings()->cache_path, problem);
@@ -184,6 +197,7 @@ bool region_join(void)
             failed(errno == EUSERS ? "as many processes as it has places for are using it" : strerror(errno));
         else if (before || atomic_load(&region_tail(region)->sweeps) == 0)
             sweep(region); /* when it was never done, processes of HAMi-core may count here already */
+        atomic_store(&my_pid, (int32_t)getpid());
         atomic_store(&mine, slot);
     }
     pthread_mutex_unlock(&opening);
@@ -323,12 +337,21 @@ static bool try_reserve(struct region_device *device, struct region_usage *usage
     return true;
 }
 
+/* Whether the slot is as this process left it: a file that somebody wrote over gives no second budget. */
+static bool still_there(struct region_slot *slot)
+{
+    return atomic_load_explicit(&slot->pid, memory_order_relaxed)
+        == atomic_load_explicit(&my_pid, memory_order_relaxed);
+}
+
 bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
 {
     if (place < 0 || bytes > LEDGER_MOST_AT_ONCE || !region_join())
         return false;
     struct region_device *device = region_device_at(place);
     struct region_usage *usage = &atomic_load(&mine)->used[place];
+    if (!still_there(atomic_load(&mine)))
+        return false;
     if (try_reserve(device, usage, kind, limits_memory_bytes(place), bytes))
         return true;
     sweep(region_if_open()); /* the dead may hold what we need */
@@ -360,64 +383,8 @@ void region_release(int place, enum charge_kind kind, uint64_t bytes)
     atomic_fetch_sub(&usage->total_bytes, bytes);
 }
 
-/* --- on record ------------------------------------------------------------------------------------------ */
-
-/* Take the record for writing, unless another process is at it. One that died there is passed over until
- * the records have gone round a few times. */
-static bool take_record(struct region_refusal *refusal, uint64_t number)
-{
-    enum { ROUNDS = 4 };
-    uint64_t before = atomic_load(&refusal->number);
-    if ((before & REFUSAL_WRITING) && number - (before & ~REFUSAL_WRITING) < ROUNDS * REFUSALS)
-        return false;
-    return atomic_compare_exchange_strong(&refusal->number, &before, number | REFUSAL_WRITING);
-}
-
-static void write_word(uint64_t *word, uint64_t value)
-{
-    __atomic_store_n(word, value, __ATOMIC_RELAXED);
-}
-
-static void write_half(int32_t *half, int32_t value)
-{
-    __atomic_store_n(half, value, __ATOMIC_RELAXED);
-}
-
-static void write_name(struct region_refusal *refusal, const char *function)
-{
-    char name[sizeof refusal->function] = {0};
-    memcpy(name, function, strnlen(function, sizeof name - 1));
-    for (size_t i = 0; i < sizeof name; i++)
-        __atomic_store_n(&refusal->function[i], name[i], __ATOMIC_RELAXED);
-}
-
-void region_note_refusal(int place, uint64_t bytes, const char *function)
-{
-    struct region_device *device = region_device_at(place);
-    struct timespec now;
-    if (!device)
-        return;
-    atomic_fetch_add(&device->refusals, 1);
-    atomic_fetch_add(&device->refused_bytes, bytes);
-    struct region_tail *tail = region_tail(region_if_open());
-    uint64_t number = atomic_fetch_add(&tail->refusal_count, 1) + 1;
-    struct region_refusal *refusal = &tail->refusals[(number - 1) % REFUSALS];
-    if (!take_record(refusal, number))
-        return;
-    struct holdings all = slots_hold(region_if_open(), place);
-    clock_gettime(CLOCK_REALTIME, &now);
-    write_word(&refusal->time_ns, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec);
-    write_half(&refusal->pid, (int32_t)getpid());
-    write_half(&refusal->device, place);
-    write_word(&refusal->asked_bytes, bytes);
-    write_word(&refusal->used_bytes, ledger_used(&device->ledger));
-    write_word(&refusal->limit_bytes, limits_memory_bytes(place));
-    write_word(&refusal->largest_bytes, all.largest_bytes);
-    write_half(&refusal->largest_pid, all.largest_pid);
-    write_name(refusal, function);
-    uint64_t writing = number | REFUSAL_WRITING;
-    atomic_compare_exchange_strong(&refusal->number, &writing, number);
-}
+/* --- what this process is told, and tells ----------------------------------------------------------------
+ */
 
 uint64_t region_own_bytes(int place)
 {

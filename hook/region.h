@@ -27,8 +27,9 @@ bool region_open(void);
 /* Take a slot for this process, opening the file first. False, having logged why, when there is none. */
 bool region_join(void);
 
-/* Why the last of the two failed; "" when none did. */
+/* Why the last of the two failed, and what to do; "" when none did. */
 const char *region_problem(void);
+const char *region_advice(void);
 
 /* Place of the device with this uuid, taking one for it if it is new; -1 when there is no place left. */
 int region_device(const char *uuid);

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <semaphore.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -89,11 +88,6 @@ void region_file_unlock(int fd)
     errno = error;
 }
 
-bool region_file_back(int fd, size_t offset, size_t bytes)
-{
-    return fallocate(fd, 0, (off_t)offset, (off_t)bytes) == 0 || errno == EOPNOTSUPP || errno == ENOSYS;
-}
-
 /* --- what is in it -------------------------------------------------------------------------------------- */
 
 static void write_devices(struct region *region)
@@ -103,7 +97,7 @@ static void write_devices(struct region *region)
     for (int i = 0; i < MAX_DEVICES; i++)
         atomic_store(&region->sm_percent[i], 100);
     for (char uuid[UUID_BYTES]; limits_uuid((int)count, uuid); count++)
-        memcpy(region->uuids[count], uuid, sizeof uuid);
+        strcpy(region->uuids[count], uuid);
     for (; count < now->uuid_count && !limits_uuid(0, (char[UUID_BYTES]){""}); count++) {
         memcpy(region->uuids[count], now->uuids[count], UUID_BYTES);
         atomic_store(&region->limit_bytes[count], now->limit_bytes[count]);
@@ -112,13 +106,21 @@ static void write_devices(struct region *region)
     atomic_store(&region->device_count, count);
 }
 
+/* A POSIX semaphore that is 1 and shared by processes, as glibc from 2.21 on has it; older ones only see
+ * somebody waiting who is not. */
+static void unlock(unsigned char *semaphore)
+{
+    semaphore[0] = 1;
+    semaphore[8] = 128;
+}
+
 static void write_header(struct region *region)
 {
     region->major = REGION_MAJOR;
     region->minor = REGION_MINOR;
     write_devices(region);
-    sem_init((sem_t *)(void *)region->lock, 1, 1);
-    sem_init((sem_t *)(void *)region->start_lock, 1, 1);
+    unlock(region->lock);
+    unlock(region->start_lock);
     atomic_store(&region->utilisation_switch, 1);
     atomic_store(&region->recent_kernel, 2);
     atomic_store(&region->priority, settings()->priority);
@@ -140,23 +142,25 @@ static void write_tail(struct region *region)
 
 static bool tail_is_in_order(struct region *region)
 {
-    return atomic_load(&region_tail(region)->magic) == TAIL_MAGIC
-        && region_tail(region)->version == TAIL_VERSION;
+    struct region_tail *tail = region_tail(region);
+    return atomic_load(&tail->magic) == TAIL_MAGIC && tail->version == TAIL_VERSION;
 }
 
 static bool in_order(struct region *region)
 {
     return atomic_load(&region->magic) == REGION_MAGIC && region->major == REGION_MAJOR
-        && tail_is_in_order(region);
+        && tail_is_in_order(region) && atomic_load(&region_tail(region)->slots_backed) >= REGION_SLOTS;
 }
 
 /* --- making it ------------------------------------------------------------------------------------------ */
 
-static bool back_all_but_slots(int fd)
+/* Real blocks for all of it: writing into a hole of a full disk would end the process with SIGBUS. Where the
+ * file system has no such call, libc writes into each block. */
+static bool has_blocks(int fd)
 {
-    size_t end_of_header = offsetof(struct region, slots), trailer = offsetof(struct region, slot_count);
-    return region_file_back(fd, 0, end_of_header) && region_file_back(fd, trailer, REGION_BYTES - trailer)
-        && region_file_back(fd, TAIL_OFFSET, TAIL_BYTES);
+    int error = posix_fallocate(fd, 0, FILE_BYTES);
+    errno = error;
+    return error == 0;
 }
 
 static const char *complaint_of(const struct stat *status)
@@ -185,8 +189,7 @@ static const char *prepare(int fd)
         return strerror(errno);
     if (complaint_of(&status))
         return complaint_of(&status);
-    if ((status.st_size < FILE_BYTES && (!may_grow() || ftruncate(fd, FILE_BYTES) != 0))
-        || !back_all_but_slots(fd))
+    if ((status.st_size < FILE_BYTES && (!may_grow() || ftruncate(fd, FILE_BYTES) != 0)) || !has_blocks(fd))
         return strerror(errno);
     if (status.st_uid == geteuid() && (status.st_mode & 0777) != PERMISSIONS)
         fchmod(fd, PERMISSIONS); /* other users of the container count here too */
@@ -204,6 +207,7 @@ static const char *put_in_order(struct region *region)
         return "it is a usage region of another major version";
     if (!tail_is_in_order(region))
         write_tail(region);
+    atomic_store(&region_tail(region)->slots_backed, REGION_SLOTS);
     return NULL;
 }
 
@@ -266,15 +270,37 @@ static struct region *open_or_make(int fd, const char **problem)
     return region;
 }
 
+/* What the agent has made, if it is that and as good as new. */
+static struct region *map_made(int fd, const struct made_region *made, const char **problem)
+{
+    struct stat status;
+    if (fstat(fd, &status) != 0) {
+        *problem = strerror(errno);
+        return NULL;
+    }
+    struct region *region = status.st_ino == made->inode ? map_as_it_is(fd) : NULL;
+    if (region && region_tail(region)->id == made->id) {
+        if (settings()->priority != DEFAULT_PRIORITY) /* the agent does not know it */
+            atomic_store(&region->priority, settings()->priority);
+        return region;
+    }
+    if (region)
+        munmap(region, FILE_BYTES);
+    *problem = status.st_ino == made->inode ? "it was cut short or overwritten"
+                                            : "it is not the file that the node's vGPU agent has made";
+    return NULL;
+}
+
 struct region *region_file_open(const char **problem)
 {
     struct stat status;
-    int fd = open_path(O_CREAT);
+    const struct made_region made = limits_region();
+    int fd = open_path(made.inode ? 0 : O_CREAT);
     if (fd < 0) {
         *problem = strerror(errno);
         return NULL;
     }
-    struct region *region = open_or_make(fd, problem);
+    struct region *region = made.inode ? map_made(fd, &made, problem) : open_or_make(fd, problem);
     if (region && fstat(fd, &status) == 0) {
         mapped_device = status.st_dev;
         mapped_inode = status.st_ino;

@@ -11,7 +11,9 @@
 
 enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES };
 
-/* Map the file, in order, making it if need be. NULL, with `problem` saying why, when it cannot be had. */
+/* Map the file, in order, making it if need be. NULL, with `problem` saying why, when it cannot be had. What
+ * the agent has made (limits.h) is never made or mended here: a container that could have it anew would have
+ * its budget anew. */
 struct region *region_file_open(const char **problem);
 
 /* The mapped file as a file of its own; -1 with errno set when it is not at its path any more. */
@@ -23,9 +25,6 @@ int region_file_lock(int patience_ms);
 
 /* Unlock and close; errno stays. */
 void region_file_unlock(int fd);
-
-/* Give these bytes real blocks: writing into a hole of a full disk would end the process with SIGBUS. */
-bool region_file_back(int fd, size_t offset, size_t bytes);
 
 /* Our part of a mapped region. */
 static inline struct region_tail *region_tail(struct region *region)

@@ -105,10 +105,12 @@ struct region_tail {
     _Atomic uint32_t magic;
     uint32_t version;
     _Atomic uint32_t sweeps; /* how often the slots of the dead were looked for */
-    _Atomic uint32_t slots_backed; /* slots before it have blocks on the disk */
+    _Atomic uint32_t
+        slots_backed; /* slots before it have blocks on the disk: all, since the file is made so */
     _Atomic uint64_t refusal_count;
     _Atomic uint64_t swept_at_ns; /* when they were looked for last without a refusal; CLOCK_MONOTONIC */
-    uint64_t reserved1[4];
+    uint64_t id; /* of the agent's choice, also in the limits file; 0: the agent has not made the file */
+    uint64_t reserved1[3];
     struct region_device devices[MAX_DEVICES];
     struct region_refusal refusals[REFUSALS];
 };
@@ -119,6 +121,7 @@ _Static_assert(sizeof(struct region) == REGION_BYTES, "region");
 _Static_assert(sizeof(struct region_device) == 256, "device");
 _Static_assert(offsetof(struct region_device, budget_ns) == 64, "budget_ns");
 _Static_assert(sizeof(struct region_refusal) == 96, "refusal");
+_Static_assert(offsetof(struct region_tail, id) == 32, "id");
 _Static_assert(offsetof(struct region_tail, devices) == 64, "devices");
 _Static_assert(sizeof(struct region_tail) <= TAIL_BYTES, "tail");
 #define AT(field, offset) _Static_assert(offsetof(struct region, field) == (offset), #field)

@@ -18,7 +18,7 @@
 #define OWNER_PID ((UINT64_C(1) << 22) - 1)
 #define OWNER_UNLOCKED (UINT64_C(1) << 22)
 #define OWNER_READY (UINT64_C(1) << 23)
-enum { OWNER_TIME_SHIFT = 24, BACKED_AT_ONCE = 32, PAGE_BYTES = 4096 };
+enum { OWNER_TIME_SHIFT = 24, PAGE_BYTES = 4096 };
 
 static _Atomic(struct region_slot *) mine;
 static _Atomic uint64_t my_owner; /* its owner word */
@@ -165,21 +165,6 @@ struct holdings slots_hold(struct region *region, int place)
 
 /* --- taking one ----------------------------------------------------------------------------------------- */
 
-static bool back_slot(struct region *region, int fd, int32_t index)
-{
-    _Atomic uint32_t *backed = &region_tail(region)->slots_backed;
-    uint32_t before = atomic_load(backed), wanted = (uint32_t)index + BACKED_AT_ONCE;
-    if ((uint32_t)index < before)
-        return true;
-    wanted = wanted < REGION_SLOTS ? wanted : REGION_SLOTS;
-    size_t from = offsetof(struct region, slots) + (size_t)index * sizeof(struct region_slot);
-    size_t to = offsetof(struct region, slots) + wanted * sizeof(struct region_slot);
-    if (!region_file_back(fd, from, to - from))
-        return false;
-    while (before < wanted && !atomic_compare_exchange_weak(backed, &before, wanted)) { }
-    return true;
-}
-
 /* The slot is taken, but counts for nothing yet. */
 static void set_in_order(struct region *region, struct region_slot *slot, int32_t index)
 {
@@ -247,8 +232,6 @@ struct region_slot *slot_take(struct region *region, int fd, bool *before)
         }
         if (atomic_load(&slot->owner) != 0 || is_foreign(slot))
             continue;
-        if (!back_slot(region, fd, i))
-            break;
         if (try_slot(region, fd, i, me))
             return slot;
         errno = EUSERS;

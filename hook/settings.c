@@ -104,7 +104,7 @@ static bool word_is(const char *name, const char *word)
 static void read_environment(void)
 {
     current.log_level = number_of("LIBCUDA_LOG_LEVEL", 0);
-    current.priority = number_of("CUDA_TASK_PRIORITY", 1);
+    current.priority = number_of("CUDA_TASK_PRIORITY", DEFAULT_PRIORITY);
     int interval_s = number_of("RECORD_KERNEL_INTERVAL", 1);
     current.record_interval_s = interval_s > 0 ? (unsigned)interval_s : 1;
     current.core_policy = word_is("GPU_CORE_UTILIZATION_POLICY", "force") ? CORES_FORCE

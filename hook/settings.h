@@ -34,7 +34,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MAX_DEVICES = 16, UUID_BYTES = 96, WHOLE_GPU_PERMILLE = 1000 };
+enum { MAX_DEVICES = 16, UUID_BYTES = 96, WHOLE_GPU_PERMILLE = 1000, DEFAULT_PRIORITY = 1 };
 
 enum core_policy { CORES_DEFAULT, CORES_FORCE, CORES_DISABLE }; /* numbers as in the limits file */
 

@@ -1,19 +1,23 @@
 """A container with the hook and the agent's limits file beside it, as tests write and change it."""
 
 import mmap
+import os
 import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from built_hook import built
 from hooked_programs import Node
 
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile, encode
+from agent.domain.new_region import new_region
+from agent.domain.region import FILE_BYTES
 
 LINES_AT, LINE_BYTES = 64, 64
+REGION_ID = 0x0123456789ABCDEF
 _FIELDS = struct.Struct("<QIIQQ")  # from the memory limit on
 
 
@@ -34,11 +38,22 @@ class LimitsBed:
         *devices: DeviceLimit,
         core_policy: CorePolicy = CorePolicy.DEFAULT,
         cache: str | None = None,
+        makes_region: bool = False,
     ) -> None:
-        """Let the agent give the container these devices."""
+        """Let the agent give the container these devices; and a usage region, if it makes that."""
         cache_path = str(self.node.cache) if cache is None else cache
         limits = LimitsFile(devices=devices, core_policy=core_policy, cache_path=cache_path)
+        if makes_region:
+            limits = replace(limits, region_inode=self._make_region(limits), region_id=REGION_ID)
         self.path.write_bytes(encode(limits))
+
+    def _make_region(self, limits: LimitsFile) -> int:
+        with self.node.cache.open("wb") as file:
+            os.truncate(file.fileno(), FILE_BYTES)
+            for piece in new_region(limits, region_id=REGION_ID, now_s=1_800_000_000):
+                os.pwrite(file.fileno(), piece.content, piece.offset)
+            os.fchmod(file.fileno(), 0o666)
+            return os.fstat(file.fileno()).st_ino
 
     def environment(self, **env: str) -> dict[str, str]:
         """What a process is started with: this copy of the library; "" takes a variable away."""

@@ -7,6 +7,7 @@
         <pod uid>_<container>        root's, 0644: mounted read-only
     containers/                      root's, 0755
         <pod uid>_<container>/       0777: containers run as any user; only this one sees it
+            <uuid>.cache             0666: its usage region
 <lock dir>/                          1777, shared by all containers: HAMi-core's contract
 """
 
@@ -15,7 +16,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agent.adapters.safe_files import (
@@ -25,9 +26,13 @@ from agent.adapters.safe_files import (
     read_small,
     refusing,
     remove_tree,
+    replace_whole,
     trusted_owner,
+    write_all,
     write_whole,
 )
+from agent.domain.new_region import HEAD, TAIL_HEAD_BYTES, Piece, SeenRegion
+from agent.domain.region import FILE_BYTES, TAIL_OFFSET
 from agent.errors import NodeNotReady
 from agent.ports import CacheDir, HookFiles
 
@@ -35,7 +40,7 @@ CONTAINERS, LIMITS = "containers", "limits"
 LIBRARY, PRELOAD, LICENSE, VALIDATOR = "libvgpu.so", "ld.so.preload", "license", "vgpuvalidator"
 COMMON_DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
                        "/dev/nvidia-modeset")  # fmt: skip
-OPEN_TO_ALL, SHARED = 0o777, 0o1777
+OPEN_TO_ALL, SHARED, OPEN_FILE = 0o777, 0o1777, 0o666
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_LIMITS_BYTES = 1 << 16
 
@@ -142,6 +147,59 @@ class HostCaches:
             write_whole(name, content, 0o644, dir_fd=fd)
         return path
 
+    def read_limits(self, pod_uid: str, container: str) -> bytes:
+        """A container's limits as they were written; empty when never. Raises NodeNotReady."""
+        name = directory_name(pod_uid, container)
+        with (
+            refusing("read the container's limits", self._root / LIMITS / name),
+            contextlib.suppress(FileNotFoundError),
+            self._opened(LIMITS) as fd,
+        ):
+            return read_small(name, MAX_LIMITS_BYTES, dir_fd=fd) or b""
+        return b""
+
+    # --- usage regions: a container can do what it likes with its own
+
+    @contextlib.contextmanager
+    def _container(self, pod_uid: str, container: str, what: str, file: str) -> Iterator[int]:
+        name = directory_name(pod_uid, container)
+        with (
+            refusing(what, self._root / CONTAINERS / name / file),
+            self._opened(CONTAINERS) as parent,
+            opened_directory(name, dir_fd=parent) as fd,
+        ):
+            yield fd
+
+    def seen_region(self, pod_uid: str, container: str, name: str) -> SeenRegion | None:
+        """What has this name in the container's directory. Raises NodeNotReady.
+
+        It is read, never mapped: who cuts a mapped file short ends its readers.
+        """
+        with self._container(pod_uid, container, "look at the usage region", name) as fd:
+            try:
+                info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if not stat.S_ISREG(info.st_mode):
+                    return SeenRegion(inode=info.st_ino)
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                region = os.open(name, flags, dir_fd=fd)
+            except FileNotFoundError:
+                return None
+            try:
+                return SeenRegion(
+                    inode=os.fstat(region).st_ino,
+                    head=os.pread(region, HEAD.size, 0),
+                    tail=os.pread(region, TAIL_HEAD_BYTES, TAIL_OFFSET),
+                )
+            finally:
+                os.close(region)
+
+    def make_region(self, pod_uid: str, container: str, name: str, pieces: Sequence[Piece]) -> int:
+        """Put a usage region there, whole and on disk; give its inode. Raises NodeNotReady."""
+        with self._container(pod_uid, container, "make the usage region", name) as fd:
+            return replace_whole(name, lambda file: _fill(file, pieces), OPEN_FILE, dir_fd=fd)
+
+    # --- the end of a container
+
     def discard(self, name: str) -> None:
         """Delete a directory of ours, what is in it, and its limits. Raises NodeNotReady."""
         if not is_directory_name(name):
@@ -238,6 +296,14 @@ class HostCaches:
                     self._open_to_all(own, path, SHARED)
             finally:
                 os.close(fd)
+
+
+def _fill(file: int, pieces: Sequence[Piece]) -> None:
+    """Real blocks for all of it: a disk that is full later must not end who writes by SIGBUS."""
+    os.posix_fallocate(file, 0, FILE_BYTES)
+    for piece in pieces:
+        os.lseek(file, piece.offset, os.SEEK_SET)
+        write_all(file, piece.content)
 
 
 def _exists(name: str, directory: int) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent.errors import NodeNotReady
@@ -107,14 +107,20 @@ def write_whole(name: str, content: bytes, mode: int, *, dir_fd: int) -> None:
 
     Raises OSError; nothing of a failed try stays behind.
     """
+    replace_whole(name, lambda fd: write_all(fd, content), mode, dir_fd=dir_fd)
+
+
+def replace_whole(name: str, fill: Callable[[int], None], mode: int, *, dir_fd: int) -> int:
+    """The same for what is not simply written from its start; give the new file's inode."""
     temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
     try:
         try:
-            write_all(fd, content)
+            fill(fd)
             os.fchmod(fd, mode)
             os.fsync(fd)
+            inode = os.fstat(fd).st_ino
         finally:
             os.close(fd)
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
@@ -123,6 +129,7 @@ def write_whole(name: str, content: bytes, mode: int, *, dir_fd: int) -> None:
             os.unlink(temporary, dir_fd=dir_fd)
         raise
     os.fsync(dir_fd)
+    return inode
 
 
 def write_all(fd: int, content: bytes) -> None:

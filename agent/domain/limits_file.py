@@ -18,7 +18,7 @@ FILE_BYTES = 4096
 MAX_DEVICES = 16
 MIB, MAX_BYTES = 1 << 20, (1 << 64) - 1
 
-_HEADER = struct.Struct("<4IQ40x")
+_HEADER = struct.Struct("<4I3Q24x")
 _LINE = struct.Struct("<II16sQIIQQ8x")
 _CACHE_PATH = struct.Struct("<256s")
 _MIG, _OVERSUBSCRIBE = 1, 2
@@ -55,6 +55,9 @@ class LimitsFile:
     core_policy: CorePolicy = CorePolicy.DEFAULT
     cache_path: str = ""  # the usage region, as the container sees it; empty: the environment says
     alive_at_ns: int = 0
+    # The file there, when the agent has made it: the hook then takes no other and makes none.
+    region_inode: int = 0  # 0: it has not
+    region_id: int = 0
 
 
 def limits_of(
@@ -120,7 +123,13 @@ def encode(limits: LimitsFile) -> bytes:
     if len(path) >= _CACHE_PATH.size or b"\0" in path:
         raise MalformedLimits(f"the path {limits.cache_path!a} is longer than 255 bytes")
     header = _HEADER.pack(
-        MAGIC, VERSION, len(limits.devices), limits.core_policy, limits.alive_at_ns
+        MAGIC,
+        VERSION,
+        len(limits.devices),
+        limits.core_policy,
+        limits.alive_at_ns,
+        limits.region_inode,
+        limits.region_id,
     )
     lines = b"".join(_encode_line(device) for device in limits.devices)
     lines = lines.ljust(MAX_DEVICES * _LINE.size, b"\0")
@@ -151,7 +160,7 @@ def decode(content: bytes) -> LimitsFile:
     """Read a file back. Raises MalformedLimits, and nothing else, for any other bytes."""
     if len(content) < FILE_BYTES:
         raise MalformedLimits(f"{len(content)} bytes, but a file has {FILE_BYTES}")
-    magic, version, count, policy, alive_at_ns = _HEADER.unpack_from(content)
+    magic, version, count, policy, alive_at_ns, inode, region_id = _HEADER.unpack_from(content)
     if (magic, version) != (MAGIC, VERSION):
         raise MalformedLimits(f"magic {magic:#x} version {version} is not this layout")
     if not 1 <= count <= MAX_DEVICES or policy not in tuple(CorePolicy):
@@ -168,6 +177,8 @@ def decode(content: bytes) -> LimitsFile:
         core_policy=CorePolicy(policy),
         cache_path=cache_path,
         alive_at_ns=alive_at_ns,
+        region_inode=inode,
+        region_id=region_id,
     )
 
 

@@ -17,6 +17,7 @@ REFUSAL_WRITING = 1 << 63
 UUID_BYTES = 96
 V0_BYTES, V1_BYTES = 1197896, 2008952
 TAIL_OFFSET, TAIL_BYTES, TAIL_MAGIC, TAIL_VERSION = 2031616, 8192, 0x75706776, 2  # "vgpu"
+FILE_BYTES = TAIL_OFFSET + TAIL_BYTES
 
 # Offsets by name. Those of a slot, a device and a refusal are within it; in both layouts a device's
 # figures in a slot begin with context, module, data, offset and total.
@@ -33,7 +34,8 @@ V1: Mapping[str, int] = MappingProxyType({
     "slot.used": 8, "slot.status": 1928, "slot": 1960, "usage": 64,
 })  # fmt: skip
 TAIL: Mapping[str, int] = MappingProxyType({
-    "magic": 0, "version": 4, "sweeps": 8, "refusal_count": 16, "devices": 64, "refusals": 4160,
+    "magic": 0, "version": 4, "sweeps": 8, "slots_backed": 12, "refusal_count": 16, "id": 32,
+    "devices": 64, "refusals": 4160,
     "device.ledger": 0, "device.peak_bytes": 8, "device.refusals": 16, "device.refused_bytes": 24,
     "device.context_bytes": 32, "device.underflows": 40, "device.corrections": 48,
     "device.budget_ns": 64, "device.refilled_at_ns": 72, "device.charged_ns": 80,

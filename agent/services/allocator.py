@@ -7,7 +7,6 @@ crash gets the same answer; the lock goes last, because it directs the next Allo
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from agent.domain.claims import TO_ALLOCATE
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grant_plan import GrantPolicy, HostPaths, plan_grant, refuse_negative
 from agent.domain.grants import Claim, Grant, GrantRecord
-from agent.domain.limits_file import CorePolicy, encode, limits_of
 from agent.domain.matching import Turn, other_vendors_pending
 from agent.domain.preferred_ids import gpu_of
 from agent.errors import (
@@ -37,6 +35,7 @@ from agent.errors import (
 )
 from agent.ports import Caches, GrantLog, HookFiles
 from agent.services.bind_finisher import BindFinisher
+from agent.services.container_limits import ContainerLimits, cache_name
 from agent.services.node_view import NodeView
 from agent.services.published import Inventory
 from agent.services.turns import Turns, refused_by_cluster, short_reason
@@ -45,7 +44,6 @@ log = logs.get(__name__)
 
 DECISIONS = 3  # how often a pod may change under our hands
 EXIT_S = 0.2  # kept back for the exit door
-CACHE_NAMES = uuid.UUID("5a1d6f0e-4c0f-4f43-9f0e-6c1f4b7a9b52")
 
 GRANTED, REPEATED = "granted", "repeated"
 OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
@@ -78,11 +76,6 @@ class Supply:
     inventory: Inventory
     sharing: Sharing
     policy: GrantPolicy
-
-
-def cache_name(pod_uid: str, container: str) -> str:
-    """The shared region's file name: the same whenever this container is asked for."""
-    return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
 
 
 def outcome_of(error: Exception) -> str:
@@ -122,6 +115,7 @@ class Allocator:
         self._on_outcome = on_outcome
         self._clock = clock
         self._now_s = now_s
+        self._limits = ContainerLimits(host.caches, supply.policy, now_s=now_s)
         self._one_at_a_time = threading.Lock()  # choosing a pod is read-modify-write
 
     def allocate(self, device_ids: Sequence[str], *, deadline_s: float) -> Grant:
@@ -231,7 +225,7 @@ class Allocator:
         """Give an answer that was given before; its bind is over, or the finisher ends it."""
         self._host.caches.prepare()
         self._host.caches.create(record.pod_uid, record.container)
-        self._write_limits(record.pod_uid, record.container, record.claims)
+        self._limits.write(record.pod_uid, record.container, record.claims)
         self._turns.served(turn, device_ids)
         return record.grant
 
@@ -245,7 +239,7 @@ class Allocator:
             files = self._host.caches.prepare()
             directory = self._host.caches.create(turn.pod.uid, turn.container.name)
             undo.append(lambda: self._discard(directory.name))
-            limits = self._write_limits(turn.pod.uid, turn.container.name, turn.claims)
+            limits = self._limits.write(turn.pod.uid, turn.container.name, turn.claims)
         record = turn.record
         if record is None:
             record = GrantRecord(
@@ -264,19 +258,6 @@ class Allocator:
                 self._host.grant_log.record(record)
         undo.append(lambda: self._host.grant_log.drop(record))
         return record
-
-    def _write_limits(self, pod_uid: str, container: str, claims: Sequence[Claim]) -> Path | None:
-        """The container's limits file; None when its environment must do."""
-        policy = self._supply.policy
-        limits = limits_of(
-            claims,
-            cache_path=f"{policy.hook_dir}/{cache_name(pod_uid, container)}",
-            oversubscribe=policy.oversubscribed,
-            core_policy=CorePolicy.DISABLE if policy.disable_core_limit else CorePolicy.DEFAULT,
-        )
-        return (
-            self._host.caches.write_limits(pod_uid, container, encode(limits)) if limits else None
-        )
 
     def _plan(
         self,

@@ -48,7 +48,8 @@ def can_mount() -> bool:
     [
         pytest.param("ro", "host/vgpu", id="the hook directory is read-only"),
         pytest.param("size=4k,nr_inodes=2", "host/vgpu", id="the hook directory is full"),
-        pytest.param("size=1m,nr_inodes=5", "host/vgpu", id="full when the limits are written"),
+        pytest.param("size=1m,nr_inodes=9", "host/vgpu", id="no room for the usage region"),
+        pytest.param("size=9m,nr_inodes=8", "host/vgpu", id="full when the limits are written"),
         pytest.param("ro", "state", id="the state directory is read-only"),
         pytest.param("size=4k,nr_inodes=3", "state", id="the state directory is full"),
     ],

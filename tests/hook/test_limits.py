@@ -1,8 +1,12 @@
 """What the environment allows, and what programs are then told and given."""
 
+from pathlib import Path
+
 import pytest
 from hooked_programs import LIMIT, Node
+from limits_bed import limits_bed
 
+from agent.domain.limits_file import DeviceLimit
 from agent.sim.driver import SimGpu, made_up_uuid
 
 ASK = "say(init=start(), total=total_mib(), info=info_mib())"
@@ -62,6 +66,9 @@ def test_a_limit_is_what_the_program_sees_as_its_gpu(node: Node, text: str, mib:
         pytest.param("99999999999999999999g", id="too many digits"),
         pytest.param("99999999999g", id="more than 64 bits"),
         pytest.param("4096m;", id="a stray mark"),
+        pytest.param("0.0001k", id="less than a byte"),
+        pytest.param("0.0000001g", id="lost behind the sixth digit"),
+        pytest.param("nan", id="not a number"),
     ],
 )
 def test_a_malformed_limit_never_means_unlimited(node: Node, variable: str, text: str) -> None:
@@ -70,6 +77,57 @@ def test_a_malformed_limit_never_means_unlimited(node: Node, variable: str, text
     assert said["init"] == 1  # CUDA_ERROR_INVALID_VALUE
     assert said["alloc"] != 0
     assert said["rc"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "init"),
+    [
+        pytest.param("30", 0, id="in order"),
+        pytest.param("0.00000001", 1, id="nothing is left of it"),
+        pytest.param("-30", 1, id="negative"),
+        pytest.param("nan", 1, id="not a number"),
+    ],
+)
+@pytest.mark.parametrize("variable", ["CUDA_DEVICE_SM_LIMIT", "CUDA_DEVICE_SM_LIMIT_15"])
+def test_a_malformed_share_never_means_all_of_the_gpu(
+    node: Node, variable: str, text: str, init: int
+) -> None:
+    said = node.run("say(init=cuda.cuInit(0))", **{variable: text})
+    assert said["init"] == init
+    complaint = f"{variable}={text} is not a share of a GPU; write a percentage"
+    assert (complaint in said["stderr"]) == (init != 0)
+
+
+LOOK = (
+    "import pynvml; pynvml.nvmlInit()\n"
+    "pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "at_fault"),
+    [
+        pytest.param("", "/etc/vgpu.limits cannot be read: ", id="from the start"),
+        pytest.param(
+            LOOK, "device memory cannot be counted in {}: ", id="once the limits are read"
+        ),
+    ],
+)
+@pytest.mark.parametrize("makes_region", [False, True])
+def test_that_no_descriptor_is_left_is_nobodys_fault_but_the_programs(
+    node: Node, tmp_path: Path, before: str, at_fault: str, makes_region: bool
+) -> None:
+    bed = limits_bed(node, tmp_path / "library")
+    bed.write(DeviceLimit(uuid=A, memory_limit_bytes=1 << 30), makes_region=makes_region)
+    code = (
+        f"import resource\n{before}"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 4096))\n"
+        "say(init=cuda.cuInit(0))"
+    )
+    said = node.run(code, **bed.environment())
+    assert said["init"] in {1, 304}
+    shortage = "Too many open files; close some, or raise their limit (ulimit -n)"
+    assert said["stderr"].rstrip().endswith(at_fault.format(node.cache) + shortage)
 
 
 @pytest.mark.parametrize("level", ["", "0", "4"])

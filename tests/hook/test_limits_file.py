@@ -128,7 +128,7 @@ def _replaced(make: Any) -> Any:
         pytest.param(_replaced(os.mkfifo), "is not a regular file", id="fifo"),
         pytest.param(
             _replaced(lambda path: path.symlink_to(path.with_suffix(".good"))),
-            "Too many levels of symbolic links", id="link",
+            "cannot be read: Too many levels of symbolic links", id="link",
         ),
     ],
 )  # fmt: skip

@@ -19,7 +19,8 @@ int main(void)
     if (fread(&f, 1, sizeof f, stdin) != sizeof f)
         return 1;
     printf("%d %d %d\n", f.magic == LIMITS_MAGIC, f.version == LIMITS_VERSION, LIMITS_BYTES);
-    printf("%" PRIu32 " %" PRIu32 " %" PRIu64 " %s\n", f.device_count, f.core_policy, f.alive_at_ns, f.cache_path);
+    printf("%" PRIu32 " %" PRIu32 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %s\n", f.device_count,
+           f.core_policy, f.alive_at_ns, f.region_inode, f.region_id, f.cache_path);
     for (uint32_t i = 0; i < f.device_count; i++) {
         struct limits_device *d = &f.devices[i];
         printf("%" PRIu32 " %" PRIu32 " %02x%02x %" PRIu64 " %" PRIu32 " %" PRIu32 " %" PRIu64 " %" PRIu64 "\n",
@@ -43,6 +44,8 @@ def test_both_sides_name_the_same_bytes(tmp_path: Path) -> None:
             core_policy=CorePolicy.DISABLE,
             cache_path="/usr/local/vgpu/x.cache",
             alive_at_ns=1 << 43,
+            region_inode=(1 << 44) + 1,
+            region_id=(1 << 63) + 1,
         )
     )
     program = tmp_path / "printer"
@@ -54,7 +57,7 @@ def test_both_sides_name_the_same_bytes(tmp_path: Path) -> None:
     said = subprocess.run([program], input=content, capture_output=True, check=True, timeout=10)
     assert said.stdout.decode().splitlines() == [
         f"1 1 {len(content)}",
-        f"2 2 {1 << 43} /usr/local/vgpu/x.cache",
+        f"2 2 {1 << 43} {(1 << 44) + 1} {(1 << 63) + 1} /usr/local/vgpu/x.cache",
         f"0 0 a1b2 {1 << 40} 301 7 {1 << 41} {1 << 42}",
         "0 3 c3d4 0 0 0 0 0",
     ]

@@ -6,7 +6,7 @@
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from agent.domain.claims import TO_ALLOCATE
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import GrantRecord
+from agent.domain.new_region import Piece, SeenRegion
 from agent.domain.nodelock import LOCK
 from agent.domain.pods import Container, Node, Pod
 from agent.errors import ClusterConflict, ClusterGone, ClusterUnavailable, NodeNotReady
@@ -189,6 +190,8 @@ class FakeCaches:
         self.faults = faults or Faults()
         self.directories: dict[str, float] = {}
         self.limits: dict[str, bytes] = {}
+        self.regions: dict[tuple[str, str], SeenRegion] = {}
+        self.regions_made = 0
         self.now_s = 0.0
 
     def create(self, pod_uid: str, container: str) -> Path:
@@ -203,10 +206,29 @@ class FakeCaches:
             self.limits[name] = content
         return Path("/host/vgpu/limits") / name
 
+    def read_limits(self, pod_uid: str, container: str) -> bytes:
+        with self.faults.at("read limits", disk_full):
+            return self.limits.get(f"{pod_uid}_{container}", b"")
+
+    def seen_region(self, pod_uid: str, container: str, name: str) -> SeenRegion | None:
+        with self.faults.at("look at region", disk_full):
+            return self.regions.get((f"{pod_uid}_{container}", name))
+
+    def make_region(self, pod_uid: str, container: str, name: str, pieces: Sequence[Piece]) -> int:
+        directory = f"{pod_uid}_{container}"
+        with self.faults.at("make region", disk_full):
+            assert directory in self.directories, "its directory is made first"
+            self.regions_made += 1
+            self.regions[directory, name] = SeenRegion(
+                inode=1000 + self.regions_made, head=pieces[0].content, tail=pieces[-1].content
+            )
+        return 1000 + self.regions_made
+
     def discard(self, name: str) -> None:
         with self.faults.at("discard directory", disk_full):
             self.directories.pop(name, None)
             self.limits.pop(name, None)
+            self.regions = {at: seen for at, seen in self.regions.items() if at[0] != name}
 
     def listed(self) -> tuple[CacheDir, ...]:
         return tuple(CacheDir(name, changed) for name, changed in self.directories.items())

@@ -30,6 +30,9 @@ def test_one_container(scene: Scene) -> None:
     assert scene.faults.effects == [
         "prepare",
         "create directory",
+        "look at region",
+        "read limits",
+        "make region",
         "write limits",
         "journal",
         "erase",

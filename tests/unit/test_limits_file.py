@@ -43,6 +43,8 @@ files = st.builds(
     core_policy=st.sampled_from(CorePolicy),
     cache_path=st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=255),
     alive_at_ns=u64,
+    region_inode=u64,
+    region_id=u64,
 )
 
 
@@ -156,10 +158,12 @@ def test_the_offsets_are_those_of_the_c_side() -> None:
                                                       blocked_until_ns=9)),
             cache_path=PATH,
             alive_at_ns=5,
+            region_inode=6,
+            region_id=8,
         )
     )  # fmt: skip
     second = 64 + 64
-    assert struct.unpack_from("<Q", content, 16) == (5,)
+    assert struct.unpack_from("<QQQ", content, 16) == (5, 6, 8)
     assert struct.unpack_from("<Q", content, second + 24) == (7,)
     assert struct.unpack_from("<Q", content, second + 48) == (9,)
     assert ctypes.string_at(content[1088:]) == PATH.encode()

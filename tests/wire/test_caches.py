@@ -4,12 +4,16 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.adapters.caches import HostCaches
+from agent.domain.limits_file import DeviceLimit, LimitsFile
+from agent.domain.new_region import RegionMark, mark_of, new_region
+from agent.domain.region import FILE_BYTES
+from agent.domain.region import decode as decode_region
 from agent.errors import NodeNotReady
 from tests.wire.host_directory import ROOT, UID, make_caches, make_host, mode, needs_root
 
@@ -278,3 +282,76 @@ def test_a_directory_goes_whatever_is_wrong_with_the_limits(
     with pytest.raises(NodeNotReady, match=r"limits.*a link or a file"):
         caches.discard(path.name)
     assert not path.exists()
+
+
+# --- usage regions --------------------------------------------------------------------------------
+
+LIMITS = LimitsFile(devices=(DeviceLimit(uuid="GPU-00000000-0000-4000-8000-00000000000a"),))
+PIECES = new_region(LIMITS, region_id=77, now_s=1)
+CACHE = "1.cache"
+
+
+def test_a_region_is_whole_and_has_its_blocks(caches: HostCaches) -> None:
+    path = caches.create(UID, "main") / CACHE
+    before = os.umask(0o077)
+    try:
+        inode = caches.make_region(UID, "main", CACHE, PIECES)
+    finally:
+        os.umask(before)
+    info = path.stat()
+    assert (info.st_ino, info.st_size, mode(path)) == (inode, FILE_BYTES, 0o666)
+    assert info.st_blocks * 512 >= FILE_BYTES
+    assert len(decode_region(path.read_bytes()).devices) == 1
+    assert [entry.name for entry in path.parent.iterdir()] == [CACHE]
+    seen = caches.seen_region(UID, "main", CACHE)
+    assert seen is not None
+    assert mark_of(seen) == RegionMark(inode, 77)
+
+
+def test_who_uses_a_region_that_is_replaced_keeps_the_old_one(caches: HostCaches) -> None:
+    path = caches.create(UID, "main") / CACHE
+    path.write_bytes(b"spoiled")
+    with path.open("rb") as used:
+        inode = caches.make_region(UID, "main", CACHE, PIECES)
+        assert used.read() == b"spoiled"
+    assert path.stat().st_ino == inode
+    assert path.stat().st_size == FILE_BYTES
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        pytest.param(Path.mkdir, id="directory"),
+        pytest.param(os.mkfifo, id="FIFO"),
+        pytest.param(a_link, id="link"),
+        pytest.param(Path.touch, id="empty file"),
+    ],
+)
+def test_whatever_a_container_puts_there_is_looked_at_without_harm(
+    caches: HostCaches, put: Callable[[Path], None]
+) -> None:
+    put(caches.create(UID, "main") / CACHE)
+    seen = caches.seen_region(UID, "main", CACHE)
+    assert seen is not None
+    assert (seen.head, mark_of(seen)) == (b"", RegionMark())
+
+
+def test_a_region_that_never_was_is_none(caches: HostCaches) -> None:
+    caches.create(UID, "main")
+    assert caches.seen_region(UID, "main", CACHE) is None
+    assert caches.read_limits(UID, "main") == b""
+    caches.write_limits(UID, "main", b"limits")
+    assert caches.read_limits(UID, "main") == b"limits"
+
+
+def test_no_region_that_a_full_disk_could_cut_off(small_disk: Path, tmp_path: Path) -> None:
+    """There is room for the file, and none for its blocks."""
+    caches = HostCaches(small_disk, lock_dir=tmp_path / "lock")
+    path = caches.create(UID, "main")
+    with pytest.raises(NodeNotReady, match=r"usage region.*disk is full: free some space"):
+        caches.make_region(UID, "main", CACHE, PIECES)
+    assert list(path.iterdir()) == []

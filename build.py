@@ -236,20 +236,22 @@ def format(_arguments: "Sequence[str]" = ()) -> int:  # noqa: A001 - the task's 
 
 
 def test(arguments: "Sequence[str]") -> int:
-    """Check everything and run all tests; --cluster: the cases on a real kubelet instead.
+    """Check everything and run all tests; --cluster, --bundle: others instead.
 
-    Further arguments go to pytest, e.g. `build.py test tests/unit -k claims`.
+    --cluster: the cases of tests/cluster on a real kubelet. --bundle: make the release, then test
+    that. Further arguments go to pytest, e.g. `build.py test tests/unit -k claims`.
     """
     arguments = list(arguments)
-    if "--cluster" in arguments:
-        arguments.remove("--cluster")
-        return test_cluster(arguments)
+    for tier, run_tier in (("--cluster", test_cluster), ("--bundle", test_bundle)):
+        if tier in arguments:
+            arguments.remove(tier)
+            return run_tier(arguments)
     compile_hook()
     environment("run", "hook", "dev")
     if not arguments:
         check()
     chosen = arguments or ["-n", "2", "--dist", "loadfile"]
-    return run(PYTHON, "-m", "pytest", "-m", "not cluster and not gpu", *chosen)
+    return run(PYTHON, "-m", "pytest", "-m", "not cluster and not gpu and not bundle", *chosen)
 
 
 def test_cluster(arguments: "Sequence[str]") -> int:
@@ -260,6 +262,14 @@ def test_cluster(arguments: "Sequence[str]") -> int:
     environment("run", "hook", "dev")
     chosen = arguments or ["-n", "2", "--dist", "loadgroup"]  # a node each
     return run(PYTHON, "-m", "pytest", "-m", "cluster", "tests/cluster", *chosen)
+
+
+def test_bundle(arguments: "Sequence[str]") -> int:
+    """Make the release and run tests/bundle on it."""
+    if code := dist():
+        return code
+    chosen = arguments or ["-n", "2", "--dist", "loadfile"]
+    return run(PYTHON, "-m", "pytest", "-m", "bundle", "tests/bundle", *chosen)
 
 
 def cluster_peers(_arguments: "Sequence[str]" = ()) -> int:

@@ -136,7 +136,7 @@ class HostProcesses:
         if life is None or life.state in ("Z", "X"):
             return
         pod = granted.get(place.pod_uid)
-        container = self._container(entry, place, pod, known, again=self._is_due(pid))
+        container = self._container(entry, place, pod)
         if pod is None or container not in pod.containers:
             self._known[pid] = _Known(life, place)
             return
@@ -145,9 +145,7 @@ class HostProcesses:
             before = _looked_into(pid, entry, life, before)
         self._known[pid] = _Known(life, place, container, before)
 
-    def _container(
-        self, entry: int, place: Place, pod: Granted | None, known: _Known | None, *, again: bool
-    ) -> str:
+    def _container(self, entry: int, place: Place, pod: Granted | None) -> str:
         """Its name: by the runtime's id, else by the mounts that Allocate gave it.
 
         A process can be rid of its mounts; then another one in its cgroup tells.
@@ -156,8 +154,6 @@ class HostProcesses:
             return pod.container_ids[place.container_id]
         if place in self._by_mount:
             return self._by_mount[place]
-        if known and not known.container and not again:
-            return ""
         mounts = _text(entry, "mountinfo", MOUNTINFO_BYTES)
         container = granted_mount(mounts, self._containers, place.pod_uid)
         if container and place.container_id:
@@ -201,7 +197,7 @@ def _looked_into(pid: int, entry: int, life: Life, before: Process | None) -> Pr
         inside = before.pid_inside if before else pid_inside(_text(entry, "status"))
         namespace = before.pid_namespace if before else _namespace(entry)
         found, readable = _mapped(entry)
-        if not found.gpu and ((before and before.uses_gpu) or _has_gpu_open(entry)):
+        if not found.gpu and _has_gpu_open(entry):
             found |= Mapped(gpu=True)
         if found.gpu and not found.library:
             linkage = _linkage(entry)

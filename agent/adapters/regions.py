@@ -112,7 +112,7 @@ def _slots(fd: int) -> tuple[Slot, ...]:
 def _told(fd: int, told: HostPid) -> bool:
     """Write a pid into a slot that still is that process's; take it back if it was not by then."""
     at = SLOTS_AT + told.slot.index * SLOT_BYTES
-    if not _is_still(fd, at, told.slot) or os.fstat(fd).st_size < at + SLOT_BYTES:
+    if not _is_still(fd, at, told.slot):  # nor is it, where the file has become too short
         return False
     os.pwrite(fd, HOST_PID.pack(told.host_pid), at + HOST_PID_AT)
     if _is_still(fd, at, told.slot):

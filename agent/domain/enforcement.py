@@ -175,8 +175,7 @@ def host_pids(processes: Sequence[Process], slots: Iterable[Slot]) -> tuple[Host
     """
     by_pid: dict[int, list[Process]] = {}
     for process in processes:
-        if process.pid_inside:
-            by_pid.setdefault(process.pid_inside, []).append(process)
+        by_pid.setdefault(process.pid_inside, []).append(process)
     found = []
     for slot in slots:
         owners = [process for process in by_pid.get(slot.pid, ()) if _owns(process, slot)]

@@ -7,7 +7,7 @@ no grants.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from agent import logs
@@ -55,7 +55,8 @@ Enforced = Published[tuple[ContainerState, ...]]
 class _Told:
     """What was said about a container."""
 
-    reasons: set[Reason]  # in Events: each once
+    about: str
+    reasons: set[Reason] = field(default_factory=set)  # in Events: each once
     enforced: bool = False
 
 
@@ -82,7 +83,7 @@ class Enforcement:
         self._every_s = every_s
         self._post = post
         self._clock = clock
-        self._told: dict[str, _Told] = {}
+        self._told: dict[tuple[str, str], _Told] = {}  # by pod uid and container
         self.states: Enforced = Published(())
 
     def run(self, life: Lifeline) -> None:
@@ -95,8 +96,8 @@ class Enforcement:
     def look_once(self) -> tuple[ContainerState, ...]:
         """Look at every container with a grant; give what is published then."""
         records = self._live()
+        self._forget_all_but(records)
         if not records:
-            self._told.clear()
             self._processes.forget()
             self.states.publish(())
             return ()
@@ -112,10 +113,13 @@ class Enforcement:
         states = tuple(_state(record, verdict) for record, verdict in found)
         for record, verdict in found:
             self._tell(record, verdict)
-        known = {_about(record) for record in records}
-        self._told = {about: told for about, told in self._told.items() if about in known}
         self.states.publish(states)
         return states
+
+    def _forget_all_but(self, records: Sequence[GrantRecord]) -> None:
+        known = {_key(record) for record in records}
+        for key in self._told.keys() - known:
+            log.recovered("limits not enforced", about=self._told.pop(key).about)
 
     def _live(self) -> list[GrantRecord]:
         """Grants whose pods may have processes."""
@@ -187,8 +191,8 @@ class Enforcement:
                 log.recovered(event)
 
     def _tell(self, record: GrantRecord, verdict: Verdict) -> None:
-        about = _about(record)
-        told = self._told.setdefault(about, _Told(set()))
+        about = f"{record.namespace}/{record.pod_name}/{record.container}"
+        told = self._told.setdefault(_key(record), _Told(about))
         if verdict.state is State.NOT_ENFORCEABLE:
             log.failing(
                 "limits not enforced",
@@ -208,8 +212,8 @@ class Enforcement:
             log.info("limits enforced", container=about)
 
 
-def _about(record: GrantRecord) -> str:
-    return f"{record.namespace}/{record.pod_name}/{record.container}"
+def _key(record: GrantRecord) -> tuple[str, str]:
+    return record.pod_uid, record.container
 
 
 def _state(record: GrantRecord, verdict: Verdict) -> ContainerState:

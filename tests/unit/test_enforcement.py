@@ -1,5 +1,6 @@
 """Judging containers: every state, which pid goes where, and what the loop says of it."""
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent import logs
 from agent.domain.enforcement import (
     EXPLAINED,
     Granted,
@@ -182,7 +184,7 @@ class FakeProcesses:
         self.asked.append(granted)
         if self.error:
             raise self.error
-        return Seen(self.seeing, {("u1", "main"): self.found})
+        return Seen(self.seeing, {(uid, "main"): self.found for uid in granted})
 
     def forget(self) -> None:
         self.forgotten += 1
@@ -247,6 +249,14 @@ class Bed:
         assert self.loop.states.now() == (state,)
         assert (state.namespace, state.pod, state.container) == ("ns", "p", "main")
         return state.state, state.reason
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    sink = logs._Sink()
+    sink.stream = io.StringIO()
+    monkeypatch.setattr(logs, "_SINK", sink)
+    return sink.stream
 
 
 def test_without_a_grant_nothing_is_looked_at() -> None:
@@ -341,3 +351,95 @@ def test_what_was_said_of_a_pod_goes_with_it() -> None:
     bed.pods.publish(PodTable({"u1": POD}, synced=True))
     bed.look(BARE)
     assert len(bed.events) == 2, "a pod of that uid is told anew"
+
+
+def test_one_pod_goes_and_another_stays() -> None:
+    bed = Bed(pods=[POD, replace(POD, uid="u2", name="q")])
+    bed.grants.record(replace(RECORD, pod_uid="u2", pod_name="q"))
+    bed.processes.found = (BARE,)
+    assert len(bed.loop.look_once()) == 2
+    both = bed.pods.now()
+    bed.pods.publish(both.without("u1"))
+    assert [state.pod for state in bed.loop.look_once()] == ["q"]
+    bed.pods.publish(both)
+    bed.loop.look_once()
+    assert [event.pod.name for event in bed.events if event.pod] == ["p", "q", "p"]
+
+
+def test_a_pod_that_comes_again_under_its_name_is_told_anew(written: io.StringIO) -> None:
+    """As a StatefulSet's does, within a round."""
+    bed = Bed()
+    bed.look(BARE)
+    again = replace(POD, uid="u2")
+    bed.grants.record(replace(RECORD, pod_uid="u2"))
+    bed.pods.publish(PodTable({"u2": again}, synced=True))
+    bed.look(BARE)
+    assert [event.pod for event in bed.events] == [POD, again]
+    assert written.getvalue().count("limits_not_enforced") == 2
+
+
+class OneTurn:
+    """A lifeline that ends after one turn, and what was promised on it."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self.paused_s: list[float] = []
+        self.pulses_s: list[float] = []
+
+    def pulse(self, within_s: float) -> None:
+        self.pulses_s.append(within_s)
+
+    def pause(self, seconds: float) -> bool:
+        self.paused_s.append(seconds)
+        self.stopping = True
+        return False
+
+
+@pytest.mark.parametrize(
+    ("took_s", "paused_s"),
+    [
+        pytest.param(0.1, 5.0, id="a quick round"),
+        pytest.param(3.0, 60.0, id="very many processes: it rests for longer"),
+    ],
+)
+def test_a_long_round_is_followed_by_a_long_rest(took_s: float, paused_s: float) -> None:
+    bed, life = Bed(), OneTurn()
+    times = iter([100.0, 100.0 + took_s])
+    bed.loop._clock = lambda: next(times)
+    bed.loop.run(life)  # type: ignore[arg-type]
+    assert life.paused_s == pytest.approx([paused_s])
+    assert life.pulses_s == [600.0], "a disk that hangs is no reason to be restarted soon"
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        pytest.param("Pending", 0, id="nothing runs yet"),
+        pytest.param("Running", 1, id="something runs unseen"),
+    ],
+)
+def test_who_cannot_see_says_so_once_there_is_something(
+    written: io.StringIO, phase: str, said: int
+) -> None:
+    bed = Bed(pods=[replace(POD, phase=phase)])
+    bed.processes.seeing = False
+    for _ in range(3):
+        assert bed.look() == (State.UNKNOWN, Reason.UNSEEN)
+    assert written.getvalue().count("hostPID: true") == said
+
+
+def test_each_state_is_logged_once(written: io.StringIO) -> None:
+    bed = Bed()
+    for found in ((USER,), (USER,), (), (USER,), (BARE,), (BARE,), (USER,)):
+        bed.look(*found)
+    lines = [line.split()[2] for line in written.getvalue().splitlines()]
+    assert lines == ["limits_enforced", "limits_not_enforced", "recovered"]
+
+
+def test_who_may_not_look_says_so_once(written: io.StringIO) -> None:
+    bed = Bed()
+    for _ in range(3):
+        assert bed.look(replace(IDLE, readable=False)) == (State.UNKNOWN, Reason.UNREADABLE)
+    bed.look(IDLE)
+    assert written.getvalue().count("SYS_PTRACE") == 1
+    assert "recovered" in written.getvalue()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_proc import MAPS_DRIVER, MAPS_LIBRARY, MAPS_PLAIN, NAMESPACE, FakeProc
 
+from agent.adapters import processes
 from agent.adapters.processes import AGAIN_EVERY, SURE_AFTER, HostProcesses
 from agent.domain.enforcement import Granted, Process, Seen
 from agent.domain.executables import Linkage
@@ -114,6 +115,25 @@ def test_what_comes_later_is_seen_later(proc: FakeProc, host: HostProcesses) -> 
     assert (second.library, second.uses_gpu, second.settled) == (True, True, True)
 
 
+def test_who_lets_go_of_the_gpu_is_no_finding_any_more(proc: FakeProc, host: HostProcesses) -> None:
+    where = proc.add(70, cgroup(), opened=("/dev/nvidia0",))
+    assert of_main(host.look(KNOWN))[70].uses_gpu
+    (where / "fd" / "0").unlink()
+    assert not of_main(host.look(KNOWN))[70].uses_gpu
+
+
+def test_a_map_too_long_to_be_read_says_nothing(
+    proc: FakeProc, host: HostProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "MAPS_BYTES", 10 * len(MAPS_PLAIN))
+    monkeypatch.setattr(processes, "PIECE_BYTES", len(MAPS_PLAIN))
+    proc.add(70, cgroup(), maps=MAPS_PLAIN * 20 + MAPS_LIBRARY)
+    proc.add(71, cgroup(), maps=MAPS_LIBRARY + MAPS_PLAIN * 20)
+    proc.add(72, cgroup(), maps=MAPS_PLAIN * 9)
+    found = of_main(host.look(KNOWN))
+    assert {pid: one.readable for pid, one in found.items()} == {70: False, 71: True, 72: True}
+
+
 @pytest.mark.parametrize(
     ("content", "linkage"),
     [
@@ -178,10 +198,11 @@ def test_a_process_that_is_moved_into_its_cgroup_after_we_saw_it(
     proc: FakeProc, host: HostProcesses
 ) -> None:
     """As a runtime does with a container's first process."""
-    where = proc.add(70, "0::/system.slice/containerd.service\n")
+    pid = 5 * AGAIN_EVERY  # whose turn to be looked at again is later
+    where = proc.add(pid, "0::/system.slice/containerd.service\n")
     assert of_main(host.look(KNOWN)) == {}
     (where / "cgroup").write_text(cgroup())
-    assert set(of_main(host.look(KNOWN))) == {70}
+    assert set(of_main(host.look(KNOWN))) == {pid}
 
 
 def test_even_who_was_others_for_long_is_found_in_the_end(

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,9 @@ def test_slots_are_read_and_a_pid_is_written(bed: Bed) -> None:
 @pytest.mark.parametrize(
     "now",
     [
-        pytest.param(Slot(index=0, pid=9, host_pid=0, pid_namespace=4026532000, start_time=99), id="pid"),
-        pytest.param(Slot(index=0, pid=7, host_pid=0, pid_namespace=4026532001, start_time=99), id="namespace"),
-        pytest.param(Slot(index=0, pid=7, host_pid=0, pid_namespace=4026532000, start_time=98), id="start"),
+        pytest.param(Slot(index=0, pid=9, host_pid=55, pid_namespace=4026532000, start_time=99), id="pid"),
+        pytest.param(Slot(index=0, pid=7, host_pid=55, pid_namespace=4026532001, start_time=99), id="namespace"),
+        pytest.param(Slot(index=0, pid=7, host_pid=55, pid_namespace=4026532000, start_time=98), id="start"),
     ],
 )  # fmt: skip
 def test_a_slot_that_is_anothers_by_now_is_not_written(bed: Bed, now: Slot) -> None:
@@ -107,7 +108,7 @@ def test_a_slot_that_is_anothers_by_now_is_not_written(bed: Bed, now: Slot) -> N
     put(content, now)
     bed.file.write_bytes(content)
     assert bed.tell(HostPid(FIRST, 4242)) == 0
-    assert bed.host_pid() == 0
+    assert bed.host_pid() == 55
 
 
 def test_a_slot_that_was_freed_is_not_written(bed: Bed) -> None:
@@ -116,6 +117,27 @@ def test_a_slot_that_was_freed_is_not_written(bed: Bed) -> None:
     bed.file.write_bytes(content)
     assert bed.tell(HostPid(FIRST, 4242)) == 0
     assert bed.host_pid() == 0
+
+
+def test_a_slot_without_a_pid_is_nobodys(bed: Bed) -> None:
+    content = region()
+    put(content, replace(FIRST, pid=0))
+    put(content, replace(THIRD, pid=-8))
+    bed.file.write_bytes(content)
+    assert bed.look() == RegionLook()
+
+
+def test_a_file_that_is_cut_as_we_write_is_not_made_longer(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(fd: int, content: bytes, at: int) -> int:
+        count = os.pwrite(fd, content, at)
+        os.truncate(bed.file, 100)
+        return count
+
+    monkeypatch.setattr(regions, "os", _Os(write))
+    assert bed.tell(HostPid(FIRST, 4242)) == 0
+    assert bed.file.stat().st_size == 100
 
 
 def test_a_slot_that_changes_hands_as_we_write_does_not_keep_the_pid(

@@ -151,7 +151,7 @@ static bool works_at_once(const char *function)
     static const char *const beginnings[] = {
         "cuMemAlloc",   "cuMemFree",       "cuMemHost",       "cuMemCreate",     "cuArray",
         "cuModuleLoad", "cuModuleUnload",  "cuLibraryLoad",   "cuLibraryUnload", "cuMipmappedArray",
-        "cuCtxCreate",  "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemsetD8_v2"};
+        "cuCtxCreate",  "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemsetD8_v2",   "cuMemPoolTrimTo"};
     for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++)
         if (strncmp(function, beginnings[i], strlen(beginnings[i])) == 0)
             return !strstr(function, "Async") && !strstr(function, "Descriptor");

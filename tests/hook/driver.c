@@ -1,11 +1,12 @@
-/* A CUDA driver of two functions, in the shapes that drivers come in; the
- * simulated one has but one shape.
+/* A CUDA driver of two functions, in the shapes that drivers come in; the simulated one has but one shape.
  *
  * STUB     the toolkit's library to link against: nothing works
- * DOOR     forwards to INNER, a library of the driver's name elsewhere: as soon
- * as it is loaded, or (LAZY) at the first call ENTRIES  cuGetProcAddress gives
- * other entries to the functions than those that are exported, and under a name
- * that meant another function before
+ * DOOR     forwards to INNER, a library of the driver's name elsewhere: as soon as it is loaded, or (LAZY) at
+ *          the first call
+ * ENTRIES  cuGetProcAddress gives other entries to the functions than those that are exported, and under a
+ *          name that meant another function before
+ * FOLDED   two functions, of the same code, that the linker made one, which has a third name besides
+ * SELF     looks its own functions up
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -122,5 +123,33 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, u
     if (status)
         *status = *function ? 0 : 1;
     return *function ? 0 : 500;
+}
+#endif
+
+#ifdef FOLDED
+EXPORT int cuMemFree_v2(ptr address)
+{
+    return address ? 0 : 1;
+}
+
+EXPORT int cuArrayDestroy(ptr) __attribute__((alias("cuMemFree_v2")));
+
+EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    (void)version, (void)flags;
+    int its = strcmp(name, "cuMemFree") == 0 || strcmp(name, "cuArrayDestroy") == 0
+        || strcmp(name, "cuGiveBack") == 0;
+    *function = its ? (void *)&cuMemFree_v2 : NULL;
+    if (status)
+        *status = its ? 0 : 1;
+    return its ? 0 : 500;
+}
+#endif
+
+#ifdef SELF
+EXPORT int looks_itself_up(const char *path)
+{
+    void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    return handle && dlsym(handle, "cuMemAlloc_v2") == (void *)&cuMemAlloc_v2;
 }
 #endif

@@ -45,6 +45,30 @@ def test_other_entries_to_a_function_are_known_by_what_the_driver_gives(
     assert said["same"] == [True, True, True]
 
 
+def test_a_function_of_several_names_is_ours_only_under_a_name_of_ours(
+    node: Node, limited: dict[str, str]
+) -> None:
+    code = opened(driver("-DFOLDED", "-Wl,-Bsymbolic")) + (
+        "asked = [proc_address(name, 12080)[1] for name in ('cuMemFree', 'cuArrayDestroy', 'cuGiveBack')]\n"
+        "found = [looked_up(name, cuda._handle) for name in ('cuMemFree_v2', 'cuArrayDestroy')]\n"
+        "say(owners=[owner(pointer) for pointer in asked], same=[a == b for a, b in zip(asked, found)])"
+    )
+    said = node.run(code, **limited)
+    assert said["owners"] == [OURS, OURS, "libcuda.so.1"]
+    assert said["same"] == [True, True]
+
+
+def test_a_driver_that_looks_itself_up_finds_itself(node: Node, limited: dict[str, str]) -> None:
+    """What it then calls is its own business: it must not come back to us."""
+    path = driver("-DSELF", "-Wl,-Bsymbolic")
+    code = opened(path) + (
+        f"init = cuda.cuInit(0)\nfound = cuda.looks_itself_up({str(path)!r}.encode())\n"
+        "say(init=init, found=found, mine=owner(looked_up('cuMemAlloc_v2', cuda._handle)))"
+    )
+    said = node.run(code, **limited)
+    assert (said["init"], said["found"], said["mine"]) == (0, 1, OURS)
+
+
 def test_a_stub_that_was_tried_first_is_not_the_driver_for_good(
     node: Node, limited: dict[str, str]
 ) -> None:

@@ -1,6 +1,10 @@
 """Stream-ordered memory: a pool is charged for what the driver reserves for it."""
 
+import subprocess
+
 import pytest
+from built_hook import ROOT
+from c_programs import compiled
 from hooked_programs import LIMIT, Node
 from region_files import RegionFile
 
@@ -107,6 +111,29 @@ def test_what_a_pool_keeps_unused_is_there_for_who_needs_it(node: Node, end: str
     assert (said["trim"], said["result"]) == (0, 0)
     assert said["now"][0] == said["now"][1]
     assert node.sim.peak_mib(GPU) <= 160
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["global", "thread local"])
+def test_giving_back_what_is_unused_disturbs_no_capture(node: Node, mode: int) -> None:
+    """Though a program that did so would, as this driver sees it."""
+    code = (
+        "p = pool(); keep(p, 1000); _, a = draw(100, p); put(a); s = new_stream(); made = ctypes.c_void_p()\n"
+        "def during(what):\n"
+        f"    begun = cuda.cuStreamBeginCapture_v2(s, {mode}), what()\n"
+        "    return *begun, cuda.cuStreamEndCapture(s, ctypes.byref(made))\n"
+        "r = [both(), *during(lambda: draw(120)[0]), both()]\n"
+        "say(r=r, own=during(lambda: cuda.cuMemPoolTrimTo(p, ctypes.c_size_t(0))))"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "160m"})
+    assert said["r"] == [[128, 128], 0, 0, 0, [128, 128]]
+    assert said["own"] == [0, 900, 901]
+
+
+def test_a_pool_is_not_destroyed_while_another_thread_trims_it() -> None:
+    parts = [str(ROOT / "hook" / name) for name in ("pools.c", "blocks.c", "reserve.c", "table.c")]
+    program = compiled("pool_visits.c", f"-I{ROOT / 'hook'}", *parts, "-lpthread")
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "in time\n"
 
 
 def test_a_destroyed_pool_is_charged_until_its_last_piece_is_free(node: Node) -> None:

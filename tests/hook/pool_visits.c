@@ -1,0 +1,135 @@
+/* A pool is destroyed by one thread while another one trims it: prints whether the driver was asked to
+ * destroy it only after the other was done with its handle. pools.c with a driver of this file's own.
+ */
+#include "devices.h"
+#include "graphs.h"
+#include "pools.h"
+#include "real.h"
+#include "reclaim.h"
+#include "wrap.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { PATIENCE_US = 200000, BYTES = 1 << 20 };
+
+static struct CUmemPoolHandle_st {
+    char byte;
+} handle;
+static _Atomic int trimming, destroyed;
+static int destroyed_while_trimmed;
+
+static CUresult trim(CUmemoryPool pool, size_t bytes)
+{
+    (void)pool, (void)bytes;
+    trimming = 1;
+    for (int waited = 0; waited < PATIENCE_US && !destroyed; waited += 1000)
+        usleep(1000);
+    destroyed_while_trimmed = destroyed;
+    return CUDA_SUCCESS;
+}
+
+static CUresult device(CUdevice *into)
+{
+    *into = 0;
+    return CUDA_SUCCESS;
+}
+
+static struct real_cuda driver = {.cuCtxGetDevice = device, .cuMemPoolTrimTo = trim};
+static const struct real_cuda *const known = &driver;
+_Atomic(const void *) real_known[2] = {&driver};
+_Thread_local unsigned depth_of_thread;
+
+bool charging_bytes(uint64_t bytes)
+{
+    return bytes > 0;
+}
+bool charging(void)
+{
+    return true;
+}
+CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
+{
+    (void)place, (void)kind, (void)bytes, (void)function;
+    return CUDA_SUCCESS;
+}
+void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
+{
+    (void)place, (void)kind, (void)bytes;
+}
+void charge_back(int place, enum charge_kind kind, uint64_t bytes)
+{
+    (void)place, (void)kind, (void)bytes;
+}
+CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
+{
+    return charge(place, kind, bytes, function);
+}
+bool reclaimable(int place)
+{
+    return place > 0;
+}
+void reclaim(int place)
+{
+    (void)place;
+}
+struct quiet quiet_begin(void)
+{
+    return (struct quiet){0};
+}
+void quiet_end(struct quiet quiet)
+{
+    (void)quiet;
+}
+CUdevice device_at(const CUmemLocation *location)
+{
+    return location->id;
+}
+int place_of_device(CUdevice ordinal)
+{
+    return ordinal;
+}
+CUgraph graph_captured(CUstream stream, bool per_thread)
+{
+    return (void)stream, (void)per_thread, NULL;
+}
+void graph_allocates(CUgraph graph, CUdevice ordinal, uint64_t bytes)
+{
+    (void)graph, (void)ordinal, (void)bytes;
+}
+CUresult wrap_settle(struct block *block, CUresult result, unsigned long long key)
+{
+    return (void)block, (void)key, result;
+}
+const void *real_search(enum driver which, bool load)
+{
+    return (void)which, (void)load, known;
+}
+
+static void *trim_all(void *unused)
+{
+    pools_trim(0);
+    return unused;
+}
+
+int main(void)
+{
+    CUmemPoolProps properties = {.location = {MEMORY_LOCATION_DEVICE, 0}};
+    struct pooled pooled;
+    CUdeviceptr address = 0x1000;
+    pthread_t thread;
+    pool_created(&handle, &properties);
+    pooled_begin(&pooled, BYTES, &handle, NULL, false, "cuMemAllocFromPoolAsync");
+    pooled_end(&pooled, CUDA_SUCCESS, &address);
+    pooled_freed(block_take(BLOCK_POOLED, address), CUDA_SUCCESS);
+    pthread_create(&thread, NULL, trim_all, NULL);
+    while (!trimming)
+        usleep(1000);
+    struct pool *account = pool_ending(&handle);
+    destroyed = 1;
+    pool_ended(account, &handle, CUDA_SUCCESS);
+    pthread_join(thread, NULL);
+    puts(destroyed_while_trimmed ? "too early" : "in time");
+    return 0;
+}

@@ -79,7 +79,7 @@ static bool may_be_unused(int place, const char *name)
     struct stat status;
     if (strncmp(name, MAKING, strlen(MAKING)) != 0)
         return strncmp(name, PREFIX, strlen(PREFIX)) == 0;
-    return fstatat(place, name, &status, AT_SYMLINK_NOFOLLOW) == 0 && time(NULL) - status.st_ctime > YOUNG_S;
+    return fstatat(place, name, &status, AT_SYMLINK_NOFOLLOW) == 0 && time(NULL) - status.st_mtime > YOUNG_S;
 }
 
 /* Remove folders that nobody runs: of other versions, and half-made ones of who was killed. */

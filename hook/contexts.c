@@ -26,7 +26,7 @@ struct module {
 
 struct primary {
     unsigned retained;
-    const void *context;
+    CUcontext context;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -152,21 +152,33 @@ bool primary_crowded(CUdevice device)
     return crowded;
 }
 
-void primary_retained(CUdevice device, const void *context, bool first, CUresult result, uint64_t bytes)
+void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, uint64_t bytes)
 {
     if (device < 0 || device >= MAX_ORDINALS)
         return;
     pthread_mutex_lock(&lock);
     if (result != CUDA_SUCCESS)
         primaries[device].retained -= primaries[device].retained > 0;
-    else if (first)
+    else
         primaries[device].context = context;
     pthread_mutex_unlock(&lock);
     if (result == CUDA_SUCCESS && first)
         context_made(context, device, bytes);
 }
 
-/* Somebody holds it whose retain we did not see. */
+CUcontext primary_releasing(CUdevice device, bool *last)
+{
+    *last = true;
+    if (device < 0 || device >= MAX_ORDINALS)
+        return NULL;
+    pthread_mutex_lock(&lock);
+    CUcontext context = primaries[device].context;
+    *last = primaries[device].retained <= 1;
+    pthread_mutex_unlock(&lock);
+    return context;
+}
+
+/* Whether somebody holds it whose retain we did not see. */
 static bool still_active(CUdevice device)
 {
     const struct real_cuda *real = real_cuda();
@@ -176,24 +188,29 @@ static bool still_active(CUdevice device)
         && real->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-void primary_released(CUdevice device, bool reset)
+bool primary_released(CUdevice device, bool reset)
 {
-    const void *ended = NULL;
     if (device < 0 || device >= MAX_ORDINALS)
-        return;
+        return false;
     pthread_mutex_lock(&lock);
     struct primary *primary = &primaries[device];
+    CUcontext ended = NULL;
+    primary->retained -= primary->retained > 0;
     if (reset)
         primary->retained = 0;
-    else
-        primary->retained -= primary->retained > 0;
-    if (primary->retained == 0) {
+    if (primary->retained == 0)
         ended = primary->context;
-        primary->context = NULL;
-    }
     pthread_mutex_unlock(&lock);
-    if (ended && !still_active(device))
+    if (!ended)
+        return false;
+    if (reset || !still_active(device)) {
         context_ended(context_ending(ended), ended, CUDA_SUCCESS);
+        return true;
+    }
+    pthread_mutex_lock(&lock);
+    bool anew = primary->retained > 0; /* by another thread, since: what was there before has ended */
+    pthread_mutex_unlock(&lock);
+    return anew;
 }
 
 /* --- modules -------------------------------------------------------------------------------------------- */

@@ -27,10 +27,13 @@ bool primary_retaining(CUdevice device);
 
 /* Whether others have retained it since, and may have allocated. */
 bool primary_crowded(CUdevice device);
-void primary_retained(CUdevice device, const void *context, bool first, CUresult result, uint64_t bytes);
+void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, uint64_t bytes);
 
-/* Called after a successful release or reset. */
-void primary_released(CUdevice device, bool reset);
+/* The primary context of a device, as far as it was retained; `last`: with one release more it ends. */
+CUcontext primary_releasing(CUdevice device, bool *last);
+
+/* Called after a successful release or reset: whether the context has ended. */
+bool primary_released(CUdevice device, bool reset);
 
 /* Code was loaded into the context for `bytes`. */
 void module_loaded(const void *module, const void *context, CUdevice device, uint64_t bytes);

@@ -44,6 +44,7 @@ typedef int CUdevice_attribute, CUdevResourceType, CUdriverProcAddressQueryResul
     CUstreamCaptureMode, CUstreamCaptureStatus;
 
 /* Never looked into. */
+typedef void (*CUgraphRecaptureCallback)(void);
 typedef struct CUctxCreateParams_st CUctxCreateParams;
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;
 typedef struct CUdevResource_st CUdevResource;

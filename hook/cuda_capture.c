@@ -39,6 +39,18 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, cons
     BEGIN(cuStreamBeginCaptureToGraph, stream, graph, dependencies, edges, count, mode);
 }
 
+EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+                                              CUgraphRecaptureCallback callback, void *data)
+{
+    BEGIN(cuStreamBeginRecaptureToGraph, stream, mode, graph, callback, data);
+}
+
+EXPORT CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+                                                   CUgraphRecaptureCallback callback, void *data)
+{
+    BEGIN(cuStreamBeginRecaptureToGraph_ptsz, stream, mode, graph, callback, data);
+}
+
 EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
                                                  const CUgraphNode *dependencies,
                                                  const CUgraphEdgeData *edges, size_t count,

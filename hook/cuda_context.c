@@ -2,6 +2,7 @@
 #include "contexts.h"
 #include "gpu_time.h"
 #include "overhead.h"
+#include "streams.h"
 #include "wrap.h"
 
 /* --- contexts that the program makes -------------------------------------------------------------------- */
@@ -60,30 +61,50 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc descript
                  description, device, flags);
 }
 
-#define END_CONTEXT(symbol, leave, handle)                                                                   \
-    leave;                                                                                                   \
-    const struct real_cuda *real = real_cuda();                                                              \
-    if (!real || !real->symbol)                                                                              \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    if (!charging())                                                                                         \
-        return real->symbol(handle);                                                                         \
-    struct context *account = context_ending(handle);                                                        \
-    CUresult result = CALL(symbol, handle);                                                                  \
-    return context_ended(account, handle, result)
+static CUresult end_context(CUresult (*end)(CUcontext), CUcontext context)
+{
+    if (!end)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!charging())
+        return end(context);
+    uint32_t held = gpu_time_context_ending(context, true);
+    stream_ends(NULL);
+    struct context *account = context_ending(context);
+    depth_enter();
+    CUresult result = end(context);
+    depth_leave();
+    gpu_time_context_ended(held, context, result == CUDA_SUCCESS);
+    return context_ended(account, context, result);
+}
 
 EXPORT CUresult cuCtxDestroy(CUcontext context)
 {
-    END_CONTEXT(cuCtxDestroy, gpu_time_context_ends(context), context);
+    const struct real_cuda *real = real_cuda();
+    return end_context(real ? real->cuCtxDestroy : NULL, context);
 }
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 {
-    END_CONTEXT(cuCtxDestroy_v2, gpu_time_context_ends(context), context);
+    const struct real_cuda *real = real_cuda();
+    return end_context(real ? real->cuCtxDestroy_v2 : NULL, context);
 }
 
-EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context)
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
-    END_CONTEXT(cuGreenCtxDestroy, (void)0, context);
+    const struct real_cuda *real = real_cuda();
+    CUcontext context = NULL;
+    if (!real || !real->cuGreenCtxDestroy)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!charging())
+        return real->cuGreenCtxDestroy(green);
+    if (!real->cuCtxFromGreenCtx || CALL(cuCtxFromGreenCtx, &context, green) != CUDA_SUCCESS)
+        context = NULL;
+    uint32_t held = gpu_time_context_ending(context, true);
+    stream_ends(NULL);
+    struct context *account = context_ending(green);
+    CUresult result = CALL(cuGreenCtxDestroy, green);
+    gpu_time_context_ended(held, context, result == CUDA_SUCCESS);
+    return context_ended(account, green, result);
 }
 
 /* --- a device's own context ----------------------------------------------------------------------------- */
@@ -137,15 +158,26 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
+static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool reset)
+{
+    bool last;
+    if (!end)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!charging())
+        return end(device);
+    CUcontext context = primary_releasing(device, &last);
+    uint32_t held = gpu_time_context_ending(context, reset || last);
+    stream_ends(NULL);
+    depth_enter();
+    CUresult result = end(device);
+    depth_leave();
+    gpu_time_context_ended(held, context, result == CUDA_SUCCESS && primary_released(device, reset));
+    return result;
+}
+
 #define END_PRIMARY(symbol, reset)                                                                           \
-    gpu_time_device_ends(device);                                                                            \
     const struct real_cuda *real = real_cuda();                                                              \
-    if (!real || !real->symbol)                                                                              \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = CALL(symbol, device);                                                                  \
-    if (result == CUDA_SUCCESS && charging())                                                                \
-        primary_released(device, reset);                                                                     \
-    return result
+    return end_primary(real ? real->symbol : NULL, device, reset)
 
 EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {

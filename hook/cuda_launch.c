@@ -96,21 +96,6 @@ EXPORT CUresult cuLaunchGridAsync(CUfunction function, int x, int y, CUstream st
 
 /* --- on several devices at once ------------------------------------------------------------------------- */
 
-/* Make the context of a launch current, which tells its device. False when it is none we could enter. */
-static bool enter(const struct real_cuda *real, const CUDA_LAUNCH_PARAMS *entry)
-{
-    CUcontext context;
-    return real->cuStreamGetCtx && real->cuCtxPushCurrent_v2 && real->cuCtxPopCurrent_v2
-        && real->cuStreamGetCtx(entry->hStream, &context) == CUDA_SUCCESS
-        && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
-}
-
-static void leave(const struct real_cuda *real)
-{
-    CUcontext context;
-    real->cuCtxPopCurrent_v2(&context);
-}
-
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries, unsigned count,
                                                      unsigned flags)
 {
@@ -122,12 +107,9 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
         entries && count <= MOST_DEVICES ? count : 0; /* more devices than there are: an error */
     for (unsigned i = 0; i < charged; i++) {
         const CUDA_LAUNCH_PARAMS *e = &entries[i];
-        bool entered = enter(real, e);
         launch_gate_pass(&launches[i], e->hStream, false,
                          estimate_key(e->function, e->gridDimX, e->gridDimY, e->gridDimZ, e->blockDimX,
                                       e->blockDimY, e->blockDimZ, e->sharedMemBytes));
-        if (entered)
-            leave(real);
     }
     CUresult result = CALL(cuLaunchCooperativeKernelMultiDevice, entries, count, flags);
     for (unsigned i = 0; i < charged; i++)

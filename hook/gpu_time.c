@@ -5,6 +5,7 @@
 #include "monotonic.h"
 #include "real.h"
 #include "region.h"
+#include "streams.h"
 
 #include <pthread.h>
 #include <stddef.h>
@@ -154,18 +155,22 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
 struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread)
 {
     struct measured_lane *lane = measured(of);
-    CUcontext context = NULL;
-    if (!gpu_probe_possible() || atomic_load(&lane->unreadable)
-        || real_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+    struct trace *trace = NULL;
+    if (!gpu_probe_possible() || atomic_load(&lane->unreadable))
         return NULL;
     depth_enter();
     int mode = relax_capture();
-    if (!lane->probe.context && !atomic_exchange(&lane->polling, true)) {
+    CUcontext entered = stream_enter(stream), context = entered;
+    if (!context)
+        real_cuda()->cuCtxGetCurrent(&context);
+    if (context && !lane->probe.context && !atomic_exchange(&lane->polling, true)) {
         if (!lane->probe.context && !gpu_probe_open(&lane->probe, context))
             atomic_store(&lane->unreadable, true);
         atomic_store(&lane->polling, false);
     }
-    struct trace *trace = lane->probe.context ? start_trace(lane, context, stream, per_thread) : NULL;
+    if (context && lane->probe.context && context != atomic_load(&lane->ending))
+        trace = start_trace(lane, context, stream, per_thread);
+    stream_leave(entered);
     restore_capture(mode);
     depth_leave();
     return trace;
@@ -181,7 +186,9 @@ void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_
     trace->running_since_ns = 0;
     trace->ended = false;
     depth_enter();
+    CUcontext entered = stream_enter(stream);
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
+    stream_leave(entered);
     depth_leave();
     struct estimate *estimate = recorded ? estimate_claim(&gpu_time_predictor, key) : NULL;
     if (estimate)
@@ -200,32 +207,49 @@ bool gpu_time_measuring(struct lane *lane)
 static void report(struct lane *lane)
 {
     int64_t spent_ns = atomic_exchange(&lane->unreported_ns, 0);
-    if (spent_ns > 0)
-        atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
-    else if (spent_ns < 0)
+    if (spent_ns < 0)
         atomic_fetch_add(&lane->unreported_ns, spent_ns); /* the counter never goes back */
+    if (spent_ns <= 0)
+        return;
+    atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
+    busy_note(region_device_at((int)((struct measured_lane *)(void *)lane - lanes)));
 }
 
-/* The context is gone, or as good as gone: so are our events. */
-static void give_up(struct measured_lane *lane)
+/* The context is gone (NULL: all are, or as good as gone), and with it our events. */
+static void forget(struct measured_lane *lane, CUcontext context)
 {
-    atomic_store(&lane->unreadable, true);
-    lane->probe.context = NULL;
-    for (size_t i = 0; i < TRACES; i++) {
-        lane->traces[i].context = NULL;
-        if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
-            gpu_drop_trace(lane, &lane->traces[i]);
+    if (!context || lane->probe.context == context) {
+        lane->probe.context = NULL;
+        lane->probe.out = false;
     }
+    for (size_t i = 0; i < TRACES; i++) {
+        struct trace *trace = &lane->traces[i];
+        if (context && trace->context != context)
+            continue;
+        trace->context = NULL;
+        if (atomic_load(&trace->state) == TRACE_OUT)
+            gpu_drop_trace(lane, trace);
+    }
+}
+
+/* A context that there is something to read in. */
+static CUcontext context_to_read(const struct measured_lane *lane)
+{
+    CUcontext context = lane->probe.context;
+    for (size_t i = 0; i < TRACES && !context; i++)
+        if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
+            context = lane->traces[i].context;
+    return context;
 }
 
 static bool look_and_read(struct measured_lane *lane, bool look)
 {
     const struct real_cuda *real = real_cuda();
-    if (!lane->probe.context || atomic_exchange(&lane->polling, true))
+    if (atomic_exchange(&lane->polling, true))
         return false;
     depth_enter();
     bool any = false;
-    CUcontext context = lane->probe.context;
+    CUcontext context = context_to_read(lane);
     if (context && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
         int64_t now_ns = (int64_t)monotonic_ns();
         int mode = relax_capture();
@@ -235,7 +259,8 @@ static bool look_and_read(struct measured_lane *lane, bool look)
         restore_capture(mode);
         real->cuCtxPopCurrent_v2(&context);
     } else if (context) {
-        give_up(lane);
+        atomic_store(&lane->unreadable, true);
+        forget(lane, NULL);
     }
     depth_leave();
     report(&lane->lane);
@@ -255,46 +280,55 @@ bool gpu_time_poll(int place)
 
 /* --- the end of a context ------------------------------------------------------------------------------- */
 
-enum { PATIENCE_MS = 100 };
+/* How long a launch is waited for: as much of it as is charged. */
+#define PATIENCE_NS SHARE_DEBT_NS
+#define LOOK_EVERY_NS 200000
 
-static void leave_context(struct measured_lane *lane, CUcontext context)
+static bool in_use(const struct measured_lane *lane, CUcontext context, bool measuring)
 {
-    for (int ms = 0; ms < PATIENCE_MS && atomic_exchange(&lane->polling, true); ms++)
-        monotonic_sleep_until(monotonic_ns() + MS_NS);
-    if (!context || lane->probe.context == context)
-        gpu_probe_close(&lane->probe);
-    for (size_t i = 0; i < TRACES; i++) {
-        struct trace *trace = &lane->traces[i];
-        if (trace->context && (!context || trace->context == context)) {
-            drop_events(trace);
-            if (atomic_load(&trace->state) == TRACE_OUT)
-                gpu_drop_trace(lane, trace);
+    bool used = lane->probe.context == context && !measuring;
+    for (size_t i = 0; i < TRACES && !used; i++)
+        used = lane->traces[i].context == context
+            && (!measuring || atomic_load(&lane->traces[i].state) != TRACE_FREE);
+    return used;
+}
+
+uint32_t gpu_time_context_ending(CUcontext context, bool last)
+{
+    uint32_t held = 0;
+    for (int i = 0; context && i < MAX_DEVICES; i++) {
+        struct measured_lane *lane = &lanes[i];
+        if (!atomic_load(&lane->known) || !in_use(lane, context, false))
+            continue;
+        uint64_t now_ns = monotonic_ns(), until_ns = now_ns + PATIENCE_NS;
+        atomic_store(&lane->ending, context);
+        for (; last && now_ns < until_ns && in_use(lane, context, true); now_ns += LOOK_EVERY_NS) {
+            look_and_read(lane, false);
+            monotonic_sleep_until(now_ns + LOOK_EVERY_NS);
         }
+        bool theirs = atomic_exchange(&lane->polling, true);
+        for (; theirs && now_ns < until_ns; now_ns += LOOK_EVERY_NS) {
+            monotonic_sleep_until(now_ns + LOOK_EVERY_NS);
+            theirs = atomic_exchange(&lane->polling, true);
+        }
+        held |= theirs ? 0 : UINT32_C(1) << i;
     }
-    atomic_store(&lane->unreadable, false);
-    atomic_store(&lane->polling, false);
+    return held;
 }
 
-static void leave(CUcontext context, int place)
+void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended)
 {
-    depth_enter();
-    for (int i = 0; i < MAX_DEVICES; i++)
-        if (atomic_load(&lanes[i].known) && (context || place == i) && gpu_probe_possible())
-            leave_context(&lanes[i], context);
-    depth_leave();
-}
-
-void gpu_time_context_ends(CUcontext context)
-{
-    if (context)
-        leave(context, -1);
-}
-
-void gpu_time_device_ends(CUdevice device)
-{
-    bool any = false;
-    for (int i = 0; i < MAX_DEVICES; i++)
-        any |= atomic_load(&lanes[i].known);
-    if (any)
-        leave(NULL, place_of_device(device));
+    for (int i = 0; context && i < MAX_DEVICES; i++) {
+        struct measured_lane *lane = &lanes[i];
+        if (!atomic_load(&lane->known))
+            continue;
+        if (ended && in_use(lane, context, false)) {
+            forget(lane, context);
+            atomic_store(&lane->unreadable, false);
+        }
+        if (atomic_load(&lane->ending) == context)
+            atomic_store(&lane->ending, NULL);
+        if (held & UINT32_C(1) << i)
+            atomic_store(&lane->polling, false);
+    }
 }

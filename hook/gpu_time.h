@@ -58,9 +58,13 @@ bool gpu_time_read(struct lane *lane);
  */
 bool gpu_time_poll(int place);
 
-/* The context, or the device's primary one, is about to end: nothing of ours is left in it. */
-void gpu_time_context_ends(CUcontext context);
-void gpu_time_device_ends(CUdevice device);
+/* The context may be about to end: nothing is measured or read in it until gpu_time_context_ended is told the
+ * same context and what this gave. `last`: it ends unless the driver refuses; what it is charged for what
+ * runs there is known first, as far as that takes at most a second. */
+uint32_t gpu_time_context_ending(CUcontext context, bool last);
+
+/* It has ended, with all that was ours in it; or has not. What had been launched stays charged. */
+void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended);
 
 /* Estimates of this process, for all devices. */
 extern struct predictor gpu_time_predictor;

@@ -35,6 +35,7 @@ struct doubt {
 struct measured_lane {
     struct lane lane;
     _Atomic bool known, polling;
+    _Atomic(CUcontext) ending; /* nothing is measured in it */
     _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
     struct probe probe;
     struct past past;

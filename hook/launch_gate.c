@@ -7,6 +7,7 @@
 #include "real.h"
 #include "region.h"
 #include "settings.h"
+#include "streams.h"
 
 #include <pthread.h>
 #include <time.h>
@@ -38,7 +39,7 @@ _Thread_local uint32_t launch_gate_count __attribute__((tls_model("initial-exec"
 
 /* --- where ---------------------------------------------------------------------------------------------- */
 
-static int find_place(void)
+static int find_place(CUstream stream)
 {
     const struct real_cuda *real = real_cuda();
     int place = -1, devices = 0;
@@ -48,15 +49,13 @@ static int find_place(void)
         if (place != -1)
             atomic_store(&only_place, place + 1);
     }
-    if (devices != 1)
-        place_of_context(&place);
-    return place;
+    return devices == 1 ? place : place_of_stream(stream);
 }
 
-static inline int current_place(void)
+static inline int place_of_launch(CUstream stream)
 {
     int only = atomic_load_explicit(&only_place, memory_order_relaxed);
-    return only > 0 ? only - 1 : find_place();
+    return only > 0 ? only - 1 : find_place(stream);
 }
 
 /* --- who says so ---------------------------------------------------------------------------------------- */
@@ -326,7 +325,7 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
     *launch = (struct launch){NULL, NULL, key, 0, stream, per_thread, false};
     if (!charging())
         return;
-    int place = current_place();
+    int place = place_of_launch(stream);
     launch->lane = gpu_lane(place);
     if (!launch->lane)
         return;

@@ -48,8 +48,8 @@ static inline bool launch_gate_is_open(void)
         == LAUNCH_GATE_RECENT;
 }
 
-/* About to launch this kind on `stream` (0 is the thread's own with `per_thread`) of the current context. May
- * wait. */
+/* About to launch this kind on `stream` (0 is the thread's own with `per_thread`), which is charged to the
+ * stream's device. May wait. */
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key);
 
 /* The driver has answered. */

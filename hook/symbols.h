@@ -115,6 +115,8 @@
     X(cuStreamBeginCapture_v2_ptsz, "cuStreamBeginCapture", 10010, PER_THREAD)                               \
     X(cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph", 12030, 0)                                  \
     X(cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph", 12030, PER_THREAD)                    \
+    X(cuStreamBeginRecaptureToGraph, "cuStreamBeginRecaptureToGraph", 13030, 0)                               \
+    X(cuStreamBeginRecaptureToGraph_ptsz, "cuStreamBeginRecaptureToGraph", 13030, PER_THREAD)                 \
     /* cuda_launch.c */                                                                                       \
     X(cuLaunch, "cuLaunch", 2000, 0)                                                                          \
     X(cuLaunchGrid, "cuLaunchGrid", 2000, 0)                                                                  \
@@ -128,6 +130,9 @@
     X(cuLaunchCooperativeKernelMultiDevice, "cuLaunchCooperativeKernelMultiDevice", 9000, 0)                  \
     X(cuGraphLaunch, "cuGraphLaunch", 10000, 0)                                                               \
     X(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, PER_THREAD)                                                 \
+    /* cuda_stream.c */                                                                                       \
+    X(cuStreamDestroy, "cuStreamDestroy", 2000, 0)                                                            \
+    X(cuStreamDestroy_v2, "cuStreamDestroy", 4000, 0)                                                         \
     /* cuda_view.c */                                                                                         \
     X(cuMemGetInfo, "cuMemGetInfo", 2000, 0)                                                                  \
     X(cuMemGetInfo_v2, "cuMemGetInfo", 3020, 0)                                                               \
@@ -156,7 +161,7 @@
     X(cuStreamGetCaptureInfo_v2_ptsz, "cuStreamGetCaptureInfo", 11030, PER_THREAD)                            \
     X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 10010, 0)                       \
     X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", 5050, 0)                                      \
-    X(cuStreamDestroy_v2, "cuStreamDestroy", 4000, 0)                                                         \
+    X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 12040, 0)                                                       \
     X(cuStreamGetCtx, "cuStreamGetCtx", 9020, 0)                                                              \
     X(cuEventCreate, "cuEventCreate", 2000, 0)                                                                \
     X(cuEventRecord, "cuEventRecord", 2000, 0)                                                                \
@@ -219,7 +224,6 @@
     X(cuMemGetMemPool, "cuMemGetMemPool", 13000, 0)                                                           \
     X(cuDeviceGetDevResource, "cuDeviceGetDevResource", 12040, 0)                                             \
     X(cuDevResourceGenerateDesc, "cuDevResourceGenerateDesc", 12040, 0)                                       \
-    X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 12040, 0)                                                       \
     X(cuGraphExecKernelNodeSetParams_v2, "cuGraphExecKernelNodeSetParams", 12000, 0)                          \
     X(cuGetExportTable, "cuGetExportTable", 3000, 0)                                                          \
     X(cuPointerGetAttributes, "cuPointerGetAttributes", 7000, 0)                                              \

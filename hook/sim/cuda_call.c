@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,6 +90,12 @@ int device_count(void)
 const char *device_uuid(CUdevice device)
 {
     return uuids[device];
+}
+
+_Noreturn void sim_used_after_its_end(const char *function)
+{
+    fprintf(stderr, "simulated driver: %s of something that is gone\n", function);
+    abort();
 }
 
 CUresult cuda_told_to_fail(const char *function)

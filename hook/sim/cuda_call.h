@@ -52,8 +52,16 @@ uint64_t capacity_bytes(const struct cuda_call *call);
 
 int device_count(void);
 
-/* Free what was allocated in the context, which ends. */
+/* Free what was allocated in the context, which ends; and the streams and events in it. */
 void sim_memory_end_context(CUcontext context);
+void sim_streams_end_context(CUcontext context);
+void sim_events_end_context(CUcontext context);
+
+/* The program uses a handle of something that is gone: with a real driver anything may happen. */
+_Noreturn void sim_used_after_its_end(const char *function);
+
+/* Events of this process, for tests. */
+EXPORT unsigned sim_event_count(void);
 
 /* What the device is called; valid for ever. */
 const char *device_uuid(CUdevice device);

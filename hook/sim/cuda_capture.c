@@ -65,6 +65,25 @@ EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
     return begin_in_graph(__func__, stream, true, (struct capture_destination){graph, nodes, count}, mode);
 }
 
+/* The nodes are captured anew; what must be the same as before is not compared, the callback not called. */
+EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+                                              CUgraphRecaptureCallback callback, void *data)
+{
+    (void)callback, (void)data;
+    if (graph)
+        graph_empty(graph);
+    return begin_in_graph(__func__, stream, false, (struct capture_destination){.graph = graph}, mode);
+}
+
+EXPORT CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+                                                   CUgraphRecaptureCallback callback, void *data)
+{
+    (void)callback, (void)data;
+    if (graph)
+        graph_empty(graph);
+    return begin_in_graph(__func__, stream, true, (struct capture_destination){.graph = graph}, mode);
+}
+
 static CUresult end(const char *function, CUstream stream, CUgraph *graph, bool per_thread)
 {
     struct stream_call call;

@@ -100,6 +100,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 static void disappear(const struct cuda_call *call, struct CUctx_st *context)
 {
     sim_memory_end_context(context);
+    sim_streams_end_context(context);
+    sim_events_end_context(context);
     sim_memory_give(call->gpu->uuid, context->bytes + limit_bytes(context), false);
     context->bytes = context->heap_bytes = 0;
 }
@@ -300,6 +302,8 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = cuda_begin_device(&call, __func__, green->context.device);
     if (result == CUDA_SUCCESS) {
+        sim_streams_end_context(&green->context);
+        sim_events_end_context(&green->context);
         sim_memory_give(call.gpu->uuid, green->bytes, false);
         free(green);
     }

@@ -6,7 +6,62 @@
 #include "execution.h"
 #include "pools.h"
 
+#include <pthread.h>
 #include <stdlib.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct CUevent_st *created;
+
+/* No event survives fork. */
+static void forget_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    created = NULL;
+}
+
+static __attribute__((constructor)) void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
+/* Called with the lock held. */
+static void end_event(struct CUevent_st **link)
+{
+    struct CUevent_st *event = *link;
+    *link = event->next;
+    capture_drop_event(event);
+    execution_event_free(event->row);
+    event->mark = 0;
+    free(event);
+}
+
+void sim_events_end_context(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct CUevent_st **link = &created; *link;)
+        if ((*link)->context == context)
+            end_event(link);
+        else
+            link = &(*link)->next;
+    pthread_mutex_unlock(&lock);
+}
+
+unsigned sim_event_count(void)
+{
+    unsigned count = 0;
+    pthread_mutex_lock(&lock);
+    for (const struct CUevent_st *event = created; event; event = event->next)
+        count++;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+static CUresult alive(const char *function, const struct CUevent_st *event)
+{
+    if (event && event->mark != EVENT_MARK)
+        sim_used_after_its_end(function);
+    return event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
 
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
@@ -18,15 +73,22 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
     if (result == CUDA_SUCCESS && !fresh)
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (fresh) {
-        fresh->device = current_context()->device;
+        fresh->context = current_context();
+        fresh->device = fresh->context->device;
         fresh->timed = !(flags & EVENT_WITHOUT_TIME);
         fresh->row = execution_event(call.gpu->uuid);
         result = fresh->row ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
+        fresh->mark = EVENT_MARK;
+        pthread_mutex_lock(&lock);
+        fresh->next = created;
+        created = fresh;
+        pthread_mutex_unlock(&lock);
         *event = fresh;
-    else
+    } else {
         free(fresh);
+    }
     return cuda_end(&call, result);
 }
 
@@ -34,12 +96,16 @@ EXPORT CUresult cuEventDestroy_v2(CUevent event)
 {
     struct cuda_call call;
     CUresult result = cuda_begin(&call, __func__);
-    if (result == CUDA_SUCCESS && !event)
-        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS)
+        result = alive(__func__, event);
     if (result == CUDA_SUCCESS) {
-        capture_drop_event(event);
-        execution_event_free(event->row);
-        free(event);
+        pthread_mutex_lock(&lock);
+        struct CUevent_st **link = &created;
+        while (*link && *link != event)
+            link = &(*link)->next;
+        if (*link)
+            end_event(link);
+        pthread_mutex_unlock(&lock);
     }
     return cuda_end(&call, result);
 }
@@ -49,9 +115,10 @@ static CUresult record(const char *function, CUevent event, CUstream stream, boo
     struct stream_call call;
     CUresult result = stream_begin(&call, function, stream, per_thread);
     bool capturing = false;
-    if (result == CUDA_SUCCESS && !event)
-        result = CUDA_ERROR_INVALID_HANDLE;
-    if (result == CUDA_SUCCESS && call.stream->device != event->device)
+    if (result == CUDA_SUCCESS)
+        result = alive(function, event);
+    if (result == CUDA_SUCCESS
+        && ((uintptr_t)stream > 2 ? stream->context : current_context()) != event->context)
         result = CUDA_ERROR_INVALID_HANDLE;
     if (result == CUDA_SUCCESS)
         result = capture_record(event, call.stream, &capturing);
@@ -82,8 +149,8 @@ EXPORT CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
 static CUresult begin_event(struct cuda_call *call, const char *function, CUevent event)
 {
     CUresult result = cuda_begin(call, function);
-    if (result == CUDA_SUCCESS && !event)
-        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS)
+        result = alive(function, event);
     return result == CUDA_SUCCESS ? capture_look_event(event) : result;
 }
 
@@ -118,8 +185,13 @@ EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent e
     uint64_t from_ns = 0, to_ns = 0;
     if (result == CUDA_SUCCESS && !milliseconds)
         result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS
-        && (!start || !end || !start->timed || !end->timed || !start->turn || !end->turn))
+    if (result == CUDA_SUCCESS)
+        result = alive(__func__, start);
+    if (result == CUDA_SUCCESS)
+        result = alive(__func__, end);
+    if (result == CUDA_SUCCESS && start->context != end->context)
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS && (!start->timed || !end->timed || !start->turn || !end->turn))
         result = CUDA_ERROR_INVALID_HANDLE;
     if (result == CUDA_SUCCESS && (start->capture || end->capture))
         result = CUDA_ERROR_CAPTURED_EVENT;
@@ -137,8 +209,8 @@ static CUresult await(const char *function, CUstream stream, CUevent event, bool
     struct stream_call call;
     CUresult result = stream_begin(&call, function, stream, per_thread);
     bool capturing = false;
-    if (result == CUDA_SUCCESS && !event)
-        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS)
+        result = alive(function, event);
     if (result == CUDA_SUCCESS)
         result = capture_await(call.stream, event, &capturing);
     if (result == CUDA_SUCCESS && !capturing && event->turn)

@@ -13,6 +13,20 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUstream_st legacy[MAX_GPUS];
 static _Thread_local struct CUstream_st *per_thread_streams[MAX_GPUS]; /* freed with the process */
 
+static struct CUstream_st *created;
+
+/* No stream survives fork. */
+static void forget_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    created = NULL;
+}
+
+static __attribute__((constructor)) void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
+}
+
 static struct CUstream_st *own_stream(CUdevice device)
 {
     if (!per_thread_streams[device])
@@ -28,6 +42,8 @@ CUresult stream_begin(struct stream_call *call, const char *function, CUstream h
         return result;
     CUcontext context = current_context();
     if (handle && (uintptr_t)handle > 2) {
+        if (handle->mark != STREAM_MARK)
+            sim_used_after_its_end(function);
         call->stream = handle;
         return CUDA_SUCCESS;
     }
@@ -79,6 +95,11 @@ static CUresult create(const char *function, CUstream *stream, unsigned flags, i
         fresh->device = fresh->context->device;
         fresh->flags = flags & STREAM_CREATED_NON_BLOCKING ? STREAM_NON_BLOCKING : 0;
         fresh->priority = priority;
+        fresh->mark = STREAM_MARK;
+        pthread_mutex_lock(&lock);
+        fresh->next = created;
+        created = fresh;
+        pthread_mutex_unlock(&lock);
         *stream = fresh;
     }
     return cuda_end(&call, result);
@@ -105,19 +126,56 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return cuda_end(&call, result);
 }
 
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+/* Called with the lock held. */
+static void end_stream(struct CUstream_st **link)
+{
+    struct CUstream_st *stream = *link;
+    *link = stream->next;
+    capture_drop_stream(stream);
+    if (stream->row)
+        execution_close(stream->row);
+    stream->mark = 0;
+    free(stream);
+}
+
+void sim_streams_end_context(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct CUstream_st **link = &created; *link;)
+        if ((*link)->context == context)
+            end_stream(link);
+        else
+            link = &(*link)->next;
+    pthread_mutex_unlock(&lock);
+}
+
+static CUresult destroy(const char *function, CUstream stream)
 {
     struct cuda_call call;
-    CUresult result = cuda_begin(&call, __func__);
+    CUresult result = cuda_begin(&call, function);
     if (result == CUDA_SUCCESS && (uintptr_t)stream <= 2)
         result = CUDA_ERROR_INVALID_HANDLE;
     if (result == CUDA_SUCCESS) {
-        capture_drop_stream(stream);
-        if (stream->row)
-            execution_close(stream->row);
-        free(stream);
+        pthread_mutex_lock(&lock);
+        struct CUstream_st **link = &created;
+        while (*link && *link != stream)
+            link = &(*link)->next;
+        if (!*link)
+            sim_used_after_its_end(function);
+        end_stream(link);
+        pthread_mutex_unlock(&lock);
     }
     return cuda_end(&call, result);
+}
+
+EXPORT CUresult cuStreamDestroy(CUstream stream)
+{
+    return destroy(__func__, stream);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    return destroy(__func__, stream);
 }
 
 EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
@@ -127,7 +185,7 @@ EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
     if (result == CUDA_SUCCESS && !context)
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        *context = call.stream->context;
+        *context = (uintptr_t)stream > 2 ? stream->context : current_context();
     return cuda_end(&call.call, result);
 }
 

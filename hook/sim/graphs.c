@@ -39,7 +39,7 @@ static void drop_content(struct node_content *content)
         graph_delete(content->child);
 }
 
-void graph_delete(CUgraph graph)
+void graph_empty(CUgraph graph)
 {
     for (struct CUgraphNode_st *node = graph->nodes, *next; node; node = next) {
         next = node->next;
@@ -47,6 +47,12 @@ void graph_delete(CUgraph graph)
         free(node->dependencies);
         free(node);
     }
+    *graph = (struct CUgraph_st){0};
+}
+
+void graph_delete(CUgraph graph)
+{
+    graph_empty(graph);
     free(graph);
 }
 

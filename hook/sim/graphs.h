@@ -39,6 +39,7 @@ struct graph_allocation {
 
 CUgraph graph_new(void);
 void graph_delete(CUgraph graph);
+void graph_empty(CUgraph graph);
 
 /* NULL when there is no memory. Takes over what is in `content`. */
 struct CUgraphNode_st *graph_add(CUgraph graph, struct node_content content,

@@ -12,7 +12,11 @@
 struct capture;
 struct CUgraphNode_st;
 
+enum { STREAM_MARK = 0x73747265, EVENT_MARK = 0x6576656e }; /* of a handle that is alive */
+
 struct CUstream_st {
+    unsigned mark;
+    struct CUstream_st *next; /* of those that were created */
     CUdevice device;
     CUcontext context;
     unsigned flags; /* of enum stream_flags */
@@ -25,6 +29,9 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
+    unsigned mark;
+    struct CUevent_st *next;
+    CUcontext context;
     CUdevice device;
     bool timed;
     uint32_t row;
@@ -41,7 +48,8 @@ struct stream_call {
     struct CUstream_st *stream;
 };
 
-/* Begin a call about a stream: NULL and the special handles are resolved. Ends with cuda_end(&call.call). */
+/* Begin a call about a stream: NULL and the special handles are resolved. Ends with cuda_end(&call.call).
+ * What the driver leaves undefined, a stream or event that is gone, ends the process here. */
 CUresult stream_begin(struct stream_call *call, const char *function, CUstream stream, bool per_thread);
 
 /* Put work on it; 0: impossible. */

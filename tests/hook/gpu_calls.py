@@ -1,6 +1,10 @@
 """Runs inside the programs under test, besides cuda_calls: streams, events, kernels and graphs."""
 
 import ctypes
+import os
+import struct
+import time
+from pathlib import Path
 from typing import Any
 
 from cuda_calls import cuda
@@ -86,3 +90,27 @@ def gpu_us(uuid: str, pid: int = 0) -> int:
     """How long the simulated GPU worked for a process (0: for all)."""
     cuda.sim_gpu_time.restype = ctypes.c_uint64
     return int(cuda.sim_gpu_time(uuid.encode(), pid)) // 1000
+
+
+def events() -> int:
+    """How many events of this process there are."""
+    return int(cuda.sim_event_count())
+
+
+# --- what the hook has charged --------------------------------------------------------------------
+
+CHARGED_AT, DEVICE_BYTES = 2031616 + 64 + 64 + 16, 256  # in the usage region (hook/region_layout.h)
+
+
+def charged_us(place: int = 0) -> int:
+    """GPU time that the container was charged."""
+    region = Path(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).read_bytes()
+    return int(struct.unpack_from("<Q", region, CHARGED_AT + DEVICE_BYTES * place)[0]) // 1000
+
+
+def settled_us(expected_us: int, place: int = 0) -> int:
+    """The same, when what was measured last has been read."""
+    deadline = time.monotonic() + 10
+    while charged_us(place) < expected_us and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return charged_us(place)

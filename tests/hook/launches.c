@@ -1,9 +1,9 @@
-/* Many threads of one process at the launch gate, for sanitizers: they launch kernels of random lengths on
- * random streams and capture some, while contexts end and the limit moves. Prints how many launches the gate
- * let pass.
+/* Many threads of one process at the launch gate, for sanitizers: they launch
+ * kernels of random lengths on random streams and capture some, while contexts
+ * end and the limit moves. Prints how many launches the gate let pass.
  *
- * The driver is a struct of functions in here. A kernel runs for as long as its handle says, beside all
- * others.
+ * The driver is a struct of functions in here. A kernel runs for as long as its
+ * handle says, beside all others.
  */
 #include "../../hook/launch_gate.h"
 #include "../../hook/monotonic.h"
@@ -174,6 +174,7 @@ static void *work(void *argument)
 
 int main(int count, char **words)
 {
+    CUcontext context = (CUcontext)(void *)&busy_until_ns;
     pthread_t threads[THREADS];
     rounds = count > 1 ? atol(words[1]) : 0;
     if (!region_open())
@@ -183,10 +184,12 @@ int main(int count, char **words)
     for (int i = 0; i < 20; i++) {
         monotonic_sleep_until(monotonic_ns() + 2000000);
         region_tell_limits(0, 0, i % 3 ? 900 : 1000);
+        uint32_t held = gpu_time_context_ending(context, i % 8 == 1);
+        gpu_time_context_ended(held, context, i % 8 == 1);
     }
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
-    gpu_time_device_ends(0);
+    gpu_time_context_ended(gpu_time_context_ending(context, true), context, true);
     printf("%ld\n", THREADS * rounds);
     return 0;
 }

@@ -1,0 +1,15 @@
+/* The ends of streams: a handle may be given out anew, for a stream of another device. */
+#include "streams.h"
+#include "wrap.h"
+
+EXPORT CUresult cuStreamDestroy(CUstream stream)
+{
+    stream_ends(stream);
+    PASS(cuStreamDestroy, stream);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    stream_ends(stream);
+    PASS(cuStreamDestroy_v2, stream);
+}

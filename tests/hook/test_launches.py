@@ -1,0 +1,235 @@
+"""What is launched is charged to the device that works, for as long as it works, whatever else is done.
+
+The oracle is the simulated GPU, which counts what it worked for whom.
+"""
+
+import pytest
+from hooked_programs import Node
+
+from agent.sim.driver import made_up_uuid
+
+UUIDS = [made_up_uuid(number) for number in (0, 1)]
+BEGIN = f"""
+from gpu_calls import *
+
+LAUNCHES, UUIDS = 30, {UUIDS}
+
+
+def current(context):
+    assert cuda.cuCtxSetCurrent(context) == 0
+
+
+def context(device=0):
+    return made("cuCtxCreate_v2", 0, device)
+
+
+def retain(device=0):
+    return made("cuDevicePrimaryCtxRetain", device)
+
+
+def release():
+    return cuda.cuDevicePrimaryCtxRelease_v2(0)
+
+
+def library_kernel():
+    library = made("cuLibraryLoadData", b"image", None, None, 0, None, None, 0)
+    return made("cuLibraryGetKernel", library, b"kernel")
+
+
+def told(devices=1):
+    worked = [gpu_us(UUIDS[device], os.getpid()) for device in range(devices)]
+    charged = [settled_us(worked[device] * 9 // 10, device) for device in range(devices)]
+    say(worked=worked, charged=charged)
+
+
+assert start() == 0
+primary = Handle()
+assert cuda.cuCtxGetCurrent(ctypes.byref(primary)) == 0
+function = kernel("kernel")
+"""
+RIGHT = pytest.approx(1, abs=0.2)
+NOTHING = pytest.approx(0, abs=0.2)
+
+
+@pytest.fixture
+def limited(node: Node) -> Node:
+    """Two GPUs whose kernels take 3 ms."""
+    node.sim.add_gpu()
+    node.sim.kernel("kernel", 3000)
+    return node
+
+
+def charged(node: Node, code: str, **env: str) -> list[float]:
+    """What was charged for each device, in parts of what the busiest of them worked."""
+    said = node.run(
+        BEGIN + code, NVIDIA_VISIBLE_DEVICES=",".join(UUIDS), CUDA_DEVICE_SM_LIMIT="60", **env
+    )
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert max(said["worked"]) >= 3000
+    return [us / max(said["worked"]) for us in said["charged"]]
+
+
+# --- contexts -----------------------------------------------------------------------------------------------
+
+EACH = "for _ in range(LAUNCHES):\n    "
+END = "\ncuda.cuCtxSynchronize()\ntold()"
+ANEW = "primary = retain(); current(primary)"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("launch(function); retain(); release()", id="release"),
+        pytest.param(f"launch(function); assert release() == 0; {ANEW}", id="last release"),
+        pytest.param(f"launch(function); cuda.cuDevicePrimaryCtxReset(0); {ANEW}", id="reset"),
+        pytest.param("c = context(); launch(function); cuda.cuCtxDestroy_v2(c)", id="destroy"),
+        pytest.param(
+            "launch(function); assert cuda.cuCtxDestroy_v2(primary)", id="failing destroy"
+        ),
+    ],
+)
+def test_contexts_that_come_and_go_hide_nothing(limited: Node, step: str) -> None:
+    assert charged(limited, EACH + step + END) == [RIGHT]
+
+
+@pytest.mark.parametrize("call", ["cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset_v2"])
+def test_an_end_that_the_driver_refuses_hides_nothing(limited: Node, call: str) -> None:
+    limited.sim.fail(call, 999)
+    assert charged(limited, EACH + f"launch(function); assert cuda.{call}(0) == 999" + END) == [
+        RIGHT
+    ]
+
+
+def test_contexts_side_by_side_are_each_charged(limited: Node) -> None:
+    """Events are of the context that they were made in."""
+    code = "other = context()\n" + EACH + "current(other); launch(function); current(primary)"
+    assert charged(limited, code + "; launch(function)" + END) == [RIGHT]
+
+
+@pytest.mark.parametrize("first", ["primary", "other"])
+def test_the_end_of_one_context_is_not_the_end_of_another(limited: Node, first: str) -> None:
+    code = (
+        f"other = context(); current({first}); launch(function)\n"
+        + EACH
+        + "current(other); launch(function); current(primary); launch(function)\n"
+        "assert cuda.cuCtxDestroy_v2(other) == 0\n" + EACH + "launch(function)"
+    )
+    assert charged(limited, code + END) == [RIGHT]
+
+
+def test_a_stream_of_a_context_that_is_not_current_is_measured(limited: Node) -> None:
+    code = "other = context(); there = stream(); current(primary); function = library_kernel()\n"
+    code += EACH + "launch(function, there)\ncuda.cuStreamSynchronize(there)"
+    assert charged(limited, code + END) == [RIGHT]
+
+
+def test_a_green_context_that_ended_is_left_alone(limited: Node) -> None:
+    code = (
+        "for _ in range(5):\n"
+        "    green = made('cuGreenCtxCreate', Handle(1), 0, 1)\n"
+        "    current(made('cuCtxFromGreenCtx', green))\n"
+        "    for _ in range(3): assert launch(function) == 0\n"
+        "    current(primary); assert cuda.cuGreenCtxDestroy(green) == 0\n"
+        "    assert launch(function) == 0"
+    )
+    assert charged(limited, code + END) == [RIGHT]
+
+
+def test_nothing_of_ours_is_left_of_contexts_that_ended(limited: Node) -> None:
+    """Events are bounded, by what is measured at a time, however many contexts there were."""
+    code = EACH + "c = context(); launch(function); cuda.cuCtxDestroy_v2(c)\n"
+    said = limited.run(BEGIN + code + "say(events=events())", CUDA_DEVICE_SM_LIMIT="60")
+    assert (said["rc"], said["events"]) == (0, 0)
+
+
+# --- several GPUs ---------------------------------------------------------------------------------------------
+
+SECOND = """
+second = retain(1); current(second); there = stream(); function = library_kernel()
+class Entry(ctypes.Structure):
+    _fields_ = [("function", Handle), ("shape", ctypes.c_uint * 7), ("stream", Handle),
+                ("parameters", Handle)]
+class Config(ctypes.Structure):
+    _fields_ = [("shape", ctypes.c_uint * 7), ("stream", Handle), ("more", ctypes.c_char * 24)]
+shape = (ctypes.c_uint * 7)(1, 1, 1, 32, 1, 1, 0)
+"""
+GRAPH = "begin(there); launch(function, there); graph = executable(end(there)[1])\n"
+WAIT = "\ncurrent(second); cuda.cuCtxSynchronize(); told(2)"
+
+
+@pytest.mark.parametrize("now", ["primary", "second"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("launch(function, there)", id="cuLaunchKernel"),
+        pytest.param("launch(function, there, 'cuLaunchKernel_ptsz')", id="ptsz"),
+        pytest.param(
+            "cuda.cuLaunchKernelEx(ctypes.byref(Config(shape, there)), function, None, None)",
+            id="cuLaunchKernelEx",
+        ),
+        pytest.param(
+            "cuda.cuLaunchCooperativeKernelMultiDevice("
+            "ctypes.byref(Entry(function, shape, there, None)), 1, 0)",
+            id="multi-device",
+        ),
+        pytest.param("cuda.cuGraphLaunch(graph, there)", id="graph"),
+    ],
+)
+def test_a_launch_is_charged_to_the_device_of_its_stream(
+    limited: Node, now: str, step: str
+) -> None:
+    code = f"{SECOND}{GRAPH}current({now})\n{EACH}assert {step} == 0{WAIT}"
+    assert charged(limited, code) == [NOTHING, RIGHT]
+
+
+@pytest.mark.parametrize("where", ["None", "Handle(1)", "Handle(2)"])
+def test_the_special_streams_are_of_the_current_device(limited: Node, where: str) -> None:
+    code = f"{SECOND}{EACH}launch(function, {where})"
+    assert charged(limited, code + WAIT) == [NOTHING, RIGHT]
+
+
+def test_each_device_of_a_launch_on_several_is_charged(limited: Node) -> None:
+    code = (
+        f"{SECOND}current(primary); here = stream()\n"
+        "both = (Entry * 2)(Entry(function, shape, here), Entry(function, shape, there))\n"
+        f"{EACH}assert cuda.cuLaunchCooperativeKernelMultiDevice(both, 2, 0) == 0\n"
+        "cuda.cuCtxSynchronize()"
+    )
+    assert charged(limited, code + WAIT) == [RIGHT, RIGHT]
+
+
+@pytest.mark.parametrize(
+    ("make", "end"),
+    [
+        pytest.param("", "cuda.cuStreamDestroy_v2(s)", id="cuStreamDestroy_v2"),
+        pytest.param("", "cuda.cuStreamDestroy(s)", id="cuStreamDestroy"),
+        pytest.param("c = context()", "cuda.cuCtxDestroy_v2(c)", id="cuCtxDestroy_v2"),
+        pytest.param(
+            "made('cuDevicePrimaryCtxRetain', 0)", "cuda.cuDevicePrimaryCtxReset_v2(0)", id="reset"
+        ),
+    ],
+)
+def test_a_handle_that_is_given_out_anew_is_of_the_new_device(
+    limited: Node, make: str, end: str
+) -> None:
+    """Streams of the first device are launched on and end; those that are made next have their handles."""
+    code = (
+        f"{SECOND}before, here = set(), []\ncurrent(primary)\n{make or 'pass'}\n"
+        "for _ in range(20):\n"
+        "    s = stream(); here.append(s); before.add(s.value); assert cuda.cuStreamQuery(s) == 0\n"
+        "    assert cuda.cuLaunchKernel(function, 0, 1, 1, 1, 1, 1, 0, s, None, None) != 0\n"
+        f"for s in here: {end}\n"
+        "current(second); made_now = [stream() for _ in range(40)]\n"
+        "again = [s for s in made_now if s.value in before]\n"
+        "assert again\n"
+        "for i in range(LAUNCHES): assert launch(function, again[i % len(again)]) == 0"
+    )
+    if "Destroy_v2(c)" in end or "Reset" in end:
+        code = code.replace(f"for s in here: {end}", end)
+    assert charged(limited, code + WAIT) == [NOTHING, RIGHT]
+
+
+def test_where_a_streams_context_cannot_be_told_the_current_one_counts(limited: Node) -> None:
+    limited.sim.fail("cuStreamGetCtx", 999)
+    code = f"{SECOND}current(primary)\n{EACH}assert launch(function, there) == 0\n"
+    assert charged(limited, code + "cuda.cuStreamSynchronize(there); told(2)")[1] == NOTHING

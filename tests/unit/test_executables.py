@@ -20,6 +20,8 @@ def elf(
     order: str = "<",
     table_at: int | None = None,
     entries: int | None = None,
+    entry_bytes: int | None = None,
+    path_at: int | None = None,
 ) -> bytes:
     """A header, two program headers, and the interpreter's path behind them."""
     ident = FIRST + bytes([2 if wide else 1, 1 if order == "<" else 2, 1]) + bytes(9)
@@ -27,17 +29,18 @@ def elf(
     entry = 56 if wide else 32
     at = size if table_at is None else table_at
     path = (interpreter or "").encode() + b"\0"
-    path_at = size + 2 * entry
+    path_at = size + 2 * entry if path_at is None else path_at
     count = (2 if interpreter is not None else 1) if entries is None else entries
+    told = entry if entry_bytes is None else entry_bytes
     if wide:
         head = struct.pack(
-            order + "HHIQQQIHHHHHH", 2, 62, 1, 0, at, 0, 0, size, entry, count, 0, 0, 0
+            order + "HHIQQQIHHHHHH", 2, 62, 1, 0, at, 0, 0, size, told, count, 0, 0, 0
         )
         table = struct.pack(order + "IIQQQQQQ", 1, 5, 0, 0, 0, 0, 0, 0)
         table += struct.pack(order + "IIQQQQQQ", 3, 4, path_at, 0, 0, len(path), 0, 1)
     else:
         head = struct.pack(
-            order + "HHIIIIIHHHHHH", 2, 3, 1, 0, at, 0, 0, size, entry, count, 0, 0, 0
+            order + "HHIIIIIHHHHHH", 2, 3, 1, 0, at, 0, 0, size, told, count, 0, 0, 0
         )
         table = struct.pack(order + "IIIIIIII", 1, 0, 0, 0, 0, 0, 5, 0)
         table += struct.pack(order + "IIIIIIII", 3, path_at, 0, 0, len(path), 0, 4, 1)
@@ -45,7 +48,12 @@ def elf(
 
 
 def of(content: bytes, name: str = "") -> Linkage:
-    return linkage_of(lambda at, size: content[at : at + size], name=name)
+    def read(at: int, size: int) -> bytes:
+        if not 0 <= at < 1 << 63:
+            raise OverflowError("as pread has it")
+        return content[at : at + size]
+
+    return linkage_of(read, name=name)
 
 
 GLIBC = "/lib64/ld-linux-x86-64.so.2"
@@ -79,6 +87,9 @@ def test_programs(interpreter: str | None, linkage: Linkage, wide: bool, order: 
         pytest.param(elf(MUSL)[:100], "", Linkage.OTHER, id="a table cut short"),
         pytest.param(elf(MUSL, table_at=1 << 40), "", Linkage.OTHER, id="a table far outside"),
         pytest.param(elf(MUSL, table_at=(1 << 64) - 1), "", Linkage.OTHER, id="no offset at all"),
+        pytest.param(elf(MUSL, path_at=(1 << 64) - 1), "", Linkage.OTHER, id="a path nowhere"),
+        pytest.param(elf(MUSL, entry_bytes=0), "", Linkage.OTHER, id="entries of no size"),
+        pytest.param(elf(MUSL, entry_bytes=20), "", Linkage.OTHER, id="short entries"),
         pytest.param(elf(MUSL, entries=0), "", Linkage.OTHER, id="no table"),
         pytest.param(elf(MUSL, entries=65535), "", Linkage.OTHER, id="a huge table"),
         pytest.param(elf("/x" * 4000 + MUSL), "", Linkage.OTHER, id="a path without end"),

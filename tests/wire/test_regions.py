@@ -132,7 +132,8 @@ def test_a_file_that_is_cut_as_we_write_is_not_made_longer(
 ) -> None:
     def write(fd: int, content: bytes, at: int) -> int:
         count = os.pwrite(fd, content, at)
-        os.truncate(bed.file, 100)
+        if struct.unpack("<i", content)[0] == 4242:
+            os.truncate(bed.file, 100)
         return count
 
     monkeypatch.setattr(regions, "os", _Os(write))

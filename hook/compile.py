@@ -94,7 +94,6 @@ ARTIFACTS = (
         (
             "amounts.c",
             "blocks.c",
-            "busy.c",
             "charge.c",
             "contexts.c",
             "cuda_array.c",

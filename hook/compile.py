@@ -94,6 +94,7 @@ ARTIFACTS = (
         (
             "amounts.c",
             "blocks.c",
+            "busy.c",
             "charge.c",
             "contexts.c",
             "cuda_array.c",

@@ -1,4 +1,5 @@
 #include "gpu_time.h"
+#include "busy.h"
 #include "depth.h"
 #include "devices.h"
 #include "gpu_traces.h"
@@ -212,6 +213,7 @@ static void report(struct lane *lane)
     if (spent_ns <= 0)
         return;
     atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
+    busy_note(region_device_at((int)((struct measured_lane *)(void *)lane - lanes)));
 }
 
 /* The context is gone (NULL: all are, or as good as gone), and with it our events. */

@@ -5,6 +5,7 @@
  * The engines for video are not limited, nor is the memory's bandwidth: of the latter the container is told
  * at most what it used of the GPU, as more cannot be its own.
  */
+#include "busy.h"
 #include "depth.h"
 #include "limits.h"
 #include "monotonic.h"
@@ -15,32 +16,10 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#define WINDOW_LEAST_NS UINT64_C(1000000000)
-#define WINDOW_MOST_NS (60 * WINDOW_LEAST_NS)
-#define FIRST_LOOK_NS UINT64_C(100000000)
 enum { MOST_ENTRIES = 65536, SPARE_ENTRIES = 16 };
 
 /* --- the container's own time ----------------------------------------------------------------------------
  */
-
-/* The moment that a window ending now starts at, and what had been charged by then. Everybody in the
- * container notes when he looked, so that a program that asks but once has something to go by. */
-static bool find_start(struct region_device *device, uint64_t now_ns, uint64_t *start_ns,
-                       uint64_t *charged_ns)
-{
-    uint64_t newer_ns = atomic_load(&device->seen_at_ns[1]);
-    uint64_t newer_charged_ns = atomic_load(&device->seen_charged_ns[1]);
-    if (now_ns - newer_ns >= WINDOW_LEAST_NS
-        && atomic_compare_exchange_strong(&device->seen_at_ns[1], &newer_ns, now_ns)) {
-        atomic_store(&device->seen_charged_ns[1], atomic_load(&device->charged_ns));
-        atomic_store(&device->seen_charged_ns[0], newer_charged_ns);
-        atomic_store(&device->seen_at_ns[0], newer_ns);
-    }
-    *start_ns = atomic_load(&device->seen_at_ns[0]);
-    *charged_ns = atomic_load(&device->seen_charged_ns[0]);
-    uint64_t window_ns = now_ns - *start_ns;
-    return *start_ns && window_ns >= WINDOW_LEAST_NS && window_ns <= WINDOW_MOST_NS;
-}
 
 static unsigned percent_of(uint64_t spent_ns, uint64_t window_ns, uint64_t permille)
 {
@@ -49,24 +28,16 @@ static unsigned percent_of(uint64_t spent_ns, uint64_t window_ns, uint64_t permi
     return percent >= 100 ? 100 : (unsigned)(percent + 0.5);
 }
 
-/* What the container used of its share of late, in percent. Where nobody asked for a minute, this waits for
- * FIRST_LOOK_NS. */
+/* What the container used of its share of late, in percent. */
 static unsigned own_percent(int place, const struct core_share *share)
 {
     struct region_device *device = region_device_at(place);
-    uint64_t now_ns = monotonic_ns(), start_ns, before_ns;
-    uint64_t permille = share->permille + (share->lent_until_ns > now_ns ? share->lent_permille : 0);
-    permille = permille < WHOLE_GPU_PERMILLE ? permille : WHOLE_GPU_PERMILLE;
-    if (!device || atomic_load(&device->charged_ns) == 0)
+    uint64_t window_ns, lent = share->lent_until_ns > monotonic_ns() ? share->lent_permille : 0;
+    uint64_t permille = share->permille + lent;
+    if (!device)
         return 0;
-    if (!find_start(device, now_ns, &start_ns, &before_ns)) {
-        start_ns = now_ns;
-        before_ns = atomic_load(&device->charged_ns);
-        monotonic_sleep_until(now_ns + FIRST_LOOK_NS);
-        now_ns = monotonic_ns();
-    }
-    uint64_t charged_ns = atomic_load(&device->charged_ns);
-    return percent_of(charged_ns > before_ns ? charged_ns - before_ns : 0, now_ns - start_ns, permille);
+    uint64_t spent_ns = busy_ns(device, &window_ns);
+    return percent_of(spent_ns, window_ns, permille < WHOLE_GPU_PERMILLE ? permille : WHOLE_GPU_PERMILLE);
 }
 
 /* Whether the container's share of this device's time is enforced; then also how much it used of it. */

@@ -82,7 +82,7 @@ struct region_device {
     _Atomic uint64_t contended_at_ns; /* CLOCK_MONOTONIC: when others were last seen to have the GPU */
     uint64_t reserved1[1];
 
-    /* What charged_ns was at two moments, the older first: whoever asks for the utilisation notes it. */
+    /* What charged_ns was at two moments, the older first (busy.h). */
     _Atomic uint64_t seen_at_ns[2], seen_charged_ns[2];
     uint64_t reserved2[12];
 };

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from built_hook import built
+from c_programs import library
 from hooked_programs import LIMIT, Node
 from limits_bed import LimitsBed, limits_bed
 from waiting import eventually
@@ -331,11 +333,65 @@ def test_a_container_that_computes_all_the_time_uses_all_of_its_share(node: Node
         busy.communicate(timeout=10)
 
 
-def test_who_asks_first_waits_for_an_answer(node: Node) -> None:
+AWAKE = """
+#include <time.h>
+#include <unistd.h>
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left)
+{
+    (void)clock, (void)flags, (void)until, (void)left;
+    _exit(77);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("seen_ago_s", "percent"),
+    [
+        pytest.param(10_000, [0, 0], id="nobody computed for hours"),
+        pytest.param(0.3, [100, 0], id="it has just begun"),
+        pytest.param(5, [40, 0], id="it computes"),
+    ],
+)
+def test_who_asks_first_is_told_without_waiting(
+    node: Node, seen_ago_s: float, percent: list[int]
+) -> None:
+    """Of 1 s that was charged since."""
     node.sim.change_gpu(0, SimGpu(uuid=GPU, gpu_percent=90))
     look(node, "memory(handle())", **CORES)
-    note(node, 1000, 10_000, 0)  # the last look is hours ago
-    assert look(node, "utilization(handle())", **CORES) == [0, 0]
+    note(node, 2000, seen_ago_s, 1000)
+    awake = library(AWAKE)
+    both = f"{awake} {built() / 'libvgpu.so'}"
+    gpu, memory = look(node, "utilization(handle())", **CORES, LD_PRELOAD=both)
+    assert abs(gpu - percent[0]) <= 2
+    assert memory <= gpu
+
+
+def test_what_is_computed_is_noted_without_anybody_asking(node: Node) -> None:
+    """All of the half that it may have; the first who asks is told so."""
+    node.sim.kernel_us(2000)
+    busy = subprocess.Popen(
+        [node.sim.libraries / "sim-tenant"], env=node.environment(**CORES),
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert busy.stdin is not None
+        busy.stdin.write("launch 1000000\n")
+        busy.stdin.flush()
+        eventually(lambda: noted(node) > 0, within_s=20, what="a note of what was charged")
+    finally:
+        busy.kill()
+        busy.communicate(timeout=10)
+
+
+def noted(node: Node) -> int:
+    """What charged_ns was when it was noted before last; 0 before there are two notes."""
+    if not node.cache.exists():
+        return 0
+    with node.cache.open("rb") as file:
+        older_ns, _, charged_ns, _ = struct.unpack(
+            "<4Q", os.pread(file.fileno(), 32, SEEN_AT) or bytes(32)
+        )
+    return charged_ns if older_ns else 0
 
 
 @pytest.mark.parametrize(

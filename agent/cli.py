@@ -162,9 +162,17 @@ def overview() -> str:
 
 def _version(arguments: list[str]) -> int:
     parser = _Parser(prog=f"{PROGRAM} version", description=SUMMARIES["version"])
-    parser.add_argument("--json", action="store_true", help="as a JSON object")
-    as_json = parser.parse_args(arguments).json
-    print(json.dumps({"name": PROGRAM, "version": VERSION}) if as_json else f"{PROGRAM} {VERSION}")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="as a JSON object, with the build, the hook and the protocols",
+    )
+    if parser.parse_args(arguments).json:
+        from agent.build_info import build_info
+
+        print(json.dumps(build_info()))
+    else:
+        print(f"{PROGRAM} {VERSION}")
     return EXIT_OK
 
 
@@ -284,7 +292,11 @@ def _uninstall(arguments: list[str], environ: Mapping[str, str]) -> int:
 def _config(arguments: list[str], environ: Mapping[str, str]) -> int:
     parser = settings_parser("config")
     shape = parser.add_argument_group("output").add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="as a JSON object")
+    shape.add_argument(
+        "--json",
+        action="store_true",
+        help="as a JSON object, with the build, the hook and the protocols",
+    )
     shape.add_argument(
         "--markdown", action="store_true", help="the manual of all settings instead of their values"
     )

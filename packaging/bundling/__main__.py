@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bundling import floor
 from bundling.freeze import frozen
+from bundling.provenance import write_record
 from bundling.runtime import ROOT, BundleError, made
 from bundling.single_file import compiled_launcher, single_file
 
@@ -35,9 +36,11 @@ def main(dist: Path, hook_dir: Path, work: Path) -> int:
     shutil.rmtree(dist, ignore_errors=True)
     dist.mkdir(parents=True)
     say("freezing the agent")
-    folder = frozen(
-        runtime, {"hook": shipped_hook(hook_dir, work / "hook")}, work / "frozen", work / "freeze"
-    )
+    data = {
+        "hook": shipped_hook(hook_dir, work / "hook"),
+        ".": write_record(work / "build.json"),
+    }
+    folder = frozen(runtime, data, work / "frozen", work / "freeze")
     check_floor(folder)
     say("writing the single file")
     launcher = compiled_launcher(runtime, tools / "python", work / "launcher")

@@ -51,7 +51,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_version_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version", "--json"], {}) == 0
-    assert json.loads(capsys.readouterr().out) == {"name": "vgpu-agent", "version": VERSION}
+    told = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["version"]) == ("vgpu-agent", VERSION)
+    assert told["build"] == {"kind": "source"}
+    assert told["hook"] is None or len(told["hook"]["sha256"]) == 64
+    assert told["protocols"]["device_plugin"] == "v1beta1"
+    assert told["protocols"]["register_formats"] == ["json", "csv9", "csv7"]
 
 
 @pytest.mark.parametrize("command", ["version", "--help", "config"])

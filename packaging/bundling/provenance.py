@@ -26,6 +26,10 @@ def write_record(target: Path) -> Path:
 
 def _git(*arguments: str) -> str | None:
     done = subprocess.run(  # noqa: S603 - fixed arguments
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", *arguments],  # noqa: S607 - the one that made the checkout
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() if done.returncode == 0 else None

@@ -38,7 +38,7 @@ MAX_DESCRIPTORS = 1024
 SURE_AFTER = 2  # looks: a container's first process is put into its cgroup a moment after fork
 AGAIN_EVERY = 12  # rounds
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_GONE = (FileNotFoundError, ProcessLookupError)
+_NOT_THERE = (FileNotFoundError, ProcessLookupError, PermissionError)  # ended, or hidden from us
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class HostProcesses:
             try:
                 with _entry(self._proc, pid) as entry:
                     self._look_at(pid, entry, before.get(pid), granted)
-            except _GONE:
+            except _NOT_THERE:
                 continue
         places = {known.place for known in self._known.values()}
         self._by_mount = {p: name for p, name in self._by_mount.items() if p in places}

@@ -265,6 +265,7 @@ def open_directory() -> Iterator[Path]:
 def test_a_process_that_may_not_be_looked_into(open_directory: Path) -> None:
     proc = FakeProc(open_directory)
     (proc.add(70, cgroup(), maps=HELD) / "maps").chmod(0)
+    (proc.add(71, cgroup(), maps=HELD) / "cgroup").chmod(0)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -278,6 +279,7 @@ def test_a_process_that_may_not_be_looked_into(open_directory: Path) -> None:
     with os.fdopen(reading, "rb") as answer:
         found = pickle.loads(answer.read())  # noqa: S301 - our own child's
     os.waitpid(child, 0)
+    assert set(found) == {70}
     assert (found[70].readable, found[70].library) == (False, False)
 
 

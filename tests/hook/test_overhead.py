@@ -224,3 +224,24 @@ def test_without_a_known_pid_nothing_unseen_is_charged(node: Node) -> None:
         "other.cuMemAlloc_v2(ctypes.byref(a), u64(100 * MIB)); settled(100, 2); r += [both()]"
     )
     assert run(node, steps) == [[0, 100]]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "steps", "expected"),
+    [
+        pytest.param(SimGpu(uuid=GPU, context_mib=3000), "", 2048, id="context"),
+        pytest.param(
+            SimGpu(uuid=GPU, module_mib=400),
+            "m = ctypes.c_void_p(); cuda.cuModuleLoadData(ctypes.byref(m), b'x')",
+            256,
+            id="module",
+        ),
+    ],
+)
+def test_where_others_cannot_be_told_from_us_a_cost_has_bounds(
+    node: Node, gpu: SimGpu, steps: str, expected: int
+) -> None:
+    """All that the GPU has in use grew by the cost, and by what others did meanwhile."""
+    node.sim.change_gpu(0, gpu)
+    node.sim.hidden_pids()
+    assert run(node, f"start()\n{steps}\nr += [charged_mib()]", **{LIMIT: "8g"}) == [expected]

@@ -1,0 +1,129 @@
+"""Captures of streams are the program's: what we do meanwhile neither disturbs them nor charges what they take in."""
+
+import pytest
+from hooked_programs import Node
+
+BEGIN = """
+from gpu_calls import *
+
+assert start() == 0
+context = Handle()
+cuda.cuCtxGetCurrent(ctypes.byref(context))
+long, short = kernel("long"), kernel("short")
+
+
+def mode():
+    was = ctypes.c_int(GLOBAL)
+    assert cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(was)) == 0
+    return was.value
+
+"""
+LIMITED = {"CUDA_DEVICE_SM_LIMIT": "99"}
+
+
+@pytest.fixture
+def busy(node: Node) -> Node:
+    """Kernels of 30 ms, every one of which is measured, and of 200 us."""
+    node.sim.kernel("long", 30_000)
+    node.sim.kernel("short", 200)
+    return node
+
+
+def test_reading_measurements_disturbs_no_capture(busy: Node) -> None:
+    """Captures begin while something is measured: our thread asks for its events all the time."""
+    code = """
+there, here = stream(), stream()
+ends = []
+for _ in range(3):
+    assert launch(long, there) == 0
+    assert begin(here) == 0
+    for _ in range(20):
+        assert launch(short, here) == 0
+        time.sleep(0.001)
+    ends.append(end(here)[0])
+say(ends=ends, mode=mode())
+"""
+    said = busy.run(BEGIN + code, **LIMITED)
+    assert (said["rc"], said["stderr"], said["ends"]) == (0, "", [0, 0, 0])
+
+
+def test_measuring_beside_a_capture_of_ones_own_does_not_disturb_it(busy: Node) -> None:
+    """The launching thread makes events and waits for what they tell, and keeps its mode."""
+    code = """
+here, there = stream(), stream()
+assert begin(here) == 0
+results = [launch(long, there) for _ in range(4)]
+say(results=results, end=end(here)[0], mode=mode())
+"""
+    said = busy.run(BEGIN + code, **LIMITED)
+    assert (said["results"], said["end"], said["mode"]) == ([0] * 4, 0, 0)
+
+
+BEGINS = [
+    ("cuStreamBeginCapture", "here"),
+    ("cuStreamBeginCapture_v2", "here, RELAXED"),
+    ("cuStreamBeginCaptureToGraph", "here, graph, None, None, ctypes.c_size_t(0), RELAXED"),
+    ("cuStreamBeginRecaptureToGraph", "here, RELAXED, graph, None, None"),
+]
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+@pytest.mark.parametrize(("call", "arguments"), BEGINS, ids=[call for call, _ in BEGINS])
+def test_what_is_captured_is_not_charged(
+    busy: Node, call: str, arguments: str, suffix: str
+) -> None:
+    """Nor told from what runs by having been measured often: that goes another way."""
+    code = f"""
+here, graph = stream(), made("cuGraphCreate", 0)
+for _ in range(50):
+    assert launch(short, here) == 0
+cuda.cuCtxSynchronize()
+time.sleep(0.05)
+before = charged_us()
+assert cuda.{call}{suffix}({arguments}) == 0
+for _ in range(500):
+    assert launch(short, here) == 0
+result, graph = end(here)
+time.sleep(0.05)
+captured = charged_us() - before
+assert cuda.cuGraphLaunch(executable(graph), here) == 0
+cuda.cuCtxSynchronize()
+say(end=result, captured=captured, ran=settled_us(before + 90_000) - before)
+"""
+    said = busy.run(BEGIN + code, **LIMITED)
+    assert (said["rc"], said["stderr"], said["end"]) == (0, "", 0)
+    assert said["captured"] < 5_000  # a chunk of the budget that was not spent
+    assert said["ran"] >= 90_000
+
+
+WAYS = [
+    ("cuLaunchKernel", "long, 1, 1, 1, 32, 1, 1, 0, None, None, None"),
+    ("cuLaunchKernelEx", "ctypes.byref(config), long, None, None"),
+    ("cuLaunchCooperativeKernel", "long, 1, 1, 1, 32, 1, 1, 0, None, None"),
+    ("cuGraphLaunch", "graph, None"),
+]
+
+
+@pytest.mark.parametrize(("call", "arguments"), WAYS, ids=[call for call, _ in WAYS])
+def test_events_go_where_the_launch_goes(node: Node, call: str, arguments: str) -> None:
+    """Were they on the legacy stream, the thread's own stream would wait for all others."""
+    node.sim.kernel("long", 3_000_000)
+    node.sim.kernel("short", 1000)
+    code = f"""
+long, endless = short, long
+class Config(ctypes.Structure):
+    _fields_ = [("shape", ctypes.c_uint * 7), ("stream", Handle), ("more", ctypes.c_char * 24)]
+config = Config((ctypes.c_uint * 7)(1, 1, 1, 32, 1, 1, 0))
+here, other = stream(), stream(0)
+begin(here); launch(short, here); graph = executable(end(here)[1])
+assert launch(endless, other) == 0
+before = events()
+assert cuda.{call}_ptsz({arguments}) == 0
+measured = events() > before
+assert cuda.cuStreamSynchronize_ptsz(None) == 0
+say(measured=measured, others=cuda.cuStreamQuery(other))
+"""
+    said = node.run(BEGIN + code, **LIMITED)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["measured"]
+    assert said["others"] == 600  # still busy

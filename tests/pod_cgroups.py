@@ -55,6 +55,33 @@ def _writable() -> Path:
     raise CgroupsUnavailable("cgroups of version 2 cannot be made here; run as root")
 
 
+def _hierarchies() -> list[Path]:
+    """All that are mounted, of either version."""
+    top = Path(HIERARCHIES[0])
+    places = [top, *top.iterdir()] if top.is_dir() else []
+    return [place for place in places if (place / "cgroup.procs").exists()]
+
+
+def every_hierarchy_is_ours() -> bool:
+    """Whether a container runtime may make cgroups wherever it wants one."""
+    name = f"vgpu-probe-{os.getpid()}"
+    try:
+        for place in _hierarchies():
+            (place / name).mkdir()
+            (place / name).rmdir()
+    except OSError:
+        return False
+    return bool(_hierarchies())
+
+
+def remove_from_every_hierarchy(path: Path) -> None:
+    """An empty cgroup, and those above it as far as they are empty."""
+    for place in _hierarchies():
+        for part in (path, *path.parents[:-1]):
+            with contextlib.suppress(OSError):
+                (place / part.relative_to("/")).rmdir()
+
+
 def host_pid_of(pid_inside: int, pids: Sequence[int]) -> int:
     """Which of the host's pids one in a namespace is; found without the code under test."""
     for pid in pids:

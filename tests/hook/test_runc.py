@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 from built_hook import ROOT, built, sim_libraries
+from pod_cgroups import every_hierarchy_is_ours, remove_from_every_hierarchy
 
 from agent.sim.container import Container
 from agent.sim.driver import SimGpu, made_up_uuid
@@ -70,6 +72,8 @@ class Pod:
     bundle: Bundle
     limits: Path  # on the host
     config: str  # of the simulated driver, in the container as on the host
+    node: SimNode
+    region: Path  # on the host
 
     def ask(self, name: str, *words: str, stdin: str) -> list[dict[str, Any]]:
         """Run a tenant beside the container's main process; give its answers."""
@@ -86,10 +90,11 @@ def pod(tools: ContainerTools, scratch: Path) -> Iterator[Pod]:
     with SimNode(scratch / "node", [sys.executable, str(ROOT / "agent.py")]) as node:
         for number in range(2):
             node.driver.add_gpu(number, SimGpu(uuid=made_up_uuid(number)))
-        node.start_agent()
+        node.start_agent("--process-interval", "0.2s")
         node.wait("registration", lambda: node.allocatable() > 0)
         node.wait("readiness", node.ready)
-        admitted = node.run_pod("pod", [Ask(memory_mib=MIB, core_percent=50)]).admitted
+        ran = node.run_pod("pod", [Ask(memory_mib=MIB, core_percent=50)])
+        admitted = ran.admitted
         assert admitted.ok, admitted.message
         grant = admitted.containers["main"]
         mounts = [
@@ -104,15 +109,20 @@ def pod(tools: ContainerTools, scratch: Path) -> Iterator[Pod]:
         state = BindMount(
             destination=str(config.parent), source=str(config.parent), read_only=False
         )
+        cgroup = f"/vgpu-test-{os.getpid()}/pod{ran.uid}/{'ab' * 32}"
         bundle = Bundle(
             scratch / "bundle",
             args=(TENANT,),
             env={"PATH": "/usr/bin:/bin", "VGPU_SIM_DRIVER": str(config), **grant.env},
             mounts=(*mounts, *driver, state),
+            cgroup=cgroup if every_hierarchy_is_ours() else "",
         )
         make_rootfs(bundle.directory / "rootfs", tools)
         (limits,) = (Path(m.source) for m in mounts if m.destination == LIMITS)
-        yield Pod(Runc(tools, scratch / "state"), bundle, limits, str(config))
+        (own,) = (Path(m.source) for m in mounts if m.destination == "/usr/local/vgpu")
+        region = own / Path(grant.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
+        yield Pod(Runc(tools, scratch / "state"), bundle, limits, str(config), node, region)
+        remove_from_every_hierarchy(Path(cgroup))
 
 
 def libc_directory() -> Path:
@@ -202,6 +212,33 @@ def test_a_second_process_shares_the_budget_and_leaves_it_when_it_is_killed(
     assert killed.returncode == 0, killed.stderr
     second.stop()
     assert eventually(lambda: tenant.ask("alloc 700").ok, what="the memory of the dead is free")
+
+
+def test_the_agent_finds_it_by_cgroup_and_mounts_and_tells_it_its_pid(
+    pod: Pod, start: Start
+) -> None:
+    if not pod.bundle.cgroup:
+        pytest.skip("no cgroups can be made here")
+    _, tenant = start()
+    assert tenant.ask("alloc 100").ok
+
+    def told() -> bool:
+        """Whether some slot of a process 1 has the pid of a tenant that is 1 in its namespace."""
+        content = pod.region.read_bytes()
+        pids = [struct.unpack_from("<ii", content, 1856 + 1960 * n) for n in range(8)]
+        return any(inside == 1 and is_tenant(outside) for inside, outside in pids)
+
+    eventually(told)
+    enforced = 'vgpu_container_enforced{container="main",namespace="team",pod="pod",reason=""} 1.0'
+    eventually(lambda: enforced in pod.node.fetch("/metrics")[1])
+
+
+def is_tenant(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "Name:\tsim-tenant" in status and f"NSpid:\t{pid}\t1\n" in status
 
 
 @pytest.mark.parametrize("path", [LIMITS, PRELOAD])

@@ -61,6 +61,7 @@ class Bundle:
     args: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Iterable[BindMount] = ()
+    cgroup: str = ""  # path of one to be made; empty: as runc does by itself
 
     def write(self) -> None:
         """Write config.json. Source: OCI runtime specification 1.0, config.md."""
@@ -81,7 +82,10 @@ class Bundle:
             "root": {"path": "rootfs", "readonly": False},
             "hostname": "tenant",
             "mounts": [*USUAL_MOUNTS, *(_bind(mount) for mount in ordered)],
-            "linux": {"namespaces": [{"type": kind} for kind in NAMESPACES]},
+            "linux": {
+                "namespaces": [{"type": kind} for kind in NAMESPACES],
+                **({"cgroupsPath": self.cgroup} if self.cgroup else {}),
+            },
         }
         (self.directory / "config.json").write_text(json.dumps(config, indent=1))
 

@@ -9,11 +9,10 @@ enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 64 }; /* that doubts go back, and that
 #define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 #define PUT_ASIDE_NS 100000 /* the launching thread did not run for a while, so its times say nothing */
 
-static void finish(struct trace *trace)
+static void finish(struct measured_lane *lane, struct trace *trace)
 {
-    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
-    uint8_t open = estimate ? atomic_load(&estimate->open) : 0;
-    while (open && !atomic_compare_exchange_weak(&estimate->open, &open, (uint8_t)(open - 1))) { }
+    if (trace->guess)
+        atomic_fetch_sub(&lane->lane.guesses, 1);
     atomic_store(&trace->state, TRACE_FREE);
 }
 
@@ -86,6 +85,13 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     return true;
 }
 
+/* What the first launch of a kind costs. */
+static void learn_guess(struct lane *lane, int64_t own)
+{
+    int64_t was_ns = atomic_load(&lane->guess_ns), is_ns = was_ns ? was_ns + (own - was_ns) / 8 : own;
+    atomic_store(&lane->guess_ns, is_ns > 1 ? is_ns : 1);
+}
+
 static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
@@ -99,17 +105,19 @@ static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_
             correct(lane, trace->expected_ns - trace->charged_ns);
     } else {
         correct(lane, own - trace->charged_ns);
+        if (trace->guess && !expected_ns)
+            learn_guess(&lane->lane, own);
         if (estimate)
             estimate_learn(estimate, trace->key, own);
     }
-    finish(trace);
+    finish(lane, trace);
 }
 
 void gpu_drop_trace(struct measured_lane *lane, struct trace *trace)
 {
     if (trace->running_since_ns)
         past_ended(&lane->past, trace->run, 0, 0);
-    finish(trace);
+    finish(lane, trace);
 }
 
 /* Charge what has been running for longer than it was charged for, while it runs; and let nothing more go on

@@ -120,10 +120,11 @@ static CUresult record(CUevent event, CUstream stream, bool per_thread)
 }
 
 /* A free place, if possible one with events of this context. */
-static struct trace *take_place(struct measured_lane *lane, CUcontext context)
+static struct trace *take_place(struct measured_lane *lane, CUcontext context, bool guess)
 {
+    size_t places = guess ? TRACES : TRACES - GUESSES; /* for what cannot do without */
     for (int again = 0; again < 2; again++) {
-        for (size_t i = 0; i < TRACES; i++) {
+        for (size_t i = 0; i < places; i++) {
             struct trace *trace = &lane->traces[i];
             int is_free = TRACE_FREE;
             if ((again || trace->context == context)
@@ -140,11 +141,12 @@ uint64_t gpu_time_stream(CUstream stream, bool per_thread)
 }
 
 static struct trace *start_trace(struct measured_lane *lane, CUcontext context, CUstream stream,
-                                 bool per_thread)
+                                 bool per_thread, bool guess)
 {
-    struct trace *trace = take_place(lane, context);
+    struct trace *trace = take_place(lane, context, guess);
     if (!trace)
         return NULL;
+    trace->guess = guess;
     trace->began_ns = (int64_t)monotonic_ns();
     trace->stream = gpu_time_stream(stream, per_thread);
     if (make_events(trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS)
@@ -153,7 +155,7 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
     return NULL;
 }
 
-struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread)
+struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess)
 {
     struct measured_lane *lane = measured(of);
     struct trace *trace = NULL;
@@ -170,14 +172,14 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread)
         atomic_store(&lane->polling, false);
     }
     if (context && lane->probe.context && context != atomic_load(&lane->ending))
-        trace = start_trace(lane, context, stream, per_thread);
+        trace = start_trace(lane, context, stream, per_thread, guess);
     stream_leave(entered);
     restore_capture(mode);
     depth_leave();
     return trace;
 }
 
-void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
+bool gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
                   bool edge, bool launched)
 {
     trace->edge = edge;
@@ -191,10 +193,10 @@ void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
     stream_leave(entered);
     depth_leave();
-    struct estimate *estimate = recorded ? estimate_claim(&gpu_time_predictor, key) : NULL;
-    if (estimate)
-        atomic_fetch_add(&estimate->open, 1);
+    if (recorded)
+        estimate_claim(&gpu_time_predictor, key);
     atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);
+    return recorded;
 }
 
 bool gpu_time_measuring(struct lane *lane)

@@ -17,6 +17,8 @@
 #include "settings.h"
 #include "throttle.h"
 
+enum { GUESSES = 16 }; /* that may be out at once */
+
 struct trace;
 
 /* What this process does on one device. */
@@ -30,6 +32,10 @@ struct lane {
      * measured for a while. */
     _Atomic uint64_t last_stream, several_streams_at_ns, all_measured_at_ns;
     _Atomic int all_measured_left; /* launches, of those to be measured all */
+    /* Kinds that were never measured: how many launches of them are out, and what the first of other kinds
+     * cost lately. */
+    _Atomic int guesses;
+    _Atomic int64_t guess_ns; /* 0: nothing was measured yet */
 };
 
 /* NULL for a place that cannot be counted. */
@@ -39,12 +45,13 @@ struct lane *gpu_lane(int place);
 uint64_t gpu_time_stream(CUstream stream, bool per_thread);
 
 /* About to launch on `stream` (0 is the thread's own with `per_thread`): start to measure. NULL when that is
- * not possible now. */
-struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread);
+ * not possible now. `guess`: its kind was never measured, and it is one of the lane's guesses until it is. */
+struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread, bool guess);
 
 /* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed.
- * `edge`: others may run beside it that are not measured, so it says nothing but when it ran. */
-void gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
+ * `edge`: others may run beside it that are not measured, so it says nothing but when it ran.
+ * Whether it is being measured. */
+bool gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
                   bool edge, bool launched);
 
 /* Whether anything is being measured. */

@@ -23,6 +23,7 @@ struct trace {
     int64_t ran_until_ns; /* of one that has ended */
     uint64_t run; /* its number in the past */
     bool ended;
+    bool guess; /* of what it costs: its kind was never measured */
     bool edge; /* others that are not measured may run beside it: it says what ran, not what it cost */
 };
 

@@ -12,13 +12,13 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { FEW_SAMPLES = 2, MEASURE_ALL = 40, MEASURE_EDGE = 8, MEASURE_OFTEN = 7 };
+enum { FEW_SAMPLES = 2, MEASURE_ALL = 40, MEASURE_EDGE = 8, MEASURE_OFTEN = 7, MOST_LOOKS = 2000 };
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
 #define MEASURE_ALL_EVERY_NS (60 * MS_NS)
-#define FIRST_WAIT_NS (20 * MS_NS) /* for the first measurement of a kind */
-#define FIRST_LOOK_NS 100000
+#define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
+#define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
 #define UNCERTAIN_WAIT_NS (2 * MS_NS)
 #define STUCK_NS (5000 * MS_NS)
 #define AGENT_LEASE_NS (1000 * MS_NS)
@@ -212,20 +212,38 @@ static bool worth_measuring(struct launch *launch, uint64_t now_ns)
 
 /* --- the gate ------------------------------------------------------------------------------------------- */
 
+static void drop_guess(struct launch *launch)
+{
+    if (launch->guess)
+        atomic_fetch_sub(&launch->lane->guesses, 1);
+    launch->guess = false;
+}
+
+/* Launches of kinds that were never measured may be long, so no more of them are let out at once than are
+ * worth a few turns of the GPU by what the last ones cost. */
+static bool guess(struct launch *launch, int64_t *ns)
+{
+    struct lane *lane = launch->lane;
+    int64_t guess_ns = atomic_load(&lane->guess_ns);
+    int64_t most = guess_ns ? GUESSED_NS / guess_ns : 1;
+    most = most < 1 ? 1 : most > GUESSES ? GUESSES : most;
+    *ns = guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
+    launch->guess = atomic_fetch_add(&lane->guesses, 1) < most || launch->looks >= MOST_LOOKS;
+    if (!launch->guess)
+        atomic_fetch_sub(&lane->guesses, 1);
+    return launch->guess;
+}
+
 /* What the launch is expected to cost; 0: that will soon be known. */
-static int64_t expected_ns(struct launch *launch, uint64_t waited_ns)
+static int64_t expected_ns(struct launch *launch)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     int64_t ns = estimate ? atomic_load(&estimate->ns) : 0;
-    if (ns)
-        return ns;
-    return estimate && atomic_load(&estimate->open) && waited_ns < (uint64_t)FIRST_WAIT_NS
-        ? 0
-        : ESTIMATE_FIRST_NS;
+    return ns || guess(launch, &ns) ? ns : 0;
 }
 
 /* How long to wait before asking again; 0: go. */
-static uint64_t ask(struct launch *launch, int place, uint64_t began_ns, uint64_t now_ns)
+static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
 {
     struct core_share core = limits_core(place);
     uint64_t blocked_ns = blocked_by_agent(place, core.blocked_until_ns, now_ns);
@@ -238,12 +256,14 @@ static uint64_t ask(struct launch *launch, int place, uint64_t began_ns, uint64_
     launch->cost_ns = 0;
     if (permille == SHARE_WHOLE_PERMILLE)
         return 0;
-    int64_t cost_ns = expected_ns(launch, now_ns - began_ns);
+    int64_t cost_ns = expected_ns(launch);
     if (!cost_ns) {
+        launch->looks++;
         gpu_time_read(launch->lane);
         return FIRST_LOOK_NS;
     }
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
+        drop_guess(launch);
         /* While something is being measured, what it cost may turn out to be less. */
         uint64_t wait_ns = share_wait_ns(launch->lane->share, permille);
         return gpu_time_measuring(launch->lane) && wait_ns > (uint64_t)UNCERTAIN_WAIT_NS
@@ -262,7 +282,7 @@ static void pass_slowly(struct launch *launch, int place)
         launch->lane = NULL;
         return;
     }
-    while ((wait_ns = ask(launch, place, began_ns, now_ns)) > 0) {
+    while ((wait_ns = ask(launch, place, now_ns)) > 0) {
         monotonic_sleep_until(now_ns + wait_ns);
         now_ns = monotonic_ns();
     }
@@ -272,7 +292,7 @@ static void pass_slowly(struct launch *launch, int place)
     }
     if (launch->cost_ns && worth_measuring(launch, now_ns)) {
         atomic_store(&launch->lane->measured_at_ns, now_ns);
-        launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread);
+        launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess);
         if (launch->trace)
             gpu_watch(now_ns);
     }
@@ -322,7 +342,7 @@ static void open_gate(int place, const struct core_share *core)
 
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key)
 {
-    *launch = (struct launch){NULL, NULL, key, 0, stream, per_thread, false};
+    *launch = (struct launch){.key = key, .stream = stream, .per_thread = per_thread};
     if (!charging())
         return;
     int place = place_of_launch(stream);
@@ -339,9 +359,11 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
 void launch_gate_passed(struct launch *launch, CUresult result)
 {
     bool launched = result == CUDA_SUCCESS;
-    if (launch->trace)
-        gpu_time_end(launch->trace, launch->stream, launch->per_thread, launch->key, launch->cost_ns,
-                     launch->edge, launched);
+    bool measured = launch->trace
+        && gpu_time_end(launch->trace, launch->stream, launch->per_thread, launch->key, launch->cost_ns,
+                        launch->edge, launched);
+    if (launch->guess && !measured)
+        atomic_fetch_sub(&launch->lane->guesses, 1);
     if (launch->lane && !launched)
         atomic_fetch_add(&launch->lane->tokens_ns, launch->cost_ns);
 }

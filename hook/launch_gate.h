@@ -23,7 +23,8 @@ struct launch {
     uint64_t key;
     int64_t cost_ns;
     CUstream stream;
-    bool per_thread, edge;
+    bool per_thread, edge, guess;
+    int looks; /* for what a guess waits for */
 };
 
 /* What an open gate is told by: the words that would have to change, and what they were. */

@@ -1,5 +1,7 @@
 #include "residency.h"
 
+#define OUTSIDE_NS 2000000 /* looks are never so far apart while something runs */
+
 void residency_look(struct residency *residency, int64_t now_ns)
 {
     uint64_t i = residency->count++ % RESIDENCY_LOOKS;
@@ -37,10 +39,12 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
         if (at_ns <= from_ns)
             return away_ns;
         /* The time it stands for, though it may lie outside: on average that is right, also for a time so
-         * short that there is seldom a look in it. */
+         * short that there is seldom a look in it. But nobody looks while nothing runs. */
+        before_ns = before_ns < from_ns - OUTSIDE_NS ? from_ns - OUTSIDE_NS : before_ns;
+        after_ns = back == 1 ? 2 * at_ns - before_ns : after_ns;
+        after_ns = after_ns > until_ns + OUTSIDE_NS ? until_ns + OUTSIDE_NS : after_ns;
         if (at_ns < until_ns && residency->looks[i].away)
-            away_ns +=
-                residency->looks[i].away * ((back == 1 ? 2 * at_ns - before_ns : after_ns) - before_ns) / 2;
+            away_ns += residency->looks[i].away * (after_ns - before_ns) / 2;
         after_ns = at_ns;
     }
     return known == RESIDENCY_LOOKS ? -1 : away_ns;

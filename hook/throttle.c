@@ -115,7 +115,6 @@ struct estimate *estimate_claim(struct predictor *predictor, uint64_t key)
     found = &set[key >> 40 & (ESTIMATE_WAYS - 1)];
     atomic_store(&found->ns, 0);
     atomic_store(&found->samples, 0);
-    atomic_store(&found->open, 0);
     atomic_store(&found->deviation, 0);
     atomic_store(&found->key, key);
     return found;

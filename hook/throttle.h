@@ -20,7 +20,7 @@
 #define SHARE_IDLE_NS (10 * MS_NS) /* most that an idle container saves up: 1 % of a second */
 #define SHARE_BANK_NS (200 * MS_NS) /* times the share: most that one saves up while others have the GPU */
 #define SHARE_CHUNK_NS MS_NS /* most that a process takes at once */
-#define SHARE_DEBT_NS (1000 * MS_NS) /* a kernel longer than this is forgiven the rest */
+#define SHARE_DEBT_NS (10000 * MS_NS) /* a kernel longer than this is forgiven the rest */
 #define SHARE_WAIT_MOST_NS (100 * MS_NS) /* look at the limits again at least this often */
 #define SHARE_WAIT_LEAST_NS MS_NS
 enum { SHARE_WHOLE_PERMILLE = 1000 };
@@ -60,7 +60,7 @@ struct estimate {
     _Atomic uint32_t ns; /* 0: never measured */
     _Atomic uint16_t deviation; /* of samples from it, in permille of it; ESTIMATE_ALWAYS */
     _Atomic uint8_t samples; /* that went into it, up to ESTIMATE_SAMPLES */
-    _Atomic uint8_t open; /* launches being measured */
+    uint8_t unused;
 };
 _Static_assert(sizeof(struct estimate) == 16, "four of them in a cache line");
 
@@ -70,7 +70,7 @@ enum {
     ESTIMATE_WAYS = 4, /* places that a key can be in */
     ESTIMATE_SETS = 2048,
     ESTIMATE_SAMPLES = 16, /* that the moving mean goes back */
-    ESTIMATE_FIRST_NS = 20000, /* of what was never measured */
+    ESTIMATE_FIRST_NS = 20000, /* of what was never measured, when nothing was */
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
     ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */
     ESTIMATE_VARYING_NS = 20000, /* and from here on every one of a kind that varies, */

@@ -12,6 +12,7 @@
  *   sync=N      wait for the stream after every N launches (default 0: never)
  *   burst=N     launches in a burst (default 0: without end), then wait for them and sleep
  *   idle_us=N   for so long (default 0)
+ *   shapes=N    grids of so many sizes, in turn (default 1); not with graphs or cooperative launches
  *   kill=1      the process kills itself when the phase is over
  *
  * At its end it prints one line: {"pid","result","launches","wall_ns","gpu_ns","windows_ns":[...]}. gpu_ns is
@@ -115,7 +116,8 @@ struct worker {
 static CUresult launch_on(const struct worker *worker, enum way way, CUstream stream)
 {
     CUfunction function = worker->functions[worker->turn % worker->phase->mix_count];
-    CUlaunchConfig config = {.gridDimX = 1,
+    unsigned grid = 1 + (unsigned)(worker->turn % worker->phase->shapes);
+    CUlaunchConfig config = {.gridDimX = grid,
                              .gridDimY = 1,
                              .gridDimZ = 1,
                              .blockDimX = 32,
@@ -132,7 +134,7 @@ static CUresult launch_on(const struct worker *worker, enum way way, CUstream st
     case BY_KERNEL:
         break;
     }
-    return cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+    return cuda.cuLaunchKernel(function, grid, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
 
 static bool make_graph(struct worker *worker)

@@ -193,6 +193,35 @@ def test_an_unsynchronised_burst_cannot_overrun(tmp_path: Path) -> None:
     assert had_ns >= 380_000_000
 
 
+NEVER_SEEN = [
+    pytest.param(30, 5000, "sync=100", id="5 ms, waited for now and then"),
+    pytest.param(30, 20_000, "", id="20 ms"),
+    pytest.param(20, 20_000, "streams=16", id="20 ms on 16 streams"),
+    pytest.param(10, 100_000, "", id="100 ms"),
+    pytest.param(50, 200, "", id="200 us"),
+    pytest.param(90, 20, "", id="20 us"),
+]
+
+
+@pytest.mark.parametrize(("percent", "us", "phase"), NEVER_SEEN)
+def test_kinds_that_were_never_seen_cannot_overrun(
+    tmp_path: Path, percent: int, us: int, phase: str
+) -> None:
+    """Every launch has another shape, so none is of a kind whose cost is known."""
+    phases = (f"ms=3000,shapes=1000000000,{phase}".rstrip(","),)
+    (container,) = run(tmp_path, [Tenant(percent, phases)], {"kernel": us})
+    had_ns, quantum_ns = 0, 10_000_000 + 2 * us * 1000
+    for step, worked_ns in enumerate(container.worked_ns):
+        had_ns += worked_ns
+        assert had_ns <= percent * 1_000_000 * (step + 1) + quantum_ns, step
+    assert had_ns >= percent * 1_000_000 * len(container.worked_ns) - quantum_ns
+
+
+def test_a_kernel_of_seconds_is_paid_for(tmp_path: Path) -> None:
+    (container,) = run(tmp_path, [Tenant(30, ("ms=26000",))], {"kernel": 3_000_000})
+    assert sum(container.worked_ns[:200]) == pytest.approx(6e9, rel=0.02)
+
+
 def test_nobody_starves(tmp_path: Path) -> None:
     tenants = [Tenant(20, container=0), Tenant(20, ("ms=3000,sync=1,kernel=b",), container=0)]
     run(tmp_path, tenants, {"kernel": 30, "b": 10_000})

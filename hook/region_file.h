@@ -32,6 +32,12 @@ static inline struct region_tail *region_tail(struct region *region)
     return (struct region_tail *)(void *)((char *)region + TAIL_OFFSET);
 }
 
+/* A uuid is complete from the moment that its first byte is there. */
+static inline bool region_has_device(struct region *region, int place)
+{
+    return __atomic_load_n(&region->uuids[place][0], __ATOMIC_ACQUIRE) != 0;
+}
+
 /* Nanoseconds of CLOCK_MONOTONIC. The coarse one is some milliseconds behind, and cheaper. */
 uint64_t now_ns(void);
 uint64_t coarse_now_ns(void);

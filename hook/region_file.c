@@ -11,7 +11,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAKING_PATIENCE_MS = 5000, PAUSE_NS = 200 * 1000, PERMISSIONS = 0666, HEADER_MISSING = 0 };
+enum {
+    MAKING_PATIENCE_MS = 5000,
+    PAUSE_NS = 200 * 1000,
+    MOST_PAUSE_NS = 20 * PAUSE_NS,
+    PERMISSIONS = 0666,
+    HEADER_MISSING = 0
+};
 
 static dev_t mapped_device; /* which file it is; set before the mapping is told to anybody */
 static ino_t mapped_inode;
@@ -33,10 +39,13 @@ uint64_t coarse_now_ns(void)
     return clock_ns(CLOCK_MONOTONIC_COARSE);
 }
 
-static void pause_briefly(void)
+/* Longer each time: many who look often keep the one that they wait for from the processor. */
+static void pause_briefly(long *pause_ns)
 {
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    nanosleep(&pause, NULL);
+    *pause_ns = *pause_ns ? *pause_ns * 2 : PAUSE_NS;
+    if (*pause_ns > MOST_PAUSE_NS)
+        *pause_ns = MOST_PAUSE_NS;
+    nanosleep(&(struct timespec){.tv_nsec = *pause_ns}, NULL);
 }
 
 /* A descriptor of its own each time: one that is inherited over fork would share its locks with the parent.
@@ -69,9 +78,10 @@ int region_file_reopen(void)
 int region_file_lock(int patience_ms)
 {
     int fd = region_file_reopen(), locked = 0;
+    long pause_ns = 0;
     uint64_t deadline_ns = now_ns() + (uint64_t)patience_ms * 1000000;
     while (fd >= 0 && (locked = try_lock(fd)) == 0 && now_ns() < deadline_ns)
-        pause_briefly();
+        pause_briefly(&pause_ns);
     if (fd >= 0 && locked != 1) {
         close(fd);
         fd = -1;
@@ -253,6 +263,7 @@ static struct region *open_or_make(int fd, const char **problem)
 {
     uint64_t deadline_ns = now_ns() + (uint64_t)MAKING_PATIENCE_MS * 1000000;
     struct region *region;
+    long pause_ns = 0;
     while (!(region = map_as_it_is(fd))) {
         int locked = try_lock(fd);
         if (locked > 0) {
@@ -265,7 +276,7 @@ static struct region *open_or_make(int fd, const char **problem)
             *problem = locked < 0 ? strerror(errno) : "another process keeps it locked";
             return NULL;
         }
-        pause_briefly();
+        pause_briefly(&pause_ns);
     }
     return region;
 }

@@ -13,11 +13,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from uuid import UUID
 
+from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
+from agent.domain.new_region import new_region
+from agent.domain.region import FILE_BYTES
 from tests.bench.rows import Row, row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,11 +58,12 @@ class Bench:
 
     scratch: Path
     peer: Path | None = None
+    hook: Path = HOOK
 
     @property
     def libraries(self) -> dict[str, Path | None]:
         """What is preloaded, by who is measured."""
-        found: dict[str, Path | None] = {NONE: None, OURS: HOOK}
+        found: dict[str, Path | None] = {NONE: None, OURS: self.hook}
         return found | ({PEER: self.peer} if self.peer else {})
 
     def run(self, who: str, words: Sequence[str | int], env: Mapping[str, str]) -> dict[str, Any]:
@@ -191,6 +196,28 @@ def starts(bench: Bench) -> Iterator[Row]:
             yield row(AREA, f"cuInit, 64 processes at once, {name}, the peer", theirs, "ms")
 
 
+def granted_starts(bench: Bench) -> Iterator[Row]:
+    """The same with the files that the agent gives a container: a limits file, and a region."""
+    own = bench.scratch / "granted"
+    own.mkdir()
+    bed = replace(bench, hook=Path(shutil.copy(HOOK, own)), peer=None)
+    gpu = DeviceLimit(uuid=f"GPU-{UUID(int=7)}", memory_limit_bytes=16 << 30, core_permille=500)
+    limits = LimitsFile(devices=(gpu,), cache_path=str(own / "region.cache"))
+    with (own / "region.cache").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, FILE_BYTES)
+        for piece in new_region(limits, region_id=1, now_s=1):
+            os.pwrite(file.fileno(), piece.content, piece.offset)
+        inode = os.fstat(file.fileno()).st_ino
+    limits = replace(limits, region_inode=inode, region_id=1)
+    (own / "vgpu.limits").write_bytes(encode(limits))
+    env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": ""}  # the limits file says where
+    for key, name, target in (("p99_us", "p99", 10.0), ("median_us", "median", None)):
+        many = bed.rounds(["hook_start", 64, 5], key, env)
+        ours = [us / 1e3 for us in many[OURS]]
+        called = f"cuInit, 64 processes at once, {name}, with the agent's files"
+        yield row(AREA, called, ours, "ms", target=target)
+
+
 def execs(bench: Bench) -> Iterator[Row]:
     """Microseconds that a program without CUDA pays, over an empty library."""
     libraries = [BENCH_DIR / "empty.so", HOOK, *([bench.peer] if bench.peer else [])]
@@ -216,7 +243,9 @@ def hook_area(peer: Path | None = None) -> Iterator[Row]:
     build_programs()
     scratch = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
     bench = Bench(scratch, peer.resolve() if peer else None)
-    groups: tuple[Callable[[Bench], Iterator[Row]], ...] = (calls, allocations, starts, execs)
+    groups: tuple[Callable[[Bench], Iterator[Row]], ...] = (
+        calls, allocations, starts, granted_starts, execs,
+    )  # fmt: skip
     try:
         for group in groups:
             yield from group(bench)

@@ -17,7 +17,7 @@ from limits_bed import LINES_AT, LimitsBed, limits_bed
 from agent.domain.limits_file import CorePolicy, DeviceLimit
 from agent.sim.driver import SimGpu, SimMig, made_up_uuid
 
-A, B = made_up_uuid(0), made_up_uuid(1)
+A, B, C = (made_up_uuid(place) for place in range(3))
 MIB = 1 << 20
 FULL = 46068
 ASK = "say(init=start(), total=total_mib(), info=info_mib())"
@@ -354,6 +354,30 @@ def test_what_is_lent_and_blocked_is_passed_on_live(bed: LimitsBed, open_library
         [True, 300, 200, 12345, 0],
         [True, 400, 0, 0, 99],
     ]
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        pytest.param((gpu(core_permille=300),), [True, 300], id="the only one's"),
+        pytest.param((gpu(core_permille=300), gpu(C, core_permille=200)), [True, 200], id="lower"),
+        pytest.param((gpu(core_permille=300), gpu(C)), [True, 300], id="another has none"),
+        pytest.param((gpu(),), [False, 1000], id="none has one"),
+    ],
+)
+def test_a_device_that_was_not_granted_gets_the_least_share(
+    bed: LimitsBed, open_library: Path, listed: tuple[DeviceLimit, ...], expected: list[Any]
+) -> None:
+    bed.node.sim.add_gpu(gpu=SimGpu(uuid=B))
+    bed.write(*listed)
+    code = (
+        f"region = open({str(bed.node.cache)!r}, 'rb').read()\n"
+        "cuda.cuDeviceTotalMem_v2(ctypes.byref(ctypes.c_size_t()), 1)\n"
+        f"region = open({str(bed.node.cache)!r}, 'rb').read()\n"
+        f"uuids = [region[64 + 96 * i:][:40].decode() for i in range(16)]\n"
+        f"say(share=share(uuids.index({B!r})))"
+    )
+    assert shares(bed, open_library, code)[:2] == expected
 
 
 def test_a_malformed_share_stops_cuda(node: Node) -> None:

@@ -121,8 +121,10 @@ def test_two_hundred_killed_in_the_middle_of_everything_leave_nothing(node: Node
             for tenant in doomed:
                 tenant.end()
             if round_ % 10 == 9:
-                eventually(lambda: used(node, watcher) == at_rest, within_s=WITHIN_S)
-                assert RegionFile(node.cache).owned() == 1
+                eventually(
+                    lambda: used(node, watcher) == at_rest and RegionFile(node.cache).owned() == 1,
+                    within_s=WITHIN_S,
+                )
         assert 0 < node.sim.peak_mib(GPU) <= 1000
         rest_mib = watcher.ask("info")["devices"][0]["free_mib"]
         assert watcher.ask(f"alloc {rest_mib}")["ok"]

@@ -1,0 +1,169 @@
+"""Whose slot may be given to somebody else, and when one looks."""
+
+import ctypes
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from built_hook import ROOT, built, compiler
+from hooked_programs import LIMIT, Node
+from region_files import FILE_BYTES, FIRST_SLOT, OWNER_AT, SLOT_COUNT_AT, STATUS_AT, RegionFile
+from tenants import tenants
+
+MIB = 1 << 20
+UNLOCKED, READY, TIME_SHIFT, STARTED = 1 << 22, 1 << 23, 24, 1234
+NOBODY = (1 << 22) - 1  # no pid, by default
+F_OFD_SETLK = 37
+HERE = Path("/proc/self/ns/pid").stat().st_ino
+
+
+@pytest.fixture(scope="module")
+def slots(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """region_slots.c on a double of process.c."""
+    path = tmp_path_factory.mktemp("slots") / "slots.so"
+    flags = [flag for flag in compiler().C_FLAGS if flag != "-fvisibility=hidden"]
+    subprocess.run(
+        [sys.executable, "-m", "ziglang", "cc", *flags, "-I.", "-shared", "region_slots.c",
+         "../tests/hook/process_double.c", "-o", str(path)],
+        cwd=ROOT / "hook", check=True, capture_output=True,
+    )  # fmt: skip
+    return ctypes.CDLL(str(path))
+
+
+@contextmanager
+def locked(path: Path, at: int) -> Iterator[None]:
+    """Somebody holds the lock on a byte, by an open file."""
+    with path.open("r+b") as file:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        fcntl.fcntl(file.fileno(), F_OFD_SETLK, lock)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("pid", "flags", "namespace", "lock", "process", "freed"),
+    [
+        pytest.param(os.getpid(), READY, HERE, "free", "alive", True, id="lock free"),
+        pytest.param(
+            os.getpid(), READY, HERE, "free", "exiting", False,
+            id="lock free, but its GPU memory may not be",
+        ),
+        pytest.param(
+            os.getpid(), READY, HERE ^ 1, "free", "exiting", True,
+            id="lock free, and a stranger has its pid",
+        ),
+        pytest.param(os.getpid(), READY, HERE, "held", "gone", False, id="lock held"),
+        pytest.param(
+            NOBODY, READY, HERE, "held", "alive", True, id="lock held by a child of it"
+        ),
+        pytest.param(
+            NOBODY, READY, HERE ^ 1, "held", "alive", False,
+            id="lock held in another pid namespace",
+        ),
+        pytest.param(
+            NOBODY, 0, HERE, "held", "gone", False, id="lock held, namespace not known yet"
+        ),
+        pytest.param(
+            os.getpid(), READY | UNLOCKED, HERE, "free", "gone", True, id="no locks, gone"
+        ),
+        pytest.param(
+            os.getpid(), READY | UNLOCKED, HERE, "free", "alive", False, id="no locks, alive"
+        ),
+        pytest.param(
+            os.getpid(), READY | UNLOCKED, HERE ^ 1, "free", "gone", False,
+            id="no locks, in another pid namespace",
+        ),
+        pytest.param(
+            os.getpid(), UNLOCKED, HERE, "free", "gone", True, id="no locks, not ready, gone"
+        ),
+        pytest.param(
+            os.getpid(), READY, HERE, "no file", "gone", True, id="no file, gone"
+        ),
+        pytest.param(
+            os.getpid(), READY, HERE, "no file", "exiting", False, id="no file, alive"
+        ),
+    ],
+)  # fmt: skip
+def test_only_the_dead_lose_their_slot(
+    slots: ctypes.CDLL, tmp_path: Path, pid: int, flags: int, namespace: int, lock: str,
+    process: str, freed: bool,
+) -> None:  # fmt: skip
+    ctypes.c_bool.in_dll(slots, "said_exiting").value = process == "exiting"
+    ctypes.c_bool.in_dll(slots, "said_gone").value = process == "gone"
+    region = ctypes.create_string_buffer(FILE_BYTES)
+    owner = pid | flags | STARTED << TIME_SHIFT
+    struct.pack_into("<Q", region, FIRST_SLOT + OWNER_AT, owner)
+    struct.pack_into("<iI", region, FIRST_SLOT + STATUS_AT, 1, namespace & 0xFFFFFFFF)
+    struct.pack_into("<i", region, SLOT_COUNT_AT, 1)
+    path = tmp_path / "region"
+    path.touch()
+    other = "elsewhere" if lock != "held" else "region"
+    path.with_name("elsewhere").touch()
+    with path.open("r+b") as file, locked(path.with_name(other), FILE_BYTES):
+        found = slots.slots_sweep(region, -1 if lock == "no file" else file.fileno())
+    assert (found == 1) is freed
+    left = struct.unpack_from("<Q", region, FIRST_SLOT + OWNER_AT)[0]
+    status = struct.unpack_from("<i", region, FIRST_SLOT + STATUS_AT)[0]
+    assert (left, status) == ((0, 0) if freed else (owner, 1))
+
+
+# --- when one looks -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def coarse_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clock") / "clock.so"
+    subprocess.run(
+        [sys.executable, "-m", "ziglang", "cc", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC",
+         "coarse_clock.c", "-o", str(path)],
+        cwd=ROOT / "tests" / "hook", check=True, capture_output=True,
+    )  # fmt: skip
+    return path
+
+
+def test_the_dead_are_looked_for_every_tenth_of_a_second_and_not_more_often(
+    node: Node, coarse_clock: Path
+) -> None:
+    """Who only asks how much is left hears of a death within that, without being refused."""
+    code = (
+        "import sys, time\n"
+        "start()\n"
+        f"clock = ctypes.c_longlong.in_dll(ctypes.CDLL({str(coarse_clock)!r}), 'shown_ns')\n"
+        "began = time.monotonic_ns() + 10**9\n"
+        "def used_at(ms): clock.value = began + ms * 10**6; return used_mib()\n"
+        "before = used_at(0)\n"
+        "print('looked', flush=True); sys.stdin.readline()\n"
+        "say(before=before, soon=used_at(99), then=used_at(101))"
+    )
+    env = {LIMIT: "1000m", "LD_PRELOAD": f"{coarse_clock}:{built() / 'libvgpu.so'}"}
+    with tenants(node, 1, **{LIMIT: "1000m"}) as (victim,):
+        assert victim.ask("alloc 900")["ok"]
+        watcher = node.start(code, env=env)
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline() == "looked\n"
+    out, _ = watcher.communicate("\n", timeout=10)
+    assert out.strip() == '{"before": 900, "soon": 900, "then": 0}'
+
+
+# --- what a slot shows ----------------------------------------------------------------------------
+
+
+def test_what_was_refused_by_the_ledger_is_not_left_in_the_slot(node: Node) -> None:
+    """A ledger that somebody wrote full refuses, until it is put right by what the slots say."""
+    node.run("start()")
+    with node.cache.open("r+b") as file:
+        os.pwrite(file.fileno(), struct.pack("<Q", (1 << 48) - 1), 2031616 + 64)
+    code = (
+        "import os\nstart(); given = alloc(10)[0]; print(given, os.getpid(), flush=True); input()"
+    )
+    program = node.start(code)
+    assert program.stdout is not None
+    given, pid = map(int, program.stdout.readline().split())
+    region = RegionFile(node.cache)
+    program.communicate("\n", timeout=10)
+    assert (given, region.ledger(), region.shown()[pid]) == (0, 10 * MIB, 10 * MIB)

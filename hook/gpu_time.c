@@ -95,12 +95,17 @@ static void drop_events(struct trace *trace)
     trace->context = NULL;
 }
 
-static bool make_events(struct trace *trace, CUcontext context)
+static bool make_events(struct measured_lane *lane, struct trace *trace, CUcontext context)
 {
     const struct real_cuda *real = real_cuda();
     if (trace->context == context)
         return true;
-    drop_events(trace);
+    if (trace->context) {
+        if (atomic_exchange(&lane->polling, true))
+            return false; /* that other context may be about to end, and its events with it */
+        drop_events(trace);
+        atomic_store(&lane->polling, false);
+    }
     if (real->cuEventCreate(&trace->begin, 0) != CUDA_SUCCESS)
         return false;
     if (real->cuEventCreate(&trace->end, 0) != CUDA_SUCCESS) {
@@ -149,7 +154,7 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
     trace->guess = guess;
     trace->began_ns = (int64_t)monotonic_ns();
     trace->stream = gpu_time_stream(stream, per_thread);
-    if (make_events(trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS)
+    if (make_events(lane, trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS)
         return trace;
     atomic_store(&trace->state, TRACE_FREE);
     return NULL;

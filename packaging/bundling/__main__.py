@@ -8,7 +8,8 @@ from pathlib import Path
 
 from bundling import floor
 from bundling.freeze import frozen
-from bundling.provenance import write_record
+from bundling.image import image
+from bundling.provenance import revision, write_record
 from bundling.runtime import ROOT, BundleError, made
 from bundling.single_file import compiled_launcher, single_file
 
@@ -45,6 +46,8 @@ def main(dist: Path, hook_dir: Path, work: Path) -> int:
     say("writing the single file")
     launcher = compiled_launcher(runtime, tools / "python", work / "launcher")
     single_file(launcher, folder, VERSION, dist / NAME)
+    say("writing the image")
+    image(folder, VERSION, revision(), dist / f"{NAME}.oci.tar")
     sums = "".join(
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
         for path in sorted(dist.iterdir())

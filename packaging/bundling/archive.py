@@ -32,6 +32,13 @@ def add_tree(archive: tarfile.TarFile, folder: Path, name: str) -> int:
     return count
 
 
+def add_link(archive: tarfile.TarFile, name: str, to: str) -> None:
+    """Add a symbolic link."""
+    entry = _neutral(tarfile.TarInfo(name), 0o777)
+    entry.type, entry.linkname = tarfile.SYMTYPE, to
+    archive.addfile(entry)
+
+
 def directories(archive: tarfile.TarFile, names: Iterable[str]) -> None:
     """Add directories, as parents of what follows."""
     for name in names:

@@ -15,7 +15,7 @@ from kube_api import KubeApi, kubeconfig_text
 from .build_peers import Peers
 from .processes import Process, free_port
 
-RBAC = Path(__file__).resolve().parents[2] / "packaging" / "daemonset" / "rbac.yaml"
+RBAC = Path(__file__).resolve().parents[2] / "packaging" / "daemonset" / "base" / "rbac.yaml"
 
 
 def agent_rules() -> list[dict[str, list[str]]]:

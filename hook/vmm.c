@@ -255,18 +255,15 @@ struct mapping *mappings_ending(uint64_t address, uint64_t bytes)
     bool by_address = bytes / PAGE_BYTES <= mapping_count;
     for (uint64_t at = address; by_address && at - address < bytes;) {
         struct mapping *mapping = (struct mapping *)table_find(&mappings, at);
-        bool whole = mapping && mapping->bytes <= bytes - (at - address);
-        at += whole ? mapping->bytes : PAGE_BYTES;
-        if (whole)
+        at += mapping ? mapping->bytes : PAGE_BYTES;
+        if (mapping)
             take_mapping(mapping, &ending);
     }
     struct entry *next, *entry = by_address ? NULL : table_next(&mappings, NULL);
     for (; entry; entry = next) {
-        struct mapping *mapping = (struct mapping *)entry;
         next = table_next(&mappings, entry);
-        if (entry->key >= address && mapping->bytes <= bytes
-            && entry->key - address <= bytes - mapping->bytes)
-            take_mapping(mapping, &ending);
+        if (entry->key - address < bytes)
+            take_mapping((struct mapping *)entry, &ending);
     }
     pthread_mutex_unlock(&lock);
     return ending;

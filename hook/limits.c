@@ -132,8 +132,6 @@ enum limits_state limits_open(char *problem, size_t problem_bytes)
     if (read_first())
         return LIMITS_IN_FORCE;
     limits_file_complain(problem, problem_bytes, "was left half written");
-    file = NULL;
-    line_count = 0;
     return LIMITS_UNUSABLE;
 }
 

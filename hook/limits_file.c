@@ -72,9 +72,7 @@ static const char *try_path(const struct limits_file **mapped)
     if (fd < 0)
         return errno == ENOENT || errno == ENOTDIR ? NULL : unreadable;
     const char *complaint = map_file(fd, mapped);
-    int error = errno;
     close(fd);
-    errno = error;
     return complaint;
 }
 

@@ -161,6 +161,7 @@ def test_any_text_is_an_amount_or_is_refused(amounts: ctypes.CDLL, text: str) ->
         pytest.param("0.0001k", None, id="less than a byte"),
         pytest.param("0.0009765624k", None, id="nearly a byte"),
         pytest.param("0.0000001g", None, id="lost behind the sixth digit"),
+        pytest.param("0.00000010g", None, id="lost, and a 0 behind it"),
         pytest.param("0.5", None, id="half a byte"),
         pytest.param("-0", None, id="negative, and nothing"),
         pytest.param("-1k", None, id="negative"),

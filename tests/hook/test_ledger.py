@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from built_hook import ROOT, compiler
 from hooked_programs import LIMIT, Node
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.sim.driver import SimGpu, made_up_uuid
@@ -81,6 +81,7 @@ amounts = st.one_of(st.integers(0, 1000), st.integers(0, MOST), st.integers(0, (
     limit=st.one_of(st.just(0), amounts),
     steps=st.lists(st.tuples(st.sampled_from(["reserve", "release"]), amounts), max_size=40),
 )
+@example(limit=1 << 60, steps=[("reserve", MOST), ("reserve", 1)])
 def test_the_ledger_is_the_arithmetic_it_says(
     inside: ctypes.CDLL, limit: int, steps: list[tuple[str, int]]
 ) -> None:

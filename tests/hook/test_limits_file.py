@@ -278,6 +278,7 @@ def shares(bed: LimitsBed, library: Path, code: str = "say(share=share())", **en
     return said["share"]
 
 
+UNLISTED = {"NVIDIA_VISIBLE_DEVICES": "all"}
 POLICY, SM = "GPU_CORE_UTILIZATION_POLICY", "CUDA_DEVICE_SM_LIMIT"
 
 
@@ -288,6 +289,13 @@ POLICY, SM = "GPU_CORE_UTILIZATION_POLICY", "CUDA_DEVICE_SM_LIMIT"
         pytest.param({SM: "30"}, True, 300, id="for all devices"),
         pytest.param({SM: "30", f"{SM}_0": "60"}, True, 600, id="of its own"),
         pytest.param({SM: "30", f"{SM}_1": "60"}, True, 300, id="another device's"),
+        pytest.param(
+            {**UNLISTED, f"{SM}_0": "60", f"{SM}_1": "30"},
+            True,
+            300,
+            id="the least of those not listed",
+        ),
+        pytest.param({**UNLISTED, SM: "50", f"{SM}_1": "80"}, True, 500, id="or the one for all"),
         pytest.param({SM: "100"}, False, 1000, id="all of it"),
         pytest.param({SM: "0"}, False, 1000, id="0 is no limit"),
         pytest.param({SM: "30", POLICY: "disable"}, False, 300, id="never kept"),

@@ -1,5 +1,6 @@
 """The usage region at the first use of CUDA: what each state of the file does."""
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -8,7 +9,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -113,21 +115,50 @@ def test_a_place_that_no_file_can_be_made_in_stops_cuda(node: Node, path: str) -
     assert said["stderr"]
 
 
-def test_a_full_disk_stops_cuda_and_not_the_program(node: Node, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
+@contextmanager
+def disk(tmp_path: Path, kind: str, *options: str) -> Iterator[Path]:
+    """A file system of its own."""
+    where = tmp_path / "disk"
+    where.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True, check=False
+        ["mount", "-t", kind, *options, kind, where], capture_output=True, check=False
     )
     if mounted.returncode != 0:
-        pytest.skip("may not mount a small file system here")
+        pytest.skip("may not mount a file system here")
     try:
-        env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(disk / "r"), "LIBCUDA_LOG_LEVEL": "1"}
-        said = node.run(START, **{LIMIT: "1g", **env})
+        yield where
     finally:
-        subprocess.run(["umount", disk], check=True)
+        subprocess.run(["umount", "-l", where], check=True)
+
+
+def test_a_full_disk_stops_cuda_and_not_the_program(node: Node, tmp_path: Path) -> None:
+    with disk(tmp_path, "tmpfs", "-o", "size=1m") as where:
+        env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(where / "r"), "LIBCUDA_LOG_LEVEL": "1"}
+        said = node.run(START, **{LIMIT: "1g", **env})
     assert (said["init"], said["rc"]) == (REFUSED, 0)
     assert "No space left on device" in said["stderr"]
+
+
+def test_a_disk_that_is_full_later_ends_nobody(node: Node, tmp_path: Path) -> None:
+    """Writing into a page without a block would be a SIGBUS, for the 40th as for the first."""
+    with disk(tmp_path, "tmpfs", "-o", "size=3m") as where:
+        env = {LIMIT: "1000m", "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(where / "r.cache")}
+        assert node.run(START, **env)["init"] == MADE
+        with contextlib.suppress(OSError), (where / "rest").open("wb", buffering=0) as rest:
+            while rest.write(bytes(4096)):
+                pass
+        with tenants(node, 40, **env) as some:
+            assert all(tenant.ask("alloc 20")["ok"] for tenant in some)
+            assert some[0].ask("alloc 500")["result"] == 2
+
+
+def test_a_file_system_that_cannot_set_blocks_aside_will_do(node: Node, tmp_path: Path) -> None:
+    with disk(tmp_path, "ramfs") as where:
+        cache = where / "r.cache"
+        env = {LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(cache)}
+        assert node.run("say(init=start(), given=alloc(1000)[0])", **env)["given"] == 0
+        assert cache.stat().st_size == FILE_BYTES
+        assert node.run("say(init=start(), given=alloc(1000)[0])", **env)["given"] == 0
 
 
 def test_a_process_that_may_not_write_large_files_lives(node: Node) -> None:

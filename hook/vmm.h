@@ -33,7 +33,7 @@ CUresult physical_released(struct physical *physical, CUmemGenericAllocationHand
 
 void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
 
-/* All mappings that lie in the range go. */
+/* All mappings that begin in the range go: the driver refuses a range that parts one. */
 struct mapping *mappings_ending(uint64_t address, uint64_t bytes);
 CUresult mappings_ended(struct mapping *mappings, CUresult result);
 

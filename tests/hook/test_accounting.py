@@ -159,8 +159,8 @@ def test_a_hopeless_request_is_in_no_slot_even_for_a_moment(node: Node) -> None:
             mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as seen,
         ):
             read, at = struct.Struct("<Q").unpack_from, FIRST_SLOT + USED_AT + 32
-            assert {read(seen, at)[0] for _ in range(300_000)} == {60 << 20}
-        assert RegionFile(node.cache).counter("refusals") > 0
+            while RegionFile(node.cache).counter("refusals") < 2000:
+                assert {read(seen, at)[0] for _ in range(50_000)} == {60 << 20}
     finally:
         process.kill()
         process.communicate(timeout=10)

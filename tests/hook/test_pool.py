@@ -129,8 +129,11 @@ def test_giving_back_what_is_unused_disturbs_no_capture(node: Node, mode: int) -
     assert said["own"] == [0, 900, 901]
 
 
+POOLS = ("pools.c", "pooled.c")
+
+
 def test_a_pool_is_not_destroyed_while_another_thread_trims_it() -> None:
-    parts = [str(ROOT / "hook" / name) for name in ("pools.c", "blocks.c", "reserve.c", "table.c")]
+    parts = [str(ROOT / "hook" / name) for name in (*POOLS, "blocks.c", "reserve.c", "table.c")]
     program = compiled("pool_visits.c", f"-I{ROOT / 'hook'}", *parts, "-lpthread")
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "in time\n"
@@ -371,13 +374,16 @@ def test_threads_that_share_a_pool_agree_with_the_driver(node: Node) -> None:
     assert node.sim.peak_mib(GPU) <= 150
 
 
-def test_what_is_given_after_idle_memory_was_taken_back_was_never_refused(node: Node) -> None:
+@pytest.mark.parametrize("call", ["alloc(150)[0]", "draw(150, pool())[0]"], ids=["plain", "pool"])
+def test_what_is_given_after_idle_memory_was_taken_back_was_never_refused(
+    node: Node, call: str
+) -> None:
     code = (
         "keep(default_pool(), 1000)\n"
         "_, a = draw(120)\n"
         "put(a)\n"
         "cuda.cuCtxSynchronize()\n"
-        "say(given=alloc(150)[0], refused=alloc(150)[0])"
+        f"say(given={call}, refused={call})"
     )
     said = node.run(BEGIN + code, **{LIMIT: "199m"})
     assert said == {**said, "given": 0, "refused": 2}

@@ -1,0 +1,34 @@
+/* Between the pools (pools.c) and what is allocated from them (pooled.c). */
+#ifndef VGPU_POOL_ACCOUNTS_H
+#define VGPU_POOL_ACCOUNTS_H
+
+#include "cuda_abi.h"
+#include "reserve.h"
+#include "table.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+enum { POOL_NOT_COUNTED = -1 };
+
+/* An account is never freed, only used for another pool when this one is gone with all it had. */
+struct pool {
+    struct entry entry; /* in `known`, by handle, while the pool exists */
+    struct reserve reserve;
+    CUmemoryPool handle; /* NULL: the pool was destroyed */
+    CUdevice device; /* POOL_NOT_COUNTED: it is of other memory, or another process's */
+    bool ending; /* the driver is about to destroy it */
+    _Atomic unsigned visits; /* of threads that ask the driver about it, though it may be another's */
+};
+
+/* The number of the pool's account; POOL_NOT_COUNTED: there are too many. `*device`, where it is first used,
+ * becomes the pool's, or POOL_NOT_COUNTED for one that is not to be counted. */
+int pool_account_of(CUmemoryPool handle, CUdevice *device);
+
+struct pool *pool_at(int number);
+
+/* Make the charge what the driver has reserved. False when that is more than is charged, and over the limit,
+ * unless `anyway`. */
+bool pool_settle(struct pool *pool, bool anyway, const char *function);
+
+#endif

@@ -1,0 +1,157 @@
+/* Stream-ordered allocations, one at a time: where each comes from, what is charged before it, and what it
+ * came to. */
+#include "depth.h"
+#include "devices.h"
+#include "graphs.h"
+#include "pool_accounts.h"
+#include "pools.h"
+#include "real.h"
+#include "reclaim.h"
+#include "wrap.h"
+
+enum { GRANULE = 512, SPECIAL_STREAMS = 2 };
+
+static CUresult device_of_stream(const struct real_cuda *real, CUstream stream, CUdevice *device)
+{
+    CUcontext its = NULL, current = NULL;
+    if (!real->cuCtxGetDevice)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if ((uintptr_t)stream <= SPECIAL_STREAMS || !real->cuStreamGetCtx || !real->cuCtxGetCurrent
+        || !real->cuCtxPushCurrent_v2 || !real->cuCtxPopCurrent_v2
+        || real->cuStreamGetCtx(stream, &its) != CUDA_SUCCESS || !its
+        || real->cuCtxGetCurrent(&current) != CUDA_SUCCESS || its == current
+        || real->cuCtxPushCurrent_v2(its) != CUDA_SUCCESS)
+        return real->cuCtxGetDevice(device);
+    CUresult result = real->cuCtxGetDevice(device);
+    real->cuCtxPopCurrent_v2(&its);
+    return result;
+}
+
+/* Where the allocation will come from; false when the driver had better be asked as it is. */
+static bool find_source(struct pooled *pooled)
+{
+    const struct real_cuda *real = real_cuda();
+    bool found = true;
+    depth_enter();
+    pooled->graph = graph_captured(pooled->stream, pooled->per_thread);
+    if (device_of_stream(real, pooled->stream, &pooled->device) != CUDA_SUCCESS)
+        found = false;
+    else if (!pooled->graph && !pooled->handle && real->cuDeviceGetMemPool
+             && real->cuDeviceGetMemPool(&pooled->handle, pooled->device) != CUDA_SUCCESS)
+        pooled->handle = NULL;
+    depth_leave();
+    return found;
+}
+
+static CUresult claim(struct pooled *pooled)
+{
+    struct reserve *reserve = &pool_at(pooled->pool)->reserve;
+    pooled->block = block_new(BLOCK_POOLED, pooled->pool, pooled->bytes);
+    if (!pooled->block)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result =
+        reserve_claim(reserve, pooled->bytes, NULL); /* not refused yet, see charge_reclaiming */
+    if (result == CUDA_SUCCESS)
+        return result;
+    if (reclaimable(reserve->place))
+        reclaim(reserve->place);
+    result = reserve_claim(reserve, pooled->bytes, pooled->function);
+    if (result != CUDA_SUCCESS)
+        block_free(pooled->block);
+    return result;
+}
+
+/* Of a pool that has no account: by the piece, as if it were no pool. */
+static CUresult claim_plain(struct pooled *pooled)
+{
+    int place = place_of_device(pooled->device);
+    pooled->block = block_new(BLOCK_ADDRESS, place, pooled->bytes);
+    CUresult result = pooled->block ? charge_reclaiming(place, CHARGE_DATA, pooled->bytes, pooled->function)
+                                    : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result != CUDA_SUCCESS && pooled->block)
+        block_free(pooled->block);
+    return result;
+}
+
+CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
+                      bool per_thread, const char *function)
+{
+    *pooled = (struct pooled){
+        .handle = pool, .stream = stream, .per_thread = per_thread, .bytes = bytes, .function = function};
+    if (!charging_bytes(bytes) || !find_source(pooled))
+        return CUDA_SUCCESS;
+    pooled->pool = pooled->handle ? pool_account_of(pooled->handle, &pooled->device) : POOL_NOT_COUNTED;
+    if (pooled->device == POOL_NOT_COUNTED)
+        return CUDA_SUCCESS;
+    if (pooled->graph) {
+        pooled->as = POOLED_CAPTURED;
+        return CUDA_SUCCESS;
+    }
+    pooled->bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
+    pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
+    CUresult result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);
+    if (result != CUDA_SUCCESS)
+        pooled->as = POOLED_NOT;
+    return result;
+}
+
+/* The pool grew more than was claimed for it, and that does not fit. */
+static CUresult give_back(struct pooled *pooled, struct pool *pool, CUdeviceptr *address)
+{
+    const struct real_cuda *real = real_cuda();
+    struct quiet quiet = quiet_begin();
+    struct block *block = block_take(BLOCK_POOLED, *address);
+    __typeof__(real->cuMemFreeAsync) give =
+        pooled->per_thread ? real->cuMemFreeAsync_ptsz : real->cuMemFreeAsync;
+    if (block && give && give(*address, pooled->stream) == CUDA_SUCCESS) {
+        reserve_freed(&pool->reserve, block_bytes(block));
+        block_free(block);
+        *address = 0;
+    } else if (block) {
+        block_add(block, *address);
+    }
+    if (real->cuMemPoolTrimTo && pooled->handle)
+        real->cuMemPoolTrimTo(pooled->handle, 0);
+    quiet_end(quiet);
+    pool_settle(pool, true, pooled->function);
+    return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address)
+{
+    bool given = result == CUDA_SUCCESS && address;
+    struct pool *pool = pooled->as == POOLED_POOL ? pool_at(pooled->pool) : NULL;
+    switch (pooled->as) {
+    case POOLED_CAPTURED:
+        if (given)
+            graph_allocates(pooled->graph, pooled->device, pooled->bytes);
+        return result;
+    case POOLED_PLAIN:
+        return wrap_settle(pooled->block, result, given ? *address : 0);
+    case POOLED_POOL:
+        break;
+    default:
+        return result;
+    }
+    if (given)
+        block_add(pooled->block, *address);
+    else
+        block_free(pooled->block);
+    reserve_claimed(&pool->reserve, pooled->bytes, given);
+    bool fits = pool_settle(pool, !given, pooled->function);
+    return fits ? result : give_back(pooled, pool, address);
+}
+
+CUresult pooled_freed(struct block *block, CUresult result)
+{
+    if (result != CUDA_SUCCESS) {
+        block_add(block, block_key(block));
+        return result;
+    }
+    struct pool *pool = pool_at(block_device(block));
+    reserve_freed(&pool->reserve, block_bytes(block));
+    if (!pool->handle)
+        pool_settle(pool, true, NULL);
+    block_free(block);
+    return result;
+}

@@ -229,15 +229,16 @@ static void take_mapping(struct mapping *mapping, struct mapping **taken)
 
 void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle value)
 {
-    struct mapping *mapping = charging() ? calloc(1, sizeof *mapping) : NULL;
-    if (!mapping)
+    if (!charging())
         return;
+    struct mapping *mapping = calloc(1, sizeof *mapping);
     pthread_mutex_lock(&lock);
     struct handle *handle = find_handle(value);
-    if (handle) {
+    if (handle)
+        handle->physical->users++; /* without memory for the mapping, for ever: it stays charged */
+    if (handle && mapping) {
         mapping->bytes = bytes;
         mapping->physical = handle->physical;
-        handle->physical->users++;
         add_mapping(mapping, address);
         mapping = NULL;
     }
@@ -295,17 +296,19 @@ CUresult mappings_ended(struct mapping *ending, CUresult result)
 void physical_bound(CUmemGenericAllocationHandle multicast, uint64_t at, uint64_t bytes,
                     CUmemGenericAllocationHandle value, uint64_t address)
 {
-    struct binding *binding = charging() ? calloc(1, sizeof *binding) : NULL;
-    if (!binding)
+    if (!charging())
         return;
+    struct binding *binding = calloc(1, sizeof *binding);
     pthread_mutex_lock(&lock);
     struct handle *object = find_handle(multicast), *handle = address ? NULL : find_handle(value);
     struct mapping *mapping = address ? find_mapping(address) : NULL;
     struct physical *memory = handle ? handle->physical : mapping ? mapping->physical : NULL;
-    if (object && memory && memory->place != UNCOUNTED) {
+    bool counted = object && memory && memory->place != UNCOUNTED;
+    if (counted)
+        memory->users++; /* as above */
+    if (counted && binding) {
         *binding = (struct binding){bindings, memory, object->physical, at, bytes};
         bindings = binding;
-        memory->users++;
         binding = NULL;
     }
     pthread_mutex_unlock(&lock);

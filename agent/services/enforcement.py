@@ -35,7 +35,7 @@ log = logs.get(__name__)
 # A read may hang as the file system of a tenant's program does. A restart would meet the same, so
 # it counts as stuck only after this.
 LOOKING_S = 600.0
-REST_PER_WORK = 20.0  # a node with very many processes is looked at less often
+REST_PER_WORK = 20.0  # per second on a processor: very many processes are looked at less often
 REGION_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 EVENT = "VgpuLimitsNotEnforced"
 UNSEEN = (
@@ -74,7 +74,7 @@ class Enforcement:
         *,
         every_s: float = 5.0,
         post: Callable[[ClusterEvent], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._grants = grants
         self._pods = pods
@@ -82,16 +82,16 @@ class Enforcement:
         self._regions = regions
         self._every_s = every_s
         self._post = post
-        self._clock = clock
+        self._cpu_s = cpu_s
         self._told: dict[tuple[str, str], _Told] = {}  # by pod uid and container
         self.states: Enforced = Published(())
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
             life.pulse(LOOKING_S)
-            began_s = self._clock()
+            before_s = self._cpu_s()
             self.look_once()
-            life.pause(max(self._every_s, REST_PER_WORK * (self._clock() - began_s)))
+            life.pause(max(self._every_s, REST_PER_WORK * (self._cpu_s() - before_s)))
 
     def look_once(self) -> tuple[ContainerState, ...]:
         """Look at every container with a grant; give what is published then."""

@@ -120,7 +120,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 @pytest.fixture
 def pod(make_node: NodeMaker) -> Iterator[Pod]:
-    node = make_node("--process-interval", "0.2s", gpus=1)
+    node = make_node("--process-interval", "0.2s", "--allocate-budget", "10s", gpus=1)
     with ExitStack() as stack:
         try:
             yield Pod(node, stack)

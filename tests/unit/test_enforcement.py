@@ -405,7 +405,7 @@ class OneTurn:
 def test_a_long_round_is_followed_by_a_long_rest(took_s: float, paused_s: float) -> None:
     bed, life = Bed(), OneTurn()
     times = iter([100.0, 100.0 + took_s])
-    bed.loop._clock = lambda: next(times)
+    bed.loop._cpu_s = lambda: next(times)
     bed.loop.run(life)  # type: ignore[arg-type]
     assert life.paused_s == pytest.approx([paused_s])
     assert life.pulses_s == [600.0], "a disk that hangs is no reason to be restarted soon"

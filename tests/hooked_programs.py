@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from built_hook import built
+from built_hook import ROOT, built
+from c_programs import library
 
 from agent.sim.driver import SimDriver
 
@@ -53,6 +54,15 @@ class Node:
         out, err = process.communicate(timeout=30)
         said = json.loads(out.splitlines()[-1]) if out.strip() else {}
         return {**said, "stderr": err, "rc": process.returncode}
+
+    def run_in_virtual_time(self, code: str, **env: str) -> dict[str, Any]:
+        """The same under the simulated driver's virtual clock, where nothing else takes any time."""
+        clock = library("virtual.c", f"-I{ROOT / 'hook' / 'sim'}", "-ldl", name="virtual.so")
+        self.sim.execution(clock="virtual")
+        preload = f"{built() / 'libvgpu.so'}:{clock}"
+        return self.run(
+            "assert ctypes.CDLL(None).virtual_begin()\n" + code, **{"LD_PRELOAD": preload, **env}
+        )
 
     def run_program(self, words: Sequence[str], **env: str) -> "subprocess.CompletedProcess[str]":
         """Run any program under the hook."""

@@ -47,8 +47,8 @@ primary = Handle()
 assert cuda.cuCtxGetCurrent(ctypes.byref(primary)) == 0
 function = kernel("kernel")
 """
-RIGHT = pytest.approx(1, abs=0.2)
-NOTHING = pytest.approx(0, abs=0.2)
+RIGHT = pytest.approx(1, abs=0.05)
+NOTHING = pytest.approx(0, abs=0.05)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def limited(node: Node) -> Node:
 
 def charged(node: Node, code: str, **env: str) -> list[float]:
     """What was charged for each device, in parts of what the busiest of them worked."""
-    said = node.run(
+    said = node.run_in_virtual_time(
         BEGIN + code, NVIDIA_VISIBLE_DEVICES=",".join(UUIDS), CUDA_DEVICE_SM_LIMIT="60", **env
     )
     assert (said["rc"], said["stderr"]) == (0, "")
@@ -138,7 +138,9 @@ def test_a_green_context_that_ended_is_left_alone(limited: Node) -> None:
 def test_nothing_of_ours_is_left_of_contexts_that_ended(limited: Node) -> None:
     """Events are bounded, by what is measured at a time, however many contexts there were."""
     code = EACH + "c = context(); launch(function); cuda.cuCtxDestroy_v2(c)\n"
-    said = limited.run(BEGIN + code + "say(events=events())", CUDA_DEVICE_SM_LIMIT="60")
+    said = limited.run_in_virtual_time(
+        BEGIN + code + "say(events=events())", CUDA_DEVICE_SM_LIMIT="60"
+    )
     assert (said["rc"], said["events"]) == (0, 0)
 
 

@@ -1,0 +1,225 @@
+"""The DaemonSet's manifests: what Kubernetes takes, what the agent understands, and no more rights."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kube_schema import Check, schema
+from manifests import (
+    BASE,
+    CHOICES,
+    COMPONENTS,
+    OVERLAYS,
+    Manifest,
+    combined,
+    container_of,
+    name_of,
+    only,
+    plain,
+)
+from peers.debian_archive import PeersUnavailable
+
+from agent.adapters.endpoints import PATHS
+from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
+from agent.config import Config
+from agent.settings import resolve
+from agent.version import VERSION
+
+pytestmark = pytest.mark.timeout(600)  # kustomize is compiled once
+
+Built = Callable[[tuple[Path, tuple[Path, ...]]], list[Manifest]]
+Change = Callable[[Manifest], object]
+
+
+@pytest.fixture(scope="module")
+def check() -> Iterator[Check]:
+    with schema() as found:
+        yield found
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    def build(choice: tuple[Path, tuple[Path, ...]]) -> list[Manifest]:
+        try:
+            return combined(choice, tmp_path)
+        except PeersUnavailable as error:
+            pytest.skip(str(error))
+
+    return build
+
+
+def pod_of(manifests: list[Manifest]) -> Manifest:
+    found: Manifest = only("DaemonSet", manifests)["spec"]["template"]["spec"]
+    return found
+
+
+def variables(manifests: list[Manifest]) -> dict[str, str]:
+    return {v["name"]: v.get("value", "") for v in container_of(manifests)["env"]}
+
+
+# --- Kubernetes takes them ----------------------------------------------------------------------
+
+
+def test_the_plain_manifests_are_what_the_schema_says(check: Check) -> None:
+    assert {m["kind"]: check(m) for m in plain()} == {
+        "ServiceAccount": [], "ClusterRole": [], "ClusterRoleBinding": [], "DaemonSet": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=name_of)
+def test_every_choice_of_overlay_and_components_can_be_built(
+    check: Check, built: Built, choice: tuple[Path, tuple[Path, ...]]
+) -> None:
+    manifests = built(choice)
+    assert [check(manifest) for manifest in manifests] == [[]] * len(plain())
+    pod = pod_of(manifests)
+    volumes = [volume["name"] for volume in pod["volumes"]]
+    mounts = [mount["name"] for mount in container_of(manifests)["volumeMounts"]]
+    assert sorted(volumes) == sorted(mounts)
+    names = [variable["name"] for variable in container_of(manifests)["env"]]
+    assert len(names) == len(set(names))
+
+
+def test_there_are_overlays_and_components() -> None:
+    assert [path.name for path in OVERLAYS] == ["hami", "hami-2.7"]
+    assert [path.name for path in COMPONENTS] == ["runtime-class", "volume-mounts"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "objection"),
+    [
+        pytest.param(
+            lambda d: d["spec"]["template"]["spec"].update(hostPid=True),
+            "spec.template.spec.hostPid: Extra inputs are not permitted",
+            id="misspelt field",
+        ),
+        pytest.param(
+            lambda d: d["spec"]["template"]["spec"]["containers"][0]["env"][1].update(vlaue="x"),
+            "spec.template.spec.containers.0.env.1.vlaue: Extra inputs are not permitted",
+            id="misspelt field in a list",
+        ),
+        pytest.param(
+            lambda d: d["spec"].pop("selector"), "spec.selector: Field required", id="no selector"
+        ),
+        pytest.param(
+            lambda d: d["spec"]["template"]["spec"].update(terminationGracePeriodSeconds="15"),
+            "spec.template.spec.terminationGracePeriodSeconds: Input should be a valid integer",
+            id="wrong type",
+        ),
+        pytest.param(
+            lambda d: d["metadata"].update(labels=["a"]),
+            "metadata.labels: Input should be a valid dictionary",
+            id="list where a table belongs",
+        ),
+        pytest.param(
+            lambda d: d.update(apiVersion="extensions/v1beta1"),
+            "nobody knows DaemonSet of extensions/v1beta1",
+            id="version that is gone",
+        ),
+    ],
+)
+def test_a_broken_manifest_does_not_pass(check: Check, spoil: Change, objection: str) -> None:
+    manifest = copy.deepcopy(only("DaemonSet", plain()))
+    spoil(manifest)
+    assert check(manifest) == [objection]
+
+
+# --- the agent understands them -----------------------------------------------------------------
+
+
+def configured(manifests: list[Manifest], **more: str) -> Config:
+    """The agent's own reading of the container's variables."""
+    environ = variables(manifests) | {"NODE_NAME": "node-1"} | more
+    resolution = resolve({}, environ)
+    assert not [note for note in resolution.notes if note.warning]
+    return resolution.config
+
+
+def test_the_base_means_what_it_should() -> None:
+    config = configured(plain())
+    mounted = {mount["mountPath"] for mount in container_of(plain())["volumeMounts"]}
+    assert str(config.kubelet_socket.parent) in mounted
+    assert str(config.pod_resources_socket.parent) in mounted
+    assert str(config.host_vgpu_dir) in mounted
+    assert str(config.state_dir) in mounted
+    assert str(config.host_proc) in mounted
+    assert str(config.lock_dir.parent) in mounted
+    assert config.kubeconfig is None
+
+
+def test_what_is_told_to_kubelet_is_at_the_same_path_on_the_host() -> None:
+    volumes = {v["name"]: v["hostPath"]["path"] for v in pod_of(plain())["volumes"]}
+    places = {m["mountPath"]: volumes[m["name"]] for m in container_of(plain())["volumeMounts"]}
+    assert places["/usr/local/vgpu"] == "/usr/local/vgpu"
+
+
+def test_hamis_configuration_is_read(built: Built, tmp_path: Path) -> None:
+    manifests = built((OVERLAYS[0], ()))
+    container = container_of(manifests)
+    sources = {v["name"]: v.get("configMap", {}).get("name") for v in pod_of(manifests)["volumes"]}
+    places = {m["mountPath"]: sources[m["name"]] for m in container["volumeMounts"]}
+    assert places["/hami"] == "hami-scheduler-device"
+    assert places["/config"] == "hami-device-plugin"
+    assert variables(manifests)["VGPU_CONFIG_FILE"] == "/hami/device-config.yaml"
+    file = tmp_path / "device-config.yaml"
+    file.write_text("nvidia:\n  deviceSplitCount: 7\n")
+    config = configured(manifests, VGPU_CONFIG_FILE=str(file))
+    assert (config.sharing.split_count, config.register_format) == (7, "json")
+
+
+def test_the_form_for_older_schedulers(built: Built, tmp_path: Path) -> None:
+    (file := tmp_path / "device-config.yaml").write_text("nvidia: {}\n")
+    config = configured(built((OVERLAYS[1], ())), VGPU_CONFIG_FILE=str(file))
+    assert (config.register_format, config.answers_handshake) == ("csv9", True)
+
+
+def test_gpus_by_mounts(built: Built) -> None:
+    manifests = built((BASE, (COMPONENTS[1],)))
+    assert configured(manifests).device_list_strategy == ("volume-mounts",)
+    assert variables(manifests)["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
+
+
+def test_the_runtime_class(built: Built) -> None:
+    assert pod_of(built((BASE, (COMPONENTS[0],))))["runtimeClassName"] == "nvidia"
+
+
+def test_probes_ask_what_the_agent_answers() -> None:
+    container, config = container_of(plain()), configured(plain())
+    [port] = container["ports"]
+    assert config.metrics_address == f":{port['containerPort']}"
+    probes = [container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")]
+    assert [probe["path"] for probe in probes] == list(PATHS[:2])
+    assert {probe["port"] for probe in probes} == {port["name"]}
+
+
+def test_it_has_time_to_stop() -> None:
+    assert pod_of(plain())["terminationGracePeriodSeconds"] > 2 * (JOIN_WITHIN_S + LEAVE_WITHIN_S)
+
+
+def test_the_image_is_that_of_this_version() -> None:
+    container = container_of(plain())
+    labels = only("DaemonSet", plain())["spec"]["template"]["metadata"]["labels"]
+    assert container["image"] == f"vgpu-agent:{VERSION}"
+    assert labels["app.kubernetes.io/version"] == VERSION
+
+
+# --- no more rights than it needs ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=name_of)
+def test_no_choice_gives_it_more_rights(
+    built: Built, choice: tuple[Path, tuple[Path, ...]]
+) -> None:
+    manifests = built(choice)
+    pod, container = pod_of(manifests), container_of(manifests)
+    assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
+    security = container["securityContext"]
+    assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
+    assert security["readOnlyRootFilesystem"]
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert security["capabilities"]["drop"] == ["ALL"]
+    writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+    assert writable - {"/var/run/nvidia-container-devices/all"} == {
+        "/var/lib/kubelet/device-plugins", "/usr/local/vgpu", "/var/lib/vgpu-agent",
+    }  # fmt: skip

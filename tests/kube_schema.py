@@ -57,13 +57,11 @@ def objections(manifest: Mapping[str, Any]) -> list[str]:
     kind = (str(manifest.get("apiVersion")), str(manifest.get("kind")))
     if kind not in KINDS:
         return [f"nobody knows {kind[1]} of {kind[0]}"]
-    model = getattr(models, KINDS[kind])
-    found = list(unknown_fields(manifest, KINDS[kind], "", models))
     try:
-        model.model_validate(manifest)
+        getattr(models, KINDS[kind]).model_validate(manifest)
     except ValidationError as error:
-        found += [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
-    return found
+        return [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+    return []
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
-"""The accounting under the thread sanitizer and the one for undefined behaviour."""
+"""The accounting, and the whole library, under the thread sanitizer and the one for undefined behaviour."""
 
 import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from built_hook import ROOT, compiler
+from built_hook import ROOT, sim_libraries
 
-pytestmark = pytest.mark.timeout(240)  # the compiler may first have to build the sanitizer itself
+from agent.sim.driver import SimDriver
+from tests.sanitized import COMPILE_S, SANITIZERS, build, sources_of
+
+pytestmark = pytest.mark.timeout(COMPILE_S)
 
 LIMIT_BYTES = "40000"  # of blocks of 1 to 1000 bytes: refused now and then
-DRIVER_SIDE = ("cuda_", "nvml_")
-LOADING = {"real.c", "dlsym.c", "late.c", "loaded.c", "names.c", "proc_address.c"}
+WRAPPERS = ("cuda_", "nvml_")
+LOADING = ("real.c", "dlsym.c", "late.c", "loaded.c", "names.c", "proc_address.c")
+LATE = "void late_find_all(void); void late_find_all(void) { }"  # its jumps stand in libc's place
+ROUNDS, THREADS = 60, 8
 RACY = """
 #include <pthread.h>
 static long count;
@@ -28,29 +33,7 @@ int main(void)
 OVERFLOWING = "int main(int c, char **v) { (void)v; return (0x7fffffff + c) == 5; }"
 
 
-def accounting() -> list[str]:
-    """The sources of the library, but for the wrappers and what finds the driver."""
-    library = next(a for a in compiler().ARTIFACTS if a.path == "libvgpu.so")
-    return [
-        str(ROOT / "hook" / source)
-        for source in library.sources
-        if source not in LOADING and not source.startswith(DRIVER_SIDE)
-    ]
-
-
-def built_with(sanitizer: str, program: Path, sources: list[str]) -> None:
-    """Compile; skip where this compiler cannot."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-g",
-         f"-fsanitize={sanitizer}", *sources, "-lpthread", "-ldl", "-o", str(program)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode and "sanitize" in done.stderr:
-        pytest.skip(f"this compiler has no {sanitizer} sanitizer: {done.stderr[:200]}")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("sanitizer", ["thread", "undefined"])
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -62,7 +45,8 @@ def test_threads_at_the_accounting_race_on_nothing(
     tmp_path: Path, sanitizer: str, arguments: list[str]
 ) -> None:
     program = tmp_path / "threads"
-    built_with(sanitizer, program, [*accounting(), str(ROOT / "tests/hook/threads.c")])
+    accounting = sources_of("libvgpu.so", without=(*WRAPPERS, *LOADING))
+    build(sanitizer, program, [*accounting, ROOT / "tests/hook/threads.c"])
     env = {
         "CUDA_DEVICE_MEMORY_LIMIT": LIMIT_BYTES,
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "region.cache"),
@@ -72,6 +56,32 @@ def test_threads_at_the_accounting_race_on_nothing(
         [program, *arguments], env=env, capture_output=True, text=True, check=False, timeout=50
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["0", "0", "0"], "")
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_threads_that_use_every_kind_of_call_race_on_nothing(
+    tmp_path: Path, sanitizer: str
+) -> None:
+    late, program = tmp_path / "late.c", tmp_path / "everything"
+    late.write_text(LATE)
+    library = sources_of("libvgpu.so", without=["late.c"])
+    sources = [*library, late, ROOT / "tests/hook/everything.c"]
+    build(sanitizer, program, sources, "-rdynamic")
+    sim = SimDriver(tmp_path, libraries=sim_libraries())
+    sim.change_gpu(0, replace(sim.add_gpu(), context_mib=30, module_mib=2))
+    sim.kernel_us(20)
+    env = {
+        **sim.environment(),
+        "CUDA_DEVICE_MEMORY_LIMIT": "600m",  # refused now and then
+        "CUDA_DEVICE_SM_LIMIT": "60",
+        "GPU_CORE_UTILIZATION_POLICY": "force",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "region.cache"),
+        "LIBCUDA_LOG_LEVEL": "1",
+    }
+    done = subprocess.run(
+        [program, str(ROUNDS)], env=env, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{ROUNDS * THREADS} 0\n", "")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +96,6 @@ def test_the_sanitizers_would_have_noticed(
 ) -> None:
     source, program = tmp_path / "wrong.c", tmp_path / "wrong"
     source.write_text(code)
-    built_with(sanitizer, program, [str(source)])
+    build(sanitizer, program, [source])
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert complaint in done.stderr

@@ -2,32 +2,23 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from built_hook import ROOT, compiler, sim_libraries
+from built_hook import ROOT, sim_libraries
 
 from agent.sim.driver import SimDriver
+from tests.sanitized import COMPILE_S, SANITIZERS, build, sources_of
 
-pytestmark = pytest.mark.timeout(240)  # the compiler may first have to build the sanitizer itself
+pytestmark = pytest.mark.timeout(COMPILE_S)
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "undefined"])
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_threads_at_streams_race_on_nothing_and_wait_for_nothing_that_is_gone(
     tmp_path: Path, sanitizer: str
 ) -> None:
-    driver = next(a for a in compiler().ARTIFACTS if a.path == "sim/libcuda.so.1")
     program = tmp_path / "streams"
-    done = subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-g",
-         f"-fsanitize={sanitizer}", *(str(ROOT / "hook" / source) for source in driver.sources),
-         str(ROOT / "tests/sim/streams.c"), "-lm", "-lpthread", "-ldl", "-o", str(program)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode and "sanitize" in done.stderr:
-        pytest.skip(f"this compiler has no {sanitizer} sanitizer: {done.stderr[:200]}")
-    assert done.returncode == 0, done.stderr
+    build(sanitizer, program, [*sources_of("sim/libcuda.so.1"), ROOT / "tests/sim/streams.c"])
     sim = SimDriver(tmp_path, libraries=sim_libraries())
     sim.add_gpu()
     sim.kernel_us(20)

@@ -1,0 +1,37 @@
+"""The hook and the simulated driver under sanitizers, built such that tests share what is compiled."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from built_hook import ROOT, compiler
+
+SANITIZERS = ("thread", "undefined")
+COMPILE_S = 240  # the compiler may first have to build the sanitizer itself
+# The program is linked to the library's sources, so that libc's lookup functions cannot have
+# libc's names: the sanitizer calls them before it is ready for what it instruments.
+FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Ddlsym=hooks_dlsym", "-Ddlvsym=hooks_dlvsym", "-O1", "-g")
+
+
+def sources_of(artifact: str, without: Sequence[str] = ()) -> list[Path]:
+    """The sources of one artifact, but for those whose names begin with any of `without`."""
+    found = next(a for a in compiler().ARTIFACTS if a.path == artifact)
+    return [
+        ROOT / "hook" / source
+        for source in found.sources
+        if not source.startswith(tuple(without) or "/")
+    ]
+
+
+def build(sanitizer: str, program: Path, sources: Sequence[Path], *flags: str) -> None:
+    """Compile; skip where this compiler cannot."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ziglang", "cc", *FLAGS, f"-fsanitize={sanitizer}",
+         *map(str, sources), "-lpthread", "-ldl", "-lm", *flags, "-o", str(program)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode and "sanitize" in done.stderr:
+        pytest.skip(f"this compiler has no {sanitizer} sanitizer: {done.stderr[:200]}")
+    assert done.returncode == 0, done.stderr

@@ -266,7 +266,8 @@ def test_cluster(arguments: "Sequence[str]") -> int:
 
 def test_bundle(arguments: "Sequence[str]") -> int:
     """Make the release and run tests/bundle on it."""
-    if code := dist():
+    code = dist()
+    if code:
         return code
     chosen = arguments or ["-n", "2", "--dist", "loadfile"]
     return run(PYTHON, "-m", "pytest", "-m", "bundle", "tests/bundle", *chosen)

@@ -22,12 +22,15 @@ class Symbol:
 def cuda_symbols(macro: str = "CUDA_SYMBOLS") -> list[Symbol]:
     """The lines of one of CUDA's tables: intercepted by default."""
     rows = re.findall(r'X\((\w+), "(\w+)", (\d+), (\w+)\)', _body(macro))
+    assert len(rows) == _body(macro).count("X("), f"{macro} has lines that are not understood"
     return [Symbol(name, api, int(since), FLAGS[flags]) for name, api, since, flags in rows]
 
 
 def nvml_symbols() -> list[Symbol]:
     """The intercepted functions of NVML."""
-    return [Symbol(name) for name in re.findall(r"X\((\w+)\)", _body("NVML_SYMBOLS"))]
+    names = re.findall(r"X\((\w+)\)", _body("NVML_SYMBOLS"))
+    assert len(names) == _body("NVML_SYMBOLS").count("X(")
+    return [Symbol(name) for name in names]
 
 
 def parameters(name: str) -> list[str]:

@@ -106,10 +106,10 @@ static void disappear(const struct cuda_call *call, struct CUctx_st *context)
     context->bytes = context->heap_bytes = 0;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+static CUresult release(const char *function, CUdevice device)
 {
     struct cuda_call call;
-    CUresult result = cuda_begin_device(&call, __func__, device);
+    CUresult result = cuda_begin_device(&call, function, device);
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
         result = primaries[device].references ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
@@ -120,16 +120,21 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return cuda_end(&call, result);
 }
 
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    return release(__func__, device);
+}
+
 EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
-    return cuDevicePrimaryCtxRelease_v2(device);
+    return release(__func__, device);
 }
 
 /* The references stay: the context is made anew at its next use, which here is at once and for nothing. */
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+static CUresult reset(const char *function, CUdevice device)
 {
     struct cuda_call call;
-    CUresult result = cuda_begin_device(&call, __func__, device);
+    CUresult result = cuda_begin_device(&call, function, device);
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
         disappear(&call, &primaries[device]);
@@ -139,9 +144,14 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     return cuda_end(&call, result);
 }
 
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+    return reset(__func__, device);
+}
+
 EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
-    return cuDevicePrimaryCtxReset_v2(device);
+    return reset(__func__, device);
 }
 
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)

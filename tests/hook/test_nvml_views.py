@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from built_hook import built
 from c_programs import library
+from hook_table import nvml_symbols
 from hooked_programs import LIMIT, Node
 from limits_bed import LimitsBed, limits_bed
 from waiting import eventually
@@ -261,24 +262,25 @@ def test_without_a_limit_the_drivers_list_stands(node: Node) -> None:
     assert look(node, ask) == [[OTHER, 9000]]
 
 
-@pytest.mark.parametrize(
-    ("function", "call"),
-    [
-        pytest.param(
-            "nvmlDeviceGetComputeRunningProcesses_v3",
-            "processes(handle(), 'ComputeRunningProcesses_v3')", id="list",
-        ),
-        pytest.param("nvmlDeviceGetRunningProcessDetailList", "details(handle())", id="detail list"),
-        pytest.param("nvmlDeviceGetProcessUtilization", "by_process(handle())[0]", id="by process"),
-        pytest.param(
-            "nvmlDeviceGetProcessesUtilizationInfo", "by_process_newer(handle())[0]", id="newer",
-        ),
-        pytest.param("nvmlDeviceGetSamples", "sampled(handle(), 1)", id="samples"),
-    ],
-)  # fmt: skip
-def test_what_the_driver_refuses_stays_refused(node: Node, function: str, call: str) -> None:
-    node.sim.fail(function, 4)  # no permission
-    assert look(node, call, **{LIMIT: "1000m", "CUDA_DEVICE_SM_LIMIT": "50"}) == 4
+REFUSED_CALL = """
+from nvml_calls import *
+device, buffers = handle(), [(ctypes.c_ubyte * 4096)() for _ in range(6)]
+answers = {}
+for name in NAMES:
+    answers[name] = getattr(nvml, name)(device, *buffers)
+say(answer=answers)
+"""
+
+
+def test_what_the_driver_refuses_stays_refused(node: Node) -> None:
+    """Every function of NVML's table."""
+    names = [symbol.name for symbol in nvml_symbols()]
+    for name in names:
+        node.sim.fail(name, 4)  # no permission
+    code = f"NAMES = {names}{REFUSED_CALL}"
+    said = node.run(code, **{LIMIT: "1000m", "CUDA_DEVICE_SM_LIMIT": "50"})
+    assert said["rc"] == 0, said["stderr"]
+    assert said["answer"] == dict.fromkeys(names, 4)
 
 
 # --- utilisation ----------------------------------------------------------------------------------

@@ -199,6 +199,7 @@ ARTIFACTS = (
             "sim/cuda_lookup.c",
             "sim/cuda_memory.c",
             "sim/cuda_module.c",
+            "sim/cuda_multicast.c",
             "sim/cuda_pointer.c",
             "sim/cuda_pool.c",
             "sim/cuda_pool_memory.c",

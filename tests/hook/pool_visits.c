@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { PATIENCE_US = 200000, BYTES = 1 << 20 };
@@ -113,16 +114,37 @@ static void *trim_all(void *unused)
     return unused;
 }
 
-int main(void)
+/* Take from the pool and give it back: the number of its account. */
+static int use(void)
 {
-    CUmemPoolProps properties = {.location = {MEMORY_LOCATION_DEVICE, 0}};
     struct pooled pooled;
     CUdeviceptr address = 0x1000;
-    pthread_t thread;
-    pool_created(&handle, &properties);
     pooled_begin(&pooled, BYTES, &handle, NULL, false, "cuMemAllocFromPoolAsync");
     pooled_end(&pooled, CUDA_SUCCESS, &address);
     pooled_freed(block_take(BLOCK_POOLED, address), CUDA_SUCCESS);
+    return pooled.pool;
+}
+
+/* A child has no pools, though the driver may give it a handle that its parent had. */
+static int used_by_child(void)
+{
+    int status = 0;
+    if (fork() == 0) {
+        alarm(10);
+        _exit(use());
+    }
+    wait(&status);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+int main(void)
+{
+    static struct CUmemPoolHandle_st other;
+    CUmemPoolProps properties = {.location = {MEMORY_LOCATION_DEVICE, 0}};
+    pthread_t thread;
+    pool_created(&other, &properties);
+    pool_created(&handle, &properties);
+    int here = use(), there = used_by_child();
     pthread_create(&thread, NULL, trim_all, NULL);
     while (!trimming)
         usleep(1000);
@@ -130,6 +152,6 @@ int main(void)
     destroyed = 1;
     pool_ended(account, &handle, CUDA_SUCCESS);
     pthread_join(thread, NULL);
-    puts(destroyed_while_trimmed ? "too early" : "in time");
+    printf("%d %d %s\n", here, there, destroyed_while_trimmed ? "too early" : "in time");
     return 0;
 }

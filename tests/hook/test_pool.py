@@ -132,11 +132,11 @@ def test_giving_back_what_is_unused_disturbs_no_capture(node: Node, mode: int) -
 POOLS = ("pools.c", "pooled.c")
 
 
-def test_a_pool_is_not_destroyed_while_another_thread_trims_it() -> None:
+def test_a_pool_ends_after_its_last_use_and_is_not_its_childs() -> None:
     parts = [str(ROOT / "hook" / name) for name in (*POOLS, "blocks.c", "reserve.c", "table.c")]
     program = compiled("pool_visits.c", f"-I{ROOT / 'hook'}", *parts, "-lpthread")
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout == "in time\n"
+    assert done.stdout == "1 0 in time\n"
 
 
 def test_a_destroyed_pool_is_charged_until_its_last_piece_is_free(node: Node) -> None:
@@ -195,6 +195,17 @@ def test_a_pool_is_charged_on_its_own_device_whatever_is_current(
     assert (said["too_much"], said["given"], said["freed"]) == (2, 0, 0), said
     assert (said["here"], said["there"], said["left"]) == ([0, 0], [64, 64], [0, 0])
     assert node.sim.peak_mib(OTHER) <= 100
+
+
+def test_a_stream_of_another_device_is_charged_there(node: Node) -> None:
+    node.sim.add_gpu(gpu=SimGpu(uuid=OTHER))
+    code = (
+        "start(1); s = new_stream(); start(0)\n"
+        "r = [draw(200, stream=s)[0], draw(64, stream=s)[0], both()]\n"
+        "start(1); say(r=[*r, charged_mib(), held_mib(1)])"
+    )
+    env = {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "100m", "NVIDIA_VISIBLE_DEVICES": f"{GPU},{OTHER}"}
+    assert node.run(BEGIN + code, **env)["r"] == [2, 0, [0, 0], 64, 64]
 
 
 @pytest.mark.parametrize(

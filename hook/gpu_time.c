@@ -226,10 +226,8 @@ static void report(struct lane *lane)
 /* The context is gone (NULL: all are, or as good as gone), and with it our events. */
 static void forget(struct measured_lane *lane, CUcontext context)
 {
-    if (!context || lane->probe.context == context) {
+    if (!context || lane->probe.context == context)
         lane->probe.context = NULL;
-        lane->probe.out = false;
-    }
     for (size_t i = 0; i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
         if (context && trace->context != context)
@@ -330,9 +328,9 @@ void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended)
         struct measured_lane *lane = &lanes[i];
         if (!atomic_load(&lane->known))
             continue;
-        if (ended && in_use(lane, context, false)) {
+        if (ended) {
             forget(lane, context);
-            atomic_store(&lane->unreadable, false);
+            atomic_store(&lane->unreadable, false); /* in another, it may be possible */
         }
         if (atomic_load(&lane->ending) == context)
             atomic_store(&lane->ending, NULL);

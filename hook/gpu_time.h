@@ -67,7 +67,7 @@ bool gpu_time_poll(int place);
 
 /* The context may be about to end: nothing is measured or read in it until gpu_time_context_ended is told the
  * same context and what this gave. `last`: it ends unless the driver refuses; what it is charged for what
- * runs there is known first, as far as that takes at most a second. */
+ * runs there is known first, as far as that takes at most 10 s. */
 uint32_t gpu_time_context_ending(CUcontext context, bool last);
 
 /* It has ended, with all that was ours in it; or has not. What had been launched stays charged. */

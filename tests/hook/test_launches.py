@@ -36,6 +36,13 @@ def library_kernel():
     return made("cuLibraryGetKernel", library, b"kernel")
 
 
+def heal():
+    config = Path(os.environ["VGPU_SIM_DRIVER"])
+    lines = config.read_text().splitlines(keepends=True)
+    config.with_suffix(".new").write_text("".join(x for x in lines if not x.startswith("fail ")))
+    config.with_suffix(".new").rename(config)
+
+
 def told(devices=1):
     worked = [gpu_us(UUIDS[device], os.getpid()) for device in range(devices)]
     charged = [settled_us(worked[device] * 9 // 10, device) for device in range(devices)]
@@ -104,6 +111,43 @@ def test_contexts_side_by_side_are_each_charged(limited: Node) -> None:
     """Events are of the context that they were made in."""
     code = "other = context()\n" + EACH + "current(other); launch(function); current(primary)"
     assert charged(limited, code + "; launch(function)" + END) == [RIGHT]
+
+
+def test_contexts_in_turn_are_each_charged(limited: Node) -> None:
+    """What was measured has been read by the time that the next one is launched."""
+    code = "other = context()\n" + EACH + "time.sleep(0.02); launch(function)\n"
+    code += "    cuda.cuCtxSynchronize(); time.sleep(0.02); current([primary, other][_ % 2])"
+    assert charged(limited, code + END) == [RIGHT]
+
+
+def test_what_still_runs_in_another_context_stays_measured(limited: Node) -> None:
+    """The only way that this function is ever known: it runs whenever the other context ends."""
+    limited.sim.kernel("brief", 10)
+    code = (
+        "brief = kernel('brief')\n"
+        + EACH
+        + "launch(function); c = context(); launch(brief); cuda.cuCtxDestroy_v2(c)\n"
+    )
+    assert charged(limited, code + END) == [RIGHT]
+
+
+def test_a_context_is_not_waited_for_for_ever(limited: Node) -> None:
+    """More than ten seconds of one launch are forgiven; and nothing is read where nothing is."""
+    limited.sim.kernel("endless", 40_000_000)
+    code = (
+        "endless = kernel('endless'); launch(function)\n"
+        "c = context(); launch(endless); cuda.cuCtxDestroy_v2(c); time.sleep(40); launch(function)"
+    )
+    assert charged(limited, code + END)[0] == pytest.approx(0.25, abs=0.02)
+
+
+def test_where_nothing_could_be_measured_another_context_is_another_chance(limited: Node) -> None:
+    limited.sim.fail("cuStreamCreateWithPriority", 2)
+    code = (
+        "c = context(); launch(function); launch(function); heal(); cuda.cuCtxDestroy_v2(c)\n"
+        "for _ in range(100): launch(function)"
+    )
+    assert charged(limited, code + END) == [RIGHT]
 
 
 @pytest.mark.parametrize("first", ["primary", "other"])

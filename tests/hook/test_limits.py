@@ -207,6 +207,14 @@ def test_each_device_has_the_limit_of_its_uuid(
     assert node.run(code, **env)["totals"] == totals
 
 
+def test_devices_that_differ_in_one_digit_are_two(node: Node) -> None:
+    twin = A[:-1] + ("0" if A[-1] != "0" else "1")
+    node.sim.add_gpu(gpu=SimGpu(uuid=twin))
+    env = {"NVIDIA_VISIBLE_DEVICES": f"{A},{twin}", f"{LIMIT}_0": "1g", f"{LIMIT}_1": "2g"}
+    code = "start()\nsay(totals=[total_mib(i) for i in range(2)])"
+    assert node.run(code, **env)["totals"] == [1024, 2048]
+
+
 def test_without_limits_and_cache_the_hook_steps_aside(node: Node) -> None:
     env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": ""}
     said = node.run("start()\nsay(alloc=alloc(40000)[0], info=info_mib())", **env)

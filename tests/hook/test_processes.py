@@ -209,6 +209,22 @@ def test_one_that_ended_is_not_shown_and_counts_no_more(node: Node) -> None:
         )
 
 
+def test_a_child_that_libc_knows_nothing_of_does_not_take_its_parent_with_it(node: Node) -> None:
+    """Made by the bare system call, it ends in good order and believes to be the parent."""
+    code = (
+        "import os\nstart(); alloc(300)\n"
+        "child = libc.syscall({'x86_64': 56, 'aarch64': 220}[os.uname().machine], 17, 0, 0, 0, 0)\n"
+        "if child == 0: libc.exit(0)\n"
+        "os.waitpid(child, 0); print('ended', flush=True); input()"
+    )
+    program = node.start(code, env={LIMIT: "1000m"})
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ended\n"
+    shown = RegionFile(node.cache).shown()
+    program.communicate("\n", timeout=10)
+    assert shown == {program.pid: 300 << 20}
+
+
 def test_a_killed_thread_group_without_its_first_thread_is_found_dead(node: Node) -> None:
     """While it lives on in another thread, its memory stays counted."""
     code = (

@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 from hooked_programs import LIMIT, Node
-from region_files import FILE_BYTES, REGION_BYTES, RegionFile
+from region_files import (
+    FILE_BYTES,
+    REFUSAL_BYTES,
+    REFUSALS_AT,
+    REGION_BYTES,
+    TAIL_AT,
+    RegionFile,
+)
 from tenants import tenants
 
 MADE, REFUSED = 0, 304  # CUDA_SUCCESS, CUDA_ERROR_OPERATING_SYSTEM
@@ -186,11 +193,17 @@ def test_who_keeps_the_file_locked_stops_nobody(node: Node) -> None:
 
 def test_who_keeps_it_locked_before_it_was_made_stops_cuda_and_not_the_program(node: Node) -> None:
     """As a process that was stopped while it made the file: others wait 5 s for it."""
+    code = (
+        "import resource\n"
+        "init = cuda.cuInit(0)\n"
+        "say(init=init, waits=resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)"
+    )
     with node.cache.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        said = node.run(START, **{LIMIT: "1g", "LIBCUDA_LOG_LEVEL": "1"})
+        said = node.run(code, **{LIMIT: "1g", "LIBCUDA_LOG_LEVEL": "1"})
     assert (said["init"], said["rc"]) == (REFUSED, 0)
     assert "another process keeps it locked" in said["stderr"]
+    assert 50 < said["waits"] < 5000  # it looks again and again, but not all the time
     assert node.run(START, **{LIMIT: "1g"})["init"] == MADE
 
 
@@ -262,3 +275,49 @@ def test_signals_of_the_program_stay_its_own(node: Node) -> None:
     with tenants(node, 1, **{LIMIT: "100m"}) as (only,):
         only.end(signal.SIGUSR2)
         assert only.process.returncode == -signal.SIGUSR2
+
+
+WRITING = 1 << 63
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "written"),
+    [
+        pytest.param(6 | WRITING, 6, False, id="somebody writes it"),
+        pytest.param(6 | WRITING, 6 + 3 * 32, False, id="somebody took long"),
+        pytest.param(6 | WRITING, 6 + 4 * 32, True, id="its writer died"),
+        pytest.param(6, 6 + 32, True, id="it is whole"),
+    ],
+)
+def test_a_record_that_another_process_writes_is_left_to_it(
+    node: Node, before: int, number: int, written: bool
+) -> None:
+    with tenants(node, 1, **{LIMIT: "100m"}) as (only,):
+        with node.cache.open("r+b") as file:
+            at = REFUSALS_AT + REFUSAL_BYTES * 5
+            os.pwrite(file.fileno(), struct.pack("<QQ", before, 4711), at)
+            os.pwrite(file.fileno(), struct.pack("<Q", number - 1), TAIL_AT + 16)
+        assert only.ask("alloc 200")["result"] == 2
+        (record,) = RegionFile(node.cache).refusals()
+        assert RegionFile(node.cache).counter("refusals") == 1
+    if written:
+        assert (record.number, record.asked >> 20) == (number, 200)
+        assert record.time_ns > 4711
+    else:
+        assert (record.number, record.time_ns, record.asked) == (before, 4711, 0)
+
+
+def test_an_error_from_before_is_not_taken_for_the_reason(node: Node) -> None:
+    """Errno stays as it is until something else fails."""
+    node.cache.write_bytes(b"too short")
+    code = (
+        "import pynvml; pynvml.nvmlInit()\n"  # the limits have been looked for, which fails
+        "pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))\n"
+        "libc.__errno_location.restype = ctypes.POINTER(ctypes.c_int)\n"
+        "error = libc.__errno_location()\n"
+        "error[0] = 24; init = cuda.cuInit(0)\n"
+        "say(init=init)"
+    )
+    said = node.run(code, **{LIMIT: "1g"})
+    assert said["init"] == REFUSED
+    assert said["stderr"].rstrip().endswith("delete what is no usage region")

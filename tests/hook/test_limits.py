@@ -207,6 +207,28 @@ def test_each_device_has_the_limit_of_its_uuid(
     assert node.run(code, **env)["totals"] == totals
 
 
+@pytest.mark.parametrize(
+    "listed",
+    [
+        pytest.param([made_up_uuid(place) for place in range(2, 18)] + [A], id="17 devices"),
+        pytest.param([B, "GPU-" + "a" * 200, A], id="a uuid too long"),
+        pytest.param([B, "0", A], id="a number among them"),
+    ],
+)
+def test_a_list_that_is_none_gives_each_device_the_smallest_limit(
+    node: Node, listed: list[str]
+) -> None:
+    env = {"NVIDIA_VISIBLE_DEVICES": ",".join(listed), f"{LIMIT}_0": "2g", f"{LIMIT}_1": "1g"}
+    said = node.run(ASK, **env)
+    assert (said["init"], said["total"]) == (0, 1024)
+
+
+def test_a_mig_device_has_its_place_in_the_list(node: Node) -> None:
+    listed = f"MIG-0123abcd-4567-89ab-cdef-0123456789ab,{A}"
+    env = {"NVIDIA_VISIBLE_DEVICES": listed, f"{LIMIT}_0": "600m", f"{LIMIT}_1": "700m"}
+    assert node.run(ASK, **env)["total"] == 700
+
+
 def test_devices_that_differ_in_one_digit_are_two(node: Node) -> None:
     twin = A[:-1] + ("0" if A[-1] != "0" else "1")
     node.sim.add_gpu(gpu=SimGpu(uuid=twin))

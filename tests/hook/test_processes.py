@@ -311,7 +311,11 @@ def test_what_a_process_held_goes_with_it_though_its_child_lives(node: Node, the
 
 def test_a_program_executed_in_its_place_holds_nothing(node: Node) -> None:
     """Though it has the pid and the start time of what was there before, and uses no CUDA."""
-    code = "import os\nstart(); alloc(900)\ninput()\nos.execv('/bin/sleep', ['sleep', '100'])"
+    code = (
+        "import os\nstart()\n"
+        "while alloc(900)[0]: pass\n"  # the other one has some for a moment
+        "input()\nos.execv('/bin/sleep', ['sleep', '100'])"
+    )
     program = node.start(code, env={LIMIT: "1000m"})
     try:
         assert program.stdin is not None

@@ -167,3 +167,10 @@ def test_what_was_refused_by_the_ledger_is_not_left_in_the_slot(node: Node) -> N
     region = RegionFile(node.cache)
     program.communicate("\n", timeout=10)
     assert (given, region.ledger(), region.shown()[pid]) == (0, 10 * MIB, 10 * MIB)
+
+
+def test_a_size_that_no_gpu_has_is_not_counted_for_a_moment(node: Node) -> None:
+    """Where nothing is limited, too: what monitors show as the peak stays what was held."""
+    said = node.run("start(); say(given=alloc(10)[0], absurd=alloc(1 << 25)[0])")
+    assert (said["given"], said["absurd"]) == (0, 2)
+    assert RegionFile(node.cache).counter("peak") == 10 * MIB

@@ -364,7 +364,7 @@ def test_every_capability_is_needed_and_no_other(
     gone = [left.closed, left.sticky] if not fails & {"closed", "sticky"} else gone
     eventually(lambda: not any(path.exists() for path in gone), within_s=40, what=str(gone))
     stays = {left.closed, left.sticky} - set(gone)
-    eventually(lambda: not stays or "cache_directory" in node.log_text(), within_s=20)
+    eventually(lambda: not stays or "cache_directory_not_deleted" in node.log_text(), within_s=20)
     assert all((path / "inner").exists() for path in stays)
     assert node.stop_agent(signal.SIGTERM) == 0
 

@@ -115,12 +115,12 @@ def run(*command: "str | Path", **environment: str) -> int:
         return 130
 
 
-def installed() -> dict[str, str]:
+def installed() -> "dict[str, str]":
     """By lock file of which .build/venv holds the packages: the digest that the file had."""
     return {p.name.split(".")[2]: p.name.split(".")[3] for p in VENV.glob(".lock.*.*")}
 
 
-def digests(*locks: str) -> dict[str, str]:
+def digests(*locks: str) -> "dict[str, str]":
     """What these lock files of requirements/ are now."""
     return {
         lock: hashlib.sha256((REQUIREMENTS / f"{lock}.lock").read_bytes()).hexdigest()[:16]

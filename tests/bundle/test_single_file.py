@@ -1,7 +1,6 @@
 """The launcher of the single file, with a small folder behind it: where it unpacks, and what is left."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys

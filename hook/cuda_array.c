@@ -68,8 +68,7 @@ static uint64_t level_bytes(struct layout layout, unsigned channels, uint64_t wi
 {
     uint64_t bits = layout.bits * (uint64_t)(layout.per_channel ? at_least_one(channels) : 1);
     if (layout.compressed) {
-        width = plus(width, BLOCK_SIDE - 1) / BLOCK_SIDE * BLOCK_SIDE;
-        bits *= BLOCK_SIDE;
+        bits *= BLOCK_SIDE; /* a row of blocks; their width divides a granule */
         height = plus(height, BLOCK_SIDE - 1) / BLOCK_SIDE;
     }
     uint64_t row = plus(times(width, bits), 7) / 8;

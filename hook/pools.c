@@ -234,7 +234,7 @@ void pool_true_up(CUmemoryPool handle)
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
     pthread_mutex_unlock(&lock);
-    if (pool && pool->device != POOL_NOT_COUNTED)
+    if (pool)
         pool_settle(pool, true, NULL);
 }
 

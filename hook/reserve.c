@@ -72,7 +72,7 @@ void reserve_claimed(struct reserve *reserve, uint64_t bytes, bool kept)
 void reserve_freed(struct reserve *reserve, uint64_t bytes)
 {
     pthread_mutex_lock(&reserve->lock);
-    reserve->live_bytes -= bytes < reserve->live_bytes ? bytes : reserve->live_bytes;
+    reserve->live_bytes -= bytes;
     pthread_mutex_unlock(&reserve->lock);
 }
 

@@ -50,6 +50,10 @@ BEGIN = "from memory_calls import *\nstart()\n"
             "array('cuMipmappedArrayCreate', Array3D(1, 1, 0, FLOAT, 4), 4000000000)", "cuMipmappedArrayDestroy",
             512 / (1 << 20), id="more levels than there can be",
         ),
+        pytest.param(
+            "array('cuMipmappedArrayCreate', Array3D(1, 1, 8, FLOAT, 4, LAYERED), 4000000000)",
+            "cuMipmappedArrayDestroy", 4096 / (1 << 20), id="more levels of layers than there can be",
+        ),
     ],
 )  # fmt: skip
 def test_both_counts_agree(node: Node, make: str, end: str, mib: float) -> None:

@@ -64,6 +64,22 @@ def test_what_nothing_could_hold_is_the_drivers_to_refuse(
     assert node.run(BEGIN + code, **{LIMIT: "1g"})["r"] == [answer, [0, 0]]
 
 
+def test_what_the_driver_did_not_free_is_freed_later(node: Node) -> None:
+    code = (
+        "_, a = alloc(60)\n"
+        "with refused('cuMemFree_v2'): r = [free(a), both()]\n"
+        "say(r=[*r, free(a), both()])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert said["r"] == [999, [60, 60], 0, [0, 0]]
+
+
+def test_without_a_context_the_driver_says_what_is_wrong(node: Node) -> None:
+    node.sim.fail("cuMemAlloc_v2", ASKED)
+    code = "cuda.cuCtxSetCurrent(None); say(r=alloc(60)[0])"
+    assert node.run(BEGIN + code, **{LIMIT: "100m"})["r"] == ASKED
+
+
 @pytest.mark.parametrize(
     ("take", "give"),
     [
@@ -147,6 +163,17 @@ def test_without_oversubscription_a_share_ends_where_the_gpu_does(node: Node) ->
     said = node.run(BEGIN + code, **{LIMIT: "1500m"})
     assert (said["total"], said["info"]) == (1000, [1000, 1000])
     assert (said["first"], said["second"], said["used"]) == (0, 2, 600)
+
+
+def test_rows_on_the_host_have_the_width_that_is_told(node: Node) -> None:
+    node.sim.fail("cuMemAllocPitch_v2", 2)
+    code = (
+        "pitch = ctypes.c_size_t()\n"
+        "e = cuda.cuMemAllocPitch_v2(ctypes.byref(u64(0)), ctypes.byref(pitch), u64(700), u64(2048), 4)\n"
+        "say(r=[e, pitch.value, charged_mib()])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "1500m", "CUDA_OVERSUBSCRIBE": "true"})
+    assert said["r"] == [0, 1024, 2]
 
 
 def test_rows_whose_width_nobody_asks_for_do_not_go_to_the_host(node: Node) -> None:

@@ -293,6 +293,12 @@ def test_the_answer_to_odd_calls_is_the_drivers_and_nothing_stays_charged(
     assert (said["result"], said["left"], said["rc"]) == (result, [0, 0], 0)
 
 
+def test_nothing_is_the_drivers_to_refuse_also_where_nothing_is_left(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, pool_step_mib=0))
+    code = "say(r=[draw(1)[0], alloc(32)[0], draw(0)[0], both()])"
+    assert node.run(BEGIN + code, **{LIMIT: "33m"})["r"] == [0, 0, 1, [33, 33]]
+
+
 @pytest.mark.parametrize("call", ["cuMemAllocAsync", "cuMemAllocFromPoolAsync"])
 def test_what_the_driver_refuses_is_not_charged(node: Node, call: str) -> None:
     node.sim.fail(call, 999)

@@ -1,0 +1,138 @@
+"""The charge of what a driver reserves in steps: reserve.c by itself, its calls one after the other as threads may."""
+
+import ctypes
+
+import pytest
+from built_hook import ROOT
+from c_programs import library
+
+MIB = 1 << 20
+BUDGET = """
+#include "charge.h"
+long held = 0, limit = 1L << 40;
+CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
+{
+    (void)place, (void)kind, (void)function;
+    if (held + (long)bytes > limit)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    held += (long)bytes;
+    return CUDA_SUCCESS;
+}
+void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
+{
+    (void)place, (void)kind;
+    held += (long)bytes;
+}
+void charge_back(int place, enum charge_kind kind, uint64_t bytes)
+{
+    (void)place, (void)kind;
+    held -= (long)bytes;
+}
+"""
+
+
+class Reserve:
+    """One reserve, and what is charged for it."""
+
+    def __init__(self) -> None:
+        self.inside = ctypes.CDLL(
+            str(library(BUDGET, f"-I{ROOT / 'hook'}", str(ROOT / "hook" / "reserve.c")))
+        )
+        self.inside.reserve_changes.restype = ctypes.c_uint64
+        self.inside.reserve_settle.restype = ctypes.c_bool
+        self.memory = ctypes.create_string_buffer(256)
+        self.inside.reserve_init(self.memory, 0)
+        self.held.value = 0
+        self.limit.value = 1 << 40
+
+    @property
+    def held(self) -> ctypes.c_long:
+        return ctypes.c_long.in_dll(self.inside, "held")
+
+    @property
+    def limit(self) -> ctypes.c_long:
+        return ctypes.c_long.in_dll(self.inside, "limit")
+
+    @property
+    def held_mib(self) -> int:
+        return self.held.value // MIB
+
+    def claim(self, mib: int) -> int:
+        return int(self.inside.reserve_claim(self.memory, ctypes.c_uint64(mib * MIB), None))
+
+    def claimed(self, mib: int, kept: bool = True) -> None:
+        size = ctypes.c_uint64(mib * MIB)
+        self.inside.reserve_claimed(self.memory, size, ctypes.c_bool(kept))
+
+    def changes(self) -> int:
+        return int(self.inside.reserve_changes(self.memory))
+
+    def settle(self, changes: int, mib: int, anyway: bool = True) -> bool:
+        size = ctypes.c_uint64(mib * MIB)
+        return bool(
+            self.inside.reserve_settle(
+                self.memory, ctypes.c_uint64(changes), size, ctypes.c_bool(anyway), None
+            )
+        )
+
+
+def test_what_is_claimed_becomes_what_the_driver_reserved() -> None:
+    reserve = Reserve()
+    assert (reserve.claim(40), reserve.held_mib) == (0, 64)
+    reserve.claimed(40)
+    assert (reserve.settle(reserve.changes(), 40), reserve.held_mib) == (True, 40)
+
+
+def test_the_next_claim_is_in_the_steps_that_the_driver_was_seen_to_take() -> None:
+    reserve = Reserve()
+    reserve.claim(40)
+    reserve.claimed(40)
+    reserve.settle(reserve.changes(), 40)
+    assert (reserve.claim(1), reserve.held_mib) == (0, 48)
+
+
+def test_a_figure_from_before_a_claim_takes_nothing_from_it() -> None:
+    """One thread asks the driver; another one claims, is given its memory, and settles; the first goes on."""
+    reserve = Reserve()
+    changes = reserve.changes()
+    reserve.claim(40)
+    reserve.claimed(40)
+    assert (reserve.settle(changes, 0), reserve.held_mib) == (True, 64)
+    assert (reserve.settle(reserve.changes(), 64), reserve.held_mib) == (True, 64)
+
+
+def test_a_figure_from_the_middle_of_a_claim_takes_nothing_from_it() -> None:
+    reserve = Reserve()
+    reserve.claim(40)
+    assert (reserve.settle(reserve.changes(), 0), reserve.held_mib) == (True, 64)
+    reserve.claimed(40, kept=False)
+    assert (reserve.settle(reserve.changes(), 0), reserve.held_mib) == (True, 0)
+
+
+def test_two_claims_of_one_step_are_each_paid_for() -> None:
+    """Either may be refused by the driver, and the other one's memory must be charged then."""
+    reserve = Reserve()
+    assert (reserve.claim(20), reserve.claim(20)) == (0, 0)
+    assert reserve.held_mib >= 40
+    reserve.claimed(20, kept=False)
+    reserve.claimed(20)
+    assert (reserve.settle(reserve.changes(), 32), reserve.held_mib) == (True, 32)
+
+
+@pytest.mark.parametrize("anyway", [False, True], ids=["may be refused", "has been taken"])
+def test_what_the_driver_took_beyond_the_claim_is_charged_or_refused(anyway: bool) -> None:
+    reserve = Reserve()
+    reserve.limit.value = 100 * MIB
+    reserve.claim(40)
+    reserve.claimed(40)
+    assert reserve.settle(reserve.changes(), 128, anyway) is anyway
+    assert reserve.held_mib == (128 if anyway else 64)
+
+
+def test_a_claim_that_does_not_fit_leaves_everything_as_it_was() -> None:
+    reserve = Reserve()
+    reserve.limit.value = 100 * MIB
+    assert (reserve.claim(200), reserve.held_mib) == (2, 0)
+    assert (reserve.claim(40), reserve.held_mib) == (0, 64)
+    reserve.claimed(40)
+    assert (reserve.settle(reserve.changes(), 64), reserve.held_mib) == (True, 64)

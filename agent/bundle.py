@@ -2,6 +2,7 @@
 
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -11,3 +12,23 @@ def hook_dir() -> Path:
     if frozen:
         return Path(frozen) / "hook"
     return Path(__file__).resolve().parents[1] / ".build" / "hook" / platform.machine()
+
+
+def frozen_folder() -> Path | None:
+    """The folder of the frozen program that runs, which can be installed; None: from source."""
+    return Path(sys.executable).resolve().parent if getattr(sys, "_MEIPASS", "") else None
+
+
+def host_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for programs of the host that are started from here.
+
+    When frozen, ours has the search path of our own libraries in it, with which theirs would fail.
+    Source: PyInstaller's bootloader, which keeps the one before as LD_LIBRARY_PATH_ORIG.
+    """
+    own = {name: value for name, value in environ.items() if not name.startswith("_PYI_")}
+    before = own.pop("LD_LIBRARY_PATH_ORIG", None)
+    if before is not None:
+        own["LD_LIBRARY_PATH"] = before
+    elif getattr(sys, "_MEIPASS", ""):
+        own.pop("LD_LIBRARY_PATH", None)
+    return own

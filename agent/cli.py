@@ -20,6 +20,7 @@ from agent.version import VERSION
 
 if TYPE_CHECKING:
     from agent.config import Config
+    from agent.hostinstall.removal import Asked
     from agent.settings import Resolution
 
 PROGRAM = "vgpu-agent"
@@ -28,7 +29,9 @@ EXIT_OK, EXIT_GAVE_UP, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 1
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 SUMMARIES = {
     "run": "share this node's NVIDIA GPUs between pods, until a signal ends it",
-    "uninstall": "take back what the agent has written on its Node, after the agent was stopped",
+    "install": "put this program on this host as a systemd service, or repair or replace it there",
+    "upgrade": "replace the installed version by this one, or go back to the one before",
+    "uninstall": "take the agent off this host, and back what it has written on its Node",
     "demo": "show all of it on an embedded, simulated node; needs no GPU and no cluster",
     "config": "print every setting as it holds and where it came from",
     "version": "print the version",
@@ -53,15 +56,19 @@ Removes hami.io/node-nvidia-register, hami.io/node-nvidia-score and, where the a
 hami.io/node-handshake from this node's Node object, so that it offers schedulers no vGPUs any
 more. It can be run again at any time, and ends within a minute.
 
-Stop the agent first (`systemctl stop vgpu-agent`, or delete its DaemonSet): while one runs here
-nothing is removed, because it would write the annotations again. HAMi's device plugin uses the
-same annotations: uninstall before you start it. Give the settings that the agent had; those that
+Where `vgpu-agent install` has installed the agent, its service is stopped first, the settings of
+/etc/vgpu-agent/vgpu-agent.env apply, and afterwards what `install` has placed is removed. Without
+an API server, or with --keep-node, the Node is left alone.
+
+Where it is not installed, stop the agent first (delete its DaemonSet): while one runs here nothing
+is removed, because it would write the annotations again. HAMi's device plugin uses the same
+annotations: uninstall before you start it. Give the settings that the agent had; those that
 matter are --node-name, --kubeconfig, --state-dir, --register-format and --handshake. The account
 needs `get` and `patch` on `nodes`, as the agent does.
 
 Nothing else is touched: neither other annotations (the scheduler's hami.io/mutex.lock among them)
 nor files. The library and the containers' directories below --hook-path stay, because pods that
-still run use them.
+still run use them; --purge removes them once no process does, and the agent's state and settings.
 """
 EXAMPLES = """\
 examples:
@@ -69,6 +76,7 @@ examples:
   vgpu-agent run --device-split-count 4 --register-format csv9
   VGPU_METRICS_BIND_ADDRESS=127.0.0.1:9394 vgpu-agent run
   vgpu-agent config --config-file /device-config.yaml   what would hold, and why
+  vgpu-agent install --dry-run                          what would be done to this host
   vgpu-agent uninstall --dry-run                        what would be removed
 """
 
@@ -135,6 +143,10 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
         command, rest = "run", arguments
     else:
         rest = arguments[1:]
+    if command in ("install", "upgrade"):
+        from agent.hostinstall.arguments import main as install
+
+        return install(command, rest, parser=_Parser, summary=SUMMARIES[command], warn=_complain)
     with_settings = {"run": _run, "config": _config, "uninstall": _uninstall}
     if command in with_settings:
         return with_settings[command](rest, environ)
@@ -267,17 +279,13 @@ def _logging(resolution: "Resolution", environ: Mapping[str, str]) -> "Config":
 
 def _uninstall(arguments: list[str], environ: Mapping[str, str]) -> int:
     parser = settings_parser("uninstall", manual=UNINSTALL, exit_codes=UNINSTALL_EXIT_CODES)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be removed; change nothing"
-    )
-    flags = _parsed(parser, arguments)
-    dry_run = bool(flags.pop("dry_run", False))
-    config = _logging(_resolved(flags, environ), environ)
-    from agent.settings.resolve import own_name
-    from agent.uninstall import uninstall
+    from agent.hostinstall.arguments import add_uninstall_flags, asked_of
 
+    add_uninstall_flags(parser)
+    flags = _parsed(parser, arguments)
+    asked = asked_of(flags)
     try:
-        uninstall(config, own_name=own_name(), dry_run=dry_run, say=print, warn=_complain)
+        _uninstall_steps(flags, environ, asked)
     except ConfigError:
         raise
     except AgentError as error:
@@ -287,6 +295,39 @@ def _uninstall(arguments: list[str], environ: Mapping[str, str]) -> int:
         _complain("interrupted; `vgpu-agent uninstall` can be run again")
         return EXIT_INTERRUPTED
     return EXIT_OK
+
+
+def _uninstall_steps(
+    flags: Mapping[str, object], environ: Mapping[str, str], asked: "Asked"
+) -> None:
+    """Service, Node, files. Raises AgentError when something is left; what follows is not done."""
+    from agent.hostinstall.removal import no_api_server, removal
+    from agent.settings.resolve import own_name
+    from agent.uninstall import uninstall, what_stays
+
+    installed = removal(asked, print)
+    stopped = installed.stop() if installed else False
+    if installed:
+        environ = {**installed.environment(), **environ}
+    config = _logging(_resolved(flags, environ), environ)
+    without = no_api_server(config, environ) if installed else ""
+    if asked.of_tree or asked.keep_node:
+        print(f"the Node is left as it is, because of --{'root' if asked.of_tree else 'keep-node'}")
+    elif without:
+        print(f"the Node is left as it is, because {without}")
+    else:
+        uninstall(
+            config,
+            own_name=own_name(),
+            dry_run=asked.dry_run,
+            say=print,
+            warn=_complain,
+            ends=stopped,
+        )
+    if installed:
+        installed.remove(config)
+    if not asked.purge:
+        print(what_stays(config))
 
 
 def _config(arguments: list[str], environ: Mapping[str, str]) -> int:

@@ -21,16 +21,19 @@ class NotRemoved(AgentError):
     """Something of ours may still be there; the message says why and what to do."""
 
 
-def uninstall(config: Config, *, own_name: str, dry_run: bool, say: Say, warn: Say) -> None:
+def uninstall(
+    config: Config, *, own_name: str, dry_run: bool, say: Say, warn: Say, ends: bool = False
+) -> None:
     """Take every step; with `dry_run` only say what would be done.
 
     Agents that start meanwhile wait until it ends. `own_name`: what this host's Node is called
-    when nobody says otherwise. `say` gets what was done, a line each; `warn` what is odd. Raises
-    AgentError when something is left or may be left; ConfigError without credentials.
+    when nobody says otherwise. `say` gets what was done, a line each; `warn` what is odd. `ends`:
+    the agent that runs now would be stopped before. Raises AgentError when something is left or
+    may be left; ConfigError without credentials.
     """
     lock = InstanceLock(config.state_dir)
     try:
-        objection = _objection(lock)
+        objection = "" if ends and dry_run else _objection(lock)
         if objection and not dry_run:
             raise NotRemoved(objection)
         if not _annotations(config, dry_run=dry_run, say=say):
@@ -39,7 +42,11 @@ def uninstall(config: Config, *, own_name: str, dry_run: bool, say: Say, warn: S
             raise NotRemoved(objection)
     finally:
         lock.release()
-    say(
+
+
+def what_stays(config: Config) -> str:
+    """What is not taken back."""
+    return (
         f"left as they are, for pods that still run: {config.host_vgpu_dir} (library, containers' "
         f"directories), {config.lock_dir}; and {config.state_dir} (grants, lock)"
     )

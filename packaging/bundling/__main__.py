@@ -39,6 +39,7 @@ def main(dist: Path, hook_dir: Path, work: Path) -> int:
     say("freezing the agent")
     data = {
         "hook": shipped_hook(hook_dir, work / "hook"),
+        "systemd": ROOT / "packaging" / "systemd",
         ".": write_record(work / "build.json"),
     }
     folder = frozen(runtime, data, work / "frozen", work / "freeze")

@@ -1,0 +1,147 @@
+"""The command lines of `install` and `upgrade`, and what `uninstall` takes besides settings."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.errors import AgentError
+from agent.hostinstall.command import ROOT, Options, install, upgrade
+from agent.hostinstall.removal import Asked
+
+EXIT_OK, EXIT_GAVE_UP, EXIT_INTERRUPTED = 0, 1, 130
+INSTALL = """\
+What it places, each only where it is missing or differs:
+  /opt/vgpu-agent/<version>-<digest>/      the program and its libraries
+  /opt/vgpu-agent/current, previous        links to the version in use and the one before
+  /usr/local/bin/vgpu-agent                a link to the program in use
+  /etc/systemd/system/vgpu-agent.service   the unit; changes belong into `systemctl edit vgpu-agent`
+  /etc/vgpu-agent/vgpu-agent.env           settings; once edited it is never overwritten, a newer
+                                           form comes beside it as vgpu-agent.env.new
+Then the service is enabled and started, or started anew if it ran from something else. Run again
+it does nothing, or the rest of what was interrupted: every file is put in its place at once. Pods
+with vGPUs do not notice: what they use below /usr/local/vgpu is not touched.
+
+The agent needs a kubeconfig; while the one that the settings name is missing, the service is
+enabled and not started.
+"""
+UPGRADE = """\
+As `install`, where another version is installed, be it older or newer. A service that runs is
+started anew, and has to stay up; if it does not, the version before is put back in use, and the
+exit code is 1. A service that does not run is left so. The version before is kept for --rollback,
+older ones are removed.
+"""
+EXIT_CODES = """\
+exit codes:
+  0  done, or there was nothing to do
+  1  not done: no root, no space, the new version did not come up; the last line says what to do
+  2  the command line is wrong
+"""
+
+
+def main(
+    command: str,
+    arguments: list[str],
+    *,
+    parser: type[argparse.ArgumentParser],
+    summary: str,
+    warn: Callable[[str], None],
+) -> int:
+    """Run `install` or `upgrade`; give the exit code."""
+    manual = INSTALL if command == "install" else UPGRADE
+    options = _options(
+        parser(
+            prog=f"vgpu-agent {command}",
+            description=f"{summary[0].upper()}{summary[1:]}.\n\n{manual}",
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        ),
+        command,
+        arguments,
+    )
+    try:
+        (install if command == "install" else upgrade)(options, print)
+    except AgentError as error:
+        warn(str(error))
+        return EXIT_GAVE_UP
+    except KeyboardInterrupt:
+        warn(f"interrupted; `vgpu-agent {command}` run again does the rest")
+        return EXIT_INTERRUPTED
+    return EXIT_OK
+
+
+def _options(parser: argparse.ArgumentParser, command: str, arguments: list[str]) -> Options:
+    _add_shared(parser, "print what would be done; change nothing")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="DIR",
+        help="folder of a frozen agent to install, instead of the one that runs",
+    )
+    parser.add_argument(
+        "--no-link", action="store_true", help="do without /usr/local/bin/vgpu-agent"
+    )
+    if command == "install":
+        parser.add_argument(
+            "--prefix",
+            default="",
+            metavar="DIR",
+            help="directory of the versions (default: /opt/vgpu-agent, or where it is installed)",
+        )
+        parser.add_argument(
+            "--no-start", action="store_true", help="neither enable nor start the service"
+        )
+    else:
+        parser.add_argument(
+            "--rollback", action="store_true", help="go back to the version that was in use before"
+        )
+    given = parser.parse_args(arguments)
+    return Options(
+        root=given.root,
+        prefix=getattr(given, "prefix", ""),
+        source=given.source,
+        dry_run=given.dry_run,
+        start=not getattr(given, "no_start", False),
+        link=not given.no_link,
+        rollback=getattr(given, "rollback", False),
+    )
+
+
+def _add_shared(parser: argparse.ArgumentParser, dry_run: str) -> None:
+    parser.add_argument("--dry-run", action="store_true", default=False, help=dry_run)
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="a tree that stands for a host, such as an image that is being made; systemd is not "
+        "told anything",
+    )
+
+
+def add_uninstall_flags(parser: argparse.ArgumentParser) -> None:
+    """What `uninstall` takes besides settings."""
+    _add_shared(parser, "print what would be removed; change nothing")
+    parser.add_argument(
+        "--keep-node",
+        action="store_true",
+        default=False,
+        help="leave the Node's annotations as they are",
+    )
+    parser.add_argument(
+        "--purge",
+        action="store_true",
+        default=False,
+        help="remove settings and state, too, and what pods use once none does",
+    )
+
+
+def asked_of(flags: dict[str, object]) -> Asked:
+    """Take these out of all flags that were given."""
+    return Asked(
+        root=Path(str(flags.pop("root", ROOT))),
+        dry_run=bool(flags.pop("dry_run", False)),
+        keep_node=bool(flags.pop("keep_node", False)),
+        purge=bool(flags.pop("purge", False)),
+    )

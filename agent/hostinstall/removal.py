@@ -1,0 +1,158 @@
+"""`vgpu-agent uninstall` where the agent is installed: end it, and remove what `install` placed."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.adapters.instance_lock import InstanceLock, LockUnavailable
+from agent.config import Config
+from agent.hostinstall import environment_file
+from agent.hostinstall.command import ROOT, Host, Options, Say, host_of
+from agent.hostinstall.execute import alone
+from agent.hostinstall.layout import InstallError, temporary
+from agent.hostinstall.plan import installed, plan_removal, plan_stop, within
+from agent.hostinstall.steps import Plan
+
+MAX_PROCESSES_NAMED = 5
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked for on the command line, besides settings."""
+
+    root: Path = ROOT
+    dry_run: bool = False
+    keep_node: bool = False
+    purge: bool = False
+
+    @property
+    def of_tree(self) -> bool:
+        """Whether it is about a tree that stands for a host, and so about no Node."""
+        return self.root.absolute() != ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """An installation that is to go."""
+
+    host: Host
+    asked: Asked
+
+    def stop(self) -> bool:
+        """End the service; whether it runs, or ran. Raises InstallError."""
+        with alone(self.host.root):
+            plan = plan_stop(self.host.look())
+            self._take(plan)
+        return bool(plan.steps)
+
+    def environment(self) -> dict[str, str]:
+        """The settings that the service has had."""
+        found = self.host.look().at(self.host.layout.environment)
+        return environment_file.parse(found.content)
+
+    def remove(self, config: Config) -> None:
+        """Remove the files; `config`: the agent's settings, for what --purge removes.
+
+        Raises InstallError.
+        """
+        host = self.host
+        also: tuple[Path, ...] = ()
+        stays = ""
+        with alone(host.root):
+            if self.asked.purge:
+                if not self.asked.dry_run:
+                    _check_none_runs(within(config.state_dir, host.root))
+                also, stays = _purged(config, host.root)
+            plan = plan_removal(host.look(), host.layout, purge=self.asked.purge, also=also)
+            self._take(plan)
+        for note in (*plan.notes, *((stays,) if stays else ())):
+            host.say(note)
+
+    def _take(self, plan: Plan) -> None:
+        if not self.asked.dry_run:
+            self.host.execute(plan)
+            return
+        for step in plan:
+            self.host.say(f"would {step}")
+
+
+def removal(asked: Asked, say: Say) -> Removal | None:
+    """What there is to remove; None: nothing is installed. Raises InstallError."""
+    host = host_of(Options(root=asked.root, dry_run=True), say)
+    if not asked.purge and not installed(host.look(), host.layout):
+        return None
+    return Removal(host_of(Options(root=asked.root, dry_run=asked.dry_run), say), asked)
+
+
+def no_api_server(config: Config, environ: Mapping[str, str]) -> str:
+    """Why there is no Node to take annotations back from; empty: there may be one."""
+    if config.kubeconfig is None:
+        if environ.get("KUBERNETES_SERVICE_HOST"):
+            return ""
+        return "no API server is configured"
+    if not config.kubeconfig.exists():
+        return f"there is no {config.kubeconfig}"
+    return ""
+
+
+def _check_none_runs(state_dir: Path) -> None:
+    """An agent that runs, in a pod for instance, must not lose its state. Raises InstallError."""
+    lock = InstanceLock(state_dir)
+    try:
+        if lock.try_keep_out():
+            return
+    except LockUnavailable as error:
+        raise InstallError(f"nobody can tell whether an agent runs here: {error}") from error
+    finally:
+        lock.release()
+    raise InstallError(
+        f"nothing was removed, because an agent runs here ({lock.holder()}) and needs its state; "
+        "stop it, or delete its DaemonSet, first"
+    )
+
+
+def _purged(config: Config, root: Path) -> tuple[tuple[Path, ...], str]:
+    """The folders that go, and what is said of those that do not."""
+    shared = [config.host_vgpu_dir, config.lock_dir]
+    users = sorted(users_of(within(config.host_vgpu_dir, root)))
+    gone = [config.state_dir, *([] if users else shared)]
+    with_leftovers = [form for path in gone for form in (path, temporary(path))]
+    there = tuple(path for path in with_leftovers if os.path.lexists(within(path, root)))
+    if not users:
+        return there, ""
+    named = ", ".join(map(str, users[:MAX_PROCESSES_NAMED]))
+    return there, (
+        f"{config.host_vgpu_dir} stays, because processes use it (pid {named}"
+        f"{', ...' if len(users) > MAX_PROCESSES_NAMED else ''}); run it again when those pods "
+        "have ended, or remove the directory then"
+    )
+
+
+def users_of(directory: Path, proc: Path = PROC) -> set[int]:
+    """Processes that have mapped a file below a directory, in whatever container they are."""
+    inodes = {
+        (path.stat().st_ino)
+        for path in directory.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+    return {pid for pid, inode in _mapped(proc) if inode in inodes} if inodes else set()
+
+
+def _mapped(proc: Path) -> Iterator[tuple[int, int]]:
+    """Pid and inode of what is mapped from a directory of this name.
+
+    Devices are not compared: file systems with subvolumes show another number here than stat(2).
+    """
+    for entry in os.scandir(proc):
+        if not (entry.name.isascii() and entry.name.isdigit()):
+            continue
+        try:
+            lines = (Path(entry.path) / "maps").read_text(errors="replace").splitlines()
+        except OSError:  # it has ended
+            continue
+        for line in lines:
+            parts = line.split(None, 5)
+            if len(parts) > 5 and "vgpu" in parts[5] and parts[4].isdigit():  # noqa: PLR2004
+                yield int(entry.name), int(parts[4])

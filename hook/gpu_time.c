@@ -194,9 +194,7 @@ bool gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_
     trace->running_since_ns = 0;
     trace->ended = false;
     depth_enter();
-    CUcontext entered = stream_enter(stream);
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
-    stream_leave(entered);
     depth_leave();
     if (recorded)
         estimate_claim(&gpu_time_predictor, key);

@@ -1,6 +1,7 @@
 /* Simulated CUDA driver: contexts and each thread's stack of them. A process with a context on a GPU is
  * listed there by NVML, with the memory it holds.
  */
+#include "clock.h"
 #include "cuda_call.h"
 #include "memory.h"
 #include "pools.h"
@@ -15,6 +16,7 @@ static _Thread_local CUcontext stack[STACK_DEPTH];
 static _Thread_local size_t depth;
 
 #define MIB (UINT64_C(1) << 20)
+#define END_NS 5000000 /* of virtual time, for the end of a context */
 
 enum { /* CUlimit */
        LIMIT_STACK_SIZE = 0,
@@ -113,9 +115,12 @@ static CUresult release(const char *function, CUdevice device)
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
         result = primaries[device].references ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-        if (primaries[device].references && --primaries[device].references == 0)
+        bool last = primaries[device].references && --primaries[device].references == 0;
+        if (last)
             disappear(&call, &primaries[device]);
         pthread_mutex_unlock(&lock);
+        if (last)
+            clock_spend(END_NS);
     }
     return cuda_end(&call, result);
 }
@@ -235,6 +240,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
         pthread_mutex_lock(&lock);
         disappear(&call, context);
         pthread_mutex_unlock(&lock);
+        clock_spend(END_NS);
         free(context);
     }
     return cuda_end(&call, result);

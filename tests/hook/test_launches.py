@@ -36,11 +36,18 @@ def library_kernel():
     return made("cuLibraryGetKernel", library, b"kernel")
 
 
-def heal():
+def change_node(change):
     config = Path(os.environ["VGPU_SIM_DRIVER"])
-    lines = config.read_text().splitlines(keepends=True)
-    config.with_suffix(".new").write_text("".join(x for x in lines if not x.startswith("fail ")))
+    config.with_suffix(".new").write_text("".join(change(config.read_text().splitlines(True))))
     config.with_suffix(".new").rename(config)
+
+
+def heal():
+    change_node(lambda lines: [line for line in lines if not line.startswith("fail ")])
+
+
+def fail(call):
+    change_node(lambda lines: [*lines, f"fail call={{call}} code=999\\n"])
 
 
 def told(devices=1):
@@ -179,13 +186,38 @@ def test_a_green_context_that_ended_is_left_alone(limited: Node) -> None:
     assert charged(limited, code + END) == [RIGHT]
 
 
-def test_nothing_of_ours_is_left_of_contexts_that_ended(limited: Node) -> None:
-    """Events are bounded, by what is measured at a time, however many contexts there were."""
-    code = EACH + "c = context(); launch(function); cuda.cuCtxDestroy_v2(c)\n"
-    said = limited.run_in_virtual_time(
-        BEGIN + code + "say(events=events())", CUDA_DEVICE_SM_LIMIT="60"
+@pytest.mark.parametrize(
+    ("step", "most"),
+    [
+        pytest.param("c = context(); launch(function); cuda.cuCtxDestroy_v2(c)", 0, id="alone"),
+        pytest.param(
+            "launch(function); c = context(); launch(function); cuda.cuCtxDestroy_v2(c)",
+            20,
+            id="beside another",
+        ),
+        pytest.param("launch(function); assert cuda.cuCtxDestroy_v2(primary)", 20, id="refused"),
+    ],
+)
+def test_events_are_as_many_as_are_needed_at_a_time(limited: Node, step: str, most: int) -> None:
+    """However many contexts came and went: their events went with them."""
+    code = EACH + step + "; time.sleep(0.02)\nsay(events=events())"
+    said = limited.run_in_virtual_time(BEGIN + code, CUDA_DEVICE_SM_LIMIT="60")
+    assert said["rc"] == 0
+    assert said["events"] <= most
+
+
+def test_contexts_that_end_one_after_the_other_are_not_waited_for_in_vain(limited: Node) -> None:
+    """What is measured in the second can be read when the first, where others are seen, is gone."""
+    code = (
+        "launches = []\nfor _ in range(2): launches.append(context()); launch(function); launch(function)\n"
+        "ends = [cuda.cuCtxDestroy_v2(c) for c in launches]\n"
+        "say(ends=ends, now_s=time.monotonic() - began)"
     )
-    assert (said["rc"], said["events"]) == (0, 0)
+    said = limited.run_in_virtual_time(
+        BEGIN + "began = time.monotonic()\n" + code, CUDA_DEVICE_SM_LIMIT="60"
+    )
+    assert (said["rc"], said["ends"]) == (0, [0, 0])
+    assert said["now_s"] < 1  # of virtual time
 
 
 # --- several GPUs ---------------------------------------------------------------------------------------------
@@ -251,6 +283,12 @@ def test_each_device_of_a_launch_on_several_is_charged(limited: Node) -> None:
         pytest.param("", "cuda.cuStreamDestroy(s)", id="cuStreamDestroy"),
         pytest.param("c = context()", "cuda.cuCtxDestroy_v2(c)", id="cuCtxDestroy_v2"),
         pytest.param(
+            "green = made('cuGreenCtxCreate', Handle(1), 0, 1)\n"
+            "current(made('cuCtxFromGreenCtx', green))",
+            "cuda.cuGreenCtxDestroy(green)",
+            id="cuGreenCtxDestroy",
+        ),
+        pytest.param(
             "made('cuDevicePrimaryCtxRetain', 0)", "cuda.cuDevicePrimaryCtxReset_v2(0)", id="reset"
         ),
     ],
@@ -270,7 +308,7 @@ def test_a_handle_that_is_given_out_anew_is_of_the_new_device(
         "assert again\n"
         "for i in range(LAUNCHES): assert launch(function, again[i % len(again)]) == 0"
     )
-    if "Destroy_v2(c)" in end or "Reset" in end:
+    if "(s)" not in end:
         code = code.replace(f"for s in here: {end}", end)
     assert charged(limited, code + WAIT) == [NOTHING, RIGHT]
 
@@ -279,3 +317,18 @@ def test_where_a_streams_context_cannot_be_told_the_current_one_counts(limited: 
     limited.sim.fail("cuStreamGetCtx", 999)
     code = f"{SECOND}current(primary)\n{EACH}assert launch(function, there) == 0\n"
     assert charged(limited, code + "cuda.cuStreamSynchronize(there); told(2)")[1] == NOTHING
+
+
+def test_a_stream_that_is_known_needs_no_call_of_the_driver(limited: Node) -> None:
+    code = f"{SECOND}current(primary)\nfor _ in range(3): launch(function, there)\n"
+    code += (
+        f"fail('cuStreamGetCtx')\n{EACH}launch(function, there)\nheal(); launch(function, there)"
+    )
+    assert charged(limited, code + WAIT) == [NOTHING, RIGHT]
+
+
+def test_what_could_not_be_told_of_a_stream_is_asked_again(limited: Node) -> None:
+    limited.sim.fail("cuStreamGetCtx", 999)
+    code = f"{SECOND}current(primary); launch(function, there); heal()\n"
+    code += "for _ in range(100): launch(function, there)"
+    assert charged(limited, code + WAIT) == [NOTHING, RIGHT]

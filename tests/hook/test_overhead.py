@@ -41,6 +41,12 @@ def test_a_primary_context_is_charged_once_while_anybody_retains_it(costly: Node
     assert run(costly, steps) == [0, [300, 300], 0, [300, 300], [300, 300], 0, 0, [300, 300]]
 
 
+def test_a_release_that_the_driver_refuses_changes_nothing(costly: Node) -> None:
+    costly.sim.fail("cuDevicePrimaryCtxRelease_v2", 999)
+    steps = "start(); r += [cuda.cuDevicePrimaryCtxRelease_v2(0), start(), both()]"
+    assert run(costly, steps) == [999, 0, [300, 300]]
+
+
 @pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
 def test_a_reset_gives_the_context_back(costly: Node, reset: str) -> None:
     steps = (

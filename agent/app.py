@@ -5,6 +5,7 @@ Configuration stops here: everything below receives plain values.
 
 import ctypes
 import faulthandler
+import functools
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent import logs
-from agent.adapters.caches import CONTAINERS, HostCaches, install_hook
+from agent.adapters.caches import CONTAINERS, HostCaches
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.device_plugin import Answers
 from agent.adapters.endpoints import Endpoints
 from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.hook_files import HostHookFiles, install_hook, offer_plain_name
 from agent.adapters.instance_lock import Instance, InstanceLock
 from agent.adapters.kube_transport import KubeTransport
 from agent.adapters.kubelet import KubeletLink
@@ -44,6 +46,7 @@ from agent.services.enforcement import Enforced, Enforcement
 from agent.services.events import Events
 from agent.services.gate import Gate, Gated
 from agent.services.health import Health, Patience
+from agent.services.hook_gc import HookGc
 from agent.services.hook_install import HookInstall
 from agent.services.node_view import NodeView
 from agent.services.node_watch import NodeWatch
@@ -125,8 +128,11 @@ def _policy(config: Config) -> GrantPolicy:
     )
 
 
-def _host(config: Config) -> tuple[HostCaches, HookInstall]:
-    """The host's directories, with the hook library in place (or a log line that says why not)."""
+def _host(config: Config) -> tuple[HostCaches, Callable[[], Path]]:
+    """The host's directories, with the hook library in place (or a log line that says why not).
+
+    Also what puts it there again.
+    """
     source, where = hook_dir() / "libvgpu.so", config.host_vgpu_dir
 
     def install() -> Path:
@@ -146,7 +152,14 @@ def _host(config: Config) -> tuple[HostCaches, HookInstall]:
         versioned_library=versioned,
         dev_root=config.dev_root or config.driver_root,
     )
-    return caches, HookInstall(install)
+    return caches, install
+
+
+def _offer(config: Config) -> Callable[[Path], None]:
+    """What has HAMi's name beside the library."""
+    if config.hami_library == "off":
+        return lambda _: None
+    return functools.partial(offer_plain_name, replace=config.hami_library == "replace")
 
 
 class Agent:
@@ -223,8 +236,9 @@ class Agent:
     def _granting(self) -> list[Service]:
         """Whoever acts: behind the gate that opens when this agent is alone on the node."""
         config, pods = self._config, self._view.pods
-        caches, hook_install = _host(config)
+        caches, install = _host(config)
         grants = FileGrantLog(config.state_dir)
+        hooks = HostHookFiles(config.host_vgpu_dir, config.host_proc)
         finisher = BindFinisher(self._view, grants.records, post=self._events.post)
         turns = Turns(self._view, grants, failed=finisher.failed)
         allocator = Allocator(
@@ -251,7 +265,11 @@ class Agent:
             self._plugin,
             self._registrar,
             finisher,
-            hook_install,
+            HookInstall(
+                install,
+                offer=_offer(config),
+                collect=HookGc(hooks, caches, grants, pods).collect_once,
+            ),
             Reconcile(
                 config.resource_name,
                 grants,

@@ -152,6 +152,7 @@ RULES: Mapping[str, Rule] = {
     "cache_gc_after_s": Between(10, 30 * DAY_S, "s"),
     "cache_gc_every_s": Between(1, DAY_S, "s"),
     "host_proc": _PATH,
+    "hami_library": OneOf(("missing", "replace", "off")),
     "process_every_s": Between(0.1, 3600, "s"),
     "device_list_strategy": OneOf(
         ("envvar", "volume-mounts"),
@@ -194,6 +195,7 @@ class Config:
     pod_resources_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     hook_path: Path = Path("/usr/local")  # where containers see the hook: <hook_path>/vgpu
     host_hook_path: Path | None = None  # where the host has it; None: the same path
+    hami_library: str = "missing"  # whether HAMi's name of the library is offered beside ours
     lock_dir: Path = Path("/tmp/vgpulock")  # noqa: S108 - the path HAMi-core's contract fixes
     state_dir: Path = Path("/var/lib/vgpu-agent")  # grant log, instance lock
     cache_gc_after_s: float = 300.0

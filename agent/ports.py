@@ -5,7 +5,7 @@ may block at most as long as its docstring or its `deadline_s` says and raises o
 `deadline_s` is a moment of `time.monotonic()`, not a duration; None means the adapter's default.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from typing import Protocol
 from agent.domain.enforcement import Granted, RegionLook, Seen
 from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
+from agent.domain.hook_files import HookFile
 from agent.domain.new_region import Piece, SeenRegion
 from agent.domain.pods import Node, Pod
 from agent.domain.region_slots import HostPid
@@ -205,6 +206,28 @@ class HookFiles:
     device_nodes: Sequence[
         str
     ] = ()  # existing common ones of PASS_DEVICE_SPECS, e.g. /dev/nvidiactl
+
+
+@dataclass(frozen=True, slots=True)
+class HookListing:
+    """What of the hook's files there is on the host."""
+
+    files: tuple[HookFile, ...]
+    unfinished: tuple[HookFile, ...]  # what an agent that was killed did not write to its end
+    linked: frozenset[str]  # names that links beside them lead to
+
+
+class InstalledHooks(Protocol):
+    """The files of the hook that are or were given to containers."""
+
+    def listed(self) -> HookListing:
+        """All of them; links are not followed. Raises NodeNotReady."""
+
+    def mapped(self, files: Collection[HookFile]) -> frozenset[str] | None:
+        """Names of those that some process of the host has mapped; None: that cannot be said."""
+
+    def delete(self, file: HookFile) -> None:
+        """Delete it if it is still the same, unchanged. Raises NodeNotReady."""
 
 
 class GrantLog(Protocol):

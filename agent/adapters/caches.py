@@ -1,7 +1,7 @@
 """The host's side of a container's mounts: cache directories, hook library, preload file, lock.
 
 <host vgpu dir>/                     root's, 0755
-    libvgpu.so.<version>             the hook; never rewritten, containers have it mapped
+    libvgpu.so.<version>-<digest>    the hook (hook_files.py)
     ld.so.preload                    one line: where containers see the hook
     limits/                          root's, 0755
         <pod uid>_<container>        root's, 0644: mounted read-only
@@ -12,13 +12,13 @@
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from agent.adapters.hook_files import is_file
 from agent.adapters.safe_files import (
     check_ours,
     ensured_directory,
@@ -31,17 +31,17 @@ from agent.adapters.safe_files import (
     write_all,
     write_whole,
 )
+from agent.domain.hook_files import LIBRARY
 from agent.domain.new_region import HEAD, TAIL_HEAD_BYTES, Piece, SeenRegion
 from agent.domain.region import FILE_BYTES, TAIL_OFFSET
 from agent.errors import NodeNotReady
 from agent.ports import CacheDir, HookFiles
 
 CONTAINERS, LIMITS = "containers", "limits"
-LIBRARY, PRELOAD, LICENSE, VALIDATOR = "libvgpu.so", "ld.so.preload", "license", "vgpuvalidator"
+PRELOAD, LICENSE, VALIDATOR = "ld.so.preload", "license", "vgpuvalidator"
 COMMON_DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
                        "/dev/nvidia-modeset")  # fmt: skip
 OPEN_TO_ALL, SHARED, OPEN_FILE = 0o777, 0o1777, 0o666
-MAX_LIBRARY_BYTES = 64 << 20
 MAX_LIMITS_BYTES = 1 << 16
 
 _POD_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
@@ -255,7 +255,7 @@ class HostCaches:
         with refusing("use the hook's files", self._root), self._opened_root() as root:
             library = self._library(root)
             self._write_preload(root)
-            licensed = _exists(LICENSE, root)
+            licensed = is_file(LICENSE, root)
         self._prepare_lock_dir()
         return HookFiles(
             library=library,
@@ -270,7 +270,7 @@ class HostCaches:
 
     def _library(self, root: int) -> Path:
         for name in (self._versioned_library, LIBRARY):
-            if name and _exists(name, root):
+            if name and is_file(name, root):
                 return self._root / name
         raise NodeNotReady(
             f"the node has no {self._root / LIBRARY}, without which limits are not kept: let the "
@@ -304,37 +304,3 @@ def _fill(file: int, pieces: Sequence[Piece]) -> None:
     for piece in pieces:
         os.lseek(file, piece.offset, os.SEEK_SET)
         write_all(file, piece.content)
-
-
-def _exists(name: str, directory: int) -> bool:
-    """Whether there is a file with something in it: a half-copied library is none."""
-    try:
-        info = os.stat(name, dir_fd=directory)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(info.st_mode) and info.st_size > 0
-
-
-def install_hook(source: Path, host_vgpu_dir: Path, version: str) -> Path:
-    """Put the hook library where containers get it from; give the path of the host's file.
-
-    The name has the version and a digest of the content, so an upgrade never touches a file that
-    running containers have mapped. Calling it again changes nothing. Raises NodeNotReady.
-    """
-    with refusing("read the hook library", source), source.open("rb") as file:
-        content = file.read(MAX_LIBRARY_BYTES + 1)
-    if not content or len(content) > MAX_LIBRARY_BYTES:
-        raise NodeNotReady(
-            f"{source} has {len(content)} bytes and so is no hook library: install the agent again"
-        )
-    name = f"{LIBRARY}.{version}-{hashlib.sha256(content).hexdigest()[:16]}"
-    with refusing("install the hook library", host_vgpu_dir):
-        made = not host_vgpu_dir.exists()
-        host_vgpu_dir.mkdir(0o755, parents=True, exist_ok=True)
-        with opened_directory(host_vgpu_dir) as root:
-            if made:
-                os.fchmod(root, 0o755)
-            check_ours(root, host_vgpu_dir)
-            if not _exists(name, root) or read_small(name, len(content), dir_fd=root) != content:
-                write_whole(name, content, 0o755, dir_fd=root)
-    return host_vgpu_dir / name

@@ -54,6 +54,15 @@ ROWS = (
         help="The same directory as the host sees it, when that is another one.",
     ),
     Setting(
+        name="hami-library",
+        group=KUBELET,
+        kind=kinds.TEXT,
+        field="hami_library",
+        help="Whether a copy of the hook library has HAMi's name, libvgpu.so, in the host's "
+        "directory: where there is none or an older one of ours (missing), also in place of "
+        "another file (replace), or never (off).",
+    ),
+    Setting(
         name="vgpulock-dir",
         group=KUBELET,
         kind=kinds.PATH,

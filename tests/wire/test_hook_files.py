@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.adapters.caches import HostCaches, install_hook
+from agent.adapters.caches import HostCaches
+from agent.adapters.hook_files import install_hook
 from agent.errors import NodeNotReady
 from tests.wire.host_directory import make_caches, make_host, mode, needs_root
 

@@ -155,6 +155,5 @@ void gpu_probe_send(struct probe *probe, int64_t now_ns)
 
 int64_t gpu_probe_away_ns(const struct probe *probe, int64_t from_ns, int64_t until_ns)
 {
-    int64_t away_ns = probe->context ? residency_away_ns(&probe->residency, from_ns, until_ns) : 0;
-    return away_ns < 0 ? 0 : away_ns;
+    return probe->context ? residency_away_ns(&probe->residency, from_ns, until_ns) : 0;
 }

@@ -12,14 +12,22 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { FEW_SAMPLES = 2, MEASURE_ALL = 40, MEASURE_EDGE = 8, MEASURE_OFTEN = 7, MOST_LOOKS = 2000 };
+enum {
+    FEW_SAMPLES = ESTIMATE_SAMPLES,
+    MEASURE_ALL = 40,
+    MEASURE_EDGE = 8,
+    MEASURE_OFTEN = 7,
+    FEW_LOOKS = 20,
+    MOST_LOOKS = 1000
+};
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
 #define MEASURE_ALL_EVERY_NS (60 * MS_NS)
+#define LATER_LOOK_NS 500000
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
 #define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
-#define UNCERTAIN_WAIT_NS (2 * MS_NS)
+#define UNCERTAIN_WAIT_NS MS_NS
 #define STUCK_NS (5000 * MS_NS)
 #define AGENT_LEASE_NS (1000 * MS_NS)
 #define MONITOR_LEASE_NS (15000 * MS_NS)
@@ -219,15 +227,14 @@ static void drop_guess(struct launch *launch)
     launch->guess = false;
 }
 
-/* Launches of kinds that were never measured may be long, so no more of them are let out at once than are
- * worth a few turns of the GPU by what the last ones cost. */
-static bool guess(struct launch *launch, int64_t *ns)
+/* Launches of a kind of which little is known may be long, so no more of them are let out at once than are
+ * worth a few turns of the GPU by what the last ones cost; of one that varies, one waits for another to end.
+ */
+static bool guess(struct launch *launch, int64_t known_ns, int64_t least)
 {
     struct lane *lane = launch->lane;
-    int64_t guess_ns = atomic_load(&lane->guess_ns);
-    int64_t most = guess_ns ? GUESSED_NS / guess_ns : 1;
-    most = most < 1 ? 1 : most > GUESSES ? GUESSES : most;
-    *ns = guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
+    int64_t most = known_ns ? GUESSED_NS / known_ns : 1;
+    most = most < least ? least : most > GUESSES ? GUESSES : most;
     launch->guess = atomic_fetch_add(&lane->guesses, 1) < most || launch->looks >= MOST_LOOKS;
     if (!launch->guess)
         atomic_fetch_sub(&lane->guesses, 1);
@@ -238,8 +245,13 @@ static bool guess(struct launch *launch, int64_t *ns)
 static int64_t expected_ns(struct launch *launch)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    int64_t ns = estimate ? atomic_load(&estimate->ns) : 0;
-    return ns || guess(launch, &ns) ? ns : 0;
+    int64_t ns = estimate ? atomic_load(&estimate->ns) : 0,
+            samples = estimate ? atomic_load(&estimate->samples) : 0;
+    int64_t guess_ns = atomic_load(&launch->lane->guess_ns);
+    bool varies = ns >= ESTIMATE_LONG_NS && atomic_load(&estimate->deviation) >= ESTIMATE_ALWAYS;
+    if ((samples < FEW_SAMPLES || varies) && !guess(launch, samples ? ns : guess_ns, varies ? 2 : 1))
+        return 0;
+    return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
 }
 
 /* How long to wait before asking again; 0: go. */
@@ -260,7 +272,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     if (!cost_ns) {
         launch->looks++;
         gpu_time_read(launch->lane);
-        return FIRST_LOOK_NS;
+        return launch->looks > FEW_LOOKS ? LATER_LOOK_NS : FIRST_LOOK_NS;
     }
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
         drop_guess(launch);

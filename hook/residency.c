@@ -47,7 +47,10 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
             away_ns += residency->looks[i].away * (after_ns - before_ns) / 2;
         after_ns = at_ns;
     }
-    return known == RESIDENCY_LOOKS ? -1 : away_ns;
+    /* What is too long ago is taken to have been like the rest. */
+    return after_ns > from_ns && after_ns < until_ns && known == RESIDENCY_LOOKS
+        ? (int64_t)((double)away_ns / (double)(until_ns - after_ns) * (double)(until_ns - from_ns))
+        : away_ns;
 }
 
 int64_t residency_back_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns)

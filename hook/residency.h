@@ -31,8 +31,7 @@ void residency_look(struct residency *residency, int64_t now_ns);
  * turn of others; delays just above stand for those. Whether we had been away. */
 bool residency_handled(struct residency *residency, int64_t at_ns, int64_t patience_ns);
 
-/* How much of the time between two moments, at both of which we had the GPU, others had it; -1 when nothing
- * is known of so long ago. */
+/* How much of the time between two moments, at both of which we had the GPU, others had it. */
 int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns);
 
 /* When the last turn of others that ended between the two moments did so; 0: none that was seen. */

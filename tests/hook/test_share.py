@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from share_bed import (
+    ALONE_POINTS,
     BLOCKED_AT,
     LINES_AT,
     PERMILLE_AT,
@@ -19,6 +20,7 @@ from share_bed import (
     holds,
     run,
 )
+from share_oracle import ideal_error
 
 CAPS = [10, 30, 50, 70, 90]
 ALONE: list[tuple[Kernels, str, float]] = [
@@ -66,9 +68,32 @@ def test_kernels_of_two_microseconds(tmp_path: Path) -> None:
     alone(tmp_path, 50, {"kernel": 2}, "ms=2500")
 
 
-def test_kernels_of_every_length(tmp_path: Path) -> None:
-    """The longest is 200 ms, and one such moves a window of 2 s by 10 points: so, 20 s."""
-    alone(tmp_path, 50, {"kernel": (2, 200_000)}, "ms=25000", 20)
+EVERY_LENGTH = [[10], [30], [50], [70], [90], [30, 70], [10, 90], [20, 30, 40], [12] * 8]
+
+
+@pytest.mark.parametrize("percents", EVERY_LENGTH, ids=str)
+def test_kernels_of_every_length(tmp_path: Path, percents: list[int]) -> None:
+    """The longest is 200 ms, a tenth of the window, so not even an ideal limiter is always near."""
+    tenants = [Tenant(percent, ("ms=30000",)) for percent in percents]
+    containers = run(tmp_path, tenants, {"kernel": (2, 200_000)})
+    ideal = ideal_error(percents, 2, 200_000, 30, 2, 2)
+    assert holds(containers, 2, 2, ideal), ([one.worst_error(2, 2) for one in containers], ideal)
+
+
+@pytest.mark.parametrize("percents", [[10], [50], [10, 90], [30, 70]], ids=str)
+def test_kernels_of_every_length_fail_without_the_limiter(
+    tmp_path: Path, percents: list[int]
+) -> None:
+    tenants = [Tenant(percent, ("ms=10000",), policy="disable") for percent in percents]
+    containers = run(tmp_path, tenants, {"kernel": (2, 200_000)})
+    assert not holds(containers, 2, 2, ideal_error(percents, 2, 200_000, 30, 2, 2))
+
+
+def test_the_window_of_kernels_of_every_length_is_short_for_any_limiter() -> None:
+    """While a kernel runs its tenant cannot be stopped: the proof, at half of a GPU."""
+    assert ideal_error([50], 2, 200_000, 30, 2, 2) > ALONE_POINTS
+    assert ideal_error([50], 2, 200_000, 30, 20, 2) < ALONE_POINTS
+    assert ideal_error([50], 2, 20_000, 30, 1, 2) < ALONE_POINTS
 
 
 @pytest.mark.parametrize("percent", [30, 70])

@@ -204,8 +204,10 @@ def looks(slice_ns: int, others_ns: int, until_ns: int) -> Iterator[tuple[int, i
         yield at, at if phase < slice_ns else at - phase + period
 
 
-def looked(library: ctypes.CDLL, slice_ms: float, others_ms: float) -> Residency:
-    """What half a second of such looks leaves."""
+def looked(
+    library: ctypes.CDLL, slice_ms: float, others_ms: float, until_ns: int = 500 * MS
+) -> Residency:
+    """What such looks leave."""
     library.residency_away_ns.restype = library.residency_back_ns.restype = ctypes.c_int64
     library.residency_away_ns.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.residency_back_ns.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
@@ -213,7 +215,7 @@ def looked(library: ctypes.CDLL, slice_ms: float, others_ms: float) -> Residency
     library.residency_handled.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     residency = Residency()
     out_until = -1
-    for at, handled in looks(int(slice_ms * MS), int(others_ms * MS), 500 * MS):
+    for at, handled in looks(int(slice_ms * MS), int(others_ms * MS), until_ns):
         if out_until >= 0 and out_until <= at:
             library.residency_handled(ctypes.byref(residency), out_until, 100_000)
             out_until = -1
@@ -237,6 +239,16 @@ def test_the_time_others_had_is_told(
     residency = looked(library, slice_ms, others_ms)
     away = library.residency_away_ns(ctypes.byref(residency), 0, 500 * MS)
     assert away / (500 * MS) == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("others_ms", [2.3, 16.1])
+def test_the_time_others_had_of_many_seconds_is_told(
+    library: ctypes.CDLL, others_ms: float
+) -> None:
+    """More than there are looks for: one of 200 ms takes that long beside seven others."""
+    residency = looked(library, 2.3, others_ms, 5 * SECOND)
+    away = library.residency_away_ns(ctypes.byref(residency), SECOND, 5 * SECOND)
+    assert away / (4 * SECOND) == pytest.approx(others_ms / (2.3 + others_ms), abs=0.04)
 
 
 def test_time_in_which_nobody_looked_is_not_others(library: ctypes.CDLL) -> None:

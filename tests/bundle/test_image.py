@@ -1,47 +1,26 @@
-"""The image: what is in it, that it is the same each time, and that it runs as the manifest says."""
+"""The image: what is in it, that it is the same each time, and that tools and runtimes take it."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bundle.conftest import ROOT, made
 from bundling.image import image
-from certificates import make_identity
 from image_archive import ImageArchive
-from manifests import only, plain
-from pod_cgroups import CgroupsUnavailable, pod_cgroup
-from pod_container import SERVICE_ACCOUNT, PodBundle, bundle_of, mount, virtual
+from peers.container_tools import PeersUnavailable
+from peers.image_tools import Containerd, skopeo
+from peers.runc import Runc
+from pod_container import PodBundle, virtual
+from pod_node import IMAGE_IN_CONTAINERD
 
-from agent.sim.apiserver import ApiServer
-from agent.sim.driver import SimGpu, made_up_uuid
-from agent.sim.node import Ask, RanPod, SimNode
 from agent.version import VERSION
-from tests.peers.container_tools import PeersUnavailable, container_tools
-from tests.peers.runc import Runc, unusable
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("image")]
 
 OCI = "org.opencontainers.image"
 SHELLS = {"sh", "bash", "dash", "busybox", "env", "python3", "apt-get", "dpkg"}
-
-
-@pytest.fixture(scope="session")
-def image_file() -> Path:
-    return made(ROOT / "dist" / f"vgpu-agent-{VERSION}-linux-x86_64.oci.tar")
-
-
-@pytest.fixture(scope="session")
-def archive(image_file: Path) -> ImageArchive:
-    return ImageArchive.read(image_file)
 
 
 # --- what is in it ------------------------------------------------------------------------------
@@ -108,32 +87,38 @@ def test_it_is_the_same_when_it_is_made_again_elsewhere(
     assert again.read_bytes() == image_file.read_bytes()
 
 
-# --- it runs ------------------------------------------------------------------------------------
+# --- tools take it ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def scratch() -> Iterator[Path]:
-    """A short path: unix sockets live in it."""
-    path = Path(tempfile.mkdtemp(prefix="vgpu-img-"))
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(scope="module")
-def runc(scratch: Path) -> Runc:
+@pytest.mark.parametrize("kind", ["oci-archive", "docker-archive"])
+def test_skopeo_reads_and_copies_it(
+    image_file: Path, archive: ImageArchive, tmp_path: Path, kind: str
+) -> None:
+    """As podman, buildah and CRI-O read it, whichever of the two indexes they look at."""
     try:
-        tools = container_tools()
+        tool = skopeo()
     except PeersUnavailable as error:
-        pytest.skip(f"no runc: {error}")
-    if why := unusable(tools, scratch):
-        pytest.skip(f"runc cannot run containers here: {why}")
-    return Runc(tools, scratch / "state")
+        pytest.skip(f"no skopeo: {error}")
+    config = tool.run("inspect", "--config", "--raw", f"{kind}:{image_file}")
+    assert (config.returncode, config.stderr) == (0, "")
+    assert json.loads(config.stdout) == archive.config
+    copied = tool.run("copy", f"{kind}:{image_file}", f"dir:{tmp_path / 'copy'}")
+    assert copied.returncode == 0, copied.stderr  # which it refuses when a digest is wrong
 
 
-@pytest.fixture(scope="module")
-def bundle_directory(archive: ImageArchive, scratch: Path) -> Path:
-    archive.unpack(scratch / "bundle" / "rootfs")
-    return scratch / "bundle"
+def test_skopeo_refuses_one_that_was_changed(image_file: Path, tmp_path: Path) -> None:
+    try:
+        tool = skopeo()
+    except PeersUnavailable as error:
+        pytest.skip(f"no skopeo: {error}")
+    content = bytearray(image_file.read_bytes())
+    content[len(content) // 2] ^= 1  # within the largest layer
+    (spoilt := tmp_path / "spoilt.tar").write_bytes(content)
+    copied = tool.run("copy", f"oci-archive:{spoilt}", f"dir:{tmp_path / 'copy'}")
+    assert copied.returncode != 0
+
+
+# --- it runs ------------------------------------------------------------------------------------
 
 
 def files_of(rootfs: Path) -> set[str]:
@@ -169,222 +154,10 @@ def test_the_demo_runs_as_the_first_process(runc: Runc, bundle_directory: Path) 
     assert json.loads(done.stdout)
 
 
-# --- as the DaemonSet says ----------------------------------------------------------------------
-
-QUICK = {"VGPU_CACHE_GC_AFTER": "10s", "VGPU_CACHE_GC_INTERVAL": "1s"}
-QUICK |= {"VGPU_PROCESS_INTERVAL": "0.2s", "VGPU_PROBE_INTERVAL": "0.5s"}
-
-
-class PodNode(SimNode):
-    """A simulated node whose agent is the DaemonSet's container."""
-
-    def __init__(self, root: Path, runc: Runc, bundle_directory: Path, config: dict) -> None:
-        super().__init__(root, ["runc"])
-        self.runc, self.bundle_directory, self.image_config = runc, bundle_directory, config
-        self.container = f"vgpu-agent-{os.getpid()}-{root.name}"
-        identity = make_identity()
-        self.in_cluster = ApiServer(tokens=["token"], tls=identity.server_context(root))
-        self.account = root / "account"
-        self.in_cluster.write_service_account(self.account, "token", identity.certificate)
-        self.host = {
-            "/var/lib/kubelet/device-plugins": root / "dp",
-            "/var/lib/kubelet/pod-resources": root / "pr",
-            "/usr/local/vgpu": root / "vgpu",
-            "/var/lib/vgpu-agent": root / "agent-state",
-            "/proc": Path("/proc"),
-        }
-
-    def start(self) -> "PodNode":
-        super().start()
-        self.in_cluster.objects = self.api.objects  # one cluster, by HTTP for us, by TLS for pods
-        self.in_cluster.start()
-        for name in ("vgpu", "agent-state"):  # kubelet makes them: DirectoryOrCreate
-            (self.root / name).mkdir(mode=0o755)
-        return self
-
-    def stop(self) -> None:
-        super().stop()
-        self.runc.delete(self.container)
-        self.in_cluster.stop()
-
-    def start_container(self, without: tuple[str, ...] = ()) -> None:
-        """Run the agent in its container; its log goes to `self.log`."""
-        driver = self.driver.config_path.parent
-        bundle = bundle_of(
-            only("DaemonSet", plain()),
-            self.image_config,
-            self.bundle_directory,
-            host=self.host,
-            node_name=self.name,
-            env={
-                "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-                "KUBERNETES_SERVICE_PORT": str(self.in_cluster.port),
-                "VGPU_METRICS_BIND_ADDRESS": f"127.0.0.1:{self.metrics_port}",
-                "VGPU_SIM_DRIVER": str(self.driver.config_path),
-                **QUICK,
-            },
-            bound=[
-                mount(SERVICE_ACCOUNT, self.account),
-                # The part of NVIDIA's runtime.
-                mount(
-                    "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-                    self.driver.libraries / "libnvidia-ml.so.1",
-                ),
-                mount(str(driver), driver, "rw"),
-            ],
-            without=without,
-        )
-        bundle.write()
-        words = self.runc.command("run", "--bundle", str(bundle.directory), self.container)
-        with self.log.open("ab") as log:
-            self.agent = subprocess.Popen(
-                words,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=self.runc.tools.environ,
-            )
-        self.wait("registration", lambda: self.allocatable() > 0, 60)
-        self.wait("readiness", self.ready, 60)
-
-    def on_host(self, path: str) -> Path:
-        """Where a path that kubelet was told lies on this machine."""
-        for place, here in self.host.items():
-            if path == place or path.startswith(f"{place}/"):
-                return here / path.removeprefix(place).lstrip("/")
-        raise AssertionError(f"{path} is at no place that the pod mounts")
-
-
-MakeNode = Callable[[], PodNode]
-
-
-@pytest.fixture
-def make_node(runc: Runc, bundle_directory: Path, archive: ImageArchive) -> Iterator[MakeNode]:
-    with ExitStack() as stack:
-
-        def make() -> PodNode:
-            root = Path(tempfile.mkdtemp(prefix="vgpu-pod-"))
-            stack.callback(shutil.rmtree, root, ignore_errors=True)
-            node = PodNode(root, runc, bundle_directory, archive.config)
-            stack.callback(lambda: print(node.log_text()))  # noqa: T201 - with a test that fails
-            node.start()
-            stack.callback(node.stop)
-            for number in range(2):
-                node.driver.add_gpu(number, SimGpu(uuid=made_up_uuid(number)))
-            return node
-
-        yield make
-
-
-def test_the_manifests_mounts_and_rights_are_enough(make_node: MakeNode) -> None:
-    """Register, publish, grant, stop; and everything that kubelet is told is there."""
-    node = make_node()
-    rootfs = node.bundle_directory / "rootfs"
-    before = files_of(rootfs)
-    node.start_container()
-    assert len(list((node.root / "vgpu").glob("libvgpu.so.*"))) == 1, "before it registered"
-    assert node.allocatable() == 20
-    assert "hami.io/node-nvidia-register" in node.annotations()
-    pod = node.run_pod("pod", [Ask(memory_mib=1000)])
-    assert pod.admitted.ok, pod.admitted.message
-    grant = pod.admitted.containers["main"]
-    for found in grant.mounts:
-        assert node.on_host(found.host_path).exists(), found
-    assert (
-        node.on_host(f"/usr/local/vgpu/containers/{pod.uid}_main").stat().st_mode & 0o777 == 0o777
-    )
-    assert eventually(
-        lambda: node.pod_annotations("team", "pod")["hami.io/bind-phase"] == "success"
-    )
-    assert node.stop_agent(signal.SIGTERM) == 0
-    assert "agent_stopped" in node.log_text()
-    assert files_of(rootfs) - before <= {"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"}, "a mount"
-
-
-def test_it_knows_its_grants_after_a_crash(make_node: MakeNode) -> None:
-    node = make_node()
-    node.start_container()
-    pod = node.run_pod("pod", [Ask(memory_mib=1000)])
-    assert pod.admitted.ok, pod.admitted.message
-    node.stop_agent(signal.SIGKILL)
-    node.runc.delete(node.container)
-    node.start_container()
-    assert node.run_pod("other", [Ask(memory_mib=1000)]).admitted.ok
-    assert node.stop_agent(signal.SIGTERM) == 0
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a pod that is gone has left."""
-
-    closed: Path
-    sticky: Path
-
-
-def leave(node: PodNode) -> Left:
-    """Two containers' directories, in which another user made what root without rights keeps."""
-    top = node.root / "vgpu" / "containers"
-    top.mkdir(mode=0o755, exist_ok=True)
-    found = []
-    for name, mode in (("closed", 0o700), ("sticky", 0o1777)):
-        own = top / f"6f1d7b2e-0000-4000-8000-000000000000_{name}"
-        inner = own / "inner"
-        inner.mkdir(parents=True)
-        (inner / "file").touch()
-        own.chmod(0o777)
-        for path in (inner / "file", inner):
-            os.chown(path, 1000, 1000)
-        inner.chmod(mode)
-        found.append(own)
-    return Left(*found)
-
-
-@pytest.mark.parametrize(
-    ("without", "fails"),
-    [
-        pytest.param((), set(), id="as shipped"),
-        pytest.param(("DAC_OVERRIDE",), {"closed"}, id="without DAC_OVERRIDE"),
-        pytest.param(("FOWNER",), {"sticky"}, id="without FOWNER"),
-        pytest.param(("SYS_PTRACE",), {"look"}, id="without SYS_PTRACE"),
-    ],
-)
-def test_every_capability_is_needed_and_no_other(
-    make_node: MakeNode, without: tuple[str, ...], fails: set[str]
-) -> None:
-    node = make_node()
-    left = leave(node)
-    node.start_container(without)
-    pod = node.run_pod("pod", [Ask(memory_mib=1000)])
-    assert pod.admitted.ok, pod.admitted.message
-    with ExitStack() as stack:
-        reason = "processes not readable" if "look" in fails else "library not loaded"
-        look_at_a_process(node, pod, stack)
-        eventually(lambda: f'reason="{reason}"' in node.fetch("/metrics")[1], what=reason)
-    gone = [left.sticky] if "closed" in fails else [left.closed]
-    gone = [left.closed, left.sticky] if not fails & {"closed", "sticky"} else gone
-    eventually(lambda: not any(path.exists() for path in gone), within_s=40, what=str(gone))
-    stays = {left.closed, left.sticky} - set(gone)
-    eventually(lambda: not stays or "cache_directory_not_deleted" in node.log_text(), within_s=20)
-    assert all((path / "inner").exists() for path in stays)
-    assert node.stop_agent(signal.SIGTERM) == 0
-
-
-def look_at_a_process(node: PodNode, pod: RanPod, stack: ExitStack) -> None:
-    """A process of the pod, by its cgroup, that has a GPU open and not our library."""
-    try:
-        cgroup = stack.enter_context(pod_cgroup(pod.uid))
-    except CgroupsUnavailable as error:
-        pytest.skip(str(error))
-    device = node.root / "dev" / "nvidia0"
-    device.parent.mkdir()
-    device.touch()
-    own = node.root / "vgpu" / "containers" / f"{pod.uid}_main"
-    (there := node.root / "mounted").mkdir()
-    script = f"mount --bind {own} {there} && exec 3<>{device} && exec sleep 1000"
-    process = subprocess.Popen(cgroup.command("unshare", "--mount", "sh", "-c", script))
-
-    def end() -> None:
-        process.kill()
-        process.wait(10)
-
-    stack.callback(end)
+def test_containerd_has_it_under_the_name_that_kubelet_asks_for(containerd: Containerd) -> None:
+    """Kubelet's short name `vgpu-agent:<version>`, as containerd's CRI completes it."""
+    names = containerd.ctr("image", "ls", "--quiet").stdout.split()
+    assert names == [IMAGE_IN_CONTAINERD]
+    words = ("--rm", "--read-only", "--seccomp", IMAGE_IN_CONTAINERD, "version-of-image")
+    done = containerd.ctr("run", *words, "/opt/vgpu-agent/vgpu-agent", "version")
+    assert (done.returncode, done.stdout) == (0, f"vgpu-agent {VERSION}\n"), done.stderr

@@ -12,14 +12,14 @@ import fcntl
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .build_peers import default_cache
 from .debian_archive import DebianArchive, PeersUnavailable
 
-__all__ = ["ContainerTools", "PeersUnavailable", "container_tools"]
+__all__ = ["ContainerTools", "PeersUnavailable", "container_tools", "unpacked"]
 
 PACKAGES = ("runc", "libseccomp2", "busybox-static", "musl", "musl-dev")
 RECIPE = 2  # raise when something else is to be unpacked
@@ -70,15 +70,24 @@ def container_tools() -> ContainerTools:
     Raises:
         PeersUnavailable: one sentence saying what is missing.
     """
-    cache = default_cache().with_name("container-tools")
+    return ContainerTools(unpacked("container-tools", PACKAGES, RECIPE))
+
+
+def unpacked(name: str, packages: Sequence[str], recipe: int) -> Path:
+    """A directory with Debian's packages unpacked, in the cache.
+
+    Raises:
+        PeersUnavailable: one sentence saying what is missing.
+    """
+    cache = default_cache().with_name(name)
     cache.mkdir(parents=True, exist_ok=True)
-    root = cache / f"debian-{RECIPE}"
+    root = cache / f"debian-{recipe}"
     with _alone(cache):
         if not root.is_dir():
             with tempfile.TemporaryDirectory(prefix="fetching-", dir=cache) as work:
-                _fetch(Path(work))
+                _fetch(packages, Path(work))
                 (Path(work) / "root").rename(root)
-    return ContainerTools(root)
+    return root
 
 
 @contextlib.contextmanager
@@ -88,12 +97,12 @@ def _alone(cache: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(work: Path) -> None:
+def _fetch(packages: Sequence[str], work: Path) -> None:
     archive = DebianArchive(directory=work / "apt")
     archive.prepare()
     _step("reading Debian's package lists", archive.update(), work, archive)
     (work / "root").mkdir()
-    for package in PACKAGES:
+    for package in packages:
         _step(f"fetching {package}", archive.fetch_binary(package), work, archive)
         (deb,) = work.glob(f"{package}_*.deb")
         unpack = ["dpkg-deb", "-x", str(deb), str(work / "root")]

@@ -1,14 +1,12 @@
 """What is counted, across calls, processes and deaths."""
 
 import json
-import mmap
 import os
 import signal
-import struct
 
 import pytest
 from hooked_programs import LIMIT, Node
-from region_files import FIRST_SLOT, USED_AT, RegionFile
+from region_files import RegionFile
 from tenants import tenants
 from waiting import eventually
 
@@ -142,27 +140,6 @@ def test_what_the_ledger_has_no_room_for_is_in_no_slot(node: Node) -> None:
         region = RegionFile(node.cache)
         assert region.shown() == {process.pid: region.ledger()} == {process.pid: 15 << 44}
     finally:
-        process.communicate(timeout=10)
-
-
-def test_a_hopeless_request_is_in_no_slot_even_for_a_moment(node: Node) -> None:
-    """Others would take what they see there for held, and correct nothing meanwhile."""
-    process = node.start(
-        "import sys\nstart()\nsay(r=alloc(60)[0])\nsys.stdout.flush()\nwhile True: alloc(2000)",
-        env={LIMIT: "100m"},
-    )
-    assert process.stdout is not None
-    try:
-        assert json.loads(process.stdout.readline())["r"] == 0
-        with (
-            node.cache.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as seen,
-        ):
-            read, at = struct.Struct("<Q").unpack_from, FIRST_SLOT + USED_AT + 32
-            while RegionFile(node.cache).counter("refusals") < 2000:
-                assert {read(seen, at)[0] for _ in range(50_000)} == {60 << 20}
-    finally:
-        process.kill()
         process.communicate(timeout=10)
 
 

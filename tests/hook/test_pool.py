@@ -293,6 +293,15 @@ def test_the_answer_to_odd_calls_is_the_drivers_and_nothing_stays_charged(
     assert (said["result"], said["left"], said["rc"]) == (result, [0, 0], 0)
 
 
+def test_a_pool_that_the_driver_does_not_destroy_stays_one(node: Node) -> None:
+    code = (
+        "p = pool(); _, a = draw(60, p)\n"
+        "with refused('cuMemPoolDestroy'): r = [cuda.cuMemPoolDestroy(p)]\n"
+        "say(r=[*r, draw(60, p)[0], both()])"
+    )
+    assert node.run(BEGIN + code, **{LIMIT: "1g"})["r"] == [999, 0, [128, 128]]
+
+
 def test_nothing_is_the_drivers_to_refuse_also_where_nothing_is_left(node: Node) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, pool_step_mib=0))
     code = "say(r=[draw(1)[0], alloc(32)[0], draw(0)[0], both()])"

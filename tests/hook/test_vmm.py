@@ -52,6 +52,14 @@ def test_memory_stays_charged_as_long_as_anything_holds_it(node: Node, steps: st
     assert run(node, before + steps) in ([ALL, 0, ALL, 0, NONE], [0, 0, ALL, NONE])
 
 
+def test_a_handle_that_is_had_from_an_address_keeps_the_memory(node: Node) -> None:
+    steps = (
+        "_, h = create(60); a = reserve(60); map_at(a, 60, h); release(h)\n"
+        "k = retain(a); r += [unmap(a, 60), both(), release(k), both()]"
+    )
+    assert run(node, steps) == [0, ALL, 0, NONE]
+
+
 def test_a_range_of_several_mappings_ends_at_once(node: Node) -> None:
     steps = (
         "a = reserve(60)\n"

@@ -270,7 +270,13 @@ def test_bundle(arguments: "Sequence[str]") -> int:
     if code:
         return code
     chosen = arguments or ["-n", "2", "--dist", "loadfile"]
-    return run(PYTHON, "-m", "pytest", "-m", "bundle", "tests/bundle", *chosen)
+    code = run(PYTHON, "-m", "pytest", "-m", "bundle", "tests/bundle", *chosen)
+    if code or arguments:
+        return code
+    [single_file] = (ROOT / "dist").glob(f"vgpu-agent-*-linux-{ARCH}")
+    say("the main job, done by the release")
+    main_job = [f"tests/e2e/test_{name}.py" for name in ("main_job", "demo", "unread_log")]
+    return run(PYTHON, "-m", "pytest", *main_job, *chosen, VGPU_TEST_AGENT=str(single_file))
 
 
 def cluster_peers(_arguments: "Sequence[str]" = ()) -> int:

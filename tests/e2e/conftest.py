@@ -1,5 +1,6 @@
 """A simulated node with the agent as a process, for every test of this folder."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,9 @@ from agent.sim.node import SimNode
 from tests.e2e.whole import up
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, str(ROOT / "agent.py")]
+# The program under test: from source, or the release (`build.py test --bundle` says which).
+FROZEN = os.environ.get("VGPU_TEST_AGENT")
+COMMAND = [FROZEN] if FROZEN else [sys.executable, str(ROOT / "agent.py")]
 QUICK = ("--probe-interval", "0.5s", "--recovery-probes", "2", "--device-split-count", "10")
 
 NodeMaker = Callable[..., SimNode]

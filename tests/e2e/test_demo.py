@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import COMMAND
+from tests.e2e.conftest import COMMAND, FROZEN
 from tests.waiting import eventually
 
 STEPS = [
@@ -73,6 +73,7 @@ if "run" in sys.orig_argv:  # the agent, not the demo
 """
 
 
+@pytest.mark.skipif(bool(FROZEN), reason="the release takes no modules from outside")
 def test_what_is_not_proved_is_said_and_is_a_failure(scratch: Path, tmp_path: Path) -> None:
     """An agent that writes for old schedulers is not understood by the one of the demo."""
     (tmp_path / "sitecustomize.py").write_text(CHANGED_AGENT)

@@ -4,7 +4,7 @@
 
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 64 }; /* that doubts go back, and that are too few to judge by */
 
-#define SHORT_NS 150000 /* kinds below cost less than what turns of others are seen to */
+#define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 #define PUT_ASIDE_NS 100000 /* the launching thread did not run for a while, so its times say nothing */

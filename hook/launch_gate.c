@@ -228,8 +228,7 @@ static void drop_guess(struct launch *launch)
 }
 
 /* Launches of a kind of which little is known may be long, so no more of them are let out at once than are
- * worth a few turns of the GPU by what the last ones cost; of one that varies, one waits for another to end.
- */
+ * worth a few turns of the GPU by what the last ones cost; of a long one that varies, four at least. */
 static bool guess(struct launch *launch, int64_t known_ns, int64_t least)
 {
     struct lane *lane = launch->lane;
@@ -249,7 +248,7 @@ static int64_t expected_ns(struct launch *launch)
             samples = estimate ? atomic_load(&estimate->samples) : 0;
     int64_t guess_ns = atomic_load(&launch->lane->guess_ns);
     bool varies = ns >= ESTIMATE_LONG_NS && atomic_load(&estimate->deviation) >= ESTIMATE_ALWAYS;
-    if ((samples < FEW_SAMPLES || varies) && !guess(launch, samples ? ns : guess_ns, varies ? 2 : 1))
+    if ((samples < FEW_SAMPLES || varies) && !guess(launch, samples ? ns : guess_ns, varies ? 4 : 1))
         return 0;
     return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
 }

@@ -101,7 +101,7 @@ def test_what_a_real_process_has_mapped(hooks: HostHookFiles, host: Path, mapped
     install(host, b"two")
     files = hooks.listed().files
     assert len(files) == 2
-    assert hooks.mapped(files) == {mapped.name}
+    assert hooks.mapped(files) == frozenset({mapped.name})
 
 
 def test_unlinked_and_made_anew_it_is_another_file(
@@ -125,7 +125,7 @@ def test_a_process_that_has_ended_has_none(
     hooks: HostHookFiles, proc: FakeProc, mapped: Path
 ) -> None:
     (proc.root / "9").symlink_to("nowhere")
-    assert hooks.mapped(hooks.listed().files) == {mapped.name}
+    assert hooks.mapped(hooks.listed().files) == frozenset({mapped.name})
 
 
 def test_a_map_longer_than_is_read_may_have_any(
@@ -142,7 +142,7 @@ def test_where_the_hosts_processes_cannot_be_seen_nothing_is_said(
     proc.add(1)  # of some container
     assert hooks.mapped(hooks.listed().files) is None
     proc.add(9, OTHER_POD)
-    assert hooks.mapped(hooks.listed().files) == {mapped.name}
+    assert hooks.mapped(hooks.listed().files) == frozenset({mapped.name})
     shutil.rmtree(proc.root)
     assert hooks.mapped(hooks.listed().files) is None
 

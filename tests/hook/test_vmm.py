@@ -142,6 +142,7 @@ def test_over_the_limit_the_driver_is_not_asked(node: Node) -> None:
         pytest.param("60, 1", 0, ALL, id="a device"),
         pytest.param("60, 6", 0, ALL, id="a part of a device"),
         pytest.param("60, 6, 1 << 8", 0, ALL, id="another part of it"),
+        pytest.param("600, 6, 1 << 8", 2, NONE, id="another part, more than the limit"),
         pytest.param("60, 2", 0, NONE, id="the host"),
         pytest.param("60, 3", 0, NONE, id="a NUMA node"),
         pytest.param("60, 4", 0, NONE, id="this NUMA node"),

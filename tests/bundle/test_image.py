@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bundle.conftest import ROOT
 from bundling.image import image
 from image_archive import ImageArchive
+from install_page import commands
 from peers.container_tools import PeersUnavailable
-from peers.image_tools import Containerd, skopeo
+from peers.image_tools import NAMESPACE, Containerd, skopeo
 from peers.runc import Runc
 from pod_container import PodBundle, virtual
 from pod_node import IMAGE_IN_CONTAINERD
@@ -152,6 +154,13 @@ def test_the_demo_runs_as_the_first_process(runc: Runc, bundle_directory: Path) 
     done = runc.run(replace(demo, bound=[writable]), "vgpu-demo")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert json.loads(done.stdout)
+
+
+def test_the_command_that_the_instructions_give_loads_it(containerd: Containerd) -> None:
+    [words] = commands("ctr")
+    assert words[1:3] == ["--namespace", NAMESPACE]
+    done = containerd.ctr(*words[3:-1], ROOT / words[-1])
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_containerd_has_it_under_the_name_that_kubelet_asks_for(containerd: Containerd) -> None:

@@ -1,15 +1,18 @@
 """The DaemonSet's manifests: what Kubernetes takes, what the agent understands, and no more rights."""
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from install_page import PAGE, commands, other_programs
 from kube_schema import Check, schema
 from manifests import (
     BASE,
     CHOICES,
     COMPONENTS,
+    DAEMONSET,
     OVERLAYS,
     Manifest,
     combined,
@@ -223,3 +226,21 @@ def test_no_choice_gives_it_more_rights(
     assert writable - {"/var/run/nvidia-container-devices/all"} == {
         "/var/lib/kubelet/device-plugins", "/usr/local/vgpu", "/var/lib/vgpu-agent",
     }  # fmt: skip
+
+
+# --- the instructions ---------------------------------------------------------------------------
+
+
+def test_every_command_of_the_instructions_is_run_by_a_test() -> None:
+    """Kubectl's by tests/cluster/test_install_page.py, ctr's by tests/bundle/test_image.py."""
+    assert other_programs("kubectl", "ctr") == set()
+    assert len(commands("ctr")) == 1
+    assert f"vgpu-agent-{VERSION}-linux-x86_64.oci.tar" in commands("ctr")[0][-1]
+
+
+def test_every_path_that_the_instructions_name_is_there() -> None:
+    page = PAGE.read_text()
+    named = re.findall(r"(?:packaging/daemonset|overlays|components|tests)/[\w./-]+\w", page)
+    assert len(named) > 10
+    tops = (DAEMONSET, DAEMONSET.parents[1])
+    assert not [name for name in named if not any((top / name).exists() for top in tops)]

@@ -61,6 +61,10 @@ class ControlPlane:
         """Start both and wait until requests are served; the first time, grant the agent's role."""
         self._etcd.start()
         self.start_apiserver()
+        self.grant_agent()
+
+    def grant_agent(self) -> None:
+        """Make the agent's role and give it to the user that its kubeconfig names."""
         role = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "vgpu-agent"}}
         to = {"apiGroup": "rbac.authorization.k8s.io"}
         base = "/apis/rbac.authorization.k8s.io/v1"

@@ -1,6 +1,7 @@
 """Settings, from where an operator writes them to what kubelet, scheduler and containers see."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,28 @@ def test_the_hooks_place_in_containers_can_be_moved(
     ]
     preload = node.root / "host" / "vgpu" / "ld.so.preload"
     assert preload.read_text().split() == ["/opt/hook/vgpu/libvgpu.so"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "before"),
+    [
+        pytest.param([], None, id="where there is none"),
+        pytest.param(["--hami-library", "replace"], b"HAMi's own", id="in place of another"),
+    ],
+)
+def test_the_library_has_hamis_name_too(
+    make_node: NodeMaker, flags: list[str], before: bytes | None
+) -> None:
+    node = make_node(started=False)
+    plain = node.root / "host" / "vgpu" / "libvgpu.so"
+    if before is not None:
+        plain.write_bytes(before)
+    node.start_agent(*flags)
+    up(node, 20)
+    grant = node.run_pod("pod", [Ask()]).admitted.containers["main"]
+    (library,) = (Path(m.host_path) for m in grant.mounts if m.container_path.endswith(plain.name))
+    assert library.name != plain.name, "containers are given the file that is never rewritten"
+    eventually(lambda: plain.exists() and plain.read_bytes() == library.read_bytes())
 
 
 def test_the_files_of_an_existing_installation_are_obeyed(make_node: NodeMaker) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.bundle import hook_dir
+from agent.domain.hook_files import hook_name
 from agent.version import VERSION
 
 RECORD = "build.json"  # beside the hook's directory in the frozen agent; made with the release
@@ -52,4 +53,9 @@ def _hook(path: Path) -> dict[str, str] | None:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:
         return None
-    return {"file": path.name, "architecture": platform.machine(), "sha256": digest}
+    return {
+        "file": path.name,
+        "on_the_host": hook_name(VERSION, digest),
+        "architecture": platform.machine(),
+        "sha256": digest,
+    }

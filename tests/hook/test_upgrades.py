@@ -17,10 +17,11 @@ from limits_bed import LimitsBed
 from tenants import Tenant, tenants
 
 from agent.adapters.grant_log import FileGrantLog
-from agent.adapters.hook_files import FIRST_PID_NAMESPACE
+from agent.adapters.hook_files import FIRST_PID_NAMESPACE, HostHookFiles, install_hook
 from agent.domain.grants import Grant, GrantRecord, Mount
 from agent.domain.hook_files import is_hook_name, is_unfinished_name
 from agent.domain.limits_file import DeviceLimit
+from agent.sim.container import Container, SimMount, namespaces_allowed
 from agent.sim.driver import made_up_uuid
 
 pytestmark = pytest.mark.timeout(300)
@@ -198,3 +199,33 @@ def test_a_hundred_upgrades_and_downgrades_under_fifty_processes(
         changed(installing, libraries[number], f"1.{number}", 0)
         assert not oldest.exists(), "now nobody has it"
         assert given.exists()
+
+
+def test_what_a_container_has_mapped_is_known_by_the_file_behind_its_mount(
+    node: Node, host: Path, proc: Path, tmp_path: Path
+) -> None:
+    """In a mount namespace of its own, where the file has another name."""
+    if not namespaces_allowed(built() / "sim" / "sim-container"):
+        pytest.skip("this user may not make namespaces here")
+    ours, other = (install_hook(library, host, "1.0") for library in variants(tmp_path)[:2])
+    preload, inside = tmp_path / "ld.so.preload", "/usr/local/vgpu/libvgpu.so"
+    preload.write_text(f"{inside}\n")
+    mounts = [SimMount(inside, str(ours)), SimMount("/etc/ld.so.preload", str(preload))]
+    env = {
+        "CUDA_DEVICE_MEMORY_LIMIT": "1000m",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "x.cache"),
+    }
+    container = Container.start("main", driver=node.sim, env=env, mounts=mounts, isolated=True)
+    try:
+        (proc / str(container.pid)).symlink_to(f"/proc/{container.pid}")
+        assert f"{inside}\n" in Path(f"/proc/{container.pid}/maps").read_text()
+        hooks = HostHookFiles(host, proc)
+        files = hooks.listed().files
+        assert {file.name for file in files} == {ours.name, other.name}
+        assert hooks.mapped(files) == frozenset({ours.name})
+        ours.unlink()  # by an administrator
+        assert container.ask("alloc 600").ok
+        assert container.ask("alloc 401").result == OUT_OF_MEMORY
+    finally:
+        container.stop()
+    assert hooks.mapped(files) == frozenset()

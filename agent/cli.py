@@ -60,11 +60,12 @@ Where `vgpu-agent install` has installed the agent, its service is stopped first
 /etc/vgpu-agent/vgpu-agent.env apply, and afterwards what `install` has placed is removed. Without
 an API server, or with --keep-node, the Node is left alone.
 
-Where it is not installed, stop the agent first (delete its DaemonSet): while one runs here nothing
-is removed, because it would write the annotations again. HAMi's device plugin uses the same
-annotations: uninstall before you start it. Give the settings that the agent had; those that
-matter are --node-name, --kubeconfig, --state-dir, --register-format and --handshake. The account
-needs `get` and `patch` on `nodes`, as the agent does.
+Where it is not installed, stop the agent first (`systemctl stop vgpu-agent`, or delete its
+DaemonSet): while one runs here nothing is removed, because it would write the annotations again.
+HAMi's device plugin uses the same annotations: uninstall before you start it. Give the settings
+that the agent had; those that matter are --node-name, --kubeconfig, --state-dir,
+--register-format and --handshake. The account needs `get` and `patch` on `nodes`, as the agent
+does.
 
 Nothing else is touched: neither other annotations (the scheduler's hami.io/mutex.lock among them)
 nor files. The library and the containers' directories below --hook-path stay, because pods that

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent.adapters.safe_files import write_all
 from agent.hostinstall.folder import copy_whole, sync_directory
-from agent.hostinstall.layout import InstallError, temporary
+from agent.hostinstall.layout import InstallError, doomed, made_or_doomed, temporary
 from agent.hostinstall.plan import within
 from agent.hostinstall.steps import (
     CopyFolder,
@@ -177,7 +177,7 @@ def _remove_folder(path: Path) -> None:
     """Under its name it is whole or not there, however this ends."""
     if not path.is_symlink() and not path.exists():
         return
-    going = path if path.name.startswith(".") else temporary(path)
+    going = path if made_or_doomed(path.name) else doomed(path)
     if going != path:
         shutil.rmtree(going, ignore_errors=True)
         path.rename(going)

@@ -12,7 +12,7 @@ DEFAULT_PREFIX = Path("/opt/vgpu-agent")
 DATA = Path(
     "_internal/systemd"
 )  # in a frozen folder: the unit and the form of the environment file
-TEMPORARY = ".vgpu-agent-tmp"
+TEMPORARY, DOOMED = ".vgpu-agent-tmp", ".old"
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9_.-]*){1,16}", re.ASCII)
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~-]{0,62}-[0-9a-f]{16}", re.ASCII)
@@ -80,3 +80,15 @@ def is_folder_name(name: str) -> bool:
 def temporary(path: Path) -> Path:
     """The name under which a file, link or folder is made before it is put in its place."""
     return path.with_name(f".{path.name}{TEMPORARY}")
+
+
+def doomed(path: Path) -> Path:
+    """The name under which a folder is emptied, so that under its own it is whole or not there."""
+    return path.with_name(f".{path.name}{DOOMED}{TEMPORARY}")
+
+
+def made_or_doomed(name: str) -> str:
+    """What was being made or emptied under such a name; empty: it is no such name."""
+    if not (name.startswith(".") and name.endswith(TEMPORARY)):
+        return ""
+    return name[1 : -len(TEMPORARY)].removesuffix(DOOMED)

@@ -10,10 +10,10 @@ from agent.hostinstall.layout import (
     DATA,
     DEFAULT_PREFIX,
     PROGRAM,
-    TEMPORARY,
     UNIT,
     Layout,
     is_folder_name,
+    made_or_doomed,
     prefix_of,
 )
 from agent.hostinstall.plan import within
@@ -93,8 +93,8 @@ def _leftovers(layout: Layout, root: Path) -> Iterator[Path]:
     ours = {path.name for path in _paths(layout)}
     for parent in sorted(parents):
         for name in _names(within(parent, root)):
-            made = name[1 : -len(TEMPORARY)] if name.endswith(TEMPORARY) else ""
-            if name.startswith(".") and (made in ours or is_folder_name(made)):
+            made = made_or_doomed(name)
+            if made in ours or is_folder_name(made):
                 yield parent / name
 
 

@@ -10,7 +10,7 @@ from agent.config import Config
 from agent.hostinstall import environment_file
 from agent.hostinstall.command import ROOT, Host, Options, Say, host_of
 from agent.hostinstall.execute import alone
-from agent.hostinstall.layout import InstallError, temporary
+from agent.hostinstall.layout import InstallError, doomed
 from agent.hostinstall.plan import installed, plan_removal, plan_stop, within
 from agent.hostinstall.steps import Plan
 
@@ -118,7 +118,7 @@ def _purged(config: Config, root: Path) -> tuple[tuple[Path, ...], str]:
     shared = [config.host_vgpu_dir, config.lock_dir]
     users = sorted(users_of(within(config.host_vgpu_dir, root)))
     gone = [config.state_dir, *([] if users else shared)]
-    with_leftovers = [form for path in gone for form in (path, temporary(path))]
+    with_leftovers = [form for path in gone for form in (path, doomed(path))]
     there = tuple(path for path in with_leftovers if os.path.lexists(within(path, root)))
     if not users:
         return there, ""

@@ -221,7 +221,9 @@ def uninstall_that_records(
 
     module = ModuleType("agent.uninstall")
     module.uninstall = uninstall  # type: ignore[attr-defined]
+    module.what_stays = lambda config: f"stays: {config.state_dir}"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "agent.uninstall", module)
+    monkeypatch.setattr("agent.hostinstall.removal.removal", lambda asked, say: None)
     return called
 
 
@@ -241,7 +243,7 @@ def test_uninstall(
 ) -> None:
     assert main(["uninstall", "--clean-exit", "--v=2", *argv], NODE) == 0
     assert uninstalled == [("gpu-1", dry_run)]
-    assert capsys.readouterr().out == "removed\n"
+    assert capsys.readouterr().out == "removed\nstays: /var/lib/vgpu-agent\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,276 @@
+"""The agent as a service of a host that systemd has booted, installed from the release alone, without a network."""
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from systemd_machine import HOSTNAME, Machine, missing
+from waiting import eventually
+
+from agent.sim.api_client import ApiClient, path
+from agent.sim.apiserver import ApiServer
+from agent.sim.driver import SimDriver
+from agent.sim.kubelet import StandInKubelet
+from agent.sim.scheduler import REGISTER
+
+ROOT = Path(__file__).parents[2]
+UNIT = "vgpu-agent.service"
+RESOURCE = "nvidia.com/gpu"
+RELEASE = Path("root/release")
+SETTINGS = """
+VGPU_KUBECONFIG=/etc/vgpu-agent/kubeconfig
+LD_LIBRARY_PATH=/var/sim/lib
+VGPU_SIM_DRIVER=/var/sim/{config}
+"""
+
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("systemd"),
+]
+
+
+class Node:
+    """A booted machine with a simulated driver, a stand-in kubelet and API server, and the release on it."""
+
+    def __init__(self, machine: Machine, frozen: Path) -> None:
+        self.machine = machine
+        self._frozen = frozen
+        sim = machine.root / "var/sim"
+        sim.mkdir()
+        shutil.copytree(frozen / "_internal/hook/sim", sim / "lib")
+        self.driver = SimDriver(sim, libraries=sim / "lib")
+        for _ in range(2):
+            self.driver.add_gpu()
+        kubelet = machine.root / "var/lib/kubelet"
+        self.kubelet = StandInKubelet(kubelet / "device-plugins", kubelet / "pod-resources")
+        self.api = ApiServer()
+        self.unpack("release")
+
+    def start(self) -> None:
+        """Bring up what is beside the agent."""
+        self.kubelet.start()
+        self.machine.on_network(self.api.start)
+        node = {"metadata": {"name": HOSTNAME}}
+        self.ask(lambda client: client.ask("POST", path("nodes"), node))
+        (self.machine.root / "etc/vgpu-agent").mkdir()
+        self.api.write_kubeconfig(self.machine.root / "etc/vgpu-agent/kubeconfig")
+
+    def stop(self) -> None:
+        self.kubelet.stop()
+        self.api.stop()
+
+    def ask(self, question: Callable[[ApiClient], object]) -> object:
+        """Ask the API server."""
+        return self.machine.on_network(lambda: question(ApiClient(self.api.url)))
+
+    def annotations(self) -> dict[str, str]:
+        node = self.ask(lambda client: client.get("nodes", HOSTNAME))
+        assert isinstance(node, dict)
+        return dict(node["metadata"].get("annotations") or {})
+
+    def unpack(self, name: str, change: Callable[[Path], object] = lambda _: None) -> str:
+        """A release on the machine, as the tarball unpacks; where."""
+        folder = self.machine.root / "root" / name
+        shutil.copytree(self._frozen, folder / "vgpu-agent")
+        for script in ("install.sh", "uninstall.sh"):
+            shutil.copy(ROOT / "packaging/tarball" / script, folder / script)
+        change(folder / "vgpu-agent")
+        return f"/root/{name}"
+
+    def settings(self) -> Path:
+        return self.machine.root / "etc/vgpu-agent/vgpu-agent.env"
+
+    def serves(self) -> bool:
+        """Registered with kubelet, and published."""
+        vgpus = self.kubelet.node_status().allocatable.get(RESOURCE, 0)
+        return vgpus == 20 and REGISTER in self.annotations()
+
+    def pid(self) -> int:
+        return int(self.machine.shown(UNIT, "MainPID"))
+
+    def program(self) -> str:
+        """What the service runs, without links."""
+        return self.machine.ok("readlink", f"/proc/{self.pid()}/exe").strip()
+
+    def current(self) -> str:
+        return str((self.machine.root / "opt/vgpu-agent/current").readlink())
+
+
+@pytest.fixture(scope="module")
+def booted(frozen_folder: Path) -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="vgpu-", dir="/tmp") as directory:
+        machine = Machine(Path(directory) / "root")
+        try:
+            machine.boot()
+            node = Node(machine, frozen_folder)
+            try:
+                node.start()
+                yield node
+            finally:
+                node.stop()
+        finally:
+            machine.stop()
+
+
+@pytest.fixture
+def node(booted: Node) -> Node:
+    """The release is installed on it, whatever was before, and serves."""
+    booted.settings().parent.mkdir(exist_ok=True)
+    booted.settings().write_text(SETTINGS.format(config=booted.driver.config_path.name))
+    booted.machine.ok("/root/release/install.sh")
+    eventually(booted.serves, within_s=30, every_s=0.2, what="the agent serves")
+    return booted
+
+
+def ended(node: Node, pid: int) -> bool:
+    """Whether another process than this one is the agent, and is up."""
+    return node.pid() not in (0, pid) and node.machine.shown(UNIT, "ActiveState") == "active"
+
+
+def test_installed_it_serves_and_again_there_is_nothing_to_do(node: Node) -> None:
+    pid = node.pid()
+    assert node.machine.ok("systemctl", "is-enabled", UNIT).strip() == "enabled"
+    assert node.program() == f"/opt/vgpu-agent/{node.current()}/vgpu-agent"
+    assert node.machine.shown(UNIT, "StatusText") == "serving 2 of 2 GPUs"
+    assert node.machine.ok("/root/release/install.sh").startswith("nothing to do")
+    assert node.machine.ok(
+        "vgpu-agent", "upgrade", "--from", "/root/release/vgpu-agent"
+    ).startswith("nothing to do")
+    assert node.pid() == pid
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGTERM, id="ended by somebody else than systemd"),
+        pytest.param(signal.SIGHUP, id="told to read its settings"),
+    ],
+)
+def test_it_is_started_again(node: Node, number: int) -> None:
+    pid = node.pid()
+    node.machine.ok("kill", f"-{number}", str(pid))
+    eventually(lambda: ended(node, pid), within_s=30, every_s=0.2)
+    eventually(node.serves, within_s=30, every_s=0.2)
+
+
+def test_a_hang_is_ended_by_the_watchdog(node: Node) -> None:
+    drop_in = node.machine.root / "etc/systemd/system/vgpu-agent.service.d/short.conf"
+    drop_in.parent.mkdir(exist_ok=True)
+    drop_in.write_text("[Service]\nWatchdogSec=4\n")
+    try:
+        node.machine.ok("systemctl", "daemon-reload")
+        node.machine.ok("systemctl", "restart", UNIT)
+        pid = node.pid()
+        node.machine.ok("kill", "-STOP", str(pid))
+        eventually(lambda: ended(node, pid), within_s=60, every_s=0.2)
+    finally:
+        drop_in.unlink()
+        node.machine.ok("systemctl", "daemon-reload")
+    assert (
+        "watchdog" in node.machine.ok("journalctl", "-u", UNIT, "-o", "cat", "--no-pager").lower()
+    )
+
+
+def test_told_to_stop_it_stops_well(node: Node) -> None:
+    node.machine.ok("systemctl", "stop", UNIT)
+    assert node.machine.shown(UNIT, "Result") == "success"
+    assert node.machine.shown(UNIT, "ExecMainStatus") == "0"
+    assert "agent_stopped" in node.machine.ok(
+        "journalctl", "-u", UNIT, "-n", "5", "-o", "cat", "--no-pager"
+    )
+
+
+def files_of_pods(node: Node) -> str:
+    """What containers have mounted, with inodes."""
+    return node.machine.ok("find", "/usr/local/vgpu", "-type", "f", "-printf", "%p %i %s\\n")
+
+
+def newer(folder: Path) -> None:
+    form = folder / "_internal/systemd/vgpu-agent.env"
+    form.write_text(form.read_text() + "# new\n")
+
+
+def test_upgrade_rollback_and_a_settings_file_that_was_edited(node: Node) -> None:
+    release = node.unpack("newer", newer)
+    old, pid, settings = node.current(), node.pid(), node.settings().read_text()
+    used = files_of_pods(node)
+
+    said = node.machine.ok(f"{release}/install.sh")
+    assert "vgpu-agent.env was edited and stays" in said
+    assert node.settings().read_text() == settings
+    assert node.settings().with_name("vgpu-agent.env.new").read_text().endswith("# new\n")
+    assert node.current() != old
+    assert node.pid() != pid
+    assert node.program() == f"/opt/vgpu-agent/{node.current()}/vgpu-agent"
+    assert files_of_pods(node) == used
+    eventually(node.serves, within_s=30, every_s=0.2)
+
+    said = node.machine.ok("vgpu-agent", "upgrade", "--rollback")
+    assert node.current() == old
+    assert node.program() == f"/opt/vgpu-agent/{old}/vgpu-agent"
+    eventually(node.serves, within_s=30, every_s=0.2)
+
+
+def script(text: str) -> Callable[[Path], object]:
+    """A version whose `run` does something else."""
+
+    def change(folder: Path) -> None:
+        program = folder / "vgpu-agent"
+        program.rename(folder / "real")
+        program.write_text(f'#!/bin/sh\n[ "$1" = run ] || exec "${{0%/*}}/real" "$@"\n{text}\n')
+        program.chmod(0o755)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("ends", "echo broken; exit 3", id="ends at once"),
+        pytest.param("flaps", "systemd-notify --ready; sleep 0.5; exit 3", id="ends when it is up"),
+    ],
+)
+def test_a_version_that_does_not_come_up_is_taken_back(node: Node, name: str, text: str) -> None:
+    release = node.unpack(name, script(text))
+    old = node.current()
+    done = node.machine.run("vgpu-agent", "upgrade", "--from", f"{release}/vgpu-agent")
+    assert done.returncode == 1
+    assert f"{old} is in use again" in done.stderr.splitlines()[-1]
+    assert node.current() == old
+    eventually(node.serves, within_s=30, every_s=0.2)
+    assert old in node.program()
+    folders = {p.name for p in (node.machine.root / "opt/vgpu-agent").iterdir()}
+    assert folders <= {"current", "previous", old, *previous(node)}
+
+
+def previous(node: Node) -> set[str]:
+    link = node.machine.root / "opt/vgpu-agent/previous"
+    return {str(link.readlink())} if link.is_symlink() else set()
+
+
+def test_uninstalled_nothing_is_left_but_what_pods_use(node: Node) -> None:
+    machine = node.machine
+    said = machine.ok("/root/release/uninstall.sh")
+    assert "/usr/local/vgpu" in said
+    assert REGISTER not in node.annotations()
+    assert machine.run("systemctl", "cat", UNIT).returncode
+    assert not (machine.root / "opt/vgpu-agent").exists()
+    assert machine.run("vgpu-agent", "version").returncode
+    assert node.settings().exists(), "it was edited"
+    assert "libvgpu.so" in machine.ok("ls", "/usr/local/vgpu")
+
+    machine.ok("/root/release/uninstall.sh", "--purge", "--keep-node")
+    assert not node.settings().exists()
+    assert machine.run("ls", "/usr/local/vgpu").returncode
+    assert not (machine.root / "var/lib/vgpu-agent").exists()
+
+
+def test_the_installed_program_uninstalls_itself(node: Node) -> None:
+    said = node.machine.ok("vgpu-agent", "uninstall")
+    assert REGISTER in said
+    assert not (node.machine.root / "opt/vgpu-agent").exists()

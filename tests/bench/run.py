@@ -5,45 +5,23 @@ agent runs in here.
 """
 
 import argparse
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agent.sim.driver import SimGpu, made_up_uuid  # noqa: E402 - the path above leads to them
-from agent.sim.kubelet import ContainerSpec, PodSpec  # noqa: E402
+from agent.sim.kubelet import ContainerSpec, PodSpec  # noqa: E402 - the path above leads to them
 from agent.sim.node import RESOURCE, Ask, SimNode  # noqa: E402
+from tests.bench.artifact_area import artifact_area  # noqa: E402
 from tests.bench.hook_area import BenchError, hook_area, peer_path  # noqa: E402
+from tests.bench.nodes import a_node, resident_mib  # noqa: E402
 from tests.bench.rows import Row, as_text, percentile, row, write  # noqa: E402
 from tests.bench.share_matrix import share_area  # noqa: E402
 
-COMMAND = [sys.executable, str(ROOT / "agent.py")]
-MIB = 1 << 20
 IDLE_S = 60.0
-
-
-@contextmanager
-def a_node(*flags: str, gpus: int = 2, started: bool = True) -> Iterator[SimNode]:
-    """A node with GPUs; the agent runs and is registered."""
-    root = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
-    try:
-        with SimNode(root, COMMAND, flags=flags) as node:
-            for number in range(gpus):
-                uuid = made_up_uuid(number)
-                node.driver.add_gpu(number, SimGpu(uuid=uuid, memory_mib=81559, name="NVIDIA H100"))
-            if started:
-                node.start_agent()
-                node.wait("registration", lambda: node.allocatable() > 0)
-                node.wait("readiness", node.ready)
-            yield node
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def bystanders(node: SimNode, count: int) -> None:
@@ -103,14 +81,6 @@ def cpu_s(pid: int) -> float:
     for thread in Path(f"/proc/{pid}/task").iterdir():
         ran_ns += int((thread / "schedstat").read_text().split()[0])
     return ran_ns / 1e9
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process (VmRSS)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024 / MIB
-    raise RuntimeError(f"process {pid} has no resident memory")
 
 
 def idle_area() -> Iterator[Row]:
@@ -227,6 +197,7 @@ AREAS: dict[str, Callable[[], Iterator[Row]]] = {
     "memory": memory_area,
     "large": large_area,
     "idle": idle_area,
+    "artifact": artifact_area,
     "hook": hook_area,
     "share": share_area,
 }

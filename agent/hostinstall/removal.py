@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.adapters.instance_lock import InstanceLock, LockUnavailable
@@ -81,7 +81,8 @@ class Removal:
 def removal(asked: Asked, say: Say) -> Removal | None:
     """What there is to remove; None: nothing is installed. Raises InstallError."""
     host = host_of(Options(root=asked.root, dry_run=True), say)
-    if not asked.purge and not installed(host.look(), host.layout):
+    files_only = replace(host, systemd=None)  # which may not even be there to be asked
+    if not asked.purge and not installed(files_only.look(), host.layout):
         return None
     return Removal(host_of(Options(root=asked.root, dry_run=asked.dry_run), say), asked)
 

@@ -89,13 +89,14 @@ class HostSystemd:
             self.sleep(LOOK_EVERY_S)
 
     def _last_words(self) -> str:
-        """What the log ends with; the rest of it is where the sentence says."""
+        """What the agent said last (not systemd of it), and where the rest is."""
         hint = f"; `journalctl -u {UNIT}` tells the rest"
         try:
-            words = self._output("journalctl", "-u", UNIT, "-n", "1", "-o", "cat", "-q").strip()
+            own = f"_SYSTEMD_UNIT={UNIT}"
+            words = self._output("journalctl", own, "-n", "1", "-o", "cat", "-q").strip()
         except InstallError:
             return hint
-        return f"; the last line of its log is: {words[-500:]}{hint}" if words else hint
+        return f"; the last that it said is: {words[-500:]}{hint}" if words else hint
 
     def _run(self, *arguments: str) -> str:
         return self._output("systemctl", "--no-pager", *arguments)

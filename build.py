@@ -269,6 +269,7 @@ def test_bundle(arguments: "Sequence[str]") -> int:
     code = dist()
     if code:
         return code
+    environment("run", "hook", "dev", "dist", "bundle")
     chosen = arguments or ["-n", "2", "--dist", "loadfile"]
     code = run(PYTHON, "-m", "pytest", "-m", "bundle", "tests/bundle", *chosen)
     if code or arguments:
@@ -324,12 +325,22 @@ def bench(arguments: "Sequence[str]" = ()) -> int:
     return run(PYTHON, "tests/bench/run.py", *arguments)
 
 
-def dist(_arguments: "Sequence[str]" = ()) -> int:
-    """Make the release in dist/: the agent as one executable that needs no Python."""
+def dist(arguments: "Sequence[str]" = ()) -> int:
+    """Make the release in dist/: one executable, tarball, image; sums, SBOM, provenance.
+
+    --sign KEY signs SHA256SUMS with an SSH key, into SHA256SUMS.sig.
+    """
     compile_hook()
     environment("run", "hook", "dev", "dist")
+    command = (PYTHON, "-m", "bundling", ROOT / "dist", HOOK_DIR, BUILD / "dist")
+    return run(*command, *arguments, PYTHONPATH=str(ROOT / "packaging"))
+
+
+def release_check(_arguments: "Sequence[str]" = ()) -> int:
+    """Tell what is missing for a release of this commit; exit code 1 if there is any."""
+    environment("run", "hook", "dev")
     return run(
-        *(PYTHON, "-m", "bundling", ROOT / "dist", HOOK_DIR, BUILD / "dist"),
+        *(PYTHON, "-m", "bundling.release_check", ROOT / "dist"),
         PYTHONPATH=str(ROOT / "packaging"),
     )
 
@@ -348,8 +359,8 @@ def proto(_arguments: "Sequence[str]" = ()) -> int:
 def lock(_arguments: "Sequence[str]" = ()) -> int:
     """Resolve requirements/*.in anew and write the hash-pinned lock files."""
     environment("run", "hook", "dev")
-    constraints = {"dev": "run", "dist": "dev", "frozen": "run"}
-    for name in ("run", "hook", "dev", "peers", "dist", "frozen"):
+    constraints = {"dev": "run", "dist": "dev", "frozen": "run", "bundle": "dev"}
+    for name in ("run", "hook", "dev", "peers", "dist", "frozen", "bundle"):
         known = constraints.get(name)
         constraint = ["-c", f"requirements/{known}.lock"] if known else []
         python = "3.14" if name == "frozen" else "3.11"  # the one in packaging/runtime
@@ -375,12 +386,13 @@ def clean(_arguments: "Sequence[str]" = ()) -> int:
 
 TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
+    "release-check": release_check,
     "cuda-symbols": cuda_symbols,
     "bench": bench, "gpu": gpu, "cluster-peers": cluster_peers, "proto": proto, "lock": lock,
     "clean": clean,
 }  # fmt: skip
 
-TAKE_ARGUMENTS = ("demo", "test", "hook", "cuda-symbols", "gpu", "bench")
+TAKE_ARGUMENTS = ("demo", "test", "hook", "cuda-symbols", "gpu", "bench", "dist")
 
 
 def main(argv: "Sequence[str]") -> int:

@@ -23,7 +23,7 @@ struct trace;
 
 /* What this process does on one device. */
 struct lane {
-    struct share *share; /* of the container */
+    _Atomic(struct share *) share; /* of the container; set by whichever threads look first */
     _Atomic int64_t tokens_ns; /* taken from the share, not spent yet */
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */

@@ -7,6 +7,7 @@ from pathlib import Path
 
 VERSION_NEED = 0x6FFFFFFE  # SHT_GNU_verneed
 _GLIBC = re.compile(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?")
+_FEATURES = {"GLIBC_ABI_DT_RELR": (2, 36), "GLIBC_ABI_GNU2_TLS": (2, 42)}  # named without a version
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,9 @@ def glibc_needs(folder: Path) -> list[Need]:
     found = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
         if is_elf(path):
-            versions = [(int(m[1]), int(m[2])) for m in map(_GLIBC.fullmatch, _needed(path)) if m]
+            names = _needed(path)
+            versions = [(int(m[1]), int(m[2])) for m in map(_GLIBC.fullmatch, names) if m]
+            versions += [_FEATURES[name] for name in names if name in _FEATURES]
             if versions:
                 found.append(Need(path, max(versions)))
     return found

@@ -22,7 +22,7 @@ from agent.version import VERSION
 
 TESTS = (".ci/run", "python3 build.py gpu (on a machine with an NVIDIA GPU)")
 _ENTRY = re.compile(r"^## \[([^\]]+)\](?: - (\d{4}-\d{2}-\d{2}))?$", re.MULTILINE)
-_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

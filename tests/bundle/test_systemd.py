@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bundle.conftest import ROOT, made
 from environment_files import FILES
 from install_page import PAGES, lines
 from systemd_machine import HOSTNAME, Machine, missing
@@ -19,7 +20,6 @@ from agent.sim.kubelet import StandInKubelet
 from agent.sim.scheduler import REGISTER
 from agent.version import VERSION
 
-ROOT = Path(__file__).parents[2]
 UNIT = "vgpu-agent.service"
 RESOURCE = "nvidia.com/gpu"
 RELEASE = Path("root/release")
@@ -144,6 +144,24 @@ def test_installed_it_serves_and_again_there_is_nothing_to_do(node: Node) -> Non
         "vgpu-agent", "upgrade", "--from", "/root/release/vgpu-agent"
     ).startswith("nothing to do")
     assert node.pid() == pid
+
+
+def test_the_single_file_installs_the_same(node: Node, single_file: Path) -> None:
+    program = node.machine.root / "root/vgpu-agent-one"
+    shutil.copy(single_file, program)
+    assert node.machine.ok("/root/vgpu-agent-one", "install").startswith("nothing to do")
+
+
+def test_a_setting_that_is_wrong_is_told_by_who_installs(node: Node) -> None:
+    right = node.settings().read_text()
+    node.settings().write_text(f"{right}VGPU_DEVICE_SPLIT_COUNT=many\n")
+    node.machine.ok("systemctl", "stop", UNIT)
+    done = node.machine.run("/root/release/install.sh")
+    assert done.returncode == 1
+    assert "VGPU_DEVICE_SPLIT_COUNT is 'many'" in done.stderr
+    node.settings().write_text(right)
+    node.machine.ok("/root/release/install.sh")
+    eventually(node.serves, within_s=30, every_s=0.2, what="the agent serves")
 
 
 @pytest.mark.parametrize(
@@ -273,6 +291,32 @@ def test_uninstalled_nothing_is_left_but_what_pods_use(node: Node) -> None:
     assert not (machine.root / "var/lib/vgpu-agent").exists()
 
 
+def test_what_a_process_uses_is_not_purged(node: Node) -> None:
+    machine = node.machine
+    preload = "--setenv=LD_PRELOAD=/usr/local/vgpu/libvgpu.so"
+    machine.ok("systemd-run", "--unit=pod", preload, "sleep", "600")
+    maps = f"/proc/{machine.shown('pod', 'MainPID')}/maps"
+    eventually(lambda: "/vgpu/libvgpu" in machine.ok("cat", maps), what="it has the library")
+    said = machine.ok("/root/release/uninstall.sh", "--purge", "--keep-node")
+    assert f"because processes use it (pid {machine.shown('pod', 'MainPID')})" in said
+    machine.ok("ls", "/usr/local/vgpu/libvgpu.so")
+    assert not (machine.root / "var/lib/vgpu-agent").exists()
+    machine.ok("systemctl", "stop", "pod")
+    machine.ok("/root/release/uninstall.sh", "--purge", "--keep-node")
+    assert machine.run("ls", "/usr/local/vgpu").returncode
+
+
+def test_while_the_node_cannot_be_told_the_files_stay_to_try_again(node: Node) -> None:
+    node.api.fail(403, verb="patch", resource="nodes", count=1000)
+    done = node.machine.run("vgpu-agent", "uninstall")
+    assert done.returncode == 1
+    assert "run `vgpu-agent uninstall` again" in done.stderr
+    assert node.machine.shown(UNIT, "ActiveState") == "inactive"
+    node.api.clear_faults()
+    assert REGISTER in node.machine.ok("vgpu-agent", "uninstall")
+    assert not (node.machine.root / "opt/vgpu-agent").exists()
+
+
 def test_the_installed_program_uninstalls_itself(node: Node) -> None:
     said = node.machine.ok("vgpu-agent", "uninstall")
     assert REGISTER in said
@@ -299,8 +343,7 @@ def test_every_command_of_the_page_that_is_typed_on_a_node_works(booted: Node) -
     machine, home = booted.machine, booted.machine.root / "root"
     machine.ok("/root/release/uninstall.sh", "--purge", "--keep-node")
     name = f"vgpu-agent-{VERSION}-linux-x86_64"
-    booted.unpack(name)
-    machine.ok("sh", "-c", f"cd /root && tar -czf {name}.tar.gz {name} && rm -r {name}")
+    shutil.copy(made(ROOT / "dist" / f"{name}.tar.gz"), home)
     booted.api.write_kubeconfig(home / "kubeconfig")
     booted.settings().parent.mkdir(exist_ok=True)
     booted.settings().write_text(SETTINGS.format(config=booted.driver.config_path.name))
@@ -311,6 +354,7 @@ def test_every_command_of_the_page_that_is_typed_on_a_node_works(booted: Node) -
     for number, line in enumerate(typed):
         if line == install and line in typed[:number]:
             newer(home / name / "vgpu-agent")
+            (home / name / "SHA256SUMS").unlink()  # which is not that of the newer one
         done = machine.run("sh", "-c", f"cd /root && {line}")
         if line.startswith("curl"):
             eventually(booted.serves, within_s=30, every_s=0.2, what="the agent serves")

@@ -53,6 +53,11 @@ def image_file() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tarball_file() -> Path:
+    return made(ROOT / "dist" / f"vgpu-agent-{VERSION}-linux-x86_64.tar.gz")
+
+
+@pytest.fixture(scope="session")
 def archive(image_file: Path) -> ImageArchive:
     return ImageArchive.read(image_file)
 

@@ -1,13 +1,16 @@
 /* What measured launches cost, once the driver tells when they ran. */
 #include "gpu_traces.h"
 #include "real.h"
+#include "settings.h"
 
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 64 }; /* that doubts go back, and that are too few to judge by */
+enum { MOST_UNCLEAR = 16 }; /* launches in a row */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
-#define PUT_ASIDE_NS 100000 /* the launching thread did not run for a while, so its times say nothing */
+#define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
+#define AT_ONCE_NS 20000 /* after an event was recorded on an idle stream, it is done */
 
 static void finish(struct measured_lane *lane, struct trace *trace)
 {
@@ -62,6 +65,31 @@ static bool doubtful(struct measured_lane *lane, const struct trace *trace, int6
     return doubt->long_ones * MS_NS <= (doubt->samples + DOUBT_FIRST) * expected_ns;
 }
 
+/* When what ran at `until_ns` began to, its first event having been done at `from_ns`: not before it was
+ * launched. On a stream that was idle the event was done at once, long before the launch if that took long,
+ * as the first of a kind does while its code is loaded. `called`: it may have run while the launch was made.
+ */
+static int64_t began_ns(const struct trace *trace, int64_t from_ns, int64_t until_ns, bool called)
+{
+    int64_t least_ns = called ? trace->began_ns : trace->launched_ns;
+    least_ns = least_ns < until_ns ? least_ns : until_ns;
+    return from_ns > least_ns ? from_ns : least_ns;
+}
+
+/* Whether the launch was over when its second event was recorded, so that this does not tell when it ended.
+ * Calls that take long once leave it open what it cost (`edge`). Where they do time after time, launches are
+ * waited for. */
+static bool was_over(struct measured_lane *lane, struct trace *trace, int64_t until_ns)
+{
+    bool over = until_ns < trace->recorded_ns + AT_ONCE_NS;
+    bool unclear = over && trace->recorded_ns - trace->began_ns >= PUT_ASIDE_NS;
+    lane->unclear = unclear ? lane->unclear + 1 : 0;
+    if (over && (settings()->launches_wait || lane->unclear > MOST_UNCLEAR))
+        return true;
+    trace->edge |= unclear;
+    return false;
+}
+
 /* It has ended: when it ran. False when that cannot be told. */
 static bool measure(struct measured_lane *lane, struct trace *trace)
 {
@@ -74,9 +102,8 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     if (!timed)
         from_ns = trace->began_ns;
     int64_t until_ns = from_ns + (int64_t)((double)ms * 1e6);
-    /* The stream was idle: the first event waited for the launch, not for the GPU. */
-    if (timed && from_ns < trace->launched_ns && trace->launched_ns - trace->began_ns < PUT_ASIDE_NS)
-        from_ns = trace->launched_ns < until_ns ? trace->launched_ns : until_ns;
+    if (timed)
+        from_ns = began_ns(trace, from_ns, until_ns, was_over(lane, trace, until_ns));
     if (!trace->running_since_ns)
         trace->run = past_began(&lane->past, trace->stream, from_ns);
     trace->running_since_ns = from_ns;
@@ -143,7 +170,7 @@ static void see_running(struct measured_lane *lane, struct trace *trace, int64_t
     if (trace->running_since_ns || real_cuda()->cuEventQuery(trace->begin) != CUDA_SUCCESS)
         return;
     int64_t since_ns = gpu_probe_time(&lane->probe, trace->begin);
-    trace->running_since_ns = since_ns ? since_ns : now_ns;
+    trace->running_since_ns = since_ns ? began_ns(trace, since_ns, now_ns, false) : now_ns;
     trace->run = past_began(&lane->past, trace->stream, trace->running_since_ns);
 }
 
@@ -169,6 +196,7 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
 
 bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
 {
+    gpu_probe_read_anchor(&lane->probe);
     bool any = look_at_traces(lane, now_ns);
     if (gpu_probe_read(&lane->probe, now_ns))
         atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);

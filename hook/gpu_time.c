@@ -152,10 +152,11 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
     if (!trace)
         return NULL;
     trace->guess = guess;
-    trace->began_ns = (int64_t)monotonic_ns();
     trace->stream = gpu_time_stream(stream, per_thread);
-    if (make_events(lane, trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS)
+    if (make_events(lane, trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS) {
+        trace->began_ns = (int64_t)monotonic_ns();
         return trace;
+    }
     atomic_store(&trace->state, TRACE_FREE);
     return NULL;
 }
@@ -196,6 +197,7 @@ bool gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_
     depth_enter();
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
     depth_leave();
+    trace->recorded_ns = (int64_t)monotonic_ns();
     if (recorded)
         estimate_claim(&gpu_time_predictor, key);
     atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);

@@ -18,13 +18,14 @@ struct trace {
     uint64_t stream;
     uint64_t key;
     int64_t expected_ns, charged_ns;
-    int64_t began_ns, launched_ns; /* CPU time before and after the calls */
+    int64_t began_ns, launched_ns,
+        recorded_ns; /* CPU time before the launch, after it, and after the end event */
     int64_t running_since_ns; /* 0: not seen running yet */
     int64_t ran_until_ns; /* of one that has ended */
     uint64_t run; /* its number in the past */
     bool ended;
     bool guess; /* of what it costs: its kind was never measured */
-    bool edge; /* others that are not measured may run beside it: it says what ran, not what it cost */
+    bool edge; /* it says what ran, not what it cost: others that are not measured may run beside it */
 };
 
 /* How many times of a short kind were long enough to hold a turn of others that was not seen. */
@@ -38,6 +39,7 @@ struct measured_lane {
     _Atomic bool known, polling;
     _Atomic(CUcontext) ending; /* nothing is measured in it */
     _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
+    int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
     struct probe probe;
     struct past past;
     struct trace traces[TRACES];

@@ -111,6 +111,7 @@ static void read_environment(void)
         : word_is("GPU_CORE_UTILIZATION_POLICY", "disable")               ? CORES_DISABLE
                                                                           : CORES_DEFAULT;
     current.oversubscribe = word_is("CUDA_OVERSUBSCRIBE", "true") || word_is("CUDA_OVERSUBSCRIBE", "1");
+    current.launches_wait = number_of("CUDA_LAUNCH_BLOCKING", 0) != 0;
     read_memory_limits();
     read_core_limits();
     read_visible_devices();

@@ -21,6 +21,7 @@
  *                                  numbers say nothing (CUDA and the scheduler count differently), and each
  *                                  device gets the smallest of the limits; so does one that is not listed.
  * LIBCUDA_LOG_LEVEL                see log.h
+ * CUDA_LAUNCH_BLOCKING             the driver's own: how launches are measured goes by it
  *
  * A malformed limit never means unlimited: CUDA does not start, and says why. Other malformed values are
  * their default. CUDA_DISABLE_CONTROL, CUDA_REDIRECT, ACTIVE_OOM_KILLER and CUDA_VISIBLE_DEVICES are not
@@ -47,6 +48,7 @@ struct settings {
     unsigned record_interval_s;
     enum core_policy core_policy;
     bool oversubscribe;
+    bool launches_wait; /* the driver waits for each of them */
     size_t uuid_count; /* 0: devices are not known by uuid */
     char uuids[MAX_DEVICES][UUID_BYTES];
     uint64_t limit_bytes[MAX_DEVICES]; /* by position in uuids; 0: none */

@@ -120,9 +120,10 @@ def run(
     kernels: Kernels,
     changes: Sequence[Change] = (),
     failing: Mapping[str, int] | None = None,
+    first_seed: int = 1,
     **execution: int,
 ) -> list[Container]:
-    """Let them all run from the same moment on."""
+    """Let them all run from the same moment on; lengths are drawn by a seed for each process."""
     sim = SimDriver(directory, libraries=sim_libraries())
     gpu = sim.add_gpu()
     sim.execution(clock="virtual", **execution)
@@ -135,7 +136,7 @@ def run(
         _make_container(directory, number, tenants[numbers.index(number)], gpu.uuid)
     parties = len(tenants) + bool(changes)
     processes = [
-        _start(sim, directory / f"c{number}", tenant, gpu.uuid, parties, rank)
+        _start(sim, directory / f"c{number}", tenant, gpu.uuid, parties, rank, first_seed + rank)
         for rank, (tenant, number) in enumerate(zip(tenants, numbers, strict=True))
     ]
     if changes:
@@ -161,7 +162,7 @@ def _make_container(directory: Path, number: int, tenant: Tenant, uuid: str) -> 
 
 
 def _start(
-    sim: SimDriver, home: Path, tenant: Tenant, uuid: str, parties: int, rank: int
+    sim: SimDriver, home: Path, tenant: Tenant, uuid: str, parties: int, rank: int, seed: int
 ) -> "subprocess.Popen[str]":
     environment = {
         "PATH": os.environ["PATH"],
@@ -170,7 +171,7 @@ def _start(
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(home / "region.cache"),
         "NVIDIA_VISIBLE_DEVICES": uuid,
         "GPU_CORE_UTILIZATION_POLICY": tenant.policy,
-        "VGPU_SIM_SEED": str(rank + 1),
+        "VGPU_SIM_SEED": str(seed),
     }
     if not tenant.limits_file:
         environment["CUDA_DEVICE_SM_LIMIT"] = str(tenant.percent)

@@ -40,12 +40,12 @@ class _Tenant:
 
 def ideal_error(
     percents: Sequence[float], low_us: float, high_us: float, lasting_s: float,
-    window_s: float, skip_s: float,
+    window_s: float, skip_s: float, first_seed: int = 1,
 ) -> float:  # fmt: skip
     """Points that the tenant and window are off that are furthest off, as `worst_error` counts."""
     tenants = [
         _Tenant(percent / 100, drawn_s(low_us, high_us, seed))
-        for seed, percent in enumerate(percents, 1)
+        for seed, percent in enumerate(percents, first_seed)
     ]
     now_s, end_s = 0.0, STEP_S
     while end_s <= lasting_s:

@@ -3,6 +3,16 @@
  */
 #include "captures.h"
 #include "clock.h"
+#include "execution.h"
+
+#include <stdlib.h>
+
+/* Whether each launch is to be waited for before it returns, as the real driver does for debugging. */
+static bool waits_for_launches(void)
+{
+    const char *value = getenv("CUDA_LAUNCH_BLOCKING");
+    return value && value[0] == '1';
+}
 
 static CUresult launch(const char *name, CUfunction function, const unsigned shape[6], CUstream handle,
                        bool per_thread)
@@ -25,7 +35,11 @@ static CUresult launch(const char *name, CUfunction function, const unsigned sha
     else if (result == CUDA_SUCCESS && functions_take_time(call.call.node))
         result = stream_push(&call, function_draw_ns(call.call.node, function)) ? CUDA_SUCCESS
                                                                                 : CUDA_ERROR_OUT_OF_MEMORY;
-    return cuda_end(&call.call, result);
+    uint32_t row = result == CUDA_SUCCESS && !capturing && waits_for_launches() ? call.stream->row : 0;
+    result = cuda_end(&call.call, result);
+    if (row)
+        execution_wait(row, execution_pushed(row));
+    return result;
 }
 
 #define SHAPE                                                                                                \

@@ -83,6 +83,46 @@ def charged(node: Node, code: str, **env: str) -> list[float]:
     return [us / max(said["worked"]) for us in said["charged"]]
 
 
+# --- how long the calls themselves take ---------------------------------------------------------------------
+
+EACH_WAITED = (
+    "for _ in range(LAUNCHES):\n    assert launch(function) == 0; cuda.cuCtxSynchronize()\n"
+)
+CALLS = (
+    "def calls(us): change_node("
+    "lambda lines: [*(a for a in lines if 'launch_us' not in a), f'launch_us {us}\\n'])\n"
+)
+
+
+@pytest.mark.parametrize(("us", "launch_us"), [(200, 150), (20_000, 5000)])
+def test_time_that_a_launch_takes_is_not_the_gpus(limited: Node, us: int, launch_us: int) -> None:
+    """As of the first of a kind, whose code is loaded, or of a thread that was put aside in it."""
+    limited.sim.kernel("kernel", us)
+    code = f"{CALLS}{EACH_WAITED}calls({launch_us})\n{EACH_WAITED * 3}told()"
+    assert charged(limited, code) == [RIGHT]
+
+
+@pytest.mark.parametrize("us", [20, 50, 200, 3000])
+def test_kernels_that_their_launch_waits_for_are_charged(limited: Node, us: int) -> None:
+    limited.sim.kernel("kernel", us)
+    code = f"LAUNCHES = {max(30, 6000 // us)}\n{EACH}launch(function)\ntold()"
+    found = charged(limited, code, CUDA_LAUNCH_BLOCKING="1")
+    assert found == [pytest.approx(1, abs=3 / us + 0.05)]  # 3 us: of the calls
+
+
+def test_what_makes_launches_wait_need_not_be_known(limited: Node) -> None:
+    """A debugger, or a variable that came too late for us: it is found out after some launches."""
+    code = "os.environ['CUDA_LAUNCH_BLOCKING'] = '1'; LAUNCHES = 400\n"
+    assert charged(limited, f"{code}{EACH}launch(function)\ntold()") == [RIGHT]
+
+
+def test_time_that_passes_after_a_launch_is_not_charged(limited: Node) -> None:
+    """The thread is put aside before it can say where the launch ends; what one costs is known by then."""
+    slowly = f"LAUNCHES = 10; calls(50_000)\n{EACH_WAITED}calls(2); LAUNCHES = 30\n"
+    code = f"{CALLS}{EACH_WAITED}{slowly}{EACH_WAITED}{slowly}{EACH_WAITED}told()"
+    assert charged(limited, code) == [RIGHT]
+
+
 # --- contexts -----------------------------------------------------------------------------------------------
 
 EACH = "for _ in range(LAUNCHES):\n    "

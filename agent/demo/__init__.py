@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +41,13 @@ def main(argv: Sequence[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal: leave nothing running
         signal.signal(number, _interrupt)
-    root = Path(tempfile.mkdtemp(prefix="vgpu-demo-"))
+    from agent.demo.place import NoPlaceError, made_place
+
+    try:
+        root = made_place("vgpu-demo-")
+    except NoPlaceError as error:
+        print(f"vgpu-agent: {error}", file=sys.stderr)
+        return 1
     try:
         return _run(root, as_json=chosen.json)
     except KeyboardInterrupt:

@@ -20,6 +20,9 @@ MERGE_PATCH = "application/merge-patch+json"
 Json = dict[str, Any]
 
 
+TIMEOUT_S = 60.0  # an API server on a busy disk answers late, and is not what is tested
+
+
 class ApiFailure(Exception):
     """The API server refused; `code` is the HTTP status."""
 
@@ -83,9 +86,11 @@ class KubeApi:
         host, port = parts.hostname or "", parts.port
         connection: http.client.HTTPConnection
         if self.tls is not None:
-            connection = http.client.HTTPSConnection(host, port, timeout=15, context=self.tls)
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=TIMEOUT_S, context=self.tls
+            )
         else:
-            connection = http.client.HTTPConnection(host, port, timeout=15)
+            connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         target = f"{parts.path}{quote(path)}" + (f"?{urlencode(query)}" if query else "")
         headers = {**self.headers, "Accept": "application/json", "Content-Type": content_type}
         try:

@@ -1,5 +1,6 @@
 """Where the libraries that come with this program lie: beside it when frozen, else in the build."""
 
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -32,3 +33,14 @@ def host_environment(environ: Mapping[str, str]) -> dict[str, str]:
     elif getattr(sys, "_MEIPASS", ""):
         own.pop("LD_LIBRARY_PATH", None)
     return own
+
+
+def restore_environment() -> None:
+    """Have every program that is started from here begin as if it were started by the host.
+
+    Our own libraries are found all the same: the loader has read the search path by now.
+    """
+    if getattr(sys, "_MEIPASS", ""):
+        own = host_environment(os.environ)
+        os.environ.clear()
+        os.environ.update(own)

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from agent.bundle import restore_environment
 from agent.errors import AgentError, ConfigError
 from agent.version import VERSION
 
@@ -101,6 +102,7 @@ def _complain(sentence: str) -> None:
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run a command; gives the exit code. `argv` is without the program's name."""
+    restore_environment()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(arguments, environ)

@@ -1,0 +1,110 @@
+"""The release on the oldest hosts: roots of an old glibc and nothing else, where nothing may be written.
+
+Debian 11's glibc is kept beside this file, because it will not be served for ever. Packages of
+others, such as those of Debian 10, are tried, too: put them into the directory that
+VGPU_TEST_LIBC6_DIR names.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from bare_host import BareHost
+from bundling.floor import glibc_needs
+from bundling.runtime import PINS
+from waiting import eventually
+
+from agent.version import VERSION
+
+HOSTS = Path(__file__).parent / "hosts"
+GIVEN = os.environ.get("VGPU_TEST_LIBC6_DIR")
+PACKAGES = [
+    *sorted(HOSTS.glob("libc6_*.deb")),
+    *sorted((PINS / "debian").glob("libc6_*.deb")),
+    *(sorted(Path(GIVEN).glob("libc6_*.deb")) if GIVEN else ()),
+]
+SINGLE_FILE, FOLDER = "/programs/single", "/programs/vgpu-agent/vgpu-agent"
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems: needs root"),
+    pytest.mark.timeout(180),
+]
+
+
+def glibc(package: Path) -> str:
+    return package.name.split("_")[1].split("-")[0]
+
+
+@pytest.fixture(scope="module")
+def programs(
+    single_file: Path, frozen_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Both shapes, in one directory that cannot be written."""
+    folder = tmp_path_factory.mktemp("programs")
+    shutil.copyfile(single_file, folder / "single")
+    (folder / "single").chmod(0o755)
+    shutil.copytree(frozen_folder, folder / "vgpu-agent")
+    return folder
+
+
+@pytest.fixture(scope="module", params=PACKAGES, ids=lambda package: f"glibc-{glibc(package)}")
+def host(
+    request: pytest.FixtureRequest, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> BareHost:
+    package: Path = request.param
+    if package.parent == HOSTS:
+        digest = hashlib.sha256(package.read_bytes()).hexdigest()
+        assert f"{digest}  {package.name}" in (HOSTS / "SHA256SUMS").read_text().splitlines()
+    return BareHost.made(package, tmp_path_factory.mktemp("host"), programs)
+
+
+@pytest.mark.parametrize("program", [SINGLE_FILE, FOLDER], ids=["single file", "folder"])
+def test_it_tells_its_version_and_writes_nothing(host: BareHost, program: str) -> None:
+    before = host.files()
+    done = host.run(program, "version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"vgpu-agent {VERSION}\n", "")
+    assert host.files() == before
+
+
+@pytest.mark.parametrize("program", [SINGLE_FILE, FOLDER], ids=["single file", "folder"])
+def test_the_demo_passes(host: BareHost, program: str) -> None:
+    """With the hook in real processes, and whatever the agent loads: gRPC, TLS, YAML, NVML."""
+    done = host.run(program, "demo", "--json")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert json.loads(done.stdout)["passed"] is True
+
+
+def test_it_leaves_nothing_when_it_is_killed(host: BareHost) -> None:
+    before = host.files()
+    words = host.command(SINGLE_FILE, "demo")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        eventually(lambda: "simulated node" in process.stdout.readline())  # type: ignore[union-attr]
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=10)
+    assert host.files() == before
+
+
+def test_what_is_asked_of_it_is_told_by_readelf(frozen_folder: Path) -> None:
+    """The check that refuses a release for too new a glibc sees what another tool sees."""
+    if shutil.which("readelf") is None:
+        pytest.skip("no readelf to compare with")
+    needs = {need.path: need.glibc for need in glibc_needs(frozen_folder)}
+    assert len(needs) > 10
+    for path in (p for p in frozen_folder.rglob("*") if p.is_file()):
+        with path.open("rb") as opened:
+            if opened.read(4) != b"\x7fELF":
+                continue
+        told = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True)
+        asked = told.stdout.partition("Version needs section")[2]
+        versions = {(int(a), int(b)) for a, b in re.findall(r"Name: GLIBC_(\d+)\.(\d+)", asked)}
+        assert needs.get(path) == (max(versions) if versions else None), path
+    assert max(needs.values()) <= (2, 28)

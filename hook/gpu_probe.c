@@ -90,12 +90,10 @@ static void calibrate(struct probe *probe, int64_t handled_ns)
     probe->delays = 0;
 }
 
-void gpu_probe_read_anchor(struct probe *probe)
+static void read_anchor(struct probe *probe)
 {
     const struct real_cuda *real = real_cuda();
     int64_t since_ns;
-    if (!probe->context)
-        return;
     if (!probe->anchor_at_ns && real->cuEventQuery(probe->anchor) == CUDA_SUCCESS)
         probe->anchor_at_ns = probe->anchored_ns;
     if (!probe->anchoring || real->cuEventQuery(probe->next_anchor) != CUDA_SUCCESS)
@@ -123,6 +121,7 @@ bool gpu_probe_read(struct probe *probe, int64_t now_ns)
     const struct real_cuda *real = real_cuda();
     if (!probe->context)
         return false;
+    read_anchor(probe);
     if (!probe->out)
         return false;
     CUresult result = real->cuEventQuery(probe->mark);

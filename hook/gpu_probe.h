@@ -36,9 +36,6 @@ bool gpu_probe_open(struct probe *probe, CUcontext context);
 /* Give back what it has in its context, which must still exist. */
 void gpu_probe_close(struct probe *probe);
 
-/* See to what times are told by: before gpu_probe_time is asked. */
-void gpu_probe_read_anchor(struct probe *probe);
-
 /* See what has become of the probe that is out. Whether others have the GPU, or had it while it was out. */
 bool gpu_probe_read(struct probe *probe, int64_t now_ns);
 

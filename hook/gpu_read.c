@@ -82,7 +82,8 @@ static int64_t began_ns(const struct trace *trace, int64_t from_ns, int64_t unti
 static bool was_over(struct measured_lane *lane, struct trace *trace, int64_t until_ns)
 {
     bool over = until_ns < trace->recorded_ns + AT_ONCE_NS;
-    bool unclear = over && trace->recorded_ns - trace->began_ns >= PUT_ASIDE_NS;
+    bool unclear =
+        over && (trace->recorded_ns - trace->began_ns >= PUT_ASIDE_NS || until_ns <= trace->launched_ns);
     lane->unclear = unclear ? lane->unclear + 1 : 0;
     if (over && (settings()->launches_wait || lane->unclear > MOST_UNCLEAR))
         return true;
@@ -104,6 +105,8 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     int64_t until_ns = from_ns + (int64_t)((double)ms * 1e6);
     if (timed)
         from_ns = began_ns(trace, from_ns, until_ns, was_over(lane, trace, until_ns));
+    else if (trace->launched_ns - trace->began_ns >= PUT_ASIDE_NS)
+        trace->edge = true;
     if (!trace->running_since_ns)
         trace->run = past_began(&lane->past, trace->stream, from_ns);
     trace->running_since_ns = from_ns;
@@ -196,7 +199,6 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
 
 bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
 {
-    gpu_probe_read_anchor(&lane->probe);
     bool any = look_at_traces(lane, now_ns);
     if (gpu_probe_read(&lane->probe, now_ns))
         atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);

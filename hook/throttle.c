@@ -151,7 +151,7 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
     int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
     if (samples > 1 && was_ns)
         learn_deviation(estimate, was_ns, sample_ns, samples);
-    atomic_store(&estimate->ns, (uint32_t)clamp(is_ns, 1, UINT32_MAX));
+    atomic_store(&estimate->ns, (uint32_t)clamp(is_ns, ESTIMATE_LEAST_NS, UINT32_MAX));
     atomic_store(&estimate->samples, (uint8_t)samples);
 }
 

@@ -6,6 +6,7 @@ docs/install/offline.md.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from bundle.conftest import ROOT
+from install_page import PAGES, lines
 
 from agent.version import VERSION
 
@@ -111,13 +113,27 @@ def test_what_leaves_would_be_seen(offline: Offline) -> None:
     assert "unreachable" in done.stderr
 
 
+def test_every_command_of_the_page(offline: Offline) -> None:
+    """In its order; the installation goes into a tree, as the machine that runs the tests has a host of its own."""
+    host = offline.here / "host"
+    typed = lines(PAGES / "offline.md")
+    assert len(typed) == 6
+    told = ""
+    for line in typed:
+        told = offline.succeed(re.sub(r"(?<=install\.sh)", " --root $HERE/host", line))
+        if "--dry-run" in line:
+            assert tree(host) == set()
+        elif "/install.sh" in line:
+            assert (host / "etc/systemd/system/vgpu-agent.service").is_file()
+    assert "remove /etc/systemd/system/vgpu-agent.service" in told
+    assert tree(offline.here / "home") == set()
+
+
 def test_install_run_and_uninstall_from_the_tarball_alone(offline: Offline) -> None:
-    offline.succeed("sha256sum --check --ignore-missing SHA256SUMS")
     offline.succeed(f"tar -xzf {TOP}.tar.gz")
     installed = offline.succeed(f"{TOP}/install.sh --root $HERE/host")
     assert "/opt/vgpu-agent" in installed
     host = offline.here / "host"
-    assert (host / "etc/systemd/system/vgpu-agent.service").is_file()
 
     program = "host/opt/vgpu-agent/current/vgpu-agent"
     told = json.loads(offline.succeed(f"{program} version --json"))

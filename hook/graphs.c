@@ -195,9 +195,10 @@ CUresult graph_memory_before_launch(CUgraphExec exec, const char *function)
     for (int i = 0; i < MAX_DEVICES; i++) {
         if (!bytes[i])
             continue;
-        CUresult result = reserve_require(&reserves[i], bytes[i], function);
-        if (result != CUDA_SUCCESS && reclaimable(i)) {
-            reclaim(i);
+        CUresult result = reserve_require(&reserves[i], bytes[i], NULL); /* see charge_reclaiming */
+        if (result != CUDA_SUCCESS) {
+            if (reclaimable(i))
+                reclaim(i);
             result = reserve_require(&reserves[i], bytes[i], function);
         }
         if (result == CUDA_SUCCESS)

@@ -2,6 +2,7 @@
 
 import pytest
 from hooked_programs import LIMIT, Node
+from region_files import RegionFile
 
 from agent.sim.driver import made_up_uuid
 
@@ -99,6 +100,29 @@ def test_what_a_graph_leaves_allocated_is_charged_until_it_is_freed(node: Node) 
         "r += [launch(e), both(), alloc(60)[0], free(a), alloc(60)[0], both()]"
     )
     assert run(node, steps) == [0, [64, 64], 2, 0, 0, [60, 60]]
+
+
+def test_a_graph_gets_what_a_pool_keeps_unused(node: Node) -> None:
+    """And nobody reads that it was refused first."""
+    steps = (
+        "p = default_pool(); keep(p, 100); error, a = draw(60); put(a)\n"
+        "r += [pool_mib(p), launch(instantiate(passing(60))), both()]"
+    )
+    assert run(node, steps) == [64, 0, [64, 64]]
+    assert RegionFile(node.cache).counter("refusals") == 0
+
+
+def test_a_graph_that_does_not_fit_on_one_device_takes_nothing_of_another(node: Node) -> None:
+    node.sim.add_gpu()
+    steps = (
+        "g = graph()\n"
+        "for mib, device in ((30, 0), (120, 1)):\n"
+        "    add_params(g, NodeParams(type=ALLOCATION, allocation=allocation(mib, device)))\n"
+        "r += [launch(instantiate(g)), both()]"
+    )
+    assert run(node, steps) == [2, NONE]
+    (record,) = RegionFile(node.cache).refusals()
+    assert (record.asked >> 20, record.function) == (128, "cuGraphLaunch")
 
 
 def test_a_launch_that_the_driver_refuses_is_not_charged(node: Node) -> None:

@@ -16,7 +16,6 @@
 #define MIB (UINT64_C(1) << 20)
 #define CONTEXT_MOST_BYTES (2048 * MIB) /* more than any context takes; others' doing beyond it */
 #define MODULE_MOST_BYTES (256 * MIB)
-#define DRIFT_MOST_BYTES (2048 * MIB)
 #define DRIFT_LEAST_BYTES (2 * MIB) /* NVML counts in pages of this size */
 
 enum { PROCESSES_AT_FIRST = 64, PROCESSES_AT_MOST = 4096 };
@@ -242,7 +241,7 @@ void overhead_reconcile(int place, bool at_once)
     if (!now.listed || held != region_own_bytes(place))
         return; /* it changed while we looked */
     uint64_t drift = atomic_load(&drift_bytes[place]);
-    if (now.own > held && now.own - held >= DRIFT_LEAST_BYTES && now.own - held + drift < DRIFT_MOST_BYTES) {
+    if (now.own > held && now.own - held >= DRIFT_LEAST_BYTES) {
         atomic_fetch_add(&drift_bytes[place], now.own - held);
         charge_anyway(place, CHARGE_MODULE, now.own - held);
     } else if (held > now.own && drift) {

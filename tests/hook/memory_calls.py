@@ -60,6 +60,25 @@ def refused(call: str, code: int = 999) -> Iterator[None]:
     _configure(config, before)
 
 
+def change(before: str, after: str) -> None:
+    """Write the node's configuration anew, with one text in place of another."""
+    config = Path(os.environ["VGPU_SIM_DRIVER"])
+    text = config.read_text()
+    assert before in text
+    _configure(config, text.replace(before, after))
+
+
+@contextlib.contextmanager
+def nvml_hanging() -> Iterator[None]:
+    """Every call of NVML waits meanwhile."""
+    config = Path(os.environ["VGPU_SIM_DRIVER"])
+    before = config.read_text()
+    _configure(config, before + "hang\n")
+    time.sleep(0.03)  # who is in such a call already comes out
+    yield
+    _configure(config, before)
+
+
 def _configure(config: Path, text: str) -> None:
     fresh = config.with_suffix(".fresh")
     fresh.write_text(text)

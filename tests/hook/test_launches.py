@@ -123,6 +123,22 @@ def test_time_that_passes_after_a_launch_is_not_charged(limited: Node) -> None:
     assert charged(limited, code) == [RIGHT]
 
 
+def test_the_thread_that_measures_takes_no_signals(limited: Node) -> None:
+    """They are the program's, whose own mask is as it was."""
+    code = (
+        "for _ in range(5): launch(function)\n"
+        "def blocked(task):\n"
+        "    text = Path(f'/proc/self/task/{task}/status').read_text()\n"
+        "    return int(text.split('SigBlk:')[1].split()[0], 16)\n"
+        "tasks = {int(task): blocked(task) for task in os.listdir('/proc/self/task')}\n"
+        "mine = tasks.pop(os.getpid()); say(mine=mine, others=list(tasks.values()))"
+    )
+    said = limited.run(BEGIN + code, CUDA_DEVICE_SM_LIMIT="60")
+    assert said["mine"] == 0, said
+    assert len(said["others"]) == 1
+    assert all(mask | 0x1_8000_0000 | 1 << 8 | 1 << 18 == (1 << 64) - 1 for mask in said["others"])
+
+
 # --- contexts -----------------------------------------------------------------------------------------------
 
 EACH = "for _ in range(LAUNCHES):\n    "

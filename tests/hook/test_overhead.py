@@ -213,14 +213,73 @@ def test_a_process_is_known_by_the_pid_that_the_agent_told(node: Node) -> None:
     assert run(node, steps) == [0, [300, 300], [320, 320]]
 
 
-def test_what_the_driver_took_unseen_is_charged_until_it_is_gone(node: Node) -> None:
-    """Memory that no intercepted call made, as code that is loaded when a kernel first runs."""
+@pytest.mark.parametrize(
+    ("mib", "charged", "processes"),
+    [
+        pytest.param(100, 100, 0, id="as code that is loaded when a kernel first runs"),
+        pytest.param(3000, 3000, 0, id="much"),
+        pytest.param(100, 100, 200, id="among many processes"),
+        pytest.param(1, 0, 0, id="less than NVML counts exactly"),
+    ],
+)
+def test_what_the_driver_took_unseen_is_charged_until_it_is_gone(
+    node: Node, mib: int, charged: int, processes: int
+) -> None:
+    """Memory that no intercepted call made."""
+    for pid in range(processes):
+        node.sim.process(0, 1_000_000 + pid, 1)
     steps = (
         "start(); other = unseen_driver(); a = ctypes.c_uint64()\n"
-        "other.cuMemAlloc_v2(ctypes.byref(a), u64(100 * MIB)); settled(100); r += [both()]\n"
+        f"other.cuMemAlloc_v2(ctypes.byref(a), u64({mib} * MIB)); settled({mib}, 3); r += [both()]\n"
         "other.cuMemFree_v2(a); settled(0); r += [both()]"
     )
-    assert run(node, steps) == [[100, 100], [0, 0]]
+    assert run(node, steps, **{LIMIT: "8g"}) == [[charged, mib], [0, 0]]
+
+
+@pytest.mark.parametrize(("second", "charged"), [(200, 500), (500, 600), (0, 600)])
+def test_of_several_contexts_the_cheapest_tells_what_one_costs(
+    node: Node, second: int, charged: int
+) -> None:
+    """Where others cannot be told from us: what they take or give back meanwhile is in the figure."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    node.sim.hidden_pids()
+    steps = (
+        f"start(); change('context_mib=300', 'context_mib={second}')\n"
+        "r += [context()[0], charged_mib()]"
+    )
+    assert run(node, steps) == [0, charged]
+
+
+def test_what_is_allocated_while_nvml_is_asked_is_not_charged_twice(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    steps = (
+        "import threading\nstart(); settled(300)\n"
+        "def look(): start(); charged_mib()\n"
+        "time.sleep(1.1)\n"  # it is looked at once a second
+        "with nvml_hanging():\n"
+        "    asking = threading.Thread(target=look); asking.start(); time.sleep(0.1)\n"
+        "    alloc(50)\n"
+        "asking.join(); r += [both()]"
+    )
+    assert run(node, steps) == [[350, 350]]
+
+
+def test_what_is_allocated_while_code_is_loaded_is_not_charged_twice(node: Node) -> None:
+    """Where others cannot be told from us, neither can our own threads be."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, module_mib=1))
+    node.sim.hidden_pids()
+    steps = (
+        "import threading\nstart(); go = True\n"
+        "def load():\n"
+        "    start()\n"
+        "    while go: cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), b'x')\n"
+        "loading = threading.Thread(target=load); loading.start()\n"
+        "for _ in range(20):\n"
+        "    with nvml_hanging(): alloc(50)\n"
+        "    time.sleep(0.005)\n"
+        "go = False; loading.join(); charged, held = both(); r += [charged <= held]"
+    )
+    assert run(node, steps, **{LIMIT: "64g"}) == [True]
 
 
 def test_without_a_known_pid_nothing_unseen_is_charged(node: Node) -> None:

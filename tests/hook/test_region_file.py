@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import mmap
 import os
 import resource
 import signal
@@ -17,10 +18,12 @@ import pytest
 from hooked_programs import LIMIT, Node
 from region_files import (
     FILE_BYTES,
+    FIRST_SLOT,
     REFUSAL_BYTES,
     REFUSALS_AT,
     REGION_BYTES,
     TAIL_AT,
+    USED_AT,
     RegionFile,
 )
 from tenants import tenants
@@ -259,6 +262,32 @@ def test_a_refusal_is_on_record_with_who_holds_most(node: Node) -> None:
         assert region.counter("refused_bytes") == 700 << 20
         assert region.counter("peak") == used
         assert region.counter("underflows") == 0
+
+
+def test_what_is_hopeless_never_shows_as_held(node: Node) -> None:
+    """Readers of the region, and who corrects the ledger by it, would take it for memory."""
+    code = (
+        "start()\nsay(pid=0)\nimport sys; sys.stdout.flush()\n"
+        "for _ in range(20_000): alloc(5000)\n"
+        "say(done=1)"
+    )
+    total_at = FIRST_SLOT + USED_AT + 32
+    process = node.start(code, env={LIMIT: "1g"})
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        seen = set()
+        with (
+            node.cache.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw,
+        ):
+            while process.poll() is None:
+                seen |= {raw[total_at : total_at + 8] for _ in range(1000)}
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0
+    assert seen == {bytes(8)}
 
 
 def test_only_the_newest_refusals_are_kept(node: Node) -> None:

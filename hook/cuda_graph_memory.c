@@ -103,33 +103,40 @@ EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 
 /* --- executable graphs ---------------------------------------------------------------------------------- */
 
+/* The executable graph is a new one, maybe where another was, or does something else from now on. */
+static void is_another(CUgraphExec exec, CUgraph graph)
+{
+    graph_instantiated(exec, graph);
+    launch_gate_forget(graph_kind(exec));
+}
+
 EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log,
                                    size_t bytes)
 {
-    NOTE(cuGraphInstantiate, graph_instantiated(*exec, graph), exec, graph, node, log, bytes);
+    NOTE(cuGraphInstantiate, is_another(*exec, graph), exec, graph, node, log, bytes);
 }
 
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log,
                                       size_t bytes)
 {
-    NOTE(cuGraphInstantiate_v2, graph_instantiated(*exec, graph), exec, graph, node, log, bytes);
+    NOTE(cuGraphInstantiate_v2, is_another(*exec, graph), exec, graph, node, log, bytes);
 }
 
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
-    NOTE(cuGraphInstantiateWithFlags, graph_instantiated(*exec, graph), exec, graph, flags);
+    NOTE(cuGraphInstantiateWithFlags, is_another(*exec, graph), exec, graph, flags);
 }
 
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
                                              CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-    NOTE(cuGraphInstantiateWithParams, graph_instantiated(*exec, graph), exec, graph, parameters);
+    NOTE(cuGraphInstantiateWithParams, is_another(*exec, graph), exec, graph, parameters);
 }
 
 EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
                                                   CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-    NOTE(cuGraphInstantiateWithParams_ptsz, graph_instantiated(*exec, graph), exec, graph, parameters);
+    NOTE(cuGraphInstantiateWithParams_ptsz, is_another(*exec, graph), exec, graph, parameters);
 }
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
@@ -142,12 +149,12 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
                                   CUgraphExecUpdateResult *why)
 {
-    NOTE(cuGraphExecUpdate, graph_instantiated(exec, graph), exec, graph, node, why);
+    NOTE(cuGraphExecUpdate, is_another(exec, graph), exec, graph, node, why);
 }
 
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
 {
-    NOTE(cuGraphExecUpdate_v2, graph_instantiated(exec, graph), exec, graph, info);
+    NOTE(cuGraphExecUpdate_v2, is_another(exec, graph), exec, graph, info);
 }
 
 /* An upload may already take the memory that the launch will need. */
@@ -159,7 +166,7 @@ EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExe
     if (result != CUDA_SUCCESS)                                                                              \
         return result;                                                                                       \
     result = CALL(symbol, exec, stream);                                                                     \
-    graph_memory_after_launch(exec);                                                                         \
+    graph_memory_after_launch(exec, result == CUDA_SUCCESS);                                                 \
     return result
 
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)

@@ -119,11 +119,6 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
 
 /* --- graphs: one launch each ---------------------------------------------------------------------------- */
 
-static uint64_t graph_key(CUgraphExec exec)
-{
-    return estimate_mix((uintptr_t)exec, UINT64_C(0x6772617068)) | 1;
-}
-
 #define LAUNCH_GRAPH(symbol, exec, stream, own_stream)                                                       \
     const struct real_cuda *real = real_cuda();                                                              \
     struct launch launch;                                                                                    \
@@ -132,10 +127,10 @@ static uint64_t graph_key(CUgraphExec exec)
     CUresult result = graph_memory_before_launch(exec, #symbol);                                             \
     if (result != CUDA_SUCCESS)                                                                              \
         return result;                                                                                       \
-    launch_gate_pass(&launch, stream, own_stream, graph_key(exec));                                          \
+    launch_gate_pass(&launch, stream, own_stream, graph_kind(exec));                                         \
     result = CALL(symbol, exec, stream);                                                                     \
     launch_gate_passed(&launch, result);                                                                     \
-    graph_memory_after_launch(exec);                                                                         \
+    graph_memory_after_launch(exec, result == CUDA_SUCCESS);                                                 \
     return result
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)

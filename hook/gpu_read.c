@@ -10,6 +10,7 @@ enum { MOST_UNCLEAR = 16 }; /* launches in a row */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 #define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
+#define OVERLONG_NS (5000 * MS_NS) /* beyond twice what was expected, a launch may wait for a later one */
 #define AT_ONCE_NS 20000 /* after an event was recorded on an idle stream, it is done */
 
 static void finish(struct measured_lane *lane, struct trace *trace)
@@ -157,6 +158,8 @@ static void charge_running(struct measured_lane *lane, struct trace *trace, int6
     if (lane->probe.out && lane->probe.residency.undecided > 1)
         return; /* nothing of ours runs at the moment */
     int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns);
+    if (own > OVERLONG_NS + 2 * trace->expected_ns)
+        atomic_store(&lane->lane.overlong_at_ns, (uint64_t)now_ns);
     if (own - trace->charged_ns < MS_NS)
         return;
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);

@@ -28,6 +28,7 @@ struct lane {
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t measured_at_ns; /* when one was last measured */
+    _Atomic uint64_t overlong_at_ns; /* when one was last seen to run for far longer than it should */
     /* Launches on several streams run beside each other, so what they cost shows only when all of them are
      * measured for a while. */
     _Atomic uint64_t last_stream, several_streams_at_ns, all_measured_at_ns;

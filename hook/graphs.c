@@ -221,7 +221,7 @@ static void learn(CUgraphExec exec, int place, uint64_t reserved)
     pthread_mutex_unlock(&lock);
 }
 
-void graph_memory_after_launch(CUgraphExec exec)
+void graph_memory_after_launch(CUgraphExec exec, bool launched)
 {
     uint64_t bytes[MAX_DEVICES];
     if (!needs(exec, bytes))
@@ -232,7 +232,8 @@ void graph_memory_after_launch(CUgraphExec exec)
         reserve_claimed(&reserves[i], 0, true);
         uint64_t changes = reserve_changes(&reserves[i]), reserved = reserved_bytes(ordinals[i]);
         reserve_settle(&reserves[i], changes, reserved, true, "cuGraphLaunch");
-        learn(exec, i, reserved);
+        if (launched) /* otherwise what is reserved is of other graphs */
+            learn(exec, i, reserved);
     }
 }
 

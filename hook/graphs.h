@@ -41,8 +41,9 @@ void graph_exec_forget(CUgraphExec exec);
  * when the process has no graph that allocates. */
 CUresult graph_memory_before_launch(CUgraphExec exec, const char *function);
 
-/* Called after the driver has answered the launch, whatever it said: the charge becomes what is reserved. */
-void graph_memory_after_launch(CUgraphExec exec);
+/* Called after the driver has answered the launch, whatever it said: the charge becomes what is reserved. If
+ * it was launched, that also says what it needs. */
+void graph_memory_after_launch(CUgraphExec exec, bool launched);
 
 /* Make the device's charge what the driver has reserved for graphs. */
 void graph_memory_true_up(CUdevice device);

@@ -28,7 +28,8 @@ enum {
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
 #define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
 #define UNCERTAIN_WAIT_NS MS_NS
-#define STUCK_NS (5000 * MS_NS)
+#define STUCK_NS (5000 * MS_NS) /* between launches that are let out to somebody who may wait for them */
+#define OVERLONG_NS (1000 * MS_NS) /* for so long after it was last seen */
 #define AGENT_LEASE_NS (1000 * MS_NS)
 #define MONITOR_LEASE_NS (15000 * MS_NS)
 
@@ -145,10 +146,12 @@ static int64_t chunk(uint64_t now_ns)
     return SHARE_CHUNK_NS / 2 + (int64_t)(estimate_mix(now_ns, 1) % (uint64_t)(SHARE_CHUNK_NS / 2));
 }
 
-/* A launch of ours has run for so long that what it waits for may be what waits here. */
+/* A launch of ours has run for so much longer than it should that what it waits for may be what waits here.
+ * One more goes out now and then. */
 static bool stuck(struct lane *lane, uint64_t now_ns)
 {
-    return gpu_time_measuring(lane) && now_ns - atomic_load(&lane->launched_at_ns) > (uint64_t)STUCK_NS;
+    return now_ns - atomic_load(&lane->launched_at_ns) > (uint64_t)STUCK_NS
+        && now_ns - atomic_load(&lane->overlong_at_ns) < (uint64_t)OVERLONG_NS;
 }
 
 static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
@@ -251,6 +254,13 @@ static int64_t expected_ns(struct launch *launch)
     if ((samples < FEW_SAMPLES || varies) && !guess(launch, samples ? ns : guess_ns, varies ? 4 : 1))
         return 0;
     return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
+}
+
+void launch_gate_forget(uint64_t key)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, key);
+    if (estimate)
+        atomic_store(&estimate->samples, 0);
 }
 
 /* How long to wait before asking again; 0: go. */

@@ -49,6 +49,15 @@ static inline bool launch_gate_is_open(void)
         == LAUNCH_GATE_RECENT;
 }
 
+/* A graph is a kind of its own. */
+static inline uint64_t graph_kind(CUgraphExec exec)
+{
+    return estimate_mix((uintptr_t)exec, UINT64_C(0x6772617068)) | 1;
+}
+
+/* What was measured of the kind says nothing any more. */
+void launch_gate_forget(uint64_t key);
+
 /* About to launch this kind on `stream` (0 is the thread's own with `per_thread`), which is charged to the
  * stream's device. May wait. */
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key);

@@ -1,5 +1,7 @@
 """Memory of graphs: charged at the launch that needs it, until the driver is told to give it back."""
 
+import json
+
 import pytest
 from hooked_programs import LIMIT, Node
 from region_files import RegionFile
@@ -128,6 +130,28 @@ def test_a_graph_that_does_not_fit_on_one_device_takes_nothing_of_another(node: 
 def test_a_launch_that_the_driver_refuses_is_not_charged(node: Node) -> None:
     node.sim.fail("cuGraphLaunch", 999)
     assert run(node, "e = instantiate(passing(60)); r += [launch(e), both()]") == [999, NONE]
+
+
+def test_a_launch_that_the_driver_refuses_says_nothing_of_what_the_graph_needs(node: Node) -> None:
+    """A small graph has run: what is reserved then is of that one."""
+    steps = (
+        "a = instantiate(passing(20)); e = instantiate(passing(60)); r.append(launch(a))\n"
+        "say(done=1); input(); r += [launch(e), both()]\n"
+        "say(done=2); input(); r += [alloc(60)[0], launch(e), both()]\nsay(r=r)"
+    )
+    tenant = node.start(BEGIN + steps, env={LIMIT: "100m"})
+    assert tenant.stdin is not None
+    assert tenant.stdout is not None
+    tenant.stdout.readline()
+    node.sim.fail("cuGraphLaunch", 2)
+    tenant.stdin.write("\n")
+    tenant.stdin.flush()
+    tenant.stdout.readline()
+    node.sim.heal()
+    told, errors = tenant.communicate("\n", timeout=30)
+
+    assert json.loads(told) == {"r": [0, 2, [32, 32], 0, 2, [60, 60]]}, errors
+    assert node.sim.peak_mib(GPU) <= 100
 
 
 def test_a_launch_over_the_limit_does_not_ask_the_driver(node: Node) -> None:

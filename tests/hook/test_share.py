@@ -96,6 +96,20 @@ def test_the_window_of_kernels_of_every_length_is_short_for_any_limiter() -> Non
     assert ideal_error([50], 2, 20_000, 30, 1, 2) < ALONE_POINTS
 
 
+def test_graphs_of_many_seconds(tmp_path: Path) -> None:
+    """Nothing else may go out for having waited so long for what runs as long as it always does."""
+    tenant = Tenant(20, ("ms=200000,by=graph,nodes=30",))
+    (container,) = run(tmp_path, [tenant], {"kernel": 200_000})
+    assert holds([container], 60, 60), container.worst_error(60, 60)
+
+
+def test_graphs_of_seconds_beside_others(tmp_path: Path) -> None:
+    """Two seconds take more than five where four share."""
+    tenants = [Tenant(10, ("ms=80000,by=graph,nodes=10",)), *[Tenant(30, ("ms=80000,",))] * 3]
+    containers = run(tmp_path, tenants, {"kernel": 200_000})
+    assert holds(containers, 20, 20), [one.worst_error(20, 20) for one in containers]
+
+
 @pytest.mark.parametrize("percent", [30, 70])
 @pytest.mark.parametrize(("kernels", "phase"), WAYS)
 def test_every_way_to_launch(tmp_path: Path, percent: int, kernels: Kernels, phase: str) -> None:

@@ -26,7 +26,7 @@ HANG_AFTER_S = 10.0  # a call that takes longer is a hanging driver
 LOOK_AGAIN_S = 1.0  # the most by which a hang is noticed later than that
 HANG_PULSE_S = 600.0  # how long a hang may last before the process itself counts as stuck
 ABSENT_RETRY_S = 5.0
-WAIT_S = 2.0  # for an event; a stop waits for it, and an event ends it at once
+WAIT_S = 1.0  # for an event; a stop waits for it, and an event ends it at once
 HUNG = f"the driver has not answered for {HANG_AFTER_S:.0f} s"
 VANISHED = "the driver no longer lists this GPU (it fell off the bus or was removed)"
 

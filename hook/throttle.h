@@ -70,7 +70,7 @@ enum {
     ESTIMATE_WAYS = 4, /* places that a key can be in */
     ESTIMATE_SETS = 2048,
     ESTIMATE_SAMPLES = 16, /* that the moving mean goes back */
-    ESTIMATE_LEAST_NS = 500, /* or the budget would never be looked at again, nor the kind be measured */
+    ESTIMATE_LEAST_NS = 100, /* or the budget would never be looked at again, nor the kind be measured */
     ESTIMATE_FIRST_NS = 20000, /* of what was never measured, when nothing was */
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
     ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */

@@ -86,7 +86,7 @@ def test_it_makes_no_system_call_after_it_is_loaded(node: Node, tmp_path: Path) 
     after = [[Counter(c[c.index("getppid") :]) for c in calls] for calls in runs]
     with_us, without = (reduce(and_, counts) for counts in after)
     assert with_us["getppid"] == 2
-    assert with_us == without
+    assert not with_us - without  # fewer may be: threads that do not meet in any of the runs
     assert set(loading[0][0] - loading[1][0]) <= LOADING
 
 

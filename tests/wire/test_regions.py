@@ -307,8 +307,8 @@ def test_a_linked_directory_is_not_followed(bed: Bed) -> None:
 
 
 @pytest.fixture
-def exchanging(bed: Bed) -> Iterator[threading.Event]:
-    """A tenant that puts one thing after the other in the file's place, as fast as it can."""
+def ended(bed: Bed) -> Iterator[Callable[[], None]]:
+    """A tenant that puts one thing after the other in the file's place, as fast as it can; its end."""
     stop = threading.Event()
     good, ways = bytes(region()), (as_fifo, as_link, as_hard_link, as_sparse, as_written(b"x"))
 
@@ -324,15 +324,17 @@ def exchanging(bed: Bed) -> Iterator[threading.Event]:
                 os.truncate(bed.file, FILE_BYTES)
 
     thread = threading.Thread(target=exchange)
+
+    def end() -> None:
+        stop.set()
+        thread.join()
+
     thread.start()
-    yield stop
-    stop.set()
-    thread.join()
+    yield end
+    end()
 
 
-def test_a_tenant_that_exchanges_the_file_all_the_time(
-    bed: Bed, exchanging: threading.Event
-) -> None:
+def test_a_tenant_that_exchanges_the_file_all_the_time(bed: Bed, ended: Callable[[], None]) -> None:
     """No crash, no hang, no write anywhere else; each answer is one of those above."""
     outcomes = set()
 
@@ -344,7 +346,7 @@ def test_a_tenant_that_exchanges_the_file_all_the_time(
         return len(outcomes)
 
     eventually(lambda: seen() > 1)
-    exchanging.set()
+    ended()
     secret = bed.root / "secret"
     if secret.exists() and secret.stat().st_nlink == 1:
         assert struct.unpack_from("<i", secret.read_bytes(), SLOTS_AT + HOST_PID_AT)[0] == 0

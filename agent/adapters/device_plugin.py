@@ -9,6 +9,7 @@ All coroutines here run on the one loop of `agent.adapters.rpc_loop`, and never 
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 import traceback
@@ -108,6 +109,7 @@ class BoundedCalls:
     def __init__(self, limit: int = MAX_CALLS) -> None:
         self._limit = limit
         self._free = threading.BoundedSemaphore(limit)
+        self._under_way: dict[asyncio.Event, float] = {}  # until when; only the loop looks
 
     async def run(self, work: Callable[[], T], within_s: float) -> T:
         """Give what `work` gives, or raise what it raises. Raises Overdue."""
@@ -120,23 +122,41 @@ class BoundedCalls:
         def call() -> None:
             try:
                 outcome.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - it belongs to the waiting caller
+            except Exception as error:  # noqa: BLE001 - it belongs to the waiting caller
                 outcome.set_exception(error)
+            except BaseException as error:  # noqa: BLE001 - one that ends loops is not for the loop
+                outcome.set_exception(RuntimeError(f"a call of kubelet ended by {error!r}"))
             finally:
                 self._free.release()
-                loop.call_soon_threadsafe(done.set)
+                loop.call_soon_threadsafe(finished)
+
+        def finished() -> None:
+            done.set()
+            self._under_way.pop(done, None)
 
         try:
             threading.Thread(target=call, name="kubelet-call", daemon=True).start()
         except RuntimeError:
             self._free.release()
             raise
+        self._under_way[done] = loop.time() + within_s
         try:
             await asyncio.wait_for(done.wait(), within_s)
         except TimeoutError:
             if not outcome.done():  # at the last moment
                 raise Overdue(1) from None
         return outcome.result()
+
+    async def settled(self) -> None:
+        """Wait for the calls under way, each for as long as it may take.
+
+        Also for those that nobody waits for any more: kubelet has hung up, but what was begun must
+        be brought to its end, or a lock stays behind.
+        """
+        now_s = asyncio.get_running_loop().time
+        for done, until_s in list(self._under_way.items()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), max(0.0, until_s - now_s()))
 
 
 class Answers:
@@ -161,6 +181,10 @@ class Answers:
         self._on_overdue = on_overdue
         self._clock = clock
         self._calls = BoundedCalls()
+
+    async def settled(self) -> None:
+        """Wait for what is being answered, at most for its budget."""
+        await self._calls.settled()
 
     def options(self) -> dp.DevicePluginOptions:
         """The same at Register and at GetDevicePluginOptions: kubelets believe one or the other."""

@@ -108,7 +108,7 @@ class KubeletLink:
         if served is None:
             return
         grace_s = self._answers.budget_s + GRACE_S
-        rpc_loop.run(_stop(served, grace_s), grace_s + START_S)
+        rpc_loop.run(_stop(served, self._answers, grace_s), 2 * grace_s + START_S)
         if _is_still(served):
             served.path.unlink(missing_ok=True)
 
@@ -176,7 +176,8 @@ async def _made_server(plugin: DevicePlugin) -> Any:
     )
 
 
-async def _stop(served: _Served, grace_s: float) -> None:
+async def _stop(served: _Served, answers: Answers, grace_s: float) -> None:
+    await answers.settled()  # before the streams: kubelet hangs up all calls when they end
     served.plugin.end_streams()
     await served.server.stop(grace_s)
 

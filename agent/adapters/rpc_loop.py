@@ -13,10 +13,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_ONE = threading.Lock()
+
 
 def run(work: Coroutine[Any, Any, T], within_s: float) -> T:
     """Do `work` on the loop and wait for it. Raises what it raises, and TimeoutError."""
-    doing = asyncio.run_coroutine_threadsafe(work, _loop())
+    with _ONE:
+        loop = _loop()
+    doing = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         return doing.result(within_s)
     finally:

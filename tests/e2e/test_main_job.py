@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -254,3 +255,25 @@ def test_under_nohup_it_does_not_hear_the_hang_up(make_node: NodeMaker) -> None:
     asks = [Ask(memory_mib=700)]
     assert got_its_claims(node.run_pod("afterwards", asks), asks)
     assert node.stop_agent() == 0
+
+
+def test_a_stop_lets_an_allocate_under_way_finish(make_node: NodeMaker) -> None:
+    """Its pod gets its grant, and the node's lock is released: nobody else would do that."""
+    node = make_node()
+    ask = [Ask(memory_mib=300)]
+    uid = node.create_pod("late", ask)
+    claims = node.place_pod("late", ask)
+    slow = node.api.hang(1.0, count=1, verb="patch", resource="pods")
+    admitted: list[bool] = []
+    offering = threading.Thread(
+        target=lambda: admitted.append(node.offer("late", uid, ask, claims).admitted.ok)
+    )
+    offering.start()
+    eventually(lambda: slow.used)
+
+    assert node.stop_agent() == 0
+
+    offering.join(20)
+    assert admitted == [True]
+    assert not [key for key in node.annotations() if "mutex" in key]
+    assert node.pod_annotations("team", "late")["hami.io/bind-phase"] == "success"

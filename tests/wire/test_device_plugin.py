@@ -1,5 +1,7 @@
 """The DevicePlugin service over real gRPC: lists, preferences, grants, refusals, hanging calls."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -116,7 +118,7 @@ def test_pre_start_answers_all_the_same(served: Served) -> None:
     assert served.stub.pre_start_container(request, timeout=10) == dp.PreStartContainerResponse()
 
 
-def _raises(error: Exception) -> Callable[..., Any]:
+def _raises(error: BaseException) -> Callable[..., Any]:
     def act(*_: object) -> Any:
         raise error
 
@@ -341,3 +343,34 @@ def test_call_beyond_the_limit_is_overdue_at_once() -> None:
 
     assert (overdue.value.working, ran) == (1, [])
     release.set()
+
+
+def test_a_call_that_would_end_its_thread_is_a_defect_like_any_other(served: Served) -> None:
+    served.allocator.act = _raises(SystemExit(3))
+    for _ in range(2):
+        with pytest.raises(grpc.RpcError) as refused:
+            served.allocate("GPU-0-0")
+        assert refused.value.details() == INTERNAL
+
+
+ASKING_AT_ONCE = """
+import asyncio, threading
+from agent.adapters import rpc_loop
+ready, loops = threading.Barrier(8), []
+async def loop_id():
+    return id(asyncio.get_running_loop())
+def ask():
+    ready.wait()
+    loops.append(rpc_loop.run(loop_id(), 10.0))
+asking = [threading.Thread(target=ask) for _ in range(8)]
+[thread.start() for thread in asking]
+[thread.join() for thread in asking]
+print(len(loops), len(set(loops)))
+"""
+
+
+def test_there_is_one_loop_whoever_asks_first() -> None:
+    asked = subprocess.run(
+        [sys.executable, "-c", ASKING_AT_ONCE], capture_output=True, text=True, check=True
+    )
+    assert asked.stdout == "8 1\n"

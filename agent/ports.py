@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from agent.domain.accounting import GpuUse
 from agent.domain.enforcement import Granted, RegionLook, Seen
 from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
 from agent.domain.hook_files import HookFile
+from agent.domain.limits_file import LimitsFile
 from agent.domain.new_region import Piece, SeenRegion
 from agent.domain.pods import Node, Pod
 from agent.domain.region_slots import HostPid
@@ -155,6 +157,16 @@ class Nvml(Protocol):
         """Ask one GPU for signs of life. Raises GpuLost or NvmlError when there are none."""
 
 
+class GpuMeter(Protocol):
+    """What the driver tells of the use of GPUs. Called by one thread alone: any call may hang."""
+
+    def look(self) -> tuple[GpuUse, ...]:
+        """Every GPU that answers, by index. Raises NvmlAbsent, NvmlError."""
+
+    def close(self) -> None:
+        """Give the driver's library back; never raises."""
+
+
 # --- the host ----------------------------------------------------------------------------------
 
 
@@ -272,6 +284,26 @@ class Regions(Protocol):
         """Write host pids into slots that still are the same processes'; how many were.
 
         Raises NodeNotReady.
+        """
+
+
+class LiveLimits(Protocol):
+    """The limits files of containers that run. Thread-safe; every change is whole or not at all."""
+
+    def read(self, pod_uid: str, container: str) -> LimitsFile | None:
+        """The limits as they are; None: the container has no file, or it is none of this layout.
+
+        Raises NodeNotReady.
+        """
+
+    def change(
+        self, pod_uid: str, container: str, change: Callable[[LimitsFile], LimitsFile]
+    ) -> LimitsFile | None:
+        """Change devices' lines (or `alive_at_ns`) in place: a container has the file mounted.
+
+        `change` may alter limits, what is lent and what is blocked; devices and all else stay.
+        Containers see it at their next launch or allocation. Gives what holds now; None as in
+        `read`. Raises NodeNotReady.
         """
 
 

@@ -2,7 +2,8 @@
 
 Packages from PyPI: those of which PyInstaller took a file, as its own lists say. What CPython and
 grpcio carry inside is known by what they tell of themselves; where they tell no version, none is
-made up. The notices of what comes as machine code only are in packaging/licences.
+made up. Notices are those that come with a part; packaging/licences has them of what comes as
+machine code only, and tells where each is from.
 """
 
 import ast
@@ -56,13 +57,16 @@ IN_CPYTHON = {
 }
 IN_GRPCIO = {
     "abseil": "Apache-2.0",
+    "address_sorting": "BSD-3-Clause",
     "boringssl": "Apache-2.0 AND MIT",
     "c-ares": "MIT",
     "re2": "BSD-3-Clause",
     "upb": "BSD-3-Clause",
     "utf8_range": "MIT",
+    "xxhash": "BSD-2-Clause",
     "zlib": "Zlib",
 }
+IN_PROTOBUF = {"upb": "BSD-3-Clause", "utf8_range": "MIT"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +144,8 @@ def _package(runtime: Runtime, info: Path) -> list[Component]:
         purl=f"pkg:pypi/{name.lower().replace('_', '-')}@{version}",
         notices=_notices(info) or _header(site_packages(runtime) / "pynvml.py"),
     )
-    if name == "grpcio":
-        carried = [_inside(part, "", spdx, name) for part, spdx in IN_GRPCIO.items()]
-        return [own, *carried]
+    if carried := {"grpcio": IN_GRPCIO, "protobuf": IN_PROTOBUF}.get(name):
+        return [own, *(_inside(part, "", spdx, name) for part, spdx in carried.items())]
     if name == "PyYAML":
         return [own, _inside("libyaml", _told(runtime.python, LIBYAML).strip(), "MIT", name)]
     return [own]
@@ -184,7 +187,7 @@ def _python(runtime: Runtime) -> list[Component]:
         version=told["cpython"],
         licence="Python-2.0.1",
         purl=f"pkg:golang/{module[1]}@{quote(module[2])}",
-        notices=(licence.read_text(),),
+        notices=(licence.read_text(), _notice("cpython-incorporated")),
     )
     return [
         cpython,
@@ -195,10 +198,10 @@ def _python(runtime: Runtime) -> list[Component]:
 def _debian() -> list[Component]:
     """Libraries out of Debian's packages."""
     found = []
-    for package, licence, notice, only_in in (
-        ("libstdc++6", "GPL-3.0-or-later WITH GCC-exception-3.1", _notice("gcc-runtime"), ""),
-        ("libgcc-s1", "GPL-3.0-or-later WITH GCC-exception-3.1", _notice("gcc-runtime"), ""),
-        ("libc6", "LGPL-2.1-or-later", "", "oci.tar"),
+    for package, licence, notices_in, only_in in (
+        ("libstdc++6", "GPL-3.0-or-later WITH GCC-exception-3.1", "gcc-10-base", ""),
+        ("libgcc-s1", "GPL-3.0-or-later WITH GCC-exception-3.1", "gcc-10-base", ""),
+        ("libc6", "LGPL-2.1-or-later", "libc6", "oci.tar"),
     ):
         [path] = (PINS / "debian").glob(f"{package}_*.deb")
         version = path.name.split("_")[1]
@@ -208,7 +211,7 @@ def _debian() -> list[Component]:
                 version=version,
                 licence=licence,
                 purl=f"pkg:deb/debian/{quote(package)}@{quote(version)}?arch=amd64",
-                notices=(notice or _copyright(package),),
+                notices=(_copyright(notices_in),),
                 only_in=only_in,
             )
         )
@@ -230,6 +233,7 @@ def _compiled(runtime: Runtime, python: Path) -> list[Component]:
     version = re.search(r'ZLIB_VERSION "([0-9.]+)', (runtime.inflate / "zlib.h").read_text())
     zig = Path(_told(python, "import ziglang; print(ziglang.__path__[0])").strip())
     zlib = version[1] if version else ""
+    zlib_notice = (runtime.inflate / "LICENSE").read_text()
     return [
         Component(
             name="pyinstaller",
@@ -238,8 +242,8 @@ def _compiled(runtime: Runtime, python: Path) -> list[Component]:
             purl=f"pkg:pypi/pyinstaller@{packed_by}",
             notices=_notices(info),
         ),
-        _inside("zlib", zlib, "Zlib", "pyinstaller"),
-        _inside("zlib", zlib, "Zlib", "launcher"),
+        _inside("zlib", zlib, "Zlib", "pyinstaller", zlib_notice),
+        _inside("zlib", zlib, "Zlib", "launcher", zlib_notice),
         Component(
             name="musl",
             version="",
@@ -251,9 +255,9 @@ def _compiled(runtime: Runtime, python: Path) -> list[Component]:
     ]
 
 
-def _inside(name: str, version: str, licence: str, carrier: str) -> Component:
+def _inside(name: str, version: str, licence: str, carrier: str, notice: str = "") -> Component:
     return Component(
-        name=name, version=version, licence=licence, purl="", notices=(_notice(name),),
+        name=name, version=version, licence=licence, purl="", notices=(notice or _notice(name),),
         inside=carrier,
     )  # fmt: skip
 

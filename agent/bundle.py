@@ -1,4 +1,4 @@
-"""Where the libraries that come with this program lie: beside it when frozen, else in the build."""
+"""Where the files that come with this program lie: beside it when frozen, else in the tree."""
 
 import os
 import platform
@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
+def data_dir() -> Path:
+    """The directory below which files have the names that they have in the tree."""
+    frozen = getattr(sys, "_MEIPASS", "")  # set by PyInstaller's bootloader
+    return Path(frozen) if frozen else Path(__file__).resolve().parents[1]
+
+
 def hook_dir() -> Path:
     """The directory of libvgpu.so; the simulated driver is in `sim/` below it."""
-    frozen = getattr(sys, "_MEIPASS", "")  # set by PyInstaller's bootloader
+    frozen = getattr(sys, "_MEIPASS", "")
     if frozen:
         return Path(frozen) / "hook"
-    return Path(__file__).resolve().parents[1] / ".build" / "hook" / platform.machine()
+    return data_dir() / ".build" / "hook" / platform.machine()
 
 
 def frozen_folder() -> Path | None:

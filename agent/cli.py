@@ -13,6 +13,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent.bundle import restore_environment
@@ -35,6 +36,7 @@ SUMMARIES = {
     "uninstall": "take the agent off this host, and back what it has written on its Node",
     "demo": "show all of it on an embedded, simulated node; needs no GPU and no cluster",
     "config": "print every setting as it holds and where it came from",
+    "files": "list or write the files that come along: manifests, unit, dashboards, licences",
     "version": "print the version",
 }
 EXIT_CODES = """\
@@ -72,12 +74,18 @@ Nothing else is touched: neither other annotations (the scheduler's hami.io/mute
 nor files. The library and the containers' directories below --hook-path stay, because pods that
 still run use them; --purge removes them once no process does, and the agent's state and settings.
 """
+FILES = """\
+Lists the files that come with this program: the DaemonSet's manifests, the systemd unit, what there
+is for Prometheus and Grafana, licences. Writing leaves those alone that are there and the same, and
+refuses if one differs.
+"""
 EXAMPLES = """\
 examples:
   vgpu-agent run --config-file /device-config.yaml      as HAMi's device plugin was started
   vgpu-agent run --device-split-count 4 --register-format csv9
   VGPU_METRICS_BIND_ADDRESS=127.0.0.1:9394 vgpu-agent run
   vgpu-agent config --config-file /device-config.yaml   what would hold, and why
+  vgpu-agent files --to DIR                             the manifests, to apply with kubectl
   vgpu-agent install --dry-run                          what would be done to this host
   vgpu-agent uninstall --dry-run                        what would be removed
 """
@@ -136,8 +144,9 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
     if command in ("", "-h", "--help", "help"):
         print(overview(), end="")
         return EXIT_OK if command else EXIT_USAGE
-    if command in ("version", "--version"):
-        return _version(arguments[1:])
+    without_settings = {"version": _version, "--version": _version, "files": _files}
+    if command in without_settings:
+        return without_settings[command](arguments[1:])
     if command == "demo":
         from agent.demo import main as demo
 
@@ -188,6 +197,30 @@ def _version(arguments: list[str]) -> int:
         print(json.dumps(build_info()))
     else:
         print(f"{PROGRAM} {VERSION}")
+    return EXIT_OK
+
+
+def _files(arguments: list[str]) -> int:
+    parser = _Parser(prog=f"{PROGRAM} files", description=FILES, allow_abbrev=False)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("name", nargs="?", metavar="NAME", help="print this one instead of the list")
+    which.add_argument("--to", type=Path, metavar="DIR", help="write all of them below DIR")
+    asked = parser.parse_args(arguments)
+    from agent.shipped import content, shipped, unpack
+
+    try:
+        if asked.to is not None:
+            for path in unpack(asked.to):
+                print(path)
+        elif asked.name is not None:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(content(asked.name))
+        else:
+            for name in shipped():
+                print(name)
+    except AgentError as error:
+        _complain(str(error))
+        return EXIT_GAVE_UP
     return EXIT_OK
 
 

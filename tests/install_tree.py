@@ -17,7 +17,7 @@ SHIPPED = Path(__file__).parents[1] / "packaging" / "systemd"
 
 def made_release(folder: Path, version: str = "1.0.0", *, form: str = "#A=\n") -> Release:
     """A frozen agent as far as an installation goes."""
-    data = folder / "_internal" / "systemd"
+    data = folder / "_internal" / "packaging" / "systemd"
     data.mkdir(parents=True)
     (data / "vgpu-agent.service").write_bytes((SHIPPED / "vgpu-agent.service").read_bytes())
     (data / "vgpu-agent.env").write_text(form)

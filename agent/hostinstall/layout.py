@@ -9,9 +9,8 @@ from agent.errors import AgentError
 UNIT = "vgpu-agent.service"
 PROGRAM = "vgpu-agent"
 DEFAULT_PREFIX = Path("/opt/vgpu-agent")
-DATA = Path(
-    "_internal/systemd"
-)  # in a frozen folder: the unit and the form of the environment file
+# In a frozen folder: the unit and the form of the environment file.
+DATA = Path("_internal/packaging/systemd")
 TEMPORARY, DOOMED = ".vgpu-agent-tmp", ".old"
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9_.-]*){1,16}", re.ASCII)

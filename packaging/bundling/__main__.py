@@ -20,8 +20,10 @@ from bundling.tarball import tarball
 
 sys.path.insert(0, str(ROOT))
 
+from agent.shipped import FOLDERS
 from agent.version import VERSION
 
+SHIPPED = tuple(name for name in FOLDERS if (ROOT / name).is_dir())
 FLOOR = (2, 28)  # glibc of RHEL 8, Debian 10 and Ubuntu 20.04's elders
 FLOOR_OF_HOOK = (2, 17)  # containers are older than their hosts
 NAME = f"vgpu-agent-{VERSION}-linux-x86_64"
@@ -44,7 +46,7 @@ def main(dist: Path, hook_dir: Path, work: Path, key: Path | None) -> int:
     say("freezing the agent")
     data = {
         "hook": shipped_hook(hook_dir, work / "hook"),
-        "systemd": ROOT / "packaging" / "systemd",
+        **{name: ROOT / name for name in SHIPPED},
         ".": write_record(work / "build.json"),
     }
     folder = frozen(runtime, data, work / "frozen", work / "freeze")
@@ -61,7 +63,7 @@ def main(dist: Path, hook_dir: Path, work: Path, key: Path | None) -> int:
     made_files[-1].write_bytes(bill)
     say("writing the tarball")
     more = {"sbom.cdx.json": bill, "THIRD-PARTY.txt": notices}
-    made_files.append(tarball(folder, made_files[1], more, dist / f"{NAME}.tar.gz"))
+    made_files.append(tarball(folder, made_files[1], SHIPPED, more, dist / f"{NAME}.tar.gz"))
     (dist / "provenance.json").write_bytes(statement(made_files, VERSION, revision()))
     listing = checksums.write_list(dist)
     if key is not None:

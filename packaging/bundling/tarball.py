@@ -2,27 +2,30 @@
 
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bundling import archive, checksums
 from bundling.runtime import ROOT
 
 SCRIPTS = ROOT / "packaging" / "tarball"
-# They lie where they do in the tree: the commands of docs/install hold in both.
-FOLDERS = ("packaging/systemd", "packaging/daemonset", "docs")
 PAGES = ("LICENSE", "CHANGELOG.md", "ARCHITECTURE.md")
 FOR_THE_TOP = ("README.md", "install.sh", "uninstall.sh")
 
 
-def tarball(folder: Path, image: Path, more: Mapping[str, bytes], target: Path) -> Path:
+def tarball(
+    folder: Path, image: Path, folders: Sequence[str], more: Mapping[str, bytes], target: Path
+) -> Path:
     """Write the bundle of the frozen agent in `folder` and the image; give its path.
 
-    `more`: further files for its top directory, by name. Everything is below one directory, which
-    has the name of the file.
+    `folders` of the tree are in it as well, and `more` files for its top directory, by name.
+    Everything is below one directory, which has the name of the file.
     """
     top = target.name.removesuffix(".tar.gz")
-    files = {**contents(folder, image), **{name: (text, False) for name, text in more.items()}}
+    files = {
+        **contents(folder, image, folders),
+        **{name: (text, False) for name, text in more.items()},
+    }
     files[checksums.NAME] = (checksums.listed({name: files[name][0] for name in files}), False)
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as opened:
@@ -34,10 +37,11 @@ def tarball(folder: Path, image: Path, more: Mapping[str, bytes], target: Path) 
     return target
 
 
-def contents(folder: Path, image: Path) -> dict[str, tuple[bytes, bool]]:
+def contents(folder: Path, image: Path, folders: Sequence[str]) -> dict[str, tuple[bytes, bool]]:
     """By name: every file, and whether it is a program."""
     found = _tree(folder, "vgpu-agent")
-    for name in FOLDERS:
+    # They lie where they do in the tree: the commands of docs/install hold in both.
+    for name in (*folders, "docs"):
         found |= _tree(ROOT / name, name)
     for page in PAGES:
         found[page] = ((ROOT / page).read_bytes(), False)

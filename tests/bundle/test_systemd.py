@@ -212,7 +212,7 @@ def files_of_pods(node: Node) -> str:
 
 
 def newer(folder: Path) -> None:
-    form = folder / "_internal/systemd/vgpu-agent.env"
+    form = folder / "_internal/packaging/systemd/vgpu-agent.env"
     form.write_text(form.read_text() + "# new\n")
 
 

@@ -184,7 +184,7 @@ def test_two_installations_do_not_run_at_once(tmp_path: Path) -> None:
     [
         pytest.param("vgpu-agent", "is not the agent's folder", id="no program"),
         pytest.param(
-            "_internal/systemd/vgpu-agent.service", "has no vgpu-agent.service", id="no unit"
+            "_internal/packaging/systemd/vgpu-agent.service", "has no vgpu-agent.service", id="no unit"
         ),
     ],
 )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent.domain.accounting import GpuUse
+from agent.domain.accounting import GpuProcess, GpuUse
+from agent.domain.bypass import Whereabouts
 from agent.domain.enforcement import Granted, RegionLook, Seen
 from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
@@ -117,6 +118,12 @@ class Cluster(Protocol):
         Raises ClusterConflict when something changed, ClusterGone when the pod is gone.
         """
 
+    def evict_pod(self, pod: Pod) -> None:
+        """Have a pod end as a drain does: its disruption budget may object (ClusterUnavailable).
+
+        Raises ClusterConflict when another pod has its name, ClusterGone when it is gone.
+        """
+
     def post_event(self, event: ClusterEvent) -> None:
         """Record an Event. Best effort: callers log a failure and go on."""
 
@@ -165,6 +172,13 @@ class GpuMeter(Protocol):
 
     def close(self) -> None:
         """Give the driver's library back; never raises."""
+
+
+class GpuUsers(Protocol):
+    """Who is on the GPUs, by the driver. Called by one thread alone: any call may hang."""
+
+    def look(self) -> Mapping[str, tuple[GpuProcess, ...]]:
+        """By GPU, without those whose list the driver does not tell. Raises NvmlError."""
 
 
 # --- the host ----------------------------------------------------------------------------------
@@ -272,6 +286,13 @@ class Processes(Protocol):
 
     def forget(self) -> None:
         """Nothing is looked for until the next `look`."""
+
+
+class ProcessPlaces(Protocol):
+    """Which pod a process of this node belongs to."""
+
+    def trace(self, pids: Collection[int]) -> Mapping[int, Whereabouts]:
+        """Those that live and can be seen, by pid; never raises."""
 
 
 class Regions(Protocol):

@@ -128,6 +128,25 @@ class KubeCluster:
                 raise
             return found
 
+    def evict_pod(self, pod: Pod) -> None:
+        """Have a pod end as a drain does; see `agent.ports.Cluster`."""
+        name, namespace = quote(pod.name, safe=""), quote(pod.namespace, safe="")
+        self._transport.send(
+            Request(
+                verb="create",
+                resource="pods/eviction",
+                method="POST",
+                path=f"/api/v1/namespaces/{namespace}/pods/{name}/eviction",
+                about=f"the eviction of pod {pod.full_name}",
+                body={
+                    "apiVersion": "policy/v1",
+                    "kind": "Eviction",
+                    "metadata": {"name": pod.name, "namespace": pod.namespace},
+                    "deleteOptions": {"preconditions": {"uid": pod.uid}},
+                },
+            )
+        )
+
     # --- our Node -------------------------------------------------------------------------------
 
     def get_node(self, *, deadline_s: float | None = None) -> Node:

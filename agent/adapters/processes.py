@@ -11,11 +11,11 @@ looked at again only now and then, so that a round costs little on a node with t
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.adapters.proc_files import MOUNTINFO_BYTES, NOT_THERE, READ, entry_of, opened, text_of
 from agent.domain.enforcement import Granted, Process, Seen
 from agent.domain.executables import Linkage, linkage_of
 from agent.domain.proc_text import (
@@ -32,13 +32,10 @@ from agent.domain.proc_text import (
 
 # Source: Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO: who is in it sees every process.
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
-TEXT_BYTES, MOUNTINFO_BYTES = 1 << 16, 1 << 20
 MAPS_BYTES, PIECE_BYTES = 1 << 24, 1 << 16
 MAX_DESCRIPTORS = 1024
 SURE_AFTER = 2  # looks: a container's first process is put into its cgroup a moment after fork
 AGAIN_EVERY = 12  # rounds
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_NOT_THERE = (FileNotFoundError, ProcessLookupError, PermissionError)  # ended, or hidden from us
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +75,9 @@ class HostProcesses:
             if self._others.get(pid, 0) >= SURE_AFTER and not self._is_due(pid):
                 continue
             try:
-                with _entry(self._proc, pid) as entry:
+                with entry_of(self._proc, pid) as entry:
                     self._look_at(pid, entry, before.get(pid), granted)
-            except _NOT_THERE:
+            except NOT_THERE:
                 continue
         places = {known.place for known in self._known.values()}
         self._by_mount = {p: name for p, name in self._by_mount.items() if p in places}
@@ -94,9 +91,9 @@ class HostProcesses:
         self._seeing = False
         for name in ("self", "1"):
             try:
-                with _entry(self._proc, name) as entry:
+                with entry_of(self._proc, name) as entry:
                     if name == "self":
-                        place = place_of(_text(entry, "cgroup"))
+                        place = place_of(text_of(entry, "cgroup"))
                         self._own_pod = place.pod_uid if place else ""
                     namespace = os.readlink("ns/pid", dir_fd=entry)
             except OSError:
@@ -119,16 +116,16 @@ class HostProcesses:
     def _look_at(
         self, pid: int, entry: int, known: _Known | None, granted: Mapping[str, Granted]
     ) -> None:
-        life = life_of(_text(entry, "stat")) if known else None
+        life = life_of(text_of(entry, "stat")) if known else None
         if known is None or life != known.life:
             known = None
-            place = place_of(_text(entry, "cgroup"))
+            place = place_of(text_of(entry, "cgroup"))
             if place is None or place.pod_uid not in granted:
                 self._others[pid] = self._others.get(pid, 0) + 1
                 # Where another pod's process can be seen, all can.
                 self._seeing = self._seeing or bool(place and place.pod_uid != self._own_pod)
                 return
-            life = life_of(_text(entry, "stat"))
+            life = life_of(text_of(entry, "stat"))
         else:
             place = known.place
         self._seeing = True
@@ -154,47 +151,18 @@ class HostProcesses:
             return pod.container_ids[place.container_id]
         if place in self._by_mount:
             return self._by_mount[place]
-        mounts = _text(entry, "mountinfo", MOUNTINFO_BYTES)
+        mounts = text_of(entry, "mountinfo", MOUNTINFO_BYTES)
         container = granted_mount(mounts, self._containers, place.pod_uid)
         if container and place.container_id:
             self._by_mount[place] = container
         return container
 
 
-@contextmanager
-def _entry(proc: Path, name: int | str) -> Iterator[int]:
-    """A process's directory, held: what is read there is never of a later one with its pid."""
-    fd = os.open(f"{proc}/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _opened(name: str, entry: int, flags: int = _READ) -> Iterator[int]:
-    fd = os.open(name, flags, dir_fd=entry)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _text(entry: int, name: str, limit_bytes: int = TEXT_BYTES) -> str:
-    """The beginning of a file of /proc. Raises OSError."""
-    pieces, left = [], limit_bytes
-    with _opened(name, entry) as fd:
-        while left > 0 and (piece := os.read(fd, left)):
-            pieces.append(piece)
-            left -= len(piece)
-    return b"".join(pieces).decode("ascii", "replace")
-
-
 def _looked_into(pid: int, entry: int, life: Life, before: Process | None) -> Process:
     """What a process is, by its own files in /proc. Raises OSError when it has ended."""
     readable, found, linkage = True, Mapped(), None
     try:
-        inside = before.pid_inside if before else pid_inside(_text(entry, "status"))
+        inside = before.pid_inside if before else pid_inside(text_of(entry, "status"))
         namespace = before.pid_namespace if before else _namespace(entry)
         found, readable = _mapped(entry)
         if not found.gpu and _has_gpu_open(entry):
@@ -225,7 +193,7 @@ def _namespace(entry: int) -> int:
 def _mapped(entry: int) -> tuple[Mapped, bool]:
     """What it has mapped, and whether that can be said: a map may be longer than we read."""
     found, rest, left = Mapped(), b"", MAPS_BYTES
-    with _opened("maps", entry) as fd:
+    with opened("maps", entry) as fd:
         while left > 0:
             piece = os.read(fd, PIECE_BYTES)
             if not piece:
@@ -239,10 +207,10 @@ def _mapped(entry: int) -> tuple[Mapped, bool]:
 
 
 def _has_gpu_open(entry: int) -> bool:
-    with _opened("fd", entry, _READ | os.O_DIRECTORY) as fd, os.scandir(fd) as entries:
-        for opened in itertools.islice(entries, MAX_DESCRIPTORS):
+    with opened("fd", entry, READ | os.O_DIRECTORY) as fd, os.scandir(fd) as entries:
+        for descriptor in itertools.islice(entries, MAX_DESCRIPTORS):
             try:
-                path = os.readlink(opened.name, dir_fd=fd)
+                path = os.readlink(descriptor.name, dir_fd=fd)
             except FileNotFoundError:  # closed meanwhile
                 continue
             if is_gpu_device(os.fsencode(path)):
@@ -253,7 +221,7 @@ def _has_gpu_open(entry: int) -> bool:
 def _linkage(entry: int) -> Linkage:
     try:
         name = os.readlink("exe", dir_fd=entry)
-        with _opened("exe", entry) as fd:
+        with opened("exe", entry) as fd:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return Linkage.OTHER
             return linkage_of(lambda at, size: os.pread(fd, size, at), name=name)

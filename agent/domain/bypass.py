@@ -1,0 +1,252 @@
+"""Who uses a shared GPU past its grant: without one, beyond it, or without what enforces it.
+
+A library inside a process cannot stop a process that is rid of it. The driver's list of processes
+cannot be forged by them, so it is compared with the grants. This judges; it touches nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.domain.accounting import GpuProcess
+from agent.domain.enforcement import EXPLAINED, ContainerState, State
+from agent.domain.gpu import Gpu
+from agent.domain.grants import Claim, GrantRecord
+
+MIB = 1 << 20
+# The driver counts in pages of 2 MiB and adds what a context needs, of which the hook counts what
+# it could measure. More than this beyond a limit is no rounding.
+TOLERATED_PERMILLE, TOLERATED_LEAST_BYTES = 50, 256 * MIB
+WHOLE_GPU_PERCENT = 100
+_HOW = "take NVIDIA_VISIBLE_DEVICES and privileged mode away from it"
+NO_GRANT = f"it has no vGPU of this node; ask for one in its resources, or {_HOW}"
+OTHER_GPU = f"its vGPUs are of other GPUs; {_HOW}"
+ABOVE_GRANT = (
+    "holds {} MiB of it instead of the {} MiB that were granted: one of its processes is rid of "
+    "the library that keeps limits; delete the pod"
+)
+
+
+class Kind(StrEnum):
+    """What is wrong; a label of the metric."""
+
+    NO_GRANT = "no grant"
+    OTHER_GPU = "other GPU"
+    ABOVE_GRANT = "above grant"
+    NOT_ENFORCED = "not enforced"
+    HOST_PROCESS = "host process"
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a process of the driver's list is. Empty words: not known, or in no pod."""
+
+    start_time: int  # clock ticks from boot
+    program: str  # name of its executable
+    pod_uid: str = ""
+    container_id: str = ""  # the runtime's
+    container: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Who may use a shared GPU without a grant."""
+
+    programs: frozenset[str] = frozenset()  # of the host alone: a pod can give its own any name
+    namespaces: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bypass:
+    """One finding. Of several processes of a container it names the first."""
+
+    kind: Kind
+    gpu: str
+    pod_uid: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pid: int = 0
+    program: str = ""
+    explained: str = ""  # a sentence with what to do
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The same as long as the same is wrong."""
+        who = self.program if self.kind is Kind.HOST_PROCESS else f"{self.pod_uid}/{self.container}"
+        return (self.kind, self.gpu, who)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodName:
+    """A pod as far as naming it goes."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """All that a judgement goes by, at one moment."""
+
+    processes: Mapping[str, Sequence[GpuProcess]]  # by GPU, those that are shared here
+    traced: Mapping[int, Whereabouts]  # by pid; who is not in it has ended, or cannot be seen
+    gpus: Mapping[str, Gpu]
+    grants: Sequence[GrantRecord]
+    limits: Mapping[tuple[str, str], Mapping[str, int]]  # (pod uid, container) -> GPU -> bytes
+    pods: Mapping[str, PodName]  # by uid
+    states: Sequence[ContainerState]
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What one container has on one GPU."""
+
+    gpu: str
+    pod_uid: str
+    container: str
+    pid: int
+    program: str
+    used_bytes: int
+
+
+def judge(node: Node, allowed: Allowed) -> tuple[Bypass, ...]:
+    """Everything that is wrong now, in a fixed order; GPUs that are divided by MIG are left out."""
+    found: dict[tuple[str, ...], Bypass] = {}
+    for use in _uses(node):
+        bypass = _judged(use, node, allowed)
+        if bypass:
+            found.setdefault(bypass.key, bypass)
+    for bypass in _not_enforced(node):
+        found.setdefault(bypass.key, bypass)
+    return tuple(found[key] for key in sorted(found))
+
+
+def sighting(bypass: Bypass, traced: Mapping[int, Whereabouts]) -> tuple[object, ...]:
+    """What has to be seen twice before it is said: this finding about this very process."""
+    whereabouts = traced.get(bypass.pid)
+    return (*bypass.key, bypass.pid, whereabouts.start_time if whereabouts else 0)
+
+
+def _uses(node: Node) -> Iterable[_Use]:
+    """The driver's lists by container, and by process outside of pods."""
+    sums: dict[tuple[str, str, str, int], _Use] = {}
+    for gpu, processes in sorted(node.processes.items()):
+        if (known := node.gpus.get(gpu)) is None or known.mig_enabled:
+            continue
+        for process in sorted(processes, key=lambda one: one.pid):
+            where = node.traced.get(process.pid)
+            if where is None:
+                continue
+            key = (gpu, where.pod_uid, where.container, 0 if where.pod_uid else process.pid)
+            before = sums.get(key)
+            sums[key] = _Use(
+                gpu,
+                where.pod_uid,
+                where.container,
+                before.pid if before else process.pid,
+                before.program if before else where.program,
+                (before.used_bytes if before else 0) + (process.used_bytes or 0),
+            )
+    return sums.values()
+
+
+def _judged(use: _Use, node: Node, allowed: Allowed) -> Bypass | None:
+    if not use.pod_uid:
+        return None if use.program in allowed.programs else _host_process(use)
+    pod = node.pods.get(use.pod_uid)
+    if pod and pod.namespace in allowed.namespaces:
+        return None
+    grants = [
+        grant
+        for grant in node.grants
+        if grant.pod_uid == use.pod_uid and use.container in ("", grant.container)
+    ]
+    claims = [claim for grant in grants for claim in grant.claims]
+    if not claims:
+        return _of(use, pod, Kind.NO_GRANT, NO_GRANT)
+    on_gpu = [claim for claim in claims if claim.uuid == use.gpu]
+    if not on_gpu:
+        return _of(use, pod, Kind.OTHER_GPU, OTHER_GPU)
+    limit_bytes = _limit(use, on_gpu, node)
+    if limit_bytes and use.used_bytes > limit_bytes + tolerated(limit_bytes):
+        above = ABOVE_GRANT.format(use.used_bytes // MIB, limit_bytes // MIB)
+        return _of(use, pod, Kind.ABOVE_GRANT, above)
+    return None
+
+
+def tolerated(limit_bytes: int) -> int:
+    """How much the driver may count beyond a limit that is kept."""
+    return max(limit_bytes * TOLERATED_PERMILLE // 1000, TOLERATED_LEAST_BYTES)
+
+
+def _limit(use: _Use, claims: Sequence[Claim], node: Node) -> int:
+    """The larger of what was granted and what holds now; 0: none.
+
+    A limit may be lowered below what is in use; that is no fault of whoever uses it.
+    """
+    granted = 0 if any(not c.memory_mib for c in claims) else sum(c.memory_mib for c in claims)
+    now = node.limits.get((use.pod_uid, use.container), {}).get(use.gpu, granted * MIB)
+    return max(granted * MIB, now) if granted and now else 0
+
+
+def _host_process(use: _Use) -> Bypass:
+    return Bypass(
+        kind=Kind.HOST_PROCESS,
+        gpu=use.gpu,
+        pid=use.pid,
+        program=use.program,
+        explained=f"the process {use.pid} ({use.program}) of the host uses the GPU {use.gpu}, "
+        "which pods share, and nothing limits it; end it, take the GPU out of sharing, or name its "
+        "program in --bypass-allow-programs",
+    )
+
+
+def _of(use: _Use, pod: PodName | None, kind: Kind, what: str) -> Bypass:
+    return Bypass(
+        kind=kind,
+        gpu=use.gpu,
+        pod_uid=use.pod_uid,
+        namespace=pod.namespace if pod else "",
+        pod=pod.name if pod else "",
+        container=use.container,
+        pid=use.pid,
+        program=use.program,
+        explained=f"container {use.container or '(unknown)'} (process {use.pid}, {use.program}) "
+        f"uses the GPU {use.gpu}, but {what}",
+    )
+
+
+def _not_enforced(node: Node) -> Iterable[Bypass]:
+    """What was seen of containers' own processes, unless it harms nobody."""
+    grants = {(grant.namespace, grant.pod_name, grant.container): grant for grant in node.grants}
+    for state in node.states:
+        grant = grants.get((state.namespace, state.pod, state.container))
+        if grant is None or state.state is not State.NOT_ENFORCEABLE:
+            continue
+        for uuid in sorted({claim.uuid for claim in grant.claims}):
+            gpu = node.gpus.get(uuid)
+            if gpu is None or gpu.mig_enabled or exclusive(grant, gpu):
+                continue
+            yield Bypass(
+                kind=Kind.NOT_ENFORCED,
+                gpu=uuid,
+                pod_uid=grant.pod_uid,
+                namespace=grant.namespace,
+                pod=grant.pod_name,
+                container=grant.container,
+                explained=EXPLAINED.get(state.reason, "its limits do not hold"),
+            )
+
+
+def exclusive(grant: GrantRecord, gpu: Gpu) -> bool:
+    """Whether the container has all of the GPU, so that there is no limit to get round."""
+    claims = [claim for claim in grant.claims if claim.uuid == gpu.uuid]
+    memory_mib = sum(claim.memory_mib for claim in claims)
+    core_percent = sum(claim.core_percent for claim in claims)
+    all_memory = any(not claim.memory_mib for claim in claims) or (
+        gpu.memory_mib is not None and memory_mib >= gpu.memory_mib
+    )
+    all_cores = any(not claim.core_percent for claim in claims)
+    return all_memory and (all_cores or core_percent >= WHOLE_GPU_PERCENT)

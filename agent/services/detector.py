@@ -1,0 +1,235 @@
+"""Loop: compare who is on the GPUs, by the driver, with who was granted them, and say so.
+
+A finding is said when it is seen a second time, so that a process that ends while we look, or a
+pid that is given away again, accuses nobody; the second look comes soon.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent import logs
+from agent.domain.bypass import Allowed, Bypass, Kind, Node, PodName, Whereabouts, judge, sighting
+from agent.domain.enforcement import ContainerState
+from agent.domain.gpu import Sharing
+from agent.domain.grants import GrantRecord
+from agent.domain.limits_file import LimitsFile
+from agent.domain.pods import Pod
+from agent.errors import AgentError
+from agent.ports import (
+    ClusterEvent,
+    GpuUsers,
+    GrantLog,
+    ProcessPlaces,
+)
+from agent.services.published import Inventory, Pods, Published
+from agent.supervisor import Lifeline
+
+log = logs.get(__name__)
+
+LOOKING_S = 600.0  # the driver may hang; a restart of this loop would meet the same
+AGAIN_S = 0.5
+EVICT_AGAIN_ROUNDS, UNSEEN_ROUNDS = 10, 3
+EVENT, EVICTED = "VgpuBypass", "VgpuBypassEvicted"
+UNSEEN = (
+    "the driver lists processes that are not in the agent's /proc, so it is not known whose they "
+    "are; run the agent with hostPID: true, or mount the host's /proc and name it with --host-proc"
+)
+
+Bypasses = Published[tuple[Bypass, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What the detector compares with; all of it is read at each look."""
+
+    grants: GrantLog
+    pods: Pods
+    inventory: Inventory
+    sharing: Sharing
+    limits: Callable[[str, str], LimitsFile | None]  # of pod uid and container, as they are now
+    states: Callable[[], Sequence[ContainerState]]
+
+
+class Detector:
+    """The loop around `judge`."""
+
+    name = "detector"
+
+    def __init__(
+        self,
+        users: GpuUsers,
+        places: ProcessPlaces,
+        books: Books,
+        allowed: Allowed,
+        *,
+        every_s: float = 3.0,
+        post: Callable[[ClusterEvent], None] = lambda _: None,
+        count: Callable[[str], None] = lambda _: None,
+        evict: Callable[[Pod], None] | None = None,
+    ) -> None:
+        """`evict` ends a pod, where that is wanted; it may raise AgentError."""
+        self._users = users
+        self._places = places
+        self._books = books
+        self._allowed = allowed
+        self._every_s = every_s
+        self._post = post
+        self._count = count
+        self._evict = evict
+        self._seen_once: frozenset[object] = frozenset()
+        self._unseen_rounds = 0
+        self._said: dict[tuple[str, ...], Bypass] = {}
+        self._evicting: dict[str, int] = {}  # pod uid -> rounds until it is tried again
+        self.found: Bypasses = Published(())
+
+    def run(self, life: Lifeline) -> None:
+        while not life.stopping:
+            life.pulse(LOOKING_S)
+            life.pause(AGAIN_S if self.look_once() else self._every_s)
+
+    def look_once(self) -> bool:
+        """Look and say what is wrong; give whether a second look is worth while soon."""
+        try:
+            listed = self._users.look()
+        except AgentError as error:
+            log.failing("processes of GPUs not listed", error=error)
+            listed = {}
+        else:
+            log.recovered("processes of GPUs not listed")
+        traced = self._places.trace({p.pid for some in listed.values() for p in some})
+        self._tell_of_sight(listed, traced)
+        books = self._books
+        named = self._names(traced)
+        records = self._live()
+        found = judge(
+            Node(
+                processes=listed,
+                traced=named,
+                gpus={gpu.uuid: gpu for gpu in books.sharing.offered(books.inventory.now())},
+                grants=records,
+                limits=self._limits(records),
+                pods={
+                    pod.uid: PodName(uid=pod.uid, namespace=pod.namespace, name=pod.name)
+                    for pod in books.pods.now().pods.values()
+                },
+                states=books.states(),
+            ),
+            self._allowed,
+        )
+        sightings = {bypass.key: sighting(bypass, named) for bypass in found}
+        sure = [
+            bypass
+            for bypass in found
+            if bypass.key in self._said
+            or bypass.kind is Kind.NOT_ENFORCED  # was looked at twice already
+            or sightings[bypass.key] in self._seen_once
+        ]
+        self._seen_once = frozenset(sightings.values())
+        self._say(sure)
+        return len(sure) < len(found)
+
+    # --- what is known --------------------------------------------------------------------------
+
+    def _live(self) -> list[GrantRecord]:
+        """Grants, but for those of pods that are known to have ended."""
+        pods = self._books.pods.now().pods
+        return [
+            record
+            for record in self._books.grants.records()
+            if (pod := pods.get(record.pod_uid)) is None or not pod.finished
+        ]
+
+    def _names(self, traced: Mapping[int, Whereabouts]) -> dict[int, Whereabouts]:
+        """With the pod and container that the runtime's id belongs to, as the API server says.
+
+        A static pod's cgroup has another uid than its Pod object.
+        """
+        by_id = {
+            identity: (pod.uid, name)
+            for pod in self._books.pods.now().pods.values()
+            for identity, name in pod.container_ids.items()
+        }
+        return {
+            pid: Whereabouts(
+                where.start_time, where.program, known[0], where.container_id, known[1]
+            )
+            if (known := by_id.get(where.container_id))
+            else where
+            for pid, where in traced.items()
+        }
+
+    def _limits(self, records: Sequence[GrantRecord]) -> dict[tuple[str, str], Mapping[str, int]]:
+        found: dict[tuple[str, str], Mapping[str, int]] = {}
+        for record in records:
+            try:
+                limits = self._books.limits(record.pod_uid, record.container)
+            except AgentError as error:
+                log.failing("limits not read", about=record.container, error=error)
+                continue
+            log.recovered("limits not read", about=record.container)
+            if limits:
+                found[record.pod_uid, record.container] = {
+                    device.uuid: device.memory_limit_bytes for device in limits.devices
+                }
+        return found
+
+    def _tell_of_sight(
+        self, listed: Mapping[str, Sequence[object]], traced: Mapping[int, Whereabouts]
+    ) -> None:
+        unseen = any(listed.values()) and not traced
+        self._unseen_rounds = self._unseen_rounds + 1 if unseen else 0
+        if self._unseen_rounds >= UNSEEN_ROUNDS:  # a single process may just have ended
+            log.failing("processes of GPUs not seen", error=UNSEEN)
+        elif traced:
+            log.recovered("processes of GPUs not seen")
+
+    # --- what is said ---------------------------------------------------------------------------
+
+    def _say(self, sure: Sequence[Bypass]) -> None:
+        now = {bypass.key: bypass for bypass in sure}
+        for key in self._said.keys() - now.keys():
+            log.recovered("GPU used past its grant", about=_about(self._said[key]))
+        for key, bypass in now.items():
+            log.failing(
+                "GPU used past its grant",
+                about=_about(bypass),
+                error=bypass.explained,
+                kind=bypass.kind.value,
+                pid=bypass.pid,
+            )
+            if key not in self._said:
+                self._count(bypass.kind.value)
+                if bypass.kind is not Kind.NOT_ENFORCED:  # of which there is an Event already
+                    self._post(
+                        ClusterEvent(reason=EVENT, message=bypass.explained, pod=self._pod(bypass))
+                    )
+        self._said = now
+        self.found.publish(tuple(sure))
+        if self._evict:
+            self._evict_all(self._evict, sure)
+
+    def _pod(self, bypass: Bypass) -> Pod | None:
+        return self._books.pods.now().pods.get(bypass.pod_uid)
+
+    def _evict_all(self, evict: Callable[[Pod], None], sure: Sequence[Bypass]) -> None:
+        pods = {pod.uid: (pod, bypass) for bypass in sure if (pod := self._pod(bypass))}
+        self._evicting = {uid: n - 1 for uid, n in self._evicting.items() if uid in pods}
+        for uid, (pod, bypass) in pods.items():
+            if pod.deleting or self._evicting.get(uid, 0) > 0:
+                continue
+            self._evicting[uid] = EVICT_AGAIN_ROUNDS
+            try:
+                evict(pod)
+            except AgentError as error:
+                log.failing("pod not evicted", about=pod.full_name, error=error)
+                continue
+            log.recovered("pod not evicted", about=pod.full_name)
+            message = f"evicted, as --on-bypass asks: {bypass.explained}"
+            self._post(ClusterEvent(reason=EVICTED, message=message, pod=pod))
+
+
+def _about(bypass: Bypass) -> str:
+    if bypass.kind is Kind.HOST_PROCESS:
+        return f"{bypass.gpu} {bypass.program}"
+    who = f"{bypass.namespace}/{bypass.pod}" if bypass.pod else bypass.pod_uid
+    return f"{who}/{bypass.container} {bypass.gpu} {bypass.kind.value}"

@@ -1,0 +1,417 @@
+"""Who is said to use a GPU past its grant, who is not, and when the loop says it."""
+
+import io
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import logs
+from agent.domain.accounting import GpuProcess
+from agent.domain.bypass import MIB, Allowed, Kind, Node, PodName, Whereabouts, judge, tolerated
+from agent.domain.enforcement import EXPLAINED, ContainerState, Reason, State
+from agent.domain.gpu import Sharing
+from agent.domain.grants import Claim, Grant, GrantRecord
+from agent.domain.limits_file import DeviceLimit, LimitsFile
+from agent.domain.pods import Pod
+from agent.errors import NvmlError
+from agent.ports import ClusterEvent
+from agent.services.detector import EVENT, EVICT_AGAIN_ROUNDS, EVICTED, Books, Detector
+from agent.services.published import PodTable, Published
+from tests.unit.fakes import FakeGrantLog, gpus, unavailable
+
+A, B = "GPU-aaaaaaaa-0000-4000-8000-000000000001", "GPU-bbbbbbbb-0000-4000-8000-000000000002"
+UID, OTHER = "u1", "u2"
+LIMIT_MIB = 8000
+
+
+def claim(uuid: str = A, memory_mib: int = LIMIT_MIB, core_percent: int = 30) -> Claim:
+    return Claim(uuid=uuid, vendor="NVIDIA", memory_mib=memory_mib, core_percent=core_percent)
+
+
+def grant(*claims: Claim, container: str = "main", pod_uid: str = UID) -> GrantRecord:
+    return GrantRecord(
+        pod_uid=pod_uid, namespace="ns", pod_name="p", container=container, device_ids=(),
+        claims=claims or (claim(),), grant=Grant(), granted_at_s=1.0,
+    )  # fmt: skip
+
+
+def at(pod_uid: str = UID, container: str = "main", program: str = "python3") -> Whereabouts:
+    return Whereabouts(start_time=5, program=program, pod_uid=pod_uid, container=container)
+
+
+def node(
+    processes: Mapping[str, Sequence[GpuProcess]],
+    traced: Mapping[int, Whereabouts],
+    *grants: GrantRecord,
+    **changes: object,
+) -> Node:
+    whole = Node(
+        processes=processes,
+        traced=traced,
+        gpus={gpu.uuid: gpu for gpu in gpus(A, B).gpus},
+        grants=grants,
+        limits={},
+        pods={
+            UID: PodName(uid=UID, namespace="ns", name="p"),
+            OTHER: PodName(uid=OTHER, namespace="tools", name="exporter"),
+        },
+        states=(),
+    )
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def holds(mib: int | None, pid: int = 70) -> GpuProcess:
+    return GpuProcess(pid=pid, used_bytes=None if mib is None else mib * MIB)
+
+
+NOT_LOADED = ContainerState(
+    namespace="ns", pod="p", container="main", state=State.NOT_ENFORCEABLE, reason=Reason.NOT_LOADED
+)
+ABOVE = LIMIT_MIB + tolerated(LIMIT_MIB * MIB) // MIB + 1
+MIG = {A: replace(gpus(A).gpus[0], mig_enabled=True)}
+HALVES = [holds(ABOVE // 2), holds(ABOVE // 2 + 1, 71)]
+WHOLE = claim(memory_mib=46068, core_percent=100)
+DOUBLED = {(UID, "main"): {A: 2 * LIMIT_MIB * MIB}}
+HALVED = {(UID, "main"): {A: LIMIT_MIB * MIB // 2}}
+UNLIMITED = {(UID, "main"): {A: 0}}
+USER, ELSE = {70: at()}, {70: at(OTHER, "")}
+HOST = {70: Whereabouts(5, "miner")}
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind"),
+    [
+        pytest.param(node({A: [holds(500)]}, USER, grant()), None, id="within its grant"),
+        pytest.param(node({A: [holds(None)]}, USER, grant()), None, id="the driver does not tell"),
+        pytest.param(node({A: [holds(500)]}, USER), Kind.NO_GRANT, id="no grant at all"),
+        pytest.param(
+            node({A: [holds(1)]}, USER, grant(container="side")), Kind.NO_GRANT,
+            id="another container's grant",
+        ),
+        pytest.param(
+            node({A: [holds(1)]}, USER, grant(pod_uid=OTHER)), Kind.NO_GRANT, id="another pod's"
+        ),
+        pytest.param(
+            node({A: [holds(1)]}, {70: at(container="")}, grant(container="side")), None,
+            id="whose container is not known may be any with a grant",
+        ),
+        pytest.param(node({B: [holds(1)]}, USER, grant()), Kind.OTHER_GPU, id="another GPU"),
+        pytest.param(
+            node({A: [holds(1)], B: [holds(1)]}, USER, grant(claim(A), claim(B))), None,
+            id="two GPUs granted",
+        ),
+        pytest.param(node({A: [holds(ABOVE - 1)]}, USER, grant()), None, id="what is tolerated"),
+        pytest.param(node({A: [holds(ABOVE)]}, USER, grant()), Kind.ABOVE_GRANT, id="above"),
+        pytest.param(
+            node({A: HALVES}, USER | {71: at()}, grant()), Kind.ABOVE_GRANT, id="two together"
+        ),
+        pytest.param(
+            node({A: [holds(ABOVE)]}, USER, grant(claim(), claim())), None, id="two claims add up"
+        ),
+        pytest.param(
+            node({A: [holds(40000)]}, USER, grant(claim(memory_mib=0))), None, id="no memory limit"
+        ),
+        pytest.param(
+            node({A: [holds(ABOVE)]}, USER, grant(), limits=DOUBLED), None, id="raised live"
+        ),
+        pytest.param(
+            node({A: [holds(7000)]}, USER, grant(), limits=HALVED), None,
+            id="lowered live below what it holds",
+        ),
+        pytest.param(
+            node({A: [holds(ABOVE)]}, USER, grant(), limits=HALVED), Kind.ABOVE_GRANT,
+            id="lowered live, above the grant",
+        ),
+        pytest.param(
+            node({A: [holds(40000)]}, USER, grant(), limits=UNLIMITED), None, id="freed live"
+        ),
+        pytest.param(node({A: [holds(1)]}, HOST), Kind.HOST_PROCESS, id="a process of the host"),
+        pytest.param(
+            node({A: [holds(1)]}, {70: Whereabouts(5, "Xorg")}), None, id="an allowed program"
+        ),
+        pytest.param(
+            node({A: [holds(1)]}, {70: at(program="Xorg")}), Kind.NO_GRANT,
+            id="a pod's program of that name",
+        ),
+        pytest.param(node({A: [holds(1)]}, ELSE), None, id="an allowed namespace"),
+        pytest.param(
+            node({A: [holds(1)]}, {70: at("static")}), Kind.NO_GRANT, id="a pod that is not known"
+        ),
+        pytest.param(node({A: [holds(1)]}, {}), None, id="one that cannot be seen"),
+        pytest.param(node({A: [holds(1)]}, USER, gpus={}), None, id="a GPU that is not shared"),
+        pytest.param(node({A: [holds(1)]}, USER, gpus=MIG), None, id="a GPU divided by MIG"),
+        pytest.param(
+            node({}, {}, grant(), states=[NOT_LOADED]), Kind.NOT_ENFORCED, id="not enforced"
+        ),
+        pytest.param(
+            node({}, {}, grant(), states=[replace(NOT_LOADED, state=State.ENFORCED)]), None,
+            id="enforced",
+        ),
+        pytest.param(
+            node({}, {}, grant(WHOLE), states=[NOT_LOADED]), None, id="it has the whole GPU"
+        ),
+        pytest.param(
+            node({}, {}, grant(replace(WHOLE, core_percent=99)), states=[NOT_LOADED]),
+            Kind.NOT_ENFORCED, id="all memory, not all time",
+        ),
+        pytest.param(
+            node({}, {}, grant(replace(WHOLE, memory_mib=46067)), states=[NOT_LOADED]),
+            Kind.NOT_ENFORCED, id="all time, not all memory",
+        ),
+        pytest.param(
+            node({}, {}, grant(claim(memory_mib=0, core_percent=0)), states=[NOT_LOADED]), None,
+            id="a grant without limits",
+        ),
+        pytest.param(
+            node({}, {}, grant(), states=[NOT_LOADED], gpus=MIG), None, id="not enforced on MIG"
+        ),
+        pytest.param(
+            node({}, {}, grant(container="side"), states=[NOT_LOADED]), None,
+            id="its grant is gone",
+        ),
+    ],
+)  # fmt: skip
+def test_judgement(seen: Node, kind: Kind | None) -> None:
+    allowed = Allowed(frozenset({"Xorg"}), frozenset({"tools"}))
+    assert [found.kind for found in judge(seen, allowed)] == ([kind] if kind else [])
+
+
+def test_a_finding_says_who_and_what_to_do() -> None:
+    (found,) = judge(node({A: HALVES}, USER | {71: at()}, grant()), Allowed())
+    assert (found.namespace, found.pod, found.container, found.pid) == ("ns", "p", "main", 70)
+    for part in ("main", "70", "python3", A, f"{ABOVE} MiB", f"{LIMIT_MIB} MiB", "delete the pod"):
+        assert part in found.explained
+    (host,) = judge(node({A: [holds(1)]}, HOST), Allowed())
+    assert "70 (miner)" in host.explained
+    assert "--bypass-allow-programs" in host.explained
+    (bare,) = judge(node({}, {}, grant(), states=[NOT_LOADED]), Allowed())
+    assert bare.explained == EXPLAINED[Reason.NOT_LOADED]
+
+
+def test_many_processes_are_one_finding_but_each_of_the_host_by_its_program() -> None:
+    seen = {70: at(), 71: at(), 80: Whereabouts(5, "a"), 81: Whereabouts(5, "a")}
+    seen |= {82: Whereabouts(5, "b")}
+    found = judge(node({A: [holds(1, pid) for pid in seen]}, seen), Allowed())
+    assert [(one.kind, one.pid) for one in found] == [
+        (Kind.HOST_PROCESS, 80), (Kind.HOST_PROCESS, 82), (Kind.NO_GRANT, 70),
+    ]  # fmt: skip
+
+
+words = st.sampled_from(["", UID, OTHER, "main", "x"])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([A, B, "else"]),
+        st.lists(st.builds(GpuProcess, pid=st.integers(0, 9), used_bytes=st.none() | st.integers(0)), max_size=5),
+    ),
+    st.dictionaries(st.integers(0, 9), st.builds(Whereabouts, st.integers(), words, words, words, words)),
+    st.lists(st.builds(claim, st.sampled_from([A, B]), st.integers(0), st.integers(0, 200)), max_size=3),
+)  # fmt: skip
+def test_any_picture_gives_findings_once_each(
+    processes: dict[str, list[GpuProcess]], traced: dict[int, Whereabouts], claims: list[Claim]
+) -> None:
+    found = judge(node(processes, traced, grant(*claims), states=[NOT_LOADED]), Allowed())
+    keys = [one.key for one in found]
+    assert keys == sorted(set(keys))
+    assert {one.pid for one in found} <= {0, *traced}
+
+
+# --- the loop -----------------------------------------------------------------------------------
+
+
+class FakeUsers:
+    def __init__(self) -> None:
+        self.now: dict[str, tuple[GpuProcess, ...]] = {}
+        self.error: NvmlError | None = None
+
+    def look(self) -> Mapping[str, tuple[GpuProcess, ...]]:
+        if self.error:
+            raise self.error
+        return self.now
+
+
+class FakePlaces:
+    def __init__(self) -> None:
+        self.now: dict[int, Whereabouts] = {}
+
+    def trace(self, pids: Collection[int]) -> Mapping[int, Whereabouts]:
+        return {pid: where for pid, where in self.now.items() if pid in pids}
+
+
+class Bed:
+    """The loop with fakes around it; one pod, `main` of which has a grant."""
+
+    def __init__(self, *, evicts: bool = False) -> None:
+        self.users, self.places = FakeUsers(), FakePlaces()
+        self.limits: LimitsFile | None = None
+        self.grants = FakeGrantLog()
+        self.grants.record(grant())
+        pod = Pod(namespace="ns", name="p", uid=UID, phase="Running", container_ids={"id1": "main"})
+        self.pods = Published(PodTable({UID: pod}, synced=True))
+        self.states: list[ContainerState] = []
+        self.events: list[ClusterEvent] = []
+        self.counted: list[str] = []
+        self.evicted: list[str] = []
+        self.refusals = 0
+        self.loop = Detector(
+            self.users,
+            self.places,
+            Books(
+                grants=self.grants, pods=self.pods, inventory=Published(gpus(A, B)),
+                sharing=Sharing(), limits=lambda *_: self.limits, states=lambda: self.states,
+            ),
+            Allowed(),
+            post=self.events.append,
+            count=self.counted.append,
+            evict=self.evict if evicts else None,
+        )  # fmt: skip
+
+    def evict(self, pod: Pod) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise unavailable()
+        self.evicted.append(pod.full_name)
+
+    def see(self, process: GpuProcess, where: Whereabouts, gpu: str = A) -> "Bed":
+        self.users.now = {gpu: (process,)}
+        self.places.now = {process.pid: where}
+        return self
+
+    def found(self) -> list[Kind]:
+        return [bypass.kind for bypass in self.loop.found.now()]
+
+
+def test_what_is_seen_twice_is_said_once() -> None:
+    bed = Bed().see(holds(1), at(), B)
+    assert bed.loop.look_once()  # a second look is wanted soon
+    assert (bed.found(), bed.events, bed.counted) == ([], [], [])
+    assert not bed.loop.look_once()
+    assert bed.found() == [Kind.OTHER_GPU]
+    bed.loop.look_once()
+    (event,) = bed.events
+    assert (event.reason, event.pod and event.pod.name) == (EVENT, "p")
+    assert bed.counted == [Kind.OTHER_GPU]
+    bed.users.now = {}
+    bed.loop.look_once()
+    assert bed.found() == []
+    bed.see(holds(1), at(), B)
+    for _ in range(2):
+        bed.loop.look_once()
+    assert len(bed.events) == len(bed.counted) == 2
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param(Whereabouts(6, "python3", UID, "", "main"), id="another process of this pid"),
+        pytest.param(Whereabouts(5, "python3"), id="it is in no pod"),
+    ],
+)
+def test_a_pid_that_is_given_away_again_accuses_nobody(second: Whereabouts) -> None:
+    bed = Bed().see(holds(1), at(), B)
+    bed.loop.look_once()
+    bed.see(holds(1), second, B)
+    bed.loop.look_once()
+    assert bed.found() == []
+
+
+def test_the_runtimes_id_names_the_container_of_a_static_pod() -> None:
+    bed = Bed().see(holds(1), Whereabouts(5, "python3", "another-uid", "id1", ""))
+    for _ in range(2):
+        bed.loop.look_once()
+    assert bed.found() == []
+
+
+def test_limits_that_hold_now_count() -> None:
+    bed = Bed().see(holds(ABOVE), at())
+    doubled = DeviceLimit(uuid=A, memory_limit_bytes=2 * LIMIT_MIB * MIB)
+    bed.limits = LimitsFile(devices=(doubled,))
+    for _ in range(2):
+        bed.loop.look_once()
+    assert bed.found() == []
+    bed.limits = None
+    for _ in range(2):
+        bed.loop.look_once()
+    assert bed.found() == [Kind.ABOVE_GRANT]
+
+
+def test_who_is_not_enforced_has_its_event_already() -> None:
+    bed = Bed()
+    bed.states = [NOT_LOADED]
+    assert not bed.loop.look_once()
+    assert (bed.found(), bed.events, bed.counted) == ([Kind.NOT_ENFORCED], [], [Kind.NOT_ENFORCED])
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    sink = logs._Sink()
+    sink.stream = io.StringIO()
+    monkeypatch.setattr(logs, "_SINK", sink)
+    return sink.stream
+
+
+def test_the_log_says_begin_and_end(written: io.StringIO) -> None:
+    bed = Bed().see(holds(1), Whereabouts(5, "miner"))
+    for _ in range(4):
+        bed.loop.look_once()
+    bed.users.now = {}
+    bed.loop.look_once()
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "70 (miner)" in lines[0]
+    assert bed.events[0].pod is None  # about the node
+
+
+def test_processes_of_nowhere_are_said_after_a_while(written: io.StringIO) -> None:
+    bed = Bed()
+    bed.users.now = {A: (holds(1),)}
+    for _ in range(2):
+        bed.loop.look_once()
+    assert written.getvalue() == ""
+    bed.loop.look_once()
+    assert "hostPID: true" in written.getvalue()
+
+
+def test_a_driver_that_fails_leaves_the_rest(written: io.StringIO) -> None:
+    bed = Bed()
+    bed.states = [NOT_LOADED]
+    bed.users.error = NvmlError("no answer")
+    bed.loop.look_once()
+    assert bed.found() == [Kind.NOT_ENFORCED]
+    assert "no answer" in written.getvalue()
+
+
+def test_eviction_is_for_those_who_want_it() -> None:
+    bed = Bed().see(holds(1), at(), B)
+    for _ in range(3):
+        bed.loop.look_once()
+    assert bed.evicted == []
+    bed = Bed(evicts=True).see(holds(1), at(), B)
+    bed.loop.look_once()
+    assert bed.evicted == []
+    for _ in range(EVICT_AGAIN_ROUNDS):
+        bed.loop.look_once()
+    assert bed.evicted == ["ns/p"]
+    assert [event.reason for event in bed.events] == [EVENT, EVICTED]
+
+
+def test_an_eviction_that_is_refused_is_tried_again() -> None:
+    bed = Bed(evicts=True).see(holds(1), at(), B)
+    bed.refusals = 1
+    for _ in range(EVICT_AGAIN_ROUNDS + 2):
+        bed.loop.look_once()
+    assert bed.evicted == ["ns/p"]
+
+
+def test_a_pod_that_is_ending_is_not_evicted() -> None:
+    bed = Bed(evicts=True).see(holds(1), at(), B)
+    bed.pods.update(
+        lambda table: PodTable({UID: replace(table.pods[UID], deleting=True)}, synced=True)
+    )
+    for _ in range(3):
+        bed.loop.look_once()
+    assert (bed.found(), bed.evicted) == ([Kind.OTHER_GPU], [])

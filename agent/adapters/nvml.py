@@ -220,7 +220,7 @@ class NvmlDriver:
             return Gpu(
                 uuid=uuid,
                 index=index,
-                name=_name(handle),
+                name=product_name(handle),
                 memory_mib=None if memory is None else int(memory.total) >> 20,
                 numa_node=self._numa_node(handle, place),
                 pci_bus_id=place,
@@ -352,7 +352,7 @@ def _address(handle: Any) -> int:
     return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
-def _name(handle: Any) -> str:
+def product_name(handle: Any) -> str:
     """The product name; bytes that are not UTF-8 (seen under WSL) become replacement marks."""
     try:
         return text(pynvml.nvmlDeviceGetName(handle))

@@ -16,6 +16,7 @@ from agent.domain.enforcement import Granted, RegionLook, Seen
 from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
 from agent.domain.hook_files import HookFile
+from agent.domain.limit_record import LimitRecord
 from agent.domain.limits_file import LimitsFile
 from agent.domain.new_region import Piece, SeenRegion
 from agent.domain.pods import Node, Pod
@@ -121,7 +122,7 @@ class Cluster(Protocol):
     def evict_pod(self, pod: Pod) -> None:
         """Have a pod end as a drain does: its disruption budget may object (ClusterUnavailable).
 
-        Raises ClusterConflict when another pod has its name, ClusterGone when it is gone.
+        One that is gone is no error. Raises ClusterConflict when another pod has its name.
         """
 
     def post_event(self, event: ClusterEvent) -> None:
@@ -326,6 +327,28 @@ class LiveLimits(Protocol):
         Containers see it at their next launch or allocation. Gives what holds now; None as in
         `read`. Raises NodeNotReady.
         """
+
+
+class ChangedLimits(LiveLimits, Protocol):
+    """Limits that were changed for good: they outlive the agent and a container's restarts."""
+
+    def record(self, pod_uid: str, container: str) -> LimitRecord:
+        """What was changed for a container; an empty record when nothing. Raises NodeNotReady."""
+
+    def set_limits(self, pod_uid: str, container: str, record: LimitRecord) -> LimitsFile | None:
+        """Remember this on disk, then let the container's file say so; give what holds.
+
+        None, and nothing remembered, when it has no file. Raises NodeNotReady.
+        """
+
+    def settle(self, pod_uid: str, container: str) -> None:
+        """Make the container's file say what its record does. Raises NodeNotReady."""
+
+    def changed(self) -> tuple[tuple[str, str], ...]:
+        """Pod uid and container of every record. Raises NodeNotReady."""
+
+    def forget(self, pod_uid: str, container: str) -> None:
+        """Drop the record of a container that is gone. Raises NodeNotReady."""
 
 
 # --- kubelet ------------------------------------------------------------------------------------

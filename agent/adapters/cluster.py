@@ -1,5 +1,6 @@
 """The Cluster port: our Node, our pods and Events, as paths and JSON of core v1."""
 
+import contextlib
 import json
 import random
 import time
@@ -17,7 +18,7 @@ from agent.adapters.kube_answers import (
 )
 from agent.adapters.kube_transport import KubeTransport
 from agent.domain.pods import Node, Pod, decode_node, decode_pod
-from agent.errors import ClusterUnavailable
+from agent.errors import ClusterGone, ClusterUnavailable
 from agent.ports import ClusterEvent, Listed, NodeChange, PodChange, Stop
 
 WATCH_S = (300.0, 600.0)  # a watch is renewed after 5 to 10 minutes
@@ -131,21 +132,21 @@ class KubeCluster:
     def evict_pod(self, pod: Pod) -> None:
         """Have a pod end as a drain does; see `agent.ports.Cluster`."""
         name, namespace = quote(pod.name, safe=""), quote(pod.namespace, safe="")
-        self._transport.send(
-            Request(
-                verb="create",
-                resource="pods/eviction",
-                method="POST",
-                path=f"/api/v1/namespaces/{namespace}/pods/{name}/eviction",
-                about=f"the eviction of pod {pod.full_name}",
-                body={
-                    "apiVersion": "policy/v1",
-                    "kind": "Eviction",
-                    "metadata": {"name": pod.name, "namespace": pod.namespace},
-                    "deleteOptions": {"preconditions": {"uid": pod.uid}},
-                },
-            )
+        request = Request(
+            verb="create",
+            resource="pods/eviction",
+            method="POST",
+            path=f"/api/v1/namespaces/{namespace}/pods/{name}/eviction",
+            about=f"the eviction of pod {pod.full_name}",
+            body={
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": pod.name, "namespace": pod.namespace},
+                "deleteOptions": {"preconditions": {"uid": pod.uid}},
+            },
         )
+        with contextlib.suppress(ClusterGone):
+            self._transport.send(request)
 
     # --- our Node -------------------------------------------------------------------------------
 

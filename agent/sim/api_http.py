@@ -2,7 +2,8 @@
 
 Imitated: keep-alive, chunked watches, `Status` bodies, the content types of patches, Retry-After,
 bookmarks, ADDED and DELETED for objects that enter or leave a field selector. NOT imitated: gzip,
-HTTP/2, protobuf, `?pretty`, discovery beyond /version, API priority and fairness, audit.
+HTTP/2, protobuf, `?pretty`, disruption budgets, discovery beyond /version, API priority and
+fairness, audit.
 """
 
 import contextlib
@@ -187,13 +188,16 @@ class Handler(BaseHTTPRequestHandler):
             case "create", "" if not target.name:
                 created = self.api.objects.create(target.resource, _object(body), target.namespace)
                 return created, 201
-            case "create", "binding" if target.resource == "pods":
-                self.api.objects.bind(target.name, target.namespace, _object(body))
+            case "create", "binding" | "eviction" if target.resource == "pods":
+                if target.subresource == "binding":
+                    self.api.objects.bind(target.name, target.namespace, _object(body))
+                else:
+                    self._delete(target, _object(body).get("deleteOptions") or {})
                 return {"kind": "Status", "apiVersion": "v1", "status": "Success"}, 201
             case "update" | "patch", "" | "status":
                 return self._write(target, body), 200
             case "delete", "" if target.name:
-                return self._delete(target, body), 200
+                return self._delete(target, _object(body) if body else {}), 200
         raise ApiError(405, "MethodNotAllowed", f"cannot {target.verb} {target.full_resource}")
 
     def _list(self, target: Target) -> Object:
@@ -238,8 +242,7 @@ class Handler(BaseHTTPRequestHandler):
             )
         return PATCHES[content_type]
 
-    def _delete(self, target: Target, body: bytes) -> Object:
-        options = _object(body) if body else {}
+    def _delete(self, target: Target, options: Object) -> Object:
         grace = options.get("gracePeriodSeconds", target.query.get("gracePeriodSeconds"))
         wanted_uid = (options.get("preconditions") or {}).get("uid")
         if wanted_uid:

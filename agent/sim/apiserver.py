@@ -1,8 +1,8 @@
 """A stand-in for kube-apiserver over real HTTP, for `vgpu-agent demo` and for tests.
 
-It serves nodes, pods (with status and binding), events, namespaces and config maps of core v1 from
-memory, on loopback, and misbehaves on demand: 429, 5xx, hangs, dropped connections, lost answers,
-expired watches, late and doubled events, stale reads, restarts. What each part does NOT imitate is
+It serves nodes, pods (with status, binding and eviction), events, namespaces and config maps of
+core v1 from memory, on loopback, and misbehaves on demand: 429, 5xx, hangs, dropped connections,
+lost answers, expired watches, late and doubled events, stale reads, restarts. What each part does NOT imitate is
 said in `api_store`, `api_http`, `api_patches` and `api_selectors`; the largest gaps are admission,
 authorization (there is only "this token is known"), etcd's durability and priority and fairness.
 

@@ -175,6 +175,27 @@ def test_events(
     assert len(event["message"].encode()) <= 1024
 
 
+def test_an_eviction_ends_this_pod_and_no_other(server: ApiServer, cluster: KubeCluster) -> None:
+    first = add_pod(server, "p")
+    cluster.evict_pod(first)
+    assert server.objects.list("pods")[0] == []
+    cluster.evict_pod(first)  # it is gone already, which is what was wanted
+    add_pod(server, "p")
+    with pytest.raises(ClusterConflict):
+        cluster.evict_pod(first)
+    assert len(server.objects.list("pods")[0]) == 1
+
+
+def test_an_eviction_that_the_budget_forbids_is_said(
+    server: ApiServer, cluster: KubeCluster
+) -> None:
+    pod = add_pod(server, "p")
+    server.fail(429, count=9, verb="create", resource="pods/eviction", reason="TooManyRequests")
+    with pytest.raises(ClusterUnavailable):
+        cluster.evict_pod(pod)
+    assert len(server.objects.list("pods")[0]) == 1
+
+
 # --- what can go wrong ------------------------------------------------------------------------------
 
 

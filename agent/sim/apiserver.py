@@ -2,11 +2,10 @@
 
 It serves nodes, pods (with status, binding and eviction), events, namespaces and config maps of
 core v1 from memory, on loopback, and misbehaves on demand: 429, 5xx, hangs, dropped connections,
-lost answers, expired watches, late and doubled events, stale reads, restarts. What each part does NOT imitate is
-said in `api_store`, `api_http`, `api_patches` and `api_selectors`; the largest gaps are admission,
-authorization (there is only "this token is known"), etcd's durability and priority and fairness.
-
-As a process of its own: `python -m agent.sim.apiserver --port 0 --kubeconfig FILE`.
+lost answers, expired watches, late and doubled events, stale reads, restarts. What each part does
+NOT imitate is said in `api_store`, `api_http`, `api_patches` and `api_selectors`; the largest gaps
+are admission, authorization (there is only "this token is known"), etcd's durability and priority
+and fairness.  As a process of its own: `python -m agent.sim.apiserver --port 0 --kubeconfig FILE`.
 """
 
 import argparse

@@ -37,8 +37,8 @@ class NvmlMeter:
 
     def look(self) -> tuple[GpuUse, ...]:
         """Every GPU that answers, by index. Raises NvmlAbsent, NvmlError."""
-        with _held():
-            odd_lists = _has_odd_lists()
+        with held():
+            odd_lists = has_odd_lists()
             with asking("the GPUs cannot be counted"):
                 count = int(pynvml.nvmlDeviceGetCount())
             seen: list[GpuUse] = []
@@ -90,10 +90,10 @@ class NvmlMeter:
         self, handle: Any, uuid: str, ask: "_Asking", *, odd_lists: bool
     ) -> tuple[GpuProcess, ...] | None:
         """By pid; None: the driver does not tell of programs that compute."""
-        compute = ask("processes", lambda: _listed(_COMPUTE, handle, odd_lists=odd_lists))
+        compute = ask("processes", lambda: listed_by(COMPUTE, handle, odd_lists=odd_lists))
         if compute is None:
             return None
-        graphics = ask("graphics", lambda: _listed(_GRAPHICS, handle, odd_lists=odd_lists))
+        graphics = ask("graphics", lambda: listed_by(GRAPHICS, handle, odd_lists=odd_lists))
         used = by_pid([*compute, *(graphics or ())])
         busy = ask("shares", lambda: self._sm_percent(handle, uuid))
         return tuple(
@@ -150,7 +150,7 @@ class _Asking:
 
 
 @contextmanager
-def _held() -> Iterator[None]:
+def held() -> Iterator[None]:
     """NVML counts who holds it, so others that do are not disturbed. Raises NvmlError."""
     with asking("NVML does not start"):
         pynvml.nvmlInit()
@@ -161,7 +161,8 @@ def _held() -> Iterator[None]:
             pynvml.nvmlShutdown()
 
 
-def _has_odd_lists() -> bool:
+def has_odd_lists() -> bool:
+    """Whether this driver's newest process lists are not what they say they are."""
     try:
         version = str(pynvml.nvmlSystemGetDriverVersion()).split(".")
         return ODD_LISTS_FROM <= (int(version[0]), int(version[1])) < ODD_LISTS_UNTIL
@@ -183,17 +184,17 @@ OLDER = frozenset({  # the driver does not know this version of a call
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 })  # fmt: skip
-_COMPUTE = (
+COMPUTE = (
     pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
     pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
 )
-_GRAPHICS = (
+GRAPHICS = (
     pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
     pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2,
 )
 
 
-def _listed(
+def listed_by(
     versions: tuple[Callable[[Any], list[Any]], ...], handle: Any, *, odd_lists: bool
 ) -> list[tuple[Instance, int | None]]:
     """Who is listed, with bytes; None: the driver does not tell them. Raises pynvml.NVMLError."""

@@ -1,0 +1,368 @@
+"""Limits files of containers that run, changed in place: they are mounted, so never exchanged.
+
+Limits go into the container's record first, on disk, then into its file, line by line: the record
+is what holds, the file is made to say it. What is lent or blocked goes into the file alone, many
+times a second. Sources: docs/limits-file.md (the sequence of a line), hook/limits.c (its reader).
+"""
+
+import contextlib
+import mmap
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from agent import logs
+from agent.adapters.caches import LIMITS, directory_name, is_directory_name
+from agent.adapters.limit_records import LimitRecords
+from agent.adapters.safe_files import check_ours, opened_directory, refusing, trusted_owner
+from agent.domain.limit_lines import (
+    ALIVE_AT,
+    BLOCKED_UNTIL_AT,
+    CORE_AT,
+    LENT_AT,
+    LENT_UNTIL_AT,
+    MEMORY_AT,
+    changes_only_lines,
+    limits_in,
+    line_at,
+    sequences,
+    whole,
+    with_limits,
+    without_stale_leases,
+)
+from agent.domain.limit_record import LimitRecord
+from agent.domain.limits_file import FILE_BYTES, DeviceLimit, LimitsFile, MalformedLimits, decode
+from agent.errors import NodeNotReady
+
+log = logs.get(__name__)
+
+_EXCHANGED_TRIES = 3
+
+
+class _Open:
+    """One limits file, mapped. Whoever reads or writes it holds its lock, for microseconds.
+
+    The memory is stored to as words, each in one piece. Python has no fences: between two stores
+    a lock is taken and given back, which orders them on every processor.
+    """
+
+    def __init__(self, memory: mmap.mmap, info: os.stat_result) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+        self.identity = (info.st_dev, info.st_ino)
+        self._fence = threading.Lock()
+        self._memory = memory
+        self._u32 = memoryview(memory).cast("I")
+        self._u64 = memoryview(memory).cast("Q")
+        self._known: tuple[tuple[int, ...], LimitsFile] = ((), self._decoded())
+
+    def close(self) -> None:
+        with self.lock:
+            self.closed = True
+            self._u32.release()
+            self._u64.release()
+            self._memory.close()
+
+    def _decoded(self) -> LimitsFile:
+        return decode(whole(self._memory[:FILE_BYTES]))
+
+    def _sequences(self) -> tuple[int, ...]:
+        return tuple(self._u32[line_at(place) // 4] for place in range(len(self._known[1].devices)))
+
+    def now(self) -> LimitsFile:
+        """What the file says. Raises MalformedLimits."""
+        known, limits = self._known
+        if known != (found := self._sequences()):
+            limits = self._decoded()
+            self._known = (found, limits)
+        return limits
+
+    def fits(self) -> bool:
+        """Whether it is still a limits file."""
+        try:
+            self.now()
+        except MalformedLimits:
+            return False
+        return True
+
+    def half_written(self) -> bool:
+        """Whether a writer that is gone did not come to an end."""
+        return any(sequence % 2 for sequence in sequences(self._memory[:FILE_BYTES]))
+
+    def put(self, wanted: LimitsFile) -> None:
+        """Write the lines that differ, and those that were left half written."""
+        before = self.now()
+        for place, device in enumerate(wanted.devices):
+            if device != before.devices[place] or self._u32[line_at(place) // 4] % 2:
+                self._put_line(line_at(place), device)
+        if wanted.alive_at_ns != before.alive_at_ns:
+            self._u64[ALIVE_AT // 8] = wanted.alive_at_ns
+        self._known = (self._sequences(), wanted)
+
+    def _put_line(self, at: int, device: DeviceLimit) -> None:
+        u32, u64, sequence = self._u32, self._u64, self._u32[at // 4]
+        odd = sequence | 1
+        u32[at // 4] = odd
+        self._order()
+        u64[(at + MEMORY_AT) // 8] = device.memory_limit_bytes
+        u32[(at + CORE_AT) // 4] = device.core_permille
+        u32[(at + LENT_AT) // 4] = device.lent_permille
+        u64[(at + LENT_UNTIL_AT) // 8] = device.lent_until_ns
+        u64[(at + BLOCKED_UNTIL_AT) // 8] = device.blocked_until_ns
+        self._order()
+        u32[at // 4] = (odd + 1) & 0xFFFFFFFF
+
+    def _order(self) -> None:
+        self._fence.acquire()
+        self._fence.release()
+
+
+class HostLiveLimits:
+    """Implements `LiveLimits` and `ChangedLimits` below one directory of the host. Thread-safe.
+
+    Leases and limits of one container may be changed at the same time: limits wait for the disk,
+    leases do not wait for limits.
+    """
+
+    def __init__(
+        self,
+        host_vgpu_dir: Path,
+        state_dir: Path,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._folder = host_vgpu_dir / LIMITS
+        self._records = LimitRecords(state_dir)
+        self._clock_ns = clock_ns
+        self._lock = threading.Lock()  # of the open files
+        self._open: dict[str, _Open] = {}
+        self._limits_lock = threading.Lock()  # of the records: limits change one at a time
+
+    # --- LiveLimits
+
+    def read(self, pod_uid: str, container: str) -> LimitsFile | None:
+        """The limits as they are; None: no file of this layout. Raises NodeNotReady."""
+        with self._at(pod_uid, container) as file:
+            return file.now() if file else None
+
+    def change(
+        self, pod_uid: str, container: str, change: Callable[[LimitsFile], LimitsFile]
+    ) -> LimitsFile | None:
+        """Change lines in place, as LiveLimits says. Raises NodeNotReady."""
+        with self._at(pod_uid, container) as file:
+            if file is None:
+                return None
+            before = file.now()
+            after = change(before)
+            self._check(before, after)
+            if limits_in(after) == limits_in(before):
+                file.put(after)
+                return after
+        with self._limits_lock:
+            record = self._records.read(pod_uid, container) or LimitRecord()
+            limits = tuple(limits_in(after).values())
+            return self._set(pod_uid, container, replace(record, limits=limits), change)
+
+    # --- ChangedLimits
+
+    def record(self, pod_uid: str, container: str) -> LimitRecord:
+        """What was changed for a container. Raises NodeNotReady."""
+        return self._records.read(pod_uid, container) or LimitRecord()
+
+    def set_limits(self, pod_uid: str, container: str, record: LimitRecord) -> LimitsFile | None:
+        """Let this hold from now on, across restarts; give what holds. Raises NodeNotReady.
+
+        None: the container has no file, or none of this layout; nothing is changed then.
+        """
+        if self.read(pod_uid, container) is None:
+            return None
+        with self._limits_lock:
+            return self._set(pod_uid, container, record, lambda now: now)
+
+    def settle(self, pod_uid: str, container: str) -> None:
+        """Make the file say what the record does, if there is one. Raises NodeNotReady."""
+        with self._limits_lock:
+            record = self._records.read(pod_uid, container)
+            if record is not None:
+                self._project(pod_uid, container, record, lambda now: now)
+
+    def changed(self) -> tuple[tuple[str, str], ...]:
+        """Pod uid and container of all that have a record. Raises NodeNotReady."""
+        return self._records.listed()
+
+    def forget(self, pod_uid: str, container: str) -> None:
+        """Drop the record of a container that is gone. Raises NodeNotReady."""
+        with self._limits_lock:
+            self._records.forget(pod_uid, container)
+
+    def mend(self) -> int:
+        """After a start, alone on the node: finish what was not finished; give how many files.
+
+        Every file says what its record does, no line is half written, and no lease is from before
+        the last boot. Never raises.
+        """
+        self._drop_all()
+        mended = 0
+        try:
+            with self._opened() as folder:
+                names = _containers(folder)
+        except FileNotFoundError:
+            return 0
+        except (OSError, NodeNotReady) as error:
+            log.failing("limits not mended", error=error)
+            return 0
+        for name in names:
+            pod_uid, _, container = name.partition("_")
+            try:
+                if self._mend(pod_uid, container):
+                    mended += 1
+                    log.warning("limits mended", container=name)
+            except NodeNotReady as error:
+                log.failing("limits not mended", about=name, error=error)
+        return mended
+
+    # --- below
+
+    def _check(self, before: LimitsFile, after: LimitsFile) -> None:
+        if not changes_only_lines(before, after):
+            raise ValueError("devices, region and policy of a limits file are not changed in place")
+
+    def _set(
+        self,
+        pod_uid: str,
+        container: str,
+        record: LimitRecord,
+        change: Callable[[LimitsFile], LimitsFile],
+    ) -> LimitsFile | None:
+        self._records.write(pod_uid, container, record)
+        return self._project(pod_uid, container, record, change)
+
+    def _project(
+        self,
+        pod_uid: str,
+        container: str,
+        record: LimitRecord,
+        change: Callable[[LimitsFile], LimitsFile],
+    ) -> LimitsFile | None:
+        """Write the record's limits and, by `change`, what is lent and blocked now."""
+        limits = {limit.uuid: limit for limit in record.limits}
+        for _ in range(_EXCHANGED_TRIES):
+            with self._at(pod_uid, container) as file:
+                if file is None:
+                    return None
+                wanted = with_limits(change(file.now()), limits)
+                file.put(wanted)
+            with self._at(pod_uid, container) as again:
+                if again is file:  # an Allocate has not put another one in its place meanwhile
+                    break
+        self._sync(directory_name(pod_uid, container))
+        return wanted
+
+    def _mend(self, pod_uid: str, container: str) -> bool:
+        with self._limits_lock:
+            record = self._records.read(pod_uid, container) or LimitRecord()
+            with self._at(pod_uid, container) as file:
+                if file is None:
+                    return False
+                before = file.now()
+                limits = {limit.uuid: limit for limit in record.limits}
+                wanted = without_stale_leases(with_limits(before, limits), now_ns=self._clock_ns())
+                if wanted == before and not file.half_written():
+                    return False
+                file.put(wanted)
+        self._sync(directory_name(pod_uid, container))
+        return True
+
+    # --- open files
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        with opened_directory(self._folder) as fd:
+            check_ours(fd, self._folder)
+            yield fd
+
+    @contextlib.contextmanager
+    def _at(self, pod_uid: str, container: str) -> Iterator[_Open | None]:
+        """A container's file, locked; None: there is none, or it is none of this layout."""
+        name = directory_name(pod_uid, container)
+        for _ in range(_EXCHANGED_TRIES):
+            with refusing("use the container's limits", self._folder / name):
+                file = self._found(name)
+            if file is None:
+                break
+            with file.lock:
+                if not file.closed:  # by another thread, which has found that it was exchanged
+                    yield file if file.fits() else None
+                    return
+        yield None
+
+    def _found(self, name: str) -> _Open | None:
+        try:
+            info = (self._folder / name).stat(follow_symlinks=False)
+        except FileNotFoundError:
+            self._drop(name)
+            return None
+        with self._lock:
+            known = self._open.get(name)
+            if known is not None and known.identity == (info.st_dev, info.st_ino):
+                return known
+        self._drop(name)
+        return self._map(name)
+
+    def _map(self, name: str) -> _Open | None:
+        self._drop_gone()
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._opened() as folder:
+            fd = os.open(name, flags, dir_fd=folder)
+        try:
+            info = os.fstat(fd)
+            fits = stat.S_ISREG(info.st_mode) and info.st_size >= FILE_BYTES
+            if not fits or not trusted_owner(info):
+                return None
+            file = _Open(mmap.mmap(fd, FILE_BYTES), info)
+        except MalformedLimits:
+            return None
+        finally:
+            os.close(fd)
+        with self._lock:
+            return self._open.setdefault(name, file)
+
+    def _sync(self, name: str) -> None:
+        """Have it on disk, so that it is right after a power cut before the agent looks.
+
+        Not by msync, which would hold up all of the agent's threads. The record is on disk anyway.
+        """
+        with contextlib.suppress(OSError):
+            fd = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            file = self._open.pop(name, None)
+        if file is not None:
+            file.close()
+
+    def _drop_gone(self) -> None:
+        """Whenever one is opened: containers come and go, and nobody asks for those that went."""
+        with self._lock:
+            names = tuple(self._open)
+        for name in names:
+            if not (self._folder / name).exists():
+                self._drop(name)
+
+    def _drop_all(self) -> None:
+        with self._lock:
+            names = tuple(self._open)
+        for name in names:
+            self._drop(name)
+
+
+def _containers(folder: int) -> list[str]:
+    return sorted(filter(is_directory_name, os.listdir(folder)))

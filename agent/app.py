@@ -16,17 +16,19 @@ from agent import logs
 from agent.adapters.caches import CONTAINERS, HostCaches
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.device_plugin import Answers
-from agent.adapters.endpoints import Endpoints
+from agent.adapters.endpoints import Door, Endpoints
 from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.hook_files import HostHookFiles, install_hook, offer_plain_name
 from agent.adapters.instance_lock import Instance, InstanceLock
 from agent.adapters.kube_transport import KubeTransport
 from agent.adapters.kubelet import KubeletLink
+from agent.adapters.listeners import TcpListener
 from agent.adapters.metrics import Metrics
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.processes import HostProcesses
 from agent.adapters.regions import HostRegions
+from agent.adapters.routes import METRICS, probes, scraped
 from agent.adapters.socket_watch import SocketWatch
 from agent.adapters.systemd import Notifier
 from agent.bundle import hook_dir
@@ -194,14 +196,11 @@ class Agent:
 
         services = [*self._watchers(), *self._granting()]
         if config.metrics_address:
-            services.append(
-                Endpoints(
-                    config.metrics_address,
-                    stuck=self._stuck,
-                    missing=self.missing,
-                    metrics=self._metrics.render,
-                )
-            )
+            routes = {
+                **probes(self._stuck, self.missing),
+                METRICS: scraped(self._metrics.render),
+            }
+            services.append(Endpoints([Door(TcpListener(config.metrics_address), routes)]))
         self.supervisor = Supervisor(services)
         self._seen.supervisor = self.supervisor
 

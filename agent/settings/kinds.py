@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.adapters.endpoints import parse_address
+from agent.adapters.listeners import parse_address
 from agent.config import ALL_XIDS
 from agent.errors import ConfigError
 

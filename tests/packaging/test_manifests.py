@@ -23,7 +23,7 @@ from manifests import (
 )
 from peers.debian_archive import PeersUnavailable
 
-from agent.adapters.endpoints import PATHS
+from agent.adapters.routes import HEALTHZ, READYZ
 from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
 from agent.config import Config
 from agent.settings import resolve
@@ -192,7 +192,7 @@ def test_probes_ask_what_the_agent_answers() -> None:
     [port] = container["ports"]
     assert config.metrics_address == f":{port['containerPort']}"
     probes = [container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")]
-    assert [probe["path"] for probe in probes] == list(PATHS[:2])
+    assert [probe["path"] for probe in probes] == [HEALTHZ, READYZ]
     assert {probe["port"] for probe in probes} == {port["name"]}
 
 
@@ -203,7 +203,7 @@ def test_it_has_time_to_stop() -> None:
 def test_the_image_is_that_of_this_version() -> None:
     container = container_of(plain())
     labels = only("DaemonSet", plain())["spec"]["template"]["metadata"]["labels"]
-    assert container["image"] == f"vgpu-agent:{VERSION}"
+    assert container["image"] == f"localhost/vgpu-agent:{VERSION}"
     assert labels["app.kubernetes.io/version"] == VERSION
 
 

@@ -15,9 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import eventually
 
 from agent import logs
-from agent.adapters import endpoints
-from agent.adapters.endpoints import Endpoints, parse_address
+from agent.adapters import endpoints, listeners
+from agent.adapters.endpoints import Door, Endpoints
+from agent.adapters.http_messages import Answer, Head, read_head
+from agent.adapters.listeners import TcpListener, parse_address
 from agent.adapters.metrics import Metrics
+from agent.adapters.routes import Route, answer, objection, probes, scraped
 from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.errors import ConfigError
@@ -60,13 +63,15 @@ class Running:
     """An endpoint being served."""
 
     service: Endpoints
+    listener: TcpListener
+    routes: dict[str, Route]
     world: World
     metrics: Metrics
     supervisor: Supervisor
 
     @property
     def port(self) -> int:
-        return eventually(lambda: self.service.bound_port, what="the endpoint is bound")
+        return eventually(lambda: self.listener.port, what="the endpoint is bound")
 
     def ask(
         self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
@@ -100,16 +105,16 @@ def starter() -> Iterator[Start]:
     def start(address: str = "127.0.0.1:0") -> Running:
         world = World()
         metrics = Metrics("1.2.3", world)
-        service = Endpoints(
-            address,
-            stuck=lambda: world.stuck,
-            missing=lambda: world.missing,
-            metrics=metrics.render,
-        )
+        listener = TcpListener(address)
+        routes = {
+            **probes(lambda: world.stuck, lambda: world.missing),
+            "/metrics": scraped(metrics.render),
+        }
+        service = Endpoints([Door(listener, routes)])
         supervisor = Supervisor([service], policy=RestartPolicy(first_s=0.01))
         supervisors.append(supervisor)
         supervisor.start()
-        return Running(service, world, metrics, supervisor)
+        return Running(service, listener, routes, world, metrics, supervisor)
 
     yield start
     for supervisor in supervisors:
@@ -203,11 +208,12 @@ def test_a_request_may_come_byte_by_byte(running: Running) -> None:
 @settings(max_examples=60)
 @given(head=st.binary(max_size=200))
 def test_any_request_gets_an_answer(head: bytes) -> None:
-    endpoint = Endpoints(
-        "127.0.0.1:0", stuck=list, missing=list, metrics=lambda _: (b"m", "text/plain")
-    )
-    _, answer = endpoint._answered(head)
-    assert answer.encode(head_only=False).startswith(b"HTTP/1.1 ")
+    routes = probes(list, list)
+    read = read_head(head)
+    if isinstance(read, Head):
+        read = objection(routes, read) or answer(routes, read, b"")
+    assert isinstance(read, Answer)
+    assert read.encode(head_only=False).startswith(b"HTTP/1.1 ")
 
 
 def test_a_broken_collector_does_not_end_the_probes(running: Running, written: io.StringIO) -> None:
@@ -245,11 +251,8 @@ def test_a_silent_client_is_let_go(start: Start, monkeypatch: pytest.MonkeyPatch
     eventually(lambda: not running.service._talks)
 
 
-def test_a_client_that_does_not_read_blocks_nobody(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = start()
-    monkeypatch.setattr(running.service, "_metrics", lambda _: (b"x" * 50_000_000, "text/plain"))
+def test_a_client_that_does_not_read_blocks_nobody(running: Running) -> None:
+    running.routes["/metrics"] = scraped(lambda _: (b"x" * 50_000_000, "text/plain"))
     with running.connect() as deaf:
         deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert running.ask("/healthz")[0] == 200
@@ -302,8 +305,8 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
 
 def has_ipv6() -> bool:
     try:
-        endpoints.listen("::1", 0).close()
-    except endpoints.EndpointUnavailable:
+        listeners.listen("::1", 0).close()
+    except listeners.EndpointUnavailable:
         return False
     return True
 
@@ -334,7 +337,7 @@ def test_a_port_in_use_is_told_and_tried_again(
     with socket.create_server(("127.0.0.1", 0)) as other:
         running = start(f"127.0.0.1:{other.getsockname()[1]}")
         eventually(lambda: "endpoint_not_bound" in written.getvalue())
-        assert running.service.bound_port == 0
+        assert running.listener.port == 0
     assert running.ask("/healthz")[0] == 200
     line = next(row for row in written.getvalue().splitlines() if "endpoint_not_bound" in row)
     assert "set --metrics-bind-address" in line
@@ -346,7 +349,7 @@ def test_after_a_stop_the_port_is_free(start: Start) -> None:
     port = running.port
     running.supervisor.stop()
     running.supervisor.join(timeout_s=10)
-    assert running.service.bound_port == 0
+    assert running.listener.port == 0
     socket.create_server(("127.0.0.1", port)).close()
 
 

@@ -18,7 +18,7 @@ from agent.sim.apiserver import ApiServer
 from agent.sim.node import SimNode
 from agent.version import VERSION
 
-IMAGE_IN_CONTAINERD = f"docker.io/library/vgpu-agent:{VERSION}"
+IMAGE = f"localhost/vgpu-agent:{VERSION}"
 # What a container has unless it is taken away. Source: containerd 1.6, oci/spec.go.
 CONTAINERD_GIVES = {
     *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID"),
@@ -73,7 +73,7 @@ class ByContainerd:
             options = ":".join(found["options"])
             place = f"src={found['source']},dst={found['destination']},options={options}"
             words += ["--mount", f"type=bind,{place}"]
-        return [*words, IMAGE_IN_CONTAINERD, name, *bundle.args], self.daemon.environ
+        return [*words, IMAGE, name, *bundle.args], self.daemon.environ
 
     def delete(self, name: str) -> None:
         self.daemon.ctr("task", "delete", "--force", name)

@@ -23,6 +23,9 @@ from bundling.freeze import EPOCH_S
 from bundling.runtime import ROOT, BundleError, debian_packages
 
 NAME = "vgpu-agent"
+# It is on the node or nowhere. A name without a place is completed by every runtime in its own way,
+# with registries where it is then looked for; and containerd finds none that it has not completed.
+PLACE = "localhost"
 HOME = "opt/vgpu-agent"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LOADER = "ld-linux-x86-64.so.2"
@@ -97,10 +100,9 @@ def image(folder: Path, version: str, provenance: Mapping[str, object], target: 
             }
         )
     )
-    tag = f"{NAME}:{version}"
+    tag = f"{PLACE}/{NAME}:{version}"
     names = {
-        # The name by which kubelet asks containerd for an image without a registry.
-        "io.containerd.image.name": f"docker.io/library/{tag}",
+        "io.containerd.image.name": tag,
         "org.opencontainers.image.ref.name": version,
     }
     described = manifest.described("manifest.v1+json", annotations=names)

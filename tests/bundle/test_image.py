@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from bundle.conftest import ROOT
 from bundling.image import image
 from image_archive import ImageArchive
 from install_page import commands
+from manifests import container_of, plain
 from peers.container_tools import PeersUnavailable
-from peers.image_tools import NAMESPACE, Containerd, skopeo
+from peers.image_tools import NAMESPACE, Containerd, podman, running_docker, skopeo
 from peers.runc import Runc
 from pod_container import PodBundle, virtual
-from pod_node import IMAGE_IN_CONTAINERD
+from pod_node import IMAGE
+from waiting import eventually
 
 from agent.version import VERSION
 
@@ -32,14 +35,14 @@ def test_both_indexes_tell_of_the_same_image(archive: ImageArchive) -> None:
     assert archive.json("oci-layout") == {"imageLayoutVersion": "1.0.0"}
     assert archive.json("index.json")["schemaVersion"] == archive.manifest["schemaVersion"] == 2
     described = archive.described
-    assert described["annotations"]["io.containerd.image.name"].endswith(f"/vgpu-agent:{VERSION}")
+    assert described["annotations"]["io.containerd.image.name"] == IMAGE
     [docker] = archive.json("manifest.json")
     paths = [
         f"blobs/{d['digest'].replace(':', '/')}"
         for d in (archive.manifest["config"], *archive.manifest["layers"])
     ]
     assert [docker["Config"], *docker["Layers"]] == paths
-    assert docker["RepoTags"] == [f"vgpu-agent:{VERSION}"]
+    assert docker["RepoTags"] == [IMAGE]
     blobs = {*paths, f"blobs/{described['digest'].replace(':', '/')}"}
     assert set(archive.files) == {*blobs, "oci-layout", "index.json", "manifest.json"}
 
@@ -163,10 +166,42 @@ def test_the_command_that_the_instructions_give_loads_it(containerd: Containerd)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_containerd_has_it_under_the_name_that_kubelet_asks_for(containerd: Containerd) -> None:
-    """Kubelet's short name `vgpu-agent:<version>`, as containerd's CRI completes it."""
-    names = containerd.ctr("image", "ls", "--quiet").stdout.split()
-    assert names == [IMAGE_IN_CONTAINERD]
-    words = ("--rm", "--read-only", "--seccomp", IMAGE_IN_CONTAINERD, "version-of-image")
+def test_containerd_runs_it(containerd: Containerd) -> None:
+    words = ("--rm", "--read-only", "--seccomp", IMAGE, "version-of-image")
     done = containerd.ctr("run", *words, "/opt/vgpu-agent/vgpu-agent", "version")
     assert (done.returncode, done.stdout) == (0, f"vgpu-agent {VERSION}\n"), done.stderr
+
+
+def test_kubelet_finds_it_in_containerd(containerd: Containerd) -> None:
+    """So that it does not pull: it asks by the name in the manifest, and is told the image's id."""
+    image = container_of(plain())["image"]
+    assert image in containerd.ctr("image", "ls", "--quiet").stdout.split()
+    eventually(lambda: containerd.image_status(image), within_s=30, what="CRI has seen the import")
+    assert containerd.image_status("localhost/another:1") == b""
+
+
+def test_podman_loads_it_under_that_name(image_file: Path, scratch: Path) -> None:
+    (state := scratch / "podman").mkdir()
+    try:
+        tool = podman(state)
+    except PeersUnavailable as error:
+        pytest.skip(f"no podman: {error}")
+    done = tool.run("load", "--quiet", "--input", image_file)
+    assert (done.returncode, done.stdout) == (0, f"Loaded image: {IMAGE}\n"), done.stderr
+    [told] = json.loads(tool.run("image", "inspect", IMAGE).stdout)
+    assert told["Config"]["Entrypoint"] == ["/opt/vgpu-agent/vgpu-agent"]
+    assert told["Labels"][f"{OCI}.version"] == VERSION
+
+
+def test_docker_loads_and_runs_it(image_file: Path, runc: Runc, scratch: Path) -> None:
+    (state := scratch / "docker").mkdir()
+    with ExitStack() as stack:
+        try:
+            docker = stack.enter_context(running_docker(state))
+        except PeersUnavailable as error:
+            pytest.skip(f"no docker: {error}")
+        done = docker.run("load", "--input", image_file)
+        assert (done.returncode, done.stdout) == (0, f"Loaded image: {IMAGE}\n"), done.stderr
+        alone = ("--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--pull=never")
+        done = docker.run("run", *alone, IMAGE, "version")
+        assert (done.returncode, done.stdout) == (0, f"vgpu-agent {VERSION}\n"), done.stderr

@@ -1,9 +1,13 @@
 """A client of the agent's local sockets: HTTP over a Unix socket, one request per connection."""
 
 import errno
+import grp
 import http.client
 import json
+import pwd
 import socket
+import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +93,28 @@ def _explained(path: Path, error: OSError) -> str:
         errno.ENOENT: "there is no such socket: the agent does not run on this node, is older "
         "than this command, or has another --runtime-dir",
         errno.ECONNREFUSED: "nobody listens there any more: the agent has ended; start it",
-        errno.EACCES: "you may not use it: run this as root (reading is also open to the group "
-        "of --socket-group)",
-    }.get(error.errno or 0, error.strerror or type(error).__name__)
+        errno.EACCES: _who_may(path),
+    }.get(error.errno or 0, error.strerror or str(error))
     return f"the agent cannot be reached on {path}: {why}"
+
+
+def _who_may(path: Path) -> str:
+    try:
+        info = path.stat()
+    except OSError:
+        return "you may not look into its directory: run this as root"
+    owner = _name(info.st_uid, lambda uid: pwd.getpwuid(uid).pw_name)
+    if not info.st_mode & stat.S_IWGRP:
+        return f"it is for {owner} only: run this as {owner}"
+    group = _name(info.st_gid, lambda gid: grp.getgrgid(gid).gr_name)
+    return (
+        f"it is for {owner} and the group {group}: run this as {owner}, or join the group "
+        f"(`usermod -aG {group} USER`, and log in anew); --socket-group of the agent names it"
+    )
+
+
+def _name(number: int, look_up: Callable[[int], str]) -> str:
+    try:
+        return look_up(number)
+    except KeyError:
+        return str(number)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from agent.adapters.instance_lock import InstanceLock, LockUnavailable
 from agent.adapters.listeners import BACKLOG, EndpointUnavailable
+from agent.adapters.local_client import CONTROL_SOCKET, READ_SOCKET
 from agent.adapters.safe_files import ensured_directory, opened_directory, trusted_owner
 
-READ_SOCKET, CONTROL_SOCKET = "read.sock", "control.sock"
 DIRECTORY_MODE = 0o755
 READ_MODE, CONTROL_MODE = 0o660, 0o600
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: unix(7), SO_PEERCRED

@@ -16,6 +16,10 @@ from agent.errors import ConfigError
 
 REGISTER_FORMATS = ("json", "csv9", "csv7")
 IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})  # caused by applications, not by the card
+ALLOWED_PROGRAMS = (  # of the host, that belong to the driver or to its display
+    *("nvidia-persistenced", "nvidia-smi", "nv-hostengine", "dcgm-exporter"),
+    *("nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell"),
+)
 ALL_XIDS = frozenset(range(1024))  # the highest one NVIDIA documents is below 200
 DAY_S = 86_400.0
 UNIX_PATH_BYTES = 107  # sun_path without its closing zero
@@ -119,6 +123,12 @@ def _socket_path(value: object) -> str:
     return _absolute(value)
 
 
+def _runtime_dir(value: object) -> str:
+    if len(str(value).encode()) > UNIX_PATH_BYTES - len("/control.sock"):
+        return "the sockets in it would have paths that are too long; use a shorter directory"
+    return _absolute(value)
+
+
 _NODE_NAME = Fits(_node_name, "the name `kubectl get nodes` shows")
 _RESOURCE_NAME = Fits(_resource_name, "domain/name")
 _PATH = Fits(_absolute, "absolute path")
@@ -164,6 +174,11 @@ RULES: Mapping[str, Rule] = {
     "recovery_probes": Between(1, 1000, "probes"),
     "probe_every_s": Between(0.5, 3600, "s"),
     "allocate_budget_s": Between(0.1, 10, "s"),
+    "runtime_dir": Fits(_runtime_dir, "absolute path of at most 90 bytes"),
+    "accounting_every_s": Between(0.1, 3600, "s"),
+    "bypass_every_s": Between(0.1, 3600, "s"),
+    "on_bypass": OneOf(("report", "evict")),
+    "limits_annotation": OneOf(("off", "lower", "any")),
     "log_format": OneOf(("auto", "logfmt", "json", "journal")),
     "log_level": OneOf(("debug", "info", "warning", "error")),
 }
@@ -201,7 +216,7 @@ class Config:
     cache_gc_after_s: float = 300.0
     cache_gc_every_s: float = 30.0
     host_proc: Path = Path("/proc")  # which shows the processes of pods
-    process_every_s: float = 5.0
+    process_every_s: float = 2.0  # a process is judged when it is seen twice, within 5 s
 
     # how devices reach the container
     device_list_strategy: tuple[str, ...] = ("envvar",)
@@ -225,6 +240,23 @@ class Config:
 
     # observation
     metrics_address: str = ":9394"  # empty: no endpoint
+    web_page: bool = True
+    legacy_metrics: bool = False  # HAMi's names before 2.9 beside those of today
+    metrics_per_process: bool = False
+    runtime_dir: Path = Path("/run/vgpu-agent")  # of the sockets that `top` and `limit` use
+    socket_group: str = ""  # who may read there; empty: root alone
+    accounting_every_s: float = 5.0
+    bypass_every_s: float = 3.0
+    on_bypass: str = "report"
+    bypass_allow_programs: tuple[str, ...] = ALLOWED_PROGRAMS
+    bypass_allow_namespaces: tuple[str, ...] = ("gpu-operator", "kube-system")
+
+    # steering
+    limits_annotation: str = "lower"  # whether a pod's annotation may change its limits, and how
+    priorities: bool = True  # containers of a higher priority come first
+    core_lending: bool = True  # idle shares of GPU time are lent
+
+    # what is written
     log_format: str = "auto"
     log_level: str = "info"
 

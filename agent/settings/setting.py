@@ -15,8 +15,9 @@ DEVICES = "how devices reach the container"
 HEALTH = "GPU health"
 ALLOCATE = "Allocate"
 OBSERVE = "logs and endpoints"
+STEER = "priorities and live limits"
 COMPATIBLE = "accepted for compatibility"
-GROUPS = (WHO, HOW, SCHEDULER, KUBELET, DEVICES, HEALTH, ALLOCATE, OBSERVE, COMPATIBLE)
+GROUPS = (WHO, HOW, SCHEDULER, KUBELET, DEVICES, HEALTH, ALLOCATE, OBSERVE, STEER, COMPATIBLE)
 
 FIELD_DEFAULTS: dict[str, object] = {
     field.name: None if field.default is dataclasses.MISSING else field.default

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from bundling.freeze import EPOCH_S
+from install_page import commands
 
 from agent.version import VERSION
 
@@ -71,6 +72,25 @@ def test_it_has_what_the_other_files_of_the_release_have(
 )
 def test_it_has(unpacked: Path, name: str) -> None:
     assert (unpacked / name).stat().st_size > 0
+
+
+def test_the_single_file_gives_the_same_files(
+    unpacked: Path, single_file: Path, tmp_path: Path
+) -> None:
+    """By the command of docs/install/kubernetes.md: those that are for others than the agent."""
+    (tmp_path / TOP).symlink_to(single_file)
+    [words] = commands(f"./{TOP}")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    written = {p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file()} - {Path(TOP)}
+    assert {Path(line) for line in done.stdout.splitlines()} == written
+    same = {path: unpacked / path for path in written if path.parts[0] == "packaging"}
+    names = {p.relative_to(unpacked) for p in (unpacked / "packaging").rglob("*") if p.is_file()}
+    assert set(same) == names
+    same |= {Path("licences") / name: unpacked / name for name in ("LICENSE", "THIRD-PARTY.txt")}
+    assert set(same) == written
+    for path, other in same.items():
+        assert (tmp_path / path).read_bytes() == other.read_bytes(), path
 
 
 def test_pages_lead_to_files_that_are_in_it(unpacked: Path) -> None:

@@ -232,8 +232,10 @@ def test_no_choice_gives_it_more_rights(
 
 
 def test_every_command_of_the_instructions_is_run_by_a_test() -> None:
-    """Kubectl's by tests/cluster/test_install_page.py, ctr's by tests/bundle/test_image.py."""
-    assert other_programs("kubectl", "ctr") == set()
+    """Kubectl's in tests/cluster/test_install_page.py, ctr's and our own in tests/bundle."""
+    own = f"./vgpu-agent-{VERSION}-linux-x86_64"
+    assert other_programs("kubectl", "ctr", own) == set()
+    assert len(commands(own)) == 1
     assert len(commands("ctr")) == 1
     assert f"vgpu-agent-{VERSION}-linux-x86_64.oci.tar" in commands("ctr")[0][-1]
 

@@ -20,9 +20,11 @@ from agent.domain.limit_record import LimitRecord
 from agent.domain.limits_file import LimitsFile
 from agent.domain.new_region import Piece, SeenRegion
 from agent.domain.pods import Node, Pod
+from agent.domain.region_reading import RegionName, RegionReading
 from agent.domain.region_slots import HostPid
 from agent.domain.registration import SocketIdentity
 from agent.domain.topology import GpuPair
+from agent.domain.totals import Ledger
 
 # --- the API server ----------------------------------------------------------------------------
 
@@ -307,6 +309,26 @@ class Regions(Protocol):
 
         Raises NodeNotReady.
         """
+
+
+class RegionReader(Protocol):
+    """The same files, for whoever wants to know all that they say. Touches none of them."""
+
+    def directories(self) -> tuple[tuple[str, str], ...]:
+        """Pod uid and name of the containers that have a directory. Raises NodeNotReady."""
+
+    def read(self, names: Sequence[RegionName]) -> tuple[RegionReading, ...]:
+        """The regions of these containers, in this order. Raises NodeNotReady."""
+
+
+class TotalsStore(Protocol):
+    """Durable memory of counters, so that a restart of the agent sets none of them back."""
+
+    def load(self) -> Ledger:
+        """What was saved last; an empty one when that cannot be read. Never raises."""
+
+    def save(self, ledger: Ledger) -> None:
+        """Outlives the process on return, the machine some time later. Raises NodeNotReady."""
 
 
 class LiveLimits(Protocol):

@@ -1,20 +1,18 @@
 """The usage regions of containers on the host: which slots there are, and telling host pids.
 
-Every process of a container can do to its region whatever it likes while we work: exchange it for
-a device or a pipe, truncate it, fill it with anything. So what is opened is known to be a regular
-file before it is opened for more than being looked at (a device must not even be opened), nothing
-is mapped, and what is written is four bytes inside the file.
+What is written is four bytes inside the file. `region_files` says how it is opened.
 """
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agent.adapters.caches import CONTAINERS, directory_name
-from agent.adapters.safe_files import check_ours, opened_directory
+from agent.adapters.caches import directory_name
+from agent.adapters.region_files import NoRegionError, opened_containers, opened_region
+from agent.adapters.safe_files import opened_directory
 from agent.domain.enforcement import RegionLook
+from agent.domain.region import Rejected
 from agent.domain.region_slots import (
     HEADER_BYTES,
     HOST_PID,
@@ -31,14 +29,6 @@ from agent.domain.region_slots import (
     slots_of,
 )
 
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK a lease on the file, which its owner may take, makes us wait for its end.
-_OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-
-
-class _NoRegionError(Exception):
-    """The file is none that is read or written; the message says why."""
-
 
 class HostRegions:
     """Implements `ports.Regions` below one directory of the host. Keeps no state."""
@@ -53,7 +43,7 @@ class HostRegions:
                 return RegionLook(slots=_slots(fd))
         except FileNotFoundError:
             return RegionLook()
-        except _NoRegionError as error:
+        except NoRegionError as error:
             return RegionLook(str(error))
         except OSError as error:
             return RegionLook(f"it cannot be read: {error.strerror or type(error).__name__}")
@@ -63,45 +53,20 @@ class HostRegions:
         try:
             with self._opened(pod_uid, container, name, os.O_RDWR) as fd:
                 return sum(_told(fd, one) for one in told)
-        except (_NoRegionError, OSError):
+        except (NoRegionError, OSError):
             return 0
 
     @contextlib.contextmanager
     def _opened(self, pod_uid: str, container: str, name: str, flags: int) -> Iterator[int]:
-        """Raises OSError, _NoRegionError; NodeNotReady when the directories above are not ours."""
+        """Raises OSError, NoRegionError; NodeNotReady when the directories above are not ours."""
         with (
-            opened_directory(self._root) as root,
-            opened_directory(CONTAINERS, dir_fd=root) as parent,
+            opened_containers(self._root) as parent,
+            opened_directory(directory_name(pod_uid, container), dir_fd=parent) as directory,
+            opened_region(name, directory, flags, size_problem) as (fd, _),
         ):
-            check_ours(root, self._root)
-            check_ours(parent, self._root / CONTAINERS)
-            with (
-                opened_directory(directory_name(pod_uid, container), dir_fd=parent) as directory,
-                _opened(name, directory, flags) as fd,
-            ):
-                yield fd
-
-
-@contextlib.contextmanager
-def _opened(name: str, directory: int, flags: int) -> Iterator[int]:
-    looked_at = os.open(name, _LOOK, dir_fd=directory)
-    try:
-        info = os.fstat(looked_at)
-        if not stat.S_ISREG(info.st_mode):
-            raise _NoRegionError("it is no regular file")
-        if info.st_nlink != 1:
-            raise _NoRegionError("it is a file of more than one name")
-        if problem := size_problem(info.st_size):
-            raise _NoRegionError(problem)
-        fd = os.open(f"/proc/self/fd/{looked_at}", flags | _OPEN)  # that file, whatever the name is
-    finally:
-        os.close(looked_at)
-    try:
-        if problem := header_problem(os.pread(fd, HEADER_BYTES, 0)):
-            raise _NoRegionError(problem)
-        yield fd
-    finally:
-        os.close(fd)
+            if problem := header_problem(os.pread(fd, HEADER_BYTES, 0)):
+                raise NoRegionError(problem, Rejected.FOREIGN)
+            yield fd
 
 
 def _slots(fd: int) -> tuple[Slot, ...]:

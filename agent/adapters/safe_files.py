@@ -102,15 +102,18 @@ def _left_closed(fd: int) -> bool:
     return info.st_uid == os.geteuid() and info.st_mode & 0o777 == CLOSED
 
 
-def write_whole(name: str, content: bytes, mode: int, *, dir_fd: int) -> None:
+def write_whole(name: str, content: bytes, mode: int, *, dir_fd: int, flush: bool = True) -> None:
     """Replace a file at once: readers see the old one or the new one, also after a power cut.
 
-    Raises OSError; nothing of a failed try stays behind.
+    Not after that without `flush`, but after any crash of ours. Raises OSError; nothing of a failed
+    try stays behind.
     """
-    replace_whole(name, lambda fd: write_all(fd, content), mode, dir_fd=dir_fd)
+    replace_whole(name, lambda fd: write_all(fd, content), mode, dir_fd=dir_fd, flush=flush)
 
 
-def replace_whole(name: str, fill: Callable[[int], None], mode: int, *, dir_fd: int) -> int:
+def replace_whole(
+    name: str, fill: Callable[[int], None], mode: int, *, dir_fd: int, flush: bool = True
+) -> int:
     """The same for what is not simply written from its start; give the new file's inode."""
     temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -119,7 +122,8 @@ def replace_whole(name: str, fill: Callable[[int], None], mode: int, *, dir_fd: 
         try:
             fill(fd)
             os.fchmod(fd, mode)
-            os.fsync(fd)
+            if flush:
+                os.fsync(fd)
             inode = os.fstat(fd).st_ino
         finally:
             os.close(fd)
@@ -128,7 +132,8 @@ def replace_whole(name: str, fill: Callable[[int], None], mode: int, *, dir_fd: 
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=dir_fd)
         raise
-    os.fsync(dir_fd)
+    if flush:
+        os.fsync(dir_fd)
     return inode
 
 

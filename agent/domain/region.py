@@ -7,8 +7,9 @@ our own behind the second. hook/region_layout.h is the other side of that.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 
 MAGIC = 19920718
@@ -16,6 +17,9 @@ MAX_DEVICES, MAX_PROCESSES, MAX_REFUSALS = 16, 1024, 32
 REFUSAL_WRITING = 1 << 63
 UUID_BYTES = 96
 V0_BYTES, V1_BYTES = 1197896, 2008952
+# HAMi-core made such files for some weeks of 2026 (its commits 1988c5d to e200da2): they say 1.1,
+# but their fields lie elsewhere.
+MOVED_BYTES = (2008984, 2008985)
 TAIL_OFFSET, TAIL_BYTES, TAIL_MAGIC, TAIL_VERSION = 2031616, 8192, 0x75706776, 2  # "vgpu"
 FILE_BYTES = TAIL_OFFSET + TAIL_BYTES
 
@@ -24,14 +28,15 @@ FILE_BYTES = TAIL_OFFSET + TAIL_BYTES
 V0: Mapping[str, int] = MappingProxyType({
     "device_count": 48, "uuids": 56, "limit_bytes": 1592, "sm_percent": 1720, "slots": 1848,
     "slot_count": 1197880, "utilisation_switch": 1197884, "recent_kernel": 1197888,
-    "priority": 1197892, "slot.pid": 0, "slot.host_pid": 4, "slot.used": 8, "slot.status": 1160,
-    "slot": 1168, "usage": 40,
+    "priority": 1197892, "slot.pid": 0, "slot.host_pid": 4, "slot.used": 8, "slot.utilisation": 776,
+    "slot.status": 1160, "slot": 1168, "usage": 40,
 })  # fmt: skip
 V1: Mapping[str, int] = MappingProxyType({
     "device_count": 56, "uuids": 64, "limit_bytes": 1600, "sm_percent": 1728, "slots": 1856,
     "slot_count": 2008896, "utilisation_switch": 2008900, "recent_kernel": 2008904,
     "priority": 2008908, "last_kernel_time_s": 2008912, "slot.pid": 0, "slot.host_pid": 4,
-    "slot.used": 8, "slot.status": 1928, "slot": 1960, "usage": 64,
+    "slot.used": 8, "slot.utilisation": 1160, "slot.status": 1928, "slot.pid_namespace": 1932,
+    "slot.start_time": 1944, "slot": 1960, "usage": 64,
 })  # fmt: skip
 TAIL: Mapping[str, int] = MappingProxyType({
     "magic": 0, "version": 4, "sweeps": 8, "slots_backed": 12, "refusal_count": 16, "id": 32,
@@ -48,14 +53,42 @@ TAIL: Mapping[str, int] = MappingProxyType({
 })  # fmt: skip
 LEDGER_BYTES_MASK = (1 << 48) - 1  # the bits above count changes
 
+HEADER_BYTES, TRAILER_BYTES = V1["slots"], 24  # before the slots; what is read behind them
+SLOTS_AT_ONCE = 32
+_WORDS_V0, _WORDS_V1 = 3, 6  # of a device's utilisation: decoder, encoder, compute; and unused
+_COMPUTE = 2
+
 _I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
 _USAGE = struct.Struct("<3Q8xQ")
+_OWNER = struct.Struct("<I8xQ")  # pid namespace, sequence, start time
 _DEVICE = struct.Struct("<7Q8xqQ4Q")
 _REFUSAL = struct.Struct("<QQiiQQQQi4x32s")
+
+Read = Callable[[int, int], bytes]  # offset, size -> bytes; fewer where the file is shorter
+
+
+class Rejected(StrEnum):
+    """Why a file is not read as a region; a label of a metric, so there are few."""
+
+    NOT_A_FILE = "not a file"  # a link, pipe, socket, device or directory
+    HARD_LINK = "hard link"
+    SHORT = "short"
+    FOREIGN = "foreign"  # another size, magic or version
+    CHANGED = "changed"  # while it was read
+    SEVERAL = "several files"  # and none is named by the grant
+    UNREADABLE = "unreadable"
 
 
 class MalformedRegion(ValueError):
     """Bytes that are no usage region; the message says why."""
+
+    def __init__(self, message: str, reason: Rejected = Rejected.FOREIGN) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NotMadeYet(MalformedRegion):
+    """A region that is being made: its magic is written last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +109,9 @@ class RegionProcess:
     host_pid: int  # 0: not known
     status: int
     used: tuple[Usage, ...]  # by place, as in Region.devices
+    sm_percent: tuple[int, ...] = ()  # HAMi-core's: of each device's time, as it last saw
+    pid_namespace: int = 0  # inode; 0: not known, as in HAMi-core's slots
+    start_time: int = 0  # clock ticks from boot; likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +171,8 @@ class Region:
     recent_kernel: int  # < 0: blocked by a monitor
     priority: int
     last_kernel_time_s: int  # 0: not known
+    slot_count: int = 0  # slots ever in use lie before it; 0: nobody has counted here yet
+    has_tail: bool = False  # our library's
     refusal_count: int = 0
     refusals: tuple[Refusal, ...] = ()  # the newest, oldest first
 
@@ -144,26 +182,66 @@ class Region:
 
 
 def decode(content: bytes) -> Region:
-    """Read a region. Raises MalformedRegion, and nothing else, for bytes that are none.
+    """Read a whole region. Raises MalformedRegion, and nothing else, for bytes that are none."""
+    return read_region(len(content), lambda at, size: content[at : at + size])
+
+
+def read_region(size_bytes: int, read: Read) -> Region:
+    """Read what is in use of a region of this size. Raises MalformedRegion, and what `read` does.
 
     Which layout it is follows from size and version, as in HAMi 2.10's monitor.
     """
-    layout, major, minor = _recognise(content)
-    count = min(_u64(content, layout["device_count"]), MAX_DEVICES)
-    has_tail = layout is V1 and _has_tail(content)
+    if size_bytes == 0:
+        raise NotMadeYet("0 bytes: it is not made yet")
+    if size_bytes < V0_BYTES:
+        raise MalformedRegion(
+            f"{size_bytes} bytes, but the shortest layout has {V0_BYTES}", Rejected.SHORT
+        )
+    header = _whole(read, 0, HEADER_BYTES)
+    layout, major, minor = _recognise(header, size_bytes)
+    trailer = _whole(read, layout["slot_count"], min(TRAILER_BYTES, _trailer_bytes(layout)))
+    count = min(_u64(header, layout["device_count"]), MAX_DEVICES)
+    slots = max(0, min(_i32(trailer, 0), MAX_PROCESSES))
+    tail = _tail(read, size_bytes, count) if layout is V1 else b""
+    after = layout["slot_count"]
     time_at = layout.get("last_kernel_time_s")
     return Region(
         major=major,
         minor=minor,
-        devices=tuple(_device(content, layout, place, has_tail) for place in range(count)),
-        processes=_processes(content, layout, count),
-        utilisation_switch=_i32(content, layout["utilisation_switch"]),
-        recent_kernel=_i32(content, layout["recent_kernel"]),
-        priority=_i32(content, layout["priority"]),
-        last_kernel_time_s=_u64(content, time_at) if time_at is not None else 0,
-        refusal_count=_u64(content, TAIL_OFFSET + TAIL["refusal_count"]) if has_tail else 0,
-        refusals=_refusals(content) if has_tail else (),
+        devices=tuple(_device(header, layout, place, tail) for place in range(count)),
+        processes=tuple(_processes(read, layout, slots, count)),
+        utilisation_switch=_i32(trailer, layout["utilisation_switch"] - after),
+        recent_kernel=_i32(trailer, layout["recent_kernel"] - after),
+        priority=_i32(trailer, layout["priority"] - after),
+        last_kernel_time_s=_u64(trailer, time_at - after) if time_at is not None else 0,
+        slot_count=slots,
+        has_tail=bool(tail),
+        refusal_count=_u64(tail, TAIL["refusal_count"]) if tail else 0,
+        refusals=_refusals(read) if tail and _u64(tail, TAIL["refusal_count"]) else (),
     )
+
+
+def _whole(read: Read, at: int, size: int) -> bytes:
+    """Bytes that the file has by its size, so if they are missing, it was cut meanwhile."""
+    piece = read(at, size)
+    if len(piece) != size:
+        raise MalformedRegion(
+            f"{len(piece)} of {size} bytes at {at}: it was cut while it was read", Rejected.CHANGED
+        )
+    return piece
+
+
+def _trailer_bytes(layout: Mapping[str, int]) -> int:
+    return (V0_BYTES if layout is V0 else V1_BYTES) - layout["slot_count"]
+
+
+def _tail(read: Read, size_bytes: int, devices: int) -> bytes:
+    """Our part up to the devices in use; empty: there is none of ours."""
+    if size_bytes < FILE_BYTES:
+        return b""
+    tail = _whole(read, TAIL_OFFSET, TAIL["devices"] + devices * TAIL["device"])
+    known = (_u32(tail, TAIL["magic"]), _u32(tail, TAIL["version"])) == (TAIL_MAGIC, TAIL_VERSION)
+    return tail if known else b""
 
 
 def _i32(content: bytes, at: int) -> int:
@@ -182,44 +260,38 @@ def _text(raw: bytes) -> str:
     return raw.partition(b"\0")[0].decode("ascii", "backslashreplace")
 
 
-def _recognise(content: bytes) -> tuple[Mapping[str, int], int, int]:
-    if len(content) < V0_BYTES:
-        raise MalformedRegion(f"{len(content)} bytes, but the shortest layout has {V0_BYTES}")
-    if _i32(content, 0) != MAGIC:
-        raise MalformedRegion(
-            f"magic {_i32(content, 0)} is not {MAGIC}: not made yet, or no region"
-        )
-    if len(content) < V1_BYTES:
+def _recognise(header: bytes, size_bytes: int) -> tuple[Mapping[str, int], int, int]:
+    magic = _i32(header, 0)
+    if magic == 0:
+        raise NotMadeYet("its magic is 0: it is not made yet")
+    if magic != MAGIC:
+        raise MalformedRegion(f"magic {magic} is not {MAGIC}")
+    if size_bytes < V1_BYTES:
         return V0, 0, 0
-    major, minor = _u32(content, 4), _u32(content, 8)
+    major, minor = _u32(header, 4), _u32(header, 8)
     if major != 1:
         raise MalformedRegion(f"version {major}.{minor} is not a layout we know")
+    if size_bytes in MOVED_BYTES or size_bytes > FILE_BYTES:
+        raise MalformedRegion(f"{size_bytes} bytes are not a size of a layout we know")
     return V1, major, minor
 
 
-def _has_tail(content: bytes) -> bool:
-    if len(content) < TAIL_OFFSET + TAIL_BYTES:
-        return False
-    magic = _u32(content, TAIL_OFFSET + TAIL["magic"])
-    return (magic, _u32(content, TAIL_OFFSET + TAIL["version"])) == (TAIL_MAGIC, TAIL_VERSION)
-
-
-def _device(content: bytes, layout: Mapping[str, int], place: int, has_tail: bool) -> RegionDevice:
+def _device(header: bytes, layout: Mapping[str, int], place: int, tail: bytes) -> RegionDevice:
     uuid_at = layout["uuids"] + place * UUID_BYTES
     return RegionDevice(
-        uuid=_text(content[uuid_at : uuid_at + UUID_BYTES]),
-        limit_bytes=_u64(content, layout["limit_bytes"] + 8 * place),
-        core_percent=_u64(content, layout["sm_percent"] + 8 * place),
-        counters=_counters(content, place) if has_tail else None,
+        uuid=_text(header[uuid_at : uuid_at + UUID_BYTES]),
+        limit_bytes=_u64(header, layout["limit_bytes"] + 8 * place),
+        core_percent=_u64(header, layout["sm_percent"] + 8 * place),
+        counters=_counters(tail, place) if tail else None,
     )
 
 
-def _counters(content: bytes, place: int) -> Counters:
-    at = TAIL_OFFSET + TAIL["devices"] + place * TAIL["device"]
+def _counters(tail: bytes, place: int) -> Counters:
+    at = TAIL["devices"] + place * TAIL["device"]
     (
         word, peak, refusals, refused, context, underflows, corrections,
         budget, refilled, charged, throttled, launches, waits,
-    ) = _DEVICE.unpack_from(content, at)  # fmt: skip
+    ) = _DEVICE.unpack_from(tail, at)  # fmt: skip
     return Counters(
         used_bytes=word & LEDGER_BYTES_MASK,
         peak_bytes=peak,
@@ -238,23 +310,34 @@ def _counters(content: bytes, place: int) -> Counters:
 
 
 def _processes(
-    content: bytes, layout: Mapping[str, int], devices: int
-) -> tuple[RegionProcess, ...]:
+    read: Read, layout: Mapping[str, int], slots: int, devices: int
+) -> Iterator[RegionProcess]:
     """Those that a monitor counts: marked as used, before the count of slots."""
-    slots = max(0, min(_i32(content, layout["slot_count"]), MAX_PROCESSES))
-    starts = (layout["slots"] + layout["slot"] * index for index in range(slots))
-    return tuple(
-        RegionProcess(
-            pid=_i32(content, at + layout["slot.pid"]),
-            host_pid=_i32(content, at + layout["slot.host_pid"]),
-            status=_i32(content, at + layout["slot.status"]),
-            used=tuple(
-                _usage(content, at + layout["slot.used"] + layout["usage"] * place)
-                for place in range(devices)
-            ),
-        )
-        for at in starts
-        if _i32(content, at + layout["slot.status"]) != 0
+    size, status_at = layout["slot"], layout["slot.status"]
+    for first in range(0, slots, SLOTS_AT_ONCE):
+        count = min(SLOTS_AT_ONCE, slots - first)
+        block = _whole(read, layout["slots"] + first * size, count * size)
+        for at in range(0, count * size, size):
+            if _i32(block, at + status_at) != 0:
+                yield _process(block, at, layout, devices)
+
+
+def _process(block: bytes, at: int, layout: Mapping[str, int], devices: int) -> RegionProcess:
+    namespace = start_time = 0
+    if layout is V1:
+        namespace, start_time = _OWNER.unpack_from(block, at + layout["slot.pid_namespace"])
+    words = _WORDS_V0 if layout is V0 else _WORDS_V1
+    used_at, busy_at = at + layout["slot.used"], at + layout["slot.utilisation"] + 8 * _COMPUTE
+    return RegionProcess(
+        pid=_i32(block, at + layout["slot.pid"]),
+        host_pid=_i32(block, at + layout["slot.host_pid"]),
+        status=_i32(block, at + layout["slot.status"]),
+        used=tuple(_usage(block, used_at + layout["usage"] * place) for place in range(devices)),
+        sm_percent=tuple(
+            min(_u64(block, busy_at + 8 * words * place), 100) for place in range(devices)
+        ),
+        pid_namespace=namespace,
+        start_time=start_time,
     )
 
 
@@ -263,10 +346,9 @@ def _usage(content: bytes, at: int) -> Usage:
     return Usage(context_bytes=context, module_bytes=module, data_bytes=data, total_bytes=total)
 
 
-def _refusals(content: bytes) -> tuple[Refusal, ...]:
+def _refusals(read: Read) -> tuple[Refusal, ...]:
     """The whole ones: number 0 is none, and with its highest bit one that is being written."""
-    start = TAIL_OFFSET + TAIL["refusals"]
-    ring = content[start : start + MAX_REFUSALS * TAIL["refusal"]]
+    ring = _whole(read, TAIL_OFFSET + TAIL["refusals"], MAX_REFUSALS * TAIL["refusal"])
     found = (
         Refusal(
             number=number, time_ns=time_ns, pid=pid, place=place, asked_bytes=asked,

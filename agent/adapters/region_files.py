@@ -1,0 +1,74 @@
+"""Opening the usage regions of containers without being led astray.
+
+Every process of a container can do to its region whatever it likes while we work: exchange it for
+a device or a pipe, truncate it, fill it with anything. So what is opened is known to be a regular
+file before it is opened for more than being looked at (a device must not even be opened), and
+nothing is ever mapped: a file that is cut short ends who has it mapped.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from agent.adapters.caches import CONTAINERS
+from agent.adapters.safe_files import check_ours, opened_directory
+from agent.domain.region import Rejected
+
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK a lease on the file, which its owner may take, makes us wait for its end.
+_OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class NoRegionError(Exception):
+    """The file is none that is read or written; the message says why."""
+
+    def __init__(self, message: str, reason: Rejected) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@contextlib.contextmanager
+def opened_containers(host_vgpu_dir: Path) -> Iterator[int]:
+    """The directory that holds the containers' own. Raises OSError.
+
+    NodeNotReady when others can put something there.
+    """
+    with (
+        opened_directory(host_vgpu_dir) as root,
+        opened_directory(CONTAINERS, dir_fd=root) as containers,
+    ):
+        check_ours(root, host_vgpu_dir)
+        check_ours(containers, host_vgpu_dir / CONTAINERS)
+        yield containers
+
+
+@contextlib.contextmanager
+def opened_region(
+    name: str, directory: int, flags: int, size_problem: Callable[[int], str]
+) -> Iterator[tuple[int, int]]:
+    """Descriptor and size of a region in a container's directory. Raises OSError, NoRegionError.
+
+    `size_problem` gives why a file of so many bytes is none that is wanted; empty: it is.
+    """
+    looked_at = os.open(name, _LOOK, dir_fd=directory)
+    try:
+        size_bytes = _looked_at(os.fstat(looked_at), size_problem)
+        fd = os.open(f"/proc/self/fd/{looked_at}", flags | _OPEN)  # that file, whatever the name is
+    finally:
+        os.close(looked_at)
+    try:
+        yield fd, size_bytes
+    finally:
+        os.close(fd)
+
+
+def _looked_at(info: os.stat_result, size_problem: Callable[[int], str]) -> int:
+    if not stat.S_ISREG(info.st_mode):
+        raise NoRegionError("it is no regular file", Rejected.NOT_A_FILE)
+    if info.st_nlink != 1:
+        raise NoRegionError("it is a file of more than one name", Rejected.HARD_LINK)
+    if problem := size_problem(info.st_size):
+        raise NoRegionError(problem, Rejected.FOREIGN)
+    return info.st_size

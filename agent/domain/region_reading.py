@@ -1,0 +1,65 @@
+"""What became of reading a container's usage region, and which of its processes still count.
+
+A slot outlives its process until somebody sweeps it, so what a region says is compared with the
+processes that the node sees; where those cannot be seen, the region is believed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.domain.enforcement import Process
+from agent.domain.region import Region, RegionProcess, Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class RegionName:
+    """Where a container counts: in file `name` of its directory; empty: the one region there."""
+
+    pod_uid: str
+    container: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionReading:
+    """A region, or why there is none. Neither: it is not made yet."""
+
+    region: Region | None = None
+    rejected: Rejected | None = None
+    problem: str = ""  # the reason in a few words, where it is rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The processes of a container as the node saw them."""
+
+    processes: tuple[Process, ...]
+    began_at_ticks: int  # from boot; who was started later was not looked for
+
+
+def living(slots: Sequence[RegionProcess], sight: Sight | None) -> tuple[RegionProcess, ...]:
+    """The slots of processes that live. `sight` None: nobody knows, and all are believed.
+
+    Our library's slots name the process by pid namespace, pid there and start time. HAMi-core's
+    have the pid on the node, which it guesses, and the pid in the container; either will do.
+    """
+    if sight is None:
+        return tuple(slots)
+    return tuple(slot for slot in slots if _lives(slot, sight))
+
+
+def _lives(slot: RegionProcess, sight: Sight) -> bool:
+    if slot.start_time == 0:
+        return any(
+            (slot.host_pid > 0 and process.pid == slot.host_pid)
+            or process.pid_inside in (slot.pid, 0)
+            for process in sight.processes
+        )
+    if slot.start_time >= sight.began_at_ticks:
+        return True
+    return any(
+        process.start_time == slot.start_time
+        and process.pid_inside in (slot.pid, 0)
+        and process.pid_namespace in (slot.pid_namespace, 0)
+        for process in sight.processes
+    )

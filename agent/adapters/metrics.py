@@ -1,27 +1,38 @@
 """Prometheus metrics of the agent: counted where things happen, gauged when somebody looks.
 
 Counters and the histogram are bumped by plain methods, from any thread. Gauges are read from
-snapshots at scrape time, so that a GPU that is gone is gone here, too, and no loop owns a gauge.
-The only module that knows prometheus_client; it has its own registry.
+snapshots at scrape time, so that a GPU or a pod that is gone is gone here, too, and no loop owns a
+gauge. prometheus_client keeps and writes what is counted here, in its own registry; what there may
+be thousands of (see metrics_text) is written without it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics_format
+
+from agent.adapters.metrics_agent import AgentGauges, AgentState
+from agent.adapters.metrics_hami import add_hami
+from agent.adapters.metrics_rows import shown
+from agent.adapters.metrics_text import Page, wants_openmetrics
+from agent.adapters.metrics_use import (
+    Bypass,
+    add_bypasses,
+    add_enforced,
+    add_left_out,
+    add_processes,
+    add_use,
 )
-from prometheus_client.exposition import choose_encoder
+from agent.domain.accounting import NodeUse
+from agent.domain.enforcement import ContainerState
 
-from agent.domain.enforcement import ContainerState, State
-from agent.domain.gpu import GpuInventory
-
-MIB = 1 << 20
+END = b"# EOF\n"  # of a page of OpenMetrics
 ALLOCATE_BUCKETS_S = (
     0.001,
     0.0025,
@@ -38,32 +49,59 @@ ALLOCATE_BUCKETS_S = (
 )
 
 
-class Scraped(Protocol):
+class Scraped(AgentState, Protocol):
     """What is looked at for each scrape; every call must return at once."""
-
-    def inventory(self) -> GpuInventory:
-        """The GPUs as they are."""
-
-    def service_restarts(self) -> Mapping[str, int]:
-        """Service name -> restarts since the agent started."""
-
-    def registered(self) -> Mapping[str, bool]:
-        """Resource name -> kubelet holds its ListAndWatch stream open."""
-
-    def cache_directories(self) -> int:
-        """Container cache directories on the host."""
 
     def containers(self) -> Sequence[ContainerState]:
         """Whether limits are kept, by container with a grant."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """What of the use of GPUs is exposed, and what HAMi's metrics say of this node and build."""
+
+    node_name: str = ""
+    legacy: bool = False  # by the names of HAMi 2.8 and older, too
+    per_process: bool = False
+    revision: str = ""
+    build_date: str = ""
+
+    def build(self, version: str) -> Mapping[str, str]:
+        """Labels of hami_build_info."""
+        machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "unknown")
+        return {
+            "version": version,
+            "revision": self.revision,
+            "build_date": self.build_date,
+            "go_version": "none",
+            "compiler": platform.python_implementation().lower(),
+            "platform": f"linux/{machine}",
+        }
+
+
 class Metrics:
     """Every metric of the agent."""
 
-    def __init__(self, version: str, scraped: Scraped) -> None:
+    def __init__(
+        self,
+        version: str,
+        scraped: Scraped,
+        *,
+        use: Callable[[], NodeUse] = NodeUse,
+        bypasses: Callable[[], Iterable[Bypass]] = tuple,
+        exposed: Exposed = Exposed(),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`use` and `bypasses` must return at once; they are asked at each scrape."""
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._scraped = scraped
+        self._use = use
+        self._bypasses = bypasses
+        self._exposed = exposed
+        self._build = exposed.build(version)
+        self._clock = clock
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Snapshots(version, scraped))
+        self._registry.register(AgentGauges(version, scraped))
         ProcessCollector(registry=self._registry)
         self._api_requests = self._counter(
             "vgpu_api_requests",
@@ -114,6 +152,18 @@ class Metrics:
             "should be looked at with `kubectl describe`.",
             (),
         )
+        self._bypass_count = self._counter(
+            "vgpu_bypasses",
+            "How often a process was found that uses a GPU without a grant, beyond it, or without "
+            "the library that keeps its limits; vgpu_bypass says which, while it lasts.",
+            ("kind",),
+        )
+        self._limit_changes = self._counter(
+            "vgpu_limit_changes",
+            "Changes of the limits of running containers, by who asked and what came of it; the "
+            "log and the pod's events have the details.",
+            ("source", "outcome"),
+        )
         for outcome in ("ok", "failed"):  # a rate needs a zero to begin with
             self._register_writes.labels(outcome)
         self._allocations.labels("granted")
@@ -150,90 +200,41 @@ class Metrics:
         """Count a container whose grant and kubelet's assignment disagree."""
         self._grant_mismatches.inc()
 
+    def bypass(self, kind: str) -> None:
+        """Count that a process was found to use a GPU past its limits."""
+        self._bypass_count.labels(kind).inc()
+
+    def limit_change(self, source: str, outcome: str) -> None:
+        """Count a change of a running container's limits."""
+        self._limit_changes.labels(source, outcome).inc()
+
     def render(self, accept: str) -> tuple[bytes, str]:
         """All metrics in the format an Accept header asks for: body and content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
-
-
-class _Snapshots:
-    """Reads the gauges when it is collected."""
-
-    def __init__(self, version: str, scraped: Scraped) -> None:
-        self._version = version
-        self._scraped = scraped
-
-    def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily(
-            "vgpu_agent",
-            "The running agent; compare the version across nodes after a roll-out.",
-            value={"version": self._version},
+        if wants_openmetrics(accept):
+            body = openmetrics_format.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            page = self._page(openmetrics=True)
+            return body.removesuffix(END) + page + END, openmetrics_format.CONTENT_TYPE_LATEST
+        return generate_latest(self._registry) + self._page(openmetrics=False), (
+            CONTENT_TYPE_PLAIN_0_0_4
         )
-        yield from _gpus(self._scraped.inventory())
-        restarts = CounterMetricFamily(
-            "vgpu_service_restarts",
-            "How often a loop of the agent crashed and was restarted; the log has the traceback.",
-            labels=("service",),
+
+    def _page(self, *, openmetrics: bool) -> bytes:
+        use, exposed = self._use(), self._exposed
+        chosen = shown(use, per_process=exposed.per_process)
+        page = Page(openmetrics=openmetrics)
+        add_use(page, use, chosen)
+        if exposed.per_process:
+            add_processes(page, chosen)
+        add_enforced(page, self._scraped.containers())
+        bypasses_left_out = add_bypasses(page, self._bypasses())
+        add_left_out(page, chosen, bypasses_left_out)
+        add_hami(
+            page,
+            use,
+            chosen,
+            node_name=exposed.node_name,
+            build=self._build,
+            now_s=self._clock(),
+            legacy=exposed.legacy,
         )
-        for service, count in sorted(self._scraped.service_restarts().items()):
-            restarts.add_metric((service,), count)
-        yield restarts
-        registered = GaugeMetricFamily(
-            "vgpu_kubelet_registered",
-            "1 while kubelet listens to our devices; at 0 no new pod gets a vGPU: see /readyz.",
-            labels=("resource",),
-        )
-        for resource, is_registered in sorted(self._scraped.registered().items()):
-            registered.add_metric((resource,), int(is_registered))
-        yield registered
-        yield _gauge(
-            "vgpu_cache_directories",
-            "Container cache directories on this node; they should follow the number of GPU "
-            "containers, a growing number means garbage collection fails.",
-            self._scraped.cache_directories(),
-        )
-        yield _enforced(self._scraped.containers())
-
-
-def _enforced(containers: Sequence[ContainerState]) -> Metric:
-    family = GaugeMetricFamily(
-        "vgpu_container_enforced",
-        "1 while the limits of a container with vGPUs hold for its processes, or none of them uses "
-        "a GPU (reason `idle`); at 0 `reason` and the pod's events say why they do not, or why "
-        "that is not known.",
-        labels=("namespace", "pod", "container", "reason"),
-    )
-    for one in containers:
-        holds = one.state in (State.ENFORCED, State.IDLE)
-        family.add_metric((one.namespace, one.pod, one.container, one.reason.value), int(holds))
-    return family
-
-
-def _gpus(inventory: GpuInventory) -> Iterator[Metric]:
-    yield _gauge(
-        "vgpu_driver_up",
-        "1 while the NVIDIA driver answers; at 0 every GPU of the node is out of service.",
-        int(inventory.known and not inventory.driver_error),
-    )
-    healthy = GaugeMetricFamily(
-        "vgpu_gpu_healthy",
-        "1 while new pods may get this GPU; at 0 see the Node's events for the reason.",
-        labels=("gpu", "index"),
-    )
-    memory = GaugeMetricFamily(
-        "vgpu_gpu_memory_bytes",
-        "Memory of the GPU as the driver tells it, before any scaling.",
-        labels=("gpu",),
-    )
-    for gpu in inventory.gpus:
-        healthy.add_metric((gpu.uuid, str(gpu.index)), int(gpu.healthy))
-        if gpu.memory_mib is not None:
-            memory.add_metric((gpu.uuid,), gpu.memory_mib * MIB)
-    yield healthy
-    yield memory
-
-
-def _gauge(name: str, help_text: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, help_text)
-    family.add_metric((), value)
-    return family
+        return page.encoded()

@@ -1,7 +1,7 @@
 """Measure agent and hook: `python3 build.py bench [--only AREA] [--json FILE]`.
 
-Every area but `hook` starts a simulated node of its own and the agent as a process; nothing of the
-agent runs in here.
+Every area but `hook` and `scrape` starts a simulated node of its own and the agent as a process;
+nothing of the agent runs in here.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from tests.bench.artifact_area import artifact_area  # noqa: E402
 from tests.bench.hook_area import BenchError, hook_area, peer_path  # noqa: E402
 from tests.bench.nodes import a_node, resident_mib  # noqa: E402
 from tests.bench.rows import Row, as_text, percentile, row, write  # noqa: E402
+from tests.bench.scrape_area import scrape_area  # noqa: E402
 from tests.bench.share_matrix import share_area  # noqa: E402
 
 IDLE_S = 60.0
@@ -197,6 +198,7 @@ AREAS: dict[str, Callable[[], Iterator[Row]]] = {
     "memory": memory_area,
     "large": large_area,
     "idle": idle_area,
+    "scrape": scrape_area,
     "artifact": artifact_area,
     "hook": hook_area,
     "share": share_area,

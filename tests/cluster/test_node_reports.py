@@ -7,6 +7,7 @@ from cluster.agent_process import VGPUS_PER_GPU, AgentProcess
 from cluster.conftest import StartAgent
 from cluster.gpu_pods import GpuPods, NodeView
 from cluster.node_under_test import NodeUnderTest
+from installed_here import without_installed_agent
 from waiting import eventually
 
 from agent.sim.driver import SimDriver, SimGpu
@@ -103,6 +104,7 @@ def test_a_clean_exit_leaves_nothing_of_ours_on_the_node(
     view.wait_for_allocatable(0)
 
 
+@without_installed_agent
 def test_uninstall_takes_back_what_an_agent_has_left_that_was_killed(
     view: NodeView, start_agent: StartAgent
 ) -> None:

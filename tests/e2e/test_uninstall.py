@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.hostinstall.layout import Layout
 from agent.sim.api_client import path
 from agent.sim.node import Ask, SimNode
 from agent.sim.scheduler import HANDSHAKE, LOCK, REGISTER
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import finished, serves, up
+from tests.installed_here import without_installed_agent
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.skipif(
-    Layout.unit.exists(), reason="the agent is installed on this very host and would be removed"
-)
+pytestmark = without_installed_agent
 
 SCORE = "hami.io/node-nvidia-score"
 OTHERS: dict[str, str | None] = {

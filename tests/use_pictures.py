@@ -14,6 +14,7 @@ from agent.domain.accounting import (
     Tier,
     Totals,
 )
+from agent.domain.bypass import Bypass, Kind
 from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
 
@@ -116,7 +117,9 @@ EVERYTHING = NodeUse(
     ),
     rejected_regions=MappingProxyType({"not a regular file": 1, "too short": 3}),
 )  # fmt: skip
-BYPASSES = (("no grant", "team", "sneaky", "shell", GPUS[0]),)
+BYPASSES = (
+    Bypass(kind=Kind.NO_GRANT, gpu=GPUS[0], namespace="team", pod="sneaky", container="shell"),
+)
 
 
 def crowd(gpus: int, containers_each: int, processes_each: int) -> NodeUse:

@@ -22,7 +22,6 @@ from agent.adapters.metrics_hami import add_hami
 from agent.adapters.metrics_rows import shown
 from agent.adapters.metrics_text import Page, wants_openmetrics
 from agent.adapters.metrics_use import (
-    Bypass,
     add_bypasses,
     add_enforced,
     add_left_out,
@@ -30,6 +29,7 @@ from agent.adapters.metrics_use import (
     add_use,
 )
 from agent.domain.accounting import NodeUse
+from agent.domain.bypass import Bypass
 from agent.domain.enforcement import ContainerState
 
 END = b"# EOF\n"  # of a page of OpenMetrics

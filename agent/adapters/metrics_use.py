@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from agent.adapters.metrics_rows import VERSION_CHARACTERS, Shown
 from agent.adapters.metrics_text import Family, Page, written
 from agent.domain.accounting import ContainerUse, DeviceUse, GpuUse, NodeUse
+from agent.domain.bypass import Bypass
 from agent.domain.enforcement import ContainerState, State
 
 NS_PER_S = 1e9
 MAX_BYPASSES = 256
-Bypass = tuple[str, str, str, str, str]  # kind, namespace, pod, container, gpu
 OF_CONTAINER = ("container", "namespace", "pod")
 OF_DEVICE = ("container", "gpu", "namespace", "pod")
 
@@ -190,14 +190,9 @@ def add_enforced(page: Page, states: Sequence[ContainerState]) -> None:
 
 def add_bypasses(page: Page, bypasses: Iterable[Bypass]) -> int:
     """Write who uses a GPU past the limits; gives how many of them were left out."""
-    found = dict.fromkeys(bypasses)
-    shown = list(found)[:MAX_BYPASSES]
-    rows = []
-    for kind, namespace, pod, container, gpu in shown:
-        labels = {"kind": kind, "namespace": namespace, "pod": pod, "container": container}
-        rows.append((written(labels | {"gpu": gpu}), 1))
-    page.add(BYPASS, rows)
-    return len(found) - len(shown)
+    found = list(dict.fromkeys(_bypass(one) for one in bypasses))
+    page.add(BYPASS, ((labels, 1) for labels in found[:MAX_BYPASSES]))
+    return max(0, len(found) - MAX_BYPASSES)
 
 
 def add_left_out(page: Page, chosen: Shown, bypasses: int) -> None:
@@ -217,6 +212,11 @@ def names(container: ContainerUse) -> dict[str, str]:
         "pod": container.pod,
         "container": container.container,
     }
+
+
+def _bypass(one: Bypass) -> str:
+    labels = {"kind": one.kind.value, "namespace": one.namespace, "pod": one.pod}
+    return written(labels | {"container": one.container, "gpu": one.gpu})
 
 
 def _info(container: ContainerUse) -> dict[str, str]:

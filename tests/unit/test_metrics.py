@@ -31,6 +31,7 @@ from agent.domain.accounting import (
     Tier,
     Totals,
 )
+from agent.domain.bypass import Bypass, Kind
 
 ALL = Form(file="", legacy=True, per_process=True)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -297,8 +298,9 @@ def test_what_is_left_out_is_told() -> None:
 
 
 def test_bypasses_have_an_end() -> None:
-    kinds = [("no grant", "ns", f"pod-{n}", "c", "GPU-a") for n in range(300)]
-    metrics = Metrics("1", pictures.Node(), bypasses=lambda: [*kinds, kinds[0]])
+    found_by = [Bypass(kind=Kind.NO_GRANT, gpu="GPU-a", pod=f"pod-{n}") for n in range(300)]
+    again = replace(found_by[0], pid=7)
+    metrics = Metrics("1", pictures.Node(), bypasses=lambda: [*found_by, again])
     found = samples(metrics.render("")[0].decode())
     assert len(of(found, "vgpu_bypass")) == 256
     assert found["vgpu_metrics_left_out", frozenset({("kind", "bypasses")})] == 44

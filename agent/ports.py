@@ -16,6 +16,7 @@ from agent.domain.enforcement import Granted, RegionLook, Seen
 from agent.domain.gpu import Gpu, GpuEvent
 from agent.domain.grants import GrantRecord
 from agent.domain.hook_files import HookFile
+from agent.domain.lending import Activity, Lease
 from agent.domain.limit_record import LimitRecord
 from agent.domain.limits_file import LimitsFile
 from agent.domain.new_region import Piece, SeenRegion
@@ -23,6 +24,7 @@ from agent.domain.pods import Node, Pod
 from agent.domain.region_reading import RegionName, RegionReading
 from agent.domain.region_slots import HostPid
 from agent.domain.registration import SocketIdentity
+from agent.domain.switch_words import SwitchWords
 from agent.domain.topology import GpuPair
 from agent.domain.totals import Ledger
 
@@ -371,6 +373,69 @@ class ChangedLimits(LiveLimits, Protocol):
 
     def forget(self, pod_uid: str, container: str) -> None:
         """Drop the record of a container that is gone. Raises NodeNotReady."""
+
+
+class Leases(LiveLimits, Protocol):
+    """What is lent and blocked for a moment, written many times a second."""
+
+    def lease(self, pod_uid: str, container: str, leases: Mapping[int, Lease]) -> bool:
+        """Write what is lent and blocked of devices, by place, and nothing else of their lines.
+
+        Not kept on disk. False: the container has no limits file, or not these devices.
+        Raises NodeNotReady.
+        """
+
+
+ContainerKey = tuple[str, str]  # pod uid, container
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a container's library looks whether it is blocked: a word of an open file."""
+
+    fd: int
+    at: int  # offset of the recent kernel
+    identity: tuple[int, int]  # of the file: numbers of descriptors are used again
+
+
+class RegionSwitches(Protocol):
+    """The words of usage regions that libraries are steered by. Used by one thread.
+
+    Tenants can write them, too, and everything around them.
+    """
+
+    def refresh(self) -> Mapping[ContainerKey, SwitchWords]:
+        """Find the regions of all containers, keep them open, and read them. Raises NodeNotReady.
+
+        Whatever is no region of a known layout is not among them.
+        """
+
+    def put(
+        self, key: ContainerKey, *, recent_kernel: int | None = None, switch: int | None = None
+    ) -> bool:
+        """Write words of a region that `refresh` found; False: it is none any more."""
+
+    def recent_kernel(self, key: ContainerKey) -> int | None:
+        """Of a region that `refresh` found, as it is now. A system call, no more."""
+
+    def activity(self, key: ContainerKey, places: int) -> tuple[Activity, ...]:
+        """Counters of its first devices, as they are now; empty: they cannot be had. As cheap."""
+
+    def held(self, key: ContainerKey) -> Held | None:
+        """Where its library looks whether it is blocked."""
+
+    def close(self) -> None:
+        """Let go of all of them."""
+
+
+class BlockGuard(Protocol):
+    """Somebody who outlives the agent and then ends the blocks that have no end of their own."""
+
+    def hold(self, held: Mapping[ContainerKey, Held]) -> bool:
+        """Watch over exactly these from now on; none: nobody is needed.
+
+        False: that is not sure, so nobody may be blocked who is not yet. Takes up to a second.
+        """
 
 
 # --- kubelet ------------------------------------------------------------------------------------

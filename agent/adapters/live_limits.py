@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from agent import logs
 from agent.adapters.caches import LIMITS, directory_name, is_directory_name
 from agent.adapters.limit_records import LimitRecords
 from agent.adapters.safe_files import check_ours, opened_directory, refusing, trusted_owner
+from agent.domain.lending import Lease
 from agent.domain.limit_lines import (
     ALIVE_AT,
     BLOCKED_UNTIL_AT,
@@ -116,13 +117,43 @@ class _Open:
         self._order()
         u32[at // 4] = (odd + 1) & 0xFFFFFFFF
 
+    def lease(self, leases: Mapping[int, Lease], now_ns: int) -> bool:
+        """Write what is lent and blocked of these lines, where it is something else."""
+        if not all(0 <= place < len(self._known[1].devices) for place in leases):
+            return False
+        for place, lease in leases.items():
+            self._put_lease(line_at(place), lease)
+        self._u64[ALIVE_AT // 8] = now_ns
+        return True
+
+    def _put_lease(self, at: int, lease: Lease) -> None:
+        u32, u64 = self._u32, self._u64
+        lent, until = (at + LENT_AT) // 4, (at + LENT_UNTIL_AT) // 8
+        blocked = (at + BLOCKED_UNTIL_AT) // 8
+        if (u32[lent], u64[until], u64[blocked]) == (
+            lease.lent_permille,
+            lease.lent_until_ns,
+            lease.blocked_until_ns,
+        ):
+            return
+        sequence = u32[at // 4]
+        if sequence % 2:
+            return  # limits are half written there, which nobody but `put` can finish
+        u32[at // 4] = sequence + 1
+        self._order()
+        u32[lent] = lease.lent_permille
+        u64[until] = lease.lent_until_ns
+        u64[blocked] = lease.blocked_until_ns
+        self._order()
+        u32[at // 4] = (sequence + 2) & 0xFFFFFFFF
+
     def _order(self) -> None:
         self._fence.acquire()
         self._fence.release()
 
 
 class HostLiveLimits:
-    """Implements `LiveLimits` and `ChangedLimits` below one directory of the host. Thread-safe.
+    """Implements `Leases` and `ChangedLimits` below one directory of the host. Thread-safe.
 
     Leases and limits of one container may be changed at the same time: limits wait for the disk,
     leases do not wait for limits.
@@ -166,6 +197,19 @@ class HostLiveLimits:
             record = self._records.read(pod_uid, container) or LimitRecord()
             limits = tuple(limits_in(after).values())
             return self._set(pod_uid, container, replace(record, limits=limits), change)
+
+    def lease(self, pod_uid: str, container: str, leases: Mapping[int, Lease]) -> bool:
+        """Write what is lent and blocked, as Leases says. Raises NodeNotReady."""
+        for _ in range(_EXCHANGED_TRIES):
+            name = directory_name(pod_uid, container)
+            with refusing("use the container's limits", self._folder / name):
+                file = self._found(name)
+            if file is None:
+                break
+            with file.lock:
+                if not file.closed:
+                    return file.lease(leases, self._clock_ns())
+        return False
 
     # --- ChangedLimits
 

@@ -13,6 +13,7 @@ KEPT_PREFIXES = ("hami.io/", "volcano.sh/", "nvidia.com/", "vgpu-agent/")
 MAX_ANNOTATION_CHARS = 262_144  # the API server's own limit on all annotations together
 MAX_CONTAINERS = 1000
 MAX_ID_CHARS = 128
+_VARIABLES = ("CUDA_DISABLE_CONTROL", "CUDA_TASK_PRIORITY", "GPU_CORE_UTILIZATION_POLICY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Container:
     kind: str = "app"  # "init" | "sidecar" (restartable init) | "app"
     vgpus: int = 0  # asked for of the count resource (limits, else requests)
     control_disabled: str | None = None  # literal value of env CUDA_DISABLE_CONTROL
+    task_priority: str | None = None  # of CUDA_TASK_PRIORITY
+    core_policy: str | None = None  # of GPU_CORE_UTILIZATION_POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +118,20 @@ def _container(spec: Any, kind: str, resource: str) -> Container:
     resources = _mapping(spec.get("resources"))
     limits, requests = _mapping(resources.get("limits")), _mapping(resources.get("requests"))
     env = spec.get("env")
-    control = None
+    told: dict[str, str] = {}
     for entry in env if isinstance(env, list) else []:
         variable = _mapping(entry)
-        if variable.get("name") == "CUDA_DISABLE_CONTROL":
-            control = _text(variable.get("value"))
+        if (name := _text(variable.get("name"))) in _VARIABLES:
+            told[name] = _text(variable.get("value"))[:MAX_ID_CHARS]
     if kind == "init" and spec.get("restartPolicy") == "Always":
         kind = "sidecar"
     return Container(
         name=_text(spec.get("name")),
         kind=kind,
         vgpus=_quantity(limits.get(resource, requests.get(resource, 0))),
-        control_disabled=control,
+        control_disabled=told.get("CUDA_DISABLE_CONTROL"),
+        task_priority=told.get("CUDA_TASK_PRIORITY"),
+        core_policy=told.get("GPU_CORE_UTILIZATION_POLICY"),
     )
 
 

@@ -1,0 +1,214 @@
+"""The words of usage regions on the host that a monitor steers libraries by: found, read, written.
+
+A process of the container can exchange, cut or fill its region while we work. So what is opened is
+known to be a regular file of one name before it is opened for more than being looked at, nothing is
+mapped (a file that is cut would end the agent), and what is written is four bytes at two places of
+a layout we know. Regions stay open between looks, because some are read many times a second.
+"""
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.adapters.caches import CONTAINERS, is_directory_name
+from agent.adapters.safe_files import DIRECTORY, check_ours, opened_directory, refusing
+from agent.domain.lending import Activity
+from agent.domain.region import TAIL_OFFSET
+from agent.domain.switch_words import (
+    ACTIVITY_AT,
+    DEVICE_BYTES,
+    HEADER_BYTES,
+    TAIL_HEAD_BYTES,
+    TRAILER_BYTES,
+    WORD,
+    SwitchWords,
+    activities,
+    is_ours,
+    layout_of,
+    words_of,
+)
+from agent.ports import ContainerKey, Held
+
+SUFFIX = ".cache"
+MAX_ENTRIES = 8  # of a container's directory that are looked at; HAMi's monitor takes two
+
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """One that is open."""
+
+    fd: int
+    name: str
+    identity: tuple[int, int]  # device and inode
+    layout: Mapping[str, int]
+    ours: bool
+
+
+class HostRegionSwitches:
+    """Implements `ports.RegionSwitches` below one directory of the host. Used by one thread."""
+
+    def __init__(self, host_vgpu_dir: Path) -> None:
+        self._root = host_vgpu_dir
+        self._open: dict[ContainerKey, _Region] = {}
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for key in tuple(self._open):
+            self._drop(key)
+
+    # --- ports.RegionSwitches
+
+    def refresh(self) -> dict[ContainerKey, SwitchWords]:
+        """See `ports.RegionSwitches.refresh`."""
+        found: dict[ContainerKey, SwitchWords] = {}
+        path = self._root / CONTAINERS
+        with refusing("look for usage regions", path):
+            try:
+                with (
+                    opened_directory(self._root) as root,
+                    opened_directory(CONTAINERS, dir_fd=root) as parent,
+                ):
+                    check_ours(root, self._root)
+                    check_ours(parent, path)
+                    for name in filter(is_directory_name, os.listdir(parent)):  # noqa: PTH208 - a descriptor
+                        pod_uid, _, container = name.partition("_")
+                        words = self._refreshed((pod_uid, container), name, parent)
+                        if words is not None:
+                            found[pod_uid, container] = words
+            except FileNotFoundError:
+                pass  # nobody was given anything yet
+        for key in self._open.keys() - found.keys():
+            self._drop(key)
+        return found
+
+    def put(
+        self, key: ContainerKey, *, recent_kernel: int | None = None, switch: int | None = None
+    ) -> bool:
+        """See `ports.RegionSwitches.put`."""
+        region = self._open.get(key)
+        if region is None:
+            return False
+        try:
+            if not _is_whole(region):
+                return False
+            for at, value in (("recent_kernel", recent_kernel), ("utilisation_switch", switch)):
+                if value is not None:
+                    os.pwrite(region.fd, WORD.pack(value), region.layout[at])
+        except OSError:
+            return False
+        return True
+
+    def recent_kernel(self, key: ContainerKey) -> int | None:
+        """See `ports.RegionSwitches.recent_kernel`."""
+        region = self._open.get(key)
+        if region is None:
+            return None
+        try:
+            word = os.pread(region.fd, WORD.size, region.layout["recent_kernel"])
+        except OSError:
+            return None
+        return int(WORD.unpack(word)[0]) if len(word) == WORD.size else None
+
+    def activity(self, key: ContainerKey, places: int) -> tuple[Activity, ...]:
+        """See `ports.RegionSwitches.activity`."""
+        region = self._open.get(key)
+        if region is None or not region.ours:
+            return ()
+        try:
+            return activities(os.pread(region.fd, DEVICE_BYTES * places, ACTIVITY_AT))
+        except OSError:
+            return ()
+
+    def held(self, key: ContainerKey) -> Held | None:
+        """See `ports.RegionSwitches.held`."""
+        region = self._open.get(key)
+        if region is None:
+            return None
+        return Held(region.fd, region.layout["recent_kernel"], region.identity)
+
+    # --- below
+
+    def _refreshed(self, key: ContainerKey, directory: str, parent: int) -> SwitchWords | None:
+        """The words of a container's region, opened if it is not; None: it has none."""
+        try:
+            fd = os.open(directory, DIRECTORY, dir_fd=parent)
+        except OSError:
+            return None
+        try:
+            known = self._open.get(key)
+            if known is None or not _is_still(known, fd):
+                self._drop(key)
+                known = _opened(fd)
+                if known is None:
+                    return None
+                self._open[key] = known
+            return _words(known)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _drop(self, key: ContainerKey) -> None:
+        region = self._open.pop(key, None)
+        if region is not None:
+            os.close(region.fd)
+
+
+def _is_still(region: _Region, directory: int) -> bool:
+    """Whether the name leads to the same file; what else lies there by now does not matter."""
+    try:
+        info = os.stat(region.name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return (info.st_dev, info.st_ino) == region.identity
+
+
+def _opened(directory: int) -> _Region | None:
+    """The directory's region, if it has exactly one and that is none of a link's doing."""
+    names = []
+    with os.scandir(directory) as entries:
+        for count, entry in enumerate(entries):
+            if count >= MAX_ENTRIES:
+                return None
+            if entry.name.endswith(SUFFIX):
+                names.append(entry.name)
+    if len(names) != 1:
+        return None
+    looked_at = os.open(names[0], _LOOK, dir_fd=directory)
+    try:
+        info = os.fstat(looked_at)
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+            return None
+        fd = os.open(f"/proc/self/fd/{looked_at}", _OPEN)  # that file, whatever the name is by now
+    finally:
+        os.close(looked_at)
+    try:
+        layout = layout_of(os.fstat(fd).st_size, os.pread(fd, HEADER_BYTES, 0))
+        if layout is not None:
+            ours = is_ours(os.pread(fd, TAIL_HEAD_BYTES, TAIL_OFFSET))
+            return _Region(fd, names[0], (info.st_dev, info.st_ino), layout, ours)
+    except OSError:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def _is_whole(region: _Region) -> bool:
+    """Whether the words to be written still lie inside a region of that layout."""
+    info = os.fstat(region.fd)
+    header = os.pread(region.fd, WORD.size * 2, 0)
+    return info.st_nlink == 1 and layout_of(info.st_size, header) is region.layout
+
+
+def _words(region: _Region) -> SwitchWords | None:
+    if not _is_whole(region):
+        return None
+    header = os.pread(region.fd, HEADER_BYTES, 0)
+    trailer = os.pread(region.fd, TRAILER_BYTES, region.layout["utilisation_switch"])
+    return words_of(region.layout, header, trailer, ours=region.ours)

@@ -1,0 +1,147 @@
+"""Whose idle share of a GPU's time is lent to whom.
+
+A container with a share of 30 % that waits gets, on top, what others leave idle, and loses it when
+they come back. Nothing but the containers' own counters says who waits and who is idle, and a
+container may write into those what it likes. So they only ever decide about what is spare: who
+claims to be idle lends out its own share, who claims to wait gets a part of what nobody uses, and
+nobody's own share is touched by what another one says. Times are CLOCK_MONOTONIC.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+WHOLE_PERMILLE = 1000
+MOST_PERMILLE = 999  # with what is lent: at 1000 the hook would stop counting what is used
+
+MS = 1_000_000
+IDLE_AFTER_NS = 25 * MS  # without a launch that had to be paid for
+IN_DEBT_NS = 10_000 * MS  # a debt says for so long that its launches still run
+WAITED_NS = 1000 * MS  # who waited so lately wants all it can get
+SETTLING_NS = 1000 * MS  # who began so lately may use all of its share
+USAGE_EVERY_NS = 250 * MS
+USAGES = 4  # looked back on
+MARGIN_PERMILLE = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a container's own counters say of one GPU (docs/usage-region.md). Any numbers."""
+
+    budget_ns: int
+    refilled_at_ns: int
+    charged_ns: int
+    waits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is remembered of a container on one GPU from look to look."""
+
+    activity: Activity
+    active: bool = False
+    began_at_ns: int = 0  # when it became active
+    waited_at_ns: int | None = None  # when it was last seen to wait
+    usage_at_ns: int = 0  # when `usages` was added to, and what was charged by then
+    usage_charged_ns: int = 0
+    usages: tuple[int, ...] = ()  # in permille, the newest last
+
+
+def looked(before: Record | None, activity: Activity, own_permille: int, now_ns: int) -> Record:
+    """What is known of a container after another look at its counters."""
+    computes = _computes(activity, own_permille, now_ns)
+    if before is None:
+        return Record(
+            activity=activity,
+            active=computes,
+            began_at_ns=now_ns,
+            usage_at_ns=now_ns,
+            usage_charged_ns=activity.charged_ns,
+        )
+    earlier = before.activity
+    took = activity.refilled_at_ns != earlier.refilled_at_ns
+    waits = activity.waits != earlier.waits or (took and activity.budget_ns <= 0)
+    now = replace(
+        before,
+        activity=activity,
+        active=computes or took,
+        began_at_ns=before.began_at_ns if before.active else now_ns,
+        waited_at_ns=now_ns if waits else before.waited_at_ns,
+    )
+    since_ns = now_ns - before.usage_at_ns
+    if since_ns < USAGE_EVERY_NS:
+        return now
+    used_ns = max(activity.charged_ns - before.usage_charged_ns, 0)
+    usage = min(used_ns * 1000 // since_ns, WHOLE_PERMILLE)
+    return replace(
+        now,
+        usage_at_ns=now_ns,
+        usage_charged_ns=activity.charged_ns,
+        usages=(*before.usages, usage)[-USAGES:],
+    )
+
+
+def _computes(activity: Activity, own_permille: int, now_ns: int) -> bool:
+    """Whether it took from its budget a moment ago, or still pays for what runs."""
+    since_ns = now_ns - activity.refilled_at_ns
+    if since_ns < IDLE_AFTER_NS:
+        return True
+    return since_ns < IN_DEBT_NS and activity.budget_ns + since_ns * own_permille // 1000 <= 0
+
+
+def demand_permille(record: Record, own_permille: int, now_ns: int) -> int:
+    """What the container could use of the GPU's time now, as far as it can be told."""
+    if not record.active:
+        return 0
+    if record.waited_at_ns is not None and now_ns - record.waited_at_ns < WAITED_NS:
+        return WHOLE_PERMILLE
+    if now_ns - record.began_at_ns < SETTLING_NS or len(record.usages) < USAGES:
+        return own_permille
+    return min(max(record.usages) * 5 // 4 + MARGIN_PERMILLE, WHOLE_PERMILLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A container on one GPU, in permille of its time."""
+
+    own: int  # its share; 1000: it has no limit
+    demand: int
+    borrows: bool = True
+
+
+def lent_permille(tenants: Sequence[Tenant]) -> tuple[int, ...]:
+    """What is lent to each tenant of one GPU, on top of its own share.
+
+    What nobody's own share is needed for goes to those who want more than theirs, in proportion to
+    their own shares, and to nobody more than it wants. Own shares of those who compute and all that
+    is lent are together never more than the GPU.
+    """
+    spare = WHOLE_PERMILLE - sum(min(tenant.own, tenant.demand) for tenant in tenants)
+    lent = [0] * len(tenants)
+    wanting = {
+        i: min(tenant.demand, MOST_PERMILLE) - tenant.own
+        for i, tenant in enumerate(tenants)
+        if tenant.borrows and 0 < tenant.own < min(tenant.demand, MOST_PERMILLE)
+    }
+    while spare > 0 and wanting:
+        owned = sum(tenants[i].own for i in wanting)
+        content = [i for i, want in wanting.items() if want * owned <= spare * tenants[i].own]
+        if not content:
+            for i in wanting:
+                lent[i] = spare * tenants[i].own // owned
+            break
+        for i in content:
+            lent[i] = wanting.pop(i)
+        spare -= sum(lent[i] for i in content)
+    return tuple(lent)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What is lent to a container on one GPU, and until when; and until when it is blocked there.
+
+    Times are CLOCK_MONOTONIC; 0: not at all.
+    """
+
+    lent_permille: int = 0
+    lent_until_ns: int = 0
+    blocked_until_ns: int = 0

@@ -1,0 +1,108 @@
+"""What a monitor steers a container's library by: a few words of its usage region.
+
+Readers of a few bytes beside `agent.domain.region`, which reads everything. All of them are a
+tenant's: total and bounded. docs/usage-region.md has the layouts.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.domain.feedback import UUID_CHARS
+from agent.domain.lending import WHOLE_PERMILLE, Activity
+from agent.domain.region import (
+    FILE_BYTES,
+    MAGIC,
+    MAX_DEVICES,
+    TAIL,
+    TAIL_MAGIC,
+    TAIL_OFFSET,
+    TAIL_VERSION,
+    UUID_BYTES,
+    V0,
+    V0_BYTES,
+    V1,
+    V1_BYTES,
+)
+
+HEADER_BYTES = V1["slots"]  # of both layouts: magic, uuids and shares lie before
+WORD = struct.Struct("<i")
+TRAILER_BYTES = 12  # from the switch on: switch, recent kernel, priority
+TAIL_HEAD_BYTES = 8
+DEVICES_AT, DEVICE_BYTES = TAIL_OFFSET + TAIL["devices"], TAIL["device"]
+ACTIVITY_AT = DEVICES_AT + TAIL["device.budget_ns"]
+
+_TRAILER, _TAIL_HEAD = struct.Struct("<iii"), struct.Struct("<II")
+_HEAD = struct.Struct("<ii")
+_ACTIVITY = struct.Struct("<qQQ16xQ")  # budget, refilled, charged, waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchWords:
+    """One container's words, as they are."""
+
+    recent_kernel: int
+    priority: int
+    switch: int
+    devices: tuple[str, ...]  # uuids by place, in small letters; empty: the place is free
+    core_permille: tuple[int, ...]  # by place; 1000: no limit
+    ours: bool  # our library's part lies behind it
+
+
+def layout_of(size_bytes: int, header: bytes) -> Mapping[str, int] | None:
+    """The layout of a file with this size and beginning, as HAMi 2.10 tells them apart.
+
+    None: it is no region, or not made yet.
+    """
+    if len(header) < _HEAD.size:
+        return None
+    magic, major = _HEAD.unpack_from(header)
+    if magic != MAGIC or not V0_BYTES <= size_bytes <= FILE_BYTES:
+        return None
+    if size_bytes < V1_BYTES:
+        return V0
+    return V1 if major == 1 else None
+
+
+def is_ours(tail_head: bytes) -> bool:
+    """Whether a file has our library's part, by the bytes at TAIL_OFFSET."""
+    return len(tail_head) == TAIL_HEAD_BYTES and _TAIL_HEAD.unpack(tail_head) == (
+        TAIL_MAGIC,
+        TAIL_VERSION,
+    )
+
+
+def words_of(
+    layout: Mapping[str, int], header: bytes, trailer: bytes, *, ours: bool
+) -> SwitchWords | None:
+    """The words, from HEADER_BYTES of the beginning and those from the switch on."""
+    if len(header) < HEADER_BYTES or len(trailer) < TRAILER_BYTES:
+        return None
+    switch, recent_kernel, priority = _TRAILER.unpack_from(trailer)
+    devices, shares = [], []
+    for place in range(MAX_DEVICES):
+        at = layout["uuids"] + UUID_BYTES * place
+        uuid = header[at : at + UUID_CHARS].partition(b"\0")[0]
+        devices.append(uuid.decode("ascii", "backslashreplace").lower())
+        shares.append(_share(header, layout["sm_percent"] + 8 * place))
+    return SwitchWords(
+        recent_kernel=recent_kernel,
+        priority=priority,
+        switch=switch,
+        devices=tuple(devices),
+        core_permille=tuple(shares),
+        ours=ours,
+    )
+
+
+def _share(header: bytes, at: int) -> int:
+    percent = int.from_bytes(header[at : at + 8], "little")
+    return percent * 10 if 0 < percent < WHOLE_PERMILLE // 10 else WHOLE_PERMILLE
+
+
+def activities(content: bytes) -> tuple[Activity, ...]:
+    """Counters by place, from the bytes at ACTIVITY_AT on, as far as they are whole."""
+    return tuple(
+        Activity(*_ACTIVITY.unpack_from(content, at))
+        for at in range(0, len(content) - _ACTIVITY.size + 1, DEVICE_BYTES)
+    )

@@ -1,0 +1,147 @@
+"""Lend what containers leave idle of a GPU's time to those that wait, and take it back at once.
+
+Called by the feedback loop many times a second while a container with a share computes, so each
+look is two system calls per container. What is lent is written into the agent's own limits files,
+as a lease: if the agent dies, it ends with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent import logs
+from agent.domain.lending import (
+    WHOLE_PERMILLE,
+    Lease,
+    Record,
+    Tenant,
+    demand_permille,
+    lent_permille,
+    looked,
+)
+from agent.errors import AgentError
+from agent.ports import ContainerKey, Leases, RegionSwitches
+
+log = logs.get(__name__)
+
+MS = 1_000_000
+LEASE_NS = 100 * MS
+LOOK_NS = 45 * MS  # so that a lease outlives one look that is late
+QUIET_LOOK_NS = 250 * MS  # while nobody with a share computes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareOfGpu:
+    """What a container has of one GPU."""
+
+    uuid: str
+    permille: int  # of its time; 1000: no limit
+    line: int  # in its limits file
+    place: int | None  # in its usage region; None: not there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """A container as lending sees it between two rounds of feedback."""
+
+    key: ContainerKey
+    shares: tuple[ShareOfGpu, ...]
+    counts: bool  # our library counts for it, and goes by its limits file
+    borrows: bool  # it may get more than its share
+    blocked: bool
+
+    @property
+    def limited(self) -> bool:
+        """Whether its own counters say what it does, and how much it may."""
+        return self.counts and any(s.permille < WHOLE_PERMILLE for s in self.shares)
+
+
+class Lender:
+    """What is lent now, and to whom. Used by one thread."""
+
+    def __init__(self, switches: RegionSwitches, leases: Leases) -> None:
+        self._switches = switches
+        self._leases = leases
+        self._limited: tuple[Sharing, ...] = ()
+        self._others: tuple[Sharing, ...] = ()
+        self._records: dict[tuple[ContainerKey, str], Record] = {}
+        self._lent: dict[ContainerKey, dict[int, int]] = {}  # permille by line
+
+    def know(self, sharers: Sequence[Sharing]) -> None:
+        """Who shares which GPUs until this is called again."""
+        self._limited = tuple(s for s in sharers if s.limited and not s.blocked)
+        self._others = tuple(s for s in sharers if not s.limited and not s.blocked)
+        known = {(s.key, share.uuid) for s in self._limited for share in s.shares}
+        for gone in self._records.keys() - known:
+            del self._records[gone]
+        for key in self._lent.keys() - {s.key for s in self._limited}:
+            del self._lent[key]  # gone, or blocked, which took it away
+
+    def look(self, now_ns: int) -> int | None:
+        """Lend, renew and take back as it is right now; give when to look again, in ns.
+
+        None: there is nobody to lend to.
+        """
+        if not self._limited:
+            return None
+        tenants = self._looked(now_ns)
+        lent: dict[ContainerKey, dict[int, int]] = {}
+        for uuid, here in tenants.items():
+            if not any(tenant.own < tenant.demand and tenant.borrows for _, _, tenant in here):
+                continue
+            everybody = [tenant for _, _, tenant in here] + self._others_on(uuid)
+            for (key, line, _), permille in zip(here, lent_permille(everybody), strict=False):
+                if permille > 0:
+                    lent.setdefault(key, {})[line] = permille
+        for key in self._lent.keys() | lent.keys():
+            self._write(key, lent.get(key, {}), now_ns + LEASE_NS)
+        self._lent = lent
+        active = any(record.active for record in self._records.values())
+        return LOOK_NS if active or lent else QUIET_LOOK_NS
+
+    def take_back(self) -> None:
+        """End everything that is lent."""
+        for key in self._lent:
+            self._write(key, {}, 0)
+        self._lent = {}
+
+    # --- below
+
+    def _looked(self, now_ns: int) -> Mapping[str, list[tuple[ContainerKey, int, Tenant]]]:
+        """Containers with a share by GPU: who, which line, and what it has and wants."""
+        found: dict[str, list[tuple[ContainerKey, int, Tenant]]] = {}
+        for sharing in self._limited:
+            places = max((s.place + 1 for s in sharing.shares if s.place is not None), default=0)
+            counters = self._switches.activity(sharing.key, places)
+            for share in sharing.shares:
+                demand = share.permille  # of one that cannot be read nothing is lent, nor to it
+                if share.place is None:
+                    demand = 0  # its processes have not come to this GPU
+                elif share.place < len(counters):
+                    at = (sharing.key, share.uuid)
+                    record = looked(
+                        self._records.get(at), counters[share.place], share.permille, now_ns
+                    )
+                    self._records[at] = record
+                    demand = demand_permille(record, share.permille, now_ns)
+                tenant = Tenant(share.permille, demand, sharing.borrows)
+                found.setdefault(share.uuid, []).append((sharing.key, share.line, tenant))
+        return found
+
+    def _others_on(self, uuid: str) -> list[Tenant]:
+        """Those that nothing is lent to: what they do is known by their last launch only."""
+        tenants = []
+        for sharing in self._others:
+            own = next((s.permille for s in sharing.shares if s.uuid == uuid), None)
+            if own is not None and (self._switches.recent_kernel(sharing.key) or 0) > 0:
+                tenants.append(Tenant(own, own, borrows=False))
+        return tenants
+
+    def _write(self, key: ContainerKey, lent: Mapping[int, int], until_ns: int) -> None:
+        lines = lent.keys() | self._lent.get(key, {}).keys()
+        leases = {line: Lease(lent[line], until_ns) if line in lent else Lease() for line in lines}
+        try:
+            self._leases.lease(*key, leases)
+        except AgentError as error:  # what was lent ends by itself
+            log.failing("share not lent", error=error)
+        else:
+            log.recovered("share not lent")

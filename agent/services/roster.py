@@ -1,0 +1,136 @@
+"""Which containers share the node's GPUs, and what is known of each when a round begins."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from agent import logs
+from agent.domain.feedback import BLOCKED, Sharer, priority_of
+from agent.domain.lending import WHOLE_PERMILLE
+from agent.domain.limits_file import CorePolicy, LimitsFile
+from agent.domain.pods import Container
+from agent.domain.switch_words import SwitchWords
+from agent.errors import AgentError
+from agent.ports import ContainerKey, LiveLimits, RegionSwitches
+from agent.services.lending import ShareOfGpu, Sharing
+from agent.services.published import Pods
+
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A container with a usage region."""
+
+    words: SwitchWords
+    limits: LimitsFile | None  # our library goes by it; None: the usage region is all there is
+    priority: int
+    strict: bool  # its author wants it never to have more than its share
+
+    def sharer(self, *, blocked: bool) -> Sharer:
+        """It as the table sees it; `blocked`: by a lease."""
+        return Sharer(
+            recent_kernel=BLOCKED if blocked else self.words.recent_kernel,
+            priority=self.priority,
+            devices=frozenset(self._devices),
+            switch=self.words.switch,
+        )
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        """Uuids in small letters; the agent's word goes before the container's."""
+        if self.limits is None:
+            return tuple(filter(None, self.words.devices))
+        return tuple(device.uuid.lower() for device in self.limits.devices)
+
+    @property
+    def line_permille(self) -> tuple[int, ...]:
+        """Its shares as the limits file has them, line by line; 1000: none."""
+        if self.limits is None:
+            return ()
+        keeps = self.limits.core_policy is not CorePolicy.DISABLE
+        return tuple(
+            d.core_permille if keeps and 0 < d.core_permille < WHOLE_PERMILLE else WHOLE_PERMILLE
+            for d in self.limits.devices
+        )
+
+    def sharing(self, key: ContainerKey, *, switch: int, blocked: bool) -> Sharing:
+        """It as lending sees it. With a `switch` of 0, HAMi-core's library keeps no share."""
+        places = {uuid: place for place, uuid in enumerate(self.words.devices) if uuid}
+        if self.limits is None:
+            shares = {
+                uuid: self.words.core_permille[place] if switch else WHOLE_PERMILLE
+                for uuid, place in places.items()
+            }
+        else:
+            shares = dict(zip(self._devices, self.line_permille, strict=True))
+        return Sharing(
+            key=key,
+            shares=tuple(
+                ShareOfGpu(uuid=uuid, permille=permille, line=line, place=places.get(uuid))
+                for line, (uuid, permille) in enumerate(shares.items())
+            ),
+            counts=self.limits is not None,
+            borrows=not self.strict,
+            blocked=blocked,
+        )
+
+
+class Roster:
+    """Finds them. Used by one thread."""
+
+    def __init__(
+        self,
+        switches: RegionSwitches,
+        limits: LiveLimits,
+        pods: Pods,
+        *,
+        priorities_of_regions: bool = False,
+    ) -> None:
+        """`priorities_of_regions`: believe what libraries write down, as HAMi's monitor does."""
+        self._switches = switches
+        self._limits = limits
+        self._pods = pods
+        self._of_regions = priorities_of_regions
+        self._fresh = True  # nothing was looked at yet
+
+    def members(self) -> Mapping[ContainerKey, Member]:
+        """All containers with a usage region. Raises NodeNotReady.
+
+        What somebody else left blocked, perhaps an agent that is gone, is lifted: the first time
+        everywhere, later where our library is, which nobody else is to block.
+        """
+        words = self._switches.refresh()
+        fresh, self._fresh = self._fresh, False
+        return {key: self._member(key, found, fresh=fresh) for key, found in words.items()}
+
+    def _member(self, key: ContainerKey, words: SwitchWords, *, fresh: bool) -> Member:
+        limits = self._read(key) if words.ours else None
+        if fresh or limits is not None:
+            words = self._lifted(key, words)
+        spec = self._spec(key)
+        asked = spec.task_priority if spec else None
+        return Member(
+            words=words,
+            limits=limits,
+            priority=priority_of(words.priority, asked, of_region=self._of_regions),
+            strict=spec is not None and (spec.core_policy or "").lower() == "force",
+        )
+
+    def _lifted(self, key: ContainerKey, words: SwitchWords) -> SwitchWords:
+        if words.recent_kernel < 0 and self._switches.put(key, recent_kernel=0):
+            log.info("block lifted", container=key[1], pod_uid=key[0])
+            return replace(words, recent_kernel=0)
+        return words
+
+    def _read(self, key: ContainerKey) -> LimitsFile | None:
+        try:
+            limits = self._limits.read(*key)
+        except AgentError as error:
+            log.failing("limits not read", error=error)
+            return None
+        log.recovered("limits not read")
+        return limits
+
+    def _spec(self, key: ContainerKey) -> Container | None:
+        pod = self._pods.now().pods.get(key[0])
+        return next((c for c in pod.containers if c.name == key[1]), None) if pod else None

@@ -80,6 +80,8 @@ class Seen:
 
     seeing: bool
     processes: Mapping[tuple[str, str], tuple[Process, ...]]
+    began_at_ticks: int = 0  # from boot, as in Process.start_time; who was started later is missing
+    looked_for: frozenset[tuple[str, str]] = frozenset()  # containers, whether they have any
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,9 @@ def _u64(content: bytes, at: int) -> int:
 
 
 def _text(raw: bytes) -> str:
-    return raw.partition(b"\0")[0].decode("ascii", "backslashreplace")
+    """As it is if it is plain; a tenant's bytes end up in logs and on terminals."""
+    text = raw.partition(b"\0")[0].decode("ascii", "backslashreplace")
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def _recognise(header: bytes, size_bytes: int) -> tuple[Mapping[str, int], int, int]:

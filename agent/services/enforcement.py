@@ -7,7 +7,7 @@ no grants.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from agent import logs
@@ -27,6 +27,7 @@ from agent.domain.grants import GrantRecord
 from agent.domain.pods import Pod
 from agent.errors import AgentError
 from agent.ports import ClusterEvent, GrantLog, Processes, Regions
+from agent.services.live_grants import live_records
 from agent.services.published import Pods, Published
 from agent.supervisor import Lifeline
 
@@ -48,7 +49,14 @@ UNREADABLE = (
     "hold; run it as root with the capability SYS_PTRACE"
 )
 
+TICKS_PER_S = 100  # USER_HZ, in which the kernel tells when a process was started
+NOBODY = Seen(seeing=False, processes={})
+
 Enforced = Published[tuple[ContainerState, ...]]
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(slots=True)
@@ -75,6 +83,7 @@ class Enforcement:
         every_s: float = 5.0,
         post: Callable[[ClusterEvent], None] = lambda _: None,
         cpu_s: Callable[[], float] = time.thread_time,
+        boot_s: Callable[[], float] = _boot_s,
     ) -> None:
         self._grants = grants
         self._pods = pods
@@ -83,8 +92,10 @@ class Enforcement:
         self._every_s = every_s
         self._post = post
         self._cpu_s = cpu_s
+        self._boot_s = boot_s
         self._told: dict[tuple[str, str], _Told] = {}  # by pod uid and container
         self.states: Enforced = Published(())
+        self.seen: Published[Seen] = Published(NOBODY)
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
@@ -95,19 +106,23 @@ class Enforcement:
 
     def look_once(self) -> tuple[ContainerState, ...]:
         """Look at every container with a grant; give what is published then."""
-        records = self._live()
+        records = live_records(self._grants, self._pods)
         self._forget_all_but(records)
         if not records:
             self._processes.forget()
             self.states.publish(())
+            self.seen.publish(NOBODY)
             return ()
+        began_at_ticks = int(self._boot_s() * TICKS_PER_S)
         try:
             seen = self._processes.look(self._granted(records))
         except OSError as error:
             log.failing("processes not listed", error=error)
-            seen = Seen(seeing=False, processes={})
+            seen = NOBODY
         else:
             log.recovered("processes not listed")
+        looked_for = frozenset(_key(record) for record in records)
+        self.seen.publish(replace(seen, began_at_ticks=began_at_ticks, looked_for=looked_for))
         found = [(record, self._judged(record, seen)) for record in records]
         self._tell_of_sight(found)
         states = tuple(_state(record, verdict) for record, verdict in found)
@@ -120,17 +135,6 @@ class Enforcement:
         known = {_key(record) for record in records}
         for key in self._told.keys() - known:
             log.recovered("limits not enforced", about=self._told.pop(key).about)
-
-    def _live(self) -> list[GrantRecord]:
-        """Grants whose pods may have processes."""
-        records, table = self._grants.records(), self._pods.now()
-        if not table.synced:
-            return list(records)
-        return [
-            record
-            for record in records
-            if (pod := table.pods.get(record.pod_uid)) is not None and not pod.finished
-        ]
 
     def _granted(self, records: Sequence[GrantRecord]) -> dict[str, Granted]:
         containers: dict[str, set[str]] = {}

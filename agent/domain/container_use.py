@@ -1,0 +1,234 @@
+"""What is to be said of one container: its grant, its region, its processes and the driver, joined.
+
+Figures of a region are a tenant's word: bounded here, so that nobody who shows them has to.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.domain.accounting import (
+    ContainerUse,
+    DeviceUse,
+    GpuUse,
+    ProcessUse,
+    SelfReported,
+    Tier,
+    Totals,
+)
+from agent.domain.enforcement import ContainerState, State
+from agent.domain.grants import Claim
+from agent.domain.limits_file import MIB, DeviceLimit, LimitsFile, limits_of
+from agent.domain.region import LEDGER_BYTES_MASK, Counters, Region, RegionDevice, RegionProcess
+from agent.domain.region_reading import RegionReading
+from agent.domain.subjects import Subject
+from agent.domain.totals import MOST
+
+DEFAULT_PRIORITY, MAX_PRIORITY = 1, 1_000_000
+SEEN_UUID_CHARS = 40  # of a region's uuids, as HAMi's monitor takes them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What was found of it in one round."""
+
+    reading: RegionReading
+    slots: tuple[RegionProcess, ...] = ()  # of processes that live
+    pids: frozenset[int] | None = None  # on the node; None: not known
+    limits: LimitsFile | None = None  # as they are now; None: as they were granted
+    state: ContainerState | None = None
+
+
+def granted_devices(
+    claims: Sequence[Claim], limits: LimitsFile | None, region: Region | None
+) -> tuple[DeviceLimit, ...]:
+    """The container's GPUs in its own order, and what it may use of each now.
+
+    Without limits file and claims, as in a container that somebody else's agent has granted, its
+    region is asked.
+    """
+    if limits is None:
+        limits = limits_of(claims, cache_path="/") if claims else None
+    if limits is not None:
+        return limits.devices
+    if claims:
+        return tuple(
+            DeviceLimit(
+                uuid=claim.uuid,
+                memory_limit_bytes=max(0, claim.memory_mib) * MIB,
+                core_permille=_permille(claim.core_percent),
+            )
+            for claim in claims
+        )
+    return tuple(
+        DeviceLimit(
+            uuid=device.uuid,
+            memory_limit_bytes=_bytes(device.limit_bytes),
+            core_permille=_permille(device.core_percent),
+        )
+        for device in (region.devices if region else ())
+        if device.uuid
+    )
+
+
+def _permille(percent: int) -> int:
+    return percent * 10 if 0 < percent < 100 else 0  # noqa: PLR2004 - the whole GPU: no limit
+
+
+def _bytes(value: int) -> int:
+    return max(0, min(value, LEDGER_BYTES_MASK))
+
+
+def region_place(region: Region, devices: Sequence[DeviceLimit], place: int) -> int | None:
+    """Where a region counts the container's GPU of this place: by uuid, else in the same place.
+
+    A place that is another GPU's of the container is not taken.
+    """
+    named = {_known(device.uuid): index for index, device in reversed([*enumerate(region.devices)])}
+    wanted = [_known(device.uuid) for device in devices]
+    if wanted[place] in named:
+        return named[wanted[place]]
+    if place < len(region.devices) and _known(region.devices[place].uuid) not in wanted:
+        return place
+    return None
+
+
+def _known(uuid: str) -> str:
+    return uuid[:SEEN_UUID_CHARS].lower()
+
+
+def raw_totals(device: RegionDevice) -> Totals | None:
+    """The container's own counters; None: its library has none."""
+    counters = device.counters
+    if counters is None:
+        return None
+    return Totals(
+        gpu_ns=counters.charged_ns,
+        throttled_ns=counters.throttled_ns,
+        refusals=counters.refusals,
+        refused_bytes=counters.refused_bytes,
+        launches=counters.launches,
+    )
+
+
+def self_reported(
+    device: RegionDevice, slots: Sequence[RegionProcess], place: int, busy_percent: int | None
+) -> SelfReported:
+    """What a region says of the device in this place of it, by the living processes.
+
+    `busy_percent`: from our library's counters; HAMi-core's says it of each process.
+    """
+    used = [slot.used[place] for slot in slots]
+    counters = device.counters
+    if counters is None:
+        busy_percent = min(sum(slot.sm_percent[place] for slot in slots), 100)
+    return SelfReported(
+        used_bytes=_bytes(sum(_bytes(usage.total_bytes) for usage in used)),
+        context_bytes=_bytes(sum(_bytes(usage.context_bytes) for usage in used)),
+        module_bytes=_bytes(sum(_bytes(usage.module_bytes) for usage in used)),
+        buffer_bytes=_bytes(sum(_bytes(usage.data_bytes) for usage in used)),
+        limit_bytes=_bytes(device.limit_bytes),
+        sm_percent=busy_percent,
+        **(_counted(counters) if counters else {}),
+    )
+
+
+def _counted(counters: Counters) -> dict[str, int]:
+    return {
+        "peak_bytes": _bytes(counters.peak_bytes),
+        "refusals": min(counters.refusals, MOST),
+        "refused_bytes": min(counters.refused_bytes, MOST),
+        "gpu_ns": min(counters.charged_ns, MOST),
+        "throttled_ns": min(counters.throttled_ns, MOST),
+        "launches": min(counters.launches, MOST),
+    }
+
+
+def driver_bytes(gpu: GpuUse | None, pids: frozenset[int] | None) -> tuple[int, int] | None:
+    """What the driver says that these processes hold, and how many it lists; None: not known."""
+    if gpu is None or gpu.processes is None or pids is None:
+        return None
+    mine = [process for process in gpu.processes if process.pid in pids]
+    held = [process.used_bytes for process in mine if process.used_bytes is not None]
+    return (sum(held), len(mine)) if len(held) == len(mine) else None
+
+
+def tier(subject: Subject, findings: Findings) -> Tier:
+    """Whose library keeps the limits, as far as its region and its processes tell."""
+    state, region = findings.state, findings.reading.region
+    kept_by_nobody = state is not None and state.state in (State.OFF, State.NOT_ENFORCEABLE)
+    if subject.switched_off or kept_by_nobody or region is None:
+        return Tier.NONE
+    if region.slot_count == 0 and (state is None or state.state is not State.ENFORCED):
+        return Tier.NONE  # made for it, and nobody has counted there yet
+    return Tier.HOOK if region.has_tail else Tier.HAMI_CORE
+
+
+def device_use(
+    place: int,
+    limit: DeviceLimit,
+    findings: Findings,
+    *,
+    reported: SelfReported | None,
+    totals: Totals,
+    held_bytes: int | None,
+    disagrees: bool,
+    monotonic_ns: int,
+) -> DeviceUse:
+    """One GPU of a container. What is lent or blocked ends at its own time."""
+    region = findings.reading.region
+    monitor_blocks = region is not None and region.recent_kernel < 0
+    return DeviceUse(
+        place=place,
+        uuid=limit.uuid,
+        memory_limit_bytes=_bytes(limit.memory_limit_bytes),
+        core_permille=limit.core_permille if limit.core_permille < 1000 else 0,  # noqa: PLR2004
+        lent_permille=limit.lent_permille if limit.lent_until_ns > monotonic_ns else 0,
+        blocked=monitor_blocks or limit.blocked_until_ns > monotonic_ns,
+        reported=reported,
+        totals=totals,
+        driver_bytes=held_bytes,
+        disagrees=disagrees,
+    )
+
+
+def container_use(
+    subject: Subject,
+    findings: Findings,
+    devices: tuple[DeviceUse, ...],
+    places: Mapping[int, int],
+    now_s: float,
+) -> ContainerUse:
+    """The container with its devices. `places`: by place, where the region counts the device."""
+    region = findings.reading.region
+    return ContainerUse(
+        pod_uid=subject.pod_uid,
+        namespace=subject.namespace,
+        pod=subject.pod,
+        container=subject.container,
+        tier=tier(subject, findings),
+        hook_version=subject.hook_version,
+        priority=_priority(region),
+        state=findings.state,
+        devices=devices,
+        processes=tuple(_process(slot, len(devices), places) for slot in findings.slots),
+        last_kernel_s=min(region.last_kernel_time_s, int(now_s)) if region else 0,
+        refusals=region.refusals if region else (),
+        region_problem=findings.reading.problem,
+    )
+
+
+def _priority(region: Region | None) -> int:
+    if region is None or not 0 <= region.priority <= MAX_PRIORITY:
+        return DEFAULT_PRIORITY
+    return region.priority
+
+
+def _process(slot: RegionProcess, devices: int, places: Mapping[int, int]) -> ProcessUse:
+    return ProcessUse(
+        pid=slot.pid,
+        host_pid=max(0, slot.host_pid),
+        used_bytes=tuple(
+            _bytes(slot.used[places[place]].total_bytes) if place in places else 0
+            for place in range(devices)
+        ),
+    )

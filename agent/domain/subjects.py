@@ -1,0 +1,115 @@
+"""Which containers' use is told: those with a grant of ours, and those that HAMi's plugin granted.
+
+The second kind has a directory on the node and a pod, whose annotation says what was decided.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from agent.domain.choice import DECIDED, bind_time_s
+from agent.domain.claims import decode_claims, is_padding
+from agent.domain.grant_plan import PRELOAD_PATH
+from agent.domain.grants import Claim, Grant, GrantRecord
+from agent.domain.hook_files import LIBRARY, is_hook_name
+from agent.domain.pods import Pod
+from agent.errors import MalformedAnnotation
+
+REGION_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A container whose use is told."""
+
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    claims: tuple[Claim, ...]  # empty: not known
+    granted_at_s: float  # unix time
+    region_name: str = ""  # empty: no grant of ours says it
+    hook_version: str = ""
+    switched_off: bool = False  # by its author
+    ours: bool = True  # the grant is this agent's
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Pod uid and container."""
+        return self.pod_uid, self.container
+
+    @property
+    def about(self) -> str:
+        """`namespace/pod/container`."""
+        return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+def of_record(record: GrantRecord) -> Subject:
+    """The container of a grant."""
+    return Subject(
+        pod_uid=record.pod_uid,
+        namespace=record.namespace,
+        pod=record.pod_name,
+        container=record.container,
+        claims=record.claims,
+        granted_at_s=record.granted_at_s,
+        region_name=PurePosixPath(record.grant.envs.get(REGION_VARIABLE, "")).name,
+        hook_version=hook_version(record.grant),
+        switched_off=all(m.container_path != PRELOAD_PATH for m in record.grant.mounts),
+    )
+
+
+def hook_version(grant: Grant) -> str:
+    """Version and digest of the library that was mounted; empty: not ours, or not known."""
+    for mount in grant.mounts:
+        name = PurePosixPath(mount.host_path).name
+        if PurePosixPath(mount.container_path).name == LIBRARY and is_hook_name(name):
+            return name.removeprefix(f"{LIBRARY}.")
+    return ""
+
+
+def granted_by_others(
+    directories: Iterable[tuple[str, str]],
+    known: frozenset[tuple[str, str]],
+    pods: Mapping[str, Pod],
+    now_s: float,
+) -> list[Subject]:
+    """Containers with a directory (pod uid, name) and a pod that runs, but not among the known."""
+    found = []
+    for uid, container in directories:
+        pod = pods.get(uid)
+        if pod is None or pod.finished or (uid, container) in known:
+            continue
+        if any(one.name == container for one in pod.containers):
+            found.append(_of_pod(pod, container, now_s))
+    return found
+
+
+def _of_pod(pod: Pod, container: str, now_s: float) -> Subject:
+    bound_s = bind_time_s(pod)
+    return Subject(
+        pod_uid=pod.uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=container,
+        claims=_decided(pod, container),
+        granted_at_s=now_s if bound_s is None else min(bound_s, now_s),
+        ours=False,
+    )
+
+
+def _decided(pod: Pod, container: str) -> tuple[Claim, ...]:
+    """What the scheduler gave the container; empty where the annotation does not tell.
+
+    Its places are those of all containers of the pod, or of those that are not init containers.
+    """
+    try:
+        slots = decode_claims(pod.annotations.get(DECIDED, ""))
+    except MalformedAnnotation:
+        return ()
+    for containers in (pod.containers, [one for one in pod.containers if one.kind == "app"]):
+        names = [one.name for one in containers]
+        if len(names) == len(slots) and container in names:
+            claims = slots[names.index(container)]
+            return tuple(claim for claim in claims if not is_padding(claim))
+    return ()

@@ -1,0 +1,171 @@
+"""What is known of each GPU of each container from one look to the next.
+
+Totals, how busy it was in between, and whether the driver agrees. Totals are on disk before they
+are shown: `save` comes between making a picture and publishing it.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from agent import logs
+from agent.domain.accounting import DeviceUse, GpuUse, SelfReported, Totals
+from agent.domain.container_use import (
+    Findings,
+    device_use,
+    driver_bytes,
+    raw_totals,
+    self_reported,
+)
+from agent.domain.cross_check import Agreement, compared, tolerance_bytes
+from agent.domain.limits_file import DeviceLimit
+from agent.domain.subjects import Subject
+from agent.domain.totals import EMPTY, Entry, Key, Ledger, advance, kept
+from agent.errors import AgentError
+from agent.ports import TotalsStore
+
+log = logs.get(__name__)
+
+LEAST_BUSY_S = 0.5  # between two looks that say how busy a GPU was
+_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What all containers of one look have in common."""
+
+    now_s: float  # unix time
+    clock_s: float  # CLOCK_MONOTONIC
+    gpus: Mapping[str, GpuUse]  # by uuid
+    driver_look: int  # the same number: the same figures
+
+
+@dataclass(frozen=True, slots=True)
+class _Busy:
+    """GPU time that a container had counted, and when; how busy it was before that."""
+
+    gpu_ns: int
+    at_s: float
+    percent: int | None = None
+
+
+class DeviceFigures:
+    """Used by one thread."""
+
+    def __init__(self, store: TotalsStore) -> None:
+        self._store = store
+        self._ledger: dict[Key, Entry] | None = None
+        self._saved: Ledger = EMPTY
+        self._busy: dict[Key, _Busy] = {}
+        self._agreements: dict[Key, Agreement] = {}
+
+    def load(self) -> None:
+        """Take up what was saved, the first time."""
+        if self._ledger is None:
+            self._saved = self._store.load()
+            self._ledger = dict(self._saved)
+
+    def save(self) -> None:
+        """Keep what is about to be shown. What cannot be written is shown all the same."""
+        now = self._ledger or {}
+        shown, before = _shown(now), _shown(self._saved)
+        if shown == before:
+            return
+        try:
+            self._store.save(now)
+        except AgentError as error:
+            log.failing("totals not saved", error=error)
+        else:
+            log.recovered("totals not saved")
+            self._saved = dict(now)
+
+    def forget_all_but(self, containers: Collection[tuple[str, str]]) -> None:
+        """Drop what is known of containers (pod uid, name) that are gone."""
+        known = frozenset(containers)
+        self._ledger = dict(kept(self._ledger or {}, known))
+        self._busy = {key: one for key, one in self._busy.items() if key[:2] in known}
+        self._agreements = {key: one for key, one in self._agreements.items() if key[:2] in known}
+
+    def of(
+        self,
+        subject: Subject,
+        findings: Findings,
+        place: int,
+        limit: DeviceLimit,
+        found: int | None,
+        moment: Moment,
+    ) -> DeviceUse:
+        """One GPU of a container now. `found`: where its region counts it; None: nowhere."""
+        key = (*subject.key, limit.uuid)
+        region = findings.reading.region
+        reported = None
+        if region is not None and found is not None:
+            device = region.devices[found]
+            raw = raw_totals(device)
+            busy = None if raw is None else self._busy_percent(key, raw.gpu_ns, moment.clock_s)
+            if raw is not None:
+                self._advance(key, raw, subject, len(findings.slots), moment.now_s)
+            reported = self_reported(device, findings.slots, found, busy)
+        held = driver_bytes(moment.gpus.get(limit.uuid), findings.pids)
+        entry = (self._ledger or {}).get(key)
+        return device_use(
+            place,
+            limit,
+            findings,
+            reported=reported,
+            totals=entry.totals if entry else Totals(),
+            held_bytes=held[0] if held else None,
+            disagrees=self._disagrees(key, subject, findings, found, reported, held, moment),
+            monotonic_ns=int(moment.clock_s * _S),
+        )
+
+    def _advance(
+        self, key: Key, raw: Totals, subject: Subject, processes: int, now_s: float
+    ) -> None:
+        ledger = self._ledger if self._ledger is not None else {}
+        ledger[key] = advance(
+            ledger.get(key), raw, granted_at_s=subject.granted_at_s, now_s=now_s,
+            processes=processes,
+        )  # fmt: skip
+        self._ledger = ledger
+
+    def _busy_percent(self, key: Key, gpu_ns: int, clock_s: float) -> int | None:
+        """Share of the GPU's time since the last look; None: this is the first."""
+        before = self._busy.get(key)
+        if before is None or gpu_ns < before.gpu_ns:
+            self._busy[key] = _Busy(gpu_ns, clock_s)
+            return None
+        passed_s = clock_s - before.at_s
+        if passed_s < LEAST_BUSY_S:
+            return before.percent
+        percent = min(100, round(100 * (gpu_ns - before.gpu_ns) / (passed_s * _S)))
+        self._busy[key] = _Busy(gpu_ns, clock_s, percent)
+        return percent
+
+    def _disagrees(
+        self,
+        key: Key,
+        subject: Subject,
+        findings: Findings,
+        found: int | None,
+        reported: SelfReported | None,
+        held: tuple[int, int] | None,
+        moment: Moment,
+    ) -> bool:
+        """Where nothing is to be counted, or nothing is known, nobody disagrees."""
+        if reported is None or found is None or held is None or subject.switched_off:
+            self._agreements.pop(key, None)
+            return False
+        driver, listed = held
+        agreement = compared(
+            self._agreements.get(key, Agreement()),
+            driver_bytes=driver,
+            counted_bytes=reported.used_bytes,
+            tolerance_bytes=tolerance_bytes(findings.slots, found, reported.used_bytes, listed),
+            look=moment.driver_look,
+        )
+        self._agreements[key] = agreement
+        return agreement.disagrees
+
+
+def _shown(ledger: Ledger) -> dict[Key, Totals]:
+    return {key: entry.totals for key, entry in ledger.items()}

@@ -32,6 +32,7 @@ from agent.adapters.safe_files import (
     write_whole,
 )
 from agent.domain.hook_files import LIBRARY
+from agent.domain.limit_lines import fixed_part
 from agent.domain.new_region import HEAD, TAIL_HEAD_BYTES, Piece, SeenRegion
 from agent.domain.region import FILE_BYTES, TAIL_OFFSET
 from agent.errors import NodeNotReady
@@ -135,14 +136,16 @@ class HostCaches:
     def write_limits(self, pod_uid: str, container: str, content: bytes) -> Path:
         """Write a container's limits unless they are there; give the file. Raises NodeNotReady.
 
-        A file that says something else is replaced, not rewritten: the container that has it
-        mounted goes on with what it was given.
+        A file that differs in what changes while the container runs (live_limits.py) is its own and
+        stays. Another one is replaced, not rewritten: the container that has it mounted goes on
+        with what it was given.
         """
         name = directory_name(pod_uid, container)
         path = self._root / LIMITS / name
         with refusing("write the container's limits", path), self._ensured(LIMITS) as fd:
             with contextlib.suppress(FileNotFoundError):
-                if read_small(name, MAX_LIMITS_BYTES, dir_fd=fd) == content:
+                there = read_small(name, MAX_LIMITS_BYTES, dir_fd=fd)
+                if there is not None and fixed_part(there) == fixed_part(content):
                     return path
             write_whole(name, content, 0o644, dir_fd=fd)
         return path

@@ -33,7 +33,7 @@ from agent.errors import (
     NoPendingPod,
     UnknownDevice,
 )
-from agent.ports import Caches, GrantLog, HookFiles
+from agent.ports import Caches, ChangedLimits, GrantLog, HookFiles
 from agent.services.bind_finisher import BindFinisher
 from agent.services.container_limits import ContainerLimits, cache_name
 from agent.services.node_view import NodeView
@@ -67,6 +67,7 @@ class Host:
 
     caches: Caches
     grant_log: GrantLog
+    changed: ChangedLimits | None = None  # what became of limits since they were granted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,9 @@ class Allocator:
         self._on_outcome = on_outcome
         self._clock = clock
         self._now_s = now_s
-        self._limits = ContainerLimits(host.caches, supply.policy, now_s=now_s)
+        self._limits = ContainerLimits(
+            host.caches, supply.policy, changed=host.changed, now_s=now_s
+        )
         self._one_at_a_time = threading.Lock()  # choosing a pod is read-modify-write
 
     def allocate(self, device_ids: Sequence[str], *, deadline_s: float) -> Grant:

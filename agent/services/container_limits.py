@@ -2,7 +2,7 @@
 
 The agent makes the region and says in the limits file, which the container cannot write, which file
 it is. So a container that deletes or exchanges its region does not start with a second budget. What
-processes may be using is kept, however often kubelet asks.
+processes may be using is kept, however often kubelet asks, and so are limits that were changed.
 """
 
 import secrets
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import Claim
+from agent.domain.limit_lines import whole
 from agent.domain.limits_file import (
     CorePolicy,
     LimitsFile,
@@ -23,7 +24,7 @@ from agent.domain.limits_file import (
     limits_of,
 )
 from agent.domain.new_region import RegionMark, kept_region, new_region
-from agent.ports import Caches
+from agent.ports import Caches, ChangedLimits
 
 CACHE_NAMES = uuid.UUID("5a1d6f0e-4c0f-4f43-9f0e-6c1f4b7a9b52")
 
@@ -45,11 +46,13 @@ class ContainerLimits:
         caches: Caches,
         policy: GrantPolicy,
         *,
+        changed: ChangedLimits | None = None,
         now_s: Callable[[], float] = time.time,
         new_id: Callable[[], int] = _new_id,
     ) -> None:
         self._caches = caches
         self._policy = policy
+        self._changed = changed
         self._now_s = now_s
         self._new_id = new_id
 
@@ -71,7 +74,10 @@ class ContainerLimits:
             return None
         mark = self._region(pod_uid, container, name, limits)
         marked = replace(limits, region_inode=mark.inode, region_id=mark.id)
-        return self._caches.write_limits(pod_uid, container, encode(marked))
+        path = self._caches.write_limits(pod_uid, container, encode(marked))
+        if self._changed is not None:
+            self._changed.settle(pod_uid, container)
+        return path
 
     def _region(self, pod_uid: str, container: str, name: str, limits: LimitsFile) -> RegionMark:
         seen = self._caches.seen_region(pod_uid, container, name)
@@ -85,7 +91,7 @@ class ContainerLimits:
 
     def _mark_before(self, pod_uid: str, container: str) -> RegionMark:
         try:
-            before = decode(self._caches.read_limits(pod_uid, container))
+            before = decode(whole(self._caches.read_limits(pod_uid, container)))
         except MalformedLimits:
             return RegionMark()
         return RegionMark(before.region_inode, before.region_id)

@@ -1,0 +1,188 @@
+"""Containers with vGPUs, for whoever changes their limits: by what name, what holds, what fits."""
+
+from collections.abc import Mapping, Sequence
+
+from agent.domain.accounting import NodeUse
+from agent.domain.gpu import Sharing
+from agent.domain.grants import GrantRecord
+from agent.domain.limit_change import Card, DeviceChange, LimitRefused, Limits, Subject
+from agent.domain.limit_lines import limits_in
+from agent.domain.limits_file import MIB, LimitsFile, MalformedLimits, decode, encode, limits_of
+from agent.domain.pods import Pod
+from agent.errors import AgentError
+from agent.ports import GrantLog, LiveLimits
+from agent.services.published import Inventory, Pods, Published
+
+SHOWN = 20  # candidates
+
+
+class NoSuchContainer(AgentError):
+    """Nobody with vGPUs on this node has that name."""
+
+    def __init__(self, message: str, candidates: Sequence[str]) -> None:
+        super().__init__(message)
+        self.candidates = tuple(candidates)
+
+
+class AmbiguousName(NoSuchContainer):
+    """Several have."""
+
+
+class GrantedContainers:
+    """Reads the grants, the pods, the GPUs and the limits files. Thread-safe."""
+
+    def __init__(
+        self,
+        limits: LiveLimits,
+        grants: GrantLog,
+        pods: Pods,
+        gpus: Inventory,
+        sharing: Sharing,
+        *,
+        use: Published[NodeUse] | None = None,
+    ) -> None:
+        """`use`: what is counted of each container; None: it is never said who is over a limit."""
+        self._limits = limits
+        self._grants = grants
+        self._pods = pods
+        self._gpus = gpus
+        self._sharing = sharing
+        self._use = use or Published(NodeUse())
+
+    def live(self) -> list[GrantRecord]:
+        """Grants whose pods hold vGPUs; all of them while the pods are not known."""
+        table, records = self._pods.now(), self._grants.records()
+        if not table.synced:
+            return list(records)
+        return [
+            record
+            for record in records
+            if (pod := table.pods.get(record.pod_uid)) is not None and not pod.finished
+        ]
+
+    def pod(self, record: GrantRecord) -> Pod | None:
+        """Its pod as it is now; None: it is gone."""
+        return self._pods.now().pods.get(record.pod_uid)
+
+    def may_come_back(self, pod_uid: str, container: str) -> bool:
+        """Whether kubelet may start it again."""
+        granted = any(key(record) == (pod_uid, container) for record in self._grants.records())
+        return granted or pod_uid in self._pods.now().pods
+
+    def addressed(self, target: str) -> GrantRecord:
+        """The only container of that name. Raises NoSuchContainer."""
+        records = self.live()
+        found = [record for record in records if target in _names(record)]
+        if len(found) == 1:
+            return found[0]
+        candidates = sorted(full_name(record) for record in found or records)
+        if found:
+            raise AmbiguousName(
+                f"{target} may be {', '.join(candidates[:SHOWN])}: write namespace/pod/container",
+                candidates,
+            )
+        raise NoSuchContainer(
+            f"no container {target} has vGPUs on this node; those that have: "
+            f"{', '.join(candidates[:SHOWN]) or 'none'}",
+            candidates,
+        )
+
+    def subject(self, record: GrantRecord) -> Subject:
+        """Raises LimitRefused when nothing can be changed, NodeNotReady."""
+        file = self._limits.read(record.pod_uid, record.container)
+        granted = _granted(record)
+        now = limits_in(file) if file else {}
+        if granted is None or now.keys() != granted.keys():
+            raise LimitRefused(
+                f"{full_name(record)} was given its limits by its environment only (there is no "
+                "limits file for more than 16 GPUs, and none from other device plugins), so they "
+                "cannot be changed while it runs: recreate the pod with other limits"
+            )
+        return Subject(now=now, granted=granted, cards=self._cards(record, list(now)))
+
+    def _cards(self, record: GrantRecord, uuids: Sequence[str]) -> list[Card]:
+        gpus = {gpu.uuid.lower(): gpu for gpu in self._sharing.offered(self._gpus.now())}
+        total = {
+            uuid: int((gpu.memory_mib or 0) * max(1.0, self._sharing.memory_scaling)) * MIB
+            for uuid in uuids
+            if (gpu := gpus.get(uuid.lower())) is not None
+        }
+        others = self._others(record, total)
+        return [
+            Card(
+                uuid=uuid,
+                index=gpus[uuid.lower()].index if uuid.lower() in gpus else None,
+                memory_bytes=total.get(uuid, 0),
+                others_bytes=others.get(uuid, 0),
+            )
+            for uuid in uuids
+        ]
+
+    def _others(self, record: GrantRecord, total: Mapping[str, int]) -> dict[str, int]:
+        """What all other containers are allowed of these GPUs."""
+        sums = dict.fromkeys(total, 0)
+        for other in self.live():
+            if key(other) == key(record):
+                continue
+            file = self._limits.read(other.pod_uid, other.container)
+            limits = limits_in(file) if file else _granted(other) or {}
+            for uuid in sums.keys() & limits.keys():
+                sums[uuid] += limits[uuid].memory_limit_bytes or total[uuid]
+        return sums
+
+    def changes(
+        self, record: GrantRecord, subject: Subject, file: LimitsFile
+    ) -> list[DeviceChange]:
+        used = self._used(record)
+        now = limits_in(file)
+        return [
+            DeviceChange(
+                card=card,
+                before=subject.now[card.uuid],
+                after=now[card.uuid],
+                used_bytes=used.get(card.uuid.lower()),
+            )
+            for card in subject.cards
+        ]
+
+    def _used(self, record: GrantRecord) -> dict[str, int]:
+        """Bytes by GPU, as they were counted last."""
+        for container in self._use.now().containers:
+            if (container.pod_uid, container.container) == key(record):
+                return {
+                    device.uuid.lower(): used
+                    for device in container.devices
+                    if (used := device.reported.used_bytes if device.reported
+                        else device.driver_bytes) is not None
+                }  # fmt: skip
+        return {}
+
+
+def key(record: GrantRecord) -> tuple[str, str]:
+    """Pod uid and container."""
+    return record.pod_uid, record.container
+
+
+def full_name(record: GrantRecord) -> str:
+    """`namespace/pod/container`."""
+    return f"{record.namespace}/{record.pod_name}/{record.container}"
+
+
+def _names(record: GrantRecord) -> tuple[str, ...]:
+    """What a container may be called; who calls it so must mean no other one."""
+    pod = record.pod_name
+    return (
+        full_name(record),
+        f"{record.namespace}/{pod}",
+        f"{pod}/{record.container}",
+        pod,
+    )
+
+
+def _granted(record: GrantRecord) -> Limits | None:
+    """What the scheduler granted, by uuid as a limits file has it."""
+    limits = limits_of(record.claims, cache_path="")
+    try:
+        return limits_in(decode(encode(limits))) if limits else None
+    except MalformedLimits:
+        return None

@@ -1,0 +1,164 @@
+"""Other limits for a container that runs: made to hold, remembered, and told.
+
+A change ends in the container's record and file (`ChangedLimits`), in a log line, a count and an
+Event of its pod. The last request holds, whoever made it.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agent import logs
+from agent.domain.grants import GrantRecord
+from agent.domain.limit_change import (
+    DeviceChange,
+    LimitRefused,
+    Subject,
+    asked_limits,
+    check_limits,
+    mib,
+    overcommitted_bytes,
+)
+from agent.domain.limit_record import LimitRecord, SetLimit
+from agent.domain.limit_requests import MalformedRequest, SocketRequest, parse_body
+from agent.errors import AgentError, NodeNotReady
+from agent.ports import ChangedLimits, ClusterEvent
+from agent.services.granted_containers import (
+    AmbiguousName,
+    GrantedContainers,
+    NoSuchContainer,
+    full_name,
+)
+
+log = logs.get(__name__)
+
+SOCKET, BY_ANNOTATION = "socket", "annotation"
+CHANGED, UNCHANGED, REFUSED, FAILED = "changed", "unchanged", "refused", "failed"
+CHANGED_EVENT = "VgpuLimitsChanged"
+OK, UNAVAILABLE = 200, 503
+_STATUS: tuple[tuple[type[AgentError], int], ...] = (
+    (MalformedRequest, 400),
+    (AmbiguousName, 409),
+    (NoSuchContainer, 404),
+    (LimitRefused, 409),
+)
+
+
+class LimitChanges:
+    """What the control socket's POST /v1/limits does, and whoever else changes limits.
+
+    Thread-safe: a change is read-modify-write, so there is one at a time.
+    """
+
+    def __init__(
+        self,
+        limits: ChangedLimits,
+        containers: GrantedContainers,
+        *,
+        event: Callable[[ClusterEvent], None] = lambda _: None,
+        count: Callable[[str, str], None] = lambda _source, _outcome: None,
+    ) -> None:
+        """`count` gets the source of each request ("socket", "annotation") and its outcome."""
+        self._limits = limits
+        self._containers = containers
+        self._event = event
+        self.count = count
+        self.one_at_a_time = threading.Lock()
+
+    def post(self, body: bytes) -> tuple[int, bytes]:
+        """Do what the body of POST /v1/limits asks; give the HTTP status and a JSON body."""
+        try:
+            request = parse_body(body)
+            record = self._containers.addressed(request.target)
+            with self.one_at_a_time:
+                changes = self._by_socket(request, record)
+        except AgentError as error:
+            status = next((code for kind, code in _STATUS if isinstance(error, kind)), UNAVAILABLE)
+            self.count(SOCKET, FAILED if status == UNAVAILABLE else REFUSED)
+            log.warning("limits refused", source=SOCKET, error=error)
+            problem: dict[str, Any] = {"error": str(error)}
+            if isinstance(error, NoSuchContainer):
+                problem["candidates"] = error.candidates
+            return status, json.dumps(problem).encode()
+        return OK, json.dumps(_answer(record, changes)).encode()
+
+    def _by_socket(self, request: SocketRequest, record: GrantRecord) -> list[DeviceChange]:
+        subject = self._containers.subject(record)
+        before = self._limits.record(record.pod_uid, record.container)
+        new = asked_limits([request.limits], subject.now, subject)
+        check_limits(new, subject, force=request.force)
+        ceiling = asked_limits([request.limits], ceiling_of(before, subject), subject)
+        after = replace(
+            before,
+            limits=tuple(new.values()),
+            ceiling=() if ceiling == subject.granted else tuple(ceiling.values()),
+            source=SOCKET,
+        )
+        return self.apply(record, subject, after, SOCKET)
+
+    def apply(
+        self, record: GrantRecord, subject: Subject, after: LimitRecord, source: str
+    ) -> list[DeviceChange]:
+        """Let the record `after` hold and say so. The caller holds `one_at_a_time`.
+
+        Raises NodeNotReady.
+        """
+        file = self._limits.set_limits(record.pod_uid, record.container, after)
+        if file is None:
+            raise NodeNotReady(
+                f"the limits file of {full_name(record)} is gone: the container is ending"
+            )
+        changes = self._containers.changes(record, subject, file)
+        differing = [change for change in changes if change.before != change.after]
+        self.count(source, CHANGED if differing else UNCHANGED)
+        if differing:
+            words = "; ".join(change.words for change in differing)
+            log.info("limits changed", source=source, container=full_name(record), change=words)
+            by = "the pod's annotation" if source == BY_ANNOTATION else "an administrator"
+            over = any(change.over_bytes for change in differing)
+            self.tell(
+                record, CHANGED_EVENT, f"container {record.container}, by {by}: {words}", over
+            )
+        return changes
+
+    def tell(self, record: GrantRecord, reason: str, message: str, warning: bool) -> None:
+        """Post an Event about the container's pod."""
+        pod = self._containers.pod(record)
+        if pod is not None:
+            self._event(ClusterEvent(reason=reason, message=message, warning=warning, pod=pod))
+
+
+def ceiling_of(record: LimitRecord, subject: Subject) -> dict[str, SetLimit]:
+    """What the operator has set, else what was granted, by uuid."""
+    operator = {limit.uuid: limit for limit in record.ceiling}
+    return {uuid: operator.get(uuid, granted) for uuid, granted in subject.granted.items()}
+
+
+def _answer(record: GrantRecord, changes: Sequence[DeviceChange]) -> dict[str, Any]:
+    return {
+        "pod": f"{record.namespace}/{record.pod_name}",
+        "container": record.container,
+        "gpus": [_gpu_answer(change) for change in changes],
+        "warnings": [
+            f"GPU {change.card.name}: its containers may use {mib(over)} more than it has"
+            for change in changes
+            if (over := overcommitted_bytes(change.after, change.card))
+        ],
+    }
+
+
+def _gpu_answer(change: DeviceChange) -> dict[str, Any]:
+    return {
+        "uuid": change.card.uuid,
+        "index": change.card.index,
+        "memory_limit_bytes": change.after.memory_limit_bytes,
+        "core_permille": change.after.core_permille,
+        "before": {
+            "memory_limit_bytes": change.before.memory_limit_bytes,
+            "core_permille": change.before.core_permille,
+        },
+        "used_bytes": change.used_bytes,
+        "over_bytes": change.over_bytes,
+    }

@@ -42,6 +42,7 @@ def everything(form: Form) -> Metrics:
         pictures.Node(pictures.STATES),
         use=lambda: pictures.EVERYTHING,
         bypasses=lambda: pictures.BYPASSES,
+        ready=lambda: True,
         exposed=Exposed(
             node_name="node-1",
             legacy=form.legacy,

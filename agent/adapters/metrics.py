@@ -89,10 +89,14 @@ class Metrics:
         *,
         use: Callable[[], NodeUse] = NodeUse,
         bypasses: Callable[[], Iterable[Bypass]] = tuple,
+        ready: Callable[[], bool] | None = None,
         exposed: Exposed = Exposed(),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`use` and `bypasses` must return at once; they are asked at each scrape."""
+        """The callables must return at once: they are asked at each scrape.
+
+        `ready`: what /readyz says; None: nobody says it.
+        """
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._scraped = scraped
         self._use = use
@@ -101,7 +105,7 @@ class Metrics:
         self._build = exposed.build(version)
         self._clock = clock
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(AgentGauges(version, scraped))
+        self._registry.register(AgentGauges(version, scraped, ready))
         ProcessCollector(registry=self._registry)
         self._api_requests = self._counter(
             "vgpu_api_requests",

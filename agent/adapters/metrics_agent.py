@@ -3,7 +3,7 @@
 They are few, so prometheus_client writes them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import (
@@ -37,9 +37,12 @@ class AgentState(Protocol):
 class AgentGauges:
     """Reads the gauges when it is collected, as a collector of prometheus_client."""
 
-    def __init__(self, version: str, state: AgentState) -> None:
+    def __init__(
+        self, version: str, state: AgentState, ready: Callable[[], bool] | None = None
+    ) -> None:
         self._version = version
         self._state = state
+        self._ready = ready
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily(
@@ -47,6 +50,13 @@ class AgentGauges:
             "The running agent; compare the version across nodes after a roll-out.",
             value={"version": self._version},
         )
+        if self._ready is not None:
+            yield _gauge(
+                "vgpu_ready",
+                "1 while /readyz is well: the driver answers, kubelet listens and the scheduler "
+                "knows the node; at 0 /readyz says what is missing.",
+                int(self._ready()),
+            )
         yield from _gpus(self._state.inventory())
         restarts = CounterMetricFamily(
             "vgpu_service_restarts",

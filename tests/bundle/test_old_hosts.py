@@ -1,8 +1,9 @@
 """The release on the oldest hosts: roots of an old glibc and nothing else, where nothing may be written.
 
-Debian 11's glibc is kept beside this file, because it will not be served for ever. Packages of
-others, such as those of Debian 10, are tried, too: put them into the directory that
-VGPU_TEST_LIBC6_DIR names.
+Debian 11's glibc is kept beside this file, because it will not be served for ever. The oldest that
+we promise, 2.28, is served nowhere that we reach, so Debian 11's is also tried without what is newer
+in it (see older_glibc). Packages of others, such as those of Debian 10, are tried, too: put them
+into the directory that VGPU_TEST_LIBC6_DIR names.
 """
 
 import hashlib
@@ -12,33 +13,43 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from bare_host import BareHost
+from bundling.__main__ import FLOOR
 from bundling.floor import glibc_needs
 from bundling.runtime import PINS
+from older_glibc import take_newer_away
 from waiting import eventually
 
 from agent.version import VERSION
 
+Version = tuple[int, int]
 HOSTS = Path(__file__).parent / "hosts"
+DEBIAN_11 = next(HOSTS.glob("libc6_2.31-*.deb"))
 GIVEN = os.environ.get("VGPU_TEST_LIBC6_DIR")
 PACKAGES = [
-    *sorted(HOSTS.glob("libc6_*.deb")),
+    DEBIAN_11,
     *sorted((PINS / "debian").glob("libc6_*.deb")),
     *(sorted(Path(GIVEN).glob("libc6_*.deb")) if GIVEN else ()),
 ]
+# Asks for something of glibc 2.30: by its version, or of dlsym when it runs.
+NEWER = {
+    "by version": "int gettid(void); int main(void) { return gettid() == 0; }",
+    "by dlsym": """
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        int main(void) { return !dlsym(RTLD_DEFAULT, "getpid") + 2 * !dlsym(RTLD_DEFAULT, "gettid"); }
+    """,
+}
 SINGLE_FILE, FOLDER = "/programs/single", "/programs/vgpu-agent/vgpu-agent"
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems: needs root"),
     pytest.mark.timeout(180),
 ]
-
-
-def glibc(package: Path) -> str:
-    return package.name.split("_")[1].split("-")[0]
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +64,31 @@ def programs(
     return folder
 
 
-@pytest.fixture(scope="module", params=PACKAGES, ids=lambda package: f"glibc-{glibc(package)}")
-def host(
-    request: pytest.FixtureRequest, programs: Path, tmp_path_factory: pytest.TempPathFactory
-) -> BareHost:
-    package: Path = request.param
+def glibc(package: Path) -> str:
+    return package.name.split("_")[1].split("-")[0]
+
+
+def made_host(package: Path, as_old_as: Version | None, root: Path, programs: Path) -> BareHost:
     if package.parent == HOSTS:
         digest = hashlib.sha256(package.read_bytes()).hexdigest()
         assert f"{digest}  {package.name}" in (HOSTS / "SHA256SUMS").read_text().splitlines()
-    return BareHost.made(package, tmp_path_factory.mktemp("host"), programs)
+    host = BareHost.made(package, root, programs)
+    if as_old_as:
+        take_newer_away(root / "lib" / "x86_64-linux-gnu", as_old_as)
+    return host
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(pytest.param((package, None), id=f"glibc-{glibc(package)}") for package in PACKAGES),
+        pytest.param((DEBIAN_11, FLOOR), id="glibc-2.31-as-2.28"),
+    ],
+)
+def host(
+    request: pytest.FixtureRequest, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> BareHost:
+    return made_host(*request.param, tmp_path_factory.mktemp("host"), programs)
 
 
 @pytest.mark.parametrize("program", [SINGLE_FILE, FOLDER], ids=["single file", "folder"])
@@ -93,6 +120,30 @@ def test_it_leaves_nothing_when_it_is_killed(host: BareHost) -> None:
     assert host.files() == before
 
 
+@pytest.mark.parametrize(
+    ("as_old_as", "how", "code"),
+    [
+        pytest.param(None, "by version", 0, id="2.31, by version"),
+        pytest.param(None, "by dlsym", 0, id="2.31, by dlsym"),
+        pytest.param((2, 30), "by version", 0, id="as 2.30, by version"),
+        pytest.param((2, 28), "by version", 1, id="as 2.28, by version"),
+        pytest.param((2, 28), "by dlsym", 2, id="as 2.28, by dlsym"),
+    ],
+)
+def test_what_an_older_glibc_lacks_is_not_found(
+    as_old_as: Version | None, how: str, code: int, tmp_path: Path
+) -> None:
+    """That the root which stands for glibc 2.28 can refuse anything at all."""
+    (programs := tmp_path / "programs").mkdir()
+    (source := tmp_path / "newer.c").write_text(NEWER[how])
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.31", source]
+    subprocess.run([*command, "-o", programs / "newer", "-ldl"], check=True)
+    host = made_host(DEBIAN_11, as_old_as, tmp_path / "root", programs)
+    done = host.run("/programs/newer")
+    assert done.returncode == code, done.stderr
+    assert ("version `GLIBC_2.30' not found" in done.stderr) is (code == 1)
+
+
 def test_what_is_asked_of_it_is_told_by_readelf(frozen_folder: Path) -> None:
     """The check that refuses a release for too new a glibc sees what another tool sees."""
     if shutil.which("readelf") is None:
@@ -107,4 +158,4 @@ def test_what_is_asked_of_it_is_told_by_readelf(frozen_folder: Path) -> None:
         asked = told.stdout.partition("Version needs section")[2]
         versions = {(int(a), int(b)) for a, b in re.findall(r"Name: GLIBC_(\d+)\.(\d+)", asked)}
         assert needs.get(path) == (max(versions) if versions else None), path
-    assert max(needs.values()) <= (2, 28)
+    assert max(needs.values()) <= FLOOR

@@ -1,0 +1,484 @@
+"""Limits that the operator or the pod asks for: what holds, what is refused, who hears of it."""
+
+import argparse
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from limits_node import CARD_MIB, GPUS, MIB, Node
+from waiting import eventually
+
+from agent import limit_command, logs
+from agent.domain.gpu import Sharing
+from agent.domain.limit_change import AnnotationRule
+from agent.domain.limit_record import LimitRecord
+from agent.domain.limits_file import decode
+from agent.supervisor import Lifeline
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+# --- the control socket ---------------------------------------------------------------------------
+
+
+def test_the_operator_sets_limits_and_is_told_what_they_were(node: Node) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    status, said = agent.post(pod="team/p", container="main", memory="500Mi", cores=20)
+    assert status == 200
+    assert said == {
+        "pod": "team/p",
+        "container": "main",
+        "gpus": [
+            {
+                "uuid": GPUS[0], "index": 0,
+                "memory_limit_bytes": 500 * MIB, "core_permille": 200,
+                "before": {"memory_limit_bytes": 1000 * MIB, "core_permille": 400},
+                "used_bytes": None, "over_bytes": 0,
+            }
+        ],
+        "warnings": [],
+    }  # fmt: skip
+    assert node.held(record) == [(500, 20)]
+    assert node.counted == [("socket", "changed")]
+    (event,) = node.events
+    assert (event.reason, event.warning) == ("VgpuLimitsChanged", False)
+    assert event.message == (
+        f"container main, by an administrator: GPU 0 ({GPUS[0]}): "
+        "memory 1000 MiB -> 500 MiB, cores 40 % -> 20 %"
+    )
+    assert event.pod is not None
+    assert event.pod.name == "p"
+
+
+def test_what_already_holds_is_no_change(node: Node) -> None:
+    node.grant("p")
+    assert node.agent().post(target="p", memory="1000Mi")[0] == 200
+    assert (node.counted, node.events) == ([("socket", "unchanged")], [])
+
+
+def test_one_gpu_of_several_by_number_or_uuid(node: Node) -> None:
+    record = node.grant("p", "main", (1000, 40), (2000, 50))
+    agent = node.agent()
+    assert agent.post(target="p", memory="100Mi")[0] == 200
+    assert node.held(record) == [(100, 40), (100, 50)]
+    assert agent.post(target="p", gpu=1, memory="700Mi", cores="none")[0] == 200
+    assert agent.post(target="p", gpu=GPUS[0].lower(), cores=10)[0] == 200
+    assert node.held(record) == [(100, 10), (700, 0)]
+    assert agent.post(target="p", gpu=0, reset=True)[0] == 200
+    assert node.held(record) == [(1000, 40), (700, 0)]
+    assert agent.post(target="p", reset=True)[0] == 200
+    assert node.held(record) == [(1000, 40), (2000, 50)]
+
+
+def test_a_gpu_of_somebody_else_is_refused(node: Node) -> None:
+    node.grant("p")
+    status, said = node.agent().post(target="p", gpu=1, memory="1Gi")
+    assert status == 409
+    assert "no share of GPU '1'; it has: 0 (GPU-" in said["error"]
+
+
+def test_below_what_is_used_is_accepted_and_said(node: Node) -> None:
+    record = node.grant("p")
+    node.uses(record, 800)
+    _, said = node.agent().post(target="p", memory="300Mi")
+    assert (said["gpus"][0]["used_bytes"], said["gpus"][0]["over_bytes"]) == (
+        800 * MIB,
+        500 * MIB,
+    )
+    assert node.events[0].warning
+    assert "over by 500 MiB: new allocations are refused" in node.events[0].message
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "said"),
+    [
+        pytest.param("team/p/main", 200, "", id="in full"),
+        pytest.param("team/p", 409, "may be team/p/main, team/p/side", id="two containers"),
+        pytest.param("p", 409, "may be other/p/main, team/p/main, team/p/side", id="two pods"),
+        pytest.param("p/side", 200, "", id="pod and container"),
+        pytest.param("p/main", 409, "may be other/p/main, team/p/main:", id="in two namespaces"),
+        pytest.param("other/p", 200, "", id="the only container"),
+        pytest.param("q", 404, "those that have: other/p/main", id="nobody"),
+        pytest.param("done", 404, "no container done", id="of a pod that has ended"),
+    ],
+)
+def test_who_is_meant(node: Node, target: str, status: int, said: str) -> None:
+    node.grant("p", "main")
+    node.grant("p", "side")
+    node.grant("p", "main", namespace="other")
+    ended = node.grant("done")
+    node.pods.update(lambda table: table.without(ended.pod_uid))
+    found, body = node.agent().post(target=target, memory="500Mi")
+    assert found == status
+    assert said in body.get("error", "")
+    assert bool(body.get("candidates")) == (status != 200)
+
+
+# --- what the card has ----------------------------------------------------------------------------
+
+
+def test_beyond_what_the_gpu_has_is_refused_with_what_can_be_had(node: Node) -> None:
+    record = node.grant("p")
+    node.grant("q", "main", (8000, 0))
+    agent = node.agent()
+    status, said = agent.post(target="p", memory="3000Mi")
+    assert status == 409
+    assert "has 10000 MiB to hand out, of which other containers may use 8000 MiB" in said["error"]
+    assert "1000 MiB too many: ask for at most 2000 MiB" in said["error"]
+    assert node.held(record) == [(1000, 40)]
+    assert agent.post(target="p", memory="2000Mi")[0] == 200
+    status, said = agent.post(target="p", memory="3000Mi", force=True)
+    assert status == 200
+    assert said["warnings"] == [
+        f"GPU 0 ({GPUS[0]}): its containers may use 1000 MiB more than it has"
+    ]
+    assert agent.post(target="p", memory="2900Mi")[0] == 200, "lowering harms nobody"
+    assert agent.post(target="p", reset=True)[0] == 200
+    assert agent.post(target="q", memory=f"{CARD_MIB}Mi")[0] == 409
+
+
+def test_what_others_were_set_to_counts_not_what_they_were_granted(node: Node) -> None:
+    node.grant("p")
+    node.grant("q", "main", (8000, 0))
+    agent = node.agent()
+    agent.post(target="q", memory="4000Mi")
+    assert agent.post(target="p", memory="6000Mi")[0] == 200
+    assert agent.post(target="q", reset=True)[0] == 200, "the scheduler promised it"
+
+
+def test_an_unlimited_neighbour_may_use_all_of_it(node: Node) -> None:
+    node.grant("p")
+    node.grant("q", "main", (0, 0))
+    assert node.agent().post(target="p", memory="1001Mi")[0] == 409
+
+
+def test_a_node_that_promises_more_than_it_has_may_go_on_doing_so(node: Node) -> None:
+    node.sharing = Sharing(memory_scaling=2.0)
+    node.grant("p")
+    node.grant("q", "main", (8000, 0))
+    agent = node.agent()
+    assert agent.post(target="p", memory="12000Mi")[0] == 200
+    assert agent.post(target="p", memory="12001Mi")[0] == 409
+
+
+def test_without_a_limits_file_nothing_can_be_changed(node: Node) -> None:
+    record = node.grant("p")
+    node.file(record).unlink()
+    status, said = node.agent().post(target="p", memory="1Gi")
+    assert status == 409
+    assert "by its environment only" in said["error"]
+
+
+def test_a_disk_that_refuses_is_told_and_nothing_holds(node: Node) -> None:
+    record = node.grant("p")
+    (node.root / "state").mkdir()
+    (node.root / "state" / "limits").symlink_to("/proc/self")
+    status, said = node.agent().post(target="p", memory="500Mi")
+    assert status == 503
+    assert "the node cannot" in said["error"]
+    assert (node.held(record), node.counted) == ([(1000, 40)], [("socket", "failed")])
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"\xff", b'{"target": "p", "memory": "8"}'])
+def test_a_body_that_is_none_is_answered(node: Node, body: bytes) -> None:
+    node.grant("p")
+    status, content = node.agent().changes.post(body)
+    assert status == 400
+    assert json.loads(content)["error"]
+
+
+# --- what outlives the agent and kubelet ----------------------------------------------------------
+
+
+def test_an_agent_that_restarts_and_a_kubelet_that_asks_again_change_nothing(node: Node) -> None:
+    record = node.grant("p")
+    inode = node.file(record).stat().st_ino
+    node.agent().post(target="p", memory="500Mi", cores=20)
+    node.agent()
+    assert node.held(record) == [(500, 20)]
+    node.allocate(record)
+    assert node.held(record) == [(500, 20)]
+    assert node.file(record).stat().st_ino == inode, "the running container has it mounted"
+
+
+def test_a_limits_file_that_was_lost_is_made_anew_with_what_was_set(node: Node) -> None:
+    record = node.grant("p")
+    node.agent().post(target="p", memory="500Mi", cores=20)
+    node.file(record).unlink()
+    node.allocate(record)
+    assert node.held(record) == [(500, 20)]
+    assert decode(node.file(record).read_bytes()).region_id
+
+
+def test_what_is_remembered_goes_when_nobody_may_ask_for_it(node: Node) -> None:
+    record = node.grant("p")
+    node.agent().post(target="p", memory="500Mi")
+    node.agent().annotations.look_once()
+    node.pods.update(lambda table: table.without(record.pod_uid))
+    node.agent().annotations.look_once()
+    assert node.limits().changed() == ((record.pod_uid, "main"),), "its grant is still there"
+    node.grants.forget(frozenset({record.pod_uid}))
+    node.agent().annotations.look_once()
+    assert node.limits().changed() == ()
+
+
+# --- the annotation -------------------------------------------------------------------------------
+
+
+def test_the_pod_lowers_its_limits_and_raises_them_up_to_its_grant(node: Node) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    node.annotate(record, {"main": {"memory": "500Mi", "cores": 20}})
+    assert not agent.annotations.look_once()
+    assert node.held(record) == [(500, 20)]
+    assert node.events[-1].message.startswith("container main, by the pod's annotation: GPU 0")
+    node.annotate(record, {"main": {"memory": "1000Mi"}})
+    agent.annotations.look_once()
+    assert node.held(record) == [(1000, 40)], "what it does not say is as granted"
+    assert node.counted == [("annotation", "changed")] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        pytest.param({"memory": "1001Mi"}, "more than the 1000 MiB", id="memory"),
+        pytest.param({"cores": 41}, "41 % of GPU 0", id="cores"),
+        pytest.param({"cores": "none"}, "no core limit of GPU 0", id="no limit"),
+        pytest.param({"gpu": 1, "memory": "1Mi"}, "no share of GPU", id="another GPU"),
+        pytest.param({"memory": "a lot"}, "no amount of memory", id="nonsense"),
+        pytest.param({"force": True}, "known are", id="force"),
+    ],
+)
+def test_what_the_pod_may_not_is_refused_once_and_its_limits_stay(
+    node: Node, asked: dict[str, Any], said: str
+) -> None:
+    record = node.grant("p")
+    node.annotate(record, {"main": asked})
+    agent = node.agent()
+    for _ in range(3):
+        assert not agent.annotations.look_once()
+    node.annotate(record, {"other": {}, "main": asked})
+    agent.annotations.look_once()
+    node.agent().annotations.look_once()
+    assert node.held(record) == [(1000, 40)]
+    (event,) = node.events
+    assert (event.reason, event.warning) == ("VgpuLimitsRefused", True)
+    assert said in event.message
+    assert node.counted == [("annotation", "refused")]
+
+
+def test_a_seen_annotation_is_no_new_change_after_a_restart(node: Node) -> None:
+    record = node.grant("p")
+    node.annotate(record, {"main": {"memory": "500Mi"}})
+    agent = node.agent()
+    agent.annotations.look_once()
+    agent.post(target="p", memory="700Mi")
+    agent.annotations.look_once()
+    node.agent().annotations.look_once()
+    assert node.held(record) == [(700, 40)], "the operator came later"
+    assert len(node.events) == 2
+
+
+def test_an_annotation_that_is_taken_away_takes_along_what_it_did(node: Node) -> None:
+    record = node.grant("p")
+    node.annotate(record, {"main": {"memory": "500Mi"}})
+    node.agent().annotations.look_once()
+    node.annotate(record, None)
+    agent = node.agent()
+    agent.annotations.look_once()
+    assert node.held(record) == [(1000, 40)]
+    node.annotate(record, {"main": {"memory": "500Mi"}})
+    agent.annotations.look_once()
+    agent.post(target="p", memory="600Mi")
+    node.annotate(record, None)
+    agent.annotations.look_once()
+    assert node.held(record) == [(600, 40)], "the operator came later"
+
+
+@pytest.mark.parametrize(("set_mib", "asked_mib", "held_mib"), [
+    pytest.param(600, 800, 600, id="not back above what the operator lowered it to"),
+    pytest.param(600, 500, 500, id="below that"),
+    pytest.param(3000, 2000, 2000, id="below what the operator raised it to"),
+    pytest.param(3000, 3001, 3000, id="not above that"),
+])  # fmt: skip
+def test_what_the_operator_set_is_the_pods_ceiling(
+    node: Node, set_mib: int, asked_mib: int, held_mib: int
+) -> None:
+    record = node.grant("p")
+    node.agent().post(target="p", memory=f"{set_mib}Mi")
+    node.annotate(record, {"main": {"memory": f"{asked_mib}Mi"}})
+    agent = node.agent()
+    agent.annotations.look_once()
+    assert node.held(record) == [(held_mib, 40)]
+    node.annotate(record, None)
+    agent.annotations.look_once()
+    assert node.held(record) == [(set_mib, 40)]
+    agent.post(target="p", reset=True)
+    node.annotate(record, {"main": {"memory": "1000Mi"}})
+    agent.annotations.look_once()
+    assert node.held(record) == [(1000, 40)]
+
+
+def test_what_the_pod_lowered_is_no_ceiling_that_the_operator_set(node: Node) -> None:
+    record = node.grant("p")
+    node.annotate(record, {"main": {"cores": 10}})
+    agent = node.agent()
+    agent.annotations.look_once()
+    agent.post(target="p", memory="900Mi")
+    assert node.held(record) == [(900, 10)]
+    node.annotate(record, {"main": {"cores": 40}})
+    agent.annotations.look_once()
+    assert node.held(record) == [(900, 40)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "held", "reason"),
+    [
+        pytest.param(AnnotationRule.OFF, (1000, 40), "VgpuLimitsRefused", id="off"),
+        pytest.param(AnnotationRule.LOWER, (1000, 40), "VgpuLimitsRefused", id="lower"),
+        pytest.param(AnnotationRule.ANY, (2000, 40), "VgpuLimitsChanged", id="any"),
+    ],
+)
+def test_the_nodes_rule(
+    node: Node, rule: AnnotationRule, held: tuple[int, int], reason: str
+) -> None:
+    record = node.grant("p")
+    node.annotate(record, {"main": {"memory": "2000Mi"}})
+    node.agent(rule).annotations.look_once()
+    assert node.held(record) == [held]
+    assert [event.reason for event in node.events] == [reason]
+    node.agent(AnnotationRule.ANY).annotations.look_once()
+    assert node.held(record) == [(2000, 40)], "another rule allows what was refused"
+
+
+def test_not_even_any_goes_beyond_the_gpu(node: Node) -> None:
+    record = node.grant("p")
+    node.annotate(record, {"main": {"memory": "10001Mi"}})
+    node.agent(AnnotationRule.ANY).annotations.look_once()
+    assert node.held(record) == [(1000, 40)]
+
+
+def test_an_annotation_that_is_edited_all_the_time_is_followed_in_the_end(node: Node) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    for mib in range(100, 120):
+        node.annotate(record, {"main": {"memory": f"{mib}Mi"}})
+        again = agent.annotations.look_once()
+    assert again
+    assert len(node.events) == 5
+    node.now_s += 10.1
+    assert not agent.annotations.look_once()
+    assert node.held(record) == [(119, 40)]
+
+
+def test_a_disk_that_refuses_is_tried_again(node: Node) -> None:
+    record = node.grant("p")
+    (node.root / "state").mkdir()
+    (node.root / "state" / "limits").symlink_to("/proc/self")
+    node.annotate(record, {"main": {"memory": "500Mi"}})
+    agent = node.agent()
+    assert agent.annotations.look_once()
+    (node.root / "state" / "limits").unlink()
+    assert not agent.annotations.look_once()
+    assert node.held(record) == [(500, 40)]
+
+
+def test_the_loop_follows_what_the_watch_brings_and_ends(node: Node) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    stop = threading.Event()
+    life = Lifeline(stop)
+    thread = threading.Thread(target=agent.annotations.run, args=(life,))
+    thread.start()
+    try:
+        for mib in (500, 600):
+            node.annotate(record, {"main": {"memory": f"{mib}Mi"}})
+            wanted = [(mib, 40)]
+            eventually(lambda wanted=wanted: node.held(record) == wanted)  # type: ignore[misc]
+    finally:
+        stop.set()
+        life.interrupt()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_log_says_who_changed_what(node: Node) -> None:
+    stream = io.StringIO()
+    logs.configure(stream=stream, form="json")
+    try:
+        record = node.grant("p")
+        agent = node.agent()
+        agent.post(target="p", memory="500Mi")
+        node.annotate(record, {"main": {"memory": "5Ti"}})
+        agent.annotations.look_once()
+    finally:
+        logs.configure()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    changed, refused = (line for line in lines if line["event"].startswith("limits "))
+    assert (changed["event"], changed["source"]) == ("limits changed", "socket")
+    assert changed["container"] == "team/p/main"
+    assert changed["change"] == f"GPU 0 ({GPUS[0]}): memory 1000 MiB -> 500 MiB"
+    assert (refused["event"], refused["source"]) == ("limits refused", "annotation")
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def command(node: Node, *words: str) -> int:
+    parser = argparse.ArgumentParser()
+    limit_command.add_arguments(parser)
+    return limit_command.run(parser.parse_args(words), node.root, asked=node.agent().asked)
+
+
+def test_the_command_prints_what_holds(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    record = node.grant("p", "main", (1000, 40), (2000, 0))
+    node.uses(record, 800)
+    assert command(node, "p", "--memory", "500Mi") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "team/p/main",
+        "  GPU 0: 1000 MiB -> 500 MiB, 40 %; over by 300 MiB: new allocations are refused "
+        + "until it has freed that much",
+        "  GPU 1: 2000 MiB -> 500 MiB, no core limit",
+        "It holds until the pod ends, or until --reset.",
+    ]
+    assert command(node, "team/p/main", "--gpu", "1", "--cores", "30%") == 0
+    assert command(node, "p", "--reset", "--json") == 0
+    said = capsys.readouterr().out
+    assert json.loads(said[said.index("{") :])["pod"] == "team/p"
+    assert node.held(record) == [(1000, 40), (2000, 0)]
+    assert node.limits().record(record.pod_uid, "main").ceiling == LimitRecord().ceiling
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        pytest.param(["p"], 2, "give --memory, --cores or both", id="nothing"),
+        pytest.param(["p", "--reset", "--cores", "3"], 2, "or else --reset", id="both"),
+        pytest.param(["p", "--memory", "8"], 2, "a number alone is bytes", id="a bare number"),
+        pytest.param(["p", "--cores", "0"], 2, "from 1 to 100, or none", id="no share"),
+        pytest.param(["q", "--cores", "3"], 1, "those that have: team/p/main", id="nobody"),
+        pytest.param(["p", "--memory", "1Ti"], 1, "ask for at most", id="too much"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    node: Node, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    node.grant("p")
+    assert command(node, *words) == code
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_the_command_without_an_agent(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    limit_command.add_arguments(parser)
+    assert limit_command.run(parser.parse_args(["p", "--cores", "3"]), node.root) == 1
+    assert "the agent does not run on this node" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""Which slots of a region are of processes that live."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.domain.enforcement import Process
+from agent.domain.region import RegionProcess
+from agent.domain.region_reading import Sight, living
+
+NAMESPACE, LOOKED_AT = 4026532000, 1000
+PROCESS = Process(
+    pid=500, pid_inside=7, pid_namespace=NAMESPACE, start_time=99, library=True, uses_gpu=True
+)
+SLOT = RegionProcess(
+    pid=7, host_pid=0, status=1, used=(), pid_namespace=NAMESPACE, start_time=99
+)  # fmt: skip
+FOREIGN = replace(SLOT, pid_namespace=0, start_time=0)  # as HAMi-core writes them
+UNREADABLE = replace(PROCESS, pid_inside=0, pid_namespace=0, readable=False)
+
+
+@pytest.mark.parametrize(
+    ("slot", "processes", "counts"),
+    [
+        pytest.param(SLOT, [PROCESS], True, id="alive"),
+        pytest.param(SLOT, [], False, id="dead"),
+        pytest.param(replace(SLOT, start_time=98), [PROCESS], False, id="its pid was given away"),
+        pytest.param(replace(SLOT, pid_namespace=1), [PROCESS], False, id="same pid, another namespace"),
+        pytest.param(replace(SLOT, pid=8), [PROCESS], False, id="another pid"),
+        pytest.param(replace(SLOT, pid_namespace=0), [PROCESS], False, id="namespace not known"),
+        pytest.param(
+            replace(SLOT, pid=1, pid_namespace=5),
+            [PROCESS, replace(PROCESS, pid=501, pid_inside=1, pid_namespace=5)],
+            True,
+            id="in a namespace of its own",
+        ),
+        pytest.param(replace(SLOT, host_pid=500, start_time=98), [PROCESS], False, id="told once, dead"),
+        pytest.param(replace(SLOT, start_time=LOOKED_AT), [], True, id="started as we looked"),
+        pytest.param(replace(SLOT, start_time=LOOKED_AT + 5), [], True, id="started since"),
+        pytest.param(SLOT, [UNREADABLE], True, id="one that cannot be looked into"),
+        pytest.param(replace(SLOT, start_time=98), [UNREADABLE], False, id="not that one either"),
+        pytest.param(FOREIGN, [PROCESS], True, id="HAMi-core's, by pid"),
+        pytest.param(replace(FOREIGN, pid=8, host_pid=500), [PROCESS], True, id="HAMi-core's, by host pid"),
+        pytest.param(replace(FOREIGN, host_pid=9), [PROCESS], True, id="HAMi-core's, guessed wrongly"),
+        pytest.param(replace(FOREIGN, pid=8), [PROCESS], False, id="HAMi-core's, dead"),
+        pytest.param(FOREIGN, [], False, id="HAMi-core's, nobody there"),
+        pytest.param(replace(FOREIGN, pid=0), [PROCESS], False, id="HAMi-core's, without a pid"),
+    ],
+)  # fmt: skip
+def test_who_counts(slot: RegionProcess, processes: list[Process], counts: bool) -> None:
+    assert living([slot], Sight(tuple(processes), LOOKED_AT)) == ((slot,) if counts else ())
+
+
+def test_where_nobody_can_be_seen_slots_are_believed() -> None:
+    assert living([SLOT, FOREIGN], None) == (SLOT, FOREIGN)
+
+
+NUMBERS = st.integers(-1, 3)
+SLOTS = st.builds(
+    RegionProcess, pid=NUMBERS, host_pid=NUMBERS, status=st.just(1), used=st.just(()),
+    pid_namespace=st.integers(0, 3), start_time=st.integers(0, 3),
+)  # fmt: skip
+PROCESSES = st.builds(
+    Process, pid=st.integers(1, 3), pid_inside=st.integers(0, 3), pid_namespace=st.integers(0, 3),
+    start_time=st.integers(0, 3), library=st.booleans(), uses_gpu=st.booleans(),
+)  # fmt: skip
+
+
+@given(st.lists(SLOTS), st.lists(PROCESSES), st.integers(0, 4))
+def test_only_what_is_there_counts_and_more_is_never_less(
+    slots: list[RegionProcess], processes: list[Process], looked_at: int
+) -> None:
+    found = living(slots, Sight(tuple(processes), looked_at))
+    assert set(found) <= set(slots)
+    more = Sight((*processes, PROCESS), looked_at)
+    assert set(found) <= set(living(slots, more))

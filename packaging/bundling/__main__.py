@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from agent.shipped import FOLDERS
 from agent.version import VERSION
 
-SHIPPED = tuple(name for name in FOLDERS if (ROOT / name).is_dir())
+SHIPPED = tuple(name for name in FOLDERS if any((ROOT / name).rglob("*")))
 FLOOR = (2, 28)  # glibc of RHEL 8, Debian 10 and Ubuntu 20.04's elders
 FLOOR_OF_HOOK = (2, 17)  # containers are older than their hosts
 NAME = f"vgpu-agent-{VERSION}-linux-x86_64"

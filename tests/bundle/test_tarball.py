@@ -11,6 +11,7 @@ import pytest
 from bundling.freeze import EPOCH_S
 from install_page import commands
 
+from agent.shipped import shipped
 from agent.version import VERSION
 
 TOP = f"vgpu-agent-{VERSION}-linux-x86_64"
@@ -72,6 +73,10 @@ def test_it_has_what_the_other_files_of_the_release_have(
 )
 def test_it_has(unpacked: Path, name: str) -> None:
     assert (unpacked / name).stat().st_size > 0
+
+
+def test_it_has_every_file_that_comes_along(unpacked: Path) -> None:
+    assert [name for name in shipped() if not (unpacked / name).is_file()] == []
 
 
 def test_the_single_file_gives_the_same_files(

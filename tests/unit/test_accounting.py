@@ -1,0 +1,451 @@
+"""What is told of containers, from their grants, regions, processes and the driver."""
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from agent import logs
+from agent.domain.accounting import ContainerUse, GpuProcess, Tier, Totals
+from agent.domain.enforcement import State
+from agent.domain.grants import Claim
+from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
+from agent.domain.region import Region, Rejected
+from agent.domain.region_reading import RegionReading
+from agent.errors import NvmlAbsent
+from agent.ports import ClusterEvent
+from agent.services.accounting import EVENT, events_of
+from agent.services.published import PodTable
+from tests.unit.accounting_world import (
+    HOOK,
+    MIB,
+    A,
+    B,
+    World,
+    gpu,
+    pod,
+    process,
+    record,
+    region,
+    slot,
+)
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_container_as_it_is(world: World) -> None:
+    world.give(
+        record(), region(slot(200 * MIB), peak_bytes=900 * MIB, charged_ns=S, throttled_ns=2 * S,
+                         launches=3, refusals=4, refused_bytes=5)
+    )  # fmt: skip
+    world.see(process(500))
+    world.meter.gpus = (
+        gpu(A, GpuProcess(pid=500, used_bytes=510 * MIB), GpuProcess(pid=9, used_bytes=MIB)),
+    )
+    world.judge(State.ENFORCED)
+    node = world.look()
+    (use,) = node.containers
+    assert (node.gpus, node.gpus_problem, node.taken_at_s) == (world.meter.gpus, "", 2005.0)
+    assert (use.namespace, use.pod, use.container, use.pod_uid) == (
+        "team",
+        "train",
+        "main",
+        "uid-train",
+    )
+    assert (use.tier, use.hook_version, use.priority) == (Tier.HOOK, HOOK, 1)
+    assert use.state is not None
+    assert [(p.pid, p.used_bytes) for p in use.processes] == [(7, (500 * MIB,))]
+    (device,) = use.devices
+    assert (device.place, device.uuid) == (0, A)
+    assert (device.memory_limit_bytes, device.core_permille) == (1000 * MIB, 300)
+    assert (device.driver_bytes, device.disagrees, device.blocked) == (510 * MIB, False, False)
+    assert device.totals == Totals(
+        gpu_ns=S, throttled_ns=2 * S, refusals=4, refused_bytes=5, launches=3
+    )
+    reported = device.reported
+    assert reported is not None
+    assert (reported.used_bytes, reported.context_bytes) == (500 * MIB, 300 * MIB)
+    assert (reported.buffer_bytes, reported.peak_bytes) == (200 * MIB, 900 * MIB)
+    assert (reported.limit_bytes, reported.sm_percent) == (1000 * MIB, None)
+
+
+def test_the_dead_do_not_count(world: World) -> None:
+    dead = slot(700 * MIB, pid=8, start_time=50)
+    world.give(record(), region(slot(200 * MIB), dead))
+    world.see(process(500))
+    use = world.only()
+    assert [p.pid for p in use.processes] == [7]
+    assert use.devices[0].reported is not None
+    assert use.devices[0].reported.used_bytes == 500 * MIB
+    world.see()
+    assert world.only().processes == ()
+    world.seen.publish(replace(world.seen.now(), seeing=False))
+    assert len(world.only().processes) == 2
+
+
+def test_who_was_not_looked_for_is_believed(world: World) -> None:
+    world.give(record(), region(slot(MIB)))
+    world.see(key=("uid-another", "main"))
+    use = world.only()
+    assert len(use.processes) == 1
+    assert use.devices[0].driver_bytes is None
+
+
+def test_how_busy_a_gpu_was_kept(world: World) -> None:
+    world.give(record(), region(slot(), charged_ns=10 * S))
+    assert world.reported().sm_percent is None
+    percents = []
+    for charged_ns, after_s in (
+        (12 * S, 5.0),
+        (12 * S, 5.0),
+        (99 * S, 5.0),
+        (99 * S, 0.1),
+        (0, 5.0),
+    ):
+        world.count(region(slot(), charged_ns=charged_ns))
+        percents.append(world.reported(after_s).sm_percent)
+    assert percents == [40, 0, 100, 100, None]
+
+
+def test_what_hami_core_says_of_its_processes(world: World) -> None:
+    busy = replace(slot(MIB, start_time=0), sm_percent=(30,))
+    world.give(record(), region(busy, replace(busy, pid=8), ours=False))
+    use = world.only()
+    assert use.tier is Tier.HAMI_CORE
+    reported = use.devices[0].reported
+    assert reported is not None
+    assert (reported.sm_percent, reported.peak_bytes, reported.gpu_ns) == (60, None, None)
+    assert use.devices[0].totals == Totals()
+
+
+LINE = DeviceLimit(uuid=A, memory_limit_bytes=500 * MIB, core_permille=400)
+NS = 55 * S  # of the clock at the first look
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        pytest.param(LINE, (500 * MIB, 400, 0, False), id="as it was changed"),
+        pytest.param(
+            replace(LINE, lent_permille=200, lent_until_ns=NS + S), (500 * MIB, 400, 200, False),
+            id="lent",
+        ),
+        pytest.param(
+            replace(LINE, lent_permille=200, lent_until_ns=NS - 1), (500 * MIB, 400, 0, False),
+            id="lent until a moment ago",
+        ),
+        pytest.param(
+            replace(LINE, blocked_until_ns=NS + S), (500 * MIB, 400, 0, True), id="blocked"
+        ),
+        pytest.param(
+            replace(LINE, blocked_until_ns=NS - 1), (500 * MIB, 400, 0, False), id="blocked before"
+        ),
+        pytest.param(replace(LINE, core_permille=1000), (500 * MIB, 0, 0, False), id="all of it"),
+    ],
+)  # fmt: skip
+def test_limits_are_shown_as_they_are_now(
+    world: World, line: DeviceLimit, shown: tuple[int, int, int, bool]
+) -> None:
+    world.give(record(), region(slot()))
+    world.limits.files["uid-train", "main"] = LimitsFile(
+        devices=(line,), core_policy=CorePolicy.DEFAULT
+    )
+    device = world.device()
+    assert (
+        device.memory_limit_bytes, device.core_permille, device.lent_permille, device.blocked
+    ) == shown  # fmt: skip
+
+
+def test_without_a_limits_file_the_grant_says_them(world: World) -> None:
+    world.give(record(), region(slot()))
+    world.limits.broken = "the disk is ill: replace it"
+    assert world.device().memory_limit_bytes == 1000 * MIB
+
+
+def test_a_monitor_blocks(world: World) -> None:
+    world.give(record(), replace(region(slot(), ours=False), recent_kernel=-1, priority=0))
+    use = world.only()
+    assert (use.devices[0].blocked, use.priority) == (True, 0)
+
+
+@pytest.mark.parametrize("priority", [-1, -(1 << 31), (1 << 31) - 1])
+def test_a_priority_that_is_none_is_the_usual_one(world: World, priority: int) -> None:
+    world.give(record(), replace(region(slot()), priority=priority))
+    assert world.only().priority == 1
+
+
+def test_a_launch_in_the_future_was_now(world: World) -> None:
+    world.give(record(), replace(region(slot()), last_kernel_time_s=(1 << 64) - 1))
+    assert world.only().last_kernel_s == 2005
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "tier"),
+    [
+        pytest.param(None, None, Tier.NONE, id="no region yet"),
+        pytest.param(region(), None, Tier.NONE, id="made, and nobody has counted"),
+        pytest.param(region(), State.ENFORCED, Tier.HOOK, id="but its library is there"),
+        pytest.param(region(slot()), None, Tier.HOOK, id="ours"),
+        pytest.param(region(slot_count=1), State.IDLE, Tier.HOOK, id="ours, all have ended"),
+        pytest.param(region(slot(), ours=False), State.IDLE, Tier.HAMI_CORE, id="HAMi-core's"),
+        pytest.param(region(slot()), State.NOT_ENFORCEABLE, Tier.NONE, id="one has escaped"),
+        pytest.param(region(slot()), State.OFF, Tier.NONE, id="switched off"),
+        pytest.param(region(slot()), State.UNKNOWN, Tier.HOOK, id="nobody can be seen"),
+    ],
+)
+def test_who_keeps_the_limits(
+    world: World, found: Region | None, state: State | None, tier: Tier
+) -> None:
+    world.give(record(), found)
+    if state:
+        world.judge(state)
+    assert world.only().tier is tier
+
+
+# --- devices of a container -----------------------------------------------------------------------
+
+
+def used_by_place(use: ContainerUse) -> list[int | None]:
+    return [d.reported.limit_bytes // MIB if d.reported else None for d in use.devices]
+
+
+@pytest.mark.parametrize(
+    ("uuids", "limits"),
+    [
+        pytest.param((A, B), [1, 2], id="as they were granted"),
+        pytest.param((B, A), [2, 1], id="in another order"),
+        pytest.param((A.upper(), B[:40]), [1, 2], id="as others write them"),
+        pytest.param(("", ""), [1, 2], id="without names"),
+        pytest.param(("GPU-forged", B), [1, 2], id="one is forged"),
+        pytest.param((B,), [None, 1], id="one is missing"),
+        pytest.param((A,), [1, None], id="the second is not counted yet"),
+        pytest.param((), [None, None], id="none is counted yet"),
+        pytest.param((B, B), [None, 1], id="the same twice"),
+    ],
+)
+def test_a_device_is_found_by_its_name(
+    world: World, uuids: tuple[str, ...], limits: list[int | None]
+) -> None:
+    found = region(uuids=uuids)
+    devices = tuple(
+        replace(device, limit_bytes=(place + 1) * MIB) for place, device in enumerate(found.devices)
+    )
+    claims = (Claim(A, "NVIDIA", 1, 0), Claim(B, "NVIDIA", 2, 0))
+    world.give(record("train", "main", *claims), replace(found, devices=devices))
+    assert used_by_place(world.only()) == limits
+
+
+def test_claims_on_one_gpu_are_one_device(world: World) -> None:
+    world.give(
+        record("train", "main", Claim(A, "NVIDIA", 100, 10), Claim(A, "NVIDIA", 200, 20)),
+        region(slot()),
+    )
+    device = world.device()
+    assert (device.memory_limit_bytes, device.core_permille) == (300 * MIB, 300)
+
+
+def test_ids_that_are_no_uuids_have_their_limits_too(world: World) -> None:
+    world.give(record("train", "main", Claim("GPU-odd", "NVIDIA", 5, 100)), region(slot()))
+    device = world.device()
+    assert (device.uuid, device.memory_limit_bytes, device.core_permille) == ("GPU-odd", 5 * MIB, 0)
+
+
+# --- granted by HAMi's plugin ---------------------------------------------------------------------
+
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        pytest.param(f"{A},NVIDIA,700,50:;", 700 * MIB, id="as the annotation says"),
+        pytest.param("", 1000 * MIB, id="without one, as the region says"),
+        pytest.param("not,one", 1000 * MIB, id="with another one, likewise"),
+        pytest.param(f";{A},NVIDIA,700,50:;", 1000 * MIB, id="of more containers than there are"),
+    ],
+)
+def test_who_was_granted_before_us_is_told_of(world: World, text: str, limit: int) -> None:
+    world.pods.publish(
+        PodTable({"uid-old": pod("old", annotations={ALLOCATED: text})}, synced=True)
+    )
+    world.regions.listed = (("uid-old", "main"), ("uid-old", "unknown"), ("uid-gone", "main"))
+    world.count(region(slot(MIB, start_time=0), ours=False), "uid-old")
+    use = world.only()
+    assert (use.pod, use.tier, use.hook_version) == ("old", Tier.HAMI_CORE, "")
+    assert use.devices[0].memory_limit_bytes == limit
+    assert [name.name for name in world.regions.asked] == [""]
+
+
+def test_init_containers_have_their_place_in_the_annotation(world: World) -> None:
+    init = replace(pod("old").containers[0], name="prepare", kind="init")
+    for text in (f";{A},NVIDIA,700,50:;", f"{A},NVIDIA,700,50:;"):  # with it, and without
+        old = replace(pod("old", "main"), annotations={ALLOCATED: text})
+        old = replace(old, containers=(init, *old.containers))
+        world.pods.publish(PodTable({"uid-old": old}, synced=True))
+        world.regions.listed = (("uid-old", "main"),)
+        world.count(region(ours=False), "uid-old")
+        assert world.device().memory_limit_bytes == 700 * MIB
+
+
+def test_of_finished_pods_nothing_is_told(world: World) -> None:
+    world.give(record(), region(slot()))
+    world.regions.listed = (("uid-train", "main"),)
+    finished = pod("train", phase="Succeeded")
+    world.pods.publish(PodTable({"uid-train": finished}, synced=True))
+    assert world.look().containers == ()
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said() -> io.StringIO:
+    stream = io.StringIO()
+    logs.configure(form="logfmt", stream=stream)
+    return stream
+
+
+def test_a_rejected_region_is_counted_and_said_once(world: World, said: io.StringIO) -> None:
+    world.give(record("train"))
+    world.give(record("serve"), region(slot()))
+    world.regions.readings["uid-train", "main"] = RegionReading(
+        rejected=Rejected.NOT_A_FILE, problem="it is no regular file"
+    )
+    for _ in range(3):
+        node = world.look()
+    assert dict(node.rejected_regions) == {"not a file": 3}
+    serve, train = node.containers
+    assert (serve.region_problem, train.region_problem) == ("", "it is no regular file")
+    assert train.devices[0].reported is None
+    assert said.getvalue().count("usage_region_rejected") == 1
+    world.count(region(slot()))
+    world.look()
+    assert said.getvalue().count("recovered") == 1
+
+
+def test_a_node_whose_directories_are_not_ours_tells_no_use(world: World) -> None:
+    world.give(record(), region(slot(), charged_ns=S))
+    assert world.device().totals.gpu_ns == S
+    world.regions.broken = "the directory /x can be written by others: chmod it"
+    use = world.only()
+    assert use.region_problem == world.regions.broken
+    assert (use.devices[0].reported, use.devices[0].totals.gpu_ns) == (None, S)
+    world.regions.broken = ""
+    assert world.device().totals.gpu_ns == S
+
+
+def test_the_driver_sees_more_than_is_counted(world: World, said: io.StringIO) -> None:
+    world.give(record(), region(slot(MIB)))
+    world.see(process(500))
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=5000 * MIB)),)
+    assert [world.device().disagrees for _ in range(4)] == [False, True, True, True]
+    assert len(world.told) == 1
+    assert said.getvalue().count("accounting_disagrees") == 1
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=301 * MIB)),)
+    assert [world.device().disagrees for _ in range(2)] == [True, False]
+    assert said.getvalue().count("recovered") == 1
+    posted: list[ClusterEvent] = []
+    events_of(posted.append, world.pods)(*world.told[0])
+    assert (posted[0].reason, posted[0].pod) == (EVENT, world.pods.now().pods["uid-train"])
+    assert "counts 301 MiB" in posted[0].message
+    assert "sees 5000 MiB" in posted[0].message
+
+
+def test_who_is_gone_disagrees_no_more(world: World, said: io.StringIO) -> None:
+    world.give(record(), region(slot(MIB)))
+    world.see(process(500))
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=5000 * MIB)),)
+    world.look()
+    world.look()
+    world.pods.publish(PodTable(synced=True))
+    world.look()
+    assert said.getvalue().count("recovered") == 1
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["no process list", "used bytes not told", "nobody seen", "off", "no region", "driver gone"],
+)
+def test_where_nothing_is_known_nobody_disagrees(world: World, why: str) -> None:
+    world.give(record(preload=why != "off"), None if why == "no region" else region(slot(MIB)))
+    if why != "nobody seen":
+        world.see(process(500))
+    used = None if why == "used bytes not told" else 5000 * MIB
+    world.meter.gpus = (
+        gpu(A, GpuProcess(pid=500, used_bytes=used), listed=why != "no process list"),
+    )
+    if why == "driver gone":
+        world.meter.error = NvmlAbsent("there is no driver: install one")
+    assert not any(world.device().disagrees for _ in range(3))
+    assert world.told == []
+
+
+def test_a_driver_that_hangs_stops_nobody(world: World) -> None:
+    world.give(record(), region(slot(MIB)))
+    world.meter.gpus = (gpu(A),)
+    world.look()
+    world.metering.hangs = True
+    world.count(region(slot(2 * MIB)))
+    node = world.look()
+    assert (node.gpus, node.gpus_problem) == (world.meter.gpus, "")
+    for _ in range(4):
+        node = world.look()
+    assert node.gpus == ()
+    assert "has not answered" in node.gpus_problem
+    reported = node.containers[0].devices[0].reported
+    assert reported is not None
+    assert reported.buffer_bytes == 2 * MIB
+
+
+def test_a_driver_that_is_absent_is_said(world: World) -> None:
+    world.meter.error = NvmlAbsent("there is no driver: install one")
+    node = world.look()
+    assert (node.gpus, node.gpus_problem) == ((), "there is no driver: install one")
+
+
+# --- totals ---------------------------------------------------------------------------------------
+
+
+def test_totals_outlive_the_agent_and_end_with_the_container(world: World) -> None:
+    world.give(record(), region(slot(), charged_ns=100 * S))
+    assert world.device().totals.gpu_ns == 100 * S
+    world.start()
+    world.count(region(slot(), charged_ns=0))  # the tenant has set it back meanwhile
+    assert world.device().totals.gpu_ns == 100 * S
+    world.count(region(slot(), charged_ns=2 * S))
+    assert world.device().totals.gpu_ns == 102 * S
+    world.start()
+    world.pods.publish(PodTable())  # not known yet: nothing is forgotten
+    assert world.device().totals.gpu_ns == 102 * S
+    world.pods.publish(PodTable(synced=True))
+    assert world.look().containers == ()
+    assert world.accounting.look_once().containers == ()
+    world.start()
+    world.give(record(), region(slot(), charged_ns=S))
+    assert world.device().totals.gpu_ns == S
+
+
+def test_totals_are_written_when_they_change(world: World) -> None:
+    saves = world.store
+    world.give(record(), region(slot(), charged_ns=S))
+    world.look()
+    world.look()
+    assert saves.saves == 1  # type: ignore[attr-defined]
+    world.count(region(slot(), charged_ns=2 * S))
+    world.look()
+    assert saves.saves == 2  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_written_is_shown_all_the_same(world: World, said: io.StringIO) -> None:
+    world.give(record(), region(slot(), charged_ns=S))
+    world.store.broken = "the disk is full: free some space"  # type: ignore[attr-defined]
+    assert world.device().totals.gpu_ns == S
+    world.store.broken = ""  # type: ignore[attr-defined]
+    world.look()
+    assert "totals_not_saved" in said.getvalue()
+    assert "recovered" in said.getvalue()

@@ -5,60 +5,48 @@ Configuration stops here: everything below receives plain values.
 
 import ctypes
 import faulthandler
-import functools
+import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from agent import logs
-from agent.adapters.caches import CONTAINERS, HostCaches
 from agent.adapters.cluster import KubeCluster
-from agent.adapters.device_plugin import Answers
 from agent.adapters.endpoints import Door, Endpoints
 from agent.adapters.grant_log import FileGrantLog
-from agent.adapters.hook_files import HostHookFiles, install_hook, offer_plain_name
 from agent.adapters.instance_lock import Instance, InstanceLock
 from agent.adapters.kube_transport import KubeTransport
-from agent.adapters.kubelet import KubeletLink
 from agent.adapters.listeners import TcpListener
-from agent.adapters.metrics import Metrics
+from agent.adapters.live_limits import HostLiveLimits
+from agent.adapters.local_sockets import RuntimeDirectory, control_listener, read_listener
+from agent.adapters.metrics import Exposed, Metrics
 from agent.adapters.nvml import NvmlDriver
-from agent.adapters.podresources import PodResourcesClient
-from agent.adapters.processes import HostProcesses
-from agent.adapters.regions import HostRegions
-from agent.adapters.routes import METRICS, probes, scraped
-from agent.adapters.socket_watch import SocketWatch
+from agent.adapters.routes import METRICS, Routes, changed, probes, scraped, shown
 from agent.adapters.systemd import Notifier
-from agent.bundle import hook_dir
+from agent.build_info import build_info
 from agent.config import Config
+from agent.domain.accounting import NodeUse
+from agent.domain.bypass import Bypass
 from agent.domain.enforcement import ContainerState
-from agent.domain.gpu import GpuInventory, Sharing
-from agent.domain.grant_plan import GrantPolicy
+from agent.domain.gpu import GpuInventory
+from agent.domain.node_picture import NodePicture
 from agent.domain.pods import Node
-from agent.domain.register import Scores
-from agent.domain.topology import GpuPair, pair_scores
-from agent.domain.vgpu_ids import advertised, judge_list
+from agent.domain.topology import GpuPair
+from agent.domain.use_json import encode
+from agent.domain.vgpu_ids import judge_list
 from agent.errors import AgentError
-from agent.services.allocator import Allocator, Host, Supply
-from agent.services.bind_finisher import BindFinisher
-from agent.services.cache_gc import CacheGc
-from agent.services.enforcement import Enforced, Enforcement
+from agent.granting import Granting
+from agent.observing import Observing
+from agent.parts import Parts
 from agent.services.events import Events
 from agent.services.gate import Gate, Gated
 from agent.services.health import Health, Patience
-from agent.services.hook_gc import HookGc
-from agent.services.hook_install import HookInstall
 from agent.services.node_view import NodeView
 from agent.services.node_watch import NodeWatch
-from agent.services.plugin import Plugin, PluginStatus
 from agent.services.pod_watch import PodWatch
-from agent.services.preference import Preference
 from agent.services.published import Inventory, PodTable, Published
-from agent.services.reconcile import Reconcile
-from agent.services.registrar import Registrar
-from agent.services.turns import Turns
 from agent.supervisor import EXIT_GAVE_UP, EXIT_USAGE, Service, Supervisor, serve
 from agent.version import VERSION
 
@@ -67,18 +55,7 @@ log = logs.get(__name__)
 M_ARENA_MAX = -8  # mallopt(3)
 # Together under the 5 s in which the agent promises to stop; an Allocate may still need its budget.
 JOIN_WITHIN_S, LEAVE_WITHIN_S = 3.2, 1.4
-
-
-def _scores(
-    inventory: Inventory, topology: Published[tuple[GpuPair, ...]], sharing: Sharing
-) -> Callable[[], Scores]:
-    """What the registrar asks for the pair scores as they are now."""
-
-    def now() -> Scores:
-        uuids = [gpu.uuid for gpu in sharing.offered(inventory.now())]
-        return pair_scores(uuids, topology.now())
-
-    return now
+USE, LIMITS = "/v1/use", "/v1/limits"
 
 
 @dataclass(slots=True)
@@ -86,9 +63,8 @@ class _Seen:
     """What /metrics looks at when it is scraped; filled in while the agent is put together."""
 
     gpus: Published[GpuInventory]
-    plugin: Published[PluginStatus] | None = None
-    caches: HostCaches | None = None
-    enforced: Enforced | None = None
+    granting: Granting | None = None
+    observing: Observing | None = None
     supervisor: Supervisor | None = None
 
     def inventory(self) -> GpuInventory:
@@ -98,70 +74,29 @@ class _Seen:
         return self.supervisor.restarts() if self.supervisor else {}
 
     def registered(self) -> Mapping[str, bool]:
-        if self.plugin is None:
+        if self.granting is None:
             return {}
-        status = self.plugin.now()
+        status = self.granting.plugin.status.now()
         return {status.resource: status.registered}
 
     def cache_directories(self) -> int:
         try:
-            return len(self.caches.listed()) if self.caches else 0
+            return len(self.granting.caches.listed()) if self.granting else 0
         except AgentError:
             return 0
 
-    def containers(self) -> tuple[ContainerState, ...]:
-        return self.enforced.now() if self.enforced else ()
+    def containers(self) -> Sequence[ContainerState]:
+        return self.observing.enforcement.states.now() if self.observing else ()
 
+    def use(self) -> NodeUse:
+        """As it was a moment ago; who looks again soon finds it fresh."""
+        if self.observing is None:
+            return NodeUse()
+        self.observing.accounting.wake()
+        return self.observing.accounting.use.now()
 
-def _policy(config: Config) -> GrantPolicy:
-    return GrantPolicy(
-        hook_dir=f"{config.hook_path}/vgpu",
-        device_list_strategy=config.device_list_strategy,
-        device_id_strategy=config.device_id_strategy,
-        pass_device_specs=config.pass_device_specs,
-        dev_root=str(config.dev_root or config.driver_root),
-        gds_enabled=config.gds_enabled,
-        mofed_enabled=config.mofed_enabled,
-        gdrcopy_enabled=config.gdrcopy_enabled,
-        oversubscribed=config.sharing.memory_scaling > 1,
-        disable_core_limit=config.disable_core_limit,
-        hook_log_level=config.hook_log_level,
-        allow_disable_control=config.allow_disable_control,
-    )
-
-
-def _host(config: Config) -> tuple[HostCaches, Callable[[], Path]]:
-    """The host's directories, with the hook library in place (or a log line that says why not).
-
-    Also what puts it there again.
-    """
-    source, where = hook_dir() / "libvgpu.so", config.host_vgpu_dir
-
-    def install() -> Path:
-        if source.is_file():
-            return install_hook(source, where, VERSION)
-        return where / "libvgpu.so"  # somebody else's matter, e.g. an image without a hook
-
-    try:
-        versioned = install().name
-    except AgentError as error:  # HookInstall says it again, until it is mended
-        log.failing("hook not installed", error=error)
-        versioned = ""
-    caches = HostCaches(
-        where,
-        lock_dir=config.lock_dir,
-        hook_library=f"{config.hook_path}/vgpu/libvgpu.so",
-        versioned_library=versioned,
-        dev_root=config.dev_root or config.driver_root,
-    )
-    return caches, install
-
-
-def _offer(config: Config) -> Callable[[Path], None]:
-    """What has HAMi's name beside the library."""
-    if config.hami_library == "off":
-        return lambda _: None
-    return functools.partial(offer_plain_name, replace=config.hami_library == "replace")
+    def bypasses(self) -> tuple[Bypass, ...]:
+        return self.observing.detector.found.now() if self.observing else ()
 
 
 class Agent:
@@ -175,7 +110,7 @@ class Agent:
         self._code: int | None = None  # how to end, when that is decided before the end
         self._inventory: Inventory = Published(GpuInventory())
         self._seen = _Seen(self._inventory)
-        self._metrics = Metrics(VERSION, self._seen)
+        self._metrics = self._made_metrics()
         self._cluster = KubeCluster(
             KubeTransport(config.kubeconfig, count=self._metrics.api_request),
             node_name=config.node_name,
@@ -194,15 +129,27 @@ class Agent:
         self._instance = Instance(InstanceLock(config.state_dir), self._may_act)
         self._topology = Published[tuple[GpuPair, ...]](()) if config.topology_score else None
 
-        services = [*self._watchers(), *self._granting()]
-        if config.metrics_address:
-            routes = {
-                **probes(self._stuck, self.missing),
-                METRICS: scraped(self._metrics.render),
-            }
-            services.append(Endpoints([Door(TcpListener(config.metrics_address), routes)]))
+        services = [*self._watchers(), *self._acting()]
+        if doors := self._doors():
+            services.append(Endpoints(doors))
         self.supervisor = Supervisor(services)
         self._seen.supervisor = self.supervisor
+
+    def _made_metrics(self) -> Metrics:
+        config, build = self._config, build_info()["build"]
+        return Metrics(
+            VERSION,
+            self._seen,
+            use=self._seen.use,
+            bypasses=self._seen.bypasses,
+            ready=lambda: not self.missing(),
+            exposed=Exposed(
+                node_name=config.node_name,
+                legacy=config.legacy_metrics,
+                per_process=config.metrics_per_process,
+                revision=build.get("revision", ""),
+            ),
+        )
 
     def _watchers(self) -> list[Service]:
         """Whoever only looks: they run even while another agent serves the node."""
@@ -232,95 +179,67 @@ class Agent:
             self._events,
         ]
 
-    def _granting(self) -> list[Service]:
+    def _acting(self) -> list[Service]:
         """Whoever acts: behind the gate that opens when this agent is alone on the node."""
-        config, pods = self._config, self._view.pods
-        caches, install = _host(config)
+        config = self._config
+        parts = Parts(
+            config=config,
+            metrics=self._metrics,
+            cluster=self._cluster,
+            view=self._view,
+            events=self._events,
+            inventory=self._inventory,
+            topology=self._topology,
+        )
         grants = FileGrantLog(config.state_dir)
-        hooks = HostHookFiles(config.host_vgpu_dir, config.host_proc)
-        finisher = BindFinisher(self._view, grants.records, post=self._events.post)
-        turns = Turns(self._view, grants, failed=finisher.failed)
-        allocator = Allocator(
-            self._view,
-            turns,
-            finisher,
-            Host(caches=caches, grant_log=grants),
-            Supply(inventory=self._inventory, sharing=config.sharing, policy=_policy(config)),
-            on_outcome=self._metrics.allocation,
-        )
-        self._plugin = self._made_plugin(allocator, Preference(turns))
-        self._registrar = self._made_registrar()
-        self._seen.plugin, self._seen.caches = self._plugin.status, caches
-        enforcement = Enforcement(
-            grants,
-            pods,
-            HostProcesses(config.host_proc, CONTAINERS),
-            HostRegions(config.host_vgpu_dir),
-            every_s=config.process_every_s,
-            post=self._events.post,
-        )
-        self._seen.enforced = enforcement.states
-        alone: list[Service] = [
-            self._plugin,
-            self._registrar,
-            finisher,
-            HookInstall(
-                install,
-                offer=_offer(config),
-                collect=HookGc(hooks, caches, grants, pods).collect_once,
-            ),
-            Reconcile(
-                config.resource_name,
-                grants,
-                PodResourcesClient(config.pod_resources_socket),
-                pods,
-                self._plugin.status,
-                count=self._metrics.grant_mismatch,
-                post=self._events.post,
-            ),
-            CacheGc(
-                caches,
-                grants,
-                pods,
-                after_s=config.cache_gc_after_s,
-                every_s=config.cache_gc_every_s,
-            ),
-            enforcement,
+        limits = HostLiveLimits(config.host_vgpu_dir, config.state_dir)
+        self._granting = self._seen.granting = Granting(parts, grants, limits)
+        self._observing = self._seen.observing = Observing(parts, grants, limits)
+
+        def opened() -> None:
+            grants.reload()
+            limits.mend()
+
+        gate = Gate(self._may_act, on_open=opened)
+        return [
+            Gated(service, gate)
+            for service in (*self._granting.services, *self._observing.services)
         ]
-        gate = Gate(self._may_act, on_open=grants.reload)
-        return [Gated(service, gate) for service in alone]
 
-    def _made_plugin(self, allocator: Allocator, preference: Preference) -> Plugin:
-        config, metrics = self._config, self._metrics
-        answers = Answers(
-            self._inventory,
-            lambda picture: advertised(picture, config.sharing),
-            allocator,
-            preference,
-            budget_s=config.allocate_budget_s,
-            on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
-        )
-        return Plugin(
-            config.resource_name,
-            KubeletLink(config.kubelet_socket, config.resource_name, answers),
-            SocketWatch(config.kubelet_socket),
-            self._inventory,
-            config.sharing,
-            count=metrics.registration,
-        )
+    # --- what is answered -----------------------------------------------------------------------
 
-    def _made_registrar(self) -> Registrar:
-        config, topology = self._config, self._topology
-        return Registrar(
-            self._cluster,
-            self._inventory,
-            self._view.own_node,
-            config.sharing,
-            form=config.register_format,
-            handshake=config.answers_handshake,
-            scores=_scores(self._inventory, topology, config.sharing) if topology else None,
-            count=self._metrics.register_write,
+    def _doors(self) -> list[Door]:
+        """Where it is listened, and what for."""
+        config = self._config
+        open_to_all: Routes = {
+            **probes(self._stuck, self.missing),
+            METRICS: scraped(self._metrics.render),
+        }
+        use: Routes = {USE: shown(self._picture)}
+        directory = RuntimeDirectory(config.runtime_dir)
+        doors = [
+            Door(read_listener(directory, config.socket_group), {**open_to_all, **use}),
+            Door(
+                control_listener(directory),
+                {**open_to_all, **use, LIMITS: changed(self._observing.changes.post)},
+            ),
+        ]
+        if config.metrics_address:
+            everything = {**open_to_all, **use} if config.web_page else open_to_all
+            doors.append(Door(TcpListener(config.metrics_address), everything))
+        return doors
+
+    def _picture(self) -> bytes:
+        picture = NodePicture.of(
+            self._seen.use(),
+            self._inventory.now(),
+            answered_at_s=time.time(),
+            node=self._config.node_name,
+            agent_version=VERSION,
+            bypasses=self._seen.bypasses(),
+            missing=tuple(self.missing()),
         )
+        return json.dumps(encode(picture), separators=(",", ":")).encode()
 
     # --- what is missing, what it says of itself ------------------------------------------------
 
@@ -330,10 +249,10 @@ class Agent:
             return [f"another agent serves this node: {self._instance.waiting_for}"]
         gpus = self._inventory.now()
         reasons = [f"driver: {gpus.driver_error}"] if gpus.driver_error else []
-        status = self._plugin.status.now()
+        status = self._granting.plugin.status.now()
         if not status.registered:
             reasons.append(f"not registered with kubelet: {status.reason}")
-        if objection := self._registrar.missing():
+        if objection := self._granting.registrar.missing():
             reasons.append(objection)
         return reasons
 
@@ -368,7 +287,7 @@ class Agent:
             self.supervisor, notify=Notifier(), tick=self._status, stop_within_s=JOIN_WITHIN_S
         )
         if self._config.clean_exit and self._may_act.now():
-            self._registrar.leave(within_s=LEAVE_WITHIN_S)
+            self._granting.registrar.leave(within_s=LEAVE_WITHIN_S)
         code = code if self._code is None else self._code
         log.info("agent stopped", code=code)
         return code

@@ -160,6 +160,7 @@ class SimNode:
             *("--host-hook-path", str(self.root / "host")),
             *("--vgpulock-dir", str(self.root / "vgpulock")),
             *("--state-dir", str(self.root / "state")),
+            *("--runtime-dir", str(self.root / "run")),
             *("--metrics-bind-address", f"127.0.0.1:{self.metrics_port}"),
             *self.flags,
         ]

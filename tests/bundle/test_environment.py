@@ -31,7 +31,7 @@ def test_a_credential_plugin_begins_as_the_host_would_start_it(
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG % plugin)
     flags = ["--node-name", "n", "--kubeconfig", kubeconfig, "--state-dir", tmp_path / "state"]
-    flags += ["--metrics-bind-address", "127.0.0.1:0"]
+    flags += ["--metrics-bind-address", "127.0.0.1:0", "--runtime-dir", tmp_path / "run"]
     agent = subprocess.Popen(
         [frozen_folder / "vgpu-agent", "run", *flags],
         env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/of/the/host"},

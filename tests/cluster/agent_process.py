@@ -47,6 +47,7 @@ class AgentProcess:
             f"--host-hook-path={files.hook}",
             f"--vgpulock-dir={files.locks}",
             f"--state-dir={state}",
+            f"--runtime-dir={state}/run",
             f"--device-split-count={VGPUS_PER_GPU}",
             "--metrics-bind-address=off",
             "--log-level=debug",

@@ -1,0 +1,138 @@
+"""Who sees and steers what containers do with GPUs, wired.
+
+Configuration stops here, as in `agent.app`: everything below receives plain values.
+"""
+
+from pathlib import Path
+
+from agent.adapters.block_guard import ProcessGuard
+from agent.adapters.caches import CONTAINERS
+from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.live_limits import HostLiveLimits
+from agent.adapters.nvml_use import NvmlMeter
+from agent.adapters.nvml_users import NvmlUsers
+from agent.adapters.process_places import HostProcessPlaces
+from agent.adapters.processes import HostProcesses
+from agent.adapters.region_reader import HostRegionReader
+from agent.adapters.region_switches import HostRegionSwitches
+from agent.adapters.regions import HostRegions
+from agent.adapters.totals_file import TotalsFile
+from agent.domain.bypass import Allowed
+from agent.domain.limit_change import AnnotationRule
+from agent.parts import Parts
+from agent.services.accounting import Accounting, Books, events_of
+from agent.services.detector import Books as DetectorBooks
+from agent.services.detector import Detector
+from agent.services.enforcement import Enforcement
+from agent.services.feedback import Feedback, Levers
+from agent.services.granted_containers import GrantedContainers
+from agent.services.lending import Lender
+from agent.services.limit_annotations import LimitAnnotations
+from agent.services.limit_changes import LimitChanges
+from agent.services.metering import Metering
+from agent.services.roster import Roster
+from agent.supervisor import Service
+
+MIG_BUSY = Path("/tmp/hami/hami-mig-apply.lock")  # noqa: S108 - HAMi's path; made by its plugin
+
+
+class Observing:
+    """The services that see and steer, and what others ask them."""
+
+    services: list[Service]
+
+    def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
+        config = parts.config
+        self.enforcement = Enforcement(
+            grants,
+            parts.view.pods,
+            HostProcesses(config.host_proc, CONTAINERS),
+            HostRegions(config.host_vgpu_dir),
+            every_s=config.process_every_s,
+            post=parts.events.post,
+        )
+        metering = Metering(NvmlMeter())
+        self.accounting = self._made_accounting(parts, grants, limits, metering)
+        self.detector = self._made_detector(parts, grants, limits)
+        containers = GrantedContainers(
+            limits, grants, parts.view.pods, parts.inventory, config.sharing,
+            use=self.accounting.use,
+        )  # fmt: skip
+        self.changes = LimitChanges(
+            limits, containers, event=parts.events.post, count=parts.metrics.limit_change
+        )
+        annotations = LimitAnnotations(
+            self.changes,
+            containers,
+            limits,
+            parts.view.pods,
+            rule=AnnotationRule(config.limits_annotation),
+        )
+        self.services = [
+            self.enforcement,
+            metering,
+            self.accounting,
+            self.detector,
+            annotations,
+            *_feedback(parts, limits),
+        ]
+
+    def _made_accounting(
+        self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits, metering: Metering
+    ) -> Accounting:
+        config = parts.config
+
+        return Accounting(
+            Books(
+                grants=grants,
+                pods=parts.view.pods,
+                regions=HostRegionReader(config.host_vgpu_dir),
+                limits=limits,
+                states=self.enforcement.states,
+                seen=self.enforcement.seen,
+            ),
+            metering,
+            TotalsFile(config.state_dir),
+            every_s=config.accounting_every_s,
+            on_disagree=events_of(parts.events.post, parts.view.pods),
+        )
+
+    def _made_detector(
+        self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits
+    ) -> Detector:
+        config = parts.config
+        return Detector(
+            NvmlUsers(),
+            HostProcessPlaces(config.host_proc, CONTAINERS),
+            DetectorBooks(
+                grants=grants,
+                pods=parts.view.pods,
+                inventory=parts.inventory,
+                sharing=config.sharing,
+                limits=limits.read,
+                states=self.enforcement.states.now,
+            ),
+            Allowed(
+                frozenset(config.bypass_allow_programs), frozenset(config.bypass_allow_namespaces)
+            ),
+            every_s=config.bypass_every_s,
+            post=parts.events.post,
+            count=parts.metrics.bypass,
+            evict=parts.cluster.evict_pod if config.on_bypass == "evict" else None,
+        )
+
+
+def _feedback(parts: Parts, limits: HostLiveLimits) -> list[Service]:
+    config = parts.config
+    if not (config.priorities or config.core_lending):
+        return []
+    switches = HostRegionSwitches(config.host_vgpu_dir)
+    return [
+        Feedback(
+            Roster(switches, limits, parts.view.pods),
+            Levers(switches=switches, leases=limits, guard=ProcessGuard()),
+            priorities=config.priorities,
+            lender=Lender(switches, limits) if config.core_lending else None,
+            paused=MIG_BUSY.exists,
+        )
+    ]

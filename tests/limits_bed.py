@@ -1,5 +1,6 @@
 """A container with the hook and the agent's limits file beside it, as tests write and change it."""
 
+import json
 import mmap
 import os
 import shutil
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Self
 
 from built_hook import built
 from hooked_programs import Node
@@ -95,6 +97,31 @@ class Line:
         self.begin()
         self.put(memory_bytes, **more)
         self.end()
+
+
+class Talker:
+    """A program in the container that does what it is told, line by line."""
+
+    def __init__(self, bed: LimitsBed, **env: str) -> None:
+        code = (
+            "start()\nimport sys\nfor line in sys.stdin: print(json.dumps(eval(line)), flush=True)"
+        )
+        self._process = bed.node.start(code, env=bed.environment(**env))
+
+    def ask(self, expression: str) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(expression + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, self._process.communicate(timeout=10)[1]
+        return json.loads(answer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=10)
 
 
 def limits_bed(node: Node, directory: Path) -> LimitsBed:

@@ -7,12 +7,12 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from built_hook import ROOT, compiler
 from hooked_programs import CALLS, LIMIT, Node
-from limits_bed import LINES_AT, LimitsBed, limits_bed
+from limits_bed import LINES_AT, LimitsBed, Talker, limits_bed
 
 from agent.domain.limits_file import CorePolicy, DeviceLimit
 from agent.sim.driver import SimGpu, SimMig, made_up_uuid
@@ -144,31 +144,6 @@ def test_a_file_that_is_not_in_order_stops_cuda_and_says_why(
     assert f"{bed.path} {complaint}" in said["stderr"]
     assert "agent has to write it anew" in said["stderr"]
     assert said["rc"] == 0
-
-
-class Talker:
-    """A program in the container that does what it is told, line by line."""
-
-    def __init__(self, bed: LimitsBed, **env: str) -> None:
-        code = (
-            "start()\nimport sys\nfor line in sys.stdin: print(json.dumps(eval(line)), flush=True)"
-        )
-        self._process = bed.node.start(code, env=bed.environment(**env))
-
-    def ask(self, expression: str) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(expression + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, self._process.communicate(timeout=10)[1]
-        return json.loads(answer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=10)
 
 
 def test_a_change_holds_from_the_next_call_on(bed: LimitsBed) -> None:

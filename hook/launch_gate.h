@@ -6,7 +6,7 @@
  * monitor (recent_kernel < 0 in the usage region) has no time: it is believed for 15 s, three of its rounds,
  * then lifted; a monitor that is alive blocks again in its next round.
  *
- * A launch that waits holds no lock and looks at its limits at least every 100 ms. One that has waited for 5
+ * A launch that waits holds no lock and looks at its limits at least every 40 ms. One that has waited for 5
  * s longer than the container's debt explains is let through: what it waits for may wait for it. Thread,
  * process and fork safe. Never called with a lock held.
  */

@@ -301,7 +301,7 @@ struct core_share limits_core(int place)
     if (file) {
         line_at(place, &line);
         share.permille = share_in(&line) < share.permille ? share_in(&line) : share.permille;
-        share.lent_permille = line.lent_permille;
+        share.lent_permille = settings()->core_policy == CORES_FORCE ? 0 : line.lent_permille;
         share.lent_until_ns = line.lent_until_ns;
         share.blocked_until_ns = line.blocked_until_ns;
     } else {

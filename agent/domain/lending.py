@@ -14,10 +14,10 @@ WHOLE_PERMILLE = 1000
 MOST_PERMILLE = 999  # with what is lent: at 1000 the hook would stop counting what is used
 
 MS = 1_000_000
-IDLE_AFTER_NS = 25 * MS  # without a launch that had to be paid for
-IN_DEBT_NS = 10_000 * MS  # a debt says for so long that its launches still run
+IDLE_AFTER_NS = 15 * MS  # without a launch that had to be paid for
+LONGEST_LAUNCH_NS = 10_000 * MS  # that is waited for
 WAITED_NS = 1000 * MS  # who waited so lately wants all it can get
-SETTLING_NS = 1000 * MS  # who began so lately may use all of its share
+SETTLING_NS = 1000 * MS  # who began so lately, after not computing for as long, may use its share
 USAGE_EVERY_NS = 250 * MS
 USAGES = 4  # looked back on
 MARGIN_PERMILLE = 30
@@ -38,8 +38,10 @@ class Record:
     """What is remembered of a container on one GPU from look to look."""
 
     activity: Activity
-    active: bool = False
-    began_at_ns: int = 0  # when it became active
+    paid_until_ns: int  # when its own share has paid for what it launched
+    active: bool = True
+    active_at_ns: int = 0  # when it last was
+    began_at_ns: int = 0  # to be
     waited_at_ns: int | None = None  # when it was last seen to wait
     usage_at_ns: int = 0  # when `usages` was added to, and what was charged by then
     usage_charged_ns: int = 0
@@ -48,11 +50,11 @@ class Record:
 
 def looked(before: Record | None, activity: Activity, own_permille: int, now_ns: int) -> Record:
     """What is known of a container after another look at its counters."""
-    computes = _computes(activity, own_permille, now_ns)
     if before is None:
         return Record(
             activity=activity,
-            active=computes,
+            paid_until_ns=now_ns,
+            active_at_ns=now_ns,
             began_at_ns=now_ns,
             usage_at_ns=now_ns,
             usage_charged_ns=activity.charged_ns,
@@ -60,11 +62,21 @@ def looked(before: Record | None, activity: Activity, own_permille: int, now_ns:
     earlier = before.activity
     took = activity.refilled_at_ns != earlier.refilled_at_ns
     waits = activity.waits != earlier.waits or (took and activity.budget_ns <= 0)
+    # A launch is charged for when it is made, and may run for as long as its share takes to pay it.
+    charged_ns = max(activity.charged_ns - earlier.charged_ns, 0)
+    lasts_ns = min(charged_ns * WHOLE_PERMILLE // max(own_permille, 1), LONGEST_LAUNCH_NS)
+    paid_until_ns = max(before.paid_until_ns, now_ns + lasts_ns)
+    lately = now_ns - activity.refilled_at_ns < IDLE_AFTER_NS
+    active = lately or waits or now_ns < paid_until_ns
     now = replace(
         before,
         activity=activity,
-        active=computes or took,
-        began_at_ns=before.began_at_ns if before.active else now_ns,
+        paid_until_ns=paid_until_ns,
+        active=active,
+        active_at_ns=now_ns if active else before.active_at_ns,
+        began_at_ns=now_ns
+        if active and now_ns - before.active_at_ns >= SETTLING_NS
+        else before.began_at_ns,
         waited_at_ns=now_ns if waits else before.waited_at_ns,
     )
     since_ns = now_ns - before.usage_at_ns
@@ -78,14 +90,6 @@ def looked(before: Record | None, activity: Activity, own_permille: int, now_ns:
         usage_charged_ns=activity.charged_ns,
         usages=(*before.usages, usage)[-USAGES:],
     )
-
-
-def _computes(activity: Activity, own_permille: int, now_ns: int) -> bool:
-    """Whether it took from its budget a moment ago, or still pays for what runs."""
-    since_ns = now_ns - activity.refilled_at_ns
-    if since_ns < IDLE_AFTER_NS:
-        return True
-    return since_ns < IN_DEBT_NS and activity.budget_ns + since_ns * own_permille // 1000 <= 0
 
 
 def demand_permille(record: Record, own_permille: int, now_ns: int) -> int:

@@ -66,7 +66,7 @@ class Feedback:
         every_s: float = 5.0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Without `priorities` nobody waits, and containers with HAMi-core's library are left alone.
+        """Without `priorities` nobody waits, and HAMi-core's library is left alone.
 
         Without `lender`, who has our library gets more than its share as with HAMi-core's: all of
         the GPU, while no other one of its priority computes there. `paused`: the node's GPUs are

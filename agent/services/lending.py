@@ -25,7 +25,7 @@ log = logs.get(__name__)
 
 MS = 1_000_000
 LEASE_NS = 100 * MS
-LOOK_NS = 45 * MS  # so that a lease outlives one look that is late
+LOOK_NS = 40 * MS  # so that a lease outlives one look that is late
 QUIET_LOOK_NS = 250 * MS  # while nobody with a share computes
 
 

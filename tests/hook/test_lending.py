@@ -1,0 +1,134 @@
+"""Idle shares are lent and returned within 100 ms, and who is more important goes first.
+
+The agent's loop, its files and the hook are the real ones, on a simulated GPU in virtual time: what
+is asserted is what the GPU itself says it worked for whom, and when (feedback_bed.py).
+"""
+
+from pathlib import Path
+
+import pytest
+from feedback_bed import STEP_MS, Tenant, run
+
+SHORT = {"kernel": 300}
+POINTS = 3.0
+FORCE = {"GPU_CORE_UTILIZATION_POLICY": "force"}
+WITHIN_MS = 100  # of the promise; a step that has begun by then is not asked about
+
+
+def about(percent: float) -> object:
+    return pytest.approx(percent, abs=POINTS)
+
+
+@pytest.mark.parametrize("percent", [10, 30, 90])
+@pytest.mark.parametrize("us", [50, 5000, 50_000])
+def test_who_is_alone_gets_all_of_the_gpu(tmp_path: Path, percent: int, us: int) -> None:
+    (one,) = run(tmp_path, [Tenant(percent, ("ms=2000",))], {"kernel": us}, until_ms=2500)
+    assert one.between(500, 2000) >= 97
+
+
+@pytest.mark.parametrize("us", [50, 300, 5000])
+def test_lent_and_returned_within_100_ms(tmp_path: Path, us: int) -> None:
+    """The second one is idle, computes from 1 s on, and is idle again from 3 s on."""
+    borrower = Tenant(30, ("ms=4000",))
+    lender = Tenant(70, ("ms=1000,kernel=none", "ms=2000", "ms=1000,kernel=none"))
+    one, other = run(tmp_path, [borrower, lender], {"kernel": us}, until_ms=4500)
+    assert one.between(500, 1000) >= 97
+    settled = 1000 + WITHIN_MS + STEP_MS
+    assert one.between(settled, 1500) == about(30)
+    assert other.between(settled, 1500) == about(70)
+    assert other.between(settled, 3000) == about(70)
+    ended = next(i for i, p in enumerate(other.percents) if i * STEP_MS > 2900 and p == 0)
+    assert one.first_with(97, ended * STEP_MS) <= ended * STEP_MS + WITHIN_MS
+
+
+def test_negative_control_nothing_is_lent_without_the_loop(tmp_path: Path) -> None:
+    """The agent is killed before it lends anything: the same judgement fails."""
+    (one,) = run(tmp_path, [Tenant(30, ("ms=1500",))], SHORT, until_ms=1)
+    assert one.between(500, 1500) == about(30)
+
+
+def test_what_is_lent_ends_with_the_agent(tmp_path: Path) -> None:
+    tenants = [Tenant(30, ("ms=2500",)), Tenant(70, ("ms=2500,kernel=none",))]
+    one, _ = run(tmp_path, tenants, SHORT, until_ms=1500)
+    assert one.between(500, 1500) >= 97
+    assert one.between(1500 + WITHIN_MS + STEP_MS, 2500) == about(30)
+
+
+def test_two_borrow_in_proportion_to_their_shares(tmp_path: Path) -> None:
+    tenants = [
+        Tenant(20, ("ms=2000",)),
+        Tenant(30, ("ms=2000",)),
+        Tenant(50, ("ms=2000,kernel=none",)),
+    ]
+    one, two, idle = run(tmp_path, tenants, SHORT, until_ms=2500)
+    assert one.between(500, 2000) == about(40)
+    assert two.between(500, 2000) == about(60)
+    assert idle.between(0, 2000) == 0
+
+
+def test_what_a_busy_container_leaves_of_its_share_is_lent(tmp_path: Path) -> None:
+    """It computes 6 ms of every 60: 40 of its 50 % are idle, and it does not get less for it."""
+    bursts = Tenant(50, ("ms=6000,burst=20,idle_us=54000",))
+    one, other = run(tmp_path, [Tenant(30, ("ms=6000",)), bursts], SHORT, until_ms=6500)
+    assert other.between(4000, 6000) >= 8
+    assert one.between(4000, 6000) >= 75
+
+
+def test_two_that_want_all_of_their_shares_get_exactly_these(tmp_path: Path) -> None:
+    tenants = [Tenant(30, ("ms=3000",)), Tenant(70, ("ms=3000",))]
+    one, two = run(tmp_path, tenants, SHORT, until_ms=3500)
+    assert one.between(500, 3000) == about(30)
+    assert two.between(500, 3000) == about(70)
+
+
+def test_who_may_only_have_its_share_is_lent_nothing(tmp_path: Path) -> None:
+    (one,) = run(tmp_path, [Tenant(30, ("ms=1500",), FORCE)], SHORT, until_ms=2000)
+    assert one.between(500, 1500) == about(30)
+
+
+def test_beside_one_without_a_limit_nothing_is_lent(tmp_path: Path) -> None:
+    """What that one could use is not known, so it is all taken."""
+    tenants = [Tenant(30, ("ms=2000",)), Tenant(100, ("ms=2000,sync=1",))]
+    one, _ = run(tmp_path, tenants, SHORT, until_ms=2500)
+    assert one.between(500, 2000) == about(30)
+
+
+# --- priorities -----------------------------------------------------------------------------------
+
+HIGH = {"CUDA_TASK_PRIORITY": "0"}
+
+
+def test_who_is_less_important_waits_and_goes_on(tmp_path: Path) -> None:
+    """Rounds come every 5 s; a launch counts for two of them."""
+    high = Tenant(50, ("ms=6000", "ms=14000,kernel=none"), HIGH)
+    low = Tenant(50, ("ms=22000",))
+    one, two = run(tmp_path, [high, low], {"kernel": 5000}, until_ms=23_000)
+    assert one.between(500, 6000) >= 97
+    assert two.between(200, 10_000) == 0
+    assert two.between(15_500, 22_000) >= 97
+
+
+def test_without_priorities_nobody_waits(tmp_path: Path) -> None:
+    tenants = [Tenant(50, ("ms=3000",), HIGH), Tenant(50, ("ms=3000",))]
+    one, two = run(tmp_path, tenants, SHORT, until_ms=3500, priorities=False)
+    assert one.between(500, 3000) == about(50)
+    assert two.between(500, 3000) == about(50)
+
+
+def test_an_agent_that_is_killed_blocks_nobody_for_more_than_a_second(tmp_path: Path) -> None:
+    tenants = [Tenant(50, ("ms=10000",), HIGH), Tenant(50, ("ms=10000",))]
+    _, two = run(tmp_path, tenants, {"kernel": 5000}, until_ms=7000)
+    assert two.between(200, 7000) == 0
+    assert 7000 <= two.first_with(1, 0) <= 8000
+    assert two.between(8500, 10_000) == about(50)
+
+
+def test_without_lending_the_switch_holds_as_in_hami(tmp_path: Path) -> None:
+    """Who is alone has all of the GPU, from the round on in which it is."""
+    lender = Tenant(70, ("ms=4000", "ms=12000,kernel=none"))
+    one, _ = run(
+        tmp_path, [Tenant(30, ("ms=16000",)), lender], {"kernel": 5000},
+        until_ms=17_000, lending=False,
+    )  # fmt: skip
+    assert one.between(500, 4000) == about(30)
+    assert one.between(10_500, 16_000) >= 97

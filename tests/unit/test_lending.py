@@ -1,0 +1,213 @@
+"""Whose idle share is lent to whom."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.domain.lending import (
+    MOST_PERMILLE,
+    MS,
+    SETTLING_NS,
+    USAGE_EVERY_NS,
+    USAGES,
+    WAITED_NS,
+    Activity,
+    Record,
+    Tenant,
+    demand_permille,
+    lent_permille,
+    looked,
+)
+
+TENANTS = st.lists(
+    st.builds(
+        Tenant, st.integers(1, 1000), st.integers(0, 1000), st.booleans()
+    ),
+    max_size=10,
+)  # fmt: skip
+SECOND = 1000 * MS
+
+
+@pytest.mark.parametrize(
+    ("tenants", "lent"),
+    [
+        pytest.param([], [], id="nobody"),
+        pytest.param([Tenant(300, 1000)], [699], id="alone: all but what keeps it counted"),
+        pytest.param([Tenant(300, 1000, borrows=False)], [0], id="alone, strict"),
+        pytest.param([Tenant(300, 300)], [0], id="alone, content"),
+        pytest.param([Tenant(300, 0)], [0], id="alone, idle"),
+        pytest.param([Tenant(300, 1000), Tenant(700, 0)], [699, 0], id="beside an idle one"),
+        pytest.param([Tenant(300, 1000), Tenant(700, 700)], [0, 0], id="beside a busy one"),
+        pytest.param([Tenant(300, 1000), Tenant(700, 200)], [500, 0], id="beside one half busy"),
+        pytest.param([Tenant(300, 1000), Tenant(700, 1000)], [0, 0], id="two want all"),
+        pytest.param([Tenant(200, 1000), Tenant(300, 1000)], [200, 300], id="by own shares"),
+        pytest.param([Tenant(200, 250), Tenant(300, 1000)], [50, 450], id="one wants little"),
+        pytest.param([Tenant(300, 1000), Tenant(1000, 1000)], [0, 0], id="beside no limit"),
+        pytest.param([Tenant(300, 1000), Tenant(1000, 0)], [699, 0], id="no limit, but idle"),
+        pytest.param([Tenant(900, 1000), Tenant(900, 1000)], [0, 0], id="more granted than is"),
+        pytest.param([Tenant(1, 1000), Tenant(1, 1000)], [499, 499], id="tiny shares"),
+    ],
+)
+def test_lent(tenants: list[Tenant], lent: list[int]) -> None:
+    assert list(lent_permille(tenants)) == lent
+
+
+@given(TENANTS)
+def test_no_more_than_is_idle_is_lent(tenants: list[Tenant]) -> None:
+    """However they lie about what they want: own shares that are in use are never touched."""
+    lent = lent_permille(tenants)
+    assert all(permille >= 0 for permille in lent)
+    if any(lent):
+        in_use = sum(min(one.own, one.demand) for one in tenants)
+        assert in_use + sum(lent) <= 1000
+
+
+@given(TENANTS)
+def test_nobody_gets_more_than_it_wants_or_may_have(tenants: list[Tenant]) -> None:
+    for one, permille in zip(tenants, lent_permille(tenants), strict=True):
+        assert permille == 0 or one.borrows
+        assert permille == 0 or one.own + permille <= min(one.demand, MOST_PERMILLE)
+
+
+@given(TENANTS)
+def test_nothing_is_left_that_somebody_wants(tenants: list[Tenant]) -> None:
+    lent = lent_permille(tenants)
+    left = 1000 - sum(min(one.own, one.demand) for one in tenants) - sum(lent)
+    wanting = [
+        one
+        for one, permille in zip(tenants, lent, strict=True)
+        if one.borrows and one.own + permille < min(one.demand, MOST_PERMILLE)
+    ]
+    assert left <= len(tenants) or not wanting  # what rounding leaves
+
+
+@given(TENANTS)
+def test_those_that_want_more_still_have_got_in_proportion(tenants: list[Tenant]) -> None:
+    lent = lent_permille(tenants)
+    unsated = [
+        (one.own, permille)
+        for one, permille in zip(tenants, lent, strict=True)
+        if one.borrows and one.own + permille < min(one.demand, MOST_PERMILLE)
+    ]
+    for own, permille in unsated:
+        for other_own, other_permille in unsated:
+            assert (permille + 1) * other_own > other_permille * own - own  # but for rounding
+
+
+# --- what they are seen to do ---------------------------------------------------------------------
+
+
+def activity(
+    refilled_ms: float = 0, charged_ms: float = 0, budget_ms: float = 5, waits: int = 0
+) -> Activity:
+    return Activity(round(budget_ms * MS), round(refilled_ms * MS), round(charged_ms * MS), waits)
+
+
+def after(*looks: tuple[float, Activity], own: int = 300) -> tuple[Record, int]:
+    """What is known after looks at these times (ms), and the time of the last."""
+    record, now_ns = None, 0
+    for at_ms, seen in looks:
+        now_ns = round(at_ms * MS)
+        record = looked(record, seen, own, now_ns)
+    assert record is not None
+    return record, now_ns
+
+
+def demand(*looks: tuple[float, Activity], own: int = 300) -> int:
+    record, now_ns = after(*looks, own=own)
+    return demand_permille(record, own, now_ns)
+
+
+def test_at_first_sight_nobody_lends() -> None:
+    assert demand((1000, activity())) == 300
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        pytest.param(activity(refilled_ms=1000), 0, id="no launch since"),
+        pytest.param(activity(refilled_ms=1035), 300, id="a launch 5 ms ago"),
+        pytest.param(activity(refilled_ms=1020), 0, id="a launch 20 ms ago"),
+        pytest.param(activity(refilled_ms=1001, charged_ms=1), 300, id="1 ms was charged: 3.3 ms"),
+        pytest.param(activity(refilled_ms=1001, charged_ms=200), 300, id="a long kernel runs"),
+        pytest.param(activity(refilled_ms=1039, waits=1), 1000, id="one waited"),
+        pytest.param(activity(refilled_ms=1039, budget_ms=0), 1000, id="one waits now"),
+        pytest.param(activity(refilled_ms=1039, budget_ms=-70), 1000, id="one waits, in debt"),
+        pytest.param(activity(refilled_ms=1000, budget_ms=-70), 0, id="in debt, asks for nothing"),
+    ],
+)
+def test_second_look(seen: Activity, expected: int) -> None:
+    assert demand((1000, activity(refilled_ms=1000)), (1040, seen)) == expected
+
+
+def test_a_long_kernel_is_no_idleness_until_its_share_has_paid_for_it() -> None:
+    began = (1000, activity(refilled_ms=900)), (1040, activity(refilled_ms=1035, charged_ms=60))
+    running = activity(refilled_ms=1035, charged_ms=60)
+    assert demand(*began, (1200, running)) == 300
+    assert demand(*began, (1241, running)) == 0
+
+
+def test_who_has_settled_keeps_what_it_uses_and_some_more() -> None:
+    looks = [(at, activity(refilled_ms=at, charged_ms=at * 0.1)) for at in range(0, 2001, 40)]
+    assert demand(*looks) == 100 * 5 // 4 + 30
+    began = SETTLING_NS // MS - 40
+    assert demand(*[look for look in looks if look[0] <= began]) == 300
+
+
+def test_who_computes_now_and_then_has_settled_all_the_same() -> None:
+    """6 ms of every 60, and none of the looks in between finds it computing."""
+    looks = [
+        (at, activity(refilled_ms=at - at % 60, charged_ms=at // 60 * 6))
+        for at in range(0, 3001, 40)
+    ]
+    seen = {demand(*looks[:n]) for n in range(60, len(looks))}
+    assert seen <= {0, *range(100, 200)}
+    assert seen > {0}
+
+
+def test_who_was_idle_for_long_gets_its_share_back_at_once() -> None:
+    looks = [(at, activity(refilled_ms=at, charged_ms=at * 0.1)) for at in range(0, 2001, 40)]
+    idle = [(at, activity(refilled_ms=2000, charged_ms=200)) for at in range(2040, 4001, 40)]
+    assert demand(*looks, *idle) == 0
+    assert demand(*looks, *idle, (4040, activity(refilled_ms=4039, charged_ms=201))) == 300
+
+
+def test_who_waited_wants_all_for_a_second() -> None:
+    first = (0, activity()), (40, activity(refilled_ms=39, waits=1))
+    end_ms = 40 + WAITED_NS // MS
+    assert demand(*first, (end_ms - 1, activity(refilled_ms=end_ms - 2, waits=1))) == 1000
+    assert demand(*first, (end_ms, activity(refilled_ms=end_ms - 1, waits=1))) == 300
+
+
+U64 = st.integers(0, 2**64 - 1)
+ACTIVITIES = st.builds(Activity, st.integers(-(2**63), 2**63 - 1), U64, U64, U64)
+
+
+@given(st.lists(ACTIVITIES, min_size=1, max_size=12), st.integers(1, 999))
+def test_any_counters_are_borne(seen: list[Activity], own: int) -> None:
+    record = None
+    for number, one in enumerate(seen):
+        now_ns = SECOND + number * 40 * MS
+        record = looked(record, one, own, now_ns)
+        assert 0 <= demand_permille(record, own, now_ns) <= 1000
+        assert record.paid_until_ns <= now_ns + 10 * SECOND
+        assert len(record.usages) <= USAGES
+
+
+@given(st.lists(ACTIVITIES, min_size=2, max_size=6), st.lists(ACTIVITIES, min_size=2, max_size=6))
+def test_a_lie_takes_nobodys_own_share(lies: list[Activity], truth: list[Activity]) -> None:
+    """What others are lent depends on what one says, what is theirs does not."""
+    now_ns = SECOND
+    own = {"liar": 300, "other": 700}
+    records: dict[str, Record | None] = {"liar": None, "other": None}
+    for lie, word in zip(lies, truth, strict=False):
+        now_ns += USAGE_EVERY_NS
+        records["liar"] = looked(records["liar"], lie, 300, now_ns)
+        records["other"] = looked(records["other"], word, 700, now_ns)
+    tenants = [
+        Tenant(own[name], demand_permille(record, own[name], now_ns))
+        for name, record in records.items()
+        if record is not None
+    ]
+    lent = lent_permille(tenants)
+    assert lent[0] <= 1000 - 300 - min(700, tenants[1].demand)

@@ -1,15 +1,33 @@
 """What a real Prometheus makes of the metrics, the alerts and the dashboard's queries."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from alert_cases import CASES, Case
-from metrics_pages import FORMS, GOLDEN
-from peers.prometheus_tools import LINT_ONLY, PeersUnavailable, Promtool, promtool
+from dashboard import RULES, Panel, expressions, filled_in, panels
+from metrics_docs import PAGE
+from metrics_pages import FORMS, GOLDEN, Form, everything
+from peers.prometheus_tools import (
+    LINT_ONLY,
+    PeersUnavailable,
+    Prometheus,
+    Promtool,
+    promtool,
+    running_prometheus,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from use_pictures import GPUS
+from waiting import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "packaging" / "prometheus" / "vgpu-agent.rules.yaml"
+from agent.adapters.endpoints import Door, Endpoints
+from agent.adapters.listeners import TcpListener
+from agent.adapters.routes import scraped as scraped_route
+from agent.supervisor import Supervisor
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]  # 20 MB are fetched once
 
 
@@ -89,3 +107,101 @@ def test_alerts(tool: Promtool, tmp_path: Path, case: Case) -> None:
         },
     )
     assert not wrong
+
+
+def documented_scrape() -> dict[str, Any]:
+    """The first configuration of the page. Debian's Prometheus knows no Kubernetes."""
+    [block, *_] = re.findall(r"```yaml\n(scrape_configs:.*?)```", PAGE.read_text(), re.DOTALL)
+    config: dict[str, Any] = yaml.safe_load(block)
+    [job] = config["scrape_configs"]
+    assert job.pop("kubernetes_sd_configs")
+    return config
+
+
+def test_the_documented_configuration_scrapes_an_agent(tool: Promtool, tmp_path: Path) -> None:
+    """The labels of the tenant's pod stay, and the alerts' rules load beside it."""
+    form = Form(file="", legacy=True, per_process=True)
+    listener = TcpListener("127.0.0.1:0")
+    routes = {"/metrics": scraped_route(everything(form).render)}
+    supervisor = Supervisor([Endpoints([Door(listener, routes)])])
+    supervisor.start()
+    try:
+        port = eventually(lambda: listener.port, what="the endpoint is bound")
+        config = documented_scrape() | {"rule_files": [str(RULES)]}
+        [job] = config["scrape_configs"]
+        found_by_kubernetes = {
+            "__meta_kubernetes_pod_label_app_kubernetes_io_name": "vgpu-agent",
+            "__meta_kubernetes_pod_container_port_name": "metrics",
+            "__meta_kubernetes_pod_node_name": "node-1",
+        }
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"], "labels": found_by_kubernetes}]
+        job["scrape_interval"] = "1s"
+        with running_prometheus(tmp_path, config) as server:
+            server.process.wait_until(
+                lambda: _answer(server, "up == 1"), within_s=60, what="the agent was scraped"
+            )
+            [(labels, _)] = server.query("vgpu_container_memory_limit_bytes{pod='old'}")
+            assert labels == {
+                "__name__": "vgpu_container_memory_limit_bytes",
+                "job": "vgpu-agent", "instance": "node-1",
+                "namespace": "team", "pod": "old", "container": "main", "gpu": GPUS[0],
+            }  # fmt: skip
+            [(_, taken)] = server.query("scrape_samples_post_metric_relabeling")
+            text = everything(form).render("")[0].decode()
+            assert taken == sum(not line.startswith("#") for line in text.splitlines())
+    finally:
+        supervisor.stop()
+        supervisor.join(timeout_s=10)
+
+
+def _answer(server: Prometheus, expression: str) -> object:
+    try:
+        return server.query(expression)
+    except OSError:  # it is not there yet
+        return None
+
+
+# --- the dashboard -----------------------------------------------------------------------------
+
+TARGET = 'instance="node-1",job="kube-system/vgpu-agent"'
+ILL = {  # of a second node, on which little is well
+    f'{name}{{instance="node-2",job="kube-system/vgpu-agent"}}': "0+0x30"
+    for name in ("vgpu_ready", "vgpu_driver_up")
+}
+GROWING = ("_total", "_bucket", "_count", "_sum")
+
+
+def scraped() -> dict[str, str]:
+    """The golden page, half an hour long: what is counted grows."""
+    form = Form(file="", legacy=True, per_process=True)
+    found = dict(ILL)
+    for family in text_string_to_metric_families(everything(form).render("")[0].decode()):
+        for sample in family.samples:
+            labels = ",".join([TARGET, *(f"{k}={json.dumps(v)}" for k, v in sample.labels.items())])
+            step = 3 if sample.name.endswith(GROWING) else 0
+            found[f"{sample.name}{{{labels}}}"] = f"{sample.value:f}+{step}x30"
+    return found
+
+
+@pytest.mark.parametrize(
+    "panel", [pytest.param(panel, id=f"{panel['id']}: {panel['title']}") for panel in panels()]
+)
+def test_every_query_of_the_dashboard_finds_something(
+    tool: Promtool, tmp_path: Path, panel: Panel
+) -> None:
+    """Numbers for the node that is chosen, and nothing for one that is not there."""
+    queries = [expression.removesuffix(" or vector(0)") for expression in expressions(panel)]
+    asked = [
+        {
+            "expr": f"count(({filled_in(query)}) > -Inf) > bool 0",
+            "eval_time": "30m",
+            "exp_samples": [{"labels": "{}", "value": 1}],
+        }
+        for query in queries
+    ] + [
+        {"expr": filled_in(query, node="elsewhere"), "eval_time": "30m", "exp_samples": []}
+        for query in queries
+    ]
+    series = [{"series": one, "values": values} for one, values in scraped().items()]
+    tests = [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]
+    assert not tool.test_rules(tmp_path, {"rule_files": [], "tests": tests})

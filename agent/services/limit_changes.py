@@ -59,11 +59,16 @@ class LimitChanges:
         *,
         event: Callable[[ClusterEvent], None] = lambda _: None,
         count: Callable[[str, str], None] = lambda _source, _outcome: None,
+        alone: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`count` gets the source of each request ("socket", "annotation") and its outcome."""
+        """`count` gets the source of each request ("socket", "annotation") and its outcome.
+
+        `alone`: whether this agent is the one that serves the node.
+        """
         self._limits = limits
         self._containers = containers
         self._event = event
+        self._alone = alone
         self.count = count
         self.one_at_a_time = threading.Lock()
 
@@ -71,6 +76,11 @@ class LimitChanges:
         """Do what the body of POST /v1/limits asks; give the HTTP status and a JSON body."""
         try:
             request = parse_body(body)
+            if not self._alone():
+                raise NodeNotReady(
+                    "this agent does not serve the node yet, because another one does: ask again "
+                    "when that one has ended, as /readyz tells"
+                )
             record = self._containers.addressed(request.target)
             with self.one_at_a_time:
                 changes = self._by_socket(request, record)

@@ -186,6 +186,15 @@ def test_a_disk_that_refuses_is_told_and_nothing_holds(node: Node) -> None:
     assert (node.held(record), node.counted) == ([(1000, 40)], [("socket", "failed")])
 
 
+def test_an_agent_that_waits_for_another_one_changes_nothing(node: Node) -> None:
+    record = node.grant("p")
+    node.alone = False
+    status, said = node.agent().post(target="p", memory="500Mi")
+    assert status == 503
+    assert "another one does" in said["error"]
+    assert node.held(record) == [(1000, 40)]
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"\xff", b'{"target": "p", "memory": "8"}'])
 def test_a_body_that_is_none_is_answered(node: Node, body: bytes) -> None:
     node.grant("p")

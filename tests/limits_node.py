@@ -182,7 +182,7 @@ class Agent:
         )
 
     def post(self, **body: Any) -> tuple[int, dict[str, Any]]:
-        status, content = self.changes.post(json.dumps(body).encode())
+        status, content = self.changes.answer(json.dumps(body).encode())
         return status, json.loads(content)
 
     def asked(self, _path: Path, method: str, target: str, body: Mapping[str, Any]) -> Any:

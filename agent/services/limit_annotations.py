@@ -1,5 +1,7 @@
 """Loop: follow the annotation `vgpu-agent/limits` of pods, as soon as the watch brings it.
 
+It also does what is asked for on the control socket (`LimitChanges.post`).
+
 Whoever may edit the pod writes it, that is the tenant. So it goes by a rule of the node's, up to a
 ceiling: what was granted, or what the operator has set in its place. What was dealt with is in the
 container's record, so that neither a resync nor a restart of the agent does it again.
@@ -65,9 +67,11 @@ class LimitAnnotations:
 
     def run(self, life: Lifeline) -> None:
         life.on_stop(self._pods.poke)
+        self._changes.on_post(self._pods.poke)
         while not life.stopping:
             version, _ = self._pods.read()
             life.pulse(LOOKING_S)
+            self._changes.serve_waiting()
             pause_s = RETRY_S if self.look_once() else IDLE_S
             life.pulse(pause_s + LOOKING_S)
             if not life.stopping:

@@ -5,9 +5,10 @@ Event of its pod. The last request holds, whoever made it.
 """
 
 import json
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent import logs
@@ -37,13 +38,24 @@ log = logs.get(__name__)
 SOCKET, BY_ANNOTATION = "socket", "annotation"
 CHANGED, UNCHANGED, REFUSED, FAILED = "changed", "unchanged", "refused", "failed"
 CHANGED_EVENT = "VgpuLimitsChanged"
-OK, UNAVAILABLE = 200, 503
+OK, FAILED_STATUS, UNAVAILABLE = 200, 500, 503
+WAIT_S = 2.0
+MAX_WAITING = 64
 _STATUS: tuple[tuple[type[AgentError], int], ...] = (
     (MalformedRequest, 400),
     (AmbiguousName, 409),
     (NoSuchContainer, 404),
     (LimitRefused, 409),
 )
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that waits for the loop."""
+
+    body: bytes
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: tuple[int, bytes] = (FAILED_STATUS, b'{"error": "the agent failed: look at its log"}')
 
 
 class LimitChanges:
@@ -69,11 +81,49 @@ class LimitChanges:
         self._containers = containers
         self._event = event
         self._alone = alone
+        self._waiting: queue.Queue[_Asked] = queue.Queue(MAX_WAITING)
+        self._wake: Callable[[], None] = lambda: None
         self.count = count
         self.one_at_a_time = threading.Lock()
 
     def post(self, body: bytes) -> tuple[int, bytes]:
-        """Do what the body of POST /v1/limits asks; give the HTTP status and a JSON body."""
+        """Have done what the body of POST /v1/limits asks; give the HTTP status and a JSON body.
+
+        Whoever answers on the sockets also answers whether the agent is alive, so it must not wait
+        for a disk: the work is the loop's, and the answer comes `WAIT_S` later at the latest.
+        """
+        asked = _Asked(body)
+        try:
+            self._waiting.put_nowait(asked)
+        except queue.Full:
+            return _problem(UNAVAILABLE, "too many requests wait to be done: look at the log")
+        self._wake()
+        if asked.done.wait(WAIT_S):
+            return asked.answer
+        return _problem(
+            UNAVAILABLE,
+            "it is not done yet, because the agent has just started or the node's disk is slow; "
+            "ask again in a moment: it may be done by then, and doing it twice does no harm",
+        )
+
+    def on_post(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called when there is something for `serve_waiting` to do."""
+        self._wake = wake
+
+    def serve_waiting(self) -> None:
+        """Do what is asked for on the socket; the loop calls it."""
+        while True:
+            try:
+                asked = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                asked.answer = self.answer(asked.body)
+            finally:
+                asked.done.set()
+
+    def answer(self, body: bytes) -> tuple[int, bytes]:
+        """Do what the body asks, now; give the HTTP status and a JSON body."""
         try:
             request = parse_body(body)
             if not self._alone():
@@ -88,10 +138,9 @@ class LimitChanges:
             status = next((code for kind, code in _STATUS if isinstance(error, kind)), UNAVAILABLE)
             self.count(SOCKET, FAILED if status == UNAVAILABLE else REFUSED)
             log.warning("limits refused", source=SOCKET, error=error)
-            problem: dict[str, Any] = {"error": str(error)}
             if isinstance(error, NoSuchContainer):
-                problem["candidates"] = error.candidates
-            return status, json.dumps(problem).encode()
+                return _problem(status, str(error), candidates=error.candidates)
+            return _problem(status, str(error))
         return OK, json.dumps(_answer(record, changes)).encode()
 
     def _by_socket(self, request: SocketRequest, record: GrantRecord) -> list[DeviceChange]:
@@ -144,6 +193,10 @@ def ceiling_of(record: LimitRecord, subject: Subject) -> dict[str, SetLimit]:
     """What the operator has set, else what was granted, by uuid."""
     operator = {limit.uuid: limit for limit in record.ceiling}
     return {uuid: operator.get(uuid, granted) for uuid, granted in subject.granted.items()}
+
+
+def _problem(status: int, error: str, **more: Any) -> tuple[int, bytes]:
+    return status, json.dumps({"error": error, **more}).encode()
 
 
 def _answer(record: GrantRecord, changes: Sequence[DeviceChange]) -> dict[str, Any]:

@@ -4,11 +4,13 @@ import argparse
 import io
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from limits_node import CARD_MIB, GPUS, MIB, Node
+from limits_node import CARD_MIB, GPUS, MIB, Agent, Node
 from waiting import eventually
 
 from agent import limit_command, logs
@@ -198,7 +200,7 @@ def test_an_agent_that_waits_for_another_one_changes_nothing(node: Node) -> None
 @pytest.mark.parametrize("body", [b"", b"{}", b"\xff", b'{"target": "p", "memory": "8"}'])
 def test_a_body_that_is_none_is_answered(node: Node, body: bytes) -> None:
     node.grant("p")
-    status, content = node.agent().changes.post(body)
+    status, content = node.agent().changes.answer(body)
     assert status == 400
     assert json.loads(content)["error"]
 
@@ -399,23 +401,50 @@ def test_a_disk_that_refuses_is_tried_again(node: Node) -> None:
     assert node.held(record) == [(500, 40)]
 
 
-def test_the_loop_follows_what_the_watch_brings_and_ends(node: Node) -> None:
-    record = node.grant("p")
-    agent = node.agent()
+@contextmanager
+def running(agent: Agent) -> Iterator[None]:
     stop = threading.Event()
     life = Lifeline(stop)
     thread = threading.Thread(target=agent.annotations.run, args=(life,))
     thread.start()
     try:
-        for mib in (500, 600):
-            node.annotate(record, {"main": {"memory": f"{mib}Mi"}})
-            wanted = [(mib, 40)]
-            eventually(lambda wanted=wanted: node.held(record) == wanted)  # type: ignore[misc]
+        yield
     finally:
         stop.set()
         life.interrupt()
         thread.join(10)
     assert not thread.is_alive()
+
+
+def test_the_loop_follows_what_the_watch_brings_and_ends(node: Node) -> None:
+    record = node.grant("p")
+    with running(node.agent()):
+        for mib in (500, 600):
+            node.annotate(record, {"main": {"memory": f"{mib}Mi"}})
+            wanted = [(mib, 40)]
+            eventually(lambda wanted=wanted: node.held(record) == wanted)  # type: ignore[misc]
+
+
+def test_the_loop_does_what_is_asked_for_on_the_socket(node: Node) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    with running(agent):
+        for _ in range(2):
+            status, _ = agent.changes.post(b'{"target": "p", "memory": "500Mi"}')
+            assert status == 200
+        assert agent.changes.post(b"{")[0] == 400
+    assert node.held(record) == [(500, 40)]
+
+
+def test_without_the_loop_it_is_said_that_it_is_not_done_yet(node: Node) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    status, content = agent.changes.post(b'{"target": "p", "memory": "500Mi"}')
+    assert status == 503
+    assert "not done yet" in json.loads(content)["error"]
+    assert node.held(record) == [(1000, 40)]
+    with running(agent):
+        eventually(lambda: node.held(record) == [(500, 40)])
 
 
 def test_the_log_says_who_changed_what(node: Node) -> None:

@@ -1,6 +1,6 @@
 """Measure agent and hook: `python3 build.py bench [--only AREA] [--json FILE]`.
 
-Every area but `hook` and `scrape` starts a simulated node of its own and the agent as a process;
+Every area but `hook`, `scrape` and `region` starts a simulated node of its own and the agent as a process;
 nothing of the agent runs in here.
 """
 
@@ -18,6 +18,7 @@ from agent.sim.node import RESOURCE, Ask, SimNode  # noqa: E402
 from tests.bench.artifact_area import artifact_area  # noqa: E402
 from tests.bench.hook_area import BenchError, hook_area, peer_path  # noqa: E402
 from tests.bench.nodes import a_node, resident_mib  # noqa: E402
+from tests.bench.region_area import region_area  # noqa: E402
 from tests.bench.rows import Row, as_text, percentile, row, write  # noqa: E402
 from tests.bench.scrape_area import scrape_area  # noqa: E402
 from tests.bench.share_matrix import share_area  # noqa: E402
@@ -199,6 +200,7 @@ AREAS: dict[str, Callable[[], Iterator[Row]]] = {
     "large": large_area,
     "idle": idle_area,
     "scrape": scrape_area,
+    "region": region_area,
     "artifact": artifact_area,
     "hook": hook_area,
     "share": share_area,

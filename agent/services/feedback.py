@@ -201,9 +201,10 @@ class Feedback:
         held = {key: held for key in waiting if (held := self._switches.held(key)) is not None}
         guarded = self._guard.hold(held)
         for key in waiting:
-            waits = members[key].words.recent_kernel < 0
-            if waits != guarded:
-                self._switches.put(key, recent_kernel=BLOCKED if guarded else 0)
+            before = members[key].words.recent_kernel
+            if before >= 0 or not guarded:
+                word = BLOCKED if guarded else max(before - 1, 0)
+                self._switches.put(key, recent_kernel=word)
         self._waiting = waiting if guarded else set()
 
     def _renew(self) -> None:

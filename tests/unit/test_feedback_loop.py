@@ -1,0 +1,522 @@
+"""The loop around the table and the lending: who is told what, and by which file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from agent.domain.lending import Activity, Lease
+from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
+from agent.domain.pods import Container, Pod
+from agent.domain.switch_words import SwitchWords
+from agent.errors import NodeNotReady
+from agent.ports import ContainerKey, Held
+from agent.services.feedback import LEASE_NS, Feedback, Levers
+from agent.services.lending import LEASE_NS as LENT_NS
+from agent.services.lending import Lender
+from agent.services.published import PodTable, Published
+from agent.services.roster import Roster
+
+MS, S = 1_000_000, 1_000_000_000
+A, B = "gpu-a", "gpu-b"
+UUIDS = {
+    A: "GPU-aaaaaaaa-0000-0000-0000-000000000000",
+    B: "GPU-bbbbbbbb-0000-0000-0000-000000000000",
+}
+IDLE = Activity(5 * MS, 0, 0, 0)
+
+
+@dataclass
+class Node:
+    """All ports at once: regions and limits files of containers, kept in dictionaries."""
+
+    words: dict[ContainerKey, SwitchWords] = field(default_factory=dict)
+    limits: dict[ContainerKey, LimitsFile] = field(default_factory=dict)
+    counters: dict[ContainerKey, tuple[Activity, ...]] = field(default_factory=dict)
+    leases: dict[tuple[ContainerKey, int], Lease] = field(default_factory=dict)
+    guarded: frozenset[ContainerKey] = frozenset()
+    guards: bool = True
+    broken: bool = False
+    written: list[tuple[ContainerKey, str, int]] = field(default_factory=list)
+    now_ns: int = 10**15
+
+    # ports.RegionSwitches
+
+    def refresh(self) -> Mapping[ContainerKey, SwitchWords]:
+        if self.broken:
+            raise NodeNotReady("the disk is gone")
+        return dict(self.words)
+
+    def put(
+        self, key: ContainerKey, *, recent_kernel: int | None = None, switch: int | None = None
+    ) -> bool:
+        for name, value in (("recent_kernel", recent_kernel), ("switch", switch)):
+            if value is not None:
+                if name == "recent_kernel" and value < 0:
+                    assert key in self.guarded, "blocked without a guard"
+                self.written.append((key, name, value))
+                self.words[key] = replace(self.words[key], **{name: value})
+        return True
+
+    def recent_kernel(self, key: ContainerKey) -> int | None:
+        return self.words[key].recent_kernel
+
+    def activity(self, key: ContainerKey, places: int) -> tuple[Activity, ...]:
+        return self.counters.get(key, ())[:places]
+
+    def held(self, key: ContainerKey) -> Held | None:
+        return Held(3, 4, (5, 6)) if key in self.words else None
+
+    def close(self) -> None: ...
+
+    # ports.Leases
+
+    def read(self, pod_uid: str, container: str) -> LimitsFile | None:
+        return self.limits.get((pod_uid, container))
+
+    def lease(self, pod_uid: str, container: str, leases: Mapping[int, Lease]) -> bool:
+        if self.broken:
+            raise NodeNotReady("the disk is gone")
+        for line, lease in leases.items():
+            assert 0 <= line < len(self.limits[pod_uid, container].devices)
+            self.leases[(pod_uid, container), line] = lease
+        return True
+
+    def change(self, *_: object) -> None:
+        raise AssertionError("nobody changes limits here")
+
+    # ports.BlockGuard
+
+    def hold(self, held: Mapping[ContainerKey, Held]) -> bool:
+        if not self.guards and held:
+            return False
+        self.guarded = frozenset(held)
+        return True
+
+    # --- what the tests say
+
+    def hami(self, name: str, *devices: str, recent: int = 2, priority: int = 1) -> ContainerKey:
+        """A container with HAMi-core's library."""
+        key = (name, "main")
+        self.words[key] = SwitchWords(
+            recent_kernel=recent,
+            priority=priority,
+            switch=1,
+            devices=tuple(UUIDS[d].lower() for d in devices or (A,)),
+            core_permille=(300,) * max(len(devices), 1),
+            ours=False,
+        )
+        return key
+
+    def ours(
+        self, name: str, *devices: str, recent: int = 2, priority: int = 1, permille: int = 300,
+        policy: CorePolicy = CorePolicy.DEFAULT,
+    ) -> ContainerKey:  # fmt: skip
+        """A container with our library."""
+        key = self.hami(name, *devices, recent=recent, priority=priority)
+        self.words[key] = replace(self.words[key], ours=True)
+        self.limits[key] = LimitsFile(
+            devices=tuple(
+                DeviceLimit(uuid=UUIDS[d], core_permille=permille) for d in devices or (A,)
+            ),
+            core_policy=policy,
+        )
+        self.counters[key] = (IDLE,) * max(len(devices), 1)
+        return key
+
+    def until(self, key: ContainerKey, line: int = 0) -> int:
+        """For how long it is blocked, in ns."""
+        until_ns = self.leases.get((key, line), Lease()).blocked_until_ns
+        return max(until_ns - self.now_ns, 0)
+
+    def lent(self, key: ContainerKey, line: int = 0) -> int:
+        lease = self.leases.get((key, line), Lease())
+        return lease.lent_permille if lease.lent_until_ns > self.now_ns else 0
+
+    def works(self, key: ContainerKey, *, waits: int = 0) -> None:
+        """It launches on its first GPU, and waits so often."""
+        before, *rest = self.counters[key]
+        now = Activity(5 * MS, self.now_ns, before.charged_ns + 10 * MS, before.waits + waits)
+        self.counters[key] = (now, *rest)
+
+
+def pods(**containers: Container) -> Published[PodTable]:
+    """Pods by uid, with one container each."""
+    table = {
+        uid: Pod(namespace="team", name=uid, uid=uid, containers=(replace(one, name="main"),))
+        for uid, one in containers.items()
+    }
+    return Published(PodTable(table, synced=True))
+
+
+def feedback(
+    node: Node,
+    *,
+    lending: bool = True,
+    priorities: bool = True,
+    of_regions: bool = True,
+    known: Published[PodTable] | None = None,
+    paused: list[bool] | None = None,
+) -> Feedback:
+    return Feedback(
+        Roster(
+            node, node, known or Published(PodTable()), priorities_of_regions=of_regions
+        ),
+        Levers(node, node, node),
+        priorities=priorities,
+        lender=Lender(node, node) if lending else None,
+        paused=lambda: bool(paused and paused[0]),
+        clock_ns=lambda: node.now_ns,
+    )  # fmt: skip
+
+
+def turns(loop: Feedback, node: Node, seconds: float) -> None:
+    """Let it run for so long."""
+    until_ns = node.now_ns + round(seconds * S)
+    while node.now_ns < until_ns:
+        node.now_ns += max(loop.turn(), MS)
+
+
+# --- the table, with both libraries ---------------------------------------------------------------
+
+KINDS = [
+    pytest.param("ours", "ours", id="our library everywhere"),
+    pytest.param("hami", "hami", id="HAMi-core's everywhere"),
+    pytest.param("ours", "hami", id="ours is the important one"),
+    pytest.param("hami", "ours", id="HAMi-core's is the important one"),
+]
+
+
+def is_blocked(node: Node, key: ContainerKey) -> bool:
+    blocked = node.until(key) > 0
+    assert key in node.limits or not blocked
+    return blocked or (key not in node.limits and node.words[key].recent_kernel < 0)
+
+
+@pytest.mark.parametrize(("first", "second"), KINDS)
+def test_who_is_less_important_waits_whatever_the_libraries(first: str, second: str) -> None:
+    node = Node()
+    high = getattr(node, first)("high", priority=0)
+    low = getattr(node, second)("low")
+    loop = feedback(node)
+    for _ in range(4):
+        node.words[high] = replace(node.words[high], recent_kernel=2)
+        turns(loop, node, 5)
+        assert is_blocked(node, low)
+        assert not is_blocked(node, high)
+    turns(loop, node, 5.1)  # nothing is launched any more
+    assert not is_blocked(node, low)
+
+
+@pytest.mark.parametrize(("first", "second"), KINDS)
+def test_a_tenant_of_ours_is_never_blocked_in_its_region(first: str, second: str) -> None:
+    node = Node()
+    getattr(node, first)("high", priority=0)
+    getattr(node, second)("low")
+    turns(feedback(node), node, 5)
+    for key, name, value in node.written:
+        assert key not in node.limits or (name, value) == ("switch", 1) or value >= 0
+
+
+def test_blocks_are_leases_that_are_renewed_in_time() -> None:
+    node = Node()
+    node.ours("high", A, B, priority=0)
+    low = node.ours("low", A, B)
+    loop = feedback(node)
+    loop.turn()
+    for _ in range(100):
+        assert 0 < node.until(low, 0) <= LEASE_NS
+        assert 0 < node.until(low, 1) <= LEASE_NS
+        wait_ns = loop.turn()
+        assert wait_ns < min(node.until(low, 0), node.until(low, 1))
+        node.now_ns += max(wait_ns, MS)
+        node.words["high", "main"] = replace(node.words["high", "main"], recent_kernel=2)
+
+
+def test_after_the_loop_nobody_waits_and_nothing_is_lent() -> None:
+    node = Node()
+    node.ours("high", priority=0)
+    low, other = node.ours("low"), node.hami("other")
+    borrower = node.ours("alone", B)
+    loop = feedback(node)
+    for _ in range(10):
+        node.works(borrower, waits=1)
+        turns(loop, node, 0.05)
+    assert node.until(low)
+    assert node.words[other].recent_kernel < 0
+    assert node.lent(borrower)
+    loop.release()
+    assert not node.until(low)
+    assert node.words[other].recent_kernel == 0
+    assert not node.lent(borrower)
+    assert node.guarded == frozenset()
+
+
+def test_nobody_is_blocked_without_a_guard() -> None:
+    """One that is blocked already, when the guard is lost, goes on."""
+    node = Node(guards=False)
+    high, low = node.hami("high", priority=0), node.hami("low")
+    loop = feedback(node)
+    loop.round_once()
+    assert node.words[low].recent_kernel == 1  # counted down, as if it were alone
+    node.guards = True
+    node.words[high] = replace(node.words[high], recent_kernel=2)
+    loop.round_once()
+    assert node.words[low].recent_kernel == -1
+    node.guards = False
+    node.words[high] = replace(node.words[high], recent_kernel=2)
+    loop.round_once()
+    assert node.words[low].recent_kernel == 0
+
+
+@pytest.mark.parametrize("kind", ["ours", "hami"])
+def test_what_was_left_blocked_is_lifted_at_the_start(kind: str) -> None:
+    node = Node()
+    key = getattr(node, kind)("left", recent=-1)
+    feedback(node).round_once()
+    assert node.words[key].recent_kernel == 0
+
+
+def test_a_switch_that_a_tenant_of_ours_turned_off_is_turned_on() -> None:
+    node = Node()
+    key = node.ours("alone")
+    node.words[key] = replace(node.words[key], switch=0)
+    feedback(node).round_once()
+    assert node.words[key].switch == 1
+
+
+def test_nothing_is_written_that_stays() -> None:
+    node = Node()
+    node.hami("idle", recent=0)
+    node.ours("ours", recent=0)
+    loop = feedback(node)
+    loop.round_once()
+    node.written.clear()
+    node.leases.clear()
+    for _ in range(3):
+        loop.round_once()
+    assert node.written == []
+    assert node.leases == {}
+
+
+def test_the_region_of_one_that_is_told_by_its_file_says_nothing_of_its_gpus() -> None:
+    """It claims to have the GPU of others, and not its own."""
+    node = Node()
+    node.ours("liar", A, priority=0)
+    node.words["liar", "main"] = replace(node.words["liar", "main"], devices=(UUIDS[B].lower(),))
+    victim, beside = node.ours("victim", B), node.ours("beside", A)
+    feedback(node).round_once()
+    assert not node.until(victim)
+    assert node.until(beside)
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_regions", "waits"),
+    [
+        pytest.param(None, True, True, id="the region is believed"),
+        pytest.param(None, False, False, id="the pod says nothing"),
+        pytest.param("0", False, True, id="the pod says 0"),
+        pytest.param("1", False, False, id="the pod says 1"),
+    ],
+)
+def test_who_says_how_important_it_is(asked: str | None, of_regions: bool, waits: bool) -> None:
+    node = Node()
+    node.ours("high", priority=0)
+    low = node.ours("low")
+    known = pods(high=Container(name="", task_priority=asked), low=Container(name=""))
+    feedback(node, of_regions=of_regions, known=known).round_once()
+    assert (node.until(low) > 0) is waits
+
+
+def test_paused_everybody_is_left_alone() -> None:
+    node, paused = Node(), [False]
+    node.ours("high", priority=0)
+    low, other = node.ours("low"), node.hami("other")
+    loop = feedback(node, paused=paused)
+    loop.round_once()
+    assert node.until(low)
+    paused[0] = True
+    loop.round_once()
+    assert not node.until(low)
+    assert node.words[other].recent_kernel == 0
+    node.written.clear()
+    for _ in range(3):
+        loop.round_once()
+    assert node.written == []
+    paused[0] = False
+    node.words["high", "main"] = replace(node.words["high", "main"], recent_kernel=2)
+    loop.round_once()
+    assert node.until(low)
+
+
+def test_a_disk_that_fails_stops_nothing() -> None:
+    node = Node()
+    node.ours("high", priority=0)
+    low = node.ours("low")
+    loop = feedback(node)
+    turns(loop, node, 1)
+    node.broken = True
+    turns(loop, node, 10)
+    assert not node.until(low)  # its lease has ended
+    node.broken = False
+    node.words["high", "main"] = replace(node.words["high", "main"], recent_kernel=2)
+    turns(loop, node, 5)
+    assert node.until(low)
+
+
+def test_without_priorities_regions_are_not_touched() -> None:
+    node = Node()
+    node.hami("high", priority=0)
+    node.hami("low")
+    turns(feedback(node, priorities=False), node, 11)
+    assert node.written == []
+
+
+# --- lending --------------------------------------------------------------------------------------
+
+
+def test_lent_while_it_waits_and_no_longer_than_a_lease() -> None:
+    node = Node()
+    key = node.ours("alone")
+    loop = feedback(node)
+    for _ in range(30):
+        node.works(key, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(key) == 699
+    assert node.leases[key, 0].lent_until_ns - node.now_ns <= LENT_NS
+
+
+def test_taken_back_at_the_first_launch_of_another() -> None:
+    node = Node()
+    key, other = node.ours("one"), node.ours("other", permille=700)
+    loop = feedback(node)
+    for _ in range(10):
+        node.works(key, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(key) == 699
+    node.works(other)
+    node.now_ns += max(loop.turn(), MS)  # the next look, however little has passed
+    loop.turn()
+    assert node.lent(key) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "lent"),
+    [
+        pytest.param({}, 699, id="by default"),
+        pytest.param({"core_policy": "force"}, 0, id="force"),
+        pytest.param({"core_policy": "FORCE"}, 0, id="FORCE"),
+        pytest.param({"core_policy": "disable"}, 699, id="disable: the limits file says otherwise"),
+    ],
+)
+def test_what_the_pod_says_of_its_share(change: dict[str, str], lent: int) -> None:
+    node = Node()
+    key = node.ours("alone")
+    loop = feedback(node, known=pods(alone=Container(name="", **change)))
+    for _ in range(5):
+        node.works(key, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(key) == lent
+
+
+@pytest.mark.parametrize(
+    ("recent", "lent"), [pytest.param(2, 0, id="active"), pytest.param(0, 699, id="idle")]
+)
+@pytest.mark.parametrize("kind", ["no limit", "disabled", "HAMi-core's, its share not kept"])
+def test_beside_one_without_a_limit(kind: str, recent: int, lent: int) -> None:
+    node = Node()
+    key = node.ours("one")
+    if kind == "no limit":
+        node.ours("other", permille=0, recent=recent)
+    elif kind == "disabled":
+        node.ours("other", policy=CorePolicy.DISABLE, recent=recent)
+    else:
+        other = node.hami("other", recent=recent)
+        node.words[other] = replace(node.words[other], switch=0)
+    loop = feedback(node, priorities=False)
+    for _ in range(5):
+        node.works(key, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(key) == lent
+
+
+def test_beside_one_of_hami_cores_that_has_a_share() -> None:
+    node = Node()
+    key = node.ours("one")
+    node.hami("other")
+    loop = feedback(node, priorities=False)
+    for _ in range(5):
+        node.works(key, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(key) == 400
+
+
+def test_nothing_is_lent_to_one_that_waits_for_others() -> None:
+    node = Node()
+    node.ours("high", priority=0, recent=2)
+    low = node.ours("low")
+    loop = feedback(node)
+    for _ in range(10):
+        node.works(low, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(low) == 0
+    assert node.until(low)
+
+
+def test_one_whose_counters_cannot_be_read_lends_nothing() -> None:
+    node = Node()
+    key, other = node.ours("one"), node.ours("other", permille=600)
+    node.counters[other] = ()
+    loop = feedback(node)
+    for _ in range(5):
+        node.works(key, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(key) == 100
+
+
+def test_each_gpu_by_itself() -> None:
+    node = Node()
+    key = node.ours("both", A, B)
+    other = node.ours("one", B, permille=700)
+    loop = feedback(node)
+    for _ in range(5):
+        for number in (0, 1):
+            counters = list(node.counters[key])
+            counters[number] = Activity(0, node.now_ns, 0, counters[number].waits + 1)
+            node.counters[key] = tuple(counters)
+        node.works(other)
+        turns(loop, node, 0.04)
+    assert (node.lent(key, 0), node.lent(key, 1)) == (699, 0)
+
+
+def test_looks_are_rare_while_nobody_computes() -> None:
+    node = Node()
+    node.ours("one", recent=0)
+    loop = feedback(node)
+    turns(loop, node, 1)
+    node.now_ns += max(loop.turn(), MS)
+    assert loop.turn() > 200 * MS
+
+
+def test_there_is_nothing_to_do_but_rounds_without_a_share() -> None:
+    node = Node()
+    node.ours("one", permille=0)
+    node.hami("two")
+    loop = feedback(node)
+    loop.turn()
+    assert loop.turn() == 5 * S
+
+
+def test_without_lending_the_switch_is_a_lease() -> None:
+    node = Node()
+    key, strict = node.ours("alone", A), node.ours("strict", B)
+    known = pods(strict=Container(name="", core_policy="force"))
+    loop = feedback(node, lending=False, known=known)
+    turns(loop, node, 6)
+    assert node.lent(key) == 699
+    assert node.lent(strict) == 0
+    assert node.leases[key, 0].lent_until_ns - node.now_ns <= LEASE_NS
+    node.ours("other", A)
+    node.words[key] = replace(node.words[key], recent_kernel=2)
+    turns(loop, node, 5)
+    assert node.lent(key) == 0

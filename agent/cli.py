@@ -5,18 +5,30 @@ only for what it uses.
 """
 
 import argparse
-import contextlib
 import difflib
-import errno
 import json
 import os
 import sys
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from agent.bundle import restore_environment
+from agent.command_line import (
+    EXIT_GAVE_UP,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PIPE,
+    EXIT_USAGE,
+    OUTPUT_ERRORS,
+    PROGRAM,
+    SUMMARIES,
+    Parser,
+    complain,
+    overview,
+    parsed,
+    settings_parser,
+)
 from agent.errors import AgentError, ConfigError
 from agent.version import VERSION
 
@@ -24,88 +36,6 @@ if TYPE_CHECKING:
     from agent.config import Config
     from agent.hostinstall.removal import Asked
     from agent.settings import Resolution
-
-PROGRAM = "vgpu-agent"
-EXIT_OK, EXIT_GAVE_UP, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
-# What writing to a stdout says that takes nothing; no command writes to another nameless file.
-OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-SUMMARIES = {
-    "run": "share this node's NVIDIA GPUs between pods, until a signal ends it",
-    "install": "put this program on this host as a systemd service, or repair or replace it there",
-    "upgrade": "replace the installed version by this one, or go back to the one before",
-    "uninstall": "take the agent off this host, and back what it has written on its Node",
-    "demo": "show all of it on an embedded, simulated node; needs no GPU and no cluster",
-    "config": "print every setting as it holds and where it came from",
-    "files": "list or write the files that come along: manifests, unit, dashboards, licences",
-    "version": "print the version",
-}
-EXIT_CODES = """\
-exit codes:
-  0  stopped by SIGTERM, SIGINT or SIGHUP, or done; for SIGHUP to start it anew, systemd needs
-     Restart=always
-  1  gave up, start it again: a loop kept crashing or did not end in time, or the
-     driver needs a new process; the log says which. Of uninstall: something is left
-  2  a setting or the command line is wrong; the last line says what to do
-"""
-UNINSTALL_EXIT_CODES = """\
-exit codes:
-  0  removed, or there was nothing to remove, for instance because this host's Node is gone
-  1  something is left: an agent still runs here, the API server refused or did not answer, or
-     there is no Node of the name that was given; the last line says what to do
-  2  a setting or the command line is wrong; the last line says what to do
-"""
-UNINSTALL = """\
-Removes hami.io/node-nvidia-register, hami.io/node-nvidia-score and, where the agent answered it,
-hami.io/node-handshake from this node's Node object, so that it offers schedulers no vGPUs any
-more. It can be run again at any time, and ends within a minute.
-
-Where `vgpu-agent install` has installed the agent, its service is stopped first, the settings of
-/etc/vgpu-agent/vgpu-agent.env apply, and afterwards what `install` has placed is removed. Without
-an API server, or with --keep-node, the Node is left alone.
-
-Where it is not installed, stop the agent first (`systemctl stop vgpu-agent`, or delete its
-DaemonSet): while one runs here nothing is removed, because it would write the annotations again.
-HAMi's device plugin uses the same annotations: uninstall before you start it. Give the settings
-that the agent had; those that matter are --node-name, --kubeconfig, --state-dir,
---register-format and --handshake. The account needs `get` and `patch` on `nodes`, as the agent
-does.
-
-Nothing else is touched: neither other annotations (the scheduler's hami.io/mutex.lock among them)
-nor files. The library and the containers' directories below --hook-path stay, because pods that
-still run use them; --purge removes them once no process does, and the agent's state and settings.
-"""
-FILES = """\
-Lists the files that come with this program: the DaemonSet's manifests, the systemd unit, what there
-is for Prometheus and Grafana, licences. Writing leaves those alone that are there and the same, and
-refuses if one differs.
-"""
-EXAMPLES = """\
-examples:
-  vgpu-agent run --config-file /device-config.yaml      as HAMi's device plugin was started
-  vgpu-agent run --device-split-count 4 --register-format csv9
-  VGPU_METRICS_BIND_ADDRESS=127.0.0.1:9394 vgpu-agent run
-  vgpu-agent config --config-file /device-config.yaml   what would hold, and why
-  vgpu-agent files --to DIR                             the manifests, to apply with kubectl
-  vgpu-agent install --dry-run                          what would be done to this host
-  vgpu-agent uninstall --dry-run                        what would be removed
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Ends with what is wrong in one sentence, and with exit code 2."""
-
-    def print_help(self, file: Any = None) -> None:
-        """As the original, which hides that it could not be written."""
-        print(self.format_help(), end="", file=file or sys.stdout, flush=True)
-
-    def error(self, message: str) -> NoReturn:
-        _complain(f"{message}; `{self.prog} --help` lists what there is")
-        raise SystemExit(EXIT_USAGE)
-
-
-def _complain(sentence: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"{PROGRAM}: {sentence}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
@@ -117,7 +47,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         if sys.stdout is not None:  # it is when the shell has closed it
             sys.stdout.flush()
     except ConfigError as error:
-        _complain(str(error))
+        complain(str(error))
         return EXIT_USAGE
     except BrokenPipeError:  # `vgpu-agent config | head`
         _drop_output()
@@ -126,7 +56,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         if error.filename is not None or error.errno not in OUTPUT_ERRORS:
             raise
         _drop_output()
-        _complain(
+        complain(
             f"the output cannot be written ({error.strerror}), so what was done cannot be told; "
             "send standard output to a place that takes it and run this again"
         )
@@ -140,30 +70,16 @@ def _drop_output() -> None:
 
 
 def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
-    command = arguments[0] if arguments else ""
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command in ("", "-h", "--help", "help"):
         print(overview(), end="")
         return EXIT_OK if command else EXIT_USAGE
-    without_settings = {"version": _version, "--version": _version, "files": _files}
-    if command in without_settings:
-        return without_settings[command](arguments[1:])
-    if command == "demo":
-        from agent.demo import main as demo
-
-        return demo(arguments[1:])
+    if handler := _HANDLERS.get(command):
+        return handler(rest, environ)
     if command.startswith("-"):  # HAMi's plugin has no sub-command: flags alone mean `run`
-        command, rest = "run", arguments
-    else:
-        rest = arguments[1:]
-    if command in ("install", "upgrade"):
-        from agent.hostinstall.arguments import main as install
-
-        return install(command, rest, parser=_Parser, summary=SUMMARIES[command], warn=_complain)
-    with_settings = {"run": _run, "config": _config, "uninstall": _uninstall}
-    if command in with_settings:
-        return with_settings[command](rest, environ)
+        return _run(arguments, environ)
     close = difflib.get_close_matches(command, SUMMARIES, n=1)
-    _complain(
+    complain(
         f"there is no command {command!r}; "
         + (f"{close[0]!r} is close, " if close else "")
         + f"`{PROGRAM} --help` lists them all"
@@ -171,21 +87,8 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
     return EXIT_USAGE
 
 
-def overview() -> str:
-    """The help of the program."""
-    width = max(map(len, SUMMARIES)) + 2
-    commands = "\n".join(f"  {name:<{width}}{text}" for name, text in SUMMARIES.items())
-    return (
-        f"usage: {PROGRAM} COMMAND [options]\n\n"
-        "One program that turns a GPU node into a shared-GPU node.\n\n"
-        f"commands:\n{commands}\n\n"
-        f"`{PROGRAM} COMMAND --help` is the manual of a command. Flags without a command mean "
-        f"`run`.\n\n{EXIT_CODES}\n{EXAMPLES}"
-    )
-
-
-def _version(arguments: list[str]) -> int:
-    parser = _Parser(prog=f"{PROGRAM} version", description=SUMMARIES["version"])
+def _version(arguments: list[str], _environ: Mapping[str, str]) -> int:
+    parser = Parser(prog=f"{PROGRAM} version", description=SUMMARIES["version"])
     parser.add_argument(
         "--json",
         action="store_true",
@@ -200,14 +103,14 @@ def _version(arguments: list[str]) -> int:
     return EXIT_OK
 
 
-def _files(arguments: list[str]) -> int:
-    parser = _Parser(prog=f"{PROGRAM} files", description=FILES, allow_abbrev=False)
+def _files(arguments: list[str], _environ: Mapping[str, str]) -> int:
+    from agent.shipped import MANUAL, content, shipped, unpack
+
+    parser = Parser(prog=f"{PROGRAM} files", description=MANUAL, allow_abbrev=False)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("name", nargs="?", metavar="NAME", help="print this one instead of the list")
     which.add_argument("--to", type=Path, metavar="DIR", help="write all of them below DIR")
     asked = parser.parse_args(arguments)
-    from agent.shipped import content, shipped, unpack
-
     try:
         if asked.to is not None:
             for path in unpack(asked.to):
@@ -219,69 +122,9 @@ def _files(arguments: list[str]) -> int:
             for name in shipped():
                 print(name)
     except AgentError as error:
-        _complain(str(error))
+        complain(str(error))
         return EXIT_GAVE_UP
     return EXIT_OK
-
-
-def settings_parser(
-    command: str, *, manual: str = "", exit_codes: str = EXIT_CODES
-) -> argparse.ArgumentParser:
-    """The parser of a command that takes all settings; made from the table."""
-    from agent.settings.manual import PRECEDENCE, flag_help, flags_of
-    from agent.settings.setting import GROUPS
-    from agent.settings.table import SETTINGS
-
-    parser = _Parser(
-        prog=f"{PROGRAM} {command}",
-        usage=f"{PROGRAM} {command} [options]",
-        description=f"{SUMMARIES[command][0].upper()}{SUMMARIES[command][1:]}.\n\n{manual}".strip(),
-        epilog=f"{textwrap.fill(PRECEDENCE, 78)}\n\n{exit_codes}\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    for group in GROUPS:
-        section = parser.add_argument_group(group)
-        for setting in SETTINGS:
-            if setting.group == group:
-                bare: dict[str, Any] = {"nargs": "?", "const": setting.kind.bare}
-                section.add_argument(
-                    *flags_of(setting),
-                    dest=setting.name,
-                    metavar=setting.kind.metavar,
-                    help=flag_help(setting).replace("%", "%%"),
-                    action="append" if setting.kind.repeatable else "store",
-                    **(bare if setting.kind.bare else {}),
-                )
-    return parser
-
-
-def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, object]:
-    namespace, unknown = parser.parse_known_args(_without_gos_spelling(parser, arguments))
-    if unknown:
-        name = unknown[0].partition("=")[0]
-        known = [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse has no other list
-        close = difflib.get_close_matches(name, known, n=1)
-        parser.error(
-            f"there is no option {name!r}" + (f", but there is {close[0]}" if close else "")
-        )
-    return vars(namespace)
-
-
-def _without_gos_spelling(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:
-    """Flags as Go programs take them, `-config-file=x` and `--v=4`, as argparse takes them.
-
-    A HAMi installation whose manifest writes them so must not need editing.
-    """
-    known = {flag for action in parser._actions for flag in action.option_strings}  # noqa: SLF001 - argparse has no other list
-    spelled = []
-    for argument in arguments:
-        name = argument.partition("=")[0]
-        other = argument[1:] if name.startswith("--") else "-" + argument
-        is_flag = name.startswith("-") and name not in known
-        spelled.append(other if is_flag and other.partition("=")[0] in known else argument)
-    return spelled
 
 
 def _resolved(flags: Mapping[str, object], environ: Mapping[str, str]) -> "Resolution":
@@ -291,7 +134,7 @@ def _resolved(flags: Mapping[str, object], environ: Mapping[str, str]) -> "Resol
 
 
 def _run(arguments: list[str], environ: Mapping[str, str]) -> int:
-    resolution = _resolved(_parsed(settings_parser("run"), arguments), environ)
+    resolution = _resolved(parsed(settings_parser("run"), arguments), environ)
     from agent import logs
 
     with logs.unblocked():
@@ -313,22 +156,83 @@ def _logging(resolution: "Resolution", environ: Mapping[str, str]) -> "Config":
     return config
 
 
+def _installing(command: str) -> "Handler":
+    def handler(arguments: list[str], _environ: Mapping[str, str]) -> int:
+        from agent.hostinstall.arguments import main as install
+
+        summary = SUMMARIES[command]
+        return install(command, arguments, parser=Parser, summary=summary, warn=complain)
+
+    return handler
+
+
+def _demo(arguments: list[str], _environ: Mapping[str, str]) -> int:
+    from agent.demo import main as demo
+
+    return demo(arguments)
+
+
+def _guard_blocks(_arguments: list[str], _environ: Mapping[str, str]) -> int:
+    """Started by the agent, not by people."""
+    from agent.adapters.block_guardian import main as guard
+
+    return guard()
+
+
+def _top(arguments: list[str], environ: Mapping[str, str]) -> int:
+    from agent.top.command import main as top
+
+    return top(arguments, environ, parser=Parser, warn=complain)
+
+
+def _limit(arguments: list[str], environ: Mapping[str, str]) -> int:
+    from pathlib import Path
+
+    from agent import limit_command
+    from agent.adapters.local_client import runtime_dir
+
+    parser = Parser(
+        prog=f"{PROGRAM} limit",
+        description=limit_command.DESCRIPTION,
+        epilog=limit_command.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    limit_command.add_arguments(parser)
+    default = runtime_dir(environ)
+    parser.add_argument(
+        "--runtime-dir",
+        metavar="PATH",
+        type=Path,
+        default=default,
+        help=f"the agent's --runtime-dir (default {default})",
+    )
+    given = parser.parse_args(arguments)
+    return limit_command.run(given, given.runtime_dir)
+
+
 def _uninstall(arguments: list[str], environ: Mapping[str, str]) -> int:
+    from agent.hostinstall.arguments import (
+        UNINSTALL,
+        UNINSTALL_EXIT_CODES,
+        add_uninstall_flags,
+        asked_of,
+    )
+
     parser = settings_parser("uninstall", manual=UNINSTALL, exit_codes=UNINSTALL_EXIT_CODES)
-    from agent.hostinstall.arguments import add_uninstall_flags, asked_of
 
     add_uninstall_flags(parser)
-    flags = _parsed(parser, arguments)
+    flags = parsed(parser, arguments)
     asked = asked_of(flags)
     try:
         _uninstall_steps(flags, environ, asked)
     except ConfigError:
         raise
     except AgentError as error:
-        _complain(str(error))
+        complain(str(error))
         return EXIT_GAVE_UP
     except KeyboardInterrupt:
-        _complain("interrupted; `vgpu-agent uninstall` can be run again")
+        complain("interrupted; `vgpu-agent uninstall` can be run again")
         return EXIT_INTERRUPTED
     return EXIT_OK
 
@@ -357,7 +261,7 @@ def _uninstall_steps(
             own_name=own_name(),
             dry_run=asked.dry_run,
             say=print,
-            warn=_complain,
+            warn=complain,
             ends=stopped,
         )
     if installed:
@@ -377,7 +281,7 @@ def _config(arguments: list[str], environ: Mapping[str, str]) -> int:
     shape.add_argument(
         "--markdown", action="store_true", help="the manual of all settings instead of their values"
     )
-    flags = _parsed(parser, arguments)
+    flags = parsed(parser, arguments)
     as_json, as_manual = flags.pop("json", False), flags.pop("markdown", False)
     from agent.settings import manual
 
@@ -389,3 +293,20 @@ def _config(arguments: list[str], environ: Mapping[str, str]) -> int:
         json.dumps(manual.as_json(resolution), indent=2) if as_json else manual.listing(resolution)
     )
     return EXIT_OK
+
+
+Handler = Callable[[list[str], Mapping[str, str]], int]
+_HANDLERS: Mapping[str, Handler] = {
+    "run": _run,
+    "install": _installing("install"),
+    "upgrade": _installing("upgrade"),
+    "uninstall": _uninstall,
+    "top": _top,
+    "limit": _limit,
+    "demo": _demo,
+    "config": _config,
+    "files": _files,
+    "version": _version,
+    "--version": _version,
+    "guard-blocks": _guard_blocks,
+}

@@ -18,6 +18,11 @@ FOLDERS = (
     "packaging/systemd",
     "licences",
 )
+MANUAL = """\
+Lists the files that come with this program: the DaemonSet's manifests, the systemd unit, what there
+is for Prometheus and Grafana, licences. Writing leaves those alone that are there and the same, and
+refuses if one differs.
+"""
 
 
 class FilesError(AgentError):

@@ -7,7 +7,7 @@ import json
 import pwd
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,12 @@ READ_SOCKET, CONTROL_SOCKET = "read.sock", "control.sock"
 TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 64 << 20
 NOT_FOUND = 404
+RUNTIME_DIR, RUNTIME_DIR_VARIABLE = "/run/vgpu-agent", "VGPU_RUNTIME_DIR"
+
+
+def runtime_dir(environ: Mapping[str, str]) -> Path:
+    """Where the agent of this node has its sockets, as far as the environment says."""
+    return Path(environ.get(RUNTIME_DIR_VARIABLE) or RUNTIME_DIR)
 
 
 class AgentUnreachable(AgentError):

@@ -36,6 +36,33 @@ exit codes:
   1  not done: no root, no space, the new version did not come up; the last line says what to do
   2  the command line is wrong
 """
+UNINSTALL_EXIT_CODES = """\
+exit codes:
+  0  removed, or there was nothing to remove, for instance because this host's Node is gone
+  1  something is left: an agent still runs here, the API server refused or did not answer, or
+     there is no Node of the name that was given; the last line says what to do
+  2  a setting or the command line is wrong; the last line says what to do
+"""
+UNINSTALL = """\
+Removes hami.io/node-nvidia-register, hami.io/node-nvidia-score and, where the agent answered it,
+hami.io/node-handshake from this node's Node object, so that it offers schedulers no vGPUs any
+more. It can be run again at any time, and ends within a minute.
+
+Where `vgpu-agent install` has installed the agent, its service is stopped first, the settings of
+/etc/vgpu-agent/vgpu-agent.env apply, and afterwards what `install` has placed is removed. Without
+an API server, or with --keep-node, the Node is left alone.
+
+Where it is not installed, stop the agent first (`systemctl stop vgpu-agent`, or delete its
+DaemonSet): while one runs here nothing is removed, because it would write the annotations again.
+HAMi's device plugin uses the same annotations: uninstall before you start it. Give the settings
+that the agent had; those that matter are --node-name, --kubeconfig, --state-dir,
+--register-format and --handshake. The account needs `get` and `patch` on `nodes`, as the agent
+does.
+
+Nothing else is touched: neither other annotations (the scheduler's hami.io/mutex.lock among them)
+nor files. The library and the containers' directories below --hook-path stay, because pods that
+still run use them; --purge removes them once no process does, and the agent's state and settings.
+"""
 
 
 def main(

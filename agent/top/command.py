@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.adapters.local_client import NOT_FOUND, READ_SOCKET, AgentUnreachable, ask
+from agent.adapters.local_client import (
+    NOT_FOUND,
+    READ_SOCKET,
+    RUNTIME_DIR_VARIABLE,
+    AgentUnreachable,
+    ask,
+    runtime_dir,
+)
 from agent.domain.node_picture import NodePicture
 from agent.domain.use_reading import decode
 from agent.errors import AgentError
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_OK, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 0, 1, 130
-RUNTIME_DIR, VARIABLE = "/run/vgpu-agent", "VGPU_RUNTIME_DIR"
 USE = "/v1/use"
 SHORTEST_S, LONGEST_S, USUAL_S = 0.5, 3600.0, 2.0
 SECOND_LOOK_WITHIN_S, LOOK_AGAIN_S = 6.0, 0.25  # the agent itself looks every few seconds
@@ -83,14 +89,12 @@ def _parser(
         default=USUAL_S,
         help=f"time between two looks, {SHORTEST_S:g} to {LONGEST_S:g} s (default {USUAL_S:g})",
     )
-    socket = f"{environ.get(VARIABLE) or RUNTIME_DIR}/{READ_SOCKET}"
+    socket = str(runtime_dir(environ) / READ_SOCKET)
     made.add_argument(
         "--socket",
         metavar="PATH",
         default=socket,
-        help=f"the agent's socket (default {RUNTIME_DIR}/{READ_SOCKET}, or in {VARIABLE})".replace(
-            "%", "%%"
-        ),
+        help=f"the agent's socket (default {socket}, by {RUNTIME_DIR_VARIABLE})".replace("%", "%%"),
     )
     return made
 

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from agent import logs
-from agent.cli import main, settings_parser
+from agent.cli import main
+from agent.command_line import settings_parser
 from agent.config import Config
 from agent.domain.handshake import HANDSHAKE
 from agent.domain.nodelock import LOCK

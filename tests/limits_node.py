@@ -61,7 +61,6 @@ class Node:
     counted: list[tuple[str, str]] = field(default_factory=list)
     now_s: float = 1000.0
     sharing: Sharing = field(default_factory=Sharing)
-    alone: bool = True
 
     def __post_init__(self) -> None:
         self.host = self.root / "vgpu"
@@ -175,7 +174,6 @@ class Agent:
             containers,
             event=node.events.append,
             count=lambda source, outcome: node.counted.append((source, outcome)),
-            alone=lambda: node.alone,
         )
         self.annotations = LimitAnnotations(
             self.changes, containers, limits, node.pods, rule=rule, clock=lambda: node.now_s

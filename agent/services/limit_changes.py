@@ -54,6 +54,7 @@ class _Asked:
     """A request that waits for the loop."""
 
     body: bytes
+    begun: threading.Lock = field(default_factory=threading.Lock)  # taken once, never given back
     done: threading.Event = field(default_factory=threading.Event)
     answer: tuple[int, bytes] = (FAILED_STATUS, b'{"error": "the agent failed: look at its log"}')
 
@@ -71,16 +72,11 @@ class LimitChanges:
         *,
         event: Callable[[ClusterEvent], None] = lambda _: None,
         count: Callable[[str, str], None] = lambda _source, _outcome: None,
-        alone: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`count` gets the source of each request ("socket", "annotation") and its outcome.
-
-        `alone`: whether this agent is the one that serves the node.
-        """
+        """`count` gets the source of each request ("socket", "annotation") and its outcome."""
         self._limits = limits
         self._containers = containers
         self._event = event
-        self._alone = alone
         self._waiting: queue.Queue[_Asked] = queue.Queue(MAX_WAITING)
         self._wake: Callable[[], None] = lambda: None
         self.count = count
@@ -100,10 +96,16 @@ class LimitChanges:
         self._wake()
         if asked.done.wait(WAIT_S):
             return asked.answer
+        if asked.begun.acquire(blocking=False):  # nobody will: it must not be done in an hour
+            return _problem(
+                UNAVAILABLE,
+                "nothing was changed: the agent has just started, waits for another one on this "
+                "node to end, or has much to do; /readyz tells, ask again when it is ready",
+            )
         return _problem(
             UNAVAILABLE,
-            "it is not done yet, because the agent has just started or the node's disk is slow; "
-            "ask again in a moment: it may be done by then, and doing it twice does no harm",
+            "it is still being done, because the node's disk is slow: look at the log, or ask "
+            "again, which does no harm",
         )
 
     def on_post(self, wake: Callable[[], None]) -> None:
@@ -117,6 +119,8 @@ class LimitChanges:
                 asked = self._waiting.get_nowait()
             except queue.Empty:
                 return
+            if not asked.begun.acquire(blocking=False):
+                continue
             try:
                 asked.answer = self.answer(asked.body)
             finally:
@@ -126,11 +130,6 @@ class LimitChanges:
         """Do what the body asks, now; give the HTTP status and a JSON body."""
         try:
             request = parse_body(body)
-            if not self._alone():
-                raise NodeNotReady(
-                    "this agent does not serve the node yet, because another one does: ask again "
-                    "when that one has ended, as /readyz tells"
-                )
             record = self._containers.addressed(request.target)
             with self.one_at_a_time:
                 changes = self._by_socket(request, record)

@@ -21,6 +21,11 @@ def hook_dir() -> Path:
     return data_dir() / ".build" / "hook" / platform.machine()
 
 
+def web_dir() -> Path:
+    """The directory of the web page."""
+    return data_dir() / "agent" / "web"
+
+
 def frozen_folder() -> Path | None:
     """The folder of the frozen program that runs, which can be installed; None: from source."""
     return Path(sys.executable).resolve().parent if getattr(sys, "_MEIPASS", "") else None

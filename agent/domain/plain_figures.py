@@ -1,5 +1,7 @@
 """How are amounts told to people? Short, in binary units, and never more exact than they are."""
 
+import math
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _STEP = 1024
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
@@ -28,4 +30,4 @@ def span_text(seconds: float) -> str:
 def share_text(share: float) -> str:
     """A share (0 to 1) in percent, e.g. "42 %"; something is never told as nothing."""
     percent = 100 * share
-    return "<1 %" if 0 < percent < 1 else f"{percent:.0f} %"
+    return "<1 %" if 0 < percent < 1 else f"{math.floor(percent + 0.5)} %"

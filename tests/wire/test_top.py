@@ -116,7 +116,7 @@ def test_once(node: Node, arguments: list[str], environ: dict[str, str], width: 
     text = " ".join(ran.stdout.split())
     assert "team/infer-0/main" in text
     assert "5 GiB of 8 GiB" in text
-    assert "29 % of 30 % +12 %" in text, "the rate between two looks"
+    assert "29 % of 30 % +13 %" in text, "the rate between two looks"
 
 
 def test_json_is_what_the_agent_says(node: Node) -> None:

@@ -219,19 +219,10 @@ CASES = (
         "VgpuServiceRestarts", "once",
         {'vgpu_service_restarts_total{service="health",instance="node-1"}': "0+0x20 1+0x20"},
     ),
-    fires(
-        "VgpuUseStale", "stands still",
-        {'vgpu_use_timestamp_seconds{instance="node-1"}': "600+0x40",
-         f'vgpu_container_info{{tier="hook",{POD}}}': "1+0x40"},
-    ),
+    fires("VgpuUseStale", "stands still", {'vgpu_use_timestamp_seconds{instance="node-1"}': "600+0x40"}),
     quiet(
         "VgpuUseStale", "a minute old",
-        {'vgpu_use_timestamp_seconds{instance="node-1"}': "-60+60x40",
-         f'vgpu_container_info{{tier="hook",{POD}}}': "1+0x40"},
-    ),
-    quiet(
-        "VgpuUseStale", "nobody uses a GPU",
-        {'vgpu_use_timestamp_seconds{instance="node-1"}': "600+0x40"},
+        {'vgpu_use_timestamp_seconds{instance="node-1"}': "-60+60x40"},
     ),
     fires(
         "VgpuMetricsLeftOut", "too many",

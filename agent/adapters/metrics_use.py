@@ -144,7 +144,7 @@ REJECTED = Family("vgpu_region_rejected_total", ("reason",),
                   "none; the container's owner may have written to it.")  # fmt: skip
 TAKEN_AT = Family("vgpu_use_timestamp_seconds", (),
                   "Unix time at which the use of GPUs was looked at; when it stands still, the "
-                  "driver hangs and the figures of use are old.")  # fmt: skip
+                  "figures of use are old and the agent's log says why.")  # fmt: skip
 LEFT_OUT = Family("vgpu_metrics_left_out", ("kind",),
                   "Containers, processes and bypasses that exist and have no metrics, because "
                   "there are too many or two have one name.")  # fmt: skip

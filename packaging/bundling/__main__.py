@@ -24,6 +24,7 @@ from agent.shipped import FOLDERS
 from agent.version import VERSION
 
 SHIPPED = tuple(name for name in FOLDERS if any((ROOT / name).rglob("*")))
+WEB_PAGE = "agent/web"
 FLOOR = (2, 28)  # glibc of RHEL 8, Debian 10 and Ubuntu 20.04's elders
 FLOOR_OF_HOOK = (2, 17)  # containers are older than their hosts
 NAME = f"vgpu-agent-{VERSION}-linux-x86_64"
@@ -46,7 +47,7 @@ def main(dist: Path, hook_dir: Path, work: Path, key: Path | None) -> int:
     say("freezing the agent")
     data = {
         "hook": shipped_hook(hook_dir, work / "hook"),
-        **{name: ROOT / name for name in SHIPPED},
+        **{name: ROOT / name for name in (*SHIPPED, WEB_PAGE)},
         ".": write_record(work / "build.json"),
     }
     folder = frozen(runtime, data, work / "frozen", work / "freeze")

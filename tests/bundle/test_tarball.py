@@ -69,6 +69,7 @@ def test_it_has_what_the_other_files_of_the_release_have(
         *("packaging/daemonset/base/daemonset.yaml", "packaging/daemonset/base/rbac.yaml"),
         *("packaging/grafana/vgpu-agent.json", "packaging/prometheus/vgpu-agent.rules.yaml"),
         *("docs/install/systemd.md", "docs/install/kubernetes.md", "docs/configuration.md"),
+        "vgpu-agent/_internal/agent/web/index.html",
         *("vgpu-agent/_internal/licences/LICENSE", "vgpu-agent/_internal/licences/THIRD-PARTY.txt"),
     ],
 )

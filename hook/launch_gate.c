@@ -324,12 +324,14 @@ static void pass_slowly(struct launch *launch, int place)
 /* Whether the launch is paid for already, or needs no paying. */
 static inline bool pass_fast(struct launch *launch, const struct core_share *core)
 {
-    if (core->blocked_until_ns || atomic_load_explicit(&captures, memory_order_relaxed) > 0)
+    if (atomic_load_explicit(&captures, memory_order_relaxed) > 0)
         return false;
+    launch_gate_count++; /* whichever way it goes */
     struct region *region = region_mapped();
-    if (!region || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != LAUNCH_GATE_RECENT)
+    if (core->blocked_until_ns || !region
+        || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != LAUNCH_GATE_RECENT)
         return false;
-    if (++launch_gate_count >= LAUNCH_GATE_NOTE)
+    if (launch_gate_count >= LAUNCH_GATE_NOTE)
         note_activity(launch->lane, monotonic_ns());
     if (!core->enforced) {
         launch->lane = NULL;

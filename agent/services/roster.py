@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from agent import logs
 from agent.domain.feedback import BLOCKED, Sharer, priority_of
-from agent.domain.lending import WHOLE_PERMILLE
+from agent.domain.lending import WHOLE_PERMILLE, Lease
 from agent.domain.limits_file import CorePolicy, LimitsFile
 from agent.domain.pods import Container
 from agent.domain.switch_words import SwitchWords
 from agent.errors import AgentError
-from agent.ports import ContainerKey, LiveLimits, RegionSwitches
+from agent.ports import ContainerKey, Leases, RegionSwitches
 from agent.services.lending import ShareOfGpu, Sharing
 from agent.services.published import Pods
 
@@ -81,14 +81,14 @@ class Roster:
     def __init__(
         self,
         switches: RegionSwitches,
-        limits: LiveLimits,
+        leases: Leases,
         pods: Pods,
         *,
         priorities_of_regions: bool = False,
     ) -> None:
         """`priorities_of_regions`: believe what libraries write down, as HAMi's monitor does."""
         self._switches = switches
-        self._limits = limits
+        self._leases = leases
         self._pods = pods
         self._of_regions = priorities_of_regions
         self._fresh = True  # nothing was looked at yet
@@ -96,8 +96,8 @@ class Roster:
     def members(self) -> Mapping[ContainerKey, Member]:
         """All containers with a usage region. Raises NodeNotReady.
 
-        What somebody else left blocked, perhaps an agent that is gone, is lifted: the first time
-        everywhere, later where our library is, which nobody else is to block.
+        What somebody else left blocked or lent, perhaps an agent that is gone, is taken back: the
+        first time everywhere, later where our library is, which nobody else is to block.
         """
         words = self._switches.refresh()
         fresh, self._fresh = self._fresh, False
@@ -105,6 +105,8 @@ class Roster:
 
     def _member(self, key: ContainerKey, words: SwitchWords, *, fresh: bool) -> Member:
         limits = self._read(key) if words.ours else None
+        if fresh and limits is not None:
+            self._take_back(key, limits)
         if fresh or limits is not None:
             words = self._lifted(key, words)
         spec = self._spec(key)
@@ -122,9 +124,22 @@ class Roster:
             return replace(words, recent_kernel=0)
         return words
 
+    def _take_back(self, key: ContainerKey, limits: LimitsFile) -> None:
+        """Leases end by themselves, but launches take the slower way while one stands there."""
+        left = {
+            line: Lease()
+            for line, device in enumerate(limits.devices)
+            if device.lent_permille or device.lent_until_ns or device.blocked_until_ns
+        }
+        if left:
+            try:
+                self._leases.lease(*key, left)
+            except AgentError as error:
+                log.failing("lease not ended", about="_".join(key), error=error)
+
     def _read(self, key: ContainerKey) -> LimitsFile | None:
         try:
-            limits = self._limits.read(*key)
+            limits = self._leases.read(*key)
         except AgentError as error:
             log.failing("limits not read", error=error)
             return None

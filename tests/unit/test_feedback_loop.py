@@ -277,6 +277,16 @@ def test_what_was_left_blocked_is_lifted_at_the_start(kind: str) -> None:
     assert node.words[key].recent_kernel == 0
 
 
+def test_leases_that_were_left_are_ended_at_the_start() -> None:
+    node = Node()
+    key, other = node.ours("left", recent=0), node.ours("right", recent=0)
+    device = replace(node.limits[key].devices[0], blocked_until_ns=1)
+    node.limits[key] = replace(node.limits[key], devices=(device,))
+    feedback(node).round_once()
+    assert node.leases == {(key, 0): Lease()}
+    assert other not in {at for at, _ in node.leases}
+
+
 def test_a_switch_that_a_tenant_of_ours_turned_off_is_turned_on() -> None:
     node = Node()
     key = node.ours("alone")

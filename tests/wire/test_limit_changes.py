@@ -440,12 +440,21 @@ def test_what_could_not_be_done_in_time_is_not_done_later(node: Node) -> None:
 
 
 def test_a_request_that_takes_long_is_answered_all_the_same(node: Node) -> None:
-    node.grant("p")
+    record = node.grant("p")
     agent = node.agent()
-    with running(agent), agent.changes.one_at_a_time:
+    worker = threading.Thread(target=agent.changes.serve_waiting)
+
+    def begun() -> None:
+        worker.start()
+        eventually(agent.changes._waiting.empty)
+
+    agent.changes.on_post(begun)
+    with agent.changes.one_at_a_time:  # as long as another change waits for the disk
         status, content = agent.changes.post(b'{"target": "p", "memory": "500Mi"}')
         assert status == 503
         assert "still being done" in json.loads(content)["error"]
+    worker.join(10)
+    assert node.held(record) == [(500, 40)]
 
 
 def test_the_log_says_who_changed_what(node: Node) -> None:

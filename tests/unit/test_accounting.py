@@ -8,7 +8,7 @@ import pytest
 from agent import logs
 from agent.domain.accounting import ContainerUse, GpuProcess, Tier, Totals
 from agent.domain.enforcement import State
-from agent.domain.grants import Claim
+from agent.domain.grants import Claim, Mount
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
 from agent.domain.region import Region, Rejected
 from agent.domain.region_reading import RegionReading
@@ -207,6 +207,22 @@ def test_who_keeps_the_limits(
     assert world.only().tier is tier
 
 
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        pytest.param(f"libvgpu.so.{HOOK}", HOOK, id="ours"),
+        pytest.param("libvgpu.so", "", id="without a version"),
+        pytest.param("libvgpu.so.v2.10.0", "", id="HAMi's"),
+    ],
+)
+def test_which_library_was_mounted(world: World, name: str, version: str) -> None:
+    mount = Mount("/usr/local/vgpu/libvgpu.so", f"/host/vgpu/{name}")
+    beside = Mount("/usr/local/vgpu", "/host/vgpu/containers/libvgpu.so.1-0123456789abcdef")
+    grant = replace(record().grant, mounts=(beside, mount))
+    world.give(replace(record(), grant=grant), region(slot()))
+    assert world.only().hook_version == version
+
+
 # --- devices of a container -----------------------------------------------------------------------
 
 
@@ -304,10 +320,11 @@ def test_of_finished_pods_nothing_is_told(world: World) -> None:
 
 
 @pytest.fixture
-def said() -> io.StringIO:
-    stream = io.StringIO()
-    logs.configure(form="logfmt", stream=stream)
-    return stream
+def said(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    sink = logs._Sink()
+    sink.stream = io.StringIO()
+    monkeypatch.setattr(logs, "_SINK", sink)
+    return sink.stream
 
 
 def test_a_rejected_region_is_counted_and_said_once(world: World, said: io.StringIO) -> None:

@@ -284,6 +284,26 @@ def test_only_pods_that_may_have_processes_are_looked_for(
     assert bed.processes.asked == ([{"u1": Granted(frozenset({"main"}), ids)}] if asked else [])
 
 
+def test_what_was_seen_is_there_for_others_and_whom_it_is_about() -> None:
+    bed = Bed()
+    bed.loop = Enforcement(
+        bed.grants, bed.pods, bed.processes, bed.regions, boot_s=lambda: 12.345
+    )  # fmt: skip
+    bed.look(USER)
+    seen = bed.loop.seen.now()
+    assert (seen.seeing, seen.began_at_ticks) == (True, 1234)
+    assert seen.processes == {("u1", "main"): (USER,)}
+    assert seen.looked_for == {("u1", "main")}
+    bed.processes.error = OSError("no /proc")
+    bed.loop.look_once()
+    assert not bed.loop.seen.now().seeing
+    bed.processes.error = None
+    bed.look(USER)
+    bed.pods.publish(PodTable(synced=True))
+    bed.loop.look_once()
+    assert (bed.loop.seen.now().seeing, bed.loop.seen.now().looked_for) == (False, frozenset())
+
+
 def test_a_pid_is_written_where_the_grant_says() -> None:
     bed = Bed()
     bed.regions.now = RegionLook(slots=(SLOT,))

@@ -28,6 +28,15 @@ S = 1_000_000_000
 LEDGER: Ledger = {("u", "main", "G"): Entry(Totals(gpu_ns=7), Totals(gpu_ns=9), 5.0)}
 
 
+@pytest.fixture(autouse=True)
+def said(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is logged."""
+    sink = logs._Sink()
+    sink.stream = io.StringIO()
+    monkeypatch.setattr(logs, "_SINK", sink)
+    return sink.stream
+
+
 class Os:
     """The module as a process has it that is killed at its n-th call; nothing is done after that."""
 
@@ -89,25 +98,21 @@ def test_the_disk_is_made_to_write_once_a_minute(
     ],
 )
 def test_a_file_that_is_none_starts_anew_and_says_so(
-    tmp_path: Path, spoil: Callable[[Path], object]
+    tmp_path: Path, said: io.StringIO, spoil: Callable[[Path], object]
 ) -> None:
-    stream = io.StringIO()
-    logs.configure(form="logfmt", stream=stream)
     TotalsFile(tmp_path).save(LEDGER)
     spoil(tmp_path / NAME)
     file = TotalsFile(tmp_path)
     assert file.load() == {}
-    assert "totals_start_anew" in stream.getvalue()
+    assert "totals_start_anew" in said.getvalue()
     if not (tmp_path / NAME).is_dir():
         file.save(LEDGER)
         assert TotalsFile(tmp_path).load() == LEDGER
 
 
-def test_a_first_start_is_nothing_to_tell(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    logs.configure(form="logfmt", stream=stream)
+def test_a_first_start_is_nothing_to_tell(tmp_path: Path, said: io.StringIO) -> None:
     assert TotalsFile(tmp_path).load() == {}
-    assert stream.getvalue() == ""
+    assert said.getvalue() == ""
 
 
 def test_a_disk_that_refuses_is_the_nodes_problem(tmp_path: Path) -> None:
@@ -160,7 +165,10 @@ class NeverBack(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scratch = tempfile.TemporaryDirectory()
-        logs.configure(form="logfmt", stream=io.StringIO())
+        self.patch = pytest.MonkeyPatch()
+        sink = logs._Sink()
+        sink.stream = io.StringIO()
+        self.patch.setattr(logs, "_SINK", sink)
         self.world = World(TotalsFile(Path(self.scratch.name)))
         self.counted = Totals()
         self.shown = Totals()
@@ -177,6 +185,7 @@ class NeverBack(RuleBasedStateMachine):
             self.shown = now
 
     def teardown(self) -> None:
+        self.patch.undo()
         self.scratch.cleanup()
 
     def count(self) -> None:

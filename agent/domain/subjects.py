@@ -1,6 +1,7 @@
 """Which containers' use is told: those with a grant of ours, and those that HAMi's plugin granted.
 
-The second kind has a directory on the node and a pod, whose annotation says what was decided.
+The second kind has a directory on the node and a pod, whose annotation says what was decided. So
+has one of ours whose grant the journal has lost.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,6 @@ class Subject:
     region_name: str = ""  # empty: no grant of ours says it
     hook_version: str = ""
     switched_off: bool = False  # by its author
-    ours: bool = True  # the grant is this agent's
 
     @property
     def key(self) -> tuple[str, str]:
@@ -94,7 +94,6 @@ def _of_pod(pod: Pod, container: str, now_s: float) -> Subject:
         container=container,
         claims=_decided(pod, container),
         granted_at_s=now_s if bound_s is None else min(bound_s, now_s),
-        ours=False,
     )
 
 

@@ -190,8 +190,6 @@ class Accounting:
         )
 
     def _limits(self, subject: Subject) -> LimitsFile | None:
-        if not subject.ours:
-            return None
         try:
             limits = self._books.limits.read(*subject.key)
         except AgentError as error:

@@ -297,6 +297,18 @@ def test_who_was_granted_before_us_is_told_of(world: World, text: str, limit: in
     assert [name.name for name in world.regions.asked] == [""]
 
 
+def test_a_container_whose_grant_was_lost_has_its_limits_all_the_same(world: World) -> None:
+    world.pods.publish(PodTable({"uid-train": pod("train")}, synced=True))
+    world.regions.listed = (("uid-train", "main"),)
+    world.count(region(slot(), charged_ns=S))
+    world.limits.files["uid-train", "main"] = LimitsFile(devices=(LINE,))
+    use = world.only()
+    assert (use.tier, use.devices[0].memory_limit_bytes) == (Tier.HOOK, 500 * MIB)
+    assert use.devices[0].totals == Totals()  # since when it runs is not known
+    world.count(region(slot(), charged_ns=2 * S))
+    assert world.device().totals.gpu_ns == 2 * S
+
+
 def test_init_containers_have_their_place_in_the_annotation(world: World) -> None:
     init = replace(pod("old").containers[0], name="prepare", kind="init")
     for text in (f";{A},NVIDIA,700,50:;", f"{A},NVIDIA,700,50:;"):  # with it, and without

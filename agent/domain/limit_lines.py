@@ -103,8 +103,19 @@ def _unleased(device: DeviceLimit, now_ns: int) -> DeviceLimit:
 
 def changes_only_lines(before: LimitsFile, after: LimitsFile) -> bool:
     """Whether a file can be changed in place from one to the other."""
-    return replace(after, devices=(), alive_at_ns=0) == replace(
-        before, devices=(), alive_at_ns=0
-    ) and [(d.uuid, d.oversubscribe) for d in after.devices] == [
-        (d.uuid, d.oversubscribe) for d in before.devices
-    ]
+    return _unchanging(before) == _unchanging(after)
+
+
+def _unchanging(limits: LimitsFile) -> LimitsFile:
+    devices = tuple(
+        replace(
+            device,
+            memory_limit_bytes=0,
+            core_permille=0,
+            lent_permille=0,
+            lent_until_ns=0,
+            blocked_until_ns=0,
+        )
+        for device in limits.devices
+    )
+    return replace(limits, devices=devices, alive_at_ns=0)

@@ -14,7 +14,7 @@ enum { READ_ATTEMPTS = 200, FIRST_READ_PATIENCE_MS = 500, UNKNOWN = -1 };
 /* What a line says, in one piece. */
 struct line {
     uint64_t memory_limit_bytes, lent_until_ns, blocked_until_ns;
-    uint32_t flags, core_permille, lent_permille;
+    uint32_t flags, core_permille, lent_permille, told_memory_mib, told_core_permille;
 };
 
 /* What is known of a place; filled once, before `line` or the place itself is told to anybody. */
@@ -65,6 +65,8 @@ static bool try_line(int i, struct line *line, uint32_t *sequence)
     line->lent_permille = WORD(device->lent_permille);
     line->lent_until_ns = WORD(device->lent_until_ns);
     line->blocked_until_ns = WORD(device->blocked_until_ns);
+    line->told_memory_mib = WORD(device->told_memory_mib);
+    line->told_core_permille = WORD(device->told_core_permille);
     atomic_thread_fence(memory_order_acquire);
     return atomic_load_explicit(&device->sequence, memory_order_relaxed) == *sequence;
 }
@@ -269,7 +271,9 @@ uint64_t limits_memory_bytes(int place)
         return 0;
     if (file) {
         line_at(place, &line);
-        return lower_limit(line.memory_limit_bytes, places[place].settings_bytes);
+        uint64_t own = places[place].settings_bytes;
+        return own == (uint64_t)line.told_memory_mib << 20 ? line.memory_limit_bytes
+                                                           : lower_limit(line.memory_limit_bytes, own);
     }
     uint64_t told = region_told_bytes(place);
     return told ? told : places[place].settings_bytes;
@@ -284,7 +288,7 @@ bool limits_oversubscribe(int place)
     return (line.flags & LIMITS_OVERSUBSCRIBE) != 0;
 }
 
-/* The environment may only lower what the agent allows. */
+/* The environment may only lower what the agent allows; here and in the two functions around. */
 static enum core_policy policy(void)
 {
     enum core_policy own = settings()->core_policy;
@@ -300,7 +304,8 @@ struct core_share limits_core(int place)
     share.permille = places[place].settings_permille;
     if (file) {
         line_at(place, &line);
-        share.permille = share_in(&line) < share.permille ? share_in(&line) : share.permille;
+        if (share_in(&line) < share.permille || share.permille == line.told_core_permille)
+            share.permille = share_in(&line);
         share.lent_permille = settings()->core_policy == CORES_FORCE ? 0 : line.lent_permille;
         share.lent_until_ns = line.lent_until_ns;
         share.blocked_until_ns = line.blocked_until_ns;

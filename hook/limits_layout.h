@@ -41,7 +41,9 @@ struct limits_device {
     uint32_t lent_permille; /* idle share of others, on top, until lent_until_ns */
     uint64_t lent_until_ns; /* CLOCK_MONOTONIC, as are all times here */
     uint64_t blocked_until_ns; /* nothing is launched before */
-    uint64_t reserved;
+    /* What the agent has put into the container's environment for this device, which thus says no more than
+     * this file; 0: it has not. What a process finds there instead counts. */
+    uint32_t told_memory_mib, told_core_permille;
 };
 
 struct limits_file {
@@ -62,6 +64,7 @@ struct limits_file {
 _Static_assert(sizeof(struct limits_device) == 64, "a cache line");
 _Static_assert(offsetof(struct limits_device, memory_limit_bytes) == 24, "memory_limit_bytes");
 _Static_assert(offsetof(struct limits_device, blocked_until_ns) == 48, "blocked_until_ns");
+_Static_assert(offsetof(struct limits_device, told_memory_mib) == 56, "told_memory_mib");
 _Static_assert(offsetof(struct limits_file, region_inode) == 24, "region_inode");
 _Static_assert(offsetof(struct limits_file, region_id) == 32, "region_id");
 _Static_assert(offsetof(struct limits_file, devices) == 64, "devices");

@@ -16,10 +16,10 @@ from agent.domain.grants import Claim
 MAGIC, VERSION = 0x6D696C76, 1  # "vlim"
 FILE_BYTES = 4096
 MAX_DEVICES = 16
-MIB, MAX_BYTES = 1 << 20, (1 << 64) - 1
+MIB, MAX_BYTES, MAX_U32 = 1 << 20, (1 << 64) - 1, (1 << 32) - 1
 
 _HEADER = struct.Struct("<4I3Q24x")
-_LINE = struct.Struct("<II16sQIIQQ8x")
+_LINE = struct.Struct("<II16sQIIQQII")
 _CACHE_PATH = struct.Struct("<256s")
 _MIG, _OVERSUBSCRIBE = 1, 2
 
@@ -45,6 +45,10 @@ class DeviceLimit:
     lent_permille: int = 0  # on top, until lent_until_ns
     lent_until_ns: int = 0
     blocked_until_ns: int = 0
+    # What Allocate has put into the container's environment for this device: the hook then goes by
+    # this file alone, so that a limit can be raised. 0: nothing.
+    told_memory_mib: int = 0
+    told_core_permille: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +94,10 @@ def limits_of(
                 memory_limit_bytes=min(memory_mib[uuid] * MIB, MAX_BYTES),
                 core_permille=min(core_percent[uuid], 100) * 10,
                 oversubscribe=oversubscribe,
+                told_memory_mib=min(claims[place].memory_mib, MAX_U32),
+                told_core_permille=min(claims[0].core_percent, 100) * 10,
             )
-            for uuid in memory_mib
+            for place, uuid in enumerate(memory_mib)
         ),
         core_policy=core_policy,
         cache_path=cache_path,
@@ -151,6 +157,8 @@ def _encode_line(device: DeviceLimit) -> bytes:
             device.lent_permille,
             device.lent_until_ns,
             device.blocked_until_ns,
+            device.told_memory_mib,
+            device.told_core_permille,
         )
     except struct.error as error:
         raise MalformedLimits(f"a number of {device.uuid} does not fit: {error}") from error
@@ -182,8 +190,10 @@ def decode(content: bytes) -> LimitsFile:
     )
 
 
-def _decode_line(fields: tuple[int, int, bytes, int, int, int, int, int]) -> DeviceLimit:
-    sequence, flags, digits, memory, core, lent, lent_until_ns, blocked_until_ns = fields
+def _decode_line(
+    fields: tuple[int, int, bytes, int, int, int, int, int, int, int],
+) -> DeviceLimit:
+    sequence, flags, digits, memory, core, lent, lent_until_ns, blocked_until_ns, *told = fields
     if sequence % 2:
         raise MalformedLimits("a line is half written")
     return DeviceLimit(
@@ -194,4 +204,6 @@ def _decode_line(fields: tuple[int, int, bytes, int, int, int, int, int]) -> Dev
         lent_permille=lent,
         lent_until_ns=lent_until_ns,
         blocked_until_ns=blocked_until_ns,
+        told_memory_mib=told[0],
+        told_core_permille=told[1],
     )

@@ -53,6 +53,24 @@ def test_the_file_allows_and_the_environment_may_lower(
     assert said["stderr"] == ""
 
 
+@pytest.mark.parametrize(
+    ("told_mib", "env_mib", "mib"),
+    [
+        pytest.param(700, 700, 1000, id="what Allocate put there does not lower"),
+        pytest.param(700, 600, 600, id="a lower one counts"),
+        pytest.param(700, 800, 800, id="one between counts"),
+        pytest.param(700, 2000, 1000, id="a higher one does not"),
+        pytest.param(0, 700, 700, id="an agent that does not tell"),
+    ],
+)
+def test_a_limit_can_be_raised_above_what_allocate_wrote(
+    bed: LimitsBed, told_mib: int, env_mib: int, mib: int
+) -> None:
+    bed.write(gpu(told_memory_mib=told_mib))
+    said = bed.node.run(ASK, **bed.environment(**{f"{LIMIT}_0": f"{env_mib}m"}))
+    assert (said["total"], said["info"]) == (mib, [mib, mib])
+
+
 def test_a_process_without_environment_is_limited_and_counts_with_the_others(
     bed: LimitsBed,
 ) -> None:
@@ -305,6 +323,24 @@ def test_a_share_of_the_file_may_only_be_lowered(
 ) -> None:  # fmt: skip
     bed.write(gpu(core_permille=permille), core_policy=policy)
     assert shares(bed, open_library, **env)[:2] == [enforced, expected]
+
+
+@pytest.mark.parametrize(
+    ("told", "env", "expected"),
+    [
+        pytest.param(300, "30", 500, id="what Allocate put there does not lower"),
+        pytest.param(300, "20", 200, id="a lower one counts"),
+        pytest.param(300, "40", 400, id="one between counts"),
+        pytest.param(300, "80", 500, id="a higher one does not"),
+        pytest.param(1000, "0", 500, id="none was put there"),
+        pytest.param(0, "30", 300, id="an agent that does not tell"),
+    ],
+)
+def test_a_share_can_be_raised_above_what_allocate_wrote(
+    bed: LimitsBed, open_library: Path, told: int, env: str, expected: int
+) -> None:
+    bed.write(gpu(core_permille=500, told_core_permille=told))
+    assert shares(bed, open_library, **{SM: env})[:2] == [True, expected]
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ int main(void)
            f.core_policy, f.alive_at_ns, f.region_inode, f.region_id, f.cache_path);
     for (uint32_t i = 0; i < f.device_count; i++) {
         struct limits_device *d = &f.devices[i];
-        printf("%" PRIu32 " %" PRIu32 " %02x%02x %" PRIu64 " %" PRIu32 " %" PRIu32 " %" PRIu64 " %" PRIu64 "\n",
+        printf("%" PRIu32 " %" PRIu32 " %02x%02x %" PRIu64 " %" PRIu32 " %" PRIu32 " %" PRIu64 " %" PRIu64 " %" PRIu32 " %" PRIu32 "\n",
                d->sequence, d->flags, d->uuid[0], d->uuid[15], d->memory_limit_bytes, d->core_permille,
-               d->lent_permille, d->lent_until_ns, d->blocked_until_ns);
+               d->lent_permille, d->lent_until_ns, d->blocked_until_ns, d->told_memory_mib,
+               d->told_core_permille);
     }
     return 0;
 }
@@ -36,7 +37,8 @@ int main(void)
 def test_both_sides_name_the_same_bytes(tmp_path: Path) -> None:
     gpu = DeviceLimit(uuid="GPU-a1000000-0000-4000-8000-0000000000b2", memory_limit_bytes=1 << 40,
                       core_permille=301, lent_permille=7, lent_until_ns=1 << 41,
-                      blocked_until_ns=1 << 42)  # fmt: skip
+                      blocked_until_ns=1 << 42, told_memory_mib=17,
+                      told_core_permille=302)  # fmt: skip
     mig = DeviceLimit(uuid="MIG-c3000000-0000-4000-8000-0000000000d4", oversubscribe=True)
     content = encode(
         LimitsFile(
@@ -58,6 +60,6 @@ def test_both_sides_name_the_same_bytes(tmp_path: Path) -> None:
     assert said.stdout.decode().splitlines() == [
         f"1 1 {len(content)}",
         f"2 2 {1 << 43} {(1 << 44) + 1} {(1 << 63) + 1} /usr/local/vgpu/x.cache",
-        f"0 0 a1b2 {1 << 40} 301 7 {1 << 41} {1 << 42}",
-        "0 3 c3d4 0 0 0 0 0",
+        f"0 0 a1b2 {1 << 40} 301 7 {1 << 41} {1 << 42} 17 302",
+        "0 3 c3d4 0 0 0 0 0 0 0",
     ]

@@ -45,6 +45,8 @@ def test_the_nodes_policy_is_in_the_file(
                 memory_limit_bytes=3000 << 20,
                 core_permille=300,
                 oversubscribe=oversubscribe,
+                told_memory_mib=3000,
+                told_core_permille=300,
             ),
         ),
         core_policy=core_policy,

@@ -1,6 +1,8 @@
-"""The agent's feedback loop as a process, in real time: `python feedback_agent.py HOST_VGPU_DIR`.
+"""The agent's feedback loop as a process, in real time.
 
-Rounds come every 0.1 s. Says "ready" after the first one.
+    python feedback_agent.py HOST_VGPU_DIR [SECONDS_BETWEEN_ROUNDS]
+
+Rounds come every 0.1 s if nothing is said. Says "ready" after the first one.
 """
 
 import sys
@@ -27,7 +29,7 @@ feedback = Feedback(
     roster,
     Levers(switches, leases, ProcessGuard()),
     lender=Lender(switches, leases),
-    every_s=0.1,
+    every_s=float(sys.argv[2]) if len(sys.argv) > 2 else 0.1,
 )
 feedback.turn()
 sys.stdout.write("ready\n")

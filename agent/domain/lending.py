@@ -8,7 +8,8 @@ nobody's own share is touched by what another one says. Times are CLOCK_MONOTONI
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 WHOLE_PERMILLE = 1000
 MOST_PERMILLE = 999  # with what is lent: at 1000 the hook would stop counting what is used
@@ -23,8 +24,7 @@ USAGES = 4  # looked back on
 MARGIN_PERMILLE = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(NamedTuple):
     """What a container's own counters say of one GPU (docs/usage-region.md). Any numbers."""
 
     budget_ns: int
@@ -60,36 +60,40 @@ def looked(before: Record | None, activity: Activity, own_permille: int, now_ns:
             usage_charged_ns=activity.charged_ns,
         )
     earlier = before.activity
-    took = activity.refilled_at_ns != earlier.refilled_at_ns
-    waits = activity.waits != earlier.waits or (took and activity.budget_ns <= 0)
+    if not before.active and activity == earlier:
+        return before
+    refilled_ns = activity.refilled_at_ns
+    waits = activity.waits != earlier.waits or (
+        activity.budget_ns <= 0 and refilled_ns != earlier.refilled_at_ns
+    )
     # A launch is charged for when it is made, and may run for as long as its share takes to pay it.
-    charged_ns = max(activity.charged_ns - earlier.charged_ns, 0)
-    lasts_ns = min(charged_ns * WHOLE_PERMILLE // max(own_permille, 1), LONGEST_LAUNCH_NS)
+    charged_ns = activity.charged_ns - earlier.charged_ns
+    lasts_ns = min(charged_ns * WHOLE_PERMILLE // own_permille, LONGEST_LAUNCH_NS)
     paid_until_ns = max(before.paid_until_ns, now_ns + lasts_ns)
-    lately = now_ns - activity.refilled_at_ns < IDLE_AFTER_NS
-    active = lately or waits or now_ns < paid_until_ns
-    now = replace(
-        before,
+    active = waits or now_ns < paid_until_ns or now_ns - refilled_ns < IDLE_AFTER_NS
+    began = active and now_ns - before.active_at_ns >= SETTLING_NS
+    usage_at_ns, usage_charged_ns, usages = _usages(before, activity.charged_ns, now_ns)
+    return Record(
         activity=activity,
         paid_until_ns=paid_until_ns,
         active=active,
         active_at_ns=now_ns if active else before.active_at_ns,
-        began_at_ns=now_ns
-        if active and now_ns - before.active_at_ns >= SETTLING_NS
-        else before.began_at_ns,
+        began_at_ns=now_ns if began else before.began_at_ns,
         waited_at_ns=now_ns if waits else before.waited_at_ns,
+        usage_at_ns=usage_at_ns,
+        usage_charged_ns=usage_charged_ns,
+        usages=usages,
     )
+
+
+def _usages(before: Record, charged_ns: int, now_ns: int) -> tuple[int, int, tuple[int, ...]]:
+    """When they were added to, what was charged by then, and what they are."""
     since_ns = now_ns - before.usage_at_ns
     if since_ns < USAGE_EVERY_NS:
-        return now
-    used_ns = max(activity.charged_ns - before.usage_charged_ns, 0)
-    usage = min(used_ns * 1000 // since_ns, WHOLE_PERMILLE)
-    return replace(
-        now,
-        usage_at_ns=now_ns,
-        usage_charged_ns=activity.charged_ns,
-        usages=(*before.usages, usage)[-USAGES:],
-    )
+        return before.usage_at_ns, before.usage_charged_ns, before.usages
+    used_ns = max(charged_ns - before.usage_charged_ns, 0)
+    usage = min(used_ns * WHOLE_PERMILLE // since_ns, WHOLE_PERMILLE)
+    return now_ns, charged_ns, (*before.usages, usage)[-USAGES:]
 
 
 def demand_permille(record: Record, own_permille: int, now_ns: int) -> int:

@@ -102,7 +102,5 @@ def _share(header: bytes, at: int) -> int:
 
 def activities(content: bytes) -> tuple[Activity, ...]:
     """Counters by place, from the bytes at ACTIVITY_AT on, as far as they are whole."""
-    return tuple(
-        Activity(*_ACTIVITY.unpack_from(content, at))
-        for at in range(0, len(content) - _ACTIVITY.size + 1, DEVICE_BYTES)
-    )
+    starts = range(0, len(content) - _ACTIVITY.size + 1, DEVICE_BYTES)
+    return tuple([Activity._make(_ACTIVITY.unpack_from(content, at)) for at in starts])

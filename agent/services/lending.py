@@ -25,7 +25,7 @@ log = logs.get(__name__)
 
 MS = 1_000_000
 LEASE_NS = 100 * MS
-LOOK_NS = 40 * MS  # so that a lease outlives one look that is late
+LOOK_NS = 45 * MS  # so that a lease outlives one look that is late
 QUIET_LOOK_NS = 250 * MS  # while nobody with a share computes
 
 
@@ -63,12 +63,19 @@ class Lender:
         self._leases = leases
         self._limited: tuple[Sharing, ...] = ()
         self._others: tuple[Sharing, ...] = ()
+        self._places: dict[ContainerKey, int] = {}  # of usage regions, that are worth reading
         self._records: dict[tuple[ContainerKey, str], Record] = {}
         self._lent: dict[ContainerKey, dict[int, int]] = {}  # permille by line
 
     def know(self, sharers: Sequence[Sharing]) -> None:
         """Who shares which GPUs until this is called again."""
         self._limited = tuple(s for s in sharers if s.limited and not s.blocked)
+        self._places = {
+            s.key: max(
+                (share.place + 1 for share in s.shares if share.place is not None), default=0
+            )
+            for s in self._limited
+        }
         self._others = tuple(s for s in sharers if not s.limited and not s.blocked)
         known = {(s.key, share.uuid) for s in self._limited for share in s.shares}
         for gone in self._records.keys() - known:
@@ -109,22 +116,22 @@ class Lender:
     def _looked(self, now_ns: int) -> Mapping[str, list[tuple[ContainerKey, int, Tenant]]]:
         """Containers with a share by GPU: who, which line, and what it has and wants."""
         found: dict[str, list[tuple[ContainerKey, int, Tenant]]] = {}
+        records = self._records
         for sharing in self._limited:
-            places = max((s.place + 1 for s in sharing.shares if s.place is not None), default=0)
-            counters = self._switches.activity(sharing.key, places)
+            key = sharing.key
+            counters = self._switches.activity(key, self._places[key])
             for share in sharing.shares:
-                demand = share.permille  # of one that cannot be read nothing is lent, nor to it
-                if share.place is None:
+                own, place = share.permille, share.place
+                demand = own  # of one that cannot be read nothing is lent, nor to it
+                if place is None:
                     demand = 0  # its processes have not come to this GPU
-                elif share.place < len(counters):
-                    at = (sharing.key, share.uuid)
-                    record = looked(
-                        self._records.get(at), counters[share.place], share.permille, now_ns
-                    )
-                    self._records[at] = record
-                    demand = demand_permille(record, share.permille, now_ns)
-                tenant = Tenant(share.permille, demand, sharing.borrows)
-                found.setdefault(share.uuid, []).append((sharing.key, share.line, tenant))
+                elif place < len(counters):
+                    at = (key, share.uuid)
+                    record = looked(records.get(at), counters[place], own, now_ns)
+                    records[at] = record
+                    demand = demand_permille(record, own, now_ns)
+                tenant = Tenant(own, demand, sharing.borrows)
+                found.setdefault(share.uuid, []).append((key, share.line, tenant))
         return found
 
     def _others_on(self, uuid: str) -> list[Tenant]:

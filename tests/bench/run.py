@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 from agent.sim.kubelet import ContainerSpec, PodSpec  # noqa: E402 - the path above leads to them
 from agent.sim.node import RESOURCE, Ask, SimNode  # noqa: E402
 from tests.bench.artifact_area import artifact_area  # noqa: E402
+from tests.bench.feedback_area import feedback_area  # noqa: E402
 from tests.bench.hook_area import BenchError, hook_area, peer_path  # noqa: E402
 from tests.bench.nodes import a_node, resident_mib  # noqa: E402
 from tests.bench.region_area import region_area  # noqa: E402
@@ -201,6 +202,7 @@ AREAS: dict[str, Callable[[], Iterator[Row]]] = {
     "idle": idle_area,
     "scrape": scrape_area,
     "region": region_area,
+    "feedback": feedback_area,
     "artifact": artifact_area,
     "hook": hook_area,
     "share": share_area,

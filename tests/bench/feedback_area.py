@@ -1,0 +1,97 @@
+"""What the feedback loop costs while containers compute: CPU time of a process that does only that."""
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
+from agent.domain.new_region import new_region
+from agent.domain.region import FILE_BYTES, TAIL, TAIL_OFFSET
+from tests.bench.rows import Row, row
+
+PROGRAM = Path(__file__).resolve().parents[1] / "feedback_agent.py"
+UID = "0a1b2c3d-0000-4000-8000-00000000000"
+GPUS = ("GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000")
+CONTAINERS, PERCENT = 8, 25
+FOR_S, SETTLED_S = 20.0, 2.0
+TOUCH_S = 0.005
+COUNTERS_AT = TAIL_OFFSET + TAIL["devices"] + TAIL["device.budget_ns"]
+_COUNTERS = struct.Struct("<qQQQQQ")  # budget, refilled, charged, throttled, launches, waits
+
+
+def feedback_area() -> Iterator[Row]:
+    """CPU with 8 containers on 2 GPUs: all at work, half of them waiting for more; and all idle."""
+    for name, working, waiting in (
+        ("all at work, 4 of them lent to", CONTAINERS // 2, CONTAINERS // 2),
+        ("all at work at their shares", 0, CONTAINERS),
+        ("all idle", 0, 0),
+    ):
+        percent = _percent(working, waiting)
+        target = 0.5 if working or waiting else None
+        label = f"CPU, share of one core, 8 containers on 2 GPUs, {name}"
+        yield row("feedback", label, [percent], "%", target=target)
+
+
+def _percent(working: int, waiting: int) -> float:
+    with tempfile.TemporaryDirectory(prefix="vgpu-bench-") as directory:
+        root = Path(directory) / "vgpu"
+        for name in ("", "containers", "limits", "state"):
+            (root / name).mkdir(mode=0o755)
+        regions = [_container(root, number) for number in range(CONTAINERS)]
+        agent = subprocess.Popen(
+            [sys.executable, PROGRAM, root, "5"], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == "ready\n"
+            _compute(regions, working, waiting, SETTLED_S)
+            before_s, began_s = _cpu_s(agent.pid), time.monotonic()
+            _compute(regions, working, waiting, FOR_S)
+            return (_cpu_s(agent.pid) - before_s) / (time.monotonic() - began_s) * 100
+        finally:
+            agent.kill()
+            agent.wait()
+
+
+def _container(root: Path, number: int) -> mmap.mmap:
+    """A container with a share of one GPU; its usage region."""
+    name = f"{UID}{number}_main"
+    home = root / "containers" / name
+    home.mkdir(mode=0o777)
+    device = DeviceLimit(uuid=GPUS[number % len(GPUS)], core_permille=PERCENT * 10)
+    limits = LimitsFile(devices=(device,), cache_path="/x")
+    (root / "limits" / name).write_bytes(encode(limits))
+    with (home / "x.cache").open("w+b") as file:
+        os.truncate(file.fileno(), FILE_BYTES)
+        for piece in new_region(limits, region_id=7, now_s=1_800_000_000):
+            os.pwrite(file.fileno(), piece.content, piece.offset)
+        return mmap.mmap(file.fileno(), 0)
+
+
+def _compute(regions: list[mmap.mmap], working: int, waiting: int, for_s: float) -> None:
+    """Count as the hook does: a tenth of the time for who works, all of the share for who waits."""
+    until_s = time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        for number, region in enumerate(regions[: working + waiting]):
+            _, _, charged, throttled, launches, waits = _COUNTERS.unpack_from(region, COUNTERS_AT)
+            waits_now = number % 2 == 0 if working else True
+            used_ns = round(TOUCH_S * 1e9 * (PERCENT / 100 if waits_now else 0.02))
+            _COUNTERS.pack_into(
+                region, COUNTERS_AT, 0 if waits_now else 5_000_000, time.monotonic_ns(),
+                charged + used_ns, throttled, launches + 10, waits + waits_now,
+            )  # fmt: skip
+        time.sleep(TOUCH_S)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of all threads, to the nanosecond."""
+    ran_ns = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        ran_ns += int((thread / "schedstat").read_text().split()[0])
+    return ran_ns / 1e9

@@ -98,6 +98,7 @@ class PodNode(SimNode):
             "/var/lib/kubelet/pod-resources": root / "pr",
             "/usr/local/vgpu": root / "vgpu",
             "/var/lib/vgpu-agent": root / "agent-state",
+            "/run/vgpu-agent": root / "agent-run",
             "/proc": Path("/proc"),
         }
 
@@ -105,7 +106,7 @@ class PodNode(SimNode):
         super().start()
         self.in_cluster.objects = self.api.objects  # one cluster, by HTTP for us, by TLS for pods
         self.in_cluster.start()
-        for name in ("vgpu", "agent-state"):  # kubelet makes them: DirectoryOrCreate
+        for name in ("vgpu", "agent-state", "agent-run"):  # kubelet makes them: DirectoryOrCreate
             (self.root / name).mkdir(mode=0o755)
         return self
 

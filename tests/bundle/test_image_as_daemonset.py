@@ -1,5 +1,6 @@
 """The image as the DaemonSet runs it: mounts, rights and variables are those of the manifest."""
 
+import json
 import os
 import re
 import shutil
@@ -73,6 +74,18 @@ def test_the_manifests_mounts_and_rights_are_enough(make_node: MakeNode) -> None
     )
     assert node.stop_agent(signal.SIGTERM) == 0
     assert "agent_stopped" in node.log_text()
+
+
+def test_the_node_can_ask_it(make_node: MakeNode, frozen_folder: Path) -> None:
+    node = make_node()
+    node.start_container()
+    ask = [frozen_folder / "vgpu-agent", "top", "--json", "--socket"]
+    done = subprocess.run(
+        [*ask, node.on_host("/run/vgpu-agent/read.sock")],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["gpus"]) == 2
 
 
 def test_it_knows_its_grants_after_a_crash(make_node: MakeNode) -> None:

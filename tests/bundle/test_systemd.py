@@ -1,5 +1,6 @@
 """The agent as a service of a host that systemd has booted, installed from the release alone, without a network."""
 
+import json
 import shutil
 import signal
 import tempfile
@@ -144,6 +145,11 @@ def test_installed_it_serves_and_again_there_is_nothing_to_do(node: Node) -> Non
         "vgpu-agent", "upgrade", "--from", "/root/release/vgpu-agent"
     ).startswith("nothing to do")
     assert node.pid() == pid
+
+
+def test_whoever_is_on_the_node_can_ask_it(node: Node) -> None:
+    told = json.loads(node.machine.ok("vgpu-agent", "top", "--json"))
+    assert len(told["gpus"]) == 2
 
 
 def test_the_single_file_installs_the_same(node: Node, single_file: Path) -> None:

@@ -146,6 +146,7 @@ def test_the_base_means_what_it_should() -> None:
     assert str(config.pod_resources_socket.parent) in mounted
     assert str(config.host_vgpu_dir) in mounted
     assert str(config.state_dir) in mounted
+    assert str(config.runtime_dir) in mounted
     assert str(config.host_proc) in mounted
     assert str(config.lock_dir.parent) in mounted
     assert config.kubeconfig is None
@@ -225,6 +226,7 @@ def test_no_choice_gives_it_more_rights(
     writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
     assert writable - {"/var/run/nvidia-container-devices/all"} == {
         "/var/lib/kubelet/device-plugins", "/usr/local/vgpu", "/var/lib/vgpu-agent",
+        "/run/vgpu-agent",
     }  # fmt: skip
 
 

@@ -77,6 +77,7 @@ def test_the_unit_agrees_with_the_program() -> None:
     assert prefix_of(UNIT.read_bytes()) == DEFAULT_PREFIX
     assert value("EnvironmentFile") == f"-{Layout.environment}"
     assert Path("/var/lib") / value("StateDirectory") == config.state_dir
+    assert Path("/run") / value("RuntimeDirectory") == config.runtime_dir
     assert int(value("StateDirectoryMode"), 8) == STATE_DIR_MODE
     assert float(value("WatchdogSec")) > 5 * TICK_S
     assert float(value("TimeoutStopSec")) > JOIN_WITHIN_S + LEAVE_WITHIN_S

@@ -170,6 +170,19 @@ CASES = (
         {f"vgpu_container_allocations_refused_total{{{DEVICE}}}": "0+0x5 3+0x40"},
     ),
     fires(
+        "VgpuLimitChangesFail", "the first",
+        {'vgpu_limit_changes_total{outcome="failed",source="socket",instance="node-1"}': "_x35 1+0x5"},
+    ),
+    fires(
+        "VgpuLimitChangesFail", "another one",
+        {'vgpu_limit_changes_total{outcome="failed",source="socket",instance="node-1"}': "1+0x35 2+0x5"},
+    ),
+    quiet(
+        "VgpuLimitChangesFail", "asked for too much",
+        {'vgpu_limit_changes_total{outcome="refused",source="socket",instance="node-1"}': "0+1x40",
+         'vgpu_limit_changes_total{outcome="changed",source="socket",instance="node-1"}': "0+1x40"},
+    ),
+    fires(
         "VgpuPodsRefused", "the first",
         {'vgpu_allocations_total{outcome="no_pending_pod",instance="node-1"}': "_x38 1 1 1"},
     ),

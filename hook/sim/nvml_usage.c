@@ -298,7 +298,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
                                                     struct nvml_process_utilization *samples, unsigned *count,
                                                     unsigned long long last_seen_us)
 {
-    (void)last_seen_us;
     struct call call;
     const struct sim_process *process;
     nvmlReturn_t result = call_begin_device(&call, __func__, device);
@@ -307,7 +306,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     if (result != NVML_SUCCESS)
         return call_end(&call, result);
     unsigned room = samples ? *count : 0, found = 0;
-    for (size_t i = 0; (process = next_busy(&call, &i)); found++)
+    bool seen = last_seen_us > now_us(); /* every sample is of now */
+    for (size_t i = 0; !seen && (process = next_busy(&call, &i)); found++)
         if (found < room)
             samples[found] = (struct nvml_process_utilization){
                 .pid = process->pid, .time_stamp_us = now_us(), .sm_percent = process->sm_percent};

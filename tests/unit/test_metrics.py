@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import metrics_pages
+import prometheus_client.parser
 import pytest
 import use_pictures as pictures
 from hypothesis import given
@@ -117,6 +118,17 @@ def test_any_label_survives_the_text(labels: dict[str, str]) -> None:
     assert text.count("\n") == 3
     [family] = text_string_to_metric_families(text)
     assert family.samples[0].labels == labels
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_help_is_one_line_with_any_characters_in_it(openmetrics: bool) -> None:
+    page = Page(openmetrics=openmetrics)
+    page.add(Family("name", (), 'Of "those"\nand \\ these.'), [("", 1)])
+    text = page.encoded().decode() + ("# EOF\n" if openmetrics else "")
+    parse = openmetrics_parser if openmetrics else prometheus_client.parser
+    [family] = parse.text_string_to_metric_families(text)
+    assert family.documentation == 'Of "those"\nand \\ these.'
+    assert '\\"those' in text if openmetrics else ' "those' in text
 
 
 # --- HAMi's names ------------------------------------------------------------------------------

@@ -50,13 +50,19 @@ static bool read_all(void)
     return any;
 }
 
+/* Who asks may look at the clock after us. */
+static bool asked_lately(uint64_t now_ns)
+{
+    return now_ns <= atomic_load(&asked_at_ns) + LINGER_NS;
+}
+
 /* Whether nobody needs this thread any more. Who asks from then on starts another. */
 static bool retire(uint64_t now_ns)
 {
     int there = WATCH_THERE, none = WATCH_NONE;
     if (!atomic_compare_exchange_strong(&state, &there, WATCH_NONE))
         return true;
-    return now_ns - atomic_load(&asked_at_ns) > LINGER_NS /* somebody asked while he still saw us */
+    return !asked_lately(now_ns) /* somebody asked while he still saw us */
         || !atomic_compare_exchange_strong(&state, &none, WATCH_THERE);
 }
 
@@ -71,7 +77,7 @@ static void *watch(void *unused)
         uint64_t now_ns = monotonic_ns();
         next_ns += TICK_NS * 3 / 4 + random % (TICK_NS / 2); /* in step with nothing */
         next_ns = next_ns < now_ns ? now_ns + TICK_NS : next_ns;
-        if (now_ns - atomic_load(&asked_at_ns) > LINGER_NS && retire(now_ns))
+        if (!asked_lately(now_ns) && retire(now_ns))
             return NULL;
         monotonic_sleep_until(next_ns);
     }

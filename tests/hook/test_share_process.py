@@ -1,8 +1,12 @@
 """What the limiter does inside somebody else's process: its thread, its events, fork and exit."""
 
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from built_hook import ROOT, compiler
 from hooked_programs import Node
 from share_bed import SHARE_AT
 
@@ -98,3 +102,16 @@ say(bad=sorted(set(bad)))
     assert said["bad"] == [1]
     (waits,) = struct.unpack_from("<Q", limited.cache.read_bytes(), SHARE_AT + 40)
     assert 1 <= waits <= 10
+
+
+def test_who_asks_for_the_thread_as_it_leaves_has_it(tmp_path: Path) -> None:
+    """What was measured then was read late, without others' turns: charged twice what it cost."""
+    program = tmp_path / "watch"
+    flags = [flag for flag in compiler().C_FLAGS if flag != "-fvisibility=hidden"]
+    subprocess.run(
+        [sys.executable, "-m", "ziglang", "cc", *flags, str(ROOT / "tests/hook/watch.c"), "-pthread",
+         "-o", str(program)],
+        cwd=ROOT / "hook", check=True, capture_output=True,
+    )  # fmt: skip
+    ran = subprocess.run([program], capture_output=True, text=True, check=False, timeout=50)
+    assert (ran.returncode, ran.stdout) == (0, "watched\n")

@@ -1,0 +1,47 @@
+/* The thread that reads measurements, at the moment at which it finds that nobody needs it any more: somebody
+ * asks for it just after it has looked at the clock, and must have it. Prints what happened.
+ */
+#include "../../hook/gpu_watch.c"
+
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { ROUNDS = 3, PATIENCE_S = 10 };
+
+#define MOMENT_NS 1000
+
+static pthread_t asking;
+static _Atomic int rounds, polls;
+
+/* The clock of everything here: whoever reads it as the last act before the thread ends is too early by a
+ * moment. */
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    int result = (int)syscall(SYS_clock_gettime, clock, now);
+    uint64_t now_ns = (uint64_t)now->tv_sec * 1000000000 + (uint64_t)now->tv_nsec;
+    bool late = now_ns > atomic_load(&asked_at_ns) + LINGER_NS;
+    if (result == 0 && late && !pthread_equal(pthread_self(), asking) && atomic_load(&rounds) < ROUNDS) {
+        atomic_store(&polls, 0);
+        gpu_watch(now_ns + MOMENT_NS);
+        atomic_fetch_add(&rounds, 1);
+    }
+    return result;
+}
+
+bool gpu_time_poll(int place)
+{
+    atomic_fetch_add(&polls, place == 0);
+    return false;
+}
+
+int main(void)
+{
+    asking = pthread_self();
+    gpu_watch(monotonic_ns());
+    uint64_t until_ns = monotonic_ns() + PATIENCE_S * UINT64_C(1000000000);
+    while ((atomic_load(&rounds) < ROUNDS || atomic_load(&polls) == 0) && monotonic_ns() < until_ns)
+        monotonic_sleep_until(monotonic_ns() + MS_NS);
+    printf("%s\n", atomic_load(&rounds) == ROUNDS && atomic_load(&polls) > 0 ? "watched" : "left alone");
+    return 0;
+}

@@ -38,6 +38,7 @@ MAX_LIBRARY_BYTES = 64 << 20
 MAX_ENTRIES = 10_000
 MAX_CGROUP_BYTES, PIECE_BYTES = 1 << 16, 1 << 16
 MAPS_BYTES, ALL_MAPS_BYTES = 1 << 24, 1 << 29
+MAX_SCANS, QUIET_SCANS = 50, 2
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _ENDED = (FileNotFoundError, ProcessLookupError)
 
@@ -181,23 +182,36 @@ class HostHookFiles:
     # --- who has it mapped
 
     def mapped(self, files: Collection[HookFile]) -> frozenset[str] | None:
-        """See `ports.InstalledHooks.mapped`. Never raises."""
+        """See `ports.InstalledHooks.mapped`. Never raises.
+
+        A process may end before it is read and have left a child that is not in the list, so it is
+        listed again until nobody is new.
+        """
+        seen: set[str] = set()
+        found: set[str] = set()
+        left, quiet = ALL_MAPS_BYTES, 0
         try:
-            with os.scandir(self._proc) as entries:
-                pids = [e.name for e in entries if e.name.isascii() and e.name.isdigit()]
-            if not self._sees_all(pids):
-                return None
-            found: set[str] = set()
-            left = ALL_MAPS_BYTES
-            for pid in pids:
-                names, read = _mapped_by(f"{self._proc}/{pid}", files)
-                found |= names
-                left -= read
-                if left < 0:
+            for _ in range(MAX_SCANS):
+                new = self._pids() - seen
+                if not seen and not self._sees_all(new):
                     return None
+                seen |= new
+                quiet = 0 if new else quiet + 1
+                for pid in new:
+                    names, read = _mapped_by(f"{self._proc}/{pid}", files)
+                    found |= names
+                    left -= read
+                    if left < 0:
+                        return None
+                if quiet == QUIET_SCANS:
+                    return frozenset(found)
         except (OSError, _TooMuchError):
             return None
-        return frozenset(found)
+        return frozenset(found) if len(found) == len(files) else None
+
+    def _pids(self) -> set[str]:
+        with os.scandir(self._proc) as entries:
+            return {e.name for e in entries if e.name.isascii() and e.name.isdigit()}
 
     def _sees_all(self, pids: Collection[str]) -> bool:
         """Whether this /proc shows the host's processes, and not one container's.

@@ -22,7 +22,9 @@ from agent.domain.hook_files import (
 from agent.domain.pods import Container, Pod
 from agent.errors import NodeNotReady
 from agent.ports import HookListing
+from agent.services.hook_gc import AFTER_S as USUAL_AFTER_S
 from agent.services.hook_gc import HookGc
+from agent.services.hook_install import EVERY_S
 from agent.services.published import PodTable, Published
 from tests.unit.fakes import FakeCaches, FakeGrantLog
 
@@ -228,6 +230,14 @@ def test_nothing_goes_before_the_pods_are_known() -> None:
 
 def test_nothing_goes_where_the_library_is_somebody_elses() -> None:
     assert collect(three(), own="libvgpu.so") == {OWN, OLD, OLDER}
+
+
+def test_what_another_agent_confirms_now_and_then_stays() -> None:
+    """By the times that are in use: an agent that is late a few times does not lose its file."""
+    hooks = FakeHooks([hook(OLD, NOW - 5 * EVERY_S), hook(OLDER, NOW - USUAL_AFTER_S)])
+    pods = Published(PodTable({}, synced=True))
+    HookGc(hooks, FakeCaches(), FakeGrantLog(), pods, now_s=lambda: NOW).collect_once(OWN)
+    assert [file.name for file in hooks.files] == [OLD]
 
 
 def test_processes_are_looked_at_only_when_a_file_might_go() -> None:

@@ -3,19 +3,23 @@
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.adapters import hook_files
 from agent.adapters.hook_files import (
     FIRST_PID_NAMESPACE,
+    MAX_SCANS,
+    PIECE_BYTES,
     HostHookFiles,
     install_hook,
     offer_plain_name,
 )
 from agent.domain.hook_files import HookFile
 from agent.errors import NodeNotReady
+from tests.disk_calls import disk_calls
 from tests.fake_proc import FakeProc
 
 FIRST = int(FIRST_PID_NAMESPACE.strip("pid:[]"))
@@ -87,6 +91,25 @@ def test_a_directory_of_somebody_else(hooks: HostHookFiles, host: Path) -> None:
         hooks.listed()
 
 
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_nothing_is_put_where_others_can_exchange_it(host: Path, mode: int) -> None:
+    host.mkdir()
+    host.chmod(mode)
+    with pytest.raises(NodeNotReady, match="can be written by others"):
+        install(host, b"one")
+    assert list(host.iterdir()) == []
+
+
+def test_it_is_on_disk_before_it_has_its_name_and_the_name_after(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert disk_calls(monkeypatch, lambda: install(host, b"one")) == [
+        "file",
+        "rename",
+        "directory",
+    ]
+
+
 # --- who has it mapped -----------------------------------------------------------------------------
 
 
@@ -118,6 +141,88 @@ def test_a_process_that_may_not_be_looked_at_may_have_any(
 ) -> None:
     (proc.add(9) / "maps").unlink()
     (proc.root / "9" / "maps").mkdir()  # reading it is an error, for root too
+    assert hooks.mapped(hooks.listed().files) is None
+
+
+def test_a_map_that_cannot_be_opened_may_have_any(
+    hooks: HostHookFiles, proc: FakeProc, mapped: Path
+) -> None:
+    """As for an agent without SYS_PTRACE: that is no process that has ended."""
+    (proc.add(9) / "maps").unlink()
+    (proc.root / "9" / "maps").symlink_to("maps")
+    assert hooks.mapped(hooks.listed().files) is None
+
+
+@pytest.mark.parametrize("cut", [1, 10, 30])
+def test_a_line_that_two_reads_share_is_read(
+    hooks: HostHookFiles, proc: FakeProc, host: Path, cut: int
+) -> None:
+    path = install(host, b"one")
+    filler = ("7f00-7f10 rw-p 00000000 00:00 0 \n" * (PIECE_BYTES // 20))[: PIECE_BYTES - cut - 1]
+    proc.add(9, maps=f"{filler}\n{map_line(path)}\n")
+    assert hooks.mapped(hooks.listed().files) == frozenset({path.name})
+
+
+def test_a_last_line_without_an_end_is_read(
+    hooks: HostHookFiles, proc: FakeProc, host: Path
+) -> None:
+    path = install(host, b"one")
+    proc.add(9, maps=map_line(path))
+    assert hooks.mapped(hooks.listed().files) == frozenset({path.name})
+
+
+def map_line(path: Path) -> str:
+    return f"7f00-7f10 r-xp 00000000 08:01 {path.stat().st_ino} /usr/local/vgpu/libvgpu.so"
+
+
+def test_maps_longer_together_than_is_read_may_have_any(
+    hooks: HostHookFiles, proc: FakeProc, mapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook_files, "ALL_MAPS_BYTES", 50_000)
+    assert hooks.mapped(hooks.listed().files) == frozenset({mapped.name})
+    for pid in range(10, 20):
+        proc.add(pid, maps="7f00-7f10 rw-p 00000000 00:00 0 \n" * 300)
+    assert hooks.mapped(hooks.listed().files) is None
+
+
+class Forking:
+    """A process that has a file mapped, and ends before it is read, leaving a child that does so, too."""
+
+    def __init__(self, proc: FakeProc, maps: str, children: int) -> None:
+        self._proc = proc
+        self._maps = maps
+        self._left = children
+        self._pid = 100
+        self._read = hook_files._mapped_by
+        proc.add(self._pid, maps=maps)
+
+    def __call__(self, entry: str, files: Collection[HookFile]) -> tuple[frozenset[str], int]:
+        if entry.endswith(f"/{self._pid}") and self._left:
+            self._left -= 1
+            self._proc.remove(self._pid)
+            self._pid += 1
+            self._proc.add(self._pid, maps=self._maps)
+        return self._read(entry, files)
+
+
+@pytest.mark.parametrize("children", [1, 2, MAX_SCANS - 1])
+def test_a_process_that_forks_and_ends_is_found_in_its_child(
+    hooks: HostHookFiles,
+    proc: FakeProc,
+    host: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    children: int,
+) -> None:
+    path = install(host, b"one")
+    monkeypatch.setattr(hook_files, "_mapped_by", Forking(proc, map_line(path), children))
+    assert hooks.mapped(hooks.listed().files) == frozenset({path.name})
+
+
+def test_where_there_is_always_somebody_new_nothing_is_said(
+    hooks: HostHookFiles, proc: FakeProc, host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = install(host, b"one")
+    monkeypatch.setattr(hook_files, "_mapped_by", Forking(proc, map_line(path), 1_000_000))
     assert hooks.mapped(hooks.listed().files) is None
 
 

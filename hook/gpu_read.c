@@ -8,7 +8,6 @@ enum { MOST_UNCLEAR = 16 }; /* launches in a row */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
-#define CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 #define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
 #define OVERLONG_NS (5000 * MS_NS) /* beyond twice what was expected, a launch may wait for a later one */
 #define AT_ONCE_NS 20000 /* after an event was recorded on an idle stream, it is done */
@@ -53,13 +52,12 @@ static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, i
 static bool doubtful(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns, int64_t own,
                      int64_t now_ns)
 {
-    uint64_t contended_ns = atomic_load(&lane->lane.share->contended_at_ns);
     struct doubt *doubt = &lane->doubts[trace->key >> 32 & (DOUBTS - 1)];
     if (doubt->key != trace->key)
         *doubt = (struct doubt){.key = trace->key};
     if (++doubt->samples > DOUBT_SAMPLES)
         doubt->samples /= 2, doubt->long_ones /= 2;
-    if (!contended_ns || now_ns - (int64_t)contended_ns >= CONTENDED_NS || own < expected_ns + SWITCH_NS
+    if (!share_contended(lane->lane.share, (uint64_t)now_ns) || own < expected_ns + SWITCH_NS
         || own > MS_NS + MS_NS / 2)
         return false;
     doubt->long_ones++;
@@ -152,23 +150,27 @@ void gpu_drop_trace(struct measured_lane *lane, struct trace *trace)
 }
 
 /* Charge what has been running for longer than it was charged for, while it runs; and let nothing more go on
- * what was taken from the share before that was known. */
-static void charge_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+ * what was taken from the share before that was known. Gives what it is charged for and has not run yet. */
+static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
 {
+    bool contended = share_contended(lane->lane.share, (uint64_t)now_ns);
+    if (!trace->running_since_ns)
+        return trace->charged_ns;
     if (lane->probe.out && lane->probe.residency.undecided > 1)
-        return; /* nothing of ours runs at the moment */
-    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns);
+        return 0; /* nothing of ours runs at the moment */
+    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns), beyond_ns = own - trace->charged_ns;
     if (own > OVERLONG_NS + 2 * trace->expected_ns)
         atomic_store(&lane->lane.overlong_at_ns, (uint64_t)now_ns);
-    if (own - trace->charged_ns < MS_NS)
-        return;
+    if (beyond_ns < (contended ? MS_NS : MS_NS / 10)) /* others' turns are seen to the millisecond */
+        return beyond_ns < 0 ? -beyond_ns : 0;
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     if (estimate)
         estimate_raise(estimate, trace->key, own);
-    correct(lane, own - trace->charged_ns);
+    correct(lane, beyond_ns);
     trace->charged_ns = own;
     int64_t tokens_ns = atomic_exchange(&lane->lane.tokens_ns, 0);
     correct(lane, -tokens_ns);
+    return 0;
 }
 
 static void see_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
@@ -203,6 +205,7 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
 bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
 {
     bool any = look_at_traces(lane, now_ns);
+    int64_t uncertain_ns = 0;
     if (gpu_probe_read(&lane->probe, now_ns))
         atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
     for (size_t i = 0; any && i < TRACES; i++) {
@@ -211,8 +214,9 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
             continue;
         if (trace->ended)
             settle(lane, trace, now_ns);
-        else if (trace->running_since_ns)
-            charge_running(lane, trace, now_ns);
+        else
+            uncertain_ns += charge_so_far(lane, trace, now_ns);
     }
+    atomic_store(&lane->lane.uncertain_ns, uncertain_ns);
     return any;
 }

@@ -185,8 +185,8 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
     return trace;
 }
 
-bool gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
-                  bool edge, bool launched)
+bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
+                  int64_t charged_ns, bool edge, bool launched)
 {
     trace->edge = edge;
     trace->launched_ns = (int64_t)monotonic_ns();
@@ -200,6 +200,8 @@ bool gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_
     trace->recorded_ns = (int64_t)monotonic_ns();
     if (recorded)
         estimate_claim(&gpu_time_predictor, key);
+    if (recorded)
+        atomic_fetch_add(&lane->uncertain_ns, charged_ns);
     atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);
     return recorded;
 }

@@ -36,6 +36,8 @@ struct lane {
     /* Kinds that were never measured: how many launches of them are out, and what the first of other kinds
      * cost lately. */
     _Atomic int guesses;
+    _Atomic int64_t
+        uncertain_ns; /* charged ahead for what is being measured, as far as it may be given back */
     _Atomic int64_t guess_ns; /* 0: nothing was measured yet */
 };
 
@@ -52,8 +54,8 @@ struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread
 /* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed.
  * `edge`: others may run beside it that are not measured, so it says nothing but when it ran.
  * Whether it is being measured. */
-bool gpu_time_end(struct trace *trace, CUstream stream, bool per_thread, uint64_t key, int64_t charged_ns,
-                  bool edge, bool launched);
+bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
+                  int64_t charged_ns, bool edge, bool launched);
 
 /* Whether anything is being measured. */
 bool gpu_time_measuring(struct lane *lane);

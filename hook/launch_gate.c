@@ -34,31 +34,36 @@ enum {
 #define MONITOR_LEASE_NS (15000 * MS_NS)
 
 static _Atomic int captures; /* that are open, as far as seen */
-static _Atomic int
-    only_place; /* 0: not known, otherwise place + 1 of the only device; -1: there are several */
+static _Atomic int devices, only_place; /* 0: not known, otherwise place + 1 of the only device */
 static _Atomic uint64_t noted_at_ns, monitor_blocks_since_ns;
 static struct {
     _Atomic uint64_t until_ns, seen_at_ns;
 } agent_blocks[MAX_DEVICES];
 
-_Atomic(const _Atomic uint32_t *) launch_gate_word;
+struct launch_gate_word launch_gate_words[MAX_DEVICES];
+_Atomic int launch_gate_devices;
 _Atomic(const _Atomic int32_t *) launch_gate_recent;
-_Atomic uint32_t launch_gate_seen;
 _Thread_local uint32_t launch_gate_count __attribute__((tls_model("initial-exec")));
 
 /* --- where ---------------------------------------------------------------------------------------------- */
 
-static int find_place(CUstream stream)
+/* Of this process; 0: not known. */
+static int device_count(void)
 {
     const struct real_cuda *real = real_cuda();
-    int place = -1, devices = 0;
-    if (atomic_load_explicit(&only_place, memory_order_relaxed) == 0 && real->cuDeviceGetCount
-        && real->cuDeviceGetCount(&devices) == CUDA_SUCCESS && devices > 0) {
-        place = devices == 1 ? place_of_device(0) : -2;
-        if (place != -1)
-            atomic_store(&only_place, place + 1);
-    }
-    return devices == 1 ? place : place_of_stream(stream);
+    int count = atomic_load_explicit(&devices, memory_order_relaxed);
+    if (!count && real->cuDeviceGetCount && real->cuDeviceGetCount(&count) == CUDA_SUCCESS && count > 0)
+        atomic_store(&devices, count);
+    return count;
+}
+
+static int find_place(CUstream stream)
+{
+    if (device_count() != 1)
+        return place_of_stream(stream);
+    int place = place_of_device(0);
+    atomic_store(&only_place, place + 1);
+    return place;
 }
 
 static inline int place_of_launch(CUstream stream)
@@ -231,12 +236,20 @@ static void drop_guess(struct launch *launch)
 }
 
 /* Launches of a kind of which little is known may be long, so no more of them are let out at once than are
- * worth a few turns of the GPU by what the last ones cost; of a long one that varies, four at least. */
-static bool guess(struct launch *launch, int64_t known_ns, int64_t least)
+ * worth a few turns of the GPU by what the last ones cost. The first few say little of the others: nothing,
+ * if they differ. Of a long kind that varies, four at least. */
+static int64_t most_guesses(int64_t known_ns, int64_t samples, bool varies)
+{
+    int64_t most = known_ns ? GUESSED_NS / known_ns : 1;
+    if (samples >= FEW_SAMPLES)
+        return most < 4 ? 4 : most > GUESSES ? GUESSES : most;
+    int64_t few = varies ? 1 : samples && samples < GUESSES / 2 ? 2 * samples : GUESSES;
+    return most < 1 ? 1 : most > few ? few : most;
+}
+
+static bool guess(struct launch *launch, int64_t most)
 {
     struct lane *lane = launch->lane;
-    int64_t most = known_ns ? GUESSED_NS / known_ns : 1;
-    most = most < least ? least : most > GUESSES ? GUESSES : most;
     launch->guess = atomic_fetch_add(&lane->guesses, 1) < most || launch->looks >= MOST_LOOKS;
     if (!launch->guess)
         atomic_fetch_sub(&lane->guesses, 1);
@@ -244,14 +257,17 @@ static bool guess(struct launch *launch, int64_t known_ns, int64_t least)
 }
 
 /* What the launch is expected to cost; 0: that will soon be known. */
-static int64_t expected_ns(struct launch *launch)
+static int64_t expected_ns(struct launch *launch, uint64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     int64_t ns = estimate ? atomic_load(&estimate->ns) : 0,
             samples = estimate ? atomic_load(&estimate->samples) : 0;
     int64_t guess_ns = atomic_load(&launch->lane->guess_ns);
-    bool varies = ns >= ESTIMATE_LONG_NS && atomic_load(&estimate->deviation) >= ESTIMATE_ALWAYS;
-    if ((samples < FEW_SAMPLES || varies) && !guess(launch, samples ? ns : guess_ns, varies ? 4 : 1))
+    bool few = samples < FEW_SAMPLES, varies = samples && estimate_measures_often(estimate);
+    bool long_varies = !few && ns >= ESTIMATE_LONG_NS && atomic_load(&estimate->deviation) >= ESTIMATE_ALWAYS;
+    if (long_varies && !share_contended(launch->lane->share, now_ns))
+        gpu_time_read(launch->lane); /* what runs may be longer by now than it was charged for */
+    if ((few || long_varies) && !guess(launch, most_guesses(samples ? ns : guess_ns, samples, varies)))
         return 0;
     return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
 }
@@ -261,6 +277,26 @@ void launch_gate_forget(uint64_t key)
     struct estimate *estimate = estimate_find(&gpu_time_predictor, key);
     if (estimate)
         atomic_store(&estimate->samples, 0);
+}
+
+/* How long to wait for what was launched last to be known. */
+static uint64_t look_again_ns(struct launch *launch)
+{
+    launch->looks++;
+    gpu_time_read(launch->lane);
+    return launch->looks > FEW_LOOKS ? LATER_LOOK_NS : FIRST_LOOK_NS;
+}
+
+/* The same for the budget to be repaid. What is being measured was charged ahead, and may turn out to have
+ * cost less: that may be all the debt there is. */
+static uint64_t repaid_ns(struct launch *launch, uint32_t permille)
+{
+    const struct share *share = launch->lane->share;
+    uint64_t wait_ns = share_wait_ns(share, permille);
+    if (!gpu_time_measuring(launch->lane) || wait_ns <= (uint64_t)UNCERTAIN_WAIT_NS)
+        return wait_ns;
+    int64_t debt_ns = (int64_t)share_debt_ns(share, SHARE_WHOLE_PERMILLE);
+    return debt_ns < atomic_load(&launch->lane->uncertain_ns) ? look_again_ns(launch) : UNCERTAIN_WAIT_NS;
 }
 
 /* How long to wait before asking again; 0: go. */
@@ -277,19 +313,12 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     launch->cost_ns = 0;
     if (permille == SHARE_WHOLE_PERMILLE)
         return 0;
-    int64_t cost_ns = expected_ns(launch);
-    if (!cost_ns) {
-        launch->looks++;
-        gpu_time_read(launch->lane);
-        return launch->looks > FEW_LOOKS ? LATER_LOOK_NS : FIRST_LOOK_NS;
-    }
+    int64_t cost_ns = expected_ns(launch, now_ns);
+    if (!cost_ns)
+        return look_again_ns(launch);
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
         drop_guess(launch);
-        /* While something is being measured, what it cost may turn out to be less. */
-        uint64_t wait_ns = share_wait_ns(launch->lane->share, permille);
-        return gpu_time_measuring(launch->lane) && wait_ns > (uint64_t)UNCERTAIN_WAIT_NS
-            ? (uint64_t)UNCERTAIN_WAIT_NS
-            : wait_ns;
+        return repaid_ns(launch, permille);
     }
     launch->cost_ns = cost_ns;
     return 0;
@@ -346,21 +375,34 @@ static inline bool pass_fast(struct launch *launch, const struct core_share *cor
     return !measured && spend(launch->lane, launch->cost_ns);
 }
 
-/* Nothing is kept, lent or blocked: let launches go by until the limits change. */
-static void open_gate(int place, const struct core_share *core)
+/* Note the device's word, if nothing is kept, lent or blocked there. */
+static bool open_for(CUdevice device)
+{
+    int place = place_of_device(device);
+    const _Atomic uint32_t *word = limits_core_word(place);
+    if (!word)
+        return false;
+    uint32_t seen = atomic_load(word);
+    struct core_share core = limits_core(place);
+    if (core.permille < SHARE_WHOLE_PERMILLE || core.blocked_until_ns || atomic_load(word) != seen)
+        return false;
+    atomic_store(&launch_gate_words[device].word, word);
+    atomic_store(&launch_gate_words[device].seen, seen);
+    return true;
+}
+
+/* Where no device has a limit, let launches go by until one has. */
+static void open_gate(void)
 {
     struct region *region = region_mapped();
-    const _Atomic uint32_t *word = limits_core_word(place);
-    if (!word || !region || atomic_load(&only_place) != place + 1)
+    int count = device_count();
+    if (!region || count > MAX_DEVICES)
         return;
-    uint32_t seen = atomic_load(word);
-    struct core_share again = limits_core(place);
-    if (core->permille < SHARE_WHOLE_PERMILLE || again.permille < SHARE_WHOLE_PERMILLE
-        || again.blocked_until_ns || atomic_load(word) != seen)
-        return;
+    for (CUdevice device = 0; device < count; device++)
+        if (!open_for(device))
+            return;
     atomic_store(&launch_gate_recent, &region->recent_kernel);
-    atomic_store(&launch_gate_seen, seen);
-    atomic_store_explicit(&launch_gate_word, word, memory_order_release);
+    atomic_store_explicit(&launch_gate_devices, count, memory_order_release);
 }
 
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key)
@@ -375,16 +417,16 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
     struct core_share core = limits_core(place);
     if (!pass_fast(launch, &core))
         pass_slowly(launch, place);
-    if (core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
-        open_gate(place, &core);
+    if (launch_gate_count == 0 && core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
+        open_gate();
 }
 
 void launch_gate_passed(struct launch *launch, CUresult result)
 {
     bool launched = result == CUDA_SUCCESS;
     bool measured = launch->trace
-        && gpu_time_end(launch->trace, launch->stream, launch->per_thread, launch->key, launch->cost_ns,
-                        launch->edge, launched);
+        && gpu_time_end(launch->lane, launch->trace, launch->stream, launch->per_thread, launch->key,
+                        launch->cost_ns, launch->edge, launched);
     if (launch->guess && !measured)
         atomic_fetch_sub(&launch->lane->guesses, 1);
     if (launch->lane && !launched)

@@ -6,7 +6,7 @@
  * monitor (recent_kernel < 0 in the usage region) has no time: it is believed for 15 s, three of its rounds,
  * then lifted; a monitor that is alive blocks again in its next round.
  *
- * A launch that waits holds no lock and looks at its limits at least every 40 ms. One that has waited for 5
+ * A launch that waits holds no lock and looks at its limits at least every 25 ms. One that has waited for 5
  * s longer than the container's debt explains is let through: what it waits for may wait for it. Thread,
  * process and fork safe. Never called with a lock held.
  */
@@ -24,13 +24,17 @@ struct launch {
     int64_t cost_ns;
     CUstream stream;
     bool per_thread, edge, guess;
-    int looks; /* for what a guess waits for */
+    int looks; /* for what a launch waits for that is about to be measured */
 };
 
-/* What an open gate is told by: the words that would have to change, and what they were. */
-extern _Atomic(const _Atomic uint32_t *) launch_gate_word;
+/* What an open gate is told by: for each device a word that would have to change, and what it was. */
+struct launch_gate_word {
+    _Atomic(const _Atomic uint32_t *) word;
+    _Atomic uint32_t seen;
+};
+extern struct launch_gate_word launch_gate_words[MAX_DEVICES];
+extern _Atomic int launch_gate_devices; /* of this process; 0: the gate was never open */
 extern _Atomic(const _Atomic int32_t *) launch_gate_recent;
-extern _Atomic uint32_t launch_gate_seen;
 extern _Thread_local uint32_t launch_gate_count
     __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
@@ -40,13 +44,17 @@ enum { LAUNCH_GATE_RECENT = 2, LAUNCH_GATE_NOTE = 64 };
  * nanoseconds. */
 static inline bool launch_gate_is_open(void)
 {
-    const _Atomic uint32_t *word = atomic_load_explicit(&launch_gate_word, memory_order_acquire);
-    return word && ++launch_gate_count < LAUNCH_GATE_NOTE && !depth_inside()
-        && atomic_load_explicit(word, memory_order_relaxed)
-        == atomic_load_explicit(&launch_gate_seen, memory_order_relaxed)
-        && atomic_load_explicit(atomic_load_explicit(&launch_gate_recent, memory_order_relaxed),
+    int devices = atomic_load_explicit(&launch_gate_devices, memory_order_acquire);
+    if (!devices || ++launch_gate_count >= LAUNCH_GATE_NOTE || depth_inside()
+        || atomic_load_explicit(atomic_load_explicit(&launch_gate_recent, memory_order_relaxed),
                                 memory_order_relaxed)
-        == LAUNCH_GATE_RECENT;
+            != LAUNCH_GATE_RECENT)
+        return false;
+    for (const struct launch_gate_word *of = launch_gate_words; of < launch_gate_words + devices; of++)
+        if (atomic_load_explicit(atomic_load_explicit(&of->word, memory_order_relaxed), memory_order_relaxed)
+            != atomic_load_explicit(&of->seen, memory_order_relaxed))
+            return false;
+    return true;
 }
 
 /* A graph is a kind of its own. */

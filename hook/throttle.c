@@ -139,14 +139,22 @@ static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t s
     atomic_store(&estimate->deviation, (uint16_t)(deviation | flags));
 }
 
+/* How far the mean goes back. More launches go on a low estimate than on a high one, so that what varies is
+ * charged too little by the variance of its estimate, where not every launch is measured. */
+static int64_t most_samples(struct estimate *estimate, int64_t was_ns, int64_t sample_ns)
+{
+    bool steadied = estimate_measures_often(estimate) && !estimate_measures_all(estimate);
+    return steadied && sample_ns < ESTIMATE_LONGER * was_ns ? ESTIMATE_SAMPLES_OFTEN : ESTIMATE_SAMPLES;
+}
+
 void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
 {
     if (atomic_load(&estimate->key) != key)
         return; /* its place is another's now */
     int64_t sample_ns = clamp(ns, -SHARE_DEBT_NS, UINT32_MAX), was_ns = atomic_load(&estimate->ns);
-    int64_t samples = atomic_load(&estimate->samples) + 1;
-    samples = samples > ESTIMATE_SAMPLES ? ESTIMATE_SAMPLES : samples;
-    if (was_ns && was_ns < ESTIMATE_LONG_NS && estimate_measures_all(estimate))
+    int64_t samples = atomic_load(&estimate->samples) + 1, most = most_samples(estimate, was_ns, sample_ns);
+    samples = samples > most ? most : samples;
+    if (samples >= ESTIMATE_SAMPLES && was_ns < ESTIMATE_LONG_NS && estimate_measures_all(estimate))
         sample_ns = clamp(sample_ns, was_ns / 4, was_ns * 4); /* each is charged by itself: keep it calm */
     int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
     if (samples > 1 && was_ns)

@@ -21,8 +21,9 @@
 #define SHARE_BANK_NS (200 * MS_NS) /* times the share: most that one saves up while others have the GPU */
 #define SHARE_CHUNK_NS MS_NS /* most that a process takes at once */
 #define SHARE_DEBT_NS (10000 * MS_NS) /* a kernel longer than this is forgiven the rest */
-#define SHARE_WAIT_MOST_NS (40 * MS_NS) /* look at the limits again at least this often */
+#define SHARE_WAIT_MOST_NS (25 * MS_NS) /* look at the limits again at least this often */
 #define SHARE_WAIT_LEAST_NS MS_NS
+#define SHARE_CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 enum { SHARE_WHOLE_PERMILLE = 1000 };
 
 /* Words of the shared region; their order is that of region_device. */
@@ -33,6 +34,13 @@ struct share {
     _Atomic uint64_t
         contended_at_ns; /* when others were last seen to have the GPU while we had work for it */
 };
+
+/* Whether others are there who want the GPU as well. */
+static inline bool share_contended(const struct share *share, uint64_t now_ns)
+{
+    uint64_t at_ns = atomic_load_explicit(&share->contended_at_ns, memory_order_relaxed);
+    return at_ns != 0 && (now_ns < at_ns || now_ns - at_ns < (uint64_t)SHARE_CONTENDED_NS);
+}
 
 /* Add what `permille` of the time since the last refill is worth. What the container cannot spend because
  * others have the GPU is saved up, and lost again as fast as it could have been spent since. */
@@ -59,7 +67,7 @@ struct estimate {
     _Atomic uint64_t key; /* 0: free */
     _Atomic uint32_t ns; /* 0: never measured */
     _Atomic uint16_t deviation; /* of samples from it, in permille of it; ESTIMATE_ALWAYS */
-    _Atomic uint8_t samples; /* that went into it, up to ESTIMATE_SAMPLES */
+    _Atomic uint8_t samples; /* that went into it, up to ESTIMATE_SAMPLES_OFTEN */
     uint8_t unused;
 };
 _Static_assert(sizeof(struct estimate) == 16, "four of them in a cache line");
@@ -69,7 +77,9 @@ enum {
     ESTIMATE_OFTEN = 0x4000, /* or every few */
     ESTIMATE_WAYS = 4, /* places that a key can be in */
     ESTIMATE_SETS = 2048,
-    ESTIMATE_SAMPLES = 16, /* that the moving mean goes back */
+    ESTIMATE_SAMPLES = 16, /* that the moving mean goes back, */
+    ESTIMATE_SAMPLES_OFTEN = 64, /* and of kinds of which every few launches are measured, */
+    ESTIMATE_LONGER = 8, /* unless one takes so many times longer: they may all do from now on */
     ESTIMATE_LEAST_NS = 100, /* or the budget would never be looked at again, nor the kind be measured */
     ESTIMATE_FIRST_NS = 20000, /* of what was never measured, when nothing was */
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */

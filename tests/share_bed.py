@@ -74,6 +74,7 @@ class Container:
 
     percent: float
     worked_ns: list[int]  # in each step
+    together: int  # steps until the first of all tenants ended, and left its time to the others
     results: list[int]  # of its processes
     launches: int
     share: Share
@@ -86,7 +87,7 @@ class Container:
         total = window_s * 1e9
         return [
             sum(self.worked_ns[begin : begin + steps]) / total * 100
-            for begin in range(first, len(self.worked_ns) - steps + 1)
+            for begin in range(first, self.together - steps + 1)
         ]
 
     def worst_error(self, window_s: float = 1.0, skip_s: float = 1.0) -> float:
@@ -144,9 +145,10 @@ def run(
     said = [process.communicate(timeout=120) for process in processes]
     assert all(not err for _, err in said), said
     told = [json.loads(out) for out, _ in said[: len(tenants)]]
+    together = min(_whole_steps(one) for one in told)
     return [
         _judged(directory, number, tenants[numbers.index(number)].percent,
-                [told[i] for i, n in enumerate(numbers) if n == number])
+                [told[i] for i, n in enumerate(numbers) if n == number], together)
         for number in sorted(set(numbers))
     ]  # fmt: skip
 
@@ -206,18 +208,27 @@ def _process(
     )  # fmt: skip
 
 
+def _whole_steps(told: Mapping[str, int | list[int]]) -> int:
+    """Steps of the windows that a process noted before it ended."""
+    assert isinstance(told["windows_ns"], list)
+    assert isinstance(told["wall_ns"], int)
+    return min(len(told["windows_ns"]), told["wall_ns"] // (STEP_MS * 1_000_000))
+
+
 def _judged(
-    directory: Path, number: int, percent: float, told: Sequence[dict[str, list[int]]]
+    directory: Path,
+    number: int,
+    percent: float,
+    told: Sequence[dict[str, list[int]]],
+    together: int,
 ) -> Container:
     region = (directory / f"c{number}" / "region.cache").read_bytes()
     budget, _, charged, throttled, launches, waits = struct.unpack_from("<qQQQQQ", region, SHARE_AT)
-    steps = min(len(one["windows_ns"]) for one in told)
-    whole_steps = min(int(one["wall_ns"]) // (STEP_MS * 1_000_000) for one in told)  # type: ignore[call-overload]
+    steps = min(_whole_steps(one) for one in told)
     return Container(
         percent=percent,
-        worked_ns=[
-            sum(one["windows_ns"][i] for one in told) for i in range(min(steps, whole_steps))
-        ],
+        worked_ns=[sum(one["windows_ns"][i] for one in told) for i in range(steps)],
+        together=together,
         results=[int(one["result"]) for one in told],  # type: ignore[call-overload]
         launches=sum(int(one["launches"]) for one in told),  # type: ignore[call-overload]
         share=Share(budget, charged, throttled, launches, waits),

@@ -35,6 +35,7 @@ EXEC_ROUNDS = 600
 AREA = "hook"
 NONE, OURS, PEER = "none", "ours", "peer"
 PLENTY = {"CUDA_DEVICE_MEMORY_LIMIT_0": "16g"}  # a limit that nothing here reaches
+PLENTY_OF_EIGHT = {**PLENTY, "NULL_CUDA_DEVICES": "8"}
 HALF = {**PLENTY, "CUDA_DEVICE_SM_LIMIT": "50"}
 
 PROGRAM_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fno-sanitize=undefined", "-Wall", "-Wextra")
@@ -155,6 +156,7 @@ def added(
 CALLS: tuple[tuple[str, str, Mapping[str, str], float], ...] = (
     ("cuLaunchKernel, nothing is limited", "launch", {}, 10),
     ("cuLaunchKernel, memory is limited", "launch", PLENTY, 10),
+    ("cuLaunchKernel, memory is limited, 8 devices", "launch", PLENTY_OF_EIGHT, 10),
     ("cuLaunchKernel, memory and cores are limited", "launch", HALF, 25),
     ("cuMemGetInfo", "info", PLENTY, 50),
     ("cuGetProcAddress", "proc_address", PLENTY, 100),

@@ -1,7 +1,9 @@
-/* The functions of the null driver that callers need an answer from: one device of 80 GiB. */
+/* The functions of the null driver that callers need an answer from: one device of 80 GiB,
+ * or NULL_CUDA_DEVICES of them. */
 #include "../../hook/cuda_abi.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -55,7 +57,8 @@ CUresult cuStreamIsCapturing(CUstream stream, int *status)
 
 CUresult cuDeviceGetCount(int *count)
 {
-    *count = 1;
+    const char *devices = getenv("NULL_CUDA_DEVICES");
+    *count = devices ? atoi(devices) : 1;
     return 0;
 }
 

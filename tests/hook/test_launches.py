@@ -9,6 +9,7 @@ from hooked_programs import Node
 from agent.sim.driver import made_up_uuid
 
 UUIDS = [made_up_uuid(number) for number in (0, 1)]
+LIMITS_AT = 1728  # of the usage region, HAMi-core 1.2
 BEGIN = f"""
 from gpu_calls import *
 
@@ -75,9 +76,8 @@ def limited(node: Node) -> Node:
 
 def charged(node: Node, code: str, **env: str) -> list[float]:
     """What was charged for each device, in parts of what the busiest of them worked."""
-    said = node.run_in_virtual_time(
-        BEGIN + code, NVIDIA_VISIBLE_DEVICES=",".join(UUIDS), CUDA_DEVICE_SM_LIMIT="60", **env
-    )
+    limits = {"CUDA_DEVICE_SM_LIMIT": "60", **env}
+    said = node.run_in_virtual_time(BEGIN + code, NVIDIA_VISIBLE_DEVICES=",".join(UUIDS), **limits)
     assert (said["rc"], said["stderr"]) == (0, "")
     assert max(said["worked"]) >= 3000
     return [us / max(said["worked"]) for us in said["charged"]]
@@ -105,7 +105,7 @@ def test_time_that_a_launch_takes_is_not_the_gpus(limited: Node, us: int, launch
 @pytest.mark.parametrize("us", [20, 50, 200, 3000])
 def test_kernels_that_their_launch_waits_for_are_charged(limited: Node, us: int) -> None:
     limited.sim.kernel("kernel", us)
-    code = f"LAUNCHES = {max(30, 6000 // us)}\n{EACH}launch(function)\ntold()"
+    code = f"LAUNCHES = {max(30, 30_000 // us)}\n{EACH}launch(function)\ntold()"
     found = charged(limited, code, CUDA_LAUNCH_BLOCKING="1")
     assert found == [pytest.approx(1, abs=3 / us + 0.05)]  # 3 us: of the calls
 
@@ -388,3 +388,32 @@ def test_what_could_not_be_told_of_a_stream_is_asked_again(limited: Node) -> Non
     code = f"{SECOND}current(primary); launch(function, there); heal()\n"
     code += "for _ in range(100): launch(function, there)"
     assert charged(limited, code + WAIT) == [NOTHING, RIGHT]
+
+
+BOTH = f"""{SECOND}current(primary); here = stream()
+def both(count):
+    for _ in range(count):
+        assert launch(function, here) == 0 == launch(function, there)
+"""
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_limit_of_one_of_several_devices_holds(limited: Node, device: int) -> None:
+    env = {"CUDA_DEVICE_SM_LIMIT": "0", f"CUDA_DEVICE_SM_LIMIT_{device}": "60"}
+    code = f"{BOTH}both(100); cuda.cuCtxSynchronize(){WAIT}"
+    assert charged(limited, code, **env) == [[RIGHT, NOTHING], [NOTHING, RIGHT]][device]
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_limit_of_one_of_several_devices_holds_where_there_was_none(
+    limited: Node, device: int
+) -> None:
+    """A third of the launches is made after it was told."""
+    code = (
+        f"{BOTH}both(200)\nwith open({str(limited.cache)!r}, 'r+b') as file:\n"
+        f"    os.pwrite(file.fileno(), struct.pack('<Q', 60), {LIMITS_AT} + 8 * {device})\n"
+        f"both(100); cuda.cuCtxSynchronize(){WAIT}"
+    )
+    third = pytest.approx(1 / 3, abs=0.05)
+    found = charged(limited, code, CUDA_DEVICE_SM_LIMIT="0")
+    assert found == [[third, NOTHING], [NOTHING, third]][device]

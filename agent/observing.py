@@ -35,6 +35,8 @@ from agent.supervisor import Service
 
 MIG_BUSY = Path("/tmp/hami/hami-mig-apply.lock")  # noqa: S108 - HAMi's path; made by its plugin
 
+FRESH_WITHIN_S = 1.0  # whoever changes a limit is told what is in use now
+
 
 class Observing:
     """The services that see and steer, and what others ask them."""
@@ -56,7 +58,7 @@ class Observing:
         self.detector = self._made_detector(parts, grants, limits)
         containers = GrantedContainers(
             limits, grants, parts.view.pods, parts.inventory, config.sharing,
-            use=self.accounting.use,
+            use=lambda: self.accounting.fresh(within_s=FRESH_WITHIN_S),
         )  # fmt: skip
         self.changes = LimitChanges(
             limits, containers, event=parts.events.post, count=parts.metrics.limit_change
@@ -109,7 +111,7 @@ class Observing:
                 pods=parts.view.pods,
                 inventory=parts.inventory,
                 sharing=config.sharing,
-                limits=limits.read,
+                limits=limits.largest_bytes,
                 states=self.enforcement.states.now,
             ),
             Allowed(

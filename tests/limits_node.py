@@ -167,7 +167,7 @@ class Agent:
             )
         )
         containers = GrantedContainers(
-            limits, node.grants, node.pods, inventory, node.sharing, use=node.use
+            limits, node.grants, node.pods, inventory, node.sharing, use=node.use.now
         )
         self.changes = LimitChanges(
             limits,

@@ -6,7 +6,6 @@ times a second. Sources: docs/limits-file.md (the sequence of a line), hook/limi
 """
 
 import contextlib
-import mmap
 import os
 import stat
 import threading
@@ -18,138 +17,22 @@ from pathlib import Path
 from agent import logs
 from agent.adapters.caches import LIMITS, directory_name, is_directory_name
 from agent.adapters.limit_records import LimitRecords
+from agent.adapters.mapped_limits import MappedLimits
 from agent.adapters.safe_files import check_ours, opened_directory, refusing, trusted_owner
 from agent.domain.lending import Lease
 from agent.domain.limit_lines import (
-    ALIVE_AT,
-    BLOCKED_UNTIL_AT,
-    CORE_AT,
-    LENT_AT,
-    LENT_UNTIL_AT,
-    MEMORY_AT,
     changes_only_lines,
     limits_in,
-    line_at,
-    sequences,
-    whole,
     with_limits,
     without_stale_leases,
 )
 from agent.domain.limit_record import LimitRecord
-from agent.domain.limits_file import FILE_BYTES, DeviceLimit, LimitsFile, MalformedLimits, decode
+from agent.domain.limits_file import FILE_BYTES, LimitsFile, MalformedLimits
 from agent.errors import NodeNotReady
 
 log = logs.get(__name__)
 
 _EXCHANGED_TRIES = 3
-
-
-class _Open:
-    """One limits file, mapped. Whoever reads or writes it holds its lock, for microseconds.
-
-    The memory is stored to as words, each in one piece. Python has no fences: between two stores
-    a lock is taken and given back, which orders them on every processor.
-    """
-
-    def __init__(self, memory: mmap.mmap, info: os.stat_result) -> None:
-        self.lock = threading.Lock()
-        self.closed = False
-        self.identity = (info.st_dev, info.st_ino)
-        self._fence = threading.Lock()
-        self._memory = memory
-        self._u32 = memoryview(memory).cast("I")
-        self._u64 = memoryview(memory).cast("Q")
-        self._known: tuple[tuple[int, ...], LimitsFile] = ((), self._decoded())
-
-    def close(self) -> None:
-        with self.lock:
-            self.closed = True
-            self._u32.release()
-            self._u64.release()
-            self._memory.close()
-
-    def _decoded(self) -> LimitsFile:
-        return decode(whole(self._memory[:FILE_BYTES]))
-
-    def _sequences(self) -> tuple[int, ...]:
-        return tuple(self._u32[line_at(place) // 4] for place in range(len(self._known[1].devices)))
-
-    def now(self) -> LimitsFile:
-        """What the file says. Raises MalformedLimits."""
-        known, limits = self._known
-        if known != (found := self._sequences()):
-            limits = self._decoded()
-            self._known = (found, limits)
-        return limits
-
-    def fits(self) -> bool:
-        """Whether it is still a limits file."""
-        try:
-            self.now()
-        except MalformedLimits:
-            return False
-        return True
-
-    def half_written(self) -> bool:
-        """Whether a writer that is gone did not come to an end."""
-        return any(sequence % 2 for sequence in sequences(self._memory[:FILE_BYTES]))
-
-    def put(self, wanted: LimitsFile) -> None:
-        """Write the lines that differ, and those that were left half written."""
-        before = self.now()
-        for place, device in enumerate(wanted.devices):
-            if device != before.devices[place] or self._u32[line_at(place) // 4] % 2:
-                self._put_line(line_at(place), device)
-        if wanted.alive_at_ns != before.alive_at_ns:
-            self._u64[ALIVE_AT // 8] = wanted.alive_at_ns
-        self._known = (self._sequences(), wanted)
-
-    def _put_line(self, at: int, device: DeviceLimit) -> None:
-        u32, u64, sequence = self._u32, self._u64, self._u32[at // 4]
-        odd = sequence | 1
-        u32[at // 4] = odd
-        self._order()
-        u64[(at + MEMORY_AT) // 8] = device.memory_limit_bytes
-        u32[(at + CORE_AT) // 4] = device.core_permille
-        u32[(at + LENT_AT) // 4] = device.lent_permille
-        u64[(at + LENT_UNTIL_AT) // 8] = device.lent_until_ns
-        u64[(at + BLOCKED_UNTIL_AT) // 8] = device.blocked_until_ns
-        self._order()
-        u32[at // 4] = (odd + 1) & 0xFFFFFFFF
-
-    def lease(self, leases: Mapping[int, Lease], now_ns: int) -> bool:
-        """Write what is lent and blocked of these lines, where it is something else."""
-        if not all(0 <= place < len(self._known[1].devices) for place in leases):
-            return False
-        for place, lease in leases.items():
-            self._put_lease(line_at(place), lease)
-        self._u64[ALIVE_AT // 8] = now_ns
-        return True
-
-    def _put_lease(self, at: int, lease: Lease) -> None:
-        u32, u64 = self._u32, self._u64
-        lent, until = (at + LENT_AT) // 4, (at + LENT_UNTIL_AT) // 8
-        blocked = (at + BLOCKED_UNTIL_AT) // 8
-        if (u32[lent], u64[until], u64[blocked]) == (
-            lease.lent_permille,
-            lease.lent_until_ns,
-            lease.blocked_until_ns,
-        ):
-            return
-        sequence = u32[at // 4]
-        if sequence % 2:
-            return  # limits are half written there, which nobody but `put` can finish
-        u32[at // 4] = sequence + 1
-        self._order()
-        u32[lent] = lease.lent_permille
-        u64[until] = lease.lent_until_ns
-        u64[blocked] = lease.blocked_until_ns
-        self._order()
-        u32[at // 4] = (sequence + 2) & 0xFFFFFFFF
-
-    def _order(self) -> None:
-        self._fence.acquire()
-        self._fence.release()
 
 
 class HostLiveLimits:
@@ -170,7 +53,7 @@ class HostLiveLimits:
         self._records = LimitRecords(state_dir)
         self._clock_ns = clock_ns
         self._lock = threading.Lock()  # of the open files
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, MappedLimits] = {}
         self._limits_lock = threading.Lock()  # of the records: limits change one at a time
 
     # --- LiveLimits
@@ -179,6 +62,15 @@ class HostLiveLimits:
         """The limits as they are; None: no file of this layout. Raises NodeNotReady."""
         with self._at(pod_uid, container) as file:
             return file.now() if file else None
+
+    def largest_bytes(self, pod_uid: str, container: str) -> Mapping[str, int] | None:
+        """Memory limits by GPU, each the largest since this was asked last; 0: none.
+
+        None: as in `read`. Who looks now and then misses none that held in between. Raises
+        NodeNotReady.
+        """
+        with self._at(pod_uid, container) as file:
+            return file.largest_bytes() if file else None
 
     def change(
         self, pod_uid: str, container: str, change: Callable[[LimitsFile], LimitsFile]
@@ -330,7 +222,7 @@ class HostLiveLimits:
             yield fd
 
     @contextlib.contextmanager
-    def _at(self, pod_uid: str, container: str) -> Iterator[_Open | None]:
+    def _at(self, pod_uid: str, container: str) -> Iterator[MappedLimits | None]:
         """A container's file, locked; None: there is none, or it is none of this layout."""
         name = directory_name(pod_uid, container)
         for _ in range(_EXCHANGED_TRIES):
@@ -344,7 +236,7 @@ class HostLiveLimits:
                     return
         yield None
 
-    def _found(self, name: str) -> _Open | None:
+    def _found(self, name: str) -> MappedLimits | None:
         try:
             info = (self._folder / name).stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -357,7 +249,7 @@ class HostLiveLimits:
         self._drop(name)
         return self._map(name)
 
-    def _map(self, name: str) -> _Open | None:
+    def _map(self, name: str) -> MappedLimits | None:
         self._drop_gone()
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._opened() as folder:
@@ -367,7 +259,7 @@ class HostLiveLimits:
             fits = stat.S_ISREG(info.st_mode) and info.st_size >= FILE_BYTES
             if not fits or not trusted_owner(info):
                 return None
-            file = _Open(mmap.mmap(fd, FILE_BYTES), info)
+            file = MappedLimits(fd, info)
         except MalformedLimits:
             return None
         finally:

@@ -16,8 +16,12 @@ scheduler, and the real agent as a process of its own. Every "container" is a re
 exactly the environment and mounts that Allocate returned. Needs no root, GPU, kubelet or cluster;
 takes about 10 seconds.
 """
-# GPUs recover after 3 clean probes; a demo should not take the 30 s that a node takes.
-FLAGS = ("--probe-interval", "0.5s", "--recovery-probes", "3")
+# A demo should not take the 30 s in which a GPU of a node recovers, nor the seconds in which an
+# agent looks around.
+FLAGS = (
+    *("--probe-interval", "0.5s", "--recovery-probes", "3"),
+    *("--process-interval", "0.3s", "--accounting-interval", "0.3s", "--bypass-interval", "0.3s"),
+)
 EXIT_INTERRUPTED = 130
 
 
@@ -74,9 +78,12 @@ def _run(root: Path, *, as_json: bool) -> int:
     from agent.sim.node import SimNode
 
     screen = Screen(silent=as_json)
-    node = SimNode(root, own_command(), flags=FLAGS)
+    from agent.sim.proc import SimProc
+
+    proc = SimProc(root / "proc")
+    node = SimNode(root, own_command(), flags=[*FLAGS, "--host-proc", str(proc.root)])
     screen.say(f"vgpu-agent demo: a simulated node in {root}")
-    story = Story(node, screen)
+    story = Story(node, screen, proc)
     with node:
         try:
             story.tell()

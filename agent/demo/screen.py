@@ -96,6 +96,14 @@ class Screen:
         self._erase()
         print(text, file=self._out, flush=True)
 
+    def exhibit(self, command: str, printed: str) -> None:
+        """Show what a command prints, above the tables."""
+        self.say("")
+        self.say(f"$ {command}")
+        for line in printed.rstrip().splitlines():
+            self.say(line)
+        self.say("")
+
     def check(self, check: Check) -> None:
         """Print a proved (or failed) line."""
         mark = "ok  " if check.passed else "FAIL"

@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from agent.demo.operator import STOLEN_MIB, Operator, thief
 from agent.demo.screen import Check, GpuRow, Screen, TenantRow, View
 from agent.sim.container import Container, ContainerError, SimMount
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import RESOURCE, Ask, RanPod, SimNode
+from agent.sim.proc import SimProc
 from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE, NodeLocked, NoFit
 
 BUSY_PERCENT = 40  # containers with less would take long
 KERNEL_US, KERNELS = 2000, 150  # 300 ms of GPU time
+RAISED_MIB = 512
 SPARE_PERCENT = 5  # what an idle container has saved up weighs more in so short a time
 MODEL, MEMORY_MIB, GPUS, SPLIT = "NVIDIA A40", 46068, 2, 10
 PODS: dict[str, list[Ask]] = {
@@ -52,6 +55,7 @@ class Story:
 
     node: SimNode
     screen: Screen
+    proc: SimProc  # as the agent sees it
     began_s: float = field(default_factory=time.monotonic)
     checks: list[Check] = field(default_factory=list)
     tenants: list[Tenant] = field(default_factory=list)
@@ -64,6 +68,9 @@ class Story:
             ("every container has its share", self.compare_shares),
             ("memory limit enforced", self.push_limits),
             ("core limit enforced", self.push_cores),
+            ("use shown", self.show_use),
+            ("limit changed live", self.change_limit),
+            ("bypass caught", self.catch_bypass),
             ("bookkeeping finished", self.look_at_bookkeeping),
             ("kubelet restart survived", self.restart_kubelet),
             ("sick GPU taken out", self.break_gpu),
@@ -131,6 +138,8 @@ class Story:
                 env=grant.env,
                 mounts=[SimMount(m.container_path, m.host_path, m.read_only) for m in grant.mounts],
             )
+            mounts = container.mounts
+            self.proc.add(container.pid, pod_uid=pod.uid, container=ask.name, mounts=mounts)
             self.tenants.append(
                 Tenant(
                     pod,
@@ -185,6 +194,51 @@ class Story:
             said.append(f"{percent:.0f} of {tenant.core_percent} %")
         self.node.driver.kernel_us(0)
         return "GPU time got, of the limit: " + ", ".join(said)
+
+    def show_use(self) -> str:
+        """What an operator sees with `top`, compared with what the containers hold."""
+        held = {f"{t.pod.name}/{t.name}": (t.used_mib, t.used_mib) for t in self.tenants}
+        operator = Operator(self.node)
+        self.node.wait(
+            "top shows what the containers hold",
+            lambda: held.items() <= operator.used_mib().items(),
+        )
+        self.screen.exhibit("vgpu-agent top --once", operator.top())
+        return f"{len(held)} containers, by their own count as by the driver's"
+
+    def change_limit(self) -> str:
+        """Give a container that runs more memory, and then less than it holds."""
+        tenant = next(t for t in self.tenants if t.name == "cache")
+        target, more_mib = f"{tenant.pod.name}/{tenant.name}", tenant.limit_mib + RAISED_MIB
+        Operator(self.node).limit(target, "--memory", f"{more_mib}Mi")
+        must(
+            tenant.container.ask(f"alloc {RAISED_MIB}").ok, f"{target} cannot use what it was given"
+        )
+        must(not tenant.container.ask("alloc 1").ok, f"{target} got 1 MiB more than {more_mib} MiB")
+        said = Operator(self.node).limit(target, "--memory", f"{tenant.limit_mib}Mi")
+        over = f"over by {RAISED_MIB} MiB"
+        must(over in said, f"`limit` does not say {over!r}, but: {said}")
+        self.look(tenant)
+        return f"{target} {tenant.limit_mib} -> {more_mib} MiB and back, then {over}"
+
+    def catch_bypass(self) -> str:
+        """A process of a pod without any vGPU takes memory behind the agent's back."""
+        operator = Operator(self.node)
+        must(operator.bypasses() == [], "somebody is accused who keeps to his grant")
+        uid = self.node.create_pod("thief", [], node_name=self.node.name)
+        container = thief(self.node)
+        try:
+            self.proc.add(container.pid, pod_uid=uid, container="main")
+            self.node.wait("the bypass is found", lambda: "thief" in operator.bypasses())
+            self.node.wait("its pod is told", lambda: "VgpuBypass" in self.reasons("thief"))
+        finally:
+            container.stop()
+        self.node.wait("it is over", lambda: operator.bypasses() == [])
+        return f"{STOLEN_MIB} MiB taken without a grant: reported, with an Event on its pod"
+
+    def reasons(self, pod: str) -> list[str]:
+        """Reasons of the Events about a pod."""
+        return [e["reason"] for e in self.node.events() if e["involvedObject"]["name"] == pod]
 
     def look_at_bookkeeping(self) -> str:
         must(LOCK not in self.node.annotations(), "the node is still locked")

@@ -86,6 +86,9 @@ class PodName:
     name: str
 
 
+Held = tuple[str, str, str]  # pod uid, container, GPU
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """All that a judgement goes by, at one moment."""
@@ -95,6 +98,7 @@ class Node:
     gpus: Mapping[str, Gpu]
     grants: Sequence[GrantRecord]
     limits: Mapping[tuple[str, str], Mapping[str, int]]  # (pod uid, container) -> GPU -> bytes
+    allowances: Mapping[Held, int]  # as `allowances` gave them at the look before
     pods: Mapping[str, PodName]  # by uid
     states: Sequence[ContainerState]
 
@@ -114,8 +118,9 @@ class _Use:
 def judge(node: Node, allowed: Allowed) -> tuple[Bypass, ...]:
     """Everything that is wrong now, in a fixed order; GPUs that are divided by MIG are left out."""
     found: dict[tuple[str, ...], Bypass] = {}
+    may_hold = allowances(node)
     for use in _uses(node):
-        bypass = _judged(use, node, allowed)
+        bypass = _judged(use, node, allowed, may_hold)
         if bypass:
             found.setdefault(bypass.key, bypass)
     for bypass in _not_enforced(node):
@@ -127,6 +132,22 @@ def sighting(bypass: Bypass, traced: Mapping[int, Whereabouts]) -> tuple[object,
     """What has to be seen twice before it is said: this finding about this very process."""
     whereabouts = traced.get(bypass.pid)
     return (*bypass.key, bypass.pid, whereabouts.start_time if whereabouts else 0)
+
+
+def allowances(node: Node) -> dict[Held, int]:
+    """What each container may hold: its limit, or what it still holds of a larger one before.
+
+    A limit may be lowered below what is in use; that is no fault of whoever uses it. What is given
+    back by then cannot be taken again.
+    """
+    found: dict[Held, int] = {}
+    for use in _uses(node):
+        held = (use.pod_uid, use.container, use.gpu)
+        limit_bytes = _limit(use, _claims(use, node), node)
+        if limit_bytes:
+            before = node.allowances.get(held, limit_bytes)
+            found[held] = max(limit_bytes, min(before, use.used_bytes))
+    return found
 
 
 def _uses(node: Node) -> Iterable[_Use]:
@@ -152,28 +173,32 @@ def _uses(node: Node) -> Iterable[_Use]:
     return sums.values()
 
 
-def _judged(use: _Use, node: Node, allowed: Allowed) -> Bypass | None:
+def _judged(use: _Use, node: Node, allowed: Allowed, may_hold: Mapping[Held, int]) -> Bypass | None:
     if not use.pod_uid:
         return None if use.program in allowed.programs else _host_process(use)
     pod = node.pods.get(use.pod_uid)
     if pod and pod.namespace in allowed.namespaces:
         return None
-    grants = [
-        grant
-        for grant in node.grants
-        if grant.pod_uid == use.pod_uid and use.container in ("", grant.container)
-    ]
-    claims = [claim for grant in grants for claim in grant.claims]
+    claims = _claims(use, node)
     if not claims:
         return _of(use, pod, Kind.NO_GRANT, NO_GRANT)
-    on_gpu = [claim for claim in claims if claim.uuid == use.gpu]
-    if not on_gpu:
+    if all(claim.uuid != use.gpu for claim in claims):
         return _of(use, pod, Kind.OTHER_GPU, OTHER_GPU)
-    limit_bytes = _limit(use, on_gpu, node)
+    limit_bytes = may_hold.get((use.pod_uid, use.container, use.gpu), 0)
     if limit_bytes and use.used_bytes > limit_bytes + tolerated(limit_bytes):
         above = ABOVE_GRANT.format(use.used_bytes // MIB, limit_bytes // MIB)
         return _of(use, pod, Kind.ABOVE_GRANT, above)
     return None
+
+
+def _claims(use: _Use, node: Node) -> list[Claim]:
+    """What was granted to whoever uses this, of any GPU."""
+    return [
+        claim
+        for grant in node.grants
+        if grant.pod_uid == use.pod_uid and use.container in ("", grant.container)
+        for claim in grant.claims
+    ]
 
 
 def tolerated(limit_bytes: int) -> int:
@@ -182,10 +207,8 @@ def tolerated(limit_bytes: int) -> int:
 
 
 def _limit(use: _Use, claims: Sequence[Claim], node: Node) -> int:
-    """The larger of what was granted and what holds now; 0: none.
-
-    A limit may be lowered below what is in use; that is no fault of whoever uses it.
-    """
+    """The larger of what was granted and what holds now; 0: none."""
+    claims = [claim for claim in claims if claim.uuid == use.gpu]
     granted = 0 if any(not c.memory_mib for c in claims) else sum(c.memory_mib for c in claims)
     now = node.limits.get((use.pod_uid, use.container), {}).get(use.gpu, granted * MIB)
     return max(granted * MIB, now) if granted and now else 0

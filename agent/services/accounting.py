@@ -92,6 +92,13 @@ class Accounting:
         if self._now_s() - self.use.now().taken_at_s >= FRESH_S:
             self._woken.update(lambda count: count + 1)
 
+    def fresh(self, *, within_s: float) -> NodeUse:
+        """A picture that was begun after this was called; the latest one if none comes in time."""
+        asked_at_s = self._now_s()
+        self._woken.update(lambda count: count + 1)
+        self.use.wait_until(lambda use: use.taken_at_s >= asked_at_s, within_s)
+        return self.use.now()
+
     def run(self, life: Lifeline) -> None:
         life.on_stop(self._woken.poke)
         stop_listening = self._books.pods.listen(self._on_pods)

@@ -8,11 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent import logs
-from agent.domain.bypass import Allowed, Bypass, Kind, Node, PodName, Whereabouts, judge, sighting
+from agent.domain.bypass import (
+    Allowed,
+    Bypass,
+    Held,
+    Kind,
+    Node,
+    PodName,
+    Whereabouts,
+    allowances,
+    judge,
+    sighting,
+)
 from agent.domain.enforcement import ContainerState
 from agent.domain.gpu import Sharing
 from agent.domain.grants import GrantRecord
-from agent.domain.limits_file import LimitsFile
 from agent.domain.pods import Pod
 from agent.errors import AgentError
 from agent.ports import (
@@ -46,7 +56,8 @@ class Books:
     pods: Pods
     inventory: Inventory
     sharing: Sharing
-    limits: Callable[[str, str], LimitsFile | None]  # of pod uid and container, as they are now
+    # By pod uid and container: the largest memory limit of each GPU since it was asked last.
+    limits: Callable[[str, str], Mapping[str, int] | None]
     states: Callable[[], Sequence[ContainerState]]
 
 
@@ -78,6 +89,7 @@ class Detector:
         self._evict = evict
         self._seen_once: frozenset[object] = frozenset()
         self._unseen_rounds = 0
+        self._allowances: Mapping[Held, int] = {}
         self._said: dict[tuple[str, ...], Bypass] = {}
         self._evicting: dict[str, int] = {}  # pod uid -> rounds until it is tried again
         self.found: Bypasses = Published(())
@@ -101,21 +113,21 @@ class Detector:
         books = self._books
         named = self._names(traced)
         records = self._live()
-        found = judge(
-            Node(
-                processes=listed,
-                traced=named,
-                gpus={gpu.uuid: gpu for gpu in books.sharing.offered(books.inventory.now())},
-                grants=records,
-                limits=self._limits(records),
-                pods={
-                    pod.uid: PodName(uid=pod.uid, namespace=pod.namespace, name=pod.name)
-                    for pod in books.pods.now().pods.values()
-                },
-                states=books.states(),
-            ),
-            self._allowed,
+        node = Node(
+            processes=listed,
+            traced=named,
+            gpus={gpu.uuid: gpu for gpu in books.sharing.offered(books.inventory.now())},
+            grants=records,
+            limits=self._limits(records),
+            allowances=self._allowances,
+            pods={
+                pod.uid: PodName(uid=pod.uid, namespace=pod.namespace, name=pod.name)
+                for pod in books.pods.now().pods.values()
+            },
+            states=books.states(),
         )
+        found = judge(node, self._allowed)
+        self._allowances = allowances(node)
         sightings = {bypass.key: sighting(bypass, named) for bypass in found}
         sure = [
             bypass
@@ -167,10 +179,8 @@ class Detector:
                 log.failing("limits not read", about=record.container, error=error)
                 continue
             log.recovered("limits not read", about=record.container)
-            if limits:
-                found[record.pod_uid, record.container] = {
-                    device.uuid: device.memory_limit_bytes for device in limits.devices
-                }
+            if limits is not None:
+                found[record.pod_uid, record.container] = limits
         return found
 
     def _tell_of_sight(

@@ -1,6 +1,6 @@
 """Containers with vGPUs, for whoever changes their limits: by what name, what holds, what fits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.domain.accounting import NodeUse
 from agent.domain.gpu import Sharing
@@ -11,7 +11,7 @@ from agent.domain.limits_file import MIB, LimitsFile, MalformedLimits, decode, e
 from agent.domain.pods import Pod
 from agent.errors import AgentError
 from agent.ports import GrantLog, LiveLimits
-from agent.services.published import Inventory, Pods, Published
+from agent.services.published import Inventory, Pods
 
 SHOWN = 20  # candidates
 
@@ -39,15 +39,15 @@ class GrantedContainers:
         gpus: Inventory,
         sharing: Sharing,
         *,
-        use: Published[NodeUse] | None = None,
+        use: Callable[[], NodeUse] = NodeUse,
     ) -> None:
-        """`use`: what is counted of each container; None: it is never said who is over a limit."""
+        """`use` gives what is counted of each container, which says who is over a limit."""
         self._limits = limits
         self._grants = grants
         self._pods = pods
         self._gpus = gpus
         self._sharing = sharing
-        self._use = use or Published(NodeUse())
+        self._use = use
 
     def live(self) -> list[GrantRecord]:
         """Grants whose pods hold vGPUs; all of them while the pods are not known."""
@@ -146,8 +146,8 @@ class GrantedContainers:
         ]
 
     def _used(self, record: GrantRecord) -> dict[str, int]:
-        """Bytes by GPU, as they were counted last."""
-        for container in self._use.now().containers:
+        """Bytes by GPU, as they are counted."""
+        for container in self._use().containers:
             if (container.pod_uid, container.container) == key(record):
                 return {
                     device.uuid.lower(): used

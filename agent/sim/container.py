@@ -82,6 +82,7 @@ class Container:
         """Use `Container.start`."""
         self.name = name
         self.isolated = isolated
+        self.mounts: Sequence[SimMount] = ()
         self._process = process
         self._unread = b""
         self.ready: Answer | None = None
@@ -129,6 +130,7 @@ class Container:
             env=process_env,
         )
         container = cls(name, process, isolated=isolated)
+        container.mounts = every_mount
         if not command:
             try:
                 container.ready = container._read_answer("starting")

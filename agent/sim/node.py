@@ -141,8 +141,12 @@ class SimNode:
 
     def run_command(self, name: str, *flags: str) -> subprocess.CompletedProcess[str]:
         """Run another command of the program, with the agent's settings, until it has ended."""
+        return self.run_plain(name, *self._arguments(), *flags)
+
+    def run_plain(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the program that takes no settings, until it has ended."""
         return subprocess.run(
-            [*self._command, name, *self._arguments(), *flags],
+            [*self._command, *words],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -242,13 +246,16 @@ class SimNode:
 
     # --- pods ----------------------------------------------------------------------------------
 
-    def create_pod(self, name: str, asks: Sequence[Ask], *, namespace: str = "team") -> str:
-        """Create a pod object that asks for this; give its uid."""
+    def create_pod(
+        self, name: str, asks: Sequence[Ask], *, namespace: str = "team", node_name: str = ""
+    ) -> str:
+        """Create a pod object that asks for this, perhaps bound to a node; give its uid."""
         pod = {
             "metadata": {"name": name, "namespace": namespace},
             "spec": {
                 "initContainers": [_container(ask) for ask in asks if ask.kind != "app"],
                 "containers": [_container(ask) for ask in asks if ask.kind == "app"],
+                **({"nodeName": node_name} if node_name else {}),
             },
             "status": {"phase": "Pending"},
         }

@@ -10,11 +10,20 @@ from hypothesis import strategies as st
 
 from agent import logs
 from agent.domain.accounting import GpuProcess
-from agent.domain.bypass import MIB, Allowed, Kind, Node, PodName, Whereabouts, judge, tolerated
+from agent.domain.bypass import (
+    MIB,
+    Allowed,
+    Kind,
+    Node,
+    PodName,
+    Whereabouts,
+    allowances,
+    judge,
+    tolerated,
+)
 from agent.domain.enforcement import EXPLAINED, ContainerState, Reason, State
 from agent.domain.gpu import Sharing
 from agent.domain.grants import Claim, Grant, GrantRecord
-from agent.domain.limits_file import DeviceLimit, LimitsFile
 from agent.domain.pods import Pod
 from agent.errors import NvmlError
 from agent.ports import ClusterEvent
@@ -54,6 +63,7 @@ def node(
         gpus={gpu.uuid: gpu for gpu in gpus(A, B).gpus},
         grants=grants,
         limits={},
+        allowances={},
         pods={
             UID: PodName(uid=UID, namespace="ns", name="p"),
             OTHER: PodName(uid=OTHER, namespace="tools", name="exporter"),
@@ -200,6 +210,20 @@ def test_many_processes_are_one_finding_but_each_of_the_host_by_its_program() ->
     ]  # fmt: skip
 
 
+def test_what_was_allowed_once_may_be_kept_but_not_taken_again() -> None:
+    """A limit that is lowered below what is in use accuses nobody."""
+    held = (UID, "main", A)
+    more = 3 * LIMIT_MIB
+    raised = node({A: [holds(more)]}, USER, grant(), limits={(UID, "main"): {A: more * MIB}})
+    lowered = node({A: [holds(more)]}, USER, grant(), allowances=allowances(raised))
+    assert judge(lowered, Allowed()) == ()
+    freed = node({A: [holds(1)]}, USER, grant(), allowances=allowances(lowered))
+    assert allowances(lowered) == {held: more * MIB}
+    assert allowances(freed) == {held: LIMIT_MIB * MIB}
+    again = node({A: [holds(more)]}, USER, grant(), allowances=allowances(freed))
+    assert [found.kind for found in judge(again, Allowed())] == [Kind.ABOVE_GRANT]
+
+
 words = st.sampled_from(["", UID, OTHER, "main", "x"])
 
 
@@ -247,7 +271,7 @@ class Bed:
 
     def __init__(self, *, evicts: bool = False) -> None:
         self.users, self.places = FakeUsers(), FakePlaces()
-        self.limits: LimitsFile | None = None
+        self.limits: Mapping[str, int] | None = None
         self.grants = FakeGrantLog()
         self.grants.record(grant())
         pod = Pod(namespace="ns", name="p", uid=UID, phase="Running", container_ids={"id1": "main"})
@@ -326,17 +350,31 @@ def test_the_runtimes_id_names_the_container_of_a_static_pod() -> None:
     assert bed.found() == []
 
 
-def test_limits_that_hold_now_count() -> None:
+@pytest.mark.parametrize(
+    ("limit_mib", "found"),
+    [
+        pytest.param(2 * LIMIT_MIB, [], id="raised"),
+        pytest.param(LIMIT_MIB // 2, [Kind.ABOVE_GRANT], id="lowered"),
+        pytest.param(None, [Kind.ABOVE_GRANT], id="as granted"),
+    ],
+)
+def test_limits_that_hold_now_count(limit_mib: int | None, found: list[Kind]) -> None:
     bed = Bed().see(holds(ABOVE), at())
-    doubled = DeviceLimit(uuid=A, memory_limit_bytes=2 * LIMIT_MIB * MIB)
-    bed.limits = LimitsFile(devices=(doubled,))
+    if limit_mib is not None:
+        bed.limits = {A: limit_mib * MIB}
     for _ in range(2):
+        bed.loop.look_once()
+    assert bed.found() == found
+
+
+def test_the_loop_remembers_what_was_allowed() -> None:
+    bed = Bed().see(holds(ABOVE), at())
+    bed.limits = {A: ABOVE * MIB}
+    bed.loop.look_once()
+    bed.limits = None
+    for _ in range(3):
         bed.loop.look_once()
     assert bed.found() == []
-    bed.limits = None
-    for _ in range(2):
-        bed.loop.look_once()
-    assert bed.found() == [Kind.ABOVE_GRANT]
 
 
 def test_who_is_not_enforced_has_its_event_already() -> None:

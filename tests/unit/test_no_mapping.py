@@ -7,6 +7,8 @@ import pytest
 
 AGENT = Path(__file__).parents[2] / "agent"
 MODULES = sorted(AGENT.rglob("*.py"))
+# Files of the agent's own that nobody else can write or cut short.
+OWN_FILES = AGENT / "adapters" / "mapped_limits.py"
 
 
 def imported(source: str) -> set[str]:
@@ -22,7 +24,7 @@ def imported(source: str) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(AGENT)))
 def test_no_module_maps_files(path: Path) -> None:
-    assert "mmap" not in imported(path.read_text())
+    assert ("mmap" in imported(path.read_text())) == (path == OWN_FILES)
 
 
 def test_a_module_that_does_would_be_found() -> None:

@@ -114,6 +114,19 @@ def test_a_line_that_stays_as_it_is_is_not_touched(bed: Bed) -> None:
     assert not any(bed.state.iterdir()), "what is lent is not remembered"
 
 
+def test_no_limit_that_held_is_missed_by_who_looks_now_and_then(bed: Bed) -> None:
+    limits = bed.limits()
+    assert limits.largest_bytes(UID, NAME) == {A: 1000 * MIB, B: 2000 * MIB}
+    for memory_mib in (500, 3000, 700):
+        limits.set_limits(UID, NAME, set_to(memory_mib))
+    assert limits.largest_bytes(UID, NAME) == {A: 3000 * MIB, B: 6000 * MIB}
+    assert limits.largest_bytes(UID, NAME) == {A: 700 * MIB, B: 1400 * MIB}
+    limits.set_limits(UID, NAME, set_to(0))
+    limits.set_limits(UID, NAME, set_to(10))
+    assert limits.largest_bytes(UID, NAME) == {A: 0, B: 0}
+    assert limits.largest_bytes(UID, "else") is None
+
+
 def test_what_is_lent_stays_when_limits_change_and_the_other_way_round(bed: Bed) -> None:
     live = bed.limits()
     leased = live.change(UID, NAME, lease(bed.now_ns))

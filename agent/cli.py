@@ -185,6 +185,24 @@ def _top(arguments: list[str], environ: Mapping[str, str]) -> int:
     return top(arguments, environ, parser=Parser, warn=complain)
 
 
+def _doctor(arguments: list[str], environ: Mapping[str, str]) -> int:
+    from agent.doctor.command import EXIT_CODES, FLAGS, MANUAL, add_flags
+    from agent.doctor.command import main as doctor
+
+    parser = settings_parser("doctor", manual=MANUAL, exit_codes=EXIT_CODES)
+    add_flags(parser)
+    flags = parsed(parser, arguments)
+    own = {name: flags.pop(name) for name in FLAGS if name in flags}
+    return doctor(own, lambda: _resolved(flags, environ).config, environ)
+
+
+def _doctor_probe(arguments: list[str], _environ: Mapping[str, str]) -> int:
+    """Started by doctor, not by people."""
+    from agent.doctor.hook_probe import main as probe
+
+    return probe(arguments)
+
+
 def _limit(arguments: list[str], environ: Mapping[str, str]) -> int:
     from pathlib import Path
 
@@ -303,10 +321,12 @@ _HANDLERS: Mapping[str, Handler] = {
     "uninstall": _uninstall,
     "top": _top,
     "limit": _limit,
+    "doctor": _doctor,
     "demo": _demo,
     "config": _config,
     "files": _files,
     "version": _version,
     "--version": _version,
     "guard-blocks": _guard_blocks,
+    "doctor-probe": _doctor_probe,
 }

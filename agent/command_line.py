@@ -19,6 +19,7 @@ SUMMARIES = {
     "uninstall": "take the agent off this host, and back what it has written on its Node",
     "top": "show who uses this node's GPUs, how much, and what is wrong",
     "limit": "change what a running container may use of its GPUs",
+    "doctor": "check this node, and say what is wrong and which command mends it",
     "demo": "show all of it on an embedded, simulated node; needs no GPU and no cluster",
     "config": "print every setting as it holds and where it came from",
     "files": "list or write the files that come along: manifests, unit, dashboards, licences",

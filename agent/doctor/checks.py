@@ -1,0 +1,13 @@
+"""All checks, in the order in which they are done: what is needed comes first."""
+
+from agent.doctor import cluster, driver, hook, kubelet, place, runtime, toolkit
+
+CHECKS = (
+    *driver.CHECKS,
+    *runtime.CHECKS,
+    *toolkit.CHECKS,
+    *place.CHECKS,
+    *kubelet.CHECKS,
+    *cluster.CHECKS,
+    *hook.CHECKS,
+)

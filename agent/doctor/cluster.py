@@ -1,0 +1,280 @@
+"""The cluster's room: API server, credentials, rights, our Node, the scheduler's handshake."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from agent.adapters.kube_answers import Request, Unauthorized
+from agent.adapters.kube_config import SERVICE_ACCOUNT_DIR
+from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
+from agent.doctor.host import Host
+from agent.domain.handshake import HANDSHAKE, MAX_CHARS
+from agent.domain.register import REGISTER
+from agent.errors import ClusterDenied, ClusterError, ClusterGone, ConfigError
+
+# What the agent does; packaging/daemonset/base/rbac.yaml allows exactly this.
+RIGHTS: Mapping[str, tuple[str, ...]] = {
+    "nodes": ("get", "watch", "patch"),
+    "pods": ("get", "list", "watch", "patch"),
+    "events": ("create",),
+}
+RULES_FILE = "packaging/daemonset/base/rbac.yaml"
+APPLY = f"vgpu-agent files {RULES_FILE} | kubectl apply -f -"
+LABEL, LABEL_VALUE = "gpu", "on"  # HAMi's label for the nodes that it shares
+UNANSWERED_S = 60.0  # after which schedulers before 2.8 give a node up
+SKEW_S = 60.0
+FORMATS = {"json": "HAMi 2.8 and later", "csv9": "HAMi 2.5 to 2.7", "csv7": "HAMi 2.4 and earlier"}
+_STAMP = re.compile(r"(Requesting|Deleted)_(\d{4})([.-])(\d\d)[.-](\d\d) (\d\d):(\d\d):(\d\d)")
+
+
+def credentials(host: Host) -> Finding:
+    """Who we are for the API server."""
+    given = host.config.kubeconfig
+    if given is None and not host.in_pod and not (SERVICE_ACCOUNT_DIR / "token").exists():
+        return skipped(
+            "no kubeconfig is set and this is no pod, so nothing of the cluster is looked at",
+            "vgpu-agent doctor --kubeconfig /etc/vgpu-agent/kubeconfig",
+        )
+    try:
+        host.transport.connect()
+    except ConfigError as error:
+        fix = f"kubectl --kubeconfig {given} get nodes" if given else APPLY
+        return failed(str(error), fix)
+    return ok(f"from {given}" if given else "the pod's service account")
+
+
+def api_server(host: Host) -> Finding:
+    """Somebody answers there, whatever he says."""
+    request = Request(
+        verb="get", resource="version", method="GET", path="/version", about="the version"
+    )
+    try:
+        version = host.asked(request).get("gitVersion", "of an unknown version")
+    except ClusterDenied as error:
+        return ok(f"the API server answers: {error.code}")
+    except ClusterError as error:
+        where = host.transport.connect().configuration.host
+        return failed(str(error), f"curl -ksS {where}/version   # firewall, proxy, address, CA?")
+    return ok(f"the API server is {version}")
+
+
+def authorized(host: Host) -> Finding:
+    """It knows us."""
+    try:
+        _may(host, "get", "nodes")
+    except Unauthorized as error:
+        return failed(
+            f"the API server does not know our credentials: {error}",
+            "kubectl -n kube-system create token vgpu-agent --duration 24h > TOKENFILE",
+        )
+    except ClusterError as error:
+        return failed(f"it cannot be asked what we may do: {error}", APPLY)
+    return ok("the API server knows our credentials")
+
+
+def _may(host: Host, verb: str, resource: str) -> bool:
+    """Whether RBAC lets us. Source: Kubernetes, authorization.k8s.io/v1."""
+    attributes = {"group": "", "resource": resource, "verb": verb}
+    review = host.asked(
+        Request(
+            verb="create",
+            resource="selfsubjectaccessreviews",
+            method="POST",
+            path="/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            about=f"the question whether we may {verb} {resource}",
+            body={
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": attributes},
+            },
+        )
+    )
+    status = review.get("status")
+    return isinstance(status, dict) and status.get("allowed") is True
+
+
+def rights(resource: str) -> Any:
+    """The check of what we may do with a resource."""
+
+    def look(host: Host) -> Finding:
+        missing = [verb for verb in RIGHTS[resource] if not _may(host, verb, resource)]
+        if missing:
+            return failed(f"we may not {', '.join(missing)} {resource}", APPLY)
+        return ok(f"we may {', '.join(RIGHTS[resource])} {resource}")
+
+    return look
+
+
+def node(host: Host) -> Finding:
+    """There is a Node of our name."""
+    name = host.config.node_name
+    try:
+        found = host.node
+    except ClusterGone:
+        return failed(
+            f"there is no Node {name}",
+            "kubectl get nodes   # then --node-name NAME, or NODE_NAME by spec.nodeName",
+        )
+    except ClusterError as error:
+        return failed(str(error), APPLY)
+    return ok(f"{name}, uid {found.get('uid', '')}")
+
+
+def node_label(host: Host) -> Finding:
+    """DaemonSets of HAMi and ours go by it."""
+    labels = _mapping(host.node.get("labels"))
+    if labels.get(LABEL) == LABEL_VALUE:
+        return ok(f"the Node is labelled {LABEL}={LABEL_VALUE}")
+    said = f"{LABEL}={labels[LABEL]}" if LABEL in labels else f"no label {LABEL}"
+    return warning(
+        f"the Node has {said}: DaemonSets of HAMi and of this agent leave it out",
+        f"kubectl label node --overwrite {host.config.node_name} {LABEL}={LABEL_VALUE}",
+    )
+
+
+def register_form(value: str) -> str:
+    """The form of a register annotation; empty: none of them. Total."""
+    if value.lstrip().startswith("["):
+        try:
+            return "json" if isinstance(json.loads(value), list) else ""
+        except (ValueError, RecursionError):
+            return ""
+    first = value.partition(":")[0]
+    return {7: "csv7", 9: "csv9"}.get(len(first.split(",")), "")
+
+
+def register(host: Host) -> Finding:
+    """What is on the Node is what these settings would write."""
+    value = _annotation(host, REGISTER)
+    wanted = host.config.register_format
+    if value is None:
+        return failed(
+            f"the Node has no annotation {REGISTER}: the scheduler does not know of its GPUs",
+            "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent",
+        )
+    form = register_form(value)
+    if form != wanted:
+        return warning(
+            f"{REGISTER} is {form or 'in no known form'}, and these settings would write {wanted} "
+            f"({FORMATS[wanted]})",
+            "vgpu-agent config | grep register-format   # one agent, one scheduler, one format",
+        )
+    return ok(f"{REGISTER} is {form}, for {FORMATS[form]}")
+
+
+def scheduler_protocol(host: Host) -> Finding:
+    """The traces of a scheduler that reads another format than we write."""
+    config, value = host.config, _annotation(host, HANDSHAKE)
+    if value is None:
+        return ok(f"no {HANDSHAKE}: no scheduler has asked")
+    stamp = stamp_of(value)
+    if stamp is None:
+        return ok(f"{HANDSHAKE} is {value[:80]!r}")
+    word, dotted, at_s = stamp
+    age_s = host.now_s() - at_s
+    form = "csv7" if dotted else "csv9"
+    older = dotted and config.register_format != "csv7"
+    given_up = word == "Deleted" and not config.answers_handshake and age_s > UNANSWERED_S
+    if older or given_up:
+        return failed(
+            f"{HANDSHAKE} is {value[:80]!r}: a scheduler of {FORMATS[form]} waits for answers and "
+            f"for a register annotation in {form}, and we write {config.register_format}",
+            f"vgpu-agent run --register-format {form}   # or upgrade the scheduler to 2.8 or later",
+        )
+    if config.answers_handshake and age_s > UNANSWERED_S:
+        return failed(
+            f"{HANDSHAKE} has been {value[:80]!r} for {age_s:.0f} s, and nobody answers: the "
+            "scheduler takes the node out",
+            "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent",
+        )
+    return ok(
+        f"{HANDSHAKE} is {value[:80]!r}, which fits --register-format {config.register_format}"
+    )
+
+
+def handshake_clock(host: Host) -> Finding:
+    """The scheduler writes its local time as if it were UTC, and reads it so."""
+    stamp = stamp_of(_annotation(host, HANDSHAKE) or "")
+    if stamp is None:
+        return ok("the handshake has no time of a scheduler in it")
+    _, _, at_s = stamp
+    written_s = written_at_s(host.node, HANDSHAKE)
+    if written_s is not None:
+        skew_s, against = at_s - written_s, "the API server's"
+    else:
+        skew_s, against = max(0.0, at_s - host.now_s()), "ours"
+    if abs(skew_s) > SKEW_S:
+        return warning(
+            f"the scheduler's time in {HANDSHAKE} is {skew_s / 60:+.0f} min beside {against}: its "
+            "clock or its time zone is another, and nodes expire too early or never",
+            "kubectl -n kube-system set env deploy/hami-scheduler TZ=UTC; timedatectl   # NTP on?",
+        )
+    return ok(f"the scheduler's time is within {SKEW_S:.0f} s of {against}")
+
+
+def stamp_of(value: str) -> tuple[str, bool, float] | None:
+    """Keyword, whether the date has dots (HAMi 2.4), unix time; None: no such. Total."""
+    found = _STAMP.fullmatch(value[:MAX_CHARS].strip())
+    if not found:
+        return None
+    try:
+        year, month, day, hour, minute, second = (int(found[n]) for n in (2, 4, 5, 6, 7, 8))
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:
+        return None
+    return found[1], found[3] == ".", moment.timestamp()
+
+
+def written_at_s(metadata: Mapping[str, Any], key: str) -> float | None:
+    """When the API server saw an annotation written last; None: it does not say. Total."""
+    times = []
+    managers = metadata.get("managedFields")
+    for manager in managers if isinstance(managers, list) else ():
+        fields = _mapping(_mapping(_mapping(manager).get("fieldsV1")).get("f:metadata"))
+        if f"f:{key}" in _mapping(fields.get("f:annotations")):
+            try:
+                times.append(datetime.fromisoformat(str(manager.get("time"))).timestamp())
+            except (ValueError, OverflowError):
+                continue
+    return max(times, default=None)
+
+
+def _annotation(host: Host, key: str) -> str | None:
+    value = _mapping(host.node.get("annotations")).get(key)
+    return value if isinstance(value, str) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+HANGS = "kubectl get --raw /readyz   # from this node"
+CHECKS = tuple(
+    Check(name=name, question=question, look=look, needs=needs, hangs=HANGS)
+    for name, question, look, needs in (
+        ("credentials", "are there credentials for the API server?", credentials, ()),
+        ("api-server", "does the API server answer?", api_server, ("credentials",)),
+        ("authorized", "does it know us?", authorized, ("api-server",)),
+        *(
+            (
+                f"rights-{resource}",
+                f"may we do with {resource} what the agent does?",
+                rights(resource),
+                ("authorized",),
+            )
+            for resource in RIGHTS
+        ),
+        ("node", "is there a Node of our name?", node, ("rights-nodes",)),
+        ("node-label", f"is it labelled {LABEL}={LABEL_VALUE}?", node_label, ("node",)),
+        ("register", "is it registered, in the format that is set?", register, ("agent", "node")),
+        (
+            "scheduler-protocol",
+            "does the scheduler understand what we write?",
+            scheduler_protocol,
+            ("node",),
+        ),
+        ("handshake-clock", "is the scheduler's clock ours?", handshake_clock, ("node",)),
+    )
+)

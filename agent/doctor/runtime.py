@@ -1,0 +1,247 @@
+"""The container runtime's room: is there one, and does it give containers the driver?"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.doctor import runtime_files as files
+from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
+from agent.doctor.host import Host, is_socket
+from agent.doctor.runtime_files import Runtime, table
+
+SOCKETS = {
+    "containerd": ("/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock"),
+    "cri-o": ("/run/crio/crio.sock", "/var/run/crio/crio.sock"),
+    "docker": ("/run/cri-dockerd.sock", "/run/docker.sock"),
+}
+CONTAINERD = (
+    "/etc/containerd/config.toml",
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+)
+CRIO, CRIO_DIRS = "/etc/crio/crio.conf", ("/usr/lib/crio/crio.conf.d", "/etc/crio/crio.conf.d")
+DOCKER = "/etc/docker/daemon.json"
+TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
+SERVICES = {"containerd": "containerd", "cri-o": "crio", "docker": "docker"}
+MAX_IMPORTS = 100
+NOT_SEEN = "the host's files are not seen from this pod"
+MOUNT_ROOT = "vgpu-agent doctor --host-root /host   # with hostPath / mounted there, read-only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What of a runtime is on the host."""
+
+    kind: str
+    sockets: tuple[str, ...]
+    files: tuple[str, ...]
+    broken: tuple[str, ...]  # files that cannot be understood
+    runtime: Runtime
+
+
+def _documents(host: Host, paths: list[Path], read: Any) -> tuple[list[Any], list[str], list[str]]:
+    documents, seen, broken = [], [], []
+    for path in paths:
+        content = host.read_if_there(path)
+        if content is None:
+            continue
+        seen.append(str(path))
+        document = read(content)
+        if document is None:
+            broken.append(str(path))
+        else:
+            documents.append(document)
+    return documents, seen, broken
+
+
+def _containerd_files(host: Host) -> list[Path]:
+    """The configuration and what it imports, as patterns relative to it."""
+    found = []
+    for main in map(host.path, CONTAINERD):
+        content = host.read_if_there(main)
+        if content is None:
+            continue
+        found.append(main)
+        for pattern in files.imports_of(files.toml_of(content) or {})[:MAX_IMPORTS]:
+            absolute = pattern if pattern.startswith("/") else str(main.parent / pattern)
+            inside = host.path(absolute) if pattern.startswith("/") else Path(absolute)
+            try:
+                found += sorted(inside.parent.glob(inside.name))[:MAX_IMPORTS]
+            except (ValueError, OSError, IndexError):
+                continue
+    return found
+
+
+def runtimes(host: Host) -> list[Found]:
+    """Every runtime of which there is a configuration or a socket; kubelet's own first."""
+    crio_files = [host.path(CRIO)]
+    crio_files += [entry for folder in CRIO_DIRS for entry in host.entries(host.path(folder))]
+    found = []
+    for kind, paths, read, understood in (
+        ("containerd", _containerd_files(host), files.toml_of, files.containerd),
+        ("cri-o", crio_files, files.toml_of, files.crio),
+        ("docker", [host.path(DOCKER)], files.json_of, files.docker),
+    ):
+        documents, seen, broken = _documents(host, paths, read)
+        sockets = tuple(name for name in SOCKETS[kind] if is_socket(host.path(name)))
+        if seen or sockets:
+            found.append(
+                Found(
+                    kind=kind,
+                    sockets=sockets,
+                    files=tuple(seen),
+                    broken=tuple(broken),
+                    runtime=understood(files.merged(documents)),
+                )
+            )
+    return sorted(found, key=lambda one: not one.sockets)
+
+
+def present(host: Host) -> Finding:
+    """One that kubelet can use."""
+    if host.contained:
+        return skipped(NOT_SEEN, MOUNT_ROOT)
+    found = runtimes(host)
+    if not found:
+        return failed(
+            f"below {host.root} there is no configuration and no socket of containerd, CRI-O or "
+            "Docker",
+            "systemctl status containerd crio docker",
+        )
+    return ok("; ".join(f"{one.kind} ({', '.join((*one.sockets, *one.files))})" for one in found))
+
+
+def readable(host: Host) -> Finding:
+    """A file that cannot be understood keeps the runtime from its next start."""
+    for one in runtimes(host):
+        if one.broken:
+            return failed(
+                f"{one.broken[0]} cannot be understood: {one.kind} does not start again with it",
+                f"{_checker(one.kind)}; systemctl restart {SERVICES[one.kind]}",
+            )
+    return ok("every configuration file is understood")
+
+
+def _checker(kind: str) -> str:
+    return {
+        "containerd": "containerd config dump > /dev/null",
+        "cri-o": "crio config > /dev/null",
+        "docker": f"dockerd --validate --config-file {DOCKER}",
+    }[kind]
+
+
+def nvidia_runtime(host: Host) -> Finding:
+    """Containers find the driver's libraries through NVIDIA's handler."""
+    one = runtimes(host)[0]
+    runtime, handlers = one.runtime, one.runtime.nvidia_handlers
+    configure = (
+        f"nvidia-ctk runtime configure --runtime={SERVICES[one.kind]} --set-as-default && "
+        f"systemctl restart {SERVICES[one.kind]}"
+    )
+    if runtime.default in runtime.handlers and runtime.is_nvidia(runtime.default):
+        return ok(f"{one.kind}'s default runtime is {runtime.default}")
+    if handlers:
+        return warning(
+            f"{one.kind}'s default runtime is {runtime.default}: only pods with runtimeClassName "
+            f"get the driver, by {' or '.join(handlers)}",
+            f"{configure}   # or, for each such pod: runtimeClassName: {handlers[0]}",
+        )
+    return failed(
+        f"{one.kind} has no handler of NVIDIA's ({', '.join(sorted(runtime.handlers)) or 'none'}): "
+        "containers do not get the driver",
+        configure,
+    )
+
+
+def runtime_program(host: Host) -> Finding:
+    """The program that the handler names is there."""
+    runtime = runtimes(host)[0].runtime
+    for handler in runtime.nvidia_handlers:
+        program = runtime.handlers[handler]
+        if not program.startswith("/"):
+            continue
+        path = host.path(program)
+        if not path.exists():
+            return failed(
+                f"the handler {handler} starts {program}, which does not exist",
+                "apt-get install nvidia-container-toolkit   # or dnf",
+            )
+        if not os.access(path, os.X_OK):
+            return failed(f"{program} cannot be executed", f"chmod 755 {program}")
+    programs = [runtime.handlers[name] for name in runtime.nvidia_handlers]
+    return ok(", ".join(programs) or "no handler names a program")
+
+
+def toolkit_config(host: Host) -> Finding:
+    """Settings of NVIDIA's runtime that keep GPUs from our containers."""
+    if host.contained:
+        return skipped(NOT_SEEN, MOUNT_ROOT)
+    path = host.path(TOOLKIT)
+    content = host.read_if_there(path)
+    if content is None:
+        return ok(f"no {path}: the toolkit's defaults hold")
+    document = files.toml_of(content)
+    if document is None:
+        return failed(
+            f"{path} cannot be understood, and no container with a GPU starts",
+            f"mv {path} {path}.broken && nvidia-ctk config --in-place --set log-level=info",
+        )
+    problem = toolkit_objection(document, host.config.device_list_strategy)
+    if problem:
+        said, setting = problem
+        return failed(f"{path}: {said}", f"nvidia-ctk config --in-place --set {setting}")
+    return ok(f"{path} lets containers have what is granted")
+
+
+def toolkit_objection(
+    document: Mapping[str, Any], strategies: tuple[str, ...]
+) -> tuple[str, str] | None:
+    """What is wrong and the setting that mends it; None: nothing. Total."""
+    if table(document.get("nvidia-container-cli")).get("no-cgroups") is True:
+        return (
+            "no-cgroups is true, so containers may not open their GPU",
+            "nvidia-container-cli.no-cgroups=false",
+        )
+    by_mounts = document.get("accept-nvidia-visible-devices-as-volume-mounts") is True
+    by_name = document.get("accept-nvidia-visible-devices-envvar-when-unprivileged") is not False
+    if "volume-mounts" in strategies and not by_mounts:
+        return (
+            "GPUs are named by mounts (--device-list-strategy), and those are not accepted",
+            "accept-nvidia-visible-devices-as-volume-mounts=true",
+        )
+    if strategies == ("envvar",) and not by_name:
+        return (
+            "GPUs are named by NVIDIA_VISIBLE_DEVICES, which unprivileged containers may not use",
+            "accept-nvidia-visible-devices-envvar-when-unprivileged=true",
+        )
+    return None
+
+
+CHECKS = (
+    Check(name="runtime", question="is there a container runtime?", look=present),
+    Check(
+        name="runtime-config",
+        question="can its configuration be understood?",
+        look=readable,
+        needs=("runtime",),
+    ),
+    Check(
+        name="nvidia-runtime",
+        question="does it give containers the driver?",
+        look=nvidia_runtime,
+        needs=("runtime-config",),
+    ),
+    Check(
+        name="runtime-program",
+        question="is NVIDIA's runtime there?",
+        look=runtime_program,
+        needs=("nvidia-runtime",),
+    ),
+    Check(
+        name="toolkit-config",
+        question="does the toolkit let containers have what is granted?",
+        look=toolkit_config,
+    ),
+)

@@ -1,0 +1,118 @@
+"""What the configuration files of container runtimes say.
+
+All readers are total: files of a host are written by many hands. Sources: containerd,
+docs/cri/config.md (versions 2 and 3); CRI-O, crio.conf(5); Docker, daemon.json.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+NVIDIA = "nvidia-container-runtime"
+CRI_PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")  # 3, 2, 1
+MAX_DEPTH = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What one container runtime does with containers."""
+
+    kind: str  # containerd | cri-o | docker
+    default: str  # handler of containers that name none
+    handlers: Mapping[str, str] = field(default_factory=dict)  # handler -> its program
+
+    def is_nvidia(self, handler: str) -> bool:
+        """Whether a handler is NVIDIA's."""
+        return NVIDIA in self.handlers.get(handler, "") or handler.startswith("nvidia")
+
+    @property
+    def nvidia_handlers(self) -> tuple[str, ...]:
+        """NVIDIA's, by name."""
+        return tuple(sorted(name for name in self.handlers if self.is_nvidia(name)))
+
+
+def toml_of(text: str) -> Mapping[str, Any] | None:
+    """A TOML document; None: it is none."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError):
+        return None
+
+
+def merged(documents: Iterable[Mapping[str, Any]], depth: int = 0) -> dict[str, Any]:
+    """Later documents win, table by table."""
+    whole: dict[str, Any] = {}
+    for document in documents:
+        for key, value in document.items():
+            before = whole.get(key)
+            if isinstance(before, dict) and isinstance(value, dict) and depth < MAX_DEPTH:
+                whole[key] = merged((before, value), depth + 1)
+            else:
+                whole[key] = value
+    return whole
+
+
+def imports_of(document: Mapping[str, Any]) -> list[str]:
+    """Patterns of further files of containerd."""
+    found = document.get("imports")
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+
+def containerd(document: Mapping[str, Any]) -> Runtime:
+    """containerd's, of whichever version."""
+    plugins = table(document.get("plugins"))
+    sections = [table(table(plugins.get(name)).get("containerd")) for name in CRI_PLUGINS]
+    section = merged(reversed(sections))
+    handlers = {
+        name: text(table(table(handler).get("options")).get("BinaryName"))
+        or text(table(handler).get("runtime_type"))
+        for name, handler in table(section.get("runtimes")).items()
+    }
+    return Runtime(
+        kind="containerd", default=text(section.get("default_runtime_name")) or "runc",
+        handlers=handlers,
+    )  # fmt: skip
+
+
+def crio(document: Mapping[str, Any]) -> Runtime:
+    """CRI-O's."""
+    section = table(table(document.get("crio")).get("runtime"))
+    handlers = {
+        name: text(table(handler).get("runtime_path")) or name
+        for name, handler in table(section.get("runtimes")).items()
+    }
+    return Runtime(
+        kind="cri-o", default=text(section.get("default_runtime")) or "runc", handlers=handlers
+    )
+
+
+def json_of(content: str) -> Mapping[str, Any] | None:
+    """A JSON object; None: it is none."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def docker(document: Mapping[str, Any]) -> Runtime:
+    """Docker's, which kubelet reaches through cri-dockerd."""
+    handlers = {
+        name: text(table(handler).get("path")) or name
+        for name, handler in table(document.get("runtimes")).items()
+    }
+    return Runtime(
+        kind="docker", default=text(document.get("default-runtime")) or "runc", handlers=handlers
+    )
+
+
+def table(value: Any) -> Mapping[str, Any]:
+    """It, if it is a table; else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def text(value: Any) -> str:
+    """It, if it is text; else none."""
+    return value if isinstance(value, str) else ""

@@ -115,8 +115,9 @@ class Accounting:
             stop_listening()
 
     def _on_pods(self) -> None:
-        if not self.use.now().containers and self._books.grants.records():
-            self.wake()
+        """However fresh the picture is: one without this pod would stay for all of a long rest."""
+        if not self.use.now().containers and live_records(self._books.grants, self._books.pods):
+            self._woken.update(lambda count: count + 1)
 
     def look_once(self) -> NodeUse:
         """Look at everything; give what is published then."""

@@ -117,8 +117,8 @@ class Loop:
         eventually(lambda: self.looks)
 
     def _count(self) -> None:
-        self.looks += 1
         self.world.now_s += 100.0  # every picture is another one, and old at once
+        self.looks += 1
 
 
 @pytest.fixture
@@ -138,8 +138,15 @@ def test_a_picture_is_made_when_somebody_wants_one(world: World, meter: SlowMete
     assert (loop.looks, meter.looks) == (2, 2)
 
 
-def test_a_container_that_comes_to_an_idle_node_is_seen(world: World, meter: SlowMeter) -> None:
+@pytest.mark.parametrize(
+    "age_s",
+    [pytest.param(100.0, id="long after a look"), pytest.param(0.0, id="just after a look")],
+)
+def test_a_container_that_comes_to_an_idle_node_is_seen(
+    world: World, meter: SlowMeter, age_s: float
+) -> None:
     loop = Loop(world, meter)
+    world.now_s = loop.accounting.use.now().taken_at_s + age_s
     world.pods.publish(PodTable(synced=True))  # a pod without a grant, or none
     world.give(record(), region(slot()))
     eventually(lambda: loop.accounting.use.now().containers)

@@ -25,7 +25,9 @@ from agent.adapters.metrics import Exposed, Metrics
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.routes import METRICS, Routes, changed, probes, scraped, shown
 from agent.adapters.systemd import Notifier
+from agent.adapters.web_page import web_page
 from agent.build_info import build_info
+from agent.bundle import web_dir
 from agent.config import Config
 from agent.domain.accounting import NodeUse
 from agent.domain.bypass import Bypass
@@ -216,16 +218,17 @@ class Agent:
             METRICS: scraped(self._metrics.render),
         }
         use: Routes = {USE: shown(self._picture)}
+        page = web_page(web_dir()) if config.web_page else {}
         directory = RuntimeDirectory(config.runtime_dir)
         doors = [
-            Door(read_listener(directory, config.socket_group), {**open_to_all, **use}),
+            Door(read_listener(directory, config.socket_group), {**open_to_all, **use, **page}),
             Door(
                 control_listener(directory),
                 {**open_to_all, **use, LIMITS: changed(self._observing.changes.post)},
             ),
         ]
         if config.metrics_address:
-            everything = {**open_to_all, **use} if config.web_page else open_to_all
+            everything = {**open_to_all, **use, **page} if config.web_page else open_to_all
             doors.append(Door(TcpListener(config.metrics_address), everything))
         return doors
 
@@ -253,6 +256,8 @@ class Agent:
         if not status.registered:
             reasons.append(f"not registered with kubelet: {status.reason}")
         if objection := self._granting.registrar.missing():
+            reasons.append(objection)
+        if objection := self._granting.hook.missing():
             reasons.append(objection)
         return reasons
 

@@ -63,15 +63,17 @@ class Granting:
         )
         self.plugin = _plugin(parts, allocator, Preference(turns))
         self.registrar = _registrar(parts)
+        self.hook = HookInstall(
+            install,
+            offer=_offer(config),
+            prepare=self.caches.prepare,
+            collect=HookGc(hooks, self.caches, grants, view.pods).collect_once,
+        )
         self.services = [
             self.plugin,
             self.registrar,
             finisher,
-            HookInstall(
-                install,
-                offer=_offer(config),
-                collect=HookGc(hooks, self.caches, grants, view.pods).collect_once,
-            ),
+            self.hook,
             Reconcile(
                 config.resource_name,
                 grants,

@@ -1,4 +1,4 @@
-"""Loop: keep the hook library where containers are given it from, and older ones while wanted.
+"""Loop: keep what all containers share in place: the hook library, its lock directory, older hooks.
 
 Done once before anything is served, and again now and then, because host directories are cleaned by
 people and by other installers.
@@ -14,6 +14,7 @@ from agent.supervisor import Lifeline
 log = logs.get(__name__)
 
 EVERY_S = 60.0
+MENDED_S = 5.0  # while something is missing: how late it is seen that somebody has mended it
 LOOKING_S = 600.0  # reading /proc waits for processes that hold their memory map
 
 
@@ -27,33 +28,64 @@ class HookInstall:
         install: Callable[[], Path],
         *,
         offer: Callable[[Path], None] = lambda _: None,
+        prepare: Callable[[], object] = lambda: None,
         collect: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """`offer` puts the file under HAMi's name; `collect` deletes others, given its name."""
+        """`offer` puts the file under HAMi's name; `collect` deletes others, given its name.
+
+        `prepare` is what every Allocate does first, so what it raises is why pods would fail.
+        """
         self._install = install
         self._offer = offer
+        self._prepare = prepare
         self._collect = collect
         self._installed: Path | None = None
+        self._missing = "the hook's files have not been looked at yet"
+
+    def missing(self) -> str:
+        """Why no container could be given what it needs, a sentence; empty: it could."""
+        return self._missing
 
     def run(self, life: Lifeline) -> None:
-        for _ in life.every(EVERY_S):
+        while not life.stopping:
             life.pulse(LOOKING_S)
             self.step_once()
+            life.pause(MENDED_S if self._missing else EVERY_S)
 
     def step_once(self) -> None:
+        path = self._put_there()
+        offered = path is not None and self._offered(path)
+        self._look()
+        if path is not None and offered:  # else it may be told by an older file only what is there
+            self._collect(path.name)
+
+    def _put_there(self) -> Path | None:
         try:
             path = self._install()
         except AgentError as error:
             log.failing("hook not installed", error=error)
-            return
+            return None
         log.recovered("hook not installed")
         if path != self._installed:
             self._installed = path
             log.info("hook installed", path=path)
+        return path
+
+    def _offered(self, path: Path) -> bool:
         try:
             self._offer(path)
         except AgentError as error:
             log.failing("hook not offered under HAMi's name", error=error)
-            return  # what is there may be told by an older file only
+            return False
         log.recovered("hook not offered under HAMi's name")
-        self._collect(path.name)
+        return True
+
+    def _look(self) -> None:
+        try:
+            self._prepare()
+        except AgentError as error:
+            log.failing("no container can be given the hook", error=error)
+            self._missing = str(error)
+            return
+        log.recovered("no container can be given the hook")
+        self._missing = ""

@@ -60,7 +60,7 @@ def test_a_bad_disk_is_a_clear_refusal(make_node: NodeMaker, options: str, direc
     where.mkdir(parents=True, exist_ok=True)
     node._command = on_a_bad_disk(options, str(where))
     node.start_agent()
-    up(node, 20)
+    eventually(lambda: node.allocatable() == 20 and REGISTER in node.annotations(), within_s=20)
     asks = [Ask(memory_mib=800)]
     pod = node.run_pod("unlucky", asks)
     assert not pod.admitted.ok

@@ -1,5 +1,6 @@
 """What the agent tells of itself and of the node: metrics, probes, log, Events; and its broom."""
 
+import os
 import uuid
 from pathlib import Path
 
@@ -49,6 +50,21 @@ def test_readiness_says_what_is_missing(node: SimNode) -> None:
     eventually(lambda: node.fetch("/readyz")[0] == 503)
     assert "not registered with kubelet" in node.fetch("/readyz")[1]
     assert node.fetch("/healthz")[0] == 200, "without kubelet nothing is stuck"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's directory takes root")
+def test_a_lock_directory_of_another_user_is_said_before_a_pod_fails(make_node: NodeMaker) -> None:
+    node = make_node(started=False)
+    taken = node.root / "vgpulock"
+    taken.mkdir()
+    os.chown(taken, 65534, 65534)
+    node.start_agent()
+    eventually(lambda: node.allocatable() == 20, within_s=20)
+    eventually(lambda: "belongs to user 65534" in node.fetch("/readyz")[1], within_s=20)
+    assert node.fetch("/readyz")[0] == 503
+    taken.rmdir()
+    eventually(node.ready, within_s=20, what="it is mended")
+    assert node.run_pod("pod", [Ask()]).admitted.ok
 
 
 def test_a_list_that_makes_kubelet_slow_is_warned_about(make_node: NodeMaker) -> None:

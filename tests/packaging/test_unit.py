@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.adapters.instance_lock import STATE_DIR_MODE
+from agent.adapters.local_sockets import DIRECTORY_MODE
 from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
 from agent.bundle import host_environment
 from agent.config import Config
@@ -72,30 +73,113 @@ def test_what_the_service_could_do_is_bounded() -> None:
     assert float(exposure) <= MOST_EXPOSED
 
 
+def settings() -> dict[str, str]:
+    """What the unit itself sets, and the environment file comes before."""
+    return dict(re.findall(r"^Environment=([A-Z_]+)=(\S+)$", UNIT.read_text(), re.MULTILINE))
+
+
+def as_service() -> Config:
+    return resolve({}, {"NODE_NAME": "n", **settings()}).config
+
+
 def test_the_unit_agrees_with_the_program() -> None:
-    config = Config(node_name="x")
+    config = as_service()
     assert prefix_of(UNIT.read_bytes()) == DEFAULT_PREFIX
     assert value("EnvironmentFile") == f"-{Layout.environment}"
     assert Path("/var/lib") / value("StateDirectory") == config.state_dir
     assert Path("/run") / value("RuntimeDirectory") == config.runtime_dir
+    assert int(value("RuntimeDirectoryMode"), 8) == DIRECTORY_MODE
     assert int(value("StateDirectoryMode"), 8) == STATE_DIR_MODE
     assert float(value("WatchdogSec")) > 5 * TICK_S
     assert float(value("TimeoutStopSec")) > JOIN_WITHIN_S + LEAVE_WITHIN_S
-    writable = [Path(path) for path in value("ReadWritePaths").split()]
+    assert all(path.startswith("-/") for path in value("ReadWritePaths").split()), "may be missing"
+    writable = [Path(path.removeprefix("-")) for path in value("ReadWritePaths").split()]
     for path in (config.host_vgpu_dir, config.lock_dir, config.state_dir, config.kubelet_socket):
         assert any(path.is_relative_to(place) for place in writable), path
 
 
-def test_every_hardening_line_has_its_reason() -> None:
-    """A comment stands above it, or above the lines that it stands with."""
-    reasoned = False
+def test_nobody_else_can_make_what_pods_need_first() -> None:
+    """In /tmp any user of the host could; the library's directory is the agent's own."""
+    assert as_service().lock_dir.parent == as_service().host_vgpu_dir
+    assert not [path for path in value("ReadWritePaths").split() if "tmp" in path]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        pytest.param("Restart", "always", id="SIGHUP ends it with exit code 0"),
+        pytest.param("StartLimitIntervalSec", "0", id="without it no pod starts: never give up"),
+        pytest.param("OOMScoreAdjust", "-900", id="small, and holds up every pod"),
+        pytest.param("KillMode", "mixed", id="credential plugins get no SIGTERM of ours"),
+        pytest.param("RuntimeDirectoryPreserve", "restart", id="whoever has it mounted keeps it"),
+        pytest.param("WantedBy", "multi-user.target", id="what install enables"),
+    ],
+)
+def test_how_it_is_kept_running(name: str, wanted: str) -> None:
+    assert value(name) == wanted
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        *("network-online.target", "containerd.service", "crio.service", "docker.service"),
+        *("kubelet.service", "nvidia-persistenced.service", "nvidia-fabricmanager.service"),
+    ],
+)
+def test_what_it_starts_after(before: str) -> None:
+    named = re.findall(r"^After=(.*)$", UNIT.read_text(), re.MULTILINE)
+    assert before in " ".join(named).split()
+
+
+# What the comment above each hardening line has to speak of.
+REASONS = {
+    "CapabilityBoundingSet": "DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, CHOWN: files in containers'",
+    "NoNewPrivileges": "Nothing it starts gains more",
+    "ProtectSystem": "It writes below these only",
+    "ReadWritePaths": "It writes below these only",
+    "ProtectHome": "A kubeconfig may lie in root's home",
+    "ProtectKernelTunables": "sysctls",
+    "ProtectKernelLogs": "the kernel's log",
+    "ProtectControlGroups": "cgroups",
+    "ProtectHostname": "the host's name",
+    "ProtectKernelModules": "The driver is loaded by the line with nvidia-modprobe",
+    "RestrictNamespaces": "makes no namespaces",
+    "RestrictSUIDSGID": "no set-uid files",
+    "RestrictRealtime": "real-time",
+    "LockPersonality": "execution domain",
+    "RestrictAddressFamilies": "Kubelet (unix), the API server and metrics (IPv4, IPv6)",
+    "SystemCallArchitectures": "What ordinary services call",
+    "SystemCallFilter": "What ordinary services call",
+    "SystemCallErrorNumber": "refused and not fatal",
+    "MemoryMax": "A leak of ours",
+    "TasksMax": "A leak of ours",
+}
+_HARDENING = re.compile(
+    r"(Protect|Restrict|Private|NoNew|Lock|System|Capab|Ambient|ReadWrite|ReadOnly|Inaccessible|"
+    r"Memory|Tasks|Device|IPAddress|Keyring|Remove)[A-Za-z]*(?==)"
+)
+
+
+def hardened() -> dict[str, str]:
+    """Each hardening line's name, and the comment that stands above it and those beside it."""
+    found: dict[str, str] = {}
+    comment, ended = "", True
     for line in UNIT.read_text().splitlines():
         if line.startswith("#"):
-            reasoned = True
-        elif not line:
-            reasoned = False
-        elif re.match(r"(Protect|Restrict|Private|NoNew|Lock|System|Capab|ReadWrite|Memory)", line):
-            assert reasoned, line
+            comment = line[1:] if ended else f"{comment} {line[1:]}"
+            ended = False
+        else:
+            ended = True
+            comment = comment if line else ""
+            if name := _HARDENING.match(line):
+                found[name[0]] = " ".join(comment.split())
+    return found
+
+
+def test_every_hardening_line_has_its_reason() -> None:
+    found = hardened()
+    assert found.keys() == REASONS.keys()
+    assert {name: said for name, said in found.items() if REASONS[name] not in said} == {}
 
 
 def test_the_form_of_the_settings_names_settings_with_their_defaults() -> None:
@@ -103,8 +187,7 @@ def test_the_form_of_the_settings_names_settings_with_their_defaults() -> None:
     as_comments = re.findall(r"^#?(VGPU_[A-Z_]+)=(.*)$", FORM.read_text(), re.MULTILINE)
     assert {name for name, _ in as_comments} <= known
     given_values = {name: text for name, text in as_comments if text and name != "VGPU_KUBECONFIG"}
-    plain = resolve({}, {"NODE_NAME": "n"}).config
-    assert resolve({}, {"NODE_NAME": "n", **given_values}).config == plain
+    assert resolve({}, {"NODE_NAME": "n", **settings(), **given_values}).config == as_service()
     active = environment_file.parse(FORM.read_bytes())
     assert active == {"VGPU_KUBECONFIG": "/etc/vgpu-agent/kubeconfig"}
 

@@ -178,6 +178,7 @@ RULES: Mapping[str, Rule] = {
     "accounting_every_s": Between(0.1, 3600, "s"),
     "bypass_every_s": Between(0.1, 3600, "s"),
     "on_bypass": OneOf(("report", "evict")),
+    "priority_from": OneOf(("pod", "region")),
     "limits_annotation": OneOf(("off", "lower", "any")),
     "log_format": OneOf(("auto", "logfmt", "json", "journal")),
     "log_level": OneOf(("debug", "info", "warning", "error")),
@@ -253,6 +254,7 @@ class Config:
 
     # steering
     limits_annotation: str = "lower"  # whether a pod's annotation may change its limits, and how
+    priority_from: str = "pod"  # or "region": as a process writes it, which HAMi believes
     priorities: bool = True  # containers of a higher priority come first
     core_lending: bool = True  # idle shares of GPU time are lent
 

@@ -131,7 +131,12 @@ def _feedback(parts: Parts, limits: HostLiveLimits) -> list[Service]:
     switches = HostRegionSwitches(config.host_vgpu_dir)
     return [
         Feedback(
-            Roster(switches, limits, parts.view.pods),
+            Roster(
+                switches,
+                limits,
+                parts.view.pods,
+                priorities_of_regions=config.priority_from == "region",
+            ),
             Levers(switches=switches, leases=limits, guard=ProcessGuard()),
             priorities=config.priorities,
             lender=Lender(switches, limits) if config.core_lending else None,

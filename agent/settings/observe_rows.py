@@ -97,6 +97,14 @@ ROWS = (
         "one use the same GPU, and suspend core limits for who is alone on it, as HAMi does.",
     ),
     Setting(
+        name="priority-from",
+        group=STEER,
+        kind=kinds.TEXT,
+        field="priority_from",
+        help="Where a container's priority is read: from its pod, so that its processes can lower "
+        "it only, or from its usage region, as HAMi's monitor does.",
+    ),
+    Setting(
         name="core-lending",
         group=STEER,
         kind=kinds.SWITCH,

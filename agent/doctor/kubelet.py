@@ -142,8 +142,8 @@ def rivals(host: Host) -> Finding:
         return ok(f"nobody else in {directory}, no other plugin among the processes")
     return failed(
         f"another device plugin hands out the same GPUs: {'; '.join(found)}",
-        "kubectl get ds -A | grep -iE 'nvidia|vgpu|hami|volcano'   # delete it, or keep it off this "
-        "node by its nodeSelector",
+        "kubectl get ds -A | grep -iE 'nvidia|vgpu|hami|volcano'   # delete it, or keep it "
+        "off this node by its nodeSelector",
     )
 
 

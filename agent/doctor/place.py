@@ -1,8 +1,8 @@
 """The agent's place on the node: its directories, its lock, its sockets, what the kernel allows."""
 
 import fcntl
+import http.client
 import os
-import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ import yaml
 
 from agent.adapters.hook_files import FIRST_PID_NAMESPACE
 from agent.adapters.instance_lock import InstanceLock
+from agent.adapters.listeners import EndpointUnavailable, TcpListener, parse_address
 from agent.adapters.local_client import READ_SOCKET, AgentUnreachable, ask
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host
@@ -19,7 +20,8 @@ from agent.domain.proc_text import place_of
 MIB, GIB = 1 << 20, 1 << 30
 LEAST_BYTES, FEW_BYTES = 64 * MIB, GIB
 FEW_INODES = 1000
-HTTP_OK = 200
+HTTP_OK, PAGE_BYTES = 200, 4 << 20
+OWN_METRIC = b"\nvgpu_ready"
 CGROUP2_FILE = "cgroup.controllers"
 START = "systemctl start vgpu-agent   # kubectl -n kube-system rollout restart ds/vgpu-agent"
 
@@ -170,25 +172,29 @@ def metrics_address(host: Host) -> Finding:
     address = host.config.metrics_address
     if not address:
         return ok("no metrics address is set")
-    name, _, port = address.rpartition(":")
-    name = name.strip("[]")
-    family = socket.AF_INET6 if ":" in name or not name else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind((name, int(port)))
-    except OSError as error:
-        if _is_ours(host):
-            return ok(f"{address} is in use while the agent runs")
+        TcpListener(address).open().close()
+    except EndpointUnavailable as error:
+        if OWN_METRIC in _page(address):
+            return ok(f"the agent answers on {address}")
         return failed(
-            f"{address} cannot be listened on: {error.strerror or error}",
-            f"ss -ltnp 'sport = :{port}'   # or: vgpu-agent run --metrics-bind-address :PORT",
+            f"{error}; whoever has it serves no metrics of this agent",
+            f"ss -ltnp 'sport = :{address.rpartition(':')[2]}'   # or --metrics-bind-address :PORT",
         )
     return ok(f"{address} is free")
 
 
-def _is_ours(host: Host) -> bool:
-    return agent_runs(host).verdict == "ok"
+def _page(address: str) -> bytes:
+    """The beginning of /metrics there; nothing where nobody answers so."""
+    name, port = parse_address(address)
+    caller = http.client.HTTPConnection(name or "localhost", port, timeout=3.0)
+    try:
+        caller.request("GET", "/metrics")
+        return caller.getresponse().read(PAGE_BYTES)
+    except (OSError, http.client.HTTPException):
+        return b""
+    finally:
+        caller.close()
 
 
 def local_socket(host: Host) -> Finding:

@@ -35,6 +35,7 @@ PATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "application/strategic-merge-patch+json": api_patches.apply_strategic,
     "application/json-patch+json": api_patches.apply_json_patch,
 }
+REVIEWS = "selfsubjectaccessreviews"  # of authorization.k8s.io/v1
 GREETINGS = {
     "/healthz": b"ok",
     "/livez": b"ok",
@@ -69,6 +70,8 @@ def route(method: str, url: str) -> Target | None:
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     path = [unquote(part) for part in parts.path.strip("/").split("/")]
+    if path == ["apis", "authorization.k8s.io", "v1", REVIEWS] and method == "POST":
+        return Target("create", REVIEWS, "", "", "", query)
     if path[:2] != ["api", "v1"]:
         return None
     path, namespace = path[2:], ""
@@ -178,6 +181,8 @@ class Handler(BaseHTTPRequestHandler):
         raise ApiError(401, "Unauthorized", "Unauthorized")
 
     def _serve(self, target: Target, body: bytes) -> tuple[Object, int]:
+        if target.resource == REVIEWS:
+            return self._review(_object(body)), 201
         match target.verb, target.subresource:
             case "get", "" | "status":
                 store = self.api.objects
@@ -199,6 +204,12 @@ class Handler(BaseHTTPRequestHandler):
             case "delete", "" if target.name:
                 return self._delete(target, _object(body) if body else {}), 200
         raise ApiError(405, "MethodNotAllowed", f"cannot {target.verb} {target.full_resource}")
+
+    def _review(self, review: Object) -> Object:
+        """Whether the client may do what it asks about: all but what is `denied`."""
+        asked = (review.get("spec") or {}).get("resourceAttributes") or {}
+        allowed = (asked.get("verb"), asked.get("resource")) not in self.api.denied
+        return {**review, "status": {"allowed": allowed}}
 
     def _list(self, target: Target) -> Object:
         wanted = selector(target.query, target.resource)

@@ -97,6 +97,7 @@ class ApiServer:
         self.watch_generation = 0
         self._tls = tls
         self._watches: list[str] = []
+        self.denied: frozenset[tuple[str, str]] = frozenset()  # (verb, resource) in access reviews
         self._listener: _Listener | None = None
 
     # --- life -----------------------------------------------------------------------------------

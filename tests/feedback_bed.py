@@ -112,7 +112,11 @@ def run(
         ))  # fmt: skip
     world = [sys.executable, WORLD, str(parties), host.root, json.dumps(asked)]
     processes.append(_process(world, sim.environment()))
-    said = [process.communicate(timeout=50) for process in processes]
+    try:
+        said = [process.communicate(timeout=50) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # one that failed keeps the others waiting for it
     assert all(not err for _, err in said), said
     return [_told(out) for out, _ in said[: len(tenants)]]
 

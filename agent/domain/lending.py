@@ -5,6 +5,8 @@ they come back. Nothing but the containers' own counters says who waits and who 
 container may write into those what it likes. So they only ever decide about what is spare: who
 claims to be idle lends out its own share, who claims to wait gets a part of what nobody uses, and
 nobody's own share is touched by what another one says. Times are CLOCK_MONOTONIC.
+
+Looked at many times a second, so what is made at every look is made of named tuples.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ WHOLE_PERMILLE = 1000
 MOST_PERMILLE = 999  # with what is lent: at 1000 the hook would stop counting what is used
 
 MS = 1_000_000
-IDLE_AFTER_NS = 15 * MS  # without a launch that had to be paid for
+IDLE_AFTER_NS = 10 * MS  # without a launch that had to be paid for
 LONGEST_LAUNCH_NS = 10_000 * MS  # that is waited for
 WAITED_NS = 1000 * MS  # who waited so lately wants all it can get
 SETTLING_NS = 1000 * MS  # who began so lately, after not computing for as long, may use its share
@@ -33,8 +35,7 @@ class Activity(NamedTuple):
     waits: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """What is remembered of a container on one GPU from look to look."""
 
     activity: Activity
@@ -107,8 +108,7 @@ def demand_permille(record: Record, own_permille: int, now_ns: int) -> int:
     return min(max(record.usages) * 5 // 4 + MARGIN_PERMILLE, WHOLE_PERMILLE)
 
 
-@dataclass(frozen=True, slots=True)
-class Tenant:
+class Tenant(NamedTuple):
     """A container on one GPU, in permille of its time."""
 
     own: int  # its share; 1000: it has no limit

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from agent import logs
 from agent.domain.lending import (
     WHOLE_PERMILLE,
+    Activity,
     Lease,
     Record,
     Tenant,
@@ -25,7 +26,7 @@ log = logs.get(__name__)
 
 MS = 1_000_000
 LEASE_NS = 100 * MS
-LOOK_NS = 45 * MS  # so that a lease outlives one look that is late
+LOOK_NS = 60 * MS  # so that a lease outlives one look that is late
 QUIET_LOOK_NS = 250 * MS  # while nobody with a share computes
 
 
@@ -55,32 +56,58 @@ class Sharing:
         return self.counts and any(s.permille < WHOLE_PERMILLE for s in self.shares)
 
 
+@dataclass(slots=True)
+class _Watched:
+    """A container's share of one GPU, and what was seen of it. Made anew at each round."""
+
+    share: ShareOfGpu
+    borrows: bool
+    record: Record | None
+
+    def tenant(self, counters: Sequence[Activity], now_ns: int) -> Tenant:
+        """What it has and wants, after a look at its counters."""
+        own, place = self.share.permille, self.share.place
+        if place is None:
+            return Tenant(own, 0, borrows=False)  # its processes have not come to this GPU
+        if place >= len(counters):  # of one that cannot be read nothing is lent, nor to it
+            return Tenant(own, own, borrows=False)
+        self.record = record = looked(self.record, counters[place], own, now_ns)
+        return Tenant(own, demand_permille(record, own, now_ns), self.borrows)
+
+
+_On = dict[str, list[tuple[ContainerKey, int, Tenant]]]  # who, which line, has and wants; by GPU
+
+
 class Lender:
     """What is lent now, and to whom. Used by one thread."""
 
     def __init__(self, switches: RegionSwitches, leases: Leases) -> None:
         self._switches = switches
         self._leases = leases
-        self._limited: tuple[Sharing, ...] = ()
+        self._watched: dict[ContainerKey, tuple[int, list[_Watched]]] = {}  # and places to read
         self._others: tuple[Sharing, ...] = ()
-        self._places: dict[ContainerKey, int] = {}  # of usage regions, that are worth reading
-        self._records: dict[tuple[ContainerKey, str], Record] = {}
         self._lent: dict[ContainerKey, dict[int, int]] = {}  # permille by line
 
     def know(self, sharers: Sequence[Sharing]) -> None:
         """Who shares which GPUs until this is called again."""
-        self._limited = tuple(s for s in sharers if s.limited and not s.blocked)
-        self._places = {
-            s.key: max(
-                (share.place + 1 for share in s.shares if share.place is not None), default=0
+        records = {
+            (key, one.share.uuid): one.record
+            for key, (_, watched) in self._watched.items()
+            for one in watched
+        }
+        self._watched = {
+            s.key: (
+                max((share.place + 1 for share in s.shares if share.place is not None), default=0),
+                [
+                    _Watched(share, s.borrows, records.get((s.key, share.uuid)))
+                    for share in s.shares
+                ],
             )
-            for s in self._limited
+            for s in sharers
+            if s.limited and not s.blocked
         }
         self._others = tuple(s for s in sharers if not s.limited and not s.blocked)
-        known = {(s.key, share.uuid) for s in self._limited for share in s.shares}
-        for gone in self._records.keys() - known:
-            del self._records[gone]
-        for key in self._lent.keys() - {s.key for s in self._limited}:
+        for key in self._lent.keys() - self._watched.keys():
             del self._lent[key]  # gone, or blocked, which took it away
 
     def look(self, now_ns: int) -> int | None:
@@ -88,22 +115,22 @@ class Lender:
 
         None: there is nobody to lend to.
         """
-        if not self._limited:
+        if not self._watched:
             return None
-        tenants = self._looked(now_ns)
         lent: dict[ContainerKey, dict[int, int]] = {}
-        for uuid, here in tenants.items():
-            if not any(tenant.own < tenant.demand and tenant.borrows for _, _, tenant in here):
+        for uuid, here in self._looked(now_ns).items():
+            everybody = [tenant for _, _, tenant in here]
+            if not any(tenant.own < tenant.demand and tenant.borrows for tenant in everybody):
                 continue
-            everybody = [tenant for _, _, tenant in here] + self._others_on(uuid)
-            for (key, line, _), permille in zip(here, lent_permille(everybody), strict=False):
+            permilles = lent_permille(everybody + self._others_on(uuid))
+            for (key, line, _), permille in zip(here, permilles, strict=False):
                 if permille > 0:
                     lent.setdefault(key, {})[line] = permille
         for key in self._lent.keys() | lent.keys():
             self._write(key, lent.get(key, {}), now_ns + LEASE_NS)
         self._lent = lent
-        active = any(record.active for record in self._records.values())
-        return LOOK_NS if active or lent else QUIET_LOOK_NS
+        seen = (one.record for _, watched in self._watched.values() for one in watched)
+        return LOOK_NS if any(record and record.active for record in seen) else QUIET_LOOK_NS
 
     def take_back(self) -> None:
         """End everything that is lent."""
@@ -113,25 +140,13 @@ class Lender:
 
     # --- below
 
-    def _looked(self, now_ns: int) -> Mapping[str, list[tuple[ContainerKey, int, Tenant]]]:
-        """Containers with a share by GPU: who, which line, and what it has and wants."""
-        found: dict[str, list[tuple[ContainerKey, int, Tenant]]] = {}
-        records = self._records
-        for sharing in self._limited:
-            key = sharing.key
-            counters = self._switches.activity(key, self._places[key])
-            for share in sharing.shares:
-                own, place = share.permille, share.place
-                demand = own  # of one that cannot be read nothing is lent, nor to it
-                if place is None:
-                    demand = 0  # its processes have not come to this GPU
-                elif place < len(counters):
-                    at = (key, share.uuid)
-                    record = looked(records.get(at), counters[place], own, now_ns)
-                    records[at] = record
-                    demand = demand_permille(record, own, now_ns)
-                tenant = Tenant(own, demand, sharing.borrows)
-                found.setdefault(share.uuid, []).append((key, share.line, tenant))
+    def _looked(self, now_ns: int) -> _On:
+        found: _On = {}
+        for key, (places, watched) in self._watched.items():
+            counters = self._switches.activity(key, places)
+            for one in watched:
+                row = (key, one.share.line, one.tenant(counters, now_ns))
+                found.setdefault(one.share.uuid, []).append(row)
         return found
 
     def _others_on(self, uuid: str) -> list[Tenant]:

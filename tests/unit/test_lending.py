@@ -127,7 +127,7 @@ def test_at_first_sight_nobody_lends() -> None:
     [
         pytest.param(activity(refilled_ms=1000), 0, id="no launch since"),
         pytest.param(activity(refilled_ms=1035), 300, id="a launch 5 ms ago"),
-        pytest.param(activity(refilled_ms=1020), 0, id="a launch 20 ms ago"),
+        pytest.param(activity(refilled_ms=1030), 0, id="a launch 10 ms ago"),
         pytest.param(activity(refilled_ms=1001, charged_ms=1), 300, id="1 ms was charged: 3.3 ms"),
         pytest.param(activity(refilled_ms=1001, charged_ms=200), 300, id="a long kernel runs"),
         pytest.param(activity(refilled_ms=1039, waits=1), 1000, id="one waited"),

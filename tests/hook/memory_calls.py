@@ -39,15 +39,30 @@ def both() -> list[float]:
     return [charged_mib(), held_mib()]
 
 
-def unseen_driver() -> ctypes.CDLL:
-    """The same driver as another library, which the hook does not know: with a context, current."""
+def _copy_of_driver() -> Path:
     copy = Path(os.environ["VGPU_SIM_DRIVER"]).with_name("libother.so")
     shutil.copy(Path(os.environ["LD_LIBRARY_PATH"]) / "libcuda.so.1", copy)
-    other, context = ctypes.CDLL(str(copy)), ctypes.c_void_p()
+    return copy
+
+
+def unseen_driver() -> ctypes.CDLL:
+    """The same driver as another library, which the hook does not know: with a context, current."""
+    other, context = ctypes.CDLL(str(_copy_of_driver())), ctypes.c_void_p()
     assert other.cuInit(0) == 0
     assert other.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert other.cuCtxSetCurrent(context) == 0
     return other
+
+
+def unseen(function: str, *types: Any) -> Any:
+    """A function of the driver itself, called without the hook's knowledge."""
+    other = ctypes.CDLL(str(_copy_of_driver()))
+    starts: dict[str, int] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        starts.setdefault(Path(line.split()[-1]).name, int(line.split("-")[0], 16))
+    driver = next(at for name, at in starts.items() if name.startswith("libcuda.so"))
+    address = ctypes.cast(getattr(other, function), ctypes.c_void_p).value or 0
+    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(address - starts["libother.so"] + driver)
 
 
 @contextlib.contextmanager

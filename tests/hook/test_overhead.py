@@ -47,6 +47,16 @@ def test_a_release_that_the_driver_refuses_changes_nothing(costly: Node) -> None
     assert run(costly, steps) == [999, 0, [300, 300]]
 
 
+def test_a_context_that_others_retained_unseen_stays_charged(costly: Node) -> None:
+    """By a function of the driver that was not looked up through us."""
+    steps = (
+        "start(); c = ctypes.c_void_p(); retain = unseen('cuDevicePrimaryCtxRetain', ctypes.c_void_p, ctypes.c_int)\n"
+        "r += [retain(ctypes.byref(c), 0), cuda.cuDevicePrimaryCtxRelease_v2(0), both()]\n"
+        "r += [start(), cuda.cuDevicePrimaryCtxReset_v2(0), held_mib()]"
+    )
+    assert run(costly, steps) == [0, 0, [300, 300], 0, 0, 0]
+
+
 @pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
 def test_a_reset_gives_the_context_back(costly: Node, reset: str) -> None:
     steps = (
@@ -264,18 +274,22 @@ def test_what_is_allocated_while_nvml_is_asked_is_not_charged_twice(node: Node) 
     assert run(node, steps) == [[350, 350]]
 
 
-def test_what_is_allocated_while_code_is_loaded_is_not_charged_twice(node: Node) -> None:
+@pytest.mark.parametrize("hidden", [True, False], ids=["pids hidden", "pids visible"])
+@pytest.mark.parametrize("meanwhile", ["alloc(50)", "free(first.pop())"])
+def test_what_is_allocated_while_code_is_loaded_is_not_charged_twice(
+    node: Node, meanwhile: str, hidden: bool
+) -> None:
     """Where others cannot be told from us, neither can our own threads be."""
     node.sim.change_gpu(0, SimGpu(uuid=GPU, module_mib=1))
-    node.sim.hidden_pids()
+    node.sim.hidden_pids(hidden)
     steps = (
-        "import threading\nstart(); go = True\n"
+        "import threading\nstart(); go = True; first = [alloc(50)[1] for _ in range(20)]\n"
         "def load():\n"
         "    start()\n"
         "    while go: cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), b'x')\n"
         "loading = threading.Thread(target=load); loading.start()\n"
         "for _ in range(20):\n"
-        "    with nvml_hanging(): alloc(50)\n"
+        f"    with nvml_hanging(): {meanwhile}\n"
         "    time.sleep(0.005)\n"
         "go = False; loading.join(); charged, held = both(); r += [charged <= held]"
     )

@@ -152,11 +152,16 @@ class Detector:
         ]
 
     def _names(self, traced: Mapping[int, Whereabouts]) -> dict[int, Whereabouts]:
-        """With the pod and container that the runtime's id belongs to, as the API server says.
+        """With the pod and container that the runtime's id belongs to.
 
-        A static pod's cgroup has another uid than its Pod object.
+        The API server says it (a static pod's cgroup has another uid than its Pod object), else
+        another process of the same cgroup, since one can be rid of its mounts.
         """
         by_id = {
+            where.container_id: (where.pod_uid, where.container)
+            for where in traced.values()
+            if where.container and where.container_id
+        } | {
             identity: (pod.uid, name)
             for pod in self._books.pods.now().pods.values()
             for identity, name in pod.container_ids.items()

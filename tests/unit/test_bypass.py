@@ -350,6 +350,18 @@ def test_the_runtimes_id_names_the_container_of_a_static_pod() -> None:
     assert bed.found() == []
 
 
+def test_a_process_without_its_mounts_is_counted_with_its_neighbours() -> None:
+    bed = Bed()
+    bed.users.now = {A: (holds(LIMIT_MIB - 1), holds(LIMIT_MIB - 1, 71))}
+    bed.places.now = {
+        70: Whereabouts(5, "python3", UID, "of-main", "main"),
+        71: Whereabouts(5, "python3", UID, "of-main", ""),
+    }
+    for _ in range(2):
+        bed.loop.look_once()
+    assert bed.found() == [Kind.ABOVE_GRANT]
+
+
 @pytest.mark.parametrize(
     ("limit_mib", "found"),
     [

@@ -22,6 +22,7 @@ UNUSED = (
     *("kubernetes.stream", "kubernetes.leaderelection", "websocket", "pydantic", "pydantic_core"),
     *("grpc_tools", "setuptools", "pkg_resources", "_distutils_hack", "_pyrepl", "pydoc_data"),
     *("tkinter", "unittest", "lib2to3", "test", "readline", "curses", "sqlite3", "idlelib"),
+    *("pygments", "markdown_it", "mdurl"),  # rich shows source code and Markdown with them
     *("tzdata", "win32ctypes", "pynvml_utils", "annotated_types", "typing_inspection"),
 )
 

@@ -137,6 +137,8 @@ def _package(runtime: Runtime, info: Path) -> list[Component]:
     )
     told = fields.get("License-Expression") or fields.get("License", "")
     name, version = fields["Name"], fields["Version"]
+    if not told:
+        raise BundleError(f"{info} does not tell its licence; say it in {Path(__file__).name}")
     own = Component(
         name=name,
         version=version,

@@ -79,13 +79,17 @@ def test_the_manifests_mounts_and_rights_are_enough(make_node: MakeNode) -> None
 def test_the_node_can_ask_it(make_node: MakeNode, frozen_folder: Path) -> None:
     node = make_node()
     node.start_container()
-    ask = [frozen_folder / "vgpu-agent", "top", "--json", "--socket"]
-    done = subprocess.run(
-        [*ask, node.on_host("/run/vgpu-agent/read.sock")],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["gpus"]) == 2
+    socket = node.on_host("/run/vgpu-agent/read.sock")
+    told = {}
+    for form in ("--json", "--once"):
+        done = subprocess.run(
+            [frozen_folder / "vgpu-agent", "top", form, "--socket", socket],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        told[form] = done.stdout
+    assert len(json.loads(told["--json"])["gpus"]) == 2
+    assert "NVIDIA A40" in told["--once"]
 
 
 def test_it_knows_its_grants_after_a_crash(make_node: MakeNode) -> None:

@@ -211,10 +211,20 @@ def container_use(
         state=findings.state,
         devices=devices,
         processes=tuple(_process(slot, len(devices), places) for slot in findings.slots),
-        last_kernel_s=min(region.last_kernel_time_s, int(now_s)) if region else 0,
+        last_kernel_s=_last_kernel_s(region, now_s),
         refusals=region.refusals if region else (),
         region_problem=findings.reading.problem,
     )
+
+
+def _last_kernel_s(region: Region | None, now_s: float) -> int:
+    """When it launched last; libraries also note there when they made the region."""
+    if region is None:
+        return 0
+    counted = [device.counters for device in region.devices if device.counters]
+    if counted and not any(counters.launches for counters in counted):
+        return 0
+    return min(region.last_kernel_time_s, int(now_s))
 
 
 def _priority(region: Region | None) -> int:

@@ -13,6 +13,7 @@ from agent.domain.bypass import Bypass, Kind
 from agent.domain.enforcement import EXPLAINED, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.domain.plain_figures import size_text, span_text
+from agent.domain.region import Refusal
 
 FRESH_FOR_S = 30.0  # beyond, what is shown is called old
 REFUSAL_TOLD_FOR_S = 300.0
@@ -147,6 +148,12 @@ def of_container(picture: NodePicture, one: ContainerUse) -> tuple[str, ...]:
     return _each_once(said)
 
 
+def never_launched(one: ContainerUse) -> bool:
+    """Whether its library counts what it launches, and there was nothing."""
+    counted = [device.reported.launches for device in one.devices if device.reported is not None]
+    return bool(counted) and all(launches == 0 for launches in counted)
+
+
 def over_limit_bytes(device: DeviceUse) -> int:
     """By how much a container is above its limit, by its own word or the driver's."""
     if not device.memory_limit_bytes or device.reported is None:
@@ -185,7 +192,13 @@ def _refused(picture: NodePicture, one: ContainerUse) -> Iterable[str]:
     yield (
         f"was refused {size_text(last.asked_bytes)}{where} {span_text(max(0.0, ago_s))} ago: "
         f"{size_text(last.used_bytes)} of {size_text(last.limit_bytes)} were in use"
+        f"{_by_how_much(last)}"
     )
+
+
+def _by_how_much(refusal: Refusal) -> str:
+    over = refusal.asked_bytes + refusal.used_bytes - refusal.limit_bytes
+    return f", so it was {size_text(over)} too much" if 0 < over < refusal.asked_bytes else ""
 
 
 def _of_whom(bypass: Bypass) -> str:

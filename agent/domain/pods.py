@@ -43,6 +43,7 @@ class Pod:
     annotations: Mapping[str, str] = field(default_factory=dict)  # only KEPT_PREFIXES
     containers: tuple[Container, ...] = ()  # init (and sidecar) containers first, then app
     container_ids: Mapping[str, str] = field(default_factory=dict)  # the runtime's id -> name
+    ended: frozenset[str] = frozenset()  # init containers that have done their work
 
     @property
     def full_name(self) -> str:
@@ -148,6 +149,19 @@ def _container_ids(status: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def _ended(status: Mapping[str, Any], containers: list[Container]) -> frozenset[str]:
+    """Whom kubelet does not start again, unless it makes the whole pod anew."""
+    init = {container.name for container in containers if container.kind == "init"}
+    listed = status.get("initContainerStatuses")
+    found = set()
+    for item in (listed if isinstance(listed, list) else [])[:MAX_CONTAINERS]:
+        told = _mapping(item)
+        end = _mapping(_mapping(told.get("state")).get("terminated"))
+        if end.get("exitCode") == 0 and _text(told.get("name")) in init:
+            found.add(_text(told.get("name")))
+    return frozenset(found)
+
+
 def decode_pod(obj: Any, *, resource: str) -> Pod:
     """Read a pod object of the API server; `resource` is the count resource, e.g. nvidia.com/gpu.
 
@@ -173,6 +187,7 @@ def decode_pod(obj: Any, *, resource: str) -> Pod:
         annotations=_annotations(metadata),
         containers=tuple(containers),
         container_ids=_container_ids(status) if any(c.vgpus for c in containers) else {},
+        ended=_ended(status, containers),
     )
 
 

@@ -78,7 +78,7 @@ def granted_by_others(
     found = []
     for uid, container in directories:
         pod = pods.get(uid)
-        if pod is None or pod.finished or (uid, container) in known:
+        if pod is None or pod.finished or container in pod.ended or (uid, container) in known:
             continue
         if any(one.name == container for one in pod.containers):
             found.append(_of_pod(pod, container, now_s))

@@ -153,7 +153,11 @@ class Accounting:
     def _subjects(self, now_s: float) -> tuple[list[Subject], bool]:
         """The containers, and whether they are all there are."""
         table = self._books.pods.now()
-        ours = [of_record(r) for r in live_records(self._books.grants, self._books.pods)]
+        ours = [
+            of_record(record)
+            for record in live_records(self._books.grants, self._books.pods)
+            if (pod := table.pods.get(record.pod_uid)) is None or record.container not in pod.ended
+        ]
         known = frozenset((r.pod_uid, r.container) for r in self._books.grants.records())
         try:
             directories = self._books.regions.directories()

@@ -57,6 +57,7 @@ class RanPod:
     uid: str
     admitted: AdmitResult
     claims: tuple[tuple[PlacedClaim, ...], ...]  # as the scheduler decided, init containers first
+    init: tuple[str, ...] = ()  # containers that have ended when the others run
 
 
 class SimNode:
@@ -312,14 +313,18 @@ class SimNode:
             uid=uid,
             admitted=admitted,
             claims=tuple(tuple(slot) for slot in claims),
+            init=tuple(ask.name for ask in asks if ask.kind == "init"),
         )
         self.report_status(pod)
         return pod
 
     def report_status(self, pod: RanPod) -> None:
         """Write a pod's status as kubelet would; kubelet tries again when nobody answers."""
-        status = {"phase": "Running" if pod.admitted.ok else "Failed"}
-        if not pod.admitted.ok:
+        status: dict[str, Any] = {"phase": "Running" if pod.admitted.ok else "Failed"}
+        if pod.admitted.ok and pod.init:
+            ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+            status["initContainerStatuses"] = [{"name": one, "state": ended} for one in pod.init]
+        elif not pod.admitted.ok:
             status |= {"reason": pod.admitted.reason, "message": pod.admitted.message}
         where = path("pods", pod.name, namespace=pod.namespace, subresource="status")
         with contextlib.suppress(ApiFailed, OSError):

@@ -101,20 +101,24 @@ def _bars(card: Card, width: int, blocks: Sequence[str]) -> Iterator[Text]:
 def _bar_line(label: str, part: float | None, text: str, room: int, blocks: Sequence[str]) -> Text:
     line = Text(" " * INDENT + label + " ")
     if room >= LEAST_BAR:
-        line.append_text(_bar(part, min(room, MOST_BAR), blocks))
+        at_work = label.startswith("compute")
+        line.append_text(_bar(part, min(room, MOST_BAR), blocks, calm=at_work))
         line.append(" ")
     line.append(text)
     return line
 
 
-def _bar(part: float | None, width: int, blocks: Sequence[str]) -> Text:
-    """A bar; one that is not empty shows something, one that is not full does not look it."""
+def _bar(part: float | None, width: int, blocks: Sequence[str], *, calm: bool = False) -> Text:
+    """A bar; one that is not empty shows something, one that is not full does not look it.
+
+    `calm`: a full one is nothing to worry about.
+    """
     if part is None:
         return Text(blocks[1] * width, FAINT)
     filled = round(min(max(part, 0.0), 1.0) * width)
     if 0 < part < 1:
         filled = min(max(filled, 1), width - 1)
-    style = BAD if part >= FULL else WARN if part >= HIGH else GOOD
+    style = GOOD if calm else BAD if part >= FULL else WARN if part >= HIGH else GOOD
     bar = Text(blocks[0] * filled, style)
     return bar.append(blocks[1] * (width - filled), FAINT)
 
@@ -141,7 +145,7 @@ def _cells(row: Row, blocks: Sequence[str]) -> list[Text]:
         bar,
         Text(_row_gpu(row)),
         _throttled(row),
-        Text("-" if row.idle_s is None else f"{span_text(row.idle_s)} ago"),
+        Text(_last_kernel(row)),
         Text(str(row.priority)),
         Text(TIERS[row.tier], "none" if row.holds else BAD),
     ]
@@ -158,6 +162,12 @@ def _row_gpu(row: Row) -> str:
         return used
     lent = f" +{share_text(row.core_lent)}" if row.core_lent else ""
     return f"{used} of {share_text(row.core_limit)}{lent}"
+
+
+def _last_kernel(row: Row) -> str:
+    if row.never_launched:
+        return "never"
+    return "-" if row.idle_s is None else f"{span_text(row.idle_s)} ago"
 
 
 def _throttled(row: Row) -> Text:
@@ -205,7 +215,7 @@ def _stacked(row: Row, width: int) -> Iterator[Text]:
         Text(_row_memory(row)),
         Text(f"GPU {_row_gpu(row)}"),
         Text("throttled ").append_text(_throttled(row)),
-        Text(f"kernel {'-' if row.idle_s is None else span_text(row.idle_s) + ' ago'}"),
+        Text(f"kernel {_last_kernel(row)}"),
         Text(f"priority {row.priority}"),
         Text(f"limits by {TIERS[row.tier]}", "none" if row.holds else BAD),
     ]

@@ -6,7 +6,13 @@ from types import MappingProxyType
 
 from agent.domain.accounting import ContainerUse, DeviceUse, GpuUse, Tier
 from agent.domain.enforcement import State
-from agent.domain.node_picture import NodePicture, of_container, of_gpu, of_node
+from agent.domain.node_picture import (
+    NodePicture,
+    never_launched,
+    of_container,
+    of_gpu,
+    of_node,
+)
 from agent.top.rates import NOTHING, Rates, Shares
 
 PERMILLE = 1000
@@ -26,6 +32,7 @@ class Row:
     core_lent: float  # on top of it, now
     throttled_share: float | None
     idle_s: float | None  # since its last kernel
+    never_launched: bool
     priority: int
     tier: Tier
     holds: bool  # its limits do hold
@@ -145,6 +152,7 @@ def _row(picture: NodePicture, one: ContainerUse, device: DeviceUse, growing: Ra
         core_lent=device.lent_permille / PERMILLE,
         throttled_share=shares.throttled,
         idle_s=max(0.0, picture.answered_at_s - one.last_kernel_s) if one.last_kernel_s else None,
+        never_launched=never_launched(one),
         priority=one.priority,
         tier=one.tier,
         holds=one.state is None or one.state.state not in (State.NOT_ENFORCEABLE, State.OFF),

@@ -179,9 +179,18 @@ def test_a_priority_that_is_none_is_the_usual_one(world: World, priority: int) -
     assert world.only().priority == 1
 
 
-def test_a_launch_in_the_future_was_now(world: World) -> None:
-    world.give(record(), replace(region(slot()), last_kernel_time_s=(1 << 64) - 1))
-    assert world.only().last_kernel_s == 2005
+@pytest.mark.parametrize(
+    ("found", "noted_s", "told_s"),
+    [
+        pytest.param(region(slot(), launches=1), 1990, 1990, id="launched"),
+        pytest.param(region(slot(), launches=1), (1 << 64) - 1, 2005, id="in the future: now"),
+        pytest.param(region(slot()), 1990, 0, id="made then, and never launched"),
+        pytest.param(region(slot(), ours=False), 1990, 1990, id="HAMi-core counts no launches"),
+    ],
+)
+def test_when_the_last_kernel_was(world: World, found: Region, noted_s: int, told_s: int) -> None:
+    world.give(record(), replace(found, last_kernel_time_s=noted_s))
+    assert world.only().last_kernel_s == told_s
 
 
 @pytest.mark.parametrize(
@@ -326,6 +335,20 @@ def test_of_finished_pods_nothing_is_told(world: World) -> None:
     finished = pod("train", phase="Succeeded")
     world.pods.publish(PodTable({"uid-train": finished}, synced=True))
     assert world.look().containers == ()
+
+
+def test_of_init_containers_that_have_ended_nothing_is_told(world: World) -> None:
+    world.give(record(), region(slot()))
+    world.give(record("train", "fetch"), region(slot_count=1))
+    world.regions.listed = (("uid-old", "fetch"), ("uid-old", "main"))
+    assert [one.container for one in world.look().containers] == ["fetch", "main"]
+    table = {
+        f"uid-{name}": pod(name, "fetch", "main", ended=frozenset({"fetch"}))
+        for name in ("train", "old")
+    }
+    world.pods.publish(PodTable(table, synced=True))
+    told = [(one.pod, one.container) for one in world.look().containers]
+    assert told == [("old", "main"), ("train", "main")]
 
 
 # --- what is wrong --------------------------------------------------------------------------------

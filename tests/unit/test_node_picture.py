@@ -10,7 +10,14 @@ from agent.domain.accounting import ContainerUse, DeviceUse, NodeUse, SelfReport
 from agent.domain.bypass import Bypass, Kind
 from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
-from agent.domain.node_picture import NodePicture, of_container, of_gpu, of_node, over_limit_bytes
+from agent.domain.node_picture import (
+    NodePicture,
+    never_launched,
+    of_container,
+    of_gpu,
+    of_node,
+    over_limit_bytes,
+)
 from agent.domain.plain_figures import share_text, size_text, span_text
 from agent.domain.region import Refusal
 
@@ -81,6 +88,8 @@ def refusal(ago_s: float) -> Refusal:
         pytest.param(container(device(disagrees=True, driver_bytes=3 * GIB)), ["it counts 1 GiB, the driver 3 GiB"], id="disagrees"),
         pytest.param(container(device(uuid="GPU-gone")), ["GPU GPU-gone is not on this node any more"], id="a GPU that is gone"),
         pytest.param(container(refusals=(refusal(12),)), ["was refused 4 GiB on GPU 0 12 s ago: 5 GiB of 8 GiB were in use"], id="refused lately"),
+        pytest.param(container(refusals=(refusal(12),)), [", so it was 1 GiB too much"], id="by how much it was too much"),
+        pytest.param(container(refusals=(replace(refusal(12), used_bytes=8 * GIB),)), ["8 GiB of 8 GiB were in use"], id="refused when all was in use"),
         pytest.param(container(refusals=(refusal(3000),)), [], id="refused long ago"),
         pytest.param(container(refusals=(refusal(-3000),)), [], id="refused in the future, by its own word"),
         pytest.param(container(device(9), state=State.NOT_ENFORCEABLE, reason=Reason.STATIC), ["limits do not hold: a process uses a GPU that is linked statically", "over its limit on GPU 0 by 1 GiB"], id="two things, the worse first"),
@@ -148,6 +157,28 @@ def test_a_gpu_of_which_the_driver_tells_nothing_is_shown() -> None:
         (1, None),
     ]
     assert of_gpu(shown, shown.use.gpus[1]) == ("unhealthy: XID 79",)
+
+
+def counting(*launches: int | None) -> ContainerUse:
+    one = device()
+    assert one.reported is not None
+    return container(
+        *(replace(one, reported=replace(one.reported, launches=count)) for count in launches)
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "never"),
+    [
+        pytest.param(counting(0), True, id="nothing"),
+        pytest.param(counting(0, 0), True, id="nothing on two GPUs"),
+        pytest.param(counting(0, 3), False, id="on one of two"),
+        pytest.param(counting(None), False, id="its library does not count"),
+        pytest.param(container(device(reported=None)), False, id="no figures"),
+    ],
+)
+def test_who_never_launched(one: ContainerUse, never: bool) -> None:
+    assert never_launched(one) is never
 
 
 def test_over_its_limit_without_figures() -> None:

@@ -118,6 +118,32 @@ def test_control_disabled(env: object, value: str | None) -> None:
     assert pod.containers[0].control_disabled == value
 
 
+def over(name: object, state: object) -> dict[str, object]:
+    return {"initContainerStatuses": [3, {"name": name, "state": state}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "ended"),
+    [
+        pytest.param(over("fetch", {"terminated": {"exitCode": 0}}), {"fetch"}, id="done"),
+        pytest.param(over("fetch", {"terminated": {"exitCode": 1}}), set(), id="failed: it comes again"),
+        pytest.param(over("fetch", {"running": {}}), set(), id="at work"),
+        pytest.param(over("proxy", {"terminated": {"exitCode": 0}}), set(), id="a sidecar comes again"),
+        pytest.param(over("main", {"terminated": {"exitCode": 0}}), set(), id="no init container"),
+        pytest.param(over(["fetch"], {"terminated": {"exitCode": 0}}), set(), id="no name"),
+        pytest.param(over("fetch", {"terminated": []}), set(), id="types"),
+        pytest.param({"initContainerStatuses": {"fetch": 0}}, set(), id="no list"),
+        pytest.param({"containerStatuses": over("fetch", {"terminated": {"exitCode": 0}})["initContainerStatuses"]}, set(), id="another list"),
+    ],
+)  # fmt: skip
+def test_init_containers_that_have_done_their_work(status: object, ended: set[str]) -> None:
+    spec = {
+        "initContainers": [{"name": "fetch"}, {"name": "proxy", "restartPolicy": "Always"}],
+        "containers": [with_limits("main", 1)],
+    }
+    assert decode_pod({"spec": spec, "status": status}, resource=GPU).ended == ended
+
+
 ID = "containerd://" + "ab" * 32
 
 
@@ -241,7 +267,11 @@ KEYS = [
     "hami.io/x",
     "phase",
     "containerStatuses",
+    "initContainerStatuses",
     "containerID",
+    "state",
+    "terminated",
+    "exitCode",
 ]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -212,6 +212,16 @@ def test_what_hami_core_does_not_count_is_not_shown_as_nothing() -> None:
     assert ("uid-2", "main", 0) not in found
 
 
+@pytest.mark.parametrize("width", [120, 40])
+def test_who_never_launched(width: int) -> None:
+    one = use_pictures.EVERYTHING.containers[0]
+    assert one.devices[0].reported is not None
+    idle = replace(one.devices[0], reported=replace(one.devices[0].reported, launches=0))
+    use = replace(use_pictures.EVERYTHING, containers=(replace(one, devices=(idle,)),))
+    assert "never" in printed(console(width), looks(use))
+    assert "never" not in printed(console(width), looks())
+
+
 def test_counters_that_go_back_are_no_rate() -> None:
     now = use_pictures.EVERYTHING
     less = replace(now.containers[0].devices[0], totals=Totals())

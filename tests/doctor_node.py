@@ -31,6 +31,7 @@ from agent.sim.kubelet import StandInKubelet
 from agent.version import VERSION
 
 NAME = "sim-node"
+TOKEN = "known"  # noqa: S105 - the stand-in asks for none unless told to
 DRIVER = "570.86.15"
 HANDSHAKE, REGISTER = "hami.io/node-handshake", "hami.io/node-nvidia-register"
 UUID = made_up_uuid(0)
@@ -169,7 +170,7 @@ class DoctorNode:
 
     def _api_server(self) -> None:
         self.api = self.stack.enter_context(ApiServer())
-        self.api.write_kubeconfig(self.root / "kubeconfig", token="known")
+        self.api.write_kubeconfig(self.root / "kubeconfig", token=TOKEN)
         self.client = ApiClient(self.api.url)
         self.client.ask(
             "POST",
@@ -263,4 +264,7 @@ class DoctorNode:
             return {r.check.name: r.finding for r in done(checks, host, within_s=self.within_s)}
         finally:
             self.driver.hang(False)
+            for thread in threading.enumerate():
+                if thread.name.startswith("doctor-"):  # one that hung: it would use the next node's
+                    thread.join(20)
             host.nvml.close()

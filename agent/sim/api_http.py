@@ -181,18 +181,15 @@ class Handler(BaseHTTPRequestHandler):
         raise ApiError(401, "Unauthorized", "Unauthorized")
 
     def _serve(self, target: Target, body: bytes) -> tuple[Object, int]:
-        if target.resource == REVIEWS:
-            return self._review(_object(body)), 201
         match target.verb, target.subresource:
+            case "create", "" if not target.name:
+                return self._create(target, _object(body)), 201
             case "get", "" | "status":
                 store = self.api.objects
                 stale = self._stale_will_do(target)
                 return store.get(target.resource, target.name, target.namespace, stale=stale), 200
             case "list", "":
                 return self._list(target), 200
-            case "create", "" if not target.name:
-                created = self.api.objects.create(target.resource, _object(body), target.namespace)
-                return created, 201
             case "create", "binding" | "eviction" if target.resource == "pods":
                 if target.subresource == "binding":
                     self.api.objects.bind(target.name, target.namespace, _object(body))
@@ -204,6 +201,11 @@ class Handler(BaseHTTPRequestHandler):
             case "delete", "" if target.name:
                 return self._delete(target, _object(body) if body else {}), 200
         raise ApiError(405, "MethodNotAllowed", f"cannot {target.verb} {target.full_resource}")
+
+    def _create(self, target: Target, content: Object) -> Object:
+        if target.resource == REVIEWS:
+            return self._review(content)
+        return self.api.objects.create(target.resource, content, target.namespace)
 
     def _review(self, review: Object) -> Object:
         """Whether the client may do what it asks about: all but what is `denied`."""

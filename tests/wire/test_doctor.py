@@ -1,14 +1,16 @@
 """Doctor on a node in which exactly one thing is broken: it names that, and only that."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
+from doctor_breaks import BREAKS, Break
 from doctor_node import DoctorNode
 
 from agent.doctor.checks import CHECKS
 from agent.doctor.finding import Verdict
+
+BY_NAME = {check.name: check for check in CHECKS}
 
 
 @pytest.fixture
@@ -19,7 +21,38 @@ def node(
         yield DoctorNode(tmp_path_factory.mktemp("d"), stack, monkeypatch)
 
 
+def needing(name: str) -> set[str]:
+    """The checks that need this one, by whatever way; what is needed comes before."""
+    found = {name}
+    for check in CHECKS:
+        if found & set(check.needs):
+            found.add(check.name)
+    return found - {name}
+
+
 def test_nothing_is_wrong_with_a_healthy_node(node: DoctorNode) -> None:
     found = node.look()
     assert {name: str(f) for name, f in found.items() if f.verdict is not Verdict.OK} == {}
     assert list(found) == [check.name for check in CHECKS]
+
+
+def test_every_check_has_something_that_it_alone_names() -> None:
+    assert {one.check for one in BREAKS} == set(BY_NAME)
+
+
+@pytest.mark.parametrize(
+    "broken", [pytest.param(one, id=f"{one.check}: {one.id}") for one in BREAKS]
+)
+def test_it_is_named_and_nothing_else(node: DoctorNode, broken: Break) -> None:
+    broken.do(node)
+    found = node.look()
+    mine = found.pop(broken.check)
+    assert mine.verdict is broken.verdict, mine
+    assert broken.says in mine.evidence
+    assert mine.fix
+    skipped = set() if mine.verdict is Verdict.WARNING else needing(broken.check)
+    others = {name: (f.verdict, f.evidence) for name, f in found.items() if f.verdict != "ok"}
+    assert {name: verdict for name, (verdict, _) in others.items()} == dict.fromkeys(
+        skipped, Verdict.SKIPPED
+    ), others
+    assert all(f"`{broken.check}`" in evidence for _, evidence in others.values())

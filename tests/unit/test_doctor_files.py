@@ -1,0 +1,188 @@
+"""What doctor reads of a host: understood where it is in order, and never a crash where it is not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.doctor import cluster, driver, hook, kubelet, place, runtime, runtime_files, toolkit
+from agent.doctor.host import Ended
+from agent.doctor.report import printable
+
+ROOT = Path(__file__).parents[2]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+KEYS = st.sampled_from(
+    [
+        *("plugins", "containerd", "runtimes", "options", "BinaryName", "imports", "crio"),
+        *("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "default_runtime_name"),
+        *("runtime", "default_runtime", "runtime_path", "nvidia", "runc", "default-runtime"),
+        *("path", "kind", "devices", "name", "containerEdits", "deviceNodes", "mounts"),
+        *("hostPath", "cdiVersion", "nvidia-container-cli", "no-cgroups", "metadata"),
+        *("managedFields", "fieldsV1", "f:metadata", "f:annotations", "f:k", "time"),
+        *("Data", "RegisteredDevices", "nvidia.com/gpu"),
+    ]
+)
+ANY = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4)
+)
+TABLES = st.dictionaries(KEYS, ANY, max_size=5)
+
+
+@given(document=TABLES, other=TABLES)
+def test_any_table_can_be_a_runtimes_configuration(document: Any, other: Any) -> None:
+    whole = runtime_files.merged((document, other))
+    for read in (runtime_files.containerd, runtime_files.crio, runtime_files.docker):
+        found = read(whole)
+        assert set(found.nvidia_handlers) <= set(found.handlers)
+    assert isinstance(runtime_files.imports_of(whole), list)
+    problem = runtime.toolkit_objection(whole, ("envvar",))
+    assert problem is None or all(problem)
+
+
+@given(content=st.text() | ANY.map(lambda any_: yaml.safe_dump(any_, allow_unicode=False)))
+def test_any_text_can_be_a_file(content: str) -> None:
+    runtime_files.toml_of(content)
+    runtime_files.json_of(content)
+    toolkit.spec_of(Path("x.yaml"), content)
+    toolkit.spec_of(Path("x.json"), content)
+    toolkit.dpkg_version(content, "nvidia-container-toolkit")
+    toolkit.version_of(content)
+    kubelet.registered_ids(content, "nvidia.com/gpu")
+    place.mounts_of(content)
+    place.cgroup_driver(content)
+    driver.kernel_version(content)
+    cluster.stamp_of(content)
+    cluster.register_form(content)
+    assert printable(content).isprintable()
+
+
+@given(metadata=TABLES)
+def test_any_metadata_can_be_asked_for_a_time(metadata: Any) -> None:
+    cluster.written_at_s(metadata, "k")
+
+
+@given(content=st.binary() | st.binary().map(lambda rest: b"\x7fELF\x02\x01" + rest))
+def test_any_bytes_can_be_a_library(content: bytes) -> None:
+    hook.elf_machine(content)
+    hook.glibc_needed(content)
+
+
+@given(output=st.text() | ANY.map(lambda any_: yaml.safe_dump(any_, default_flow_style=True)))
+def test_any_answer_of_the_child_is_judged(output: str) -> None:
+    assert hook.judged(Ended(0, output, "")).verdict != "ok"
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        pytest.param("1.17.8-1", (1, 17, 8), id="Debian"),
+        pytest.param("1.18.0~rc.2-1", (1, 18, 0), id="release candidate"),
+        pytest.param(
+            "NVIDIA Container Toolkit CLI version 1.13.5\ncommit: x", (1, 13, 5), id="CLI"
+        ),
+        pytest.param("(unknown)", None, id="none"),
+    ],
+)
+def test_versions_of_the_toolkit(said: str, version: tuple[int, int, int] | None) -> None:
+    assert toolkit.version_of(said) == version
+
+
+def test_a_package_that_was_removed_is_not_installed() -> None:
+    removed = (
+        "Package: nvidia-container-toolkit\nStatus: deinstall ok config-files\nVersion: 1.0.0\n"
+    )
+    assert toolkit.dpkg_version(removed, "nvidia-container-toolkit") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "handlers"),
+    [
+        pytest.param(
+            'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\n'
+            'default_runtime_name = "nvidia"\n'
+            '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]\n'
+            'BinaryName = "/usr/local/nvidia/toolkit/nvidia-container-runtime"\n',
+            "nvidia",
+            ("nvidia",),
+            id="version 2, as the GPU Operator writes it",
+        ),
+        pytest.param(
+            'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu.options]\n'
+            'BinaryName = "/usr/bin/nvidia-container-runtime"\n',
+            "runc",
+            ("gpu",),
+            id="version 3, a handler of another name",
+        ),
+        pytest.param("", "runc", (), id="empty"),
+    ],
+)
+def test_containerd(text: str, default: str, handlers: tuple[str, ...]) -> None:
+    found = runtime_files.containerd(runtime_files.toml_of(text) or {})
+    assert (found.default, found.nvidia_handlers) == (default, handlers)
+
+
+def test_crio_and_docker() -> None:
+    toml = '[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\n'
+    toml += 'runtime_path = "/usr/bin/nvidia-container-runtime"\n'
+    found = runtime_files.crio(runtime_files.toml_of(toml) or {})
+    assert (found.default, found.nvidia_handlers) == ("nvidia", ("nvidia",))
+    json = '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}'
+    found = runtime_files.docker(runtime_files.json_of(json) or {})
+    assert (found.default, found.nvidia_handlers) == ("nvidia", ("nvidia",))
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        pytest.param(
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19", "535.104.05",
+            id="proprietary",
+        ),
+        pytest.param(
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build",
+            "570.86.15",
+            id="open",
+        ),
+        pytest.param("GCC version:  gcc version 12.2.0", "", id="none"),
+    ],
+)  # fmt: skip
+def test_the_kernels_word_for_the_driver(text: str, version: str) -> None:
+    assert driver.kernel_version(text) == version
+
+
+def test_the_deepest_mount_counts_and_of_two_at_one_place_the_later() -> None:
+    text = (
+        "1 0 8:1 / / rw - ext4 /dev/a rw\n"
+        "2 1 8:2 / /usr/local rw,noexec - ext4 /dev/b rw\n"
+        "3 2 8:3 / /usr/local rw - xfs /dev/c rw\n"
+        "4 1 8:4 / /usr/lo rw,noexec - ext4 /dev/d rw\n"
+    )
+    found = place.mount_of(Path("/usr/local/vgpu"), place.mounts_of(text))
+    assert found is not None
+    assert (found.point, found.kind) == ("/usr/local", "xfs")
+
+
+def test_the_rights_that_are_asked_for_are_those_that_are_given() -> None:
+    objects = list(yaml.safe_load_all((ROOT / cluster.RULES_FILE).read_text()))
+    rules = next(one for one in objects if one["kind"] == "ClusterRole")["rules"]
+    given = {resource: tuple(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+    assert {name: sorted(verbs) for name, verbs in given.items()} == {
+        name: sorted(verbs) for name, verbs in cluster.RIGHTS.items()
+    }
+    assert all(rule["apiGroups"] == [""] for rule in rules)
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        pytest.param("[]", "json", id="json"),
+        pytest.param("GPU-a,10,46068,100,NVIDIA-NVIDIA A40,0,true:", "csv7", id="csv7"),
+        pytest.param("GPU-a,10,24576,100,NVIDIA-X,0,true,0,hami-core:", "csv9", id="csv9"),
+        pytest.param("GPU-a", "", id="none"),
+    ],
+)
+def test_forms_of_the_register_annotation(value: str, form: str) -> None:
+    assert cluster.register_form(value) == form

@@ -288,13 +288,15 @@ static uint64_t look_again_ns(struct launch *launch)
 }
 
 /* The same for the budget to be repaid. What is being measured was charged ahead, and may turn out to have
- * cost less: that may be all the debt there is. */
-static uint64_t repaid_ns(struct launch *launch, uint32_t permille)
+ * cost less: that may be all the debt there is. Of what is short, it is repaid as soon as it is known. */
+static uint64_t repaid_ns(struct launch *launch, uint32_t permille, int64_t cost_ns)
 {
     const struct share *share = launch->lane->share;
     uint64_t wait_ns = share_wait_ns(share, permille);
     if (!gpu_time_measuring(launch->lane) || wait_ns <= (uint64_t)UNCERTAIN_WAIT_NS)
         return wait_ns;
+    if (cost_ns < ESTIMATE_LONG_NS)
+        return UNCERTAIN_WAIT_NS;
     int64_t debt_ns = (int64_t)share_debt_ns(share, SHARE_WHOLE_PERMILLE);
     return debt_ns < atomic_load(&launch->lane->uncertain_ns) ? look_again_ns(launch) : UNCERTAIN_WAIT_NS;
 }
@@ -318,7 +320,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
         return look_again_ns(launch);
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
         drop_guess(launch);
-        return repaid_ns(launch, permille);
+        return repaid_ns(launch, permille, cost_ns);
     }
     launch->cost_ns = cost_ns;
     return 0;

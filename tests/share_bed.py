@@ -142,7 +142,7 @@ def run(
     ]
     if changes:
         processes.append(_start_world(sim, directory, changes, parties))
-    said = [process.communicate(timeout=120) for process in processes]
+    said = [process.communicate(timeout=900) for process in processes]
     assert all(not err for _, err in said), said
     told = [json.loads(out) for out, _ in said[: len(tenants)]]
     together = min(_whole_steps(one) for one in told)

@@ -34,6 +34,7 @@ TOP = [
     "-c",
     "import sys; from agent.top.command import main; sys.exit(main(sys.argv[1:]))",
 ]
+PATIENCE_S = 40.0  # a process starts and draws, however busy the machine is
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
 
@@ -54,8 +55,13 @@ class Node:
     def document(self) -> bytes:
         now_s = time.time()
         one = use_pictures.EVERYTHING.containers[0]
-        counted = replace(one.devices[0].totals, gpu_ns=int(now_s * 0.29e9))
-        one = replace(one, devices=(replace(one.devices[0], totals=counted),))
+        assert one.devices[0].reported is not None
+        device = replace(
+            one.devices[0],
+            totals=replace(one.devices[0].totals, gpu_ns=int(now_s * 0.29e9)),
+            reported=replace(one.devices[0].reported, sm_percent=None),  # two looks tell, or none
+        )
+        one = replace(one, devices=(device,))
         use = replace(use_pictures.EVERYTHING, taken_at_s=now_s, containers=(one,))
         picture = NodePicture.of(
             use, GpuInventory(), answered_at_s=now_s, node="gpu-node-1", agent_version="0.4.0"
@@ -64,7 +70,7 @@ class Node:
 
     def start(self) -> None:
         self.supervisor.start()
-        eventually(lambda: self.listener.bound)
+        eventually(lambda: self.listener.bound, within_s=PATIENCE_S)
 
     def stop(self) -> None:
         self.supervisor.stop()
@@ -252,19 +258,26 @@ def opened(terminals: list[Terminal], node: Node, *arguments: str, **environ: st
         *arguments, "--socket", node.place / "read.sock", columns=columns, **environ
     )
     terminals.append(terminal)
-    eventually(lambda: "team/infer-0/main" in terminal.read(), within_s=30)
+    eventually(lambda: "team/infer-0/main" in terminal.read(), within_s=PATIENCE_S)
     return terminal
+
+
+def drawn_twice(terminal: Terminal) -> None:
+    """The second look, which tells the rate, is on the screen down to the last line of it."""
+    eventually(
+        lambda: "n name" in terminal.read().partition("29 % of 30 %")[2], within_s=PATIENCE_S
+    )
 
 
 def test_it_goes_on_until_q(node: Node, terminals: list[Terminal]) -> None:
     terminal = opened(terminals, node, "--interval", "0.5")
     assert "\x1b[?1049h" in terminal.written, "on a screen of its own"
-    eventually(lambda: "29 % of 30 %" in terminal.read(), what="the rate after the second look")
+    drawn_twice(terminal)
     mark = len(terminal.written)
     terminal.type("n")
-    eventually(lambda: "n name" in terminal.since(mark), what="drawn anew, with another order")
+    eventually(lambda: "n name" in terminal.since(mark), within_s=PATIENCE_S)
     terminal.type("q")
-    eventually(terminal.ended)
+    eventually(terminal.ended, within_s=PATIENCE_S)
     assert terminal.process.returncode == 0
     assert terminal.written.endswith("\x1b[?25h\x1b[?1049l"), (
         "the cursor is back, and what was there"
@@ -281,11 +294,11 @@ def test_no_color(node: Node, terminals: list[Terminal]) -> None:
 
 def test_another_size_is_drawn_at_once(node: Node, terminals: list[Terminal]) -> None:
     terminal = opened(terminals, node, "--interval", "600")
-    eventually(lambda: "29 % of 30 %" in terminal.read(), what="the second look")
+    drawn_twice(terminal)
     mark = len(terminal.written)
     terminal.resize(40)
     os.kill(terminal.process.pid, signal.SIGWINCH)
-    eventually(lambda: "limits by hook" in terminal.since(mark))
+    eventually(lambda: "limits by hook" in terminal.since(mark), within_s=PATIENCE_S)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.since(mark))
     assert max(len(line) for line in plain.splitlines()) <= 40
 
@@ -293,7 +306,7 @@ def test_another_size_is_drawn_at_once(node: Node, terminals: list[Terminal]) ->
 def test_an_agent_that_goes_away_and_comes_back(node: Node, terminals: list[Terminal]) -> None:
     terminal = opened(terminals, node, "--interval", "0.5")
     node.stop()
-    eventually(lambda: "does not run on this node" in terminal.read())
+    eventually(lambda: "does not run on this node" in terminal.read(), within_s=PATIENCE_S)
     again = Node(node.place)
     again.start()
     try:
@@ -302,7 +315,8 @@ def test_an_agent_that_goes_away_and_comes_back(node: Node, terminals: list[Term
             lambda: (
                 "gpu-node-1" in terminal.since(mark)
                 and "does not run" not in terminal.since(mark).split("gpu-node-1")[-2][-300:]
-            )
+            ),
+            within_s=PATIENCE_S,
         )
     finally:
         again.stop()
@@ -312,7 +326,7 @@ def test_an_agent_that_goes_away_and_comes_back(node: Node, terminals: list[Term
 def test_it_ends_when_it_is_told_to(node: Node, terminals: list[Terminal], how: str) -> None:
     terminal = opened(terminals, node)
     os.kill(terminal.process.pid, signal.SIGINT if how == "interrupt" else signal.SIGHUP)
-    eventually(terminal.ended)
+    eventually(terminal.ended, within_s=PATIENCE_S)
     if how == "interrupt":
         assert terminal.process.returncode == 130
         assert termios.tcgetattr(terminal.slave) == terminal.before
@@ -320,6 +334,6 @@ def test_it_ends_when_it_is_told_to(node: Node, terminals: list[Terminal], how: 
 
 def test_a_terminal_that_cannot_be_drawn_on(node: Node, terminals: list[Terminal]) -> None:
     terminal = opened(terminals, node, TERM="dumb")
-    eventually(terminal.ended)
+    eventually(terminal.ended, within_s=PATIENCE_S)
     assert terminal.process.returncode == 0
     assert "\x1b" not in terminal.written

@@ -14,8 +14,8 @@ from pathlib import Path
 from bundling import archive
 from bundling.runtime import ROOT, BundleError, Runtime
 
-MAGIC = b"VGPUONE1"
-TRAILER = struct.Struct("<8sQQQ64s")  # struct trailer in packaging/launcher/payload.h
+MAGIC = b"VGPUONE2"
+TRAILER = struct.Struct("<8sQQQQ64s")  # struct trailer in packaging/launcher/payload.h
 LAUNCHER = ROOT / "packaging" / "launcher"
 
 
@@ -23,7 +23,7 @@ def compiled_launcher(runtime: Runtime, python: Path, target: Path) -> Path:
     """Compile the launcher, linked statically, with the inflate of zlib. Raises BundleError."""
     sources = [*sorted(LAUNCHER.glob("*.c")), *sorted(runtime.inflate.glob("*.c"))]
     command = [python, "-m", "ziglang", "cc", "-target", "x86_64-linux-musl", "-static", "-std=c11"]
-    command += ["-Os", "-g0", "-s", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow"]
+    command += ["-O2", "-g0", "-s", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow"]
     command += ["-fno-sanitize=all", "-isystem", runtime.inflate, *sources, "-o", target]
     done = subprocess.run(  # noqa: S603 - the locked compiler
         [str(part) for part in command], capture_output=True, text=True, check=False
@@ -38,10 +38,11 @@ def single_file(launcher: Path, folder: Path, version: str, target: Path) -> Pat
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as opened:
         files = archive.add_tree(opened, folder, "")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     content = tar.getvalue()
     name = f"vgpu-agent-{version}-{hashlib.sha256(content).hexdigest()[:16]}"
     front, payload = launcher.read_bytes(), archive.gzipped(content)
-    trailer = TRAILER.pack(MAGIC, len(front), len(payload), files, name.encode())
+    trailer = TRAILER.pack(MAGIC, len(front), len(payload), files, size, name.encode())
     target.write_bytes(front + payload + trailer)
     target.chmod(0o755)
     return target

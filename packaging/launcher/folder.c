@@ -1,7 +1,14 @@
-/* Makes the folder by a rename, so that it is whole or not there, and removes those that nobody runs. */
+/* Makes the folder, so that it is whole or not there, and removes those that nobody runs.
+ *
+ * Who uses a folder shares the lock of the directory itself; who empties one holds that lock alone. A folder
+ * is unpacked under a name of chance, which is removed when its lock is free: that of a process that was
+ * killed is. Nothing is flushed to the disk, because the name has the boot in it: what a power cut may have
+ * left half-written is not looked at again, and removed.
+ */
 #define _GNU_SOURCE
 #include "folder.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -9,13 +16,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
-#include <time.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-enum { DEEPEST = 16, YOUNG_S = 60 };
+enum { DEEPEST = 16, TRIES = 100, HASH_DIGITS = 16, CHANCE_DIGITS = 16, EXCHANGE = 1 << 1 };
 
-static const char LOCK[] = ".lock";
 static const char PREFIX[] = "vgpu-agent-";
 static const char MAKING[] = ".making-";
 
@@ -24,128 +31,227 @@ static int open_folder(int parent, const char *name)
     return openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* How many files lie below a directory; it is closed. */
-static uint64_t count_files(int directory, int depth)
+/* The entries of a directory that stays open; NULL when they cannot be read. */
+static DIR *entries_of(int directory)
 {
-    uint64_t count = 0;
-    DIR *entries = fdopendir(directory);
-    for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        if (entry->d_name[0] == '.' && (!entry->d_name[1] || entry->d_name[1] == '.' || depth == 0))
-            continue;
+    int again = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *entries = again < 0 ? NULL : fdopendir(again);
+    if (!entries && again >= 0)
+        close(again);
+    return entries;
+}
+
+/* The next entry but for the directory and its parent; NULL after the last. */
+static const char *next_name(DIR *entries)
+{
+    struct dirent *entry;
+    do
+        entry = readdir(entries);
+    while (entry && (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0));
+    return entry ? entry->d_name : NULL;
+}
+
+/* Add up how many files lie below a directory, and their sizes. */
+static void measure(int directory, int depth, uint64_t *files, uint64_t *bytes)
+{
+    DIR *entries = entries_of(directory);
+    for (const char *name; entries && (name = next_name(entries));) {
         struct stat status;
-        if (fstatat(directory, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0)
+        if (fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0)
             continue;
-        if (S_ISREG(status.st_mode))
-            count++;
-        else if (S_ISDIR(status.st_mode) && depth < DEEPEST)
-            count += count_files(open_folder(directory, entry->d_name), depth + 1);
+        if (S_ISREG(status.st_mode)) {
+            ++*files;
+            *bytes += (uint64_t)status.st_size;
+        } else if (S_ISDIR(status.st_mode) && depth < DEEPEST) {
+            int below = open_folder(directory, name);
+            if (below >= 0) {
+                measure(below, depth + 1, files, bytes);
+                close(below);
+            }
+        }
     }
     if (entries)
         closedir(entries);
-    return count;
 }
 
-/* Remove a directory and all below it, as far as that goes. */
-static void remove_tree(int parent, const char *name, int depth)
+/* Remove all that lies below a directory, as far as that goes. */
+static void empty(int directory, int depth)
 {
-    int directory = open_folder(parent, name);
-    DIR *entries = directory < 0 ? NULL : fdopendir(directory);
-    for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+    DIR *entries = entries_of(directory);
+    for (const char *name; entries && (name = next_name(entries));) {
+        if (unlinkat(directory, name, 0) == 0 || depth == DEEPEST)
             continue;
-        if (unlinkat(directory, entry->d_name, 0) != 0 && depth < DEEPEST)
-            remove_tree(directory, entry->d_name, depth + 1);
+        int below = open_folder(directory, name);
+        if (below >= 0) {
+            empty(below, depth + 1);
+            close(below);
+        }
+        (void)unlinkat(directory, name, AT_REMOVEDIR);
     }
     if (entries)
         closedir(entries);
-    (void)unlinkat(parent, name, AT_REMOVEDIR);
 }
 
-/* Take the lock of a folder: shared by who runs it, alone by who removes it. -1 when it is not to be had. */
-static int lock_folder(int folder, int how, int flags)
+static size_t hex_digits(const char *text)
 {
-    int lock = openat(folder, LOCK, O_RDONLY | O_CREAT | O_NOFOLLOW | flags, 0644);
-    if (lock >= 0 && flock(lock, how | LOCK_NB) != 0) {
-        close(lock);
-        return -1;
-    }
-    return lock;
+    return strspn(text, "0123456789abcdef");
 }
 
-/* Whether a folder is one of ours and may be in nobody's use. One that was made just now may not be locked
- * yet. */
-static bool may_be_unused(int place, const char *name)
+static void chance(char digits[CHANCE_DIGITS + 1])
 {
-    struct stat status;
-    if (strncmp(name, MAKING, strlen(MAKING)) != 0)
-        return strncmp(name, PREFIX, strlen(PREFIX)) == 0;
-    return fstatat(place, name, &status, AT_SYMLINK_NOFOLLOW) == 0 && time(NULL) - status.st_mtime > YOUNG_S;
+    unsigned long long number = 0;
+    (void)getrandom(&number, sizeof number, 0);
+    (void)snprintf(digits, CHANCE_DIGITS + 1, "%016llx", number);
 }
 
-/* Remove folders that nobody runs: of other versions, and half-made ones of who was killed. */
+/* The boot that this is, or something that never comes again. Source: Linux, random(4), boot_id. */
+static void boot(char digits[CHANCE_DIGITS + 1])
+{
+    char text[64] = "";
+    int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    if (file >= 0)
+        close(file);
+    size_t used = 0;
+    for (ssize_t i = 0; i < got && used < CHANCE_DIGITS; i++)
+        if (isxdigit((unsigned char)text[i]))
+            digits[used++] = text[i];
+    digits[used] = '\0';
+    if (used < CHANCE_DIGITS)
+        chance(digits);
+}
+
+void folder_name(const struct payload *payload, char name[FOLDER_SIZE])
+{
+    char digits[CHANCE_DIGITS + 1];
+    boot(digits);
+    (void)snprintf(name, FOLDER_SIZE, "%s-%s", payload->name, digits);
+}
+
+/* Whether this is a name that we give: while we make one, or vgpu-agent-<version>-<hash>-<boot>. */
+static bool is_our_name(const char *name)
+{
+    size_t length = strlen(name), tail = HASH_DIGITS + 1 + CHANCE_DIGITS;
+    if (strncmp(name, MAKING, strlen(MAKING)) == 0)
+        return length == strlen(MAKING) + CHANCE_DIGITS && hex_digits(name + strlen(MAKING)) == CHANCE_DIGITS;
+    if (strncmp(name, PREFIX, strlen(PREFIX)) != 0 || length < strlen(PREFIX) + 2 + tail)
+        return false;
+    const char *hash = name + length - tail;
+    return hash[-1] == '-' && hex_digits(hash) == HASH_DIGITS && hash[HASH_DIGITS] == '-'
+        && hex_digits(hash + HASH_DIGITS + 1) == CHANCE_DIGITS;
+}
+
+/* Remove folders that nobody runs: of other versions and boots, and those of who was killed making them. */
 static void remove_unused(int place, const char *except)
 {
-    int copy = openat(place, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *entries = copy < 0 ? NULL : fdopendir(copy);
-    for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        const char *name = entry->d_name;
-        if (strcmp(name, except) == 0 || !may_be_unused(place, name))
+    DIR *entries = entries_of(place);
+    for (const char *name; entries && (name = next_name(entries));) {
+        struct stat status;
+        if (strcmp(name, except) == 0 || !is_our_name(name))
             continue;
         int folder = open_folder(place, name);
-        int lock = folder < 0 ? -1 : lock_folder(folder, LOCK_EX, O_CLOEXEC);
+        if (folder >= 0 && fstat(folder, &status) == 0 && status.st_uid == geteuid()
+            && flock(folder, LOCK_EX | LOCK_NB) == 0) {
+            empty(folder, 0);
+            (void)unlinkat(place, name, AT_REMOVEDIR); /* no harm if another has that name by now */
+        }
         if (folder >= 0)
             close(folder);
-        if (lock >= 0) {
-            remove_tree(place, name, 0);
-            close(lock);
-        }
     }
     if (entries)
         closedir(entries);
 }
 
-/* Share the folder if it is whole. The lock stays open through exec: that is how long it is used. */
-static bool share_folder(int place, const struct payload *payload)
+/* Share the lock of a folder; it stays open through exec: that is how long it is used. -1 if it is gone, or
+ * somebody removes it. */
+static int shared(int place, const char *name)
 {
-    int folder = open_folder(place, payload->name);
+    struct stat locked, named;
+    int folder = openat(place, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (folder < 0)
-        return false;
-    int lock = lock_folder(folder, LOCK_SH, 0);
-    bool whole = count_files(folder, 0) == payload->files && lock >= 0;
-    if (!whole && lock >= 0)
-        close(lock);
-    return whole;
+        return -1;
+    if (flock(folder, LOCK_SH | LOCK_NB) == 0 && fstat(folder, &locked) == 0
+        && fstatat(place, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && locked.st_ino == named.st_ino
+        && locked.st_dev == named.st_dev)
+        return folder;
+    close(folder);
+    return -1;
 }
 
-const char *folder_ready(int place, const struct payload *payload)
+static bool is_whole(int folder, const struct payload *payload)
 {
-    if (share_folder(place, payload))
+    uint64_t files = 0, bytes = 0;
+    measure(folder, 0, &files, &bytes);
+    return files == payload->files && bytes == payload->bytes;
+}
+
+/* Share the folder if it is there and whole. */
+static bool share_whole(int place, const struct payload *payload, const char *name)
+{
+    int folder = shared(place, name);
+    if (folder < 0)
+        return false;
+    if (is_whole(folder, payload))
+        return true;
+    close(folder);
+    return false;
+}
+
+/* Make an empty folder under a name of chance, and share its lock; -1 with the reason. */
+static int made(int place, char making[FOLDER_SIZE], const char **why)
+{
+    for (int i = 0; i < TRIES; i++) {
+        char digits[CHANCE_DIGITS + 1];
+        chance(digits);
+        (void)snprintf(making, FOLDER_SIZE, "%s%s", MAKING, digits);
+        if (mkdirat(place, making, 0755) != 0) {
+            if (errno == EEXIST)
+                continue;
+            *why = strerror(errno);
+            return -1;
+        }
+        int folder = shared(place, making); /* or somebody took it for one that nobody has */
+        if (folder >= 0)
+            return folder;
+    }
+    *why = "a folder in it cannot be locked";
+    return -1;
+}
+
+/* Give the folder its name. What has the name, and is not whole, stays with those who run it until they end:
+ * it takes the other name. */
+static const char *take_name(int place, const char *making, const char *name)
+{
+    if (renameat(place, making, place, name) == 0
+        || syscall(SYS_renameat2, place, making, place, name, EXCHANGE) == 0)
         return NULL;
-    char making[NAME_SIZE + 32];
-    (void)snprintf(making, sizeof making, "%s%ld-%s", MAKING, (long)getpid(), payload->name);
-    remove_tree(place, making, 0); /* of a process that had our number */
-    if (mkdirat(place, making, 0755) != 0)
-        return strerror(errno);
-    int folder = open_folder(place, making);
-    int lock = folder < 0 ? -1 : lock_folder(folder, LOCK_SH, 0);
-    const char *why = lock < 0 ? "it cannot be locked" : payload_unpack(payload, folder);
-    if (!why && renameat(place, making, place, payload->name) != 0) {
-        close(lock); /* somebody was faster, or what is there is not whole */
-        lock = -1;
-        if (share_folder(place, payload)) {
-            remove_tree(place, making, 0);
-        } else {
-            remove_tree(place, payload->name, 0);
-            why = renameat(place, making, place, payload->name) == 0 && share_folder(place, payload)
-                ? NULL
-                : "what lies there under our name is not whole, and cannot be removed";
+    const char *why = strerror(errno);
+    char aside[FOLDER_SIZE], digits[CHANCE_DIGITS + 1]; /* a file system that cannot exchange names */
+    chance(digits);
+    (void)snprintf(aside, sizeof aside, "%s%s", MAKING, digits);
+    if (renameat(place, name, place, aside) != 0 || renameat(place, making, place, name) != 0)
+        return why;
+    return NULL;
+}
+
+const char *folder_ready(int place, const struct payload *payload, const char *name)
+{
+    const char *why = NULL;
+    if (!share_whole(place, payload, name)) {
+        char making[FOLDER_SIZE];
+        int folder = made(place, making, &why);
+        if (folder < 0)
+            return why;
+        why = payload_unpack(payload, folder);
+        bool late = !why && share_whole(place, payload, name); /* somebody was faster */
+        if (!why && !late)
+            why = take_name(place, making, name);
+        if (why || late) {
+            empty(folder, 0);
+            close(folder);
+            (void)unlinkat(place, making, AT_REMOVEDIR);
         }
     }
-    if (folder >= 0)
-        close(folder);
-    if (why)
-        remove_tree(place, making, 0);
-    else
-        remove_unused(place, payload->name);
+    remove_unused(place, name);
     return why;
 }

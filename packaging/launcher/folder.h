@@ -4,8 +4,13 @@
 
 #include "payload.h"
 
-/* Have the folder complete below the directory `place`, and share its lock for as long as this process and
- * what it becomes live; NULL, or why not. */
-const char *folder_ready(int place, const struct payload *payload);
+enum { FOLDER_SIZE = NAME_SIZE + 32 };
+
+/* What the folder is called in this boot of the machine. */
+void folder_name(const struct payload *payload, char name[FOLDER_SIZE]);
+
+/* Have the folder complete in the directory `place`, which only we may enter, and share its lock for as long
+ * as this process and what it becomes live; NULL, or why not. */
+const char *folder_ready(int place, const struct payload *payload, const char *name);
 
 #endif

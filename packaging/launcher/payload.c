@@ -15,11 +15,12 @@
 
 enum { BLOCK = 512, CHUNK = 1 << 17 };
 
-static const char MAGIC[] = "VGPUONE1"; /* without its zero in the file */
+static const char MAGIC[] = "VGPUONE2"; /* without its zero in the file */
 
-const char *payload_find(const char *argv0, struct payload *payload, char *path, size_t path_size)
+const char *payload_find(const char *argv0, struct payload *payload)
 {
-    ssize_t length = readlink("/proc/self/exe", path, path_size - 1);
+    char path[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
     if (length > 0)
         path[length] = '\0';
     else if (!realpath(argv0, path)) /* no /proc */
@@ -37,6 +38,7 @@ const char *payload_find(const char *argv0, struct payload *payload, char *path,
     payload->offset = trailer.offset;
     payload->size = trailer.size;
     payload->files = trailer.files;
+    payload->bytes = trailer.bytes;
     memcpy(payload->name, trailer.name, NAME_SIZE);
     return NULL;
 }
@@ -128,7 +130,7 @@ static bool path_of(const unsigned char *header, char *path)
 
 static const char *unpack_file(struct stream *stream, int into, const char *path, uint64_t size, mode_t mode)
 {
-    int file = openat(into, path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    int file = openat(into, path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     if (file < 0)
         return strerror(errno);
     const char *why = take(stream, size, NULL, file);

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from image_archive import ImageArchive
+from launcher_bed import Bed
 from peers.container_tools import PeersUnavailable, container_tools
 from peers.image_tools import Containerd, running_containerd
 from peers.runc import Runc, unusable
@@ -45,6 +46,12 @@ def frozen_folder() -> Path:
 def launcher() -> Path:
     """The launcher without anything behind it."""
     return made(ROOT / ".build" / "dist" / "launcher")
+
+
+@pytest.fixture
+def bed(tmp_path: Path, launcher: Path) -> Bed:
+    """A place for single files that are small."""
+    return Bed(tmp_path, launcher)
 
 
 @pytest.fixture(scope="session")

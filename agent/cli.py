@@ -186,6 +186,7 @@ def _top(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _doctor(arguments: list[str], environ: Mapping[str, str]) -> int:
+    from agent import logs
     from agent.doctor.command import EXIT_CODES, FLAGS, MANUAL, add_flags
     from agent.doctor.command import main as doctor
 
@@ -193,7 +194,20 @@ def _doctor(arguments: list[str], environ: Mapping[str, str]) -> int:
     add_flags(parser)
     flags = parsed(parser, arguments)
     own = {name: flags.pop(name) for name in FLAGS if name in flags}
-    return doctor(own, lambda: _resolved(flags, environ).config, environ)
+    logs.configure(level="error", environ=environ)  # what is wrong is said by the checks
+    known = _service_settings(Path(str(own.get("host_root", "/")))) | dict(environ)
+    return doctor(own, lambda: _resolved(flags, known).config, environ)
+
+
+def _service_settings(root: Path) -> dict[str, str]:
+    """What the agent of this host is started with, if it was installed here and we may know."""
+    from agent.hostinstall.environment_file import parse
+    from agent.hostinstall.layout import Layout
+
+    try:
+        return parse((root / Layout().environment.relative_to("/")).read_bytes())
+    except OSError:
+        return {}
 
 
 def _doctor_probe(arguments: list[str], _environ: Mapping[str, str]) -> int:
@@ -284,8 +298,8 @@ def _uninstall_steps(
         )
     if installed:
         installed.remove(config)
-    if not asked.purge:
-        print(what_stays(config))
+    if not asked.purge and (stays := what_stays(config, asked.root)):
+        print(stays)
 
 
 def _config(arguments: list[str], environ: Mapping[str, str]) -> int:

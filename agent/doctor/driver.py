@@ -12,6 +12,7 @@ from agent.domain.gpu import Gpu, GpuInventory
 from agent.errors import NvmlError
 
 OLDEST_CUDA, NEWEST_CUDA = 12_000, 13_050  # what the hook's table of functions was read from
+RESET = "nvidia-smi --gpu-reset -i {}   # it must be unused; else drain the node and reboot"
 REBOOT = "dmesg | grep -iE 'nvrm|xid' | tail   # a driver that hangs needs a reboot of the node"
 _KERNEL_VERSION = re.compile(r"^NVRM version:.*?\s(\d{3}\.\d{1,4}(?:\.\d{1,4})?)\s", re.MULTILINE)
 
@@ -26,6 +27,8 @@ def driver_loaded(host: Host) -> Finding:
     """The kernel module says so itself."""
     path = host.proc / "driver/nvidia/version"
     text = host.read_if_there(path)
+    if text is None and host.nvml_error is None:
+        return ok(f"the driver's library starts; {path} does not exist (WSL has none)")
     if text is None:
         return failed(
             f"{path} does not exist: the kernel module `nvidia` is not loaded",
@@ -55,14 +58,15 @@ def driver_match(host: Host) -> Finding:
         )
     with asking("the driver's version cannot be read"):
         library = str(pynvml.nvmlSystemGetDriverVersion())
-    kernel = kernel_version(host.read(host.proc / "driver/nvidia/version"))
+    kernel = kernel_version(host.read_if_there(host.proc / "driver/nvidia/version") or "")
     if kernel and kernel != library:
         return failed(
             f"the kernel module is {kernel}, the libraries are {library}: the driver was upgraded "
             "without a reboot",
             "reboot   # or stop all that uses GPUs, then: rmmod nvidia_uvm nvidia && nvidia-smi",
         )
-    return ok(f"kernel module and libraries are both {library}")
+    also = "kernel module and libraries are both" if kernel else "the libraries are"
+    return ok(f"{also} {library}")
 
 
 def cuda_range(_host: Host) -> Finding:
@@ -85,30 +89,32 @@ def cuda_range(_host: Host) -> Finding:
 
 
 def gpus(host: Host) -> Finding:
-    """There are GPUs, and each of them answers."""
-    with asking("the GPUs cannot be counted"):
-        count = int(pynvml.nvmlDeviceGetCount())
-    if count == 0:
-        return failed("NVML lists no GPU", "lspci -d 10de: && nvidia-smi -L")
-    lost = [str(index) for index in range(count) if not _answers(index)]
+    """There are GPUs that answer."""
     answering = host.gpus
-    if not lost and len(answering) < count:
-        found = {gpu.index for gpu in answering}
-        lost = [str(index) for index in range(count) if index not in found]
+    if answering:
+        return ok(", ".join(f"{gpu.index}: {gpu.name}" for gpu in answering))
+    lost = _lost(host)
+    if lost:
+        return failed(f"none of {len(lost)} GPUs answers", RESET.format(lost[0]))
+    return failed("NVML lists no GPU", "lspci -d 10de: && nvidia-smi -L")
+
+
+def gpus_lost(host: Host) -> Finding:
+    """No GPU has fallen off the bus."""
+    lost = _lost(host)
     if lost:
         return failed(
-            f"GPU {', '.join(lost)} of {count} does not answer",
-            f"nvidia-smi --gpu-reset -i {lost[0]}   # it must be unused; else drain and reboot",
+            f"GPU {', '.join(map(str, lost))} does not answer, {len(host.gpus)} do",
+            RESET.format(lost[0]),
         )
-    return ok(f"{count}: " + ", ".join(f"{gpu.index} {gpu.name}" for gpu in answering))
+    return ok(f"all {len(host.gpus)} answer")
 
 
-def _answers(index: int) -> bool:
-    try:
-        pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
-    except pynvml.NVMLError:
-        return False
-    return True
+def _lost(host: Host) -> list[int]:
+    """Indices of GPUs that NVML lists and that cannot be read."""
+    with asking("the GPUs cannot be counted"):
+        count = int(pynvml.nvmlDeviceGetCount())
+    return sorted(set(range(count)) - {gpu.index for gpu in host.gpus})
 
 
 def gpu_health(host: Host) -> Finding:
@@ -239,8 +245,9 @@ CHECKS = tuple(
             ("nvml",),
         ),
         ("cuda-range", "does the hook know this driver?", cuda_range, ("driver-match",)),
-        ("gpus", "are there GPUs, and do all answer?", gpus, ("driver-match",)),
-        ("gpu-kernel", "does NVML list what the kernel drives?", known_to_kernel, ("gpus",)),
+        ("gpus", "are there GPUs that answer?", gpus, ("driver-match",)),
+        ("gpus-lost", "do all of them answer?", gpus_lost, ("gpus",)),
+        ("gpus-missed", "does NVML list what the kernel drives?", known_to_kernel, ("gpus",)),
         ("gpu-health", "does each GPU pass a probe?", gpu_health, ("gpus",)),
         ("gpu-memory", "is each GPU's memory known?", gpu_memory, ("gpus",)),
         ("mig", "is no shared GPU divided by MIG?", mig, ("gpus",)),

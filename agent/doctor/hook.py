@@ -147,10 +147,11 @@ def loads(host: Host) -> Finding:
 
 def limits_hold(host: Host) -> Finding:
     """A program with a limit gets it, and 1 MiB more is refused."""
-    free_mib = _free_mib()
+    uuid = host.gpus[0].uuid
+    free_mib = _free_mib(uuid)
     if free_mib is not None and free_mib < LIMIT_MIB + SPARE_MIB:
         return skipped(
-            f"GPU 0 has {free_mib} MiB free, too few to try a limit of {LIMIT_MIB} MiB",
+            f"{uuid} has {free_mib} MiB free, too few to try a limit of {LIMIT_MIB} MiB",
             "vgpu-agent top --once   # try again when the GPU is less busy",
         )
     with tempfile.TemporaryDirectory(prefix="vgpu-doctor-") as folder:
@@ -160,7 +161,8 @@ def limits_hold(host: Host) -> Finding:
             {
                 "CUDA_DEVICE_MEMORY_LIMIT": f"{LIMIT_MIB}m",
                 "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{folder}/region.cache",
-                "NVIDIA_VISIBLE_DEVICES": host.gpus[0].uuid,
+                "NVIDIA_VISIBLE_DEVICES": uuid,
+                "CUDA_VISIBLE_DEVICES": uuid,
             },
         )
     return judged(ended)
@@ -209,9 +211,9 @@ def _mib(value: object) -> int:
     return value // MIB if isinstance(value, int) else 0
 
 
-def _free_mib() -> int | None:
+def _free_mib(uuid: str) -> int | None:
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) // MIB
     except pynvml.NVMLError:
         return None

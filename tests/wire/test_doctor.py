@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from doctor_breaks import BREAKS, Break
+from doctor_breaks import BREAKS
 from doctor_node import DoctorNode
+from doctor_ways import Break
 
 from agent.doctor.checks import CHECKS
 from agent.doctor.finding import Verdict

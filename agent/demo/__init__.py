@@ -18,7 +18,9 @@ takes about 10 seconds.
 """
 # A demo should not take the 30 s in which a GPU of a node recovers, nor the seconds in which an
 # agent looks around.
+# Idle shares are not lent, so that limits of GPU time are seen to hold for who computes alone.
 FLAGS = (
+    *("--core-lending", "off", "--priorities", "off"),
     *("--probe-interval", "0.5s", "--recovery-probes", "3"),
     *("--process-interval", "0.3s", "--accounting-interval", "0.3s", "--bypass-interval", "0.3s"),
 )

@@ -66,8 +66,10 @@ class ContainerLimits:
             claims,
             cache_path=f"{self._policy.hook_dir}/{name}",
             oversubscribe=self._policy.oversubscribed,
+            # Not DEFAULT: any process of the container can write the switch that it goes by. Who is
+            # alone on a GPU is lent the rest of it instead (services/lending.py).
             core_policy=(
-                CorePolicy.DISABLE if self._policy.disable_core_limit else CorePolicy.DEFAULT
+                CorePolicy.DISABLE if self._policy.disable_core_limit else CorePolicy.FORCE
             ),
         )
         if limits is None:

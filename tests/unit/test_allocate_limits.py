@@ -18,8 +18,8 @@ MINE = "uid-p_main"
 @pytest.mark.parametrize(
     ("policy", "oversubscribe", "core_policy"),
     [
-        pytest.param(GrantPolicy(), False, CorePolicy.DEFAULT, id="as it comes"),
-        pytest.param(GrantPolicy(oversubscribed=True), True, CorePolicy.DEFAULT, id="more memory"),
+        pytest.param(GrantPolicy(), False, CorePolicy.FORCE, id="as it comes"),
+        pytest.param(GrantPolicy(oversubscribed=True), True, CorePolicy.FORCE, id="more memory"),
         pytest.param(
             GrantPolicy(disable_core_limit=True), False, CorePolicy.DISABLE, id="no core limits"
         ),

@@ -4,7 +4,9 @@ Each step is a function. What running pods use is no step: the library and the c
 directories stay.
 """
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.instance_lock import InstanceLock, LockUnavailable
@@ -44,12 +46,19 @@ def uninstall(
         lock.release()
 
 
-def what_stays(config: Config) -> str:
-    """What is not taken back."""
-    return (
-        f"left as they are, for pods that still run: {config.host_vgpu_dir} (library, containers' "
-        f"directories), {config.lock_dir}; and {config.state_dir} (grants, lock)"
-    )
+def what_stays(config: Config, root: Path = Path("/")) -> str:
+    """What is not taken back, of what there is; `root`: a tree that stands for the host."""
+    places = {
+        config.host_vgpu_dir: "library, containers' directories, for pods that still run",
+        config.lock_dir: "their lock",
+        config.state_dir: "grants, what the single file has unpacked",
+    }
+    there = [
+        f"{path} ({what})"
+        for path, what in places.items()
+        if os.path.lexists(root / str(path).lstrip("/"))
+    ]
+    return f"left as they are: {'; '.join(there)}; --purge removes them" if there else ""
 
 
 def _objection(lock: InstanceLock) -> str:

@@ -51,6 +51,7 @@ class ObedientSystemd:
     layout: Layout = field(default_factory=Layout)
     broken: set[str] = field(default_factory=set)
     now: ServiceState = field(default_factory=ServiceState)
+    mute: set[str] = field(default_factory=set)  # they run, and do not serve
     commands: list[str] = field(default_factory=list)
 
     def state(self) -> ServiceState:
@@ -61,13 +62,18 @@ class ObedientSystemd:
         if arguments[0] == "stop":
             self.now = ServiceState()
 
-    def start(self) -> None:
+    def start(self, *, serves: bool = False) -> None:
         self.commands.append("start")
         name = str((self.root / self.layout.current.relative_to("/")).readlink())
         if name in self.broken:
             self.now = ServiceState(active="failed")
             raise NotUpError("it ended at once")
-        self.now = ServiceState(active="active", main_pid=len(self.commands), version=name)
+        status = "driver: no library" if name in self.mute else "serving 2 of 2 GPUs"
+        self.now = ServiceState(
+            active="active", main_pid=len(self.commands), version=name, status=status
+        )
+        if serves and name in self.mute:
+            raise NotUpError("it does not serve")
 
 
 def host_in(

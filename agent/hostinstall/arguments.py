@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.errors import AgentError
-from agent.hostinstall.command import ROOT, Options, install, upgrade
+from agent.hostinstall.command import Options, install, upgrade
 from agent.hostinstall.removal import Asked
+from agent.hostinstall.tree import ROOT
 
 EXIT_OK, EXIT_GAVE_UP, EXIT_INTERRUPTED = 0, 1, 130
 INSTALL = """\
@@ -17,18 +18,19 @@ What it places, each only where it is missing or differs:
   /etc/systemd/system/vgpu-agent.service   the unit; changes belong into `systemctl edit vgpu-agent`
   /etc/vgpu-agent/vgpu-agent.env           settings; once edited it is never overwritten, a newer
                                            form comes beside it as vgpu-agent.env.new
-Then the service is enabled and started, or started anew if it ran from something else. Run again
-it does nothing, or the rest of what was interrupted: every file is put in its place at once. Pods
-with vGPUs do not notice: what they use below /usr/local/vgpu is not touched.
+Then the service is enabled and started, or started anew if it ran from something else; where it is
+installed and somebody has disabled it, it is left as it is. Run again it does nothing, or the rest
+of what was interrupted: every file is put in its place at once. Pods with vGPUs do not notice: what
+they use below /usr/local/vgpu is not touched.
 
 The agent needs a kubeconfig; while the one that the settings name is missing, the service is
 enabled and not started.
 """
 UPGRADE = """\
 As `install`, where another version is installed, be it older or newer. A service that runs is
-started anew, and has to stay up; if it does not, the version before is put back in use, and the
-exit code is 1. A service that does not run is left so. The version before is kept for --rollback,
-older ones are removed.
+started anew, and has to stay up, and to serve within a minute if the version before did; if it does
+not, that one is put back in use, and the exit code is 1. A service that does not run is left so.
+The version before is kept for --rollback, older ones are removed.
 """
 EXIT_CODES = """\
 exit codes:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.bundle import frozen_folder, host_environment
-from agent.hostinstall.execute import Executor, alone
+from agent.hostinstall.alone import alone
+from agent.hostinstall.execute import Executor
 from agent.hostinstall.folder import check_frozen, digest_of
 from agent.hostinstall.layout import (
     DATA,
@@ -32,14 +33,14 @@ from agent.hostinstall.plan import (
     current_name,
     plan_install,
     previous_name,
-    within,
+    untried_name,
 )
-from agent.hostinstall.snapshot import Snapshot
+from agent.hostinstall.snapshot import ServiceState, Snapshot
 from agent.hostinstall.steps import Plan
 from agent.hostinstall.systemd import NotUpError, Systemd, host_systemd
+from agent.hostinstall.tree import ROOT, check_place, directory_within
 from agent.version import VERSION
 
-ROOT = Path("/")
 VERSION_S = 60
 Say = Callable[[str], None]
 
@@ -93,7 +94,7 @@ def host_of(options: Options, say: Say, environ: Mapping[str, str] = os.environ)
         raise InstallError("this changes the host, which takes root: run it with sudo")
     there = installed_prefix(root)
     layout = Layout(checked_prefix(options.prefix) if options.prefix else there)
-    prefix = within(layout.prefix, root)
+    prefix = directory_within(layout.prefix, root)
     systemd = host_systemd(lambda pid: folder_of(pid, prefix), environ) if root == ROOT else None
     return Host(layout, root, systemd, say)
 
@@ -155,14 +156,14 @@ def install(options: Options, say: Say) -> None:
     host = host_of(options, say)
     release = release_of(folder, version)
     wish = Wish(start=options.start, link=options.link)
-    with alone(host.root):
+    with alone(host.root, dry_run=options.dry_run):
         _have(host, release, wish, dry_run=options.dry_run)
 
 
 def upgrade(options: Options, say: Say) -> None:
     """The same where an older or newer version is installed; or back. Raises InstallError."""
     host = host_of(options, say)
-    with alone(host.root):
+    with alone(host.root, dry_run=options.dry_run):
         snapshot = host.look()
         if not current_name(snapshot, host.layout):
             raise InstallError(
@@ -196,8 +197,9 @@ def _there(snapshot: Snapshot, name: str) -> Release:
 
 def _have(host: Host, release: Release, wish: Wish, *, dry_run: bool) -> None:
     """Plan, tell or execute, and go back when the new version does not come up."""
+    check_place(host.layout.prefix, host.root)
     before = host.look(wanted=release.name)
-    old = current_name(before, host.layout)
+    old = _to_go_back_to(before, host.layout, release)
     plan = plan_install(before, host.layout, release, wish)
     say = host.say
     if dry_run:
@@ -219,6 +221,22 @@ def _have(host: Host, release: Release, wish: Wish, *, dry_run: bool) -> None:
         say(f"{release.name} is installed in {host.layout.prefix}{_was(old, release.name)}")
     if host.systemd is None and plan.steps:
         say(_by_hand(host))
+    if not dry_run:
+        _say_what_is_missing(host)
+
+
+def _to_go_back_to(before: Snapshot, layout: Layout, release: Release) -> str:
+    """The version that takes over when this one does not come up; empty: none."""
+    if release.name == untried_name(before, layout):  # an upgrade to it was interrupted
+        return previous_name(before, layout)
+    return current_name(before, layout)
+
+
+def _say_what_is_missing(host: Host) -> None:
+    now = host.systemd.state() if host.systemd else ServiceState()
+    if now.active == "active" and not now.serving:
+        why = now.status or "it does not say why"
+        host.say(f"the agent runs and does not serve pods yet: {why}; `systemctl status {UNIT}`")
 
 
 def _was(old: str, new: str) -> str:

@@ -2,19 +2,17 @@
 
 import contextlib
 import errno
-import fcntl
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.adapters.safe_files import write_all
+from agent.adapters.safe_files import remove_tree, write_all
 from agent.hostinstall.folder import copy_whole, sync_directory
 from agent.hostinstall.layout import InstallError, doomed, made_or_doomed, temporary
-from agent.hostinstall.plan import within
 from agent.hostinstall.steps import (
     CopyFolder,
+    EmptyFolder,
     MakeDirectory,
     Plan,
     PointLink,
@@ -27,6 +25,7 @@ from agent.hostinstall.steps import (
     WriteFile,
 )
 from agent.hostinstall.systemd import Systemd
+from agent.hostinstall.tree import directory_within, within
 
 ADVICE = {
     errno.EROFS: "the file system is read-only; {elsewhere}",
@@ -68,7 +67,7 @@ class Executor:
     def _advice(self, error: OSError) -> str:
         elsewhere = "repair or remount it"
         if error.filename and Path(os.fsdecode(error.filename)).is_relative_to(
-            within(self.prefix, self.root).parent
+            directory_within(self.prefix, self.root).parent
         ):
             elsewhere = "choose a place that can be written with --prefix DIR"
         elif error.filename and "/usr/local/bin" in os.fsdecode(error.filename):
@@ -85,25 +84,20 @@ class Executor:
     def _take(self, step: Step) -> None:
         match step:
             case MakeDirectory(path):
-                self._make_directory(within(path, self.root))
+                self._make_directory(directory_within(path, self.root))
             case CopyFolder(source, path, digest):
                 _copy_folder(source, within(path, self.root), digest)
             case WriteFile(path, content):
                 _write_file(within(path, self.root), content)
             case PointLink(path, target):
                 _point(within(path, self.root), target)
-            case Remove(path):
-                _remove(within(path, self.root))
-            case RemoveFolder(path):
-                _remove_folder(within(path, self.root))
-            case RemoveIfEmpty(path):
-                with contextlib.suppress(OSError):
-                    within(path, self.root).rmdir()
+            case Remove() | RemoveFolder() | EmptyFolder() | RemoveIfEmpty():
+                _take_away(step, self.root)
             case Systemctl(arguments, may_fail):
                 with contextlib.suppress(*((InstallError,) if may_fail else ())):
                     self._systemd().command(*arguments)
-            case StartAgent():
-                self._systemd().start()
+            case StartAgent(serves=serves):
+                self._systemd().start(serves=serves)
 
     def _systemd(self) -> Systemd:
         if self.systemd is None:
@@ -122,6 +116,20 @@ class Executor:
             sync_directory(directory.parent)
 
 
+def _take_away(step: Remove | RemoveFolder | EmptyFolder | RemoveIfEmpty, root: Path) -> None:
+    path = within(step.path, root)
+    match step:
+        case Remove():
+            _remove(path)
+        case RemoveFolder():
+            _remove_folder(path)
+        case EmptyFolder():
+            _empty(path)
+        case RemoveIfEmpty():
+            with contextlib.suppress(OSError):
+                directory_within(step.path, root).rmdir()
+
+
 def _remove(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -133,12 +141,13 @@ def _copy_folder(source: Path, target: Path, digest: str) -> None:
     try:
         _remove_folder(making)
         copy_whole(source, making, digest)
-        if target.exists():  # damaged
+        if os.path.lexists(target):  # damaged
             _remove_folder(target)
         making.rename(target)
         sync_directory(target.parent)
     except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _empty(making)
         raise
 
 
@@ -175,30 +184,21 @@ def _point(path: Path, target: str) -> None:
 
 def _remove_folder(path: Path) -> None:
     """Under its name it is whole or not there, however this ends."""
-    if not path.is_symlink() and not path.exists():
+    if not os.path.lexists(path):
         return
     going = path if made_or_doomed(path.name) else doomed(path)
     if going != path:
-        shutil.rmtree(going, ignore_errors=True)
+        _empty(going)
         path.rename(going)
         sync_directory(path.parent)
-    shutil.rmtree(going)
+    _empty(going)
 
 
-@contextlib.contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """One installation at a time, without a file that would stay. Raises InstallError."""
-    directory = root / "etc"
+def _empty(path: Path) -> None:
+    """Remove what has this name, and all in it; of a link itself, and not what it leads to."""
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        directory = directory if directory.is_dir() else root
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise InstallError(f"{directory} cannot be opened: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InstallError("another installation runs here; wait until it has ended") from None
-        yield
+        while not remove_tree(path.name, dir_fd=fd):
+            continue
     finally:
         os.close(fd)

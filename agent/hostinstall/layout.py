@@ -16,6 +16,7 @@ TEMPORARY, DOOMED = ".vgpu-agent-tmp", ".old"
 _PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9_.-]*){1,16}", re.ASCII)
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~-]{0,62}-[0-9a-f]{16}", re.ASCII)
 _EXEC_START = re.compile(r"^ExecStart=(/\S+)/current/vgpu-agent run$", re.ASCII | re.MULTILINE)
+_SETTING = re.compile(r"^Environment=([A-Z_]+)=(\S*)$", re.ASCII | re.MULTILINE)
 
 
 class InstallError(AgentError):
@@ -46,6 +47,11 @@ class Layout:
         return self.prefix / "previous"
 
     @property
+    def trying(self) -> Path:
+        """Leads to the folder in use until it has come up: meanwhile the one before is wanted."""
+        return self.prefix / "trying"
+
+    @property
     def program(self) -> Path:
         """What the unit starts."""
         return self.current / PROGRAM
@@ -69,6 +75,11 @@ def prefix_of(unit: bytes) -> Path | None:
     """The prefix that a unit of ours was written for; None: it is not ours."""
     found = _EXEC_START.search(unit.decode("utf-8", "replace"))
     return Path(found[1]) if found and _PREFIX.fullmatch(found[1]) else None
+
+
+def settings_of(unit: bytes) -> dict[str, str]:
+    """The settings that a unit of ours has; the environment file's come before them."""
+    return dict(_SETTING.findall(unit.decode("utf-8", "replace")))
 
 
 def is_folder_name(name: str) -> bool:

@@ -16,9 +16,9 @@ from agent.hostinstall.layout import (
     made_or_doomed,
     prefix_of,
 )
-from agent.hostinstall.plan import within
 from agent.hostinstall.snapshot import Folder, Found, Kind, Snapshot
 from agent.hostinstall.systemd import Systemd
+from agent.hostinstall.tree import directory_within, within
 
 MAX_FILE_BYTES = 1 << 20
 ENVIRONMENT_FORM = "vgpu-agent.env"
@@ -31,7 +31,7 @@ def look(layout: Layout, root: Path, systemd: Systemd | None, *, wanted: str = "
     """
     folders = {
         name: _folder(within(layout.prefix / name, root), whole=name != wanted)
-        for name in _names(within(layout.prefix, root))
+        for name in _names(directory_within(layout.prefix, root))
         if is_folder_name(name)
     }
     paths = _paths(layout)
@@ -40,7 +40,7 @@ def look(layout: Layout, root: Path, systemd: Systemd | None, *, wanted: str = "
         paths={path: found(within(path, root)) for path in (*paths, *leftovers)},
         folders=folders,
         leftovers=leftovers,
-        in_use=frozenset(_in_use(within(layout.prefix, root))),
+        in_use=frozenset(_in_use(directory_within(layout.prefix, root))),
         service=systemd.state() if systemd else None,
         missing=_missing(within(layout.environment, root)),
     )
@@ -48,7 +48,7 @@ def look(layout: Layout, root: Path, systemd: Systemd | None, *, wanted: str = "
 
 def _paths(layout: Layout) -> tuple[Path, ...]:
     return (
-        *(layout.prefix, layout.current, layout.previous),
+        *(layout.prefix, layout.current, layout.previous, layout.trying),
         *(layout.etc, layout.environment, layout.new_environment),
         *(layout.unit.parent, layout.unit, layout.wanted.parent, layout.wanted),
         *(layout.link.parent, layout.link),
@@ -92,7 +92,7 @@ def _leftovers(layout: Layout, root: Path) -> Iterator[Path]:
     parents = {layout.prefix, *(p.parent for p in _paths(layout)), layout.etc}
     ours = {path.name for path in _paths(layout)}
     for parent in sorted(parents):
-        for name in _names(within(parent, root)):
+        for name in _names(directory_within(parent, root)):
             made = made_or_doomed(name)
             if made in ours or is_folder_name(made):
                 yield parent / name

@@ -6,13 +6,12 @@ step appears only where it changes something, so a plan made again after an inte
 rest, and one made after success is empty.
 """
 
-import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.hostinstall.layout import UNIT, InstallError, Layout, prefix_of
-from agent.hostinstall.snapshot import Found, Kind, Snapshot
+from agent.hostinstall.snapshot import Found, Kind, ServiceState, Snapshot
 from agent.hostinstall.steps import (
     CopyFolder,
     MakeDirectory,
@@ -43,8 +42,8 @@ class Release:
 class Wish:
     """What else is wanted.
 
-    `start`: enabled and running, whatever it was; else as it was. `back`: the folder to go back to
-    later; None: the one that was in use.
+    `start`: enabled and running, unless somebody has disabled what is installed; else as it was.
+    `back`: the folder to go back to later; None: the one that was in use.
     """
 
     start: bool = True
@@ -63,6 +62,12 @@ def previous_name(snapshot: Snapshot, layout: Layout) -> str:
     return "" if name == current_name(snapshot, layout) else name
 
 
+def untried_name(snapshot: Snapshot, layout: Layout) -> str:
+    """The folder in use, if an installation was interrupted before it had come up; else empty."""
+    name = _leads_to(snapshot, layout.trying)
+    return name if name == current_name(snapshot, layout) else ""
+
+
 def _leads_to(snapshot: Snapshot, link: Path) -> str:
     target = snapshot.at(link).target
     return target if target in snapshot.folders else ""
@@ -72,7 +77,8 @@ def installed(snapshot: Snapshot, layout: Layout) -> bool:
     """Whether something of an installation is there."""
     unit = snapshot.at(layout.unit)
     ours = unit.kind is Kind.FILE and prefix_of(unit.content) is not None
-    return ours or bool(snapshot.folders) or snapshot.at(layout.current).kind is Kind.LINK
+    linked = snapshot.at(layout.current).kind is Kind.LINK
+    return ours or linked or bool(snapshot.folders or snapshot.leftovers)
 
 
 def plan_install(snapshot: Snapshot, layout: Layout, release: Release, wish: Wish) -> Plan:
@@ -81,6 +87,20 @@ def plan_install(snapshot: Snapshot, layout: Layout, release: Release, wish: Wis
     unit = layout.unit_text(release.unit)
     unit_changes = snapshot.at(layout.unit) != Found(kind=Kind.FILE, content=unit)
     notes: list[str] = []
+    if wish.start and _is_disabled(snapshot, layout):
+        wish = replace(wish, start=False)
+        notes.append(f"it is disabled and is left so; `systemctl enable --now {UNIT}` changes that")
+    enables = wish.start and snapshot.at(layout.wanted) != _link_to(str(layout.unit))
+    service = list(
+        _service(
+            snapshot,
+            wish,
+            runs=_runs(snapshot, layout, release),
+            reload=unit_changes or enables,
+            notes=notes,
+        )
+    )
+    restarts = any(isinstance(step, StartAgent) for step in service)
     steps: list[Step] = [
         *(_removal(snapshot, path) for path in snapshot.leftovers),
         *_directories(snapshot, layout, wish),
@@ -92,18 +112,36 @@ def plan_install(snapshot: Snapshot, layout: Layout, release: Release, wish: Wis
         steps += _pointed(snapshot, layout.previous, back, "to go back to")
     elif snapshot.at(layout.previous).kind is not Kind.ABSENT:
         steps.append(Remove(layout.previous, "leads nowhere"))
+    tries = (
+        restarts and wish.back is None and current_name(snapshot, layout) not in ("", release.name)
+    )
+    if tries:
+        steps += _pointed(snapshot, layout.trying, release.name, "until it has come up")
     steps += _pointed(snapshot, layout.current, release.name, "the version in use")
+    if wish.start:  # before the unit, by which is told that it was installed
+        steps += _pointed(snapshot, layout.wanted, str(layout.unit), "started at boot")
     if unit_changes:
         steps.append(WriteFile(layout.unit, unit, "the unit"))
     if wish.link:
         steps += _link(snapshot, layout, notes)
-    if wish.start:
-        steps += _pointed(snapshot, layout.wanted, str(layout.unit), "started at boot")
-    enabled_now = any(isinstance(s, PointLink) and s.path == layout.wanted for s in steps)
-    steps += _service(snapshot, release, wish, reload=unit_changes or enabled_now, notes=notes)
-    restarts = any(isinstance(step, StartAgent) for step in steps)
+    steps += service
+    if tries or snapshot.at(layout.trying).kind is Kind.LINK:
+        steps.append(Remove(layout.trying))
     steps += _outdated(snapshot, layout, {release.name, back}, notes, restarts=restarts)
     return Plan(tuple(steps), tuple(notes))
+
+
+def _is_disabled(snapshot: Snapshot, layout: Layout) -> bool:
+    """Whether it is installed, and not started at boot because somebody wants it so."""
+    there = snapshot.at(layout.unit).kind is Kind.FILE and bool(current_name(snapshot, layout))
+    return there and snapshot.at(layout.wanted).kind is Kind.ABSENT
+
+
+def _runs(snapshot: Snapshot, layout: Layout, release: Release) -> bool:
+    """Whether the service runs it, and was seen to stay up."""
+    service = snapshot.service or ServiceState()
+    untried = untried_name(snapshot, layout) == release.name
+    return service.active == "active" and service.version == release.name and not untried
 
 
 def _back(snapshot: Snapshot, layout: Layout, release: Release, wish: Wish) -> str:
@@ -181,8 +219,12 @@ def _environment(
 
 
 def _pointed(snapshot: Snapshot, path: Path, target: str, what: str) -> Iterator[Step]:
-    if snapshot.at(path) != Found(kind=Kind.LINK, target=target):
+    if snapshot.at(path) != _link_to(target):
         yield PointLink(path, target, what)
+
+
+def _link_to(target: str) -> Found:
+    return Found(kind=Kind.LINK, target=target)
 
 
 def _link(snapshot: Snapshot, layout: Layout, notes: list[str]) -> Iterator[Step]:
@@ -198,22 +240,21 @@ def _is_our_link(found: Found) -> bool:
 
 
 def _service(
-    snapshot: Snapshot, release: Release, wish: Wish, *, reload: bool, notes: list[str]
+    snapshot: Snapshot, wish: Wish, *, runs: bool, reload: bool, notes: list[str]
 ) -> Iterator[Step]:
     service = snapshot.service
     if service is None:
         return
     if reload or service.needs_reload:
         yield Systemctl(("daemon-reload",))
-    runs_it = service.active == "active" and service.version == release.name
     if not wish.start and not service.wanted_up:
         notes.append(f"the agent was not running and is left so; `systemctl start {UNIT}`")
-    elif runs_it and not reload and not service.needs_reload:
+    elif runs and not reload and not service.needs_reload:
         return
     elif snapshot.missing:
         notes.append(f"not started: {snapshot.missing}; then `systemctl restart {UNIT}`")
     else:
-        yield StartAgent(UNIT)
+        yield StartAgent(UNIT, serves=service.serving)
 
 
 def _outdated(
@@ -242,30 +283,33 @@ def plan_stop(snapshot: Snapshot) -> Plan:
 
 
 def plan_removal(
-    snapshot: Snapshot, layout: Layout, *, purge: bool, also: tuple[Path, ...] = ()
+    snapshot: Snapshot, layout: Layout, *, purge: bool, also: tuple[Step, ...] = ()
 ) -> Plan:
-    """Remove what an installation has placed; `also`: further folders that go with --purge.
+    """Remove what an installation has placed; `also`: what else goes with --purge.
 
-    The folders come last: the program that does it runs from one of them.
+    First what starts it at boot; last the unit, which tells a removal that was interrupted where
+    the rest is. Settings stay for as long as they tell what else is to go, and the folders, from
+    one of which the program runs that does it, until nothing but the unit is left.
     """
     steps: list[Step] = [_removal(snapshot, path) for path in snapshot.leftovers]
     notes: list[str] = []
-    for path in (layout.wanted, layout.unit):
-        if snapshot.at(path).kind is not Kind.ABSENT:
-            steps.append(Remove(path))
-    if steps and snapshot.service is not None:
-        steps.append(Systemctl(("daemon-reload",)))
-        steps.append(Systemctl(("reset-failed", UNIT), may_fail=True))
+    if snapshot.at(layout.wanted).kind is not Kind.ABSENT:
+        steps.append(Remove(layout.wanted))
     if _is_our_link(snapshot.at(layout.link)):
         steps.append(Remove(layout.link))
+    steps += also
     steps += _settings_removed(snapshot, layout, purge=purge, notes=notes)
-    for path in (layout.current, layout.previous):
+    for path in (layout.trying, layout.current, layout.previous):
         if snapshot.at(path).kind is Kind.LINK:
             steps.append(Remove(path))
-    steps += [RemoveFolder(path) for path in also]
     steps += [RemoveFolder(layout.prefix / name) for name in sorted(snapshot.folders)]
     if snapshot.at(layout.prefix).kind is Kind.DIRECTORY:
         steps.append(RemoveIfEmpty(layout.prefix))
+    if snapshot.at(layout.unit).kind is not Kind.ABSENT:
+        steps.append(Remove(layout.unit))
+        if snapshot.service is not None:
+            steps.append(Systemctl(("daemon-reload",)))
+            steps.append(Systemctl(("reset-failed", UNIT), may_fail=True))
     return Plan(tuple(steps), tuple(notes))
 
 
@@ -283,8 +327,3 @@ def _settings_removed(
             notes.append(f"{layout.environment} was edited and stays; --purge removes it")
     if snapshot.at(layout.etc).kind is Kind.DIRECTORY:
         yield RemoveIfEmpty(layout.etc)
-
-
-def within(path: Path, root: Path) -> Path:
-    """A host's path in a tree that stands for the host."""
-    return root / posixpath.relpath(path, "/")

@@ -8,11 +8,12 @@ from pathlib import Path
 from agent.adapters.instance_lock import InstanceLock, LockUnavailable
 from agent.config import Config
 from agent.hostinstall import environment_file
-from agent.hostinstall.command import ROOT, Host, Options, Say, host_of
-from agent.hostinstall.execute import alone
-from agent.hostinstall.layout import InstallError, doomed
-from agent.hostinstall.plan import installed, plan_removal, plan_stop, within
-from agent.hostinstall.steps import Plan
+from agent.hostinstall.alone import alone, tidy
+from agent.hostinstall.command import Host, Options, Say, host_of
+from agent.hostinstall.layout import InstallError, settings_of
+from agent.hostinstall.plan import installed, plan_removal, plan_stop
+from agent.hostinstall.steps import EmptyFolder, Plan, Remove, Step
+from agent.hostinstall.tree import ROOT, directory_within, within
 
 MAX_PROCESSES_NAMED = 5
 PROC = Path("/proc")
@@ -42,15 +43,17 @@ class Removal:
 
     def stop(self) -> bool:
         """End the service; whether it runs, or ran. Raises InstallError."""
-        with alone(self.host.root):
+        with alone(self.host.root, dry_run=self.asked.dry_run):
             plan = plan_stop(self.host.look())
             self._take(plan)
         return bool(plan.steps)
 
     def environment(self) -> dict[str, str]:
         """The settings that the service has had."""
-        found = self.host.look().at(self.host.layout.environment)
-        return environment_file.parse(found.content)
+        snapshot, layout = self.host.look(), self.host.layout
+        unit = snapshot.at(layout.unit).content
+        file = snapshot.at(layout.environment).content
+        return settings_of(unit) | environment_file.parse(file)
 
     def remove(self, config: Config) -> None:
         """Remove the files; `config`: the agent's settings, for what --purge removes.
@@ -58,12 +61,12 @@ class Removal:
         Raises InstallError.
         """
         host = self.host
-        also: tuple[Path, ...] = ()
+        also: tuple[Step, ...] = ()
         stays = ""
-        with alone(host.root):
+        with alone(host.root, dry_run=self.asked.dry_run):
             if self.asked.purge:
                 if not self.asked.dry_run:
-                    _check_none_runs(within(config.state_dir, host.root))
+                    _check_none_runs(directory_within(config.state_dir, host.root))
                 also, stays = _purged(config, host.root)
             plan = plan_removal(host.look(), host.layout, purge=self.asked.purge, also=also)
             self._take(plan)
@@ -83,6 +86,8 @@ def removal(asked: Asked, say: Say) -> Removal | None:
     host = host_of(Options(root=asked.root, dry_run=True), say)
     files_only = replace(host, systemd=None)  # which may not even be there to be asked
     if not asked.purge and not installed(files_only.look(), host.layout):
+        if not asked.dry_run:
+            tidy(host.root)
         return None
     return Removal(host_of(Options(root=asked.root, dry_run=asked.dry_run), say), asked)
 
@@ -114,21 +119,30 @@ def _check_none_runs(state_dir: Path) -> None:
     )
 
 
-def _purged(config: Config, root: Path) -> tuple[tuple[Path, ...], str]:
-    """The folders that go, and what is said of those that do not."""
-    shared = [config.host_vgpu_dir, config.lock_dir]
-    users = sorted(users_of(within(config.host_vgpu_dir, root)))
-    gone = [config.state_dir, *([] if users else shared)]
-    with_leftovers = [form for path in gone for form in (path, doomed(path))]
-    there = tuple(path for path in with_leftovers if os.path.lexists(within(path, root)))
+def _purged(config: Config, root: Path) -> tuple[tuple[Step, ...], str]:
+    """How the agent's own folders go, and what is said of those that do not."""
+    users = sorted(users_of(directory_within(config.host_vgpu_dir, root)))
+    shared = [] if users else [config.lock_dir, config.host_vgpu_dir]
+    gone = tuple(
+        _removed(path, root)
+        for path in (config.state_dir, *shared)
+        if os.path.lexists(within(path, root))
+    )
     if not users:
-        return there, ""
+        return gone, ""
     named = ", ".join(map(str, users[:MAX_PROCESSES_NAMED]))
-    return there, (
+    return gone, (
         f"{config.host_vgpu_dir} stays, because processes use it (pid {named}"
         f"{', ...' if len(users) > MAX_PROCESSES_NAMED else ''}); run it again when those pods "
         "have ended, or remove the directory then"
     )
+
+
+def _removed(path: Path, root: Path) -> Step:
+    there = within(path, root)
+    if there.is_symlink():
+        return Remove(path, f"somebody's link; what it leads to, {there.readlink()}, stays")
+    return EmptyFolder(path)
 
 
 def users_of(directory: Path, proc: Path = PROC) -> set[int]:

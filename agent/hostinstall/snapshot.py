@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+SERVING = "serving "  # how the agent's status begins while nothing is missing
+
 
 class Kind(Enum):
     """What has a name in the file system."""
@@ -44,6 +46,12 @@ class ServiceState:
     restarts: int = 0
     needs_reload: bool = False
     version: str = ""  # folder from which the main process runs
+    status: str = ""  # StatusText: what the agent says of itself
+
+    @property
+    def serving(self) -> bool:
+        """Whether pods can be given GPUs, as the agent says."""
+        return self.active == "active" and self.status.startswith(SERVING)
 
     @property
     def wanted_up(self) -> bool:

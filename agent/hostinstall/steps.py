@@ -74,6 +74,16 @@ class RemoveFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class EmptyFolder:
+    """Remove a folder of the agent's at run time: its name is not taken away first."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"remove {self.path} and all in it"
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveIfEmpty:
     """Remove a directory when nothing of anybody else is in it."""
 
@@ -96,17 +106,19 @@ class Systemctl:
 
 @dataclass(frozen=True, slots=True)
 class StartAgent:
-    """Start the agent, anew if it runs, and watch whether it stays up."""
+    """Start the agent, anew if it runs, and watch whether it stays up; `serves`: and serves."""
 
     unit: str
+    serves: bool = False
 
     def __str__(self) -> str:
-        return f"systemctl restart {self.unit}, and see that it stays active"
+        serves = " and serves, as it does now" if self.serves else ""
+        return f"systemctl restart {self.unit}, and see that it stays active{serves}"
 
 
 Step = (
-    MakeDirectory | CopyFolder | WriteFile | PointLink | Remove | RemoveFolder | RemoveIfEmpty
-    | Systemctl | StartAgent
+    MakeDirectory | CopyFolder | WriteFile | PointLink | Remove | RemoveFolder | EmptyFolder
+    | RemoveIfEmpty | Systemctl | StartAgent
 )  # fmt: skip
 
 

@@ -15,7 +15,11 @@ from agent.hostinstall.snapshot import ServiceState
 RUNNING = Path("/run/systemd/system")  # source: sd_booted(3)
 COMMAND_S = 150  # more than the unit's own limits
 SETTLE_S, LOOK_EVERY_S = 4.0, 0.25
-ASKED = ("LoadState", "ActiveState", "Result", "MainPID", "NRestarts", "NeedDaemonReload")
+SERVES_S = 60.0  # a driver that wakes up many GPUs takes its time
+ASKED = (
+    *("LoadState", "ActiveState", "Result", "MainPID", "NRestarts", "NeedDaemonReload"),
+    "StatusText",
+)
 
 
 class NotUpError(InstallError):
@@ -31,8 +35,8 @@ class Systemd(Protocol):
     def command(self, *arguments: str) -> None:
         """Have something done. Raises InstallError."""
 
-    def start(self) -> None:
-        """Start the unit anew; return when it stays up. Raises NotUpError."""
+    def start(self, *, serves: bool = False) -> None:
+        """Start the unit anew; return when it stays up, and serves. Raises NotUpError."""
 
 
 def state_of(shown: str, version_of: Callable[[int], str]) -> ServiceState:
@@ -48,6 +52,7 @@ def state_of(shown: str, version_of: Callable[[int], str]) -> ServiceState:
         restarts=int(restarts) if restarts.isascii() and restarts.isdigit() else 0,
         needs_reload=values.get("NeedDaemonReload") == "yes",
         version=version_of(main_pid) if main_pid else "",
+        status=values.get("StatusText", ""),
     )
 
 
@@ -69,14 +74,14 @@ class HostSystemd:
         """See `Systemd.command`."""
         self._run(*arguments)
 
-    def start(self) -> None:
+    def start(self, *, serves: bool = False) -> None:
         """See `Systemd.start`."""
         try:
             self._run("restart", UNIT)
         except InstallError as error:
             raise NotUpError(f"{error}{self._last_words()}") from error
         before = self.state()
-        deadline_s = self.clock() + SETTLE_S
+        settled_s = self.clock() + SETTLE_S
         while True:
             now = self.state()
             if now.active != "active" or now.main_pid != before.main_pid:
@@ -84,8 +89,14 @@ class HostSystemd:
                     f"the agent came up and ended again ({now.active}, {now.result})"
                     f"{self._last_words()}"
                 )
-            if self.clock() > deadline_s:
+            late_s = self.clock() - settled_s
+            if late_s > 0 and (now.serving or not serves):
                 return
+            if late_s > SERVES_S:
+                raise NotUpError(
+                    "it is up and does not serve, as the one before did: "
+                    f"{now.status or 'it does not say why'}"
+                )
             self.sleep(LOOK_EVERY_S)
 
     def _last_words(self) -> str:

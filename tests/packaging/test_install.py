@@ -12,10 +12,11 @@ import pytest
 from install_tree import SHIPPED, host_in, made_release, tree
 
 from agent.cli import main
+from agent.hostinstall.alone import alone
 from agent.hostinstall.command import Host, _have, _release_before, release_of
-from agent.hostinstall.execute import alone
 from agent.hostinstall.layout import InstallError, Layout
-from agent.hostinstall.plan import Release, Wish, current_name, plan_removal, previous_name
+from agent.hostinstall.plan import Release, Wish, current_name, plan_install, previous_name
+from agent.hostinstall.steps import Plan, StartAgent
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,15 +33,25 @@ def offline(root: Path) -> Host:
 # --- killed anywhere --------------------------------------------------------------------------------
 
 
+CHANGES = frozenset(
+    f"os.{call}" for call in ("mkdir", "rename", "remove", "rmdir", "symlink", "chmod", "link")
+)
+
+
+def opens_to_write(arguments: tuple[object, ...]) -> bool:
+    flags = arguments[2]
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
 def killed_after(events: int, action: Callable[[], object]) -> bool:
-    """Do it in a process that is killed at its nth call to the system; whether it was."""
+    """Do it in a process that is killed at its nth change of the disk; whether it was."""
     pid = os.fork()
     if pid == 0:
         left = events
 
-        def count(event: str, _: object) -> None:
+        def count(event: str, arguments: tuple[object, ...]) -> None:
             nonlocal left
-            if event != "os.kill" and event.startswith(("os.", "open", "shutil.")):
+            if event in CHANGES or (event == "open" and opens_to_write(arguments)):
                 left -= 1
                 if left < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -65,9 +76,20 @@ def upgraded(root: Path, first: Release, second: Release) -> None:
     have(offline(root), second)
 
 
-def removed(root: Path, first: Release, second: Release) -> None:
-    host = offline(root)
-    host.execute(plan_removal(host.look(), host.layout, purge=True))
+def removed(root: Path, _first: Release, _second: Release) -> None:
+    assert command("uninstall", "--root", root) == 0
+
+
+def purged(root: Path, _first: Release, _second: Release) -> None:
+    assert command("uninstall", "--root", root, "--purge") == 0
+
+
+def installed_elsewhere(root: Path, first: Release, _second: Release) -> None:
+    root.mkdir(exist_ok=True)
+    host = Host(Layout(Path("/srv/agent")), root, None, lambda _: None)
+    have(host, first)
+    (root / "var/lib/vgpu-agent/grants").mkdir(parents=True)
+    (root / "usr/local/vgpu/containers/a_b").mkdir(parents=True)
 
 
 @pytest.mark.timeout(240)
@@ -78,13 +100,16 @@ def removed(root: Path, first: Release, second: Release) -> None:
         pytest.param((installed_once,), upgraded, id="upgrading"),
         pytest.param((installed_once, upgraded), installed_once, id="downgrading"),
         pytest.param((installed_once, upgraded), removed, id="removing"),
+        pytest.param((installed_elsewhere,), purged, id="purging"),
     ],
 )
 def test_killed_anywhere_and_run_again_it_ends_as_if_nothing_had_been(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     before: tuple[Callable[[Path, Release, Release], None], ...],
     action: Callable[[Path, Release, Release], None],
 ) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # a process is killed, no machine
     releases = made_release(tmp_path / "a"), made_release(tmp_path / "b", form="#A=\n#B=\n")
 
     def prepared(name: str) -> Path:
@@ -106,7 +131,7 @@ def test_killed_anywhere_and_run_again_it_ends_as_if_nothing_had_been(
         action(root, *releases)
         assert tree(root) == tree(smooth), f"killed at call {events}"
         if not was_killed:
-            assert events > 20, "it was interrupted somewhere"
+            assert events > 10, "it was interrupted somewhere"
             return
         subprocess.run(["rm", "-rf", root], check=True)
 
@@ -177,6 +202,9 @@ def test_two_installations_do_not_run_at_once(tmp_path: Path) -> None:
         alone(tmp_path),
     ):
         pass
+    with alone(tmp_path), alone(tmp_path, dry_run=True):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -184,7 +212,9 @@ def test_two_installations_do_not_run_at_once(tmp_path: Path) -> None:
     [
         pytest.param("vgpu-agent", "is not the agent's folder", id="no program"),
         pytest.param(
-            "_internal/packaging/systemd/vgpu-agent.service", "has no vgpu-agent.service", id="no unit"
+            "_internal/packaging/systemd/vgpu-agent.service",
+            "has no vgpu-agent.service",
+            id="no unit",
         ),
     ],
 )
@@ -211,6 +241,74 @@ def test_a_version_that_does_not_come_up_is_taken_back_with_what_was_kept(tmp_pa
     assert current_name(snapshot, host.layout) == releases[1].name
     assert previous_name(snapshot, host.layout) == releases[0].name
     assert set(snapshot.folders) == {releases[0].name, releases[1].name}
+    assert not os.path.lexists(tmp_path / "root/opt/vgpu-agent/trying")
+
+
+@pytest.mark.parametrize(
+    ("served", "used"),
+    [
+        pytest.param(True, 0, id="the one before did"),
+        pytest.param(False, 1, id="nor did the one before"),
+    ],
+)
+def test_a_version_that_does_not_serve_is_taken_back_if_that_is_its_own_fault(
+    tmp_path: Path, served: bool, used: int
+) -> None:
+    releases = made_release(tmp_path / "a"), made_release(tmp_path / "b")
+    said: list[str] = []
+    host, systemd = host_in(tmp_path / "root", said.append)
+    systemd.mute = {release.name for release in releases[served:]}
+    have(host, releases[0])
+    if served:
+        with pytest.raises(InstallError, match=f"{releases[0].name} is in use again: it does not"):
+            have(host, releases[1])
+    else:
+        have(host, releases[1])
+        assert "does not serve pods yet: driver: no library" in said[-1]
+    assert systemd.now.version == releases[used].name
+    assert current_name(host.look(), host.layout) == releases[used].name
+
+
+@pytest.mark.parametrize(
+    "killed_at",
+    [
+        pytest.param("restart", id="before it was started"),
+        pytest.param("remove", id="before it was said to be up"),
+    ],
+)
+def test_an_upgrade_that_was_killed_still_knows_the_way_back(
+    tmp_path: Path, killed_at: str
+) -> None:
+    releases = [made_release(tmp_path / name) for name in "ab"]
+    host, systemd = host_in(tmp_path / "root")
+    have(host, releases[0])
+    before = host.look(wanted=releases[1].name)
+    steps = plan_install(before, host.layout, releases[1], Wish(start=False)).steps
+    restart = next(n for n, step in enumerate(steps) if isinstance(step, StartAgent))
+    host.execute(Plan(steps[: restart if killed_at == "restart" else restart + 1]))
+    systemd.broken = {releases[1].name}
+    with pytest.raises(InstallError, match=f"{releases[0].name} is in use again"):
+        have(host, releases[1])
+    assert systemd.now.version == releases[0].name
+    assert current_name(host.look(), host.layout) == releases[0].name
+    systemd.broken = set()
+    have(host, releases[1])
+    assert systemd.now.version == releases[1].name
+    assert not os.path.lexists(tmp_path / "root/opt/vgpu-agent/trying")
+
+
+def test_what_somebody_has_disabled_stays_so(tmp_path: Path) -> None:
+    releases = [made_release(tmp_path / name) for name in "ab"]
+    said: list[str] = []
+    host, systemd = host_in(tmp_path / "root", said.append)
+    have(host, releases[0])
+    systemd.command("stop")
+    (tmp_path / "root/etc/systemd/system/multi-user.target.wants/vgpu-agent.service").unlink()
+    have(host, releases[1])
+    assert current_name(host.look(), host.layout) == releases[1].name
+    assert systemd.now.active == "inactive"
+    assert not list((tmp_path / "root/etc/systemd/system/multi-user.target.wants").iterdir())
+    assert any("is disabled and is left so" in line for line in said)
 
 
 def test_going_back_twice_leads_to_where_it_began(tmp_path: Path) -> None:

@@ -7,14 +7,24 @@ from pathlib import Path
 import pytest
 
 from agent.hostinstall.layout import UNIT, InstallError, Layout, checked_prefix, is_folder_name
-from agent.hostinstall.plan import Release, Wish, plan_install, plan_removal, plan_stop
+from agent.hostinstall.plan import (
+    Release,
+    Wish,
+    installed,
+    plan_install,
+    plan_removal,
+    plan_stop,
+)
 from agent.hostinstall.snapshot import Folder, Found, Kind, ServiceState, Snapshot
 from agent.hostinstall.steps import (
     CopyFolder,
+    EmptyFolder,
     PointLink,
     Remove,
     RemoveFolder,
+    RemoveIfEmpty,
     StartAgent,
+    Systemctl,
     WriteFile,
 )
 
@@ -86,9 +96,50 @@ def test_another_version_goes_beside_the_old_one_which_is_kept() -> None:
         CopyFolder(Path("/media/x"), LAYOUT.prefix / NEW, "c" * 16),
         WriteFile(LAYOUT.environment, NEW_FORM, "settings, which nobody had edited"),
         PointLink(LAYOUT.previous, NOW, "to go back to"),
+        PointLink(LAYOUT.trying, NEW, "until it has come up"),
         PointLink(LAYOUT.current, NEW, "the version in use"),
         StartAgent(UNIT),
+        Remove(LAYOUT.trying),
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "asked"),
+    [
+        pytest.param("serving 2 of 2 GPUs", True, id="the one before serves"),
+        pytest.param("driver: no library", False, id="the one before does not"),
+    ],
+)
+def test_what_serves_is_asked_to_go_on_serving(status: str, asked: bool) -> None:
+    service = ServiceState(active="active", main_pid=7, version=NOW, status=status)
+    plan = plan_install(replace(host(), service=service), LAYOUT, RELEASE, Wish())
+    assert StartAgent(UNIT, serves=asked) in plan.steps
+
+
+def test_after_an_interruption_it_is_watched_even_if_it_runs_by_now() -> None:
+    snapshot = host({LAYOUT.trying: link(NEW)}, version=NEW, form=NEW_FORM)
+    steps = plan_install(snapshot, LAYOUT, RELEASE, Wish()).steps
+    assert steps == (StartAgent(UNIT), Remove(LAYOUT.trying))
+
+
+@pytest.mark.parametrize(
+    ("active", "starts"),
+    [pytest.param("active", True, id="runs"), pytest.param("inactive", False, id="stopped")],
+)
+def test_installing_over_what_is_disabled_enables_nothing(active: str, starts: bool) -> None:
+    service = ServiceState(active=active, version=NOW if active == "active" else "")
+    snapshot = replace(host({LAYOUT.wanted: Found()}), service=service)
+    plan = plan_install(snapshot, LAYOUT, RELEASE, Wish())
+    assert (StartAgent(UNIT) in plan.steps) is starts
+    assert not [s for s in plan.steps if isinstance(s, PointLink) and s.path == LAYOUT.wanted]
+    assert any("is disabled" in note for note in plan.notes)
+
+
+def test_systemd_reads_units_again_that_it_says_have_changed() -> None:
+    running = ServiceState(active="active", version=NEW, needs_reload=True)
+    snapshot = replace(host(version=NEW, form=NEW_FORM), service=running)
+    steps = plan_install(snapshot, LAYOUT, RELEASE, Wish()).steps
+    assert steps == (Systemctl(("daemon-reload",)), StartAgent(UNIT))
 
 
 @pytest.mark.parametrize(
@@ -264,9 +315,31 @@ def test_what_removal_does_with_settings(environment: bytes, purge: bool, stays:
     assert bool(plan.notes) is stays
 
 
-def test_removal_ends_with_the_folder_that_the_program_runs_from() -> None:
-    steps = plan_removal(host(), LAYOUT, purge=False).steps
-    assert steps[-2] == RemoveFolder(LAYOUT.prefix / NOW)
+def test_removal_ends_with_the_unit_which_says_where_the_rest_is() -> None:
+    """And before that the folder that the program runs from."""
+    state = EmptyFolder(Path("/var/lib/vgpu-agent"))
+    steps = plan_removal(host(), LAYOUT, purge=True, also=(state,)).steps
+    assert steps[0] == Remove(LAYOUT.wanted)
+    assert steps[-5:-2] == (
+        RemoveFolder(LAYOUT.prefix / NOW),
+        RemoveIfEmpty(LAYOUT.prefix),
+        Remove(LAYOUT.unit),
+    )
+    assert steps.index(state) < steps.index(Remove(LAYOUT.environment)), "which names it"
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        pytest.param(Snapshot(leftovers=(Path("/opt/vgpu-agent/.x"),)), id="half a folder"),
+        pytest.param(Snapshot(paths={LAYOUT.unit: file(UNIT_TEXT)}), id="the unit alone"),
+        pytest.param(Snapshot(paths={LAYOUT.current: link("x")}), id="a link of ours"),
+        pytest.param(Snapshot(folders={NOW: Folder()}), id="a folder"),
+    ],
+)
+def test_what_is_left_of_an_installation_is_seen(snapshot: Snapshot) -> None:
+    assert installed(snapshot, LAYOUT)
+    assert not installed(Snapshot(), LAYOUT)
 
 
 def test_nothing_is_stopped_that_does_not_run() -> None:

@@ -222,7 +222,7 @@ def uninstall_that_records(
 
     module = ModuleType("agent.uninstall")
     module.uninstall = uninstall  # type: ignore[attr-defined]
-    module.what_stays = lambda config: f"stays: {config.state_dir}"  # type: ignore[attr-defined]
+    module.what_stays = lambda config, root: f"stays: {config.state_dir}"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "agent.uninstall", module)
     monkeypatch.setattr("agent.hostinstall.removal.removal", lambda asked, say: None)
     return called

@@ -69,6 +69,7 @@ def main(
     environ: Mapping[str, str] = os.environ,
     *,
     host: Callable[[Config], Host] | None = None,
+    pause: Callable[[float], None] = time.sleep,
 ) -> int:
     """Do what the flags of `add_flags` in `given` ask for; gives the exit code.
 
@@ -91,7 +92,7 @@ def main(
         results = _round(checks, made(settings), environ, show=as_lines and wait_s == 0)
         if last or worst(results) is not Verdict.FAILED:
             break
-        time.sleep(LOOK_AGAIN_S)
+        pause(LOOK_AGAIN_S)
     if as_lines:
         if wait_s:
             _show(results, checks, environ)

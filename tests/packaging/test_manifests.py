@@ -31,6 +31,8 @@ from agent.version import VERSION
 
 pytestmark = pytest.mark.timeout(600)  # kustomize is compiled once
 
+EVICT, RUNTIME_CLASS, VOLUME_MOUNTS = COMPONENTS
+
 Built = Callable[[tuple[Path, tuple[Path, ...]]], list[Manifest]]
 Change = Callable[[Manifest], object]
 
@@ -86,7 +88,7 @@ def test_every_choice_of_overlay_and_components_can_be_built(
 
 def test_there_are_overlays_and_components() -> None:
     assert [path.name for path in OVERLAYS] == ["hami", "hami-2.7"]
-    assert [path.name for path in COMPONENTS] == ["runtime-class", "volume-mounts"]
+    assert [path.name for path in COMPONENTS] == ["evict", "runtime-class", "volume-mounts"]
 
 
 @pytest.mark.parametrize(
@@ -179,13 +181,18 @@ def test_the_form_for_older_schedulers(built: Built, tmp_path: Path) -> None:
 
 
 def test_gpus_by_mounts(built: Built) -> None:
-    manifests = built((BASE, (COMPONENTS[1],)))
+    manifests = built((BASE, (VOLUME_MOUNTS,)))
     assert configured(manifests).device_list_strategy == ("volume-mounts",)
     assert variables(manifests)["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
 
 
 def test_the_runtime_class(built: Built) -> None:
-    assert pod_of(built((BASE, (COMPONENTS[0],))))["runtimeClassName"] == "nvidia"
+    assert pod_of(built((BASE, (RUNTIME_CLASS,))))["runtimeClassName"] == "nvidia"
+
+
+def test_what_gets_past_its_grant_is_evicted_where_that_is_chosen(built: Built) -> None:
+    assert configured(plain()).on_bypass == "report"
+    assert configured(built((BASE, (EVICT,)))).on_bypass == "evict"
 
 
 def test_probes_ask_what_the_agent_answers() -> None:
@@ -222,12 +229,81 @@ def test_no_choice_gives_it_more_rights(
     assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
     assert security["readOnlyRootFilesystem"]
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert security["capabilities"]["drop"] == ["ALL"]
+    assert security["capabilities"] == {
+        "drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER", "SYS_PTRACE"],
+    }  # fmt: skip
     writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
     assert writable - {"/var/run/nvidia-container-devices/all"} == {
         "/var/lib/kubelet/device-plugins", "/usr/local/vgpu", "/var/lib/vgpu-agent",
         "/run/vgpu-agent",
     }  # fmt: skip
+
+
+def allowed(manifests: list[Manifest]) -> list[tuple[str, str]]:
+    """Verb and resource of every right, all of them of the core group and of any name."""
+    rules = only("ClusterRole", manifests)["rules"]
+    assert all(set(rule) == {"apiGroups", "resources", "verbs"} for rule in rules)
+    assert all(rule["apiGroups"] == [""] for rule in rules)
+    return sorted(
+        (resource, verb)
+        for rule in rules
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=name_of)
+def test_no_choice_gives_its_account_more_rights(
+    built: Built, choice: tuple[Path, tuple[Path, ...]]
+) -> None:
+    manifests = built(choice)
+    assert allowed(manifests) == sorted([
+        ("nodes", "get"), ("nodes", "watch"), ("nodes", "patch"),
+        ("pods", "get"), ("pods", "list"), ("pods", "watch"), ("pods", "patch"),
+        ("events", "create"),
+        *([("pods/eviction", "create")] if EVICT in choice[1] else []),
+    ])  # fmt: skip
+    assert not [m["kind"] for m in manifests if m["kind"] in ("Role", "RoleBinding")]
+    binding = only("ClusterRoleBinding", manifests)
+    account = only("ServiceAccount", manifests)["metadata"]
+    assert binding["roleRef"]["name"] == only("ClusterRole", manifests)["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", **account}]
+    assert pod_of(manifests)["serviceAccountName"] == account["name"]
+
+
+# --- its place among the pods of a node ---------------------------------------------------------
+
+
+def at(manifest: object, path: str) -> object:
+    """What is at a path of keys; None where nothing is."""
+    for key in path.split("."):
+        manifest = manifest.get(key) if isinstance(manifest, dict) else None
+    return manifest
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=name_of)
+def test_every_choice_keeps_its_place(
+    built: Built, choice: tuple[Path, tuple[Path, ...]], subtests: pytest.Subtests
+) -> None:
+    manifests = built(choice)
+    pod, container = pod_of(manifests), container_of(manifests)
+    strategy = only("DaemonSet", manifests)["spec"]["updateStrategy"]
+    for why, found, wanted in (
+        ("evicted last", pod["priorityClassName"], "system-node-critical"),
+        ("on GPU nodes that are kept for GPU pods",
+         sorted(one["key"] for one in pod["tolerations"] if one["operator"] == "Exists"),
+         ["CriticalAddonsOnly", "nvidia.com/gpu"]),
+        ("not on nodes that others drain", [one for one in pod["tolerations"] if "key" not in one], []),
+        ("a node at a time, or a tenth", at(strategy, "rollingUpdate.maxUnavailable"), "10%"),
+        ("replaced by a new version", at(strategy, "type"), "RollingUpdate"),
+        ("three times what it may need", at(container, "resources.limits"), {"memory": "256Mi"}),
+        ("what it may need", at(container, "resources.requests"), {"cpu": "20m", "memory": "80Mi"}),
+        ("on GPU nodes only", pod["nodeSelector"],
+         {"gpu": "on", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}),
+        ("taken from the node when it is there", container["imagePullPolicy"], "IfNotPresent"),
+    ):  # fmt: skip
+        with subtests.test(why):
+            assert found == wanted
 
 
 # --- the instructions ---------------------------------------------------------------------------

@@ -276,7 +276,9 @@ def test_bundle(arguments: "Sequence[str]") -> int:
         return code
     [single_file] = (ROOT / "dist").glob(f"vgpu-agent-*-linux-{ARCH}")
     say("the main job, done by the release")
-    main_job = [f"tests/e2e/test_{name}.py" for name in ("main_job", "demo", "unread_log")]
+    main_job = [
+        f"tests/e2e/test_{name}.py" for name in ("main_job", "demo", "local_api", "unread_log")
+    ]
     return run(PYTHON, "-m", "pytest", *main_job, *chosen, VGPU_TEST_AGENT=str(single_file))
 
 

@@ -147,7 +147,7 @@ def _cells(row: Row, blocks: Sequence[str]) -> list[Text]:
         _throttled(row),
         Text(_last_kernel(row)),
         Text(str(row.priority)),
-        Text(TIERS[row.tier], "none" if row.holds else BAD),
+        _limits_by(row),
     ]
 
 
@@ -168,6 +168,12 @@ def _last_kernel(row: Row) -> str:
     if row.never_launched:
         return "never"
     return "-" if row.idle_s is None else f"{span_text(row.idle_s)} ago"
+
+
+def _limits_by(row: Row) -> Text:
+    if not row.holds:
+        return Text(TIERS[row.tier], BAD)
+    return Text("nobody yet" if row.tier is Tier.NONE else TIERS[row.tier])  # nothing runs there
 
 
 def _throttled(row: Row) -> Text:
@@ -217,7 +223,7 @@ def _stacked(row: Row, width: int) -> Iterator[Text]:
         Text("throttled ").append_text(_throttled(row)),
         Text(f"kernel {_last_kernel(row)}"),
         Text(f"priority {row.priority}"),
-        Text(f"limits by {TIERS[row.tier]}", "none" if row.holds else BAD),
+        Text("limits by ").append_text(_limits_by(row)),
     ]
     yield from _flowed(parts, width, 2 * INDENT)
     yield from _problems(row.problems, width, 2 * INDENT)

@@ -222,6 +222,27 @@ def test_who_never_launched(width: int) -> None:
     assert "never" not in printed(console(width), looks())
 
 
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        pytest.param(State.IDLE, "nobody yet", id="nothing runs there"),
+        pytest.param(None, "nobody yet", id="it was just granted"),
+        pytest.param(State.OFF, "nobody", id="switched off"),
+    ],
+)
+def test_who_keeps_no_limits(state: State | None, told: str) -> None:
+    one = replace(use_pictures.EVERYTHING.containers[0], tier=Tier.NONE, state=None)
+    if state is not None:
+        judged = ContainerState(
+            namespace="team", pod="infer-0", container="main", state=state, reason=Reason.NONE
+        )
+        one = replace(one, state=judged)
+    use = replace(use_pictures.EVERYTHING, containers=(one,))
+    rows = [line for line in printed(console(120), looks(use)).splitlines() if "infer-0" in line]
+    assert all(row.endswith(f"  {told}") for row in rows)
+    assert len(rows) == len(one.devices)
+
+
 def test_counters_that_go_back_are_no_rate() -> None:
     now = use_pictures.EVERYTHING
     less = replace(now.containers[0].devices[0], totals=Totals())

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +85,19 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
 )  # fmt: skip
 def test_names(path: str, value: object) -> None:
     assert leaves(encode(picture()))[path] == value
+
+
+def test_every_name_is_explained() -> None:
+    """In docs/local-api.md, with or without the object that it is in."""
+    told = (Path(__file__).parents[2] / "docs" / "local-api.md").read_text()
+    explained = {name.rpartition(".")[2] for name in re.findall(r"`([a-z_.]+)`", told)}
+    names = {
+        re.sub(r"\[.*", "", part)
+        for path in leaves(encode(picture()))
+        if not path.startswith("rejected_regions.")
+        for part in path.split(".")
+    }
+    assert names - explained == set()
 
 
 def test_what_a_tenant_can_forge_is_marked() -> None:

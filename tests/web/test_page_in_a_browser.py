@@ -17,7 +17,7 @@ from agent.adapters.listeners import TcpListener
 from agent.adapters.routes import shown
 from agent.adapters.web_page import web_page
 from agent.bundle import web_dir
-from agent.domain.accounting import NodeUse
+from agent.domain.accounting import NodeUse, Tier
 from agent.domain.enforcement import EXPLAINED, Reason
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.domain.node_picture import NodePicture
@@ -48,6 +48,10 @@ Object.fromEntries([...document.querySelectorAll("main .gpu")].map((gpu) => [
       ...[...row.querySelectorAll("li")].map((item) => item.textContent),
     ]),
   }]))
+"""
+WIDE = """
+[...document.querySelectorAll("main li")].every((item) =>
+  item.getBoundingClientRect().width > 0.85 * item.closest(".gpu").getBoundingClientRect().width)
 """
 CONTRAST = """
 (() => {
@@ -169,6 +173,7 @@ def test_what_is_shown(
     }  # fmt: skip
     assert page.tell("getComputedStyle(document.body).backgroundColor") == background
     assert page.tell("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+    assert page.tell(WIDE), "what is wrong has the whole width of its card"
     contrast, text = page.tell(CONTRAST)
     assert contrast >= 4.5, text
     image = page.screenshot(tmp_path / "page.png")
@@ -223,6 +228,20 @@ def test_it_follows(browser: Browser, node: Node) -> None:
     node.inventory = GpuInventory.of(SICK.gpus[:1])
     page.wait('document.querySelectorAll("main .gpu").length === 1')
     assert page.complaints() == []
+    page.close()
+
+
+def test_who_has_not_begun(browser: Browser, node: Node) -> None:
+    one = use_pictures.EVERYTHING.containers[0]
+    assert one.devices[0].reported is not None
+    device = replace(one.devices[0], reported=replace(one.devices[0].reported, launches=0))
+    node.use = replace(
+        use_pictures.EVERYTHING,
+        containers=(replace(one, tier=Tier.NONE, state=None, devices=(device,)),),
+    )
+    page = loaded(browser, node)
+    [row] = page.tell(PARTS)["GPU 0 NVIDIA A40"]["rows"]
+    assert row[4:] == ["never", "0", "nobody yet"]
     page.close()
 
 

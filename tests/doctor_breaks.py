@@ -11,6 +11,7 @@ from doctor_ways import (
     alien,
     another_lock,
     blind,
+    csv_unanswered,
     delete_node,
     deny,
     effects,
@@ -324,9 +325,15 @@ BREAKS = (
         WARNING,
         "no label gpu",
         lambda n: n.patch_node({"labels": {"gpu": None}}),
+        agent=False,
     ),
     Break(
-        "node-label", "off", WARNING, "gpu=off", lambda n: n.patch_node({"labels": {"gpu": "off"}})
+        "node-label",
+        "off",
+        WARNING,
+        "gpu=off",
+        lambda n: n.patch_node({"labels": {"gpu": "off"}}),
+        agent=False,
     ),
     Break("register", "not written", FAILED, "no annotation", lambda n: n.annotate(register=None)),
     Break(
@@ -339,10 +346,11 @@ BREAKS = (
     Break(
         "scheduler-protocol",
         "HAMi 2.7 has given up",
-        FAILED,
+        WARNING,
         "waits for answers",
         lambda n: n.annotate(handshake=stamp("Deleted", ago_s=600)),
     ),
+    Break("scheduler-protocol", "nobody answers", FAILED, "nobody answers", csv_unanswered),
     Break(
         "scheduler-protocol",
         "HAMi 2.4 asks",

@@ -30,6 +30,7 @@ class Break:
     verdict: Verdict
     says: str
     do: Callable[[DoctorNode], Any]
+    agent: bool = True  # whether one runs meanwhile
 
 
 class IllGpus(NvmlDriver):
@@ -193,6 +194,15 @@ def written_in_another_zone(node: DoctorNode) -> None:
 
 def wrong_library(node: DoctorNode) -> None:
     node.installed.write_bytes(node.installed.read_bytes()[:-1] + b"!")
+
+
+def csv_unanswered(node: DoctorNode) -> None:
+    """An older scheduler asks, in vain."""
+    node.settings["register_format"] = "csv9"
+    node.annotate(
+        register="GPU-a,10,24576,100,NVIDIA-X,0,true,0,hami-core:",
+        handshake=stamp("Requesting", ago_s=600),
+    )
 
 
 def delete_node(node: DoctorNode) -> None:

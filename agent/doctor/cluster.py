@@ -8,8 +8,9 @@ from typing import Any
 
 from agent.adapters.kube_answers import Request, Unauthorized
 from agent.adapters.kube_config import SERVICE_ACCOUNT_DIR
-from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
+from agent.doctor.finding import Check, Finding, Verdict, failed, ok, skipped, warning
 from agent.doctor.host import Host
+from agent.doctor.place import agent_runs
 from agent.domain.handshake import HANDSHAKE, MAX_CHARS
 from agent.domain.register import REGISTER
 from agent.errors import ClusterDenied, ClusterError, ClusterGone, ConfigError
@@ -128,6 +129,8 @@ def node_label(host: Host) -> Finding:
     if labels.get(LABEL) == LABEL_VALUE:
         return ok(f"the Node is labelled {LABEL}={LABEL_VALUE}")
     said = f"{LABEL}={labels[LABEL]}" if LABEL in labels else f"no label {LABEL}"
+    if agent_runs(host).verdict is Verdict.OK:  # as a service of the host it needs none
+        return ok(f"the Node has {said}, and the agent that runs here does not go by it")
     return warning(
         f"the Node has {said}: DaemonSets of HAMi and of this agent leave it out",
         f"kubectl label node --overwrite {host.config.node_name} {LABEL}={LABEL_VALUE}",
@@ -177,11 +180,19 @@ def scheduler_protocol(host: Host) -> Finding:
     form = "csv7" if dotted else "csv9"
     older = dotted and config.register_format != "csv7"
     given_up = word == "Deleted" and not config.answers_handshake and age_s > UNANSWERED_S
-    if older or given_up:
+    fix = f"vgpu-agent run --register-format {form}   # or upgrade the scheduler to 2.8 or later"
+    if older:
         return failed(
-            f"{HANDSHAKE} is {value[:80]!r}: a scheduler of {FORMATS[form]} waits for answers and "
-            f"for a register annotation in {form}, and we write {config.register_format}",
-            f"vgpu-agent run --register-format {form}   # or upgrade the scheduler to 2.8 or later",
+            f"{HANDSHAKE} is {value[:80]!r}, as {FORMATS[form]} write it: that scheduler reads "
+            f"{form}, and we write {config.register_format}",
+            fix,
+        )
+    if given_up:  # 2.8 itself writes it when kubelet counts no GPU, and perhaps leaves it there
+        return warning(
+            f"{HANDSHAKE} has been {value[:80]!r} for {age_s:.0f} s: a scheduler before 2.8 has "
+            f"given the node up, because it waits for answers and reads csv9, and we write "
+            f"{config.register_format}; or one of 2.8 found no GPU here at that time",
+            fix,
         )
     if config.answers_handshake and age_s > UNANSWERED_S:
         return failed(

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from agent.config import Config
 from agent.doctor.checks import CHECKS
-from agent.doctor.finding import Check, Result, Verdict, done, selected, worst
+from agent.doctor.finding import (
+    WITHIN_S,
+    Check,
+    Result,
+    Verdict,
+    attempt,
+    done,
+    selected,
+    worst,
+)
 from agent.doctor.host import Host
 from agent.doctor.report import as_json, lines_of, summary
 from agent.errors import ConfigError
@@ -19,7 +28,7 @@ from agent.settings.kinds import parse_duration
 from agent.version import VERSION
 
 EXIT_OF = {Verdict.OK: 0, Verdict.WARNING: 1, Verdict.FAILED: 2}
-LOOK_AGAIN_S = 2.0
+LOOK_AGAIN_S, CLOSE_WITHIN_S = 2.0, 1.0
 PLAIN_COLUMNS = 100  # where nobody says how many there are
 MANUAL = """\
 Looks at this node and changes nothing. Each check says what it saw and, where something is wrong,
@@ -53,6 +62,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--wait", metavar="TIME", help="look again until nothing is failed, at most so long"
     )
     group.add_argument(
+        "--timeout",
+        metavar="TIME",
+        help=f"by when a check must have answered, or is failed (default {WITHIN_S:g}s)",
+    )
+    group.add_argument(
         "--warnings-ok", action="store_true", help="exit with 0 when there are only warnings"
     )
     group.add_argument(
@@ -60,7 +74,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-FLAGS = ("json", "list", "only", "skip", "wait", "warnings_ok", "host_root")
+FLAGS = ("json", "list", "only", "skip", "wait", "timeout", "warnings_ok", "host_root")
 
 
 def main(
@@ -81,7 +95,7 @@ def main(
             print(f"{check.name:<{width}}  {check.question}")
         return 0
     checks = selected(CHECKS, _names(given, "only"), _names(given, "skip"))
-    wait_s = _seconds(given.get("wait"))
+    wait_s, within_s = _seconds(given, "wait", 0.0), _seconds(given, "timeout", WITHIN_S)
     settings = config()
     root = Path(str(given.get("host_root") or "/"))
     made = host or (lambda found: Host(config=found, environ=environ, root=root))
@@ -89,7 +103,8 @@ def main(
     deadline_s = time.monotonic() + wait_s
     while True:
         last = time.monotonic() + LOOK_AGAIN_S > deadline_s
-        results = _round(checks, made(settings), environ, show=as_lines and wait_s == 0)
+        show = as_lines and wait_s == 0
+        results = _round(checks, made(settings), environ, within_s=within_s, show=show)
         if last or worst(results) is not Verdict.FAILED:
             break
         pause(LOOK_AGAIN_S)
@@ -104,15 +119,20 @@ def main(
 
 
 def _round(
-    checks: Sequence[Check], host: Host, environ: Mapping[str, str], *, show: bool
+    checks: Sequence[Check],
+    host: Host,
+    environ: Mapping[str, str],
+    *,
+    within_s: float,
+    show: bool,
 ) -> list[Result]:
     """Do all; each is shown when it is done."""
     results = []
-    for result in done(checks, host):
+    for result in done(checks, host, within_s=within_s):
         results.append(result)
         if show:
             _show([result], checks, environ)
-    host.nvml.close()
+    attempt("close", host.nvml.close, CLOSE_WITHIN_S)
     return results
 
 
@@ -141,10 +161,9 @@ def _names(given: Mapping[str, object], flag: str) -> tuple[str, ...]:
     return names
 
 
-def _seconds(text: object) -> float:
-    if text is None:
-        return 0.0
+def _seconds(given: Mapping[str, object], flag: str, default_s: float) -> float:
+    text = given.get(flag)
     try:
-        return max(0.0, parse_duration(text))
+        return default_s if text is None else max(0.0, parse_duration(text))
     except ValueError as error:
-        raise ConfigError(f"--wait is {text!r}, but {error}") from error
+        raise ConfigError(f"--{flag} is {text!r}, but {error}") from error

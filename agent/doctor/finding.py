@@ -104,18 +104,21 @@ def _usable(finding: Finding | None) -> bool:
 def bounded(check: Check, host: "Host", within_s: float) -> Finding:
     """What the check finds; it is left to itself when it takes longer. Never raises."""
     found: list[Finding] = []
-    # No service of the agent's: nothing but the end of the program ends a call into a driver that
-    # hangs, and that is what `daemon` says.
-    thread = threading.Thread(
-        target=lambda: found.append(_looked(check, host)), name=f"doctor-{check.name}", daemon=True
-    )
-    thread.start()
-    thread.join(within_s)
+    attempt(check.name, lambda: found.append(_looked(check, host)), within_s)
     if found:
         return found[0]
     return failed(
         f"did not answer within {within_s:g} s", check.hangs or "dmesg --level=err,warn | tail -50"
     )
+
+
+def attempt(name: str, do: Callable[[], None], within_s: float) -> None:
+    """Do something, and leave it to itself when it takes longer."""
+    # No service of the agent's: nothing but the end of the program ends a call into a driver that
+    # hangs, and that is what `daemon` says.
+    thread = threading.Thread(target=do, name=f"doctor-{name}", daemon=True)
+    thread.start()
+    thread.join(within_s)
 
 
 def _looked(check: Check, host: "Host") -> Finding:

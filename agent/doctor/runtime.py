@@ -163,12 +163,12 @@ def runtime_program(host: Host) -> Finding:
         if not program.startswith("/"):
             continue
         path = host.path(program)
-        if not path.exists():
+        if not os.path.lexists(path):
             return failed(
                 f"the handler {handler} starts {program}, which does not exist",
                 "apt-get install nvidia-container-toolkit   # or dnf",
             )
-        if not os.access(path, os.X_OK):
+        if path.exists() and not os.access(path, os.X_OK):
             return failed(f"{program} cannot be executed", f"chmod 755 {program}")
     programs = [runtime.handlers[name] for name in runtime.nvidia_handlers]
     return ok(", ".join(programs) or "no handler names a program")

@@ -1,6 +1,7 @@
 """The container toolkit's room: its version against known holes, and its CDI specs."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ HOLES: tuple[tuple[tuple[int, int, int], str, str], ...] = (
 PACKAGES = ("nvidia-container-toolkit", "nvidia-container-toolkit-base")
 DPKG, DPKG_DIR = "/var/lib/dpkg/status", "/var/lib/dpkg/status.d"
 PROGRAMS = ("/usr/bin/nvidia-ctk", "/usr/local/nvidia/toolkit/nvidia-ctk")
-CDI_DIRS = ("/etc/cdi", "/var/run/cdi", "/run/cdi")
+CDI_DIRS = ("/etc/cdi", "/run/cdi")  # /var/run is a link, perhaps out of the root
 UPGRADE = (
     "apt-get install --only-upgrade nvidia-container-toolkit nvidia-container-toolkit-base "
     "libnvidia-container-tools libnvidia-container1   # GPU Operator: its toolkit.version"
@@ -133,12 +134,12 @@ def _host_files(edits: Any) -> Iterator[str]:
 
 
 def _spec_files(host: Host) -> list[Path]:
-    seen: dict[str, Path] = {}
-    for folder in CDI_DIRS:
-        for path in host.entries(host.path(folder)):
-            if path.suffix in (".json", ".yaml", ".yml"):
-                seen.setdefault(str(path.resolve()), path)  # /var/run is /run
-    return list(seen.values())
+    return [
+        path
+        for folder in CDI_DIRS
+        for path in host.entries(host.path(folder))
+        if path.suffix in (".json", ".yaml", ".yml")
+    ]
 
 
 def _nvidia_specs(host: Host) -> list[Spec]:
@@ -163,7 +164,7 @@ def cdi_valid(host: Host) -> Finding:
 def cdi_fresh(host: Host) -> Finding:
     """What they name exists; after a driver upgrade it does not."""
     for spec in _nvidia_specs(host):
-        missing = [name for name in spec.files if not host.path(name).exists()]
+        missing = [name for name in spec.files if not os.path.lexists(host.path(name))]
         if missing:
             return warning(
                 f"{spec.path} names {len(missing)} files that do not exist, such as {missing[0]}: "

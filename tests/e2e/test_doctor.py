@@ -11,7 +11,15 @@ OF_THE_NODE = (
     *("nvml", "driver-match", "cuda-range", "gpus", "gpus-lost", "gpu-health", "gpu-memory", "mig"),
     *("agent", "local-socket", "metrics-address", "kubelet-socket", "plugin-directory"),
     *("pod-resources", "registered", "kubelet-books", "list-size", "credentials", "api-server"),
-    *("authorized", "rights-nodes", "rights-pods", "rights-events", "node", "register"),
+    *(
+        "authorized",
+        "rights-nodes",
+        "rights-pods",
+        "rights-events",
+        "node",
+        "register",
+        "node-label",
+    ),
     *("scheduler-protocol", "hook-loads", "hook-glibc", "hook-limits", "hook-installed"),
 )
 BEFORE = "kubelet-socket,rights-nodes,rights-pods,rights-events,hook-limits"
@@ -41,3 +49,14 @@ def test_before_the_agent_is_started_as_an_init_container_would(make_node: NodeM
     assert found["api-server"]["verdict"] == "failed"
     assert found["rights-pods"]["verdict"] == "skipped"
     assert found["hook-limits"]["verdict"] == "ok"
+
+
+def test_a_driver_that_hangs_does_not_hang_doctor(make_node: NodeMaker) -> None:
+    node = make_node(started=False)
+    node.driver.hang()
+    code, found = look(node, "--only", "gpus,kubelet-socket", "--timeout", "1s")
+    assert code == 2
+    slow = [one["name"] for one in found.values() if one["evidence"] == "did not answer within 1 s"]
+    assert slow == ["driver-loaded"]  # which asks NVML where the kernel does not tell
+    assert found["gpus"]["verdict"] == "skipped"
+    assert found["kubelet-socket"]["verdict"] == "ok"

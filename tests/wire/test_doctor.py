@@ -45,6 +45,8 @@ def test_every_check_has_something_that_it_alone_names() -> None:
     "broken", [pytest.param(one, id=f"{one.check}: {one.id}") for one in BREAKS]
 )
 def test_it_is_named_and_nothing_else(node: DoctorNode, broken: Break) -> None:
+    if not broken.agent:
+        node.lock.release()
     broken.do(node)
     found = node.look()
     mine = found.pop(broken.check)
@@ -52,6 +54,10 @@ def test_it_is_named_and_nothing_else(node: DoctorNode, broken: Break) -> None:
     assert broken.says in mine.evidence
     assert mine.fix
     skipped = set() if mine.verdict is Verdict.WARNING else needing(broken.check)
+    if not broken.agent:
+        assert found.pop("agent").verdict is Verdict.SKIPPED
+        for name in needing("agent"):
+            assert found.pop(name).evidence == "needs `agent`, which is skipped"
     others = {name: (f.verdict, f.evidence) for name, f in found.items() if f.verdict != "ok"}
     assert {name: verdict for name, (verdict, _) in others.items()} == dict.fromkeys(
         skipped, Verdict.SKIPPED

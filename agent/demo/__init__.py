@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     from agent.demo.place import NoPlaceError, made_place
 
     try:
-        root = made_place("vgpu-demo-")
+        root = made_place("vgpu-demo-", keep=chosen.keep)
     except NoPlaceError as error:
         print(f"vgpu-agent: {error}", file=sys.stderr)
         return 1

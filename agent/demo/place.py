@@ -1,10 +1,15 @@
 """Where can the simulated node have its files? Libraries are loaded and programs run from there."""
 
+import contextlib
 import os
+import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+AGAIN_S = 0.02  # until what was killed is gone
 OTHERS = ("/var/tmp", "/dev/shm", "/run")  # noqa: S108 - a directory of our own is made in it
 
 
@@ -12,9 +17,54 @@ class NoPlaceError(Exception):
     """There is none; the message is for a person."""
 
 
-def made_place(prefix: str) -> Path:
-    """Make an empty directory where the node can have its files. Raises NoPlaceError."""
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=usable(wanted())))
+def made_place(prefix: str, *, keep: bool = False) -> Path:
+    """Make an empty directory where the node can have its files.
+
+    Unless it is to be kept, it goes when this process ends, however that comes about, and so does
+    the agent that was started with files in it. Call it before there are threads: it forks.
+
+    Raises NoPlaceError.
+    """
+    place = Path(tempfile.mkdtemp(prefix=prefix, dir=usable(wanted())))
+    if not keep:
+        _remove_after_us(place)
+    return place
+
+
+def _remove_after_us(place: Path) -> None:
+    """Leave a process behind that waits for our end: killed, we could remove nothing."""
+    end, _ours = os.pipe()  # no program that we execute inherits it: it closes when we end
+    open_to = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    if os.fork():
+        os.close(end)
+        signal.pthread_sigmask(signal.SIG_SETMASK, open_to)
+        return
+    try:
+        os.setsid()  # what ends our group does not end it; what can be blocked, such as Ctrl-C, is
+        os.dup2(end, 0)
+        for opened in list(Path("/proc/self/fd").iterdir()):  # what we print must come to its end
+            if opened.name != "0":
+                with contextlib.suppress(OSError):
+                    os.close(int(opened.name))
+        os.read(0, 1)
+        while _ended(place):
+            time.sleep(AGAIN_S)
+        shutil.rmtree(place, ignore_errors=True)
+    finally:
+        os._exit(0)
+
+
+def _ended(place: Path) -> list[int]:
+    """End what of our own program was started with files in this place; the pids."""
+    name, program = os.fsencode(place), Path("/proc/self/exe").readlink()
+    ended = []
+    for process in (entry for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            command = (process / "cmdline").read_bytes()
+            if name in command and (process / "exe").readlink() == program:
+                os.kill(int(process.name), signal.SIGKILL)
+                ended.append(int(process.name))
+    return ended
 
 
 def wanted() -> Iterator[Path]:

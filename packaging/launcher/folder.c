@@ -239,6 +239,7 @@ const char *folder_ready(int place, const struct payload *payload, const char *n
     const char *why = NULL;
     if (!share_whole(place, payload, name)) {
         char making[FOLDER_SIZE];
+        remove_unused(place, name); /* first: it may be what fills the disk */
         int folder = made(place, making, &why);
         if (folder < 0)
             return why;

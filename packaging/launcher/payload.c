@@ -50,6 +50,7 @@ struct stream {
     uint64_t taken;
     unsigned char in[CHUNK], out[CHUNK];
     size_t at, filled;
+    bool ended; /* and the sum of all was right */
 };
 
 static bool refill(struct stream *stream)
@@ -69,7 +70,8 @@ static bool refill(struct stream *stream)
         }
         stream->z.next_out = stream->out;
         stream->z.avail_out = CHUNK;
-        int result = inflate(&stream->z, Z_NO_FLUSH); /* at the end it has checked the sum of all */
+        int result = inflate(&stream->z, Z_NO_FLUSH);
+        stream->ended = result == Z_STREAM_END;
         if (result != Z_OK && result != Z_STREAM_END)
             return false;
         stream->filled = CHUNK - stream->z.avail_out;
@@ -163,7 +165,7 @@ const char *payload_unpack(const struct payload *payload, int into)
             why = "the file is damaged";
     }
     while (!why && refill(stream)) { } /* to the end, where the checksum is */
-    if (!why && stream->taken != payload->size)
+    if (!why && !stream->ended)
         why = "the file is damaged";
     inflateEnd(&stream->z);
     free(stream);

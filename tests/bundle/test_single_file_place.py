@@ -251,6 +251,8 @@ def test_root_does_not_use_a_home_directory(host: Host) -> None:
     """It may be that of the user who called sudo."""
     ended = host.run("$program", home="/srv/home")
     assert ended.stdout.startswith("/var/lib/vgpu-agent/runtime/")
+    ended = host.run("$program", home="/srv/home", **NOTHING)
+    assert ended.stdout.startswith("/mnt/vgpu-agent-")
     assert not (host.bed.root / "home").exists()
 
 

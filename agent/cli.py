@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     restore_environment()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        _have_output()
         code = _dispatch(arguments, environ)
-        if sys.stdout is not None:  # it is when the shell has closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
     except ConfigError as error:
         complain(str(error))
         return EXIT_USAGE
@@ -62,6 +62,16 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         )
         return EXIT_GAVE_UP
     return code
+
+
+def _have_output() -> None:
+    """Have one that takes nothing where the shell has closed it: nothing told is no success."""
+    if sys.stdout is None:
+        refusing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(refusing, 1)  # or a file of ours would come to be the output
+        if refusing != 1:
+            os.close(refusing)
+        sys.stdout = open(1, "w")  # noqa: SIM115 - there is no path; open until the end
 
 
 def _drop_output() -> None:

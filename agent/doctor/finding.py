@@ -126,7 +126,7 @@ def _looked(check: Check, host: "Host") -> Finding:
         return check.look(host)
     except PermissionError as error:
         return skipped(
-            f"{error.filename or 'it'} may not be looked at by user {host.uid}",
+            f"{error.filename or 'it'} is closed to user {host.uid}",
             "sudo vgpu-agent doctor",
         )
     except Exception as error:  # noqa: BLE001 - one check must not end the others

@@ -13,7 +13,6 @@ import pynvml
 
 from agent.adapters.caches import CONTAINERS, PRELOAD
 from agent.adapters.hook_files import MAX_LIBRARY_BYTES
-from agent.bundle import host_environment
 from agent.doctor.finding import Check, Finding, failed, ok, skipped
 from agent.doctor.host import Ended, Host
 from agent.domain.hook_files import LIBRARY, hook_name, is_hook_name
@@ -223,7 +222,7 @@ def _started(host: Host, words: list[str], extra: Mapping[str, str]) -> Ended | 
     """The child with the hook in it; None: it did not end in time."""
     environ = {
         name: value
-        for name, value in host_environment(host.environ).items()
+        for name, value in host.environ.items()
         if not name.startswith(("CUDA_", "NVIDIA_", "LD_PRELOAD"))
     }
     try:

@@ -4,6 +4,7 @@ Files of the host are looked at below `root`; what settings name is where the ag
 effect can be replaced, and what several checks ask is asked once.
 """
 
+import errno
 import os
 import socket
 import stat
@@ -95,7 +96,10 @@ def run_child(words: Sequence[str], environ: Mapping[str, str]) -> Ended:
 
 @dataclass(kw_only=True)
 class Host:
-    """One look at the node. What was found is kept: make another one to look again."""
+    """One look at the node. What was found is kept: make another one to look again.
+
+    `environ` is as the host gave it to us: programs are started with it.
+    """
 
     config: Config
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -218,6 +222,15 @@ class Host:
                 continue
             if words[0]:
                 yield int(entry.name), words[0]
+
+
+def writable(path: Path, uid: int) -> bool:
+    """Whether we can write there. Raises PermissionError where only root could tell."""
+    if os.access(path, os.W_OK):
+        return True
+    if uid != 0:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return False
 
 
 def listens(path: Path) -> bool:

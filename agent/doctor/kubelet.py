@@ -10,7 +10,7 @@ import grpc
 from agent.adapters.kubelet import SOCKET_PATH_BYTES, SOCKET_PREFIX
 from agent.adapters.podresources import MAX_RECEIVE_BYTES
 from agent.doctor.finding import Check, Finding, failed, ok, warning
-from agent.doctor.host import Host, is_socket, listens
+from agent.doctor.host import Host, is_socket, listens, writable
 from agent.domain.gpu import GpuInventory
 from agent.domain.vgpu_ids import MANY_VGPUS, judge_list, parse_vgpu_id
 from agent.wire import podresources_pb2 as pr
@@ -53,7 +53,7 @@ def plugin_directory(host: Host) -> Finding:
             f"{SOCKET_PATH_BYTES}",
             f"ln -s {directory} /run/kdp   # and --kubelet-socket /run/kdp/kubelet.sock",
         )
-    if not os.access(directory, os.W_OK):
+    if not writable(directory, host.uid):
         return failed(
             f"{directory} cannot be written, so there can be no socket of ours in it",
             f"findmnt -T {directory}   # in a pod: mount the directory, not the socket, writable",

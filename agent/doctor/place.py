@@ -14,7 +14,7 @@ from agent.adapters.instance_lock import InstanceLock
 from agent.adapters.listeners import EndpointUnavailable, TcpListener, parse_address
 from agent.adapters.local_client import READ_SOCKET, AgentUnreachable, ask
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
-from agent.doctor.host import Host
+from agent.doctor.host import Host, writable
 from agent.domain.proc_text import place_of
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -147,7 +147,7 @@ def state_dir(host: Host) -> Finding:
             "than root could change which limits hold",
             f"chown root {path} && chmod 700 {path}",
         )
-    if not os.access(path, os.W_OK):
+    if not writable(path, host.uid):
         return failed(f"{path} cannot be written", f"findmnt -T {path}   # read-only? remount it")
     return ok(f"{path} can be written, mode {stat.S_IMODE(info.st_mode):o}")
 
@@ -242,8 +242,11 @@ def host_processes(host: Host) -> Finding:
     try:
         if str((host.proc / "1/ns/pid").readlink()) == FIRST_PID_NAMESPACE:
             return ok(f"{host.proc} shows the processes of the host")
-    except (FileNotFoundError, PermissionError):
+    except FileNotFoundError:
         pass  # then by what is seen of pods
+    except PermissionError:  # root may still be kept from it, by a container's rights
+        if host.uid != 0:
+            raise
     for entry in host.entries(host.proc):
         if entry.name.isdigit() and place_of(_text(host, entry / "cgroup")):
             return ok(f"{host.proc} shows processes of pods")

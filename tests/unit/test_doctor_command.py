@@ -89,7 +89,9 @@ def test_what_needs_a_failed_check_is_skipped_and_names_the_first_cause(host: Ho
 @pytest.mark.parametrize(
     ("raised", "verdict", "says"),
     [
-        pytest.param(PermissionError(13, "no", "/x"), Verdict.SKIPPED, "/x may not", id="not root"),
+        pytest.param(
+            PermissionError(13, "no", "/x"), Verdict.SKIPPED, "/x is closed", id="not root"
+        ),
         pytest.param(ValueError("odd"), Verdict.WARNING, "ValueError: odd", id="our own mistake"),
     ],
 )

@@ -8,8 +8,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.config import Config
 from agent.doctor import cluster, driver, hook, kubelet, place, runtime, runtime_files, toolkit
-from agent.doctor.host import Ended
+from agent.doctor.host import Ended, Host, writable
 from agent.doctor.report import printable
 
 ROOT = Path(__file__).parents[2]
@@ -186,3 +187,64 @@ def test_the_rights_that_are_asked_for_are_those_that_are_given() -> None:
 )
 def test_forms_of_the_register_annotation(value: str, form: str) -> None:
     assert cluster.register_form(value) == form
+
+
+def test_who_is_not_root_does_not_call_closed_what_root_could_write(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="Permission denied"):
+        writable(tmp_path / "none", uid=1000)
+    assert not writable(tmp_path / "none", uid=0)
+    assert writable(tmp_path, uid=1000)
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "default"),
+    [
+        pytest.param(
+            {
+                "etc/crio/crio.conf": '[crio.runtime]\ndefault_runtime = "runc"\n',
+                "etc/crio/crio.conf.d/99.conf": '[crio.runtime]\ndefault_runtime = "nvidia"\n'
+                '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n',
+            },
+            "cri-o",
+            "nvidia",
+            id="CRI-O, by a drop-in",
+        ),
+        pytest.param(
+            {"etc/docker/daemon.json": '{"default-runtime": "nvidia"}'},
+            "docker",
+            "nvidia",
+            id="Docker",
+        ),
+        pytest.param(
+            {
+                "etc/containerd/config.toml": 'imports = ["/etc/containerd/more/*.toml"]\n',
+                "etc/containerd/more/a.toml": "[plugins.'io.containerd.grpc.v1.cri'.containerd]\n"
+                'default_runtime_name = "nvidia"\n',
+            },
+            "containerd",
+            "nvidia",
+            id="containerd, by an absolute import below another root",
+        ),
+        pytest.param(
+            {"var/lib/rancher/k3s/agent/etc/containerd/config.toml": "version = 2\n"},
+            "containerd",
+            "runc",
+            id="k3s",
+        ),
+    ],
+)
+def test_runtimes_are_found(tmp_path: Path, files: dict[str, str], kind: str, default: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    host = Host(config=Config(node_name="n"), environ={}, root=tmp_path)
+    (found,) = runtime.runtimes(host)
+    assert (found.kind, found.runtime.default, found.broken) == (kind, default, ())
+    assert len(found.files) == len(files)
+
+
+def test_in_a_pod_without_the_hosts_files_nothing_is_said_of_them() -> None:
+    host = Host(config=Config(node_name="n"), environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    for check in (*runtime.CHECKS, *toolkit.CHECKS):
+        if not check.needs:
+            assert check.look(host).verdict == "skipped", check.name

@@ -1,0 +1,66 @@
+"""What the services need of the world, in the services' own words.
+
+Each Protocol has one real implementation in `agent.adapters` and one fake in `tests`. Every call
+may block at most as long as its docstring or its `deadline_s` says and raises only `AgentError`s.
+`deadline_s` is a moment of `time.monotonic()`, not a duration; None means the adapter's default.
+"""
+
+from agent.ports.cluster import Cluster, ClusterEvent, Listed, NodeChange, PodChange, Stop
+from agent.ports.containers import (
+    BlockGuard,
+    ChangedLimits,
+    ContainerKey,
+    Held,
+    Leases,
+    LiveLimits,
+    RegionReader,
+    Regions,
+    RegionSwitches,
+    TotalsStore,
+)
+from agent.ports.driver import GpuMeter, GpuUsers, Nvml
+from agent.ports.host import (
+    CacheDir,
+    Caches,
+    GrantLog,
+    HookFiles,
+    HookListing,
+    InstalledHooks,
+    Processes,
+    ProcessPlaces,
+)
+from agent.ports.kubelet import KubeletAssignment, KubeletLink, PodResources, SocketWatch
+
+__all__ = [
+    "BlockGuard",
+    "CacheDir",
+    "Caches",
+    "ChangedLimits",
+    "Cluster",
+    "ClusterEvent",
+    "ContainerKey",
+    "GpuMeter",
+    "GpuUsers",
+    "GrantLog",
+    "Held",
+    "HookFiles",
+    "HookListing",
+    "InstalledHooks",
+    "KubeletAssignment",
+    "KubeletLink",
+    "Leases",
+    "Listed",
+    "LiveLimits",
+    "NodeChange",
+    "Nvml",
+    "PodChange",
+    "PodResources",
+    "ProcessPlaces",
+    "Processes",
+    "RegionReader",
+    "RegionSwitches",
+    "Regions",
+    "SocketWatch",
+    "Stop",
+    "TotalsStore",
+]

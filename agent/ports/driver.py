@@ -1,0 +1,47 @@
+"""The NVIDIA driver, as the services need it."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from agent.domain.accounting import GpuProcess, GpuUse
+from agent.domain.gpu import Gpu, GpuEvent
+from agent.domain.topology import GpuPair
+
+
+class Nvml(Protocol):
+    """The NVIDIA driver. Called by the health service's thread alone: any call may hang."""
+
+    def open(self) -> None:
+        """Load and initialise the library. Raises NvmlAbsent, NvmlStale."""
+
+    def close(self) -> None:
+        """Give it back; never raises."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every GPU that answers, by index. Raises NvmlError when the driver as a whole fails."""
+
+    def pairs(self) -> tuple[GpuPair, ...]:
+        """How every two GPUs are connected. Raises NvmlError."""
+
+    def wait_event(self, timeout_s: float) -> GpuEvent | None:
+        """The next event, or None after `timeout_s`. Raises NvmlError."""
+
+    def probe(self, uuid: str) -> None:
+        """Ask one GPU for signs of life. Raises GpuLost or NvmlError when there are none."""
+
+
+class GpuMeter(Protocol):
+    """What the driver tells of the use of GPUs. Called by one thread alone: any call may hang."""
+
+    def look(self) -> tuple[GpuUse, ...]:
+        """Every GPU that answers, by index. Raises NvmlAbsent, NvmlError."""
+
+    def close(self) -> None:
+        """Give the driver's library back; never raises."""
+
+
+class GpuUsers(Protocol):
+    """Who is on the GPUs, by the driver. Called by one thread alone: any call may hang."""
+
+    def look(self) -> Mapping[str, tuple[GpuProcess, ...]]:
+        """By GPU, without those whose list the driver does not tell. Raises NvmlError."""

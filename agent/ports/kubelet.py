@@ -1,0 +1,67 @@
+"""Kubelet, as the services need it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent.domain.registration import SocketIdentity
+
+
+class KubeletLink(Protocol):
+    """One resource's way to kubelet: a socket of ours that kubelet dials, and its registration.
+
+    Used by one thread, but for `interrupt`.
+    """
+
+    def serve(self, on_stream: Callable[[bool], None]) -> None:
+        """Serve DevicePlugin on a socket of a fresh name, after closing any earlier one.
+
+        `on_stream` is called with True when kubelet opens ListAndWatch and with False when that
+        ends, on the server's loop; it must not block. Raises KubeletUnavailable.
+        """
+
+    def register(self) -> None:
+        """Announce the served socket to kubelet. Takes up to 12 s. Raises KubeletUnavailable."""
+
+    def close(self) -> None:
+        """End streams and socket and wait for that, up to 3 s; without a socket, do nothing."""
+
+    def intact(self) -> bool:
+        """Whether our socket file is still there, and ours."""
+
+    def interrupt(self) -> None:
+        """The agent stops: make `register` fail at once, now and later. From any thread."""
+
+
+class SocketWatch(Protocol):
+    """Watches the socket at which kubelet takes registrations. Used by one thread."""
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, on another thread, when looking is worth while before the next poll.
+
+        An accelerator only: it may stay silent for ever.
+        """
+
+    def look(self) -> SocketIdentity | None:
+        """What the socket is now; None: there is none."""
+
+    def stop(self) -> None:
+        """End the accelerator; never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAssignment:
+    """What kubelet says it assigned: the truth after admission."""
+
+    namespace: str
+    pod_name: str
+    container: str
+    resource: str
+    device_ids: tuple[str, ...]
+
+
+class PodResources(Protocol):
+    """Kubelet's PodResources API."""
+
+    def assignments(self) -> tuple[KubeletAssignment, ...]:
+        """Every assignment of every resource. Raises KubeletUnavailable."""

@@ -1,11 +1,13 @@
-"""Every kubectl command of docs/install/kubernetes.md is run.
+"""Every kubectl command of docs/install/kubernetes.md and of README.md is run.
 
 On our own API server for real, where nothing but an API server is needed: there are no controllers,
-so no agent is rolled out and nothing is collected. On a cluster that is given, whatever would
+so no agent is rolled out, which is told by the test in their place, and nothing is collected. On a cluster that is given, whatever would
 change something is a dry run of the server, because it may have a HAMi that somebody uses.
 """
 
+import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,13 +15,14 @@ from pathlib import Path
 
 import pytest
 from cluster.conftest import REAL_NODES
-from install_page import commands
+from install_page import commands, lines
 from peers.container_tools import PeersUnavailable, unpacked
 from peers.kustomize_tool import kustomize
 
 pytestmark = pytest.mark.timeout(600)  # kustomize is compiled and kubectl fetched, once
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 CHANGES = {"label", "apply", "delete", "annotate"}
 NEEDS_CONTROLLERS = {"rollout"}
 Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -50,8 +53,7 @@ def kubectl(cluster: tuple[str, Path, str]) -> Kubectl:
     except PeersUnavailable as error:
         pytest.skip(str(error))
 
-    def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        stdin = None
+    def run(*words: str, stdin: str | None = None) -> "subprocess.CompletedProcess[str]":
         if "-k" in words:  # kubectl before 1.21 carries a kustomize without components
             at = words.index("-k")
             built = subprocess.run(
@@ -91,7 +93,9 @@ def test_every_command_of_the_page_works(
     for words in page:
         typed = [node_name if word == "$NODE" else word for word in words]
         if NEEDS_CONTROLLERS & set(typed):
-            continue
+            if kind == "given":
+                continue  # nothing was rolled out: the commands before were dry runs
+            play_the_daemonset_controller(kubectl)
         if kind == "given" and CHANGES & set(typed):
             typed.append("--dry-run=server")
         if kind == "ours" and "--cascade=foreground" in typed:
@@ -100,3 +104,42 @@ def test_every_command_of_the_page_works(
         if kind == "given" and typed[0] == "delete" and "NotFound" in done.stderr:
             continue  # a dry run has installed nothing
         assert done.returncode == 0, f"{' '.join(typed)}: {done.stderr}"
+
+
+def play_the_daemonset_controller(kubectl: Kubectl) -> None:
+    """Say that every node has its pod, of which there is none to be had here."""
+    where = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-agent"
+    found = json.loads(kubectl("get", "--raw", where).stdout)
+    found["status"] = {
+        "observedGeneration": found["metadata"]["generation"],
+        "desiredNumberScheduled": 1, "currentNumberScheduled": 1, "updatedNumberScheduled": 1,
+        "numberAvailable": 1, "numberReady": 1, "numberMisscheduled": 0,
+    }  # fmt: skip
+    told = kubectl("replace", "--raw", f"{where}/status", "-f", "-", stdin=json.dumps(found))
+    assert told.returncode == 0, told.stderr
+
+
+def test_the_commands_of_the_readme_work(cluster: tuple[str, Path, str], kubectl: Kubectl) -> None:
+    kind, _, _ = cluster
+    typed = [line for line in lines(README) if line.startswith("kubectl")]
+    applied, token = (shlex.split(line.partition(" > ")[0])[1:] for line in typed)
+    dry = ["--dry-run=server"] if kind == "given" else []
+    done = kubectl(*applied, *dry)
+    assert done.returncode == 0, done.stderr
+    if kind == "given":
+        return  # a token of somebody's cluster is not for a test
+    asked = kubectl(*token)
+    if "unknown flag" in asked.stderr or "unknown command" in asked.stderr:  # before kubectl 1.24
+        assert token == [
+            *("-n", "kube-system", "create", "token", "vgpu-agent", "--duration", "24h")
+        ]
+        asked = kubectl(
+            *("create", "-f", "-", "--raw"),
+            "/api/v1/namespaces/kube-system/serviceaccounts/vgpu-agent/token",
+            stdin=json.dumps({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+                "spec": {"expirationSeconds": 24 * 3600},
+            }),
+        )  # fmt: skip
+        assert json.loads(asked.stdout)["status"]["token"].count(".") == 2, asked.stderr
+    assert asked.returncode == 0, asked.stderr

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ from bundling.__main__ import FLOOR
 from bundling.floor import glibc_needs
 from bundling.runtime import PINS
 from older_glibc import take_newer_away
-from waiting import eventually
 
 from agent.version import VERSION
 
@@ -105,19 +103,6 @@ def test_the_demo_passes(host: BareHost, program: str) -> None:
     done = host.run(program, "demo", "--json")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert json.loads(done.stdout)["passed"] is True
-
-
-def test_it_leaves_nothing_when_it_is_killed(host: BareHost) -> None:
-    before = host.files()
-    words = host.command(SINGLE_FILE, "demo")
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        eventually(lambda: "simulated node" in process.stdout.readline())  # type: ignore[union-attr]
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=10)
-    assert host.files() == before
 
 
 @pytest.mark.parametrize(

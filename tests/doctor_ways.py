@@ -86,12 +86,12 @@ def foreign_books(node: DoctorNode) -> None:
 
 
 def hang_api(node: DoctorNode) -> None:
-    node.within_s = 0.5
+    node.hurried["authorized"] = 0.5
     node.api.hang(seconds=30, resource="selfsubjectaccessreviews")
 
 
 def hang_driver(node: DoctorNode) -> None:
-    node.within_s = 1.0
+    node.hurried["nvml"] = 1.0
     node.driver.hang()
 
 

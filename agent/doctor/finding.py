@@ -59,6 +59,7 @@ class Check:
     look: Callable[["Host"], Finding]
     needs: tuple[str, ...] = ()
     hangs: str = ""  # what to do when it does not answer
+    within_s: float = 0.0  # by when it must have answered; 0: as all
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ def _usable(finding: Finding | None) -> bool:
 def bounded(check: Check, host: "Host", within_s: float) -> Finding:
     """What the check finds; it is left to itself when it takes longer. Never raises."""
     found: list[Finding] = []
+    within_s = check.within_s or within_s
     attempt(check.name, lambda: found.append(_looked(check, host)), within_s)
     if found:
         return found[0]

@@ -254,6 +254,7 @@ CHECKS = (
         question="is a real process refused 1 MiB over its limit?",
         look=limits_hold,
         needs=("hook-loads", "gpus", "cuda-range"),
+        within_s=20.0,  # CUDA wakes every GPU of the node where the driver does not stay loaded
     ),
     Check(
         name="hook-installed",

@@ -30,7 +30,7 @@ from agent.errors import NvmlError, NvmlStale
 
 MAX_FILE_BYTES = 4 << 20  # of a configuration file of the host
 MAX_ENTRIES = 10_000  # of a directory that is gone through
-CHILD_WITHIN_S = 8.0  # less than a check has
+CHILD_WITHIN_S = 18.0
 CONNECT_WITHIN_S = 2.0
 API_WITHIN_S = 6.0
 PROBE_COMMAND = "doctor-probe"  # of the program, for child processes of checks

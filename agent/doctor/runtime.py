@@ -1,6 +1,7 @@
 """The container runtime's room: is there one, and does it give containers the driver?"""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ CRIO, CRIO_DIRS = "/etc/crio/crio.conf", ("/usr/lib/crio/crio.conf.d", "/etc/cri
 DOCKER = "/etc/docker/daemon.json"
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 SERVICES = {"containerd": "containerd", "cri-o": "crio", "docker": "docker"}
+KUBELET = "/var/lib/kubelet/config.yaml"
 MAX_IMPORTS = 100
+_ENDPOINT = re.compile(r"^containerRuntimeEndpoint:\s*(\S{1,200})", re.MULTILINE)
 NOT_SEEN = "the host's files are not seen from this pod"
 MOUNT_ROOT = "vgpu-agent doctor --host-root /host   # with hostPath / mounted there, read-only"
 
@@ -96,7 +99,15 @@ def runtimes(host: Host) -> list[Found]:
                     runtime=understood(files.merged(documents)),
                 )
             )
-    return sorted(found, key=lambda one: not one.sockets)
+    chosen = kubelets_runtime(host.read_if_there(host.path(KUBELET)) or "")
+    return sorted(found, key=lambda one: (one.kind != chosen, not one.sockets))
+
+
+def kubelets_runtime(text: str) -> str:
+    """Which runtime a KubeletConfiguration names; empty: none that we know. Total."""
+    found = _ENDPOINT.search(text)
+    words = {"crio": "cri-o", "dockerd": "docker", "containerd": "containerd"}
+    return next((kind for word, kind in words.items() if found and word in found[1]), "")
 
 
 def present(host: Host) -> Finding:

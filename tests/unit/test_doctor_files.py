@@ -248,3 +248,17 @@ def test_in_a_pod_without_the_hosts_files_nothing_is_said_of_them() -> None:
     for check in (*runtime.CHECKS, *toolkit.CHECKS):
         if not check.needs:
             assert check.look(host).verdict == "skipped", check.name
+
+
+def test_of_two_runtimes_kubelets_counts(tmp_path: Path) -> None:
+    host = Host(config=Config(node_name="n"), environ={}, root=tmp_path)
+    for name, content in {
+        "etc/containerd/config.toml": "version = 2\n",
+        "etc/crio/crio.conf": "",
+        "var/lib/kubelet/config.yaml": "a: 1\ncontainerRuntimeEndpoint: unix:///run/crio/crio.sock\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert [found.kind for found in runtime.runtimes(host)] == ["cri-o", "containerd"]
+    (tmp_path / "var/lib/kubelet/config.yaml").write_text("a: 1\n")
+    assert [found.kind for found in runtime.runtimes(host)] == ["containerd", "cri-o"]

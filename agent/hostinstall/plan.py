@@ -94,7 +94,7 @@ def plan_install(snapshot: Snapshot, layout: Layout, release: Release, wish: Wis
     service = list(
         _service(
             snapshot,
-            wish,
+            wanted=wish.start or _wanted_up(snapshot, layout),
             runs=_runs(snapshot, layout, release),
             reload=unit_changes or enables,
             notes=notes,
@@ -135,6 +135,12 @@ def _is_disabled(snapshot: Snapshot, layout: Layout) -> bool:
     """Whether it is installed, and not started at boot because somebody wants it so."""
     there = snapshot.at(layout.unit).kind is Kind.FILE and bool(current_name(snapshot, layout))
     return there and snapshot.at(layout.wanted).kind is Kind.ABSENT
+
+
+def _wanted_up(snapshot: Snapshot, layout: Layout) -> bool:
+    """Whether somebody wants it to run; who was interrupted in starting it anew did."""
+    service = snapshot.service or ServiceState()
+    return service.wanted_up or bool(untried_name(snapshot, layout))
 
 
 def _runs(snapshot: Snapshot, layout: Layout, release: Release) -> bool:
@@ -240,14 +246,14 @@ def _is_our_link(found: Found) -> bool:
 
 
 def _service(
-    snapshot: Snapshot, wish: Wish, *, runs: bool, reload: bool, notes: list[str]
+    snapshot: Snapshot, *, wanted: bool, runs: bool, reload: bool, notes: list[str]
 ) -> Iterator[Step]:
     service = snapshot.service
     if service is None:
         return
     if reload or service.needs_reload:
         yield Systemctl(("daemon-reload",))
-    if not wish.start and not service.wanted_up:
+    if not wanted:
         notes.append(f"the agent was not running and is left so; `systemctl start {UNIT}`")
     elif runs and not reload and not service.needs_reload:
         return

@@ -255,24 +255,95 @@ def script(text: str) -> Callable[[Path], object]:
     return change
 
 
+# systemd takes READY=1 from the main process alone, so no child can say it.
+READY = """exec perl -MSocket -e '
+socket(my $s, AF_UNIX, SOCK_DGRAM, 0) or die; (my $to = $ENV{NOTIFY_SOCKET}) =~ s/^@/\\0/;
+send($s, "READY=1", 0, pack_sockaddr_un($to)) or die; select(undef, undef, undef, 1); exit 3'"""
+BLIND = 'unset LD_LIBRARY_PATH; exec "${0%/*}/real" "$@"'
+
+
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "said"),
     [
-        pytest.param("ends", "echo broken; exit 3", id="ends at once"),
-        pytest.param("flaps", "systemd-notify --ready; sleep 0.5; exit 3", id="ends when it is up"),
+        pytest.param("ends", "echo broken; exit 3", "`systemctl restart", id="ends at once"),
+        pytest.param("flaps", READY, "came up and ended again", id="ends when it is up"),
+        pytest.param("blind", BLIND, "does not serve, as the one before did", id="does not serve"),
     ],
 )
-def test_a_version_that_does_not_come_up_is_taken_back(node: Node, name: str, text: str) -> None:
+def test_a_version_that_does_not_come_up_is_taken_back(
+    node: Node, name: str, text: str, said: str
+) -> None:
     release = node.unpack(name, script(text))
     old = node.current()
     done = node.machine.run("vgpu-agent", "upgrade", "--from", f"{release}/vgpu-agent")
     assert done.returncode == 1
     assert f"{old} is in use again" in done.stderr.splitlines()[-1]
+    assert said in done.stderr.splitlines()[-1]
     assert node.current() == old
     eventually(node.serves, within_s=30, every_s=0.2)
     assert old in node.program()
     folders = {p.name for p in (node.machine.root / "opt/vgpu-agent").iterdir()}
     assert folders <= {"current", "previous", old, *previous(node)}
+
+
+def test_killed_between_the_versions_the_way_back_is_known(node: Node) -> None:
+    """As the upgrade is left that is killed when `current` leads to the new version already."""
+    release = node.unpack("bad", script("echo broken; exit 3"))
+    old, machine = node.current(), node.machine
+    upgrade = f"/root/release/vgpu-agent/vgpu-agent upgrade --from {release}/vgpu-agent"
+    swapped = f'[ "$(readlink /opt/vgpu-agent/current)" = {old} ]'
+    machine.run("sh", "-c", f"{upgrade} & while {swapped}; do :; done; kill -9 $!; wait")
+    assert node.current() != old, "it was killed after the swap"
+    done = machine.run(*upgrade.split())
+    assert done.returncode == 1
+    assert f"{old} is in use again" in done.stderr.splitlines()[-1]
+    eventually(node.serves, within_s=30, every_s=0.2)
+
+
+def test_no_local_user_can_take_what_pods_need(node: Node) -> None:
+    machine = node.machine
+    nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+    machine.ok("systemctl", "stop", UNIT)
+    machine.ok(*nobody, "mkdir", "/tmp/vgpulock")
+    machine.ok("systemctl", "start", UNIT)
+    eventually(node.serves, within_s=30, every_s=0.2)
+    eventually(
+        lambda: machine.shown(UNIT, "StatusText") == "serving 2 of 2 GPUs", within_s=30, every_s=0.2
+    )
+    assert machine.ok("stat", "-c", "%a %u", "/usr/local/vgpu/vgpulock").split() == ["1777", "0"]
+
+    machine.ok("systemctl", "stop", UNIT)
+    machine.ok("chown", "65534", "/usr/local/vgpu/vgpulock")
+    machine.ok("systemctl", "start", UNIT)
+    eventually(
+        lambda: "belongs to user 65534" in machine.shown(UNIT, "StatusText"),
+        within_s=30,
+        every_s=0.2,
+    )
+    machine.ok("rmdir", "/usr/local/vgpu/vgpulock", "/tmp/vgpulock")
+    eventually(lambda: "serving" in machine.shown(UNIT, "StatusText"), within_s=30, every_s=0.2)
+
+
+def test_what_was_stopped_and_disabled_stays_so(node: Node) -> None:
+    machine = node.machine
+    machine.ok("systemctl", "disable", "--now", UNIT)
+    release = node.unpack("disabled", newer)
+    old = node.current()
+    assert "is disabled and is left so" in machine.ok(f"{release}/install.sh")
+    assert node.current() != old
+    assert machine.shown(UNIT, "ActiveState") == "inactive"
+    assert machine.run("systemctl", "is-enabled", UNIT).stdout.strip() == "disabled"
+    machine.ok("systemctl", "enable", "--now", UNIT)
+    eventually(node.serves, within_s=30, every_s=0.2)
+
+
+def test_the_directory_of_the_sockets_stays_the_same_when_it_is_started_again(node: Node) -> None:
+    before = node.machine.ok("stat", "-c", "%i %a", "/run/vgpu-agent")
+    node.machine.ok("systemctl", "restart", UNIT)
+    assert node.machine.ok("stat", "-c", "%i %a", "/run/vgpu-agent") == before
+    assert before.split()[1] == "755"
+    assert "vgpu-agent" in node.machine.ok("ls", "/run")
+    eventually(lambda: node.machine.run("vgpu-agent", "top", "--once").returncode == 0)
 
 
 def previous(node: Node) -> set[str]:

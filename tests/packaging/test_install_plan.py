@@ -116,9 +116,16 @@ def test_what_serves_is_asked_to_go_on_serving(status: str, asked: bool) -> None
     assert StartAgent(UNIT, serves=asked) in plan.steps
 
 
-def test_after_an_interruption_it_is_watched_even_if_it_runs_by_now() -> None:
-    snapshot = host({LAYOUT.trying: link(NEW)}, version=NEW, form=NEW_FORM)
-    steps = plan_install(snapshot, LAYOUT, RELEASE, Wish()).steps
+@pytest.mark.parametrize("active", ["active", "deactivating", "inactive", "failed"])
+@pytest.mark.parametrize("start", [True, False], ids=["install", "upgrade"])
+def test_after_an_interruption_it_is_started_and_watched_whatever_it_does_by_now(
+    active: str, start: bool
+) -> None:
+    snapshot = replace(
+        host({LAYOUT.trying: link(NEW)}, version=NEW, form=NEW_FORM),
+        service=ServiceState(active=active, version=NEW if active == "active" else ""),
+    )
+    steps = plan_install(snapshot, LAYOUT, RELEASE, Wish(start=start)).steps
     assert steps == (StartAgent(UNIT), Remove(LAYOUT.trying))
 
 

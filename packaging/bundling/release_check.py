@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from bundling import checksums
 from bundling.provenance import revision
-from bundling.runtime import REQUIREMENTS, ROOT
+from bundling.runtime import REQUIREMENTS, ROOT, BundleError
 
 sys.path.insert(0, str(ROOT))
 
@@ -146,4 +146,7 @@ def main(dist: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve()))
+    try:
+        sys.exit(main(Path(sys.argv[1]).resolve()))
+    except BundleError as error:
+        sys.exit(f"build.py release-check: {error}")

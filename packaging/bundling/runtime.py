@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundling import go_module
+
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ROOT / "packaging" / "runtime"
 REQUIREMENTS = ROOT / "requirements"
@@ -98,7 +100,7 @@ def _checked(label: str, command: list[str | Path], cwd: Path, **environment: st
 
 
 def _module(tools: Path) -> Path:
-    """Fetch the Go module that carries CPython; go checks it against go.sum."""
+    """Fetch the Go module that carries CPython; what is in Go's cache must be as pinned, too."""
     answer = _checked(
         "fetching CPython (a Go module)",
         [tools / "go", "mod", "download", "-json"],
@@ -107,7 +109,26 @@ def _module(tools: Path) -> Path:
         GONOSUMDB="*",  # go.sum has the hash
         GOTOOLCHAIN="local",
     )
-    return Path(json.loads(answer)["Dir"]) / "python" / "internal" / "data" / PLATFORM
+    told = json.loads(answer)
+    folder = Path(told["Dir"])
+    check_module(folder, f"{told['Path']}@{told['Version']}", (PINS / "go.sum").read_text())
+    return folder / "python" / "internal" / "data" / PLATFORM
+
+
+def check_module(folder: Path, called: str, go_sum: str) -> None:
+    """Refuse a module whose files are not, as they lie there, what go.sum says: BundleError."""
+    wanted = go_module.pinned(go_sum, called)
+    if wanted is None:
+        raise BundleError(f"go.sum does not have {called}")
+    try:
+        found = go_module.sum_of(folder, called)
+    except (OSError, ValueError) as error:
+        found = str(error)
+    if found != wanted:
+        raise BundleError(
+            f"{folder} was changed since it was fetched ({found}, and go.sum says {wanted}); "
+            "`go clean -modcache` takes it away, then it is fetched again"
+        )
 
 
 def _unpack_python(carried: Path, home: Path) -> None:
@@ -199,19 +220,19 @@ def _unpack_libraries(target: Path) -> None:
         raise BundleError(f"the packages in {PINS / 'debian'} lack one of {sorted(wanted)}")
 
 
-def debian_packages(*names: str) -> Iterator[tarfile.TarFile]:
+def debian_packages(*names: str, folder: Path = PINS / "debian") -> Iterator[tarfile.TarFile]:
     """Open the files of packages in packaging/runtime/debian, whose hashes are checked.
 
     Raises BundleError.
     """
     sums = {}
-    for line in (PINS / "debian" / "SHA256SUMS").read_text().splitlines():
+    for line in (folder / "SHA256SUMS").read_text().splitlines():
         digest, _, package_name = line.partition("  ")
         sums[package_name] = digest
     for name in names:
-        [package] = (PINS / "debian").glob(f"{name}_*.deb")
+        [package] = folder.glob(f"{name}_*.deb")
         content = package.read_bytes()
-        if hashlib.sha256(content).hexdigest() != sums[package.name]:
+        if hashlib.sha256(content).hexdigest() != sums.get(package.name):
             raise BundleError(f"{package} is not the file whose hash is in SHA256SUMS")
         files = lzma.decompress(_ar_member(content, "data.tar.xz"))
         with tarfile.open(fileobj=io.BytesIO(files)) as opened:

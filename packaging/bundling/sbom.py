@@ -14,13 +14,8 @@ from bundling.checksums import sha256
 from bundling.shipped import Component
 
 NAME = "vgpu-agent"
-# Our own programs and libraries in the frozen folder.
-OURS = {
-    "vgpu-agent": "application",
-    "_internal/hook/libvgpu.so": "library",
-    "_internal/hook/sim/libcuda.so.1": "library",
-    "_internal/hook/sim/libnvidia-ml.so.1": "library",
-}
+PROGRAM = "vgpu-agent"
+OURS = "_internal/hook"  # everything that is compiled from hook/
 # Parts of others that lie there as files of their own.
 AS_FILES = {
     "libstdc++6": "_internal/libstdc++.so.6",
@@ -46,7 +41,7 @@ def sbom(
         "licenses": [{"license": {"id": "Apache-2.0"}}],
         "purl": f"pkg:generic/{NAME}@{version}",
     }
-    ours = [_file(folder / path, path, kind, version) for path, kind in OURS.items()]
+    ours = [_file(folder / name, name, kind, version) for name, kind in _ours(folder).items()]
     ours.append(_file(launcher, LAUNCHER, "application", version))
     others = [_other(one, folder) for one in components]
     metadata: dict[str, Any] = {"component": product}
@@ -69,6 +64,16 @@ def sbom(
     content = json.dumps(document, sort_keys=True)
     document["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, content)}"
     return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _ours(folder: Path) -> dict[str, str]:
+    """Our own programs and libraries in the frozen folder, and what of the two they are."""
+    compiled = sorted(path for path in (folder / OURS).rglob("*") if path.is_file())
+    kinds = {
+        str(path.relative_to(folder)): "library" if ".so" in path.name else "application"
+        for path in compiled
+    }
+    return {PROGRAM: "application", **kinds}
 
 
 def _reference(one: Component) -> str:

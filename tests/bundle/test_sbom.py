@@ -99,9 +99,14 @@ def test_its_hashes_are_those_of_the_files(
     assert hashed.pop("cpython") in {
         sha256(path) for path in (frozen_folder / "_internal").glob("libpython3.*.so.*")
     }
+    compiled = [
+        path for path in (frozen_folder / "_internal" / "hook").rglob("*") if path.is_file()
+    ]
+    assert {f"vgpu-agent:{path.relative_to(frozen_folder)}" for path in compiled} < set(hashed)
+    assert {"libvgpu.so", "libcuda.so.1", "sim-tenant"} < {path.name for path in compiled}
     for reference, digest in hashed.items():
         assert digest == sha256(frozen_folder / reference.removeprefix("vgpu-agent:"))
-    assert len(hashed) >= 4
+    assert len(hashed) == len(compiled) + 1
 
 
 @pytest.mark.parametrize(

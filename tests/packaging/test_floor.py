@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from bundling.__main__ import check_floor
+from bundling.__main__ import main as make_release
 from bundling.floor import VERSION_NEED, Need, glibc_needs
-from bundling.runtime import BundleError
+from bundling.runtime import BundleError, Runtime
 
 
 def elf(*libraries: tuple[str, ...]) -> bytes:
@@ -80,6 +81,24 @@ def test_what_an_old_host_cannot_load_is_refused(
         return
     with pytest.raises(BundleError, match=rf"{Path(name).name} needs glibc {version[6:]}"):
         check_floor(tmp_path)
+
+
+def test_no_release_is_made_of_what_an_old_host_cannot_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def froze(*_: object) -> Path:
+        (folder := tmp_path / "frozen").mkdir()
+        (folder / "vgpu-agent").write_bytes(elf(("libc.so.6", "GLIBC_2.36")))
+        return folder
+
+    (hook := tmp_path / "hook").mkdir()
+    (work := tmp_path / "work").mkdir()
+    nothing = Runtime(tmp_path, tmp_path, tmp_path, ())
+    monkeypatch.setattr("bundling.__main__.made", lambda *_: nothing)
+    monkeypatch.setattr("bundling.__main__.frozen", froze)
+    with pytest.raises(BundleError, match=r"vgpu-agent needs glibc 2\.36"):
+        make_release(tmp_path / "dist", hook, work, None)
+    assert list((tmp_path / "dist").iterdir()) == []
 
 
 def test_what_is_no_elf_file_is_passed_over(tmp_path: Path) -> None:

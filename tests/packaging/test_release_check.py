@@ -85,5 +85,21 @@ def test_sums_that_are_wrong(dist: Path) -> None:
     assert wrong_sums(dist) == ("a", "b", "c")
 
 
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        pytest.param("vgpu-agent-1.2.3-linux-x86_64", True, id="the executable"),
+        pytest.param("vgpu-agent-1.2.3-linux-x86_64.cdx.json", True, id="the bill of materials"),
+        pytest.param("provenance.json", True, id="the provenance"),
+        pytest.param("SHA256SUMS", False, id="not itself"),
+        pytest.param("SHA256SUMS.sig", False, id="not its signature"),
+    ],
+)
+def test_every_file_of_the_release_is_in_the_list(dist: Path, name: str, listed: bool) -> None:
+    (dist / name).touch()
+    text = checksums.write_list(dist).read_text()
+    assert sorted(line.split()[1] for line in text.splitlines()) == ["a", "b", *[name] * listed]
+
+
 def test_no_sums(tmp_path: Path) -> None:
     assert wrong_sums(tmp_path) == ("SHA256SUMS",)

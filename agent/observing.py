@@ -112,7 +112,9 @@ class Observing:
                 inventory=parts.inventory,
                 sharing=config.sharing,
                 limits=limits.largest_bytes,
-                states=self.enforcement.states.now,
+                changed=limits.changed,
+                directories=HostRegionReader(config.host_vgpu_dir).directories,
+                states=self.enforcement.states,
             ),
             Allowed(
                 frozenset(config.bypass_allow_programs), frozenset(config.bypass_allow_namespaces)

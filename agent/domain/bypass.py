@@ -11,7 +11,8 @@ from enum import StrEnum
 from agent.domain.accounting import GpuProcess
 from agent.domain.enforcement import EXPLAINED, ContainerState, State
 from agent.domain.gpu import Gpu
-from agent.domain.grants import Claim, GrantRecord
+from agent.domain.grants import Claim
+from agent.domain.subjects import Subject
 
 MIB = 1 << 20
 # The driver counts in pages of 2 MiB and adds what a context needs, of which the hook counts what
@@ -67,6 +68,7 @@ class Bypass:
     pod: str = ""
     container: str = ""
     pid: int = 0
+    pids: tuple[int, ...] = ()  # all of them
     program: str = ""
     explained: str = ""  # a sentence with what to do
 
@@ -96,10 +98,12 @@ class Node:
     processes: Mapping[str, Sequence[GpuProcess]]  # by GPU, those that are shared here
     traced: Mapping[int, Whereabouts]  # by pid; who is not in it has ended, or cannot be seen
     gpus: Mapping[str, Gpu]
-    grants: Sequence[GrantRecord]
+    grants: Sequence[Subject]
     limits: Mapping[tuple[str, str], Mapping[str, int]]  # (pod uid, container) -> GPU -> bytes
     allowances: Mapping[Held, int]  # as `allowances` gave them at the look before
     pods: Mapping[str, PodName]  # by uid
+    synced: bool  # all pods are among them
+    changed: frozenset[tuple[str, str]]  # (pod uid, container) whose limits were changed live
     states: Sequence[ContainerState]
 
 
@@ -110,8 +114,8 @@ class _Use:
     gpu: str
     pod_uid: str
     container: str
-    pid: int
-    program: str
+    pids: tuple[int, ...]
+    program: str  # of the first
     used_bytes: int
 
 
@@ -128,45 +132,64 @@ def judge(node: Node, allowed: Allowed) -> tuple[Bypass, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def sighting(bypass: Bypass, traced: Mapping[int, Whereabouts]) -> tuple[object, ...]:
-    """What has to be seen twice before it is said: this finding about this very process."""
-    whereabouts = traced.get(bypass.pid)
-    return (*bypass.key, bypass.pid, whereabouts.start_time if whereabouts else 0)
+def sightings(bypass: Bypass, traced: Mapping[int, Whereabouts]) -> frozenset[object]:
+    """What has to be seen twice, any of it, before it is said: one of these very processes."""
+    return frozenset(
+        (bypass.key, pid, traced[pid].start_time) for pid in bypass.pids if pid in traced
+    )
 
 
 def allowances(node: Node) -> dict[Held, int]:
     """What each container may hold: its limit, or what it still holds of a larger one before.
 
     A limit may be lowered below what is in use; that is no fault of whoever uses it. What is given
-    back by then cannot be taken again.
+    back by then cannot be taken again. Who is seen for the first time with limits that were changed
+    live may hold what it does: they may have been larger before the agent started.
     """
     found: dict[Held, int] = {}
     for use in _uses(node):
         held = (use.pod_uid, use.container, use.gpu)
         limit_bytes = _limit(use, _claims(use, node), node)
         if limit_bytes:
-            before = node.allowances.get(held, limit_bytes)
+            first = use.used_bytes if held[:2] in node.changed else limit_bytes
+            before = node.allowances.get(held, first)
             found[held] = max(limit_bytes, min(before, use.used_bytes))
+    for held, before in node.allowances.items():
+        if held not in found and not _all_traced(held[2], node):
+            found[held] = before  # it may be one of those that could not be seen this time
     return found
 
 
+def _all_traced(gpu: str, node: Node) -> bool:
+    return gpu in node.processes and all(p.pid in node.traced for p in node.processes[gpu])
+
+
 def _uses(node: Node) -> Iterable[_Use]:
-    """The driver's lists by container, and by process outside of pods."""
+    """The driver's lists by container, and by process outside of pods.
+
+    A process of a pod whose container is not known counts with all of the pod.
+    """
     sums: dict[tuple[str, str, str, int], _Use] = {}
     for gpu, processes in sorted(node.processes.items()):
         if (known := node.gpus.get(gpu)) is None or known.mig_enabled:
             continue
+        unknown = {
+            where.pod_uid
+            for process in processes
+            if (where := node.traced.get(process.pid)) and not where.container
+        }
         for process in sorted(processes, key=lambda one: one.pid):
             where = node.traced.get(process.pid)
             if where is None:
                 continue
-            key = (gpu, where.pod_uid, where.container, 0 if where.pod_uid else process.pid)
+            container = "" if where.pod_uid in unknown else where.container
+            key = (gpu, where.pod_uid, container, 0 if where.pod_uid else process.pid)
             before = sums.get(key)
             sums[key] = _Use(
                 gpu,
                 where.pod_uid,
-                where.container,
-                before.pid if before else process.pid,
+                container,
+                (*(before.pids if before else ()), process.pid),
                 before.program if before else where.program,
                 (before.used_bytes if before else 0) + (process.used_bytes or 0),
             )
@@ -180,8 +203,8 @@ def _judged(use: _Use, node: Node, allowed: Allowed, may_hold: Mapping[Held, int
     if pod and pod.namespace in allowed.namespaces:
         return None
     claims = _claims(use, node)
-    if not claims:
-        return _of(use, pod, Kind.NO_GRANT, NO_GRANT)
+    if not claims:  # before all pods are known, it may be of a namespace that is allowed
+        return _of(use, pod, Kind.NO_GRANT, NO_GRANT) if pod or node.synced else None
     if all(claim.uuid != use.gpu for claim in claims):
         return _of(use, pod, Kind.OTHER_GPU, OTHER_GPU)
     limit_bytes = may_hold.get((use.pod_uid, use.container, use.gpu), 0)
@@ -210,7 +233,13 @@ def _limit(use: _Use, claims: Sequence[Claim], node: Node) -> int:
     """The larger of what was granted and what holds now; 0: none."""
     claims = [claim for claim in claims if claim.uuid == use.gpu]
     granted = 0 if any(not c.memory_mib for c in claims) else sum(c.memory_mib for c in claims)
-    now = node.limits.get((use.pod_uid, use.container), {}).get(use.gpu, granted * MIB)
+    limits = [
+        limit.get(use.gpu)
+        for (uid, container), limit in node.limits.items()
+        if uid == use.pod_uid and use.container in ("", container)
+    ]
+    known = [limit for limit in limits if limit is not None]
+    now = 0 if 0 in known else sum(known) if known else granted * MIB
     return max(granted * MIB, now) if granted and now else 0
 
 
@@ -218,9 +247,10 @@ def _host_process(use: _Use) -> Bypass:
     return Bypass(
         kind=Kind.HOST_PROCESS,
         gpu=use.gpu,
-        pid=use.pid,
+        pid=use.pids[0],
+        pids=use.pids,
         program=use.program,
-        explained=f"the process {use.pid} ({use.program}) of the host uses the GPU {use.gpu}, "
+        explained=f"the process {use.pids[0]} ({use.program}) of the host uses the GPU {use.gpu}, "
         "which pods share, and nothing limits it; end it, take the GPU out of sharing, or name its "
         "program in --bypass-allow-programs",
     )
@@ -234,16 +264,18 @@ def _of(use: _Use, pod: PodName | None, kind: Kind, what: str) -> Bypass:
         namespace=pod.namespace if pod else "",
         pod=pod.name if pod else "",
         container=use.container,
-        pid=use.pid,
+        pid=use.pids[0],
+        pids=use.pids,
         program=use.program,
-        explained=f"container {use.container or '(unknown)'} (process {use.pid}, {use.program}) "
+        explained=f"container {use.container or '(unknown)'} (process {use.pids[0]}, "
+        f"{use.program}) "
         f"uses the GPU {use.gpu}, but {what}",
     )
 
 
 def _not_enforced(node: Node) -> Iterable[Bypass]:
     """What was seen of containers' own processes, unless it harms nobody."""
-    grants = {(grant.namespace, grant.pod_name, grant.container): grant for grant in node.grants}
+    grants = {(grant.namespace, grant.pod, grant.container): grant for grant in node.grants}
     for state in node.states:
         grant = grants.get((state.namespace, state.pod, state.container))
         if grant is None or state.state is not State.NOT_ENFORCEABLE:
@@ -257,13 +289,13 @@ def _not_enforced(node: Node) -> Iterable[Bypass]:
                 gpu=uuid,
                 pod_uid=grant.pod_uid,
                 namespace=grant.namespace,
-                pod=grant.pod_name,
+                pod=grant.pod,
                 container=grant.container,
                 explained=EXPLAINED.get(state.reason, "its limits do not hold"),
             )
 
 
-def exclusive(grant: GrantRecord, gpu: Gpu) -> bool:
+def exclusive(grant: Subject, gpu: Gpu) -> bool:
     """Whether the container has all of the GPU, so that there is no limit to get round."""
     claims = [claim for claim in grant.claims if claim.uuid == gpu.uuid]
     memory_mib = sum(claim.memory_mib for claim in claims)

@@ -138,7 +138,7 @@ def _check_card(new: SetLimit, card: Card, subject: Subject) -> None:
         room = max(0, card.memory_bytes - card.others_bytes)
         raise LimitRefused(
             f"GPU {card.name} has {mib(card.memory_bytes)} to hand out, of which other containers "
-            f"may use {mib(card.others_bytes)}, so {mib(new.memory_limit_bytes)} are "
+            f"may use {card.others_bytes // MIB} MiB, so {mib(new.memory_limit_bytes)} are "
             f"{mib(over_bytes)} too many: ask for at most {mib(room)}, lower another container "
             "first, or use --force, with which containers may run out of memory below their limits"
         )

@@ -139,7 +139,7 @@ def _container(spec: Any, kind: str, resource: str) -> Container:
 def _container_ids(status: Mapping[str, Any]) -> dict[str, str]:
     """Which containers run, or ran last: `containerd://<id>` by name."""
     found = {}
-    for key in ("initContainerStatuses", "containerStatuses"):
+    for key in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
         listed = status.get(key)
         for item in (listed if isinstance(listed, list) else [])[:MAX_CONTAINERS]:
             told = _mapping(item)
@@ -186,7 +186,7 @@ def decode_pod(obj: Any, *, resource: str) -> Pod:
         resource_version=_text(metadata.get("resourceVersion")),
         annotations=_annotations(metadata),
         containers=tuple(containers),
-        container_ids=_container_ids(status) if any(c.vgpus for c in containers) else {},
+        container_ids=_container_ids(status),
         ended=_ended(status, containers),
     )
 

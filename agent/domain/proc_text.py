@@ -12,6 +12,7 @@ _UUID = r"[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"  # without dashes
 # containerd makes of a systemd name under the cgroupfs driver.
 _POD = re.compile(rf"(?:.*-)?pod({_UUID})(?:\.slice)?(?::[^:]*:(\w+))?", re.ASCII)
 _CONTAINER = re.compile(r"(?:.*-)?([0-9A-Za-z]+)(?:\.scope)?", re.ASCII)
+_OF_USERS = ("user.slice", "user-", "user@", "session-")
 _DEVICE = re.compile(rb"/dev/nvidia[^/]*(?:/[^/]*)?")
 _OCTAL = re.compile(r"\\([0-7]{3})", re.ASCII)
 _DELETED, _UNLINKED_ROOT = b" (deleted)", "//deleted"
@@ -38,6 +39,8 @@ def place_of(cgroup: str) -> Place | None:
     for line in cgroup.split("\n"):
         parts = line.split(":", 2)[-1].split("/")
         for index, part in enumerate(parts):
+            if part.startswith(_OF_USERS):
+                break  # below it a user of the host names cgroups as it likes
             if pod := _POD.fullmatch(part):
                 inner = _CONTAINER.fullmatch(parts[index + 1]) if parts[index + 1 :] else None
                 identity = pod[2] or (inner[1] if inner else "")

@@ -107,4 +107,6 @@ def _device(device: DeviceUse) -> Document:
 
 
 def _bypass(bypass: Bypass) -> Document:
-    return {**asdict(bypass), "kind": bypass.kind.value}
+    told = asdict(bypass)
+    del told["pids"]  # `explained` and "pid" name one, as in `top`
+    return {**told, "kind": bypass.kind.value}

@@ -244,10 +244,17 @@ def _refusal(fields: _Fields) -> Refusal:
 
 
 def _bypass(fields: _Fields) -> Bypass:
+    told = {name: fields.text(name) for name in OF_BYPASS}
     return Bypass(
         kind=fields.word("kind", Kind),
+        gpu=told["gpu"],
+        pod_uid=told["pod_uid"],
+        namespace=told["namespace"],
+        pod=told["pod"],
+        container=told["container"],
         pid=fields.count("pid"),
-        **{name: fields.text(name) for name in OF_BYPASS},
+        program=told["program"],
+        explained=told["explained"],
     )
 
 

@@ -4,10 +4,11 @@ A finding is said when it is seen a second time, so that a process that ends whi
 pid that is given away again, accuses nobody; the second look comes soon.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent import logs
+from agent.domain.accounting import GpuProcess
 from agent.domain.bypass import (
     Allowed,
     Bypass,
@@ -18,12 +19,11 @@ from agent.domain.bypass import (
     Whereabouts,
     allowances,
     judge,
-    sighting,
+    sightings,
 )
-from agent.domain.enforcement import ContainerState
 from agent.domain.gpu import Sharing
-from agent.domain.grants import GrantRecord
 from agent.domain.pods import Pod
+from agent.domain.subjects import Subject, granted_by_others, of_record
 from agent.errors import AgentError
 from agent.ports import (
     ClusterEvent,
@@ -31,6 +31,7 @@ from agent.ports import (
     GrantLog,
     ProcessPlaces,
 )
+from agent.services.enforcement import Enforced
 from agent.services.published import Inventory, Pods, Published
 from agent.supervisor import Lifeline
 
@@ -58,7 +59,9 @@ class Books:
     sharing: Sharing
     # By pod uid and container: the largest memory limit of each GPU since it was asked last.
     limits: Callable[[str, str], Mapping[str, int] | None]
-    states: Callable[[], Sequence[ContainerState]]
+    changed: Callable[[], Iterable[tuple[str, str]]]  # whose limits were changed live
+    directories: Callable[[], Iterable[tuple[str, str]]]  # whose there are on the host
+    states: Enforced
 
 
 class Detector:
@@ -95,9 +98,14 @@ class Detector:
         self.found: Bypasses = Published(())
 
     def run(self, life: Lifeline) -> None:
+        states = self._books.states
+        life.on_stop(states.poke)
         while not life.stopping:
+            version, _ = states.read()
             life.pulse(LOOKING_S)
-            life.pause(AGAIN_S if self.look_once() else self._every_s)
+            pause_s = AGAIN_S if self.look_once() else self._every_s
+            if not life.stopping:
+                states.wait_for_change(version, pause_s)
 
     def look_once(self) -> bool:
         """Look and say what is wrong; give whether a second look is worth while soon."""
@@ -105,51 +113,75 @@ class Detector:
             listed = self._users.look()
         except AgentError as error:
             log.failing("processes of GPUs not listed", error=error)
-            listed = {}
-        else:
-            log.recovered("processes of GPUs not listed")
+            # What was found stays found: nothing says that it is over.
+            kept = [one for one in self._said.values() if one.kind is not Kind.NOT_ENFORCED]
+            self._say([*kept, *judge(self._node({}, {}), self._allowed)])
+            return False
+        log.recovered("processes of GPUs not listed")
         traced = self._places.trace({p.pid for some in listed.values() for p in some})
         self._tell_of_sight(listed, traced)
-        books = self._books
-        named = self._names(traced)
-        records = self._live()
-        node = Node(
-            processes=listed,
-            traced=named,
-            gpus={gpu.uuid: gpu for gpu in books.sharing.offered(books.inventory.now())},
-            grants=records,
-            limits=self._limits(records),
-            allowances=self._allowances,
-            pods={
-                pod.uid: PodName(uid=pod.uid, namespace=pod.namespace, name=pod.name)
-                for pod in books.pods.now().pods.values()
-            },
-            states=books.states(),
-        )
+        node = self._node(listed, self._names(traced))
         found = judge(node, self._allowed)
         self._allowances = allowances(node)
-        sightings = {bypass.key: sighting(bypass, named) for bypass in found}
+        seen = {bypass.key: sightings(bypass, node.traced) for bypass in found}
         sure = [
             bypass
             for bypass in found
             if bypass.key in self._said
             or bypass.kind is Kind.NOT_ENFORCED  # was looked at twice already
-            or sightings[bypass.key] in self._seen_once
+            or seen[bypass.key] & self._seen_once
         ]
-        self._seen_once = frozenset(sightings.values())
+        self._seen_once = frozenset().union(*seen.values())
         self._say(sure)
         return len(sure) < len(found)
 
+    def _node(
+        self, listed: Mapping[str, Sequence[GpuProcess]], traced: Mapping[int, Whereabouts]
+    ) -> Node:
+        books = self._books
+        table, subjects = books.pods.now(), self._subjects()
+        return Node(
+            processes=listed,
+            traced=traced,
+            gpus={gpu.uuid: gpu for gpu in books.sharing.offered(books.inventory.now())},
+            grants=subjects,
+            limits=self._limits(subjects),
+            allowances=self._allowances,
+            pods={
+                pod.uid: PodName(uid=pod.uid, namespace=pod.namespace, name=pod.name)
+                for pod in table.pods.values()
+            },
+            synced=table.synced,
+            changed=self._changed(),
+            states=books.states.now(),
+        )
+
     # --- what is known --------------------------------------------------------------------------
 
-    def _live(self) -> list[GrantRecord]:
-        """Grants, but for those of pods that are known to have ended."""
-        pods = self._books.pods.now().pods
-        return [
-            record
-            for record in self._books.grants.records()
-            if (pod := pods.get(record.pod_uid)) is None or not pod.finished
-        ]
+    def _subjects(self) -> list[Subject]:
+        """Whoever was granted something here: by us, or by HAMi's plugin before us.
+
+        Pods that have finished are among them, since their processes may still be ending.
+        """
+        books = self._books
+        ours = [of_record(record) for record in books.grants.records()]
+        try:
+            directories = list(books.directories())
+        except AgentError as error:
+            log.failing("container directories not listed", error=error)
+            return ours
+        log.recovered("container directories not listed")
+        known = frozenset(subject.key for subject in ours)
+        return [*ours, *granted_by_others(directories, known, books.pods.now().pods, 0.0)]
+
+    def _changed(self) -> frozenset[tuple[str, str]]:
+        try:
+            found = frozenset(self._books.changed())
+        except AgentError as error:
+            log.failing("changed limits not listed", error=error)
+            return frozenset()
+        log.recovered("changed limits not listed")
+        return found
 
     def _names(self, traced: Mapping[int, Whereabouts]) -> dict[int, Whereabouts]:
         """With the pod and container that the runtime's id belongs to.
@@ -175,17 +207,17 @@ class Detector:
             for pid, where in traced.items()
         }
 
-    def _limits(self, records: Sequence[GrantRecord]) -> dict[tuple[str, str], Mapping[str, int]]:
+    def _limits(self, subjects: Sequence[Subject]) -> dict[tuple[str, str], Mapping[str, int]]:
         found: dict[tuple[str, str], Mapping[str, int]] = {}
-        for record in records:
+        for subject in subjects:
             try:
-                limits = self._books.limits(record.pod_uid, record.container)
+                limits = self._books.limits(*subject.key)
             except AgentError as error:
-                log.failing("limits not read", about=record.container, error=error)
+                log.failing("limits not read", about=subject.about, error=error)
                 continue
-            log.recovered("limits not read", about=record.container)
+            log.recovered("limits not read", about=subject.about)
             if limits is not None:
-                found[record.pod_uid, record.container] = limits
+                found[subject.key] = limits
         return found
 
     def _tell_of_sight(

@@ -24,12 +24,15 @@ from agent.domain.bypass import (
 from agent.domain.enforcement import EXPLAINED, ContainerState, Reason, State
 from agent.domain.gpu import Sharing
 from agent.domain.grants import Claim, Grant, GrantRecord
-from agent.domain.pods import Pod
+from agent.domain.pods import Container, Pod
+from agent.domain.subjects import Subject, of_record
 from agent.errors import NvmlError
 from agent.ports import ClusterEvent
 from agent.services.detector import EVENT, EVICT_AGAIN_ROUNDS, EVICTED, Books, Detector
 from agent.services.published import PodTable, Published
+from agent.supervisor import Supervisor
 from tests.unit.fakes import FakeGrantLog, gpus, unavailable
+from tests.waiting import eventually
 
 A, B = "GPU-aaaaaaaa-0000-4000-8000-000000000001", "GPU-bbbbbbbb-0000-4000-8000-000000000002"
 UID, OTHER = "u1", "u2"
@@ -40,7 +43,11 @@ def claim(uuid: str = A, memory_mib: int = LIMIT_MIB, core_percent: int = 30) ->
     return Claim(uuid=uuid, vendor="NVIDIA", memory_mib=memory_mib, core_percent=core_percent)
 
 
-def grant(*claims: Claim, container: str = "main", pod_uid: str = UID) -> GrantRecord:
+def grant(*claims: Claim, container: str = "main", pod_uid: str = UID) -> Subject:
+    return of_record(recorded(*claims, container=container, pod_uid=pod_uid))
+
+
+def recorded(*claims: Claim, container: str = "main", pod_uid: str = UID) -> GrantRecord:
     return GrantRecord(
         pod_uid=pod_uid, namespace="ns", pod_name="p", container=container, device_ids=(),
         claims=claims or (claim(),), grant=Grant(), granted_at_s=1.0,
@@ -54,7 +61,7 @@ def at(pod_uid: str = UID, container: str = "main", program: str = "python3") ->
 def node(
     processes: Mapping[str, Sequence[GpuProcess]],
     traced: Mapping[int, Whereabouts],
-    *grants: GrantRecord,
+    *grants: Subject,
     **changes: object,
 ) -> Node:
     whole = Node(
@@ -64,6 +71,8 @@ def node(
         grants=grants,
         limits={},
         allowances={},
+        synced=True,
+        changed=frozenset(),
         pods={
             UID: PodName(uid=UID, namespace="ns", name="p"),
             OTHER: PodName(uid=OTHER, namespace="tools", name="exporter"),
@@ -150,6 +159,22 @@ HOST = {70: Whereabouts(5, "miner")}
         pytest.param(
             node({A: [holds(1)]}, {70: at("static")}), Kind.NO_GRANT, id="a pod that is not known"
         ),
+        pytest.param(
+            node({A: [holds(1)]}, {70: at("static")}, synced=False), None,
+            id="before the pods are known",
+        ),
+        pytest.param(
+            node({A: HALVES}, USER | {71: at(container="")}, grant()), Kind.ABOVE_GRANT,
+            id="one whose container is not known counts with the pod",
+        ),
+        pytest.param(
+            node({A: [holds(ABOVE)]}, USER, grant(), changed=frozenset({(UID, "main")})), None,
+            id="first seen above a limit that was changed live",
+        ),
+        pytest.param(
+            node({A: [holds(ABOVE)]}, USER, grant(), allowances={(UID, "main", A): 1}),
+            Kind.ABOVE_GRANT, id="seen before, below",
+        ),
         pytest.param(node({A: [holds(1)]}, {}), None, id="one that cannot be seen"),
         pytest.param(node({A: [holds(1)]}, USER, gpus={}), None, id="a GPU that is not shared"),
         pytest.param(node({A: [holds(1)]}, USER, gpus=MIG), None, id="a GPU divided by MIG"),
@@ -224,6 +249,15 @@ def test_what_was_allowed_once_may_be_kept_but_not_taken_again() -> None:
     assert [found.kind for found in judge(again, Allowed())] == [Kind.ABOVE_GRANT]
 
 
+def test_who_cannot_be_seen_for_once_keeps_what_was_allowed() -> None:
+    held = (UID, "main", A)
+    before = {held: 3 * LIMIT_MIB * MIB}
+    unseen = node({A: [holds(3 * LIMIT_MIB)]}, {}, grant(), allowances=before)
+    assert allowances(unseen) == before
+    ended = node({A: []}, {}, grant(), allowances=before)
+    assert allowances(ended) == {}
+
+
 words = st.sampled_from(["", UID, OTHER, "main", "x"])
 
 
@@ -251,8 +285,10 @@ class FakeUsers:
     def __init__(self) -> None:
         self.now: dict[str, tuple[GpuProcess, ...]] = {}
         self.error: NvmlError | None = None
+        self.looks = 0
 
     def look(self) -> Mapping[str, tuple[GpuProcess, ...]]:
+        self.looks += 1
         if self.error:
             raise self.error
         return self.now
@@ -273,10 +309,12 @@ class Bed:
         self.users, self.places = FakeUsers(), FakePlaces()
         self.limits: Mapping[str, int] | None = None
         self.grants = FakeGrantLog()
-        self.grants.record(grant())
+        self.grants.record(recorded())
         pod = Pod(namespace="ns", name="p", uid=UID, phase="Running", container_ids={"id1": "main"})
         self.pods = Published(PodTable({UID: pod}, synced=True))
-        self.states: list[ContainerState] = []
+        self.states = Published[tuple[ContainerState, ...]](())
+        self.changed: list[tuple[str, str]] = []
+        self.directories: list[tuple[str, str]] = []
         self.events: list[ClusterEvent] = []
         self.counted: list[str] = []
         self.evicted: list[str] = []
@@ -286,7 +324,8 @@ class Bed:
             self.places,
             Books(
                 grants=self.grants, pods=self.pods, inventory=Published(gpus(A, B)),
-                sharing=Sharing(), limits=lambda *_: self.limits, states=lambda: self.states,
+                sharing=Sharing(), limits=lambda *_: self.limits, states=self.states,
+                changed=lambda: self.changed, directories=lambda: self.directories,
             ),
             Allowed(),
             post=self.events.append,
@@ -362,6 +401,64 @@ def test_a_process_without_its_mounts_is_counted_with_its_neighbours() -> None:
     assert bed.found() == [Kind.ABOVE_GRANT]
 
 
+def test_processes_that_take_turns_are_one_finding() -> None:
+    """A hog that is started last, with others of lower pids that come and go."""
+    bed = Bed()
+    hog = holds(1, 99)
+    for turn in range(3):
+        bed.users.now = {B: (holds(1, 10 + turn), hog)}
+        bed.places.now = {10 + turn: at(), 99: at()}
+        bed.loop.look_once()
+    assert bed.found() == [Kind.OTHER_GPU]
+
+
+def test_a_driver_that_fails_now_and_then_makes_one_finding_of_one() -> None:
+    bed = Bed().see(holds(1), at(), B)
+    for turn in range(9):
+        bed.users.error = NvmlError("no answer") if turn % 3 == 2 else None
+        bed.loop.look_once()
+    assert (len(bed.events), bed.counted) == (1, [Kind.OTHER_GPU])
+
+
+def test_who_was_granted_by_others_is_not_accused() -> None:
+    """By HAMi's plugin before us, or by us, and the journal was lost."""
+    bed = Bed().see(holds(1), at(OTHER, "main"))
+    decided = {"hami.io/vgpu-devices-allocated": f"{A},NVIDIA,8000,30:;"}
+    pod = Pod(
+        namespace="ns", name="q", uid=OTHER, phase="Running", annotations=decided,
+        containers=(Container(name="main", vgpus=1),),
+    )  # fmt: skip
+    bed.pods.update(lambda table: PodTable({**table.pods, OTHER: pod}, synced=True))
+    for _ in range(2):
+        bed.loop.look_once()
+    assert bed.found() == [Kind.NO_GRANT], "an annotation alone, which its author may write"
+    bed.directories = [(OTHER, "main")]
+    bed.loop.look_once()
+    assert bed.found() == []
+
+
+def test_the_processes_of_a_pod_that_has_failed_may_end_in_peace() -> None:
+    bed = Bed().see(holds(1), at())
+    failed = replace(bed.pods.now().pods[UID], phase="Failed")
+    bed.pods.update(lambda _: PodTable({UID: failed}, synced=True))
+    for _ in range(2):
+        bed.loop.look_once()
+    assert bed.found() == []
+
+
+def test_a_change_of_states_is_looked_at_at_once() -> None:
+    bed = Bed()
+    bed.loop._every_s = 3600.0
+    supervisor = Supervisor([bed.loop])
+    supervisor.start()
+    try:
+        eventually(lambda: bed.users.looks > 0)
+        bed.states.publish((NOT_LOADED,))
+        eventually(lambda: bed.found() == [Kind.NOT_ENFORCED])
+    finally:
+        supervisor.stop()
+
+
 @pytest.mark.parametrize(
     ("limit_mib", "found"),
     [
@@ -391,7 +488,7 @@ def test_the_loop_remembers_what_was_allowed() -> None:
 
 def test_who_is_not_enforced_has_its_event_already() -> None:
     bed = Bed()
-    bed.states = [NOT_LOADED]
+    bed.states.publish((NOT_LOADED,))
     assert not bed.loop.look_once()
     assert (bed.found(), bed.events, bed.counted) == ([Kind.NOT_ENFORCED], [], [Kind.NOT_ENFORCED])
 
@@ -428,7 +525,7 @@ def test_processes_of_nowhere_are_said_after_a_while(written: io.StringIO) -> No
 
 def test_a_driver_that_fails_leaves_the_rest(written: io.StringIO) -> None:
     bed = Bed()
-    bed.states = [NOT_LOADED]
+    bed.states.publish((NOT_LOADED,))
     bed.users.error = NvmlError("no answer")
     bed.loop.look_once()
     assert bed.found() == [Kind.NOT_ENFORCED]

@@ -159,6 +159,11 @@ ID = "containerd://" + "ab" * 32
             id="two runtimes",
         ),
         pytest.param(
+            {"ephemeralContainerStatuses": [{"name": "debugger", "containerID": ID}]},
+            {"ab" * 32: "debugger"},
+            id="a debugger",
+        ),
+        pytest.param(
             {"containerStatuses": [{"name": "main", "containerID": ""}, {"containerID": ID}]},
             {},
             id="not started, and nameless",
@@ -176,9 +181,7 @@ def test_the_runtimes_ids_of_containers(status: dict[str, Any], ids: dict[str, s
     obj = pod_json(containers=[with_limits("main", 1)])
     assert decode_pod(obj | {"status": status}, resource=GPU).container_ids == ids
     nothing = pod_json(containers=[{"name": "main"}]) | {"status": status}
-    assert decode_pod(nothing, resource=GPU).container_ids == {}, (
-        "of pods without vGPUs none are kept"
-    )
+    assert decode_pod(nothing, resource=GPU).container_ids == ids, "of pods without vGPUs, too"
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,14 @@ def test_the_pod_of_a_cgroup(cgroup: str, container_id: str) -> None:
         pytest.param("", id="nothing"),
         pytest.param("0::/\n", id="the root"),
         pytest.param("0::/user.slice/user-0.slice/session-1.scope\n", id="a login"),
+        pytest.param(
+            f"0::/user.slice/user-7.slice/user@7.service/app.slice/kubepods/pod{UID}/{ID}\n",
+            id="a user who plays kubelet",
+        ),
+        pytest.param(
+            f"0::/../../../user@7.service/app.slice/pod{UID}/{ID}\n",
+            id="the same, from a cgroup namespace",
+        ),
         pytest.param(f"0::/machine.slice/libpod-{ID}.scope\n", id="podman"),
         pytest.param(f"0::/kubepods/pod{UID}x/{ID}\n", id="more than a uid"),
         pytest.param(f"0::/tripod{UID}/{ID}\n", id="another word"),

@@ -43,13 +43,18 @@ def check() -> Iterator[Check]:
         yield found
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    known: dict[str, list[Manifest]] = {}
+
     def build(choice: tuple[Path, tuple[Path, ...]]) -> list[Manifest]:
-        try:
-            return combined(choice, tmp_path)
-        except PeersUnavailable as error:
-            pytest.skip(str(error))
+        name = name_of(choice)
+        if name not in known:
+            try:
+                known[name] = combined(choice, tmp_path_factory.mktemp("kustomize"))
+            except PeersUnavailable as error:
+                pytest.skip(str(error))
+        return copy.deepcopy(known[name])
 
     return build
 

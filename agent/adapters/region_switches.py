@@ -46,7 +46,7 @@ class _Region:
     name: str
     identity: tuple[int, int]  # device and inode
     layout: Mapping[str, int]
-    ours: bool
+    ours: bool  # it has the counters of our library
 
 
 class HostRegionSwitches:
@@ -55,6 +55,7 @@ class HostRegionSwitches:
     def __init__(self, host_vgpu_dir: Path) -> None:
         self._root = host_vgpu_dir
         self._open: dict[ContainerKey, _Region] = {}
+        self._directories: frozenset[ContainerKey] = frozenset()
 
     def close(self) -> None:
         """Let go of all of them."""
@@ -66,6 +67,7 @@ class HostRegionSwitches:
     def refresh(self) -> dict[ContainerKey, SwitchWords]:
         """See `ports.RegionSwitches.refresh`."""
         found: dict[ContainerKey, SwitchWords] = {}
+        directories = set()
         path = self._root / CONTAINERS
         with refusing("look for usage regions", path):
             try:
@@ -77,6 +79,7 @@ class HostRegionSwitches:
                     check_ours(parent, path)
                     for name in filter(is_directory_name, os.listdir(parent)):  # noqa: PTH208 - a descriptor
                         pod_uid, _, container = name.partition("_")
+                        directories.add((pod_uid, container))
                         words = self._refreshed((pod_uid, container), name, parent)
                         if words is not None:
                             found[pod_uid, container] = words
@@ -84,7 +87,12 @@ class HostRegionSwitches:
                 pass  # nobody was given anything yet
         for key in self._open.keys() - found.keys():
             self._drop(key)
+        self._directories = frozenset(directories)
         return found
+
+    def directories(self) -> frozenset[ContainerKey]:
+        """See `ports.RegionSwitches.directories`."""
+        return self._directories
 
     def put(
         self, key: ContainerKey, *, recent_kernel: int | None = None, switch: int | None = None
@@ -211,4 +219,4 @@ def _words(region: _Region) -> SwitchWords | None:
         return None
     header = os.pread(region.fd, HEADER_BYTES, 0)
     trailer = os.pread(region.fd, TRAILER_BYTES, region.layout["utilisation_switch"])
-    return words_of(region.layout, header, trailer, ours=region.ours)
+    return words_of(region.layout, header, trailer)

@@ -46,7 +46,15 @@ class SwitchWords:
     switch: int
     devices: tuple[str, ...]  # uuids by place, in small letters; empty: the place is free
     core_permille: tuple[int, ...]  # by place; 1000: no limit
-    ours: bool  # our library's part lies behind it
+
+
+UNREADABLE = SwitchWords(
+    recent_kernel=0,
+    priority=0,
+    switch=1,
+    devices=("",) * MAX_DEVICES,
+    core_permille=(WHOLE_PERMILLE,) * MAX_DEVICES,
+)  # of a container whose region says nothing: what is known of it is the agent's own
 
 
 def layout_of(size_bytes: int, header: bytes) -> Mapping[str, int] | None:
@@ -65,16 +73,14 @@ def layout_of(size_bytes: int, header: bytes) -> Mapping[str, int] | None:
 
 
 def is_ours(tail_head: bytes) -> bool:
-    """Whether a file has our library's part, by the bytes at TAIL_OFFSET."""
+    """Whether a file has our library's counters, by the bytes at TAIL_OFFSET: a tenant's word."""
     return len(tail_head) == TAIL_HEAD_BYTES and _TAIL_HEAD.unpack(tail_head) == (
         TAIL_MAGIC,
         TAIL_VERSION,
     )
 
 
-def words_of(
-    layout: Mapping[str, int], header: bytes, trailer: bytes, *, ours: bool
-) -> SwitchWords | None:
+def words_of(layout: Mapping[str, int], header: bytes, trailer: bytes) -> SwitchWords | None:
     """The words, from HEADER_BYTES of the beginning and those from the switch on."""
     if len(header) < HEADER_BYTES or len(trailer) < TRAILER_BYTES:
         return None
@@ -91,7 +97,6 @@ def words_of(
         switch=switch,
         devices=tuple(devices),
         core_permille=tuple(shares),
-        ours=ours,
     )
 
 

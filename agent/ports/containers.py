@@ -124,6 +124,9 @@ class RegionSwitches(Protocol):
         Whatever is no region of a known layout is not among them.
         """
 
+    def directories(self) -> frozenset[ContainerKey]:
+        """All containers of which `refresh` found the directory, whatever is in it."""
+
     def put(
         self, key: ContainerKey, *, recent_kernel: int | None = None, switch: int | None = None
     ) -> bool:

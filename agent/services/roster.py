@@ -8,7 +8,8 @@ from agent.domain.feedback import BLOCKED, Sharer, priority_of
 from agent.domain.lending import WHOLE_PERMILLE, Lease
 from agent.domain.limits_file import CorePolicy, LimitsFile
 from agent.domain.pods import Container
-from agent.domain.switch_words import SwitchWords
+from agent.domain.region import MAX_DEVICES
+from agent.domain.switch_words import UNREADABLE, SwitchWords
 from agent.errors import AgentError
 from agent.ports import ContainerKey, Leases, RegionSwitches
 from agent.services.lending import ShareOfGpu, Sharing
@@ -19,10 +20,10 @@ log = logs.get(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A container with a usage region."""
+    """A container that is steered by its limits file or by its usage region."""
 
     words: SwitchWords
-    limits: LimitsFile | None  # our library goes by it; None: the usage region is all there is
+    limits: LimitsFile | None  # the agent gave it one; None: the usage region is all there is
     priority: int
     strict: bool  # its author wants it never to have more than its share
 
@@ -63,6 +64,8 @@ class Member:
             }
         else:
             shares = dict(zip(self._devices, self.line_permille, strict=True))
+            if self.words is UNREADABLE:  # whether it computes is not known: its share stays its
+                places = dict.fromkeys(self._devices, MAX_DEVICES)
         return Sharing(
             key=key,
             shares=tuple(
@@ -94,27 +97,44 @@ class Roster:
         self._fresh = True  # nothing was looked at yet
 
     def members(self) -> Mapping[ContainerKey, Member]:
-        """All containers with a usage region. Raises NodeNotReady.
+        """All containers that can be told anything. Raises NodeNotReady.
+
+        Whether a container goes by a limits file is what the agent has given it. Its usage region
+        has no say in that: with a few bytes of its own a tenant could have itself told where only
+        it can read. So one with a limits file is here even when its region is spoilt.
 
         What somebody else left blocked or lent, perhaps an agent that is gone, is taken back: the
         first time everywhere, later where our library is, which nobody else is to block.
         """
         words = self._switches.refresh()
         fresh, self._fresh = self._fresh, False
-        return {key: self._member(key, found, fresh=fresh) for key, found in words.items()}
+        members = {}
+        for key in self._switches.directories() | words.keys():
+            try:
+                limits = self._leases.read(*key)
+            except AgentError as error:  # what it was told by then ends by itself
+                log.failing("limits not read", about="_".join(key), error=error)
+                continue
+            log.recovered("limits not read", about="_".join(key))
+            if key in words or limits is not None:
+                found = words.get(key, UNREADABLE)
+                members[key] = self._member(key, found, limits, fresh=fresh)
+        return members
 
-    def _member(self, key: ContainerKey, words: SwitchWords, *, fresh: bool) -> Member:
-        limits = self._read(key) if words.ours else None
+    def _member(
+        self, key: ContainerKey, words: SwitchWords, limits: LimitsFile | None, *, fresh: bool
+    ) -> Member:
         if fresh and limits is not None:
             self._take_back(key, limits)
         if fresh or limits is not None:
             words = self._lifted(key, words)
         spec = self._spec(key)
         asked = spec.task_priority if spec else None
+        of_region = self._of_regions and words is not UNREADABLE
         return Member(
             words=words,
             limits=limits,
-            priority=priority_of(words.priority, asked, of_region=self._of_regions),
+            priority=priority_of(words.priority, asked, of_region=of_region),
             strict=spec is not None and (spec.core_policy or "").lower() == "force",
         )
 
@@ -136,15 +156,6 @@ class Roster:
                 self._leases.lease(*key, left)
             except AgentError as error:
                 log.failing("lease not ended", about="_".join(key), error=error)
-
-    def _read(self, key: ContainerKey) -> LimitsFile | None:
-        try:
-            limits = self._leases.read(*key)
-        except AgentError as error:
-            log.failing("limits not read", error=error)
-            return None
-        log.recovered("limits not read")
-        return limits
 
     def _spec(self, key: ContainerKey) -> Container | None:
         pod = self._pods.now().pods.get(key[0])

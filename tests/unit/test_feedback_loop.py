@@ -47,9 +47,14 @@ class Node:
             raise NodeNotReady("the disk is gone")
         return dict(self.words)
 
+    def directories(self) -> frozenset[ContainerKey]:
+        return frozenset(self.words) | frozenset(self.limits)
+
     def put(
         self, key: ContainerKey, *, recent_kernel: int | None = None, switch: int | None = None
     ) -> bool:
+        if key not in self.words:
+            return False
         for name, value in (("recent_kernel", recent_kernel), ("switch", switch)):
             if value is not None:
                 if name == "recent_kernel" and value < 0:
@@ -104,7 +109,6 @@ class Node:
             switch=1,
             devices=tuple(UUIDS[d].lower() for d in devices or (A,)),
             core_permille=(300,) * max(len(devices), 1),
-            ours=False,
         )
         return key
 
@@ -114,7 +118,6 @@ class Node:
     ) -> ContainerKey:  # fmt: skip
         """A container with our library."""
         key = self.hami(name, *devices, recent=recent, priority=priority)
-        self.words[key] = replace(self.words[key], ours=True)
         self.limits[key] = LimitsFile(
             devices=tuple(
                 DeviceLimit(uuid=UUIDS[d], core_permille=permille) for d in devices or (A,)
@@ -216,6 +219,22 @@ def test_a_tenant_of_ours_is_never_blocked_in_its_region(first: str, second: str
     turns(feedback(node), node, 5)
     for key, name, value in node.written:
         assert key not in node.limits or (name, value) == ("switch", 1) or value >= 0
+
+
+def test_who_spoils_its_region_waits_all_the_same() -> None:
+    node = Node()
+    high, low = node.ours("high", priority=0), node.ours("low", permille=600)
+    del node.words[low]
+    loop = feedback(node)
+    turns(loop, node, 3)
+    assert node.until(low)
+    turns(loop, node, 8)
+    assert not node.until(low)
+    for _ in range(10):
+        node.works(high, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(high) == 100  # what it does is not known, so its share is not lent
+    assert node.lent(low) == 0
 
 
 def test_blocks_are_leases_that_are_renewed_in_time() -> None:

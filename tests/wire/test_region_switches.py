@@ -56,7 +56,6 @@ def test_what_hami_core_writes_is_read(bed: Bed, version: int) -> None:
     assert (words.recent_kernel, words.switch, words.priority) == (2, 1, 3)
     assert words.devices[:3] == (GPU_A.lower(), GPU_B.lower(), "")
     assert words.core_permille[:2] == (400, 400)
-    assert not words.ours
     assert bed.switches.activity(KEY, 1) == ()
 
 
@@ -80,7 +79,7 @@ def test_counters_of_our_library(bed: Bed) -> None:
     with bed.region.open("r+b") as file:
         file.seek(TAIL_OFFSET + 64 + 256 + 64)  # of the second device
         file.write(struct.pack("<qQQQQQ", -5, 6, 7, 8, 9, 10))
-    assert bed.switches.refresh()[KEY].ours
+    bed.switches.refresh()
     assert bed.switches.activity(KEY, 2) == (Activity(0, 0, 0, 0), Activity(-5, 6, 7, 10))
     assert len(bed.switches.activity(KEY, 1)) == 1
 
@@ -199,6 +198,7 @@ def test_what_is_no_region_is_neither_read_nor_written(
     make(bed)
     before = contents(bed.root)
     assert bed.switches.refresh() == {}
+    assert bed.switches.directories() == {KEY}
     assert not bed.switches.put(KEY, recent_kernel=-1, switch=0)
     assert contents(bed.root) == before
 
@@ -254,7 +254,7 @@ HEADERS = st.binary(max_size=2048) | st.builds(
 def test_any_bytes_are_borne(bed: Bed, header: bytes, size: int, trailer: bytes) -> None:
     layout = layout_of(size, header)
     if layout is not None:
-        words = words_of(layout, header, trailer, ours=False)
+        words = words_of(layout, header, trailer)
         assert words is None or len(words.devices) == len(words.core_permille) == 16
     with bed.region.open("wb") as file:
         file.write(header)

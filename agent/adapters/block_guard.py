@@ -19,6 +19,12 @@ log = logs.get(__name__)
 
 COMMAND = "guard-blocks"  # of the agent's program
 ANSWER_S = 1.0
+FIRST_PID = 1
+ENDS_WITH_US = (
+    "the agent is the first process of a pid namespace, so what would end the blocks of containers "
+    "with HAMi-core's library ends with it: they do not wait for those of a higher priority; if "
+    "they should, run the agent with hostPID: true"
+)
 
 
 def guardian_command() -> tuple[str, ...]:
@@ -53,6 +59,9 @@ class ProcessGuard:
             return True
         if len(held) > MOST_HELD:
             log.failing("block not guarded", error=f"more than {MOST_HELD} containers wait")
+            return False
+        if os.getpid() == FIRST_PID:  # with it the kernel ends everybody in its namespace
+            log.failing("block not guarded", error=ENDS_WITH_US)
             return False
         try:
             if self._process is not None and self._process.poll() is not None:

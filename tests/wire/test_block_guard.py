@@ -157,12 +157,26 @@ def test_it_has_none_of_the_agents_files(
     assert str(tmp_path / "lock") not in links
 
 
+def children(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 # --- the whole of it ------------------------------------------------------------------------------
 
 
-def an_agent(root: Path, stack: ExitStack) -> "subprocess.Popen[str]":
-    words = [sys.executable, AGENT, root]
-    agent = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+def an_agent(
+    root: Path, stack: ExitStack, *before: str, log: Path | None = None
+) -> "subprocess.Popen[str]":
+    """It, started by what is said `before`."""
+    words = [*before, sys.executable, AGENT, root]
+    said = stack.enter_context(log.open("w")) if log else None
+    agent = stack.enter_context(
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=said, text=True)
+    )
     stack.callback(agent.kill)
     assert agent.stdout is not None
     assert agent.stdout.readline() == "ready\n"
@@ -205,6 +219,41 @@ def test_a_tenant_with_hami_cores_library_waits_and_resumes(
     assert second.poll() is None
 
 
+IN_A_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace: run it as root")
+
+
+@needs_root
+def test_nobody_is_blocked_where_the_guard_would_end_with_the_agent(
+    root: Path, stack: ExitStack, tmp_path: Path
+) -> None:
+    """As in a pod without hostPID: the kernel ends a namespace with its first process."""
+    high, low = a_container(root, 0, priority=0), a_container(root, 1, priority=1)
+    stack.callback(stack.enter_context(hami_tenant(high, sleep_s=0.05)).kill)
+    agent = an_agent(root, stack, *IN_A_NAMESPACE, log=tmp_path / "log")
+    assert eventually(lambda: low.recent_kernel <= 0)  # counted down, or blocked
+    assert low.recent_kernel == 0
+    agent.kill()
+    agent.wait(10)
+    said = [line for line in (tmp_path / "log").read_text().splitlines() if "hostPID: true" in line]
+    assert len(said) == 1
+
+
+@needs_root
+def test_the_guard_outlives_an_agent_that_is_not_the_first_of_its_namespace(
+    root: Path, stack: ExitStack
+) -> None:
+    high, low = a_container(root, 0, priority=0), a_container(root, 1, priority=1)
+    stack.callback(stack.enter_context(hami_tenant(high, sleep_s=0.05)).kill)
+    first = ("sh", "-c", '"$@" & sleep 60', "sh")
+    space = an_agent(root, stack, *IN_A_NAMESPACE, *first)
+    assert eventually(lambda: low.recent_kernel == -1)
+    (shell,) = children(space.pid)
+    agent = next(pid for pid in children(shell) if str(AGENT) in command_of(pid))
+    os.kill(agent, signal.SIGKILL)
+    assert eventually(lambda: low.recent_kernel == 0)
+
+
 def test_what_an_earlier_agent_left_blocked_is_lifted(root: Path, stack: ExitStack) -> None:
     region = a_container(root, 0, priority=1)
     region.put("recent_kernel", -1)
@@ -216,9 +265,6 @@ def test_the_last_one_that_is_blocked_ends_the_guard(root: Path, stack: ExitStac
     high, low = a_container(root, 0, priority=0), a_container(root, 1, priority=1)
     agent = an_agent(root, stack)
 
-    def children() -> str:
-        return Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text()
-
     def started() -> bool:
         high.put("recent_kernel", 2)
         return low.recent_kernel == -1
@@ -226,4 +272,4 @@ def test_the_last_one_that_is_blocked_ends_the_guard(root: Path, stack: ExitStac
     assert eventually(started)
     assert eventually(lambda: high.recent_kernel == 0)
     assert eventually(lambda: low.recent_kernel == 0)
-    assert eventually(lambda: not any(running(int(pid)) for pid in children().split()))
+    assert eventually(lambda: not any(running(pid) for pid in children(agent.pid)))

@@ -49,7 +49,7 @@ class Observing:
             grants,
             parts.view.pods,
             HostProcesses(config.host_proc, CONTAINERS),
-            HostRegions(config.host_vgpu_dir),
+            HostRegions(config.host_vgpu_dir, limits.read),
             every_s=config.process_every_s,
             post=parts.events.post,
         )

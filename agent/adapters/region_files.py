@@ -14,7 +14,9 @@ from pathlib import Path
 
 from agent.adapters.caches import CONTAINERS
 from agent.adapters.safe_files import check_ours, opened_directory
-from agent.domain.region import Rejected
+from agent.domain.expected_region import HEAD_BYTES
+from agent.domain.new_region import TAIL_HEAD_BYTES, SeenRegion
+from agent.domain.region import TAIL_OFFSET, Rejected
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK a lease on the file, which its owner may take, makes us wait for its end.
@@ -62,6 +64,15 @@ def opened_region(
         yield fd, size_bytes
     finally:
         os.close(fd)
+
+
+def seen_region(fd: int) -> SeenRegion:
+    """What says which region this is. Raises OSError."""
+    return SeenRegion(
+        inode=os.fstat(fd).st_ino,
+        head=os.pread(fd, HEAD_BYTES, 0),
+        tail=os.pread(fd, TAIL_HEAD_BYTES, TAIL_OFFSET),
+    )
 
 
 def _looked_at(info: os.stat_result, size_problem: Callable[[int], str]) -> int:

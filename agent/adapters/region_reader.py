@@ -8,12 +8,18 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agent.adapters.caches import directory_name, is_directory_name
-from agent.adapters.region_files import NoRegionError, opened_containers, opened_region
+from agent.adapters.region_files import (
+    NoRegionError,
+    opened_containers,
+    opened_region,
+    seen_region,
+)
 from agent.adapters.safe_files import opened_directory, refusing
+from agent.domain.expected_region import Expected, spoiled
 from agent.domain.region import MalformedRegion, NotMadeYet, Rejected, read_region
 from agent.domain.region_reading import RegionName, RegionReading
 from agent.errors import NodeNotReady
@@ -43,17 +49,18 @@ class HostRegionReader:
             return tuple((uid, container) for uid, _, container in found)
         return ()
 
-    def read(self, names: Sequence[RegionName]) -> tuple[RegionReading, ...]:
+    def read(self, names: Iterable[RegionName]) -> Iterator[RegionReading]:
         """See `ports.RegionReader.read`."""
-        if not names:
-            return ()
-        with (
-            refusing("read usage regions", self._root),
-            contextlib.suppress(FileNotFoundError),
-            opened_containers(self._root) as containers,
-        ):
-            return tuple(_read(name, containers) for name in names)
-        return (NOT_MADE_YET,) * len(names)
+        with contextlib.ExitStack() as opened:
+            containers = self._opened(opened)
+            for name in names:
+                yield NOT_MADE_YET if containers is None else _read(name, containers)
+
+    def _opened(self, opened: contextlib.ExitStack) -> int | None:
+        """None: there is no directory yet."""
+        with refusing("read usage regions", self._root), contextlib.suppress(FileNotFoundError):
+            return opened.enter_context(opened_containers(self._root))
+        return None
 
 
 def _read(name: RegionName, containers: int) -> RegionReading:
@@ -61,9 +68,8 @@ def _read(name: RegionName, containers: int) -> RegionReading:
         with opened_directory(
             directory_name(name.pod_uid, name.container), dir_fd=containers
         ) as directory:
-            file = name.name or _only_region(directory)
-            return _read_file(file, directory) if file else NOT_MADE_YET
-    except (FileNotFoundError, NotMadeYet):
+            return _read_in(name, directory)
+    except FileNotFoundError:  # what belongs to the node is not the container's doing
         return NOT_MADE_YET
     except NodeNotReady as error:  # a name that is none
         return RegionReading(rejected=Rejected.UNREADABLE, problem=str(error))
@@ -74,6 +80,17 @@ def _read(name: RegionName, containers: int) -> RegionReading:
     except OSError as error:
         problem = f"it cannot be read: {error.strerror or type(error).__name__}"
         return RegionReading(rejected=Rejected.UNREADABLE, problem=problem)
+
+
+def _read_in(name: RegionName, directory: int) -> RegionReading:
+    try:
+        if file := name.name or _only_region(directory):
+            return _read_file(file, directory, name.expected)
+    except FileNotFoundError:
+        pass
+    if why := spoiled(name.expected, None):
+        return RegionReading(rejected=why[0], problem=why[1])
+    return NOT_MADE_YET
 
 
 def _only_region(directory: int) -> str:
@@ -92,9 +109,15 @@ def _only_region(directory: int) -> str:
     return found[0] if found else ""
 
 
-def _read_file(name: str, directory: int) -> RegionReading:
+def _read_file(name: str, directory: int, expected: Expected) -> RegionReading:
     with opened_region(name, directory, os.O_RDONLY, lambda _: "") as (fd, size_bytes):
-        region = read_region(size_bytes, functools.partial(_piece, fd))
+        region = None
+        with contextlib.suppress(NotMadeYet):
+            region = read_region(size_bytes, functools.partial(_piece, fd), expected.places)
+        if why := spoiled(expected, seen_region(fd)):
+            return RegionReading(rejected=why[0], problem=why[1])
+        if region is None:
+            return NOT_MADE_YET
         after = os.fstat(fd)
         if (after.st_size, after.st_nlink) != (size_bytes, 1):
             raise NoRegionError("it was exchanged or cut while it was read", Rejected.CHANGED)

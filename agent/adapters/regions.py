@@ -5,13 +5,20 @@ What is written is four bytes inside the file. `region_files` says how it is ope
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agent.adapters.caches import directory_name
-from agent.adapters.region_files import NoRegionError, opened_containers, opened_region
+from agent.adapters.region_files import (
+    NoRegionError,
+    opened_containers,
+    opened_region,
+    seen_region,
+)
 from agent.adapters.safe_files import opened_directory
 from agent.domain.enforcement import RegionLook
+from agent.domain.expected_region import expected_region, spoiled
+from agent.domain.limits_file import LimitsFile
 from agent.domain.region import Rejected
 from agent.domain.region_slots import (
     HEADER_BYTES,
@@ -33,16 +40,26 @@ from agent.domain.region_slots import (
 class HostRegions:
     """Implements `ports.Regions` below one directory of the host. Keeps no state."""
 
-    def __init__(self, host_vgpu_dir: Path) -> None:
+    def __init__(
+        self,
+        host_vgpu_dir: Path,
+        limits: Callable[[str, str], LimitsFile | None] = lambda _uid, _container: None,
+    ) -> None:
+        """`limits`: as `LiveLimits.read`; says which file a container's region is."""
         self._root = host_vgpu_dir
+        self._limits = limits
 
     def look(self, pod_uid: str, container: str, name: str) -> RegionLook:
         """See `ports.Regions.look`."""
+        expected = expected_region(self._limits(pod_uid, container))
         try:
             with self._opened(pod_uid, container, name, os.O_RDONLY) as fd:
+                if why := spoiled(expected, seen_region(fd)):
+                    return RegionLook(why[1])
                 return RegionLook(slots=_slots(fd))
         except FileNotFoundError:
-            return RegionLook()
+            why = spoiled(expected, None)
+            return RegionLook(why[1] if why else "")
         except NoRegionError as error:
             return RegionLook(str(error))
         except OSError as error:

@@ -122,7 +122,7 @@ class ContainerUse:
     priority: int  # 0 is the highest; 1 is what nobody asked for
     state: ContainerState | None  # None: not judged yet
     devices: tuple[DeviceUse, ...]
-    processes: tuple[ProcessUse, ...] = ()
+    processes: tuple[ProcessUse, ...] = ()  # the 64 that hold most; sums are of all
     last_kernel_s: int = 0  # unix time of the last launch; 0: not known
     refusals: tuple[Refusal, ...] = ()  # the newest, oldest first
     region_problem: str = ""  # why its usage region is not read; empty: it is, or there is none

@@ -24,6 +24,7 @@ from agent.domain.subjects import Subject
 from agent.domain.totals import MOST
 
 DEFAULT_PRIORITY, MAX_PRIORITY = 1, 1_000_000
+MAX_PROCESSES_TOLD = 64  # of one container; all of them are in the sums
 SEEN_UUID_CHARS = 40  # of a region's uuids, as HAMi's monitor takes them
 
 
@@ -210,7 +211,7 @@ def container_use(
         priority=_priority(region),
         state=findings.state,
         devices=devices,
-        processes=tuple(_process(slot, len(devices), places) for slot in findings.slots),
+        processes=_processes(findings.slots, len(devices), places),
         last_kernel_s=_last_kernel_s(region, now_s),
         refusals=region.refusals if region else (),
         region_problem=findings.reading.problem,
@@ -231,6 +232,17 @@ def _priority(region: Region | None) -> int:
     if region is None or not 0 <= region.priority <= MAX_PRIORITY:
         return DEFAULT_PRIORITY
     return region.priority
+
+
+def _processes(
+    slots: Sequence[RegionProcess], devices: int, places: Mapping[int, int]
+) -> tuple[ProcessUse, ...]:
+    """In the region's order; of too many those that say they hold most."""
+    told = [_process(slot, devices, places) for slot in slots]
+    if len(told) > MAX_PROCESSES_TOLD:
+        most = sorted(range(len(told)), key=lambda index: -sum(told[index].used_bytes))
+        told = [told[index] for index in sorted(most[:MAX_PROCESSES_TOLD])]
+    return tuple(told)
 
 
 def _process(slot: RegionProcess, devices: int, places: Mapping[int, int]) -> ProcessUse:

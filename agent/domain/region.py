@@ -77,6 +77,11 @@ class Rejected(StrEnum):
     CHANGED = "changed"  # while it was read
     SEVERAL = "several files"  # and none is named by the grant
     UNREADABLE = "unreadable"
+    # What was made of a region that the agent knows:
+    REMOVED = "removed"
+    WIPED = "wiped"
+    EXCHANGED = "exchanged"
+    GPU_MISSING = "gpu missing"
 
 
 class MalformedRegion(ValueError):
@@ -186,9 +191,10 @@ def decode(content: bytes) -> Region:
     return read_region(len(content), lambda at, size: content[at : at + size])
 
 
-def read_region(size_bytes: int, read: Read) -> Region:
+def read_region(size_bytes: int, read: Read, places: int = MAX_DEVICES) -> Region:
     """Read what is in use of a region of this size. Raises MalformedRegion, and what `read` does.
 
+    `places`: how many devices are read at most; a container may write that it has more.
     Which layout it is follows from size and version, as in HAMi 2.10's monitor.
     """
     if size_bytes == 0:
@@ -200,7 +206,7 @@ def read_region(size_bytes: int, read: Read) -> Region:
     header = _whole(read, 0, HEADER_BYTES)
     layout, major, minor = _recognise(header, size_bytes)
     trailer = _whole(read, layout["slot_count"], min(TRAILER_BYTES, _trailer_bytes(layout)))
-    count = min(_u64(header, layout["device_count"]), MAX_DEVICES)
+    count = min(_u64(header, layout["device_count"]), places, MAX_DEVICES)
     slots = max(0, min(_i32(trailer, 0), MAX_PROCESSES))
     tail = _tail(read, size_bytes, count) if layout is V1 else b""
     after = layout["slot_count"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.domain.enforcement import Process
+from agent.domain.expected_region import ANY, Expected
 from agent.domain.region import Region, RegionProcess, Rejected
 
 
@@ -18,6 +19,7 @@ class RegionName:
     pod_uid: str
     container: str
     name: str = ""
+    expected: Expected = ANY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Sight:
 
     processes: tuple[Process, ...]
     began_at_ticks: int  # from boot; who was started later was not looked for
+    now_ticks: int  # from boot, after the slots were read; nobody was started later
 
 
 def living(slots: Sequence[RegionProcess], sight: Sight | None) -> tuple[RegionProcess, ...]:
@@ -56,7 +59,7 @@ def _lives(slot: RegionProcess, sight: Sight) -> bool:
             for process in sight.processes
         )
     if slot.start_time >= sight.began_at_ticks:
-        return True
+        return slot.start_time <= sight.now_ticks
     return any(
         process.start_time == slot.start_time
         and process.pid_inside in (slot.pid, 0)

@@ -1,6 +1,6 @@
 """What containers count and are told: usage regions, limits, leases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,10 @@ class Regions(Protocol):
     """The files in which containers count their use; tenants can write them."""
 
     def look(self, pod_uid: str, container: str, name: str) -> RegionLook:
-        """The slots in file `name` of a container's directory. Raises NodeNotReady."""
+        """The slots in file `name` of a container's directory. Raises NodeNotReady.
+
+        What is not the region that the container's limits file names has a problem and no slots.
+        """
 
     def tell(self, pod_uid: str, container: str, name: str, told: Sequence[HostPid]) -> int:
         """Write host pids into slots that still are the same processes'; how many were.
@@ -33,8 +36,11 @@ class RegionReader(Protocol):
     def directories(self) -> tuple[tuple[str, str], ...]:
         """Pod uid and name of the containers that have a directory. Raises NodeNotReady."""
 
-    def read(self, names: Sequence[RegionName]) -> tuple[RegionReading, ...]:
-        """The regions of these containers, in this order. Raises NodeNotReady."""
+    def read(self, names: Iterable[RegionName]) -> Iterator[RegionReading]:
+        """The regions of these containers, in this order, each read when it is asked for.
+
+        Raises NodeNotReady, before the first.
+        """
 
 
 class TotalsStore(Protocol):

@@ -6,7 +6,7 @@ are on disk before they are shown, and its memory is compared with what the driv
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,6 +14,7 @@ from agent import logs
 from agent.domain.accounting import ContainerUse, DeviceUse, NodeUse
 from agent.domain.container_use import Findings, container_use, granted_devices, region_place
 from agent.domain.enforcement import ContainerState, Seen
+from agent.domain.expected_region import expected_region
 from agent.domain.limits_file import LimitsFile
 from agent.domain.region_reading import RegionName, RegionReading, Sight, living
 from agent.domain.subjects import Subject, granted_by_others, of_record
@@ -39,6 +40,11 @@ DISAGREES = (
     "have taken memory without the library, or written into the file that it counts in"
 )
 MIB = 1 << 20
+TICKS_PER_S = 100  # USER_HZ, in which the kernel tells when a process was started
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,7 @@ class Books:
     limits: LiveLimits
     states: Published[tuple[ContainerState, ...]]
     seen: Published[Seen]
+    boot_s: Callable[[], float] = _boot_s  # CLOCK_BOOTTIME
 
 
 _Name = tuple[str, str, str]  # namespace, pod, container
@@ -168,36 +175,53 @@ class Accounting:
         others = granted_by_others(directories, known, table.pods, now_s)
         return [*ours, *others], table.synced
 
-    def _readings(self, subjects: Sequence[Subject]) -> Sequence[RegionReading]:
-        names = [RegionName(*subject.key, subject.region_name) for subject in subjects]
+    def _readings(
+        self, subjects: Sequence[Subject], limits: Sequence[LimitsFile | None]
+    ) -> Iterator[RegionReading]:
+        """One after the other: a container can fill its region with forged processes."""
+        names = (
+            RegionName(*subject.key, subject.region_name, expected_region(its))
+            for subject, its in zip(subjects, limits, strict=True)
+        )
+        given = 0
         try:
-            readings = self._books.regions.read(names)
+            for reading in self._books.regions.read(names):
+                self._note(subjects[given], reading)
+                given += 1
+                yield reading
         except AgentError as error:
             log.failing("usage regions not read", error=error)
-            return [RegionReading(problem=str(error))] * len(names)
-        log.recovered("usage regions not read")
-        for subject, reading in zip(subjects, readings, strict=True):
-            if reading.rejected:
-                self._rejected[reading.rejected.value] += 1
-                self._unread[subject.key] = subject.about
-                log.failing("usage region rejected", about=subject.about, error=reading.problem)
-            elif self._unread.pop(subject.key, ""):
-                log.recovered("usage region rejected", about=subject.about)
-        return readings
+            for _ in range(len(subjects) - given):
+                yield RegionReading(problem=str(error))
+        else:
+            log.recovered("usage regions not read")
+
+    def _note(self, subject: Subject, reading: RegionReading) -> None:
+        if reading.rejected:
+            self._rejected[reading.rejected.value] += 1
+            self._unread[subject.key] = subject.about
+            log.failing("usage region rejected", about=subject.about, error=reading.problem)
+        elif self._unread.pop(subject.key, ""):
+            log.recovered("usage region rejected", about=subject.about)
 
     def _findings(
-        self, subject: Subject, reading: RegionReading, states: Mapping[_Name, ContainerState]
+        self,
+        subject: Subject,
+        reading: RegionReading,
+        limits: LimitsFile | None,
+        states: Mapping[_Name, ContainerState],
     ) -> Findings:
         seen = self._books.seen.now()
         processes = None
         if seen.seeing and subject.key in seen.looked_for:
             processes = seen.processes.get(subject.key, ())
-        sight = None if processes is None else Sight(processes, seen.began_at_ticks)
+        now_ticks = int(self._books.boot_s() * TICKS_PER_S)
+        sight = None if processes is None else Sight(processes, seen.began_at_ticks, now_ticks)
         return Findings(
             reading=reading,
             slots=living(reading.region.processes, sight) if reading.region else (),
             pids=None if processes is None else frozenset(process.pid for process in processes),
-            limits=self._limits(subject),
+            limits=limits,
             state=states.get((subject.namespace, subject.pod, subject.container)),
         )
 
@@ -214,9 +238,11 @@ class Accounting:
 
     def _containers(self, subjects: Sequence[Subject], moment: Moment) -> list[ContainerUse]:
         states = {(s.namespace, s.pod, s.container): s for s in self._books.states.now()}
+        limits = [self._limits(subject) for subject in subjects]
+        readings = self._readings(subjects, limits)
         return [
-            self._container(subject, self._findings(subject, reading, states), moment)
-            for subject, reading in zip(subjects, self._readings(subjects), strict=True)
+            self._container(subject, self._findings(subject, reading, its, states), moment)
+            for subject, its, reading in zip(subjects, limits, readings, strict=True)
         ]
 
     def _container(self, subject: Subject, findings: Findings, moment: Moment) -> ContainerUse:

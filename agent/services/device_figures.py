@@ -151,16 +151,23 @@ class DeviceFigures:
         held: tuple[int, int] | None,
         moment: Moment,
     ) -> bool:
-        """Where nothing is to be counted, or nothing is known, nobody disagrees."""
-        if reported is None or found is None or held is None or subject.switched_off:
+        """Where nothing is to be counted, or nothing is known, nobody disagrees.
+
+        A region that is not there, or tells nothing of this GPU, counts nothing.
+        """
+        reading = findings.reading
+        unread = reading.region is None and reading.problem and not reading.rejected  # by our fault
+        if unread or held is None or subject.switched_off:
             self._agreements.pop(key, None)
             return False
         driver, listed = held
+        counted = reported.used_bytes if reported else 0
+        slots = findings.slots if found is not None else ()
         agreement = compared(
             self._agreements.get(key, Agreement()),
             driver_bytes=driver,
-            counted_bytes=reported.used_bytes,
-            tolerance_bytes=tolerance_bytes(findings.slots, found, reported.used_bytes, listed),
+            counted_bytes=counted,
+            tolerance_bytes=tolerance_bytes(slots, found or 0, counted, listed),
             look=moment.driver_look,
         )
         self._agreements[key] = agreement

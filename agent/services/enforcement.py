@@ -162,7 +162,7 @@ class Enforcement:
                 log.failing("host pids not told", error=error)
             else:
                 log.recovered("host pids not told")
-        return verdict
+        return replace(verdict, told=())  # as many as a container likes: not kept for all of them
 
     def _region(self, record: GrantRecord, name: str, processes: Sequence[Process]) -> RegionLook:
         if not name or not any(process.library for process in processes):

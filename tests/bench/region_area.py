@@ -41,7 +41,7 @@ def _read(processes: int, gpus: int) -> tuple[list[float], list[float]]:
         took_us, ran_us = [], []
         for _ in range(ROUNDS):
             began, ran = time.perf_counter(), time.thread_time()
-            readings = reader.read(names)
+            readings = tuple(reader.read(names))
             took_us.append((time.perf_counter() - began) * US / containers)
             ran_us.append((time.thread_time() - ran) * US / containers)
             if any(not one.region or len(one.region.processes) != processes for one in readings):

@@ -3,7 +3,7 @@
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -99,6 +99,43 @@ def test_a_tenant_that_counts_less_than_it_holds_is_reported(
     eventually(lambda: value(node, DISAGREES) == 0)
     tenant.kill()
     eventually(lambda: value(node, USED) == 0, what="the dead do not count")
+
+
+def sample(node: SimNode, name: str, label: str) -> float | None:
+    """Of the sample with this label."""
+    for line in node.fetch("/metrics")[1].splitlines():
+        if line.startswith(name + "{") and label in line:
+            return float(line.rpartition(" ")[2])
+    return None
+
+
+SPOILED: dict[str, tuple[Callable[[SimNode, RanPod, Path], None], str]] = {
+    "magic 0": (lambda node, pod, region: write(node, pod, 0, 0), "wiped"),
+    "unlinked": (lambda node, pod, region: region.unlink(), "removed"),
+    "no GPUs": (lambda node, pod, region: write(node, pod, 56, 0), "gpu missing"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "reason"), SPOILED.values(), ids=SPOILED)
+def test_a_tenant_that_takes_its_accounting_away_is_reported(
+    node: SimNode, stack: ExitStack, spoil: Callable[[SimNode, RanPod, Path], None], reason: str
+) -> None:
+    pod, tenant = run(node, stack)
+    assert tenant.ask("alloc 3000").ok
+    eventually(lambda: value(node, USED) == 3000 * MIB)
+    eventually(lambda: value(node, "vgpu_container_enforced") == 1)
+    [region] = directory(node, pod.uid).glob("*.cache")
+    spoil(node, pod, region)
+    eventually(lambda: sample(node, "vgpu_region_rejected_total", f'reason="{reason}"'))
+    eventually(lambda: value(node, DISAGREES) == 1)
+    assert value(node, USED) is None
+    eventually(lambda: sample(node, "vgpu_container_enforced", 'reason="foreign region"') == 0)
+    eventually(
+        lambda: (
+            {"VgpuAccountingDisagrees", "VgpuLimitsNotEnforced"}
+            <= {event["reason"] for event in node.events()}
+        )
+    )
 
 
 def test_counters_only_go_on_when_the_agent_is_killed_and_the_tenant_lies(

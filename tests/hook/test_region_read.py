@@ -66,7 +66,7 @@ def sight_of(pids: Sequence[int]) -> Sight:
                 library=True, uses_gpu=True,
             )
         )  # fmt: skip
-    return Sight(tuple(found), NEVER)
+    return Sight(tuple(found), NEVER, NEVER)
 
 
 def test_a_killed_process_does_not_count(tenant: Node, host: HostRegionReader) -> None:

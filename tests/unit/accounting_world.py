@@ -1,7 +1,7 @@
 # ruff: noqa: ARG002 - a fake has the arguments of its port, used or not
 """A node's containers as accounting sees them: fakes of its ports, with time that is told to pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.domain.accounting import (
@@ -127,11 +127,13 @@ class FakeRegions:
             raise NodeNotReady(self.broken)
         return self.listed
 
-    def read(self, names: Sequence[RegionName]) -> tuple[RegionReading, ...]:
+    def read(self, names: Iterable[RegionName]) -> Iterator[RegionReading]:
         if self.broken:
             raise NodeNotReady(self.broken)
-        self.asked = list(names)
-        return tuple(self.readings.get((n.pod_uid, n.container), RegionReading()) for n in names)
+        self.asked = []
+        for name in names:
+            self.asked.append(name)
+            yield self.readings.get((name.pod_uid, name.container), RegionReading())
 
 
 @dataclass
@@ -215,7 +217,7 @@ class World:
         self.metering = _Asked(self.meter, clock=lambda: self.clock_s)
         books = Books(
             grants=self.grants, pods=self.pods, regions=self.regions, limits=self.limits,
-            states=self.states, seen=self.seen,
+            states=self.states, seen=self.seen, boot_s=lambda: self.clock_s,
         )  # fmt: skip
         self.accounting = Accounting(
             books, self.metering, self.store,

@@ -1,6 +1,8 @@
 """What is told of containers, from their grants, regions, processes and the driver."""
 
+import gc
 import io
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,10 +10,12 @@ import pytest
 from agent import logs
 from agent.domain.accounting import ContainerUse, GpuProcess, Tier, Totals
 from agent.domain.enforcement import State
+from agent.domain.expected_region import ANY, Expected
 from agent.domain.grants import Claim, Mount
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
-from agent.domain.region import Region, Rejected
-from agent.domain.region_reading import RegionReading
+from agent.domain.new_region import RegionMark
+from agent.domain.region import Region, RegionProcess, Rejected
+from agent.domain.region_reading import RegionName, RegionReading
 from agent.errors import NvmlAbsent
 from agent.ports import ClusterEvent
 from agent.services.accounting import EVENT, events_of
@@ -21,6 +25,7 @@ from tests.unit.accounting_world import (
     MIB,
     A,
     B,
+    FakeRegions,
     World,
     gpu,
     pod,
@@ -421,20 +426,119 @@ def test_who_is_gone_disagrees_no_more(world: World, said: io.StringIO) -> None:
 
 @pytest.mark.parametrize(
     "why",
-    ["no process list", "used bytes not told", "nobody seen", "off", "no region", "driver gone"],
+    [
+        "no process list",
+        "used bytes not told",
+        "used bytes of one not told",
+        "nobody seen",
+        "off",
+        "driver gone",
+        "the node's directories not ours",
+    ],
 )
 def test_where_nothing_is_known_nobody_disagrees(world: World, why: str) -> None:
-    world.give(record(preload=why != "off"), None if why == "no region" else region(slot(MIB)))
+    world.give(record(preload=why != "off"), region(slot(MIB)))
     if why != "nobody seen":
         world.see(process(500))
     used = None if why == "used bytes not told" else 5000 * MIB
     world.meter.gpus = (
         gpu(A, GpuProcess(pid=500, used_bytes=used), listed=why != "no process list"),
     )
+    if why == "used bytes of one not told":
+        world.see(process(500), process(501, pid_inside=8))
+        known, unknown = (
+            GpuProcess(pid=500, used_bytes=5000 * MIB), GpuProcess(pid=501, used_bytes=None)
+        )  # fmt: skip
+        world.meter.gpus = (gpu(A, known, unknown),)
+    if why.startswith("the node's"):
+        world.regions.broken = "the directory /x can be written by others: chmod it"
     if why == "driver gone":
         world.meter.error = NvmlAbsent("there is no driver: install one")
     assert not any(world.device().disagrees for _ in range(3))
     assert world.told == []
+    if why.startswith("used bytes"):
+        assert world.device().driver_bytes is None
+
+
+NOTHING_COUNTED = {
+    "not made": None,
+    "removed": RegionReading(rejected=Rejected.REMOVED, problem="it was removed"),
+    "wiped": RegionReading(rejected=Rejected.WIPED, problem="its beginning was wiped out"),
+    "no device": RegionReading(region=region(slot(5000 * MIB, devices=0), uuids=())),
+}
+
+
+@pytest.mark.parametrize("reading", NOTHING_COUNTED.values(), ids=NOTHING_COUNTED)
+def test_who_counts_nothing_is_compared_with_the_driver(
+    world: World, reading: RegionReading | None
+) -> None:
+    world.give(record())
+    if reading:
+        world.regions.readings["uid-train", "main"] = reading
+    world.see(process(500))
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=65 * MIB)),)
+    assert [world.device().disagrees for _ in range(3)] == [False, True, True]
+    assert len(world.told) == 1
+    posted: list[ClusterEvent] = []
+    events_of(posted.append, world.pods)(*world.told[0])
+    assert "counts 0 MiB" in posted[0].message
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=64 * MIB)),)
+    assert [world.device().disagrees for _ in range(2)] == [True, False]
+
+
+def test_a_region_is_read_as_its_limits_file_says_it_is(world: World) -> None:
+    world.give(record(), region(slot()))
+    world.look()
+    assert world.regions.asked[0].expected == ANY
+    line = DeviceLimit(uuid=A)
+    world.limits.files["uid-train", "main"] = LimitsFile(
+        devices=(line,), region_inode=12, region_id=34
+    )
+    world.look()
+    assert world.regions.asked[0].expected == Expected(RegionMark(12, 34), (A.lower(),))
+
+
+# --- containers that fill their regions with forged processes ---------------------------------------
+
+MANY = 1024
+
+
+class FullRegions(FakeRegions):
+    """Every region is made as it is read, and full; how many slots were there at once."""
+
+    most = 0
+
+    def read(self, names: Iterable[RegionName]) -> Iterator[RegionReading]:
+        for _ in names:
+            slots = (slot(number * MIB, pid=number + 1, context=0) for number in range(MANY))
+            yield RegionReading(region=region(*slots))
+            self.most = max(self.most, sum(type(one) is RegionProcess for one in gc.get_objects()))
+
+
+def test_one_full_region_is_held_at_a_time_and_few_of_its_processes(world: World) -> None:
+    world.regions = FullRegions()
+    world.start()
+    names = [f"p{number:02}" for number in range(8)]
+    for name in names:
+        world.give(record(name))
+    gc.collect()
+    before = sum(type(one) is RegionProcess for one in gc.get_objects())
+    node = world.look()
+    assert [one.pod for one in node.containers] == names
+    assert MANY <= world.regions.most - before <= 2 * MANY
+    after = sum(type(one) is RegionProcess for one in gc.get_objects())
+    assert after <= before
+    for container in node.containers:
+        assert [one.pid for one in container.processes] == [*range(MANY - 63, MANY + 1)]
+        reported = container.devices[0].reported
+        assert reported is not None
+        assert reported.used_bytes == sum(range(MANY)) * MIB
+
+
+def test_processes_of_the_future_do_not_count(world: World) -> None:
+    world.give(record(), region(slot(MIB), slot(700 * MIB, pid=8, start_time=1 << 62)))
+    world.see(process(500))
+    assert [one.pid for one in world.only().processes] == [7]
 
 
 def test_a_driver_that_hangs_stops_nobody(world: World) -> None:

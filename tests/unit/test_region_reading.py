@@ -10,7 +10,7 @@ from agent.domain.enforcement import Process
 from agent.domain.region import RegionProcess
 from agent.domain.region_reading import Sight, living
 
-NAMESPACE, LOOKED_AT = 4026532000, 1000
+NAMESPACE, LOOKED_AT, NOW = 4026532000, 1000, 1500
 PROCESS = Process(
     pid=500, pid_inside=7, pid_namespace=NAMESPACE, start_time=99, library=True, uses_gpu=True
 )
@@ -39,6 +39,9 @@ UNREADABLE = replace(PROCESS, pid_inside=0, pid_namespace=0, readable=False)
         pytest.param(replace(SLOT, host_pid=500, start_time=98), [PROCESS], False, id="told once, dead"),
         pytest.param(replace(SLOT, start_time=LOOKED_AT), [], True, id="started as we looked"),
         pytest.param(replace(SLOT, start_time=LOOKED_AT + 5), [], True, id="started since"),
+        pytest.param(replace(SLOT, start_time=NOW), [], True, id="started just now"),
+        pytest.param(replace(SLOT, start_time=NOW + 1), [], False, id="started in the future"),
+        pytest.param(replace(SLOT, start_time=(1 << 64) - 1), [], False, id="at the end of time"),
         pytest.param(SLOT, [UNREADABLE], True, id="one that cannot be looked into"),
         pytest.param(replace(SLOT, start_time=98), [UNREADABLE], False, id="not that one either"),
         pytest.param(FOREIGN, [PROCESS], True, id="HAMi-core's, by pid"),
@@ -50,7 +53,7 @@ UNREADABLE = replace(PROCESS, pid_inside=0, pid_namespace=0, readable=False)
     ],
 )  # fmt: skip
 def test_who_counts(slot: RegionProcess, processes: list[Process], counts: bool) -> None:
-    assert living([slot], Sight(tuple(processes), LOOKED_AT)) == ((slot,) if counts else ())
+    assert living([slot], Sight(tuple(processes), LOOKED_AT, NOW)) == ((slot,) if counts else ())
 
 
 def test_where_nobody_can_be_seen_slots_are_believed() -> None:
@@ -72,7 +75,7 @@ PROCESSES = st.builds(
 def test_only_what_is_there_counts_and_more_is_never_less(
     slots: list[RegionProcess], processes: list[Process], looked_at: int
 ) -> None:
-    found = living(slots, Sight(tuple(processes), looked_at))
+    found = living(slots, Sight(tuple(processes), looked_at, NOW))
     assert set(found) <= set(slots)
-    more = Sight((*processes, PROCESS), looked_at)
+    more = Sight((*processes, PROCESS), looked_at, NOW)
     assert set(found) <= set(living(slots, more))

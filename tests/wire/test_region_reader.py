@@ -37,7 +37,8 @@ class Bed:
         self.reader = HostRegionReader(root)
 
     def read(self, name: str = NAME) -> RegionReading:
-        return self.reader.read([RegionName(UID, "main", name)])[0]
+        (reading,) = self.reader.read([RegionName(UID, "main", name)])
+        return reading
 
 
 @pytest.fixture

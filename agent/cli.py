@@ -5,6 +5,7 @@ only for what it uses.
 """
 
 import argparse
+import contextlib
 import difflib
 import json
 import os
@@ -212,12 +213,13 @@ def _doctor(arguments: list[str], environ: Mapping[str, str]) -> int:
 def _service_settings(root: Path) -> dict[str, str]:
     """What the agent of this host is started with, if it was installed here and we may know."""
     from agent.hostinstall.environment_file import parse
-    from agent.hostinstall.layout import Layout
+    from agent.hostinstall.layout import Layout, settings_of
 
-    try:
-        return parse((root / Layout().environment.relative_to("/")).read_bytes())
-    except OSError:
-        return {}
+    layout, found = Layout(), dict[str, str]()
+    for path, settings in ((layout.unit, settings_of), (layout.environment, parse)):
+        with contextlib.suppress(OSError):
+            found |= settings((root / path.relative_to("/")).read_bytes())
+    return found
 
 
 def _doctor_probe(arguments: list[str], _environ: Mapping[str, str]) -> int:

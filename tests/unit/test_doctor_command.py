@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
+from agent.cli import _service_settings, main
 from agent.config import Config
 from agent.doctor import command
 from agent.doctor.checks import CHECKS
@@ -288,3 +288,17 @@ def test_a_full_disk_of_which_nobody_counts_inodes(host: Host) -> None:
     host.space_of = lambda _: Space(free_bytes=2 << 30, free_inodes=-1)
     (space,) = (one for one in CHECKS if one.name == "disk-space")
     assert space.look(host).verdict is Verdict.OK
+
+
+def test_the_settings_of_the_installed_service_count_the_file_before_the_unit(
+    tmp_path: Path,
+) -> None:
+    unit = tmp_path / "etc/systemd/system/vgpu-agent.service"
+    environment = tmp_path / "etc/vgpu-agent/vgpu-agent.env"
+    assert _service_settings(tmp_path) == {}
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nEnvironment=VGPU_VGPULOCK_DIR=/a\nEnvironment=VGPU_STATE_DIR=/b\n")
+    assert _service_settings(tmp_path) == {"VGPU_VGPULOCK_DIR": "/a", "VGPU_STATE_DIR": "/b"}
+    environment.parent.mkdir(parents=True)
+    environment.write_text("VGPU_STATE_DIR=/c\n")
+    assert _service_settings(tmp_path) == {"VGPU_VGPULOCK_DIR": "/a", "VGPU_STATE_DIR": "/c"}

@@ -95,7 +95,8 @@ def encode(ledger: Ledger) -> bytes:
     """One JSON object. What goes beyond MAX_ENTRIES is left out, the newest first kept."""
     newest = sorted(ledger.items(), key=lambda item: -item[1].at_s)[:MAX_ENTRIES]
     entries = [
-        [*key, entry.at_s, _numbers(entry.totals), _numbers(entry.counted)] for key, entry in newest
+        [*key, entry.at_s, *map(_numbers, (entry.totals, entry.counted, entry.spare))]
+        for key, entry in newest
     ]
     return json.dumps({"version": VERSION, "entries": entries}).encode() + b"\n"
 
@@ -124,13 +125,15 @@ def _entries(whole: Any) -> list[Any]:
 
 
 def _entry(line: Any) -> tuple[Key, Entry]:
-    uid, container, gpu, at_s, totals, counted = line
+    uid, container, gpu, at_s, totals, counted, *spare = line  # without spare: an older agent's
     names = (uid, container, gpu)
     if not all(isinstance(name, str) and len(name) <= MAX_NAME_CHARS for name in names):
         raise MalformedTotals("three names were expected")
+    if len(spare) > 1:
+        raise MalformedTotals("at most three lists of numbers were expected")
     if not isinstance(at_s, int | float) or not math.isfinite(at_s):
         raise MalformedTotals("a moment was expected")
-    return names, Entry(_totals(totals), _totals(counted), float(at_s))
+    return names, Entry(_totals(totals), _totals(counted), float(at_s), *map(_totals, spare))
 
 
 def _totals(values: Any) -> Totals:

@@ -586,6 +586,23 @@ def test_totals_outlive_the_agent_and_end_with_the_container(world: World) -> No
     assert world.device().totals.gpu_ns == S
 
 
+def test_before_the_pods_are_known_no_totals_are_forgotten(world: World) -> None:
+    """Of a container whose grant the journal has lost only its pod is known."""
+    table = PodTable({"uid-train": pod()}, synced=True)
+    world.pods.publish(table)
+    world.regions.listed = (("uid-train", "main"),)
+    world.count(region(slot()))
+    world.look()
+    world.count(region(slot(), charged_ns=4 * S))
+    assert world.device().totals.gpu_ns == 4 * S
+    world.start()
+    world.pods.publish(PodTable())  # the API server does not answer
+    assert world.look().containers == ()
+    world.pods.publish(table)
+    world.count(region(slot(), charged_ns=S))
+    assert world.device().totals.gpu_ns == 5 * S
+
+
 def test_totals_are_written_when_they_change(world: World) -> None:
     saves = world.store
     world.give(record(), region(slot(), charged_ns=S))

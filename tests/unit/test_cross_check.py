@@ -57,6 +57,11 @@ def after(*looks: tuple[int, int]) -> list[bool]:
         pytest.param([(900, 500), (500, 500)] * 3, [False] * 6, id="now and then, never twice"),
         pytest.param([(0, 5000)] * 3, [False] * 3, id="less is no difference"),
         pytest.param([(900, 900), (900, 100), (100, 100)], [False] * 3, id="freed in between"),
+        pytest.param(
+            [(900, 900), (900, 700), (700, 500), (500, 300)],
+            [False] * 4,
+            id="freed piece by piece, and the driver was asked first",
+        ),
         pytest.param([(900, 0)] * 2 + [(0, 0)] * 3, [False, True, True, False, False], id="over"),
         pytest.param(
             [(900, 0)] * 2 + [(0, 0), (900, 0)] * 2, [False] + [True] * 5, id="not over yet"

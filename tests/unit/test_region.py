@@ -90,7 +90,7 @@ def test_what_our_library_adds() -> None:
     struct.pack_into("<qQ4Q", raw, device + TAIL["device.budget_ns"], -12, 13, 14, 15, 16, 17)
     struct.pack_into("<Q", raw, TAIL_OFFSET + TAIL["refusal_count"], 34)
     ring = TAIL_OFFSET + TAIL["refusals"]
-    for index, number in ((0, 33), (1, 34), (2, 0), (31, 32)):
+    for index, number in ((0, 33), (1, 34), (2, 0), (3, 1 << 63), (4, 1 << 63 | 35), (31, 32)):
         at = ring + index * TAIL["refusal"]
         struct.pack_into("<QQiiQQQQi4x32s", raw, at, number, 1, 2, 0, 3, 4, 5, 6, 7, b"cuMemAlloc")
     region = decode(bytes(raw))

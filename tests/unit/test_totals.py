@@ -46,6 +46,11 @@ def shown(*looks: tuple[float, float], processes: int = 1, name: str = "gpu_ns")
         pytest.param([(10, 3600)], [10.5], id="more than it can have had"),
         pytest.param([(10, 10), (15, 1e9)], [10, 15.75], id="a forged leap"),
         pytest.param([(10, 10), (15, 1e9), (20, 1e9)], [10, 15.75, 21], id="it gains 60 s by it"),
+        pytest.param(
+            [(10, 10), (15, 1e9), (100, 1e9), (500, 1e9)], [10, 15.75, 78.75, 78.75],
+            id="and never more than that",
+        ),
+        pytest.param([(10, 0), (3600, 0), (3610, 1e6)], [0, 0, 73.5], id="an hour of rest is no credit"),
         pytest.param([(10, 2), (15, 22), (20, 22), (30, 22)], [2, 15.75, 21, 22], id="charged ahead"),
         pytest.param([(10, 8), (15, 3), (20, 5)], [8, 11, 13], id="made anew"),
         pytest.param([(10, 8), (15, 0), (20, 0)], [8, 8, 8], id="set to 0"),
@@ -111,6 +116,7 @@ ENTRIES = st.builds(
     Entry, totals=st.builds(Totals, **dict.fromkeys(NAMES, st.integers(0, MOST))),  # type: ignore[arg-type]
     counted=st.builds(Totals, **dict.fromkeys(NAMES, st.integers(0, MOST))),  # type: ignore[arg-type]
     at_s=st.floats(allow_nan=False, allow_infinity=False),
+    spare=st.builds(Totals, **dict.fromkeys(NAMES, st.integers(0, MOST))),  # type: ignore[arg-type]
 )  # fmt: skip
 LEDGERS = st.dictionaries(st.tuples(*[st.text(max_size=9)] * 3), ENTRIES, max_size=5)
 
@@ -118,6 +124,23 @@ LEDGERS = st.dictionaries(st.tuples(*[st.text(max_size=9)] * 3), ENTRIES, max_si
 @given(LEDGERS)
 def test_what_is_saved_is_read_back(ledger: dict[tuple[str, str, str], Entry]) -> None:
     assert decode(encode(ledger)) == ledger
+
+
+def test_a_wait_that_is_counted_at_its_end_is_believed_after_a_restart() -> None:
+    entry = None
+    for now_s in range(int(GRANTED), int(GRANTED) + 51):
+        entry = advance(entry, Totals(), granted_at_s=GRANTED, now_s=float(now_s), processes=1)
+    assert entry is not None
+    read = decode(encode({("u", "c", "g"): entry}))["u", "c", "g"]
+    after = advance(
+        read, Totals(throttled_ns=40 * S), granted_at_s=GRANTED, now_s=GRANTED + 51, processes=1
+    )
+    assert after.totals.throttled_ns == 40 * S
+
+
+def test_what_an_older_agent_saved_is_read() -> None:
+    (entry,) = decode(line(totals=[1, 2, 3, 4, 5]).encode()).values()
+    assert entry == Entry(totals=Totals(**dict(zip(NAMES, range(1, 6), strict=True))), at_s=1.0)
 
 
 def test_the_newest_are_saved_of_too_many() -> None:
@@ -154,7 +177,9 @@ def line(**changes: object) -> str:
         pytest.param(line(totals=[1.5, 0, 0, 0, 0]), id="a part of a launch"),
         pytest.param(line(counted=[True, 0, 0, 0, 0]), id="true"),
         pytest.param(line(counted=[1 << 63, 0, 0, 0, 0]), id="more than fits"),
-        pytest.param(line(extra=1), id="a field too many"),
+        pytest.param(line(spare=1), id="a number for what was possible"),
+        pytest.param(line(spare=[0] * 4), id="one of that too few"),
+        pytest.param(line(spare=[0] * 5, extra=[0] * 5), id="a field too many"),
         pytest.param("[" * 100_000, id="deeper than the stack"),
         pytest.param('{"version": 1, "entries": [[' + "9" * 5000 + "]]}", id="a huge number"),
     ],

@@ -131,17 +131,17 @@ def _feedback(parts: Parts, limits: HostLiveLimits) -> list[Service]:
     if not (config.priorities or config.core_lending):
         return []
     switches = HostRegionSwitches(config.host_vgpu_dir)
-    return [
-        Feedback(
-            Roster(
-                switches,
-                limits,
-                parts.view.pods,
-                priorities_of_regions=config.priority_from == "region",
-            ),
-            Levers(switches=switches, leases=limits, guard=ProcessGuard()),
-            priorities=config.priorities,
-            lender=Lender(switches, limits) if config.core_lending else None,
-            paused=MIG_BUSY.exists,
-        )
-    ]
+    feedback = Feedback(
+        Roster(
+            switches,
+            limits,
+            parts.view.pods,
+            priorities_of_regions=config.priority_from == "region",
+        ),
+        Levers(switches=switches, leases=limits, guard=ProcessGuard()),
+        priorities=config.priorities,
+        lender=Lender(switches, limits) if config.core_lending else None,
+        paused=MIG_BUSY.exists,
+    )
+    limits.listen(feedback.wake)  # what is lent does not wait for the next round
+    return [feedback]

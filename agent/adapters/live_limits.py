@@ -55,6 +55,15 @@ class HostLiveLimits:
         self._lock = threading.Lock()  # of the open files
         self._open: dict[str, MappedLimits] = {}
         self._limits_lock = threading.Lock()  # of the records: limits change one at a time
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called whenever limits were given, changed or forgotten, on that thread."""
+        self._listeners.append(wake)
+
+    def _tell(self) -> None:
+        for wake in self._listeners:
+            wake()
 
     # --- LiveLimits
 
@@ -125,6 +134,7 @@ class HostLiveLimits:
             record = self._records.read(pod_uid, container)
             if record is not None:
                 self._project(pod_uid, container, record, lambda now: now)
+        self._tell()
 
     def changed(self) -> tuple[tuple[str, str], ...]:
         """Pod uid and container of all that have a record. Raises NodeNotReady."""
@@ -134,6 +144,7 @@ class HostLiveLimits:
         """Drop the record of a container that is gone. Raises NodeNotReady."""
         with self._limits_lock:
             self._records.forget(pod_uid, container)
+        self._tell()
 
     def mend(self) -> int:
         """After a start, alone on the node: finish what was not finished; give how many files.
@@ -175,7 +186,9 @@ class HostLiveLimits:
         change: Callable[[LimitsFile], LimitsFile],
     ) -> LimitsFile | None:
         self._records.write(pod_uid, container, record)
-        return self._project(pod_uid, container, record, change)
+        wanted = self._project(pod_uid, container, record, change)
+        self._tell()
+        return wanted
 
     def _project(
         self,

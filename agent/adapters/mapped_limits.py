@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Mapping
 
-from agent.domain.lending import Lease
+from agent.domain.lending import Lease, capped_permille
 from agent.domain.limit_lines import (
     ALIVE_AT,
     BLOCKED_UNTIL_AT,
@@ -112,7 +112,10 @@ class MappedLimits:
         u32[at // 4] = (odd + 1) & 0xFFFFFFFF
 
     def lease(self, leases: Mapping[int, Lease], now_ns: int) -> bool:
-        """Write what is lent and blocked of these lines, where it is something else."""
+        """Write what is lent and blocked of these lines, where it is something else.
+
+        No more is lent than a share leaves that was made larger meanwhile.
+        """
         if not all(0 <= place < len(self._known[1].devices) for place in leases):
             return False
         for place, lease in leases.items():
@@ -124,8 +127,9 @@ class MappedLimits:
         u32, u64 = self._u32, self._u64
         lent, until = (at + LENT_AT) // 4, (at + LENT_UNTIL_AT) // 8
         blocked = (at + BLOCKED_UNTIL_AT) // 8
+        lent_permille = capped_permille(u32[(at + CORE_AT) // 4], lease.lent_permille)
         if (u32[lent], u64[until], u64[blocked]) == (
-            lease.lent_permille,
+            lent_permille,
             lease.lent_until_ns,
             lease.blocked_until_ns,
         ):
@@ -135,7 +139,7 @@ class MappedLimits:
             return  # limits are half written there, which nobody but `put` can finish
         u32[at // 4] = sequence + 1
         self._order()
-        u32[lent] = lease.lent_permille
+        u32[lent] = lent_permille
         u64[until] = lease.lent_until_ns
         u64[blocked] = lease.blocked_until_ns
         self._order()

@@ -143,6 +143,13 @@ def lent_permille(tenants: Sequence[Tenant]) -> tuple[int, ...]:
     return tuple(lent)
 
 
+def capped_permille(own_permille: int, lent_permille: int) -> int:
+    """What may be lent beside this share, which may be larger than when that was decided."""
+    if not 0 < own_permille < WHOLE_PERMILLE:
+        return lent_permille  # it has no limit
+    return min(lent_permille, MOST_PERMILLE - own_permille)
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """What is lent to a container on one GPU, and until when; and until when it is blocked there.

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
+from agent.domain.lending import capped_permille
 from agent.domain.limit_record import SetLimit
 from agent.domain.limits_file import FILE_BYTES, MAX_DEVICES, DeviceLimit, LimitsFile
 
@@ -71,7 +72,10 @@ def _with_limit(device: DeviceLimit, limits: Mapping[str, SetLimit]) -> DeviceLi
     if found is None:
         return device
     return replace(
-        device, memory_limit_bytes=found.memory_limit_bytes, core_permille=found.core_permille
+        device,
+        memory_limit_bytes=found.memory_limit_bytes,
+        core_permille=found.core_permille,
+        lent_permille=capped_permille(found.core_permille, device.lent_permille),
     )
 
 

@@ -101,7 +101,8 @@ class Leases(LiveLimits, Protocol):
     def lease(self, pod_uid: str, container: str, leases: Mapping[int, Lease]) -> bool:
         """Write what is lent and blocked of devices, by place, and nothing else of their lines.
 
-        Not kept on disk. False: the container has no limits file, or not these devices.
+        No more is lent than its share leaves of the GPU when it is written. Not kept on disk.
+        False: the container has no limits file, or not these devices.
         Raises NodeNotReady.
         """
 

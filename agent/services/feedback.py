@@ -6,6 +6,7 @@ our library is told in its limits file, which no container can write: its blocks
 that are renewed while they hold, and the switch of its share is lending (services/lending).
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from agent.domain.feedback import BLOCKED, Change, observe
 from agent.domain.lending import MOST_PERMILLE, Lease
 from agent.errors import AgentError
 from agent.ports import BlockGuard, ContainerKey, Leases, RegionSwitches
-from agent.services.lending import Lender, Sharing
+from agent.services.lending import LOOK_NS, Lender, Sharing
 from agent.services.roster import Member, Roster
 from agent.supervisor import Lifeline
 
@@ -84,12 +85,24 @@ class Feedback:
         self._standing: dict[ContainerKey, _Standing] = {}
         self._waiting: set[ContainerKey] = set()  # in their usage regions
         self._due_ns = [0, 0, 0]  # the next round, renewal, look
+        self._stale = False  # shares are not as they were when the lender was told
+        self._told_ns = 0  # when that was
+        self._woken = threading.Event()
+
+    def wake(self) -> None:
+        """Say that containers or their limits have changed. Thread-safe."""
+        self._stale = True
+        self._woken.set()
 
     def run(self, life: Lifeline) -> None:
+        life.on_stop(self._woken.set)
         try:
             while not life.stopping:
                 life.pulse(WORKING_S)
-                life.pause(self.turn() / S)
+                wait_s = self.turn() / S
+                life.pulse(wait_s)
+                self._woken.wait(wait_s)
+                self._woken.clear()
         finally:
             self.release()
             self._switches.close()
@@ -98,9 +111,14 @@ class Feedback:
         """Do what is due; give after how many ns something will be."""
         now_ns = self._clock_ns()
         if now_ns >= self._due_ns[0]:
+            self._stale = False
             self.round_once()
-            now_ns = self._clock_ns()
+            now_ns = self._told_ns = self._clock_ns()
             self._due_ns = [now_ns + self._every_ns, now_ns + RENEW_NS, now_ns]
+        elif self._stale and now_ns >= self._told_ns + LOOK_NS:
+            self._stale = False
+            self._look_around()
+            now_ns = self._told_ns = self._due_ns[2] = self._clock_ns()
         if self._standing and now_ns >= self._due_ns[1]:
             self._renew()
             self._due_ns[1] = now_ns + RENEW_NS
@@ -109,6 +127,7 @@ class Feedback:
             self._due_ns[2] = self._due_ns[0] if wait_ns is None else now_ns + wait_ns
         due = [self._due_ns[0], *([self._due_ns[1]] if self._standing else [])]
         due += [self._due_ns[2]] if self._lender is not None else []
+        due += [self._told_ns + LOOK_NS] if self._stale else []
         return max(min(due) - self._clock_ns(), 0)
 
     def round_once(self) -> None:
@@ -135,6 +154,16 @@ class Feedback:
             self._tell_regions(members, changes)
         if self._lender is not None:
             self._lender.know([self._sharing(key, m, changes) for key, m in members.items()])
+
+    def _look_around(self) -> None:
+        """Between two rounds, tell the lender who has what: nobody is counted down or blocked."""
+        if self._lender is None or self._paused():
+            return
+        try:
+            members = self._roster.members()
+        except AgentError:
+            return  # the next round says so
+        self._lender.know([self._sharing(key, m, {}) for key, m in members.items()])
 
     def release(self) -> None:
         """Let everybody go on, and take back what is lent."""

@@ -16,6 +16,8 @@ from agent.services.lending import LEASE_NS as LENT_NS
 from agent.services.lending import Lender
 from agent.services.published import PodTable, Published
 from agent.services.roster import Roster
+from agent.supervisor import Supervisor
+from tests.waiting import eventually
 
 MS, S = 1_000_000, 1_000_000_000
 A, B = "gpu-a", "gpu-b"
@@ -39,12 +41,14 @@ class Node:
     broken: bool = False
     written: list[tuple[ContainerKey, str, int]] = field(default_factory=list)
     now_ns: int = 10**15
+    refreshed: int = 0
 
     # ports.RegionSwitches
 
     def refresh(self) -> Mapping[ContainerKey, SwitchWords]:
         if self.broken:
             raise NodeNotReady("the disk is gone")
+        self.refreshed += 1
         return dict(self.words)
 
     def directories(self) -> frozenset[ContainerKey]:
@@ -516,6 +520,119 @@ def test_each_gpu_by_itself() -> None:
         node.works(other)
         turns(loop, node, 0.04)
     assert (node.lent(key, 0), node.lent(key, 1)) == (699, 0)
+
+
+def lends_all(node: Node) -> tuple[Feedback, ContainerKey]:
+    """A loop some time after a round, and a container with 300 that is lent the rest."""
+    key = node.ours("one")
+    loop = feedback(node)
+    for _ in range(10):
+        node.works(key, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(key) == 699
+    return loop, key
+
+
+def within_100_ms(loop: Feedback, node: Node, *working: ContainerKey) -> None:
+    """Nearly: what is lent then has not simply ended."""
+    until_ns = node.now_ns + 90 * MS
+    while node.now_ns < until_ns:
+        for key in working:
+            node.works(key, waits=1)
+        node.now_ns += min(max(loop.turn(), MS), 5 * MS)
+
+
+def test_who_is_granted_a_share_meanwhile_has_it_at_once() -> None:
+    node = Node()
+    loop, key = lends_all(node)
+    other = node.ours("other", permille=700)
+    loop.wake()
+    within_100_ms(loop, node, key, other)
+    assert node.lent(key) == 0
+
+
+@pytest.mark.parametrize(
+    ("permille", "lent"),
+    [pytest.param(700, 299, id="raised"), pytest.param(100, 899, id="lowered")],
+)
+def test_a_share_that_is_changed_meanwhile(permille: int, lent: int) -> None:
+    node = Node()
+    loop, key = lends_all(node)
+    (device,) = node.limits[key].devices
+    changed = replace(device, core_permille=permille)
+    node.limits[key] = replace(node.limits[key], devices=(changed,))
+    loop.wake()
+    within_100_ms(loop, node, key)
+    assert node.lent(key) == lent
+
+
+def test_who_is_woken_between_rounds_counts_nobody_down() -> None:
+    """Else one change of limits would let everybody go on that waits."""
+    node = Node()
+    high, low = node.ours("high", priority=0), node.ours("low")
+    loop = feedback(node)
+    turns(loop, node, 1)
+    before = node.words[high].recent_kernel
+    for _ in range(10):
+        loop.wake()
+        turns(loop, node, 0.1)
+    assert node.words[high].recent_kernel == before
+    assert node.until(low)
+
+
+def test_who_is_woken_without_end_looks_around_as_often_as_it_looks() -> None:
+    node = Node()
+    loop, _ = lends_all(node)
+    before = node.refreshed
+    for _ in range(300):
+        loop.wake()
+        node.now_ns += min(max(loop.turn(), MS), 2 * MS)
+    assert 0 < node.refreshed - before <= 11
+
+
+def test_what_is_woken_while_paused_leaves_everybody_alone() -> None:
+    node, paused = Node(), [False]
+    key = node.ours("one")
+    loop = feedback(node, paused=paused)
+    turns(loop, node, 1)
+    before, paused[0] = node.refreshed, True
+    loop.wake()
+    turns(loop, node, 1)
+    assert node.refreshed == before
+    assert node.lent(key) == 0
+
+
+def test_the_loop_sleeps_until_it_is_woken() -> None:
+    node = Node()
+    loop = Feedback(
+        Roster(node, node, Published(PodTable())),
+        Levers(node, node, node),
+        lender=Lender(node, node),
+        every_s=3600,
+    )
+    supervisor = Supervisor([loop])
+    supervisor.start()
+    try:
+        assert eventually(lambda: node.refreshed == 1)
+        loop.wake()
+        assert eventually(lambda: node.refreshed == 2)
+    finally:
+        supervisor.stop()
+    assert supervisor.join() == 0
+
+
+def test_one_that_waits_for_others_is_nobody_to_share_with() -> None:
+    """It has no limit, and has launched just now."""
+    node = Node()
+    key = node.ours("high", priority=0)
+    low = node.ours("low", permille=0)
+    loop = feedback(node)
+    for _ in range(5):
+        node.works(key, waits=1)
+        node.words[low] = replace(node.words[low], recent_kernel=2)
+        turns(loop, node, 0.04)
+    assert node.until(low)
+    assert node.lent(key) == 699
 
 
 def test_looks_are_rare_while_nobody_computes() -> None:

@@ -23,7 +23,13 @@ from agent.domain.limit_lines import limits_in, sequences
 from agent.domain.limit_record import SetLimit
 from agent.domain.limits_file import LimitsFile, MalformedLimits, decode
 
-WATCHED = ("live_limits.py", "mapped_limits.py", "limit_records.py", "safe_files.py", "limit_lines.py")
+WATCHED = (
+    "live_limits.py",
+    "mapped_limits.py",
+    "limit_records.py",
+    "safe_files.py",
+    "limit_lines.py",
+)
 MIB = 1 << 20
 
 

@@ -16,6 +16,7 @@ static void finish(struct measured_lane *lane, struct trace *trace)
 {
     if (trace->guess)
         atomic_fetch_sub(&lane->lane.guesses, 1);
+    atomic_store(&trace->guessed_key, 0);
     atomic_store(&trace->state, TRACE_FREE);
 }
 

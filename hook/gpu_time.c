@@ -202,8 +202,18 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
         estimate_claim(&gpu_time_predictor, key);
     if (recorded)
         atomic_fetch_add(&lane->uncertain_ns, charged_ns);
+    if (recorded && trace->guess)
+        atomic_store(&trace->guessed_key, key);
     atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);
     return recorded;
+}
+
+int gpu_time_guesses(struct lane *lane, uint64_t key)
+{
+    int guesses = 0;
+    for (size_t i = 0; i < TRACES; i++)
+        guesses += atomic_load_explicit(&measured(lane)->traces[i].guessed_key, memory_order_relaxed) == key;
+    return guesses;
 }
 
 bool gpu_time_measuring(struct lane *lane)

@@ -57,6 +57,9 @@ struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
                   int64_t charged_ns, bool edge, bool launched);
 
+/* How many launches of this kind are out whose cost was guessed. */
+int gpu_time_guesses(struct lane *lane, uint64_t key);
+
 /* Whether anything is being measured. */
 bool gpu_time_measuring(struct lane *lane);
 

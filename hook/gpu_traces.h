@@ -24,7 +24,8 @@ struct trace {
     int64_t ran_until_ns; /* of one that has ended */
     uint64_t run; /* its number in the past */
     bool ended;
-    bool guess; /* of what it costs: its kind was never measured */
+    bool guess; /* of what it costs: little is known of its kind, */
+    _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
     bool edge; /* it says what ran, not what it cost: others that are not measured may run beside it */
 };
 

@@ -236,15 +236,18 @@ static void drop_guess(struct launch *launch)
 }
 
 /* Launches of a kind of which little is known may be long, so no more of them are let out at once than are
- * worth a few turns of the GPU by what the last ones cost. The first few say little of the others: nothing,
- * if they differ. Of a long kind that varies, four at least. */
-static int64_t most_guesses(int64_t known_ns, int64_t samples, bool varies)
+ * worth a few turns of the GPU by what the last ones cost. Of a long kind that varies, four at least. */
+static int64_t most_guesses(int64_t known_ns, bool few)
 {
-    int64_t most = known_ns ? GUESSED_NS / known_ns : 1;
-    if (samples >= FEW_SAMPLES)
-        return most < 4 ? 4 : most > GUESSES ? GUESSES : most;
-    int64_t few = varies ? 1 : samples && samples < GUESSES / 2 ? 2 * samples : GUESSES;
-    return most < 1 ? 1 : most > few ? few : most;
+    int64_t most = known_ns ? GUESSED_NS / known_ns : 1, least = few ? 1 : 4;
+    return most < least ? least : most > GUESSES ? GUESSES : most;
+}
+
+/* The first few of a kind say little of its others: nothing, if they differ. Those of other kinds are no
+ * worse known for being many. */
+static int64_t most_guesses_of_kind(int64_t samples, bool varies)
+{
+    return varies ? 1 : samples ? 2 * samples : GUESSES;
 }
 
 static bool guess(struct launch *launch, int64_t most)
@@ -267,7 +270,10 @@ static int64_t expected_ns(struct launch *launch, uint64_t now_ns)
     bool long_varies = !few && ns >= ESTIMATE_LONG_NS && atomic_load(&estimate->deviation) >= ESTIMATE_ALWAYS;
     if (long_varies && !share_contended(launch->lane->share, now_ns))
         gpu_time_read(launch->lane); /* what runs may be longer by now than it was charged for */
-    if ((few || long_varies) && !guess(launch, most_guesses(samples ? ns : guess_ns, samples, varies)))
+    if (few && launch->looks < MOST_LOOKS
+        && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
+        return 0;
+    if ((few || long_varies) && !guess(launch, most_guesses(samples ? ns : guess_ns, few)))
         return 0;
     return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
 }

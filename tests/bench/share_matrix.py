@@ -68,6 +68,10 @@ def alone_cases(first_seed: int = 1) -> Iterator[Case]:
         for cap in CAPS[::2]:
             tenant = Tenant(cap, _lasting("shapes=1000000000", 1))
             yield Case(f"alone, {_us(us)}, each new", f"{cap} %", (tenant,), {"kernel": us})
+    for kinds, us in ((500, (20, 2000)), (2000, (10, 40))):
+        for cap in CAPS[::2]:
+            tenant = Tenant(cap, _lasting(f"shapes={kinds}", 1))
+            yield Case(f"alone, {_us(us)}, {kinds} kinds", f"{cap} %", (tenant,), {"kernel": us})
     for cap in CAPS:
         yield _of_every_length("alone", (cap,), first_seed)
 

@@ -134,6 +134,23 @@ def test_every_way_to_launch(tmp_path: Path, percent: int, kernels: Kernels, pha
     alone(tmp_path, percent, kernels, f"ms=3000,{phase}".rstrip(","))
 
 
+MANY_KINDS = [
+    pytest.param(90, 500, (20, 2000), id="each launched seldom"),
+    pytest.param(90, 500, (100, 300), id="of a few hundred microseconds"),
+    pytest.param(90, 2000, (10, 40), id="short ones"),
+    pytest.param(50, 2000, (10, 40), id="short ones, half of the time"),
+    pytest.param(90, 20_000, (20, 200), id="more than are remembered"),
+]
+
+
+@pytest.mark.parametrize(("percent", "kinds", "us"), MANY_KINDS)
+def test_many_kinds_that_vary(
+    tmp_path: Path, percent: int, kinds: int, us: tuple[int, int]
+) -> None:
+    """However little is known of each, they need not wait for one another."""
+    alone(tmp_path, percent, {"kernel": us}, f"ms=3000,shapes={kinds}")
+
+
 def test_threads_share_a_budget(tmp_path: Path) -> None:
     (container,) = run(tmp_path, [Tenant(40, threads=4)], SHORT)
     assert holds([container]), container.worst_error()

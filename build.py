@@ -315,8 +315,9 @@ def gpu(arguments: "Sequence[str]" = ()) -> int:
 def bench(arguments: "Sequence[str]" = ()) -> int:
     """Measure agent and hook, print the table; --json FILE writes the rows, --only AREA selects.
 
-    Areas: start, allocate, memory, large, idle, scrape, artifact, hook, share. FILE.md is written
-    beside FILE.json. --peer-hook LIBRARY runs the hook's programs with another library, too.
+    Areas: start, allocate, memory, large, idle, scrape, region, feedback, artifact, hook, share.
+    FILE.md is written beside FILE.json. --peer-hook LIBRARY runs the hook's programs with another
+    library, too.
     """
     compile_hook()
     environment("run", "hook", "dev")

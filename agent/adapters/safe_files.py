@@ -33,7 +33,7 @@ _ADVICE = {
 
 
 @contextlib.contextmanager
-def refusing(what: str, path: Path) -> Iterator[None]:
+def refusing(what: str, path: Path | str) -> Iterator[None]:
     """Turn an OSError inside into NodeNotReady: what could not be done, where, why, what to do."""
     try:
         yield

@@ -16,9 +16,8 @@ from agent.domain.region import FILE_BYTES, TAIL, TAIL_OFFSET
 from tests.bench.rows import Row, row
 
 PROGRAM = Path(__file__).resolve().parents[1] / "feedback_agent.py"
-UID = "0a1b2c3d-0000-4000-8000-00000000000"
-GPUS = ("GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000")
-CONTAINERS, PERCENT = 8, 25
+CONTAINERS, PER_GPU, PERCENT = 8, 4, 25
+MANY = 64
 FOR_S, SETTLED_S = 20.0, 2.0
 TOUCH_S = 0.005
 COUNTERS_AT = TAIL_OFFSET + TAIL["devices"] + TAIL["device.budget_ns"]
@@ -26,24 +25,26 @@ _COUNTERS = struct.Struct("<qQQQQQ")  # budget, refilled, charged, throttled, la
 
 
 def feedback_area() -> Iterator[Row]:
-    """CPU with 8 containers on 2 GPUs: all at work, half of them waiting for more; and all idle."""
-    for name, working, waiting in (
-        ("all at work, 4 of them lent to", CONTAINERS // 2, CONTAINERS // 2),
-        ("all at work at their shares", 0, CONTAINERS),
-        ("all idle", 0, 0),
+    """CPU with 8 containers on 2 GPUs, at work and idle; and with 64 on 16, all at work."""
+    for containers, name, working, waiting in (
+        (CONTAINERS, "all at work, half of them lent to", CONTAINERS // 2, CONTAINERS // 2),
+        (CONTAINERS, "all at work at their shares", 0, CONTAINERS),
+        (CONTAINERS, "all idle", 0, 0),
+        (MANY, "all at work, half of them lent to", MANY // 2, MANY // 2),
     ):
-        percent = _percent(working, waiting)
-        target = 0.5 if working or waiting else None
-        label = f"CPU, share of one core, 8 containers on 2 GPUs, {name}"
+        percent = _percent(containers, working, waiting)
+        target = 0.5 if containers == CONTAINERS and (working or waiting) else None
+        where = f"{containers} containers on {containers // PER_GPU} GPUs"
+        label = f"CPU, share of one core, {where}, {name}"
         yield row("feedback", label, [percent], "%", target=target)
 
 
-def _percent(working: int, waiting: int) -> float:
+def _percent(containers: int, working: int, waiting: int) -> float:
     with tempfile.TemporaryDirectory(prefix="vgpu-bench-") as directory:
         root = Path(directory) / "vgpu"
         for name in ("", "containers", "limits", "state"):
             (root / name).mkdir(mode=0o755)
-        regions = [_container(root, number) for number in range(CONTAINERS)]
+        regions = [_container(root, number) for number in range(containers)]
         agent = subprocess.Popen(
             [sys.executable, PROGRAM, root, "5"], stdout=subprocess.PIPE, text=True
         )
@@ -61,10 +62,12 @@ def _percent(working: int, waiting: int) -> float:
 
 def _container(root: Path, number: int) -> mmap.mmap:
     """A container with a share of one GPU; its usage region."""
-    name = f"{UID}{number}_main"
+    name = f"0a1b2c3d-0000-4000-8000-{number:012x}_main"
     home = root / "containers" / name
     home.mkdir(mode=0o777)
-    device = DeviceLimit(uuid=GPUS[number % len(GPUS)], core_permille=PERCENT * 10)
+    device = DeviceLimit(
+        uuid=f"GPU-aaaaaaaa-0000-0000-0000-{number // PER_GPU:012x}", core_permille=PERCENT * 10
+    )
     limits = LimitsFile(devices=(device,), cache_path="/x")
     (root / "limits" / name).write_bytes(encode(limits))
     with (home / "x.cache").open("w+b") as file:

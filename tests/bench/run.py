@@ -1,7 +1,7 @@
 """Measure agent and hook: `python3 build.py bench [--only AREA] [--json FILE]`.
 
-Every area but `hook`, `scrape` and `region` starts a simulated node of its own and the agent as a process;
-nothing of the agent runs in here.
+Every area but `hook`, `share`, `scrape`, `region` and `feedback` starts a simulated node of its own
+and the agent as a process; nothing of the agent runs in here.
 """
 
 import argparse

@@ -104,8 +104,8 @@ static bool start(void)
 void gpu_watch(uint64_t now_ns)
 {
     int none = WATCH_NONE;
-    atomic_store_explicit(&asked_at_ns, now_ns, memory_order_relaxed);
-    if (atomic_load_explicit(&state, memory_order_relaxed) != WATCH_NONE)
+    atomic_store(&asked_at_ns, now_ns); /* before the load, and seen so by who retires */
+    if (atomic_load(&state) != WATCH_NONE)
         return;
     pthread_once(&once, prepare);
     if (atomic_compare_exchange_strong(&state, &none, WATCH_THERE) && !start())

@@ -351,8 +351,6 @@ static void pass_slowly(struct launch *launch, int place)
     if (launch->cost_ns && worth_measuring(launch, now_ns)) {
         atomic_store(&launch->lane->measured_at_ns, now_ns);
         launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess);
-        if (launch->trace)
-            gpu_watch(now_ns);
     }
     if (!launch->cost_ns)
         launch->lane = NULL;
@@ -437,6 +435,8 @@ void launch_gate_passed(struct launch *launch, CUresult result)
                         launch->cost_ns, launch->edge, launched);
     if (launch->guess && !measured)
         atomic_fetch_sub(&launch->lane->guesses, 1);
+    if (measured)
+        gpu_watch(monotonic_ns()); /* from now on: the call may have taken longer than who watches lingers */
     if (launch->lane && !launched)
         atomic_fetch_add(&launch->lane->tokens_ns, launch->cost_ns);
 }

@@ -184,6 +184,7 @@ def test_a_share_that_the_agent_changes_holds_within_half_a_second(tmp_path: Pat
     ]
     said = [process.communicate(timeout=50) for process in processes]
     assert [err for _, err in said] == ["", ""]
-    container = share_bed._judged(tmp_path, 0, 30, [json.loads(said[0][0])])
+    told = json.loads(said[0][0])
+    container = share_bed._judged(tmp_path, 0, 30, [told], share_bed._whole_steps(told))
     percents = container.percents(0.5, 0)  # windows begin every 100 ms
     assert [round(percents[i]) for i in (10, 25, 45)] == [30, 70, 30]

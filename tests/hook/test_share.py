@@ -396,6 +396,15 @@ def test_the_account_agrees_with_the_gpu(tmp_path: Path) -> None:
         assert container.last_kernel_s > 0
 
 
+@pytest.mark.parametrize("launch_us", [2, 8000, 12_000, 30_000])
+def test_a_kernel_that_is_launched_slowly_is_charged(tmp_path: Path, launch_us: int) -> None:
+    """The first launch of a kind loads its code: who watches what runs must be there when that is done."""
+    tenant = Tenant(20, ("ms=2500,burst=1,idle_us=100000000",))
+    (container,) = run(tmp_path, [tenant], {"kernel": 2_000_000}, launch_us=launch_us)
+    assert container.launches == 1
+    assert container.share.charged_ns == pytest.approx(sum(container.worked_ns), rel=0.03)
+
+
 def test_what_is_captured_is_not_charged(tmp_path: Path) -> None:
     """At a share of 1 %, a graph of 10,000 kernels starts at once, and is charged as a whole."""
     phase = "ms=50,by=graph,nodes=10000"

@@ -35,9 +35,23 @@ bool gpu_time_poll(int place)
     return false;
 }
 
+/* Whether who is there leaves if it was last asked at a time, and is then none. */
+static bool retires(uint64_t asked_ns, uint64_t now_ns, enum watch_state then)
+{
+    atomic_store(&state, WATCH_THERE);
+    gpu_watch(asked_ns);
+    bool left = retire(now_ns);
+    return atomic_exchange(&state, WATCH_NONE) == (int)then && left == (then == WATCH_NONE);
+}
+
 int main(void)
 {
+    uint64_t now_ns = monotonic_ns();
     asking = pthread_self();
+    if (!retires(now_ns, now_ns, WATCH_THERE) || !retires(now_ns - 2 * LINGER_NS, now_ns, WATCH_NONE)) {
+        printf("left who asked as it was about to, or stayed for nobody\n");
+        return 1;
+    }
     gpu_watch(monotonic_ns());
     uint64_t until_ns = monotonic_ns() + PATIENCE_S * UINT64_C(1000000000);
     while ((atomic_load(&rounds) < ROUNDS || atomic_load(&polls) == 0) && monotonic_ns() < until_ns)

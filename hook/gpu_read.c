@@ -47,9 +47,9 @@ static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, i
     return !back_ns || own > MS_NS ? own : left_ns > 0 ? 2 * left_ns : 0;
 }
 
-/* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. That
- * befalls one launch in as many as fit into our own turn; a kind that is long more often than that is long by
- * itself. */
+/* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. Asked of
+ * kinds that are known well: a longer launch of another is as likely its own length. That befalls one launch
+ * in as many as fit into our own turn; a kind that is long more often than that is long by itself. */
 static bool doubtful(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns, int64_t own,
                      int64_t now_ns)
 {
@@ -130,7 +130,8 @@ static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_
     bool is_short = expected_ns && expected_ns < SHORT_NS && !estimate_measures_all(estimate);
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
-    if (trace->edge || (is_short && doubtful(lane, trace, expected_ns, own, now_ns))) {
+    bool is_known = is_short && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
+    if (trace->edge || (is_known && doubtful(lane, trace, expected_ns, own, now_ns))) {
         if (trace->charged_ns > trace->expected_ns) /* what was charged while it ran is as doubtful */
             correct(lane, trace->expected_ns - trace->charged_ns);
     } else {

@@ -151,6 +151,25 @@ def test_many_kinds_that_vary(
     alone(tmp_path, percent, {"kernel": us}, f"ms=3000,shapes={kinds}")
 
 
+MANY_BESIDE = [
+    pytest.param([50] * 3, 0, 500, (20, 2000), id="three processes of a container"),
+    pytest.param([70] * 2, 0, 100, (100, 1000), id="two processes of a container"),
+    pytest.param([40, 60], None, 500, (20, 2000), id="two containers"),
+    pytest.param([30, 70], None, 50, (100, 300), id="two containers, fewer kinds"),
+]
+
+
+@pytest.mark.parametrize(("percents", "container", "kinds", "us"), MANY_BESIDE)
+def test_many_kinds_that_vary_beside_others(
+    tmp_path: Path, percents: list[int], container: int | None, kinds: int, us: tuple[int, int]
+) -> None:
+    """That one of them takes long says nothing of others' turns."""
+    phases = (f"ms=4000,shapes={kinds}",)
+    tenants = [Tenant(percent, phases, container=container) for percent in percents]
+    containers = run(tmp_path, tenants, {"kernel": us})
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
 def test_threads_share_a_budget(tmp_path: Path) -> None:
     (container,) = run(tmp_path, [Tenant(40, threads=4)], SHORT)
     assert holds([container]), container.worst_error()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import COMMAND, FROZEN
+from tests.interrupt import skip_if_ignored
 from tests.waiting import eventually
 
 STEPS = [
@@ -103,8 +104,7 @@ def test_what_the_shell_has_exported_does_not_matter(scratch: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_when_it_is_interrupted_nothing_is_left_behind(scratch: Path, number: int) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and number == signal.SIGINT:
-        pytest.skip("SIGINT is ignored here, as in the background of a shell, and so by all below")
+    skip_if_ignored(number)
     demo = start(scratch)
     assert demo.stdout is not None
     while "pods placed" not in (line := demo.stdout.readline()):

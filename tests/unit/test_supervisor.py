@@ -17,6 +17,7 @@ from waiting import eventually
 
 from agent import logs
 from agent.supervisor import Lifeline, RestartPolicy, Supervisor
+from tests.interrupt import skip_if_ignored
 
 ROOT = Path(__file__).parents[2]
 QUICK = RestartPolicy(first_s=0.001, longest_s=0.002, budget=3)
@@ -326,6 +327,7 @@ raise SystemExit(serve(supervisor, notify=say, tick=lambda: "sharing 2 GPUs", st
     ],
 )
 def test_serve(loops: list[str], sent: signal.Signals | None, code: int) -> None:
+    skip_if_ignored(sent or 0)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *loops],
         cwd=ROOT,

@@ -178,10 +178,11 @@ def map_line(path: Path) -> str:
 def test_maps_longer_together_than_is_read_may_have_any(
     hooks: HostHookFiles, proc: FakeProc, mapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hook_files, "ALL_MAPS_BYTES", 50_000)
+    ours = len(Path("/proc/self/maps").read_bytes())  # long after many tests
+    monkeypatch.setattr(hook_files, "ALL_MAPS_BYTES", 2 * ours + 50_000)
     assert hooks.mapped(hooks.listed().files) == frozenset({mapped.name})
     for pid in range(10, 20):
-        proc.add(pid, maps="7f00-7f10 rw-p 00000000 00:00 0 \n" * 300)
+        proc.add(pid, maps="7f00-7f10 rw-p 00000000 00:00 0 \n" * (300 + ours // 100))
     assert hooks.mapped(hooks.listed().files) is None
 
 

@@ -27,6 +27,7 @@ from agent.domain.gpu import GpuInventory
 from agent.domain.node_picture import NodePicture
 from agent.domain.use_json import encode
 from agent.supervisor import Supervisor
+from tests.interrupt import skip_if_ignored
 
 ROOT = Path(__file__).parents[2]
 TOP = [
@@ -324,8 +325,10 @@ def test_an_agent_that_goes_away_and_comes_back(node: Node, terminals: list[Term
 
 @pytest.mark.parametrize("how", ["interrupt", "hang up"])
 def test_it_ends_when_it_is_told_to(node: Node, terminals: list[Terminal], how: str) -> None:
+    number = signal.SIGINT if how == "interrupt" else signal.SIGHUP
+    skip_if_ignored(number)
     terminal = opened(terminals, node)
-    os.kill(terminal.process.pid, signal.SIGINT if how == "interrupt" else signal.SIGHUP)
+    os.kill(terminal.process.pid, number)
     eventually(terminal.ended, within_s=PATIENCE_S)
     if how == "interrupt":
         assert terminal.process.returncode == 130

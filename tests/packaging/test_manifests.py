@@ -31,7 +31,7 @@ from agent.version import VERSION
 
 pytestmark = pytest.mark.timeout(600)  # kustomize is compiled once
 
-EVICT, RUNTIME_CLASS, VOLUME_MOUNTS = COMPONENTS
+EVICT, HOST_PID, RUNTIME_CLASS, VOLUME_MOUNTS = COMPONENTS
 
 Built = Callable[[tuple[Path, tuple[Path, ...]]], list[Manifest]]
 Change = Callable[[Manifest], object]
@@ -93,7 +93,9 @@ def test_every_choice_of_overlay_and_components_can_be_built(
 
 def test_there_are_overlays_and_components() -> None:
     assert [path.name for path in OVERLAYS] == ["hami", "hami-2.7"]
-    assert [path.name for path in COMPONENTS] == ["evict", "runtime-class", "volume-mounts"]
+    assert [path.name for path in COMPONENTS] == [
+        *("evict", "host-pid", "runtime-class", "volume-mounts"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +202,10 @@ def test_what_gets_past_its_grant_is_evicted_where_that_is_chosen(built: Built) 
     assert configured(built((BASE, (EVICT,)))).on_bypass == "evict"
 
 
+def test_the_hosts_pids_are_shared_where_that_is_chosen(built: Built) -> None:
+    assert pod_of(built((BASE, (HOST_PID,))))["hostPID"] is True
+
+
 def test_probes_ask_what_the_agent_answers() -> None:
     container, config = container_of(plain()), configured(plain())
     [port] = container["ports"]
@@ -229,7 +235,8 @@ def test_no_choice_gives_it_more_rights(
 ) -> None:
     manifests = built(choice)
     pod, container = pod_of(manifests), container_of(manifests)
-    assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
+    assert not {"hostIPC", "hostNetwork"} & set(pod)
+    assert pod.get("hostPID", False) is (HOST_PID in choice[1])
     security = container["securityContext"]
     assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
     assert security["readOnlyRootFilesystem"]

@@ -40,7 +40,7 @@ from agent.domain.topology import GpuPair
 from agent.domain.use_json import encode
 from agent.domain.vgpu_ids import judge_list
 from agent.errors import AgentError
-from agent.granting import Granting
+from agent.modes import Mode, made
 from agent.observing import Observing
 from agent.parts import Parts
 from agent.services.events import Events
@@ -66,7 +66,7 @@ class _Seen:
     """What /metrics looks at when it is scraped; filled in while the agent is put together."""
 
     gpus: Published[GpuInventory]
-    granting: Granting | None = None
+    mode: Mode | None = None
     observing: Observing | None = None
     supervisor: Supervisor | None = None
 
@@ -77,14 +77,14 @@ class _Seen:
         return self.supervisor.restarts() if self.supervisor else {}
 
     def registered(self) -> Mapping[str, bool]:
-        if self.granting is None:
+        if self.mode is None:
             return {}
-        status = self.granting.plugin.status.now()
-        return {status.resource: status.registered}
+        told = (plugin.status.now() for plugin in self.mode.plugins)
+        return {status.resource: status.registered for status in told}
 
     def cache_directories(self) -> int:
         try:
-            return len(self.granting.caches.listed()) if self.granting else 0
+            return len(self.mode.caches.listed()) if self.mode else 0
         except AgentError:
             return 0
 
@@ -196,7 +196,7 @@ class Agent:
         )
         grants = FileGrantLog(config.state_dir)
         limits = HostLiveLimits(config.host_vgpu_dir, config.state_dir)
-        self._granting = self._seen.granting = Granting(parts, grants, limits)
+        self._mode = self._seen.mode = made(parts, grants, limits)
         self._observing = self._seen.observing = Observing(parts, grants, limits)
 
         def opened() -> None:
@@ -205,8 +205,7 @@ class Agent:
 
         gate = Gate(self._may_act, on_open=opened)
         return [
-            Gated(service, gate)
-            for service in (*self._granting.services, *self._observing.services)
+            Gated(service, gate) for service in (*self._mode.services, *self._observing.services)
         ]
 
     # --- what is answered -----------------------------------------------------------------------
@@ -253,14 +252,11 @@ class Agent:
             return [f"another agent serves this node: {self._instance.waiting_for}"]
         gpus = self._inventory.now()
         reasons = [f"driver: {gpus.driver_error}"] if gpus.driver_error else []
-        status = self._granting.plugin.status.now()
-        if not status.registered:
-            reasons.append(f"not registered with kubelet: {status.reason}")
-        if objection := self._granting.registrar.missing():
-            reasons.append(objection)
-        if objection := self._granting.hook.missing():
-            reasons.append(objection)
-        return reasons
+        for status in (plugin.status.now() for plugin in self._mode.plugins):
+            if not status.registered:
+                of = f" as {status.resource}" if len(self._mode.plugins) > 1 else ""
+                reasons.append(f"not registered with kubelet{of}: {status.reason}")
+        return [*reasons, *self._mode.missing()]
 
     def _stuck(self) -> list[str]:
         return self.supervisor.stuck()
@@ -293,7 +289,7 @@ class Agent:
             self.supervisor, notify=Notifier(), tick=self._status, stop_within_s=JOIN_WITHIN_S
         )
         if self._config.clean_exit and self._may_act.now():
-            self._granting.registrar.leave(within_s=LEAVE_WITHIN_S)
+            self._mode.leave(LEAVE_WITHIN_S)
         code = code if self._code is None else self._code
         log.info("agent stopped", code=code)
         return code

@@ -9,19 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from agent import logs
 from agent.domain.choice import BIND_PHASE, FAILED, SUCCESS, Refusal
 from agent.domain.claims import TO_ALLOCATE
 from agent.domain.gpu import Gpu, Sharing
-from agent.domain.grant_plan import GrantPolicy, HostPaths, plan_grant, refuse_negative
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.matching import Turn, other_vendors_pending
 from agent.domain.preferred_ids import gpu_of
 from agent.errors import (
-    AgentError,
     BudgetExceeded,
     ClusterConflict,
     ClusterError,
@@ -33,9 +30,8 @@ from agent.errors import (
     NoPendingPod,
     UnknownDevice,
 )
-from agent.ports import Caches, ChangedLimits, GrantLog, HookFiles
 from agent.services.bind_finisher import BindFinisher
-from agent.services.container_limits import ContainerLimits, cache_name
+from agent.services.grant_writer import GrantWriter, Holder, Undo
 from agent.services.node_view import NodeView
 from agent.services.published import Inventory
 from agent.services.turns import Turns, refused_by_cluster, short_reason
@@ -62,35 +58,16 @@ class _DecideAgainError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """Where grants become files."""
-
-    caches: Caches
-    grant_log: GrantLog
-    changed: ChangedLimits | None = None  # what became of limits since they were granted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
     """The GPUs there are and how they are handed out."""
 
     inventory: Inventory
     sharing: Sharing
-    policy: GrantPolicy
 
 
 def outcome_of(error: Exception) -> str:
     """The label under which a failed Allocate is counted."""
     return next((label for kind, label in OUTCOMES if isinstance(error, kind)), "internal")
-
-
-@contextmanager
-def _host_advice() -> Iterator[None]:
-    """The host's errors say what is to be done on the node; the pod's owner has to act as well."""
-    try:
-        yield
-    except NodeNotReady as error:
-        raise NodeNotReady(f"{error}; then delete the pod, so that it is created anew") from error
 
 
 class Allocator:
@@ -101,24 +78,19 @@ class Allocator:
         view: NodeView,
         turns: Turns,
         finisher: BindFinisher,
-        host: Host,
+        writer: GrantWriter,
         supply: Supply,
         *,
         on_outcome: Callable[[str, float], None] = lambda _outcome, _seconds: None,
         clock: Callable[[], float] = time.monotonic,
-        now_s: Callable[[], float] = time.time,
     ) -> None:
         self._view = view
         self._turns = turns
         self._finisher = finisher
-        self._host = host
+        self._writer = writer
         self._supply = supply
         self._on_outcome = on_outcome
         self._clock = clock
-        self._now_s = now_s
-        self._limits = ContainerLimits(
-            host.caches, supply.policy, changed=host.changed, now_s=now_s
-        )
         self._one_at_a_time = threading.Lock()  # choosing a pod is read-modify-write
 
     def allocate(self, device_ids: Sequence[str], *, deadline_s: float) -> Grant:
@@ -184,15 +156,13 @@ class Allocator:
     # --- the exit door
 
     @contextmanager
-    def _bind_attempt(
-        self, turn: Turn | Refusal, deadline_s: float
-    ) -> Iterator[list[Callable[[], None]]]:
+    def _bind_attempt(self, turn: Turn | Refusal, deadline_s: float) -> Iterator[Undo]:
         """Any failure inside takes back what was made, ends the bind as failed, frees the node.
 
         How to take back something is appended to the list that this gives. Only errors count: a
         dying process leaves the journal, and the next one goes on from there.
         """
-        undo: list[Callable[[], None]] = []
+        undo: Undo = []
         try:
             yield undo
         except Exception as error:
@@ -201,12 +171,6 @@ class Allocator:
             for step in undo:  # the journal last: whoever dies before still knows of the grant
                 step()
             raise
-
-    def _discard(self, directory: str) -> None:
-        try:
-            self._host.caches.discard(directory)
-        except AgentError as error:  # it is deleted later, when its pod is gone
-            log.failing("cache directory not deleted", about=directory, error=error)
 
     # --- one grant
 
@@ -220,72 +184,30 @@ class Allocator:
             self._check_budget(deadline_s)
             phase_written = self._consume(turn, deadline_s)
         self._end_bind(turn, deadline_s, phase_written=phase_written)
-        self._host.grant_log.answered(record)
+        self._writer.answered(record)
         self._turns.served(turn, device_ids)
         return record.grant
 
     def _serve_again(self, turn: Turn, record: GrantRecord, device_ids: tuple[str, ...]) -> Grant:
         """Give an answer that was given before; its bind is over, or the finisher ends it."""
-        self._host.caches.prepare()
-        self._host.caches.create(record.pod_uid, record.container)
-        self._limits.write(record.pod_uid, record.container, record.claims)
+        self._writer.renew(record)
         self._turns.served(turn, device_ids)
         return record.grant
 
-    def _prepare(
-        self, turn: Turn, device_ids: tuple[str, ...], undo: list[Callable[[], None]]
-    ) -> GrantRecord:
+    def _prepare(self, turn: Turn, device_ids: tuple[str, ...], undo: Undo) -> GrantRecord:
         """Make the container's directory and write the grant down; on disk when this returns."""
-        gpus = [self._gpu(claim) for claim in turn.claims]
-        refuse_negative(turn.claims)
-        with _host_advice():
-            files = self._host.caches.prepare()
-            directory = self._host.caches.create(turn.pod.uid, turn.container.name)
-            undo.append(lambda: self._discard(directory.name))
-            limits = self._limits.write(turn.pod.uid, turn.container.name, turn.claims)
-        record = turn.record
-        if record is None:
-            record = GrantRecord(
+        return self._writer.write(
+            Holder(
                 pod_uid=turn.pod.uid,
                 namespace=turn.pod.namespace,
                 pod_name=turn.pod.name,
-                container=turn.container.name,
-                device_ids=device_ids,
-                claims=turn.claims,
-                grant=self._plan(turn, gpus, files, directory, limits),
-                granted_at_s=self._now_s(),
-            )
-        if record is not turn.record or record.device_ids != device_ids:
-            record = replace(record, device_ids=device_ids)
-            with _host_advice():
-                self._host.grant_log.record(record)
-        undo.append(lambda: self._host.grant_log.drop(record))
-        return record
-
-    def _plan(
-        self,
-        turn: Turn,
-        gpus: Sequence[Gpu],
-        files: HookFiles,
-        directory: Path,
-        limits: Path | None,
-    ) -> Grant:
-        return plan_grant(
-            turn.container,
-            turn.claims,
-            gpus,
-            paths=HostPaths(
-                library=str(files.library),
-                preload=str(files.preload),
-                cache_dir=str(directory),
-                lock_dir=str(files.lock_dir),
-                limits=str(limits or ""),
-                license=str(files.license or ""),
-                validator=str(files.validator or ""),
-                device_nodes=tuple(files.device_nodes),
+                container=turn.container,
             ),
-            cache_name=cache_name(turn.pod.uid, turn.container.name),
-            policy=self._supply.policy,
+            claims=turn.claims,
+            gpus=[self._gpu(claim) for claim in turn.claims],
+            device_ids=device_ids,
+            before=turn.record,
+            undo=undo,
         )
 
     def _consume(self, turn: Turn, deadline_s: float) -> bool:

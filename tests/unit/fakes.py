@@ -20,8 +20,9 @@ from agent.domain.nodelock import LOCK
 from agent.domain.pods import Container, Node, Pod
 from agent.errors import ClusterConflict, ClusterGone, ClusterUnavailable, NodeNotReady
 from agent.ports import CacheDir, ClusterEvent, HookFiles, Listed, NodeChange, PodChange, Stop
-from agent.services.allocator import Allocator, Host, Supply
+from agent.services.allocator import Allocator, Supply
 from agent.services.bind_finisher import BindFinisher
+from agent.services.grant_writer import GrantWriter
 from agent.services.node_view import NodeView
 from agent.services.preference import Preference
 from agent.services.published import PodTable, Published
@@ -364,15 +365,10 @@ class Process:
             self.view,
             self.turns,
             self.finisher,
-            Host(caches=caches, grant_log=grant_log),
-            Supply(
-                inventory=self.inventory,
-                sharing=sharing or Sharing(),
-                policy=policy or GrantPolicy(),
-            ),
+            GrantWriter(caches, grant_log, policy or GrantPolicy(), now_s=clock),
+            Supply(inventory=self.inventory, sharing=sharing or Sharing()),
             on_outcome=lambda outcome, _seconds: self.outcomes.append(outcome),
             clock=clock,
-            now_s=clock,
         )
         self.preference = Preference(self.turns)
 

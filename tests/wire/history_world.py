@@ -16,8 +16,8 @@ from agent.domain.matching import open_slots_left
 from agent.domain.nodelock import decode_lock
 from agent.domain.pods import Container, Pod
 from agent.errors import AgentError
-from agent.services.allocator import cache_name
 from agent.services.cache_gc import CacheGc
+from agent.services.container_limits import cache_name
 from tests.unit.fakes import (
     GPU_A,
     GPU_B,

@@ -107,6 +107,7 @@ def test_what_speaks_no_http_and_what_says_nothing(place: Path) -> None:
         def talk() -> None:
             connection, _ = server.accept()
             with connection:
+                connection.recv(4096)  # ended before it has read, the client could not even ask
                 connection.sendall(b"220 mail\r\n\r\n")
 
         thread = threading.Thread(target=talk)

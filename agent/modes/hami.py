@@ -1,0 +1,121 @@
+"""Mode `hami`: a scheduler of HAMi's decides, and says so in annotations of pods.
+
+Configuration stops here, as in `agent.app`: everything below receives plain values.
+"""
+
+from collections.abc import Callable, Sequence
+
+from agent.adapters.device_plugin import Answers
+from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.kubelet import KubeletLink
+from agent.adapters.live_limits import HostLiveLimits
+from agent.adapters.podresources import PodResourcesClient
+from agent.adapters.socket_watch import SocketWatch
+from agent.domain.gpu import Sharing
+from agent.domain.register import Scores
+from agent.domain.topology import GpuPair, pair_scores
+from agent.domain.vgpu_ids import advertised
+from agent.modes.host_side import HostSide
+from agent.parts import Parts
+from agent.services.allocator import Allocator, Supply
+from agent.services.bind_finisher import BindFinisher
+from agent.services.grant_writer import GrantWriter
+from agent.services.plugin import Plugin
+from agent.services.preference import Preference
+from agent.services.published import Inventory, Published
+from agent.services.reconcile import Reconcile
+from agent.services.registrar import Registrar
+from agent.services.turns import Turns
+from agent.supervisor import Service
+
+
+class HamiMode:
+    """Implements `Mode`."""
+
+    services: Sequence[Service]
+    plugins: Sequence[Plugin]
+
+    def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
+        config, view = parts.config, parts.view
+        host = HostSide(config, grants, view.pods)
+        self.caches, self._hook = host.caches, host.hook
+        finisher = BindFinisher(view, grants.records, post=parts.events.post)
+        turns = Turns(view, grants, failed=finisher.failed)
+        allocator = Allocator(
+            view,
+            turns,
+            finisher,
+            GrantWriter(host.caches, grants, host.policy, changed=limits),
+            Supply(inventory=parts.inventory, sharing=config.sharing),
+            on_outcome=parts.metrics.allocation,
+        )
+        plugin = _plugin(parts, allocator, Preference(turns))
+        self.plugins = (plugin,)
+        self._registrar = _registrar(parts)
+        self.services = [
+            plugin,
+            self._registrar,
+            finisher,
+            Reconcile(
+                config.resource_name,
+                grants,
+                PodResourcesClient(config.pod_resources_socket),
+                view.pods,
+                plugin.status,
+                count=parts.metrics.grant_mismatch,
+                post=parts.events.post,
+            ),
+            *host.services,
+        ]
+
+    def missing(self) -> Sequence[str]:
+        return [why for why in (self._registrar.missing(), self._hook.missing()) if why]
+
+    def leave(self, within_s: float) -> None:
+        self._registrar.leave(within_s=within_s)
+
+
+def _plugin(parts: Parts, allocator: Allocator, preference: Preference) -> Plugin:
+    config, metrics = parts.config, parts.metrics
+    answers = Answers(
+        parts.inventory,
+        lambda picture: advertised(picture, config.sharing),
+        allocator,
+        preference,
+        budget_s=config.allocate_budget_s,
+        on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
+    )
+    return Plugin(
+        config.resource_name,
+        KubeletLink(config.kubelet_socket, config.resource_name, answers),
+        SocketWatch(config.kubelet_socket),
+        parts.inventory,
+        config.sharing,
+        count=metrics.registration,
+    )
+
+
+def _registrar(parts: Parts) -> Registrar:
+    config, topology = parts.config, parts.topology
+    return Registrar(
+        parts.cluster,
+        parts.inventory,
+        parts.view.own_node,
+        config.sharing,
+        form=config.register_format,
+        handshake=config.answers_handshake,
+        scores=_scores(parts.inventory, topology, config.sharing) if topology else None,
+        count=parts.metrics.register_write,
+    )
+
+
+def _scores(
+    inventory: Inventory, topology: Published[tuple[GpuPair, ...]], sharing: Sharing
+) -> Callable[[], Scores]:
+    """What the registrar asks for the pair scores as they are now."""
+
+    def now() -> Scores:
+        uuids = [gpu.uuid for gpu in sharing.offered(inventory.now())]
+        return pair_scores(uuids, topology.now())
+
+    return now

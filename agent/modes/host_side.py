@@ -1,0 +1,98 @@
+"""The host's files that containers get, and who puts and removes them: the same in every mode."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from agent import logs
+from agent.adapters.caches import HostCaches
+from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.hook_files import HostHookFiles, install_hook, offer_plain_name
+from agent.bundle import hook_dir
+from agent.config import Config
+from agent.domain.grant_plan import GrantPolicy
+from agent.errors import AgentError
+from agent.services.cache_gc import CacheGc
+from agent.services.hook_gc import HookGc
+from agent.services.hook_install import HookInstall
+from agent.services.published import Pods
+from agent.supervisor import Service
+from agent.version import VERSION
+
+log = logs.get(__name__)
+
+
+class HostSide:
+    """The directories, with the hook library in place (or a log line that says why not)."""
+
+    services: list[Service]
+
+    def __init__(self, config: Config, grants: FileGrantLog, pods: Pods) -> None:
+        """`pods` says who is still there: what belongs to nobody is deleted."""
+        self.policy = _policy(config)
+        self.caches, install = _caches(config)
+        hooks = HostHookFiles(config.host_vgpu_dir, config.host_proc)
+        self.hook = HookInstall(
+            install,
+            offer=_offer(config),
+            prepare=self.caches.prepare,
+            collect=HookGc(hooks, self.caches, grants, pods).collect_once,
+        )
+        self.services = [
+            self.hook,
+            CacheGc(
+                self.caches,
+                grants,
+                pods,
+                after_s=config.cache_gc_after_s,
+                every_s=config.cache_gc_every_s,
+            ),
+        ]
+
+
+def _policy(config: Config) -> GrantPolicy:
+    return GrantPolicy(
+        hook_dir=f"{config.hook_path}/vgpu",
+        device_list_strategy=config.device_list_strategy,
+        device_id_strategy=config.device_id_strategy,
+        pass_device_specs=config.pass_device_specs,
+        dev_root=str(config.dev_root or config.driver_root),
+        gds_enabled=config.gds_enabled,
+        mofed_enabled=config.mofed_enabled,
+        gdrcopy_enabled=config.gdrcopy_enabled,
+        oversubscribed=config.sharing.memory_scaling > 1,
+        disable_core_limit=config.disable_core_limit,
+        hook_log_level=config.hook_log_level,
+        allow_disable_control=config.allow_disable_control,
+    )
+
+
+def _caches(config: Config) -> tuple[HostCaches, Callable[[], Path]]:
+    """The host's directories, with the hook library in place, and what puts it there again."""
+    source, where = hook_dir() / "libvgpu.so", config.host_vgpu_dir
+
+    def install() -> Path:
+        if source.is_file():
+            return install_hook(source, where, VERSION)
+        return where / "libvgpu.so"  # somebody else's matter, e.g. an image without a hook
+
+    try:
+        versioned = install().name
+    except AgentError as error:  # HookInstall says it again, until it is mended
+        log.failing("hook not installed", error=error)
+        versioned = ""
+    caches = HostCaches(
+        where,
+        lock_dir=config.lock_dir,
+        hook_library=f"{config.hook_path}/vgpu/libvgpu.so",
+        versioned_library=versioned,
+        dev_root=config.dev_root or config.driver_root,
+    )
+    return caches, install
+
+
+def _offer(config: Config) -> Callable[[Path], None]:
+    """What has HAMi's name beside the library."""
+    if config.hami_library == "off":
+        return lambda _: None
+    return functools.partial(offer_plain_name, replace=config.hami_library == "replace")

@@ -139,6 +139,7 @@ RULES: Mapping[str, Rule] = {
     "node_name": _NODE_NAME,
     "kubeconfig": _PATH,
     "resource_name": _RESOURCE_NAME,
+    "mode": OneOf(("hami",)),
     "sharing.split_count": Between(1, 65_536, "vGPUs per GPU"),
     "sharing.memory_scaling": Between(0.01, 100),
     "sharing.core_scaling": Between(0.01, 100),
@@ -195,6 +196,7 @@ class Config:
     resource_name: str = "nvidia.com/gpu"
 
     # how GPUs are shared
+    mode: str = "hami"  # who decides which container gets what: a module of agent/modes each
     sharing: Sharing = field(default_factory=Sharing)
     disable_core_limit: bool = False
     allow_disable_control: bool = True  # a container's own CUDA_DISABLE_CONTROL=true is honoured

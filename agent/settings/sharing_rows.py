@@ -57,6 +57,14 @@ ROWS = (
         help="Extended resource that kubelet and the scheduler count vGPUs by.",
     ),
     Setting(
+        name="mode",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="mode",
+        help="Who decides which container gets what of which GPU. hami: HAMi's scheduler, by "
+        "annotations of pods.",
+    ),
+    Setting(
         name="device-split-count",
         group=HOW,
         kind=kinds.WHOLE,

@@ -130,6 +130,7 @@ ARTIFACTS = (
             "nvml_memory.c",
             "nvml_place.c",
             "nvml_processes.c",
+            "nvml_stride.c",
             "nvml_utilization.c",
             "overhead.c",
             "past.c",

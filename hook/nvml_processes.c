@@ -6,31 +6,12 @@
  */
 #include "depth.h"
 #include "nvml_place.h"
+#include "nvml_stride.h"
 #include "region.h"
 #include "region_slots.h"
 
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
-
-enum stride {
-    STRIDE_V1 = sizeof(struct nvml_process_info_v1),
-    STRIDE_V2 = sizeof(struct nvml_process_info),
-    STRIDE_DETAIL = sizeof(struct nvml_process_detail),
-};
-
-/* Drivers from 535.43 on wrote a longer structure under this version's name, until 535.98. What a caller
- * expects cannot be seen, so it gets what its driver writes, as it would without us. */
-static enum stride stride_v3(const struct real_nvml *real)
-{
-    char version[80];
-    int branch, release;
-    if (!real->nvmlSystemGetDriverVersion
-        || real->nvmlSystemGetDriverVersion(version, sizeof version) != NVML_SUCCESS
-        || sscanf(version, "%d.%d", &branch, &release) != 2)
-        return STRIDE_V2;
-    return branch == 535 && release >= 43 && release < 98 ? STRIDE_DETAIL : STRIDE_V2;
-}
 
 /* An entry of the longest kind; the others are its beginning. */
 static struct nvml_process_detail entry_for(const struct real_nvml *real, nvmlDevice_t device)
@@ -46,8 +27,8 @@ static struct nvml_process_detail entry_for(const struct real_nvml *real, nvmlDe
 }
 
 /* Fill the caller's array as the driver would: all or its needed length. */
-static nvmlReturn_t tell(const struct real_nvml *real, nvmlDevice_t device, int place, enum stride stride,
-                         unsigned *count, void *infos)
+static nvmlReturn_t tell(const struct real_nvml *real, nvmlDevice_t device, int place,
+                         enum nvml_stride stride, unsigned *count, void *infos)
 {
     unsigned room = infos ? *count : 0, found = 0;
     struct nvml_process_detail entry = entry_for(real, device);
@@ -106,7 +87,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device,
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                             struct nvml_process_info *infos)
 {
-    LIST(nvmlDeviceGetComputeRunningProcesses_v3, OURS(stride_v3(real)));
+    LIST(nvmlDeviceGetComputeRunningProcesses_v3, OURS(nvml_stride_v3(real)));
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t device, unsigned *count,

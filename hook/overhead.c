@@ -2,6 +2,7 @@
 #include "depth.h"
 #include "devices.h"
 #include "limits.h"
+#include "nvml_stride.h"
 #include "real.h"
 #include "reclaim.h"
 #include "region.h"
@@ -10,6 +11,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,14 +56,18 @@ static bool find_device(const struct real_nvml *real, int place, nvmlDevice_t *d
     return result == NVML_SUCCESS;
 }
 
-static nvmlReturn_t list(const struct real_nvml *real, nvmlDevice_t device, unsigned *count,
-                         struct nvml_process_info *infos)
+/* `infos` has room for `count` of the longest entries that any driver writes. How long they are: */
+static enum nvml_stride list(const struct real_nvml *real, nvmlDevice_t device, unsigned *count, void *infos,
+                             nvmlReturn_t *result)
 {
-    if (real->nvmlDeviceGetComputeRunningProcesses_v3)
-        return real->nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
+    *result = NVML_ERROR_FUNCTION_NOT_FOUND;
+    if (real->nvmlDeviceGetComputeRunningProcesses_v3) {
+        *result = real->nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
+        return nvml_stride_v3(real);
+    }
     if (real->nvmlDeviceGetComputeRunningProcesses_v2)
-        return real->nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos);
-    return NVML_ERROR_FUNCTION_NOT_FOUND;
+        *result = real->nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos);
+    return STRIDE_V2;
 }
 
 /* What the process with this pid holds; false when it is not listed. */
@@ -69,14 +75,17 @@ static bool used_by(const struct real_nvml *real, nvmlDevice_t device, unsigned 
 {
     bool found = false;
     for (unsigned room = PROCESSES_AT_FIRST; room <= PROCESSES_AT_MOST; room *= 4) {
-        struct nvml_process_info *infos = calloc(room, sizeof *infos);
+        char *infos = calloc(room, STRIDE_DETAIL);
         unsigned count = room;
-        nvmlReturn_t result = infos ? list(real, device, &count, infos) : NVML_ERROR_MEMORY;
+        nvmlReturn_t result = NVML_ERROR_MEMORY;
+        size_t stride = infos ? (size_t)list(real, device, &count, infos, &result) : 0;
         for (unsigned i = 0; result == NVML_SUCCESS && i < count && i < room; i++) {
+            struct nvml_process_info info;
+            memcpy(&info, infos + i * stride, sizeof info);
             /* all bits: the driver does not tell */
-            if (infos[i].pid != pid || infos[i].used_bytes > LEDGER_MOST_BYTES)
+            if (info.pid != pid || info.used_bytes > LEDGER_MOST_BYTES)
                 continue;
-            *bytes = infos[i].used_bytes;
+            *bytes = info.used_bytes;
             found = true;
         }
         free(infos);

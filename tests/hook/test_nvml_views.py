@@ -31,6 +31,7 @@ FIRST_SLOT = 1856
 TENANT = """
 import sys
 start()
+say(answer="ready"); sys.stdout.flush()
 for line in sys.stdin:
     say(answer=eval(line)); sys.stdout.flush()
 """
@@ -51,6 +52,10 @@ class Tenant:
         assert self.process.stdout is not None
         self.process.stdin.write(expression + "\n")
         self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.stderr and self.process.stderr.read()
         return json.loads(line)["answer"]
@@ -69,6 +74,8 @@ def tenants(node: Node, count: int, env: Mapping[str, str]) -> Iterator[list[Ten
             ending.callback(process.communicate, timeout=10)
             ending.callback(process.kill)
             started.append(Tenant(process))
+        for tenant in started:
+            assert tenant.answer() == "ready"  # what one does is in no other's cost of a context
         yield started
 
 

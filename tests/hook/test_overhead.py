@@ -223,19 +223,28 @@ def test_a_process_is_known_by_the_pid_that_the_agent_told(node: Node) -> None:
     assert run(node, steps) == [0, [300, 300], [320, 320]]
 
 
+NEWEST = "570.86.15"
+LONG_ENTRIES = "535.54.03"  # from 535.43 to 535.97: those of the detail list, under the older name
+
+
 @pytest.mark.parametrize(
-    ("mib", "charged", "processes"),
+    ("mib", "charged", "processes", "driver"),
     [
-        pytest.param(100, 100, 0, id="as code that is loaded when a kernel first runs"),
-        pytest.param(3000, 3000, 0, id="much"),
-        pytest.param(100, 100, 200, id="among many processes"),
-        pytest.param(1, 0, 0, id="less than NVML counts exactly"),
+        pytest.param(100, 100, 0, NEWEST, id="as code that is loaded when a kernel first runs"),
+        pytest.param(3000, 3000, 0, NEWEST, id="much"),
+        pytest.param(100, 100, 200, NEWEST, id="among many processes"),
+        pytest.param(1, 0, 0, NEWEST, id="less than NVML counts exactly"),
+        pytest.param(100, 100, 0, LONG_ENTRIES, id="longer entries"),
+        pytest.param(100, 100, 1, LONG_ENTRIES, id="longer entries, after another's"),
+        pytest.param(100, 100, 60, LONG_ENTRIES, id="60 longer entries"),
+        pytest.param(100, 100, 200, LONG_ENTRIES, id="200 longer entries"),
     ],
 )
 def test_what_the_driver_took_unseen_is_charged_until_it_is_gone(
-    node: Node, mib: int, charged: int, processes: int
+    node: Node, mib: int, charged: int, processes: int, driver: str
 ) -> None:
     """Memory that no intercepted call made."""
+    node.sim.versions(driver=driver)
     for pid in range(processes):
         node.sim.process(0, 1_000_000 + pid, 1)
     steps = (
@@ -294,6 +303,31 @@ def test_what_is_allocated_while_code_is_loaded_is_not_charged_twice(
         "go = False; loading.join(); charged, held = both(); r += [charged <= held]"
     )
     assert run(node, steps, **{LIMIT: "64g"}) == [True]
+
+
+@pytest.mark.parametrize("driver", [NEWEST, LONG_ENTRIES])
+def test_what_others_allocate_meanwhile_is_not_taken_for_the_cost(node: Node, driver: str) -> None:
+    """Where NVML lists both, and the other one first."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, module_mib=20))
+    node.sim.versions(driver=driver)
+    other = node.start(
+        "from memory_calls import *\nimport sys\nstart(); say(ready=True); sys.stdout.flush()\n"
+        "while True: free(alloc(50)[1])",
+        env={"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(node.cache.with_name("another.cache"))},
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        steps = (
+            "start()\n"
+            "for _ in range(100):\n"
+            "    m = ctypes.c_void_p(); cuda.cuModuleLoadData(ctypes.byref(m), b'x')\n"
+            "    r += [charged_mib()]; cuda.cuModuleUnload(m)"
+        )
+        assert set(run(node, steps)) == {20}
+    finally:
+        other.kill()
+        other.communicate(timeout=10)
 
 
 def test_without_a_known_pid_nothing_unseen_is_charged(node: Node) -> None:

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import pynvml
 
 from agent import logs
+from agent.adapters.nvml_mig import read_devices, read_profiles
 from agent.adapters.nvml_topology import bus_id, read_pairs, text
-from agent.domain.gpu import Gpu, GpuEvent
+from agent.domain.gpu import Gpu, GpuEvent, MigDevice, MigProfile
 from agent.domain.topology import GpuPair
 from agent.errors import GpuLost, NvmlAbsent, NvmlError, NvmlStale
 
@@ -108,10 +109,16 @@ class NvmlDriver:
         *,
         sysfs: Path = Path("/sys"),
         proc_gpus: Path = Path("/proc/driver/nvidia/gpus"),
+        mig_minors: Path = Path("/proc/driver/nvidia-caps/mig-minors"),
     ) -> None:
-        """Touches nothing yet. The paths are where the kernel lists PCI devices and its GPUs."""
+        """Touches nothing yet.
+
+        The paths are where the kernel lists PCI devices, its GPUs, and device nodes of MIG.
+        """
         self._sysfs = sysfs
         self._proc_gpus = proc_gpus
+        self._mig_minors = mig_minors
+        self._profiles: dict[str, tuple[MigProfile, ...]] = {}  # by uuid; they never change
         self._events: Any = None  # the event set; None: none, or to be made anew
         self._watched: dict[int, str] = {}  # handle address in the event set -> uuid
         self._unwatchable: set[str] = set()
@@ -217,6 +224,9 @@ class NvmlDriver:
             place = if_offered(lambda: bus_id(handle)) or ""
             memory = if_offered(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
             mig_mode = if_offered(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+            minor = if_offered(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)))
+            divided = bool(mig_mode and mig_mode[0])
+            devices, profiles = self._mig(uuid, handle, minor) if divided else ((), ())
             return Gpu(
                 uuid=uuid,
                 index=index,
@@ -224,12 +234,28 @@ class NvmlDriver:
                 memory_mib=None if memory is None else int(memory.total) >> 20,
                 numa_node=self._numa_node(handle, place),
                 pci_bus_id=place,
-                minor=if_offered(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle))),
-                mig_enabled=bool(mig_mode and mig_mode[0]),
+                minor=minor,
+                mig_enabled=divided,
+                mig_devices=devices,
+                mig_profiles=profiles,
             )
         except pynvml.NVMLError as error:
             log.failing("gpu not readable", about=uuid, error=error_of("reading it", error.value))
             return None
+
+    def _mig(
+        self, uuid: str, handle: Any, minor: int | None
+    ) -> tuple[tuple[MigDevice, ...], tuple[MigProfile, ...]]:
+        """What a GPU in MIG mode is divided into, and could be; nothing when it cannot be read."""
+        try:
+            if not self._profiles.get(uuid):
+                self._profiles[uuid] = read_profiles(handle)
+            profiles = self._profiles[uuid]
+            return read_devices(handle, minor, profiles, self._mig_minors), profiles
+        except pynvml.NVMLError as error:
+            why = error_of("its MIG devices cannot be read", error.value)
+            log.failing("mig not readable", about=uuid, error=why)
+            return (), ()
 
     def _numa_node(self, handle: Any, place: str) -> int | None:
         """The NUMA node of the CPUs next to the GPU.

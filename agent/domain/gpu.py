@@ -4,6 +4,48 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class MigPlacement:
+    """Where on a GPU an instance lies: memory slices `start` to `start + size - 1`."""
+
+    start: int
+    size: int
+
+    def overlaps(self, other: "MigPlacement") -> bool:
+        """Whether both cannot exist at once."""
+        return self.start < other.start + other.size and other.start < self.start + self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
+    """One size of GPU instance that this GPU can be divided into, as the driver tells it."""
+
+    name: str  # "1g.10gb"; "1g.10gb+me" with media engines
+    profile_id: int  # by which the driver creates it
+    memory_mib: int
+    slice_count: int  # compute slices
+    multiprocessors: int
+    instance_count: int  # the most of them that fit on the GPU
+    placements: tuple[MigPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigDevice:
+    """A compute instance in a GPU instance: what a container gets of a GPU in MIG mode."""
+
+    uuid: str  # "MIG-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+    profile: str  # "1g.10gb"; "1c.2g.10gb" when it has not all of its GPU instance
+    memory_mib: int
+    gpu_instance: int
+    compute_instance: int
+    slice_count: int = 1  # compute slices of the GPU instance
+    compute_slice_count: int = 1  # those of them that are this device's
+    multiprocessors: int = 0
+    placement: MigPlacement | None = None  # None: the driver does not say where
+    device_nodes: tuple[str, ...] = ()  # /dev/nvidia-caps/nvidia-capN that it needs beside the GPU
+    unhealthy_reason: str = ""  # of this instance alone; empty: healthy, as far as its GPU is
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One physical GPU. An empty `unhealthy_reason` means healthy."""
@@ -16,6 +58,8 @@ class Gpu:
     pci_bus_id: str = ""  # "00000000:17:00.0"
     minor: int | None = None  # N of /dev/nvidiaN
     mig_enabled: bool = False
+    mig_devices: tuple[MigDevice, ...] = ()  # by GPU and compute instance; only when enabled
+    mig_profiles: tuple[MigProfile, ...] = ()  # empty: not enabled, or the driver does not tell
     unhealthy_reason: str = ""
 
     @property

@@ -24,6 +24,7 @@ from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.local_sockets import RuntimeDirectory, control_listener, read_listener
 from agent.adapters.metrics import Exposed, Metrics
 from agent.adapters.nvml import NvmlDriver
+from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.routes import METRICS, Routes, changed, probes, scraped, shown
 from agent.adapters.systemd import Notifier
 from agent.adapters.web_page import web_page
@@ -35,6 +36,7 @@ from agent.domain.bypass import Bypass
 from agent.domain.enforcement import ContainerState
 from agent.domain.gpu import GpuInventory
 from agent.domain.node_picture import NodePicture
+from agent.domain.ownership import Rival
 from agent.domain.pods import Node
 from agent.domain.topology import GpuPair
 from agent.domain.use_json import encode
@@ -48,6 +50,7 @@ from agent.services.gate import Gate, Gated
 from agent.services.health import Health, Patience
 from agent.services.node_view import NodeView
 from agent.services.node_watch import NodeWatch
+from agent.services.ownership import Ownership
 from agent.services.pod_watch import PodWatch
 from agent.services.published import Inventory, PodTable, Published
 from agent.supervisor import EXIT_GAVE_UP, EXIT_USAGE, Service, Supervisor, serve
@@ -68,6 +71,7 @@ class _Seen:
     gpus: Published[GpuInventory]
     mode: Mode | None = None
     observing: Observing | None = None
+    ownership: Ownership | None = None
     supervisor: Supervisor | None = None
 
     def inventory(self) -> GpuInventory:
@@ -81,6 +85,9 @@ class _Seen:
             return {}
         told = (plugin.status.now() for plugin in self.mode.plugins)
         return {status.resource: status.registered for status in told}
+
+    def rivals(self) -> Sequence[Rival]:
+        return self.ownership.found.now() if self.ownership else ()
 
     def cache_directories(self) -> int:
         try:
@@ -173,6 +180,7 @@ class Agent:
             leave_when_absent=config.fail_on_init_error,
             topology=self._topology,
         )
+        self._health = health
         return [
             self._instance,
             health,
@@ -198,6 +206,14 @@ class Agent:
         limits = HostLiveLimits(config.host_vgpu_dir, config.state_dir)
         self._mode = self._seen.mode = made(parts, grants, limits)
         self._observing = self._seen.observing = Observing(parts, grants, limits)
+        ownership = self._seen.ownership = Ownership(
+            PodResourcesClient(config.pod_resources_socket),
+            self._inventory,
+            [plugin.status.now().resource for plugin in self._mode.plugins],
+            withhold=self._health.withhold,
+            post=self._events.post,
+            every_s=config.owners_every_s,
+        )
 
         def opened() -> None:
             grants.reload()
@@ -205,7 +221,8 @@ class Agent:
 
         gate = Gate(self._may_act, on_open=opened)
         return [
-            Gated(service, gate) for service in (*self._mode.services, *self._observing.services)
+            Gated(service, gate)
+            for service in (*self._mode.services, *self._observing.services, ownership)
         ]
 
     # --- what is answered -----------------------------------------------------------------------

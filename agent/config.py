@@ -178,6 +178,7 @@ RULES: Mapping[str, Rule] = {
     "runtime_dir": Fits(_runtime_dir, "absolute path of at most 90 bytes"),
     "accounting_every_s": Between(0.1, 3600, "s"),
     "bypass_every_s": Between(0.1, 3600, "s"),
+    "owners_every_s": Between(0.1, 3600, "s"),
     "on_bypass": OneOf(("report", "evict")),
     "priority_from": OneOf(("pod", "region")),
     "limits_annotation": OneOf(("off", "lower", "any")),
@@ -251,6 +252,7 @@ class Config:
     accounting_every_s: float = 5.0
     bypass_every_s: float = 3.0
     on_bypass: str = "report"
+    owners_every_s: float = 30.0
     bypass_allow_programs: tuple[str, ...] = ALLOWED_PROGRAMS
     bypass_allow_namespaces: tuple[str, ...] = ("gpu-operator", "kube-system")
 

@@ -17,6 +17,7 @@ from agent.domain.accounting import (
 from agent.domain.bypass import Bypass, Kind
 from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
+from agent.domain.ownership import Rival
 
 MIB, GIB = 1 << 20, 1 << 30
 NOW_S = 1_700_000_000.0
@@ -43,6 +44,12 @@ class Node:
 
     def registered(self) -> dict[str, bool]:
         return {"nvidia.com/gpu": True}
+
+    def rivals(self) -> tuple[Rival, ...]:
+        return (
+            Rival(GPUS[0], "nvidia.com/gpu.shared"),
+            Rival(GPUS[0], "nvidia.com/gpu.shared", "team/old/main"),
+        )
 
     def cache_directories(self) -> int:
         return 3

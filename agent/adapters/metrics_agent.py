@@ -3,7 +3,8 @@
 They are few, so prometheus_client writes them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import (
@@ -14,6 +15,7 @@ from prometheus_client.core import (
 )
 
 from agent.domain.gpu import GpuInventory
+from agent.domain.ownership import Rival
 
 MIB = 1 << 20
 
@@ -29,6 +31,9 @@ class AgentState(Protocol):
 
     def registered(self) -> Mapping[str, bool]:
         """Resource name -> kubelet holds its ListAndWatch stream open."""
+
+    def rivals(self) -> Sequence[Rival]:
+        """Who else offers or holds our GPUs."""
 
     def cache_directories(self) -> int:
         """Container cache directories on the host."""
@@ -74,6 +79,16 @@ class AgentGauges:
         for resource, is_registered in sorted(self._state.registered().items()):
             registered.add_metric((resource,), int(is_registered))
         yield registered
+        rivals = GaugeMetricFamily(
+            "vgpu_gpu_rivals",
+            "Other device plugins or DRA drivers that offer this GPU to kubelet (state `offered`) "
+            "or whose containers hold it (`held`: it gets no new vGPUs); there should be none.",
+            labels=("gpu", "manager", "state"),
+        )
+        counted = Counter((one.gpu, one.manager, one.state) for one in self._state.rivals())
+        for labels, count in sorted(counted.items()):
+            rivals.add_metric(labels, count)
+        yield rivals
         yield _gauge(
             "vgpu_cache_directories",
             "Container cache directories on this node; they should follow the number of GPU "

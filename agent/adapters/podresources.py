@@ -1,9 +1,12 @@
 """Kubelet's PodResources API: which container holds which device, by kubelet's own books."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 
+from agent.domain.ownership import HeldDevice
 from agent.errors import KubeletUnavailable
 from agent.ports import KubeletAssignment
 from agent.wire import podresources_pb2 as pr
@@ -22,19 +25,58 @@ class PodResourcesClient:
 
     def assignments(self) -> tuple[KubeletAssignment, ...]:
         """See `ports.PodResources.assignments`. Ids of one container and resource are joined."""
+        return tuple(assignment for pod in self._pods() for assignment in _of_pod(pod))
+
+    def _pods(self) -> Sequence[pr.PodResources]:
+        with self._asking("its assignments") as channel:
+            list_pods = rpc.LIST_POD_RESOURCES.client(channel)
+            answer = list_pods(pr.ListPodResourcesRequest(), timeout=self._timeout_s)
+        return answer.pod_resources
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[grpc.Channel]:
         channel = rpc.unix_channel(self._socket, max_receive_bytes=MAX_RECEIVE_BYTES)
         try:
-            answer = rpc.LIST_POD_RESOURCES.client(channel)(
-                pr.ListPodResourcesRequest(), timeout=self._timeout_s
-            )
+            yield channel
         except grpc.RpcError as error:
             raise KubeletUnavailable(
-                f"kubelet does not tell its assignments on {self._socket} "
+                f"kubelet does not tell {what} on {self._socket} "
                 f"({error.code().name}: {error.details()})"
             ) from error
         finally:
             channel.close()
-        return tuple(assignment for pod in answer.pod_resources for assignment in _of_pod(pod))
+
+    # --- all devices of the node, for `ports.DeviceBooks`
+
+    def held(self) -> tuple[HeldDevice, ...]:
+        """See `ports.DeviceBooks.held`."""
+        return tuple(device for pod in self._pods() for device in _held_by(pod))
+
+    def offered(self) -> Mapping[str, tuple[str, ...]]:
+        """See `ports.DeviceBooks.offered`."""
+        ids: dict[str, set[str]] = {}
+        with self._asking("which devices it has") as channel:
+            get = rpc.GET_ALLOCATABLE.client(channel)
+            try:
+                answer = get(pr.AllocatableResourcesRequest(), timeout=self._timeout_s)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return {}
+                raise
+        for devices in answer.devices:
+            ids.setdefault(devices.resource_name, set()).update(devices.device_ids)
+        return {resource: tuple(sorted(found)) for resource, found in ids.items()}
+
+
+def _held_by(pod: pr.PodResources) -> Iterator[HeldDevice]:
+    for container in pod.containers:
+        holder = f"{pod.namespace}/{pod.name}/{container.name}"
+        for devices in container.devices:
+            for device_id in devices.device_ids:
+                yield HeldDevice(holder, devices.resource_name, device_id)
+        for claim in container.dynamic_resources:
+            for one in claim.claim_resources:
+                yield HeldDevice(holder, one.driver_name, one.device_name, claimed=True)
 
 
 def _of_pod(pod: pr.PodResources) -> list[KubeletAssignment]:

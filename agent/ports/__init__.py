@@ -29,7 +29,13 @@ from agent.ports.host import (
     Processes,
     ProcessPlaces,
 )
-from agent.ports.kubelet import KubeletAssignment, KubeletLink, PodResources, SocketWatch
+from agent.ports.kubelet import (
+    DeviceBooks,
+    KubeletAssignment,
+    KubeletLink,
+    PodResources,
+    SocketWatch,
+)
 
 __all__ = [
     "BlockGuard",
@@ -39,6 +45,7 @@ __all__ = [
     "Cluster",
     "ClusterEvent",
     "ContainerKey",
+    "DeviceBooks",
     "GpuMeter",
     "GpuUsers",
     "GrantLog",

@@ -1,9 +1,10 @@
 """Kubelet, as the services need it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from agent.domain.ownership import HeldDevice
 from agent.domain.registration import SocketIdentity
 
 
@@ -65,3 +66,16 @@ class PodResources(Protocol):
 
     def assignments(self) -> tuple[KubeletAssignment, ...]:
         """Every assignment of every resource. Raises KubeletUnavailable."""
+
+
+class DeviceBooks(Protocol):
+    """What kubelet says of all devices of the node, whoever hands them out."""
+
+    def held(self) -> tuple[HeldDevice, ...]:
+        """Every device of every container, of plugins and of DRA. Raises KubeletUnavailable."""
+
+    def offered(self) -> Mapping[str, tuple[str, ...]]:
+        """By resource, the ids that can be given; empty from a kubelet before 1.23.
+
+        Raises KubeletUnavailable.
+        """

@@ -8,7 +8,7 @@ capacity and the pods on them keep their device.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from agent import logs
@@ -76,6 +76,7 @@ class Health:
         self._open = False
         self._gpus: dict[str, Gpu] = {}
         self._health: dict[str, GpuHealth] = {}
+        self._withheld: Mapping[str, str] = {}  # why a GPU is not given although it is well
         self._next_sweep_s = 0.0
         self._calling_since_s: float | None = None
         self._hung = False  # set by Patience's thread, taken back by ours
@@ -120,6 +121,19 @@ class Health:
         """How long the current NVML call has been overdue; 0 when none is."""
         since_s = self._calling_since_s
         return 0.0 if since_s is None else max(0.0, self._clock() - since_s)
+
+    def withhold(self, reasons: Mapping[str, str]) -> None:
+        """Give no vGPUs of these GPUs (uuid -> why), however well they are; of others again."""
+        with self._mutex:
+            if reasons == self._withheld:
+                return
+            for uuid in reasons.keys() - self._withheld.keys():
+                log.error("gpu withheld", gpu=uuid, reason=reasons[uuid])
+            for uuid in self._withheld.keys() - reasons.keys():
+                log.info("gpu given again", gpu=uuid)
+            self._withheld = dict(reasons)
+            if self._gpus and not self._hung:
+                self._publish(self._inventory.now().driver_error)
 
     def driver_hangs(self) -> None:
         """Called by `Patience`: nobody answers, so nothing is known to be healthy."""
@@ -263,7 +277,7 @@ class Health:
 
     def _publish(self, driver_error: str = "") -> None:
         picture = GpuInventory.of(
-            replace(gpu, unhealthy_reason=self._health[uuid].reason)
+            replace(gpu, unhealthy_reason=self._health[uuid].reason or self._withheld.get(uuid, ""))
             for uuid, gpu in self._gpus.items()
         )
         if not self._accepted and not driver_error:

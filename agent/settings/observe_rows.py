@@ -80,6 +80,14 @@ ROWS = (
         help="Namespaces whose pods may use shared GPUs without a grant.",
     ),
     Setting(
+        name="owners-interval",
+        group=OBSERVE,
+        kind=kinds.DURATION,
+        field="owners_every_s",
+        help="How often kubelet is asked whether another device plugin or DRA driver offers or "
+        "holds the GPUs that are shared here.",
+    ),
+    Setting(
         name="limits-annotation",
         group=STEER,
         kind=kinds.TEXT,

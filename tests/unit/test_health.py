@@ -289,3 +289,29 @@ def test_settings_are_judged_by_the_gpus_that_were_there_first() -> None:
     bench.turn(after_s=10.0)
     assert bench.refused == []
     assert set(bench.reasons) == {"GPU-a", "GPU-b"}
+
+
+def test_a_withheld_gpu_is_not_given_however_well_it_is() -> None:
+    bench = Bench(FakeNvml(A, B))
+    bench.turn()
+    bench.health.withhold({"GPU-a": "somebody else has it", "GPU-gone": "no such GPU"})
+    assert bench.reasons == {"GPU-a": "somebody else has it", "GPU-b": ""}
+    bench.turn(after_s=10.0)
+    assert bench.reasons["GPU-a"] == "somebody else has it", "also after a clean probe"
+    bench.nvml.xid("GPU-a", 79)
+    bench.turn()
+    assert bench.reasons["GPU-a"].startswith("XID 79"), "what is wrong with it comes first"
+    bench.health.withhold({})
+    assert bench.reasons["GPU-a"].startswith("XID 79")
+    for _ in range(6):
+        bench.turn(after_s=10.0)
+    assert bench.reasons == {"GPU-a": "", "GPU-b": ""}
+
+
+def test_withholding_does_not_make_a_silent_driver_speak() -> None:
+    bench = Bench(FakeNvml(A))
+    bench.turn()
+    bench.health.driver_hangs()
+    hung = bench.inventory.now()
+    bench.health.withhold({"GPU-a": "somebody else has it"})
+    assert bench.inventory.now() == hung

@@ -23,6 +23,7 @@ from agent.adapters.metrics import Metrics
 from agent.adapters.routes import Route, answer, objection, probes, scraped
 from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
+from agent.domain.ownership import Rival
 from agent.errors import ConfigError
 from agent.supervisor import RestartPolicy, Supervisor
 
@@ -50,6 +51,9 @@ class World:
 
     def registered(self) -> Mapping[str, bool]:
         return {"nvidia.com/gpu": True}
+
+    def rivals(self) -> tuple[Rival, ...]:
+        return ()
 
     def cache_directories(self) -> int:
         return 3

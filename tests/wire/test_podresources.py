@@ -9,6 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 from plugin_bed import EnvPerVgpu
+from toy_plugin import ToyPlugin
+from toy_plugin import register as register_toy
 from waiting import eventually
 
 from agent.adapters.device_plugin import Answers
@@ -16,6 +18,7 @@ from agent.adapters.kubelet import KubeletLink
 from agent.adapters.podresources import PodResourcesClient
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grants import Grant, GrantRecord
+from agent.domain.ownership import HeldDevice
 from agent.domain.pods import Container, Pod
 from agent.domain.vgpu_ids import advertised
 from agent.errors import KubeletUnavailable
@@ -164,3 +167,57 @@ def test_answer_over_four_mebibytes_is_read(directory: Path, stack: ExitStack) -
 
     assert len(assignments) == 20_000
     assert assignments[0].device_ids == ("a", "b")
+
+
+# --- all devices, whoever hands them out ---------------------------------------------------------
+
+
+def test_every_device_and_its_holder_is_told(kubelet: StandInKubelet, stack: ExitStack) -> None:
+    register(kubelet, stack)
+    toy = ToyPlugin(kubelet.socket.parent / "toy.sock", ["t-0", "t-1"])
+    stack.callback(toy.stop)
+    register_toy(kubelet, toy, "example.com/toy")
+    eventually(lambda: kubelet.node_status().allocatable.get("example.com/toy") == 2)
+    wanted = PodSpec("1", "ns", "p", [ContainerSpec("c", {GPU: 1, "example.com/toy": 1})])
+    given = kubelet.admit(wanted).containers["c"].device_ids
+    [gpu], [device] = given[GPU], given["example.com/toy"]
+
+    assert set(client(kubelet).held()) == {
+        HeldDevice("ns/p/c", GPU, gpu),
+        HeldDevice("ns/p/c", "example.com/toy", device),
+    }
+    offered = client(kubelet).offered()
+    if offered:  # kubelet 1.20 does not tell
+        assert offered["example.com/toy"] == ("t-0", "t-1")
+        assert len(offered[GPU]) == 4
+
+
+class Claims(LongAnswer):
+    """A container with a ResourceClaim of a DRA driver."""
+
+    def list_pod_resources(self, *_: object) -> pr.ListPodResourcesResponse:
+        claim = pr.DynamicResource(
+            claim_name="gpu",
+            claim_namespace="ns",
+            claim_resources=[
+                pr.ClaimResource(
+                    driver_name="gpu.nvidia.com", pool_name="node", device_name="gpu-0"
+                )
+            ],
+        )
+        container = pr.ContainerResources(name="c", dynamic_resources=[claim])
+        return pr.ListPodResourcesResponse(
+            pod_resources=[pr.PodResources(name="p", namespace="ns", containers=[container])]
+        )
+
+
+def test_a_claim_of_a_dra_driver_is_told(directory: Path, stack: ExitStack) -> None:
+    path = directory / "kubelet.sock"
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[rpc.pod_resources_handler(Claims())])
+    server.add_insecure_port(rpc.unix_target(path))
+    server.start()
+    stack.callback(lambda: server.stop(None).wait())
+
+    assert PodResourcesClient(path).held() == (
+        HeldDevice("ns/p/c", "gpu.nvidia.com", "gpu-0", claimed=True),
+    )

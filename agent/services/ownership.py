@@ -1,0 +1,91 @@
+"""Loop: see whether somebody else hands out the GPUs that this agent shares, and tell.
+
+A GPU that a container holds through another device plugin or a DRA driver gets no new vGPUs of ours
+until it is free: two owners would promise the same memory twice. One that is only offered goes on
+being shared, because an operator may be in the middle of a change; it is told all the same.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from agent import logs
+from agent.domain.gpu import GpuInventory
+from agent.domain.ownership import Rival, rivals, told, vgpu_of_ours, withheld
+from agent.errors import KubeletUnavailable
+from agent.ports import ClusterEvent, DeviceBooks
+from agent.services.published import Inventory, Published
+from agent.supervisor import Lifeline
+
+log = logs.get(__name__)
+
+LOOKING_S = 30.0
+
+
+class Ownership:
+    """Looks into kubelet's books now and again. `found` is what it saw last."""
+
+    name = "ownership"
+
+    def __init__(
+        self,
+        books: DeviceBooks,
+        inventory: Inventory,
+        own_resources: Collection[str],
+        *,
+        withhold: Callable[[Mapping[str, str]], None],
+        own_form: Callable[[str, GpuInventory], bool] = vgpu_of_ours,
+        post: Callable[[ClusterEvent], None] = lambda _: None,
+        every_s: float = 30.0,
+    ) -> None:
+        """`withhold` is told of every GPU that is held by others, and why, after each look.
+
+        `own_form`: whether an id of our own resources can be one of ours.
+        """
+        self.found: Published[tuple[Rival, ...]] = Published(())
+        self._books = books
+        self._inventory = inventory
+        self._own_resources = frozenset(own_resources)
+        self._withhold = withhold
+        self._own_form = own_form
+        self._post = post
+        self._every_s = every_s
+
+    def run(self, life: Lifeline) -> None:
+        while not life.stopping:
+            life.pulse(LOOKING_S)
+            self.look_once()
+            life.pause(self._every_s)
+
+    def look_once(self) -> None:
+        """Look, tell what is new. What kubelet does not tell stays as it was."""
+        gpus = self._inventory.now()
+        if not gpus.gpus:
+            return
+        try:
+            held, offered = self._books.held(), self._books.offered()
+        except KubeletUnavailable as error:
+            log.failing("owners unknown", error=error)
+            return
+        log.recovered("owners unknown")
+        now = rivals(
+            held,
+            offered,
+            own_resources=self._own_resources,
+            gpus=gpus,
+            own_form=self._own_form,
+        )
+        before = self.found.now()
+        self.found.publish(now)
+        for rival in now:
+            if rival not in before:
+                self._tell(rival, gpus)
+        for rival in before:
+            if rival not in now:
+                log.info(
+                    "rival gone", gpu=rival.gpu, manager=rival.manager, holder=rival.holder or "-"
+                )
+        self._withhold(withheld(now))
+
+    def _tell(self, rival: Rival, gpus: GpuInventory) -> None:
+        message = told(rival, gpus.gpu(rival.gpu))
+        log.warning("gpu has two owners", problem=message)
+        self._post(ClusterEvent(reason="GpuHasTwoOwners", message=message))

@@ -9,18 +9,14 @@ in which they were bound. HAMi takes the pod that the lock names without looking
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.domain.claims import TO_ALLOCATE, decode_claims, holds_devices, pending
+from agent.domain.claims import holds_devices
+from agent.domain.dialect import ALLOCATING, FAILED, HAMI, SUCCESS, Dialect
 from agent.domain.grants import GrantRecord
 from agent.domain.matching import Turn, next_turn, open_slots_left, undecided
 from agent.domain.nodelock import CLOCK_SLACK_S, NodeLock
 from agent.domain.pods import Pod
 from agent.errors import AgentError, AllocateRefused, MalformedAnnotation
 
-VGPU_NODE = "hami.io/vgpu-node"
-BIND_PHASE = "hami.io/bind-phase"
-BIND_TIME = "hami.io/bind-time"
-DECIDED = "hami.io/vgpu-devices-allocated"  # what TO_ALLOCATE was before anything was consumed
-ALLOCATING, SUCCESS, FAILED = "allocating", "success", "failed"
 LATEST = float("inf")
 
 
@@ -43,15 +39,20 @@ class Evidence:
     failed: Collection[str] = frozenset()  # uids whose bind ended as failed, written or not
     preferred: str = ""  # uid of the pod to which GetPreferredAllocation gave these very ids
     last_served: str = ""  # uid of the pod served last
+    dialect: Dialect = HAMI
 
     def of(self, pod: Pod) -> list[GrantRecord]:
         """What was granted to this pod, oldest first."""
         return [record for record in self.records if record.pod_uid == pod.uid]
 
 
-def bind_time_s(pod: Pod) -> float | None:
+def bind_time_s(pod: Pod, dialect: Dialect = HAMI) -> float | None:
     """When the scheduler bound the pod, unix time; None when it does not say."""
-    text = pod.annotations.get(BIND_TIME)
+    return _time_s(pod, dialect.bind_time)
+
+
+def _time_s(pod: Pod, key: str) -> float | None:
+    text = pod.annotations.get(key)
     if text is None:
         return None
     return float(text) if text.isascii() and text.isdigit() and len(text) <= 19 else LATEST  # noqa: PLR2004
@@ -66,14 +67,14 @@ def _waits(pod: Pod, evidence: Evidence) -> bool:
     """Whether the scheduler has bound the pod to us and its bind is not over."""
     return (
         pod.node_name == evidence.node_name
-        and pod.annotations.get(VGPU_NODE) == evidence.node_name
-        and pod.annotations.get(BIND_PHASE) in (ALLOCATING, SUCCESS)
+        and pod.annotations.get(evidence.dialect.node) == evidence.node_name
+        and pod.annotations.get(evidence.dialect.bind_phase) in (ALLOCATING, SUCCESS)
         and not (pod.deleting or pod.finished or pod.uid in evidence.failed)
     )
 
 
-def _listed(pod: Pod) -> bool:
-    return pod.phase == "Pending" and BIND_TIME in pod.annotations
+def _listed(pod: Pod, dialect: Dialect) -> bool:
+    return pod.phase == "Pending" and dialect.bind_time in pod.annotations
 
 
 def candidates(evidence: Evidence) -> list[Pod]:
@@ -85,10 +86,13 @@ def candidates(evidence: Evidence) -> list[Pod]:
     others, by bind time, and within the same second as they arrived.
     """
     waiting = [
-        (pod, (bind_time_s(pod) or 0.0, place, pod.created_at, pod.full_name))
+        (pod, (_time_s(pod, evidence.dialect.order) or 0.0, place, pod.created_at, pod.full_name))
         for place, pod in enumerate(evidence.pods)
         if _waits(pod, evidence)
-        and (_listed(pod) or (evidence.lock is not None and evidence.lock.names(pod)))
+        and (
+            _listed(pod, evidence.dialect)
+            or (evidence.lock is not None and evidence.lock.names(pod))
+        )
     ]
     lock = evidence.lock
     locked = next((key for pod, key in waiting if lock is not None and lock.names(pod)), None)
@@ -107,7 +111,8 @@ def candidates(evidence: Evidence) -> list[Pod]:
 
 def _alive(pod: Pod, evidence: Evidence) -> bool:
     """Whether the pod can still use a grant."""
-    given_up = pod.uid in evidence.failed or pod.annotations.get(BIND_PHASE) == FAILED
+    phase = pod.annotations.get(evidence.dialect.bind_phase)
+    given_up = pod.uid in evidence.failed or phase == FAILED
     return not (pod.deleting or pod.finished or given_up)
 
 
@@ -115,7 +120,7 @@ def _pending_turn(pod: Pod, vgpus: int, evidence: Evidence, *, in_order: bool) -
     """The pod's next turn; with the record if it was granted before a crash, but not answered."""
     records = evidence.of(pod)
     served = frozenset(record.container for record in records if record.answered)
-    turn = next_turn(pod, vgpus, served=served, in_order=in_order)
+    turn = next_turn(pod, vgpus, served=served, in_order=in_order, dialect=evidence.dialect)
     if turn is None:
         return None
     same = [r for r in records if r.container == turn.container.name and r.claims == turn.claims]
@@ -133,7 +138,7 @@ def _first_in_order(pods: Iterable[Pod], vgpus: int, evidence: Evidence) -> Turn
     return None
 
 
-def _again(pod: Pod, record: GrantRecord) -> Turn | None:
+def _again(pod: Pod, record: GrantRecord, dialect: Dialect) -> Turn | None:
     """The turn of a container that has its grant on record; None if it no longer exists."""
     container = next((c for c in pod.containers if c.name == record.container), None)
     if container is None:
@@ -143,7 +148,7 @@ def _again(pod: Pod, record: GrantRecord) -> Turn | None:
         container=container,
         claims=record.claims,
         remaining=None,
-        last=not open_slots_left(pod),
+        last=not open_slots_left(pod, dialect),
         record=record,
     )
 
@@ -159,7 +164,7 @@ def _unanswered(evidence: Evidence, device_ids: tuple[str, ...]) -> Turn | None:
         turn = _first_in_order([pod], len(device_ids), evidence)
         if turn is not None and turn.container.name == record.container:
             return turn  # its slot is not erased yet
-        return _again(pod, record)
+        return _again(pod, record, evidence.dialect)
     return None
 
 
@@ -171,7 +176,7 @@ def _repeated(evidence: Evidence, device_ids: tuple[str, ...]) -> Turn | None:
     living = {pod.uid: pod for pod in evidence.pods if _alive(pod, evidence)}
     for record in reversed(evidence.records):
         if record.device_ids == device_ids and record.pod_uid in living:
-            return _again(living[record.pod_uid], record)
+            return _again(living[record.pod_uid], record, evidence.dialect)
     return None
 
 
@@ -242,15 +247,16 @@ def _without_decision(pod: Pod, vgpus: int, evidence: Evidence) -> MalformedAnno
     A bind that is a success already had its decision: the annotation is empty because it was
     consumed, even if we have no record of it.
     """
-    if pod.phase != "Pending" or pod.annotations.get(BIND_PHASE) != ALLOCATING:
+    dialect = evidence.dialect
+    if pod.phase != "Pending" or pod.annotations.get(dialect.bind_phase) != ALLOCATING:
         return None
     served = frozenset(record.container for record in evidence.of(pod) if record.answered)
-    return undecided(pod, vgpus, served=served)
+    return undecided(pod, vgpus, served=served, dialect=dialect)
 
 
-def lock_is_for(lock: NodeLock, pod: Pod) -> bool:
+def lock_is_for(lock: NodeLock, pod: Pod, dialect: Dialect = HAMI) -> bool:
     """Whether the lock was taken for this very pod, and not for a later one of the same name."""
-    bound_at_s = bind_time_s(pod)
+    bound_at_s = bind_time_s(pod, dialect)
     return (
         lock.names(pod)
         and is_locked_for(pod)
@@ -260,12 +266,14 @@ def lock_is_for(lock: NodeLock, pod: Pod) -> bool:
     )
 
 
-def legacy_lock_is_over(lock: NodeLock, pod: Pod, pods: Iterable[Pod]) -> bool:
+def legacy_lock_is_over(
+    lock: NodeLock, pod: Pod, pods: Iterable[Pod], dialect: Dialect = HAMI
+) -> bool:
     """Whether a lock that names nobody was taken for nobody after this pod, whose bind has ended.
 
     Anyone may delete such a lock, but only while no other pod of the node is being bound under it.
     """
-    bound_at_s = bind_time_s(pod)
+    bound_at_s = bind_time_s(pod, dialect)
     return (
         lock.legacy
         and is_locked_for(pod)
@@ -275,14 +283,14 @@ def legacy_lock_is_over(lock: NodeLock, pod: Pod, pods: Iterable[Pod]) -> bool:
         and lock.taken_at_s <= bound_at_s + CLOCK_SLACK_S
         and not any(
             other.uid != pod.uid
-            and other.annotations.get(BIND_PHASE) == ALLOCATING
+            and other.annotations.get(dialect.bind_phase) == ALLOCATING
             and not other.finished
             for other in pods
         )
     )
 
 
-def left_behind(pod: Pod, *, granted: bool) -> str | None:
+def left_behind(pod: Pod, *, granted: bool, dialect: Dialect = HAMI) -> str | None:
     """The phase with which to end the bind of a pod that nobody is going to ask for again.
 
     "success": all its vGPUs were handed out; "failed": kubelet or an agent gave it up, or it runs
@@ -293,33 +301,34 @@ def left_behind(pod: Pod, *, granted: bool) -> str | None:
     """
     if not any(c.vgpus for c in pod.containers):
         return None
-    phase = pod.annotations.get(BIND_PHASE)
+    phase, nothing_left = pod.annotations.get(dialect.bind_phase), _nothing_left(pod, dialect)
     if phase == FAILED:
         return FAILED
-    if _nothing_left(pod) and phase == SUCCESS:
+    if nothing_left and phase == SUCCESS:
         return SUCCESS
-    if pod.phase == "Failed" or runs_without_grant(pod):
+    if pod.phase == "Failed" or runs_without_grant(pod, dialect):
         return FAILED
-    if _nothing_left(pod):
+    if nothing_left:
         return SUCCESS if granted or pod.phase in ("Running", "Succeeded") else None
     return FAILED if pod.finished else None
 
 
-def _nothing_left(pod: Pod) -> bool:
+def _nothing_left(pod: Pod, dialect: Dialect) -> bool:
     try:
-        return not pending(decode_claims(pod.annotations.get(TO_ALLOCATE, "")))
+        slots = dialect.codec.decode(pod.annotations.get(dialect.to_allocate, ""))
     except MalformedAnnotation:
         return False
+    return not dialect.codec.pending(slots)
 
 
-def runs_without_grant(pod: Pod) -> bool:
+def runs_without_grant(pod: Pod, dialect: Dialect = HAMI) -> bool:
     """Whether kubelet started a pod of which nothing was ever asked here: it has no limits.
 
     Kubelet 1.20 does that when its checkpoint is lost and no plugin is registered at the moment.
     """
-    decided = pod.annotations.get(DECIDED, "")
+    decided = pod.annotations.get(dialect.decided, "")
     return (
         pod.phase == "Running"
         and holds_devices(decided)
-        and pod.annotations.get(TO_ALLOCATE) == decided
+        and pod.annotations.get(dialect.to_allocate) == decided
     )

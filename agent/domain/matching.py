@@ -6,23 +6,14 @@ believed only where it fits what the containers ask for. HAMi pops the first ope
 is (pkg/util/util.go, GetNextDeviceRequest).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.domain.claims import (
-    TO_ALLOCATE,
-    Slot,
-    decode_claims,
-    encode_claims,
-    erased,
-    holds_devices,
-    pending,
-)
+from agent.domain.claims import Slot
+from agent.domain.dialect import HAMI, Dialect
 from agent.domain.grants import Claim, GrantRecord
 from agent.domain.pods import Container, Pod
 from agent.errors import CountMismatch, MalformedAnnotation
-
-OTHER_VENDORS = ("hami.io/", "-devices-to-allocate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +41,7 @@ def wanting(pod: Pod, served: Collection[str]) -> list[Container]:
 
 
 def _by_place(
-    order: Sequence[Container], slots: int, open_slots: dict[int, Slot], served: Collection[str]
+    order: Sequence[Container], slots: int, open_slots: Mapping[int, Slot], served: Collection[str]
 ) -> list[_Pair] | None:
     """Slot i for container i, if every slot that holds something lands on one that wants it."""
     if slots < len(order) or not order or max(open_slots) >= len(order):
@@ -60,11 +51,13 @@ def _by_place(
     return pairs if fits else None
 
 
-def _by_count(containers: Sequence[Container], open_slots: dict[int, Slot]) -> list[_Pair] | None:
+def _by_count(
+    containers: Sequence[Container], open_slots: Mapping[int, Slot]
+) -> list[_Pair] | None:
     """In order, from the end: each slot for the last container before that wants as many."""
     left = list(containers)
     pairs: list[_Pair] = []
-    for place, claims in reversed(open_slots.items()):
+    for place, claims in reversed([*open_slots.items()]):
         while left and left[-1].vgpus != len(claims):
             left.pop()
         if not left:
@@ -73,13 +66,26 @@ def _by_count(containers: Sequence[Container], open_slots: dict[int, Slot]) -> l
     return pairs[::-1]
 
 
-def _from_the_end(containers: Sequence[Container], open_slots: dict[int, Slot]) -> list[_Pair]:
-    pairs = zip(reversed(open_slots.items()), reversed(containers), strict=False)
+def _from_the_end(containers: Sequence[Container], open_slots: Mapping[int, Slot]) -> list[_Pair]:
+    pairs = zip(reversed([*open_slots.items()]), reversed(containers), strict=False)
     return [_Pair(place, claims, container) for (place, claims), container in pairs][::-1]
 
 
+def _by_list(
+    listed: Sequence[Container] | None, slots: int, open_slots: Mapping[int, Slot]
+) -> list[_Pair] | None:
+    """Slot i for the i-th container that the scheduler lists, if there are as many of both.
+
+    A slot whose container does not ask kubelet for vGPUs is nobody's.
+    """
+    if listed is None or len(listed) != slots:
+        return None
+    pairs = [_Pair(place, claims, listed[place]) for place, claims in open_slots.items()]
+    return [pair for pair in pairs if pair.container.vgpus]
+
+
 def _paired(
-    pod: Pod, slots: int, open_slots: dict[int, Slot], served: Collection[str]
+    pod: Pod, slots: int, open_slots: Mapping[int, Slot], served: Collection[str]
 ) -> list[_Pair]:
     """Which open slot is whose.
 
@@ -98,7 +104,12 @@ def _paired(
 
 
 def next_turn(
-    pod: Pod, vgpus: int, *, served: Collection[str] = frozenset(), in_order: bool = True
+    pod: Pod,
+    vgpus: int,
+    *,
+    served: Collection[str] = frozenset(),
+    in_order: bool = True,
+    dialect: Dialect = HAMI,
 ) -> Turn | None:
     """The container of this pod that asks for `vgpus` now; None when it cannot be this pod.
 
@@ -108,23 +119,27 @@ def next_turn(
     Raises MalformedAnnotation; CountMismatch when a container asks for so many vGPUs, but the
     scheduler has set no such slot aside (only with `in_order` False).
     """
-    text = pod.annotations.get(TO_ALLOCATE)
+    text = pod.annotations.get(dialect.to_allocate)
     asking = [c for c in wanting(pod, served) if c.vgpus == vgpus]
     if text is None or not asking:
         return None
-    slots = decode_claims(text)
-    open_slots = pending(slots)
+    slots = dialect.codec.decode(text)
+    open_slots = dialect.codec.pending(slots)
     if not open_slots:
         return None
-    pairs = _paired(pod, len(slots), open_slots, served)
+    pairs, to_serve = _by_list(dialect.listed(pod), len(slots), open_slots), len(open_slots)
+    if pairs is None:
+        pairs = _paired(pod, len(slots), open_slots, served)
+    else:
+        to_serve = len(pairs)
     chosen = next((p for p in pairs[: 1 if in_order else None] if len(p.claims) == vgpus), None)
     if chosen is not None:
         return Turn(
             pod=pod,
             container=chosen.container,
             claims=chosen.claims,
-            remaining=encode_claims(erased(slots, chosen.place)),
-            last=len(open_slots) == 1,
+            remaining=dialect.codec.encode(dialect.codec.erased(slots, chosen.place)),
+            last=to_serve == 1,
         )
     if in_order:
         return None
@@ -137,39 +152,28 @@ def next_turn(
 
 
 def undecided(
-    pod: Pod, vgpus: int, *, served: Collection[str] = frozenset()
+    pod: Pod, vgpus: int, *, served: Collection[str] = frozenset(), dialect: Dialect = HAMI
 ) -> MalformedAnnotation | None:
     """What to tell a pod that asks for `vgpus` now while its annotation names no vGPU at all.
 
     None when no container without a grant asks for as many, or the annotation names some.
     """
     asking = [c for c in wanting(pod, served) if c.vgpus == vgpus]
-    if not asking or open_slots_left(pod):
+    if not asking or open_slots_left(pod, dialect):
         return None
-    state = "names no vGPU" if TO_ALLOCATE in pod.annotations else "is missing"
+    state = "names no vGPU" if dialect.to_allocate in pod.annotations else "is missing"
     return MalformedAnnotation(
         f"container {asking[0].name} of pod {pod.full_name} asks for {vgpus} vGPU(s), but the "
-        f"annotation {TO_ALLOCATE}, in which the scheduler says on which GPU, {state}: something "
-        "else removed or emptied it after the scheduler had decided; check that only HAMi's "
-        "scheduler writes it, then delete the pod so that it is scheduled again"
+        f"annotation {dialect.to_allocate}, in which the scheduler says on which GPU, {state}: "
+        "something else removed or emptied it after the scheduler had decided; check that only "
+        f"{dialect.scheduler} writes it, then delete the pod so that it is scheduled again"
     )
 
 
-def open_slots_left(pod: Pod) -> bool:
+def open_slots_left(pod: Pod, dialect: Dialect = HAMI) -> bool:
     """Whether the scheduler's annotation still holds vGPUs of ours; an unreadable one does not."""
     try:
-        return bool(pending(decode_claims(pod.annotations.get(TO_ALLOCATE, ""))))
+        slots = dialect.codec.decode(pod.annotations.get(dialect.to_allocate, ""))
     except MalformedAnnotation:
         return False
-
-
-def other_vendors_pending(pod: Pod) -> bool:
-    """Whether the device plugin of another vendor still has to serve this pod."""
-    prefix, suffix = OTHER_VENDORS
-    return any(
-        key.startswith(prefix)
-        and key.endswith(suffix)
-        and key != TO_ALLOCATE
-        and holds_devices(text)
-        for key, text in pod.annotations.items()
-    )
+    return bool(dialect.codec.pending(slots))

@@ -10,7 +10,6 @@ from datetime import datetime
 
 from agent.domain.pods import Pod
 
-LOCK = "hami.io/mutex.lock"
 PARTS = 3
 MAX_CHARS = 1_024  # a time, a namespace (63) and a name (253) are far shorter
 CLOCK_SLACK_S = 5  # the lock is written just before the pod's bind time, by the same clock

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from agent.domain.choice import DECIDED, bind_time_s
+from agent.domain.choice import bind_time_s
 from agent.domain.claims import decode_claims, is_padding
+from agent.domain.dialect import DECIDED
 from agent.domain.grant_plan import PRELOAD_PATH
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.hook_files import LIBRARY, is_hook_name

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agent import logs
-from agent.domain.choice import BIND_PHASE, FAILED, SUCCESS, Refusal
-from agent.domain.claims import TO_ALLOCATE
+from agent.domain.choice import Refusal
+from agent.domain.dialect import FAILED, HAMI, SUCCESS, Dialect
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import Claim, Grant, GrantRecord
-from agent.domain.matching import Turn, other_vendors_pending
+from agent.domain.matching import Turn
 from agent.domain.preferred_ids import gpu_of
 from agent.errors import (
     BudgetExceeded,
@@ -83,7 +83,9 @@ class Allocator:
         *,
         on_outcome: Callable[[str, float], None] = lambda _outcome, _seconds: None,
         clock: Callable[[], float] = time.monotonic,
+        dialect: Dialect = HAMI,
     ) -> None:
+        self._dialect = dialect
         self._view = view
         self._turns = turns
         self._finisher = finisher
@@ -216,9 +218,10 @@ class Allocator:
         Raises NoPendingPod and ClusterError in words for the pod's owner.
         """
         if turn.remaining is None:
-            return turn.pod.annotations.get(BIND_PHASE) == SUCCESS
-        ends = turn.last and not other_vendors_pending(turn.pod)
-        changes = {TO_ALLOCATE: turn.remaining} | ({BIND_PHASE: SUCCESS} if ends else {})
+            return turn.pod.annotations.get(self._dialect.bind_phase) == SUCCESS
+        changes = {self._dialect.to_allocate: turn.remaining}
+        if turn.last and not self._dialect.others_pending(turn.pod.with_annotations(changes)):
+            changes |= self._dialect.ending(SUCCESS)
         try:
             return self._erase(turn, changes, deadline_s - EXIT_S)
         except ClusterError as error:
@@ -236,7 +239,8 @@ class Allocator:
 
         Raises _DecideAgainError, NoPendingPod, ClusterError.
         """
-        before = {TO_ALLOCATE: turn.pod.annotations[TO_ALLOCATE]}
+        key, phase = self._dialect.to_allocate, self._dialect.bind_phase
+        before = {key: turn.pod.annotations[key]}
         try:
             self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s)
         except ClusterGone as error:
@@ -246,17 +250,17 @@ class Allocator:
             ) from error
         except ClusterConflict as error:
             pod = self._turns.reread(turn.pod.uid, deadline_s=deadline_s)
-            if pod is None or pod.annotations.get(TO_ALLOCATE) != turn.remaining:
+            if pod is None or pod.annotations.get(key) != turn.remaining:
                 raise _DecideAgainError from error
-            return pod.annotations.get(BIND_PHASE) == SUCCESS  # our patch came through after all
-        return BIND_PHASE in changes
+            return pod.annotations.get(phase) == SUCCESS  # our patch came through after all
+        return phase in changes
 
     def _end_bind(self, turn: Turn, deadline_s: float, *, phase_written: bool) -> None:
         """After the pod's last container: the phase, if it is not written yet, then the lock."""
         if not turn.last:
             return
         pod = self._view.pod(turn.pod.uid) or turn.pod
-        if phase_written or not other_vendors_pending(pod):
+        if phase_written or not self._dialect.others_pending(pod):
             self._finisher.finish(pod, SUCCESS, phase_written=phase_written, deadline_s=deadline_s)
         else:
             self._finisher.finish_after_vendors(pod)

@@ -13,10 +13,6 @@ from dataclasses import dataclass, replace
 
 from agent import logs
 from agent.domain.choice import (
-    ALLOCATING,
-    BIND_PHASE,
-    FAILED,
-    SUCCESS,
     bind_time_s,
     is_locked_for,
     left_behind,
@@ -24,8 +20,8 @@ from agent.domain.choice import (
     lock_is_for,
     runs_without_grant,
 )
+from agent.domain.dialect import ALLOCATING, FAILED, HAMI, SUCCESS, Dialect
 from agent.domain.grants import GrantRecord
-from agent.domain.matching import other_vendors_pending
 from agent.domain.nodelock import NodeLock, decode_lock
 from agent.domain.pods import Pod
 from agent.errors import ClusterConflict, ClusterError, ClusterGone
@@ -73,8 +69,10 @@ class BindFinisher:
         jitter: Callable[[], float] = random.random,
         grace_s: float = GRACE_S,
         post: Callable[[ClusterEvent], None] = lambda _: None,
+        dialect: Dialect = HAMI,
     ) -> None:
         """`records` gives the grants on record: a pod that has one was served."""
+        self._dialect = dialect
         self._view = view
         self._records = records
         self._post = post
@@ -173,11 +171,12 @@ class BindFinisher:
     def _write_phase(self, bind: OpenBind, deadline_s: float) -> None:
         """Set the phase, unless the pod is gone or somebody was faster. Raises ClusterError."""
         pod = self._view.pod(bind.pod.uid) or bind.pod
-        phase = pod.annotations.get(BIND_PHASE)
+        phase = pod.annotations.get(self._dialect.bind_phase)
         if phase in (bind.phase, FAILED) or not self._still_here(pod):
             return
         try:
-            self._view.patch_pod(pod, {BIND_PHASE: bind.phase}, expected={}, deadline_s=deadline_s)
+            changes = self._dialect.ending(bind.phase)
+            self._view.patch_pod(pod, changes, expected={}, deadline_s=deadline_s)
         except ClusterGone:
             return
 
@@ -244,7 +243,7 @@ class BindFinisher:
             return True
         pod = self._view.pod(bind.pod.uid)
         if bind.awaits_vendors:
-            return pod is not None and not other_vendors_pending(pod)
+            return pod is not None and not self._dialect.others_pending(pod)
         return bind.tries == 0 and bool(self._lock_to_remove(bind))  # the watch brought it
 
     def _settle(self, tried: OpenBind, left: OpenBind | None) -> None:
@@ -269,21 +268,22 @@ class BindFinisher:
         if not table.synced:
             return
         pods = table.pods.values()
-        unwritten = [pod for pod in pods if pod.annotations.get(BIND_PHASE) == ALLOCATING]
+        key = self._dialect.bind_phase
+        unwritten = [pod for pod in pods if pod.annotations.get(key) == ALLOCATING]
         owner = None
         if lock is not None:
-            owner = _owner_of(lock, pods, unwritten)
+            owner = self._owner_of(lock, pods, unwritten)
             if owner is not None:
                 self._owner = (lock.value, owner)
             elif self._owner is not None and self._owner[0] == lock.value:
                 gone = self._owner[1]
-                if not lock.legacy or legacy_lock_is_over(lock, gone, unwritten):
+                if not lock.legacy or self._is_over(lock, gone, unwritten):
                     yield gone, FAILED  # deleted while it held the lock
         if owner is not None and owner not in unwritten:
             unwritten.append(owner)
         granted = {record.pod_uid for record in self._records()} if unwritten else set()
         for pod in unwritten:
-            if phase := left_behind(pod, granted=pod.uid in granted):
+            if phase := left_behind(pod, granted=pod.uid in granted, dialect=self._dialect):
                 yield pod, phase
 
     def _notice_left_behind(self) -> None:
@@ -301,7 +301,7 @@ class BindFinisher:
                 self._left_behind[seen] = due_s
                 continue
             log.info("bind left behind", pod=pod.full_name, phase=phase)
-            if runs_without_grant(pod):
+            if runs_without_grant(pod, self._dialect):
                 self._post(
                     ClusterEvent(
                         reason="RunsWithoutGrant",
@@ -316,12 +316,14 @@ class BindFinisher:
     def _may_take(self, value: str, pod: Pod) -> bool:
         """Whether the lock is this pod's, though Allocate did not see it being taken."""
         lock, pods = decode_lock(value), self._view.pods.now().pods.values()
-        return lock is None or not lock.legacy or legacy_lock_is_over(lock, pod, pods)
+        return lock is None or not lock.legacy or self._is_over(lock, pod, pods)
 
+    def _is_over(self, lock: NodeLock, pod: Pod, pods: Iterable[Pod]) -> bool:
+        return legacy_lock_is_over(lock, pod, pods, self._dialect)
 
-def _owner_of(lock: NodeLock, pods: Iterable[Pod], binding: Sequence[Pod]) -> Pod | None:
-    """The pod that the lock was taken for; of one that names nobody, the last that it can be."""
-    if not lock.legacy:
-        return next((pod for pod in pods if lock_is_for(lock, pod)), None)
-    possible = [pod for pod in pods if legacy_lock_is_over(lock, pod, binding)]
-    return max(possible, key=lambda pod: bind_time_s(pod) or 0.0, default=None)
+    def _owner_of(self, lock: NodeLock, pods: Iterable[Pod], binding: Sequence[Pod]) -> Pod | None:
+        """The pod that the lock was taken for; of one without a name, the last that it can be."""
+        if not lock.legacy:
+            return next((pod for pod in pods if lock_is_for(lock, pod, self._dialect)), None)
+        possible = [pod for pod in pods if self._is_over(lock, pod, binding)]
+        return max(possible, key=lambda pod: bind_time_s(pod, self._dialect) or 0.0, default=None)

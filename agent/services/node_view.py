@@ -6,7 +6,8 @@ milliseconds, long before the watch brings our own change back.
 
 from collections.abc import Mapping
 
-from agent.domain.nodelock import LOCK, NodeLock, decode_lock
+from agent.domain.dialect import LOCK
+from agent.domain.nodelock import NodeLock, decode_lock
 from agent.domain.pods import Node, Pod
 from agent.errors import ClusterGone
 from agent.ports import Cluster, Listed
@@ -37,8 +38,17 @@ def merged(table: PodTable, listed: Listed) -> tuple[Pod, ...]:
 class NodeView:
     """Reads from memory, writes through to the API server. Thread-safe."""
 
-    def __init__(self, cluster: Cluster, *, node_name: str, pods: Pods, own_node: OwnNode) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        node_name: str,
+        pods: Pods,
+        own_node: OwnNode,
+        lock_key: str = LOCK,
+    ) -> None:
         self._cluster = cluster
+        self._lock_key = lock_key
         self.node_name = node_name
         self.pods = pods
         self.own_node = own_node
@@ -50,7 +60,7 @@ class NodeView:
     def lock(self) -> NodeLock | None:
         """The scheduler's lock on this node as it is known."""
         node = self.own_node.now()
-        return decode_lock(node.annotations.get(LOCK)) if node else None
+        return decode_lock(node.annotations.get(self._lock_key)) if node else None
 
     # --- writes
 
@@ -77,7 +87,9 @@ class NodeView:
     def remove_lock(self, value: str, *, deadline_s: float | None) -> None:
         """Remove the lock if it still has this value. Raises ClusterConflict otherwise."""
         self.saw_node(
-            self._cluster.remove_node_annotation(LOCK, expected=value, deadline_s=deadline_s)
+            self._cluster.remove_node_annotation(
+                self._lock_key, expected=value, deadline_s=deadline_s
+            )
         )
 
     # --- reads that cost a request

@@ -9,15 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 
 from agent import logs
-from agent.domain.choice import (
-    ALLOCATING,
-    BIND_PHASE,
-    Evidence,
-    Refusal,
-    choose_anyway,
-    choose_turn,
-    forgotten,
-)
+from agent.domain.choice import Evidence, Refusal, choose_anyway, choose_turn, forgotten
+from agent.domain.dialect import ALLOCATING, HAMI, Dialect
 from agent.domain.matching import Turn
 from agent.domain.pods import Pod
 from agent.errors import ClusterDenied, ClusterError, ClusterUnavailable, NoPendingPod
@@ -59,6 +52,7 @@ class Turns:
         failed: Callable[[], Collection[str]],
         clock: Callable[[], float] = time.monotonic,
         watch_wait_s: float = WATCH_WAIT_S,
+        dialect: Dialect = HAMI,
     ) -> None:
         """`failed` gives the uids of pods whose bind is given up, perhaps not yet written."""
         self._view = view
@@ -66,6 +60,7 @@ class Turns:
         self._failed = failed
         self._clock = clock
         self._watch_wait_s = watch_wait_s
+        self._dialect = dialect
         self._lock = threading.Lock()
         self._hints: OrderedDict[Ids, tuple[str, float]] = OrderedDict()
         self._last_served = ""
@@ -104,9 +99,9 @@ class Turns:
         found = choose_turn(evidence, vgpus, device_ids) or choose_anyway(evidence, vgpus)
         if found is None:
             raise NoPendingPod(
-                f"{self._nobody(vgpus)}: the scheduler has set {BIND_PHASE}={ALLOCATING} on none "
-                "that asks for as many; check that the pod has the schedulerName of HAMi's "
-                "scheduler, then delete it so that it is scheduled again"
+                f"{self._nobody(vgpus)}: the scheduler has set "
+                f"{self._dialect.bind_phase}={ALLOCATING} on none that asks for as many; check that "
+                f"the pod has the schedulerName of {self._dialect.scheduler}, then delete it so that it is scheduled again"
             )
         self._view.saw_pod(found.pod)
         return found
@@ -164,6 +159,7 @@ class Turns:
             failed=self._failed(),
             preferred=preferred,
             last_served=last_served,
+            dialect=self._dialect,
         )
 
     def reread(self, uid: str, *, deadline_s: float) -> Pod | None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.domain.claims import TO_ALLOCATE
+from agent.domain.dialect import LOCK
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import GrantRecord
 from agent.domain.new_region import Piece, SeenRegion
-from agent.domain.nodelock import LOCK
 from agent.domain.pods import Container, Node, Pod
 from agent.errors import ClusterConflict, ClusterGone, ClusterUnavailable, NodeNotReady
 from agent.ports import CacheDir, ClusterEvent, HookFiles, Listed, NodeChange, PodChange, Stop

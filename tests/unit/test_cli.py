@@ -13,8 +13,8 @@ from agent import logs
 from agent.cli import main
 from agent.command_line import settings_parser
 from agent.config import Config
+from agent.domain.dialect import LOCK
 from agent.domain.handshake import HANDSHAKE
-from agent.domain.nodelock import LOCK
 from agent.domain.register import REGISTER, SCORE
 from agent.errors import AgentError, ConfigError
 from agent.settings.table import SETTINGS

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from agent.domain.choice import (
-    DECIDED,
     Evidence,
     Refusal,
     candidates,
@@ -17,8 +16,9 @@ from agent.domain.choice import (
     lock_is_for,
 )
 from agent.domain.claims import TO_ALLOCATE
+from agent.domain.dialect import DECIDED, other_vendors_pending
 from agent.domain.grants import Claim, Grant, GrantRecord
-from agent.domain.matching import Turn, next_turn, open_slots_left, other_vendors_pending
+from agent.domain.matching import Turn, next_turn, open_slots_left
 from agent.domain.nodelock import decode_lock
 from agent.domain.pods import Container, Pod
 from agent.errors import CountMismatch, MalformedAnnotation

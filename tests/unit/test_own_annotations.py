@@ -2,8 +2,8 @@
 
 import pytest
 
+from agent.domain.dialect import LOCK
 from agent.domain.handshake import HANDSHAKE
-from agent.domain.nodelock import LOCK
 from agent.domain.register import REGISTER, SCORE
 from agent.errors import ClusterUnavailable
 from agent.services.own_annotations import OwnAnnotations, StillWritten, own_keys

@@ -165,14 +165,18 @@ class Answers:
     def __init__(
         self,
         inventory: Inventory,
-        vgpus: Callable[[GpuInventory], tuple[Vgpu, ...]],
+        vgpus: Callable[[GpuInventory], Sequence[Vgpu]],
         allocator: Allocator,
-        preference: Preference,
+        preference: Preference | None,
         *,
         budget_s: float = ALLOCATE_BUDGET_S,
         on_overdue: Callable[[float], None] = lambda _took_s: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`vgpus` gives a value: two are equal when kubelet need not be told again.
+
+        Without a `preference` kubelet is told not to ask for one.
+        """
         self.inventory = inventory
         self._vgpus = vgpus
         self._allocator = allocator
@@ -188,9 +192,10 @@ class Answers:
 
     def options(self) -> dp.DevicePluginOptions:
         """The same at Register and at GetDevicePluginOptions: kubelets believe one or the other."""
-        return dp.DevicePluginOptions(get_preferred_allocation_available=True)
+        available = self._preference is not None
+        return dp.DevicePluginOptions(get_preferred_allocation_available=available)
 
-    def vgpus(self) -> tuple[Vgpu, ...]:
+    def vgpus(self) -> Sequence[Vgpu]:
         """The list as it is now."""
         return self._vgpus(self.inventory.now())
 
@@ -244,14 +249,8 @@ class Answers:
         size = max(0, asked.allocation_size)
         choice: tuple[str, ...] = ()
         try:
-            within_s = min(PREFER_BUDGET_S, self.budget_s)
-            deadline_s = self._clock() + within_s
-            choice = await self._calls.run(
-                lambda: tuple(
-                    self._preference.preferred(available, must_include, size, deadline_s=deadline_s)
-                ),
-                within_s + GRACE_S,
-            )
+            if self._preference is not None:
+                choice = await self._advised(self._preference, available, must_include, size)
         except (errors.AgentError, Overdue) as error:
             log.info("no preference", error=error)
         except Exception:  # noqa: BLE001 - see above
@@ -259,6 +258,22 @@ class Answers:
         if not _valid(choice, available, must_include, size):
             choice = tuple(preferred_ids(available, must_include, size, ()))
         return dp.ContainerPreferredAllocationResponse(device_ids=choice)
+
+    async def _advised(
+        self,
+        preference: Preference,
+        available: tuple[str, ...],
+        must_include: tuple[str, ...],
+        size: int,
+    ) -> tuple[str, ...]:
+        within_s = min(PREFER_BUDGET_S, self.budget_s)
+        deadline_s = self._clock() + within_s
+        return await self._calls.run(
+            lambda: tuple(
+                preference.preferred(available, must_include, size, deadline_s=deadline_s)
+            ),
+            within_s + GRACE_S,
+        )
 
 
 class DevicePlugin:
@@ -303,7 +318,7 @@ class DevicePlugin:
             self._on_stream(False)
 
     async def _send_lists(self, woken: asyncio.Event, context: rpc.AsyncContext) -> None:
-        sent: tuple[Vgpu, ...] | None = None
+        sent: Sequence[Vgpu] | None = None
         while not self._closing:
             woken.clear()  # before looking: what changes after the look wakes us
             vgpus = self._answers.vgpus()

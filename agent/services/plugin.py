@@ -16,7 +16,7 @@ from agent import logs
 from agent.domain import registration as r
 from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.registration import Phase, Registration
-from agent.domain.vgpu_ids import judge_list
+from agent.domain.vgpu_ids import ListVerdict, judge_list
 from agent.errors import KubeletUnavailable
 from agent.ports import KubeletLink, SocketWatch
 from agent.services.published import Inventory, Published
@@ -57,18 +57,20 @@ class Plugin:
         inventory: Inventory,
         sharing: Sharing,
         *,
+        judge: Callable[[GpuInventory], ListVerdict] | None = None,
         count: Callable[[str, str], None] = lambda _resource, _outcome: None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         poll_s: float = POLL_S,
     ) -> None:
+        """`judge` says what there is to say of the list; None: it is that of the vGPUs."""
         self.name = f"kubelet-{resource}"
         self.status = Published(PluginStatus(resource=resource))
         self._resource = resource
         self._link = link
         self._watch = watch
         self._inventory = inventory
-        self._sharing = sharing
+        self._judge = judge or (lambda gpus: judge_list(gpus, sharing))
         self._count = count
         self._clock = clock
         self._jitter = jitter
@@ -228,7 +230,7 @@ class Plugin:
         if inventory is self._judged:
             return
         self._judged = inventory
-        verdict = judge_list(inventory, self._sharing)
+        verdict = self._judge(inventory)
         if verdict.refusal:
             log.failing("list too long", about=self._resource, error=verdict.refusal)
         elif verdict.warning:

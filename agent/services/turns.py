@@ -100,8 +100,9 @@ class Turns:
         if found is None:
             raise NoPendingPod(
                 f"{self._nobody(vgpus)}: the scheduler has set "
-                f"{self._dialect.bind_phase}={ALLOCATING} on none that asks for as many; check that "
-                f"the pod has the schedulerName of {self._dialect.scheduler}, then delete it so that it is scheduled again"
+                f"{self._dialect.bind_phase}={ALLOCATING} on none that asks for as many; check "
+                f"that the pod has the schedulerName of {self._dialect.scheduler}, then delete it "
+                "so that it is scheduled again"
             )
         self._view.saw_pod(found.pod)
         return found

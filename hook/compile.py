@@ -160,6 +160,8 @@ ARTIFACTS = (
     Artifact(
         "sim/libnvidia-ml.so.1",
         (
+            "sim/mig_profiles.c",
+            "sim/mig_state.c",
             "sim/node.c",
             "sim/node_execution.c",
             "sim/node_parse.c",
@@ -174,6 +176,7 @@ ARTIFACTS = (
             "sim/nvml_devices.c",
             "sim/nvml_events.c",
             "sim/nvml_mig.c",
+            "sim/nvml_mig_instances.c",
             "sim/nvml_topology.c",
             "sim/nvml_usage.c",
         ),
@@ -214,6 +217,8 @@ ARTIFACTS = (
             "sim/graph_memory.c",
             "sim/graphs.c",
             "sim/memory.c",
+            "sim/mig_profiles.c",
+            "sim/mig_state.c",
             "sim/node.c",
             "sim/node_execution.c",
             "sim/node_parse.c",

@@ -4,8 +4,10 @@
 real ones are; they do what the file written here says, at once. Its grammar is described in
 docs/simulated-driver.md.
 
+GPUs of models that have MIG (A30, A100, H100, H200) are divided through NVML, as the real ones are.
+
 It does not imitate: device code (a kernel only takes time), bandwidth and timing of real hardware,
-MIG creation, MPS, graphics, vGPU licences, and the dozens of NVML calls that nobody here needs;
+MPS, graphics, vGPU licences, and the dozens of NVML calls that nobody here needs;
 those are missing symbols, as on an old driver.
 """
 
@@ -140,9 +142,13 @@ class SimDriver:
 
     # --- what happens to them ------------------------------------------------------------------
 
-    def xid(self, number: int, code: int) -> int:
-        """Report an XID on a GPU; gives the number of the event."""
-        return self._event(f"xid {{}} gpu={number} code={code}")
+    def xid(self, number: int, code: int, *, instance: tuple[int, int] | None = None) -> int:
+        """Report an XID on a GPU; gives the number of the event.
+
+        `instance`: GPU and compute instance of the MIG device that it is about.
+        """
+        where = f" gi={instance[0]} ci={instance[1]}" if instance else ""
+        return self._event(f"xid {{}} gpu={number} code={code}{where}")
 
     def ecc(self, number: int, kind: str = "double") -> int:
         """Report an ECC error ("single" or "double") on a GPU; gives the number of the event."""
@@ -191,12 +197,23 @@ class SimDriver:
             self._change(failures={})
 
     def process(
-        self, number: int, pid: int, memory_mib: int, *, kind: str = "compute", sm_percent: int = 0
+        self,
+        number: int,
+        pid: int,
+        memory_mib: int,
+        *,
+        kind: str = "compute",
+        sm_percent: int = 0,
+        instance: tuple[int, int] | None = None,
     ) -> None:
-        """List a process of the node's other world; real tenants appear by themselves."""
+        """List a process of the node's other world; real tenants appear by themselves.
+
+        `instance`: GPU and compute instance of the MIG device that it uses.
+        """
         line = (
             f"process gpu={number} pid={pid} memory_mib={memory_mib}"
             f" type={kind} sm_percent={sm_percent}"
+            + (f" gi={instance[0]} ci={instance[1]}" if instance else "")
         )
         with self._lock:
             self._change(processes={**self._node.processes, pid: line})

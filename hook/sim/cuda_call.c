@@ -24,6 +24,18 @@ static void list_device(const struct sim_gpu *gpu)
     memcpy(uuids[devices++], gpu->uuid, TEXT_BYTES);
 }
 
+/* What CUDA lists for a GPU of the container: itself, or of one in MIG mode the first of its devices that the
+ * container has (one at most, as CUDA does), or nothing. */
+static const struct sim_gpu *device_of(const struct sim_node *node, int position)
+{
+    if (!node->gpus[position].mig)
+        return &node->gpus[position];
+    for (size_t i = 0; i < node->part_count; i++)
+        if (node->parts[i].parent == position && sim_node_shows(node, position, node->parts[i].uuid))
+            return &node->parts[i];
+    return NULL;
+}
+
 /* The GPU that one word of CUDA_VISIBLE_DEVICES names, or NULL. */
 static const struct sim_gpu *named(const struct sim_node *node, const int *visible, size_t count,
                                    const char *word, size_t length)
@@ -33,10 +45,14 @@ static const struct sim_gpu *named(const struct sim_node *node, const int *visib
     char *end;
     unsigned long ordinal = strtoul(word, &end, 10);
     if (end == word + length)
-        return ordinal < count ? &node->gpus[visible[ordinal]] : NULL;
+        return ordinal < count ? device_of(node, visible[ordinal]) : NULL;
     for (size_t i = 0; i < count; i++)
         if (strncmp(node->gpus[visible[i]].uuid, word, length) == 0)
-            return &node->gpus[visible[i]];
+            return device_of(node, visible[i]);
+    for (size_t i = 0; i < node->part_count; i++)
+        if (strncmp(node->parts[i].uuid, word, length) == 0
+            && sim_node_shows(node, node->parts[i].parent, node->parts[i].uuid))
+            return &node->parts[i];
     return NULL;
 }
 
@@ -46,8 +62,11 @@ static void enumerate(const struct sim_node *node)
     int visible[MAX_GPUS];
     size_t count = sim_node_visible(node, visible);
     const char *word = getenv("CUDA_VISIBLE_DEVICES");
-    for (size_t i = 0; !word && i < count; i++)
-        list_device(&node->gpus[visible[i]]);
+    for (size_t i = 0; !word && i < count; i++) {
+        const struct sim_gpu *gpu = device_of(node, visible[i]);
+        if (gpu)
+            list_device(gpu);
+    }
     while (word) {
         size_t length = strcspn(word, ",");
         const struct sim_gpu *gpu = named(node, visible, count, word, length);
@@ -125,10 +144,11 @@ CUresult cuda_begin_device(struct cuda_call *call, const char *function, CUdevic
         return result;
     if (device < 0 || device >= device_count())
         return CUDA_ERROR_INVALID_DEVICE;
-    call->position = sim_node_find(call->node, uuids[device]); /* a listed uuid never changes */
+    const struct sim_gpu *part = sim_node_part(call->node, uuids[device]); /* a listed uuid never changes */
+    call->position = part ? part->parent : sim_node_find(call->node, uuids[device]);
     if (call->position < 0 || call->node->gpus[call->position].lost)
         return CUDA_ERROR_UNKNOWN;
-    call->gpu = &call->node->gpus[call->position];
+    call->gpu = part ? part : &call->node->gpus[call->position];
     return (CUresult)sim_node_failure(call->node, function, call->position);
 }
 
@@ -152,7 +172,7 @@ uint64_t capacity_bytes(const struct cuda_call *call)
     if (call->gpu->memory_mib == UNKNOWN)
         return UNTOLD_BYTES;
     uint64_t taken_mib = (uint64_t)call->gpu->reserved_mib;
-    for (size_t i = 0; i < call->node->process_count; i++)
+    for (size_t i = 0; call->gpu->parent < 0 && i < call->node->process_count; i++)
         if (call->node->processes[i].gpu == call->position)
             taken_mib += call->node->processes[i].memory_mib;
     uint64_t total_mib = (uint64_t)call->gpu->memory_mib;

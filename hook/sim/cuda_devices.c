@@ -133,9 +133,15 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
     return cuda_end(&call, result);
 }
 
+/* The first version tells the GPU's uuid of a MIG device. */
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-    return cuDeviceGetUuid_v2(uuid, device);
+    CUresult result = cuDeviceGetUuid_v2(uuid, device);
+    struct cuda_call call;
+    if (result == CUDA_SUCCESS && cuda_begin_device(&call, __func__, device) == CUDA_SUCCESS
+        && call.gpu->parent >= 0)
+        parse_uuid(call.node->gpus[call.gpu->parent].uuid, uuid);
+    return result == CUDA_SUCCESS ? cuda_end(&call, result) : result;
 }
 
 static uint64_t total_bytes(const struct cuda_call *call)
@@ -180,7 +186,7 @@ static int attribute_of(const struct sim_gpu *gpu, int attribute)
     case 10: /* warp size */
         return 32;
     case 16: /* multiprocessors */
-        return 84;
+        return gpu->multiprocessors ? (int)gpu->multiprocessors : 84;
     case 33:
         return (int)bus_part(gpu, 1);
     case 34:

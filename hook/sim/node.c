@@ -1,5 +1,6 @@
 /* How the configuration is found, kept current and asked; its grammar is in node_parse.c. */
 #include "node.h"
+#include "mig_state.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -19,6 +20,7 @@ static char *visible_devices; /* NULL: not set */
 static struct sim_node *current;
 static struct sim_node *_Atomic settled; /* with VGPU_SIM_RELOAD=never: the first good one, for ever */
 static struct stat seen; /* identity of the file that was last looked at, good or bad */
+static struct stat seen_mig; /* the same of its GPU instances; zero: there is none */
 
 static void replace_current(struct sim_node *fresh)
 {
@@ -43,6 +45,7 @@ static void refresh_environment(void)
         return;
     read_environment();
     memset(&seen, 0, sizeof seen);
+    memset(&seen_mig, 0, sizeof seen_mig);
     replace_current(NULL);
 }
 
@@ -92,17 +95,35 @@ static char *read_file(struct stat *identity, size_t *read_bytes)
     return text;
 }
 
+/* What was made through NVML; only asked where something can be. */
+static struct stat look_at_instances(void)
+{
+    char mig[4096];
+    struct stat now = {0};
+    if (snprintf(mig, sizeof mig, "%s.mig", path) >= (int)sizeof mig || stat(mig, &now) != 0)
+        memset(&now, 0, sizeof now);
+    return now;
+}
+
 /* Called with the lock held. */
 static void refresh(void)
 {
-    struct stat now;
-    if (stat(path, &now) != 0 || same_file(&now, &seen))
+    struct stat now, mig = {0};
+    if (stat(path, &now) != 0)
         return;
+    if (!current || current->divisible)
+        mig = look_at_instances();
+    if (same_file(&now, &seen) && same_file(&mig, &seen_mig))
+        return;
+    seen_mig = look_at_instances(); /* the configuration may have become one with such GPUs */
     size_t length = 0;
     char *text = read_file(&now, &length);
     struct sim_node *fresh = text ? calloc(1, sizeof *fresh) : NULL;
     char problem[256] = "not enough memory";
     if (fresh && sim_node_parse(fresh, text, length, problem, sizeof problem)) {
+        mig_state_apply(fresh, path);
+        if (!fresh->divisible)
+            memset(&seen_mig, 0, sizeof seen_mig);
         replace_current(fresh);
     } else {
         fprintf(stderr, "simulated driver: %s: %s; the last good configuration stays in force\n", path,
@@ -150,6 +171,14 @@ int sim_node_find(const struct sim_node *node, const char *uuid)
         if (strcmp(node->gpus[i].uuid, uuid) == 0)
             return (int)i;
     return -1;
+}
+
+const struct sim_gpu *sim_node_part(const struct sim_node *node, const char *uuid)
+{
+    for (size_t i = 0; i < node->part_count; i++)
+        if (strcmp(node->parts[i].uuid, uuid) == 0)
+            return &node->parts[i];
+    return NULL;
 }
 
 int sim_node_failure(const struct sim_node *node, const char *call, int gpu)
@@ -201,6 +230,19 @@ static bool listed(const char *list, const struct sim_gpu *gpu, size_t index)
         if (names_gpu(word, strcspn(word, ","), gpu, index))
             return true;
     return false;
+}
+
+bool sim_node_shows(const struct sim_node *node, int position, const char *uuid)
+{
+    pthread_once(&environment_once, read_environment);
+    if (!visible_devices || strcmp(visible_devices, "all") == 0)
+        return true;
+    struct sim_gpu alone = {.migs[0].present = false};
+    memcpy(alone.uuid, node->gpus[position].uuid, TEXT_BYTES);
+    if (listed(visible_devices, &alone, (size_t)position))
+        return true;
+    memcpy(alone.uuid, uuid, TEXT_BYTES);
+    return listed(visible_devices, &alone, MAX_GPUS);
 }
 
 size_t sim_node_visible(const struct sim_node *node, int positions[MAX_GPUS])

@@ -16,7 +16,7 @@
  *   enumeration live | fixed
  *   hang
  *   fail call=nvmlDeviceGetMemoryInfo code=999 [gpu=N]
- *   process gpu=N pid=123 [memory_mib=500] [type=compute | graphics] [sm_percent=0]
+ *   process gpu=N pid=123 [memory_mib=500] [type=compute | graphics] [sm_percent=0] [gi=1 ci=0]
  *   nvlink N M | switch links=4 [back=4]
  *   topology N M level=internal | single | multiple | hostbridge | node | system
  *   kernel_us 50
@@ -41,6 +41,7 @@
 enum {
     MAX_GPUS = 64,
     MAX_MIGS = 8,
+    MAX_PARTS = 64,
     MAX_EVENTS = 256,
     MAX_PROCESSES = 512,
     MAX_FAILURES = 512,
@@ -55,6 +56,7 @@ struct sim_mig {
     bool present;
     char uuid[TEXT_BYTES];
     unsigned gpu_instance, compute_instance;
+    unsigned slices, compute_slices, multiprocessors;
     uint64_t memory_mib;
 };
 
@@ -68,8 +70,10 @@ struct sim_gpu {
     uint64_t pool_step_mib; /* what pools grow by; 0: by what is asked for */
     int numa_node; /* UNKNOWN: not supported */
     unsigned minor_number, cc_major, cc_minor, gpu_percent, memory_percent;
+    unsigned multiprocessors; /* 0: as many as any */
+    int parent; /* of a MIG device, position in gpus; -1: this is a GPU */
     unsigned long long event_types;
-    bool mig, lost;
+    bool mig, pending_mig, lost;
     struct sim_mig migs[MAX_MIGS];
 };
 
@@ -83,6 +87,7 @@ struct sim_event {
 struct sim_process {
     int gpu;
     unsigned pid, sm_percent;
+    unsigned gpu_instance, compute_instance; /* NVML_NO_INSTANCE: of the whole GPU */
     uint64_t memory_mib;
     bool graphics;
 };
@@ -114,6 +119,9 @@ struct sim_node {
     unsigned kernel_us, slice_us, launch_us, queue_depth;
     size_t gpu_count, event_count, process_count, failure_count, pair_count, kernel_count, absent_count;
     struct sim_gpu gpus[MAX_GPUS];
+    size_t part_count;
+    struct sim_gpu parts[MAX_PARTS]; /* MIG devices, as CUDA sees them */
+    bool divisible; /* a GPU can be divided through NVML: its state has to be looked at, too */
     struct sim_event events[MAX_EVENTS];
     struct sim_process processes[MAX_PROCESSES];
     struct sim_failure failures[MAX_FAILURES];
@@ -140,6 +148,12 @@ void sim_node_look_again(void);
 
 /* Position of the GPU with this uuid, or -1. */
 int sim_node_find(const struct sim_node *node, const char *uuid);
+
+/* The MIG device with this uuid as a GPU of its own, or NULL. */
+const struct sim_gpu *sim_node_part(const struct sim_node *node, const char *uuid);
+
+/* Whether this process may see a device of this uuid: NVIDIA_VISIBLE_DEVICES names it, or its GPU, or all. */
+bool sim_node_shows(const struct sim_node *node, int position, const char *uuid);
 
 /* The code that `call` must fail with (for this GPU position, or -1), or 0. */
 int sim_node_failure(const struct sim_node *node, const char *call, int gpu);

@@ -94,7 +94,7 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
     const char *mig = value_of(line, "mig");
     if (mig && strcmp(mig, "on") != 0 && strcmp(mig, "off") != 0)
         return refuse(line, "mig must be on or off");
-    gpu.mig = mig && strcmp(mig, "on") == 0;
+    gpu.mig = gpu.pending_mig = mig && strcmp(mig, "on") == 0;
     if (!copy_text(line, "uuid", value_of(line, "uuid"), gpu.uuid, sizeof gpu.uuid)
         || !copy_or(line, "name", "NVIDIA Simulated GPU", gpu.name, sizeof gpu.name)
         || !copy_or(line, "bus", default_bus, gpu.bus_id, sizeof gpu.bus_id)
@@ -148,6 +148,8 @@ static bool parse_mig(const struct line *line, struct sim_node *node)
     mig->gpu_instance = (unsigned)gpu_instance;
     mig->compute_instance = (unsigned)compute_instance;
     mig->memory_mib = (uint64_t)memory_mib;
+    mig->slices = mig->compute_slices = 1;
+    mig->multiprocessors = 14;
     return copy_text(line, "uuid", value_of(line, "uuid"), mig->uuid, sizeof mig->uuid);
 }
 
@@ -235,12 +237,14 @@ static bool parse_fail(const struct line *line, struct sim_node *node)
 
 static bool parse_process(const struct line *line, struct sim_node *node)
 {
-    long pid, memory_mib, sm_percent;
+    long pid, memory_mib, sm_percent, gpu_instance, compute_instance;
     struct sim_process process = {0};
     const char *type = value_of(line, "type");
     if (!gpu_of(line, node, true, &process.gpu)
         || !parse_number(line, "pid", value_of(line, "pid"), 1, INT32_MAX, &pid)
         || !number_of(line, "memory_mib", 0, 1L << 30, 0, &memory_mib)
+        || !number_of(line, "gi", 0, 255, -1, &gpu_instance)
+        || !number_of(line, "ci", 0, 255, -1, &compute_instance)
         || !number_of(line, "sm_percent", 0, 100, 0, &sm_percent))
         return false;
     if (node->process_count == MAX_PROCESSES)
@@ -248,6 +252,8 @@ static bool parse_process(const struct line *line, struct sim_node *node)
     process.pid = (unsigned)pid;
     process.memory_mib = (uint64_t)memory_mib;
     process.sm_percent = (unsigned)sm_percent;
+    process.gpu_instance = gpu_instance < 0 ? NVML_NO_INSTANCE : (unsigned)gpu_instance;
+    process.compute_instance = compute_instance < 0 ? NVML_NO_INSTANCE : (unsigned)compute_instance;
     process.graphics = type && strcmp(type, "graphics") == 0;
     node->processes[node->process_count++] = process;
     return true;

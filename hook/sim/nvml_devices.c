@@ -1,4 +1,5 @@
 /* Simulated NVML: the system, and what a GPU is called and where it sits. */
+#include "mig_state.h"
 #include "nvml_call.h"
 
 #include <stdio.h>
@@ -29,6 +30,10 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result)
         return "Function Not Found";
     case NVML_ERROR_GPU_IS_LOST:
         return "GPU is lost";
+    case NVML_ERROR_IN_USE:
+        return "In use by another client";
+    case NVML_ERROR_INSUFFICIENT_RESOURCES:
+        return "Insufficient Resources";
     case NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return "Driver/library version mismatch";
     default:

@@ -1,4 +1,4 @@
-/* Simulated NVML: MIG devices, as far as listing and naming them goes. */
+/* Simulated NVML: MIG devices, listed and named. How they come and go is in nvml_mig_instances.c. */
 #include "nvml_call.h"
 
 EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
@@ -9,8 +9,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current,
         result = NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS && call.gpu->cc_major < 8)
         result = NVML_ERROR_NOT_SUPPORTED; /* older than Ampere: no MIG at all */
-    if (result == NVML_SUCCESS)
-        *current = *pending = call.gpu->mig;
+    if (result == NVML_SUCCESS) {
+        *current = call.gpu->mig;
+        *pending = call.gpu->pending_mig;
+    }
     return call_end(&call, result);
 }
 
@@ -34,7 +36,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, uns
         result = NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS && !call.gpu->mig)
         result = NVML_ERROR_NOT_SUPPORTED;
-    if (result == NVML_SUCCESS && (index >= MAX_MIGS || !call.gpu->migs[index].present))
+    if (result == NVML_SUCCESS
+        && (index >= MAX_MIGS || !call.gpu->migs[index].present
+            || !sim_node_shows(call.node, call.position, call.gpu->migs[index].uuid)))
         result = NVML_ERROR_NOT_FOUND; /* positions may have holes */
     if (result == NVML_SUCCESS)
         *mig = handle_of(call.gpu->migs[index].uuid);
@@ -91,9 +95,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t mig, struct nvml_dev
     if (result == NVML_SUCCESS && (!attributes || !call.mig))
         result = NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS)
-        *attributes = (struct nvml_device_attributes){.multiprocessor_count = 14,
-                                                      .gpu_instance_slices = 1,
-                                                      .compute_instance_slices = 1,
+        *attributes = (struct nvml_device_attributes){.multiprocessor_count = call.mig->multiprocessors,
+                                                      .gpu_instance_slices = call.mig->slices,
+                                                      .compute_instance_slices = call.mig->compute_slices,
                                                       .memory_mib = call.mig->memory_mib};
     return call_end(&call, result);
 }

@@ -14,26 +14,33 @@ enum { PROCESS_ROOM = 4096 };
 /* Pids of another pid namespace are other numbers: with `pids hidden`, these much higher ones. */
 enum { HIDDEN_PID_OFFSET = 1 << 24 };
 
+/* Whether a process is one of what was asked about: a MIG device's are its own, a GPU's are all of them. */
+static bool counts(const struct call *call, const struct sim_process *process)
+{
+    return process->gpu == call->position
+        && (!call->mig
+            || (process->gpu_instance == call->mig->gpu_instance
+                && process->compute_instance == call->mig->compute_instance));
+}
+
 static uint64_t used_bytes(const struct call *call)
 {
-    uint64_t bytes = sim_memory_used(call->gpu->uuid);
+    uint64_t bytes = sim_memory_used(call->mig ? call->mig->uuid : call->gpu->uuid);
+    for (size_t i = 0; !call->mig && i < MAX_MIGS; i++)
+        if (call->gpu->migs[i].present)
+            bytes += sim_memory_used(call->gpu->migs[i].uuid);
     for (size_t i = 0; i < call->node->process_count; i++)
-        if (call->node->processes[i].gpu == call->position)
+        if (counts(call, &call->node->processes[i]))
             bytes += call->node->processes[i].memory_mib * MIB;
     return bytes;
 }
 
 static nvmlReturn_t measure(const struct call *call, struct nvml_memory_v2 *memory)
 {
-    if (call->mig) {
-        *memory = (struct nvml_memory_v2){.total = call->mig->memory_mib * MIB,
-                                          .free = call->mig->memory_mib * MIB};
-        return NVML_SUCCESS;
-    }
-    if (call->gpu->memory_mib == UNKNOWN)
+    if (!call->mig && call->gpu->memory_mib == UNKNOWN)
         return NVML_ERROR_NOT_SUPPORTED;
-    memory->total = (uint64_t)call->gpu->memory_mib * MIB;
-    memory->reserved = (uint64_t)call->gpu->reserved_mib * MIB;
+    memory->total = (call->mig ? call->mig->memory_mib : (uint64_t)call->gpu->memory_mib) * MIB;
+    memory->reserved = call->mig ? 0 : (uint64_t)call->gpu->reserved_mib * MIB;
     memory->used = used_bytes(call);
     uint64_t taken = memory->used + memory->reserved;
     memory->free = memory->total > taken ? memory->total - taken : 0;
@@ -116,12 +123,13 @@ struct list {
     unsigned room, count;
 };
 
-static void add(struct list *list, unsigned pid, uint64_t bytes)
+static void add(struct list *list, unsigned pid, uint64_t bytes, unsigned gpu_instance,
+                unsigned compute_instance)
 {
     struct nvml_process_detail entry = {.pid = pid,
                                         .used_bytes = bytes,
-                                        .gpu_instance_id = NVML_NO_INSTANCE,
-                                        .compute_instance_id = NVML_NO_INSTANCE};
+                                        .gpu_instance_id = gpu_instance,
+                                        .compute_instance_id = compute_instance};
     if (list->count < list->room)
         memcpy(list->infos + list->count * list->stride, &entry, list->stride);
     list->count++;
@@ -131,18 +139,29 @@ static void add_played(const struct call *call, bool graphics, struct list *list
 {
     for (size_t i = 0; i < call->node->process_count; i++) {
         const struct sim_process *process = &call->node->processes[i];
-        if (process->gpu == call->position && process->graphics == graphics)
-            add(list, process->pid, process->memory_mib * MIB);
+        if (counts(call, process) && process->graphics == graphics)
+            add(list, process->pid, process->memory_mib * MIB, process->gpu_instance,
+                process->compute_instance);
     }
 }
 
-static void add_real(const struct call *call, struct list *list)
+/* Programs that use the simulated CUDA: of a MIG device (NULL: of the whole GPU). */
+static void add_real(const struct call *call, const struct sim_mig *mig, struct list *list)
 {
     struct sim_share *shares = calloc(PROCESS_ROOM, sizeof *shares);
-    size_t count = shares ? sim_memory_shares(call->gpu->uuid, shares, PROCESS_ROOM) : 0;
+    size_t count = shares ? sim_memory_shares(mig ? mig->uuid : call->gpu->uuid, shares, PROCESS_ROOM) : 0;
     for (size_t i = 0; i < count && i < PROCESS_ROOM; i++)
-        add(list, shares[i].pid + (call->node->hidden_pids ? HIDDEN_PID_OFFSET : 0), shares[i].bytes);
+        add(list, shares[i].pid + (call->node->hidden_pids ? HIDDEN_PID_OFFSET : 0), shares[i].bytes,
+            mig ? mig->gpu_instance : NVML_NO_INSTANCE, mig ? mig->compute_instance : NVML_NO_INSTANCE);
     free(shares);
+}
+
+static void add_all_real(const struct call *call, struct list *list)
+{
+    add_real(call, call->mig, list);
+    for (size_t i = 0; !call->mig && i < MAX_MIGS; i++)
+        if (call->gpu->migs[i].present)
+            add_real(call, &call->gpu->migs[i], list);
 }
 
 /* Nobody runs MPS here. */
@@ -152,7 +171,7 @@ static void add_mode(const struct call *call, unsigned mode, struct list *list)
         add_played(call, true, list);
     if (mode == NVML_PROCESSES_COMPUTE || mode == NVML_PROCESSES_ALL) {
         add_played(call, false, list);
-        add_real(call, list);
+        add_all_real(call, list);
     }
 }
 

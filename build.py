@@ -30,6 +30,7 @@ ARCH = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine(), platform.
 HOOK_DIR = BUILD / "hook" / ARCH
 FREE_BYTES_WANTED = 1_500_000_000  # zig unpacks to 411 MB, the test tools to about 300 MB
 SHOW_AFTER_S = 2.0
+C_STYLE = f"--style=file:{ROOT / 'hook' / '.clang-format'}"
 MISSING = 3  # exit code of what cannot be done on this machine
 
 
@@ -202,15 +203,20 @@ def demo(arguments: "Sequence[str]" = ()) -> int:
     return run(PYTHON, "agent.py", "demo", *arguments)
 
 
+def c_files() -> "list[Path]":
+    """Our sources in C."""
+    tops = (ROOT / "hook", ROOT / "packaging" / "launcher")
+    return sorted(path for top in tops for path in top.rglob("*.[ch]"))
+
+
 def check(_arguments: "Sequence[str]" = ()) -> int:
     """Lint, types, formatting and the import contracts; part of `test`."""
     environment("run", "hook", "dev")
     tools = VENV / "bin"
-    c_files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "hook").rglob("*.[ch]"))
     steps: dict[str, list[str | Path]] = {
         "ruff check": [tools / "ruff", "check", "."],
         "ruff format": [tools / "ruff", "format", "--check", "."],
-        "clang-format": [tools / "clang-format", "--dry-run", "-Werror", *c_files],
+        "clang-format": [tools / "clang-format", C_STYLE, "--dry-run", "-Werror", *c_files()],
         "mypy agent": [tools / "mypy", "-p", "agent"],
         "mypy build.py": [tools / "mypy", "build.py"],
         "mypy packaging": [tools / "mypy", "-p", "bundling"],
@@ -229,9 +235,7 @@ def format(_arguments: "Sequence[str]" = ()) -> int:  # noqa: A001 - the task's 
     tools = VENV / "bin"
     quietly("ruff", [tools / "ruff", "check", "--fix-only", "."])
     quietly("ruff format", [tools / "ruff", "format", "."])
-    quietly(
-        "clang-format", [tools / "clang-format", "-i", *sorted((ROOT / "hook").rglob("*.[ch]"))]
-    )
+    quietly("clang-format", [tools / "clang-format", C_STYLE, "-i", *c_files()])
     return 0
 
 

@@ -2,8 +2,9 @@
  *
  * Who uses a folder shares the lock of the directory itself; who empties one holds that lock alone. A folder
  * is unpacked under a name of chance, which is removed when its lock is free: that of a process that was
- * killed is. Nothing is flushed to the disk, because the name has the boot in it: what a power cut may have
- * left half-written is not looked at again, and removed.
+ * killed is. From then on, and for as long as its lock is shared, a name leads to the folder that it led to:
+ * who runs the program in it comes back to it by its path. Nothing is flushed to the disk, because the name
+ * has the boot in it: what a power cut may have left half-written is not looked at again, and removed.
  */
 #define _GNU_SOURCE
 #include "folder.h"
@@ -18,10 +19,9 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-enum { DEEPEST = 16, TRIES = 100, HASH_DIGITS = 16, CHANCE_DIGITS = 16, EXCHANGE = 1 << 1 };
+enum { DEEPEST = 16, TRIES = 100, HASH_DIGITS = 16, CHANCE_DIGITS = 16 };
 
 static const char PREFIX[] = "vgpu-agent-";
 static const char MAKING[] = ".making-";
@@ -121,14 +121,12 @@ static void boot(char digits[CHANCE_DIGITS + 1])
         chance(digits);
 }
 
-void folder_name(const struct payload *payload, char name[FOLDER_SIZE])
+static void set_name(const struct payload *payload, const char *digits, char name[FOLDER_SIZE])
 {
-    char digits[CHANCE_DIGITS + 1];
-    boot(digits);
     (void)snprintf(name, FOLDER_SIZE, "%s-%s", payload->name, digits);
 }
 
-/* Whether this is a name that we give: while we make one, or vgpu-agent-<version>-<hash>-<boot>. */
+/* Whether this is a name that we give: while we make one, or vgpu-agent-<version>-<hash>-<boot or chance>. */
 static bool is_our_name(const char *name)
 {
     size_t length = strlen(name), tail = HASH_DIGITS + 1 + CHANCE_DIGITS;
@@ -200,6 +198,7 @@ static bool share_whole(int place, const struct payload *payload, const char *na
 /* Make an empty folder under a name of chance, and share its lock; -1 with the reason. */
 static int made(int place, char making[FOLDER_SIZE], const char **why)
 {
+    *why = "a folder in it cannot be locked";
     for (int i = 0; i < TRIES; i++) {
         char digits[CHANCE_DIGITS + 1];
         chance(digits);
@@ -213,40 +212,40 @@ static int made(int place, char making[FOLDER_SIZE], const char **why)
         int folder = shared(place, making); /* or somebody took it for one that nobody has */
         if (folder >= 0)
             return folder;
+        (void)unlinkat(place, making, AT_REMOVEDIR);
     }
-    *why = "a folder in it cannot be locked";
     return -1;
 }
 
-/* Give the folder its name. What has the name, and is not whole, stays with those who run it until they end:
- * it takes the other name. */
-static const char *take_name(int place, const char *making, const char *name)
+/* Give the folder that we share its name. Where the name leads to one that others run although it is not
+ * whole, or that is being removed, ours gets one of chance. */
+static const char *take_name(int place, const struct payload *payload, const char *making,
+                             char name[FOLDER_SIZE])
 {
-    if (renameat(place, making, place, name) == 0
-        || syscall(SYS_renameat2, place, making, place, name, EXCHANGE) == 0)
+    if (renameat(place, making, place, name) == 0)
         return NULL;
-    const char *why = strerror(errno);
-    char aside[FOLDER_SIZE], digits[CHANCE_DIGITS + 1]; /* a file system that cannot exchange names */
+    char digits[CHANCE_DIGITS + 1];
     chance(digits);
-    (void)snprintf(aside, sizeof aside, "%s%s", MAKING, digits);
-    if (renameat(place, name, place, aside) != 0 || renameat(place, making, place, name) != 0)
-        return why;
-    return NULL;
+    set_name(payload, digits, name);
+    return renameat(place, making, place, name) == 0 ? NULL : strerror(errno);
 }
 
-const char *folder_ready(int place, const struct payload *payload, const char *name)
+const char *folder_ready(int place, const struct payload *payload, char name[FOLDER_SIZE])
 {
     const char *why = NULL;
+    char digits[CHANCE_DIGITS + 1];
+    boot(digits);
+    set_name(payload, digits, name);
     if (!share_whole(place, payload, name)) {
         char making[FOLDER_SIZE];
-        remove_unused(place, name); /* first: it may be what fills the disk */
+        remove_unused(place, ""); /* first: it may be what fills the disk */
         int folder = made(place, making, &why);
         if (folder < 0)
             return why;
         why = payload_unpack(payload, folder);
         bool late = !why && share_whole(place, payload, name); /* somebody was faster */
         if (!why && !late)
-            why = take_name(place, making, name);
+            why = take_name(place, payload, making, name);
         if (why || late) {
             empty(folder, 0);
             close(folder);

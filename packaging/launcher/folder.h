@@ -6,11 +6,8 @@
 
 enum { FOLDER_SIZE = NAME_SIZE + 32 };
 
-/* What the folder is called in this boot of the machine. */
-void folder_name(const struct payload *payload, char name[FOLDER_SIZE]);
-
 /* Have the folder complete in the directory `place`, which only we may enter, and share its lock for as long
- * as this process and what it becomes live; NULL, or why not. */
-const char *folder_ready(int place, const struct payload *payload, const char *name);
+ * as this process and what it becomes live; NULL and its name, or why not. */
+const char *folder_ready(int place, const struct payload *payload, char name[FOLDER_SIZE]);
 
 #endif

@@ -47,8 +47,7 @@ static void keep_closed(void)
 static bool have_program(int place, const char *path, const char *why, const struct payload *payload,
                          char program[PATH_MAX])
 {
-    char name[FOLDER_SIZE];
-    folder_name(payload, name);
+    char name[FOLDER_SIZE] = "";
     if (place >= 0) {
         why = folder_ready(place, payload, name);
         close(place);

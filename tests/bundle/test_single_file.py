@@ -4,6 +4,7 @@ import fcntl
 import gzip
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from bundling.single_file import TRAILER
-from launcher_bed import BOOT_ID, IN_NAMESPACE, Bed, needs_root
+from launcher_bed import BOOT_ID, IN_NAMESPACE, Bed, needs_root, refuse_locks
+from waiting import eventually
 
 NOBODY = 65534
 
@@ -68,35 +70,60 @@ def test_a_folder_that_is_not_whole_is_made_anew(
     assert not (folder / "more").exists()
 
 
-def test_what_is_made_anew_stays_with_those_who_run_it(bed: Bed) -> None:
-    program = bed.made()
+def test_what_is_not_whole_stays_under_its_name_with_those_who_run_it(bed: Bed) -> None:
+    """They come back to it by its path, so no other folder may get its name, which nobody keeps."""
+    program, other = bed.made(), bed.made("other", "other")
     running = bed.start(program)
     [folder] = bed.unpacked()
+    inode = folder.stat().st_ino
     (folder / "padding").unlink()
-    text = (folder / "deep" / "er" / "text").open()
 
-    assert bed.run(program).returncode == 0
+    second = bed.start(program)
+    assert bed.run(other).returncode == 0
+    assert len(bed.unpacked()) == 3
+    second.communicate("\n", timeout=10)
+    assert bed.run(other).returncode == 0
+    assert len(bed.unpacked()) == 2
+    assert folder.stat().st_ino == inode
+    assert (folder / "deep" / "er" / "text").read_text() == "first"
 
-    assert (folder / "padding").exists()
-    [aside] = (path for path in bed.unpacked() if path != folder)
-    assert os.path.samestat(os.fstat(text.fileno()), (aside / "deep" / "er" / "text").stat())
     running.communicate("\n", timeout=10)
     assert bed.run(program).returncode == 0
-    assert bed.unpacked() == [folder]
-    text.close()
+    assert folder in bed.unpacked()
+    assert (folder / "padding").exists()
 
 
-def test_what_has_its_entry_but_is_not_whole_and_in_use_twice_never_stops_a_start(bed: Bed) -> None:
+def test_what_is_not_whole_and_in_use_never_stops_a_start(bed: Bed) -> None:
     program = bed.made()
     running = []
     for _ in range(3):
         running.append(bed.start(program))
-        next(p for p in bed.unpacked() if not p.name.startswith(".")).joinpath("padding").unlink()
+        for folder in bed.unpacked():
+            (folder / "padding").unlink(missing_ok=True)
     assert len(bed.unpacked()) == 3
     for process in running:
         process.communicate("\n", timeout=10)
     assert bed.run(program).returncode == 0
     assert len(bed.unpacked()) == 1
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="stops a start half-way with strace")
+def test_who_is_as_fast_as_another_takes_nothing_from_it(bed: Bed) -> None:
+    """Both have unpacked; one is held where it is about to give the folder its name."""
+    program, other, calls = bed.made(), bed.made("other", "other"), bed.root / "calls"
+    held = ["strace", "-o", calls, "-e", "trace=renameat", "-e", "inject=renameat:delay_enter=2s"]
+    second = subprocess.Popen([*held, program], env=bed.environment, stdout=subprocess.DEVNULL)
+    eventually(lambda: calls.exists() and "renameat" in calls.read_text())
+    running = bed.start(program)
+    [folder] = (path for path in bed.unpacked() if not path.name.startswith("."))
+    inode = folder.stat().st_ino
+
+    assert second.wait(30) == 0
+    assert bed.run(other).returncode == 0
+
+    assert folder.stat().st_ino == inode
+    assert (folder / "deep" / "er" / "text").read_text() == "first"
+    running.communicate("\n", timeout=10)
 
 
 def test_many_that_start_at_once_share_one_folder(bed: Bed) -> None:
@@ -154,6 +181,14 @@ def test_it_adds_one_open_file_and_nothing_else_to_the_program(bed: Bed) -> None
     assert {line for line in seen if not line.startswith(shells)} == {
         f"{name}={value}" for name, value in bed.environment.items()
     }
+
+
+def test_where_nothing_can_be_locked_it_says_so_and_leaves_nothing(bed: Bed) -> None:
+    """As on some network file systems."""
+    ended = bed.run(bed.made(), preexec_fn=refuse_locks)
+    assert ended.returncode == 2
+    assert f"{bed.place}: a folder in it cannot be locked" in ended.stderr
+    assert bed.unpacked() == []
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -14,6 +14,7 @@ from peers.debian_archive import PeersUnavailable
 
 PATHS = {
     "DaemonSet": "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps/{name}",
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts/{name}",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{name}",
@@ -48,7 +49,7 @@ def test_it_takes_every_manifest(
     except PeersUnavailable as error:
         pytest.skip(str(error))
     for manifest in manifests:
-        assert try_out(api, manifest)["metadata"]["name"] == "vgpu-agent"
+        assert try_out(api, manifest)["metadata"]["name"] == manifest["metadata"]["name"]
 
 
 def test_it_takes_them_without_kustomize(api: KubeApi) -> None:

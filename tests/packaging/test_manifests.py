@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from install_page import PAGE, commands, other_programs
 from kube_schema import Check, schema
 from manifests import (
@@ -25,13 +26,19 @@ from peers.debian_archive import PeersUnavailable
 
 from agent.adapters.routes import HEALTHZ, READYZ
 from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
-from agent.config import Config
+from agent.config import RULES, Config, OneOf
 from agent.settings import resolve
 from agent.version import VERSION
 
 pytestmark = pytest.mark.timeout(600)  # kustomize is compiled once
 
-EVICT, HOST_PID, RUNTIME_CLASS, VOLUME_MOUNTS = COMPONENTS
+EVICT, HOST_PID, RUNTIME_CLASS, VOLUME_MOUNTS = (
+    DAEMONSET / "components" / name
+    for name in ("evict", "host-pid", "runtime-class", "volume-mounts")
+)
+HAMI, OLDER_HAMI = (DAEMONSET / "overlays" / name for name in ("hami", "hami-2.7"))
+TOPS = (BASE, *OVERLAYS)
+CHOICE = r"`(?:packaging/daemonset/)?((?:overlays|components)/[\w.-]+)`"
 
 Built = Callable[[tuple[Path, tuple[Path, ...]]], list[Manifest]]
 Change = Callable[[Manifest], object]
@@ -82,7 +89,7 @@ def test_every_choice_of_overlay_and_components_can_be_built(
     check: Check, built: Built, choice: tuple[Path, tuple[Path, ...]]
 ) -> None:
     manifests = built(choice)
-    assert [check(manifest) for manifest in manifests] == [[]] * len(plain())
+    assert [(m["kind"], check(m)) for m in manifests if check(m)] == []
     pod = pod_of(manifests)
     volumes = [volume["name"] for volume in pod["volumes"]]
     mounts = [mount["name"] for mount in container_of(manifests)["volumeMounts"]]
@@ -91,11 +98,12 @@ def test_every_choice_of_overlay_and_components_can_be_built(
     assert len(names) == len(set(names))
 
 
-def test_there_are_overlays_and_components() -> None:
-    assert [path.name for path in OVERLAYS] == ["hami", "hami-2.7"]
-    assert [path.name for path in COMPONENTS] == [
-        *("evict", "host-pid", "runtime-class", "volume-mounts"),
-    ]
+def test_the_instructions_list_every_overlay_and_component_there_is() -> None:
+    there = {f"overlays/{path.name}" for path in OVERLAYS}
+    there |= {f"components/{path.name}" for path in COMPONENTS}
+    rows = re.findall(r"^\|(?! `\S+` adds ).*$", PAGE.read_text(), re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(CHOICE, row)}
+    assert listed == there
 
 
 @pytest.mark.parametrize(
@@ -148,9 +156,21 @@ def configured(manifests: list[Manifest], **more: str) -> Config:
     return resolution.config
 
 
-def test_the_base_means_what_it_should() -> None:
-    config = configured(plain())
-    mounted = {mount["mountPath"] for mount in container_of(plain())["volumeMounts"]}
+@pytest.fixture
+def any_file(tmp_path: Path) -> Path:
+    """A configuration file that sets nothing, for overlays that name one."""
+    (file := tmp_path / "device-config.yaml").write_text("nvidia: {}\n")
+    return file
+
+
+@pytest.mark.parametrize("top", TOPS, ids=lambda path: path.name)
+def test_what_the_agent_is_told_is_mounted(built: Built, any_file: Path, top: Path) -> None:
+    manifests = built((top, ()))
+    named = (
+        {"VGPU_CONFIG_FILE": str(any_file)} if "VGPU_CONFIG_FILE" in variables(manifests) else {}
+    )
+    config = configured(manifests, **named)
+    mounted = {mount["mountPath"] for mount in container_of(manifests)["volumeMounts"]}
     assert str(config.kubelet_socket.parent) in mounted
     assert str(config.pod_resources_socket.parent) in mounted
     assert str(config.host_vgpu_dir) in mounted
@@ -159,6 +179,20 @@ def test_the_base_means_what_it_should() -> None:
     assert str(config.host_proc) in mounted
     assert str(config.lock_dir.parent) in mounted
     assert config.kubeconfig is None
+    assert container_of(manifests)["args"] == ["run"]
+    file = variables(manifests).get("VGPU_CONFIG_FILE", "/hami/none")
+    assert not named or str(Path(file).parent) in mounted
+
+
+@pytest.mark.parametrize("top", OVERLAYS, ids=lambda path: path.name)
+def test_an_overlay_with_the_name_of_a_mode_is_for_it(
+    built: Built, any_file: Path, top: Path
+) -> None:
+    """`hami-2.7` is for mode hami; a name that is no mode's may be for any."""
+    mode = RULES["mode"]
+    assert isinstance(mode, OneOf)
+    if (name := top.name.partition("-")[0]) in mode.choices:
+        assert configured(built((top, ())), VGPU_CONFIG_FILE=str(any_file)).mode == name
 
 
 def test_what_is_told_to_kubelet_is_at_the_same_path_on_the_host() -> None:
@@ -168,7 +202,7 @@ def test_what_is_told_to_kubelet_is_at_the_same_path_on_the_host() -> None:
 
 
 def test_hamis_configuration_is_read(built: Built, tmp_path: Path) -> None:
-    manifests = built((OVERLAYS[0], ()))
+    manifests = built((HAMI, ()))
     container = container_of(manifests)
     sources = {v["name"]: v.get("configMap", {}).get("name") for v in pod_of(manifests)["volumes"]}
     places = {m["mountPath"]: sources[m["name"]] for m in container["volumeMounts"]}
@@ -181,9 +215,8 @@ def test_hamis_configuration_is_read(built: Built, tmp_path: Path) -> None:
     assert (config.sharing.split_count, config.register_format) == (7, "json")
 
 
-def test_the_form_for_older_schedulers(built: Built, tmp_path: Path) -> None:
-    (file := tmp_path / "device-config.yaml").write_text("nvidia: {}\n")
-    config = configured(built((OVERLAYS[1], ())), VGPU_CONFIG_FILE=str(file))
+def test_the_form_for_older_schedulers(built: Built, any_file: Path) -> None:
+    config = configured(built((OLDER_HAMI, ())), VGPU_CONFIG_FILE=str(any_file))
     assert (config.register_format, config.answers_handshake) == ("csv9", True)
 
 
@@ -229,58 +262,83 @@ def test_the_image_is_that_of_this_version() -> None:
 # --- no more rights than it needs ---------------------------------------------------------------
 
 
+def rights(manifests: list[Manifest]) -> set[str]:
+    """Directories it may write, capabilities, `<verb> <resource>[.<group>]`, host namespaces."""
+    pod, container = pod_of(manifests), container_of(manifests)
+    mounts = container["volumeMounts"]
+    found = {mount["mountPath"] for mount in mounts if not mount.get("readOnly")}
+    found |= set(container["securityContext"]["capabilities"]["add"])
+    found |= {name for name in ("hostPID", "hostIPC", "hostNetwork") if pod.get(name)}
+    for role in (m for m in manifests if m["kind"] in ("ClusterRole", "Role")):
+        for rule in role["rules"]:
+            assert set(rule) == {"apiGroups", "resources", "verbs"}, "of any name"
+            groups = [f".{group}" if group else "" for group in rule["apiGroups"]]
+            found |= {
+                f"{verb} {resource}{group}"
+                for verb in rule["verbs"]
+                for resource in rule["resources"]
+                for group in groups
+            }
+    return found
+
+
+BASE_RIGHTS = {
+    *("/var/lib/kubelet/device-plugins", "/usr/local/vgpu", "/var/lib/vgpu-agent"),
+    *("/run/vgpu-agent", "DAC_OVERRIDE", "FOWNER", "SYS_PTRACE"),
+    *("get nodes", "watch nodes", "patch nodes"),
+    *("get pods", "list pods", "watch pods", "patch pods", "create events"),
+}
+
+
+def test_what_the_base_may_do() -> None:
+    assert rights(plain()) == BASE_RIGHTS
+
+
+def added(choice: tuple[Path, tuple[Path, ...]]) -> set[str]:
+    """What the instructions say that it may do besides, in the table of what a choice adds."""
+    told: dict[str, set[str]] = {}
+    for name, things in re.findall(r"^\| `(\S+)` adds \|(.*?)\|", PAGE.read_text(), re.MULTILINE):
+        told[name] = set(re.findall(r"`([^`]+)`", things))
+    top, chosen = choice
+    parts = [*(built_of(top) if top != BASE else ()), *chosen]
+    return {thing for part in parts for thing in told.get(f"{part.parent.name}/{part.name}", ())}
+
+
+def built_of(overlay: Path) -> Iterator[Path]:
+    """An overlay, and the overlays and components in this tree that it is made of."""
+    yield overlay
+    text = yaml.safe_load((overlay / "kustomization.yaml").read_text())
+    for name in (*text.get("resources", ()), *text.get("components", ())):
+        if (part := (overlay / name).resolve()) in (*OVERLAYS, *COMPONENTS):
+            yield from built_of(part)
+
+
 @pytest.mark.parametrize("choice", CHOICES, ids=name_of)
-def test_no_choice_gives_it_more_rights(
+def test_a_choice_gives_it_the_rights_that_the_instructions_say(
     built: Built, choice: tuple[Path, tuple[Path, ...]]
 ) -> None:
     manifests = built(choice)
-    pod, container = pod_of(manifests), container_of(manifests)
-    assert not {"hostIPC", "hostNetwork"} & set(pod)
-    assert pod.get("hostPID", False) is (HOST_PID in choice[1])
-    security = container["securityContext"]
+    assert rights(manifests) - BASE_RIGHTS == added(choice)
+    security = container_of(manifests)["securityContext"]
     assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
     assert security["readOnlyRootFilesystem"]
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert security["capabilities"] == {
-        "drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER", "SYS_PTRACE"],
-    }  # fmt: skip
-    writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
-    assert writable - {"/var/run/nvidia-container-devices/all"} == {
-        "/var/lib/kubelet/device-plugins", "/usr/local/vgpu", "/var/lib/vgpu-agent",
-        "/run/vgpu-agent",
-    }  # fmt: skip
-
-
-def allowed(manifests: list[Manifest]) -> list[tuple[str, str]]:
-    """Verb and resource of every right, all of them of the core group and of any name."""
-    rules = only("ClusterRole", manifests)["rules"]
-    assert all(set(rule) == {"apiGroups", "resources", "verbs"} for rule in rules)
-    assert all(rule["apiGroups"] == [""] for rule in rules)
-    return sorted(
-        (resource, verb)
-        for rule in rules
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    )
+    assert security["capabilities"]["drop"] == ["ALL"]
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=name_of)
-def test_no_choice_gives_its_account_more_rights(
+def test_a_role_is_bound_to_its_account_alone(
     built: Built, choice: tuple[Path, tuple[Path, ...]]
 ) -> None:
     manifests = built(choice)
-    assert allowed(manifests) == sorted([
-        ("nodes", "get"), ("nodes", "watch"), ("nodes", "patch"),
-        ("pods", "get"), ("pods", "list"), ("pods", "watch"), ("pods", "patch"),
-        ("events", "create"),
-        *([("pods/eviction", "create")] if EVICT in choice[1] else []),
-    ])  # fmt: skip
-    assert not [m["kind"] for m in manifests if m["kind"] in ("Role", "RoleBinding")]
-    binding = only("ClusterRoleBinding", manifests)
     account = only("ServiceAccount", manifests)["metadata"]
-    assert binding["roleRef"]["name"] == only("ClusterRole", manifests)["metadata"]["name"]
-    assert binding["subjects"] == [{"kind": "ServiceAccount", **account}]
     assert pod_of(manifests)["serviceAccountName"] == account["name"]
+    kinds = [m["kind"] for m in manifests]
+    assert not {"Role", "RoleBinding"} & set(kinds)
+    assert kinds.count("ClusterRole") == kinds.count("ClusterRoleBinding") <= 1
+    for binding in (m for m in manifests if m["kind"] == "ClusterRoleBinding"):
+        assert binding["roleRef"]["name"] == only("ClusterRole", manifests)["metadata"]["name"]
+        assert binding["subjects"] == [{"kind": "ServiceAccount", **account}]
 
 
 # --- its place among the pods of a node ---------------------------------------------------------

@@ -40,6 +40,7 @@ class KubeCluster:
         transport: the way to the API server.
         node_name: our Node.
         resource_name: the count resource by which containers ask for vGPUs.
+        decided_by: further resources by whose limits the scheduler decides about containers.
         watch_s: shortest and longest duration of one watch.
     """
 
@@ -49,11 +50,13 @@ class KubeCluster:
         *,
         node_name: str,
         resource_name: str = "nvidia.com/gpu",
+        decided_by: tuple[str, ...] = (),
         watch_s: tuple[float, float] = WATCH_S,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._node_name = node_name
         self._resource_name = resource_name
+        self._decided_by = decided_by
         self._transport = transport
         self._watch_s = watch_s
         self._jitter = jitter
@@ -234,7 +237,7 @@ class KubeCluster:
     # --- shared ---------------------------------------------------------------------------------
 
     def _pod(self, item: Any) -> Pod:
-        return decode_pod(item, resource=self._resource_name)
+        return decode_pod(item, resource=self._resource_name, also=self._decided_by)
 
     def _get(
         self, resource: str, path: str, about: str, deadline_s: float | None

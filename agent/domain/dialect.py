@@ -18,7 +18,9 @@ from agent.domain.claims import (
     pending,
 )
 from agent.domain.grants import Claim
+from agent.domain.handshake import HANDSHAKE
 from agent.domain.pods import Container, Pod
+from agent.domain.register import REGISTER, SCORE
 
 VGPU_NODE = "hami.io/vgpu-node"
 BIND_PHASE = "hami.io/bind-phase"
@@ -51,6 +53,10 @@ class Dialect:
     bind_time: str  # pod: when it was bound
     order: str  # pod: the time by which pods that wait are served
     lock: str  # node
+    register: str  # node: its GPUs
+    handshake: str  # node
+    handshake_begins: bool = False  # it is ours to begin
+    further: tuple[str, ...] = ()  # node: what else is ours
     codec: Codec
     ended: Mapping[str, str] = field(default_factory=dict)  # written beside the last phase
     lists: Callable[[Pod], tuple[Container, ...]] | None = None  # see `listed`
@@ -89,6 +95,9 @@ HAMI = Dialect(
     bind_time=BIND_TIME,
     order=BIND_TIME,
     lock=LOCK,
+    register=REGISTER,
+    handshake=HANDSHAKE,
+    further=(SCORE,),
     codec=Codec(decode_claims, encode_claims, pending, erased),
     others_pending=other_vendors_pending,
 )

@@ -8,7 +8,9 @@
 The text after the keyword is never parsed by either side of this machine: schedulers differ in its
 format and write local time as if it were UTC. From 2.8 on the scheduler looks at kubelet's
 allocatable instead and asks nothing; answering is then harmless, and off by default.
-Source: HAMi 2.4 to 2.10, pkg/device/nvidia/device.go, CheckHealth.
+Volcano's scheduler up to 1.15 speaks the same with a key of its own, and overlooks a node without
+that key. Sources: HAMi 2.4 to 2.10, pkg/device/nvidia/device.go, CheckHealth; Volcano 1.9 to 1.15,
+pkg/scheduler/api/devices/nvidia/vgpu/device_info.go, NewGPUDevices.
 """
 
 from dataclasses import dataclass
@@ -49,7 +51,12 @@ def is_report(value: str | None) -> bool:
 
 
 def answer(
-    value: str | None, *, now_s: float, since_last_s: float, spacing_s: float = SPACING_S
+    value: str | None,
+    *,
+    now_s: float,
+    since_last_s: float,
+    spacing_s: float = SPACING_S,
+    begins: bool = False,
 ) -> Answer:
     """Decide what to write for this value of the annotation (None: absent).
 
@@ -58,7 +65,8 @@ def answer(
         now_s: unix time.
         since_last_s: seconds since our last answer; infinite when there was none.
         spacing_s: least time between two answers.
+        begins: the scheduler looks at no node that has not reported once (Volcano up to 1.15).
     """
-    if not needs_answer(value):
+    if not (needs_answer(value) or (begins and value is None)):
         return Answer()
     return Answer(report(now_s), max(0.0, spacing_s - since_last_s))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-KEPT_PREFIXES = ("hami.io/", "volcano.sh/", "nvidia.com/", "vgpu-agent/")
+KEPT_PREFIXES = ("hami.io/", "volcano.sh/", "hamivgpu", "nvidia.com/", "vgpu-agent/")
 MAX_ANNOTATION_CHARS = 262_144  # the API server's own limit on all annotations together
 MAX_CONTAINERS = 1000
 MAX_ID_CHARS = 128
@@ -23,6 +23,7 @@ class Container:
     name: str
     kind: str = "app"  # "init" | "sidecar" (restartable init) | "app"
     vgpus: int = 0  # asked for of the count resource (limits, else requests)
+    listed: bool = False  # has a limit that makes Volcano's scheduler decide about it
     control_disabled: str | None = None  # literal value of env CUDA_DISABLE_CONTROL
     task_priority: str | None = None  # of CUDA_TASK_PRIORITY
     core_policy: str | None = None  # of GPU_CORE_UTILIZATION_POLICY
@@ -44,6 +45,7 @@ class Pod:
     containers: tuple[Container, ...] = ()  # init (and sidecar) containers first, then app
     container_ids: Mapping[str, str] = field(default_factory=dict)  # the runtime's id -> name
     ended: frozenset[str] = frozenset()  # init containers that have done their work
+    kubelet_uid: str = ""  # the pod's own uid, where `uid` is the name of a grant (identities)
 
     @property
     def full_name(self) -> str:
@@ -114,7 +116,7 @@ def _quantity(value: Any) -> int:
     return int(digits) * (1000 if thousands else 1)
 
 
-def _container(spec: Any, kind: str, resource: str) -> Container:
+def _container(spec: Any, kind: str, resource: str, also: tuple[str, ...] = ()) -> Container:
     spec = _mapping(spec)
     resources = _mapping(spec.get("resources"))
     limits, requests = _mapping(resources.get("limits")), _mapping(resources.get("requests"))
@@ -130,6 +132,7 @@ def _container(spec: Any, kind: str, resource: str) -> Container:
         name=_text(spec.get("name")),
         kind=kind,
         vgpus=_quantity(limits.get(resource, requests.get(resource, 0))),
+        listed=bool(also) and any(name in limits for name in (resource, *also)),
         control_disabled=told.get("CUDA_DISABLE_CONTROL"),
         task_priority=told.get("CUDA_TASK_PRIORITY"),
         core_policy=told.get("GPU_CORE_UTILIZATION_POLICY"),
@@ -162,8 +165,10 @@ def _ended(status: Mapping[str, Any], containers: list[Container]) -> frozenset[
     return frozenset(found)
 
 
-def decode_pod(obj: Any, *, resource: str) -> Pod:
+def decode_pod(obj: Any, *, resource: str, also: tuple[str, ...] = ()) -> Pod:
     """Read a pod object of the API server; `resource` is the count resource, e.g. nvidia.com/gpu.
+
+    `also`: resources whose limit alone makes the scheduler decide about a container.
 
     Total: whatever is missing is empty, and a pod without uid or name is still a value.
     """
@@ -174,7 +179,7 @@ def decode_pod(obj: Any, *, resource: str) -> Pod:
     for key, kind in (("initContainers", "init"), ("containers", "app")):
         listed = spec.get(key)
         for item in (listed if isinstance(listed, list) else [])[:MAX_CONTAINERS]:
-            containers.append(_container(item, kind, resource))
+            containers.append(_container(item, kind, resource, also))
     return Pod(
         namespace=_text(metadata.get("namespace")),
         name=_text(metadata.get("name")),

@@ -10,9 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from agent.domain.gpu import Gpu, Sharing
+from agent.domain.gpu import Gpu, GpuInventory, Sharing
+from agent.domain.vgpu_ids import bearable
 from agent.errors import MalformedAnnotation
 
 REGISTER = "hami.io/node-nvidia-register"
@@ -46,6 +47,52 @@ class RegisteredGpu:
     numa: int = 0
     mode: str = "hami-core"  # "hami-core" | "mig" | "mps" | ""
     healthy: bool = False
+
+
+class NodeRegister(Protocol):
+    """What one kind of scheduler is told of a node's GPUs."""
+
+    @property
+    def key(self) -> str:
+        """The annotation of the Node."""
+
+    @property
+    def form(self) -> str:
+        """How it is written, for the log."""
+
+    def text(self, inventory: GpuInventory) -> str:
+        """What it shall say."""
+
+    def same(self, found: str, inventory: GpuInventory) -> bool:
+        """Whether what is written tells the scheduler the same."""
+
+    def further(self, inventory: GpuInventory) -> Mapping[str, str]:
+        """Annotations that go with it, in their exact words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HamiRegister:
+    """Implements `NodeRegister` for the HAMi schedulers of one form: `json`, `csv9` or `csv7`."""
+
+    sharing: Sharing
+    form: str
+    key: str = REGISTER
+
+    def text(self, inventory: GpuInventory) -> str:
+        """See `NodeRegister.text`."""
+        return encode_register(self._offers(inventory), self.form)
+
+    def same(self, found: str, inventory: GpuInventory) -> bool:
+        """See `NodeRegister.same`."""
+        return says_the_same(found, self._offers(inventory), self.form)
+
+    def further(self, _inventory: GpuInventory) -> Mapping[str, str]:
+        """See `NodeRegister.further`."""
+        return {}
+
+    def _offers(self, inventory: GpuInventory) -> tuple["RegisteredGpu", ...]:
+        sharing = bearable(inventory, self.sharing)  # what kubelet is told, too
+        return registered_gpus(sharing.offered(inventory), sharing, self.form)
 
 
 # --- what is offered -------------------------------------------------------------------------

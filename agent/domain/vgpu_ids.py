@@ -96,22 +96,22 @@ def advertised(inventory: GpuInventory, sharing: Sharing) -> tuple[Vgpu, ...]:
 def list_bytes(vgpus: Iterable[Vgpu]) -> int:
     """Exact size of the encoded ListAndWatchResponse (proto3, device plugin v1beta1)."""
     return sum(
-        _field(device_bytes(v.device_id, healthy=v.healthy, numa_node=v.numa_node)) for v in vgpus
+        framed(device_bytes(v.device_id, healthy=v.healthy, numa_node=v.numa_node)) for v in vgpus
     )
 
 
 def device_bytes(device_id: str, *, healthy: bool, numa_node: int | None) -> int:
     """Exact size of one encoded Device, without the tag and length it has in the list."""
-    size = _field(len(HEALTHY if healthy else UNHEALTHY))
+    size = framed(len(HEALTHY if healthy else UNHEALTHY))
     if device_id:  # proto3 leaves empty strings and zeros out
-        size += _field(len(device_id.encode()))
+        size += framed(len(device_id.encode()))
     if numa_node is not None:
         node = 1 + _varint(numa_node) if numa_node else 0
-        size += _field(_field(node))
+        size += framed(framed(node))
     return size
 
 
-def _field(payload_bytes: int) -> int:
+def framed(payload_bytes: int) -> int:
     """Size of a length-delimited field with a one-byte tag."""
     return 1 + _varint(payload_bytes) + payload_bytes
 
@@ -167,7 +167,7 @@ def _encoded_bytes(hints: Mapping[str, int | None], split_count: int) -> int:
         for digits in range(1, len(str(split_count)) + 1):
             end = min(split_count, 10**digits)
             longest_id = f"{uuid}-{'0' * digits}"
-            size_bytes += (end - first) * _field(
+            size_bytes += (end - first) * framed(
                 device_bytes(longest_id, healthy=False, numa_node=hint)
             )
             first = end

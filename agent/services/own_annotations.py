@@ -6,8 +6,8 @@ The agent itself takes them back when it leaves (`Registrar.leave`); here is wha
 import time
 from collections.abc import Callable, Sequence
 
-from agent.domain.handshake import HANDSHAKE, is_report
-from agent.domain.register import REGISTER, SCORE
+from agent.domain.dialect import HAMI, Dialect
+from agent.domain.handshake import is_report
 from agent.errors import AgentError, ClusterError
 from agent.ports import Cluster
 
@@ -20,13 +20,14 @@ class StillWritten(AgentError):
     """What was removed came back: somebody else writes it."""
 
 
-def own_keys(*, handshake: bool) -> tuple[str, ...]:
+def own_keys(*, handshake: bool, dialect: Dialect = HAMI) -> tuple[str, ...]:
     """Keys that are ours, because one agent alone serves a node, whichever run has written them.
 
     The scheduler's lock and the other device plugins' annotations are not among them. `handshake`:
     whether we answer it; it is the scheduler's otherwise.
     """
-    return (REGISTER, SCORE, HANDSHAKE) if handshake else (REGISTER, SCORE)
+    keys = (dialect.register, *dialect.further)
+    return (*keys, dialect.handshake) if handshake else keys
 
 
 class OwnAnnotations:
@@ -40,11 +41,13 @@ class OwnAnnotations:
         cluster: Cluster,
         *,
         handshake: bool,
+        dialect: Dialect = HAMI,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._cluster = cluster
         self._handshake = handshake
+        self._dialect = dialect
         self._clock = clock
         self._pause = pause
 
@@ -52,8 +55,12 @@ class OwnAnnotations:
         """Keys of ours that the Node has."""
         annotations = self._cluster.get_node(deadline_s=self._soon_s()).annotations
         # An answer to it is a device plugin's even if the settings of this call do not say so.
-        handshake = self._handshake or is_report(annotations.get(HANDSHAKE))
-        return tuple(key for key in own_keys(handshake=handshake) if key in annotations)
+        handshake = self._handshake or is_report(annotations.get(self._dialect.handshake))
+        return tuple(
+            key
+            for key in own_keys(handshake=handshake, dialect=self._dialect)
+            if key in annotations
+        )
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove these, and look a moment later whether they stay away.
@@ -61,7 +68,7 @@ class OwnAnnotations:
         Raises StillWritten.
         """
         self._cluster.patch_node(dict.fromkeys(keys), deadline_s=self._soon_s())
-        if REGISTER in keys:
+        if self._dialect.register in keys:
             self._pause(LOOK_AGAIN_AFTER_S)
             self._look_again()
 
@@ -70,10 +77,11 @@ class OwnAnnotations:
             node = self._cluster.get_node(deadline_s=self._soon_s())
         except ClusterError:
             return  # what was to be done is done
-        if REGISTER in node.annotations:
+        if self._dialect.register in node.annotations:
             raise StillWritten(
-                f"{REGISTER} was removed and is there again: an agent with another --state-dir, or "
-                "another device plugin, serves this node and writes it; stop that first"
+                f"{self._dialect.register} was removed and is there again: an agent with another "
+                "--state-dir, or another device plugin, serves this node and writes it; stop that "
+                "first"
             )
 
     def _soon_s(self) -> float:

@@ -11,19 +11,11 @@ import time
 from collections.abc import Callable
 
 from agent import logs
+from agent.domain.dialect import HAMI, Dialect
 from agent.domain.gpu import Sharing
-from agent.domain.handshake import HANDSHAKE, answer
+from agent.domain.handshake import answer
 from agent.domain.pods import Node
-from agent.domain.register import (
-    REGISTER,
-    SCORE,
-    Scores,
-    encode_register,
-    encode_scores,
-    registered_gpus,
-    says_the_same,
-)
-from agent.domain.vgpu_ids import bearable
+from agent.domain.register import SCORE, HamiRegister, NodeRegister, Scores, encode_scores
 from agent.errors import ClusterError
 from agent.ports import Cluster
 from agent.services.own_annotations import own_keys
@@ -44,8 +36,10 @@ class Registrar:
 
     Args:
         form: `json`, `csv9` or `csv7`, see `agent.domain.register`.
-        handshake: whether `hami.io/node-handshake` is answered.
+        handshake: whether the scheduler's handshake is answered.
         scores: gives the pair scores of the GPUs; None: they are not published.
+        register: how the GPUs are told, instead of in `form`.
+        dialect: whose keys these are.
         count: called with "ok" or "failed" for each write.
     """
 
@@ -61,6 +55,8 @@ class Registrar:
         form: str = "json",
         handshake: bool = False,
         scores: Callable[[], Scores] | None = None,
+        register: NodeRegister | None = None,
+        dialect: Dialect = HAMI,
         count: Callable[[str], None] = lambda _outcome: None,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
@@ -69,8 +65,8 @@ class Registrar:
         self._cluster = cluster
         self._inventory = inventory
         self._own_node = own_node
-        self._sharing = sharing
-        self._form = form
+        self._register = register or HamiRegister(sharing=sharing, form=form)
+        self._dialect = dialect
         self._handshake = handshake
         self._scores = scores
         self._count = count
@@ -133,23 +129,24 @@ class Registrar:
 
     def _registration(self, node: Node) -> tuple[dict[str, str | None], float]:
         """What has to be written about the GPUs, or in how many seconds."""
-        inventory = self._inventory.now()
-        sharing = bearable(inventory, self._sharing)  # what kubelet is told, too
-        offers = registered_gpus(sharing.offered(inventory), sharing, self._form)
-        changes: dict[str, str | None] = {}
-        found = node.annotations.get(REGISTER)
-        if found is None or not says_the_same(found, offers, self._form):
-            changes[REGISTER] = encode_register(offers, self._form)
+        inventory, key = self._inventory.now(), self._register.key
+        further = self._register.further(inventory)
+        changes: dict[str, str | None] = {
+            name: text for name, text in further.items() if node.annotations.get(name) != text
+        }
+        found = node.annotations.get(key)
+        if found is None or not self._register.same(found, inventory):
+            changes[key] = self._register.text(inventory)
         if self._scores is not None:
             score = encode_scores(self._scores())
             if node.annotations.get(SCORE) != score:
                 changes[SCORE] = score
-        elif SCORE in node.annotations:
+        elif SCORE in self._dialect.further and SCORE in node.annotations:
             changes[SCORE] = None  # of an earlier run: stale scores mislead the scheduler
         if not changes:
             return {}, 0.0
         self._missing = "the annotation of our Node is being written"
-        wait_s = self._undone_s() if changes.get(REGISTER) == self._written else 0.0
+        wait_s = self._undone_s() if changes.get(key) == self._written else 0.0
         return ({}, wait_s) if wait_s > 0 else (changes, 0.0)
 
     def _undone_s(self) -> float:
@@ -165,13 +162,14 @@ class Registrar:
 
     def _answer(self, node: Node) -> tuple[dict[str, str | None], float]:
         due = answer(
-            node.annotations.get(HANDSHAKE),
+            node.annotations.get(self._dialect.handshake),
             now_s=self._now(),
             since_last_s=self._clock() - self._answered_at_s,
+            begins=self._dialect.handshake_begins,
         )
         if not due.text:
             return {}, 0.0
-        return ({}, due.wait_s) if due.wait_s else ({HANDSHAKE: due.text}, 0.0)
+        return ({}, due.wait_s) if due.wait_s else ({self._dialect.handshake: due.text}, 0.0)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -181,7 +179,7 @@ class Registrar:
         except ClusterError as error:
             self._count("failed")
             log.failing("node not annotated", error=error)
-            if REGISTER in changes or SCORE in changes:
+            if self._register.key in changes or SCORE in changes:
                 self._missing = f"the annotation of our Node cannot be written: {error}"
             pause_s = self._retries.failed_s(error)
             self._retry_at_s = self._clock() + pause_s
@@ -194,10 +192,10 @@ class Registrar:
         return 0.0  # look again: what is due now?
 
     def _remember(self, changes: dict[str, str | None]) -> None:
-        if HANDSHAKE in changes:
+        if self._dialect.handshake in changes:
             self._answered_at_s = self._clock()
             log.debug("handshake answered")
-        text = changes.get(REGISTER)
+        text = changes.get(self._register.key)
         if text is None:
             return
         if text == self._written:
@@ -209,7 +207,7 @@ class Registrar:
         else:
             self._rewrites = 0
         self._written, self._written_at_s = text, self._clock()
-        log.info("gpus published", form=self._form, characters=len(text))
+        log.info("gpus published", form=self._register.form, characters=len(text))
 
     # --- leaving --------------------------------------------------------------------------------
 
@@ -218,7 +216,7 @@ class Registrar:
 
         Those of an earlier run, too; see `own_keys`.
         """
-        keys = own_keys(handshake=self._handshake)
+        keys = own_keys(handshake=self._handshake, dialect=self._dialect)
         try:
             self._cluster.patch_node(dict.fromkeys(keys), deadline_s=self._clock() + within_s)
         except ClusterError as error:

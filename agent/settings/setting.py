@@ -1,6 +1,7 @@
 """What a setting is: its name, every place it can come from, its kind and what it is for."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent.config import RULES, Config, Rule
@@ -12,12 +13,16 @@ HOW = "how GPUs are shared"
 SCHEDULER = "what the scheduler reads"
 KUBELET = "kubelet and the host"
 DEVICES = "how devices reach the container"
+NVIDIA = "mode nvidia"
 HEALTH = "GPU health"
 ALLOCATE = "Allocate"
 OBSERVE = "logs and endpoints"
 STEER = "priorities and live limits"
 COMPATIBLE = "accepted for compatibility"
-GROUPS = (WHO, HOW, SCHEDULER, KUBELET, DEVICES, HEALTH, ALLOCATE, OBSERVE, STEER, COMPATIBLE)
+GROUPS = (
+    *(WHO, HOW, SCHEDULER, KUBELET, DEVICES, NVIDIA, HEALTH),
+    *(ALLOCATE, OBSERVE, STEER, COMPATIBLE),
+)
 
 FIELD_DEFAULTS: dict[str, object] = {
     field.name: None if field.default is dataclasses.MISSING else field.default
@@ -42,6 +47,8 @@ class Setting:
     node: str = ""  # path in an entry of the node override file, in lower case
     zero_is_none: bool = False  # 0 or "" in a node entry can only mean "as elsewhere"
     value: object = None  # default where there is no field
+    # defaults of single modes, where they are others
+    by_mode: Mapping[str, object] = dataclasses.field(default_factory=dict)
     value_text: str = ""  # default as the manual words it
     only: Rule | None = None  # rule where there is no field
     unused: str = ""  # why it is accepted and changes nothing

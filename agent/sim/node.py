@@ -73,6 +73,8 @@ class SimNode:
         own_gpus: the agent finds this machine's own NVIDIA driver instead of the simulated one.
     """
 
+    resource = RESOURCE  # by which kubelet and the scheduler count vGPUs
+
     def __init__(
         self,
         root: Path,
@@ -229,7 +231,7 @@ class SimNode:
 
     def allocatable(self) -> int:
         """Healthy vGPUs as kubelet counts them."""
-        return self.kubelet.node_status().allocatable.get(RESOURCE, 0)
+        return self.kubelet.node_status().allocatable.get(self.resource, 0)
 
     def annotations(self) -> dict[str, str]:
         """Annotations of our Node object."""
@@ -254,8 +256,8 @@ class SimNode:
         pod = {
             "metadata": {"name": name, "namespace": namespace},
             "spec": {
-                "initContainers": [_container(ask) for ask in asks if ask.kind != "app"],
-                "containers": [_container(ask) for ask in asks if ask.kind == "app"],
+                "initContainers": [self._container(ask) for ask in asks if ask.kind != "app"],
+                "containers": [self._container(ask) for ask in asks if ask.kind == "app"],
                 **({"nodeName": node_name} if node_name else {}),
             },
             "status": {"phase": "Pending"},
@@ -280,7 +282,7 @@ class SimNode:
         ordered = [ask for ask in asks if ask.kind != "app"]
         init = len(ordered)
         ordered += [ask for ask in asks if ask.kind == "app"]
-        requests = [request_of(_container(ask), RESOURCE) for ask in ordered]
+        requests = [request_of(self._container(ask), RESOURCE) for ask in ordered]
         gpus = self.scheduler.nodes.get(self.name, [])
         claims = place(gpus, self.scheduler.claims_on(self.name), requests)
         self.scheduler.schedule(
@@ -303,8 +305,8 @@ class SimNode:
                 uid=uid,
                 namespace=namespace,
                 name=name,
-                init_containers=[_spec(ask) for ask in asks if ask.kind != "app"],
-                containers=[_spec(ask) for ask in asks if ask.kind == "app"],
+                init_containers=[self._spec(ask) for ask in asks if ask.kind != "app"],
+                containers=[self._spec(ask) for ask in asks if ask.kind == "app"],
             )
         )
         pod = RanPod(
@@ -348,6 +350,37 @@ class SimNode:
         with contextlib.suppress(ApiFailed, OSError):  # it follows with the next change
             self.client.ask("PATCH", where, body, content_type=MERGE_PATCH)
 
+    # --- what a pod looks like
+
+    def limits_of(self, ask: Ask) -> dict[str, int]:
+        """The limits of a container that asks for this."""
+        if not ask.vgpus:
+            return {}
+        return {
+            RESOURCE: ask.vgpus,
+            "nvidia.com/gpumem": ask.memory_mib,
+            "nvidia.com/gpucores": ask.core_percent,
+        }
+
+    def devices_of(self, ask: Ask) -> dict[str, int]:
+        """What of them kubelet hands out."""
+        return {RESOURCE: ask.vgpus} if ask.vgpus else {}
+
+    def _container(self, ask: Ask) -> dict[str, Any]:
+        limits = {name: str(amount) for name, amount in self.limits_of(ask).items()}
+        container: dict[str, Any] = {
+            "name": ask.name,
+            "image": "none",
+            "env": [{"name": key, "value": value} for key, value in ask.env.items()],
+            "resources": {"limits": limits} if limits else {},
+        }
+        if ask.kind == "sidecar":
+            container["restartPolicy"] = "Always"
+        return container
+
+    def _spec(self, ask: Ask) -> ContainerSpec:
+        return ContainerSpec(ask.name, self.devices_of(ask), ask.env, sidecar=ask.kind == "sidecar")
+
 
 def plain_environment() -> dict[str, str]:
     """What of our own environment a process on the simulated node gets.
@@ -359,32 +392,6 @@ def plain_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in KEPT_VARIABLES or name.startswith(("PYTHON", "LC_", "COVERAGE", "VGPU_TEST_"))
     }
-
-
-def _container(ask: Ask) -> dict[str, Any]:
-    limits = {
-        RESOURCE: str(ask.vgpus),
-        "nvidia.com/gpumem": str(ask.memory_mib),
-        "nvidia.com/gpucores": str(ask.core_percent),
-    }
-    container: dict[str, Any] = {
-        "name": ask.name,
-        "image": "none",
-        "env": [{"name": key, "value": value} for key, value in ask.env.items()],
-        "resources": {"limits": limits} if ask.vgpus else {},
-    }
-    if ask.kind == "sidecar":
-        container["restartPolicy"] = "Always"
-    return container
-
-
-def _spec(ask: Ask) -> ContainerSpec:
-    return ContainerSpec(
-        ask.name,
-        {RESOURCE: ask.vgpus} if ask.vgpus else {},
-        ask.env,
-        sidecar=ask.kind == "sidecar",
-    )
 
 
 def _free_port() -> int:

@@ -18,6 +18,7 @@ from agent.adapters.cluster import KubeCluster
 from agent.adapters.endpoints import Door, Endpoints
 from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.instance_lock import Instance, InstanceLock
+from agent.adapters.kube_config import in_a_pod_with_credentials
 from agent.adapters.kube_transport import KubeTransport
 from agent.adapters.listeners import TcpListener
 from agent.adapters.live_limits import HostLiveLimits
@@ -45,6 +46,7 @@ from agent.errors import AgentError
 from agent.modes import Mode, made
 from agent.observing import Observing
 from agent.parts import Parts
+from agent.ports import Cluster
 from agent.services.events import Events
 from agent.services.gate import Gate, Gated
 from agent.services.health import Health, Patience
@@ -121,12 +123,7 @@ class Agent:
         self._inventory: Inventory = Published(GpuInventory())
         self._seen = _Seen(self._inventory)
         self._metrics = self._made_metrics()
-        self._cluster = KubeCluster(
-            KubeTransport(config.kubeconfig, count=self._metrics.api_request),
-            node_name=config.node_name,
-            resource_name=config.resource_name,
-        )
-        self._cluster.connect()
+        self._cluster = _cluster(config, self._metrics)
         self._view = NodeView(
             self._cluster,
             node_name=config.node_name,
@@ -185,10 +182,14 @@ class Agent:
             self._instance,
             health,
             Patience(health),
-            PodWatch(self._cluster, self._view),
-            NodeWatch(self._cluster, self._view),
+            *self._cluster_watchers(),
             self._events,
         ]
+
+    def _cluster_watchers(self) -> list[Service]:
+        if not self._config.follows_cluster:
+            return []
+        return [PodWatch(self._cluster, self._view), NodeWatch(self._cluster, self._view)]
 
     def _acting(self) -> list[Service]:
         """Whoever acts: behind the gate that opens when this agent is alone on the node."""
@@ -310,6 +311,24 @@ class Agent:
         code = code if self._code is None else self._code
         log.info("agent stopped", code=code)
         return code
+
+
+def _cluster(config: Config, metrics: Metrics) -> Cluster:
+    """The way to the API server. Raises ConfigError where one is needed and there is none."""
+    kube = KubeCluster(
+        KubeTransport(config.kubeconfig, count=metrics.api_request),
+        node_name=config.node_name,
+        resource_name=config.resource_name,
+    )
+    if config.follows_cluster:
+        kube.connect()
+        return kube
+    from agent.adapters.no_cluster import NoCluster
+
+    if config.kubeconfig is None and not in_a_pod_with_credentials():
+        return NoCluster()
+    kube.connect()
+    return NoCluster(events=kube)
 
 
 def _spare_memory() -> None:

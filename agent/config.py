@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.domain.gpu import Sharing
+from agent.domain.slice_choice import GPUS as CHOICES_OF_GPUS
+from agent.domain.slice_choice import PLACEMENTS
+from agent.domain.slices import SliceSize, objection_to, offers
 from agent.errors import ConfigError
 
 REGISTER_FORMATS = ("json", "csv9", "csv7")
@@ -139,7 +142,9 @@ RULES: Mapping[str, Rule] = {
     "node_name": _NODE_NAME,
     "kubeconfig": _PATH,
     "resource_name": _RESOURCE_NAME,
-    "mode": OneOf(("hami",)),
+    "mode": OneOf(("hami", "slices")),
+    "slice_placement": OneOf(PLACEMENTS),
+    "slice_gpus": OneOf(CHOICES_OF_GPUS),
     "sharing.split_count": Between(1, 65_536, "vGPUs per GPU"),
     "sharing.memory_scaling": Between(0.01, 100),
     "sharing.core_scaling": Between(0.01, 100),
@@ -199,6 +204,9 @@ class Config:
     # how GPUs are shared
     mode: str = "hami"  # who decides which container gets what: a module of agent/modes each
     sharing: Sharing = field(default_factory=Sharing)
+    slice_sizes: tuple[SliceSize, ...] = ()  # empty: equal parts, as many as the split count says
+    slice_placement: str = "spread"
+    slice_gpus: str = "one"
     disable_core_limit: bool = False
     allow_disable_control: bool = True  # a container's own CUDA_DISABLE_CONTROL=true is honoured
     hook_log_level: str = ""  # LIBCUDA_LOG_LEVEL for containers; empty: not set
@@ -277,6 +285,17 @@ class Config:
                 value = getattr(value, part)
             if objection := rule.objection(value):
                 raise ConfigError(f"{name} is {str(value)!r}, but {objection}")
+        if self.mode == "slices":
+            for offer in offers(self.resource_name, self.slice_sizes):
+                if objection := _resource_name(offer.resource):
+                    raise ConfigError(f"the resource {offer.resource!r}: {objection}")
+            if objection := objection_to(self.slice_sizes, self.sharing):
+                raise ConfigError(objection)
+
+    @property
+    def follows_cluster(self) -> bool:
+        """Whether the API server says which pods there are; else kubelet does."""
+        return self.mode in ("hami", "volcano")
 
     @property
     def host_vgpu_dir(self) -> Path:

@@ -52,6 +52,7 @@ class Observing:
             HostRegions(config.host_vgpu_dir, limits.read),
             every_s=config.process_every_s,
             post=parts.events.post,
+            seen=parts.seen,
         )
         metering = Metering(NvmlMeter())
         self.accounting = self._made_accounting(parts, grants, limits, metering)

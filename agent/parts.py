@@ -1,11 +1,12 @@
 """What the services of one agent share while they are put together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from agent.adapters.cluster import KubeCluster
 from agent.adapters.metrics import Metrics
 from agent.config import Config
+from agent.domain.enforcement import Seen
 from agent.domain.topology import GpuPair
+from agent.ports import Cluster
 from agent.services.events import Events
 from agent.services.node_view import NodeView
 from agent.services.published import Inventory, Published
@@ -17,8 +18,12 @@ class Parts:
 
     config: Config
     metrics: Metrics
-    cluster: KubeCluster
+    cluster: Cluster
     view: NodeView
     events: Events
     inventory: Inventory
     topology: Published[tuple[GpuPair, ...]] | None  # None: nobody asks how GPUs are connected
+    # the processes of containers with grants; written by who looks at them (Enforcement)
+    seen: Published[Seen] = field(
+        default_factory=lambda: Published(Seen(seeing=False, processes={}))
+    )

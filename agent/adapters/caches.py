@@ -32,6 +32,7 @@ from agent.adapters.safe_files import (
     write_whole,
 )
 from agent.domain.hook_files import LIBRARY
+from agent.domain.identities import directory_of
 from agent.domain.limit_lines import fixed_part
 from agent.domain.new_region import HEAD, TAIL_HEAD_BYTES, Piece, SeenRegion
 from agent.domain.region import FILE_BYTES, TAIL_OFFSET
@@ -56,7 +57,7 @@ def directory_name(pod_uid: str, container: str) -> str:
             f"the pod's uid {pod_uid!a} or its container's name {container!a} cannot be the name "
             "of a directory; use letters, digits and dashes"
         )
-    return f"{pod_uid}_{container}"
+    return directory_of(pod_uid, container)
 
 
 def is_directory_name(name: str) -> bool:

@@ -24,7 +24,7 @@ from agent.domain.gpu import GpuInventory
 from agent.domain.grants import Grant
 from agent.domain.preferred_ids import preferred_ids
 from agent.domain.vgpu_ids import Vgpu
-from agent.services.published import Inventory
+from agent.services.published import Inventory, Published
 from agent.wire import deviceplugin_pb2 as dp
 from agent.wire import rpc
 
@@ -169,15 +169,18 @@ class Answers:
         allocator: Allocator,
         preference: Preference | None,
         *,
+        also: Published[int] | None = None,
         budget_s: float = ALLOCATE_BUDGET_S,
         on_overdue: Callable[[float], None] = lambda _took_s: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`vgpus` gives a value: two are equal when kubelet need not be told again.
 
-        Without a `preference` kubelet is told not to ask for one.
+        `also` counts changes of what the list depends on beside the inventory. Without a
+        `preference` kubelet is told not to ask for one.
         """
         self.inventory = inventory
+        self._also = also
         self._vgpus = vgpus
         self._allocator = allocator
         self._preference = preference
@@ -194,6 +197,18 @@ class Answers:
         """The same at Register and at GetDevicePluginOptions: kubelets believe one or the other."""
         available = self._preference is not None
         return dp.DevicePluginOptions(get_preferred_allocation_available=available)
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `wake` called when the list may have changed; gives the undo."""
+        stops = [self.inventory.listen(wake)]
+        if self._also is not None:
+            stops.append(self._also.listen(wake))
+
+        def stop() -> None:
+            for undo in stops:
+                undo()
+
+        return stop
 
     def vgpus(self) -> Sequence[Vgpu]:
         """The list as it is now."""
@@ -309,7 +324,7 @@ class DevicePlugin:
         def wake() -> None:
             loop.call_soon_threadsafe(woken.set)
 
-        stop_listening = self._answers.inventory.listen(wake)
+        stop_listening = self._answers.listen(wake)
         try:
             await self._send_lists(woken, context)
         finally:  # also when the other side has gone: that cancels what is awaited
@@ -343,9 +358,10 @@ class DevicePlugin:
     ) -> dp.AllocateResponse:
         """What the container gets."""
         try:
-            return await self._answers.allocate(request)
+            answer = await self._answers.allocate(request)
         except Refused as refused:
             await context.abort(refused.code, details(str(refused)))
+        return answer
 
     async def pre_start_container(
         self, _request: dp.PreStartContainerRequest, _context: rpc.AsyncContext

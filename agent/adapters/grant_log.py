@@ -4,6 +4,9 @@
     {"answered": "container"}   kubelet got it; written without fsync: it only has to outlive us
     {"dropped": "container"}    it was not made after all
 
+A grant that had to be made before its pod was known (identities.py) is written once more, under the
+container's name, when kubelet tells whose it is.
+
 A line cut short by a crash is ignored. A file that cannot be read is put aside with a log event:
 losing it means that a repeated question is refused, nothing worse.
 """
@@ -21,7 +24,8 @@ from typing import Any
 
 from agent import logs
 from agent.adapters.safe_files import opened_directory, read_small, refusing, write_all
-from agent.domain.grants import Claim, DeviceNode, Grant, GrantRecord, Mount
+from agent.domain.grants import Claim, DeviceNode, Grant, GrantOwner, GrantRecord, Mount
+from agent.domain.identities import is_identity
 from agent.errors import NodeNotReady
 
 log = logs.get(__name__)
@@ -48,6 +52,12 @@ def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError("a list of strings was expected")
     return tuple(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a string was expected")
+    return value
 
 
 def _mapping(value: Any) -> Mapping[str, str]:
@@ -96,6 +106,7 @@ def _decode_record(value: Any) -> GrantRecord:
         ),
         grant=_decode_grant(value["grant"]),
         granted_at_s=granted_at_s,
+        owner_uid=_text(value.get("owner_uid", "")),
     )
 
 
@@ -129,6 +140,8 @@ def _read_file(name: str, folder: int) -> tuple[bytes, list[GrantRecord]]:
     if content is None:
         raise ValueError("it is no file of a size that we write")
     records = list(decode_file(content.decode()).values())
+    if any(is_identity(record.pod_uid) for record in records):
+        records = records[-1:]  # it is one container's, under whichever of its names
     if any(name != record.pod_uid + SUFFIX for record in records):
         raise ValueError("it speaks of another pod")
     return content, records
@@ -203,6 +216,38 @@ class FileGrantLog:
             self._change(lambda records: {**_without(records, record), _key(record): record})
             if len(self._records) > MAX_RECORDS:
                 self._forget(frozenset({self._all[0].pod_uid}))
+
+    def own(self, record: GrantRecord, owner: GrantOwner) -> GrantRecord | None:
+        """Write down whose a grant turned out to be; None: it is not remembered any more.
+
+        Not synced: kubelet says it again. An older agent reads these lines, too. Never raises.
+        """
+        with self._lock:
+            known = self._records.get(_key(record))
+            if known is None:
+                return None
+            named = replace(
+                known,
+                namespace=owner.namespace,
+                pod_name=owner.pod_name,
+                container=owner.container,
+                owner_uid=owner.pod_uid,
+            )
+            self._change(
+                lambda records: {
+                    (_key(named) if key == _key(known) else key): named if held is known else held
+                    for key, held in records.items()
+                }
+            )
+            lines = [encode_record(named)]
+            lines += [json.dumps({"answered": named.container})] if named.answered else []
+            if named.container != known.container:  # last: cut short, the newer one counts
+                lines.append(json.dumps({"dropped": known.container}))
+            try:
+                self._append(named.pod_uid, "\n".join(lines), durable=False)
+            except NodeNotReady as error:
+                log.failing("grant not noted", about=named.pod_uid, error=error)
+            return named
 
     def answered(self, record: GrantRecord) -> None:
         """Remember that kubelet gets the answer; never raises."""

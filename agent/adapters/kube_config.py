@@ -130,6 +130,13 @@ def _placeholders(loader: str) -> Iterator[None]:
         del client.ApiClient
 
 
+def in_a_pod_with_credentials(
+    service_account_dir: Path = SERVICE_ACCOUNT_DIR, environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether a service account's token is mounted here, and it is told where the API server is."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (service_account_dir / "token").exists()
+
+
 def load_configuration(
     kubeconfig: Path | None,
     *,

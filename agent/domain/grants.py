@@ -44,6 +44,16 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrantOwner:
+    """Whose a grant turned out to be; empty: not told."""
+
+    pod_uid: str = ""
+    namespace: str = ""
+    pod_name: str = ""
+    container: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRecord:
     """A grant as it is remembered, so that the same question gets the same answer after a crash."""
 
@@ -56,3 +66,9 @@ class GrantRecord:
     grant: Grant
     granted_at_s: float  # unix time
     answered: bool = False  # kubelet got it; until then nobody but the log knows of the grant
+    owner_uid: str = ""  # the pod's own uid, where `pod_uid` is a name of the grant's (identities)
+
+    @property
+    def named(self) -> bool:
+        """Whether it is known whose it is: a grant with a name of its own learns that later."""
+        return self.pod_name != self.pod_uid

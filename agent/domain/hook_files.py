@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from agent.domain.grants import GrantRecord
+from agent.domain.identities import directory_of
 from agent.domain.pods import Pod
 
 LIBRARY = "libvgpu.so"
@@ -74,9 +75,9 @@ def hooks_of_containers(
         if not own:
             return None
         named |= own
-        known.add(f"{record.pod_uid}_{record.container}")
+        known.add(directory_of(record.pod_uid, record.container))
     granted = {
-        f"{pod.uid}_{container.name}"
+        directory_of(pod.uid, container.name)
         for pod in pods.values()
         if not pod.finished
         for container in pod.containers

@@ -16,4 +16,10 @@ __all__ = ["Mode", "made"]
 
 def made(parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> Mode:
     """The mode that the configuration names, wired. Nothing runs yet."""
-    return HamiMode(parts, grants, limits)
+    match parts.config.mode:
+        case "slices":
+            from agent.modes.slices import SlicesMode
+
+            return SlicesMode(parts, grants, limits)
+        case _:
+            return HamiMode(parts, grants, limits)

@@ -30,6 +30,7 @@ from agent.ports.host import (
     ProcessPlaces,
 )
 from agent.ports.kubelet import (
+    Checkpoint,
     DeviceBooks,
     KubeletAssignment,
     KubeletLink,
@@ -42,6 +43,7 @@ __all__ = [
     "CacheDir",
     "Caches",
     "ChangedLimits",
+    "Checkpoint",
     "Cluster",
     "ClusterEvent",
     "ContainerKey",

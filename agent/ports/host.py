@@ -7,7 +7,7 @@ from typing import Protocol
 
 from agent.domain.bypass import Whereabouts
 from agent.domain.enforcement import Granted, Seen
-from agent.domain.grants import GrantRecord
+from agent.domain.grants import GrantOwner, GrantRecord
 from agent.domain.hook_files import HookFile
 from agent.domain.new_region import Piece, SeenRegion
 
@@ -98,6 +98,9 @@ class GrantLog(Protocol):
 
     def answered(self, record: GrantRecord) -> None:
         """Remember that kubelet gets the answer. Outlives the process, not the machine."""
+
+    def own(self, record: GrantRecord, owner: GrantOwner) -> GrantRecord | None:
+        """Note whose a grant turned out to be; gives it as it is then, None when it is gone."""
 
     def drop(self, record: GrantRecord) -> None:
         """Forget one container's grant, because it was not made after all; never raises."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from agent.domain.kubelet_books import Entry
 from agent.domain.ownership import HeldDevice
 from agent.domain.registration import SocketIdentity
 
@@ -66,6 +67,13 @@ class PodResources(Protocol):
 
     def assignments(self) -> tuple[KubeletAssignment, ...]:
         """Every assignment of every resource. Raises KubeletUnavailable."""
+
+
+class Checkpoint(Protocol):
+    """The file from which kubelet starts again. Used by one thread."""
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Who holds what, as it was written last. Raises KubeletUnavailable."""
 
 
 class DeviceBooks(Protocol):

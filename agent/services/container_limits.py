@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import Claim
+from agent.domain.identities import held_as
 from agent.domain.limit_lines import whole
 from agent.domain.limits_file import (
     CorePolicy,
@@ -31,7 +32,8 @@ CACHE_NAMES = uuid.UUID("5a1d6f0e-4c0f-4f43-9f0e-6c1f4b7a9b52")
 
 def cache_name(pod_uid: str, container: str) -> str:
     """The usage region's file name: the same whenever this container is asked for."""
-    return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
+    named = f"{pod_uid}/{held_as(pod_uid, container)}"
+    return f"{uuid.uuid5(CACHE_NAMES, named)}.cache"
 
 
 def _new_id() -> int:

@@ -73,7 +73,7 @@ class Enforcement:
 
     name = "enforcement"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired once, by name
         self,
         grants: GrantLog,
         pods: Pods,
@@ -82,6 +82,7 @@ class Enforcement:
         *,
         every_s: float = 5.0,
         post: Callable[[ClusterEvent], None] = lambda _: None,
+        seen: Published[Seen] | None = None,
         cpu_s: Callable[[], float] = time.thread_time,
         boot_s: Callable[[], float] = _boot_s,
     ) -> None:
@@ -95,7 +96,7 @@ class Enforcement:
         self._boot_s = boot_s
         self._told: dict[tuple[str, str], _Told] = {}  # by pod uid and container
         self.states: Enforced = Published(())
-        self.seen: Published[Seen] = Published(NOBODY)
+        self.seen: Published[Seen] = Published(NOBODY) if seen is None else seen
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:

@@ -157,7 +157,9 @@ def device_config(path: Path) -> Contents:
     contents = Contents()
     _read_hami(_section(document.get("nvidia"), f"section nvidia of {path}"), path, contents)
     _read_nvidia(document, path, contents)
-    if others := sorted(set(document) - NVIDIA_SECTIONS - {"nvidia"}):
+    if document.get("sizes") is not None:
+        contents.given["slice-sizes"] = Given(document["sizes"], f"{path}, sizes")
+    if others := sorted(set(document) - NVIDIA_SECTIONS - {"nvidia", "sizes"}):
         contents.notes.append(Note(f"{path}: sections for others, not read: {_named(others)}"))
     if not document:
         contents.notes.append(Note(f"{path} is empty", warning=True))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agent.adapters.listeners import parse_address
 from agent.config import ALL_XIDS
+from agent.domain.slice_sizes import parse_sizes, show_sizes
 from agent.errors import ConfigError
 
 MAX_TEXT_CHARS = 4096
@@ -209,6 +210,7 @@ def show_listen(value: object) -> str:
 TEXT = Kind(parse_text, "TEXT", show_plain)
 WHOLE = Kind(parse_whole, "N", show_plain)
 REAL = Kind(parse_real, "X", show_plain)
+SIZES = Kind(parse_sizes, "SIZES", show_sizes, accepts="name=memory:cores, separated by commas")
 SWITCH = Kind(parse_switch, "BOOL", show_plain, accepts="true, false", bare="true")
 PATH = Kind(parse_path, "PATH", show_plain)
 KUBECONFIG = Kind(parse_kubeconfig, "PATH", show_plain)

@@ -62,7 +62,34 @@ ROWS = (
         kind=kinds.TEXT,
         field="mode",
         help="Who decides which container gets what of which GPU. hami: HAMi's scheduler, by "
-        "annotations of pods.",
+        "annotations of pods. slices: kubelet alone, each vGPU being an enforced slice of a GPU; "
+        "needs no scheduler and no API server.",
+    ),
+    Setting(
+        name="slice-sizes",
+        group=HOW,
+        kind=kinds.SIZES,
+        field="slice_sizes",
+        value_text="none: equal parts of every GPU",
+        help="In mode slices: named sizes, each a resource of its own (<resource-name>-<size>), "
+        "such as small=8Gi:25,large=24Gi:50: memory (a bare number counts MiB) and percent of the "
+        "cores. In a configuration file: sizes: {small: {memory: 8Gi, cores: 25}}.",
+    ),
+    Setting(
+        name="slice-placement",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="slice_placement",
+        help="In mode slices: which GPU a container's slices are taken from first. spread: the "
+        "one of which least is handed out; pack: the one of which most is.",
+    ),
+    Setting(
+        name="slice-gpus",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="slice_gpus",
+        help="In mode slices: whether several slices of one container should be of one GPU, where "
+        "they add up, of distinct GPUs, or of any. Kubelet takes it as a wish.",
     ),
     Setting(
         name="device-split-count",

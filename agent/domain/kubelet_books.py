@@ -1,0 +1,205 @@
+"""Whose a grant is, by kubelet's books: its PodResources API and its checkpoint file.
+
+The API tells namespace, pod and container by device ids, but neither pod uids nor ordinary init
+containers. The checkpoint tells pod uid and container, and has the very answer we gave, with the
+name of the grant in it; but it is written at the next change only, so it still lists who is gone.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent.domain.grants import GrantOwner, GrantRecord
+from agent.domain.identities import is_identity
+
+MAX_ENTRIES = 10_000
+MAX_TEXT_CHARS = 300
+MAX_ANSWER_CHARS = 1 << 18
+_GRANT = re.compile(rb"/containers/([a-z]{3,16}-[0-9a-f]{16})_c(?![0-9A-Za-z._-])")
+
+
+class MalformedCheckpoint(Exception):
+    """It is no checkpoint of a device manager."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the checkpoint says of one container and resource."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    device_ids: frozenset[str]
+    grant: str = ""  # the name of our grant in the answer; empty: it is somebody else's answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """What the API says of one container and resource."""
+
+    namespace: str
+    pod_name: str
+    container: str
+    resource: str
+    device_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletLook:
+    """Both books at one moment; None: they could not be read."""
+
+    assigned: Sequence[Assigned] | None = None
+    entries: Sequence[Entry] | None = None
+    complete: bool = True  # False: one was left out this time, so nobody is gone by it
+
+
+def decode_checkpoint(text: str) -> tuple[Entry, ...]:
+    """Read `kubelet_internal_checkpoint`, with or without NUMA nodes. Raises MalformedCheckpoint.
+
+    Entries that are none are left out. Source: Kubernetes, cm/devicemanager/checkpoint.
+    """
+    try:
+        document = json.loads(text)
+        listed = document["Data"]["PodDeviceEntries"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedCheckpoint(f"{type(error).__name__}: {str(error)[:80]}") from error
+    if listed is None:
+        return ()
+    if not isinstance(listed, list) or len(listed) > MAX_ENTRIES:
+        raise MalformedCheckpoint("PodDeviceEntries is no list that we can read")
+    return tuple(entry for item in listed if (entry := _entry(item)) is not None)
+
+
+def _entry(item: Any) -> Entry | None:
+    if not isinstance(item, dict):
+        return None
+    uid, container = _text(item.get("PodUID")), _text(item.get("ContainerName"))
+    resource, ids = _text(item.get("ResourceName")), _ids(item.get("DeviceIDs"))
+    if not (uid and container and resource and ids):
+        return None
+    return Entry(
+        pod_uid=uid,
+        container=container,
+        resource=resource,
+        device_ids=ids,
+        grant=_grant(item.get("AllocResp")),
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and len(value) <= MAX_TEXT_CHARS else ""
+
+
+def _ids(value: Any) -> frozenset[str]:
+    """Older kubelets write a list, newer ones a list for each NUMA node."""
+    lists = value.values() if isinstance(value, dict) else [value]
+    return frozenset(one for some in lists if isinstance(some, list) for one in some if _text(one))
+
+
+def _grant(answer: Any) -> str:
+    """The name of our grant, from the mounts in our own answer."""
+    if not isinstance(answer, str) or len(answer) > MAX_ANSWER_CHARS:
+        return ""
+    try:
+        content = base64.b64decode(answer, validate=True)
+    except (binascii.Error, ValueError):
+        return ""
+    found = _GRANT.search(content)
+    return found[1].decode() if found else ""
+
+
+# --- comparing -----------------------------------------------------------------------------------
+
+
+def owners(records: Sequence[GrantRecord], look: KubeletLook) -> dict[str, GrantOwner]:
+    """Whose each grant is, by its name, as far as kubelet lists it now.
+
+    `records` oldest first, all of them with names of their own. Where the checkpoint does not say
+    which grant it was, the youngest one with exactly these ids is meant.
+    """
+    by_grant = {entry.grant: entry for entry in look.entries or () if entry.grant}
+    names = _pod_names(look)
+    found: dict[str, GrantOwner] = {}
+    for record in records:
+        entry = by_grant.get(record.pod_uid)
+        if entry is not None:
+            namespace, name = names.get(entry.pod_uid, ("", ""))
+            found[record.pod_uid] = GrantOwner(
+                pod_uid=entry.pod_uid,
+                namespace=namespace,
+                pod_name=name,
+                container=entry.container,
+            )
+    youngest = {frozenset(record.device_ids): record for record in records}
+    for assigned in look.assigned or ():
+        meant = youngest.get(assigned.device_ids)
+        if meant is not None and meant.pod_uid not in by_grant:
+            found[meant.pod_uid] = GrantOwner(
+                namespace=assigned.namespace,
+                pod_name=assigned.pod_name,
+                container=assigned.container,
+            )
+    return found
+
+
+def _pod_names(look: KubeletLook) -> dict[str, tuple[str, str]]:
+    """Namespace and name by pod uid: containers that both books know by their ids tell."""
+    named: dict[tuple[str, str, frozenset[str]], tuple[str, str]] = {
+        (one.container, one.resource, one.device_ids): (one.namespace, one.pod_name)
+        for one in look.assigned or ()
+    }
+    found = {}
+    for entry in look.entries or ():
+        name = named.get((entry.container, entry.resource, entry.device_ids))
+        if name is not None:
+            found[entry.pod_uid] = name
+    return found
+
+
+def listed(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
+    """Pod uids (or names) of the grants that are held now, as far as kubelet says so.
+
+    The checkpoint still lists who is gone, the API does not. So whoever is in the checkpoint counts
+    while the API lists a container of the same pod, or if it never did: it is a pod of which only
+    an init container has devices.
+    """
+    own = [record for record in records if is_identity(record.pod_uid)]
+    found = owners(own, look)
+    by_grant = {entry.grant: entry for entry in look.entries or () if entry.grant}
+    uids = {entry.pod_uid for entry in look.entries or ()}
+    pods = {(one.namespace, one.pod_name) for one in look.assigned or ()}
+    names = _pod_names(look)
+
+    def held(record: GrantRecord) -> bool:
+        if not is_identity(record.pod_uid):  # of another mode, before
+            if look.assigned is None:
+                return record.pod_uid in uids
+            return (record.namespace, record.pod_name) in pods
+        entry = by_grant.get(record.pod_uid)
+        return record.pod_uid in found and (
+            look.assigned is None or entry is None or entry.pod_uid in names or not record.named
+        )
+
+    return frozenset(record.pod_uid for record in records if held(record))
+
+
+def with_known(record: GrantRecord, owner: GrantOwner) -> GrantOwner:
+    """The owner with what was known of it before and is not told this time."""
+    return GrantOwner(
+        pod_uid=owner.pod_uid or record.owner_uid,
+        namespace=owner.namespace or record.namespace,
+        pod_name=owner.pod_name or record.pod_name,
+        container=owner.container,
+    )
+
+
+def held_ids(
+    entries: Iterable[Entry] | None, assigned: Iterable[Assigned] | None, resources: frozenset[str]
+) -> frozenset[str]:
+    """Every id of these resources that kubelet lists; the API's word, where it can be had."""
+    source: Iterable[Entry | Assigned] = assigned if assigned is not None else entries or ()
+    return frozenset(i for one in source if one.resource in resources for i in one.device_ids)

@@ -1,0 +1,158 @@
+"""Mode `slices`: nobody decides but kubelet, by the ids it takes. No scheduler, no API server.
+
+Configuration stops here, as in `agent.app`: everything below receives plain values.
+"""
+
+from collections.abc import Callable, Sequence
+
+from agent.adapters.caches import CONTAINERS
+from agent.adapters.device_plugin import Answers
+from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.kubelet import KubeletLink
+from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
+from agent.adapters.live_limits import HostLiveLimits
+from agent.adapters.podresources import PodResourcesClient
+from agent.adapters.process_places import HostProcessPlaces
+from agent.adapters.socket_watch import SocketWatch
+from agent.domain.grants import Grant, GrantRecord
+from agent.domain.slices import Offer, advertised, offers
+from agent.domain.vgpu_ids import ListVerdict
+from agent.modes.host_side import HostSide
+from agent.parts import Parts
+from agent.services.grant_writer import GrantWriter
+from agent.services.kubelet_pods import KubeletPods
+from agent.services.plugin import Plugin
+from agent.services.slice_allocator import SliceAllocator
+from agent.services.slice_books import SliceBooks
+from agent.services.slice_preference import SlicePolicy, SlicePreference
+from agent.supervisor import Service
+
+
+class SlicesMode:
+    """Implements `Mode`."""
+
+    services: Sequence[Service]
+    plugins: Sequence[Plugin]
+
+    def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
+        config = parts.config
+        host = HostSide(config, grants, parts.view.pods)
+        self.caches, self._hook = host.caches, host.hook
+        running = running_of(parts)
+        self._books = SliceBooks(grants)
+        pods = kubelet_pods(parts, grants, running=running, released=self._books.release)
+        self._books.changed.listen(pods.wake)
+        self._allocator = SliceAllocator(
+            parts.inventory,
+            config.sharing,
+            self._books,
+            GrantWriter(host.caches, grants, host.policy, changed=limits),
+            running=running,
+            on_outcome=parts.metrics.allocation,
+        )
+        self._preference = SlicePreference(
+            parts.inventory,
+            config.sharing,
+            self._books,
+            SlicePolicy(placement=config.slice_placement, gpus=config.slice_gpus),
+        )
+        self.plugins = [
+            self._plugin(parts, offer) for offer in offers(config.resource_name, config.slice_sizes)
+        ]
+        self.services = [*self.plugins, pods, *host.services]
+
+    def missing(self) -> Sequence[str]:
+        return [why for why in (self._hook.missing(),) if why]
+
+    def leave(self, within_s: float) -> None:
+        """Nothing was written to the cluster."""
+
+    def _plugin(self, parts: Parts, offer: Offer) -> Plugin:
+        config, metrics = parts.config, parts.metrics
+        answers = Answers(
+            parts.inventory,
+            lambda picture: advertised(offer, picture, config.sharing, self._books.held()),
+            _Granting(self._allocator, offer),
+            _Choosing(self._preference, offer),
+            also=self._books.changed,
+            budget_s=config.allocate_budget_s,
+            on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
+        )
+        return Plugin(
+            offer.resource,
+            KubeletLink(config.kubelet_socket, offer.resource, answers),
+            SocketWatch(config.kubelet_socket),
+            parts.inventory,
+            config.sharing,
+            judge=(lambda _: ListVerdict(0, 0, 0)) if offer.size else None,
+            count=metrics.registration,
+        )
+
+
+class _Granting:
+    """The allocator of one resource."""
+
+    def __init__(self, allocator: SliceAllocator, offer: Offer) -> None:
+        self._allocator, self._offer = allocator, offer
+
+    def allocate(self, device_ids: Sequence[str], *, deadline_s: float) -> Grant:
+        return self._allocator.allocate(self._offer, device_ids, deadline_s=deadline_s)
+
+
+class _Choosing:
+    """The preference of one resource."""
+
+    def __init__(self, preference: SlicePreference, offer: Offer) -> None:
+        self._preference, self._offer = preference, offer
+
+    def preferred(
+        self,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        *,
+        deadline_s: float,
+    ) -> Sequence[str]:
+        del deadline_s  # it only computes
+        return self._preference.preferred(self._offer, available, must_include, size)
+
+
+# --- for every mode in which kubelet alone says whose grants are ----------------------------------
+
+
+def running_of(parts: Parts) -> Callable[[GrantRecord], bool]:
+    """Whether a process of the grant's container lives, as far as processes can be seen here."""
+    places = HostProcessPlaces(parts.config.host_proc, CONTAINERS)
+
+    def running(record: GrantRecord) -> bool:
+        seen = parts.seen.now().processes
+        known = {
+            process.pid: process.start_time
+            for (uid, _), processes in seen.items()
+            if uid == record.pod_uid
+            for process in processes
+        }
+        traced = places.trace(known) if known else {}
+        return any(where.start_time == known[pid] for pid, where in traced.items())
+
+    return running
+
+
+def kubelet_pods(
+    parts: Parts,
+    grants: FileGrantLog,
+    *,
+    running: Callable[[GrantRecord], bool],
+    released: Callable[[frozenset[str]], None] = lambda _: None,
+) -> KubeletPods:
+    """Who fills the table of pods in place of the API server."""
+    config = parts.config
+    return KubeletPods(
+        grants,
+        parts.view.pods,
+        PodResourcesClient(config.pod_resources_socket),
+        KubeletCheckpoint(config.kubelet_socket.parent),
+        running=running,
+        released=released,
+        gone_after_s=min(60.0, config.cache_gc_after_s),
+    )

@@ -2,8 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from agent.config import Config
+from agent.errors import ConfigError
 from agent.hostinstall import environment_file
 from agent.hostinstall.folder import digest_of
 from agent.hostinstall.layout import (
@@ -121,11 +124,22 @@ def _missing(environment: Path) -> str:
     path = values.get("VGPU_KUBECONFIG") or values.get("KUBECONFIG") or ""
     if there.kind is Kind.ABSENT:
         path = "/etc/vgpu-agent/kubeconfig"  # what the form says
-    if not path:
+    needs = _needs_cluster(values.get("VGPU_MODE", ""))
+    if not path and needs:
         return f"VGPU_KUBECONFIG in {environment} has to name a kubeconfig for the agent's account"
-    if not Path(path).exists():
-        return f"put a kubeconfig for the agent's account at {path}"
+    if path and not Path(path).exists():
+        other = "" if needs else f", or take VGPU_KUBECONFIG out of {environment}"
+        return f"put a kubeconfig for the agent's account at {path}{other}"
     return ""
+
+
+def _needs_cluster(mode: str) -> bool:
+    """Whether an agent in this mode needs an API server."""
+    config = Config(node_name="any")
+    try:
+        return (replace(config, mode=mode) if mode else config).follows_cluster
+    except ConfigError:
+        return True
 
 
 def installed_prefix(root: Path) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.adapters.proc_files import MOUNTINFO_BYTES, entry_of, text_of
 from agent.domain.bypass import Whereabouts
-from agent.domain.proc_text import granted_mount, life_of, place_of
+from agent.domain.proc_text import granted_mount, life_of, mounted_grant, place_of
 
 MAX_PROGRAM_CHARS = 64
 _DELETED = " (deleted)"
@@ -37,9 +37,12 @@ class HostProcessPlaces:
                     return Whereabouts(life.start_time, program)
                 mounts = text_of(entry, "mountinfo", MOUNTINFO_BYTES)
                 container = granted_mount(mounts, self._containers, place.pod_uid)
+                grant = "" if container else mounted_grant(mounts, self._containers)
         except OSError:  # it has ended, is hidden from us, or ends just now
             return None
-        return Whereabouts(life.start_time, program, place.pod_uid, place.container_id, container)
+        return Whereabouts(
+            life.start_time, program, place.pod_uid, place.container_id, container, grant
+        )
 
 
 def _program(entry: int) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from agent.adapters.proc_files import MOUNTINFO_BYTES, NOT_THERE, READ, entry_of, opened, text_of
 from agent.domain.enforcement import Granted, Process, Seen
 from agent.domain.executables import Linkage, linkage_of
+from agent.domain.identities import is_identity
 from agent.domain.proc_text import (
     Life,
     Mapped,
@@ -44,7 +45,7 @@ class _Known:
 
     life: Life
     place: Place
-    container: str = ""
+    holder: tuple[str, str] = ("", "")  # pod uid (or name of the grant) and container
     process: Process | None = None
 
 
@@ -60,11 +61,15 @@ class HostProcesses:
         self._round = 0
         self._others: dict[int, int] = {}  # pid -> looks
         self._known: dict[int, _Known] = {}
-        self._by_mount: dict[Place, str] = {}  # whose a cgroup is, as a process in it has mounted
+        # Whose a cgroup is, as a process in it has mounted: the grant, and the mount's container.
+        self._by_mount: dict[Place, tuple[str, str]] = {}
+        self._grants: Mapping[str, tuple[str, ...]] = {}  # by pod uid, under which grants are known
+        self._unowned: tuple[str, ...] = ()  # names of grants of which nobody knows the pod yet
 
     def look(self, granted: Mapping[str, Granted]) -> Seen:
         """See `ports.Processes.look`. Raises OSError without a /proc."""
         self._round += 1
+        self._sort(granted)
         with os.scandir(self._proc) as entries:
             pids = [int(e.name) for e in entries if e.name.isascii() and e.name.isdigit()]
         before, self._known = self._known, {}
@@ -82,6 +87,14 @@ class HostProcesses:
         places = {known.place for known in self._known.values()}
         self._by_mount = {p: name for p, name in self._by_mount.items() if p in places}
         return Seen(bool(self._seeing), self._by_container())
+
+    def _sort(self, granted: Mapping[str, Granted]) -> None:
+        grants: dict[str, tuple[str, ...]] = {}
+        for name, pod in granted.items():
+            uid = pod.owner_uid or ("" if is_identity(name) else name)
+            grants[uid] = (*grants.get(uid, ()), name)
+        self._unowned = grants.pop("", ())
+        self._grants = grants
 
     def forget(self) -> None:
         """Keep nothing: nobody is looked for now."""
@@ -108,7 +121,7 @@ class HostProcesses:
         found: dict[tuple[str, str], list[Process]] = {}
         for known in self._known.values():
             if known.process:
-                found.setdefault((known.place.pod_uid, known.container), []).append(known.process)
+                found.setdefault(known.holder, []).append(known.process)
         return {key: tuple(processes) for key, processes in found.items()}
 
     # --- one process --------------------------------------------------------------------------
@@ -120,7 +133,7 @@ class HostProcesses:
         if known is None or life != known.life:
             known = None
             place = place_of(text_of(entry, "cgroup"))
-            if place is None or place.pod_uid not in granted:
+            if place is None or not (self._unowned or place.pod_uid in self._grants):
                 self._others[pid] = self._others.get(pid, 0) + 1
                 # Where another pod's process can be seen, all can.
                 self._seeing = self._seeing or bool(place and place.pod_uid != self._own_pod)
@@ -132,30 +145,38 @@ class HostProcesses:
         self._others.pop(pid, None)
         if life is None or life.state in ("Z", "X"):
             return
-        pod = granted.get(place.pod_uid)
-        container = self._container(entry, place, pod)
-        if pod is None or container not in pod.containers:
+        holder = self._holder(entry, place, granted)
+        pod = granted.get(holder[0])
+        if pod is None or holder[1] not in pod.containers:
             self._known[pid] = _Known(life, place)
             return
         before = known.process if known else None
         if before is None or not (before.library and before.uses_gpu) or self._is_due(pid):
             before = _looked_into(pid, entry, life, before)
-        self._known[pid] = _Known(life, place, container, before)
+        self._known[pid] = _Known(life, place, holder, before)
 
-    def _container(self, entry: int, place: Place, pod: Granted | None) -> str:
-        """Its name: by the runtime's id, else by the mounts that Allocate gave it.
+    def _holder(self, entry: int, place: Place, granted: Mapping[str, Granted]) -> tuple[str, str]:
+        """Its grant and container: by the runtime's id, else by the mounts that Allocate gave it.
 
         A process can be rid of its mounts; then another one in its cgroup tells.
         """
+        pod = granted.get(place.pod_uid)
         if pod and place.container_id in pod.container_ids:
-            return pod.container_ids[place.container_id]
-        if place in self._by_mount:
-            return self._by_mount[place]
+            return place.pod_uid, pod.container_ids[place.container_id]
+        found = self._by_mount.get(place) or self._mounted(entry, place)
+        if found[1] and place.container_id:
+            self._by_mount[place] = found
+        name, container = found
+        if is_identity(name) and container and name in granted:
+            return name, min(granted[name].containers)  # it has the one
+        return found
+
+    def _mounted(self, entry: int, place: Place) -> tuple[str, str]:
         mounts = text_of(entry, "mountinfo", MOUNTINFO_BYTES)
-        container = granted_mount(mounts, self._containers, place.pod_uid)
-        if container and place.container_id:
-            self._by_mount[place] = container
-        return container
+        for name in (*self._grants.get(place.pod_uid, ()), *self._unowned):
+            if container := granted_mount(mounts, self._containers, name):
+                return name, container
+        return place.pod_uid, ""
 
 
 def _looked_into(pid: int, entry: int, life: Life, before: Process | None) -> Process:

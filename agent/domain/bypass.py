@@ -47,6 +47,7 @@ class Whereabouts:
     pod_uid: str = ""
     container_id: str = ""  # the runtime's
     container: str = ""
+    grant: str = ""  # the name of the grant whose directory it has mounted, if it has such a name
 
 
 @dataclass(frozen=True, slots=True)

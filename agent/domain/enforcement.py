@@ -72,6 +72,7 @@ class Granted:
 
     containers: frozenset[str]  # those with a grant
     container_ids: Mapping[str, str]  # the runtime's id -> container's name, as far as known
+    owner_uid: str = ""  # the pod's own uid, where the grant is known by a name of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ whatever it does not understand is as if it was not there.
 import re
 from dataclasses import dataclass, field
 
+from agent.domain.identities import HOLDER, is_identity
+
 _UUID = r"[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"  # without dashes: a static pod's
 # cgroupfs: pod<uid>; systemd: kubepods-burstable-pod<uid with _>.slice; the last part is what
 # containerd makes of a systemd name under the cgroupfs driver.
@@ -64,6 +66,22 @@ def granted_mount(mountinfo: str, directory: str, pod_uid: str) -> str:
         container = root.removesuffix(_UNLINKED_ROOT).rpartition(start)[2]
         if container and "/" not in container:
             return container
+    return ""
+
+
+def mounted_grant(mountinfo: str, directory: str) -> str:
+    """The name of the grant (identities) whose directory is mounted there; empty: none.
+
+    Nobody can guess the name of another one's.
+    """
+    for line in mountinfo.split("\n"):
+        fields = line.split(" ")
+        if len(fields) < _MOUNTINFO_FIELDS:
+            continue
+        before, _, last = fields[_ROOT_FIELD].removesuffix(_UNLINKED_ROOT).rpartition("/")
+        name, _, holder = last.partition("_")
+        if before.endswith(f"/{directory}") and holder == HOLDER and is_identity(name):
+            return name
     return ""
 
 

@@ -5,7 +5,7 @@ pid that is given away again, accuses nobody; the second look comes soon.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent import logs
 from agent.domain.accounting import GpuProcess
@@ -22,6 +22,7 @@ from agent.domain.bypass import (
     sightings,
 )
 from agent.domain.gpu import Sharing
+from agent.domain.identities import is_identity
 from agent.domain.pods import Pod
 from agent.domain.subjects import Subject, granted_by_others, of_record
 from agent.errors import AgentError
@@ -140,19 +141,20 @@ class Detector:
     ) -> Node:
         books = self._books
         table, subjects = books.pods.now(), self._subjects()
+        limits, known_as = self._limits(subjects), self._known_as()
         return Node(
             processes=listed,
             traced=traced,
             gpus={gpu.uuid: gpu for gpu in books.sharing.offered(books.inventory.now())},
-            grants=subjects,
-            limits=self._limits(subjects),
+            grants=[_owned(subject, known_as) for subject in subjects],
+            limits={_owner(key, known_as): held for key, held in limits.items()},
             allowances=self._allowances,
             pods={
-                pod.uid: PodName(uid=pod.uid, namespace=pod.namespace, name=pod.name)
-                for pod in table.pods.values()
+                uid: PodName(uid=uid, namespace=pod.namespace, name=pod.name)
+                for uid, pod in _by_own_uid(table.pods.values()).items()
             },
             synced=table.synced,
-            changed=self._changed(),
+            changed=frozenset(_owner(key, known_as) for key in self._changed()),
             states=books.states.now(),
         )
 
@@ -174,6 +176,14 @@ class Detector:
         known = frozenset(subject.key for subject in ours)
         return [*ours, *granted_by_others(directories, known, books.pods.now().pods, 0.0)]
 
+    def _known_as(self) -> Mapping[str, tuple[str, str]]:
+        """Pod uid and container of grants that have a name of their own."""
+        return {
+            record.pod_uid: (record.owner_uid or record.pod_uid, record.container)
+            for record in self._books.grants.records()
+            if is_identity(record.pod_uid)
+        }
+
     def _changed(self) -> frozenset[tuple[str, str]]:
         try:
             found = frozenset(self._books.changed())
@@ -189,6 +199,8 @@ class Detector:
         The API server says it (a static pod's cgroup has another uid than its Pod object), else
         another process of the same cgroup, since one can be rid of its mounts.
         """
+        known_as = self._known_as()
+        traced = {pid: _named(where, known_as) for pid, where in traced.items()}
         by_id = {
             where.container_id: (where.pod_uid, where.container)
             for where in traced.values()
@@ -256,7 +268,7 @@ class Detector:
             self._evict_all(self._evict, sure)
 
     def _pod(self, bypass: Bypass) -> Pod | None:
-        return self._books.pods.now().pods.get(bypass.pod_uid)
+        return _by_own_uid(self._books.pods.now().pods.values()).get(bypass.pod_uid)
 
     def _evict_all(self, evict: Callable[[Pod], None], sure: Sequence[Bypass]) -> None:
         pods = {pod.uid: (pod, bypass) for bypass in sure if (pod := self._pod(bypass))}
@@ -273,6 +285,26 @@ class Detector:
             log.recovered("pod not evicted", about=pod.full_name)
             message = f"evicted, as --on-bypass asks: {bypass.explained}"
             self._post(ClusterEvent(reason=EVICTED, message=message, pod=pod))
+
+
+def _by_own_uid(pods: Iterable[Pod]) -> dict[str, Pod]:
+    return {pod.kubelet_uid or pod.uid: pod for pod in pods}
+
+
+def _owner(key: tuple[str, str], known_as: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    return known_as.get(key[0], key)
+
+
+def _owned(subject: Subject, known_as: Mapping[str, tuple[str, str]]) -> Subject:
+    return replace(subject, pod_uid=_owner(subject.key, known_as)[0])
+
+
+def _named(where: Whereabouts, known_as: Mapping[str, tuple[str, str]]) -> Whereabouts:
+    """By the grant whose directory it has mounted, if that is its own pod's."""
+    uid, container = known_as.get(where.grant, ("", ""))
+    if uid in (where.pod_uid, where.grant) and container:
+        return replace(where, pod_uid=uid, container=container)
+    return where
 
 
 def _about(bypass: Bypass) -> str:

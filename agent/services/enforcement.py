@@ -139,11 +139,15 @@ class Enforcement:
 
     def _granted(self, records: Sequence[GrantRecord]) -> dict[str, Granted]:
         containers: dict[str, set[str]] = {}
+        owners: dict[str, str] = {}
         for record in records:
             containers.setdefault(record.pod_uid, set()).add(record.container)
+            owners[record.pod_uid] = record.owner_uid
         pods = self._pods.now().pods
         return {
-            uid: Granted(frozenset(names), pods[uid].container_ids if uid in pods else {})
+            uid: Granted(
+                frozenset(names), pods[uid].container_ids if uid in pods else {}, owners[uid]
+            )
             for uid, names in containers.items()
         }
 

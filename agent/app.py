@@ -41,9 +41,8 @@ from agent.domain.ownership import Rival
 from agent.domain.pods import Node
 from agent.domain.topology import GpuPair
 from agent.domain.use_json import encode
-from agent.domain.vgpu_ids import judge_list
 from agent.errors import AgentError
-from agent.modes import Mode, made
+from agent.modes import Mode, made, objection, own_form, own_resources
 from agent.observing import Observing
 from agent.parts import Parts
 from agent.ports import Cluster
@@ -129,12 +128,13 @@ class Agent:
             node_name=config.node_name,
             pods=Published(PodTable()),
             own_node=Published[Node | None](None),
+            lock_key=config.lock_key,
         )
         self._events = Events(self._cluster)
         self._may_act = Published(value=False)
         self._trimmed = False
         self._instance = Instance(InstanceLock(config.state_dir), self._may_act)
-        self._topology = Published[tuple[GpuPair, ...]](()) if config.topology_score else None
+        self._topology = Published[tuple[GpuPair, ...]](()) if config.reads_topology else None
 
         services = [*self._watchers(), *self._acting()]
         if doors := self._doors():
@@ -172,7 +172,7 @@ class Agent:
             count=self._metrics.health_transition,
             count_xid=self._metrics.xid_error,
             leave=self._leave,
-            objection=lambda gpus: judge_list(gpus, config.sharing).refusal,
+            objection=lambda gpus: objection(config, gpus),
             refuse=self._refuse,
             leave_when_absent=config.fail_on_init_error,
             topology=self._topology,
@@ -210,7 +210,8 @@ class Agent:
         ownership = self._seen.ownership = Ownership(
             PodResourcesClient(config.pod_resources_socket),
             self._inventory,
-            [plugin.status.now().resource for plugin in self._mode.plugins],
+            lambda gpus: own_resources(self._mode, config, gpus),
+            own_form=own_form(config),
             withhold=self._health.withhold,
             post=self._events.post,
             every_s=config.owners_every_s,
@@ -319,6 +320,7 @@ def _cluster(config: Config, metrics: Metrics) -> Cluster:
         KubeTransport(config.kubeconfig, count=metrics.api_request),
         node_name=config.node_name,
         resource_name=config.resource_name,
+        decided_by=config.decided_by,
     )
     if config.follows_cluster:
         kube.connect()

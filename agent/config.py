@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.domain.cdi import ANNOTATION_PREFIX
 from agent.domain.gpu import Sharing
+from agent.domain.nvidia_config import NO_PATTERNS, NO_REPLICATION, Replication, ResourcePatterns
 from agent.domain.slice_choice import GPUS as CHOICES_OF_GPUS
 from agent.domain.slice_choice import PLACEMENTS
 from agent.domain.slices import SliceSize, objection_to, offers
+from agent.domain.volcano_units import LARGEST_FACTOR, LONG, SHORT
 from agent.errors import ConfigError
 
 REGISTER_FORMATS = ("json", "csv9", "csv7")
@@ -136,15 +139,31 @@ _NODE_NAME = Fits(_node_name, "the name `kubectl get nodes` shows")
 _RESOURCE_NAME = Fits(_resource_name, "domain/name")
 _PATH = Fits(_absolute, "absolute path")
 _SOCKET = Fits(_socket_path, f"absolute path of at most {UNIX_PATH_BYTES} bytes")
-_NO_CDI = "cannot name CDI devices; use envvar or volume-mounts"
+_DNS_PREFIX = re.compile(rf"{_SUBDOMAIN.pattern}/")
+NO_MPS = Replication(fail_above_one=True)  # as NVIDIA's plugin: a client has one replica
+
+
+def _annotation_prefix(value: object) -> str:
+    if len(str(value)) <= MAX_NAME_CHARS and _DNS_PREFIX.fullmatch(str(value)):
+        return ""
+    return "an annotation begins with a domain and a slash; use one such as cdi.k8s.io/"
+
+
+def _imex(value: object) -> str:
+    if value in (frozenset(), frozenset({0})):
+        return ""
+    return "NVIDIA's drivers have channel 0 for containers; use 0, or leave the setting out"
+
 
 RULES: Mapping[str, Rule] = {
     "node_name": _NODE_NAME,
     "kubeconfig": _PATH,
     "resource_name": _RESOURCE_NAME,
-    "mode": OneOf(("hami", "slices")),
+    "mode": OneOf(("hami", "slices", "volcano", "nvidia")),
     "slice_placement": OneOf(PLACEMENTS),
     "slice_gpus": OneOf(CHOICES_OF_GPUS),
+    "memory_factor": Between(0, LARGEST_FACTOR, "MiB"),
+    "memory_ids": OneOf((SHORT, LONG)),
     "sharing.split_count": Between(1, 65_536, "vGPUs per GPU"),
     "sharing.memory_scaling": Between(0.01, 100),
     "sharing.core_scaling": Between(0.01, 100),
@@ -170,13 +189,18 @@ RULES: Mapping[str, Rule] = {
     "host_proc": _PATH,
     "hami_library": OneOf(("missing", "replace", "off")),
     "process_every_s": Between(0.1, 3600, "s"),
-    "device_list_strategy": OneOf(
-        ("envvar", "volume-mounts"),
-        later={"cdi-annotations": _NO_CDI, "cdi-cri": _NO_CDI},
-    ),
+    "device_list_strategy": OneOf(("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")),
     "device_id_strategy": OneOf(("uuid", "index")),
     "driver_root": _PATH,
     "dev_root": _PATH,
+    "container_driver_root": _PATH,
+    "cdi_spec_dir": _PATH,
+    "cdi_hook_path": _PATH,
+    "cdi_annotation_prefix": Fits(_annotation_prefix, "domain/"),
+    "imex_channel_ids": Fits(_imex, "0"),
+    "mig_strategy": OneOf(("none", "single", "mixed")),
+    "shared_allocation_policy": OneOf(("distributed", "packed", "spread")),
+    "mps_root": _PATH,
     "recovery_probes": Between(1, 1000, "probes"),
     "probe_every_s": Between(0.5, 3600, "s"),
     "allocate_budget_s": Between(0.1, 10, "s"),
@@ -207,6 +231,8 @@ class Config:
     slice_sizes: tuple[SliceSize, ...] = ()  # empty: equal parts, as many as the split count says
     slice_placement: str = "spread"
     slice_gpus: str = "one"
+    memory_factor: int = 0  # MiB of a unit of volcano.sh/vgpu-memory; 0: the smallest that works
+    memory_ids: str = SHORT  # how those units are named
     disable_core_limit: bool = False
     allow_disable_control: bool = True  # a container's own CUDA_DISABLE_CONTROL=true is honoured
     hook_log_level: str = ""  # LIBCUDA_LOG_LEVEL for containers; empty: not set
@@ -239,6 +265,21 @@ class Config:
     gds_enabled: bool = False
     mofed_enabled: bool = False
     gdrcopy_enabled: bool = False
+    container_driver_root: Path = Path("/driver-root")  # the driver's root in our own container
+    cdi_spec_dir: Path = Path("/var/run/cdi")
+    cdi_hook_path: Path | None = None  # of the host; None: CDI files name no program
+    cdi_disabled_hooks: tuple[str, ...] = ()
+    cdi_annotation_prefix: str = ANNOTATION_PREFIX
+    imex_channel_ids: frozenset[int] = frozenset()
+    imex_required: bool = False
+
+    # mode nvidia
+    mig_strategy: str = "none"
+    resource_patterns: ResourcePatterns = NO_PATTERNS
+    time_slicing: Replication = NO_REPLICATION
+    mps: Replication = NO_MPS
+    mps_root: Path = Path("/run/nvidia/mps")
+    shared_allocation_policy: str = "distributed"
 
     # GPU health
     fail_on_init_error: bool = False  # True: exit when there is no driver; False: wait for it
@@ -285,6 +326,8 @@ class Config:
                 value = getattr(value, part)
             if objection := rule.objection(value):
                 raise ConfigError(f"{name} is {str(value)!r}, but {objection}")
+        if objection := _together(self):
+            raise ConfigError(objection)
         if self.mode == "slices":
             for offer in offers(self.resource_name, self.slice_sizes):
                 if objection := _resource_name(offer.resource):
@@ -298,13 +341,60 @@ class Config:
         return self.mode in ("hami", "volcano")
 
     @property
+    def limits_containers(self) -> bool:
+        """Whether what containers get is limited by our hook."""
+        return self.mode != "nvidia"
+
+    @property
+    def reads_topology(self) -> bool:
+        """Whether anybody asks how GPUs are connected."""
+        return self.topology_score or self.mode == "nvidia"
+
+    @property
     def host_vgpu_dir(self) -> Path:
         """`<hook path>/vgpu` on the host."""
         return (self.host_hook_path or self.hook_path) / "vgpu"
 
     @property
     def answers_handshake(self) -> bool:
-        """Whether `hami.io/node-handshake` is kept alive by us."""
-        return self.handshake == "on" or (
-            self.handshake == "auto" and self.register_format != "json"
+        """Whether the scheduler's handshake is kept alive by us."""
+        needed = self.mode == "volcano" or self.register_format != "json"
+        return self.handshake == "on" or (self.handshake == "auto" and needed)
+
+    @property
+    def lock_key(self) -> str:
+        """The Node's annotation by which the scheduler locks it."""
+        return "hamivgpu" if self.mode == "volcano" else "hami.io/mutex.lock"
+
+    @property
+    def decided_by(self) -> tuple[str, ...]:
+        """Resources, beside the counted one, whose limit makes the scheduler list a container."""
+        return ("volcano.sh/vgpu-memory",) if self.mode == "volcano" else ()
+
+
+def _together(config: Config) -> str:
+    """Why settings that are good by themselves do not fit each other; empty: they do."""
+    shared = [
+        name
+        for name, sharing in (("timeSlicing", config.time_slicing), ("mps", config.mps))
+        if sharing.resources
+    ]
+    if config.mode == "nvidia":
+        if len(shared) > 1:
+            return (
+                "sharing.timeSlicing and sharing.mps are both set, but a node shares its GPUs in "
+                "one way; remove one of the two"
+            )
+        return ""
+    if shared:
+        return (
+            f"sharing.{shared[0]} divides GPUs without limits per container or through a daemon, "
+            f"but in mode {config.mode} this agent divides them by limits; remove that section and "
+            "set deviceSplitCount in section nvidia to the number of replicas, or set --mode nvidia"
         )
+    if config.mig_strategy != "none":
+        return (
+            f"the MIG strategy is {config.mig_strategy}, but mode {config.mode} does not manage "
+            "MIG; use none, or set --mode nvidia"
+        )
+    return ""

@@ -36,6 +36,10 @@ class UnknownDevice(AllocateRefused):
     """A device id or GPU that this node does not have."""
 
 
+class RequestRefused(AllocateRefused):
+    """The node's settings do not allow what the pod asks for."""
+
+
 class NodeNotReady(AllocateRefused):
     """The node cannot make the grant now: disk full, hook missing, budget used up."""
 
@@ -95,6 +99,14 @@ class NvmlAbsent(NvmlError):
 
 class NvmlStale(NvmlError):
     """The loaded library no longer fits the kernel module: only a new process helps."""
+
+
+class MigInUse(NvmlError):
+    """Something runs on a part of the GPU that was to be changed."""
+
+
+class MigNoRoom(NvmlError):
+    """Another instance lies where one was to be made."""
 
 
 class GpuLost(NvmlError):

@@ -71,6 +71,9 @@ class Observing:
             parts.view.pods,
             rule=AnnotationRule(config.limits_annotation),
         )
+        if not config.limits_containers:  # there are no grants to compare anything with
+            self.services = [metering, self.accounting]
+            return
         self.services = [
             self.enforcement,
             metering,

@@ -1,12 +1,20 @@
 """From claims to what the container gets: the tables of HAMi's Allocate, as one pure function.
 
-Source: NVIDIA k8s-device-plugin, internal/plugin/server.go (the base response), and HAMi,
-nvinternal/plugin/server.go (limits, hook library, cache directory).
+`base_grant` is what makes a container see devices, whoever decides on them; `plan_grant` adds
+limits, hook library and cache directory. Source: NVIDIA k8s-device-plugin,
+internal/plugin/server.go (the base response), and HAMi, nvinternal/plugin/server.go (the rest).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from agent.domain.cdi import (
+    ANNOTATION_PREFIX,
+    GPU_CLASS,
+    IMEX_CLASS,
+    annotation_key,
+    qualified,
+)
 from agent.domain.claims import TO_ALLOCATE
 from agent.domain.gpu import Gpu
 from agent.domain.grants import Claim, DeviceNode, Grant, Mount
@@ -14,7 +22,9 @@ from agent.domain.pods import Container
 from agent.errors import MalformedAnnotation
 
 ENVVAR, VOLUME_MOUNTS = "envvar", "volume-mounts"
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+CDI_ANNOTATIONS, CDI_CRI = "cdi-annotations", "cdi-cri"
+CDI_STRATEGIES = frozenset({CDI_ANNOTATIONS, CDI_CRI})
+VISIBLE_DEVICES, IMEX_CHANNELS = "NVIDIA_VISIBLE_DEVICES", "NVIDIA_IMEX_CHANNELS"
 VOLUME_MOUNTS_ROOT = "/var/run/nvidia-container-devices"
 PRELOAD_PATH = "/etc/ld.so.preload"
 LIMITS_PATH = (
@@ -23,6 +33,7 @@ LIMITS_PATH = (
 LICENSE_PATH = "/tmp/license"  # noqa: S108 - where HAMi's library looks, in the container
 VALIDATOR_PATH = "/usr/bin/vgpuvalidator"
 TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's strconv.ParseBool
+FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +49,45 @@ class GrantPolicy:
     gds_enabled: bool = False
     mofed_enabled: bool = False
     gdrcopy_enabled: bool = False
+    cdi_annotation_prefix: str = ANNOTATION_PREFIX
+    imex_channels: tuple[int, ...] = ()
     oversubscribed: bool = False  # more memory is promised than there is
     disable_core_limit: bool = False
     hook_log_level: str = ""  # empty: not set
     allow_disable_control: bool = True  # a pod's author may switch the limits off, as in HAMi
+    any_value_disables: bool = False  # with any value of the variable that is not false
 
     @property
     def hook_library(self) -> str:
         """Where the container finds the hook library."""
         return f"{self.hook_dir}/libvgpu.so"
+
+    @property
+    def by_cdi_alone(self) -> bool:
+        """Whether CDI does all of it: then nothing else names a device."""
+        return CDI_STRATEGIES.issuperset(self.device_list_strategy)
+
+    @property
+    def cdi_extras(self) -> tuple[str, ...]:
+        """Classes of CDI devices that every container with a GPU gets as well."""
+        wanted = (("gdrcopy", self.gdrcopy_enabled), ("gds", self.gds_enabled),
+                  ("mofed", self.mofed_enabled))  # fmt: skip
+        return tuple(name for name, enabled in wanted if enabled)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A device as the container runtime is told of it."""
+
+    uuid: str
+    index: str  # "0"; "0:1" of a MIG device
+    nodes: tuple[str, ...] = ()  # /dev paths of its own, without the dev root
+
+    @staticmethod
+    def of(gpu: Gpu) -> "Named":
+        """A whole GPU."""
+        nodes = () if gpu.minor is None else (f"/dev/nvidia{gpu.minor}",)
+        return Named(gpu.uuid, str(gpu.index), nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +106,10 @@ class HostPaths:
 
 def control_disabled(container: Container, policy: GrantPolicy) -> bool:
     """Whether the pod's author has switched the limits off and may do so."""
-    return policy.allow_disable_control and container.control_disabled in TRUE
+    value = container.control_disabled
+    if value is None or not policy.allow_disable_control:
+        return False
+    return value not in FALSE if policy.any_value_disables else value in TRUE
 
 
 def refuse_negative(claims: Sequence[Claim]) -> None:
@@ -79,26 +123,97 @@ def refuse_negative(claims: Sequence[Claim]) -> None:
             )
 
 
-def _device_ids(gpus: Sequence[Gpu], policy: GrantPolicy) -> list[str]:
+# --- the base response ---------------------------------------------------------------------------
+
+
+def base_grant(
+    devices: Sequence[Named],
+    policy: GrantPolicy,
+    *,
+    response_id: str,
+    common_nodes: Sequence[str] = (),
+) -> Grant:
+    """What makes a container see these devices, each once.
+
+    `response_id`: tells this answer from others in annotations, e.g. a uuid. `common_nodes`: device
+    nodes of all GPUs that exist, as in `HostPaths.device_nodes`.
+    """
     by_index = policy.device_id_strategy == "index"
-    return list(dict.fromkeys(str(gpu.index) if by_index else gpu.uuid for gpu in gpus))
+    ids = list(dict.fromkeys(one.index if by_index else one.uuid for one in devices))
+    cdi = _cdi_names(ids, policy)
+    in_annotation = CDI_ANNOTATIONS in policy.device_list_strategy
+    named = Grant(
+        annotations={annotation_key(policy.cdi_annotation_prefix, response_id): ",".join(cdi)}
+        if in_annotation
+        else {},
+        cdi_devices=tuple(cdi) if CDI_CRI in policy.device_list_strategy else (),
+    )
+    if policy.by_cdi_alone:
+        return named
+    return replace(
+        named,
+        envs=_base_envs(ids, policy),
+        mounts=_base_mounts(ids, policy),
+        device_nodes=_device_nodes(devices, common_nodes, policy),
+    )
 
 
-def _envs(claims: Sequence[Claim], ids: Sequence[str], policy: GrantPolicy) -> dict[str, str]:
+def _cdi_names(ids: Sequence[str], policy: GrantPolicy) -> list[str]:
+    return [
+        *(qualified(GPU_CLASS, id_) for id_ in ids),
+        *(qualified(IMEX_CLASS, str(channel)) for channel in policy.imex_channels),
+        *(qualified(extra, "all") for extra in policy.cdi_extras),
+    ]
+
+
+def _base_envs(ids: Sequence[str], policy: GrantPolicy) -> dict[str, str]:
     envs: dict[str, str] = {}
     if ENVVAR in policy.device_list_strategy:
         envs[VISIBLE_DEVICES] = ",".join(ids)
+        if policy.imex_channels:
+            envs[IMEX_CHANNELS] = ",".join(map(str, policy.imex_channels))
     if VOLUME_MOUNTS in policy.device_list_strategy:  # with both the mounts decide, as upstream
         envs[VISIBLE_DEVICES] = VOLUME_MOUNTS_ROOT
-    for enabled, name in (
-        (policy.gdrcopy_enabled, "NVIDIA_GDRCOPY"),
-        (policy.gds_enabled, "NVIDIA_GDS"),
-        (policy.mofed_enabled, "NVIDIA_MOFED"),
-    ):
-        if enabled:
-            envs[name] = "enabled"
-    for place, claim in enumerate(claims):
-        envs[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"] = f"{claim.memory_mib}m"
+    for name in policy.cdi_extras:
+        envs[f"NVIDIA_{name.upper()}"] = "enabled"
+    return envs
+
+
+def _base_mounts(ids: Sequence[str], policy: GrantPolicy) -> tuple[Mount, ...]:
+    if VOLUME_MOUNTS not in policy.device_list_strategy:
+        return ()
+    names = [*ids, *(f"imex/{channel}" for channel in policy.imex_channels)]
+    return tuple(
+        Mount(f"{VOLUME_MOUNTS_ROOT}/{name}", "/dev/null", read_only=False) for name in names
+    )
+
+
+def _device_nodes(
+    devices: Sequence[Named], common_nodes: Sequence[str], policy: GrantPolicy
+) -> tuple[DeviceNode, ...]:
+    if not policy.pass_device_specs:
+        return ()
+    own = [node for one in devices for node in one.nodes]
+    channels = [imex_node(channel) for channel in policy.imex_channels]
+    root = policy.dev_root.rstrip("/")
+    return tuple(
+        DeviceNode(path, root + path) for path in dict.fromkeys([*common_nodes, *own, *channels])
+    )
+
+
+def imex_node(channel: int) -> str:
+    """The device node of an IMEX channel."""
+    return f"/dev/nvidia-caps-imex-channels/channel{channel}"
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def _limit_envs(claims: Sequence[Claim], policy: GrantPolicy) -> dict[str, str]:
+    envs = {
+        f"CUDA_DEVICE_MEMORY_LIMIT_{place}": f"{claim.memory_mib}m"
+        for place, claim in enumerate(claims)
+    }
     envs["CUDA_DEVICE_SM_LIMIT"] = str(claims[0].core_percent)
     if policy.oversubscribed:
         envs["CUDA_OVERSUBSCRIBE"] = "true"
@@ -109,15 +224,8 @@ def _envs(claims: Sequence[Claim], ids: Sequence[str], policy: GrantPolicy) -> d
     return envs
 
 
-def _mounts(
-    container: Container, ids: Sequence[str], paths: HostPaths, policy: GrantPolicy
-) -> list[Mount]:
-    mounts = []
-    if VOLUME_MOUNTS in policy.device_list_strategy:
-        mounts += [
-            Mount(f"{VOLUME_MOUNTS_ROOT}/{id_}", "/dev/null", read_only=False) for id_ in ids
-        ]
-    mounts += [
+def _hook_mounts(container: Container, paths: HostPaths, policy: GrantPolicy) -> list[Mount]:
+    mounts = [
         Mount(policy.hook_library, paths.library),
         Mount(policy.hook_dir, paths.cache_dir, read_only=False),
         Mount(policy.lock_dir, paths.lock_dir, read_only=False),
@@ -131,18 +239,6 @@ def _mounts(
         if paths.validator:
             mounts.append(Mount(VALIDATOR_PATH, paths.validator))
     return mounts
-
-
-def _device_nodes(
-    gpus: Sequence[Gpu], paths: HostPaths, policy: GrantPolicy
-) -> tuple[DeviceNode, ...]:
-    if not policy.pass_device_specs:
-        return ()
-    own = [f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None]
-    root = policy.dev_root.rstrip("/")
-    return tuple(
-        DeviceNode(path, root + path) for path in dict.fromkeys([*paths.device_nodes, *own])
-    )
 
 
 def plan_grant(
@@ -162,11 +258,15 @@ def plan_grant(
     Raises MalformedAnnotation for a negative limit.
     """
     refuse_negative(claims)
-    ids = _device_ids(gpus, policy)
-    envs = _envs(claims, ids, policy)
-    envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{policy.hook_dir}/{cache_name}"
-    return Grant(
-        envs=envs,
-        mounts=tuple(_mounts(container, ids, paths, policy)),
-        device_nodes=_device_nodes(gpus, paths, policy),
+    base = base_grant(
+        [Named.of(gpu) for gpu in gpus],
+        policy,
+        response_id=cache_name.removesuffix(".cache"),
+        common_nodes=paths.device_nodes,
+    )
+    counted = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{policy.hook_dir}/{cache_name}"}
+    return replace(
+        base,
+        envs={**base.envs, **_limit_envs(claims, policy), **counted},
+        mounts=(*base.mounts, *_hook_mounts(container, paths, policy)),
     )

@@ -3,21 +3,27 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent import logs
 from agent.adapters.caches import HostCaches
+from agent.adapters.driver_files import HostDriverFiles
 from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.hook_files import HostHookFiles, install_hook, offer_plain_name
 from agent.bundle import hook_dir
 from agent.config import Config
-from agent.domain.grant_plan import GrantPolicy
+from agent.domain.grant_plan import CDI_STRATEGIES, GrantPolicy
 from agent.errors import AgentError
+from agent.ports import DriverFiles
 from agent.services.cache_gc import CacheGc
 from agent.services.hook_gc import HookGc
 from agent.services.hook_install import HookInstall
-from agent.services.published import Pods
+from agent.services.published import Inventory, Pods
 from agent.supervisor import Service
 from agent.version import VERSION
+
+if TYPE_CHECKING:
+    from agent.services.cdi_specs import CdiSpecs
 
 log = logs.get(__name__)
 
@@ -29,7 +35,7 @@ class HostSide:
 
     def __init__(self, config: Config, grants: FileGrantLog, pods: Pods) -> None:
         """`pods` says who is still there: what belongs to nobody is deleted."""
-        self.policy = _policy(config)
+        self.policy = policy_of(config)
         self.caches, install = _caches(config)
         hooks = HostHookFiles(config.host_vgpu_dir, config.host_proc)
         self.hook = HookInstall(
@@ -50,7 +56,8 @@ class HostSide:
         ]
 
 
-def _policy(config: Config) -> GrantPolicy:
+def policy_of(config: Config) -> GrantPolicy:
+    """How this node hands GPUs to containers."""
     return GrantPolicy(
         hook_dir=f"{config.hook_path}/vgpu",
         device_list_strategy=config.device_list_strategy,
@@ -60,10 +67,13 @@ def _policy(config: Config) -> GrantPolicy:
         gds_enabled=config.gds_enabled,
         mofed_enabled=config.mofed_enabled,
         gdrcopy_enabled=config.gdrcopy_enabled,
+        cdi_annotation_prefix=config.cdi_annotation_prefix,
+        imex_channels=tuple(sorted(config.imex_channel_ids)),
         oversubscribed=config.sharing.memory_scaling > 1,
         disable_core_limit=config.disable_core_limit,
         hook_log_level=config.hook_log_level,
         allow_disable_control=config.allow_disable_control,
+        any_value_disables=config.mode == "volcano",  # as in Volcano, where its presence is enough
     )
 
 
@@ -96,3 +106,28 @@ def _offer(config: Config) -> Callable[[Path], None]:
     if config.hami_library == "off":
         return lambda _: None
     return functools.partial(offer_plain_name, replace=config.hami_library == "replace")
+
+
+def driver_files(config: Config) -> HostDriverFiles:
+    """Where the driver's files are."""
+    return HostDriverFiles(
+        driver_root=config.driver_root,
+        dev_root=config.dev_root,
+        container_driver_root=config.container_driver_root,
+        hook=config.cdi_hook_path,
+        disabled_hooks=config.cdi_disabled_hooks,
+        imex=config.imex_channel_ids,
+        imex_required=config.imex_required,
+    )
+
+
+def cdi_specs(
+    config: Config, inventory: Inventory, files: DriverFiles, policy: GrantPolicy
+) -> "CdiSpecs | None":
+    """Who writes CDI files; None: no strategy asks for them."""
+    if CDI_STRATEGIES.isdisjoint(config.device_list_strategy):
+        return None
+    from agent.adapters.cdi_files import HostCdiFiles
+    from agent.services.cdi_specs import CdiSpecs
+
+    return CdiSpecs(inventory, HostCdiFiles(config.cdi_spec_dir), files, policy)

@@ -12,8 +12,11 @@ class Mode(Protocol):
     """The services that grant, and what others ask them."""
 
     services: Sequence[Service]
-    plugins: Sequence[Plugin]  # one for each resource that kubelet is offered; also in `services`
     caches: HostCaches
+
+    @property
+    def plugins(self) -> Sequence[Plugin]:
+        """One for each resource that kubelet is offered, as of now; `services` run them."""
 
     def missing(self) -> Sequence[str]:
         """Why pods cannot be served although kubelet knows us, a sentence each; empty: they can."""

@@ -18,6 +18,7 @@ from agent.ports.containers import (
     RegionSwitches,
     TotalsStore,
 )
+from agent.ports.devices import CdiFiles, DriverFiles
 from agent.ports.driver import GpuMeter, GpuUsers, Nvml
 from agent.ports.host import (
     CacheDir,
@@ -42,12 +43,14 @@ __all__ = [
     "BlockGuard",
     "CacheDir",
     "Caches",
+    "CdiFiles",
     "ChangedLimits",
     "Checkpoint",
     "Cluster",
     "ClusterEvent",
     "ContainerKey",
     "DeviceBooks",
+    "DriverFiles",
     "GpuMeter",
     "GpuUsers",
     "GrantLog",

@@ -29,7 +29,7 @@ class Ownership:
         self,
         books: DeviceBooks,
         inventory: Inventory,
-        own_resources: Collection[str],
+        own_resources: Collection[str] | Callable[[GpuInventory], Collection[str]],
         *,
         withhold: Callable[[Mapping[str, str]], None],
         own_form: Callable[[str, GpuInventory], bool] = vgpu_of_ours,
@@ -43,7 +43,7 @@ class Ownership:
         self.found: Published[tuple[Rival, ...]] = Published(())
         self._books = books
         self._inventory = inventory
-        self._own_resources = frozenset(own_resources)
+        self._own_resources = own_resources  # or what gives them, where GPUs decide
         self._withhold = withhold
         self._own_form = own_form
         self._post = post
@@ -66,10 +66,11 @@ class Ownership:
             log.failing("owners unknown", error=error)
             return
         log.recovered("owners unknown")
+        own = self._own_resources
         now = rivals(
             held,
             offered,
-            own_resources=self._own_resources,
+            own_resources=own(gpus) if callable(own) else own,
             gpus=gpus,
             own_form=self._own_form,
         )

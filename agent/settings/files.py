@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agent.domain.nvidia_config import unknown_key
 from agent.errors import ConfigError
 from agent.settings.table import SETTINGS
 
@@ -35,7 +36,6 @@ SCHEDULER_KEYS = frozenset(
         "defaultCores",
         "defaultGPUNum",
         "memoryFactor",
-        "gpuMemoryFactor",
         "gpuCorePolicy",
         "runtimeClassName",
         "migProfileAllowlist",
@@ -44,6 +44,15 @@ SCHEDULER_KEYS = frozenset(
 )
 _HAMI = {setting.hami: setting for setting in SETTINGS if setting.hami}
 _NVIDIA = {setting.nvidia: setting for setting in SETTINGS if setting.nvidia}
+FEATURE_DISCOVERY = frozenset(  # of NVIDIA's other program, which reads the same file
+    {
+        "flags.useNodeFeatureAPI",
+        *(
+            f"flags.gfd.{key}"
+            for key in ("oneshot", "noTimestamp", "sleepInterval", "outputFile", "machineTypeFile")
+        ),
+    }
+)
 _NODE = {setting.node: setting for setting in SETTINGS if setting.node}
 
 
@@ -69,6 +78,7 @@ class Contents:
 
     given: dict[str, Given] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)  # what is wrong with keys of NVIDIA's file
 
 
 def read_text(path: Path) -> str:
@@ -205,8 +215,8 @@ def _read_nvidia(document: Mapping[str, Any], path: Path, contents: Contents) ->
             f"version in {path} is {str(version)[:40]!r}, but only {NVIDIA_VERSION!r} of NVIDIA's "
             "configuration file is known; write the file in that version"
         )
-    _refuse_sharing(_section(document.get("sharing"), f"section sharing of {path}"), path)
-    unused = ["resources"] if document.get("resources") else []
+    unused = []
+    _read_sections(document, path, contents)
     for name in ("flags", "imex"):
         section = _section(document.get(name), f"section {name} of {path}")
         leaves = list(islice(_leaves(section, name), MAX_KEYS + 1))
@@ -220,20 +230,27 @@ def _read_nvidia(document: Mapping[str, Any], path: Path, contents: Contents) ->
                 contents.given[_NVIDIA[key].name] = Given(value, f"{path}, {key}")
             else:
                 unused.append(key)
+                if key not in FEATURE_DISCOVERY:
+                    names = {known.rpartition(".")[2] for known in _NVIDIA}
+                    wrong = unknown_key(key, key.rpartition(".")[2], names)
+                    contents.unknown.append(f"{path}: {wrong}")
     if unused:
         contents.notes.append(
             Note(f"{path}: keys this version does not use: {_named(sorted(unused))}", warning=True)
         )
 
 
-def _refuse_sharing(sharing: Mapping[str, Any], path: Path) -> None:
-    for name in ("timeSlicing", "mps"):
-        if _section(sharing.get(name), f"sharing.{name} of {path}").get("resources"):
-            raise ConfigError(
-                f"sharing.{name} in {path} divides GPUs without limits per container or through a "
-                "daemon, but this agent divides them by limits; remove that section and set "
-                "deviceSplitCount in section nvidia to the number of replicas"
-            )
+def _read_sections(document: Mapping[str, Any], path: Path, contents: Contents) -> None:
+    """Sections that are settings as a whole."""
+    sharing = _section(document.get("sharing"), f"section sharing of {path}")
+    found = {f"sharing.{name}": value for name, value in sharing.items()}
+    found["resources"] = document.get("resources")
+    for key, value in found.items():
+        if key not in _NVIDIA:
+            wrong = unknown_key(key, key.rpartition(".")[2], ("timeSlicing", "mps"))
+            contents.unknown.append(f"{path}: {wrong}")
+        elif value:
+            contents.given[_NVIDIA[key].name] = Given(value, f"{path}, {key}")
 
 
 def node_override(path: Path, node_name: str, *, may_be_absent: bool) -> Contents:

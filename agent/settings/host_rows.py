@@ -1,6 +1,6 @@
 """Rows of the table: kubelet, the host, devices, GPU health, Allocate, logs, compatibility."""
 
-from agent.config import Fits, OneOf
+from agent.config import OneOf
 from agent.settings import kinds
 from agent.settings.kinds import XidList
 from agent.settings.setting import (
@@ -14,12 +14,6 @@ from agent.settings.setting import (
 )
 
 _BUILT_IN = "13, 31, 43, 45, 68 and 109"
-_NO_IMEX = Fits(
-    lambda value: (
-        "this version does not hand out IMEX channels; remove the setting" if value else ""
-    ),
-    "nothing",
-)
 
 ROWS = (
     Setting(
@@ -115,8 +109,10 @@ ROWS = (
         field="device_list_strategy",
         env=("DEVICE_LIST_STRATEGY",),
         nvidia="flags.plugin.deviceListStrategy",
-        help="How the container runtime learns of the GPUs: by NVIDIA_VISIBLE_DEVICES, or by "
-        "mounts below /var/run/nvidia-container-devices.",
+        help="How the container runtime learns of the GPUs: by NVIDIA_VISIBLE_DEVICES (envvar), by "
+        "mounts below /var/run/nvidia-container-devices (volume-mounts), or by CDI names, in "
+        "annotations or in the CRI's own field (kubelet 1.28 and later), for which the agent "
+        "writes CDI files. Several may be given.",
     ),
     Setting(
         name="device-id-strategy",
@@ -282,29 +278,6 @@ ROWS = (
         unused="GPUs are always found through NVML",
     ),
     Setting(
-        name="imex-channel-ids",
-        group=COMPATIBLE,
-        kind=kinds.NUMBERS,
-        env=("IMEX_CHANNEL_IDS",),
-        nvidia="imex.channelIDs",
-        value=frozenset(),
-        value_text="none",
-        only=_NO_IMEX,
-        help="Multi-node NVLink channels.",
-        unused="it can only be empty",
-    ),
-    Setting(
-        name="imex-required",
-        group=COMPATIBLE,
-        kind=kinds.SWITCH,
-        env=("IMEX_REQUIRED",),
-        nvidia="imex.required",
-        value=False,
-        only=_NO_IMEX,
-        help="Whether the channels must exist.",
-        unused="it can only be false",
-    ),
-    Setting(
         name="node-mig-strategy",
         group=COMPATIBLE,
         kind=kinds.TEXT,
@@ -312,37 +285,5 @@ ROWS = (
         value="none",
         help="MIG strategy in HAMi's node override.",
         unused="HAMi reads it there and does not use it; --mig-strategy decides",
-    ),
-    Setting(
-        name="cdi-annotation-prefix",
-        group=COMPATIBLE,
-        kind=kinds.TEXT,
-        env=("CDI_ANNOTATION_PREFIX",),
-        nvidia="flags.plugin.cdiAnnotationPrefix",
-        value="cdi.k8s.io/",
-        help="Prefix of CDI annotations.",
-        unused="only the CDI strategies use it",
-    ),
-    Setting(
-        name="nvidia-cdi-hook-path",
-        group=COMPATIBLE,
-        kind=kinds.PATH,
-        aliases=("nvidia-ctk-path",),
-        env=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
-        nvidia="flags.plugin.nvidiaCTKPath",
-        value_text="/usr/bin/nvidia-ctk",
-        help="Hook written into CDI files.",
-        unused="only the CDI strategies use it",
-    ),
-    Setting(
-        name="driver-root-ctr-path",
-        group=COMPATIBLE,
-        kind=kinds.PATH,
-        aliases=("container-driver-root",),
-        env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
-        nvidia="flags.plugin.containerDriverRoot",
-        value_text="/driver-root",
-        help="Where the driver's root is mounted in the agent's own container.",
-        unused="only the CDI strategies use it",
     ),
 )

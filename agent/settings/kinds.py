@@ -4,6 +4,7 @@ Each kind is total: it gives a value or raises `ValueError` whose text is the en
 that begins "--device-split-count is 'x', but ...". Ranges are not its business, see `agent.config`.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -11,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.adapters.listeners import parse_address
-from agent.config import ALL_XIDS
+from agent.config import ALL_XIDS, NO_MPS
+from agent.domain.nvidia_config import (
+    NO_PATTERNS,
+    NO_REPLICATION,
+    Replication,
+    ResourcePatterns,
+    parse_patterns,
+    parse_replication,
+    patterns_as_mapping,
+    replication_as_mapping,
+)
 from agent.domain.slice_sizes import parse_sizes, show_sizes
 from agent.errors import ConfigError
 
@@ -182,6 +193,48 @@ def parse_listen(raw: object) -> str:
     return text
 
 
+def _section(raw: object) -> object:
+    """A section of a file as its parser made it, or the same as JSON in a flag."""
+    if not isinstance(raw, str):
+        return raw
+    try:
+        return json.loads(parse_text(raw)) if raw.strip() else {}
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "it must be the section of NVIDIA's configuration file, as JSON of at most "
+            f"{MAX_TEXT_CHARS} characters; write it so, or in the file"
+        ) from None
+
+
+def parse_time_slicing(raw: object) -> Replication:
+    """`sharing.timeSlicing` of NVIDIA's file."""
+    section = _section(raw)
+    return parse_replication(section) if section else NO_REPLICATION
+
+
+def parse_mps(raw: object) -> Replication:
+    """`sharing.mps` of NVIDIA's file."""
+    section = _section(raw)
+    return parse_replication(section, fail_above_one=True) if section else NO_MPS
+
+
+def parse_resources(raw: object) -> ResourcePatterns:
+    """`resources` of NVIDIA's file."""
+    section = _section(raw)
+    return parse_patterns(section) if section else NO_PATTERNS
+
+
+def show_section(value: object) -> str:
+    """The section as JSON; empty when it says nothing."""
+    if isinstance(value, ResourcePatterns):
+        section = patterns_as_mapping(value)
+    elif isinstance(value, Replication) and value != NO_MPS:
+        section = replication_as_mapping(value)
+    else:
+        section = {}
+    return json.dumps(section) if section else ""
+
+
 def show_plain(value: object) -> str:
     """A value as it would be written."""
     if value is None:
@@ -222,3 +275,6 @@ NUMBERS = Kind(
 XIDS = Kind(parse_xids, "LIST", show_plain, accepts="all, or XIDs separated by commas")
 LEVEL = Kind(parse_level, "LEVEL", show_plain)
 LISTEN = Kind(parse_listen, "ADDRESS", show_listen, accepts="[host]:port, or off")
+TIME_SLICING = Kind(parse_time_slicing, "JSON", show_section, accepts="the section, as JSON")
+MPS = Kind(parse_mps, "JSON", show_section, accepts="the section, as JSON")
+RESOURCES = Kind(parse_resources, "JSON", show_section, accepts="the section, as JSON")

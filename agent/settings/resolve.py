@@ -97,9 +97,13 @@ def resolve(
         )
     )
     if config_file := _decide(BY_NAME["config-file"], sources).value:
-        notes += sources.add(device_config(Path(str(config_file))))
+        contents = device_config(Path(str(config_file)))
+        if contents.unknown and _decide(BY_NAME["mode"], sources).value == "nvidia":
+            raise ConfigError(contents.unknown[0])
+        notes += sources.add(contents)
+    mode = str(_decide(BY_NAME["mode"], sources).value)
     effective = tuple(
-        node_name if setting.name == "node-name" else _decide(setting, sources)
+        node_name if setting.name == "node-name" else _decide(setting, sources, mode=mode)
         for setting in SETTINGS
     )
     notes += _advice(effective)
@@ -133,7 +137,7 @@ def _misspelt(environ: Mapping[str, str]) -> Iterable[Note]:
             yield Note(f"{name} is no setting; {close[0]} is", warning=True)
 
 
-def _decide(setting: Setting, sources: _Sources, own_name: str = "") -> Effective:
+def _decide(setting: Setting, sources: _Sources, own_name: str = "", mode: str = "") -> Effective:
     """The strongest source's value; weaker ones that say otherwise are remembered."""
     given = sources.of(setting)
     if not given:
@@ -142,6 +146,9 @@ def _decide(setting: Setting, sources: _Sources, own_name: str = "") -> Effectiv
             return Effective(
                 setting=setting, value=_understood(setting, found), origin=found.origin
             )
+        if mode in setting.by_mode:
+            value, origin = setting.by_mode[mode], f"{DEFAULT} of mode {mode}"
+            return Effective(setting=setting, value=value, origin=origin)
         return Effective(setting=setting, value=setting.default, origin=DEFAULT)
     value = _understood(setting, given[0])
     return Effective(

@@ -1,16 +1,7 @@
 """Rows of the table: who the node is, how it shares its GPUs, what it tells the scheduler."""
 
-from agent.config import OneOf
 from agent.settings import kinds
 from agent.settings.setting import HOW, SCHEDULER, WHO, Setting
-
-_NO_MIG = OneOf(
-    ("none",),
-    later=dict.fromkeys(
-        ("single", "mixed"),
-        "does not manage MIG; use none, and keep nodes with MIG on HAMi or NVIDIA's plugin",
-    ),
-)
 
 ROWS = (
     Setting(
@@ -54,6 +45,7 @@ ROWS = (
         kind=kinds.TEXT,
         field="resource_name",
         hami="resourceCountName",
+        by_mode={"volcano": "volcano.sh/vgpu-number"},
         help="Extended resource that kubelet and the scheduler count vGPUs by.",
     ),
     Setting(
@@ -63,7 +55,29 @@ ROWS = (
         field="mode",
         help="Who decides which container gets what of which GPU. hami: HAMi's scheduler, by "
         "annotations of pods. slices: kubelet alone, each vGPU being an enforced slice of a GPU; "
-        "needs no scheduler and no API server.",
+        "needs no scheduler and no API server. volcano: Volcano's scheduler, by annotations of "
+        "pods, with its three resources. nvidia: kubelet alone, as with NVIDIA's device plugin: "
+        "whole GPUs, MIG devices or replicas without limits; needs no API server either.",
+    ),
+    Setting(
+        name="gpu-memory-factor",
+        group=HOW,
+        kind=kinds.WHOLE,
+        field="memory_factor",
+        hami="gpuMemoryFactor",
+        value_text="0: the smallest that works here",
+        help="In mode volcano: MiB of one unit of volcano.sh/vgpu-memory. Users write amounts in "
+        "units, so give all nodes the same. 0: the smallest whose messages go through on this "
+        "node; it is remembered. One that is too small is refused.",
+    ),
+    Setting(
+        name="gpu-memory-ids",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="memory_ids",
+        help="In mode volcano: how units of memory are named for kubelet. short: 8 digits of the "
+        "GPU's uuid and a number, which allows smaller units; uuid: as Volcano's device plugin "
+        "names them, for a node that is switched over while its pods run.",
     ),
     Setting(
         name="slice-sizes",
@@ -199,16 +213,6 @@ ROWS = (
         help="LIBCUDA_LOG_LEVEL in containers: 0 errors, 1 warnings, 3 information, 4 debugging.",
     ),
     Setting(
-        name="mig-strategy",
-        group=HOW,
-        kind=kinds.TEXT,
-        env=("MIG_STRATEGY",),
-        nvidia="flags.migStrategy",
-        value="none",
-        only=_NO_MIG,
-        help="What becomes of GPUs in MIG mode. none: they are shared as whole GPUs.",
-    ),
-    Setting(
         name="register-format",
         group=SCHEDULER,
         kind=kinds.TEXT,
@@ -221,8 +225,8 @@ ROWS = (
         group=SCHEDULER,
         kind=kinds.TEXT,
         field="handshake",
-        help="Keep hami.io/node-handshake alive, which schedulers up to HAMi 2.7 need. auto: with "
-        "the csv formats.",
+        help="Keep the scheduler's handshake alive, which HAMi up to 2.7 and Volcano up to 1.15 "
+        "need. auto: with the csv formats, and in mode volcano.",
     ),
     Setting(
         name="enable-topology-score",

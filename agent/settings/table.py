@@ -5,12 +5,13 @@ Everything else is derived from it: the flags, the environment names, the file k
 combines with others, a field of `Config`).
 """
 
-from agent.settings import host_rows, observe_rows, sharing_rows
+from agent.settings import host_rows, nvidia_rows, observe_rows, sharing_rows
 from agent.settings.setting import Setting
 
 SETTINGS: tuple[Setting, ...] = (
     *sharing_rows.ROWS,
     *host_rows.ROWS,
+    *nvidia_rows.ROWS,
     *observe_rows.ROWS,
 )
 BY_NAME = {setting.name: setting for setting in SETTINGS}

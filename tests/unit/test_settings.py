@@ -271,8 +271,7 @@ def test_nvidia_config(settle: Resolve, field: str, value: object) -> None:
 def test_what_nvidia_has_and_we_do_not_is_told(settle: Resolve) -> None:
     notes = note_texts(settle(config=NVIDIA_CONFIG))
     assert "flags.gfd.oneshot" in notes
-    assert "flags.plugin.nvidiaCTKPath changes nothing" in notes
-    assert "cdiAnnotationPrefix changes nothing" not in notes, "it says what holds anyway"
+    assert "deviceDiscoveryStrategy changes nothing" not in notes, "it says what holds anyway"
 
 
 def test_one_file_may_hold_both_forms(settle: Resolve) -> None:
@@ -406,11 +405,14 @@ def test_all_off_and_one_on_keeps_health_checks(settle: Resolve) -> None:
         pytest.param("mig-strategy", "singel", "the choices are none", id="a typing error in MIG"),
         pytest.param("operating-mode", "mps", "MPS daemon; use hami-core", id="MPS comes later"),
         pytest.param("operating-mode", "mig", "by MIG; use hami-core", id="dynamic MIG comes later"),
-        pytest.param("device-list-strategy", ["envvar,cdi-cri"], "cannot name CDI devices", id="CDI comes later"),
+        pytest.param("device-list-strategy", ["envvar,cdi"], "volume-mounts, cdi-annotations, cdi-cri", id="no such strategy"),
         pytest.param("device-list-strategy", [","], "it is empty; use envvar", id="no strategy"),
         pytest.param("device-discovery-strategy", "tegra", "through NVML alone", id="Tegra"),
-        pytest.param("imex-channel-ids", ["0"], "does not hand out IMEX channels", id="IMEX"),
-        pytest.param("imex-required", "true", "does not hand out IMEX channels", id="IMEX required"),
+        pytest.param("imex-channel-ids", ["0,1"], "have channel 0 for containers", id="IMEX channels that no driver has"),
+        pytest.param("cdi-annotation-prefix", "cdi", "a domain and a slash", id="no prefix of annotations"),
+        pytest.param("shared-devices-allocation-policy", "dense", "distributed, packed, spread", id="policy of replicas"),
+        pytest.param("time-slicing", "gpu=4", "as JSON", id="replicas in other words"),
+        pytest.param("time-slicing", '{"resources": [{"name": "gpu", "replicas": 1}]}', "2 to 10000 replicas", id="one replica"),
         pytest.param("register-format", "xml", "json, csv9, csv7", id="register format"),
         pytest.param("handshake", "maybe", "auto, on, off", id="handshake"),
         pytest.param("kubelet-socket", "kubelet.sock", "must be absolute", id="relative path"),
@@ -465,10 +467,10 @@ BOMB = (
         pytest.param("nvidia: {deviceSplitCount: true}", "nvidia.deviceSplitCount is True", id="a switch for a number"),
         pytest.param("nvidia: {deviceSplitCount: 0}", "must be 1 to 65536", id="zero in the file"),
         pytest.param("version: v2\nflags: {}", "version in", id="unknown version"),
-        pytest.param("version: v1\nflags: {migStrategy: mixed}", "flags.migStrategy is 'mixed'", id="MIG in NVIDIA's file"),
+        pytest.param("version: v1\nflags: {migStrategy: mixed}", "does not manage MIG", id="MIG in NVIDIA's file"),
         pytest.param("sharing: {timeSlicing: {resources: [{name: x, replicas: 4}]}}", "set deviceSplitCount", id="time slicing"),
         pytest.param("sharing: {mps: {resources: [{name: x, replicas: 4}]}}", "sharing.mps", id="MPS"),
-        pytest.param("version: v1\nimex: {channelIDs: [0]}", "IMEX", id="IMEX channels"),
+        pytest.param("version: v1\nimex: {channelIDs: [3]}", "channel 0", id="IMEX channels"),
         pytest.param("a: !!timestamp x", "not usable YAML", id="a tag that PyYAML stumbles over"),
         pytest.param("a: " + "[" * 5000, "not usable YAML", id="too deep"),
         pytest.param("a: !!python/object/apply:os.system ['true']", "could not determine a constructor", id="code in YAML is not run"),
@@ -570,7 +572,7 @@ def test_the_hook_is_where_the_host_has_it() -> None:
         pytest.param({"HOOK_PATH": "/usr/local/vgpu"}, "takes the directory above", id="the monitor's hook path"),
         pytest.param({"VGPU_DEVICE_SPLIT_COUNTS": "3"}, "VGPU_DEVICE_SPLIT_COUNT is", id="a misspelt variable"),
         pytest.param({"ENABLE_TOPOLOGY_SCORE": "True"}, "only `true` means yes", id="True is not true"),
-        pytest.param({"NVIDIA_CDI_HOOK_PATH": "/x"}, "changes nothing", id="a setting without effect"),
+        pytest.param({"CDI_FEATURE_FLAGS": "x"}, "changes nothing", id="a setting without effect"),
     ],
 )  # fmt: skip
 def test_advice(settle: Resolve, environ: dict[str, str], words: str) -> None:

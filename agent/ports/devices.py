@@ -1,0 +1,35 @@
+"""Device nodes, driver files and CDI files of the host, as the services need them."""
+
+from typing import Protocol
+
+from agent.domain.cdi import CdiSpec, Edits
+from agent.domain.gpu import Gpu
+
+
+class DriverFiles(Protocol):
+    """What the host has of the driver, as its containers will find it. Thread-safe."""
+
+    def common_nodes(self) -> tuple[str, ...]:
+        """Device nodes of all GPUs that exist, e.g. /dev/nvidiactl, without the dev root."""
+
+    def imex_channels(self) -> tuple[int, ...]:
+        """The IMEX channels to hand out. Raises NodeNotReady when one is required and missing."""
+
+    def extra_nodes(self, name: str) -> tuple[str, ...]:
+        """Device nodes of `gds`, `mofed` or `gdrcopy` that exist."""
+
+    def drm_nodes(self, gpu: Gpu) -> tuple[str, ...]:
+        """Device nodes of a GPU for graphics."""
+
+    def driver(self) -> Edits:
+        """Libraries and programs of the driver. Raises NodeNotReady when there are none."""
+
+    def extra_mounts(self, name: str) -> Edits:
+        """Files that go with `gds`, `mofed` or `gdrcopy`."""
+
+
+class CdiFiles(Protocol):
+    """The directory in which container runtimes look for what devices are."""
+
+    def write(self, spec: CdiSpec) -> bool:
+        """Write a file unless it says so already; whether it was written. Raises NodeNotReady."""

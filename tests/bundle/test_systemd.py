@@ -346,6 +346,23 @@ def test_the_directory_of_the_sockets_stays_the_same_when_it_is_started_again(no
     eventually(lambda: node.machine.run("vgpu-agent", "top", "--once").returncode == 0)
 
 
+@pytest.mark.parametrize(
+    ("directory", "code"),
+    [
+        pytest.param("/run/cdi", 0, id="of CDI, which was not there before"),
+        pytest.param("/usr/local/vgpu", 0, id="of the library"),
+        pytest.param("/var/lib/kubelet", 0, id="of kubelet"),
+        pytest.param("/etc", 1, id="of the host's settings"),
+        pytest.param("/run", 1, id="of others' sockets"),
+        pytest.param("/opt/vgpu-agent", 1, id="of the program"),
+    ],
+)
+def test_where_the_service_may_write(node: Node, directory: str, code: int) -> None:
+    inside = ("nsenter", "-t", str(node.pid()), "-m")
+    made = 'made=$(mktemp -d "$1/test-XXXX") && rmdir "$made"'
+    assert node.machine.run(*inside, "sh", "-c", made, "sh", directory).returncode == code
+
+
 def previous(node: Node) -> set[str]:
     link = node.machine.root / "opt/vgpu-agent/previous"
     return {str(link.readlink())} if link.is_symlink() else set()

@@ -94,7 +94,9 @@ def test_the_unit_agrees_with_the_program() -> None:
     assert float(value("TimeoutStopSec")) > JOIN_WITHIN_S + LEAVE_WITHIN_S
     assert all(path.startswith("-/") for path in value("ReadWritePaths").split()), "may be missing"
     writable = [Path(path.removeprefix("-")) for path in value("ReadWritePaths").split()]
-    for path in (config.host_vgpu_dir, config.lock_dir, config.state_dir, config.kubelet_socket):
+    cdi = Path("/run/cdi")  # which /var/run/cdi leads to
+    needed = (config.host_vgpu_dir, config.lock_dir, config.state_dir, config.kubelet_socket, cdi)
+    for path in needed:
         assert any(path.is_relative_to(place) for place in writable), path
 
 

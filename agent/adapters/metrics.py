@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics_format
 
@@ -168,6 +168,7 @@ class Metrics:
             "log and the pod's events have the details.",
             ("source", "outcome"),
         )
+        self._memory_unit: Gauge | None = None  # told in one mode only
         for outcome in ("ok", "failed"):  # a rate needs a zero to begin with
             self._register_writes.labels(outcome)
         self._allocations.labels("granted")
@@ -211,6 +212,19 @@ class Metrics:
     def limit_change(self, source: str, outcome: str) -> None:
         """Count a change of a running container's limits."""
         self._limit_changes.labels(source, outcome).inc()
+
+    def memory_unit(self, unit_bytes: int, smallest_bytes: int) -> None:
+        """Tell the size of a unit of memory that kubelet counts, and the smallest that works."""
+        if self._memory_unit is None:
+            self._memory_unit = Gauge(
+                "vgpu_memory_unit_bytes",
+                "Memory of one unit of volcano.sh/vgpu-memory (which `used`), and the least with "
+                "which kubelet's messages go through (`smallest`); give all nodes the same.",
+                ("which",),
+                registry=self._registry,
+            )
+        self._memory_unit.labels("used").set(unit_bytes)
+        self._memory_unit.labels("smallest").set(smallest_bytes)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """All metrics in the format an Accept header asks for: body and content type."""

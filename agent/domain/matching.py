@@ -127,7 +127,10 @@ def next_turn(
     open_slots = dialect.codec.pending(slots)
     if not open_slots:
         return None
-    pairs, to_serve = _by_list(dialect.listed(pod), len(slots), open_slots), len(open_slots)
+    listed = dialect.listed(pod)
+    pairs, to_serve = _by_list(listed, len(slots), open_slots), len(open_slots)
+    if listed is not None and (early := wanting(pod, served)[0]).kind != "app":
+        return _ahead(pod, vgpus, early, pairs or (), text, in_order=in_order)
     if pairs is None:
         pairs = _paired(pod, len(slots), open_slots, served)
     else:
@@ -148,6 +151,28 @@ def next_turn(
         f"container {asking[0].name} of pod {pod.full_name} asks for {vgpus} vGPU(s), but the "
         f"scheduler has set aside {counts} for the pod's containers that are still to start; the "
         "pod was changed after it was scheduled: delete it, so that it is scheduled again"
+    )
+
+
+def _ahead(
+    pod: Pod, vgpus: int, early: Container, pairs: Sequence[_Pair], text: str, *, in_order: bool
+) -> Turn | None:
+    """The turn of an init container, for which this scheduler decides nothing.
+
+    It has ended when the first app container starts, which kubelet gives the same devices: so it
+    gets what was decided for the first one that asks for as many, and consumes nothing.
+    Raises CountMismatch, as `next_turn`.
+    """
+    shared = next((p for p in pairs if len(p.claims) == early.vgpus), None)
+    if early.vgpus == vgpus and early.kind == "init" and shared is not None:
+        return Turn(pod=pod, container=early, claims=shared.claims, remaining=text, last=False)
+    if in_order or early.vgpus != vgpus:
+        return None
+    raise CountMismatch(
+        f"init container {early.name} of pod {pod.full_name} asks for {vgpus} vGPU(s), but the "
+        "scheduler decides nothing for init containers: they can only use what a later container "
+        "of the pod that asks for as many gets, and not beside it; ask for GPUs in app containers "
+        "alone"
     )
 
 

@@ -218,6 +218,13 @@ def objection(inventory: GpuInventory, sharing: Sharing, factor: int, form: str 
     """Why this factor cannot be on a node with these GPUs, and which can; empty: it can."""
     if not sharing.offered(inventory):
         return ""
+    cores_bytes = list_bytes(core_units(inventory, sharing))
+    if cores_bytes > MAX_LIST_BYTES:
+        return (
+            f"a cores scaling of {sharing.core_scaling:g} makes a list of volcano.sh/vgpu-cores of "
+            f"{cores_bytes} bytes, of which {MAX_LIST_BYTES} go through: lower it; Volcano's "
+            "scheduler gives no more than 100 of a GPU anyway"
+        )
     verdict = judge_factor(inventory, sharing, factor, form)
     if verdict.works:
         return ""
@@ -232,7 +239,7 @@ def objection(inventory: GpuInventory, sharing: Sharing, factor: int, form: str 
     advice = (
         f"set gpu-memory-factor to {verdict.smallest} or more, or to 0 to have it chosen"
         if verdict.smallest
-        else "lower the split count or the cores scaling, or exclude some GPUs"
+        else "lower the cores scaling"
     )
     return (
         f"a unit of volcano.sh/vgpu-memory of {verdict.factor} MiB makes "

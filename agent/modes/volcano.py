@@ -68,10 +68,13 @@ class VolcanoMode:
             configured=config.memory_factor,
             form=config.memory_ids,
             store=FactorFile(config.state_dir),
+            changed=lambda verdict: parts.metrics.memory_unit(
+                verdict.factor << 20, verdict.smallest << 20
+            ),
         )
         dialect = volcano.dialect(self._factor.now)
-        host = HostSide(config, grants, view.pods)
-        self.caches, self._hook = host.caches, host.hook
+        host = HostSide(config, grants, view.pods, parts.inventory)
+        self.caches, self._host = host.caches, host
         finisher = BindFinisher(view, grants.records, post=parts.events.post, dialect=dialect)
         turns = Turns(view, grants, failed=finisher.failed, dialect=dialect)
         allocator = Allocator(
@@ -111,7 +114,7 @@ class VolcanoMode:
         ]
 
     def missing(self) -> Sequence[str]:
-        return [why for why in (self._registrar.missing(), self._hook.missing()) if why]
+        return [why for why in (self._registrar.missing(), self._host.missing()) if why]
 
     def leave(self, within_s: float) -> None:
         self._registrar.leave(within_s=within_s)

@@ -102,6 +102,14 @@ class HostLiveLimits:
 
     def lease(self, pod_uid: str, container: str, leases: Mapping[int, Lease]) -> bool:
         """Write what is lent and blocked, as Leases says. Raises NodeNotReady."""
+        file = self._still(f"{pod_uid}_{container}")
+        if file is not None:
+            with file.lock:
+                if not file.closed:
+                    return file.lease(leases, self._clock_ns())
+        return self._lease_anew(pod_uid, container, leases)
+
+    def _lease_anew(self, pod_uid: str, container: str, leases: Mapping[int, Lease]) -> bool:
         for _ in range(_EXCHANGED_TRIES):
             name = directory_name(pod_uid, container)
             with refusing("use the container's limits", self._path(name)):
@@ -253,6 +261,17 @@ class HostLiveLimits:
     def _path(self, name: str) -> str:
         """A text, because leases need it hundreds of times a second."""
         return f"{self._folder_text}/{name}"
+
+    def _still(self, name: str) -> MappedLimits | None:
+        """A file that is open, if its name still leads there. Quick: this is what leases need."""
+        file = self._open.get(name)
+        if file is None:
+            return None
+        try:
+            info = os.stat(self._path(name), follow_symlinks=False)  # noqa: PTH116 - see there
+        except OSError:
+            return None
+        return file if (info.st_dev, info.st_ino) == file.identity else None
 
     def _found(self, name: str) -> MappedLimits | None:
         try:

@@ -116,7 +116,8 @@ class MappedLimits:
 
         No more is lent than a share leaves that was made larger meanwhile.
         """
-        if not all(0 <= place < len(self._known[1].devices) for place in leases):
+        places = len(self._known[1].devices)
+        if leases and not 0 <= min(leases) <= max(leases) < places:
             return False
         for place, lease in leases.items():
             self._put_lease(line_at(place), lease)
@@ -127,21 +128,18 @@ class MappedLimits:
         u32, u64 = self._u32, self._u64
         lent, until = (at + LENT_AT) // 4, (at + LENT_UNTIL_AT) // 8
         blocked = (at + BLOCKED_UNTIL_AT) // 8
-        lent_permille = capped_permille(u32[(at + CORE_AT) // 4], lease.lent_permille)
-        if (u32[lent], u64[until], u64[blocked]) == (
-            lent_permille,
-            lease.lent_until_ns,
-            lease.blocked_until_ns,
-        ):
+        permille, until_ns, blocked_ns = lease
+        permille = capped_permille(u32[(at + CORE_AT) // 4], permille)
+        if u64[until] == until_ns and u32[lent] == permille and u64[blocked] == blocked_ns:
             return
         sequence = u32[at // 4]
         if sequence % 2:
             return  # limits are half written there, which nobody but `put` can finish
         u32[at // 4] = sequence + 1
         self._order()
-        u32[lent] = lent_permille
-        u64[until] = lease.lent_until_ns
-        u64[blocked] = lease.blocked_until_ns
+        u32[lent] = permille
+        u64[until] = until_ns
+        u64[blocked] = blocked_ns
         self._order()
         u32[at // 4] = (sequence + 2) & 0xFFFFFFFF
 

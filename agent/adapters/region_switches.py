@@ -8,13 +8,12 @@ a layout we know. Regions stay open between looks, because some are read many ti
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.adapters.caches import CONTAINERS, is_directory_name
 from agent.adapters.safe_files import DIRECTORY, check_ours, opened_directory, refusing
-from agent.domain.lending import Activity
 from agent.domain.region import TAIL_OFFSET
 from agent.domain.switch_words import (
     ACTIVITY_AT,
@@ -24,7 +23,6 @@ from agent.domain.switch_words import (
     TRAILER_BYTES,
     WORD,
     SwitchWords,
-    activities,
     is_ours,
     layout_of,
     words_of,
@@ -122,15 +120,17 @@ class HostRegionSwitches:
             return None
         return int(WORD.unpack(word)[0]) if len(word) == WORD.size else None
 
-    def activity(self, key: ContainerKey, places: int) -> tuple[Activity, ...]:
-        """See `ports.RegionSwitches.activity`."""
-        region = self._open.get(key)
+    def counters(self, wanted: Sequence[tuple[ContainerKey, int]]) -> list[bytes]:
+        """See `ports.RegionSwitches.counters`."""
+        return [self._counters(self._open.get(key), places) for key, places in wanted]
+
+    def _counters(self, region: _Region | None, places: int) -> bytes:
         if region is None or not region.ours:
-            return ()
+            return b""
         try:
-            return activities(os.pread(region.fd, DEVICE_BYTES * places, ACTIVITY_AT))
+            return os.pread(region.fd, DEVICE_BYTES * places, ACTIVITY_AT)
         except OSError:
-            return ()
+            return b""
 
     def held(self, key: ContainerKey) -> Held | None:
         """See `ports.RegionSwitches.held`."""

@@ -10,7 +10,6 @@ Looked at many times a second, so what is made at every look is made of named tu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 WHOLE_PERMILLE = 1000
@@ -75,15 +74,15 @@ def looked(before: Record | None, activity: Activity, own_permille: int, now_ns:
     began = active and now_ns - before.active_at_ns >= SETTLING_NS
     usage_at_ns, usage_charged_ns, usages = _usages(before, activity.charged_ns, now_ns)
     return Record(
-        activity=activity,
-        paid_until_ns=paid_until_ns,
-        active=active,
-        active_at_ns=now_ns if active else before.active_at_ns,
-        began_at_ns=now_ns if began else before.began_at_ns,
-        waited_at_ns=now_ns if waits else before.waited_at_ns,
-        usage_at_ns=usage_at_ns,
-        usage_charged_ns=usage_charged_ns,
-        usages=usages,
+        activity,
+        paid_until_ns,
+        active,
+        now_ns if active else before.active_at_ns,
+        now_ns if began else before.began_at_ns,
+        now_ns if waits else before.waited_at_ns,
+        usage_at_ns,
+        usage_charged_ns,
+        usages,
     )
 
 
@@ -150,8 +149,7 @@ def capped_permille(own_permille: int, lent_permille: int) -> int:
     return min(lent_permille, MOST_PERMILLE - own_permille)
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """What is lent to a container on one GPU, and until when; and until when it is blocked there.
 
     Times are CLOCK_MONOTONIC; 0: not at all.

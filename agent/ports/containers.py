@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agent.domain.enforcement import RegionLook
-from agent.domain.lending import Activity, Lease
+from agent.domain.lending import Lease
 from agent.domain.limit_record import LimitRecord
 from agent.domain.limits_file import LimitsFile
 from agent.domain.region_reading import RegionName, RegionReading
@@ -142,8 +142,11 @@ class RegionSwitches(Protocol):
     def recent_kernel(self, key: ContainerKey) -> int | None:
         """Of a region that `refresh` found, as it is now. A system call, no more."""
 
-    def activity(self, key: ContainerKey, places: int) -> tuple[Activity, ...]:
-        """Counters of its first devices, as they are now; empty: they cannot be had. As cheap."""
+    def counters(self, wanted: Sequence[tuple[ContainerKey, int]]) -> list[bytes]:
+        """Counters of containers' first devices, as they are now, for `switch_words.activities`.
+
+        `wanted`: how many devices of whom. Empty: they cannot be had. A system call for each.
+        """
 
     def held(self, key: ContainerKey) -> Held | None:
         """Where its library looks whether it is blocked."""

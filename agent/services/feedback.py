@@ -6,12 +6,12 @@ our library is told in its limits file, which no container can write: its blocks
 that are renewed while they hold, and the switch of its share is lending (services/lending).
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent import logs
+from agent.bell import Bell
 from agent.domain.feedback import BLOCKED, Change, observe
 from agent.domain.lending import MOST_PERMILLE, Lease
 from agent.errors import AgentError
@@ -87,22 +87,21 @@ class Feedback:
         self._due_ns = [0, 0, 0]  # the next round, renewal, look
         self._stale = False  # shares are not as they were when the lender was told
         self._told_ns = 0  # when that was
-        self._woken = threading.Event()
+        self._bell = Bell()
 
     def wake(self) -> None:
         """Say that containers or their limits have changed. Thread-safe."""
         self._stale = True
-        self._woken.set()
+        self._bell.ring()
 
     def run(self, life: Lifeline) -> None:
-        life.on_stop(self._woken.set)
+        life.on_stop(self._bell.ring)
         try:
             while not life.stopping:
                 life.pulse(WORKING_S)
                 wait_s = self.turn() / S
                 life.pulse(wait_s)
-                self._woken.wait(wait_s)
-                self._woken.clear()
+                self._bell.wait(wait_s)
         finally:
             self.release()
             self._switches.close()

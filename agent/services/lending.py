@@ -1,8 +1,9 @@
 """Lend what containers leave idle of a GPU's time to those that wait, and take it back at once.
 
-Called by the feedback loop many times a second while a container with a share computes, so each
-look is two system calls per container. What is lent is written into the agent's own limits files,
-as a lease: if the agent dies, it ends with it.
+Called by the feedback loop many times a second while there are containers with shares, so each
+look is two system calls per container, and hardly more than one while none of them computes. What
+is lent is written into the agent's own limits files, as a lease: if the agent dies, it ends with
+it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from agent.domain.lending import (
     lent_permille,
     looked,
 )
+from agent.domain.switch_words import activities
 from agent.errors import AgentError
 from agent.ports import ContainerKey, Leases, RegionSwitches
 
@@ -27,7 +29,7 @@ log = logs.get(__name__)
 MS = 1_000_000
 LEASE_NS = 100 * MS
 LOOK_NS = 60 * MS  # so that a lease outlives one look that is late
-QUIET_LOOK_NS = 250 * MS  # while nobody with a share computes
+QUIET_LOOK_NS = 75 * MS  # while nobody with a share computes: a borrower sees it 25 ms later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +70,9 @@ class _Watched:
         """What it has and wants, after a look at its counters."""
         own, place = self.share.permille, self.share.place
         if place is None:
-            return Tenant(own, 0, borrows=False)  # its processes have not come to this GPU
+            return Tenant(own, 0, False)  # its processes have not come to this GPU
         if place >= len(counters):  # of one that cannot be read nothing is lent, nor to it
-            return Tenant(own, own, borrows=False)
+            return Tenant(own, own, False)
         self.record = record = looked(self.record, counters[place], own, now_ns)
         return Tenant(own, demand_permille(record, own, now_ns), self.borrows)
 
@@ -84,7 +86,10 @@ class Lender:
     def __init__(self, switches: RegionSwitches, leases: Leases) -> None:
         self._switches = switches
         self._leases = leases
-        self._watched: dict[ContainerKey, tuple[int, list[_Watched]]] = {}  # and places to read
+        self._watched: dict[ContainerKey, list[_Watched]] = {}
+        self._wanted: list[tuple[ContainerKey, int]] = []  # of them, and how many places to read
+        self._seen: list[bytes] = []  # of those, at the last look
+        self._quiet = False  # nobody computed at that look, so nothing was lent
         self._others: tuple[Sharing, ...] = ()
         self._lent: dict[ContainerKey, dict[int, int]] = {}  # permille by line
 
@@ -92,20 +97,18 @@ class Lender:
         """Who shares which GPUs until this is called again."""
         records = {
             (key, one.share.uuid): one.record
-            for key, (_, watched) in self._watched.items()
+            for key, watched in self._watched.items()
             for one in watched
         }
+        limited = [s for s in sharers if s.limited and not s.blocked]
         self._watched = {
-            s.key: (
-                max((share.place + 1 for share in s.shares if share.place is not None), default=0),
-                [
-                    _Watched(share, s.borrows, records.get((s.key, share.uuid)))
-                    for share in s.shares
-                ],
-            )
-            for s in sharers
-            if s.limited and not s.blocked
+            s.key: [
+                _Watched(share, s.borrows, records.get((s.key, share.uuid))) for share in s.shares
+            ]
+            for s in limited
         }
+        self._wanted = [(s.key, _places(s.shares)) for s in limited]
+        self._quiet = False
         self._others = tuple(s for s in sharers if not s.limited and not s.blocked)
         for key in self._lent.keys() - self._watched.keys():
             del self._lent[key]  # gone, or blocked, which took it away
@@ -117,6 +120,10 @@ class Lender:
         """
         if not self._watched:
             return None
+        seen = self._switches.counters(self._wanted)
+        if self._quiet and seen == self._seen:
+            return QUIET_LOOK_NS
+        self._seen = seen
         lent: dict[ContainerKey, dict[int, int]] = {}
         for uuid, here in self._looked(now_ns).items():
             everybody = [tenant for _, _, tenant in here]
@@ -129,8 +136,12 @@ class Lender:
         for key in self._lent.keys() | lent.keys():
             self._write(key, lent.get(key, {}), now_ns + LEASE_NS)
         self._lent = lent
-        seen = (one.record for _, watched in self._watched.values() for one in watched)
-        return LOOK_NS if any(record and record.active for record in seen) else QUIET_LOOK_NS
+        self._quiet = not any(
+            one.record and one.record.active
+            for watched in self._watched.values()
+            for one in watched
+        )
+        return QUIET_LOOK_NS if self._quiet else LOOK_NS
 
     def take_back(self) -> None:
         """End everything that is lent."""
@@ -142,8 +153,8 @@ class Lender:
 
     def _looked(self, now_ns: int) -> _On:
         found: _On = {}
-        for key, (places, watched) in self._watched.items():
-            counters = self._switches.activity(key, places)
+        for (key, watched), content in zip(self._watched.items(), self._seen, strict=True):
+            counters = activities(content)
             for one in watched:
                 row = (key, one.share.line, one.tenant(counters, now_ns))
                 found.setdefault(one.share.uuid, []).append(row)
@@ -159,11 +170,17 @@ class Lender:
         return tenants
 
     def _write(self, key: ContainerKey, lent: Mapping[int, int], until_ns: int) -> None:
-        lines = lent.keys() | self._lent.get(key, {}).keys()
-        leases = {line: Lease(lent[line], until_ns) if line in lent else Lease() for line in lines}
+        leases = {line: Lease(permille, until_ns) for line, permille in lent.items()}
+        for line in self._lent.get(key, {}).keys() - lent.keys():
+            leases[line] = Lease()
         try:
             self._leases.lease(*key, leases)
         except AgentError as error:  # what was lent ends by itself
             log.failing("share not lent", error=error)
         else:
             log.recovered("share not lent")
+
+
+def _places(shares: Sequence[ShareOfGpu]) -> int:
+    """How many places of a region are to be read for these."""
+    return max((share.place + 1 for share in shares if share.place is not None), default=0)

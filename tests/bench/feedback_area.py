@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
+from agent.domain.limits_file import DeviceLimit, LimitsFile, decode, encode
 from agent.domain.new_region import new_region
 from agent.domain.region import FILE_BYTES, TAIL, TAIL_OFFSET
 from tests.bench.rows import Row, row
@@ -54,10 +54,18 @@ def _percent(containers: int, working: int, waiting: int) -> float:
             _compute(regions, working, waiting, SETTLED_S)
             before_s, began_s = _cpu_s(agent.pid), time.monotonic()
             _compute(regions, working, waiting, FOR_S)
-            return (_cpu_s(agent.pid) - before_s) / (time.monotonic() - began_s) * 100
+            percent = (_cpu_s(agent.pid) - before_s) / (time.monotonic() - began_s) * 100
+            lent_to = sum(_is_lent_to(file) for file in (root / "limits").iterdir())
+            assert lent_to == (waiting if working else 0), f"{lent_to} are lent to"
+            return percent
         finally:
             agent.kill()
             agent.wait()
+
+
+def _is_lent_to(file: Path) -> bool:
+    (device,) = decode(file.read_bytes()).devices
+    return device.lent_permille > 0 and device.lent_until_ns > time.monotonic_ns()
 
 
 def _container(root: Path, number: int) -> mmap.mmap:

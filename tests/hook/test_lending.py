@@ -41,6 +41,19 @@ def test_lent_and_returned_within_100_ms(tmp_path: Path, us: int) -> None:
     assert one.first_with(97, ended * STEP_MS) <= ended * STEP_MS + WITHIN_MS
 
 
+@pytest.mark.parametrize("us", [50, 300, 5000])
+@pytest.mark.parametrize("began_ms", [2000, 2050, 2100])
+def test_the_first_loan_on_a_quiet_node_comes_within_100_ms(
+    tmp_path: Path, began_ms: int, us: int
+) -> None:
+    """Nobody has computed for two seconds. Beginnings fall differently between two looks."""
+    quiet_first = (f"ms={began_ms},kernel=none", "ms=1000")
+    tenants = [Tenant(30, quiet_first), Tenant(70, ("ms=3000,kernel=none",))]
+    one, _ = run(tmp_path, tenants, {"kernel": us}, until_ms=3500)
+    began = next(i for i, p in enumerate(one.percents) if p > 0) * STEP_MS
+    assert one.between(began + WITHIN_MS + STEP_MS, began + 900) >= 97
+
+
 def test_negative_control_nothing_is_lent_without_the_loop(tmp_path: Path) -> None:
     """The agent is killed before it lends anything: the same judgement fails."""
     (one,) = run(tmp_path, [Tenant(30, ("ms=1500",))], SHORT, until_ms=1)

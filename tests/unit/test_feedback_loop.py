@@ -1,6 +1,7 @@
 """The loop around the table and the lending: who is told what, and by which file."""
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -8,12 +9,12 @@ import pytest
 from agent.domain.lending import Activity, Lease
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
 from agent.domain.pods import Container, Pod
-from agent.domain.switch_words import SwitchWords
+from agent.domain.switch_words import DEVICE_BYTES, SwitchWords
 from agent.errors import NodeNotReady
 from agent.ports import ContainerKey, Held
 from agent.services.feedback import LEASE_NS, Feedback, Levers
 from agent.services.lending import LEASE_NS as LENT_NS
-from agent.services.lending import Lender
+from agent.services.lending import LOOK_NS, Lender
 from agent.services.published import PodTable, Published
 from agent.services.roster import Roster
 from agent.supervisor import Supervisor
@@ -28,13 +29,18 @@ UUIDS = {
 IDLE = Activity(5 * MS, 0, 0, 0)
 
 
+def packed(activity: Activity) -> bytes:
+    """As a region has it, up to where the next device's would begin."""
+    return struct.pack("<qQQ16xQ", *activity).ljust(DEVICE_BYTES, b"\0")
+
+
 @dataclass
 class Node:
     """All ports at once: regions and limits files of containers, kept in dictionaries."""
 
     words: dict[ContainerKey, SwitchWords] = field(default_factory=dict)
     limits: dict[ContainerKey, LimitsFile] = field(default_factory=dict)
-    counters: dict[ContainerKey, tuple[Activity, ...]] = field(default_factory=dict)
+    counted: dict[ContainerKey, tuple[Activity, ...]] = field(default_factory=dict)
     leases: dict[tuple[ContainerKey, int], Lease] = field(default_factory=dict)
     guarded: frozenset[ContainerKey] = frozenset()
     guards: bool = True
@@ -42,6 +48,7 @@ class Node:
     written: list[tuple[ContainerKey, str, int]] = field(default_factory=list)
     now_ns: int = 10**15
     refreshed: int = 0
+    looks: int = 0
 
     # ports.RegionSwitches
 
@@ -70,8 +77,12 @@ class Node:
     def recent_kernel(self, key: ContainerKey) -> int | None:
         return self.words[key].recent_kernel
 
-    def activity(self, key: ContainerKey, places: int) -> tuple[Activity, ...]:
-        return self.counters.get(key, ())[:places]
+    def counters(self, wanted: Sequence[tuple[ContainerKey, int]]) -> list[bytes]:
+        self.looks += 1
+        return [
+            b"".join(packed(activity) for activity in self.counted.get(key, ())[:places])
+            for key, places in wanted
+        ]
 
     def held(self, key: ContainerKey) -> Held | None:
         return Held(3, 4, (5, 6)) if key in self.words else None
@@ -128,7 +139,7 @@ class Node:
             ),
             core_policy=policy,
         )
-        self.counters[key] = (IDLE,) * max(len(devices), 1)
+        self.counted[key] = (IDLE,) * max(len(devices), 1)
         return key
 
     def until(self, key: ContainerKey, line: int = 0) -> int:
@@ -142,9 +153,9 @@ class Node:
 
     def works(self, key: ContainerKey, *, waits: int = 0) -> None:
         """It launches on its first GPU, and waits so often."""
-        before, *rest = self.counters[key]
+        before, *rest = self.counted[key]
         now = Activity(5 * MS, self.now_ns, before.charged_ns + 10 * MS, before.waits + waits)
-        self.counters[key] = (now, *rest)
+        self.counted[key] = (now, *rest)
 
 
 def pods(**containers: Container) -> Published[PodTable]:
@@ -499,7 +510,7 @@ def test_nothing_is_lent_to_one_that_waits_for_others() -> None:
 def test_one_whose_counters_cannot_be_read_lends_nothing() -> None:
     node = Node()
     key, other = node.ours("one"), node.ours("other", permille=600)
-    node.counters[other] = ()
+    node.counted[other] = ()
     loop = feedback(node)
     for _ in range(5):
         node.works(key, waits=1)
@@ -514,9 +525,9 @@ def test_each_gpu_by_itself() -> None:
     loop = feedback(node)
     for _ in range(5):
         for number in (0, 1):
-            counters = list(node.counters[key])
+            counters = list(node.counted[key])
             counters[number] = Activity(0, node.now_ns, 0, counters[number].waits + 1)
-            node.counters[key] = tuple(counters)
+            node.counted[key] = tuple(counters)
         node.works(other)
         turns(loop, node, 0.04)
     assert (node.lent(key, 0), node.lent(key, 1)) == (699, 0)
@@ -635,13 +646,41 @@ def test_one_that_waits_for_others_is_nobody_to_share_with() -> None:
     assert node.lent(key) == 699
 
 
-def test_looks_are_rare_while_nobody_computes() -> None:
+def test_while_nobody_computes_a_look_is_as_late_as_a_borrower_may_wait() -> None:
+    """It sees what it is lent 25 ms after it was written."""
+    node = Node()
+    key, _ = node.ours("one", recent=0), node.ours("two", recent=0)
+    loop = feedback(node)
+    turns(loop, node, 1)
+    node.now_ns += max(loop.turn(), MS)
+    assert LOOK_NS < loop.turn() <= 75 * MS
+    node.works(key, waits=1)
+    node.now_ns += loop.turn()
+    loop.turn()
+    assert node.lent(key) == 699
+
+
+def test_who_comes_to_a_quiet_node_is_looked_at() -> None:
     node = Node()
     node.ours("one", recent=0)
     loop = feedback(node)
     turns(loop, node, 1)
-    node.now_ns += max(loop.turn(), MS)
-    assert loop.turn() > 200 * MS
+    key = node.ours("two", recent=0)
+    node.works(key)
+    loop.wake()
+    within_100_ms(loop, node, key)
+    assert node.lent(key) == 699
+
+
+def test_one_that_goes_away_from_a_quiet_node_is_looked_at_no_more() -> None:
+    node = Node()
+    node.ours("one", recent=0)
+    gone = node.ours("two", recent=0)
+    loop = feedback(node)
+    turns(loop, node, 1)
+    del node.words[gone], node.limits[gone]
+    turns(loop, node, 5)
+    assert loop.turn() <= 75 * MS
 
 
 def test_there_is_nothing_to_do_but_rounds_without_a_share() -> None:

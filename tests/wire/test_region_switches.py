@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.adapters.region_switches import HostRegionSwitches
 from agent.domain.lending import Activity
 from agent.domain.region import FILE_BYTES, MAGIC, TAIL_OFFSET, V1
-from agent.domain.switch_words import layout_of, words_of
+from agent.domain.switch_words import activities, layout_of, words_of
 from agent.errors import NodeNotReady
 
 KEY = ("0a1b2c3d-0000-4000-8000-00000000000f", "main")
@@ -32,6 +32,11 @@ class Bed:
         self.home.mkdir(mode=0o777)
         self.region = self.home / NAME
         self.switches = HostRegionSwitches(root)
+
+    def activity(self, places: int) -> tuple[Activity, ...]:
+        """What its counters say."""
+        (content,) = self.switches.counters([(KEY, places)])
+        return activities(content)
 
     def make_ours(self) -> None:
         """A region with our library's part."""
@@ -56,7 +61,7 @@ def test_what_hami_core_writes_is_read(bed: Bed, version: int) -> None:
     assert (words.recent_kernel, words.switch, words.priority) == (2, 1, 3)
     assert words.devices[:3] == (GPU_A.lower(), GPU_B.lower(), "")
     assert words.core_permille[:2] == (400, 400)
-    assert bed.switches.activity(KEY, 1) == ()
+    assert bed.activity(1) == ()
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -80,8 +85,8 @@ def test_counters_of_our_library(bed: Bed) -> None:
         file.seek(TAIL_OFFSET + 64 + 256 + 64)  # of the second device
         file.write(struct.pack("<qQQQQQ", -5, 6, 7, 8, 9, 10))
     bed.switches.refresh()
-    assert bed.switches.activity(KEY, 2) == (Activity(0, 0, 0, 0), Activity(-5, 6, 7, 10))
-    assert len(bed.switches.activity(KEY, 1)) == 1
+    assert bed.activity(2) == (Activity(0, 0, 0, 0), Activity(-5, 6, 7, 10))
+    assert len(bed.activity(1)) == 1
 
 
 def test_a_region_that_is_exchanged_is_opened_anew(bed: Bed) -> None:
@@ -227,7 +232,7 @@ def test_one_that_is_cut_while_it_is_open_is_not_made_longer(bed: Bed, size: int
     bed.switches.refresh()
     os.truncate(bed.region, size)
     assert not bed.switches.put(KEY, recent_kernel=-1)
-    assert bed.switches.activity(KEY, 1) == ()
+    assert bed.activity(1) == ()
     assert bed.region.stat().st_size == size
     assert bed.switches.refresh() == {}
 

@@ -15,7 +15,7 @@ from agent.domain.claims import TO_ALLOCATE
 from agent.domain.dialect import LOCK
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grant_plan import GrantPolicy
-from agent.domain.grants import GrantRecord
+from agent.domain.grants import GrantOwner, GrantRecord
 from agent.domain.new_region import Piece, SeenRegion
 from agent.domain.pods import Container, Node, Pod
 from agent.errors import ClusterConflict, ClusterGone, ClusterUnavailable, NodeNotReady
@@ -258,6 +258,20 @@ class FakeGrantLog:
             key = (record.pod_uid, record.container)
             self.by_container.pop(key, None)
             self.by_container[key] = record
+
+    def own(self, record: GrantRecord, owner: GrantOwner) -> GrantRecord | None:
+        known = self.by_container.pop((record.pod_uid, record.container), None)
+        if known is None:
+            return None
+        named = replace(
+            known,
+            namespace=owner.namespace,
+            pod_name=owner.pod_name,
+            container=owner.container,
+            owner_uid=owner.pod_uid,
+        )
+        self.by_container[named.pod_uid, named.container] = named
+        return named
 
     def answered(self, record: GrantRecord) -> None:
         with self.faults.at("mark answered", disk_full):

@@ -74,9 +74,13 @@ class HostDriverFiles:
         """See `DriverFiles.common_nodes`."""
         return tuple(path for path in COMMON_DEVICE_NODES if self._has_node(path))
 
+    def imex_there(self) -> tuple[int, ...]:
+        """Those channels that the node has."""
+        return tuple(channel for channel in self._imex if self._has_node(imex_node(channel)))
+
     def imex_channels(self) -> tuple[int, ...]:
         """See `DriverFiles.imex_channels`."""
-        there = tuple(channel for channel in self._imex if self._has_node(imex_node(channel)))
+        there = self.imex_there()
         if self._imex_required and there != self._imex:
             missing = next(channel for channel in self._imex if channel not in there)
             raise NodeNotReady(

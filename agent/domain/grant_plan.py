@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from agent.domain.cdi import (
     ANNOTATION_PREFIX,
+    EVERY,
     GPU_CLASS,
     IMEX_CLASS,
     annotation_key,
@@ -50,6 +51,7 @@ class GrantPolicy:
     mofed_enabled: bool = False
     gdrcopy_enabled: bool = False
     cdi_annotation_prefix: str = ANNOTATION_PREFIX
+    cdi_absent: frozenset[str] = frozenset()  # classes of which the node has nothing
     imex_channels: tuple[int, ...] = ()
     oversubscribed: bool = False  # more memory is promised than there is
     disable_core_limit: bool = False
@@ -68,8 +70,8 @@ class GrantPolicy:
         return CDI_STRATEGIES.issuperset(self.device_list_strategy)
 
     @property
-    def cdi_extras(self) -> tuple[str, ...]:
-        """Classes of CDI devices that every container with a GPU gets as well."""
+    def extras(self) -> tuple[str, ...]:
+        """What every container with a GPU gets as well; also classes of CDI devices."""
         wanted = (("gdrcopy", self.gdrcopy_enabled), ("gds", self.gds_enabled),
                   ("mofed", self.mofed_enabled))  # fmt: skip
         return tuple(name for name, enabled in wanted if enabled)
@@ -162,7 +164,7 @@ def _cdi_names(ids: Sequence[str], policy: GrantPolicy) -> list[str]:
     return [
         *(qualified(GPU_CLASS, id_) for id_ in ids),
         *(qualified(IMEX_CLASS, str(channel)) for channel in policy.imex_channels),
-        *(qualified(extra, "all") for extra in policy.cdi_extras),
+        *(qualified(extra, EVERY) for extra in policy.extras if extra not in policy.cdi_absent),
     ]
 
 
@@ -174,7 +176,7 @@ def _base_envs(ids: Sequence[str], policy: GrantPolicy) -> dict[str, str]:
             envs[IMEX_CHANNELS] = ",".join(map(str, policy.imex_channels))
     if VOLUME_MOUNTS in policy.device_list_strategy:  # with both the mounts decide, as upstream
         envs[VISIBLE_DEVICES] = VOLUME_MOUNTS_ROOT
-    for name in policy.cdi_extras:
+    for name in policy.extras:
         envs[f"NVIDIA_{name.upper()}"] = "enabled"
     return envs
 

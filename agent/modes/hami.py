@@ -37,8 +37,8 @@ class HamiMode:
 
     def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
         config, view = parts.config, parts.view
-        host = HostSide(config, grants, view.pods)
-        self.caches, self._hook = host.caches, host.hook
+        host = HostSide(config, grants, view.pods, parts.inventory)
+        self.caches, self._host = host.caches, host
         finisher = BindFinisher(view, grants.records, post=parts.events.post)
         turns = Turns(view, grants, failed=finisher.failed)
         allocator = Allocator(
@@ -69,7 +69,7 @@ class HamiMode:
         ]
 
     def missing(self) -> Sequence[str]:
-        return [why for why in (self._registrar.missing(), self._hook.missing()) if why]
+        return [why for why in (self._registrar.missing(), self._host.missing()) if why]
 
     def leave(self, within_s: float) -> None:
         self._registrar.leave(within_s=within_s)

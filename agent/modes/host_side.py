@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,8 @@ from agent.adapters.hook_files import HostHookFiles, install_hook, offer_plain_n
 from agent.bundle import hook_dir
 from agent.config import Config
 from agent.domain.grant_plan import CDI_STRATEGIES, GrantPolicy
-from agent.errors import AgentError
-from agent.ports import DriverFiles
+from agent.errors import AgentError, NodeNotReady
+from agent.ports import DriverFiles, HookFiles
 from agent.services.cache_gc import CacheGc
 from agent.services.hook_gc import HookGc
 from agent.services.hook_install import HookInstall
@@ -33,10 +34,13 @@ class HostSide:
 
     services: list[Service]
 
-    def __init__(self, config: Config, grants: FileGrantLog, pods: Pods) -> None:
+    def __init__(
+        self, config: Config, grants: FileGrantLog, pods: Pods, inventory: Inventory
+    ) -> None:
         """`pods` says who is still there: what belongs to nobody is deleted."""
         self.policy = policy_of(config)
-        self.caches, install = _caches(config)
+        self._cdi = cdi_specs(config, inventory, driver_files(config), self.policy)
+        self.caches, install = _caches(config, self._cdi)
         hooks = HostHookFiles(config.host_vgpu_dir, config.host_proc)
         self.hook = HookInstall(
             install,
@@ -53,12 +57,29 @@ class HostSide:
                 after_s=config.cache_gc_after_s,
                 every_s=config.cache_gc_every_s,
             ),
+            *([self._cdi] if self._cdi else []),
         ]
+
+    def missing(self) -> str:
+        """Why containers cannot be given what they need, in a sentence; empty: they can."""
+        return self.hook.missing() or (self._cdi.problem.now() if self._cdi else "")
+
+
+class _DescribedFirst(HostCaches):
+    """Gives nothing to containers while no CDI file says what their devices are."""
+
+    cdi: "CdiSpecs"
+
+    def prepare(self) -> HookFiles:
+        if why := self.cdi.problem.now():
+            raise NodeNotReady(why)
+        return super().prepare()
 
 
 def policy_of(config: Config) -> GrantPolicy:
     """How this node hands GPUs to containers."""
-    return GrantPolicy(
+    files = driver_files(config)
+    policy = GrantPolicy(
         hook_dir=f"{config.hook_path}/vgpu",
         device_list_strategy=config.device_list_strategy,
         device_id_strategy=config.device_id_strategy,
@@ -68,16 +89,20 @@ def policy_of(config: Config) -> GrantPolicy:
         mofed_enabled=config.mofed_enabled,
         gdrcopy_enabled=config.gdrcopy_enabled,
         cdi_annotation_prefix=config.cdi_annotation_prefix,
-        imex_channels=tuple(sorted(config.imex_channel_ids)),
+        imex_channels=tuple(sorted(config.imex_channel_ids))
+        if config.imex_required
+        else files.imex_there(),
         oversubscribed=config.sharing.memory_scaling > 1,
         disable_core_limit=config.disable_core_limit,
         hook_log_level=config.hook_log_level,
         allow_disable_control=config.allow_disable_control,
         any_value_disables=config.mode == "volcano",  # as in Volcano, where its presence is enough
     )
+    absent = frozenset(name for name in policy.extras if not files.extra_nodes(name))
+    return replace(policy, cdi_absent=absent)
 
 
-def _caches(config: Config) -> tuple[HostCaches, Callable[[], Path]]:
+def _caches(config: Config, cdi: "CdiSpecs | None") -> tuple[HostCaches, Callable[[], Path]]:
     """The host's directories, with the hook library in place, and what puts it there again."""
     source, where = hook_dir() / "libvgpu.so", config.host_vgpu_dir
 
@@ -91,13 +116,15 @@ def _caches(config: Config) -> tuple[HostCaches, Callable[[], Path]]:
     except AgentError as error:  # HookInstall says it again, until it is mended
         log.failing("hook not installed", error=error)
         versioned = ""
-    caches = HostCaches(
+    caches = (_DescribedFirst if cdi else HostCaches)(
         where,
         lock_dir=config.lock_dir,
         hook_library=f"{config.hook_path}/vgpu/libvgpu.so",
         versioned_library=versioned,
         dev_root=config.dev_root or config.driver_root,
     )
+    if isinstance(caches, _DescribedFirst) and cdi:
+        caches.cdi = cdi
     return caches, install
 
 

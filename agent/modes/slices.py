@@ -36,10 +36,11 @@ class SlicesMode:
 
     def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
         config = parts.config
-        host = HostSide(config, grants, parts.view.pods)
-        self.caches, self._hook = host.caches, host.hook
+        host = HostSide(config, grants, parts.view.pods, parts.inventory)
+        self.caches, self._host = host.caches, host
         running = running_of(parts)
-        self._books = SliceBooks(grants)
+        self._books = SliceBooks(grants, limits)
+        limits.listen(self._books.touch)
         pods = kubelet_pods(parts, grants, running=running, released=self._books.release)
         self._books.changed.listen(pods.wake)
         self._allocator = SliceAllocator(
@@ -62,7 +63,7 @@ class SlicesMode:
         self.services = [*self.plugins, pods, *host.services]
 
     def missing(self) -> Sequence[str]:
-        return [why for why in (self._hook.missing(),) if why]
+        return [why for why in (self._host.missing(),) if why]
 
     def leave(self, within_s: float) -> None:
         """Nothing was written to the cluster."""

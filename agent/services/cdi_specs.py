@@ -82,7 +82,7 @@ class CdiSpecs:
                 for channel in channels
             }
             yield CdiSpec(class_name=IMEX_CLASS, devices=with_every(devices))
-        for extra in self._policy.cdi_extras:
+        for extra in self._policy.extras:
             edits = Edits(nodes=nodes(self._driver.extra_nodes(extra), self._policy.dev_root))
             edits = edits.plus(self._driver.extra_mounts(extra))
             if edits.nodes:

@@ -94,7 +94,8 @@ class NvidiaAllocator:
                 f"kubelet asks for {missing[0][:80]!r} of {self._resource}, which this node does "
                 "not offer (any more): delete the pod, so that it is given another device"
             )
-        devices = tuple(known[device_id] for device_id in device_ids)
+        asked = frozenset(device_ids)  # kubelet's order is none
+        devices = tuple(one for one in known.values() if one.device_id in asked)
         self._refuse_too_many(devices)
         return devices
 

@@ -188,6 +188,7 @@ ROWS = (
         field="fail_on_init_error",
         env=("FAIL_ON_INIT_ERROR",),
         nvidia="flags.failOnInitError",
+        by_mode={"nvidia": True},
         help="Exit when there is no NVIDIA driver, instead of waiting for one.",
     ),
     Setting(

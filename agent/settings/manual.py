@@ -62,7 +62,10 @@ def _entry(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    return setting.value_text or f"`{setting.default_text}`"
+    text = setting.value_text or f"`{setting.default_text}`"
+    for mode, value in setting.by_mode.items():
+        text += f"; in mode {mode} `{setting.kind.show(value)}`"
+    return text
 
 
 def _unused(setting: Setting) -> str:

@@ -1,35 +1,208 @@
-"""Mode nvidia, the agent as a process on the simulated node: no API server, no scheduler."""
+"""Mode nvidia, the agent as a process: kubelet alone, no scheduler, no API server."""
 
-from collections.abc import Mapping
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
-from agent.sim.kubelet import ContainerGrant, ContainerSpec, PodSpec
-from agent.sim.node import SimNode
-from tests.e2e.conftest import NodeMaker
+import pytest
+
+from agent.sim.driver import SimGpu, SimMig, made_up_uuid
+from agent.sim.kubelet import ContainerGrant, ContainerSpec
+from agent.sim.lone_node import LoneNode
+from tests.cdi_schema import check_cdi
+from tests.e2e.conftest import COMMAND
 from tests.waiting import eventually
 
-GPU = "nvidia.com/gpu"
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+ROOT = "/var/run/nvidia-container-devices"
+FIRST, SECOND = made_up_uuid(0), made_up_uuid(1)
+SHARING = """
+version: v1
+flags:
+  migStrategy: none
+  plugin: {deviceListStrategy: envvar}
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 4
+"""
+
+LoneMaker = Callable[..., LoneNode]
 
 
-def up(node: SimNode, wanted: Mapping[str, int]) -> None:
+@pytest.fixture
+def lone() -> Iterator[LoneMaker]:
+    """Make nodes; everything they started is ended after the test."""
+    nodes: list[LoneNode] = []
+
+    def make(*flags: str, gpus: Mapping[int, SimGpu] | None = None, config: str = "") -> LoneNode:
+        root = Path(tempfile.mkdtemp(prefix="vgpu-e2e-"))
+        if config:
+            (root / "config.yaml").write_text(config)
+            flags = (*flags, "--config-file", str(root / "config.yaml"))
+        node = LoneNode(
+            root,
+            COMMAND,
+            flags=("--probe-interval", "0.5s", "--mode", "nvidia", *flags),
+            environ={"PYTHONUNBUFFERED": "1"},
+        )
+        nodes.append(node.start())
+        for number, gpu in (gpus or {0: SimGpu(uuid=FIRST), 1: SimGpu(uuid=SECOND)}).items():
+            node.driver.add_gpu(number, gpu)
+        node.start_agent()
+        return node
+
+    yield make
+    for node in nodes:
+        sys.stderr.write(node.log_text())
+        node.stop()
+        shutil.rmtree(node.root, ignore_errors=True)
+
+
+def up(node: LoneNode, wanted: Mapping[str, int]) -> None:
     eventually(
-        lambda: dict(node.kubelet.node_status().allocatable) == wanted, within_s=20, what="devices"
+        lambda: dict(node.kubelet.node_status().allocatable) == wanted, within_s=30, what="devices"
     )
-    eventually(node.ready, within_s=20, what="/readyz")
+    eventually(node.ready, within_s=30, what="/readyz")
 
 
-def run(node: SimNode, name: str, resources: Mapping[str, int]) -> ContainerGrant:
-    spec = PodSpec(name, "team", name, [ContainerSpec("main", resources)])
-    admitted = node.kubelet.admit(spec)
-    assert admitted.ok, admitted.message
-    return admitted.containers["main"]
+def given(node: LoneNode, name: str, resources: Mapping[str, int]) -> ContainerGrant:
+    pod = node.run_static(name, ContainerSpec("main", resources))
+    assert pod.admitted.ok, pod.admitted.message
+    return pod.admitted.containers["main"]
 
 
-def test_whole_gpus(make_node: NodeMaker) -> None:
-    node = make_node("--mode", "nvidia", started=False)
-    node.start_agent()
+def driver_tree(root: Path) -> Path:
+    """A driver's files as a distribution puts them."""
+    folder = root / "driver-root/usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    for name in ("libcuda", "libnvidia-ml"):
+        (folder / f"{name}.so.570.86.15").write_bytes(b"")
+        (folder / f"{name}.so.1").symlink_to(f"{name}.so.570.86.15")
+    (root / "driver-root/dev").mkdir()
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
+        (root / "driver-root/dev" / name).write_bytes(b"")
+    return root / "driver-root"
+
+
+def test_whole_gpus(lone: LoneMaker) -> None:
+    node = lone()
     up(node, {GPU: 2})
-    first, second = run(node, "a", {GPU: 1}), run(node, "b", {GPU: 1})
-    seen = {first.env["NVIDIA_VISIBLE_DEVICES"], second.env["NVIDIA_VISIBLE_DEVICES"]}
-    assert seen == node.kubelet.resources()[GPU].healthy
-    assert set(first.env) == {"NVIDIA_VISIBLE_DEVICES"}
-    assert not (first.mounts or first.devices or first.annotations or first.cdi_devices)
+    first, second = given(node, "a", {GPU: 1}), given(node, "b", {GPU: 1})
+    assert {first.env[VISIBLE], second.env[VISIBLE]} == {FIRST, SECOND}
+    assert node.kubelet.resources[GPU].healthy == {FIRST, SECOND}, "ids are uuids"
+    assert set(first.env) == {VISIBLE}
+    assert (first.mounts, first.devices, first.cdi_devices) == ((), (), ())
+    refused = node.run_static("c", ContainerSpec("main", {GPU: 1}))
+    assert not refused.admitted.ok
+
+
+def test_mounts_nodes_and_indices(lone: LoneMaker) -> None:
+    node = lone("--device-list-strategy", "volume-mounts", "--device-id-strategy", "index",
+                "--pass-device-specs", "--gds-enabled")  # fmt: skip
+    up(node, {GPU: 2})
+    grant = given(node, "a", {GPU: 2})
+    assert grant.env == {VISIBLE: ROOT, "NVIDIA_GDS": "enabled"}
+    assert [mount.container_path for mount in grant.mounts] == [f"{ROOT}/0", f"{ROOT}/1"]
+    assert {mount.host_path for mount in grant.mounts} == {"/dev/null"}
+    assert [device.container_path for device in grant.devices][-2:] == [
+        "/dev/nvidia0",
+        "/dev/nvidia1",
+    ]
+
+
+def test_nvidias_file_makes_replicas(lone: LoneMaker) -> None:
+    node = lone(config=SHARING)
+    up(node, {SHARED: 8})
+    assert f"{FIRST}::0" in node.kubelet.resources[SHARED].healthy
+    seen = [given(node, f"pod-{n}", {SHARED: 1}).env[VISIBLE] for n in range(4)]
+    assert sorted(seen) == sorted([FIRST, FIRST, SECOND, SECOND]), "spread over the GPUs"
+    refused = node.run_static("greedy", ContainerSpec("main", {SHARED: 2}))
+    assert not refused.admitted.ok
+    assert "Ask for nvidia.com/gpu.shared: 1" in refused.admitted.message
+
+
+def test_an_ill_gpu_takes_all_its_replicas_with_it(lone: LoneMaker) -> None:
+    node = lone(config=SHARING)
+    up(node, {SHARED: 8})
+    node.driver.xid(0, 79)
+    eventually(
+        lambda: len(node.kubelet.resources[SHARED].unhealthy) == 4,
+        within_s=20,
+        what="4 of 8 unhealthy",
+    )
+
+
+@pytest.mark.parametrize("strategy", ["cdi-annotations", "cdi-cri"])
+def test_cdi(lone: LoneMaker, tmp_path: Path, strategy: str) -> None:
+    root, specs = driver_tree(tmp_path), tmp_path / "cdi"
+    node = lone("--device-list-strategy", strategy, "--nvidia-driver-root", str(root),
+                "--cdi-spec-dir", str(specs))  # fmt: skip
+    up(node, {GPU: 2})
+    grant = given(node, "a", {GPU: 2})
+    names = {f"k8s.device-plugin.nvidia.com/gpu={uuid}" for uuid in (FIRST, SECOND)}
+    if strategy == "cdi-cri":
+        assert set(grant.cdi_devices) == names
+        assert not grant.annotations
+    else:
+        ((key, value),) = grant.annotations.items()
+        assert key.startswith("cdi.k8s.io/nvidia-device-plugin_")
+        assert set(value.split(",")) == names
+    assert (dict(grant.env), grant.mounts, grant.devices) == ({}, (), ())
+    document = check_cdi((specs / "k8s.device-plugin.nvidia.com-gpu.json").read_text())
+    devices = {device["name"]: device["containerEdits"] for device in document["devices"]}
+    assert set(devices) == {FIRST, SECOND, "all"}
+    nodes = [one["path"] for one in devices[FIRST]["deviceNodes"]]
+    assert nodes == ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+    assert devices[FIRST]["deviceNodes"][0]["hostPath"] == f"{root}/dev/nvidia0"
+    mounted = {mount["containerPath"] for mount in devices[FIRST]["mounts"]}
+    assert "/usr/lib/x86_64-linux-gnu/libcuda.so.1" in mounted
+
+
+def test_without_a_driver_below_the_root_cdi_gives_nothing(lone: LoneMaker, tmp_path: Path) -> None:
+    node = lone("--device-list-strategy", "cdi-cri", "--nvidia-driver-root", str(tmp_path),
+                "--cdi-spec-dir", str(tmp_path / "cdi"))  # fmt: skip
+    eventually(lambda: GPU in node.kubelet.resources, within_s=30, what="registered")
+    assert "libcuda.so" in node.fetch("/readyz")[1]
+    refused = node.run_static("a", ContainerSpec("main", {GPU: 1}))
+    assert "--nvidia-driver-root" in refused.admitted.message
+
+
+def mig_gpu(number: int, *memory_mib: int) -> SimGpu:
+    migs = tuple(
+        SimMig(position=place, uuid=f"MIG-{number}{place}", gpu_instance=place + 1, memory_mib=size)
+        for place, size in enumerate(memory_mib)
+    )
+    return SimGpu(
+        uuid=made_up_uuid(number),
+        name="NVIDIA A100-SXM4-40GB",
+        memory_mib=40960,
+        mig=True,
+        migs=migs,
+    )
+
+
+def test_mig_mixed(lone: LoneMaker) -> None:
+    node = lone("--mig-strategy", "mixed", gpus={0: mig_gpu(0, 4864, 4864), 1: SimGpu(uuid=SECOND)})
+    up(node, {GPU: 1, "nvidia.com/mig-1g.5gb": 2})
+    assert given(node, "a", {"nvidia.com/mig-1g.5gb": 1}).env[VISIBLE].startswith("MIG-0")
+    assert given(node, "b", {GPU: 1}).env[VISIBLE] == SECOND
+
+
+def test_mig_single(lone: LoneMaker) -> None:
+    node = lone("--mig-strategy", "single", gpus={0: mig_gpu(0, 4864, 4864)})
+    up(node, {GPU: 2})
+    assert given(node, "a", {GPU: 1}).env[VISIBLE].startswith("MIG-0")
+
+
+def test_mig_single_with_a_whole_gpu_is_refused(lone: LoneMaker) -> None:
+    node = lone("--mig-strategy", "single", gpus={0: mig_gpu(0, 4864), 1: SimGpu(uuid=SECOND)})
+    assert node.agent is not None
+    assert node.agent.wait(30) == 2
+    assert "needs all GPUs in MIG mode or none" in node.log_text()

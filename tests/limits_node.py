@@ -169,6 +169,7 @@ class Agent:
         containers = GrantedContainers(
             limits, node.grants, node.pods, inventory, node.sharing, use=node.use.now
         )
+        self.asked_by = ""  # who is at the other end of the socket
         self.changes = LimitChanges(
             limits,
             containers,
@@ -180,7 +181,7 @@ class Agent:
         )
 
     def post(self, **body: Any) -> tuple[int, dict[str, Any]]:
-        status, content = self.changes.answer(json.dumps(body).encode())
+        status, content = self.changes.answer(json.dumps(body).encode(), self.asked_by)
         return status, json.loads(content)
 
     def asked(self, _path: Path, method: str, target: str, body: Mapping[str, Any]) -> Any:

@@ -56,6 +56,7 @@ class Talk:
     door: Door
     until_s: float
     refusal: str
+    peer: str = ""
     received: bytearray = field(default_factory=bytearray)
     head: Head | None = None  # read, and the body is still to come
     body_bytes: int = 0
@@ -81,7 +82,7 @@ class Talk:
         if self.head is None or len(self.received) < self.body_bytes:
             return None
         body = bytes(self.received[: self.body_bytes])
-        given = answer(self.door.routes, self.head, body)
+        given = answer(self.door.routes, self.head, body, self.peer)
         return given.encode(head_only=self.head.method == "HEAD")
 
     def _refused(self, head: Head) -> Answer | None:
@@ -192,8 +193,13 @@ class Endpoints:
             if len(here) >= MAX_CONNECTIONS:
                 self._end(min(here, key=lambda talk: talk.until_s))
             sock.setblocking(False)
-            until_s = self._clock() + TALK_WITHIN_S
-            talk = Talk(sock, door, until_s, door.listener.refusal(sock))
+            talk = Talk(
+                sock,
+                door,
+                self._clock() + TALK_WITHIN_S,
+                door.listener.refusal(sock),
+                door.listener.peer(sock),
+            )
             self._talks[sock] = talk
             self._selector.register(sock, selectors.EVENT_READ, talk)
 

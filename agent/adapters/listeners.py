@@ -32,6 +32,9 @@ class Listener(Protocol):
     def refusal(self, peer: socket.socket) -> str:
         """Why whoever connected is not served, in a sentence; empty: they are."""
 
+    def peer(self, peer: socket.socket) -> str:
+        """Who connected, in words for a log; empty: nobody knows."""
+
     def closed(self) -> None:
         """The socket was closed: take away what is left of it."""
 
@@ -61,6 +64,10 @@ class TcpListener:
         return False
 
     def refusal(self, peer: socket.socket) -> str:
+        del peer
+        return ""
+
+    def peer(self, peer: socket.socket) -> str:
         del peer
         return ""
 

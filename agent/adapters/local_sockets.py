@@ -159,13 +159,20 @@ class UnixListener:
         if not self.owner_only:
             return ""
         try:
-            raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            _, uid = _credentials(peer)
         except OSError as error:
             return f"it is not known who connects ({error.strerror}), so nothing is changed"
-        _, uid, _ = _CREDENTIALS.unpack(raw)
         if uid in (0, os.geteuid()):
             return ""
         return f"user {uid} may change nothing here; do it as root"
+
+    def peer(self, peer: socket.socket) -> str:
+        """The kernel's word, of the moment at which they connected."""
+        try:
+            pid, uid = _credentials(peer)
+        except OSError:
+            return ""
+        return f"uid {uid}, pid {pid}" if pid > 0 else f"uid {uid}"  # 0: not in our pid namespace
 
     def closed(self) -> None:
         if self._identity is not None and self._found() == self._identity:
@@ -180,6 +187,13 @@ class UnixListener:
         except OSError:
             return None
         return info.st_dev, info.st_ino
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end. Raises OSError."""
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
 
 
 def read_listener(directory: RuntimeDirectory, group: str) -> UnixListener:

@@ -18,11 +18,11 @@ READING = ("GET", "HEAD")
 class Route:
     """One path. What it calls must not block: one thread answers everybody.
 
-    `get` is given the Accept header, `post` the body.
+    `get` is given the Accept header, `post` the body and who sent it, as far as that is known.
     """
 
     get: Callable[[str], Answer] | None = None
-    post: Callable[[bytes], Answer] | None = None
+    post: Callable[[bytes, str], Answer] | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -60,11 +60,11 @@ def shown(render: Callable[[], bytes]) -> Route:
     return Route(get=lambda _: Answer(HTTPStatus.OK, render(), JSON))
 
 
-def changed(post: Callable[[bytes], tuple[int, bytes]]) -> Route:
-    """A change that is asked for: `post` takes a body and gives status and JSON."""
+def changed(post: Callable[[bytes, str], tuple[int, bytes]]) -> Route:
+    """A change that is asked for: `post` takes a body and who sent it, gives status and JSON."""
 
-    def answer(body: bytes) -> Answer:
-        status, document = post(body)
+    def answer(body: bytes, asked_by: str) -> Answer:
+        status, document = post(body, asked_by)
         return Answer(HTTPStatus(status), document, JSON)
 
     return Route(post=answer)
@@ -86,12 +86,12 @@ def objection(routes: Routes, head: Head) -> Answer | None:
     return None
 
 
-def answer(routes: Routes, head: Head, body: bytes) -> Answer:
+def answer(routes: Routes, head: Head, body: bytes, asked_by: str = "") -> Answer:
     """The answer to a request to which there is no objection."""
     route = routes[head.path]
     try:
         if head.method == "POST" and route.post:
-            return route.post(body)
+            return route.post(body, asked_by)
         if route.get:
             return route.get(head.accept)
     except Exception as error:  # noqa: BLE001 - a broken collector must not end the probes

@@ -54,6 +54,7 @@ class _Asked:
     """A request that waits for the loop."""
 
     body: bytes
+    by: str  # who, as far as that is known
     begun: threading.Lock = field(default_factory=threading.Lock)  # taken once, never given back
     done: threading.Event = field(default_factory=threading.Event)
     answer: tuple[int, bytes] = (FAILED_STATUS, b'{"error": "the agent failed: look at its log"}')
@@ -82,13 +83,15 @@ class LimitChanges:
         self.count = count
         self.one_at_a_time = threading.Lock()
 
-    def post(self, body: bytes) -> tuple[int, bytes]:
+    def post(self, body: bytes, asked_by: str = "") -> tuple[int, bytes]:
         """Have done what the body of POST /v1/limits asks; give the HTTP status and a JSON body.
+
+        `asked_by`: whoever sent it, in words for the log and the Event; empty: it is not known.
 
         Whoever answers on the sockets also answers whether the agent is alive, so it must not wait
         for a disk: the work is the loop's, and the answer comes `WAIT_S` later at the latest.
         """
-        asked = _Asked(body)
+        asked = _Asked(body, asked_by)
         try:
             self._waiting.put_nowait(asked)
         except queue.Full:
@@ -122,27 +125,29 @@ class LimitChanges:
             if not asked.begun.acquire(blocking=False):
                 continue
             try:
-                asked.answer = self.answer(asked.body)
+                asked.answer = self.answer(asked.body, asked.by)
             finally:
                 asked.done.set()
 
-    def answer(self, body: bytes) -> tuple[int, bytes]:
+    def answer(self, body: bytes, asked_by: str = "") -> tuple[int, bytes]:
         """Do what the body asks, now; give the HTTP status and a JSON body."""
         try:
             request = parse_body(body)
             record = self._containers.addressed(request.target)
             with self.one_at_a_time:
-                changes = self._by_socket(request, record)
+                changes = self._by_socket(request, record, asked_by)
         except AgentError as error:
             status = next((code for kind, code in _STATUS if isinstance(error, kind)), UNAVAILABLE)
             self.count(SOCKET, FAILED if status == UNAVAILABLE else REFUSED)
-            log.warning("limits refused", source=SOCKET, error=error)
+            log.warning("limits refused", source=SOCKET, asked_by=asked_by, error=error)
             if isinstance(error, NoSuchContainer):
                 return _problem(status, str(error), candidates=error.candidates)
             return _problem(status, str(error))
         return OK, json.dumps(_answer(record, changes)).encode()
 
-    def _by_socket(self, request: SocketRequest, record: GrantRecord) -> list[DeviceChange]:
+    def _by_socket(
+        self, request: SocketRequest, record: GrantRecord, asked_by: str
+    ) -> list[DeviceChange]:
         subject = self._containers.subject(record)
         before = self._limits.record(record.pod_uid, record.container)
         new = asked_limits([request.limits], subject.now, subject)
@@ -154,10 +159,15 @@ class LimitChanges:
             ceiling=() if ceiling == subject.granted else tuple(ceiling.values()),
             source=SOCKET,
         )
-        return self.apply(record, subject, after, SOCKET)
+        return self.apply(record, subject, after, SOCKET, asked_by)
 
     def apply(
-        self, record: GrantRecord, subject: Subject, after: LimitRecord, source: str
+        self,
+        record: GrantRecord,
+        subject: Subject,
+        after: LimitRecord,
+        source: str,
+        asked_by: str = "",
     ) -> list[DeviceChange]:
         """Let the record `after` hold and say so. The caller holds `one_at_a_time`.
 
@@ -173,8 +183,15 @@ class LimitChanges:
         self.count(source, CHANGED if differing else UNCHANGED)
         if differing:
             words = "; ".join(change.words for change in differing)
-            log.info("limits changed", source=source, container=full_name(record), change=words)
+            log.info(
+                "limits changed",
+                source=source,
+                **({"asked_by": asked_by} if source == SOCKET else {}),
+                container=full_name(record),
+                change=words,
+            )
             by = "the pod's annotation" if source == BY_ANNOTATION else "an administrator"
+            by += f" ({asked_by})" if asked_by else ""
             over = any(change.over_bytes for change in differing)
             self.tell(
                 record, CHANGED_EVENT, f"container {record.container}, by {by}: {words}", over

@@ -1,6 +1,7 @@
 """Limits that change while a container runs: by command, by the pod, through restarts."""
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -67,7 +68,11 @@ def test_the_command_changes_what_the_running_container_has_mounted(
         assert "GPU 0: 4000 MiB -> 1024 MiB, 40 % -> 20 %" in done.stdout.replace("GPU 1", "GPU 0")
         assert int.from_bytes(mounted.read(96)[88:], "little") == 1024 * MIB
     eventually(lambda: reasons(node) == ["VgpuLimitsChanged"])
-    assert "limits_changed in=limit_changes source=socket container=team/p/main" in node.log_text()
+    assert re.search(
+        r'limits_changed in=limit_changes source=socket asked_by="uid 0, pid \d+" '
+        "container=team/p/main",
+        node.log_text(),
+    )
     eventually(
         lambda: (
             'vgpu_limit_changes_total{outcome="changed",source="socket"} 1.0'

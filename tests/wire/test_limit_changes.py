@@ -463,14 +463,21 @@ def test_the_log_says_who_changed_what(node: Node) -> None:
     try:
         record = node.grant("p")
         agent = node.agent()
+        agent.asked_by = "uid 0, pid 77"
         agent.post(target="p", memory="500Mi")
+        agent.post(target="nobody", memory="500Mi")
         node.annotate(record, {"main": {"memory": "5Ti"}})
         agent.annotations.look_once()
     finally:
         logs.configure()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    changed, refused = (line for line in lines if line["event"].startswith("limits "))
+    changed, unknown, refused = (line for line in lines if line["event"].startswith("limits "))
     assert (changed["event"], changed["source"]) == ("limits changed", "socket")
+    assert changed["asked_by"] == unknown["asked_by"] == "uid 0, pid 77"
+    assert unknown["event"] == "limits refused"
+    assert node.events[0].message.startswith(
+        "container main, by an administrator (uid 0, pid 77): GPU 0"
+    )
     assert changed["container"] == "team/p/main"
     assert changed["change"] == f"GPU 0 ({GPUS[0]}): memory 1000 MiB -> 500 MiB"
     assert (refused["event"], refused["source"]) == ("limits refused", "annotation")

@@ -74,6 +74,7 @@ class Agent:
 
     directory: Path
     posted: list[bytes] = field(default_factory=list)
+    posted_by: list[str] = field(default_factory=list)
     listening: list[UnixListener] = field(default_factory=list)
     tcp: TcpListener = field(default_factory=lambda: TcpListener("127.0.0.1:0"))
     group: str = OWN_GROUP
@@ -90,8 +91,9 @@ class Agent:
         ]
         self.supervisor = Supervisor([Endpoints(doors)])
 
-    def _post(self, body: bytes) -> tuple[int, bytes]:
+    def _post(self, body: bytes, asked_by: str) -> tuple[int, bytes]:
         self.posted.append(body)
+        self.posted_by.append(asked_by)
         return 200, json.dumps({"bytes": len(body)}).encode()
 
     @property
@@ -233,15 +235,15 @@ def test_who_connects(make: Make, mode: int, uid: int, told: str) -> None:  # fm
     try:
         eventually(lambda: agent.listening[1].bound)
         agent.control.chmod(mode)
-        ran = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-c", POST_AS, str(uid), str(agent.control)],
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-            check=True,
-            timeout=30,
-        )
-        assert told in ran.stdout
-        assert len(agent.posted) == (uid == 0)
+        ) as asks:
+            said, _ = asks.communicate(timeout=30)
+        assert asks.returncode == 0
+        assert told in said
+        assert agent.posted_by == ([f"uid 0, pid {asks.pid}"] if uid == 0 else [])
     finally:
         agent.stop()
         (top / "run" / "agent.lock").unlink()

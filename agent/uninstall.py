@@ -12,6 +12,8 @@ from agent.adapters.cluster import KubeCluster
 from agent.adapters.instance_lock import InstanceLock, LockUnavailable
 from agent.adapters.kube_transport import KubeTransport
 from agent.config import Config
+from agent.domain import volcano
+from agent.domain.dialect import HAMI, Dialect
 from agent.errors import AgentError, ClusterError, ClusterGone, ClusterUnavailable
 from agent.services.own_annotations import ASK_WITHIN_S, OwnAnnotations
 
@@ -78,6 +80,11 @@ def _objection(lock: InstanceLock) -> str:
     )
 
 
+def _dialect(mode: str) -> Dialect:
+    """Whose annotations those of this mode are."""
+    return volcano.dialect(lambda: 1) if mode == "volcano" else HAMI
+
+
 def _no_such_node(name: str, own_name: str, warn: Say) -> None:
     """Somebody who took the node away needs nothing more; somebody who mistyped its name does."""
     sentence = f"there is no Node {name}, so nothing was removed; if it was deleted, all is done"
@@ -95,7 +102,9 @@ def _annotations(config: Config, *, dry_run: bool, say: Say) -> bool:
         resource_name=config.resource_name,
     )
     cluster.connect()
-    ours = OwnAnnotations(cluster, handshake=config.answers_handshake)
+    ours = OwnAnnotations(
+        cluster, handshake=config.answers_handshake, dialect=_dialect(config.mode)
+    )
     try:
         keys = ours.found()
         if keys and not dry_run:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agent.adapters.safe_files import opened_directory, read_small, refusing, write_whole
 from agent.domain.volcano_units import LARGEST_FACTOR
+from agent.errors import NodeNotReady
 
 NAME = "gpu-memory-factor"
 MAX_BYTES = 64
@@ -26,8 +27,13 @@ class FactorFile:
 
     def load(self) -> int:
         """See `FactorStore.load`. What is no factor counts as none."""
-        with self._opened("read the memory factor") as folder:
-            content = read_small(NAME, MAX_BYTES, dir_fd=folder) or b""
+        try:
+            with self._opened("read the memory factor") as folder:
+                content = read_small(NAME, MAX_BYTES, dir_fd=folder) or b""
+        except NodeNotReady as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return 0
+            raise
         text = content.decode("ascii", "replace").strip()
         factor = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0  # noqa: PLR2004
         return factor if factor <= LARGEST_FACTOR else 0

@@ -5,7 +5,7 @@ own; sizes share what a GPU has, so what still fits changes with every container
 rounded down: what a division leaves over belongs to nobody, and the sum never exceeds the card.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
@@ -149,18 +149,21 @@ class Held:
 
 
 def held_by(
-    records: Iterable[GrantRecord], listed: Mapping[str, tuple[str, Amount]] | None = None
+    records: Iterable[GrantRecord],
+    raised: Callable[[GrantRecord], Mapping[str, Amount]] = lambda _: {},
 ) -> Held:
-    """What these grants hold. `listed`: ids that kubelet has given away, whether we know or not.
+    """What these grants hold. `raised`: by GPU, limits that were changed since and may be larger.
 
     Two containers of one pod may hold the same id one after the other, an init container and
     another one: what counts is the larger part. A grant that is not of slices counts by its claims.
     """
-    slices: dict[str, tuple[str, Amount]] = dict(listed or {})
+    slices: dict[str, tuple[str, Amount]] = {}
     others: dict[str, Amount] = {}
     for record in records:
+        now = raised(record)
         for claim in record.claims:
             amount = Amount(claim.memory_mib, claim.core_percent)
+            amount = _larger(amount, now.get(claim.uuid.lower(), amount))
             ids = [i for i in record.device_ids if i.startswith(f"{claim.uuid}-")]
             if not ids or not is_identity(record.pod_uid):
                 others[claim.uuid] = others.get(claim.uuid, Amount()) + amount

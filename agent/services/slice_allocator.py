@@ -118,7 +118,7 @@ class SliceAllocator:
                 step()
             raise
         self._writer.answered(record)
-        self._books.granted(record)
+        self._books.touch()
         return record
 
     # --- what can be wrong

@@ -236,6 +236,19 @@ def test_a_grant_of_another_mode_counts_by_its_claims() -> None:
     assert held.of(GPU_B) == Amount()
 
 
+@pytest.mark.parametrize(
+    ("now", "held"),
+    [
+        pytest.param(Amount(20000, 60), Amount(20000, 60), id="raised"),
+        pytest.param(Amount(100, 1), Amount(4606, 10), id="lowered: it can be raised again"),
+        pytest.param(Amount(100, 60), Amount(4606, 60), id="one of both"),
+    ],
+)
+def test_a_limit_that_was_raised_takes_from_what_is_left(now: Amount, held: Amount) -> None:
+    one = record((f"{GPU_A}-0",), Claim(GPU_A, "NVIDIA", 4606, 10))
+    assert held_by([one], lambda _: {GPU_A.lower(): now}).of(GPU_A) == held
+
+
 def test_sizes_share_a_card_and_what_does_not_fit_is_unhealthy() -> None:
     inventory, sharing = one_gpu(46068), Sharing()
 

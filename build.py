@@ -332,6 +332,15 @@ def bench(arguments: "Sequence[str]" = ()) -> int:
     return run(PYTHON, "tests/bench/run.py", *arguments)
 
 
+def soak(arguments: "Sequence[str]" = ()) -> int:
+    """Thirty days of a node in minutes: does anything grow? Writes docs/results/soak.md.
+
+    --days N, --seed N.
+    """
+    environment("run", "dev")
+    return run(PYTHON, "tests/soak/run.py", *arguments)
+
+
 def dist(arguments: "Sequence[str]" = ()) -> int:
     """Make the release in dist/: one executable, tarball, image; sums, SBOM, provenance.
 
@@ -395,11 +404,11 @@ TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
     "release-check": release_check,
     "cuda-symbols": cuda_symbols,
-    "bench": bench, "gpu": gpu, "cluster-peers": cluster_peers, "proto": proto, "lock": lock,
-    "clean": clean,
+    "bench": bench, "soak": soak, "gpu": gpu, "cluster-peers": cluster_peers,
+    "proto": proto, "lock": lock, "clean": clean,
 }  # fmt: skip
 
-TAKE_ARGUMENTS = ("demo", "test", "hook", "cuda-symbols", "gpu", "bench", "dist")
+TAKE_ARGUMENTS = ("demo", "test", "hook", "cuda-symbols", "gpu", "bench", "soak", "dist")
 
 
 def main(argv: "Sequence[str]") -> int:

@@ -124,6 +124,7 @@ def test_the_tasks_are_listed(arguments: list[str]) -> None:
         "hook",
         "dist",
         "bench",
+        "soak",
         "gpu",
         "clean",
         "cluster-peers",

@@ -1,0 +1,179 @@
+"""`python3 build.py soak`: many days of a node in minutes, and what grows meanwhile.
+
+Every day pods come and go, GPUs fail, kubelet, API server and agent are restarted; at its end the
+books must agree (tests/soak/node.py). Then all pods go, and nothing may be left of them.
+"""
+
+import argparse
+import gc
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from agent import logs  # noqa: E402
+from agent.version import VERSION  # noqa: E402
+from tests.soak.node import SoakNode  # noqa: E402
+
+PAGE = ROOT / "docs" / "results" / "soak.md"
+WARM_DAYS = 3  # caches of the interpreter and its allocator fill
+MOST_GROWTH_KIB = 2048
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Day:
+    """What there was at the end of a day, with all caches of the interpreter empty."""
+
+    day: int
+    pods: int  # so far
+    grants: int  # so far
+    refusals: int  # so far
+    agents: int  # lives, the first included
+    crashes: int
+    gpu_faults: int
+    kubelet_restarts: int
+    api_restarts: int
+    resident_kib: int
+    descriptors: int
+    threads: int
+    directories: int
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory, in memory where that is possible: thousands of pods are not worth a disk."""
+    memory = Path("/dev/shm")
+    where = memory if os.access(memory, os.W_OK) else None
+    root = Path(tempfile.mkdtemp(prefix="vgpu-soak-", dir=where))
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root)
+
+
+def _descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def look(node: SoakNode, day: int) -> Day:
+    """Measure this process, which is the agent and all it works with."""
+    gc.collect()
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return Day(
+        day=day,
+        pods=node.pods_made,
+        grants=node.served + len(node.answered),
+        refusals=node.refusals,
+        agents=node.lives,
+        crashes=node.crashes,
+        gpu_faults=node.gpu_faults,
+        kubelet_restarts=node.kubelet_restarts,
+        api_restarts=node.api_restarts,
+        resident_kib=resident_pages * PAGE_KIB,
+        descriptors=_descriptors(),
+        threads=threading.active_count(),
+        directories=len(node.caches.directories),
+    )
+
+
+def growth(days: Sequence[Day]) -> list[str]:
+    """What has grown though the node has not, a sentence each."""
+    objections = []
+    warm = [day.resident_kib for day in days[WARM_DAYS:]]
+    if len(warm) > 1 and warm[-1] - warm[0] > MOST_GROWTH_KIB:
+        objections.append(f"memory grew by {warm[-1] - warm[0]} KiB after day {WARM_DAYS}")
+    if len({day.threads for day in days}) > 1:
+        objections.append("the number of threads changed")
+    # Of each container a usage region and a limits file are kept open, and nothing else.
+    spare = {day.descriptors - 2 * day.directories for day in days}
+    if max(spare) > min(spare):
+        objections.append(f"{max(spare) - min(spare)} descriptors belong to no container")
+    return objections
+
+
+def soak(days: int, seed: int, told: Callable[[Day], None]) -> tuple[list[Day], list[str]]:
+    """The days, and what is wrong. Raises AssertionError where the books do not agree."""
+    with scratch() as root:
+        node = SoakNode(root, seed)
+        before = _descriptors()
+        seen = []
+        for number in range(1, days + 1):
+            node.day()
+            seen.append(look(node, number))
+            told(seen[-1])
+        wrong = growth(seen)
+        node.check_the_end()
+        node.feedback.round_once()
+        node.switches.close()
+        node.limits._drop_gone()  # as when the next container's file is opened
+        if (left := _descriptors() - before) > 0:
+            wrong.append(f"{left} descriptors stay open when all pods are gone")
+    return seen, wrong
+
+
+def page(seen: Sequence[Day], wrong: Sequence[str], *, seed: int, took_s: float) -> str:
+    """docs/results/soak.md."""
+    rows = ["| " + " | ".join(str(value) for value in asdict(day).values()) + " |" for day in seen]
+    names = [name.replace("_kib", ", KiB").replace("_", " ") for name in asdict(seen[0])]
+    return "\n".join(
+        [
+            "# Soak",
+            "",
+            (
+                f"`python3 build.py soak --days {len(seen)} --seed {seed}`, version {VERSION}: "
+                f"{len(seen)} days of a node in virtual time, in {took_s / 60:.1f} minutes. Pods come "
+                "and go, GPUs report XIDs, kubelet, API server and agent are restarted, the agent "
+                "crashes at any effect. Directories, limits, usage regions, journal and ledger are "
+                "files; scheduler, kubelet, API server and driver are in memory. At the end of each "
+                "day every container has exactly the grant that was decided for it, no lock and no "
+                "directory, grant, counter or metric of a pod that is gone is left. The numbers are "
+                "of the process that holds all of this."
+            ),
+            "",
+            f"What grew though it should not: {'; '.join(wrong) or 'nothing'}.",
+            "",
+            "| " + " | ".join(names) + " |",
+            "|" + "---|" * len(names),
+            *rows,
+            "",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="build.py soak", description=__doc__)
+    parser.add_argument("--days", type=int, default=30, help="how many (30)")
+    parser.add_argument("--seed", type=int, default=1, help="of the pods and their mishaps (1)")
+    chosen = parser.parse_args(arguments)
+    logs.configure(level="error")
+    began_s = time.monotonic()
+
+    def told(day: Day) -> None:
+        print(
+            f"day {day.day}: {day.pods} pods, {day.grants} grants, {day.agents} lives, "
+            f"{day.resident_kib} KiB, {day.descriptors} descriptors of {day.directories} "
+            "directories",
+            flush=True,
+        )
+
+    seen, wrong = soak(chosen.days, chosen.seed, told)
+    took_s = time.monotonic() - began_s
+    PAGE.write_text(page(seen, wrong, seed=chosen.seed, took_s=took_s))
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    for objection in wrong:
+        print(f"soak: {objection}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,5 @@
 /* What measured launches cost, once the driver tells when they ran. */
+#include "gpu_sweep.h"
 #include "gpu_traces.h"
 #include "real.h"
 #include "settings.h"
@@ -16,6 +17,8 @@ static void finish(struct measured_lane *lane, struct trace *trace)
 {
     if (trace->guess)
         atomic_fetch_sub(&lane->lane.guesses, 1);
+    if (trace->sweep)
+        atomic_fetch_sub(&lane->lane.sweep_out, 1);
     atomic_store(&trace->guessed_key, 0);
     atomic_store(&trace->state, TRACE_FREE);
 }
@@ -43,8 +46,11 @@ static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int
 static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, int64_t own)
 {
     int64_t back_ns = residency_back_ns(&lane->probe.residency, trace->running_since_ns, trace->ran_until_ns);
-    int64_t left_ns = trace->ran_until_ns - back_ns;
-    return !back_ns || own > MS_NS ? own : left_ns > 0 ? 2 * left_ns : 0;
+    if (!back_ns || own > MS_NS)
+        return own;
+    return back_ns < trace->ran_until_ns
+        ? 2 * past_part_ns(&lane->past, trace->stream, back_ns, trace->ran_until_ns)
+        : 0;
 }
 
 /* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. Asked of
@@ -122,7 +128,8 @@ static void learn_guess(struct lane *lane, int64_t own)
     atomic_store(&lane->guess_ns, is_ns > 1 ? is_ns : 1);
 }
 
-static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+/* What an ended launch cost, or that it cannot be told. */
+static void judge(struct measured_lane *lane, struct trace *trace, const struct sweep *sweep, int64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     int64_t expected_ns = estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : 0;
@@ -131,15 +138,22 @@ static void settle(struct measured_lane *lane, struct trace *trace, int64_t now_
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
     bool is_known = is_short && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
-    if (trace->edge || (is_known && doubtful(lane, trace, expected_ns, own, now_ns))) {
-        if (trace->charged_ns > trace->expected_ns) /* what was charged while it ran is as doubtful */
-            correct(lane, trace->expected_ns - trace->charged_ns);
-    } else {
-        correct(lane, own - trace->charged_ns);
-        if (trace->guess && !expected_ns)
-            learn_guess(&lane->lane, own);
+    trace->told = !trace->edge && (!trace->sweep || gpu_sweep_has(sweep, trace))
+        && !(is_known && doubtful(lane, trace, expected_ns, own, now_ns));
+    trace->single_ns = trace->own_ns = trace->sweep ? (int64_t)((double)own * sweep->scale) : own;
+}
+
+static void settle(struct measured_lane *lane, struct trace *trace)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
+    if (trace->told) {
+        correct(lane, trace->own_ns - trace->charged_ns);
+        if (trace->guess && !(estimate && atomic_load(&estimate->samples)))
+            learn_guess(&lane->lane, trace->own_ns);
         if (estimate)
-            estimate_learn(estimate, trace->key, own);
+            estimate_learn(estimate, trace->key, trace->own_ns, trace->single_ns);
+    } else if (trace->charged_ns > trace->expected_ns) {
+        correct(lane, trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
     }
     finish(lane, trace);
 }
@@ -192,8 +206,10 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
         struct trace *trace = &lane->traces[i];
         if (atomic_load(&trace->state) != TRACE_OUT)
             continue;
-        CUresult result = real_cuda()->cuEventQuery(trace->end);
         any = true;
+        if (trace->ended)
+            continue; /* of a sweep, the rest of which is waited for */
+        CUresult result = real_cuda()->cuEventQuery(trace->end);
         trace->ended = result == CUDA_SUCCESS;
         if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace)))
             gpu_drop_trace(lane, trace);
@@ -204,19 +220,28 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
     return any;
 }
 
+static bool can_settle(struct trace *trace, const struct sweep *sweep)
+{
+    return atomic_load(&trace->state) == TRACE_OUT && trace->ended && (!trace->sweep || sweep->over);
+}
+
 bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
 {
     bool any = look_at_traces(lane, now_ns);
     int64_t uncertain_ns = 0;
     if (gpu_probe_read(&lane->probe, now_ns))
         atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
+    struct sweep sweep = gpu_sweep_see(lane, now_ns);
+    for (size_t i = 0; any && i < TRACES; i++)
+        if (can_settle(&lane->traces[i], &sweep))
+            judge(lane, &lane->traces[i], &sweep, now_ns);
+    if (sweep.over)
+        gpu_sweep_level(lane);
     for (size_t i = 0; any && i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
-        if (atomic_load(&trace->state) != TRACE_OUT)
-            continue;
-        if (trace->ended)
-            settle(lane, trace, now_ns);
-        else
+        if (can_settle(trace, &sweep))
+            settle(lane, trace);
+        else if (atomic_load(&trace->state) == TRACE_OUT && !trace->ended)
             uncertain_ns += charge_so_far(lane, trace, now_ns);
     }
     atomic_store(&lane->lane.uncertain_ns, uncertain_ns);

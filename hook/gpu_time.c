@@ -186,9 +186,10 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
 }
 
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
-                  int64_t charged_ns, bool edge, bool launched)
+                  int64_t charged_ns, bool sweep, bool launched)
 {
-    trace->edge = edge;
+    trace->edge = false;
+    trace->sweep = sweep;
     trace->launched_ns = (int64_t)monotonic_ns();
     trace->key = key;
     trace->expected_ns = trace->charged_ns = charged_ns;
@@ -202,6 +203,8 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
         estimate_claim(&gpu_time_predictor, key);
     if (recorded)
         atomic_fetch_add(&lane->uncertain_ns, charged_ns);
+    if (recorded && sweep)
+        atomic_fetch_add(&lane->sweep_out, 1);
     if (recorded && trace->guess)
         atomic_store(&trace->guessed_key, key);
     atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);

@@ -29,10 +29,11 @@ struct lane {
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t measured_at_ns; /* when one was last measured */
     _Atomic uint64_t overlong_at_ns; /* when one was last seen to run for far longer than it should */
-    /* Launches on several streams run beside each other, so what they cost shows only when all of them are
-     * measured for a while. */
-    _Atomic uint64_t last_stream, several_streams_at_ns, all_measured_at_ns;
-    _Atomic int all_measured_left; /* launches, of those to be measured all */
+    _Atomic uint64_t last_stream, several_streams_at_ns;
+    _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */
+    _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h) */
+    _Atomic int sweep_left; /* launches, of those to be measured all */
+    _Atomic int sweep_out; /* that are not settled yet */
     /* Kinds that were never measured: how many launches of them are out, and what the first of other kinds
      * cost lately. */
     _Atomic int guesses;
@@ -52,10 +53,9 @@ uint64_t gpu_time_stream(CUstream stream, bool per_thread);
 struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread, bool guess);
 
 /* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed.
- * `edge`: others may run beside it that are not measured, so it says nothing but when it ran.
- * Whether it is being measured. */
+ * `sweep`: it is one of those that are settled together. Whether it is being measured. */
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
-                  int64_t charged_ns, bool edge, bool launched);
+                  int64_t charged_ns, bool sweep, bool launched);
 
 /* How many launches of this kind are out whose cost was guessed. */
 int gpu_time_guesses(struct lane *lane, uint64_t key);

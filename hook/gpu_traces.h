@@ -24,9 +24,12 @@ struct trace {
     int64_t ran_until_ns; /* of one that has ended */
     uint64_t run; /* its number in the past */
     bool ended;
+    bool told; /* what it cost: */
+    int64_t single_ns, own_ns; /* by itself, and in the mean of its kind in the sweep */
     bool guess; /* of what it costs: little is known of its kind, */
     _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
-    bool edge; /* it says what ran, not what it cost: others that are not measured may run beside it */
+    bool sweep; /* settled together with others */
+    bool edge; /* it says what ran, not what it cost */
 };
 
 /* How many times of a short kind were long enough to hold a turn of others that was not seen. */
@@ -41,6 +44,7 @@ struct measured_lane {
     _Atomic(CUcontext) ending; /* nothing is measured in it */
     _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
+    int futile_sweeps; /* in a row */
     struct probe probe;
     struct past past;
     struct trace traces[TRACES];

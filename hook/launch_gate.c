@@ -2,6 +2,8 @@
 #include "charge.h"
 #include "devices.h"
 #include "gpu_watch.h"
+#include "launch_cost.h"
+#include "leases.h"
 #include "limits.h"
 #include "monotonic.h"
 #include "real.h"
@@ -12,33 +14,17 @@
 #include <pthread.h>
 #include <time.h>
 
-enum {
-    FEW_SAMPLES = ESTIMATE_SAMPLES,
-    MEASURE_ALL = 40,
-    MEASURE_EDGE = 8,
-    MEASURE_OFTEN = 7,
-    FEW_LOOKS = 20,
-    MOST_LOOKS = 1000
-};
+enum { MEASURE_OFTEN = 7, FEW_LOOKS = 20 };
 
-#define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
-#define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
-#define MEASURE_ALL_EVERY_NS (60 * MS_NS)
 #define LATER_LOOK_NS 500000
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
-#define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
 #define UNCERTAIN_WAIT_NS MS_NS
 #define STUCK_NS (5000 * MS_NS) /* between launches that are let out to somebody who may wait for them */
 #define OVERLONG_NS (1000 * MS_NS) /* for so long after it was last seen */
-#define AGENT_LEASE_NS (1000 * MS_NS)
-#define MONITOR_LEASE_NS (15000 * MS_NS)
 
 static _Atomic int captures; /* that are open, as far as seen */
 static _Atomic int devices, only_place; /* 0: not known, otherwise place + 1 of the only device */
-static _Atomic uint64_t noted_at_ns, monitor_blocks_since_ns;
-static struct {
-    _Atomic uint64_t until_ns, seen_at_ns;
-} agent_blocks[MAX_DEVICES];
+static _Atomic uint64_t noted_at_ns;
 
 struct launch_gate_word launch_gate_words[MAX_DEVICES];
 _Atomic int launch_gate_devices;
@@ -94,38 +80,6 @@ static void note_activity(struct lane *lane, uint64_t now_ns)
         atomic_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
 }
 
-/* Until when the agent blocks the device; 0: it does not. */
-static uint64_t blocked_by_agent(int place, uint64_t until_ns, uint64_t now_ns)
-{
-    if (until_ns <= now_ns)
-        return 0;
-    if (atomic_exchange(&agent_blocks[place].until_ns, until_ns) != until_ns)
-        atomic_store(&agent_blocks[place].seen_at_ns, now_ns);
-    uint64_t most_ns = atomic_load(&agent_blocks[place].seen_at_ns) + AGENT_LEASE_NS;
-    until_ns = until_ns < most_ns ? until_ns : most_ns;
-    return until_ns > now_ns ? until_ns : 0;
-}
-
-/* The same for a monitor. */
-static uint64_t blocked_by_monitor(uint64_t now_ns)
-{
-    struct region *region = region_mapped();
-    int32_t recent = region ? atomic_load(&region->recent_kernel) : 0;
-    uint64_t since_ns = atomic_load(&monitor_blocks_since_ns);
-    if (recent >= 0) {
-        if (since_ns)
-            atomic_store(&monitor_blocks_since_ns, 0);
-        return 0;
-    }
-    if (!since_ns && atomic_compare_exchange_strong(&monitor_blocks_since_ns, &since_ns, now_ns))
-        since_ns = now_ns;
-    if (now_ns - since_ns < MONITOR_LEASE_NS)
-        return since_ns + MONITOR_LEASE_NS;
-    atomic_compare_exchange_strong(&region->recent_kernel, &recent, LAUNCH_GATE_RECENT);
-    atomic_store(&monitor_blocks_since_ns, 0);
-    return 0;
-}
-
 /* What is ours of the device's time now; SHARE_WHOLE_PERMILLE: no limit. */
 static uint32_t share_now(const struct core_share *core, uint64_t now_ns)
 {
@@ -164,7 +118,7 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
     if (spend(lane, cost_ns))
         return true;
     share_refill(lane->share, now_ns, permille);
-    int64_t chunk_ns = atomic_load(&lane->all_measured_left) > 0 ? cost_ns : chunk(now_ns);
+    int64_t chunk_ns = atomic_load(&lane->sweep_left) > 0 ? cost_ns : chunk(now_ns);
     int64_t taken_ns = share_take(lane->share, cost_ns, chunk_ns);
     if (!taken_ns && stuck(lane, now_ns)) {
         share_correct(lane->share, cost_ns);
@@ -188,95 +142,7 @@ static bool being_captured(const struct launch *launch)
     return ask && (ask(launch->stream, &status) != CUDA_SUCCESS || status != CAPTURE_NONE);
 }
 
-/* Whether several streams are in use; if so, begin now and then to measure all launches. */
-static bool several_streams(const struct launch *launch, uint64_t now_ns)
-{
-    struct lane *lane = launch->lane;
-    uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
-    uint64_t last = atomic_exchange(&lane->last_stream, stream);
-    if (last && last != stream)
-        atomic_store(&lane->several_streams_at_ns, now_ns);
-    uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
-    if (!several_ns || now_ns - several_ns > (uint64_t)SEVERAL_STREAMS_NS)
-        return false;
-    uint64_t measured_ns = atomic_load(&lane->all_measured_at_ns);
-    if (atomic_load(&lane->all_measured_left) <= 0
-        && now_ns - measured_ns >= (uint64_t)MEASURE_ALL_EVERY_NS) {
-        atomic_store(&lane->all_measured_at_ns, now_ns);
-        atomic_store(&lane->all_measured_left, MEASURE_ALL);
-        int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
-        share_correct(lane->share, -tokens_ns);
-        atomic_fetch_sub(&lane->unreported_ns, tokens_ns);
-    }
-    return true;
-}
-
-static bool worth_measuring(struct launch *launch, uint64_t now_ns)
-{
-    struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || estimate_measures_all(estimate))
-        return true;
-    if (several_streams(launch, now_ns)) {
-        int left = atomic_load(&launch->lane->all_measured_left);
-        left = left > 0 ? atomic_fetch_sub(&launch->lane->all_measured_left, 1) : 0;
-        launch->edge = left > MEASURE_ALL - MEASURE_EDGE || left <= MEASURE_EDGE;
-        return left > 0;
-    }
-    return estimate_measures_often(estimate)
-        || now_ns - atomic_load(&launch->lane->measured_at_ns) >= (uint64_t)MEASURE_EVERY_NS;
-}
-
 /* --- the gate ------------------------------------------------------------------------------------------- */
-
-static void drop_guess(struct launch *launch)
-{
-    if (launch->guess)
-        atomic_fetch_sub(&launch->lane->guesses, 1);
-    launch->guess = false;
-}
-
-/* Launches of a kind of which little is known may be long, so no more of them are let out at once than are
- * worth a few turns of the GPU by what the last ones cost. Of a long kind that varies, four at least. */
-static int64_t most_guesses(int64_t known_ns, bool few)
-{
-    int64_t most = known_ns ? GUESSED_NS / known_ns : 1, least = few ? 1 : 4;
-    return most < least ? least : most > GUESSES ? GUESSES : most;
-}
-
-/* The first few of a kind say little of its others: nothing, if they differ. Those of other kinds are no
- * worse known for being many. */
-static int64_t most_guesses_of_kind(int64_t samples, bool varies)
-{
-    return varies ? 1 : samples ? 2 * samples : GUESSES;
-}
-
-static bool guess(struct launch *launch, int64_t most)
-{
-    struct lane *lane = launch->lane;
-    launch->guess = atomic_fetch_add(&lane->guesses, 1) < most || launch->looks >= MOST_LOOKS;
-    if (!launch->guess)
-        atomic_fetch_sub(&lane->guesses, 1);
-    return launch->guess;
-}
-
-/* What the launch is expected to cost; 0: that will soon be known. */
-static int64_t expected_ns(struct launch *launch, uint64_t now_ns)
-{
-    struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    int64_t ns = estimate ? atomic_load(&estimate->ns) : 0,
-            samples = estimate ? atomic_load(&estimate->samples) : 0;
-    int64_t guess_ns = atomic_load(&launch->lane->guess_ns);
-    bool few = samples < FEW_SAMPLES, varies = samples && estimate_measures_often(estimate);
-    bool long_varies = !few && ns >= ESTIMATE_LONG_NS && atomic_load(&estimate->deviation) >= ESTIMATE_ALWAYS;
-    if (long_varies && !share_contended(launch->lane->share, now_ns))
-        gpu_time_read(launch->lane); /* what runs may be longer by now than it was charged for */
-    if (few && launch->looks < MOST_LOOKS
-        && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
-        return 0;
-    if ((few || long_varies) && !guess(launch, most_guesses(samples ? ns : guess_ns, few)))
-        return 0;
-    return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
-}
 
 void launch_gate_forget(uint64_t key)
 {
@@ -311,9 +177,7 @@ static uint64_t repaid_ns(struct launch *launch, uint32_t permille, int64_t cost
 static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
 {
     struct core_share core = limits_core(place);
-    uint64_t blocked_ns = blocked_by_agent(place, core.blocked_until_ns, now_ns);
-    uint64_t monitor_ns = blocked_by_monitor(now_ns);
-    blocked_ns = monitor_ns > blocked_ns ? monitor_ns : blocked_ns;
+    uint64_t blocked_ns = leases_until_ns(place, core.blocked_until_ns, now_ns);
     if (blocked_ns)
         return blocked_ns - now_ns < (uint64_t)SHARE_WAIT_MOST_NS ? blocked_ns - now_ns
                                                                   : (uint64_t)SHARE_WAIT_MOST_NS;
@@ -321,11 +185,11 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     launch->cost_ns = 0;
     if (permille == SHARE_WHOLE_PERMILLE)
         return 0;
-    int64_t cost_ns = expected_ns(launch, now_ns);
+    int64_t cost_ns = launch_cost_ns(launch, now_ns);
     if (!cost_ns)
         return look_again_ns(launch);
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
-        drop_guess(launch);
+        launch_cost_drop_guess(launch);
         return repaid_ns(launch, permille, cost_ns);
     }
     launch->cost_ns = cost_ns;
@@ -348,7 +212,7 @@ static void pass_slowly(struct launch *launch, int place)
         atomic_fetch_add(&launch->lane->share->waits, 1);
         atomic_fetch_add(&launch->lane->share->throttled_ns, now_ns - began_ns);
     }
-    if (launch->cost_ns && worth_measuring(launch, now_ns)) {
+    if (launch->cost_ns && launch_cost_is_to_be_measured(launch, now_ns)) {
         atomic_store(&launch->lane->measured_at_ns, now_ns);
         launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess);
     }
@@ -373,7 +237,7 @@ static inline bool pass_fast(struct launch *launch, const struct core_share *cor
         return true;
     }
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    if (!estimate || atomic_load_explicit(&estimate->samples, memory_order_relaxed) < FEW_SAMPLES)
+    if (!estimate || atomic_load_explicit(&estimate->samples, memory_order_relaxed) < ESTIMATE_SAMPLES)
         return false;
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     bool measured = estimate_measures_all(estimate)
@@ -432,9 +296,9 @@ void launch_gate_passed(struct launch *launch, CUresult result)
     bool launched = result == CUDA_SUCCESS;
     bool measured = launch->trace
         && gpu_time_end(launch->lane, launch->trace, launch->stream, launch->per_thread, launch->key,
-                        launch->cost_ns, launch->edge, launched);
-    if (launch->guess && !measured)
-        atomic_fetch_sub(&launch->lane->guesses, 1);
+                        launch->cost_ns, launch->sweep, launched);
+    if (!measured)
+        launch_cost_drop_guess(launch);
     if (measured)
         gpu_watch(monotonic_ns()); /* from now on: the call may have taken longer than who watches lingers */
     if (launch->lane && !launched)

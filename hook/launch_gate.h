@@ -23,7 +23,7 @@ struct launch {
     uint64_t key;
     int64_t cost_ns;
     CUstream stream;
-    bool per_thread, edge, guess;
+    bool per_thread, sweep, guess;
     int looks; /* for what a launch waits for that is about to be measured */
 };
 

@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-enum { MOST_BESIDE = 32 };
+enum { MOST_BESIDE = 256 };
 
 struct edge {
     int64_t at_ns;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-enum { PAST_RUNS = 128 };
+enum { PAST_RUNS = 512 };
 
 struct past {
     struct past_run {

@@ -147,7 +147,7 @@ static int64_t most_samples(struct estimate *estimate, int64_t was_ns, int64_t s
     return steadied && sample_ns < ESTIMATE_LONGER * was_ns ? ESTIMATE_SAMPLES_OFTEN : ESTIMATE_SAMPLES;
 }
 
-void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
+void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t single_ns)
 {
     if (atomic_load(&estimate->key) != key)
         return; /* its place is another's now */
@@ -156,9 +156,10 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns)
     samples = samples > most ? most : samples;
     if (samples >= ESTIMATE_SAMPLES && was_ns < ESTIMATE_LONG_NS && estimate_measures_all(estimate))
         sample_ns = clamp(sample_ns, was_ns / 4, was_ns * 4); /* each is charged by itself: keep it calm */
+    single_ns = clamp(single_ns, -SHARE_DEBT_NS, UINT32_MAX);
     int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
     if (samples > 1 && was_ns)
-        learn_deviation(estimate, was_ns, sample_ns, samples);
+        learn_deviation(estimate, was_ns, single_ns, samples);
     atomic_store(&estimate->ns, (uint32_t)clamp(is_ns, ESTIMATE_LEAST_NS, UINT32_MAX));
     atomic_store(&estimate->samples, (uint8_t)samples);
 }

@@ -136,8 +136,8 @@ static inline bool estimate_measures_often(struct estimate *estimate)
 struct estimate *estimate_claim(struct predictor *predictor, uint64_t key);
 
 /* A launch of this kind cost `ns`; one measurement may say less than nothing, if the mean of many is right.
- */
-void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns);
+ * `single_ns`: the same, but for a measurement that is not a mean of several. */
+void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t single_ns);
 
 /* One that was never measured takes at least `ns`. */
 void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns);

@@ -91,6 +91,21 @@ def ways_cases() -> Iterator[Case]:
         yield Case("alone, 3 processes", f"{cap} %", processes, {"kernel": 700})
 
 
+MANY_STREAMS = ((8, 4, 5), (4, 4, 20), (8, 8, 50), (8, 1, 5), (1, 8, (2, 20)), (4, 8, (2, 20)),
+                (2, 8, (10, 200)))  # fmt: skip
+
+
+def streams_cases() -> Iterator[Case]:
+    """Short kernels on many streams from many threads, alone and in pairs."""
+    for threads, streams, us in MANY_STREAMS:
+        phases = _lasting(f"streams={streams}", 1)
+        name = f"{threads} threads x {streams} streams, {_us(us)}"
+        for mix in ((10,), (30,), (50,), (70,), (90,), (30, 70), (50, 50)):
+            tenants = tuple(Tenant(cap, phases, threads=threads) for cap in mix)
+            group = f"{'alone' if len(mix) == 1 else 'beside others'}, {name}"
+            yield Case(group, "/".join(map(str, mix)), tenants, {"kernel": us})
+
+
 def beside_cases() -> Iterator[Case]:
     """Two to eight tenants, alike and unlike."""
     for us in (20, 200, 700, 2000, 20_000):
@@ -166,7 +181,7 @@ def judged(cases: Sequence[Case], first_seed: int = 1) -> list[float]:
 
 def share_area() -> Iterator[Row]:
     """Error of shares of GPU time, in virtual time on the simulated GPU; no real time is measured."""
-    cases = [*alone_cases(), *ways_cases(), *beside_cases(), *varying_cases()]
+    cases = [*alone_cases(), *ways_cases(), *streams_cases(), *beside_cases(), *varying_cases()]
     beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - _target(case)))
               for case, error in zip(cases, judged(cases), strict=True)]  # fmt: skip
     errors = dict(zip(cases_by_name(cases), beyond, strict=True))
@@ -209,7 +224,8 @@ def cases_by_name(cases: Sequence[Case]) -> list[tuple[str, str]]:
 def main(word: str = "", first_seed: str = "1") -> int:
     """Print the worst error of each case; 1 when one is not met."""
     seed = int(first_seed)
-    every = (*alone_cases(seed), *ways_cases(), *beside_cases(), *varying_cases(seed))
+    alone = (*alone_cases(seed), *ways_cases(), *streams_cases())
+    every = (*alone, *beside_cases(), *varying_cases(seed))
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0
     for case, error in zip(cases, judged(cases, seed), strict=True):

@@ -134,6 +134,49 @@ def test_every_way_to_launch(tmp_path: Path, percent: int, kernels: Kernels, pha
     alone(tmp_path, percent, kernels, f"ms=3000,{phase}".rstrip(","))
 
 
+BESIDE_ITSELF = [  # threads, streams of each
+    pytest.param(30, 8, 4, {"kernel": 5}, "", id="8 x 4"),
+    pytest.param(90, 8, 4, {"kernel": 5}, "", id="8 x 4, at 90"),
+    pytest.param(90, 4, 4, {"kernel": 20}, "", id="4 x 4"),
+    pytest.param(90, 8, 1, {"kernel": 5}, "", id="8 x 1"),
+    pytest.param(90, 8, 8, {"kernel": 50}, "", id="8 x 8"),
+    pytest.param(50, 1, 8, {"kernel": (2, 20)}, "", id="1 x 8 that vary"),
+    pytest.param(70, 1, 8, {"kernel": (2, 20)}, "", id="1 x 8 that vary, at 70"),
+    pytest.param(50, 4, 8, {"kernel": (2, 20)}, "", id="4 x 8 that vary"),
+    pytest.param(90, 2, 8, {"kernel": (10, 200)}, "", id="2 x 8 that vary"),
+    pytest.param(30, 8, 4, {"kernel": 5}, "sync=8", id="8 x 4, waited for"),
+    pytest.param(30, 1, 16, {"kernel": 10}, "burst=300,idle_us=2000", id="1 x 16 in bursts"),
+    pytest.param(90, 1, 4, {"a": 300, "b": 5}, "kernel=a+b", id="long on two, short on two"),
+]
+
+
+@pytest.mark.parametrize(("percent", "threads", "streams", "kernels", "phase"), BESIDE_ITSELF)
+def test_short_kernels_on_many_streams(
+    tmp_path: Path, percent: int, threads: int, streams: int, kernels: Kernels, phase: str
+) -> None:
+    """What they cost shows only when all that run beside each other are measured."""
+    phases = (f"ms=3500,streams={streams},{phase}".rstrip(","),)
+    (container,) = run(tmp_path, [Tenant(percent, phases, threads=threads)], kernels)
+    assert holds([container]), container.worst_error()
+
+
+@pytest.mark.parametrize(
+    ("threads", "streams", "us"),
+    [
+        pytest.param(8, 4, 5, id="8 x 4"),
+        pytest.param(1, 8, 10, id="1 x 8"),
+        pytest.param(1, 8, (2, 20), id="1 x 8 that vary"),
+    ],
+)
+def test_short_kernels_on_many_streams_beside_others(
+    tmp_path: Path, threads: int, streams: int, us: int | tuple[int, int]
+) -> None:
+    phases = (f"ms=3500,streams={streams}",)
+    tenants = [Tenant(percent, phases, threads=threads) for percent in (30, 70)]
+    containers = run(tmp_path, tenants, {"kernel": us})
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
 MANY_KINDS = [
     pytest.param(90, 500, (20, 2000), id="each launched seldom"),
     pytest.param(90, 500, (100, 300), id="of a few hundred microseconds"),

@@ -282,7 +282,7 @@ def test_when_others_turn_ended_is_told(
 class Past(ctypes.Structure):
     """Room for `struct past`, never looked into."""
 
-    _fields_ = [("bytes", ctypes.c_uint64 * 600)]
+    _fields_ = [("bytes", ctypes.c_uint64 * 2400)]
 
 
 def test_runs_beside_each_other_share_the_time_they_took(library: ctypes.CDLL) -> None:
@@ -323,10 +323,12 @@ class Estimate(ctypes.Structure):
 
 def learned(library: ctypes.CDLL, samples: list[int]) -> int:
     """What a launch is expected to cost after these, in ns."""
-    library.estimate_learn.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64]
+    library.estimate_learn.argtypes = [
+        ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64,
+    ]  # fmt: skip
     estimate = Estimate(key=1)
     for ns in samples:
-        library.estimate_learn(ctypes.byref(estimate), 1, ns)
+        library.estimate_learn(ctypes.byref(estimate), 1, ns, ns)
     return int(estimate.ns)
 
 

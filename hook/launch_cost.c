@@ -1,0 +1,111 @@
+#include "launch_cost.h"
+
+enum {
+    FEW_SAMPLES = ESTIMATE_SAMPLES,
+    SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, */
+    SWEEP_MOST = 220, /* if they are not more together */
+};
+
+#define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
+#define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
+#define SWEEP_EVERY_NS (60 * MS_NS)
+#define SWEEP_VARYING_EVERY_NS (20 * MS_NS)
+#define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
+
+/* --- what it costs -------------------------------------------------------------------------------------- */
+
+void launch_cost_drop_guess(struct launch *launch)
+{
+    if (launch->guess)
+        atomic_fetch_sub(&launch->lane->guesses, 1);
+    launch->guess = false;
+}
+
+/* Launches of a kind of which little is known may be long, so no more of them are let out at once than are
+ * worth a few turns of the GPU by what the last ones cost. Of a long kind that varies, four at least. */
+static int64_t most_guesses(int64_t known_ns, bool few)
+{
+    int64_t most = known_ns ? GUESSED_NS / known_ns : 1, least = few ? 1 : 4;
+    return most < least ? least : most > GUESSES ? GUESSES : most;
+}
+
+/* The first few of a kind say little of its others: nothing, if they differ. Those of other kinds are no
+ * worse known for being many. */
+static int64_t most_guesses_of_kind(int64_t samples, bool varies)
+{
+    return varies ? 1 : samples ? 2 * samples : GUESSES;
+}
+
+static bool guess(struct launch *launch, int64_t most)
+{
+    struct lane *lane = launch->lane;
+    launch->guess = atomic_fetch_add(&lane->guesses, 1) < most || launch->looks >= MOST_LOOKS;
+    if (!launch->guess)
+        atomic_fetch_sub(&lane->guesses, 1);
+    return launch->guess;
+}
+
+/* What the launch is expected to cost; 0: that will soon be known. */
+int64_t launch_cost_ns(struct launch *launch, uint64_t now_ns)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
+    int64_t ns = estimate ? atomic_load(&estimate->ns) : 0,
+            samples = estimate ? atomic_load(&estimate->samples) : 0;
+    int64_t guess_ns = atomic_load(&launch->lane->guess_ns);
+    bool few = samples < FEW_SAMPLES, varies = samples && estimate_measures_often(estimate);
+    bool long_varies = !few && ns >= ESTIMATE_LONG_NS && atomic_load(&estimate->deviation) >= ESTIMATE_ALWAYS;
+    if (long_varies && !share_contended(launch->lane->share, now_ns))
+        gpu_time_read(launch->lane); /* what runs may be longer by now than it was charged for */
+    if (few && launch->looks < MOST_LOOKS
+        && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
+        return 0;
+    if ((few || long_varies) && !guess(launch, most_guesses(samples ? ns : guess_ns, few)))
+        return 0;
+    return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
+}
+
+/* --- what is measured ----------------------------------------------------------------------------------- */
+
+/* From now on measure all launches for a while: as many as it takes for each stream to have several. */
+static void begin_sweep(struct lane *lane, uint64_t now_ns)
+{
+    uint64_t seen = atomic_exchange(&lane->streams_seen, 0);
+    int streams = __builtin_popcountll(seen | atomic_exchange(&lane->streams_seen_before, seen));
+    int launches = (streams > 1 ? streams : 2) * SWEEP_OF_STREAM;
+    atomic_store(&lane->swept_at_ns, now_ns);
+    atomic_store(&lane->sweep_left, launches < SWEEP_MOST ? launches : SWEEP_MOST);
+    int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
+    share_correct(lane->share, -tokens_ns);
+    atomic_fetch_sub(&lane->unreported_ns, tokens_ns);
+}
+
+/* Whether several streams are in use; if so, begin a sweep now and then. */
+static bool several_streams(const struct launch *launch, uint64_t now_ns, bool varies)
+{
+    struct lane *lane = launch->lane;
+    uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
+    uint64_t last = atomic_exchange(&lane->last_stream, stream);
+    atomic_fetch_or(&lane->streams_seen, UINT64_C(1) << (estimate_mix(stream, 0) & 63));
+    if (last && last != stream)
+        atomic_store(&lane->several_streams_at_ns, now_ns);
+    uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
+    if (!several_ns || now_ns - several_ns > (uint64_t)SEVERAL_STREAMS_NS)
+        return false;
+    int64_t every_ns = varies ? SWEEP_VARYING_EVERY_NS : SWEEP_EVERY_NS;
+    if (atomic_load(&lane->sweep_left) <= 0 && atomic_load(&lane->sweep_out) <= 0
+        && now_ns - atomic_load(&lane->swept_at_ns) >= (uint64_t)every_ns)
+        begin_sweep(lane, now_ns);
+    return true;
+}
+
+bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
+    if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || estimate_measures_all(estimate))
+        return true;
+    if (several_streams(launch, now_ns, estimate_measures_often(estimate)))
+        return launch->sweep = atomic_load(&launch->lane->sweep_left) > 0
+            && atomic_fetch_sub(&launch->lane->sweep_left, 1) > 0;
+    return estimate_measures_often(estimate)
+        || now_ns - atomic_load(&launch->lane->measured_at_ns) >= (uint64_t)MEASURE_EVERY_NS;
+}

@@ -117,6 +117,7 @@ class Observing:
                 sharing=config.sharing,
                 limits=limits.largest_bytes,
                 changed=limits.changed,
+                largest_ever=limits.largest_ever,
                 directories=HostRegionReader(config.host_vgpu_dir).directories,
                 states=self.enforcement.states,
             ),

@@ -149,6 +149,13 @@ class HostLiveLimits:
         """Pod uid and container of all that have a record. Raises NodeNotReady."""
         return self._records.listed()
 
+    def largest_ever(self, pod_uid: str, container: str) -> Mapping[str, int]:
+        """Of a changed container's GPUs the largest memory limits that ever held; 0: none.
+
+        GPUs of which that is not known are missing. Raises NodeNotReady.
+        """
+        return dict(self.record(pod_uid, container).largest)
+
     def forget(self, pod_uid: str, container: str) -> None:
         """Drop the record of a container that is gone. Raises NodeNotReady."""
         with self._limits_lock:
@@ -194,6 +201,9 @@ class HostLiveLimits:
         record: LimitRecord,
         change: Callable[[LimitsFile], LimitsFile],
     ) -> LimitsFile | None:
+        with self._at(pod_uid, container) as file:
+            held = limits_in(file.now()) if file else {}
+        record = record.having_held(held.values()).having_held(record.limits)
         self._records.write(pod_uid, container, record)
         wanted = self._project(pod_uid, container, record, change)
         self._tell()

@@ -104,7 +104,8 @@ class Node:
     allowances: Mapping[Held, int]  # as `allowances` gave them at the look before
     pods: Mapping[str, PodName]  # by uid
     synced: bool  # all pods are among them
-    changed: frozenset[tuple[str, str]]  # (pod uid, container) whose limits were changed live
+    # Of those whose limits were changed live: (pod uid, container) -> GPU -> the largest ever.
+    changed: Mapping[tuple[str, str], Mapping[str, int]]
     states: Sequence[ContainerState]
 
 
@@ -145,15 +146,18 @@ def allowances(node: Node) -> dict[Held, int]:
 
     A limit may be lowered below what is in use; that is no fault of whoever uses it. What is given
     back by then cannot be taken again. Who is seen for the first time with limits that were changed
-    live may hold what it does: they may have been larger before the agent started.
+    live may hold as much of what it does as they ever were: they may have been lowered before the
+    agent started.
     """
     found: dict[Held, int] = {}
     for use in _uses(node):
         held = (use.pod_uid, use.container, use.gpu)
         limit_bytes = _limit(use, _claims(use, node), node)
         if limit_bytes:
-            first = use.used_bytes if held[:2] in node.changed else limit_bytes
-            before = node.allowances.get(held, first)
+            first = (
+                node.changed[held[:2]].get(use.gpu, 0) if held[:2] in node.changed else limit_bytes
+            )
+            before = node.allowances.get(held, first or use.used_bytes)  # 0: none, or not known
             found[held] = max(limit_bytes, min(before, use.used_bytes))
     for held, before in node.allowances.items():
         if held not in found and not _all_traced(held[2], node):

@@ -1,14 +1,15 @@
 """The durable record of a container's changed limits; its limits file is made to say the same.
 
     {"limits": [{"uuid": ..., "memory_limit_bytes": ..., "core_permille": ...}, ...],
-     "ceiling": [...], "annotation": "...", "source": "socket"}
+     "ceiling": [...], "annotation": "...", "source": "socket", "largest": [[uuid, bytes], ...]}
 
 It is on disk before the file is touched, so a change is made whole or not at all: an agent that is
 killed in between makes the file say it when it starts.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agent.domain.limits_file import MAX_BYTES, MAX_DEVICES
@@ -39,6 +40,18 @@ class LimitRecord:
     ceiling: tuple[SetLimit, ...] = ()  # what the operator set: up to here an annotation may go
     annotation: str = ""  # the request of the pod's annotation that was dealt with last
     source: str = ""  # of the last change: "socket" | "annotation"; empty: none, or taken back
+    # Of each device the largest memory limit that ever held, in bytes; 0: there was none.
+    # Of one that is missing, as in a record of an earlier release, it is not known.
+    largest: tuple[tuple[str, int], ...] = ()
+
+    def having_held(self, limits: Iterable[SetLimit]) -> "LimitRecord":
+        """This record of a container that was allowed these, too."""
+        largest = dict(self.largest)
+        for limit in limits:
+            before = largest.get(limit.uuid, limit.memory_limit_bytes)
+            none = 0 in (before, limit.memory_limit_bytes)
+            largest[limit.uuid] = 0 if none else max(before, limit.memory_limit_bytes)
+        return replace(self, largest=tuple(sorted(largest.items())))
 
 
 def encode_record(record: LimitRecord) -> bytes:
@@ -55,8 +68,9 @@ def decode_record(content: bytes) -> LimitRecord:
             ceiling=_limits(value["ceiling"]),
             annotation=_text(value["annotation"]),
             source=_text(value["source"]),
+            largest=_largest(value.get("largest", [])),
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedRecord(f"{type(error).__name__}: {error}") from error
 
 
@@ -70,6 +84,12 @@ def _number(value: Any, highest: int) -> int:
     if type(value) is not int or not 0 <= value <= highest:
         raise MalformedRecord(f"a number of 0 to {highest} was expected")
     return value
+
+
+def _largest(value: Any) -> tuple[tuple[str, int], ...]:
+    if not isinstance(value, list) or len(value) > MAX_DEVICES:
+        raise MalformedRecord(f"a list of at most {MAX_DEVICES} devices was expected")
+    return tuple((_text(uuid), _number(size, MAX_BYTES)) for uuid, size in value)
 
 
 def _limits(value: Any) -> tuple[SetLimit, ...]:

@@ -61,6 +61,7 @@ class Books:
     # By pod uid and container: the largest memory limit of each GPU since it was asked last.
     limits: Callable[[str, str], Mapping[str, int] | None]
     changed: Callable[[], Iterable[tuple[str, str]]]  # whose limits were changed live
+    largest_ever: Callable[[str, str], Mapping[str, int]]  # of one of these, by GPU; 0: none
     directories: Callable[[], Iterable[tuple[str, str]]]  # whose there are on the host
     states: Enforced
 
@@ -94,6 +95,7 @@ class Detector:
         self._seen_once: frozenset[object] = frozenset()
         self._unseen_rounds = 0
         self._allowances: Mapping[Held, int] = {}
+        self._largest: dict[tuple[str, str], Mapping[str, int]] = {}  # as it was first asked for
         self._said: dict[tuple[str, ...], Bypass] = {}
         self._evicting: dict[str, int] = {}  # pod uid -> rounds until it is tried again
         self.found: Bypasses = Published(())
@@ -154,7 +156,7 @@ class Detector:
                 for uid, pod in _by_own_uid(table.pods.values()).items()
             },
             synced=table.synced,
-            changed=frozenset(_owner(key, known_as) for key in self._changed()),
+            changed={_owner(key, known_as): held for key, held in self._changed().items()},
             states=books.states.now(),
         )
 
@@ -184,14 +186,21 @@ class Detector:
             if is_identity(record.pod_uid)
         }
 
-    def _changed(self) -> frozenset[tuple[str, str]]:
+    def _changed(self) -> Mapping[tuple[str, str], Mapping[str, int]]:
+        """Whose limits were changed, with the largest there were before it was looked at here.
+
+        Larger ones since then are seen by `Books.limits`, so each is asked for once.
+        """
         try:
-            found = frozenset(self._books.changed())
+            listed = frozenset(self._books.changed())
+            for key in listed - self._largest.keys():
+                self._largest[key] = self._books.largest_ever(*key)
         except AgentError as error:
             log.failing("changed limits not listed", error=error)
-            return frozenset()
+            return self._largest
         log.recovered("changed limits not listed")
-        return found
+        self._largest = {key: held for key, held in self._largest.items() if key in listed}
+        return self._largest
 
     def _names(self, traced: Mapping[int, Whereabouts]) -> dict[int, Whereabouts]:
         """With the pod and container that the runtime's id belongs to.

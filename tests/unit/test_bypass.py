@@ -72,7 +72,7 @@ def node(
         limits={},
         allowances={},
         synced=True,
-        changed=frozenset(),
+        changed={},
         pods={
             UID: PodName(uid=UID, namespace="ns", name="p"),
             OTHER: PodName(uid=OTHER, namespace="tools", name="exporter"),
@@ -168,8 +168,20 @@ HOST = {70: Whereabouts(5, "miner")}
             id="one whose container is not known counts with the pod",
         ),
         pytest.param(
-            node({A: [holds(ABOVE)]}, USER, grant(), changed=frozenset({(UID, "main")})), None,
-            id="first seen above a limit that was changed live",
+            node({A: [holds(ABOVE)]}, USER, grant(), changed={(UID, "main"): {A: ABOVE * MIB}}),
+            None, id="first seen, holding what it once might",
+        ),
+        pytest.param(
+            node({A: [holds(2 * ABOVE)]}, USER, grant(), changed={(UID, "main"): {A: ABOVE * MIB}}),
+            Kind.ABOVE_GRANT, id="first seen, holding more than it ever might",
+        ),
+        pytest.param(
+            node({A: [holds(2 * ABOVE)]}, USER, grant(), changed={(UID, "main"): {A: 0}}), None,
+            id="first seen, once without a limit",
+        ),
+        pytest.param(
+            node({A: [holds(2 * ABOVE)]}, USER, grant(), changed={(UID, "main"): {}}), None,
+            id="first seen, changed by an earlier release",
         ),
         pytest.param(
             node({A: [holds(ABOVE)]}, USER, grant(), allowances={(UID, "main", A): 1}),
@@ -313,7 +325,7 @@ class Bed:
         pod = Pod(namespace="ns", name="p", uid=UID, phase="Running", container_ids={"id1": "main"})
         self.pods = Published(PodTable({UID: pod}, synced=True))
         self.states = Published[tuple[ContainerState, ...]](())
-        self.changed: list[tuple[str, str]] = []
+        self.largest: dict[tuple[str, str], dict[str, int]] = {}
         self.directories: list[tuple[str, str]] = []
         self.events: list[ClusterEvent] = []
         self.counted: list[str] = []
@@ -325,7 +337,8 @@ class Bed:
             Books(
                 grants=self.grants, pods=self.pods, inventory=Published(gpus(A, B)),
                 sharing=Sharing(), limits=lambda *_: self.limits, states=self.states,
-                changed=lambda: self.changed, directories=lambda: self.directories,
+                changed=lambda: self.largest, largest_ever=lambda *key: self.largest[key],
+                directories=lambda: self.directories,
             ),
             Allowed(),
             post=self.events.append,
@@ -474,6 +487,30 @@ def test_limits_that_hold_now_count(limit_mib: int | None, found: list[Kind]) ->
     for _ in range(2):
         bed.loop.look_once()
     assert bed.found() == found
+
+
+def test_limits_that_held_before_the_agent_started_are_asked_for_once() -> None:
+    bed = Bed().see(holds(ABOVE), at())
+    bed.largest = {(UID, "main"): {A: ABOVE * MIB}}
+    bed.loop.look_once()
+    bed.largest = {(UID, "main"): {A: 1}}
+    bed.loop.look_once()
+    bed.see(holds(2 * ABOVE), at())
+    bed.loop.look_once()
+    assert bed.found() == []
+    bed.loop.look_once()
+    assert bed.found() == [Kind.ABOVE_GRANT]
+
+
+def test_a_finding_is_looked_at_again_soon() -> None:
+    bed = Bed().see(holds(1), at(OTHER, "x"))
+    bed.loop._every_s = 3600.0
+    supervisor = Supervisor([bed.loop])
+    supervisor.start()
+    try:
+        eventually(lambda: bed.found() == [Kind.NO_GRANT])
+    finally:
+        supervisor.stop()
 
 
 def test_the_loop_remembers_what_was_allowed() -> None:

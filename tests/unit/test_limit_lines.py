@@ -147,6 +147,9 @@ LIMITS = st.lists(
         ceiling=LIMITS,
         annotation=st.text(max_size=80),
         source=st.text(max_size=10),
+        largest=st.lists(
+            st.tuples(st.text(max_size=50), st.integers(0, 2**64 - 1)), max_size=16
+        ).map(tuple),
     )
 )
 def test_a_record_is_read_back_as_it_was(record: LimitRecord) -> None:
@@ -165,6 +168,10 @@ def test_a_record_is_read_back_as_it_was(record: LimitRecord) -> None:
         pytest.param({"ceiling": {}}, id="object"),
         pytest.param({"annotation": None}, id="no text"),
         pytest.param({"source": "x" * 5000}, id="long text"),
+        pytest.param({"largest": {}}, id="largest: object"),
+        pytest.param({"largest": [[A, -1]]}, id="largest: negative"),
+        pytest.param({"largest": [[A]]}, id="largest: no pair"),
+        pytest.param({"largest": [[A, 1]] * 17}, id="largest: too many"),
     ],
 )  # fmt: skip
 def test_a_record_that_is_none(change: dict[str, Any]) -> None:
@@ -179,6 +186,21 @@ def test_any_bytes_are_a_record_or_none(content: bytes) -> None:
         assert isinstance(decode_record(content), LimitRecord)
     except MalformedRecord as error:
         assert str(error)  # noqa: PT017 - bytes that are a record do not raise
+
+
+def test_a_record_of_an_earlier_release_says_nothing_of_the_largest() -> None:
+    value = json.loads(encode_record(LimitRecord(source="socket")))
+    del value["largest"]
+    assert decode_record(json.dumps(value).encode()) == LimitRecord(source="socket")
+
+
+def test_the_largest_limit_is_the_largest_that_ever_held_and_none_is_larger() -> None:
+    def limit(memory: int) -> SetLimit:
+        return SetLimit(uuid=A, memory_limit_bytes=memory, core_permille=0)
+
+    record = LimitRecord().having_held([limit(5)]).having_held([limit(9)]).having_held([limit(7)])
+    assert record.largest == ((A, 9),)
+    assert record.having_held([limit(0)]).having_held([limit(20)]).largest == ((A, 0),)
 
 
 def test_limits_by_uuid() -> None:

@@ -301,6 +301,37 @@ def test_a_record_that_cannot_be_read_counts_as_none(bed: Bed) -> None:
     assert held(live.read(UID, NAME))[0] == (300, 400)
 
 
+def test_the_largest_limit_of_all_times_outlives_the_agent(bed: Bed) -> None:
+    granted = {d.uuid: d.memory_limit_bytes for d in GRANTED.devices}
+    bed.limits().set_limits(UID, NAME, set_to(300))
+    assert bed.limits().largest_ever(UID, NAME) == granted
+    more = set_to(granted[A] // MIB * 3)
+    for record in (more, set_to(1)):
+        live = bed.limits()
+        before = live.record(UID, NAME)
+        live.set_limits(UID, NAME, replace(before, limits=record.limits))
+    assert bed.limits().largest_ever(UID, NAME)[A] == 3 * granted[A]
+    assert bed.limits().largest_ever(UID, "other") == {}
+
+
+def test_a_file_that_is_exchanged_while_it_is_changed_says_the_same(bed: Bed) -> None:
+    """An Allocate puts another one, with what was granted, in its place."""
+    asked = 0
+
+    def change(now: LimitsFile) -> LimitsFile:
+        nonlocal asked
+        asked += 1
+        if asked == 2:  # the record is on disk, and the line is about to be written
+            new = bed.path.with_name("new")
+            new.write_bytes(encode(GRANTED))
+            new.replace(bed.path)
+        first = replace(now.devices[0], memory_limit_bytes=300 * MIB)
+        return replace(now, devices=(first, *now.devices[1:]))
+
+    bed.limits().change(UID, NAME, change)
+    assert held(decode(bed.path.read_bytes()))[0] == (300, GRANTED.devices[0].core_permille)
+
+
 def test_a_record_is_forgotten_with_its_container(bed: Bed) -> None:
     live = bed.limits()
     live.set_limits(UID, NAME, set_to(300))

@@ -219,6 +219,7 @@ class Agent:
 
         def opened() -> None:
             grants.reload()
+            grants.sweep()
             limits.mend()
 
         gate = Gate(self._may_act, on_open=opened)

@@ -31,6 +31,7 @@ from agent.adapters.safe_files import (
     write_all,
     write_whole,
 )
+from agent.boundaries import passed
 from agent.domain.hook_files import LIBRARY
 from agent.domain.identities import directory_of
 from agent.domain.limit_lines import fixed_part
@@ -133,6 +134,7 @@ class HostCaches:
             )
         if stat.S_IMODE(info.st_mode) != mode:
             os.fchmod(fd, mode)
+            passed("directory-mended")
 
     def write_limits(self, pod_uid: str, container: str, content: bytes) -> Path:
         """Write a container's limits unless they are there; give the file. Raises NodeNotReady.
@@ -305,6 +307,7 @@ class HostCaches:
 def _fill(file: int, pieces: Sequence[Piece]) -> None:
     """Real blocks for all of it: a disk that is full later must not end who writes by SIGBUS."""
     os.posix_fallocate(file, 0, FILE_BYTES)
+    passed("region-allocated")
     for piece in pieces:
         os.lseek(file, piece.offset, os.SEEK_SET)
         write_all(file, piece.content)

@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from agent import errors, logs
+from agent.boundaries import passed
 from agent.domain.gpu import GpuInventory
 from agent.domain.grants import Grant
 from agent.domain.preferred_ids import preferred_ids
@@ -361,6 +362,7 @@ class DevicePlugin:
             answer = await self._answers.allocate(request)
         except Refused as refused:
             await context.abort(refused.code, details(str(refused)))
+        passed("allocate-granted")
         return answer
 
     async def pre_start_container(

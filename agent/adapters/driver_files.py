@@ -45,7 +45,7 @@ _DRM = re.compile(r"(card|renderD)\d{1,4}", re.ASCII)
 class HostDriverFiles:
     """Implements `DriverFiles`. Keeps nothing: each question looks again."""
 
-    def __init__(  # noqa: PLR0913 - wired once, by name
+    def __init__(
         self,
         *,
         driver_root: Path = Path("/"),

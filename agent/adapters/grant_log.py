@@ -24,6 +24,7 @@ from typing import Any
 
 from agent import logs
 from agent.adapters.safe_files import opened_directory, read_small, refusing, write_all
+from agent.boundaries import passed
 from agent.domain.grants import Claim, DeviceNode, Grant, GrantOwner, GrantRecord, Mount
 from agent.domain.identities import is_identity
 from agent.errors import NodeNotReady
@@ -190,6 +191,7 @@ class FileGrantLog:
             log.error("grants put aside", file=name, error=error)
             with contextlib.suppress(OSError):
                 os.rename(name, name + CORRUPT, src_dir_fd=folder, dst_dir_fd=folder)
+                passed("grants-put-aside")
             return []
         if not content.endswith(b"\n"):
             self._cut(name, content.rfind(b"\n") + 1, folder)
@@ -200,8 +202,20 @@ class FileGrantLog:
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             os.ftruncate(fd, size_bytes)
+            passed("grants-cut")
         finally:
             os.close(fd)
+
+    def sweep(self) -> None:
+        """Take away files that were begun and never written; after `reload`, alone on the node.
+
+        No grant stands in them, so nobody would ever forget them. Never raises.
+        """
+        with contextlib.suppress(NodeNotReady, OSError), self._lock, self._opened() as folder:
+            for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
+                if name.endswith(SUFFIX) and not os.lstat(name, dir_fd=folder).st_size:
+                    os.unlink(name, dir_fd=folder)
+                    passed("grants-swept")
 
     # --- GrantLog
 
@@ -286,6 +300,7 @@ class FileGrantLog:
                     for name in (uid + SUFFIX, uid + SUFFIX + CORRUPT):
                         with contextlib.suppress(FileNotFoundError):
                             os.unlink(name, dir_fd=folder)
+                            passed("grants-forgotten")
         except NodeNotReady as error:
             log.failing("grants not forgotten", error=error)
 
@@ -301,6 +316,7 @@ class FileGrantLog:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._opened() as folder:
             fd = os.open(pod_uid + SUFFIX, flags, 0o600, dir_fd=folder)
+            passed("grants-opened")
             try:
                 size_bytes = os.fstat(fd).st_size
                 self._append_line(fd, line, size_bytes, durable=durable)
@@ -316,8 +332,10 @@ class FileGrantLog:
     def _append_line(self, fd: int, line: str, size_bytes: int, *, durable: bool) -> None:
         try:
             write_all(fd, line.encode() + b"\n")
+            passed("grant-written")
             if durable:
                 os.fsync(fd)
+                passed("grant-synced")
         except OSError:
             os.ftruncate(fd, size_bytes)
             raise

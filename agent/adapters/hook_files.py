@@ -19,6 +19,7 @@ from agent.adapters.safe_files import (
     refusing,
     write_whole,
 )
+from agent.boundaries import passed
 from agent.domain.hook_files import (
     LIBRARY,
     HookFile,
@@ -71,6 +72,7 @@ def install_hook(source: Path, host_vgpu_dir: Path, version: str) -> Path:
             else:
                 with contextlib.suppress(OSError):  # a read-only disk: nothing is deleted there
                     os.utime(name, dir_fd=root, follow_symlinks=False)
+                    passed("hook-confirmed")
     return host_vgpu_dir / name
 
 
@@ -178,6 +180,7 @@ class HostHookFiles:
         ):
             if _hook_file(file.name, os.lstat(file.name, dir_fd=root)) == file:
                 os.unlink(file.name, dir_fd=root)
+                passed("hook-deleted")
 
     # --- who has it mapped
 

@@ -34,6 +34,7 @@ from agent.adapters.kube_answers import (
     error_of,
 )
 from agent.adapters.kube_config import ClientPackage, authorization, load_configuration
+from agent.boundaries import passed
 from agent.errors import ClusterConflict, ClusterUnavailable, ConfigError
 from agent.ports import Stop
 from agent.version import VERSION
@@ -192,7 +193,11 @@ class KubeTransport:
                 raise ClusterUnavailable(
                     f"cannot {request.verb} {request.about}: the API server left no time for it"
                 )
+        if request.method != "GET":
+            passed("api-write-begun")
         answer = self._ask(request, timeout=timeout, patient=deadline_s is None)
+        if request.method != "GET":
+            passed("api-write-answered")
         return decoded(self._body(answer, request, ends_s), request)
 
     def _ask(self, request: Request, *, timeout: Timeout, patient: bool) -> Any:

@@ -22,6 +22,7 @@ import grpc
 from agent import logs
 from agent.adapters import rpc_loop
 from agent.adapters.device_plugin import GRACE_S, Answers, DevicePlugin
+from agent.boundaries import passed
 from agent.domain.registration import REGISTER_TIMEOUT_S
 from agent.errors import ConfigError, KubeletUnavailable
 from agent.wire import deviceplugin_pb2 as dp
@@ -88,6 +89,7 @@ class KubeletLink:
             ) from error
         self._served = _Served(path, status.st_dev, status.st_ino, plugin, server)
         rpc_loop.run(server.start(), START_S)
+        passed("plugin-served")
         self._dial_ourselves(path)
 
     def _dial_ourselves(self, path: Path) -> None:
@@ -111,6 +113,7 @@ class KubeletLink:
         rpc_loop.run(_stop(served, self._answers, grace_s), 2 * grace_s + START_S)
         if _is_still(served):
             served.path.unlink(missing_ok=True)
+            passed("plugin-socket-removed")
 
     def intact(self) -> bool:
         """See `ports.KubeletLink.intact`."""
@@ -133,6 +136,7 @@ class KubeletLink:
         try:
             call = rpc.REGISTER.client(channel).future(request, timeout=REGISTER_TIMEOUT_S)
             self._wait_for(call)
+            passed("plugin-registered")
         except grpc.RpcError as error:
             raise KubeletUnavailable(self._refusal(error)) from error
         finally:
@@ -198,6 +202,7 @@ def sweep(directory: Path, *, now_s: Callable[[], float] = time.time) -> list[Pa
                 young = now_s() - status.st_ctime < SWEEP_AGE_S
                 if stat.S_ISSOCK(status.st_mode) and not young and _is_dead(path):
                     path.unlink()
+                    passed("plugin-socket-swept")
                     swept.append(path)
     if swept:
         log.info("stale sockets removed", count=len(swept), directory=directory)

@@ -11,6 +11,7 @@ from pathlib import Path
 from agent import logs
 from agent.adapters.caches import directory_name, is_directory_name
 from agent.adapters.safe_files import opened_directory, read_small, refusing, write_whole
+from agent.boundaries import passed
 from agent.domain.limit_record import (
     MAX_RECORD_BYTES,
     LimitRecord,
@@ -28,13 +29,13 @@ class LimitRecords:
     """Reads and writes them. Keeps no state; writers of one container take turns elsewhere."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._folder = state_dir / FOLDER
+        self.folder = state_dir / FOLDER
 
     @contextlib.contextmanager
     def _opened(self, what: str) -> Iterator[int]:
-        with refusing(what, self._folder):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with opened_directory(self._folder) as fd:
+        with refusing(what, self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with opened_directory(self.folder) as fd:
                 yield fd
 
     def read(self, pod_uid: str, container: str) -> LimitRecord | None:
@@ -43,7 +44,7 @@ class LimitRecords:
         One that cannot be read counts as none: what the file says then holds.
         """
         name = directory_name(pod_uid, container) + SUFFIX
-        if not self._folder.is_dir():
+        if not self.folder.is_dir():
             return None
         with self._opened("read the record of changed limits") as folder:
             try:
@@ -64,7 +65,7 @@ class LimitRecords:
 
     def listed(self) -> tuple[tuple[str, str], ...]:
         """Pod uid and container of every record. Raises NodeNotReady."""
-        if not self._folder.is_dir():
+        if not self.folder.is_dir():
             return ()
         with self._opened("list the records of changed limits") as folder:
             names = _names(folder)
@@ -74,12 +75,13 @@ class LimitRecords:
     def forget(self, pod_uid: str, container: str) -> None:
         """Delete a container's record, if there is one. Raises NodeNotReady."""
         name = directory_name(pod_uid, container) + SUFFIX
-        if self._folder.is_dir():
+        if self.folder.is_dir():
             with (
                 self._opened("forget changed limits") as folder,
                 contextlib.suppress(FileNotFoundError),
             ):
                 os.unlink(name, dir_fd=folder)
+                passed("limit-record-forgotten")
 
 
 def _names(folder: int) -> list[str]:

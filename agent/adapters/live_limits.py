@@ -18,7 +18,13 @@ from agent import logs
 from agent.adapters.caches import LIMITS, directory_name, is_directory_name
 from agent.adapters.limit_records import LimitRecords
 from agent.adapters.mapped_limits import MappedLimits
-from agent.adapters.safe_files import check_ours, opened_directory, refusing, trusted_owner
+from agent.adapters.safe_files import (
+    check_ours,
+    opened_directory,
+    refusing,
+    remove_unfinished,
+    trusted_owner,
+)
 from agent.domain.lending import Lease
 from agent.domain.limit_lines import (
     changes_only_lines,
@@ -169,6 +175,8 @@ class HostLiveLimits:
         the last boot. Never raises.
         """
         self._drop_all()
+        for folder in (self._folder, self._records.folder):
+            remove_unfinished(folder)
         mended = 0
         try:
             with self._opened() as folder:

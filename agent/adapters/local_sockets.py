@@ -20,6 +20,7 @@ from agent.adapters.instance_lock import InstanceLock, LockUnavailable
 from agent.adapters.listeners import BACKLOG, EndpointUnavailable
 from agent.adapters.local_client import CONTROL_SOCKET, READ_SOCKET
 from agent.adapters.safe_files import ensured_directory, opened_directory, trusted_owner
+from agent.boundaries import passed
 
 DIRECTORY_MODE = 0o755
 READ_MODE, CONTROL_MODE = 0o660, 0o600
@@ -135,6 +136,7 @@ class UnixListener:
                 self._give_to(group, directory)
             os.chmod(self.name, self.mode, dir_fd=directory)  # the process's umask took some away
             server.listen(BACKLOG)
+            passed("local-socket-served")
             server.setblocking(False)
         except BaseException:
             server.close()
@@ -178,6 +180,7 @@ class UnixListener:
         if self._identity is not None and self._found() == self._identity:
             with contextlib.suppress(OSError):
                 self.path.unlink()
+                passed("local-socket-removed")
         self._identity = None
         self.directory.left(self.name)
 
@@ -233,6 +236,7 @@ def _make_way(name: str, directory: int, path: Path) -> None:
             "is and remove it"
         )
     os.unlink(name, dir_fd=directory)
+    passed("local-socket-swept")
 
 
 def _check_ours(fd: int, path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Mapping
 
+from agent.boundaries import passed
 from agent.domain.lending import Lease, capped_permille
 from agent.domain.limit_lines import (
     ALIVE_AT,
@@ -102,6 +103,7 @@ class MappedLimits:
         u32, u64, sequence = self._u32, self._u64, self._u32[at // 4]
         odd = sequence | 1
         u32[at // 4] = odd
+        passed("limit-line-begun")
         self._order()
         u64[(at + MEMORY_AT) // 8] = device.memory_limit_bytes
         u32[(at + CORE_AT) // 4] = device.core_permille
@@ -109,7 +111,9 @@ class MappedLimits:
         u64[(at + LENT_UNTIL_AT) // 8] = device.lent_until_ns
         u64[(at + BLOCKED_UNTIL_AT) // 8] = device.blocked_until_ns
         self._order()
+        passed("limit-line-filled")
         u32[at // 4] = (odd + 1) & 0xFFFFFFFF
+        passed("limit-line-ended")
 
     def lease(self, leases: Mapping[int, Lease], now_ns: int) -> bool:
         """Write what is lent and blocked of these lines, where it is something else.

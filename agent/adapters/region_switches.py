@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent.adapters.caches import CONTAINERS, is_directory_name
 from agent.adapters.safe_files import DIRECTORY, check_ours, opened_directory, refusing
+from agent.boundaries import passed
 from agent.domain.region import TAIL_OFFSET
 from agent.domain.switch_words import (
     ACTIVITY_AT,
@@ -105,6 +106,7 @@ class HostRegionSwitches:
             for at, value in (("recent_kernel", recent_kernel), ("utilisation_switch", switch)):
                 if value is not None:
                     os.pwrite(region.fd, WORD.pack(value), region.layout[at])
+                    passed("region-switched")
         except OSError:
             return False
         return True

@@ -16,6 +16,7 @@ from agent.adapters.region_files import (
     seen_region,
 )
 from agent.adapters.safe_files import opened_directory
+from agent.boundaries import passed
 from agent.domain.enforcement import RegionLook
 from agent.domain.expected_region import expected_region, spoiled
 from agent.domain.limits_file import LimitsFile
@@ -97,6 +98,7 @@ def _told(fd: int, told: HostPid) -> bool:
     if not _is_still(fd, at, told.slot):  # nor is it, where the file has become too short
         return False
     os.pwrite(fd, HOST_PID.pack(told.host_pid), at + HOST_PID_AT)
+    passed("host-pid-told")
     if _is_still(fd, at, told.slot):
         return True
     if os.fstat(fd).st_size >= at + SLOT_BYTES:

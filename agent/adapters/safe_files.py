@@ -8,15 +8,18 @@ with a sentence that says what an administrator must do.
 import contextlib
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from agent.boundaries import passed
 from agent.errors import NodeNotReady
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CLOSED = 0o700
 ENTRIES_PER_PASS = 200_000  # bounds the time that one deletion takes
+_UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # see replace_whole
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some space on the node",
@@ -83,11 +86,13 @@ def ensured_directory(name: str, mode: int, *, dir_fd: int) -> Iterator[int]:
     made = False
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, CLOSED, dir_fd=dir_fd)
+        passed("directory-made")
         made = True
     try:
         with opened_directory(name, dir_fd=dir_fd) as fd:
             if made or _left_closed(fd):
                 os.fchmod(fd, mode)
+                passed("directory-opened")
             yield fd
     except BaseException:
         if made:
@@ -118,23 +123,41 @@ def replace_whole(
     temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
+    passed("file-created")
     try:
         try:
             fill(fd)
+            passed("file-filled")
             os.fchmod(fd, mode)
             if flush:
                 os.fsync(fd)
+                passed("file-synced")
             inode = os.fstat(fd).st_ino
         finally:
             os.close(fd)
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        passed("file-renamed")
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=dir_fd)
         raise
     if flush:
         os.fsync(dir_fd)
+        passed("folder-synced")
     return inode
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Take away what an agent that was killed did not rename.
+
+    For whoever is the only one to write there. Never raises: it is tried again at the next start.
+    """
+    with contextlib.suppress(OSError), opened_directory(folder) as fd:
+        for name in os.listdir(fd):  # noqa: PTH208 - of a descriptor
+            if _UNFINISHED.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=fd)
+                    passed("unfinished-deleted")
 
 
 def write_all(fd: int, content: bytes) -> None:
@@ -205,6 +228,7 @@ class _Deletion:
         except OSError:
             return
         else:
+            passed("entry-deleted")
             self._left -= 1
 
     def _delete_directory(self, name: str) -> None:
@@ -255,6 +279,7 @@ def remove_tree(name: str, *, dir_fd: int, entries: int = ENTRIES_PER_PASS) -> b
         if not _emptied(name, dir_fd, entries):
             return False
         os.rmdir(name, dir_fd=dir_fd)
+        passed("tree-deleted")
     except FileNotFoundError:
         return True
     except OSError as error:

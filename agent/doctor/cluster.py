@@ -8,11 +8,13 @@ from typing import Any
 
 from agent.adapters.kube_answers import Request, Unauthorized
 from agent.adapters.kube_config import SERVICE_ACCOUNT_DIR
+from agent.doctor import volcano
 from agent.doctor.finding import Check, Finding, Verdict, failed, ok, skipped, warning
 from agent.doctor.host import Host
 from agent.doctor.place import agent_runs
 from agent.domain.handshake import HANDSHAKE, MAX_CHARS
 from agent.domain.register import REGISTER
+from agent.domain.volcano import HANDSHAKE as VOLCANO_HANDSHAKE
 from agent.errors import ClusterDenied, ClusterError, ClusterGone, ConfigError
 
 # What the agent does; packaging/daemonset/base/rbac.yaml allows exactly this.
@@ -150,6 +152,8 @@ def register_form(value: str) -> str:
 
 def register(host: Host) -> Finding:
     """What is on the Node is what these settings would write."""
+    if host.config.mode == "volcano":
+        return volcano.register(host.config, _annotations(host))
     value = _annotation(host, REGISTER)
     wanted = host.config.register_format
     if value is None:
@@ -169,6 +173,16 @@ def register(host: Host) -> Finding:
 
 def scheduler_protocol(host: Host) -> Finding:
     """The traces of a scheduler that reads another format than we write."""
+    if host.config.mode == "volcano":
+        asked = stamp_of(_annotation(host, VOLCANO_HANDSHAKE) or "")
+        ago_s = host.now_s() - asked[2] if asked else None
+        return volcano.protocol(
+            host.config, _annotations(host), host.allocatable, asked_ago_s=ago_s
+        )
+    return _hami_protocol(host)
+
+
+def _hami_protocol(host: Host) -> Finding:
     config, value = host.config, _annotation(host, HANDSHAKE)
     if value is None:
         return ok(f"no {HANDSHAKE}: no scheduler has asked")
@@ -207,18 +221,19 @@ def scheduler_protocol(host: Host) -> Finding:
 
 def handshake_clock(host: Host) -> Finding:
     """The scheduler writes its local time as if it were UTC, and reads it so."""
-    stamp = stamp_of(_annotation(host, HANDSHAKE) or "")
+    key = VOLCANO_HANDSHAKE if host.config.mode == "volcano" else HANDSHAKE
+    stamp = stamp_of(_annotation(host, key) or "")
     if stamp is None:
         return ok("the handshake has no time of a scheduler in it")
     _, _, at_s = stamp
-    written_s = written_at_s(host.node, HANDSHAKE)
+    written_s = written_at_s(host.node, key)
     if written_s is not None:
         skew_s, against = at_s - written_s, "the API server's"
     else:
         skew_s, against = max(0.0, at_s - host.now_s()), "ours"
     if abs(skew_s) > SKEW_S:
         return warning(
-            f"the scheduler's time in {HANDSHAKE} is {skew_s / 60:+.0f} min beside {against}: its "
+            f"the scheduler's time in {key} is {skew_s / 60:+.0f} min beside {against}: its "
             "clock or its time zone is another, and nodes expire too early or never",
             "kubectl -n kube-system set env deploy/hami-scheduler TZ=UTC; timedatectl   # NTP on?",
         )
@@ -252,9 +267,13 @@ def written_at_s(metadata: Mapping[str, Any], key: str) -> float | None:
     return max(times, default=None)
 
 
+def _annotations(host: Host) -> dict[str, str]:
+    found = _mapping(host.node.get("annotations"))
+    return {key: value for key, value in found.items() if isinstance(value, str)}
+
+
 def _annotation(host: Host, key: str) -> str | None:
-    value = _mapping(host.node.get("annotations")).get(key)
-    return value if isinstance(value, str) else None
+    return _annotations(host).get(key)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

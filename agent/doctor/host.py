@@ -191,10 +191,9 @@ class Host:
         return KubeTransport(self.config.kubeconfig)
 
     @cached_property
-    def node(self) -> Mapping[str, Any]:
-        """`metadata` of our Node. Raises ClusterError, ConfigError."""
+    def _whole_node(self) -> Mapping[str, Any]:
         name = self.config.node_name
-        metadata = self.asked(
+        return self.asked(
             Request(
                 verb="get",
                 resource="nodes",
@@ -202,8 +201,20 @@ class Host:
                 path=f"/api/v1/nodes/{quote(name, safe='')}",
                 about=f"the Node {name}",
             )
-        ).get("metadata")
+        )
+
+    @property
+    def node(self) -> Mapping[str, Any]:
+        """`metadata` of our Node. Raises ClusterError, ConfigError."""
+        metadata = self._whole_node.get("metadata")
         return metadata if isinstance(metadata, dict) else {}
+
+    @property
+    def allocatable(self) -> Mapping[str, Any]:
+        """What kubelet has to give, by our Node. Raises ClusterError, ConfigError."""
+        status = self._whole_node.get("status")
+        found = status.get("allocatable") if isinstance(status, dict) else None
+        return found if isinstance(found, dict) else {}
 
     def asked(self, request: Request) -> Mapping[str, Any]:
         """What the API server answers. Raises ClusterError, ConfigError."""

@@ -26,6 +26,7 @@ from agent.sim.volcano_scheduler import (
     TO_ALLOCATE,
 )
 from tests.e2e.conftest import COMMAND, QUICK
+from tests.e2e.test_doctor import OF_THE_NODE, look
 from tests.e2e.whole import env_of, got_its_claims
 from tests.waiting import eventually
 
@@ -306,3 +307,12 @@ def test_scheduler_books_stay(node: VolcanoNode) -> None:
     pod = node.run_pod("pod", [Ask(memory_mib=3000)])
     kept = node.pod_annotations("team", "pod")[ALLOCATED]
     assert kept.startswith(pod.claims[0][0].uuid)
+
+
+def test_doctor_finds_all_of_it_in_order(make_node: NodeMaker) -> None:
+    node = make_node(release="1.15")
+    node.run_pod("pod", [Ask(memory_mib=3000)])
+    code, found = look(node, "--only", ",".join(OF_THE_NODE))
+    assert {name: found[name] for name in OF_THE_NODE if found[name]["verdict"] != "ok"} == {}
+    assert found["register"]["evidence"].endswith("2 GPUs, in units of 3 MiB")
+    assert code == 0

@@ -246,11 +246,8 @@ const char *folder_ready(int place, const struct payload *payload, char name[FOL
         bool late = !why && share_whole(place, payload, name); /* somebody was faster */
         if (!why && !late)
             why = take_name(place, payload, making, name);
-        if (why || late) {
-            empty(folder, 0);
-            close(folder);
-            (void)unlinkat(place, making, AT_REMOVEDIR);
-        }
+        if (why || late)
+            close(folder); /* nobody runs it */
     }
     remove_unused(place, name);
     return why;

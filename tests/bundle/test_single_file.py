@@ -1,21 +1,16 @@
 """The launcher of the single file: what it becomes, what it unpacks, and what is left of that."""
 
-import fcntl
 import gzip
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bundling.single_file import TRAILER
 from launcher_bed import BOOT_ID, IN_NAMESPACE, Bed, needs_root, refuse_locks
-from waiting import eventually
 
 NOBODY = 65534
 
@@ -68,76 +63,6 @@ def test_a_folder_that_is_not_whole_is_made_anew(
     assert bed.unpacked() == [folder]
     assert (folder / "deep" / "er" / "text").read_text() == "first"
     assert not (folder / "more").exists()
-
-
-def test_what_is_not_whole_stays_under_its_name_with_those_who_run_it(bed: Bed) -> None:
-    """They come back to it by its path, so no other folder may get its name, which nobody keeps."""
-    program, other = bed.made(), bed.made("other", "other")
-    running = bed.start(program)
-    [folder] = bed.unpacked()
-    inode = folder.stat().st_ino
-    (folder / "padding").unlink()
-
-    second = bed.start(program)
-    assert bed.run(other).returncode == 0
-    assert len(bed.unpacked()) == 3
-    second.communicate("\n", timeout=10)
-    assert bed.run(other).returncode == 0
-    assert len(bed.unpacked()) == 2
-    assert folder.stat().st_ino == inode
-    assert (folder / "deep" / "er" / "text").read_text() == "first"
-
-    running.communicate("\n", timeout=10)
-    assert bed.run(program).returncode == 0
-    assert folder in bed.unpacked()
-    assert (folder / "padding").exists()
-
-
-def test_what_is_not_whole_and_in_use_never_stops_a_start(bed: Bed) -> None:
-    program = bed.made()
-    running = []
-    for _ in range(3):
-        running.append(bed.start(program))
-        for folder in bed.unpacked():
-            (folder / "padding").unlink(missing_ok=True)
-    assert len(bed.unpacked()) == 3
-    for process in running:
-        process.communicate("\n", timeout=10)
-    assert bed.run(program).returncode == 0
-    assert len(bed.unpacked()) == 1
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="stops a start half-way with strace")
-def test_who_is_as_fast_as_another_takes_nothing_from_it(bed: Bed) -> None:
-    """Both have unpacked; one is held where it is about to give the folder its name."""
-    program, other, calls = bed.made(), bed.made("other", "other"), bed.root / "calls"
-    held = ["strace", "-o", calls, "-e", "trace=renameat", "-e", "inject=renameat:delay_enter=2s"]
-    second = subprocess.Popen([*held, program], env=bed.environment, stdout=subprocess.DEVNULL)
-    eventually(lambda: calls.exists() and "renameat" in calls.read_text())
-    running = bed.start(program)
-    [folder] = (path for path in bed.unpacked() if not path.name.startswith("."))
-    inode = folder.stat().st_ino
-
-    assert second.wait(30) == 0
-    assert bed.run(other).returncode == 0
-
-    assert folder.stat().st_ino == inode
-    assert (folder / "deep" / "er" / "text").read_text() == "first"
-    running.communicate("\n", timeout=10)
-
-
-def test_many_that_start_at_once_share_one_folder(bed: Bed) -> None:
-    program = bed.made(padding=5_000_000)
-    started = [
-        subprocess.Popen([program, "x"], env=bed.environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(20)
-    ]
-
-    assert {process.communicate(timeout=60)[0] for process in started} == {
-        f"{bed.unpacked()[0]}/vgpu-agent x\n"
-    }
-    assert {process.returncode for process in started} == {0}
-    assert len(bed.unpacked()) == 1
 
 
 def test_an_older_folder_stays_while_it_is_run_and_goes_after(bed: Bed) -> None:
@@ -219,43 +144,6 @@ def test_killed_while_it_unpacks_the_next_start_removes_what_it_left(bed: Bed) -
     assert bed.unpacked() == [folder], "a start that has nothing to unpack removes it, too"
 
 
-def test_what_another_unpacks_is_not_touched(bed: Bed) -> None:
-    """Wherever the other runs: its number may be the same as ours in another container."""
-    program = bed.made()
-    bed.place.mkdir(parents=True)
-    making = bed.place / ".making-0123456789abcdef"
-    making.mkdir()
-    (making / "half").write_text("")
-    with locked(making, fcntl.LOCK_SH):
-        assert bed.run(program).returncode == 0
-        assert (making / "half").exists()
-    assert bed.run(program).returncode == 0
-    assert not making.exists()
-
-
-@needs_root
-def test_first_starts_as_process_1_of_several_containers_share_one_folder(bed: Bed) -> None:
-    program = bed.made(padding=20_000_000)
-    own = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", str(program), "x")
-    started = [
-        subprocess.Popen(own, env=bed.environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(6)
-    ]
-    told = {process.communicate(timeout=60)[0] for process in started}
-    assert told == {f"{bed.unpacked()[0]}/vgpu-agent x\n"}
-    assert len(bed.unpacked()) == 1
-
-
-@contextmanager
-def locked(folder: Path, how: int) -> Iterator[None]:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, how | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(opened)
-
-
 @needs_root
 @pytest.mark.parametrize(
     ("next_boot", "same"),
@@ -312,6 +200,9 @@ def test_the_sum_is_looked_at_even_when_the_last_file_was_whole(bed: Bed) -> Non
             "its end is missing", id="a trailer of ones",
         ),
         pytest.param(
+            lambda data: data[:-1000] + b"more" + data[-1000:], "its end is missing", id="more of it",
+        ),
+        pytest.param(
             lambda data: (
                 data[: -TRAILER.size - 8] + bytes([data[-TRAILER.size - 8] ^ 1])
                 + data[-TRAILER.size - 7 :]
@@ -366,6 +257,31 @@ def test_a_name_in_the_payload_cannot_lead_to_anything_but_a_new_file(
 
     assert told in bed.run(program).stderr
     assert not outside.exists()
+    assert bed.unpacked() == []
+
+
+def test_a_mode_in_the_payload_gives_nobody_anything(bed: Bed) -> None:
+    program = bed.made()
+    data = program.read_bytes()
+    magic, front, size, *rest = TRAILER.unpack(data[-TRAILER.size :])
+    payload = gzip.decompress(data[front : front + size])
+    at = payload.index(b"vgpu-agent\0") + 100
+    assert payload[at : at + 7] == b"0000755"
+    packed = gzip.compress(payload[:at] + b"0006755" + payload[at + 7 :])
+    program.write_bytes(data[:front] + packed + TRAILER.pack(magic, front, len(packed), *rest))
+
+    assert bed.run(program).returncode == 0
+    [folder] = bed.unpacked()
+    assert (folder / "vgpu-agent").stat().st_mode & 0o7777 == 0o755
+
+
+def test_what_the_kernel_takes_a_part_of_is_written_whole_or_not_at_all(bed: Bed) -> None:
+    """The limit lies within the last piece of the largest file."""
+    program = bed.made(padding=300_000)
+    limited = f"trap '' XFSZ; ulimit -f {299_520 // 512}; exec {program}"
+    ended = bed.run("sh", "-c", limited)
+    assert ended.returncode == 2
+    assert "File too large" in ended.stderr
     assert bed.unpacked() == []
 
 

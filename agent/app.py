@@ -36,6 +36,7 @@ from agent.domain.accounting import NodeUse
 from agent.domain.bypass import Bypass
 from agent.domain.enforcement import ContainerState
 from agent.domain.gpu import GpuInventory
+from agent.domain.mig_info import MigInfo, mig_info
 from agent.domain.node_picture import NodePicture
 from agent.domain.ownership import Rival
 from agent.domain.pods import Node
@@ -71,6 +72,7 @@ class _Seen:
 
     gpus: Published[GpuInventory]
     mode: Mode | None = None
+    grants: FileGrantLog | None = None
     observing: Observing | None = None
     ownership: Ownership | None = None
     supervisor: Supervisor | None = None
@@ -108,6 +110,10 @@ class _Seen:
 
     def bypasses(self) -> tuple[Bypass, ...]:
         return self.observing.detector.found.now() if self.observing else ()
+
+    def migs(self) -> tuple[MigInfo, ...]:
+        """Which MIG device each container has."""
+        return mig_info(self.grants.records(), self.gpus.now()) if self.grants else ()
 
 
 class Agent:
@@ -149,6 +155,7 @@ class Agent:
             self._seen,
             use=self._seen.use,
             bypasses=self._seen.bypasses,
+            migs=self._seen.migs,
             ready=lambda: not self.missing(),
             exposed=Exposed(
                 node_name=config.node_name,
@@ -203,7 +210,7 @@ class Agent:
             inventory=self._inventory,
             topology=self._topology,
         )
-        grants = FileGrantLog(config.state_dir)
+        grants = self._seen.grants = FileGrantLog(config.state_dir)
         limits = HostLiveLimits(config.host_vgpu_dir, config.state_dir)
         self._mode = self._seen.mode = made(parts, grants, limits)
         self._observing = self._seen.observing = Observing(parts, grants, limits)

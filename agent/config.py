@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agent.domain.cdi import ANNOTATION_PREFIX
 from agent.domain.gpu import Sharing
+from agent.domain.mig import Geometries
 from agent.domain.nvidia_config import NO_PATTERNS, NO_REPLICATION, Replication, ResourcePatterns
 from agent.domain.slice_choice import GPUS as CHOICES_OF_GPUS
 from agent.domain.slice_choice import PLACEMENTS
@@ -168,9 +169,8 @@ RULES: Mapping[str, Rule] = {
     "sharing.memory_scaling": Between(0.01, 100),
     "sharing.core_scaling": Between(0.01, 100),
     "sharing.mode": OneOf(
-        ("hami-core",),
+        ("hami-core", "mig"),
         later={
-            "mig": "cannot divide GPUs by MIG; use hami-core, or keep this node on HAMi",
             "mps": "cannot share through an MPS daemon; use hami-core",
         },
     ),
@@ -183,6 +183,7 @@ RULES: Mapping[str, Rule] = {
     "hook_path": _PATH,
     "host_hook_path": _PATH,
     "lock_dir": _PATH,
+    "mig_apply_lock": _PATH,
     "state_dir": _PATH,
     "cache_gc_after_s": Between(10, 30 * DAY_S, "s"),
     "cache_gc_every_s": Between(1, DAY_S, "s"),
@@ -249,6 +250,8 @@ class Config:
     hook_path: Path = Path("/usr/local")  # where containers see the hook: <hook_path>/vgpu
     host_hook_path: Path | None = None  # where the host has it; None: the same path
     hami_library: str = "missing"  # whether HAMi's name of the library is offered beside ours
+    mig_geometries: tuple[Geometries, ...] = ()  # what slots of HAMi 2.5 to 2.9 mean
+    mig_apply_lock: Path = Path("/tmp/hami/hami-mig-apply.lock")  # noqa: S108 - HAMi's path
     lock_dir: Path = Path("/tmp/vgpulock")  # noqa: S108 - the path HAMi-core's contract fixes
     state_dir: Path = Path("/var/lib/vgpu-agent")  # grant log, instance lock
     cache_gc_after_s: float = 300.0
@@ -326,6 +329,12 @@ class Config:
                 value = getattr(value, part)
             if objection := rule.objection(value):
                 raise ConfigError(f"{name} is {str(value)!r}, but {objection}")
+        if self.sharing.mode == "mig" and self.mode != "hami":
+            raise ConfigError(
+                f"sharing.mode is 'mig', but in mode {self.mode} nobody decides on MIG instances: "
+                "only mode hami divides GPUs; MIG that is there already is the matter of mode "
+                "nvidia and its --mig-strategy"
+            )
         if objection := _together(self):
             raise ConfigError(objection)
         if self.mode == "slices":

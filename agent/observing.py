@@ -3,8 +3,6 @@
 Configuration stops here, as in `agent.app`: everything below receives plain values.
 """
 
-from pathlib import Path
-
 from agent.adapters.block_guard import ProcessGuard
 from agent.adapters.caches import CONTAINERS
 from agent.adapters.grant_log import FileGrantLog
@@ -32,8 +30,6 @@ from agent.services.limit_changes import LimitChanges
 from agent.services.metering import Metering
 from agent.services.roster import Roster
 from agent.supervisor import Service
-
-MIG_BUSY = Path("/tmp/hami/hami-mig-apply.lock")  # noqa: S108 - HAMi's path; made by its plugin
 
 FRESH_WITHIN_S = 1.0  # whoever changes a limit is told what is in use now
 
@@ -146,7 +142,7 @@ def _feedback(parts: Parts, limits: HostLiveLimits) -> list[Service]:
         Levers(switches=switches, leases=limits, guard=ProcessGuard()),
         priorities=config.priorities,
         lender=Lender(switches, limits) if config.core_lending else None,
-        paused=MIG_BUSY.exists,
+        paused=config.mig_apply_lock.exists,
     )
     limits.listen(feedback.wake)  # what is lent does not wait for the next round
     return [feedback]

@@ -42,6 +42,7 @@ def everything(form: Form) -> Metrics:
         pictures.Node(pictures.STATES),
         use=lambda: pictures.EVERYTHING,
         bypasses=lambda: pictures.BYPASSES,
+        migs=lambda: pictures.MIGS,
         ready=lambda: True,
         exposed=Exposed(
             node_name="node-1",
@@ -60,7 +61,9 @@ def everything(form: Form) -> Metrics:
     metrics.health_transition(pictures.GPUS[1], "unhealthy")
     metrics.xid_error(pictures.GPUS[1], 79)
     metrics.register_write("ok")
+    metrics.memory_unit(8 << 20, 5 << 20)
     metrics.grant_mismatch()
+    metrics.mig_instance("created")
     metrics.bypass("no grant")
     metrics.limit_change("command", "changed")
     return metrics

@@ -16,7 +16,8 @@ from agent.domain.accounting import (
 )
 from agent.domain.bypass import Bypass, Kind
 from agent.domain.enforcement import ContainerState, Reason, State
-from agent.domain.gpu import Gpu, GpuInventory
+from agent.domain.gpu import Gpu, GpuInventory, MigDevice
+from agent.domain.mig_info import MigInfo
 from agent.domain.ownership import Rival
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -181,3 +182,14 @@ def _one_of_many(uuid: str, gpu: int, number: int, processes: int) -> ContainerU
         ),
         last_kernel_s=int(NOW_S) - 1,
     )  # fmt: skip
+
+
+MIGS = (
+    MigInfo(
+        namespace="team", pod="divided", container="main", place=0, gpu_uuid=GPUS[1],
+        device=MigDevice(
+            uuid="MIG-aaaaaaaa-bbbb-5ccc-8ddd-eeeeeeeeeeee", profile="1g.5gb", memory_mib=4864,
+            gpu_instance=13, compute_instance=0,
+        ),
+    ),
+)  # fmt: skip

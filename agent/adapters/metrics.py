@@ -31,6 +31,7 @@ from agent.adapters.metrics_use import (
 from agent.domain.accounting import NodeUse
 from agent.domain.bypass import Bypass
 from agent.domain.enforcement import ContainerState
+from agent.domain.mig_info import MigInfo
 
 END = b"# EOF\n"  # of a page of OpenMetrics
 ALLOCATE_BUCKETS_S = (
@@ -89,6 +90,7 @@ class Metrics:
         *,
         use: Callable[[], NodeUse] = NodeUse,
         bypasses: Callable[[], Iterable[Bypass]] = tuple,
+        migs: Callable[[], Iterable[MigInfo]] = tuple,
         ready: Callable[[], bool] | None = None,
         exposed: Exposed = Exposed(),
         clock: Callable[[], float] = time.time,
@@ -101,6 +103,7 @@ class Metrics:
         self._scraped = scraped
         self._use = use
         self._bypasses = bypasses
+        self._migs = migs
         self._exposed = exposed
         self._build = exposed.build(version)
         self._clock = clock
@@ -156,6 +159,13 @@ class Metrics:
             "should be looked at with `kubectl describe`.",
             (),
         )
+        self._mig_instances = self._counter(
+            "vgpu_mig_instances",
+            "MIG instances that were made for containers, taken up after a restart, destroyed when "
+            "they were nobody's, or taken back because a pod could not be served (`rolled back`; "
+            "the pod's events say why).",
+            ("what",),
+        )
         self._bypass_count = self._counter(
             "vgpu_bypasses",
             "How often a process was found that uses a GPU without a grant, beyond it, or without "
@@ -204,6 +214,10 @@ class Metrics:
     def grant_mismatch(self) -> None:
         """Count a container whose grant and kubelet's assignment disagree."""
         self._grant_mismatches.inc()
+
+    def mig_instance(self, what: str) -> None:
+        """Count a GPU instance: "created", "adopted", "destroyed", "rolled back"."""
+        self._mig_instances.labels(what).inc()
 
     def bypass(self, kind: str) -> None:
         """Count that a process was found to use a GPU past its limits."""
@@ -254,5 +268,6 @@ class Metrics:
             build=self._build,
             now_s=self._clock(),
             legacy=exposed.legacy,
+            migs=self._migs(),
         )
         return page.encoded()

@@ -4,13 +4,14 @@ All are gauges. Source: HAMi 2.10, cmd/vGPUmonitor. Ratios are percentages there
 `device_uuid` of containers is cut after 40 characters.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.adapters.metrics_rows import Shown
+from agent.adapters.metrics_rows import MAX_DEVICES, Shown
 from agent.adapters.metrics_text import Family, Page, written
 from agent.adapters.metrics_use import names
 from agent.domain.accounting import ContainerUse, DeviceUse, GpuUse, NodeUse, SelfReported
+from agent.domain.mig_info import MigInfo
 
 ZONE = {"zone": "vGPU"}  # on every metric but that of the build
 UUID_CHARACTERS = 40
@@ -122,7 +123,9 @@ OLD_SPLIT = Family("Device_memory_desc_of_container",
 MIG = Family("hami_mig_device_info",
              tuple(sorted((*OF_VGPU, "mig_uuid", "profile", "gpu_instance_id",
                            "compute_instance_id"))),
-             "Always 1: the MIG device of a container; the agent gives none yet.")  # fmt: skip
+             "Always 1: the MIG device of a container.")  # fmt: skip
+OLD_MIG = Family("MigInfo", tuple(sorted((*OLD_VGPU, "instanceid"))),
+                 "Old name of hami_mig_device_info, by GPU instance.")  # fmt: skip
 BUILD = Family("hami_build_info",
                ("build_date", "compiler", "go_version", "platform", "revision", "version"),
                "Always 1: which build of the agent this is.")  # fmt: skip
@@ -137,6 +140,7 @@ def add_hami(
     build: Mapping[str, str],
     now_s: float,
     legacy: bool,
+    migs: Iterable[MigInfo] = (),
 ) -> None:
     """Write all of them. `legacy`: by the names of HAMi 2.8 and older, too."""
     page.add(BUILD, [(written(build), 1)])
@@ -145,9 +149,38 @@ def add_hami(
     labelled = {written(_labels(one)): one for one in found}.items()
     for family, value in VGPU_FAMILIES:
         page.add(family, ((labels, value(one)) for labels, one in labelled))
-    page.add(MIG, ())
+    migs = list(migs)[:MAX_DEVICES]
+    page.add(MIG, {written(_mig_labels(one)): 1 for one in migs}.items())
     if legacy:
         _add_old(page, found)
+        page.add(OLD_MIG, {written(_old_mig_labels(one)): 1 for one in migs}.items())
+
+
+def _mig_labels(it: MigInfo) -> dict[str, str]:
+    return {
+        "namespace": it.namespace,
+        "pod": it.pod,
+        "container": it.container,
+        "vdevice_index": str(it.place),
+        "device_uuid": it.gpu_uuid[:UUID_CHARACTERS],
+        "mig_uuid": it.device.uuid,
+        "profile": it.device.profile,
+        "gpu_instance_id": str(it.device.gpu_instance),
+        "compute_instance_id": str(it.device.compute_instance),
+        **ZONE,
+    }
+
+
+def _old_mig_labels(it: MigInfo) -> dict[str, str]:
+    return {
+        "podnamespace": it.namespace,
+        "podname": it.pod,
+        "ctrname": it.container,
+        "vdeviceid": str(it.place),
+        "deviceuuid": it.gpu_uuid[:UUID_CHARACTERS],
+        "instanceid": str(it.device.gpu_instance),
+        **ZONE,
+    }
 
 
 def _add_old(page: Page, found: Sequence[Device]) -> None:

@@ -21,7 +21,7 @@ from agent.adapters.nvml_mig import read_devices, read_profiles
 from agent.adapters.nvml_topology import bus_id, read_pairs, text
 from agent.domain.gpu import Gpu, GpuEvent, MigDevice, MigProfile
 from agent.domain.topology import GpuPair
-from agent.errors import GpuLost, NvmlAbsent, NvmlError, NvmlStale
+from agent.errors import GpuLost, MigInUse, MigNoRoom, NvmlAbsent, NvmlError, NvmlStale
 
 log = logs.get(__name__)
 T = TypeVar("T")
@@ -53,6 +53,8 @@ HINTS = {
         "the driver was upgraded under the running process; it has to be restarted"
     ),
     pynvml.NVML_ERROR_GPU_IS_LOST: "it fell off the bus; see dmesg for NVRM Xid messages",
+    pynvml.NVML_ERROR_IN_USE: "a process is still on it",
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "another instance lies there",
     pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset (nvidia-smi --gpu-reset) or a reboot",
 }
 EVENT_KINDS = {
@@ -77,6 +79,10 @@ def error_of(what: str, code: int) -> NvmlError:
         return NvmlStale(message, code=code)
     if code in LOST:
         return GpuLost(message, code=code)
+    if code == pynvml.NVML_ERROR_IN_USE:
+        return MigInUse(message, code=code)
+    if code == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES:
+        return MigNoRoom(message, code=code)
     return NvmlError(message, code=code)
 
 

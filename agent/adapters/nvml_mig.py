@@ -179,6 +179,21 @@ def device_nodes(minors: str) -> Mapping[tuple[int, ...], str]:
     return nodes
 
 
+class MigNodes:
+    """Device nodes of instances, as the kernel module numbers them now."""
+
+    def __init__(self, mig_minors: Path = Path("/proc/driver/nvidia-caps/mig-minors")) -> None:
+        self._path = mig_minors
+
+    def of(self, minor: int | None, gpu_instance: int, compute_instance: int) -> tuple[str, ...]:
+        """Those of one MIG device beside its GPU's; empty where the kernel tells none."""
+        if minor is None:
+            return ()
+        nodes = device_nodes(_text_of(self._path))
+        places = [(minor, gpu_instance), (minor, gpu_instance, compute_instance)]
+        return tuple(nodes[place] for place in places if place in nodes)
+
+
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace")

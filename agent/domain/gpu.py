@@ -99,6 +99,14 @@ class GpuInventory:
         return GpuInventory(gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)), known=True)
 
 
+@dataclass(frozen=True, slots=True)
+class AllowedProfiles:
+    """Of GPUs whose product name contains one of `models`, these MIG profiles may be used."""
+
+    models: tuple[str, ...]
+    profiles: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
     """How this node divides its GPUs; the same for the kubelet and the scheduler."""
@@ -111,12 +119,37 @@ class Sharing:
     excluded_uuids: frozenset[str] = frozenset()
     excluded_indices: frozenset[int] = frozenset()
     numa_hints: bool = False  # tell kubelet the NUMA node of each vGPU
+    mig_allowlist: tuple[AllowedProfiles, ...] = ()  # mode mig; empty: all without extra engines
+
+    def excludes(self, gpu: Gpu) -> bool:
+        """Whether this GPU is none of ours by the settings."""
+        return gpu.uuid in self.excluded_uuids or gpu.index in self.excluded_indices
 
     def offers(self, gpu: Gpu) -> bool:
-        """Whether this GPU is shared at all (not filtered out, memory known)."""
-        if gpu.uuid in self.excluded_uuids or gpu.index in self.excluded_indices:
+        """Whether this GPU is shared at all (not filtered out, memory known, or divisible)."""
+        if self.excludes(gpu):
             return False
+        if self.mode == "mig":
+            return bool(self.mig_profiles(gpu))
         return gpu.memory_mib is not None or self.preconfigured_memory_mib > 0
+
+    def mig_profiles(self, gpu: Gpu) -> tuple[MigProfile, ...]:
+        """The MIG profiles of this GPU that may be used: of the first entry that names its model.
+
+        Without any list: all that the driver tells but those with other engines (`+me`, `+gfx`):
+        of some there is one per GPU, so a scheduler that goes by memory would take it by accident.
+        """
+        plain = tuple(p for p in gpu.mig_profiles if "+" not in p.name and "-" not in p.name)
+        for entry in self.mig_allowlist:
+            if any(model in gpu.name for model in entry.models):
+                return tuple(p for p in gpu.mig_profiles if p.name in entry.profiles)
+        return () if self.mig_allowlist else plain
+
+    def slots(self, gpu: Gpu) -> int:
+        """How many vGPUs are advertised of this GPU."""
+        if self.mode != "mig":
+            return self.split_count
+        return max((profile.instance_count for profile in self.mig_profiles(gpu)), default=0)
 
     def offered(self, inventory: GpuInventory) -> tuple[Gpu, ...]:
         """The shared GPUs, by index, with the memory filled in where it is preconfigured."""

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from agent.domain.gpu import Gpu, GpuInventory, Sharing
+from agent.domain.gpu import Gpu, GpuInventory, MigPlacement, Sharing
+from agent.domain.mig import core_percent
 from agent.domain.vgpu_ids import bearable
 from agent.errors import MalformedAnnotation
 
@@ -46,7 +47,19 @@ class RegisteredGpu:
     type: str = ""  # "NVIDIA-" and the product name; users filter by parts of it
     numa: int = 0
     mode: str = "hami-core"  # "hami-core" | "mig" | "mps" | ""
+    mig_profiles: tuple["RegisteredProfile", ...] = ()  # json only, mode mig
     healthy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredProfile:
+    """A size of GPU instance as it is offered to schedulers from HAMi 2.10 on."""
+
+    name: str
+    memory_mib: int
+    core_percent: int  # of the largest profile's multiprocessors
+    slice_count: int
+    placements: tuple[MigPlacement, ...]
 
 
 class NodeRegister(Protocol):
@@ -106,20 +119,37 @@ def registered_gpus(gpus: Iterable[Gpu], sharing: Sharing, form: str) -> tuple[R
 
 def _offer(gpu: Gpu, sharing: Sharing, form: str) -> RegisteredGpu:
     memory_mib = float(gpu.memory_mib or 0)
-    core_percent = 100.0
+    percent = 100.0
     if sharing.mode != "mig":
         memory_mib *= sharing.memory_scaling
-        core_percent *= sharing.core_scaling
+        percent *= sharing.core_scaling
     return RegisteredGpu(
         uuid=gpu.uuid,
         index=gpu.index,
-        count=sharing.split_count,
+        count=sharing.slots(gpu),
         memory_mib=min(INT32_MAX, int(memory_mib + ROUNDING)),
-        core_percent=min(INT32_MAX, int(core_percent + ROUNDING)),
+        core_percent=min(INT32_MAX, int(percent + ROUNDING)),
         type=type_name(gpu.name, form),
         numa=max(0, gpu.numa_node or 0),
         mode=sharing.mode,
+        mig_profiles=_profiles(gpu, sharing) if form == "json" else (),
         healthy=gpu.healthy,
+    )
+
+
+def _profiles(gpu: Gpu, sharing: Sharing) -> tuple[RegisteredProfile, ...]:
+    if sharing.mode != "mig":
+        return ()
+    allowed = sharing.mig_profiles(gpu)
+    return tuple(
+        RegisteredProfile(
+            name=profile.name,
+            memory_mib=profile.memory_mib,
+            core_percent=core_percent(profile, gpu.mig_profiles),
+            slice_count=profile.slice_count,
+            placements=profile.placements,
+        )
+        for profile in allowed
     )
 
 
@@ -168,9 +198,21 @@ def _json_object(gpu: RegisteredGpu) -> dict[str, Any]:
         ("type", gpu.type),
         ("numa", gpu.numa),
         ("mode", gpu.mode),
+        ("migProfiles", [_profile_object(one) for one in gpu.mig_profiles]),
         ("health", gpu.healthy),
     )
     return {key: value for key, value in pairs if value}
+
+
+def _profile_object(profile: RegisteredProfile) -> dict[str, Any]:
+    """Nothing is left out here, whatever it is."""
+    return {
+        "name": profile.name,
+        "memoryMB": profile.memory_mib,
+        "core": profile.core_percent,
+        "sliceCount": profile.slice_count,
+        "placements": [{"start": one.start, "size": one.size} for one in profile.placements],
+    }
 
 
 def _go_json(value: Any) -> str:
@@ -292,8 +334,37 @@ def _gpu_of_object(item: Any) -> RegisteredGpu:
         type=_text(values, "type"),
         numa=_integer(values, "numa"),
         mode=_text(values, "mode"),
+        mig_profiles=tuple(_profile_of_object(one) for one in _list(values, "migprofiles")),
         healthy=_flag(values, "health"),
     )
+
+
+def _profile_of_object(item: Any) -> RegisteredProfile:
+    if not isinstance(item, dict):
+        _malformed(type(item).__name__, "a MIG profile is not an object")
+    values = {key.lower(): value for key, value in item.items() if value is not None}
+    placements = []
+    for one in _list(values, "placements"):
+        if not isinstance(one, dict):
+            _malformed(type(one).__name__, "a placement is not an object")
+        place = {key.lower(): value for key, value in one.items() if value is not None}
+        placements.append(
+            MigPlacement(_integer(place, "start", least=0), _integer(place, "size", least=0))
+        )
+    return RegisteredProfile(
+        name=_text(values, "name"),
+        memory_mib=_integer(values, "memorymb"),
+        core_percent=_integer(values, "core"),
+        slice_count=_integer(values, "slicecount"),
+        placements=tuple(placements),
+    )
+
+
+def _list(values: Mapping[str, Any], key: str) -> list[Any]:
+    value = values.get(key, [])
+    if not isinstance(value, list):
+        _malformed(key, f"{key} is not a list")
+    return value
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:

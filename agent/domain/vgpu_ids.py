@@ -86,7 +86,7 @@ def advertised(inventory: GpuInventory, sharing: Sharing) -> tuple[Vgpu, ...]:
         Vgpu(vgpu_id(gpu.uuid, slot), gpu.healthy, gpu.numa_node if sharing.numa_hints else None)
         for gpu in sharing.offered(inventory)
         if nameable(gpu.uuid, split_count)
-        for slot in range(split_count)
+        for slot in range(min(split_count, sharing.slots(gpu)))
     )
 
 

@@ -17,7 +17,7 @@ from agent.domain.topology import GpuPair, pair_scores
 from agent.domain.vgpu_ids import advertised
 from agent.modes.host_side import HostSide
 from agent.parts import Parts
-from agent.services.allocator import Allocator, Supply
+from agent.services.allocator import Allocator, Further, Supply, Writer, nothing_further
 from agent.services.bind_finisher import BindFinisher
 from agent.services.grant_writer import GrantWriter
 from agent.services.plugin import Plugin
@@ -41,12 +41,21 @@ class HamiMode:
         self.caches, self._host = host.caches, host
         finisher = BindFinisher(view, grants.records, post=parts.events.post)
         turns = Turns(view, grants, failed=finisher.failed)
+        writer: Writer = GrantWriter(host.caches, grants, host.policy, changed=limits)
+        further: Further = nothing_further
+        divided: list[Service] = []
+        if config.sharing.mode == "mig":
+            from agent.modes.hami_mig import Divided
+
+            made = Divided(parts, grants, host)
+            writer, further, divided = made.grants, made.grants.further, [made.keeper]
         allocator = Allocator(
             view,
             turns,
             finisher,
-            GrantWriter(host.caches, grants, host.policy, changed=limits),
+            writer,
             Supply(inventory=parts.inventory, sharing=config.sharing),
+            further=further,
             on_outcome=parts.metrics.allocation,
         )
         plugin = _plugin(parts, allocator, Preference(turns))
@@ -65,6 +74,7 @@ class HamiMode:
                 count=parts.metrics.grant_mismatch,
                 post=parts.events.post,
             ),
+            *divided,
             *host.services,
         ]
 

@@ -18,15 +18,17 @@ from agent.ports.containers import (
     RegionSwitches,
     TotalsStore,
 )
-from agent.ports.devices import CdiFiles, DriverFiles
-from agent.ports.driver import GpuMeter, GpuUsers, Nvml
+from agent.ports.devices import CdiFiles, DriverFiles, Mps
+from agent.ports.driver import GpuMeter, GpuUsers, MigMaker, Nvml
 from agent.ports.host import (
+    ApplyLock,
     CacheDir,
     Caches,
     GrantLog,
     HookFiles,
     HookListing,
     InstalledHooks,
+    MigBook,
     Processes,
     ProcessPlaces,
 )
@@ -40,6 +42,7 @@ from agent.ports.kubelet import (
 )
 
 __all__ = [
+    "ApplyLock",
     "BlockGuard",
     "CacheDir",
     "Caches",
@@ -63,6 +66,9 @@ __all__ = [
     "Leases",
     "Listed",
     "LiveLimits",
+    "MigBook",
+    "MigMaker",
+    "Mps",
     "NodeChange",
     "Nvml",
     "PodChange",

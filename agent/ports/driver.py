@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from agent.domain.accounting import GpuProcess, GpuUse
-from agent.domain.gpu import Gpu, GpuEvent
+from agent.domain.gpu import Gpu, GpuEvent, MigPlacement
+from agent.domain.mig import DividedGpu, MigInstance
 from agent.domain.topology import GpuPair
 
 
@@ -45,3 +46,25 @@ class GpuUsers(Protocol):
 
     def look(self) -> Mapping[str, tuple[GpuProcess, ...]]:
         """By GPU, without those whose list the driver does not tell. Raises NvmlError."""
+
+
+class MigMaker(Protocol):
+    """Divides GPUs. Called by one thread at a time; any call may hang, and all raise NvmlError.
+
+    Raises MigInUse when a process is in the way, MigNoRoom when another instance is.
+    """
+
+    def look(self, gpu_uuid: str) -> DividedGpu:
+        """What the GPU is divided into now."""
+
+    def enable(self, gpu_uuid: str) -> None:
+        """Put the GPU into MIG mode; no process may be on it."""
+
+    def create(self, gpu_uuid: str, profile_id: int, placement: MigPlacement) -> MigInstance:
+        """Make a GPU instance there, with one compute instance that has all of it, or nothing."""
+
+    def complete(self, instance: MigInstance) -> MigInstance:
+        """Make the compute instance of one that has none."""
+
+    def destroy(self, instance: MigInstance) -> None:
+        """Take it away, with its compute instances; one that is gone is no error."""

@@ -1,6 +1,7 @@
 """Files and processes of the host, as the services need them."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +10,7 @@ from agent.domain.bypass import Whereabouts
 from agent.domain.enforcement import Granted, Seen
 from agent.domain.grants import GrantOwner, GrantRecord
 from agent.domain.hook_files import HookFile
+from agent.domain.mig_books import Book
 from agent.domain.new_region import Piece, SeenRegion
 
 
@@ -124,3 +126,23 @@ class ProcessPlaces(Protocol):
 
     def trace(self, pids: Collection[int]) -> Mapping[int, Whereabouts]:
         """Those that live and can be seen, by pid; never raises."""
+
+
+class MigBook(Protocol):
+    """Which GPU instance is whose, on disk."""
+
+    def load(self) -> Book:
+        """As it was saved last; empty when never. Raises NodeNotReady."""
+
+    def save(self, book: Book) -> None:
+        """Replace it, on disk when this returns. Raises NodeNotReady."""
+
+
+class ApplyLock(Protocol):
+    """How programs that divide the GPUs of a node keep out of each other's way."""
+
+    def holder(self) -> str:
+        """Who divides GPUs at the moment, in words; empty: nobody."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Show that we do."""

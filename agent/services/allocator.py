@@ -7,9 +7,10 @@ crash gets the same answer; the lock goes last, because it directs the next Allo
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from agent import logs
 from agent.domain.choice import Refusal
@@ -17,6 +18,7 @@ from agent.domain.dialect import FAILED, HAMI, SUCCESS, Dialect
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.matching import Turn
+from agent.domain.mig import gpu_uuid_of
 from agent.domain.preferred_ids import gpu_of
 from agent.errors import (
     BudgetExceeded,
@@ -31,7 +33,7 @@ from agent.errors import (
     UnknownDevice,
 )
 from agent.services.bind_finisher import BindFinisher
-from agent.services.grant_writer import GrantWriter, Holder, Undo
+from agent.services.grant_writer import Holder, Undo
 from agent.services.node_view import NodeView
 from agent.services.published import Inventory
 from agent.services.turns import Turns, refused_by_cluster, short_reason
@@ -70,17 +72,48 @@ def outcome_of(error: Exception) -> str:
     return next((label for kind, label in OUTCOMES if isinstance(error, kind)), "internal")
 
 
+class Writer(Protocol):
+    """Makes a decided grant true on the host: `GrantWriter`, or in mode mig `MigGrants`."""
+
+    def write(
+        self,
+        holder: Holder,
+        *,
+        claims: tuple[Claim, ...],
+        gpus: Sequence[Gpu],
+        device_ids: tuple[str, ...],
+        before: GrantRecord | None,
+        undo: Undo,
+    ) -> GrantRecord:
+        """See `GrantWriter.write`."""
+
+    def renew(self, record: GrantRecord) -> None:
+        """See to it that what an answer given before refers to is there. Raises NodeNotReady."""
+
+    def answered(self, record: GrantRecord) -> None:
+        """Kubelet gets the answer."""
+
+
+Further = Callable[[Turn, GrantRecord], Mapping[str, str]]
+
+
+def nothing_further(_turn: Turn, _record: GrantRecord) -> Mapping[str, str]:
+    """Nothing is written onto the pod beside what the scheduler waits for."""
+    return {}
+
+
 class Allocator:
     """Grants vGPUs to containers, one at a time. Thread-safe."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired once, by name
         self,
         view: NodeView,
         turns: Turns,
         finisher: BindFinisher,
-        writer: GrantWriter,
+        writer: Writer,
         supply: Supply,
         *,
+        further: Further = nothing_further,
         on_outcome: Callable[[str, float], None] = lambda _outcome, _seconds: None,
         clock: Callable[[], float] = time.monotonic,
         dialect: Dialect = HAMI,
@@ -91,6 +124,7 @@ class Allocator:
         self._finisher = finisher
         self._writer = writer
         self._supply = supply
+        self._further = further  # annotations that go with the claim that is consumed
         self._on_outcome = on_outcome
         self._clock = clock
         self._one_at_a_time = threading.Lock()  # choosing a pod is read-modify-write
@@ -182,9 +216,9 @@ class Allocator:
             return self._serve_again(turn, record, device_ids)
         with self._bind_attempt(turn, deadline_s) as undo:
             self._check_ids(device_ids)
-            record = self._prepare(turn, device_ids, undo)
+            record = self._prepare(turn, device_ids, deadline_s, undo)
             self._check_budget(deadline_s)
-            phase_written = self._consume(turn, deadline_s)
+            phase_written = self._consume(turn, record, deadline_s)
         self._end_bind(turn, deadline_s, phase_written=phase_written)
         self._writer.answered(record)
         self._turns.served(turn, device_ids)
@@ -196,7 +230,9 @@ class Allocator:
         self._turns.served(turn, device_ids)
         return record.grant
 
-    def _prepare(self, turn: Turn, device_ids: tuple[str, ...], undo: Undo) -> GrantRecord:
+    def _prepare(
+        self, turn: Turn, device_ids: tuple[str, ...], deadline_s: float, undo: Undo
+    ) -> GrantRecord:
         """Make the container's directory and write the grant down; on disk when this returns."""
         return self._writer.write(
             Holder(
@@ -204,6 +240,8 @@ class Allocator:
                 namespace=turn.pod.namespace,
                 pod_name=turn.pod.name,
                 container=turn.container,
+                pod=turn.pod,
+                within_s=deadline_s - EXIT_S - self._clock(),
             ),
             claims=turn.claims,
             gpus=[self._gpu(claim) for claim in turn.claims],
@@ -212,7 +250,7 @@ class Allocator:
             undo=undo,
         )
 
-    def _consume(self, turn: Turn, deadline_s: float) -> bool:
+    def _consume(self, turn: Turn, record: GrantRecord, deadline_s: float) -> bool:
         """Erase the slot, and with the last one write the phase; tell whether that was written.
 
         Raises NoPendingPod and ClusterError in words for the pod's owner.
@@ -222,8 +260,10 @@ class Allocator:
         changes = {self._dialect.to_allocate: turn.remaining}
         if turn.last and not self._dialect.others_pending(turn.pod.with_annotations(changes)):
             changes |= self._dialect.ending(SUCCESS)
+        further = self._further(turn, record)
         try:
-            return self._erase(turn, changes, deadline_s - EXIT_S)
+            both = {**changes, **further}
+            return self._erase(turn, both, further.keys(), deadline_s - EXIT_S)
         except ClusterError as error:
             log.warning("slot not erased", pod=turn.pod.full_name, error=error)
             raise refused_by_cluster(
@@ -234,13 +274,15 @@ class Allocator:
                 "server and at the agent's log on the node",
             ) from error
 
-    def _erase(self, turn: Turn, changes: Mapping[str, str], deadline_s: float) -> bool:
-        """Erase the slot; tell whether the phase is written.
+    def _erase(
+        self, turn: Turn, changes: Mapping[str, str], also: Iterable[str], deadline_s: float
+    ) -> bool:
+        """Erase the slot; tell whether the phase is written. `also`: keys that were read, too.
 
         Raises _DecideAgainError, NoPendingPod, ClusterError.
         """
         key, phase = self._dialect.to_allocate, self._dialect.bind_phase
-        before = {key: turn.pod.annotations[key]}
+        before = {one: turn.pod.annotations[one] for one in (key, *also)}
         try:
             self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s)
         except ClusterGone as error:
@@ -292,13 +334,14 @@ class Allocator:
     def _gpu(self, claim: Claim) -> Gpu:
         """The GPU of a claim. Raises UnknownDevice, NodeNotReady when it cannot be handed out."""
         again = "delete the pod, so that it is scheduled again"
-        if self._supply.sharing.mode != "hami-core" or "[" in claim.uuid:
+        uuid = gpu_uuid_of(claim.uuid)
+        if self._supply.sharing.mode != "mig" and uuid != claim.uuid:
             raise NodeNotReady(
-                f"the scheduler has chosen {claim.uuid} in mode {self._supply.sharing.mode}, but "
-                "this build of the agent serves mode hami-core only; set the node's operatingmode "
-                f"to hami-core, then {again}"
+                f"the scheduler has chosen {claim.uuid}, which is a MIG device, but this node "
+                f"shares its GPUs in mode {self._supply.sharing.mode}; set the node's "
+                f"operatingmode to mig (--operating-mode), then {again}"
             )
-        gpu = self._supply.inventory.now().gpu(claim.uuid)
+        gpu = self._supply.inventory.now().gpu(uuid)
         if gpu is None or not self._supply.sharing.offers(gpu):
             raise UnknownDevice(
                 f"the scheduler has chosen the GPU {claim.uuid}, which node "

@@ -14,7 +14,7 @@ from agent import logs
 from agent.domain.gpu import Gpu
 from agent.domain.grant_plan import GrantPolicy, HostPaths, plan_grant, refuse_negative
 from agent.domain.grants import Claim, Grant, GrantRecord
-from agent.domain.pods import Container
+from agent.domain.pods import Container, Pod
 from agent.errors import AgentError, NodeNotReady
 from agent.ports import Caches, ChangedLimits, GrantLog, HookFiles
 from agent.services.container_limits import ContainerLimits, cache_name
@@ -32,6 +32,8 @@ class Holder:
     namespace: str
     pod_name: str
     container: Container
+    pod: Pod | None = None  # as it was when it was decided; None: not known
+    within_s: float = 1.0  # the time that there is for it
 
 
 @contextmanager

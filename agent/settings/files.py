@@ -38,8 +38,6 @@ SCHEDULER_KEYS = frozenset(
         "memoryFactor",
         "gpuCorePolicy",
         "runtimeClassName",
-        "migProfileAllowlist",
-        "knownMigGeometries",
     }
 )
 _HAMI = {setting.hami: setting for setting in SETTINGS if setting.hami}

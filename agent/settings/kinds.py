@@ -10,9 +10,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from agent.adapters.listeners import parse_address
 from agent.config import ALL_XIDS, NO_MPS
+from agent.domain.gpu import AllowedProfiles
+from agent.domain.mig import (
+    Geometries,
+    decode_allowlist,
+    decode_geometries,
+    geometries_as_mapping,
+)
 from agent.domain.nvidia_config import (
     NO_PATTERNS,
     NO_REPLICATION,
@@ -26,6 +34,7 @@ from agent.domain.nvidia_config import (
 from agent.domain.slice_sizes import parse_sizes, show_sizes
 from agent.errors import ConfigError
 
+T = TypeVar("T")
 MAX_TEXT_CHARS = 4096
 MAX_LIST_ITEMS = 1024
 _WHOLE = re.compile(r"[+-]?[0-9]{1,15}")
@@ -260,6 +269,40 @@ def show_listen(value: object) -> str:
     return str(value) or "off"
 
 
+def parse_mig_allowlist(raw: object) -> tuple[AllowedProfiles, ...]:
+    """HAMi's `migProfileAllowlist`."""
+    return _list_section(raw, decode_allowlist)
+
+
+def parse_mig_geometries(raw: object) -> tuple[Geometries, ...]:
+    """HAMi's and Volcano's `knownMigGeometries`."""
+    return _list_section(raw, decode_geometries)
+
+
+def _list_section(raw: object, decode: Callable[[object], T | str]) -> T:
+    """A list of a file, or the same as JSON in a flag."""
+    try:
+        found = decode(json.loads(raw or "[]") if isinstance(raw, str) else raw)
+    except (ValueError, RecursionError):
+        found = "it is no JSON"
+    if isinstance(found, str):
+        raise ValueError(  # noqa: TRY004 - one kind of error for every objection
+            f"it cannot be read: {found}; write it as in HAMi's device-config.yaml"
+        )
+    return found
+
+
+def show_mig(value: object) -> str:
+    """The list as JSON; empty when it says nothing."""
+    entries: list[object] = []
+    for one in value if isinstance(value, tuple) else ():
+        if isinstance(one, AllowedProfiles):
+            entries.append({"models": one.models, "profiles": one.profiles})
+        elif isinstance(one, Geometries):
+            entries.append(geometries_as_mapping(one))
+    return json.dumps(entries) if entries else ""
+
+
 TEXT = Kind(parse_text, "TEXT", show_plain)
 WHOLE = Kind(parse_whole, "N", show_plain)
 REAL = Kind(parse_real, "X", show_plain)
@@ -277,4 +320,6 @@ LEVEL = Kind(parse_level, "LEVEL", show_plain)
 LISTEN = Kind(parse_listen, "ADDRESS", show_listen, accepts="[host]:port, or off")
 TIME_SLICING = Kind(parse_time_slicing, "JSON", show_section, accepts="the section, as JSON")
 MPS = Kind(parse_mps, "JSON", show_section, accepts="the section, as JSON")
+MIG_ALLOWLIST = Kind(parse_mig_allowlist, "JSON", show_mig, accepts="the list, as JSON")
+MIG_GEOMETRIES = Kind(parse_mig_geometries, "JSON", show_mig, accepts="the list, as JSON")
 RESOURCES = Kind(parse_resources, "JSON", show_section, accepts="the section, as JSON")

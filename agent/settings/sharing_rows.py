@@ -145,7 +145,37 @@ ROWS = (
         field="sharing.mode",
         node="operatingmode",
         zero_is_none=True,
-        help="How GPUs are divided. hami-core: by limits that a library in the container keeps.",
+        help="How GPUs are divided. hami-core: by limits that a library in the container keeps. "
+        "mig: by the hardware, into instances that are made for each container as HAMi's "
+        "scheduler (2.10) decides.",
+    ),
+    Setting(
+        name="mig-profile-allowlist",
+        group=HOW,
+        kind=kinds.MIG_ALLOWLIST,
+        field="sharing.mig_allowlist",
+        hami="migProfileAllowlist",
+        value_text="all without extra engines",
+        help="Operating mode mig: which profiles may be used on which models. The first entry "
+        "counts of whose models one is a part of the product name.",
+    ),
+    Setting(
+        name="known-mig-geometries",
+        group=HOW,
+        kind=kinds.MIG_GEOMETRIES,
+        field="mig_geometries",
+        hami="knownMigGeometries",
+        value_text="none",
+        help="Operating mode mig, schedulers of HAMi 2.5 to 2.9: what the slots mean that these "
+        "choose; the same list as the scheduler's.",
+    ),
+    Setting(
+        name="mig-apply-lock",
+        group=HOW,
+        kind=kinds.PATH,
+        field="mig_apply_lock",
+        help="Operating mode mig: the file by which HAMi's plugin and monitor know that GPUs are "
+        "being divided. It is there while we do, and respected while it is somebody else's.",
     ),
     Setting(
         name="preconfigured-device-memory",

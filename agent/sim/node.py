@@ -29,7 +29,7 @@ from agent.sim.kubelet import (
     StandInKubelet,
 )
 from agent.sim.scheduler import PlacedClaim, Scheduler
-from agent.sim.scheduler_placement import place, request_of
+from agent.sim.scheduler_placement import request_of
 
 RESOURCE = "nvidia.com/gpu"
 WAIT_S = 20.0
@@ -284,7 +284,7 @@ class SimNode:
         ordered += [ask for ask in asks if ask.kind == "app"]
         requests = [request_of(self._container(ask), RESOURCE) for ask in ordered]
         gpus = self.scheduler.nodes.get(self.name, [])
-        claims = place(gpus, self.scheduler.claims_on(self.name), requests)
+        claims = self.scheduler.placed(self.name, gpus, requests)
         self.scheduler.schedule(
             namespace, name, self.name, claims[init:], init_claims=claims[:init]
         )

@@ -3,8 +3,8 @@
 It speaks HTTP to any API server, the stand-in or a real one. Imitated, per release (`PROFILES`):
 the annotations and the label of Filter, the node lock, bind-phase and bind-time, the binding, the
 handshake, what it reads and rejects in the register annotation. NOT imitated: the webhook, other
-vendors, MIG, quotas, the retry queue, two schedulers at once, and the choice between nodes beyond
-"the first that fits".
+vendors, MIG before 2.10, quotas, the retry queue, two schedulers at once, and the choice between
+nodes beyond "the first that fits".
 """
 
 import time
@@ -13,7 +13,13 @@ from datetime import datetime
 from typing import Any
 
 from agent.sim.api_client import MERGE_PATCH, STRATEGIC_PATCH, ApiClient, ApiFailed, Object, path
-from agent.sim.scheduler_placement import NoFit, place, request_of
+from agent.sim.scheduler_mig import (
+    MIG_ALLOCATIONS,
+    decode_instances,
+    encode_instances,
+    place_instances,
+)
+from agent.sim.scheduler_placement import GpuRequest, NoFit, place, request_of
 from agent.sim.scheduler_wire import (
     PROFILES,
     PlacedClaim,
@@ -103,6 +109,8 @@ class Scheduler:
             TO_ALLOCATE: text,
             ALLOCATED: text,
         }
+        if instances := encode_instances(slots):
+            decision[MIG_ALLOCATIONS] = instances
         return self._client.annotate(
             "pods",
             name,
@@ -194,7 +202,7 @@ class Scheduler:
         refusals = []
         for node, gpus in sorted(self.nodes.items()):
             try:
-                claims = place(gpus, self.claims_on(node), requests)
+                claims = self.placed(node, gpus, requests)
             except NoFit as error:
                 refusals.append(f"{node}: {error}")
                 continue
@@ -203,6 +211,14 @@ class Scheduler:
             )
             return node
         raise NoFit("; ".join(refusals) or "no node has registered GPUs")
+
+    def placed(
+        self, node: str, gpus: Sequence[SeenGpu], requests: Sequence[GpuRequest]
+    ) -> list[list[PlacedClaim]]:
+        """Decide for the containers of one pod on this node. Raises NoFit."""
+        if any(gpu.mode == "mig" for gpu in gpus):
+            return place_instances(gpus, self.instances_on(node), requests)
+        return place(gpus, self.claims_on(node), requests)
 
     def claims_on(self, node: str) -> list[PlacedClaim]:
         """Give what the unfinished pods decided for this node hold, from their annotations."""
@@ -217,6 +233,18 @@ class Scheduler:
                 if rest:
                     memory_mib, core_percent = rest.split(",")
                     taken.append(PlacedClaim(uuid, int(memory_mib), int(core_percent)))
+        return taken
+
+    def instances_on(self, node: str) -> list[tuple[str, int, int]]:
+        """MIG instances that the unfinished pods decided for this node hold: GPU, start, size."""
+        taken = []
+        for pod in self._client.list("pods"):
+            annotations = _annotations(pod)
+            finished = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+            if annotations.get(NODE) != node or finished:
+                continue
+            for one in decode_instances(annotations.get(MIG_ALLOCATIONS, "")):
+                taken.append((one["gpuUUID"], one["placement"]["start"], one["placement"]["size"]))
         return taken
 
     # --- the lock -------------------------------------------------------------------------------

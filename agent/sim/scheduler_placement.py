@@ -1,7 +1,8 @@
 """Where a pod's vGPUs go: the simplest policy that respects every limit.
 
 Fills the fullest GPU that still fits, by index among equals. NOT imitated: spread, topology, NUMA
-and mutex policies, scoring weights, use-gputype and use-gpuuuid filters, cordons, MIG.
+and mutex policies, scoring weights, use-gputype and use-gpuuuid filters, cordons. MIG instances
+are placed in `scheduler_mig`.
 """
 
 from collections.abc import Sequence

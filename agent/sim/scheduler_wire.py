@@ -85,6 +85,7 @@ class PlacedClaim:
     uuid: str
     memory_mib: int
     core_percent: int
+    instance: tuple[str, int, int] | None = None  # profile, start and size of a MIG instance
 
 
 def encode_claims(containers: Sequence[Sequence[PlacedClaim]], *, padding: str = "empty") -> str:
@@ -125,6 +126,17 @@ class SeenGpu:
     numa: int
     mode: str
     healthy: bool
+    mig_profiles: tuple["SeenProfile", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SeenProfile:
+    """A size of MIG instance, as the scheduler understands it."""
+
+    name: str
+    memory_mib: int
+    core_percent: int
+    placements: tuple[tuple[int, int], ...]  # start, size
 
 
 def decode_register(text: str, profile: Profile) -> list[SeenGpu]:
@@ -225,6 +237,15 @@ def _gpu_of_object(item: Any) -> SeenGpu:
         numa=values.get("numa", 0),
         mode=values.get("mode", ""),
         healthy=values.get("health", False),
+        mig_profiles=tuple(
+            SeenProfile(
+                one["name"],
+                one["memoryMB"],
+                one["core"],
+                tuple((place["start"], place["size"]) for place in one["placements"]),
+            )
+            for one in values.get("migprofiles", [])
+        ),
     )
 
 

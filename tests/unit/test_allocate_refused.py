@@ -67,7 +67,12 @@ def nothing(_agent: Process) -> None:
         pytest.param(f"{A};", sick, IDS, NodeNotReady, "XID 79", id="unhealthy"),
         pytest.param(f"{A};", unread, IDS, NodeNotReady, "not read the node's GPUs", id="no NVML"),
         pytest.param(
-            f"{GPU_A}[1-0],NVIDIA,1,1:;", nothing, IDS, NodeNotReady, "hami-core only", id="MIG"
+            f"{GPU_A}[1-0],NVIDIA,1,1:;",
+            nothing,
+            IDS,
+            NodeNotReady,
+            "operatingmode to mig",
+            id="MIG",
         ),
         pytest.param(
             f"{GPU_A},NVIDIA,-1,1:;", nothing, IDS, MalformedAnnotation, "negative", id="negative"
@@ -112,7 +117,7 @@ def test_a_pod_whose_decision_is_gone(scene: Scene, text: str | None) -> None:
 @pytest.mark.parametrize(
     ("sharing", "words"),
     [
-        pytest.param(Sharing(mode="mig"), "serves mode hami-core only", id="another mode"),
+        pytest.param(Sharing(mode="mig"), "does not share", id="a GPU without MIG"),
         pytest.param(
             Sharing(excluded_uuids=frozenset({GPU_A})), "does not share", id="an excluded GPU"
         ),

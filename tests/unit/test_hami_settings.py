@@ -45,7 +45,7 @@ FLAGS = [
 SCHEDULERS_KEYS = [
     "resourceMemoryName", "resourceMemoryPercentageName", "resourceCoreName", "resourcePriorityName",
     "overwriteEnv", "defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor", "gpuCorePolicy",
-    "runtimeClassName", "migProfileAllowlist", "knownMigGeometries",
+    "runtimeClassName",
 ]  # fmt: skip
 
 

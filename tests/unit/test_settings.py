@@ -404,7 +404,9 @@ def test_all_off_and_one_on_keeps_health_checks(settle: Resolve) -> None:
         pytest.param("mig-strategy", "single", "does not manage MIG; use none", id="MIG comes later"),
         pytest.param("mig-strategy", "singel", "the choices are none", id="a typing error in MIG"),
         pytest.param("operating-mode", "mps", "MPS daemon; use hami-core", id="MPS comes later"),
-        pytest.param("operating-mode", "mig", "by MIG; use hami-core", id="dynamic MIG comes later"),
+        pytest.param("mig-profile-allowlist", '[{"models":["A100"]}]', "needs models and profiles", id="MIG profiles of nothing"),
+        pytest.param("mig-profile-allowlist", "1g.5gb", "it is no JSON", id="MIG profiles as words"),
+        pytest.param("known-mig-geometries", "{}", "needs models and allowedGeometries", id="no geometries"),
         pytest.param("device-list-strategy", ["envvar,cdi"], "volume-mounts, cdi-annotations, cdi-cri", id="no such strategy"),
         pytest.param("device-list-strategy", [","], "it is empty; use envvar", id="no strategy"),
         pytest.param("device-discovery-strategy", "tegra", "through NVML alone", id="Tegra"),
@@ -532,7 +534,8 @@ def test_a_config_map_is_read_through_its_links(tmp_path: Path) -> None:
     [
         pytest.param({"node_name": ""}, "set --node-name or NODE_NAME", id="no node name"),
         pytest.param({"sharing": Sharing(split_count=0)}, "sharing.split_count is '0'", id="no vGPU"),
-        pytest.param({"sharing": Sharing(mode="mig")}, "by MIG", id="mode"),
+        pytest.param({"sharing": Sharing(mode="mps")}, "MPS", id="mode"),
+        pytest.param({"sharing": Sharing(mode="mig"), "mode": "slices"}, "only mode hami", id="MIG without its scheduler"),
         pytest.param({"hook_path": Path("usr")}, "must be absolute", id="relative"),
     ],
 )  # fmt: skip

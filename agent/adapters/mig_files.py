@@ -1,0 +1,113 @@
+"""Files of dynamic MIG: our book of what is whose, and HAMi's sign that GPUs are being divided."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from agent import logs
+from agent.adapters.safe_files import (
+    opened_directory,
+    read_small,
+    refusing,
+    trusted_owner,
+    write_all,
+    write_whole,
+)
+from agent.boundaries import passed
+from agent.domain.mig_books import Book, decode_book, encode_book
+from agent.errors import NodeNotReady
+
+log = logs.get(__name__)
+
+NAME = "mig.json"
+MAX_FILE_BYTES = 4 << 20
+OURS = b"vgpu-agent\n"
+STALE_AFTER_S = 600.0  # nothing that divides a GPU takes so long: who left it is dead
+
+
+class MigBookFile:
+    """Implements `ports.MigBook` in the state directory. Used by one thread at a time."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir
+
+    @contextlib.contextmanager
+    def _opened(self, what: str) -> Iterator[int]:
+        with refusing(what, self._folder / NAME):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with opened_directory(self._folder) as folder:
+                yield folder
+
+    def load(self) -> Book:
+        """See `ports.MigBook.load`. Raises NodeNotReady."""
+        try:
+            with self._opened("read which MIG instance is whose") as folder:
+                return decode_book(read_small(NAME, MAX_FILE_BYTES, dir_fd=folder) or b"")
+        except NodeNotReady as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return ()
+            raise
+        except ValueError as error:
+            raise NodeNotReady(
+                f"{self._folder / NAME}, in which the agent keeps which MIG instance is whose, "
+                f"cannot be read ({error}); move it away: what runs is then known by its pod's "
+                "annotation"
+            ) from error
+
+    def save(self, book: Book) -> None:
+        """See `ports.MigBook.save`. Raises NodeNotReady."""
+        with self._opened("write which MIG instance is whose") as folder:
+            write_whole(NAME, encode_book(book), 0o600, dir_fd=folder)
+        passed("mig-book-written")
+
+
+class HamiApplyLock:
+    """The file by which HAMi's plugin (2.7 to 2.9) and monitor know that MIG is being changed.
+
+    While it is there HAMi's monitor leaves NVML alone. We make it for as long as we change
+    something, and change nothing while it is somebody else's.
+    """
+
+    def __init__(self, path: Path, *, now_s: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._now_s = now_s
+
+    def holder(self) -> str:
+        """Who divides GPUs at the moment, in words; empty: nobody."""
+        try:
+            found = self._path.lstat()
+            ours = self._path.read_bytes()[: len(OURS)] == OURS
+        except OSError:
+            return ""
+        if ours or not trusted_owner(found):  # of a life before this one; a tenant's
+            return ""
+        if self._now_s() - found.st_mtime > STALE_AFTER_S:
+            log.failing("mig apply lock ignored", file=self._path, error="it is too old to be true")
+            return ""
+        return f"{self._path} says that GPUs are being divided by HAMi's device plugin"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Show that GPUs are being divided. A file that cannot be made is no hindrance."""
+        made = False
+        try:
+            self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(self._path, flags, 0o644)
+            try:
+                made = True
+                write_all(fd, OURS)
+            finally:
+                os.close(fd)
+        except FileExistsError:
+            made = not self.holder()  # an old one, or ours of a life before
+        except OSError as error:
+            log.failing("mig apply lock not made", file=self._path, error=error)
+        try:
+            yield
+        finally:
+            if made:
+                with contextlib.suppress(OSError):
+                    self._path.unlink()

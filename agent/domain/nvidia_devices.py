@@ -180,6 +180,11 @@ class Offer:
             devices = whole.get(shared.name, ())
             if wrong := _unmet(shared, devices):
                 return wrong
+            if self.strategy == MPS and devices and shared.replicas > MPS_CLIENTS:
+                return (
+                    f"{shared.name} is to have {shared.replicas} replicas, but an MPS server has "
+                    f"{MPS_CLIENTS} clients at most: set {MPS_CLIENTS} or fewer"
+                )
             if self.strategy == MPS and any(device.mig for device in devices):
                 return (
                     f"{shared.name} has MIG devices, which cannot be shared through MPS: use "

@@ -14,6 +14,7 @@ from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.socket_watch import SocketWatch
 from agent.config import Config
 from agent.domain.gpu import GpuInventory
+from agent.domain.mps import client
 from agent.domain.nvidia_devices import (
     MIG_MIXED,
     MPS,
@@ -26,6 +27,7 @@ from agent.domain.nvidia_devices import (
 from agent.domain.topology import GpuPair
 from agent.modes.host_side import cdi_specs, driver_files, policy_of
 from agent.parts import Parts
+from agent.services.mps import MpsDaemons
 from agent.services.nvidia import NvidiaAllocator, NvidiaPreference, Supply
 from agent.services.nvidia_resources import ResourcePlaces
 from agent.services.plugin import Plugin
@@ -71,12 +73,15 @@ class NvidiaMode:
             offer=self._offer,
             policy=policy,
             files=files,
-            obstacle=lambda _resource: self._cdi.problem.now() if self._cdi else "",
+            obstacle=self._obstacle,
+            extras=lambda resource: client(resource, str(config.mps_root)),
         )
+        self._mps = self._made_mps() if self._offer.strategy == MPS else None
         self._places = ResourcePlaces(
             parts.inventory, self._names, self._plugin, _most_resources(self._offer)
         )
-        self.services = [*self._places.places, *([self._cdi] if self._cdi else [])]
+        more = (self._cdi, self._mps)
+        self.services = [*self._places.places, *(one for one in more if one)]
 
     @property
     def plugins(self) -> Sequence[Plugin]:
@@ -89,10 +94,22 @@ class NvidiaMode:
             reasons.append("this node has no device that could be offered")
         if self._cdi and (why := self._cdi.problem.now()):
             reasons.append(why)
+        if self._mps and (why := self._mps.first_problem()):
+            reasons.append(why)
         return reasons
 
     def leave(self, within_s: float) -> None:
         """Nothing was written to the cluster."""
+
+    def _obstacle(self, resource: str) -> str:
+        """Why a container cannot be given devices of a resource now; empty: it can."""
+        problem = self._cdi.problem.now() if self._cdi else ""
+        return problem or (self._mps.problem(resource) if self._mps else "")
+
+    def _made_mps(self) -> MpsDaemons:
+        from agent.adapters.mps import HostMps
+
+        return MpsDaemons(self._parts.inventory, self._offer, HostMps(self._parts.config.mps_root))
 
     def _names(self, inventory: GpuInventory) -> Sequence[str]:
         return list(self._offer.resources(inventory))

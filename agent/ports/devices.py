@@ -1,9 +1,10 @@
-"""Device nodes, driver files and CDI files of the host, as the services need them."""
+"""Device nodes, driver files, CDI files and MPS daemons of the host, as services need them."""
 
 from typing import Protocol
 
 from agent.domain.cdi import CdiSpec, Edits
 from agent.domain.gpu import Gpu
+from agent.domain.mps import MpsPlan
 
 
 class DriverFiles(Protocol):
@@ -33,3 +34,19 @@ class CdiFiles(Protocol):
 
     def write(self, spec: CdiSpec) -> bool:
         """Write a file unless it says so already; whether it was written. Raises NodeNotReady."""
+
+
+class Mps(Protocol):
+    """NVIDIA's MPS daemons, one for each resource. Called by one thread."""
+
+    def obstacle(self) -> str:
+        """Why there can be none on this node, and what to do; empty: there can."""
+
+    def alive(self, plan: MpsPlan) -> bool:
+        """Whether this one answers."""
+
+    def start(self, plan: MpsPlan) -> None:
+        """Start it. Raises NodeNotReady."""
+
+    def tell(self, plan: MpsPlan, command: str) -> str:
+        """Give it a command; gives its answer. Raises NodeNotReady."""

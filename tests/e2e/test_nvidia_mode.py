@@ -1,5 +1,6 @@
 """Mode nvidia, the agent as a process: kubelet alone, no scheduler, no API server."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -41,7 +42,12 @@ def lone() -> Iterator[LoneMaker]:
     """Make nodes; everything they started is ended after the test."""
     nodes: list[LoneNode] = []
 
-    def make(*flags: str, gpus: Mapping[int, SimGpu] | None = None, config: str = "") -> LoneNode:
+    def make(
+        *flags: str,
+        gpus: Mapping[int, SimGpu] | None = None,
+        config: str = "",
+        programs: Path | None = None,
+    ) -> LoneNode:
         root = Path(tempfile.mkdtemp(prefix="vgpu-e2e-"))
         if config:
             (root / "config.yaml").write_text(config)
@@ -50,7 +56,7 @@ def lone() -> Iterator[LoneMaker]:
             root,
             COMMAND,
             flags=("--probe-interval", "0.5s", "--mode", "nvidia", *flags),
-            environ={"PYTHONUNBUFFERED": "1"},
+            environ={"PATH": f"{programs}:{os.environ['PATH']}"} if programs else None,
         )
         nodes.append(node.start())
         for number, gpu in (gpus or {0: SimGpu(uuid=FIRST), 1: SimGpu(uuid=SECOND)}).items():
@@ -206,3 +212,66 @@ def test_mig_single_with_a_whole_gpu_is_refused(lone: LoneMaker) -> None:
     assert node.agent is not None
     assert node.agent.wait(30) == 2
     assert "needs all GPUs in MIG mode or none" in node.log_text()
+
+
+MPS = """
+version: v1
+sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
+"""
+STAND_IN = """#!/bin/sh
+# Plays nvidia-cuda-mps-control: a daemon is a file, what it is told is written down.
+daemon="$CUDA_MPS_PIPE_DIRECTORY/control"
+if [ "$1" = -d ]; then
+  [ -e "$daemon" ] && { echo "An instance of this daemon is already running" >&2; exit 1; }
+  echo "visible=$CUDA_VISIBLE_DEVICES" >> "$CUDA_MPS_LOG_DIRECTORY/told"; : > "$daemon"; exit 0
+fi
+[ -e "$daemon" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
+while read -r words; do
+  case "$words" in get_*) echo 100.0 ;; *) echo "$words" >> "$CUDA_MPS_LOG_DIRECTORY/told" ;; esac
+done
+"""
+
+
+def mps_bed(tmp_path: Path) -> tuple[Path, Path]:
+    programs, root = tmp_path / "bin", tmp_path / "mps"
+    programs.mkdir()
+    (programs / "nvidia-cuda-mps-control").write_text(STAND_IN)
+    (programs / "nvidia-cuda-mps-control").chmod(0o755)
+    root.mkdir()
+    (root / "shm").symlink_to("/dev/shm")
+    return programs, root
+
+
+def told_of(root: Path) -> list[str]:
+    return (root / GPU / "log/told").read_text().splitlines()
+
+
+def test_mps(lone: LoneMaker, tmp_path: Path) -> None:
+    programs, root = mps_bed(tmp_path)
+    node = lone("--mps-root", str(root), config=MPS, programs=programs)
+    up(node, {GPU: 8})
+    assert told_of(root) == [
+        "visible=",
+        f"set_default_device_pinned_mem_limit {FIRST} 11517M",
+        f"set_default_device_pinned_mem_limit {SECOND} 11517M",
+        "set_default_active_thread_percentage 25",
+    ]
+    grant = given(node, "a", {GPU: 1})
+    assert grant.env["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
+    assert [(m.container_path, m.host_path) for m in grant.mounts] == [
+        ("/mps/nvidia.com/gpu/pipe", f"{root}/nvidia.com/gpu/pipe"),
+        ("/dev/shm", f"{root}/shm"),
+    ]
+    refused = node.run_static("two", ContainerSpec("main", {GPU: 2}))
+    assert "failRequestsGreaterThanOne" in refused.admitted.message
+    (root / GPU / "pipe/control").unlink()  # it dies
+    eventually((root / GPU / "pipe/control").exists, within_s=30, what="a new daemon")
+    eventually(lambda: len(told_of(root)) == 8, within_s=30, what="its limits")
+
+
+def test_mps_without_its_program_is_refused_in_words(lone: LoneMaker, tmp_path: Path) -> None:
+    node = lone("--mps-root", str(tmp_path / "mps"), config=MPS)
+    eventually(lambda: "sharing.mps needs" in node.fetch("/readyz")[1], within_s=30, what="why")
+    eventually(lambda: GPU in node.kubelet.resources, within_s=30, what="registered")
+    refused = node.run_static("a", ContainerSpec("main", {GPU: 1}))
+    assert "nvidia-cuda-mps-control, which is not in the agent's PATH" in refused.admitted.message

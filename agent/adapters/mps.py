@@ -1,0 +1,154 @@
+"""NVIDIA's MPS control daemon: started, asked, told. Its programs are the driver's.
+
+It is started as a daemon: clients run on when the agent is restarted on the host. It and its
+clients must see the same shared memory, which is `<root>/shm` in containers; in a container of ours
+that directory is to be mounted at /dev/shm.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pynvml
+
+from agent import logs
+from agent.adapters.nvml_topology import NOT_THERE
+from agent.domain.mps import ALIVE, LOG_VARIABLE, PIPE_VARIABLE, MpsPlan
+from agent.errors import NodeNotReady
+
+log = logs.get(__name__)
+
+PROGRAM = "nvidia-cuda-mps-control"
+ASKING_S = 10.0
+STARTING_S = 30.0
+
+
+class HostMps:
+    """Implements `Mps`."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        path: str = os.environ.get("PATH", os.defpath),
+        shared_memory: Path = Path("/dev/shm"),  # noqa: S108 - see above
+    ) -> None:
+        self._root = root
+        self._path = path
+        self._shared_memory = shared_memory
+
+    def obstacle(self) -> str:
+        """See `Mps.obstacle`."""
+        if self._program() is None:
+            return (
+                f"sharing.mps needs {PROGRAM}, which is not in the agent's PATH: install it on the "
+                "host, or run the agent's container with the nvidia runtime class and "
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility; or use sharing.timeSlicing"
+            )
+        shm = self._root / "shm"
+        try:
+            shm.mkdir(parents=True, exist_ok=True)
+            theirs, ours = shm.stat(), self._shared_memory.stat()
+        except OSError as error:
+            return (
+                f"sharing.mps needs the directory {shm} ({error.strerror}): make it, or set "
+                "--mps-root"
+            )
+        if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+            return (
+                f"the MPS daemon and its clients must share memory, but {shm} is not the agent's "
+                f"{self._shared_memory}: on the host run `mount --bind {self._shared_memory} "
+                f"{shm}`, in a container mount the host's {shm} at {self._shared_memory}"
+            )
+        return ""
+
+    def alive(self, plan: MpsPlan) -> bool:
+        """See `Mps.alive`."""
+        try:
+            self.tell(plan, ALIVE)
+        except NodeNotReady:
+            return False
+        return True
+
+    def start(self, plan: MpsPlan) -> None:
+        """See `Mps.start`."""
+        for uuid in plan.uuids:
+            _exclusive(uuid)
+        try:
+            for name in ("pipe", "log"):
+                self._directory(plan, name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NodeNotReady(
+                f"the directories of the MPS daemon cannot be made below {self._root} "
+                f"({error.strerror}): repair that, or set --mps-root"
+            ) from error
+        self._run(plan, ["-d"], "", STARTING_S)
+
+    def tell(self, plan: MpsPlan, command: str) -> str:
+        """See `Mps.tell`."""
+        return self._run(plan, [], f"{command}\n", ASKING_S)
+
+    def _run(self, plan: MpsPlan, flags: Sequence[str], words: str, within_s: float) -> str:
+        program = self._program()
+        if program is None:
+            raise NodeNotReady(self.obstacle())
+        try:
+            done = subprocess.run(  # noqa: S603 - the driver's program, by its full path
+                [program, *flags],
+                input=words,
+                capture_output=True,
+                text=True,
+                timeout=within_s,
+                env=self._environment(plan),
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NodeNotReady(
+                f"{program} does not run ({error}): see {self._log(plan)}"
+            ) from error
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())[:200]
+            raise NodeNotReady(
+                f"the MPS daemon of {plan.resource} refuses {words.strip() or 'to start'!r} "
+                f"({said or f'exit code {done.returncode}'}): see {self._log(plan)}"
+            )
+        return done.stdout.strip()
+
+    def _environment(self, plan: MpsPlan) -> dict[str, str]:
+        environment = {
+            "PATH": self._path,
+            PIPE_VARIABLE: str(self._directory(plan, "pipe")),
+            LOG_VARIABLE: str(self._log(plan)),
+        }
+        if plan.visible:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(plan.uuids)
+        return environment
+
+    def _program(self) -> str | None:
+        return shutil.which(PROGRAM, path=self._path)
+
+    def _directory(self, plan: MpsPlan, name: str) -> Path:
+        return self._root / plan.resource / name
+
+    def _log(self, plan: MpsPlan) -> Path:
+        return self._directory(plan, "log")
+
+
+def _exclusive(uuid: str) -> None:
+    """Let nobody use the GPU but the daemon: who misses its pipe would run without limits."""
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            pynvml.nvmlDeviceSetComputeMode(handle, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        if error.value not in NOT_THERE:
+            raise NodeNotReady(
+                f"the compute mode of {uuid} cannot be set to EXCLUSIVE_PROCESS ({error}), so "
+                "processes outside MPS would have no limits: run the agent as root, and see dmesg"
+            ) from error
+        log.failing("compute mode not set", about=uuid, error=error)

@@ -1,5 +1,6 @@
 """What an installation must not do or trust: links out of a tree, other users, a power cut, an odd umask."""
 
+import fcntl
 import os
 import shutil
 import stat
@@ -146,6 +147,25 @@ def test_the_lock_of_one_that_was_killed_is_taken_over_and_not_left(root: Path) 
     (root / ".vgpu-agent-install.lock").touch()
     assert install(root) == 0
     assert not list(root.glob(".vgpu-agent-install.lock"))
+
+
+def test_the_lock_of_one_that_has_just_ended_is_none(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes the file while another has it open already, and waits for nothing any more."""
+    lock, flock = root / ".vgpu-agent-install.lock", fcntl.flock
+    ends = [lock.unlink]
+
+    def after_it_has_ended(fd: int, how: int) -> None:
+        if ends:
+            ends.pop()()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_it_has_ended)
+    with alone(root):
+        assert lock.exists()
+        with pytest.raises(InstallError, match="another installation runs here"), alone(root):
+            pass
 
 
 def test_a_link_under_the_locks_name_is_not_followed(root: Path, tmp_path: Path) -> None:

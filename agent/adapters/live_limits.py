@@ -175,8 +175,8 @@ class HostLiveLimits:
         the last boot. Never raises.
         """
         self._drop_all()
-        for folder in (self._folder, self._records.folder):
-            remove_unfinished(folder)
+        for swept in (self._folder, self._records.folder):
+            remove_unfinished(swept)
         mended = 0
         try:
             with self._opened() as folder:

@@ -54,16 +54,25 @@ def opened_region(
 
     `size_problem` gives why a file of so many bytes is none that is wanted; empty: it is.
     """
+    fd, info = open_region(name, directory, flags, size_problem)
+    try:
+        yield fd, info.st_size
+    finally:
+        os.close(fd)
+
+
+def open_region(
+    name: str, directory: int, flags: int, size_problem: Callable[[int], str]
+) -> tuple[int, os.stat_result]:
+    """As `opened_region`, for whoever closes it later; and which file it is."""
     looked_at = os.open(name, _LOOK, dir_fd=directory)
     try:
-        size_bytes = _looked_at(os.fstat(looked_at), size_problem)
+        info = os.fstat(looked_at)
+        _check(info, size_problem)
         fd = os.open(f"/proc/self/fd/{looked_at}", flags | _OPEN)  # that file, whatever the name is
     finally:
         os.close(looked_at)
-    try:
-        yield fd, size_bytes
-    finally:
-        os.close(fd)
+    return fd, info
 
 
 def seen_region(fd: int) -> SeenRegion:
@@ -75,11 +84,10 @@ def seen_region(fd: int) -> SeenRegion:
     )
 
 
-def _looked_at(info: os.stat_result, size_problem: Callable[[int], str]) -> int:
+def _check(info: os.stat_result, size_problem: Callable[[int], str]) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise NoRegionError("it is no regular file", Rejected.NOT_A_FILE)
     if info.st_nlink != 1:
         raise NoRegionError("it is a file of more than one name", Rejected.HARD_LINK)
     if problem := size_problem(info.st_size):
         raise NoRegionError(problem, Rejected.FOREIGN)
-    return info.st_size

@@ -6,14 +6,15 @@ mapped (a file that is cut would end the agent), and what is written is four byt
 a layout we know. Regions stay open between looks, because some are read many times a second.
 """
 
+import contextlib
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.adapters.caches import CONTAINERS, is_directory_name
-from agent.adapters.safe_files import DIRECTORY, check_ours, opened_directory, refusing
+from agent.adapters.caches import is_directory_name
+from agent.adapters.region_files import NoRegionError, open_region, opened_containers
+from agent.adapters.safe_files import DIRECTORY, refusing
 from agent.boundaries import passed
 from agent.domain.region import TAIL_OFFSET
 from agent.domain.switch_words import (
@@ -32,9 +33,6 @@ from agent.ports import ContainerKey, Held
 
 SUFFIX = ".cache"
 MAX_ENTRIES = 8  # of a container's directory that are looked at; HAMi's monitor takes two
-
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +65,17 @@ class HostRegionSwitches:
         """See `ports.RegionSwitches.refresh`."""
         found: dict[ContainerKey, SwitchWords] = {}
         directories = set()
-        path = self._root / CONTAINERS
-        with refusing("look for usage regions", path):
-            try:
-                with (
-                    opened_directory(self._root) as root,
-                    opened_directory(CONTAINERS, dir_fd=root) as parent,
-                ):
-                    check_ours(root, self._root)
-                    check_ours(parent, path)
-                    for name in filter(is_directory_name, os.listdir(parent)):  # noqa: PTH208 - a descriptor
-                        pod_uid, _, container = name.partition("_")
-                        directories.add((pod_uid, container))
-                        words = self._refreshed((pod_uid, container), name, parent)
-                        if words is not None:
-                            found[pod_uid, container] = words
-            except FileNotFoundError:
-                pass  # nobody was given anything yet
+        with (
+            refusing("look for usage regions", self._root),
+            contextlib.suppress(FileNotFoundError),  # nobody was given anything yet
+            opened_containers(self._root) as parent,
+        ):
+            for name in filter(is_directory_name, os.listdir(parent)):  # noqa: PTH208 - a descriptor
+                pod_uid, _, container = name.partition("_")
+                directories.add((pod_uid, container))
+                words = self._refreshed((pod_uid, container), name, parent)
+                if words is not None:
+                    found[pod_uid, container] = words
         for key in self._open.keys() - found.keys():
             self._drop(key)
         self._directories = frozenset(directories)
@@ -189,14 +181,10 @@ def _opened(directory: int) -> _Region | None:
                 names.append(entry.name)
     if len(names) != 1:
         return None
-    looked_at = os.open(names[0], _LOOK, dir_fd=directory)
     try:
-        info = os.fstat(looked_at)
-        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
-            return None
-        fd = os.open(f"/proc/self/fd/{looked_at}", _OPEN)  # that file, whatever the name is by now
-    finally:
-        os.close(looked_at)
+        fd, info = open_region(names[0], directory, os.O_RDWR, lambda _: "")
+    except NoRegionError:
+        return None
     try:
         layout = layout_of(os.fstat(fd).st_size, os.pread(fd, HEADER_BYTES, 0))
         if layout is not None:

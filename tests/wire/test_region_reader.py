@@ -2,9 +2,7 @@
 
 import fcntl
 import os
-import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_regions import GPU, LAYOUTS, MIB, OURS, V0, V1_2, Layout, MadeSlot, made
+from swapped_regions import (
+    as_fifo,
+    as_hard_link,
+    as_link,
+    as_socket,
+    as_sparse,
+    as_written,
+    exchanging,
+)
 from waiting import eventually
 
 from agent.adapters import region_reader
@@ -34,6 +41,7 @@ class Bed:
         self.parent.mkdir(mode=0o755)
         self.directory.mkdir()
         self.file = self.directory / NAME
+        self.good = bytes(made(OURS, [SLOT]))
         self.reader = HostRegionReader(root)
 
     def read(self, name: str = NAME) -> RegionReading:
@@ -122,42 +130,6 @@ class _Os:
 
 
 # --- what is no region ----------------------------------------------------------------------------
-
-
-def as_fifo(bed: Bed) -> None:
-    os.mkfifo(bed.file)
-
-
-def as_link(bed: Bed) -> None:
-    (bed.root / "secret").write_bytes(made(OURS))
-    bed.file.symlink_to(bed.root / "secret")
-
-
-def as_hard_link(bed: Bed) -> None:
-    (bed.root / "secret").write_bytes(made(OURS))
-    os.link(bed.root / "secret", bed.file)
-
-
-def as_socket(bed: Bed) -> None:
-    here = Path.cwd()
-    os.chdir(bed.directory)
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(NAME)
-    finally:
-        os.chdir(here)
-
-
-def as_sparse(bed: Bed) -> None:
-    bed.file.write_bytes(made(OURS))
-    os.truncate(bed.file, 4 << 30)
-
-
-def as_written(content: bytes | bytearray) -> Callable[[Bed], None]:
-    def write(bed: Bed) -> None:
-        bed.file.write_bytes(content)
-
-    return write
 
 
 def with_version(major: int) -> bytearray:
@@ -341,31 +313,9 @@ def test_a_file_that_is_exchanged_meanwhile_is_changed(
 
 @pytest.fixture
 def ended(bed: Bed) -> Iterator[Callable[[], None]]:
-    """A tenant that puts one thing after the other in the file's place, as fast as it can; its end."""
-    stop = threading.Event()
-    good = bytes(made(OURS, [SLOT]))
-    ways = (as_fifo, as_link, as_hard_link, as_sparse, as_written(b"x"), as_written(made(V0)))
-
-    def exchange() -> None:
-        while not stop.is_set():
-            for way in ways:
-                bed.file.unlink(missing_ok=True)
-                (bed.root / "secret").unlink(missing_ok=True)
-                way(bed)
-                bed.file.unlink(missing_ok=True)
-                bed.file.write_bytes(good)
-                os.truncate(bed.file, 4096)
-                os.truncate(bed.file, OURS.size)
-
-    thread = threading.Thread(target=exchange)
-
-    def end() -> None:
-        stop.set()
-        thread.join()
-
-    thread.start()
-    yield end
-    end()
+    """A tenant that puts one thing after the other in the file's place; its end."""
+    with exchanging(bed, as_written(made(V0))) as end:
+        yield end
 
 
 def test_a_tenant_that_exchanges_the_file_all_the_time(bed: Bed, ended: Callable[[], None]) -> None:

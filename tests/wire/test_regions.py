@@ -2,9 +2,7 @@
 
 import fcntl
 import os
-import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from swapped_regions import (
+    as_fifo,
+    as_hard_link,
+    as_link,
+    as_socket,
+    as_sparse,
+    as_written,
+    exchanging,
+)
 from waiting import eventually
 
 from agent.adapters import regions
@@ -63,7 +70,8 @@ class Bed:
         self.parent.mkdir(mode=0o755)
         self.directory.mkdir()
         self.file = self.directory / NAME
-        self.file.write_bytes(region())
+        self.good = bytes(region())
+        self.file.write_bytes(self.good)
         self.regions = HostRegions(root)
 
     def look(self) -> RegionLook:
@@ -173,42 +181,6 @@ class _Os:
         return getattr(os, name)
 
 
-def as_fifo(bed: Bed) -> None:
-    os.mkfifo(bed.file)
-
-
-def as_link(bed: Bed) -> None:
-    (bed.root / "secret").write_bytes(region())
-    bed.file.symlink_to(bed.root / "secret")
-
-
-def as_hard_link(bed: Bed) -> None:
-    (bed.root / "secret").write_bytes(region())
-    os.link(bed.root / "secret", bed.file)
-
-
-def as_socket(bed: Bed) -> None:
-    here = Path.cwd()
-    os.chdir(bed.directory)
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(NAME)
-    finally:
-        os.chdir(here)
-
-
-def as_sparse(bed: Bed) -> None:
-    bed.file.write_bytes(region())
-    os.truncate(bed.file, 4 << 30)
-
-
-def as_written(*content: bytes) -> Callable[[Bed], None]:
-    def write(bed: Bed) -> None:
-        bed.file.write_bytes(b"".join(content))
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("exchange", "problem"),
     [
@@ -308,30 +280,9 @@ def test_a_linked_directory_is_not_followed(bed: Bed) -> None:
 
 @pytest.fixture
 def ended(bed: Bed) -> Iterator[Callable[[], None]]:
-    """A tenant that puts one thing after the other in the file's place, as fast as it can; its end."""
-    stop = threading.Event()
-    good, ways = bytes(region()), (as_fifo, as_link, as_hard_link, as_sparse, as_written(b"x"))
-
-    def exchange() -> None:
-        while not stop.is_set():
-            for way in ways:
-                bed.file.unlink(missing_ok=True)
-                (bed.root / "secret").unlink(missing_ok=True)
-                way(bed)
-                bed.file.unlink(missing_ok=True)
-                bed.file.write_bytes(good)
-                os.truncate(bed.file, 4096)
-                os.truncate(bed.file, FILE_BYTES)
-
-    thread = threading.Thread(target=exchange)
-
-    def end() -> None:
-        stop.set()
-        thread.join()
-
-    thread.start()
-    yield end
-    end()
+    """A tenant that puts one thing after the other in the file's place; its end."""
+    with exchanging(bed) as end:
+        yield end
 
 
 def test_a_tenant_that_exchanges_the_file_all_the_time(bed: Bed, ended: Callable[[], None]) -> None:

@@ -29,11 +29,11 @@ static int64_t most_guesses(int64_t known_ns, bool few)
     return most < least ? least : most > GUESSES ? GUESSES : most;
 }
 
-/* The first few of a kind say little of its others: nothing, if they differ. Those of other kinds are no
- * worse known for being many. */
+/* The first few of a kind say little of its others: nothing, if they differ. Of one that was never measured a
+ * second launch would be as little known as the first, and as long. */
 static int64_t most_guesses_of_kind(int64_t samples, bool varies)
 {
-    return varies ? 1 : samples ? 2 * samples : GUESSES;
+    return varies || !samples ? 1 : 2 * samples;
 }
 
 static bool guess(struct launch *launch, int64_t most)

@@ -353,6 +353,29 @@ def test_kinds_that_were_never_seen_cannot_overrun(
     assert had_ns >= percent * 1_000_000 * len(container.worked_ns) - quantum_ns
 
 
+@pytest.mark.parametrize(
+    ("percent", "us", "phase"),
+    [
+        pytest.param(20, 20_000, "", id="20 ms"),
+        pytest.param(20, 5000, "", id="5 ms"),
+        pytest.param(10, 100_000, "", id="100 ms"),
+        pytest.param(20, 20_000, ",streams=4", id="20 ms on four streams"),
+        pytest.param(20, 3000, ",streams=16", id="3 ms on 16 streams"),
+    ],
+)
+def test_a_long_kind_after_many_short_ones_cannot_overrun(
+    tmp_path: Path, percent: int, us: int, phase: str
+) -> None:
+    """What launches cost so far says nothing of it: one goes out, the others when that is measured."""
+    phases = (f"ms=1000,kernel=a{phase}", f"ms=2000,kernel=b{phase}")
+    (container,) = run(tmp_path, [Tenant(percent, phases)], {"a": 20, "b": us})
+    had_ns, quantum_ns = 0, 10_000_000 + us * 1000
+    for step, worked_ns in enumerate(container.worked_ns):
+        had_ns += worked_ns
+        assert had_ns <= percent * 1_000_000 * (step + 1) + quantum_ns, step
+    assert had_ns >= percent * 1_000_000 * len(container.worked_ns) - quantum_ns
+
+
 def test_a_kernel_of_seconds_is_paid_for(tmp_path: Path) -> None:
     (container,) = run(tmp_path, [Tenant(30, ("ms=26000",))], {"kernel": 3_000_000})
     assert sum(container.worked_ns[:200]) == pytest.approx(6e9, rel=0.02)

@@ -13,11 +13,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agent.domain.slices import SliceSize
+from agent.domain.slices import SIZE_NAME, SliceSize
 
 MAX_SIZES = 16
 MAX_NAME_CHARS = 15  # of 63 in an id: a GPU's uuid has 40, and the number follows
-_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 _MEMORY = re.compile(r"([0-9]{1,9})(Mi|Gi|)", re.ASCII)
 _CORES = re.compile(r"([0-9]{1,3})%?", re.ASCII)
 _EXAMPLE = "write sizes like small=8Gi:25,large=24Gi:50"
@@ -82,7 +81,7 @@ def _of_mapping(name: object, value: Any) -> tuple[str, object, object]:
 
 
 def _size(name: str, memory: object, cores: object) -> SliceSize:
-    if len(name) > MAX_NAME_CHARS or not _NAME.fullmatch(name):
+    if len(name) > MAX_NAME_CHARS or not SIZE_NAME.fullmatch(name):
         raise ValueError(
             f"{_shown(name)} cannot be the name of a size: at most {MAX_NAME_CHARS} lower-case "
             "letters, digits and dashes, a letter first; it becomes the end of a resource's name"

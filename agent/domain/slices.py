@@ -5,6 +5,7 @@ own; sizes share what a GPU has, so what still fits changes with every container
 rounded down: what a division leaves over belongs to nobody, and the sum never exceeds the card.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from agent.domain.grants import Claim, GrantRecord
 from agent.domain.identities import is_identity
 from agent.domain.vgpu_ids import Vgpu, nameable, vgpu_id
 
+SIZE_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 VENDOR = "NVIDIA"
 WHOLE_PERCENT = 100
 MAX_PER_GPU = 1000
@@ -125,6 +127,15 @@ def slices_of(offer: Offer, inventory: GpuInventory, sharing: Sharing) -> tuple[
         if count and nameable(prefix, count):
             found += [Slice(vgpu_id(prefix, slot), gpu, part) for slot in range(count)]
     return tuple(found)
+
+
+def is_own_form(device_id: str, inventory: GpuInventory) -> bool:
+    """Whether it is the id of a slice, of this or another size, of a GPU that is there."""
+    for gpu in inventory.gpus:
+        if device_id.startswith(f"{gpu.uuid}-"):
+            size, _, slot = device_id.removeprefix(f"{gpu.uuid}-").rpartition("-")
+            return (not size or SIZE_NAME.fullmatch(size) is not None) and slot.isdecimal()
+    return False
 
 
 # --- what is handed out --------------------------------------------------------------------------

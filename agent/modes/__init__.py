@@ -64,7 +64,7 @@ def own_resources(mode: Mode, config: Config, gpus: GpuInventory) -> frozenset[s
 
         offer = offer_of(config)
         return offered | offer.names() | frozenset(offer.resources(gpus))
-    return offered
+    return offered | {config.resource_name}  # which had the slices before there were sizes
 
 
 def own_form(config: Config) -> Callable[[str, GpuInventory], bool]:
@@ -77,4 +77,8 @@ def own_form(config: Config) -> Callable[[str, GpuInventory], bool]:
         from agent.domain import volcano_units
 
         return volcano_units.is_own_form
+    if config.mode == "slices":
+        from agent.domain import slices
+
+        return slices.is_own_form
     return vgpu_of_ours

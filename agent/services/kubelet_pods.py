@@ -35,6 +35,7 @@ API_AFTER_S = 1.0  # old kubelets take back what a pod has that they admit while
 RELEASED_AFTER_S = 4.0  # not listed for so long: what it held can be had again
 GONE_AFTER_S = 60.0  # not listed for so long: it is forgotten
 NOBODY_AFTER_S = 300.0  # the same while kubelet lists nobody at all: it may not know its pods yet
+UNNAMED_S = 5.0  # so long nobody speaks of a grant of which it is not known whose it is
 YOUNG_S = 20.0  # granted, and perhaps not in any book yet
 DOUBLE = (
     "it asks for slices of several resources, and kubelet tells it only the limits of one; ask for "
@@ -190,6 +191,8 @@ class KubeletPods:
         """One that is not listed any more has ended; its files stay until it is forgotten."""
         table: dict[str, Pod] = {}
         for record in records:
+            if synced and not record.named and self._now_s() - record.granted_at_s < UNNAMED_S:
+                continue  # kubelet is about to say whose it is
             pod = _pod(record, table.get(record.pod_uid))
             table[pod.uid] = replace(pod, phase="Succeeded") if pod.uid in self._ended else pod
         self._pods.publish(PodTable(table, synced=synced))

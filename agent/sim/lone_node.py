@@ -12,6 +12,7 @@ from typing import Self
 
 from agent.sim.kubelet import AdmitResult, ContainerSpec, NodeStatus, PodSpec
 from agent.sim.node import SimNode
+from agent.sim.proc import SimProc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,12 @@ class StaticPod:
 class LoneNode(SimNode):
     """One node, as `SimNode`, with nobody else."""
 
+    proc: SimProc  # the agent's /proc: it sees who is added there
+
     def start(self) -> Self:
         """Bring up kubelet."""
+        self.proc = SimProc(self.root / "proc")
+        self.flags += ["--host-proc", str(self.proc.root)]
         self.kubelet.start()
         (self.root / "host" / "vgpu").mkdir(parents=True, mode=0o755, exist_ok=True)
         return self

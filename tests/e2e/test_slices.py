@@ -1,10 +1,13 @@
 """Mode `slices`: kubelet alone, no scheduler, no API server; the agent as a process."""
 
+import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,11 @@ from tests.e2e.conftest import COMMAND, QUICK
 from tests.waiting import eventually
 
 MEMORY_MIB = 46068
+SLICE_MIB = MEMORY_MIB // 10
+SLICES = (
+    *("--mode", "slices", "--cache-gc-after", "10s", "--cache-gc-interval", "1s"),
+    *("--process-interval", "0.3s", "--accounting-interval", "0.3s", "--bypass-interval", "0.3s"),
+)
 LoneMaker = Callable[..., LoneNode]
 
 
@@ -27,9 +35,7 @@ def lone() -> Iterator[LoneMaker]:
 
     def make(*flags: str, gpus: int = 2, behaviour: str = "1.36", started: bool = True) -> LoneNode:
         root = Path(tempfile.mkdtemp(prefix="vgpu-e2e-"))
-        node = LoneNode(
-            root, COMMAND, behaviour=behaviour, flags=(*QUICK, "--mode", "slices", *flags)
-        )
+        node = LoneNode(root, COMMAND, behaviour=behaviour, flags=(*QUICK, *SLICES, *flags))
         nodes.append(node.start())
         for number in range(gpus):
             node.driver.add_gpu(
@@ -57,29 +63,244 @@ def grant_of(pod: StaticPod, name: str = "main") -> ContainerGrant:
     return pod.admitted.containers[name]
 
 
-def started(node: LoneNode, grant: ContainerGrant) -> Container:
-    return Container.start(
-        "tenant",
-        driver=node.driver,
-        env=grant.env,
-        mounts=[SimMount(m.container_path, m.host_path, m.read_only) for m in grant.mounts],
-        devices=[SimMount(d.container_path, d.host_path) for d in grant.devices],
-    )
+def directory_of(node: LoneNode, grant: ContainerGrant) -> Path:
+    """Of its usage region, on the host."""
+    inside = str(Path(grant.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).parent)
+    return next(Path(m.host_path) for m in grant.mounts if m.container_path == inside)
+
+
+class Running:
+    """A container that runs: a real process under the real hook, which the agent sees."""
+
+    def __init__(self, node: LoneNode, pod: StaticPod, name: str = "main") -> None:
+        grant = grant_of(pod, name)
+        mounts = [SimMount(m.container_path, m.host_path, m.read_only) for m in grant.mounts]
+        self.grant = grant
+        self.container = Container.start(
+            name,
+            driver=node.driver,
+            env=grant.env,
+            mounts=mounts,
+            devices=[SimMount(d.container_path, d.host_path) for d in grant.devices],
+        )
+        node.proc.add(self.container.pid, pod_uid=pod.uid, container=name, mounts=mounts)
+
+    def takes(self, mib: int) -> bool:
+        return self.container.ask(f"alloc {mib}").ok
+
+
+Runner = Callable[..., Running]
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Runner:
+    """Start containers; they are stopped after the test."""
+
+    def start(node: LoneNode, pod: StaticPod, name: str = "main") -> Running:
+        running = Running(node, pod, name)
+        request.addfinalizer(running.container.stop)
+        return running
+
+    return start
+
+
+def use(node: LoneNode) -> list[dict[str, Any]]:
+    """The containers, as `vgpu-agent top` tells them."""
+    done = node.run_plain("top", "--json", "--socket", str(node.root / "run" / "read.sock"))
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["containers"]
+    return found
+
+
+def named(node: LoneNode) -> list[str]:
+    return sorted(f"{one['namespace']}/{one['pod']}/{one['container']}" for one in use(node))
+
+
+def limits(node: LoneNode, target: str, *flags: str) -> Any:
+    return node.run_plain("limit", target, "--runtime-dir", str(node.root / "run"), *flags)
 
 
 @pytest.mark.parametrize("behaviour", ["1.20", "1.36"])
 def test_a_container_gets_an_enforced_slice_without_an_api_server(
-    lone: LoneMaker, behaviour: str
+    lone: LoneMaker, run: Runner, behaviour: str
 ) -> None:
     node = lone(behaviour=behaviour)
     assert node.allocatable() == 20
-    grant = grant_of(node.run_static("web", asks(1)))
-    slice_mib = MEMORY_MIB // 10
-    assert grant.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{slice_mib}m"
-    assert grant.env["CUDA_DEVICE_SM_LIMIT"] == "10"
-    tenant = started(node, grant)
+    pod = node.run_static("web", asks(1))
+    assert grant_of(pod).env["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{SLICE_MIB}m"
+    assert grant_of(pod).env["CUDA_DEVICE_SM_LIMIT"] == "10"
+    tenant = run(node, pod)
+    assert tenant.takes(SLICE_MIB - 600)
+    assert not tenant.takes(700), "one byte more than the slice is refused"
+    eventually(lambda: named(node) == ["team/web/main"], within_s=20)
+    eventually(lambda: _shown(node, "team/web/main")["tier"] == "hook", within_s=20)
+    held = "vgpu_container_memory_used_bytes"
+    assert eventually(lambda: 'pod="web"' in node.fetch("/metrics")[1], within_s=20), held
+
+
+def _shown(node: LoneNode, name: str) -> dict[str, Any]:
+    return next(
+        one for one in use(node) if f"{one['namespace']}/{one['pod']}/{one['container']}" == name
+    )
+
+
+def test_several_slices_of_a_gpu_add_up(lone: LoneMaker, run: Runner) -> None:
+    node = lone()
+    grant = grant_of(node.run_static("big", asks(3)))
+    assert grant.env["NVIDIA_VISIBLE_DEVICES"].count("GPU-") == 1, "of one GPU, as asked for"
+    assert grant.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{3 * SLICE_MIB}m"
+    assert grant.env["CUDA_DEVICE_SM_LIMIT"] == "30"
+
+
+def test_slices_of_distinct_gpus(lone: LoneMaker) -> None:
+    node = lone("--slice-gpus", "distinct")
+    grant = grant_of(node.run_static("wide", asks(2)))
+    assert grant.env["NVIDIA_VISIBLE_DEVICES"].count("GPU-") == 2
+    assert grant.env["CUDA_DEVICE_MEMORY_LIMIT_1"] == f"{SLICE_MIB}m"
+
+
+@pytest.mark.parametrize(
+    ("placement", "gpus"),
+    [pytest.param("pack", 1, id="pack"), pytest.param("spread", 2, id="spread")],
+)
+def test_pods_are_packed_or_spread(lone: LoneMaker, placement: str, gpus: int) -> None:
+    node = lone("--slice-placement", placement)
+    seen = {
+        grant_of(node.run_static(name, asks(1))).env["NVIDIA_VISIBLE_DEVICES"] for name in "abcd"
+    }
+    assert len(seen) == gpus
+
+
+def test_a_deleted_pod_leaves_nothing_and_its_slice_is_given_again(
+    lone: LoneMaker, run: Runner
+) -> None:
+    node = lone("--device-split-count", "1", gpus=1)
+    pod = node.run_static("first", asks(1))
+    first = run(node, pod)
+    directory = directory_of(node, first.grant)
+    eventually(lambda: named(node) == ["team/first/main"], within_s=20)
+    first.container.stop()
+    node.end_static(pod)
+    second = run(node, node.run_static("second", asks(1)))
+    assert directory_of(node, second.grant) != directory
+    eventually(lambda: named(node) == ["team/second/main"], within_s=60)
+    eventually(lambda: not directory.exists(), within_s=90, what="its directory is deleted")
+    assert directory_of(node, second.grant).exists()
+
+
+def test_slices_of_a_pod_whose_processes_run_are_not_given_away(
+    lone: LoneMaker, run: Runner
+) -> None:
+    node = lone("--device-split-count", "1", gpus=1)
+    first = run(node, node.run_static("first", asks(1)))
+    eventually(lambda: named(node) == ["team/first/main"], within_s=20)
+    eventually(lambda: _shown(node, "team/first/main")["tier"] == "hook", within_s=20)
+    node.kubelet.delete_checkpoint()
+    node.kubelet.restart()
+    eventually(lambda: node.allocatable() == 1, within_s=20)
+    refused = node.run_static("second", asks(1)).admitted
+    assert not refused.ok
+    assert "team/first/main holds, whose processes still run" in refused.message
+    first.container.stop()
+    assert node.run_static("third", asks(1)).admitted.ok
+
+
+def test_a_killed_agent_knows_everybody_again(lone: LoneMaker, run: Runner) -> None:
+    node = lone("--slice-sizes", "small=8Gi:25,large=24Gi:50", gpus=1)
+    large, small = f"{RESOURCE}-large", f"{RESOURCE}-small"
+    run(node, node.run_static("one", asks(1, large)))
+    eventually(lambda: named(node) == ["team/one/main"], within_s=20)
+    node.stop_agent(signal.SIGKILL)
+    node.start_agent()
+    eventually(node.ready, within_s=30, what="/readyz")
+    assert eventually(lambda: _healthy(node) == {large: 1, small: 2}, within_s=20)
+    eventually(lambda: named(node) == ["team/one/main"], within_s=20)
+
+
+def _healthy(node: LoneNode) -> dict[str, int]:
+    return {
+        name: count
+        for name, count in node.kubelet.node_status().allocatable.items()
+        if name.startswith(f"{RESOURCE}-")
+    }
+
+
+@pytest.mark.parametrize("behaviour", ["1.20", "1.36"])
+def test_a_restarted_kubelet_finds_its_slices_and_pods(
+    lone: LoneMaker, run: Runner, behaviour: str
+) -> None:
+    node = lone(behaviour=behaviour)
+    tenant = run(node, node.run_static("web", asks(1)))
+    node.kubelet.restart()
+    eventually(lambda: node.allocatable() == 20, within_s=20)
+    eventually(lambda: named(node) == ["team/web/main"], within_s=20)
+    assert tenant.takes(SLICE_MIB - 600)
+    assert node.run_static("next", asks(1)).admitted.ok
+
+
+def test_sizes_share_a_gpu_and_what_fits_is_told_at_once(lone: LoneMaker, run: Runner) -> None:
+    node = lone("--slice-sizes", "small=8Gi:25,large=24Gi:50", gpus=1)
+    large, small = f"{RESOURCE}-large", f"{RESOURCE}-small"
+    assert _healthy(node) == {large: 1, small: 4}
+    pod = node.run_static("one", asks(1, large))
+    assert grant_of(pod).env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "24576m"
+    assert grant_of(pod).env["CUDA_DEVICE_SM_LIMIT"] == "50"
+    assert eventually(lambda: _healthy(node) == {large: 1, small: 2}, within_s=20)
+    two = node.run_static("two", asks(2, small))
+    assert grant_of(two).env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "16384m"
+    assert eventually(lambda: _healthy(node) == {large: 1, small: 2}, within_s=20)
+    refused = node.run_static("three", asks(1, small)).admitted
+    assert not refused.ok
+    assert "unavailable" in refused.message
+    node.end_static(pod)
+    assert eventually(lambda: _healthy(node) == {large: 1, small: 4}, within_s=60)
+    assert node.run_static("four", asks(2, small)).admitted.ok
+
+
+def test_an_init_container_is_served_as_well(lone: LoneMaker, run: Runner) -> None:
+    node = lone(gpus=1)
+    pod = node.run_static("job", asks(1), init=[asks(1, name="fetch")])
+    fetch, main = grant_of(pod, "fetch"), grant_of(pod, "main")
+    assert fetch.device_ids == main.device_ids
+    assert directory_of(node, fetch) != directory_of(node, main)
+    first = run(node, pod, "fetch")
+    assert first.takes(SLICE_MIB - 600)
+    first.container.stop()
+    assert run(node, pod).takes(SLICE_MIB - 600)
+    eventually(lambda: named(node) == ["team/job/fetch", "team/job/main"], within_s=20)
+
+
+def test_limits_are_changed_by_the_pods_name(lone: LoneMaker, run: Runner) -> None:
+    node = lone(gpus=1)
+    tenant = run(node, node.run_static("web", asks(1)))
+    eventually(lambda: named(node) == ["team/web/main"], within_s=20)
+    done = limits(node, "team/web/main", "--memory", f"{SLICE_MIB + 1000}Mi")
+    assert done.returncode == 0, done.stderr
+    assert tenant.takes(SLICE_MIB + 300)
+    assert eventually(lambda: node.allocatable() == 9, within_s=20), "the tenth has no room now"
+    node.stop_agent(signal.SIGKILL)
+    node.start_agent()
+    eventually(node.ready, within_s=30, what="/readyz")
+    done = limits(node, "web", "--reset")
+    assert done.returncode == 0, done.stderr
+    assert eventually(lambda: node.allocatable() == 10, within_s=20)
+
+
+def test_who_is_rid_of_the_library_is_found_out(lone: LoneMaker, run: Runner) -> None:
+    node = lone(gpus=1)
+    pod = node.run_static("web", asks(1))
+    run(node, pod)
+    thief = Container.start("thief", driver=node.driver, env={}, isolated=False)
     try:
-        assert tenant.ask(f"alloc {slice_mib - 600}").ok
-        assert not tenant.ask("alloc 700").ok
+        mounts = [SimMount(m.container_path, m.host_path) for m in grant_of(pod).mounts]
+        node.proc.add(thief.pid, pod_uid=pod.uid, container="main", mounts=mounts)
+        assert thief.ask(f"alloc {SLICE_MIB + 2000}").ok
+        above = ("web", "main", "above grant")
+        assert eventually(lambda: above in _found(node), within_s=30)
     finally:
-        tenant.stop()
+        thief.stop()
+
+
+def _found(node: LoneNode) -> list[tuple[str, str, str]]:
+    done = node.run_plain("top", "--json", "--socket", str(node.root / "run" / "read.sock"))
+    return [(b["pod"], b["container"], b["kind"]) for b in json.loads(done.stdout)["bypasses"]]

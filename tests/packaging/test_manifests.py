@@ -37,6 +37,7 @@ EVICT, HOST_PID, RUNTIME_CLASS, VOLUME_MOUNTS = (
     for name in ("evict", "host-pid", "runtime-class", "volume-mounts")
 )
 HAMI, OLDER_HAMI = (DAEMONSET / "overlays" / name for name in ("hami", "hami-2.7"))
+VOLCANO = DAEMONSET / "overlays" / "volcano"
 TOPS = (BASE, *OVERLAYS)
 CHOICE = r"`(?:packaging/daemonset/)?((?:overlays|components)/[\w.-]+)`"
 
@@ -213,6 +214,26 @@ def test_hamis_configuration_is_read(built: Built, tmp_path: Path) -> None:
     file.write_text("nvidia:\n  deviceSplitCount: 7\n")
     config = configured(manifests, VGPU_CONFIG_FILE=str(file))
     assert (config.sharing.split_count, config.register_format) == (7, "json")
+
+
+def test_volcanos_configuration_is_read(built: Built, tmp_path: Path) -> None:
+    """As volcano-vgpu-device-plugin's ConfigMaps have it."""
+    manifests = built((VOLCANO, ()))
+    sources = {v["name"]: v.get("configMap", {}).get("name") for v in pod_of(manifests)["volumes"]}
+    mounts = container_of(manifests)["volumeMounts"]
+    places = {mount["mountPath"]: sources[mount["name"]] for mount in mounts}
+    assert places["/volcano"] == "volcano-vgpu-device-config"
+    assert places["/config"] == "volcano-vgpu-node-config"
+    file = tmp_path / "device-config.yaml"
+    file.write_text(
+        "nvidia:\n  resourceCountName: volcano.sh/vgpu-number\n"
+        "  resourceMemoryName: volcano.sh/vgpu-memory\n  resourceCoreName: volcano.sh/vgpu-cores\n"
+        "  deviceSplitCount: 7\n  deviceCoreScaling: 1\n  gpuMemoryFactor: 10\n"
+    )
+    config = configured(manifests, VGPU_CONFIG_FILE=str(file))
+    assert (config.mode, config.resource_name) == ("volcano", "volcano.sh/vgpu-number")
+    assert (config.sharing.split_count, config.memory_factor) == (7, 10)
+    assert config.answers_handshake
 
 
 def test_the_form_for_older_schedulers(built: Built, any_file: Path) -> None:

@@ -22,6 +22,7 @@ from agent.adapters.hook_files import is_file
 from agent.adapters.safe_files import (
     check_ours,
     ensured_directory,
+    only_we_make,
     opened_directory,
     read_small,
     refusing,
@@ -299,9 +300,24 @@ class HostCaches:
             fd = os.open(path.parent, parent)
             try:
                 with ensured_directory(path.name, SHARED, dir_fd=fd) as own:
-                    self._open_to_all(own, path, SHARED)
+                    if only_we_make(os.fstat(fd)):
+                        _take_back(own)
+                    else:
+                        self._open_to_all(own, path, SHARED)
             finally:
                 os.close(fd)
+
+
+def _take_back(directory: int) -> None:
+    """Open the lock directory again; by its place it is ours, whatever its owner.
+
+    Every container may write to it, and root of one may own and close it. Refused, it would keep
+    all pods of the node from starting.
+    """
+    with contextlib.suppress(PermissionError):  # a pod without CHOWN: the owner plays no part
+        os.fchown(directory, os.geteuid(), -1)
+    if stat.S_IMODE(os.fstat(directory).st_mode) != SHARED:
+        os.fchmod(directory, SHARED)
 
 
 def _fill(file: int, pieces: Sequence[Piece]) -> None:

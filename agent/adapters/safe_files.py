@@ -75,6 +75,11 @@ def check_ours(fd: int, path: Path) -> None:
         )
 
 
+def only_we_make(info: os.stat_result) -> bool:
+    """Whether only root and the agent can put something into the directory."""
+    return trusted_owner(info) and not stat.S_IMODE(info.st_mode) & 0o022
+
+
 @contextlib.contextmanager
 def ensured_directory(name: str, mode: int, *, dir_fd: int) -> Iterator[int]:
     """A descriptor of a sub-directory, made with exactly this mode if it was missing.

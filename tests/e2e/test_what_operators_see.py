@@ -55,6 +55,7 @@ def test_readiness_says_what_is_missing(node: SimNode) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's directory takes root")
 def test_a_lock_directory_of_another_user_is_said_before_a_pod_fails(make_node: NodeMaker) -> None:
     node = make_node(started=False)
+    node.root.chmod(0o1777)  # as /tmp is: anybody could have made it
     taken = node.root / "vgpulock"
     taken.mkdir()
     os.chown(taken, 65534, 65534)

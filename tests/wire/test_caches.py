@@ -165,6 +165,50 @@ def test_a_directory_that_somebody_else_made_is_refused(caches: HostCaches, host
     assert mode(squatted) == 0o700
 
 
+PREPARING = """
+import sys
+from pathlib import Path
+from tests.wire.host_directory import make_caches
+
+make_caches(Path(sys.argv[1])).prepare()
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("closed", [0o1777, 0o700, 0o000])
+@pytest.mark.parametrize(
+    ("without", "owner"),
+    [pytest.param([], 0, id="on a host"), pytest.param(["-chown"], 12345, id="in a pod")],
+)
+def test_a_lock_directory_that_a_container_took_is_open_to_all_again(
+    caches: HostCaches, tmp_path: Path, without: list[str], owner: int, closed: int
+) -> None:
+    """Root of any may: each has it mounted. An agent without CHOWN leaves the owner."""
+    lock = caches.prepare().lock_dir
+    lock.chmod(closed)
+    os.chown(lock, 12345, 12345)
+
+    less = ["setpriv", f"--bounding-set={without[0]}"] if without else []
+    command = [*less, sys.executable, "-c", PREPARING, str(tmp_path)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+
+    assert mode(lock) == 0o1777
+    assert lock.stat().st_uid == owner
+
+
+@needs_root
+def test_a_lock_directory_that_anybody_could_have_made_is_refused(
+    caches: HostCaches, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o1777)
+    lock = tmp_path / "vgpulock"
+    lock.mkdir(mode=0o755)
+    os.chown(lock, 12345, -1)
+    with pytest.raises(NodeNotReady, match="belongs to user 12345"):
+        caches.prepare()
+    assert mode(lock) == 0o755
+
+
 def test_create_without_the_host_directory(tmp_path: Path) -> None:
     caches = HostCaches(tmp_path / "none", lock_dir=tmp_path / "lock")
     with pytest.raises(NodeNotReady, match="it is missing"):

@@ -210,8 +210,8 @@ def c_files() -> "list[Path]":
 
 
 def check(_arguments: "Sequence[str]" = ()) -> int:
-    """Lint, types, formatting and the import contracts; part of `test`."""
-    environment("run", "hook", "dev")
+    """Lint, types, formatting, import contracts, the site's links; part of `test`."""
+    environment("run", "hook", "dev", "site")
     tools = VENV / "bin"
     steps: dict[str, list[str | Path]] = {
         "ruff check": [tools / "ruff", "check", "."],
@@ -221,6 +221,7 @@ def check(_arguments: "Sequence[str]" = ()) -> int:
         "mypy build.py": [tools / "mypy", "build.py"],
         "mypy packaging": [tools / "mypy", "-p", "bundling"],
         "import contracts": [tools / "lint-imports"],
+        **site_steps(),
     }
     began = time.monotonic()
     for label, command in steps.items():
@@ -341,6 +342,24 @@ def soak(arguments: "Sequence[str]" = ()) -> int:
     return run(PYTHON, "tests/soak/run.py", *arguments)
 
 
+def site_steps() -> "dict[str, list[str | Path]]":
+    """What makes the site, in this order."""
+    script, settings = "packaging/site/gather.py", "packaging/site/mkdocs.yml"
+    return {
+        "gather pages": [PYTHON, script, ROOT, BUILD / "site" / "pages"],
+        "mkdocs": [PYTHON, "-m", "mkdocs", "build", "--strict", "--config-file", settings],
+    }
+
+
+def site(_arguments: "Sequence[str]" = ()) -> int:
+    """Make the documentation as a site: .build/site/html/index.html; a broken link fails it."""
+    environment("run", "dev", "site")
+    for label, command in site_steps().items():
+        quietly(label, command, NO_MKDOCS_2_WARNING="true")
+    say(f"wrote {BUILD / 'site' / 'html' / 'index.html'}")
+    return 0
+
+
 def dist(arguments: "Sequence[str]" = ()) -> int:
     """Make the release in dist/: one executable, tarball, image; sums, SBOM, provenance.
 
@@ -375,8 +394,8 @@ def proto(_arguments: "Sequence[str]" = ()) -> int:
 def lock(_arguments: "Sequence[str]" = ()) -> int:
     """Resolve requirements/*.in anew and write the hash-pinned lock files."""
     environment("run", "hook", "dev")
-    constraints = {"dev": "run", "dist": "dev", "frozen": "run", "bundle": "dev"}
-    for name in ("run", "hook", "dev", "peers", "dist", "frozen", "bundle"):
+    constraints = {"dev": "run", "dist": "dev", "frozen": "run", "bundle": "dev", "site": "dev"}
+    for name in ("run", "hook", "dev", "peers", "dist", "frozen", "bundle", "site"):
         known = constraints.get(name)
         constraint = ["-c", f"requirements/{known}.lock"] if known else []
         python = "3.14" if name == "frozen" else "3.11"  # the one in packaging/runtime
@@ -404,7 +423,7 @@ TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
     "release-check": release_check,
     "cuda-symbols": cuda_symbols,
-    "bench": bench, "soak": soak, "gpu": gpu, "cluster-peers": cluster_peers,
+    "bench": bench, "soak": soak, "site": site, "gpu": gpu, "cluster-peers": cluster_peers,
     "proto": proto, "lock": lock, "clean": clean,
 }  # fmt: skip
 

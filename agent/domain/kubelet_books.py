@@ -164,8 +164,7 @@ def listed(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
     """Pod uids (or names) of the grants that are held now, as far as kubelet says so.
 
     The checkpoint still lists who is gone, the API does not. So whoever is in the checkpoint counts
-    while the API lists a container of the same pod, or if it never did: it is a pod of which only
-    an init container has devices.
+    while the API lists a container of the same pod.
     """
     own = [record for record in records if is_identity(record.pod_uid)]
     found = owners(own, look)
@@ -181,10 +180,22 @@ def listed(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
             return (record.namespace, record.pod_name) in pods
         entry = by_grant.get(record.pod_uid)
         return record.pod_uid in found and (
-            look.assigned is None or entry is None or entry.pod_uid in names or not record.named
+            look.assigned is None or entry is None or entry.pod_uid in names
         )
 
     return frozenset(record.pod_uid for record in records if held(record))
+
+
+def doubtful(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
+    """Grants that the checkpoint lists and the API never did.
+
+    Of a pod of which nothing but an init container has devices, or that was gone before the API was
+    asked.
+    """
+    inside = {entry.grant for entry in look.entries or ()}
+    return frozenset(
+        record.pod_uid for record in records if record.pod_uid in inside and not record.named
+    )
 
 
 def with_known(record: GrantRecord, owner: GrantOwner) -> GrantOwner:

@@ -17,6 +17,7 @@ from agent.domain.kubelet_books import (
     Assigned,
     Entry,
     KubeletLook,
+    doubtful,
     listed,
     owners,
     with_known,
@@ -33,6 +34,7 @@ LOOKING_S = 30.0
 SOON_S, EVERY_S, IDLE_S = 0.3, 2.0, 10.0
 API_AFTER_S = 1.0  # old kubelets take back what a pod has that they admit while they are asked
 RELEASED_AFTER_S = 4.0  # not listed for so long: what it held can be had again
+DOUBTFUL_AFTER_S = 60.0  # the same of a grant of which kubelet never said whose it is
 GONE_AFTER_S = 60.0  # not listed for so long: it is forgotten
 NOBODY_AFTER_S = 300.0  # the same while kubelet lists nobody at all: it may not know its pods yet
 UNNAMED_S = 5.0  # so long nobody speaks of a grant of which it is not known whose it is
@@ -180,10 +182,19 @@ class KubeletPods:
             grant: self._unlisted_since_s.get(grant, now_s) for grant in absent
         }
         lasting = {grant: now_s - since_s for grant, since_s in self._unlisted_since_s.items()}
-        self._ended = frozenset(g for g, for_s in lasting.items() if for_s >= RELEASED_AFTER_S)
+        doubts = doubtful(records, look)
+        self._ended = frozenset(
+            grant
+            for grant, for_s in lasting.items()
+            if for_s >= (DOUBTFUL_AFTER_S if grant in doubts else RELEASED_AFTER_S)
+        )
         self._released(self._ended)
         gone_after_s = self._gone_after_s if look.assigned else NOBODY_AFTER_S
-        return frozenset(grant for grant, for_s in lasting.items() if for_s >= gone_after_s)
+        return frozenset(
+            grant
+            for grant, for_s in lasting.items()
+            if for_s >= (NOBODY_AFTER_S if grant in doubts else gone_after_s)
+        )
 
     # --- what is told ---------------------------------------------------------------------------
 

@@ -252,6 +252,7 @@ def test_sizes_share_a_gpu_and_what_fits_is_told_at_once(lone: LoneMaker, run: R
     refused = node.run_static("three", asks(1, small)).admitted
     assert not refused.ok
     assert "unavailable" in refused.message
+    eventually(lambda: named(node) == ["team/one/main", "team/two/main"], within_s=20)
     node.end_static(pod)
     assert eventually(lambda: _healthy(node) == {large: 1, small: 4}, within_s=60)
     assert node.run_static("four", asks(2, small)).admitted.ok

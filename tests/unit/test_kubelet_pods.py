@@ -73,17 +73,33 @@ def test_an_init_container_and_the_next_one_have_the_same_slices() -> None:
     assert world.books.held().of(GPU_A).memory_mib == 4606, "one after the other, not both"
 
 
-def test_a_pod_with_nothing_but_an_init_container_stays_while_the_checkpoint_lists_it() -> None:
+def test_a_pod_with_nothing_but_an_init_container_stays_while_that_runs() -> None:
+    """The API never lists it; the checkpoint does, but also who is gone."""
     world = World()
-    world.run_pod("a", [A0], container="init", init=True)
+    given = world.run_pod("a", [A0], container="init", init=True)
+    world.alive["uid-a"] = [given.grant]
     for _ in range(400):
         world.look()
     assert len(world.names()) == 1
-    world.kubelet.take_back("uid-a")
-    world.run_pod("b", [A1])
-    for _ in range(400):
+    world.alive.clear()
+    for _ in range(29):
         world.look()
-    assert list(world.names().values()) == ["team/b/main"]
+    assert A0 in world.books.held().slices
+    for _ in range(200):
+        world.look()
+    assert not world.names()
+
+
+def test_a_pod_that_ended_at_once_is_forgotten_in_time() -> None:
+    world = World()
+    world.run_pod("a", [A0])
+    world.end_pod("a")
+    for _ in range(60):
+        world.look()
+    assert A0 not in world.books.held().slices
+    for _ in range(200):
+        world.look()
+    assert not world.names()
 
 
 def test_a_deleted_pod_is_released_soon_and_forgotten_later() -> None:

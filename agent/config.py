@@ -335,6 +335,11 @@ class Config:
                 "only mode hami divides GPUs; MIG that is there already is the matter of mode "
                 "nvidia and its --mig-strategy"
             )
+        if self.sharing.mode == "mig" and any("cdi" in one for one in self.device_list_strategy):
+            raise ConfigError(
+                "device_list_strategy names CDI devices, but in operating mode mig devices are "
+                "made while kubelet waits, and no CDI file has them; use envvar or volume-mounts"
+            )
         if objection := _together(self):
             raise ConfigError(objection)
         if self.mode == "slices":

@@ -37,7 +37,7 @@ class Holder:
 
 
 @contextmanager
-def _host_advice() -> Iterator[None]:
+def host_advice() -> Iterator[None]:
     """The host's errors say what is to be done on the node; the pod's owner has to act as well."""
     try:
         yield
@@ -84,7 +84,7 @@ class GrantWriter:
         """
         refuse_negative(claims)
         uid, name = holder.pod_uid, holder.container.name
-        with _host_advice():
+        with host_advice():
             files = self._caches.prepare()
             directory = self._caches.create(uid, name)
             undo.append(lambda: self._discard(directory.name))
@@ -103,7 +103,7 @@ class GrantWriter:
             )
         if record is not before or record.device_ids != device_ids:
             record = replace(record, device_ids=device_ids)
-            with _host_advice():
+            with host_advice():
                 self._grant_log.record(record)
         undo.append(lambda: self._grant_log.drop(record))
         return record

@@ -25,7 +25,7 @@ from agent.domain.pods import Container, Pod
 from agent.errors import MalformedAnnotation, NodeNotReady
 from agent.ports import GrantLog
 from agent.services.container_limits import cache_name
-from agent.services.grant_writer import Holder, Undo
+from agent.services.grant_writer import Holder, Undo, host_advice
 from agent.services.mig_keeper import MigKeeper
 from agent.services.published import Inventory
 
@@ -98,7 +98,8 @@ class MigGrants:
                 grant=grant,
                 granted_at_s=self._now_s() if before is None else before.granted_at_s,
             )
-            self._grant_log.record(record)
+            with host_advice():
+                self._grant_log.record(record)
         written = record
         undo.append(lambda: self._grant_log.drop(written))
         return record

@@ -107,8 +107,8 @@ class MigKeeper:
         return self._lock.holder()
 
     def holdings(self) -> Book:
-        """What is whose, as it is known."""
-        return self._book or ()
+        """What is whose, as it is written. Raises NodeNotReady."""
+        return self._read_book()
 
     # --- for Allocate
 
@@ -118,16 +118,21 @@ class MigKeeper:
         Raises NodeNotReady (and BudgetExceeded) in words for the pod's owner.
         """
         with self._turn(deadline_s), self._lock.held():
-            before = self._read_book()
-            known = {one.key: one for one in before}
-            self._write(with_holdings(before, [known.get(one.key, one) for one in wanted]))
             made: list[MigInstance] = []
+            before: Book = ()
             try:
-                done = tuple(self._one(holding, made) for holding in wanted)
+                before = self._read_book()
+                same = {(one.key, one.place, one.profile_id) for one in wanted}
+                known = {
+                    one.key: one for one in before if (one.key, one.place, one.profile_id) in same
+                }
+                begun = [known.get(one.key, one) for one in wanted]
+                self._write(with_holdings(before, begun))
+                done = tuple(self._one(one, made, begun=one.key in known) for one in begun)
+                self._write(with_holdings(self._read_book(), done))
             except AgentError as error:
                 self._roll_back(before, made)
                 raise NodeNotReady(f"{error}; {AGAIN}") from error
-            self._write(with_holdings(self._read_book(), done))
             return done
 
     def undo(self, holdings: Sequence[MigHolding]) -> None:
@@ -141,7 +146,8 @@ class MigKeeper:
             keys = {one.key for one in holdings}
             self._write(tuple(one for one in self._read_book() if one.key not in keys))
 
-    def _one(self, holding: MigHolding, made: list[MigInstance]) -> MigHolding:
+    def _one(self, holding: MigHolding, made: list[MigInstance], *, begun: bool) -> MigHolding:
+        """`begun`: the book has it from before."""
         gpu = self._maker.look(holding.gpu_uuid)
         if not gpu.enabled:
             raise NodeNotReady(
@@ -149,7 +155,7 @@ class MigKeeper:
                 "it needs a reset; look at this node's agent"
             )
         found = gpu.at(holding.placement)
-        if found is not None and self._is_ours(holding, found):
+        if found is not None and self._is_ours(holding, found, begun=begun):
             instance = found if found.devices else self._maker.complete(found)
             log.info("mig instance adopted", **_about(holding, instance))
             self._count("adopted")
@@ -162,10 +168,17 @@ class MigKeeper:
         self._count("created")
         return holding.named(instance)
 
-    def _is_ours(self, holding: MigHolding, found: MigInstance) -> bool:
-        """Whether what lies there is what this very container was given, or was being given."""
-        other = self._owner(holding, found)
-        return found.profile_id == holding.profile_id and other is None
+    def _is_ours(self, holding: MigHolding, found: MigInstance, *, begun: bool) -> bool:
+        """Whether what lies there is what this very container was given, or was being given.
+
+        Something with a process on it is only if it has the very names that were written down.
+        """
+        if found.profile_id != holding.profile_id or self._owner(holding, found) is not None:
+            return False
+        if holding.identity is not None:
+            known = holding.identity.compute_instance, holding.identity.mig_uuid
+            return found.gpu_instance == holding.identity.gpu_instance and known in found.devices
+        return begun and not found.busy
 
     def _owner(self, holding: MigHolding, found: MigInstance) -> str | None:
         """The living pod, other than the holding's, whose instance this is."""

@@ -536,6 +536,7 @@ def test_a_config_map_is_read_through_its_links(tmp_path: Path) -> None:
         pytest.param({"sharing": Sharing(split_count=0)}, "sharing.split_count is '0'", id="no vGPU"),
         pytest.param({"sharing": Sharing(mode="mps")}, "MPS", id="mode"),
         pytest.param({"sharing": Sharing(mode="mig"), "mode": "slices"}, "only mode hami", id="MIG without its scheduler"),
+        pytest.param({"sharing": Sharing(mode="mig"), "device_list_strategy": ("cdi-cri",)}, "no CDI file has them", id="MIG by CDI"),
         pytest.param({"hook_path": Path("usr")}, "must be absolute", id="relative"),
     ],
 )  # fmt: skip

@@ -178,6 +178,8 @@ static void wait_turn(struct execution *execution)
             my_row = 0;
             return;
         }
+        if (row->state == THREAD_OUTSIDE)
+            row->state = THREAD_SLEEPS; /* it was only slow to take its turn, which went to another */
         if (late && execution->running_thread != place)
             look_after(execution);
     }

@@ -6,6 +6,7 @@ waiting, and sim-gpu-tenant takes part.
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -548,6 +549,41 @@ def test_killed_processes_leave_nothing_behind(sim: SimDriver) -> None:
     report = Report(**json.loads(survivor.communicate(timeout=50)[0]))
     assert report.result == 0
     assert report.gpu_ns > 40e6
+
+
+PARTICIPANT = """
+import sys
+cuda.sim_clock_read.restype = ctypes.c_uint64
+cuda.sim_clock_sleep_until.argtypes = [ctypes.c_uint64]
+assert cuda.sim_clock_join(2, {rank}) == 0
+began = cuda.sim_clock_read()
+for ms in {sleeps_ms}:
+    cuda.sim_clock_sleep_until(began + ms * 1000000)
+    if {asks}:
+        say(ms=ms); sys.stdout.flush(); sys.stdin.readline()
+cuda.sim_clock_leave(0)
+"""
+
+
+def test_who_was_too_slow_to_take_a_turn_gets_another(node: Node) -> None:
+    """A process that the machine does not run for seconds, and whom the others have left meanwhile."""
+    slow, other = (
+        node.start(PARTICIPANT.format(rank=rank, sleeps_ms=sleeps, asks=rank), hook=False)
+        for rank, sleeps in enumerate(([10], [5, 20]))
+    )
+    try:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline()  # it has the turn, so the slow one waits for its own
+        slow.send_signal(signal.SIGSTOP)
+        other.communicate("\n\n", timeout=20)
+        slow.send_signal(signal.SIGCONT)
+        assert slow.communicate(timeout=20)[1] == ""
+        assert (slow.returncode, other.returncode) == (0, 0)
+    finally:
+        for process in (slow, other):
+            process.kill()
+            process.communicate()
 
 
 def test_virtual_time_does_not_take_as_long(sim: SimDriver) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,19 @@ PLAIN = sorted(path for path in BASE.glob("*.yaml") if path.name != "kustomizati
 OVERLAYS = sorted(path.parent for path in DAEMONSET.glob("*/**/kustomization.yaml")
                   if path.parent.parent.name == "overlays")  # fmt: skip
 COMPONENTS = sorted(path.parent for path in DAEMONSET.glob("components/*/kustomization.yaml"))
+
+
+def subsets(counts: Iterable[int]) -> Iterator[tuple[Path, ...]]:
+    """Components, so many of them each time."""
+    for count in counts:
+        yield from itertools.combinations(COMPONENTS, count)
+
+
+# The base with any of them; an overlay with none, with each, and with all.
+SOME = sorted({0, 1, len(COMPONENTS)})
 CHOICES = [
-    (top, chosen)
-    for top in (BASE, *OVERLAYS)
-    for count in range(len(COMPONENTS) + 1)
-    for chosen in itertools.combinations(COMPONENTS, count)
+    *((BASE, chosen) for chosen in subsets(range(len(COMPONENTS) + 1))),
+    *((top, chosen) for top in OVERLAYS for chosen in subsets(SOME)),
 ]
 
 Manifest = dict[str, Any]

@@ -32,12 +32,12 @@ from agent.version import VERSION
 
 pytestmark = pytest.mark.timeout(600)  # kustomize is compiled once
 
-EVICT, HOST_PID, RUNTIME_CLASS, VOLUME_MOUNTS = (
+CDI, EVICT, HOST_PID, RUNTIME_CLASS, VOLUME_MOUNTS = (
     DAEMONSET / "components" / name
-    for name in ("evict", "host-pid", "runtime-class", "volume-mounts")
+    for name in ("cdi", "evict", "host-pid", "runtime-class", "volume-mounts")
 )
 HAMI, OLDER_HAMI = (DAEMONSET / "overlays" / name for name in ("hami", "hami-2.7"))
-VOLCANO = DAEMONSET / "overlays" / "volcano"
+VOLCANO, NVIDIA = (DAEMONSET / "overlays" / name for name in ("volcano", "nvidia"))
 TOPS = (BASE, *OVERLAYS)
 CHOICE = r"`(?:packaging/daemonset/)?((?:overlays|components)/[\w.-]+)`"
 
@@ -245,6 +245,15 @@ def test_gpus_by_mounts(built: Built) -> None:
     manifests = built((BASE, (VOLUME_MOUNTS,)))
     assert configured(manifests).device_list_strategy == ("volume-mounts",)
     assert variables(manifests)["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
+
+
+def test_gpus_by_cdi(built: Built) -> None:
+    manifests = built((NVIDIA, (CDI,)))
+    config = configured(manifests)
+    assert (config.mode, config.device_list_strategy) == ("nvidia", ("cdi-cri",))
+    places = {mount["mountPath"]: mount for mount in container_of(manifests)["volumeMounts"]}
+    assert not places[str(config.cdi_spec_dir)].get("readOnly")
+    assert places[str(config.container_driver_root)]["readOnly"]
 
 
 def test_the_runtime_class(built: Built) -> None:

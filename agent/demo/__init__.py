@@ -8,7 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from agent.demo.screen import Screen
+    from agent.demo.story import Story
 
 DESCRIPTION = """\
 Run the main job on a simulated node: two simulated GPUs, a stand-in kubelet, API server and
@@ -25,6 +29,7 @@ FLAGS = (
     *("--process-interval", "0.3s", "--accounting-interval", "0.3s", "--bypass-interval", "0.3s"),
 )
 EXIT_INTERRUPTED = 130
+MODES = ("hami", "volcano", "mig")
 
 
 def own_command() -> list[str]:
@@ -43,6 +48,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument("--keep", action="store_true", help="keep the node's files, and say where")
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default="hami",
+        help="who decides about GPUs, see `vgpu-agent run --mode` (default: hami); mig: hami with "
+        "GPUs that the hardware divides",
+    )
     chosen = parser.parse_args(argv)
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal: leave nothing running
@@ -55,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"vgpu-agent: {error}", file=sys.stderr)
         return 1
     try:
-        return _run(root, as_json=chosen.json)
+        return _run(root, chosen.mode, as_json=chosen.json)
     except KeyboardInterrupt:
         print("vgpu-agent: demo interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -73,19 +85,36 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _run(root: Path, *, as_json: bool) -> int:
-    """Tell the story on a node in this directory; everything it started has ended afterwards."""
-    from agent.demo.screen import Screen, summary
-    from agent.demo.story import Story
-    from agent.sim.node import SimNode
-
-    screen = Screen(silent=as_json)
+def _made(mode: str, root: Path, screen: "Screen") -> "Story":
+    """The story of a mode, on a node in this directory. Nothing runs yet."""
     from agent.sim.proc import SimProc
 
     proc = SimProc(root / "proc")
-    node = SimNode(root, own_command(), flags=[*FLAGS, "--host-proc", str(proc.root)])
+    flags = [*FLAGS, "--host-proc", str(proc.root)]
+    if mode == "volcano":
+        from agent.demo.volcano import VolcanoStory
+        from agent.sim.volcano_node import VolcanoNode
+
+        return VolcanoStory(VolcanoNode(root, own_command(), flags=flags), screen, proc)
+    from agent.demo.story import Story
+    from agent.sim.node import SimNode
+
+    if mode == "mig":
+        from agent.demo.mig import MigStory, mig_flags
+
+        flags += mig_flags(str(root))
+        return MigStory(SimNode(root, own_command(), flags=flags), screen, proc)
+    return Story(SimNode(root, own_command(), flags=flags), screen, proc)
+
+
+def _run(root: Path, mode: str, *, as_json: bool) -> int:
+    """Tell the story on a node in this directory; everything it started has ended afterwards."""
+    from agent.demo.screen import Screen, summary
+
+    screen = Screen(silent=as_json)
+    story = _made(mode, root, screen)
+    node = story.node
     screen.say(f"vgpu-agent demo: a simulated node in {root}")
-    story = Story(node, screen, proc)
     with node:
         try:
             story.tell()

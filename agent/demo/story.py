@@ -12,7 +12,7 @@ from agent.demo.operator import STOLEN_MIB, Operator, thief
 from agent.demo.screen import Check, GpuRow, Screen, TenantRow, View
 from agent.sim.container import Container, ContainerError, SimMount
 from agent.sim.driver import SimGpu, made_up_uuid
-from agent.sim.node import RESOURCE, Ask, RanPod, SimNode
+from agent.sim.node import Ask, RanPod, SimNode
 from agent.sim.proc import SimProc
 from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE, NodeLocked, NoFit
 
@@ -60,9 +60,9 @@ class Story:
     checks: list[Check] = field(default_factory=list)
     tenants: list[Tenant] = field(default_factory=list)
 
-    def tell(self) -> None:
-        """Run all steps; a step that fails is a failed check and the story goes on if it can."""
-        steps: Sequence[tuple[str, Callable[[], str]]] = (
+    def steps(self) -> Sequence[tuple[str, Callable[[], str]]]:
+        """What happens, in order, each with what it proves."""
+        return (
             ("node registered", self.register),
             ("pods placed", self.place_pods),
             ("every container has its share", self.compare_shares),
@@ -77,7 +77,10 @@ class Story:
             ("GPU recovered", self.heal_gpu),
             ("clean stop", self.stop_agent),
         )
-        for name, step in steps:
+
+    def tell(self) -> None:
+        """Run all steps; a step that fails is a failed check and the story goes on if it can."""
+        for name, step in self.steps():
             try:
                 detail, passed = step(), True
             except FAILURES as error:
@@ -111,10 +114,10 @@ class Story:
         self.node.start_agent()
         self.node.wait("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
         self.node.wait("the agent is ready", self.node.ready)
-        self.node.scheduler.handshake_once(self.node.name)
-        seen = len(self.node.scheduler.nodes.get(self.node.name, []))
+        self.wait_for_scheduler()
+        seen = len(self.health_at_scheduler())
         must(seen == GPUS, f"the scheduler reads {seen} GPUs instead of {GPUS}")
-        return f"{GPUS * SPLIT} {RESOURCE} at kubelet, {seen} GPUs at the scheduler"
+        return f"{GPUS * SPLIT} {self.node.resource} at kubelet, {seen} GPUs at the scheduler"
 
     def place_pods(self) -> str:
         for name, asks in PODS.items():
@@ -246,11 +249,12 @@ class Story:
         return [e["reason"] for e in self.node.events() if e["involvedObject"]["name"] == pod]
 
     def look_at_bookkeeping(self) -> str:
-        must(LOCK not in self.node.annotations(), "the node is still locked")
+        lock, bind_phase, to_allocate = self.keys
+        must(lock not in self.node.annotations(), "the node is still locked")
         for pod in {tenant.pod.uid: tenant.pod for tenant in self.tenants}.values():
             annotations = self.node.pod_annotations(pod.namespace, pod.name)
-            must(annotations[BIND_PHASE] == "success", f"{pod.name}: {annotations[BIND_PHASE]}")
-            left = annotations[TO_ALLOCATE]
+            must(annotations[bind_phase] == "success", f"{pod.name}: {annotations[bind_phase]}")
+            left = annotations[to_allocate]
             must("NVIDIA" not in left, f"{pod.name} still has {left} to allocate")
         return "node unlocked, no claim left over"
 
@@ -268,12 +272,7 @@ class Story:
         self.node.driver.xid(0, 79)
         self.node.wait("kubelet hears of it", lambda: self.node.allocatable() == (GPUS - 1) * SPLIT)
         self.node.wait(
-            "the scheduler hears of it",
-            lambda: (
-                self.node.scheduler.handshake_once(self.node.name) is not None
-                and [gpu.healthy for gpu in self.node.scheduler.nodes[self.node.name]]
-                == [False, True]
-            ),
+            "the scheduler hears of it", lambda: self.health_at_scheduler() == [False, True]
         )
         self.show(settled=True)
         self.screen.linger()
@@ -291,6 +290,21 @@ class Story:
         must(code == 0, f"the agent ended with exit code {code}")
         return "SIGTERM, exit code 0"
 
+    # --- what schedulers differ in --------------------------------------------------------------
+
+    @property
+    def keys(self) -> tuple[str, str, str]:
+        """Annotations: the node's lock, a pod's phase, and what it still has to allocate."""
+        return LOCK, BIND_PHASE, TO_ALLOCATE
+
+    def wait_for_scheduler(self) -> None:
+        """Wait until what the scheduler goes by is there; HAMi's looks at once."""
+
+    def health_at_scheduler(self) -> list[bool]:
+        """Whether the GPUs that the scheduler reads of the node are healthy."""
+        self.node.scheduler.handshake_once(self.node.name)
+        return [gpu.healthy for gpu in self.node.scheduler.nodes.get(self.node.name, [])]
+
     # --- looking ----------------------------------------------------------------------------
 
     def look(self, tenant: Tenant) -> None:
@@ -304,7 +318,7 @@ class Story:
 
     def view(self) -> View:
         """The present state: GPUs as kubelet counts them, containers as they told us."""
-        kubelet = self.node.kubelet.resources.get(RESOURCE)
+        kubelet = self.node.kubelet.resources.get(self.node.resource)
         in_use = kubelet.in_use if kubelet else frozenset()
         healthy = kubelet.healthy if kubelet else frozenset()
         gpus = tuple(

@@ -51,8 +51,9 @@ def start(scratch: Path, *flags: str, **environ: str) -> "subprocess.Popen[str]"
     )
 
 
-def test_it_proves_the_main_job_to_programs(scratch: Path) -> None:
-    demo = start(scratch, "--json")
+@pytest.mark.parametrize("mode", ["hami", "volcano"])
+def test_it_proves_the_main_job_to_programs(scratch: Path, mode: str) -> None:
+    demo = start(scratch, "--json", "--mode", mode)
     out, err = demo.communicate(timeout=50)
     answer = json.loads(out)
     assert [check["name"] for check in answer["checks"]] == STEPS

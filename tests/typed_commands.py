@@ -6,6 +6,7 @@ program; in README.md and docs/install every indented line does, whatever it beg
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from install_page import lines
@@ -13,7 +14,11 @@ from install_page import lines
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 STRICT = (README, *sorted((ROOT / "docs" / "install").glob("*.md")))
-PAGES = (*STRICT, *sorted(set((ROOT / "docs").glob("*.md"))))
+PAGES = (
+    *STRICT,
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "modes").glob("*.md")),
+)
 _PROGRAM = re.compile(
     r"(?:\S*vgpu-agent(?: |$)|python3? |kubectl |curl |ctr |docker |podman |tar |systemctl |sha256sum )"
 )
@@ -23,7 +28,7 @@ _PROGRAM = re.compile(
 class Row:
     """Lines of a page: a regular expression for the whole line, and the test that types them."""
 
-    page: str
+    page: str  # as in a shell, * stands for any name
     line: str
     test: str = ""  # file::function
     because: str = ""  # nobody types it, for this reason
@@ -32,6 +37,7 @@ class Row:
 TYPED = "tests/e2e/test_typed_commands.py"
 _KUBECTL = "tests/cluster/test_install_page.py::test_every_command_of_the_page_works"
 _KUBECTL_README = "tests/cluster/test_install_page.py::test_the_commands_of_the_readme_work"
+_KUBECTL_MODES = "tests/cluster/test_install_page.py::test_the_overlays_of_the_modes_are_applied"
 _KUBECTL_SYSTEMD = (
     "tests/cluster/test_systemd_page.py"
     "::test_the_page_makes_a_kubeconfig_with_which_the_agent_may_see_its_node"
@@ -74,6 +80,19 @@ TABLE = (
         "install/verify.md",
         r"python3 build\.py release-check",
         f"{TYPED}::test_tasks_of_build_py",
+    ),
+    Row("modes/*.md", r"kubectl apply -k .*", _KUBECTL_MODES),
+    Row("migrate.md", r"kubectl apply -k .*", _KUBECTL_MODES),
+    Row(
+        "migrate.md",
+        r"kubectl (label|--namespace kube-system delete daemonset) .*",
+        because="of the reader's cluster; the same is typed as docs/install/kubernetes.md has it",
+    ),
+    Row(
+        "modes/*.md",
+        r"vgpu-agent run .*",
+        because="the tests of the mode in tests/e2e run it so, with files and flags of a simulated "
+        "node",
     ),
     Row("live-limits.md", r"vgpu-agent limit .*", f"{TYPED}::test_limits"),
     Row("live-limits.md", r"kubectl annotate .*", f"{TYPED}::test_annotations"),
@@ -122,6 +141,6 @@ def commands_for(test: str) -> dict[str, list[str]]:
 def row_of(page: Path, line: str) -> Row | None:
     """The one row of the table that knows a line."""
     for row in TABLE:
-        if row.page == name_of(page) and re.fullmatch(row.line, line):
+        if fnmatch(name_of(page), row.page) and re.fullmatch(row.line, line):
             return row
     return None

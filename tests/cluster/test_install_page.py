@@ -1,4 +1,4 @@
-"""Every kubectl command of docs/install/kubernetes.md and of README.md is run.
+"""Every kubectl command of docs/install/kubernetes.md, of README.md and of docs/modes is run.
 
 On our own API server for real, where nothing but an API server is needed: there are no controllers,
 so no agent is rolled out, which is told by the test in their place, and nothing is collected. On a cluster that is given, whatever would
@@ -18,11 +18,13 @@ from cluster.conftest import REAL_NODES
 from install_page import commands, lines
 from peers.container_tools import PeersUnavailable, unpacked
 from peers.kustomize_tool import kustomize
+from typed_commands import commands_for
 
 pytestmark = pytest.mark.timeout(600)  # kustomize is compiled and kubectl fetched, once
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+HERE = "tests/cluster/test_install_page.py"
 CHANGES = {"label", "apply", "delete", "annotate"}
 NEEDS_CONTROLLERS = {"rollout"}
 Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -143,3 +145,12 @@ def test_the_commands_of_the_readme_work(cluster: tuple[str, Path, str], kubectl
         )  # fmt: skip
         assert json.loads(asked.stdout)["status"]["token"].count(".") == 2, asked.stderr
     assert asked.returncode == 0, asked.stderr
+
+
+def test_the_overlays_of_the_modes_are_applied(kubectl: Kubectl) -> None:
+    """As a dry run of the server: one node has one mode."""
+    typed = commands_for(f"{HERE}::test_the_overlays_of_the_modes_are_applied")
+    assert typed
+    for line in (line for chosen in typed.values() for line in chosen):
+        done = kubectl(*shlex.split(line)[1:], "--dry-run=server")
+        assert done.returncode == 0, f"{line}: {done.stderr}"

@@ -12,6 +12,7 @@ from agent.adapters.kube_answers import (
     JSON_PATCH,
     MERGE_PATCH,
     ConflictAfterRetry,
+    OutcomeUnknown,
     Request,
     decoded,
     error_of,
@@ -123,7 +124,13 @@ class KubeCluster:
             body, content_type = _merge(changes, uid=pod.uid), MERGE_PATCH
         request = _patch("pods", path, about, body, content_type)
         try:
-            return self._pod(self._transport.send(request, deadline_s=deadline_s))
+            changed = self._pod(self._transport.send(request, deadline_s=deadline_s))
+            if changed.uid != pod.uid:  # a proxy, a page of somebody else's: nothing is known
+                raise OutcomeUnknown(
+                    f"cannot patch {about}: what answers in the API server's place speaks of "
+                    "something else; see which address the agent uses, and what is in between"
+                )
+            return changed
         except ConflictAfterRetry:
             # The try without an answer may have been carried out; then what we expected is gone
             # because of us.

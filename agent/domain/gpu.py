@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+WHOLE_PERCENT = 100
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class MigPlacement:
@@ -144,6 +146,14 @@ class Sharing:
             if any(model in gpu.name for model in entry.models):
                 return tuple(p for p in gpu.mig_profiles if p.name in entry.profiles)
         return () if self.mig_allowlist else plain
+
+    def could_give(self, gpu: Gpu, *, memory_mib: int, core_percent: int) -> bool:
+        """Whether a scheduler can have decided on so much of this GPU, all others being away."""
+        memory = gpu.memory_mib or self.preconfigured_memory_mib
+        return self.mode == "mig" or (
+            memory_mib <= memory * max(1.0, self.memory_scaling)
+            and core_percent <= WHOLE_PERCENT * max(1.0, self.core_scaling)
+        )
 
     def slots(self, gpu: Gpu) -> int:
         """How many vGPUs are advertised of this GPU."""

@@ -353,4 +353,12 @@ class Allocator:
                 f"the scheduler has chosen the GPU {claim.uuid}, which is unhealthy since: "
                 f"{gpu.unhealthy_reason}; {again} on a healthy one"
             )
+        if self._dialect is HAMI and not self._supply.sharing.could_give(
+            gpu, memory_mib=claim.memory_mib, core_percent=claim.core_percent
+        ):
+            raise MalformedAnnotation(
+                f"the pod's annotation claims {claim.memory_mib} MiB and {claim.core_percent} % of "
+                f"the GPU {claim.uuid}, more than the node offers of it, so no scheduler has "
+                f"decided that; {again}, and see who else writes its annotations"
+            )
         return gpu

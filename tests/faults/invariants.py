@@ -93,7 +93,10 @@ def journal(node: SimNode) -> list[dict[str, Any]]:
     granted: dict[tuple[str, str], dict[str, Any]] = {}
     for path in sorted((node.root / "state/grants").glob("*.jsonl")):
         for line in path.read_text().splitlines():
-            entry = json.loads(line)
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # half_written says so
             if "granted" in entry:
                 one = entry["granted"]
                 granted[one["pod_uid"], one["container"]] = one

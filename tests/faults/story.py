@@ -1,0 +1,104 @@
+"""A node whose agent is ended or held at its boundaries, again and again, and what must hold after."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent.sim.node import Ask, RanPod, SimNode
+from agent.sim.scheduler import LOCK, PlacedClaim
+from tests.e2e.whole import up
+from tests.faults.breaking import Breaking, spread
+from tests.faults.invariants import unreleased, violations
+from tests.waiting import eventually
+
+EVERY = os.environ.get("VGPU_TEST_FAULTS") == "all"
+FEW, MOST = 3, 200
+QUICK = ("--cache-gc-after", "10s", "--cache-gc-interval", "1s", "--process-interval", "0.2s")
+QUICK += ("--allocate-budget", "10s")
+
+
+@dataclass
+class Story:
+    """One node and the pods that were offered to it."""
+
+    node: SimNode
+    breaking: Breaking
+    pods: list[RanPod] = field(default_factory=list)
+    killed_at: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def place(self) -> tuple[str, str, list[Ask], list[list[PlacedClaim]]]:
+        """A pod of two containers, decided and bound."""
+        self.count += 1
+        name = f"pod-{self.count}"
+        asks = [Ask(name="a", memory_mib=700 + self.count), Ask(name="b", memory_mib=100)]
+        uid = self.node.create_pod(name, asks)
+        return name, uid, asks, self.node.place_pod(name, asks)
+
+    def offer(self, name: str, uid: str, asks: list[Ask], claims: list[list[PlacedClaim]]) -> None:
+        """Kubelet admits it, or refuses it because nobody answers any more."""
+        self.pods.append(self.node.offer(name, uid, asks, claims))
+
+    def bind(self) -> None:
+        self.offer(*self.place())
+
+    def agent_died(self) -> bool:
+        agent = self.node.agent
+        assert agent is not None
+        if not self.breaking.reached():
+            return False
+        assert agent.wait(10) == -signal.SIGKILL
+        self.killed_at.append(self.breaking.reached())
+        return True
+
+    def succeed(self) -> None:
+        """A successor, which nothing befalls, is ready; and what must hold does."""
+        self.breaking.lift()
+        if self.node.agent is None or self.node.agent.poll() is not None:
+            self.node.start_agent()
+        self.settle()
+
+    def settle(self) -> None:
+        up(self.node, 20)
+        eventually(lambda: LOCK not in self.node.annotations(), within_s=40, what="lock released")
+        eventually(
+            lambda: not violations(self.node, self.pods) or self._say(), within_s=20, what="order"
+        )
+
+    def _say(self) -> bool:
+        print(self.killed_at[-1:], violations(self.node, self.pods))  # noqa: T201 - if it fails
+        return False
+
+    def end_pods(self) -> None:
+        for pod in self.pods:
+            self.node.delete_pod(pod)
+        self.pods.clear()
+
+    def released(self) -> None:
+        """Every grant ends with its pod; a record of changed limits with the next start, or hour."""
+        self.end_pods()
+        if list((self.node.root / "state/limits").glob("*.json")):
+            eventually(lambda: not list((self.node.root / "state/grants").iterdir()), within_s=40)
+            self.node.stop_agent()
+            self.succeed()
+        end_s = time.monotonic() + 40
+        while left := unreleased(self.node):
+            assert time.monotonic() < end_s, f"left of {self.count} pods: {left}"
+            time.sleep(0.2)
+
+
+def at_each(story: Story, act: Callable[[], None]) -> None:
+    """Do it once to see how many boundaries there are, then again with a kill at those chosen."""
+    story.breaking.order("kill", 0)
+    act()
+    there = len(story.breaking.trail())
+    assert there
+    story.succeed()
+    for at in spread(there, MOST if EVERY else FEW):
+        story.breaking.order("kill", at)
+        act()
+        story.agent_died()
+        story.succeed()
+    assert story.killed_at

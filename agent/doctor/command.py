@@ -22,6 +22,7 @@ from agent.doctor.finding import (
     worst,
 )
 from agent.doctor.host import Host
+from agent.doctor.modes import in_mode
 from agent.doctor.report import as_json, lines_of, summary
 from agent.errors import ConfigError
 from agent.settings.kinds import parse_duration
@@ -99,6 +100,7 @@ def main(
     settings = config()
     root = Path(str(given.get("host_root") or "/"))
     made = host or (lambda found: Host(config=found, environ=environ, root=root))
+    checks = in_mode(checks, settings.mode)
     as_lines = not given.get("json")
     deadline_s = time.monotonic() + wait_s
     while True:

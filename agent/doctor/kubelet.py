@@ -12,6 +12,7 @@ from agent.adapters.podresources import MAX_RECEIVE_BYTES
 from agent.doctor.finding import Check, Finding, failed, ok, warning
 from agent.doctor.host import Host, is_socket, listens, writable
 from agent.domain.gpu import GpuInventory
+from agent.domain.nvidia_devices import Offer, is_own_form
 from agent.domain.vgpu_ids import MANY_VGPUS, judge_list, parse_vgpu_id
 from agent.wire import podresources_pb2 as pr
 from agent.wire import rpc
@@ -83,7 +84,7 @@ def pod_resources(host: Host) -> Finding:
 
 def registered(host: Host) -> Finding:
     """Kubelet counts our vGPUs."""
-    resource = host.config.resource_name
+    resource = _first_resource(host)
     counted = _allocatable(host, resource)
     if counted is None:  # a kubelet that is too old to say
         live = [path.name for path in _own_sockets(host) if listens(path)]
@@ -97,6 +98,20 @@ def registered(host: Host) -> Finding:
         f"{said}, so no pod gets any: the agent is not registered",
         "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent",
     )
+
+
+def _first_resource(host: Host) -> str:
+    """One that kubelet should count."""
+    if host.config.mode == "nvidia":
+        offered = _offer(host).resources(GpuInventory.of(host.gpus))
+        return next(iter(offered), host.config.resource_name)
+    return host.config.resource_name
+
+
+def _offer(host: Host) -> Offer:
+    from agent.modes.nvidia import offer_of
+
+    return offer_of(host.config)
 
 
 def _own_sockets(host: Host) -> list[Path]:
@@ -171,6 +186,8 @@ def books(host: Host) -> Finding:
 
 
 def _is_ours(device_id: str, host: Host) -> bool:
+    if host.config.mode == "nvidia":
+        return is_own_form(device_id, GpuInventory.of(host.gpus))
     parsed = parse_vgpu_id(device_id)
     return parsed is not None and parsed[0] in {gpu.uuid for gpu in host.gpus}
 
@@ -195,6 +212,8 @@ def registered_ids(checkpoint: str, resource: str) -> list[str] | None:
 def list_size(host: Host) -> Finding:
     """Kubelet breaks the stream at 4 MiB."""
     sharing = host.config.sharing
+    if host.config.mode == "nvidia":
+        return _offered(host)
     verdict = judge_list(GpuInventory(gpus=host.gpus), sharing)
     said = f"{verdict.vgpus} vGPUs make a list of {verdict.encoded_bytes} bytes"
     if verdict.refusal:
@@ -206,6 +225,16 @@ def list_size(host: Host) -> Finding:
         count = max(1, MANY_VGPUS // max(1, len(host.gpus)))
         return warning(verdict.warning, f"vgpu-agent run --device-split-count {count}")
     return ok(f"{said}; kubelet takes 4 MiB")
+
+
+def _offered(host: Host) -> Finding:
+    """The same in mode nvidia, where the settings may not fit the GPUs for other reasons, too."""
+    gpus, offer = GpuInventory.of(host.gpus), _offer(host)
+    if why := offer.objection(gpus):
+        return failed(why, "vgpu-agent config   # shows where each setting is from")
+    found = offer.resources(gpus)
+    told = ", ".join(f"{len(devices)} of {name}" for name, devices in found.items())
+    return ok(f"{told or 'nothing'} is offered; kubelet takes 4 MiB")
 
 
 CHECKS = tuple(

@@ -1,5 +1,6 @@
 """Mode nvidia, the agent as a process: kubelet alone, no scheduler, no API server."""
 
+import json
 import os
 import shutil
 import sys
@@ -275,3 +276,16 @@ def test_mps_without_its_program_is_refused_in_words(lone: LoneMaker, tmp_path: 
     eventually(lambda: GPU in node.kubelet.resources, within_s=30, what="registered")
     refused = node.run_static("a", ContainerSpec("main", {GPU: 1}))
     assert "nvidia-cuda-mps-control, which is not in the agent's PATH" in refused.admitted.message
+
+
+def test_doctor_asks_only_what_this_mode_has(lone: LoneMaker) -> None:
+    node = lone(config=SHARING)
+    up(node, {SHARED: 8})
+    given(node, "a", {SHARED: 1})
+    done = node.run_command("doctor", "--json")
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    told = {name: found[name]["evidence"] for name in ("hook-installed", "register", "mig")}
+    assert all(text.startswith("not applicable: mode nvidia") for text in told.values())
+    assert found["registered"]["evidence"] == f"kubelet counts 8 of {SHARED}"
+    assert found["list-size"]["evidence"].startswith(f"8 of {SHARED} is offered")
+    assert found["kubelet-books"]["verdict"] == "ok"

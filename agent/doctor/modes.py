@@ -1,0 +1,42 @@
+"""What is asked in some modes only: checks that would mean nothing say so instead of looking."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.doctor.finding import Check, Finding, skipped
+
+if TYPE_CHECKING:
+    from agent.doctor.host import Host
+
+_NO_HOOK = "mode nvidia gives containers no hook"
+_NO_SCHEDULER = "mode nvidia has no scheduler"
+NOT_ASKED: Mapping[str, Mapping[str, str]] = {
+    "nvidia": {
+        **dict.fromkeys(
+            (
+                *("hook-directory", "hook-same-path", "hook-present", "hook-glibc", "hook-loads"),
+                *("hook-limits", "hook-installed", "preload-file", "host-preload", "host-proc"),
+                "cuda-range",
+            ),
+            _NO_HOOK,
+        ),
+        **dict.fromkeys(
+            ("node-label", "register", "scheduler-protocol", "handshake-clock"), _NO_SCHEDULER
+        ),
+        "mig": "mode nvidia goes by --mig-strategy",
+    }
+}
+
+
+def in_mode(checks: Sequence[Check], mode: str) -> tuple[Check, ...]:
+    """The checks as they are done in a mode."""
+    beside = NOT_ASKED.get(mode, {})
+    return tuple(
+        replace(check, look=_told(beside[check.name]), needs=()) if check.name in beside else check
+        for check in checks
+    )
+
+
+def _told(why: str) -> Callable[["Host"], Finding]:
+    return lambda _host: skipped(f"not applicable: {why}")

@@ -1,8 +1,8 @@
 """Loop: learn from kubelet whose grants are, and which of them nobody holds any more.
 
 This is what the API server's list of pods is elsewhere: a table of who is there, by the names of
-the grants. Nothing is taken for gone that kubelet lists, that was granted a moment ago, or of which
-a process lives; and nothing at all before kubelet's books could be read.
+the grants. Nobody is taken for gone whom kubelet lists, or has not got round to listing, or of whom
+a process lives; and nobody at all before kubelet's books could be read.
 """
 
 import time
@@ -38,7 +38,7 @@ DOUBTFUL_AFTER_S = 60.0  # the same of a grant of which kubelet never said whose
 GONE_AFTER_S = 60.0  # not listed for so long: it is forgotten
 NOBODY_AFTER_S = 300.0  # the same while kubelet lists nobody at all: it may not know its pods yet
 UNNAMED_S = 5.0  # so long nobody speaks of a grant of which it is not known whose it is
-YOUNG_S = 20.0  # granted, and perhaps not in any book yet
+YOUNG_S = 20.0  # granted, and perhaps not in any book yet, unless kubelet has named its owner
 DOUBLE = (
     "it asks for slices of several resources, and kubelet tells it only the limits of one; ask for "
     "one size in each container"
@@ -175,7 +175,7 @@ class KubeletPods:
             record.pod_uid
             for record in records
             if record.pod_uid not in present
-            and not self._young(record)
+            and not (self._young(record) and not record.named)
             and not self._running(record)
         }
         self._unlisted_since_s = {

@@ -1,6 +1,8 @@
 """What the release costs: its size, and how fast and how small it is while it runs."""
 
+import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,14 @@ def artifact_area() -> Iterator[Row]:
     [program] = (ROOT / "dist").glob("vgpu-agent-*-linux-x86_64")
     yield row("artifact", "size of the one executable", [program.stat().st_size / MIB], "MiB",
               target=60)  # fmt: skip
-    _versions(program)  # the first start unpacks
-    yield row("artifact", "`version`, unpacked before", _versions(program), "s", target=0.3)
+    with tempfile.TemporaryDirectory() as place:
+        first = [t for n in range(RUNS) for t in _versions(program, Path(place, str(n)), runs=1)]
+        yield row("artifact", "`version`, which unpacks", first, "s", target=0.3)
+        place_of_last = Path(place, str(RUNS - 1))
+        yield row(
+            "artifact", "`version`, unpacked before", _versions(program, place_of_last), "s",
+            target=0.3,
+        )  # fmt: skip
     started, resident = [], []
     for _ in range(RUNS):
         with a_node(started=False, command=[str(program)]) as node:
@@ -32,10 +40,12 @@ def artifact_area() -> Iterator[Row]:
     yield row("artifact", "resident, one process", resident, "MiB", target=80)
 
 
-def _versions(program: Path) -> list[float]:
+def _versions(program: Path, place: Path, runs: int = RUNS) -> list[float]:
+    """How long it takes; `place`: where it unpacks itself unless it has."""
     took = []
-    for _ in range(RUNS):
+    environ = {**os.environ, "VGPU_AGENT_RUNTIME_DIR": str(place)}
+    for _ in range(runs):
         began = time.perf_counter()
-        subprocess.run([program, "version"], check=True, capture_output=True)
+        subprocess.run([program, "version"], check=True, capture_output=True, env=environ)
         took.append(time.perf_counter() - began)
     return took

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from agent.demo.screen import Screen
+    from agent.demo.slices_story import SlicesStory
     from agent.demo.story import Story
 
 DESCRIPTION = """\
@@ -29,7 +30,7 @@ FLAGS = (
     *("--process-interval", "0.3s", "--accounting-interval", "0.3s", "--bypass-interval", "0.3s"),
 )
 EXIT_INTERRUPTED = 130
-MODES = ("hami", "volcano", "mig")
+MODES = ("hami", "slices", "volcano", "mig")
 
 
 def own_command() -> list[str]:
@@ -85,8 +86,14 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _made(mode: str, root: Path, screen: "Screen") -> "Story":
+def _made(mode: str, root: Path, screen: "Screen") -> "Story | SlicesStory":
     """The story of a mode, on a node in this directory. Nothing runs yet."""
+    if mode == "slices":
+        from agent.demo.slices_story import SlicesStory
+        from agent.sim.lone_node import LoneNode
+
+        alone = LoneNode(root, own_command(), flags=[*FLAGS, "--mode", "slices"])
+        return SlicesStory(alone, screen)
     from agent.sim.proc import SimProc
 
     proc = SimProc(root / "proc")

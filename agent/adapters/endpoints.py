@@ -31,7 +31,7 @@ from agent.supervisor import Lifeline
 log = logs.get(__name__)
 
 MAX_CONNECTIONS = 64  # of each listener
-MAX_ACCEPTED = 64  # in a row
+MAX_ACCEPTED = 16  # in a row: who has asked is read before as many have come as put it out
 READ_BYTES = 8192
 TALK_WITHIN_S = 5.0  # from accept to the last byte
 LOOK_EVERY_S = 5.0

@@ -7,6 +7,7 @@ import json
 import pwd
 import socket
 import stat
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,11 +48,19 @@ class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
+        self._timeout_s = timeout_s
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
+        # Where many wait to be let in, a socket with a timeout of Python's fails at once; one that
+        # blocks waits in the kernel's line, for so long: unix(7), connect(2), SO_SNDTIMEO.
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._timeout_s))
         self.sock.connect(str(self._path))
+        self.sock.settimeout(self._timeout_s)
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def ask(
@@ -90,7 +99,7 @@ def _decoded(content: bytes) -> Any:
 
 
 def _explained(path: Path, error: OSError) -> str:
-    if isinstance(error, TimeoutError):
+    if isinstance(error, (TimeoutError, BlockingIOError)):
         return (
             f"the agent does not answer on {path} in time: look at its log, and whether its node "
             "or its disk is overloaded"

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
@@ -117,3 +117,43 @@ def test_what_speaks_no_http_and_what_says_nothing(place: Path) -> None:
         thread.join(10)
         with pytest.raises(AgentUnreachable, match="does not answer"):
             ask(place, "GET", "/v1/use", timeout_s=0.05)
+
+
+def _crowd(path: Path, stack: ExitStack) -> socket.socket:
+    """A listener before which as many wait as it lets wait."""
+    server = stack.enter_context(socket.socket(socket.AF_UNIX))
+    server.bind(str(path))
+    server.listen(0)
+    waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+    waiting.connect(str(path))
+    late = stack.enter_context(socket.socket(socket.AF_UNIX))
+    late.settimeout(5)
+    with pytest.raises(BlockingIOError):
+        late.connect(str(path))
+    return server
+
+
+def test_behind_a_crowd_one_waits_for_its_turn(place: Path) -> None:
+    with ExitStack() as stack:
+        server = _crowd(place, stack)
+
+        def let_in() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    connection.settimeout(0.5)
+                    with suppress(TimeoutError):
+                        connection.recv(4096)
+                        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        timer = threading.Timer(0.1, let_in)
+        timer.start()
+        assert ask(place, "GET", "/v1/use") == Answer(200, {})
+        timer.join()
+
+
+def test_behind_a_crowd_that_stays_one_is_told(place: Path) -> None:
+    with ExitStack() as stack:
+        _crowd(place, stack)
+        with pytest.raises(AgentUnreachable, match=r"does not answer on .* in time"):
+            ask(place, "GET", "/v1/use", timeout_s=0.1)

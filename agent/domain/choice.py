@@ -51,6 +51,13 @@ def bind_time_s(pod: Pod, dialect: Dialect = HAMI) -> float | None:
     return _time_s(pod, dialect.bind_time)
 
 
+def _order_s(pod: Pod, dialect: Dialect) -> float:
+    """The time by which it is served; a bind time may be missing, any other comes last then."""
+    missing_s = 0.0 if dialect.order == dialect.bind_time else LATEST
+    time_s = _time_s(pod, dialect.order)
+    return missing_s if time_s is None else time_s
+
+
 def _time_s(pod: Pod, key: str) -> float | None:
     text = pod.annotations.get(key)
     if text is None:
@@ -86,7 +93,7 @@ def candidates(evidence: Evidence) -> list[Pod]:
     others, by bind time, and within the same second as they arrived.
     """
     waiting = [
-        (pod, (_time_s(pod, evidence.dialect.order) or 0.0, place, pod.created_at, pod.full_name))
+        (pod, (_order_s(pod, evidence.dialect), place, pod.created_at, pod.full_name))
         for place, pod in enumerate(evidence.pods)
         if _waits(pod, evidence)
         and (

@@ -18,7 +18,7 @@ from agent.domain.claims import (
     pending,
 )
 from agent.domain.grants import Claim
-from agent.domain.handshake import HANDSHAKE
+from agent.domain.handshake import HANDSHAKE, SPACING_S
 from agent.domain.pods import Container, Pod
 from agent.domain.register import REGISTER, SCORE
 
@@ -56,6 +56,7 @@ class Dialect:
     register: str  # node: its GPUs
     handshake: str  # node
     handshake_begins: bool = False  # it is ours to begin
+    handshake_spacing_s: float = SPACING_S  # between two answers to a question
     further: tuple[str, ...] = ()  # node: what else is ours
     codec: Codec
     ended: Mapping[str, str] = field(default_factory=dict)  # written beside the last phase

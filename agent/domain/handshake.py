@@ -69,4 +69,6 @@ def answer(
     """
     if not (needs_answer(value) or (begins and value is None)):
         return Answer()
+    if value is None or "Deleted" in value:  # the node is out: the sooner the better
+        spacing_s = min(spacing_s, SPACING_S)
     return Answer(report(now_s), max(0.0, spacing_s - since_last_s))

@@ -39,6 +39,10 @@ SERVED_TIME = str(2**64 - 1)  # Volcano's plugin takes the earliest pod: this on
 VENDOR = "NVIDIA"  # compared as a whole
 LEFT = "GPU"  # as long as the decision contains it, somebody still has to be served
 
+# Its scheduler asks again with the next change of the Node, and our answer is one. Questions may
+# wait 60 s; Volcano's plugin writes every 30 s.
+HANDSHAKE_SPACING_S = 25.0
+
 FIELDS = 4
 MOST = 2**31 - 1
 _DIGITS = 10
@@ -149,6 +153,7 @@ def dialect(factor: Callable[[], int]) -> Dialect:
         register=REGISTER,
         handshake=HANDSHAKE,
         handshake_begins=True,
+        handshake_spacing_s=HANDSHAKE_SPACING_S,
         further=(FACTOR,),
         codec=Codec(
             decode=lambda text: decode(text, factor()),

@@ -77,7 +77,7 @@ class Registrar:
         self._missing = "the GPUs are not known yet"
         self._retry_at_s = 0.0
         self._answered_at_s = -math.inf
-        self._written = ""  # our last register annotation
+        self._written: dict[str, str | None] = {}  # our last words about the GPUs, by annotation
         self._written_at_s = -math.inf
         self._rewrites = 0  # how often in a row somebody undid it
 
@@ -146,7 +146,9 @@ class Registrar:
         if not changes:
             return {}, 0.0
         self._missing = "the annotation of our Node is being written"
-        wait_s = self._undone_s() if changes.get(key) == self._written else 0.0
+        ours = {name: text for name, text in changes.items() if name != SCORE}
+        undone = bool(ours) and ours.items() <= self._written.items()
+        wait_s = self._undone_s() if undone else 0.0
         return ({}, wait_s) if wait_s > 0 else (changes, 0.0)
 
     def _undone_s(self) -> float:
@@ -165,6 +167,7 @@ class Registrar:
             node.annotations.get(self._dialect.handshake),
             now_s=self._now(),
             since_last_s=self._clock() - self._answered_at_s,
+            spacing_s=self._dialect.handshake_spacing_s,
             begins=self._dialect.handshake_begins,
         )
         if not due.text:
@@ -195,10 +198,11 @@ class Registrar:
         if self._dialect.handshake in changes:
             self._answered_at_s = self._clock()
             log.debug("handshake answered")
-        text = changes.get(self._register.key)
-        if text is None:
+        keys = (self._register.key, *self._dialect.further)
+        ours = {key: text for key, text in changes.items() if key in keys and key != SCORE}
+        if not ours:
             return
-        if text == self._written:
+        if ours.items() <= self._written.items():
             self._rewrites += 1
             log.failing(
                 "register annotation undone",
@@ -206,7 +210,9 @@ class Registrar:
             )
         else:
             self._rewrites = 0
-        self._written, self._written_at_s = text, self._clock()
+        self._written |= ours
+        self._written_at_s = self._clock()
+        text = self._written.get(self._register.key) or ""
         log.info("gpus published", form=self._register.form, characters=len(text))
 
     # --- leaving --------------------------------------------------------------------------------

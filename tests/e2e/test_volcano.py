@@ -137,7 +137,8 @@ def test_every_release_of_the_scheduler_is_served(
 def test_the_handshake_of_older_schedulers_is_begun_and_answered(make_node: NodeMaker) -> None:
     node = make_node(release="1.15")
     assert len(node.volcano.look(node.name)) == 2
-    assert eventually(lambda: node.annotations()[HANDSHAKE].startswith("Reported"))
+    assert node.annotations()[HANDSHAKE].startswith("Requesting")
+    assert eventually(lambda: node.annotations()[HANDSHAKE].startswith("Reported"), within_s=45)
     node.client.annotate("nodes", node.name, {HANDSHAKE: "Deleted_2026.01.01 00:00:00"})
     assert eventually(lambda: len(node.volcano.look(node.name)) == 2)
 

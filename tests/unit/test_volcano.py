@@ -417,6 +417,27 @@ def test_the_handshake_is_begun_and_answered(value: str | None, *, answers: bool
     assert due.text.startswith("Reported") is answers
 
 
+@pytest.mark.parametrize(
+    ("value", "waits_s"),
+    [
+        pytest.param("Requesting_2026.11.21 04:00:00", 20.0, id="a question may wait"),
+        pytest.param("Deleted_2026.11.21 04:00:00", 0.0, id="a node that is out may not"),
+    ],
+)
+def test_the_scheduler_cannot_make_the_agent_write_all_the_time(value: str, waits_s: float) -> None:
+    """Each answer is a change of the Node, and makes it ask again."""
+    spacing_s = ONE.handshake_spacing_s
+    due = answer(value, now_s=0.0, since_last_s=5.0, spacing_s=spacing_s, begins=True)
+    assert (due.wait_s, spacing_s < 60) == (waits_s, True)
+
+
+def test_a_pod_without_a_time_comes_last() -> None:
+    timed, without = pod("a", A, time="9"), pod("b", B)
+    without = without.with_annotations({VGPU_TIME: None})
+    order = candidates(Evidence(node_name=NODE, pods=[without, timed], dialect=ONE))
+    assert [one.name for one in order] == ["a", "b"]
+
+
 def test_what_is_kept_of_the_node() -> None:
     kept = {LOCK: "2026-11-21T04:00:00Z", REGISTER: "x", HANDSHAKE: "y"}
     node = decode_node({"metadata": {"annotations": {**kept, "other/key": "z"}}})

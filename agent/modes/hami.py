@@ -25,6 +25,7 @@ from agent.services.preference import Preference
 from agent.services.published import Inventory, Published
 from agent.services.reconcile import Reconcile
 from agent.services.registrar import Registrar
+from agent.services.room import Room
 from agent.services.turns import Turns
 from agent.supervisor import Service
 
@@ -41,7 +42,8 @@ class HamiMode:
         self.caches, self._host = host.caches, host
         finisher = BindFinisher(view, grants.records, post=parts.events.post)
         turns = Turns(view, grants, failed=finisher.failed)
-        writer: Writer = GrantWriter(host.caches, grants, host.policy, changed=limits)
+        room = Room(grants, view, config.sharing)
+        writer: Writer = GrantWriter(host.caches, grants, host.policy, changed=limits, room=room)
         further: Further = nothing_further
         divided: list[Service] = []
         if config.sharing.mode == "mig":

@@ -34,6 +34,7 @@ from agent.services.plugin import Plugin
 from agent.services.preference import Preference
 from agent.services.reconcile import Reconcile
 from agent.services.registrar import Registrar
+from agent.services.room import Room
 from agent.services.turns import Turns
 from agent.supervisor import Service
 
@@ -81,7 +82,13 @@ class VolcanoMode:
             view,
             turns,
             finisher,
-            GrantWriter(host.caches, grants, host.policy, changed=limits),
+            GrantWriter(
+                host.caches,
+                grants,
+                host.policy,
+                changed=limits,
+                room=Room(grants, view, config.sharing),
+            ),
             Supply(inventory=parts.inventory, sharing=config.sharing),
             on_outcome=parts.metrics.allocation,
             dialect=dialect,

@@ -18,6 +18,7 @@ from agent.domain.pods import Container, Pod
 from agent.errors import AgentError, NodeNotReady
 from agent.ports import Caches, ChangedLimits, GrantLog, HookFiles
 from agent.services.container_limits import ContainerLimits, cache_name
+from agent.services.room import Room
 
 log = logs.get(__name__)
 
@@ -55,9 +56,14 @@ class GrantWriter:
         policy: GrantPolicy,
         *,
         changed: ChangedLimits | None = None,
+        room: Room | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`changed` knows what became of limits since they were granted."""
+        """`changed` knows what became of limits since they were granted.
+
+        `room` objects to more than a GPU has; None: who decides sees to that itself.
+        """
+        self._room = room
         self._caches = caches
         self._grant_log = grant_log
         self._policy = policy
@@ -84,6 +90,8 @@ class GrantWriter:
         """
         refuse_negative(claims)
         uid, name = holder.pod_uid, holder.container.name
+        if self._room is not None and before is None:
+            self._room.check((uid, name), claims, gpus)
         with host_advice():
             files = self._caches.prepare()
             directory = self._caches.create(uid, name)

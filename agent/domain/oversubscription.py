@@ -1,0 +1,46 @@
+"""Whether the limits of a GPU's containers together are more than the GPU has.
+
+Each limit holds by itself; if their sum is more than the card, somebody who keeps to its limit runs
+out of memory. That is refused unless the node's memory scaling says that it is wanted.
+"""
+
+from collections.abc import Iterable
+
+from agent.domain.gpu import Gpu, Sharing
+from agent.domain.grants import Claim, GrantRecord
+from agent.domain.pods import Pod
+
+
+def offered_mib(gpu: Gpu, sharing: Sharing) -> int:
+    """What all containers of the GPU may be promised; 0: nobody knows what it has."""
+    total_mib = gpu.memory_mib if gpu.memory_mib is not None else sharing.preconfigured_memory_mib
+    return int(total_mib * max(1.0, sharing.memory_scaling))
+
+
+def promised_mib(claims: Iterable[Claim], uuid: str, offered: int) -> int:
+    """What these claims promise of one GPU; a claim without a limit is all of it."""
+    return sum(claim.memory_mib or offered for claim in claims if claim.uuid == uuid)
+
+
+def holds(record: GrantRecord, pod: Pod, asking: tuple[str, str]) -> bool:
+    """Whether a grant still counts when another container (pod uid, name) asks.
+
+    An init container has ended before those after it start, which then use what it had.
+    """
+    if pod.finished or (record.pod_uid, record.container) == asking:
+        return False
+    kind = next((one.kind for one in pod.containers if one.name == record.container), "app")
+    return not (kind == "init" and (record.pod_uid == asking[0] or record.container in pod.ended))
+
+
+def too_much(gpu: Gpu, wanted: int, held: int, sharing: Sharing) -> str:
+    """Why so many MiB cannot be promised as well, in words for the pod's owner; empty: they can."""
+    offered = offered_mib(gpu, sharing)
+    if not offered or wanted + held <= offered:
+        return ""
+    return (
+        f"the scheduler has chosen {wanted} MiB on GPU {gpu.uuid}, of whose {offered} MiB other "
+        f"containers have been promised {held} already: one of them would run out of memory "
+        "although it keeps to its limit. The scheduler and this node disagree on what is in use; "
+        "where more may be promised than there is, set --device-memory-scaling above 1 on the node"
+    )

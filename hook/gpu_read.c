@@ -46,7 +46,9 @@ static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int
 static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, int64_t own)
 {
     int64_t back_ns = residency_back_ns(&lane->probe.residency, trace->running_since_ns, trace->ran_until_ns);
-    if (!back_ns || own > MS_NS)
+    int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
+    int64_t away_ns = gpu_probe_away_ns(&lane->probe, trace->running_since_ns, trace->ran_until_ns);
+    if (!back_ns || ran_ns - away_ns > MS_NS)
         return own;
     return back_ns < trace->ran_until_ns
         ? 2 * past_part_ns(&lane->past, trace->stream, back_ns, trace->ran_until_ns)

@@ -2,6 +2,7 @@
 
 enum {
     FEW_SAMPLES = ESTIMATE_SAMPLES,
+    GUESSES_MEASURED = 96, /* like GUESSES, of kinds that are little known but were measured */
     SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, */
     SWEEP_MOST = 220, /* if they are not more together */
 };
@@ -22,11 +23,13 @@ void launch_cost_drop_guess(struct launch *launch)
 }
 
 /* Launches of a kind of which little is known may be long, so no more of them are let out at once than are
- * worth a few turns of the GPU by what the last ones cost. Of a long kind that varies, four at least. */
-static int64_t most_guesses(int64_t known_ns, bool few)
+ * worth a few turns of the GPU by what the last ones cost; fewer of what was never measured. Of a long kind
+ * that varies, four at least. */
+static int64_t most_guesses(int64_t known_ns, bool few, bool never)
 {
     int64_t most = known_ns ? GUESSED_NS / known_ns : 1, least = few ? 1 : 4;
-    return most < least ? least : most > GUESSES ? GUESSES : most;
+    int64_t room = never ? GUESSES : GUESSES_MEASURED;
+    return most < least ? least : most > room ? room : most;
 }
 
 /* The first few of a kind say little of its others: nothing, if they differ. Of one that was never measured a
@@ -59,7 +62,7 @@ int64_t launch_cost_ns(struct launch *launch, uint64_t now_ns)
     if (few && launch->looks < MOST_LOOKS
         && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
         return 0;
-    if ((few || long_varies) && !guess(launch, most_guesses(samples ? ns : guess_ns, few)))
+    if ((few || long_varies) && !guess(launch, most_guesses(samples ? ns : guess_ns, few, !samples)))
         return 0;
     return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
 }

@@ -199,6 +199,7 @@ MANY_BESIDE = [
     pytest.param([70] * 2, 0, 100, (100, 1000), id="two processes of a container"),
     pytest.param([40, 60], None, 500, (20, 2000), id="two containers"),
     pytest.param([30, 70], None, 50, (100, 300), id="two containers, fewer kinds"),
+    pytest.param([30, 70], None, 3000, (10, 40), id="two containers, 3000 short kinds"),
 ]
 
 

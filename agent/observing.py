@@ -9,6 +9,7 @@ from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.nvml_use import NvmlMeter
 from agent.adapters.nvml_users import NvmlUsers
+from agent.adapters.open_files import allow_many
 from agent.adapters.process_places import HostProcessPlaces
 from agent.adapters.processes import HostProcesses
 from agent.adapters.region_reader import HostRegionReader
@@ -41,6 +42,7 @@ class Observing:
 
     def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
         config = parts.config
+        allow_many()  # regions and limits files of all containers stay open
         self.enforcement = Enforcement(
             grants,
             parts.view.pods,

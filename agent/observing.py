@@ -69,8 +69,8 @@ class Observing:
             parts.view.pods,
             rule=AnnotationRule(config.limits_annotation),
         )
-        if not config.limits_containers:  # there are no grants to compare anything with
-            self.services = [metering, self.accounting]
+        if not config.limits_containers:  # whose use it is, and no more
+            self.services = [self.enforcement, metering, self.accounting]
             return
         self.services = [
             self.enforcement,

@@ -26,9 +26,11 @@ from agent.domain.nvidia_devices import (
 )
 from agent.domain.topology import GpuPair
 from agent.modes.host_side import cdi_specs, driver_files, policy_of
+from agent.modes.slices import kubelet_pods, running_of
 from agent.parts import Parts
 from agent.services.mps import MpsDaemons
 from agent.services.nvidia import NvidiaAllocator, NvidiaPreference, Supply
+from agent.services.nvidia_grants import NvidiaGrants
 from agent.services.nvidia_resources import ResourcePlaces
 from agent.services.plugin import Plugin
 from agent.services.published import Published
@@ -60,7 +62,7 @@ class NvidiaMode:
 
     services: Sequence[Service]
 
-    def __init__(self, parts: Parts, _grants: FileGrantLog, _limits: HostLiveLimits) -> None:
+    def __init__(self, parts: Parts, grants: FileGrantLog, _limits: HostLiveLimits) -> None:
         config = parts.config
         self._parts = parts
         self._offer = offer_of(config)
@@ -68,7 +70,9 @@ class NvidiaMode:
         policy = replace(policy_of(config), imex_channels=())
         self.caches = HostCaches(config.host_vgpu_dir, lock_dir=config.lock_dir)
         self._cdi = cdi_specs(config, parts.inventory, files, policy)
+        pods = kubelet_pods(parts, grants, running=running_of(parts))
         self._supply = Supply(
+            note=NvidiaGrants(grants, noted=pods.wake).note,
             inventory=parts.inventory,
             offer=self._offer,
             policy=policy,
@@ -81,7 +85,7 @@ class NvidiaMode:
             parts.inventory, self._names, self._plugin, _most_resources(self._offer)
         )
         more = (self._cdi, self._mps)
-        self.services = [*self._places.places, *(one for one in more if one)]
+        self.services = [*self._places.places, pods, *(one for one in more if one)]
 
     @property
     def plugins(self) -> Sequence[Plugin]:

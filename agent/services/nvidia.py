@@ -39,6 +39,8 @@ class Supply:
     files: DriverFiles
     # Why a container cannot be given devices of a resource now; empty: it can.
     obstacle: Callable[[str], str] = lambda _resource: ""
+    # Is told of every grant.
+    note: Callable[[Sequence[Device], Grant], None] = lambda _devices, _grant: None
     # What a container gets beside the devices, by resource: MPS.
     extras: Callable[[str], Grant] = lambda _resource: Grant()
     new_id: Callable[[], str] = field(default=lambda: str(uuid.uuid4()))
@@ -76,6 +78,7 @@ class NvidiaAllocator:
             self._on_outcome(label, self._clock() - started_s)
             log.warning("allocate refused", outcome=label, resource=self._resource, error=error)
             raise
+        self._supply.note(devices, grant)
         took_s = self._clock() - started_s
         self._on_outcome(GRANTED, took_s)
         log.info(

@@ -289,3 +289,23 @@ def test_doctor_asks_only_what_this_mode_has(lone: LoneMaker) -> None:
     assert found["registered"]["evidence"] == f"kubelet counts 8 of {SHARED}"
     assert found["list-size"]["evidence"].startswith(f"8 of {SHARED} is offered")
     assert found["kubelet-books"]["verdict"] == "ok"
+
+
+def test_use_is_told_by_pod(lone: LoneMaker) -> None:
+    node = lone()
+    up(node, {GPU: 2})
+    given(node, "a", {GPU: 1})
+
+    def told() -> list[dict[str, object]]:
+        status, body = node.fetch("/v1/use")
+        return list(json.loads(body).get("containers", ())) if status == 200 else []
+
+    eventually(lambda: [one["pod"] for one in told()] == ["a"], within_s=30, what="its pod")
+    (container,) = told()
+    assert (container["namespace"], container["container"]) == ("team", "main")
+    assert "limits not enforced" not in node.log_text()
+    before = node.kubelet.resources[GPU].in_use
+    node.stop_agent()
+    node.start_agent()
+    eventually(lambda: [one["pod"] for one in told()] == ["a"], within_s=30, what="after a restart")
+    assert node.kubelet.resources[GPU].in_use == before

@@ -352,7 +352,6 @@ def test_the_directory_of_the_sockets_stays_the_same_when_it_is_started_again(no
         pytest.param("/usr/local/vgpu", 0, id="of the library"),
         pytest.param("/var/lib/kubelet", 0, id="of kubelet"),
         pytest.param("/etc", 1, id="of the host's settings"),
-        pytest.param("/run", 1, id="of others' sockets"),
         pytest.param("/opt/vgpu-agent", 1, id="of the program"),
     ],
 )

@@ -84,6 +84,7 @@ ROWS = (
         group=OBSERVE,
         kind=kinds.DURATION,
         field="owners_every_s",
+        by_mode={"volcano": 300.0},  # there kubelet's answer is megabytes: a device per unit
         help="How often kubelet is asked whether another device plugin or DRA driver offers or "
         "holds the GPUs that are shared here.",
     ),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.domain.claims import TO_ALLOCATE
-from agent.domain.dialect import LOCK
+from agent.domain.dialect import HAMI, LOCK, Dialect
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import GrantOwner, GrantRecord
@@ -89,6 +89,7 @@ class FakeCluster:
         self.changes: list[Pod | Node | str] = []  # a str is the uid of a deleted pod
         self.events: list[ClusterEvent] = []
         self.requests: list[str] = []
+        self.lock_key = LOCK
         self._versions = itertools.count(2)
 
     # --- what others do
@@ -110,11 +111,11 @@ class FakeCluster:
 
     def lock(self, value: str | None) -> None:
         """Set or remove the scheduler's lock."""
-        self._put_node({LOCK: value})
+        self._put_node({self.lock_key: value})
 
     @property
     def lock_value(self) -> str | None:
-        return self.node.annotations.get(LOCK)
+        return self.node.annotations.get(self.lock_key)
 
     def _put_node(self, changes: Mapping[str, str | None]) -> Node:
         self.node = replace(
@@ -171,7 +172,8 @@ class FakeCluster:
         expected: Mapping[str, str],
         deadline_s: float | None = None,
     ) -> Pod:
-        effect = "erase" if TO_ALLOCATE in changes else "patch phase"
+        erases = any(key.endswith("devices-to-allocate") for key in changes)
+        effect = "erase" if erases else "patch phase"
         with self._request(effect):
             now = self.pods.get(pod.uid)
             if now is None:
@@ -358,6 +360,7 @@ class Process:
         sharing: Sharing | None = None,
         inventory: GpuInventory | None = None,
         policy: GrantPolicy | None = None,
+        dialect: Dialect = HAMI,
     ) -> None:
         self.cluster = cluster
         self.clock = clock
@@ -366,14 +369,23 @@ class Process:
         self.own_node: Published[Node | None] = Published(None)
         self.inventory = Published(inventory or gpus(GPU_A, GPU_B))
         self._seen = 0
-        self.view = NodeView(cluster, node_name=NODE, pods=self.pods, own_node=self.own_node)
-        self.finisher = BindFinisher(self.view, grant_log.records, clock=clock, jitter=lambda: 0.5)
+        self.view = NodeView(
+            cluster,
+            node_name=NODE,
+            pods=self.pods,
+            own_node=self.own_node,
+            lock_key=dialect.lock,
+        )
+        self.finisher = BindFinisher(
+            self.view, grant_log.records, clock=clock, jitter=lambda: 0.5, dialect=dialect
+        )
         self.turns = Turns(
             self.view,
             grant_log,
             failed=self.finisher.failed,
             clock=clock,
             watch_wait_s=watch_wait_s,
+            dialect=dialect,
         )
         self.allocator = Allocator(
             self.view,
@@ -383,6 +395,7 @@ class Process:
             Supply(inventory=self.inventory, sharing=sharing or Sharing()),
             on_outcome=lambda outcome, _seconds: self.outcomes.append(outcome),
             clock=clock,
+            dialect=dialect,
         )
         self.preference = Preference(self.turns)
 

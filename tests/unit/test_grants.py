@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,56 @@ def test_volume_mounts(strategy: tuple[str, ...]) -> None:
         Mount(f"{ROOT}/GPU-a", "/dev/null", read_only=False),
     )
     assert grant.mounts[2:] == MOUNTS
+
+
+CDI = "k8s.device-plugin.nvidia.com"
+BY_CDI = ("cdi-annotations",), ("cdi-cri",)
+
+
+@pytest.mark.parametrize(
+    ("policy", "annotations", "devices"),
+    [
+        pytest.param({"device_list_strategy": BY_CDI[0]}, {"cdi.k8s.io/nvidia-device-plugin_1": f"{CDI}/gpu=GPU-b,{CDI}/gpu=GPU-a"}, (), id="annotations"),
+        pytest.param({"device_list_strategy": BY_CDI[0], "cdi_annotation_prefix": "x.io/"}, {"x.io/nvidia-device-plugin_1": f"{CDI}/gpu=GPU-b,{CDI}/gpu=GPU-a"}, (), id="another prefix"),
+        pytest.param({"device_list_strategy": BY_CDI[1]}, {}, (f"{CDI}/gpu=GPU-b", f"{CDI}/gpu=GPU-a"), id="the CRI's field"),
+        pytest.param({"device_list_strategy": BY_CDI[1], "device_id_strategy": "index"}, {}, (f"{CDI}/gpu=1", f"{CDI}/gpu=0"), id="by index"),
+        pytest.param({"device_list_strategy": BY_CDI[1], "imex_channels": (0,), "gds_enabled": True}, {}, (f"{CDI}/gpu=GPU-b", f"{CDI}/gpu=GPU-a", f"{CDI}/imex-channel=0", f"{CDI}/gds=all"), id="with more"),
+        pytest.param({"device_list_strategy": BY_CDI[1], "gds_enabled": True, "cdi_absent": frozenset({"gds"})}, {}, (f"{CDI}/gpu=GPU-b", f"{CDI}/gpu=GPU-a"), id="not what the node has not"),
+    ],
+)  # fmt: skip
+def test_cdi_names_devices_and_nothing_else_does(
+    policy: dict[str, Any], annotations: Mapping[str, str], devices: tuple[str, ...]
+) -> None:
+    grant = plan(B, A, policy=GrantPolicy(pass_device_specs=True, **policy))
+    assert (dict(grant.annotations), grant.cdi_devices) == (dict(annotations), devices)
+    assert "NVIDIA_VISIBLE_DEVICES" not in grant.envs
+    assert "NVIDIA_GDS" not in grant.envs
+    assert (grant.mounts, grant.device_nodes) == (MOUNTS, ()), "the hook is mounted all the same"
+
+
+def test_cdi_beside_a_variable_is_both() -> None:
+    grant = plan(policy=GrantPolicy(device_list_strategy=("envvar", "cdi-cri")))
+    assert grant.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-a"
+    assert grant.cdi_devices == (f"{CDI}/gpu=GPU-a",)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "envs", "mount"),
+    [
+        pytest.param("envvar", {"NVIDIA_IMEX_CHANNELS": "0"}, "", id="envvar"),
+        pytest.param("volume-mounts", {}, f"{ROOT}/imex/0", id="volume-mounts"),
+    ],
+)
+def test_imex_channels(strategy: str, envs: Mapping[str, str], mount: str) -> None:
+    policy = GrantPolicy(
+        device_list_strategy=(strategy,), imex_channels=(0,), pass_device_specs=True
+    )
+    grant = plan(policy=policy)
+    assert {name: grant.envs[name] for name in grant.envs if "IMEX" in name} == dict(envs)
+    assert [m.container_path for m in grant.mounts if "imex" in m.container_path] == (
+        [mount] if mount else []
+    )
+    assert grant.device_nodes[-1].container_path == "/dev/nvidia-caps-imex-channels/channel0"
 
 
 def test_paths_of_the_container_can_be_moved() -> None:

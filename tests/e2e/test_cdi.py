@@ -1,0 +1,49 @@
+"""CDI in the modes that limit containers: devices by name, limits as ever."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.sim.node import Ask
+from tests.cdi_schema import check_cdi
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.whole import env_of
+
+
+def driver_root(root: Path) -> Path:
+    folder = root / "driver/usr/lib64"
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.570.86.15").write_bytes(b"")
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.570.86.15")
+    return root / "driver"
+
+
+@pytest.mark.parametrize("strategy", ["cdi-cri", "cdi-annotations", "envvar,cdi-cri"])
+def test_hami(make_node: NodeMaker, tmp_path: Path, strategy: str) -> None:
+    node = make_node("--device-list-strategy", strategy, "--cdi-spec-dir", str(tmp_path / "cdi"),
+                     "--nvidia-driver-root", str(driver_root(tmp_path)))  # fmt: skip
+    pod = node.run_pod("a", [Ask(memory_mib=3000, core_percent=30)])
+    env, grant = env_of(pod), pod.admitted.containers["main"]
+    uuid = pod.claims[0][0].uuid
+    name = f"k8s.device-plugin.nvidia.com/gpu={uuid}"
+    assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert "/etc/ld.so.preload" in {mount.container_path for mount in grant.mounts}
+    assert ("NVIDIA_VISIBLE_DEVICES" in env) is ("envvar" in strategy)
+    assert grant.cdi_devices == ((name,) if "cdi-cri" in strategy else ())
+    assert list(grant.annotations.values()) == ([name] if "annotations" in strategy else [])
+    (file,) = (tmp_path / "cdi").iterdir()
+    devices = check_cdi(file.read_text())["devices"]
+    assert uuid in {device["name"] for device in devices}
+
+
+def test_nothing_is_given_that_the_runtime_would_not_know(
+    make_node: NodeMaker, tmp_path: Path
+) -> None:
+    node = make_node("--device-list-strategy", "cdi-cri", "--cdi-spec-dir", str(tmp_path / "cdi"),
+                     "--nvidia-driver-root", str(tmp_path), started=False)  # fmt: skip
+    node.start_agent()
+    node.wait("vgpus", lambda: node.allocatable() == 20)
+    pod = node.run_pod("a", [Ask()])
+    assert not pod.admitted.ok
+    assert "--nvidia-driver-root" in pod.admitted.message
+    assert "libcuda.so" in node.fetch("/readyz")[1]

@@ -38,6 +38,8 @@ CDI, EVICT, HOST_PID, RUNTIME_CLASS, VOLUME_MOUNTS = (
 )
 HAMI, OLDER_HAMI = (DAEMONSET / "overlays" / name for name in ("hami", "hami-2.7"))
 VOLCANO, NVIDIA = (DAEMONSET / "overlays" / name for name in ("volcano", "nvidia"))
+MIG = DAEMONSET / "overlays" / "mig"
+SLICES = DAEMONSET / "overlays" / "slices"
 TOPS = (BASE, *OVERLAYS)
 CHOICE = r"`(?:packaging/daemonset/)?((?:overlays|components)/[\w.-]+)`"
 
@@ -241,6 +243,17 @@ def test_the_form_for_older_schedulers(built: Built, any_file: Path) -> None:
     assert (config.register_format, config.answers_handshake) == ("csv9", True)
 
 
+def test_gpus_are_divided_where_that_is_chosen(built: Built, any_file: Path) -> None:
+    manifests = built((MIG, ()))
+    config = configured(manifests, VGPU_CONFIG_FILE=str(any_file))
+    assert (config.mode, config.sharing.mode) == ("hami", "mig")
+    assert variables(manifests)["NVIDIA_MIG_CONFIG_DEVICES"] == "all"
+    places = {mount["mountPath"]: mount for mount in container_of(manifests)["volumeMounts"]}
+    assert not places[str(config.mig_apply_lock.parent)].get("readOnly")
+    assert rights(manifests) - rights(built((HAMI, ()))) == {"SYS_ADMIN", "/hami-tmp"}
+    assert not container_of(manifests)["securityContext"]["privileged"]
+
+
 def test_gpus_by_mounts(built: Built) -> None:
     manifests = built((BASE, (VOLUME_MOUNTS,)))
     assert configured(manifests).device_list_strategy == ("volume-mounts",)
@@ -322,6 +335,13 @@ BASE_RIGHTS = {
 
 def test_what_the_base_may_do() -> None:
     assert rights(plain()) == BASE_RIGHTS
+
+
+def test_slices_need_nothing_of_the_cluster(built: Built) -> None:
+    manifests = built((SLICES, ()))
+    assert only("ClusterRole", manifests)["rules"] == []
+    assert pod_of(manifests)["automountServiceAccountToken"] is False
+    assert pod_of(built((SLICES, (EVICT,))))["automountServiceAccountToken"] is True
 
 
 def added(choice: tuple[Path, tuple[Path, ...]]) -> set[str]:

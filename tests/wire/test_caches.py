@@ -196,19 +196,6 @@ def test_a_lock_directory_that_a_container_took_is_open_to_all_again(
     assert lock.stat().st_uid == owner
 
 
-@needs_root
-def test_a_lock_directory_that_anybody_could_have_made_is_refused(
-    caches: HostCaches, tmp_path: Path
-) -> None:
-    tmp_path.chmod(0o1777)
-    lock = tmp_path / "vgpulock"
-    lock.mkdir(mode=0o755)
-    os.chown(lock, 12345, -1)
-    with pytest.raises(NodeNotReady, match="belongs to user 12345"):
-        caches.prepare()
-    assert mode(lock) == 0o755
-
-
 def test_create_without_the_host_directory(tmp_path: Path) -> None:
     caches = HostCaches(tmp_path / "none", lock_dir=tmp_path / "lock")
     with pytest.raises(NodeNotReady, match="it is missing"):

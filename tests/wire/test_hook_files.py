@@ -101,6 +101,8 @@ def test_a_lock_directory_that_is_a_link(caches: HostCaches, tmp_path: Path) -> 
 
 @needs_root
 def test_a_lock_directory_of_somebody_else(caches: HostCaches, tmp_path: Path) -> None:
+    """Where anybody could have made it, as in /tmp."""
+    tmp_path.chmod(0o1777)
     squatted = tmp_path / "vgpulock"
     squatted.mkdir(mode=0o700)
     os.chown(squatted, 12345, -1)

@@ -35,6 +35,8 @@ _STAMP = re.compile(r"(Requesting|Deleted)_(\d{4})([.-])(\d\d)[.-](\d\d) (\d\d):
 def credentials(host: Host) -> Finding:
     """Who we are for the API server."""
     given = host.config.kubeconfig
+    if given is None and not host.config.follows_cluster and not _token_here():
+        return skipped(f"not applicable: mode {host.config.mode} needs no API server")
     if given is None and not host.in_pod and not (SERVICE_ACCOUNT_DIR / "token").exists():
         return skipped(
             "no kubeconfig is set and this is no pod, so nothing of the cluster is looked at",
@@ -46,6 +48,10 @@ def credentials(host: Host) -> Finding:
         fix = f"kubectl --kubeconfig {given} get nodes" if given else APPLY
         return failed(str(error), fix)
     return ok(f"from {given}" if given else "the pod's service account")
+
+
+def _token_here() -> bool:
+    return (SERVICE_ACCOUNT_DIR / "token").exists()
 
 
 def api_server(host: Host) -> Finding:

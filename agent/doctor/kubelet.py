@@ -13,6 +13,7 @@ from agent.doctor.finding import Check, Finding, failed, ok, warning
 from agent.doctor.host import Host, is_socket, listens, writable
 from agent.domain.gpu import GpuInventory
 from agent.domain.nvidia_devices import Offer, is_own_form
+from agent.domain.slices import offers
 from agent.domain.vgpu_ids import MANY_VGPUS, judge_list, parse_vgpu_id
 from agent.wire import podresources_pb2 as pr
 from agent.wire import rpc
@@ -105,6 +106,8 @@ def _first_resource(host: Host) -> str:
     if host.config.mode == "nvidia":
         offered = _offer(host).resources(GpuInventory.of(host.gpus))
         return next(iter(offered), host.config.resource_name)
+    if host.config.mode == "slices":
+        return offers(host.config.resource_name, host.config.slice_sizes)[0].resource
     return host.config.resource_name
 
 

@@ -25,7 +25,14 @@ NOT_ASKED: Mapping[str, Mapping[str, str]] = {
             ("node-label", "register", "scheduler-protocol", "handshake-clock"), _NO_SCHEDULER
         ),
         "mig": "mode nvidia goes by --mig-strategy",
-    }
+    },
+    "slices": dict.fromkeys(
+        (
+            *("rights-nodes", "rights-pods", "node", "node-label"),
+            *("register", "scheduler-protocol", "handshake-clock"),
+        ),
+        "mode slices asks kubelet alone",
+    ),
 }
 
 

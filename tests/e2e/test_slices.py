@@ -305,3 +305,15 @@ def test_who_is_rid_of_the_library_is_found_out(lone: LoneMaker, run: Runner) ->
 def _found(node: LoneNode) -> list[tuple[str, str, str]]:
     done = node.run_plain("top", "--json", "--socket", str(node.root / "run" / "read.sock"))
     return [(b["pod"], b["container"], b["kind"]) for b in json.loads(done.stdout)["bypasses"]]
+
+
+def test_doctor_asks_nothing_of_a_cluster(lone: LoneMaker) -> None:
+    node = lone("--slice-sizes", "small=8Gi:25")
+    wanted = "credentials,node,register,handshake-clock,registered,kubelet-books"
+    done = node.run_command("doctor", "--json", "--only", wanted)
+    found = {one["name"]: one for one in json.loads(done.stdout or done.stderr)["checks"]}
+    for name in ("credentials", "node", "register", "handshake-clock"):
+        assert found[name]["verdict"] == "skipped", found[name]
+        assert found[name]["evidence"].startswith("not applicable"), found[name]
+    for name in ("registered", "kubelet-books"):
+        assert found[name]["verdict"] == "ok", found[name]

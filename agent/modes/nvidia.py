@@ -29,7 +29,7 @@ from agent.modes.host_side import cdi_specs, driver_files, policy_of
 from agent.modes.slices import kubelet_pods, running_of
 from agent.parts import Parts
 from agent.services.mps import MpsDaemons
-from agent.services.nvidia import NvidiaAllocator, NvidiaPreference, Supply
+from agent.services.nvidia import NvidiaAllocator, NvidiaPreference, Offered, Supply
 from agent.services.nvidia_grants import NvidiaGrants
 from agent.services.nvidia_resources import ResourcePlaces
 from agent.services.plugin import Plugin
@@ -74,7 +74,7 @@ class NvidiaMode:
         self._supply = Supply(
             note=NvidiaGrants(grants, noted=pods.wake).note,
             inventory=parts.inventory,
-            offer=self._offer,
+            offered=Offered(self._offer),
             policy=policy,
             files=files,
             obstacle=self._obstacle,
@@ -116,14 +116,14 @@ class NvidiaMode:
         return MpsDaemons(self._parts.inventory, self._offer, HostMps(self._parts.config.mps_root))
 
     def _names(self, inventory: GpuInventory) -> Sequence[str]:
-        return list(self._offer.resources(inventory))
+        return list(self._supply.offered.of(inventory))
 
     def _plugin(self, resource: str) -> Plugin:
         parts, config, supply = self._parts, self._parts.config, self._supply
         metrics = parts.metrics
         answers = Answers(
             parts.inventory,
-            lambda gpus: vgpus(supply.offer.resources(gpus).get(resource, ())),
+            lambda gpus: vgpus(supply.offered.of(gpus).get(resource, ())),
             NvidiaAllocator(resource, supply, on_outcome=metrics.allocation),
             NvidiaPreference(
                 resource,
@@ -140,7 +140,7 @@ class NvidiaMode:
             SocketWatch(config.kubelet_socket),
             parts.inventory,
             config.sharing,
-            judge=lambda gpus: judge(supply.offer.resources(gpus).get(resource, ())),
+            judge=lambda gpus: judge(supply.offered.of(gpus).get(resource, ())),
             count=metrics.registration,
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent import logs
+from agent.domain.gpu import GpuInventory
 from agent.domain.grant_plan import GrantPolicy, Named, base_grant
 from agent.domain.grants import Grant
 from agent.domain.nvidia_devices import MPS, Device, Offer, Resources, physical
@@ -29,12 +30,28 @@ LABELS: tuple[tuple[type[AgentError], str], ...] = (
 )
 
 
+class Offered:
+    """What is offered of the GPUs as they are, made anew when they change. Thread-safe."""
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self._last: tuple[GpuInventory | None, Resources] = (None, {})  # replaced as a whole
+
+    def of(self, inventory: GpuInventory) -> Resources:
+        """By resource."""
+        seen, resources = self._last
+        if seen is not inventory:
+            resources = self.offer.resources(inventory)
+            self._last = (inventory, resources)
+        return resources
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
     """The devices there are and how they are handed out: the same for all resources of a node."""
 
     inventory: Inventory
-    offer: Offer
+    offered: Offered
     policy: GrantPolicy
     files: DriverFiles
     # Why a container cannot be given devices of a resource now; empty: it can.
@@ -47,7 +64,7 @@ class Supply:
 
     def now(self) -> Resources:
         """What is offered now."""
-        return self.offer.resources(self.inventory.now())
+        return self.offered.of(self.inventory.now())
 
 
 class NvidiaAllocator:
@@ -103,8 +120,7 @@ class NvidiaAllocator:
         return devices
 
     def _refuse_too_many(self, devices: Sequence[Device]) -> None:
-        offer = self._supply.offer
-        fails = offer.replication.fail_above_one
+        fails = self._supply.offered.offer.replication.fail_above_one
         if len(devices) > 1 and fails and any(device.shared for device in devices):
             raise RequestRefused(
                 f"the container asks for {len(devices)} of {self._resource}, and this node gives "
@@ -125,7 +141,7 @@ class NvidiaAllocator:
             response_id=supply.new_id(),
             common_nodes=supply.files.common_nodes(),
         )
-        if supply.offer.strategy != MPS or not any(device.shared for device in devices):
+        if supply.offered.offer.strategy != MPS or not any(device.shared for device in devices):
             return grant
         extra = supply.extras(self._resource)
         return replace(

@@ -48,6 +48,7 @@ def lone() -> Iterator[LoneMaker]:
         gpus: Mapping[int, SimGpu] | None = None,
         config: str = "",
         programs: Path | None = None,
+        behaviour: str = "1.36",
     ) -> LoneNode:
         root = Path(tempfile.mkdtemp(prefix="vgpu-e2e-"))
         if config:
@@ -56,6 +57,7 @@ def lone() -> Iterator[LoneMaker]:
         node = LoneNode(
             root,
             COMMAND,
+            behaviour=behaviour,
             flags=("--probe-interval", "0.5s", "--mode", "nvidia", *flags),
             environ={"PATH": f"{programs}:{os.environ['PATH']}"} if programs else None,
         )
@@ -98,8 +100,9 @@ def driver_tree(root: Path) -> Path:
     return root / "driver-root"
 
 
-def test_whole_gpus(lone: LoneMaker) -> None:
-    node = lone()
+@pytest.mark.parametrize("behaviour", ["1.20", "1.36"])
+def test_whole_gpus(lone: LoneMaker, behaviour: str) -> None:
+    node = lone(behaviour=behaviour)
     up(node, {GPU: 2})
     first, second = given(node, "a", {GPU: 1}), given(node, "b", {GPU: 1})
     assert {first.env[VISIBLE], second.env[VISIBLE]} == {FIRST, SECOND}
@@ -200,6 +203,15 @@ def test_mig_mixed(lone: LoneMaker) -> None:
     up(node, {GPU: 1, "nvidia.com/mig-1g.5gb": 2})
     assert given(node, "a", {"nvidia.com/mig-1g.5gb": 1}).env[VISIBLE].startswith("MIG-0")
     assert given(node, "b", {GPU: 1}).env[VISIBLE] == SECOND
+
+
+def test_a_new_mig_profile_is_a_new_resource(lone: LoneMaker) -> None:
+    node = lone("--mig-strategy", "mixed", gpus={0: mig_gpu(0, 4864)})
+    up(node, {"nvidia.com/mig-1g.5gb": 1})
+    node.driver.change_gpu(0, mig_gpu(0, 4864, 9856))
+    up(node, {"nvidia.com/mig-1g.5gb": 1, "nvidia.com/mig-1g.10gb": 1})
+    node.driver.change_gpu(0, mig_gpu(0, 4864))
+    up(node, {"nvidia.com/mig-1g.5gb": 1, "nvidia.com/mig-1g.10gb": 0})
 
 
 def test_mig_single(lone: LoneMaker) -> None:

@@ -27,6 +27,7 @@ log = logs.get(__name__)
 T = TypeVar("T")
 
 UNKNOWN_CODE = 999
+NO_INSTANCE = 0xFFFFFFFF  # in an event about a GPU that is not divided, or all of it
 NAME_BYTES = 96
 LONGEST_WAIT_S = 5.0
 NVIDIA_PCI_VENDOR = "0x10de"
@@ -323,7 +324,13 @@ class NvmlDriver:
             raise
         kind = EVENT_KINDS.get(data.eventType, "other")
         uuid = self._uuid_of(data.device)
-        return GpuEvent(uuid=uuid, kind=kind, xid=int(data.eventData) if kind == "xid" else 0)
+        instance = int(data.gpuInstanceId), int(data.computeInstanceId)
+        return GpuEvent(
+            uuid=uuid,
+            kind=kind,
+            xid=int(data.eventData) if kind == "xid" else 0,
+            instance=None if NO_INSTANCE in instance else instance,
+        )
 
     def _uuid_of(self, device: Any) -> str:
         """Empty when even that cannot be told: then the event may be about any GPU."""

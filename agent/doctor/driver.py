@@ -163,7 +163,11 @@ def gpu_memory(host: Host) -> Finding:
 
 
 def mig(host: Host) -> Finding:
-    """A GPU divided by MIG cannot be shared by the hook as well."""
+    """A GPU divided by MIG cannot be shared by the hook as well; one that shall be has to be."""
+    if host.config.mode == "nvidia":
+        return ok("mode nvidia gives MIG devices away as they are")
+    if host.config.sharing.mode == "mig":
+        return _dynamic_mig(host)
     shared = host.config.sharing.offered(GpuInventory(gpus=host.gpus))
     divided = [gpu for gpu in shared if gpu.mig_enabled]
     if not divided:
@@ -173,6 +177,23 @@ def mig(host: Host) -> Finding:
         f"nvidia-smi -i {divided[0].index} -mig 0   # or: vgpu-agent run --filter-device-indices "
         f"{divided[0].index}",
     )
+
+
+def _dynamic_mig(host: Host) -> Finding:
+    sharing = host.config.sharing
+    wanted = [gpu for gpu in host.gpus if not sharing.excludes(gpu)]
+    if whole := [gpu for gpu in wanted if not gpu.mig_enabled]:
+        return warning(
+            f"GPU {_numbers(whole)} is not in MIG mode: the agent puts it there when nobody uses "
+            "it, if the model has MIG; until then nothing of it is offered",
+            f"nvidia-smi -i {whole[0].index} -mig 1   # see `nvidia-smi` for what uses it",
+        )
+    if none := [gpu for gpu in wanted if not sharing.mig_profiles(gpu)]:
+        return failed(
+            f"GPU {_numbers(none)} has none of the profiles that the settings allow",
+            "vgpu-agent config   # mig-profile-allowlist; `nvidia-smi mig -lgip` lists what it has",
+        )
+    return ok(f"GPU {_numbers(wanted)} is in MIG mode")
 
 
 def device_nodes(host: Host) -> Finding:
@@ -250,7 +271,7 @@ CHECKS = tuple(
         ("gpus-missed", "does NVML list what the kernel drives?", known_to_kernel, ("gpus",)),
         ("gpu-health", "does each GPU pass a probe?", gpu_health, ("gpus",)),
         ("gpu-memory", "is each GPU's memory known?", gpu_memory, ("gpus",)),
-        ("mig", "is no shared GPU divided by MIG?", mig, ("gpus",)),
+        ("mig", "are the GPUs divided by MIG that shall be, and no others?", mig, ("gpus",)),
         ("device-nodes", "are the device files there?", device_nodes, ("gpus",)),
         (
             "device-links",

@@ -179,3 +179,8 @@ class GpuEvent:
     uuid: str
     kind: str  # "xid" | "ecc_single" | "ecc_double" | "lost" | "other"
     xid: int = 0
+    instance: tuple[int, int] | None = None  # GPU and compute instance; None: the whole GPU
+
+    def concerns(self, device: MigDevice) -> bool:
+        """Whether it is about this part of the GPU, and not about all of it."""
+        return self.instance == (device.gpu_instance, device.compute_instance)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from agent import logs
-from agent.domain.gpu import Gpu, GpuEvent, GpuInventory
+from agent.domain.gpu import Gpu, GpuEvent, GpuInventory, MigDevice
 from agent.domain.health import GpuHealth, fell_ill, probed, verdict
 from agent.domain.topology import GpuPair, asymmetric_pairs
 from agent.errors import NvmlAbsent, NvmlError, NvmlStale
@@ -76,6 +76,7 @@ class Health:
         self._open = False
         self._gpus: dict[str, Gpu] = {}
         self._health: dict[str, GpuHealth] = {}
+        self._parts: dict[tuple[str, str], GpuHealth] = {}  # ill MIG devices, by GPU and own uuid
         self._withheld: Mapping[str, str] = {}  # why a GPU is not given although it is well
         self._next_sweep_s = 0.0
         self._calling_since_s: float | None = None
@@ -174,7 +175,22 @@ class Health:
                 ))  # fmt: skip
             for uuid in self._gpus.keys() - listed.keys():
                 self._judge(uuid, fell_ill(self._health[uuid], VANISHED, now_s=now_s))
+            self._probe_parts(failures, now_s)
             self._publish()
+
+    def _probe_parts(self, failures: Mapping[str, str], now_s: float) -> None:
+        """A part recovers by its GPU's clean probes, or by being made anew."""
+        there = {
+            (uuid, one.uuid): failures.get(uuid, VANISHED)
+            for uuid, gpu in self._gpus.items()
+            for one in gpu.mig_devices
+        }
+        probes = {
+            key: probed(health, there[key], recovery_probes=self._recovery_probes, now_s=now_s)
+            for key, health in self._parts.items()
+            if key in there
+        }
+        self._parts = {key: health for key, health in probes.items() if not health.healthy}
 
     def _read_topology(
         self, topology: Published[tuple[GpuPair, ...]], uuids: frozenset[str]
@@ -222,11 +238,32 @@ class Health:
         if not reason:
             return
         with self._mutex:
+            if self._part_fell_ill(event, reason):
+                self._publish()
+                return
             # An event that names no GPU may be about any of them.
             for uuid in [event.uuid] if event.uuid else list(self._gpus):
                 if uuid in self._gpus:
                     self._judge(uuid, fell_ill(self._health[uuid], reason, now_s=self._clock()))
             self._publish()
+
+    def _part_fell_ill(self, event: GpuEvent, reason: str) -> bool:
+        """Whether it concerns a MIG device alone: the hardware keeps the others from it."""
+        gpu = self._gpus.get(event.uuid)
+        ill = [one for one in gpu.mig_devices if event.concerns(one)] if gpu is not None else []
+        for one in ill:
+            health = self._parts.get((event.uuid, one.uuid), GpuHealth())
+            self._parts[event.uuid, one.uuid] = fell_ill(health, reason, now_s=self._clock())
+            log.error("mig device unhealthy", gpu=event.uuid, mig=one.uuid, reason=reason)
+        return bool(ill)
+
+    def _judged_parts(self, uuid: str, gpu: Gpu) -> tuple[MigDevice, ...]:
+        return tuple(
+            replace(one, unhealthy_reason=self._parts[uuid, one.uuid].reason)
+            if (uuid, one.uuid) in self._parts
+            else one
+            for one in gpu.mig_devices
+        )
 
     def _answers_again(self) -> None:
         """After a hang every GPU has to earn its health by clean probes, like after an XID."""
@@ -277,7 +314,11 @@ class Health:
 
     def _publish(self, driver_error: str = "") -> None:
         picture = GpuInventory.of(
-            replace(gpu, unhealthy_reason=self._health[uuid].reason or self._withheld.get(uuid, ""))
+            replace(
+                gpu,
+                unhealthy_reason=self._health[uuid].reason or self._withheld.get(uuid, ""),
+                mig_devices=self._judged_parts(uuid, gpu),
+            )
             for uuid, gpu in self._gpus.items()
         )
         if not self._accepted and not driver_error:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.domain.gpu import Gpu, GpuInventory, MigPlacement, MigProfile, Sharing
 from agent.domain.grant_plan import GrantPolicy
-from agent.domain.mig import DividedGpu, MigInstance
+from agent.domain.mig import DividedGpu, Geometries, MigInstance
 from agent.domain.mig_allocations import MIG_ALLOCATIONS, MigAllocation, encode_allocations
 from agent.domain.mig_books import Book
 from agent.domain.pods import Container, Pod
@@ -40,6 +40,9 @@ A100 = Gpu(
     uuid=GPU_A, index=0, name="NVIDIA A100-SXM4-40GB", memory_mib=40960, minor=0,
     mig_enabled=True, mig_profiles=(SMALL, MEDIUM, LARGE, WHOLE, MEDIA),
 )  # fmt: skip
+
+
+GEOMETRIES = (Geometries(("A100",), ((("1g.5gb", 7),), (("2g.10gb", 3), ("1g.5gb", 1)))),)
 
 
 @dataclass
@@ -150,6 +153,7 @@ class World(Scene):
         )  # fmt: skip
         grants = MigGrants(
             keeper, self.grant_log, GrantPolicy(), process.inventory, sharing,
+            geometries=GEOMETRIES,
             now_s=self.clock, clock=self.clock,
         )  # fmt: skip
         process.allocator = Allocator(

@@ -1,8 +1,10 @@
 """GPUs fall ill and recover: the pure rules, and the loop over a fake driver."""
 
+from dataclasses import replace
+
 import pytest
 
-from agent.domain.gpu import GpuEvent, GpuInventory
+from agent.domain.gpu import GpuEvent, GpuInventory, MigDevice
 from agent.domain.health import GpuHealth, fell_ill, probed, probes_needed, verdict
 from agent.domain.topology import GpuPair
 from agent.errors import NvmlAbsent, NvmlError, NvmlStale
@@ -315,3 +317,52 @@ def test_withholding_does_not_make_a_silent_driver_speak() -> None:
     hung = bench.inventory.now()
     bench.health.withhold({"GPU-a": "somebody else has it"})
     assert bench.inventory.now() == hung
+
+
+# --- MIG devices ---------------------------------------------------------------------------------
+
+PARTS = tuple(
+    MigDevice(
+        uuid=f"MIG-{number}", profile="1g.5gb", memory_mib=4864, gpu_instance=number,
+        compute_instance=0,
+    )
+    for number in (7, 8)
+)  # fmt: skip
+DIVIDED = replace(A, mig_enabled=True, mig_devices=PARTS)
+
+
+def parts(bench: Bench) -> dict[str, str]:
+    (gpu,) = bench.inventory.now().gpus
+    return {one.uuid: one.unhealthy_reason for one in gpu.mig_devices}
+
+
+def test_an_event_of_a_mig_device_is_that_devices_alone() -> None:
+    bench = Bench(FakeNvml(DIVIDED))
+    bench.turn()
+    bench.nvml.events.append(GpuEvent(uuid="GPU-a", kind="xid", xid=94, instance=(8, 0)))
+    bench.turn()
+    assert parts(bench) == {"MIG-7": "", "MIG-8": "XID 94 (contained ECC error)"}
+    assert bench.reasons == {"GPU-a": ""}
+    for _ in range(3):
+        bench.turn(after_s=10.0)
+    assert parts(bench) == {"MIG-7": "", "MIG-8": ""}
+
+
+def test_a_mig_device_that_is_made_anew_is_well() -> None:
+    bench = Bench(FakeNvml(DIVIDED))
+    bench.turn()
+    bench.nvml.events.append(GpuEvent(uuid="GPU-a", kind="xid", xid=94, instance=(8, 0)))
+    bench.turn()
+    bench.nvml.present["GPU-a"] = replace(DIVIDED, mig_devices=PARTS[:1])
+    bench.turn(after_s=10.0)
+    bench.nvml.present["GPU-a"] = DIVIDED
+    bench.turn(after_s=10.0)
+    assert parts(bench) == {"MIG-7": "", "MIG-8": ""}
+
+
+def test_an_event_of_an_unknown_instance_is_the_gpus() -> None:
+    bench = Bench(FakeNvml(DIVIDED))
+    bench.turn()
+    bench.nvml.events.append(GpuEvent(uuid="GPU-a", kind="xid", xid=94, instance=(3, 0)))
+    bench.turn()
+    assert bench.reasons["GPU-a"].startswith("XID 94")

@@ -13,7 +13,7 @@ from agent.domain.mig_allocations import (
     encode_allocations,
 )
 from agent.errors import AgentError
-from tests.unit.fakes import GPU_A, CrashError, container
+from tests.unit.fakes import GPU_A, CrashError, container, pod
 from tests.unit.mig_world import LARGE, MEDIUM, SHARING, SMALL, World, allocation, mig_pod
 
 IDS = [f"{GPU_A}-0"]
@@ -312,6 +312,25 @@ def test_what_cannot_be_made_is_refused(world: World, annotation: str, words: st
         process.allocate(*IDS)
     assert world.places() == {}
     assert world.cluster.lock_value is None
+
+
+def test_a_slot_of_an_older_scheduler_becomes_the_same_instance(world: World) -> None:
+    """HAMi 2.9: `GPU-...[1-3]`, the fourth of the second geometry, without an annotation."""
+    world.bound(pod("old", f"{GPU_A}[1-3],NVIDIA,4864,14:;"))
+    process, _ = world.life()
+    assert process.allocate(*IDS) == {"NVIDIA_VISIBLE_DEVICES": "MIG-13"}
+    assert world.places() == {6: 1}
+    later, keeper = world.life()
+    keeper.step_once()
+    assert later.allocate(*IDS) == {"NVIDIA_VISIBLE_DEVICES": "MIG-13"}
+
+
+def test_a_slot_that_nobody_knows_is_refused(world: World) -> None:
+    world.bound(pod("old", f"{GPU_A}[7-0],NVIDIA,4864,14:;"))
+    process, _ = world.life()
+    with pytest.raises(AgentError, match="knownMigGeometries has no geometry 7"):
+        process.allocate(*IDS)
+    assert world.places() == {}
 
 
 def test_a_gpu_that_is_excluded_is_never_touched(world: World) -> None:

@@ -49,6 +49,7 @@ def lone() -> Iterator[LoneMaker]:
         config: str = "",
         programs: Path | None = None,
         behaviour: str = "1.36",
+        linked: tuple[int, int] | None = None,
     ) -> LoneNode:
         root = Path(tempfile.mkdtemp(prefix="vgpu-e2e-"))
         if config:
@@ -64,6 +65,8 @@ def lone() -> Iterator[LoneMaker]:
         nodes.append(node.start())
         for number, gpu in (gpus or {0: SimGpu(uuid=FIRST), 1: SimGpu(uuid=SECOND)}).items():
             node.driver.add_gpu(number, gpu)
+        if linked:
+            node.driver.nvlink(*linked, links=12)
         node.start_agent()
         return node
 
@@ -321,3 +324,13 @@ def test_use_is_told_by_pod(lone: LoneMaker) -> None:
     node.start_agent()
     eventually(lambda: [one["pod"] for one in told()] == ["a"], within_s=30, what="after a restart")
     assert node.kubelet.resources[GPU].in_use == before
+
+
+def test_gpus_that_are_joined_are_given_together(lone: LoneMaker) -> None:
+    cards = {number: SimGpu(uuid=made_up_uuid(number)) for number in range(4)}
+    node = lone(gpus=cards, linked=(1, 3))
+    up(node, {GPU: 4})
+    grant = given(node, "a", {GPU: 2})
+    assert set(grant.env[VISIBLE].split(",")) == {made_up_uuid(1), made_up_uuid(3)}
+    rest = given(node, "b", {GPU: 2})
+    assert set(rest.env[VISIBLE].split(",")) == {made_up_uuid(0), made_up_uuid(2)}

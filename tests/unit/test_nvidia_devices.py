@@ -1,6 +1,7 @@
 """What mode nvidia offers of which GPUs, and which ids kubelet is advised to take."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,7 @@ def offered(offer: Offer, inventory: GpuInventory) -> dict[str, list[str]]:
 
 
 TWO = node(card(0), card(1))
+LONG = node(*(replace(card(n), uuid=f"GPU-{n:036}") for n in range(8)))  # as long as they are
 PLAIN = {GPU: ["GPU-0", "GPU-1"]}
 COPIES = ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]
 
@@ -86,7 +88,7 @@ def test_what_is_offered(
         pytest.param(Offer(strategy=TIME_SLICING, replication=shared(devices=3)), TWO, "ask for fewer", id="more devices than there are"),
         pytest.param(Offer(strategy=TIME_SLICING, replication=shared(devices=("7",))), TWO, "nvidia-smi -L", id="a device that is not there"),
         pytest.param(Offer(mig_strategy="single", strategy=MPS, replication=shared()), node(card(0, migs=("1g.5gb",))), "cannot be shared through MPS", id="MPS of MIG devices"),
-        pytest.param(Offer(strategy=TIME_SLICING, replication=shared(10_000)), node(*map(card, range(32))), "set fewer replicas", id="a list that kubelet cannot bear"),
+        pytest.param(Offer(strategy=TIME_SLICING, replication=shared(10_000)), LONG, "set fewer replicas", id="a list that kubelet cannot bear"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(offer: Offer, inventory: GpuInventory, words: str) -> None:

@@ -5,6 +5,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from agent.adapters.kube_answers import (
 )
 from agent.adapters.kube_transport import KubeTransport
 from agent.domain.pods import Node, Pod, decode_node, decode_pod
-from agent.errors import ClusterGone, ClusterUnavailable
+from agent.errors import ClusterError, ClusterGone, ClusterUnavailable
 from agent.ports import ClusterEvent, Listed, NodeChange, PodChange, Stop
 
 WATCH_S = (300.0, 600.0)  # a watch is renewed after 5 to 10 minutes
@@ -140,7 +141,18 @@ class KubeCluster:
             return found
 
     def evict_pod(self, pod: Pod) -> None:
-        """Have a pod end as a drain does; see `agent.ports.Cluster`."""
+        """Have a pod end as a drain does; see `agent.ports.Cluster`.
+
+        API servers before 1.22 know evictions of v1beta1 only, later ones both, for now.
+        """
+        try:
+            self._evict_pod(pod, "policy/v1")
+        except ClusterError as error:
+            if error.code != HTTPStatus.BAD_REQUEST:
+                raise
+            self._evict_pod(pod, "policy/v1beta1")
+
+    def _evict_pod(self, pod: Pod, version: str) -> None:
         name, namespace = quote(pod.name, safe=""), quote(pod.namespace, safe="")
         request = Request(
             verb="create",
@@ -149,7 +161,7 @@ class KubeCluster:
             path=f"/api/v1/namespaces/{namespace}/pods/{name}/eviction",
             about=f"the eviction of pod {pod.full_name}",
             body={
-                "apiVersion": "policy/v1",
+                "apiVersion": version,
                 "kind": "Eviction",
                 "metadata": {"name": pod.name, "namespace": pod.namespace},
                 "deleteOptions": {"preconditions": {"uid": pod.uid}},

@@ -186,6 +186,19 @@ def test_an_eviction_ends_this_pod_and_no_other(server: ApiServer, cluster: Kube
     assert len(server.objects.list("pods")[0]) == 1
 
 
+def test_an_eviction_of_a_version_that_is_not_known_is_asked_for_in_an_older_one(
+    server: ApiServer, cluster: KubeCluster
+) -> None:
+    pod = add_pod(server, "p")
+    server.fail(400, count=2, verb="create", resource="pods/eviction")
+    with pytest.raises(ClusterError):
+        cluster.evict_pod(pod)
+    assert len(server.objects.list("pods")[0]) == 1
+    server.fail(400, count=1, verb="create", resource="pods/eviction")
+    cluster.evict_pod(pod)
+    assert server.objects.list("pods")[0] == []
+
+
 def test_an_eviction_that_the_budget_forbids_is_said(
     server: ApiServer, cluster: KubeCluster
 ) -> None:

@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from agent import errors, logs
+from agent.adapters.device_list import encoded_list
 from agent.boundaries import passed
 from agent.domain.gpu import GpuInventory
 from agent.domain.grants import Grant
@@ -340,8 +341,9 @@ class DevicePlugin:
             vgpus = self._answers.vgpus()
             if vgpus != sent:
                 sent = vgpus
-                log.info("list sent", vgpus=len(vgpus), healthy=sum(vgpu.healthy for vgpu in vgpus))
-                await context.write(encode_list(vgpus))
+                message, healthy = await encoded_list(vgpus)
+                log.info("list sent", vgpus=len(vgpus), healthy=healthy)
+                await context.write(message)
             await woken.wait()
 
     async def get_preferred_allocation(
@@ -373,18 +375,6 @@ class DevicePlugin:
 
 
 # --- protobuf <-> domain -------------------------------------------------------------------------
-
-
-def encode_list(vgpus: Sequence[Vgpu]) -> dp.ListAndWatchResponse:
-    """Encode the list of all vGPUs."""
-    message = dp.ListAndWatchResponse()
-    for vgpu in vgpus:
-        device = message.devices.add()
-        device.id = vgpu.device_id
-        device.health = rpc.HEALTHY if vgpu.healthy else rpc.UNHEALTHY
-        if vgpu.numa_node is not None:
-            device.topology.nodes.add().id = vgpu.numa_node
-    return message
 
 
 def encode_grant(grant: Grant) -> dp.ContainerAllocateResponse:

@@ -148,11 +148,20 @@ class ServerStream(Generic[Request, Response]):
     def handler(
         self, answer: Callable[[Request, Any], Iterator[Response] | Awaitable[None]]
     ) -> tuple[str, Any]:
-        """The serving side: a table entry; a coroutine writes its messages to the context."""
+        """The serving side: a table entry; a coroutine writes its messages to the context.
+
+        A message may be written as the bytes that it is on the wire.
+        """
+
+        def serialized(message: Response | bytes) -> bytes:
+            if isinstance(message, bytes):
+                return message
+            return bytes(self.response.SerializeToString(message))
+
         return self.name, grpc.unary_stream_rpc_method_handler(
             answer,
             request_deserializer=self.request.FromString,
-            response_serializer=self.response.SerializeToString,
+            response_serializer=serialized,
         )
 
 

@@ -1,12 +1,13 @@
 """How large a unit of memory is: for every node, and by the bytes of the real messages."""
 
+import asyncio
 import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.adapters.device_plugin import encode_list
+from agent.adapters.device_list import PART, encode_list, encoded_list
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.ownership import HeldDevice, rivals
 from agent.domain.vgpu_ids import Vgpu
@@ -32,6 +33,7 @@ from agent.domain.volcano_units import (
 from agent.errors import NodeNotReady
 from agent.services.memory_factor import MemoryFactor
 from agent.services.published import Published
+from agent.wire import deviceplugin_pb2 as dp
 
 GIB = 1024
 KUBELET_READS_BYTES = 4 * 1024 * 1024
@@ -83,6 +85,14 @@ def test_any_list_has_as_many_bytes_as_the_real_encoder_makes(
 ) -> None:
     units = Units(tuple(UnitGroup(name, count, healthy=False) for name, count in groups))
     assert len(encode_list(units).SerializeToString()) == list_bytes(units)
+
+
+@pytest.mark.parametrize("count", [0, 1, PART - 1, PART, PART + 1, 3 * PART])
+def test_a_list_made_in_parts_is_the_same_message(count: int) -> None:
+    units = Units((UnitGroup("a-m", count, healthy=True), UnitGroup("b-m", 7, healthy=False)))
+    message, healthy = asyncio.run(encoded_list(units))
+    assert dp.ListAndWatchResponse.FromString(message) == encode_list(units)
+    assert healthy == count
 
 
 def as_kubelet_writes(*resources: tuple[str, list[str]]) -> int:

@@ -219,6 +219,17 @@ def test_a_process_that_forks_and_ends_is_found_in_its_child(
     assert hooks.mapped(hooks.listed().files) == frozenset({path.name})
 
 
+def test_one_look_without_anybody_new_is_not_enough(
+    hooks: HostHookFiles, proc: FakeProc, host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of processes may be read while one ends, before its child is in it."""
+    path = install(host, b"one")
+    looks = iter([{"1"}, {"1"}, {"1", "101"}])
+    proc.add(101, maps=map_line(path))
+    monkeypatch.setattr(HostHookFiles, "_pids", lambda _: next(looks, {"1", "101"}))
+    assert hooks.mapped(hooks.listed().files) == frozenset({path.name})
+
+
 def test_where_there_is_always_somebody_new_nothing_is_said(
     hooks: HostHookFiles, proc: FakeProc, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,13 @@ def test_the_instructions_list_every_overlay_and_component_there_is() -> None:
     assert listed == there
 
 
+def test_there_is_an_overlay_for_every_mode() -> None:
+    """And one for MIG, which is divided in more than one of them."""
+    mode = RULES["mode"]
+    assert isinstance(mode, OneOf)
+    assert {path.name for path in OVERLAYS} >= {*mode.choices, "mig"}
+
+
 @pytest.mark.parametrize(
     ("spoil", "objection"),
     [

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agent.domain.gpu import Gpu, GpuInventory, MigDevice
 from agent.domain.nvidia_config import Replicas, Replication, ResourcePattern, ResourcePatterns
 from agent.domain.nvidia_devices import MPS, TIME_SLICING, Offer, is_own_form, physical, vgpus
+from agent.domain.ownership import HeldDevice, rivals
 from agent.domain.preferred_ids import POLICIES, aligned, greedy
 from agent.domain.topology import GpuPair
 
@@ -120,6 +121,27 @@ def test_nodes_of_a_mig_device_are_the_gpus_and_its_own() -> None:
 )
 def test_ids_of_ours(device_id: str, ours: bool) -> None:
     assert is_own_form(device_id, node(card(0, migs=("1g.5gb",)))) is ours
+
+
+@pytest.mark.parametrize(
+    ("manager", "device", "owners"),
+    [
+        pytest.param(GPU, "GPU-0", 0, id="ours"),
+        pytest.param(GPU, "GPU-0::1", 0, id="a replica of ours"),
+        pytest.param(GPU, "GPU-0-1", 1, id="of HAMi's plugin, under our resource"),
+        pytest.param("volcano.sh/vgpu-number", "GPU-0-1", 1, id="of Volcano's plugin"),
+        pytest.param("gpu.nvidia.com", "gpu-0", 0, id="no claim"),
+    ],
+)
+def test_our_own_devices_have_one_owner(manager: str, device: str, owners: int) -> None:
+    found = rivals(
+        [HeldDevice("ns/pod/main", manager, device)],
+        {GPU: ["GPU-0", "GPU-1"]},
+        own_resources=Offer().names(),
+        gpus=TWO,
+        own_form=is_own_form,
+    )
+    assert len(found) == owners
 
 
 # --- GetPreferredAllocation ----------------------------------------------------------------------

@@ -209,6 +209,7 @@ class Agent:
             events=self._events,
             inventory=self._inventory,
             topology=self._topology,
+            all_pods=Published(PodTable()) if config.slices_for_others else None,
         )
         grants = self._seen.grants = FileGrantLog(config.state_dir)
         limits = HostLiveLimits(config.host_vgpu_dir, config.state_dir)

@@ -163,6 +163,7 @@ RULES: Mapping[str, Rule] = {
     "mode": OneOf(("hami", "slices", "volcano", "nvidia")),
     "slice_placement": OneOf(PLACEMENTS),
     "slice_gpus": OneOf(CHOICES_OF_GPUS),
+    "unannotated": OneOf(("refuse", "slice")),
     "memory_factor": Between(0, LARGEST_FACTOR, "MiB"),
     "memory_ids": OneOf((SHORT, LONG)),
     "sharing.split_count": Between(1, 65_536, "vGPUs per GPU"),
@@ -188,6 +189,7 @@ RULES: Mapping[str, Rule] = {
     "cache_gc_after_s": Between(10, 30 * DAY_S, "s"),
     "cache_gc_every_s": Between(1, DAY_S, "s"),
     "host_proc": _PATH,
+    "host_cgroup": _PATH,
     "hami_library": OneOf(("missing", "replace", "off")),
     "process_every_s": Between(0.1, 3600, "s"),
     "device_list_strategy": OneOf(("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")),
@@ -232,6 +234,7 @@ class Config:
     slice_sizes: tuple[SliceSize, ...] = ()  # empty: equal parts, as many as the split count says
     slice_placement: str = "spread"
     slice_gpus: str = "one"
+    unannotated: str = "refuse"  # what a pod gets about which the scheduler has said nothing
     memory_factor: int = 0  # MiB of a unit of volcano.sh/vgpu-memory; 0: the smallest that works
     memory_ids: str = SHORT  # how those units are named
     disable_core_limit: bool = False
@@ -257,6 +260,8 @@ class Config:
     cache_gc_after_s: float = 300.0
     cache_gc_every_s: float = 30.0
     host_proc: Path = Path("/proc")  # which shows the processes of pods
+    host_cgroup: Path = Path("/sys/fs/cgroup")
+    kernel_limits: bool = True  # where the driver offers it, the kernel limits memory, too
     process_every_s: float = 2.0  # a process is judged when it is seen twice, within 5 s
 
     # how devices reach the container
@@ -342,12 +347,13 @@ class Config:
             )
         if objection := _together(self):
             raise ConfigError(objection)
-        if self.mode == "slices":
-            for offer in offers(self.resource_name, self.slice_sizes):
-                if objection := _resource_name(offer.resource):
-                    raise ConfigError(f"the resource {offer.resource!r}: {objection}")
-            if objection := objection_to(self.slice_sizes, self.sharing):
-                raise ConfigError(objection)
+        if self.mode == "slices" or self.slices_for_others:
+            _check_slices(self)
+
+    @property
+    def slices_for_others(self) -> bool:
+        """Whether pods that the scheduler has not annotated get slices."""
+        return self.mode == "hami" and self.unannotated == "slice"
 
     @property
     def follows_cluster(self) -> bool:
@@ -412,3 +418,13 @@ def _together(config: Config) -> str:
             "MIG; use none, or set --mode nvidia"
         )
     return ""
+
+
+def _check_slices(config: Config) -> None:
+    """Raises ConfigError for slices that no node can offer."""
+    sizes = config.slice_sizes if config.mode == "slices" else ()
+    for offer in offers(config.resource_name, sizes):
+        if objection := _resource_name(offer.resource):
+            raise ConfigError(f"the resource {offer.resource!r}: {objection}")
+    if objection := objection_to(sizes, config.sharing):
+        raise ConfigError(objection)

@@ -6,6 +6,7 @@ Configuration stops here, as in `agent.app`: everything below receives plain val
 from agent.adapters.block_guard import ProcessGuard
 from agent.adapters.caches import CONTAINERS
 from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.kernel_limits import NvmlKernelLimits
 from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.nvml_use import NvmlMeter
 from agent.adapters.nvml_users import NvmlUsers
@@ -25,6 +26,7 @@ from agent.services.detector import Detector
 from agent.services.enforcement import Enforcement
 from agent.services.feedback import Feedback, Levers
 from agent.services.granted_containers import GrantedContainers
+from agent.services.kernel_limits import KernelLimitsLoop
 from agent.services.lending import Lender
 from agent.services.limit_annotations import LimitAnnotations
 from agent.services.limit_changes import LimitChanges
@@ -45,18 +47,22 @@ class Observing:
         allow_many()  # regions and limits files of all containers stay open
         self.enforcement = Enforcement(
             grants,
-            parts.view.pods,
+            parts.pods,
             HostProcesses(config.host_proc, CONTAINERS),
             HostRegions(config.host_vgpu_dir, limits.read),
             every_s=config.process_every_s,
             post=parts.events.post,
             seen=parts.seen,
         )
+        self.kernel = KernelLimitsLoop(
+            NvmlKernelLimits(config.host_cgroup), grants, parts.pods, limits,
+            every_s=config.process_every_s,
+        )  # fmt: skip
         metering = Metering(NvmlMeter())
         self.accounting = self._made_accounting(parts, grants, limits, metering)
         self.detector = self._made_detector(parts, grants, limits)
         containers = GrantedContainers(
-            limits, grants, parts.view.pods, parts.inventory, config.sharing,
+            limits, grants, parts.pods, parts.inventory, config.sharing,
             use=lambda: self.accounting.fresh(within_s=FRESH_WITHIN_S),
         )  # fmt: skip
         self.changes = LimitChanges(
@@ -66,7 +72,7 @@ class Observing:
             self.changes,
             containers,
             limits,
-            parts.view.pods,
+            parts.pods,
             rule=AnnotationRule(config.limits_annotation),
         )
         if not config.limits_containers:  # whose use it is, and no more
@@ -78,6 +84,7 @@ class Observing:
             self.accounting,
             self.detector,
             annotations,
+            *([self.kernel] if config.kernel_limits else []),
             *_feedback(parts, limits),
         ]
 
@@ -89,16 +96,17 @@ class Observing:
         return Accounting(
             Books(
                 grants=grants,
-                pods=parts.view.pods,
+                pods=parts.pods,
                 regions=HostRegionReader(config.host_vgpu_dir),
                 limits=limits,
                 states=self.enforcement.states,
                 seen=self.enforcement.seen,
+                kernel=self.kernel.kept.now,
             ),
             metering,
             TotalsFile(config.state_dir),
             every_s=config.accounting_every_s,
-            on_disagree=events_of(parts.events.post, parts.view.pods),
+            on_disagree=events_of(parts.events.post, parts.pods),
         )
 
     def _made_detector(
@@ -110,7 +118,7 @@ class Observing:
             HostProcessPlaces(config.host_proc, CONTAINERS),
             DetectorBooks(
                 grants=grants,
-                pods=parts.view.pods,
+                pods=parts.pods,
                 inventory=parts.inventory,
                 sharing=config.sharing,
                 limits=limits.largest_bytes,
@@ -138,7 +146,7 @@ def _feedback(parts: Parts, limits: HostLiveLimits) -> list[Service]:
         Roster(
             switches,
             limits,
-            parts.view.pods,
+            parts.pods,
             priorities_of_regions=config.priority_from == "region",
         ),
         Levers(switches=switches, leases=limits, guard=ProcessGuard()),

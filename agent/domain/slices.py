@@ -158,6 +158,13 @@ class Held:
                 used += part
         return used
 
+    def beside(self, others: Mapping[str, Amount]) -> "Held":
+        """The same, and what somebody else has given away of each GPU."""
+        sums = dict(self.others)
+        for uuid, amount in others.items():
+            sums[uuid] = sums.get(uuid, Amount()) + amount
+        return Held(slices=self.slices, others=sums)
+
 
 def held_by(
     records: Iterable[GrantRecord],

@@ -5,6 +5,7 @@ Configuration stops here, as in `agent.app`: everything below receives plain val
 
 from collections.abc import Callable, Sequence
 
+from agent.adapters.device_plugin import Allocator as Answering
 from agent.adapters.device_plugin import Answers
 from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.kubelet import KubeletLink
@@ -12,6 +13,8 @@ from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.socket_watch import SocketWatch
 from agent.domain.gpu import Sharing
+from agent.domain.identities import is_identity
+from agent.domain.pods import Pod
 from agent.domain.register import Scores
 from agent.domain.topology import GpuPair, pair_scores
 from agent.domain.vgpu_ids import advertised
@@ -22,7 +25,7 @@ from agent.services.bind_finisher import BindFinisher
 from agent.services.grant_writer import GrantWriter
 from agent.services.plugin import Plugin
 from agent.services.preference import Preference
-from agent.services.published import Inventory, Published
+from agent.services.published import Inventory, Pods, Published
 from agent.services.reconcile import Reconcile
 from agent.services.registrar import Registrar
 from agent.services.room import Room
@@ -38,11 +41,11 @@ class HamiMode:
 
     def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
         config, view = parts.config, parts.view
-        host = HostSide(config, grants, view.pods, parts.inventory)
+        host = HostSide(config, grants, parts.pods, parts.inventory)
         self.caches, self._host = host.caches, host
         finisher = BindFinisher(view, grants.records, post=parts.events.post)
         turns = Turns(view, grants, failed=finisher.failed)
-        room = Room(grants, view, config.sharing)
+        room = Room(grants, view, config.sharing, beside=lambda: _by_own_names(parts.all_pods))
         writer: Writer = GrantWriter(host.caches, grants, host.policy, changed=limits, room=room)
         further: Further = nothing_further
         divided: list[Service] = []
@@ -60,7 +63,13 @@ class HamiMode:
             further=further,
             on_outcome=parts.metrics.allocation,
         )
-        plugin = _plugin(parts, allocator, Preference(turns))
+        others: list[Service] = []
+        answering: Answering = allocator
+        if parts.all_pods is not None:
+            from agent.modes.unannotated import for_unannotated
+
+            answering, others = for_unannotated(parts, grants, limits, host, allocator)
+        plugin = _plugin(parts, answering, Preference(turns))
         self.plugins = (plugin,)
         self._registrar = _registrar(parts)
         self.services = [
@@ -71,12 +80,13 @@ class HamiMode:
                 config.resource_name,
                 grants,
                 PodResourcesClient(config.pod_resources_socket),
-                view.pods,
+                parts.pods,
                 plugin.status,
                 count=parts.metrics.grant_mismatch,
                 post=parts.events.post,
             ),
             *divided,
+            *others,
             *host.services,
         ]
 
@@ -87,7 +97,13 @@ class HamiMode:
         self._registrar.leave(within_s=within_s)
 
 
-def _plugin(parts: Parts, allocator: Allocator, preference: Preference) -> Plugin:
+def _by_own_names(pods: Pods | None) -> dict[str, Pod]:
+    """Pods with slices, by the names of their grants."""
+    table = pods.now().pods if pods else {}
+    return {name: pod for name, pod in table.items() if is_identity(name)}
+
+
+def _plugin(parts: Parts, allocator: Answering, preference: Preference) -> Plugin:
     config, metrics = parts.config, parts.metrics
     answers = Answers(
         parts.inventory,

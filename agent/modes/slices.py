@@ -22,6 +22,7 @@ from agent.parts import Parts
 from agent.services.grant_writer import GrantWriter
 from agent.services.kubelet_pods import KubeletPods
 from agent.services.plugin import Plugin
+from agent.services.published import Pods
 from agent.services.slice_allocator import SliceAllocator
 from agent.services.slice_books import SliceBooks
 from agent.services.slice_preference import SlicePolicy, SlicePreference
@@ -143,17 +144,20 @@ def kubelet_pods(
     parts: Parts,
     grants: FileGrantLog,
     *,
+    pods: Pods | None = None,
     running: Callable[[GrantRecord], bool],
     released: Callable[[frozenset[str]], None] = lambda _: None,
+    only_own: bool = False,
 ) -> KubeletPods:
-    """Who fills the table of pods in place of the API server."""
+    """Who fills a table of pods by kubelet's books; None: that of the API server, in its place."""
     config = parts.config
     return KubeletPods(
         grants,
-        parts.view.pods,
+        parts.view.pods if pods is None else pods,
         PodResourcesClient(config.pod_resources_socket),
         KubeletCheckpoint(config.kubelet_socket.parent),
         running=running,
         released=released,
+        only_own=only_own,
         gone_after_s=min(60.0, config.cache_gc_after_s),
     )

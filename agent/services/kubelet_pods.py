@@ -59,11 +59,16 @@ class KubeletPods:
         *,
         running: Callable[[GrantRecord], bool] = lambda _: False,
         released: Callable[[frozenset[str]], None] = lambda _: None,
+        only_own: bool = False,
         gone_after_s: float = GONE_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`gone_after_s`: a grant that kubelet does not list for so long is forgotten."""
+        """`gone_after_s`: a grant that kubelet does not list for so long is forgotten.
+
+        With `only_own` grants that have a pod's uid are left to whoever knows that pod.
+        """
+        self._only_own = only_own
         self._grants = grants
         self._pods = pods
         self._pod_resources = pod_resources
@@ -88,7 +93,7 @@ class KubeletPods:
             version, _ = self._woken.read()
             life.pulse(LOOKING_S)
             self.look_once()
-            records = self._grants.records()
+            records = self._records()
             if any(not record.named and self._young(record) for record in records):
                 life.pause(SOON_S)
                 continue
@@ -98,7 +103,7 @@ class KubeletPods:
 
     def look_once(self) -> KubeletLook:
         """Look into both books, and tell everybody; gives what was seen."""
-        records = self._grants.records()
+        records = self._records()
         look = self._look(records)
         if look.assigned is None and look.entries is None:
             if not self._pods.now().synced:
@@ -108,7 +113,7 @@ class KubeletPods:
         for record in records:
             if (owner := found.get(record.pod_uid)) is not None:
                 self._own_up(record, with_known(record, owner))
-        records = self._grants.records()
+        records = self._records()
         gone = self._gone(records, look) if look.complete else frozenset[str]()
         if gone:
             self._grants.forget(gone)
@@ -117,6 +122,12 @@ class KubeletPods:
         self._publish(kept, synced=True)
         self._tell_doubles(kept)
         return look
+
+    def _records(self) -> Sequence[GrantRecord]:
+        records = self._grants.records()
+        if not self._only_own:
+            return records
+        return [record for record in records if is_identity(record.pod_uid)]
 
     # --- kubelet's books ------------------------------------------------------------------------
 

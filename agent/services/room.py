@@ -1,6 +1,6 @@
 """Sees to it that no GPU's memory is promised twice: the scheduler's books may be wrong or old."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agent import logs
 from agent.domain.gpu import Gpu, Sharing
@@ -17,7 +17,16 @@ log = logs.get(__name__)
 class Room:
     """Reads the grants and the pods. Called by one thread at a time."""
 
-    def __init__(self, grants: GrantLog, view: NodeView, sharing: Sharing) -> None:
+    def __init__(
+        self,
+        grants: GrantLog,
+        view: NodeView,
+        sharing: Sharing,
+        *,
+        beside: Callable[[], Mapping[str, Pod]] = dict,
+    ) -> None:
+        """`beside`: pods with grants that the API server's list does not have by the same uid."""
+        self._beside = beside
         self._grants = grants
         self._view = view
         self._sharing = sharing
@@ -28,11 +37,13 @@ class Room:
     ) -> None:  # fmt: skip
         """Raise NodeNotReady when a container (pod uid, name) is promised what others have."""
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        pods = self._view.pods.now().pods
+        beside = self._beside()
+        pods = {**self._view.pods.now().pods, **beside}
         if not self._objection(asking, claims, by_uuid, pods):
             return
         try:  # a pod may be gone of whose end the watch has not told yet
             fresh = {pod.uid: pod for pod in self._view.read_pods(deadline_s=deadline_s)}
+            fresh |= beside
         except ClusterError as error:
             log.failing("sum of limits not checked", error=error)
             return

@@ -1,6 +1,6 @@
 """What of the node's GPUs is handed out as slices, by the grants and by kubelet's own books."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from agent import logs
 from agent.domain.grants import GrantRecord
@@ -24,16 +24,33 @@ class SliceBooks:
     `changed` counts changes: whoever tells kubelet what fits looks again then.
     """
 
-    def __init__(self, grants: GrantLog, limits: ChangedLimits | None = None) -> None:
-        """`limits` knows what became of limits since they were granted."""
+    def __init__(
+        self,
+        grants: GrantLog,
+        limits: ChangedLimits | None = None,
+        *,
+        counts: Callable[[GrantRecord], bool] = lambda _: True,
+        promised: Callable[[], Mapping[str, Amount]] = dict,
+    ) -> None:
+        """`limits` knows what became of limits since they were granted.
+
+        `counts` says which grants hold something, and `promised` what somebody else has given away
+        of each GPU beside them.
+        """
         self._grants = grants
         self._limits = limits
+        self._counts = counts
+        self._promised = promised
         self._released: frozenset[str] = frozenset()
         self.changed: Published[int] = Published(0)
 
     def records(self) -> list[GrantRecord]:
         """Grants that hold something: kubelet has not taken their ids back."""
-        return [one for one in self._grants.records() if one.pod_uid not in self._released]
+        return [
+            one
+            for one in self._grants.records()
+            if one.pod_uid not in self._released and self._counts(one)
+        ]
 
     def held(self) -> Held:
         """What is handed out now."""
@@ -43,7 +60,7 @@ class SliceBooks:
             key = (record.pod_uid, held_as(record.pod_uid, record.container))
             return self._now(record) if key in changed else {}
 
-        return held_by(self.records(), raised)
+        return held_by(self.records(), raised).beside(self._promised())
 
     def _changed(self) -> frozenset[tuple[str, str]]:
         """Whose limits were changed; as they were granted, while that cannot be read."""

@@ -106,6 +106,15 @@ ROWS = (
         "they add up, of distinct GPUs, or of any. Kubelet takes it as a wish.",
     ),
     Setting(
+        name="unannotated",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="unannotated",
+        help="In mode hami: what a pod gets that asks for vGPUs and has no decision of the "
+        "scheduler. refuse: nothing; slice: an equal part of a GPU for each, as in mode slices, "
+        "out of what the scheduler has not promised. The scheduler does not know of it.",
+    ),
+    Setting(
         name="device-split-count",
         group=HOW,
         kind=kinds.WHOLE,

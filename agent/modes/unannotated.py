@@ -1,0 +1,49 @@
+"""What mode `hami` needs beside it where pods without an annotation get slices (`unannotated`)."""
+
+from agent.adapters.device_plugin import Allocator
+from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.live_limits import HostLiveLimits
+from agent.domain.slices import offers
+from agent.modes.host_side import HostSide
+from agent.modes.slices import kubelet_pods, running_of
+from agent.parts import Parts
+from agent.services.grant_writer import GrantWriter
+from agent.services.published import Pods, PodTable, Published
+from agent.services.slice_allocator import SliceAllocator
+from agent.services.slice_books import SliceBooks
+from agent.services.unannotated import OrSlice, counted_by_itself, merge, promised
+from agent.supervisor import Service
+
+
+def for_unannotated(
+    parts: Parts,
+    grants: FileGrantLog,
+    limits: HostLiveLimits,
+    host: HostSide,
+    decided: Allocator,
+) -> tuple[Allocator, list[Service]]:
+    """Who answers in the place of `decided`, and who learns whose the slices are."""
+    config, cluster = parts.config, parts.view.pods
+    books = SliceBooks(
+        grants,
+        limits,
+        counts=counted_by_itself(cluster),
+        promised=lambda: promised(cluster.now()),
+    )
+    own: Pods = Published(PodTable())
+    running = running_of(parts)
+    watch = kubelet_pods(
+        parts, grants, pods=own, running=running, released=books.release, only_own=True
+    )
+    books.changed.listen(watch.wake)
+    if parts.all_pods is not None:
+        merge(parts.all_pods, cluster, own)
+    slices = SliceAllocator(
+        parts.inventory,
+        config.sharing,
+        books,
+        GrantWriter(host.caches, grants, host.policy, changed=limits),
+        running=running,
+        on_outcome=parts.metrics.allocation,
+    )
+    return OrSlice(decided, slices, offers(config.resource_name, ())[0]), [watch]

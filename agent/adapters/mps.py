@@ -149,6 +149,6 @@ def _exclusive(uuid: str) -> None:
         if error.value not in NOT_THERE:
             raise NodeNotReady(
                 f"the compute mode of {uuid} cannot be set to EXCLUSIVE_PROCESS ({error}), so "
-                "processes outside MPS would have no limits: run the agent as root with CAP_SYS_ADMIN"
+                "processes outside MPS would have no limits: run it as root with CAP_SYS_ADMIN"
             ) from error
         log.failing("compute mode not set", about=uuid, error=error)

@@ -178,6 +178,7 @@ ARTIFACTS = (
             "sim/nvml_call.c",
             "sim/nvml_devices.c",
             "sim/nvml_events.c",
+            "sim/nvml_limits.c",
             "sim/nvml_mig.c",
             "sim/nvml_mig_instances.c",
             "sim/nvml_topology.c",

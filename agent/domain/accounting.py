@@ -17,6 +17,7 @@ from agent.domain.region import Refusal
 class Tier(StrEnum):
     """What keeps a container's limits."""
 
+    KERNEL = "kernel"  # memory: the kernel, by the container's cgroup; GPU time: our library
     HOOK = "hook"  # our library
     HAMI_CORE = "hami-core"  # HAMi-core's, which was granted before the agent came
     NONE = "none"  # nothing: switched off, not loaded yet, or not enforceable

@@ -19,7 +19,7 @@ from agent.ports.containers import (
     TotalsStore,
 )
 from agent.ports.devices import CdiFiles, DriverFiles, Mps
-from agent.ports.driver import GpuMeter, GpuUsers, MigMaker, Nvml
+from agent.ports.driver import GpuMeter, GpuUsers, KernelLimits, MigMaker, Nvml
 from agent.ports.host import (
     ApplyLock,
     CacheDir,
@@ -61,6 +61,7 @@ __all__ = [
     "HookFiles",
     "HookListing",
     "InstalledHooks",
+    "KernelLimits",
     "KubeletAssignment",
     "KubeletLink",
     "Leases",

@@ -1,6 +1,7 @@
 """The NVIDIA driver, as the services need it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 from agent.domain.accounting import GpuProcess, GpuUse
@@ -68,3 +69,16 @@ class MigMaker(Protocol):
 
     def destroy(self, instance: MigInstance) -> None:
         """Take it away, with its compute instances; one that is gone is no error."""
+
+
+class KernelLimits(Protocol):
+    """Limits of GPU memory that the kernel keeps. Called by one thread alone: a call may hang."""
+
+    def cgroup_of(self, pod_uid: str, container_id: str) -> tuple[Path, int] | None:
+        """The container's own cgroup on this host, and its inode; None: there is none."""
+
+    def limit(self, gpu_uuid: str, cgroup: Path, hard_bytes: int) -> bool:
+        """Let the cgroup hold at most this of the GPU. False: the driver offers no such thing.
+
+        Raises NvmlError.
+        """

@@ -6,12 +6,12 @@ are on disk before they are shown, and its memory is compared with what the driv
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from agent import logs
-from agent.domain.accounting import ContainerUse, DeviceUse, NodeUse
+from agent.domain.accounting import ContainerUse, DeviceUse, NodeUse, Tier
 from agent.domain.container_use import Findings, container_use, granted_devices, region_place
 from agent.domain.enforcement import ContainerState, Seen
 from agent.domain.expected_region import expected_region
@@ -58,6 +58,8 @@ class Books:
     states: Published[tuple[ContainerState, ...]]
     seen: Published[Seen]
     boot_s: Callable[[], float] = _boot_s  # CLOCK_BOOTTIME
+    # containers whose memory the kernel limits
+    kernel: Callable[[], Collection[tuple[str, str]]] = frozenset
 
 
 _Name = tuple[str, str, str]  # namespace, pod, container
@@ -257,7 +259,8 @@ class Accounting:
             self._figures.of(subject, findings, place, limit, places.get(place), moment)
             for place, limit in enumerate(limits)
         )
-        return container_use(subject, findings, devices, places, moment.now_s)
+        use = container_use(subject, findings, devices, places, moment.now_s)
+        return replace(use, tier=Tier.KERNEL) if subject.key in self._books.kernel() else use
 
     def _forget_all_but(self, subjects: Sequence[Subject]) -> None:
         known = {subject.key for subject in subjects}

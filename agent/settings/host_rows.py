@@ -95,6 +95,21 @@ ROWS = (
         "the host's, mounted.",
     ),
     Setting(
+        name="kernel-memory-limits",
+        group=KUBELET,
+        kind=kinds.SWITCH,
+        field="kernel_limits",
+        help="Have the kernel limit containers' GPU memory as well, by their cgroups, where the "
+        "driver offers that (r615 and later). Nothing in a container gets round such a limit.",
+    ),
+    Setting(
+        name="host-cgroup",
+        group=KUBELET,
+        kind=kinds.PATH,
+        field="host_cgroup",
+        help="Where the host's cgroup v2 file system is mounted, for --kernel-memory-limits.",
+    ),
+    Setting(
         name="process-interval",
         group=KUBELET,
         kind=kinds.DURATION,

@@ -26,7 +26,12 @@ BLOCKS = ("█", "░")
 PLAIN_BLOCKS = ("#", "-")
 HEADS = ("CONTAINER", "MEMORY", "", "GPU", "THROTTLED", "LAST KERNEL", "PRIORITY", "LIMITS BY")
 HEAD, FAINT, BAD, WARN, GOOD = "bold", "dim", "red", "yellow", "green"
-TIERS = {Tier.HOOK: "hook", Tier.HAMI_CORE: "hami-core", Tier.NONE: "nobody"}
+TIERS = {
+    Tier.KERNEL: "kernel",
+    Tier.HOOK: "hook",
+    Tier.HAMI_CORE: "hami-core",
+    Tier.NONE: "nobody",
+}
 
 
 def lines(console: Console, looks: Looks, order: str = FIRST_ORDER) -> list[Text]:

@@ -1,4 +1,4 @@
-/* The part of NVML that divides GPUs, as far as it is simulated. */
+/* The part of NVML that divides GPUs and limits cgroups, as far as it is simulated. */
 #ifndef VGPU_SIM_NVML_MIG_ABI_H
 #define VGPU_SIM_NVML_MIG_ABI_H
 
@@ -44,6 +44,21 @@ struct nvml_compute_instance_info {
     unsigned id, profile_id;
     struct nvml_placement placement;
 };
+
+/* Limits of device memory for a cgroup, r615 and later. */
+struct nvml_set_memory_limits {
+    const char *cgroup;
+    unsigned long long soft_bytes, hard_bytes;
+};
+
+struct nvml_get_memory_limits {
+    const char *cgroup;
+    unsigned long long soft_bytes, hard_bytes, used_bytes;
+};
+#define NVML_MEMORY_LIMIT_MAX 0xFFFFFFFFFFFFFFFFULL
+
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, struct nvml_set_memory_limits *limits);
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, struct nvml_get_memory_limits *limits);
 
 #define NVML_GPU_INSTANCE_PROFILE_V2 ((unsigned)sizeof(struct nvml_gpu_instance_profile_v2) | (2u << 24))
 #define NVML_COMPUTE_INSTANCE_PROFILE_V2                                                                     \

@@ -1,0 +1,138 @@
+"""Loop: have the kernel keep containers' memory limits where the driver offers that.
+
+Three tiers, per container: the kernel, by the container's own cgroup (nothing in the container gets
+round it); otherwise the library; otherwise nobody, and use is only seen. The library stays in
+place in any case: it keeps shares of GPU time, and programs see its figures. A limit is set when
+kubelet has said which container of the runtime's it is, a second or two after its start.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent import logs
+from agent.domain.grants import GrantRecord
+from agent.domain.limit_lines import limits_in
+from agent.domain.limits_file import MIB
+from agent.domain.mig import mig_uuids
+from agent.domain.subjects import of_record
+from agent.errors import AgentError
+from agent.ports import GrantLog, KernelLimits, LiveLimits
+from agent.services.live_grants import live_records
+from agent.services.published import Pods, Published
+from agent.supervisor import Lifeline
+
+log = logs.get(__name__)
+
+Key = tuple[str, str]  # pod uid (or name of the grant) and container
+LOOKING_S = 60.0
+UNLIMITED = 2**64 - 1
+NOT_OFFERED_AGAIN_S = 3600.0  # a driver is upgraded with the agent's restart, or later
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """What the kernel was told of one GPU of one container."""
+
+    cgroup: Path
+    inode: int  # of the cgroup: one of the same name may come after it
+    hard_bytes: int
+
+
+class KernelLimitsLoop:
+    """`kept`: the containers whose memory the kernel limits on all of their GPUs."""
+
+    name = "kernel-limits"
+
+    def __init__(
+        self,
+        kernel: KernelLimits,
+        grants: GrantLog,
+        pods: Pods,
+        limits: LiveLimits,
+        *,
+        every_s: float = 2.0,
+    ) -> None:
+        self._kernel = kernel
+        self._grants = grants
+        self._pods = pods
+        self._limits = limits
+        self._every_s = every_s
+        self._set: dict[tuple[Key, str], _Set] = {}
+        self._offered = True
+        self.kept: Published[frozenset[Key]] = Published(frozenset())
+
+    def run(self, life: Lifeline) -> None:
+        while not life.stopping:
+            life.pulse(LOOKING_S)
+            self.step_once()
+            life.pause(self._every_s if self._offered else NOT_OFFERED_AGAIN_S)
+
+    def step_once(self) -> None:
+        """Tell the kernel what is new; forget what is gone."""
+        kept: set[Key] = set()
+        seen: set[tuple[Key, str]] = set()
+        self._offered = True
+        for record in live_records(self._grants, self._pods):
+            key = record.pod_uid, record.container
+            wanted = self._wanted(record)
+            where = self._cgroup(record) if wanted else None
+            if where is None:
+                continue
+            seen.update((key, uuid) for uuid in wanted)
+            if self._told(key, wanted, *where):
+                kept.add(key)
+            if not self._offered:
+                break
+        self._set = {one: told for one, told in self._set.items() if one in seen}
+        self.kept.publish(frozenset(kept))
+
+    def _wanted(self, record: GrantRecord) -> Mapping[str, int]:
+        """Bytes by GPU, as they hold now, 0 for no limit; empty: it is none of the kernel's."""
+        if mig_uuids(record.grant) or of_record(record).switched_off:
+            return {}
+        wanted: dict[str, int] = {}
+        for claim in record.claims:
+            wanted[claim.uuid] = wanted.get(claim.uuid, 0) + claim.memory_mib * MIB
+        try:
+            file = self._limits.read(record.pod_uid, record.container)
+        except AgentError as error:
+            log.failing("limits not read", about=record.pod_uid, error=error)
+            return {}
+        now = {uuid.lower(): one for uuid, one in (limits_in(file) if file else {}).items()}
+        return {
+            uuid: now[uuid.lower()].memory_limit_bytes if uuid.lower() in now else granted
+            for uuid, granted in wanted.items()
+        }
+
+    def _cgroup(self, record: GrantRecord) -> tuple[Path, int] | None:
+        """The cgroup of this very container; None: not known, or not there (any more)."""
+        pod = self._pods.now().pods.get(record.pod_uid)
+        if pod is None:
+            return None
+        ids = [one for one, name in pod.container_ids.items() if name == record.container]
+        uid = pod.kubelet_uid or pod.uid
+        return self._kernel.cgroup_of(uid, ids[0]) if len(ids) == 1 else None
+
+    def _told(self, key: Key, wanted: Mapping[str, int], cgroup: Path, inode: int) -> bool:
+        """Whether the kernel keeps all of these."""
+        for uuid, limit_bytes in wanted.items():
+            before = self._set.get((key, uuid))
+            if not limit_bytes and before is None:
+                continue  # it never had one
+            hard_bytes = limit_bytes or UNLIMITED
+            now = _Set(cgroup, inode, hard_bytes)
+            if before == now:
+                continue
+            about = f"{key[0]}/{key[1]} on {uuid}"
+            try:
+                self._offered = self._kernel.limit(uuid, cgroup, hard_bytes)
+            except AgentError as error:
+                log.failing("kernel limit not set", about=about, error=error)
+                return False
+            if not self._offered:
+                return False
+            log.recovered("kernel limit not set", about=about)
+            log.info("kernel limit set", cgroup=cgroup, gpu=uuid, bytes=hard_bytes)
+            self._set[(key, uuid)] = now
+        return all(wanted.values())

@@ -129,6 +129,11 @@ class StandInRuntime:
                 if c.config.labels[_UID] == pod_uid and (not name or c.name == name)
             ]
 
+    def created(self) -> list[Container]:
+        """Every container ever created, oldest first."""
+        with self._lock:
+            return list(self._created)
+
     def forget(self) -> None:
         """Lose all sandboxes and containers, as a reboot does; what was created stays on record."""
         with self._lock:

@@ -22,12 +22,13 @@ class KubeletProcess:
         peers: the binaries.
         state: a directory of its own; short, for the sockets in it.
         node: name of the node it registers.
-        kubeconfig: how it reaches the API server.
+        kubeconfig: how it reaches the API server; None: there is none, and its pods are the files
+            in `static_pods`.
         runtime: socket of the container runtime.
     """
 
     def __init__(
-        self, peers: Peers, *, state: Path, node: str, kubeconfig: Path, runtime: Path
+        self, peers: Peers, *, state: Path, node: str, kubeconfig: Path | None, runtime: Path
     ) -> None:
         self.root = state / "kubelet"
         self.plugins = self.root / "device-plugins"
@@ -37,12 +38,15 @@ class KubeletProcess:
         self.root.mkdir()
         (state / "resolv.conf").touch()
         config = state / "kubelet.json"
-        config.write_text(json.dumps(_configuration(state)))
+        self.static_pods = state / "static-pods"
+        self.static_pods.mkdir()
+        alone = {"staticPodPath": str(self.static_pods), "fileCheckFrequency": "500ms"}
+        config.write_text(json.dumps(_configuration(state) | (alone if not kubeconfig else {})))
         unshare = shutil.which("unshare") or "unshare"
         kubelet = [
             str(peers.kubelet),
             f"--config={config}",
-            f"--kubeconfig={kubeconfig}",
+            *([f"--kubeconfig={kubeconfig}"] if kubeconfig else []),
             f"--hostname-override={node}",
             f"--cert-dir={state / 'pki'}",
             "--node-ip=127.0.0.1",

@@ -169,7 +169,10 @@ class KubeTransport:
                 delay_s = self._retry_delay_s(request, error, tries, deadline_s)
                 if delay_s is None:
                     raise
+                last = error
             self._pause(delay_s)
+            if deadline_s is not None and self._clock() >= deadline_s:
+                raise last  # woken late on a busy node; "no time" would say less than this does
 
     def _retry_delay_s(
         self, request: Request, error: ClusterUnavailable, tries: int, deadline_s: float | None

@@ -199,6 +199,16 @@ def test_an_eviction_of_a_version_that_is_not_known_is_asked_for_in_an_older_one
     assert server.objects.list("pods")[0] == []
 
 
+def test_who_wakes_too_late_for_another_try_says_what_was_answered(
+    server: ApiServer, cluster: KubeCluster
+) -> None:
+    deadline_s = time.monotonic() + 5.0
+    cluster._transport._pause = lambda _: time.sleep(max(deadline_s - time.monotonic(), 0) + 0.01)
+    server.fail(503, count=9, verb="get", resource="nodes")
+    with pytest.raises(ClusterUnavailable, match="answered 503"):
+        cluster.get_node(deadline_s=deadline_s)
+
+
 def test_an_eviction_that_the_budget_forbids_is_said(
     server: ApiServer, cluster: KubeCluster
 ) -> None:

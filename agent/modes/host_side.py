@@ -45,7 +45,7 @@ class HostSide:
         self.hook = HookInstall(
             install,
             offer=_offer(config),
-            prepare=self.caches.prepare,
+            prepare=lambda: HostCaches.prepare(self.caches),  # the hook's part alone
             collect=HookGc(hooks, self.caches, grants, pods).collect_once,
         )
         self.services = [

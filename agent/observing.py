@@ -3,6 +3,8 @@
 Configuration stops here, as in `agent.app`: everything below receives plain values.
 """
 
+from collections.abc import Callable, Iterable
+
 from agent.adapters.block_guard import ProcessGuard
 from agent.adapters.caches import CONTAINERS
 from agent.adapters.grant_log import FileGrantLog
@@ -17,6 +19,7 @@ from agent.adapters.region_reader import HostRegionReader
 from agent.adapters.region_switches import HostRegionSwitches
 from agent.adapters.regions import HostRegions
 from agent.adapters.totals_file import TotalsFile
+from agent.config import Config
 from agent.domain.bypass import Allowed
 from agent.domain.limit_change import AnnotationRule
 from agent.parts import Parts
@@ -124,7 +127,7 @@ class Observing:
                 limits=limits.largest_bytes,
                 changed=limits.changed,
                 largest_ever=limits.largest_ever,
-                directories=HostRegionReader(config.host_vgpu_dir).directories,
+                directories=_directories(config),
                 states=self.enforcement.states,
             ),
             Allowed(
@@ -135,6 +138,15 @@ class Observing:
             count=parts.metrics.bypass,
             evict=parts.cluster.evict_pod if config.on_bypass == "evict" else None,
         )
+
+
+def _directories(config: Config) -> Callable[[], Iterable[tuple[str, str]]]:
+    """Whose directories there are: also of containers that another plugin granted before us."""
+    places = [config.host_vgpu_dir]
+    if config.mode == "volcano":  # where Volcano's plugin has them
+        places.append(config.host_vgpu_dir / "vgpu")
+    readers = [HostRegionReader(place) for place in places]
+    return lambda: [key for reader in readers for key in reader.directories()]
 
 
 def _feedback(parts: Parts, limits: HostLiveLimits) -> list[Service]:

@@ -1,13 +1,14 @@
-"""Which containers' use is told: those with a grant of ours, and those that HAMi's plugin granted.
+"""Which containers' use is told: those with a grant of ours, and those that others granted.
 
-The second kind has a directory on the node and a pod, whose annotation says what was decided. So
-has one of ours whose grant the journal has lost.
+The second kind, of HAMi's or Volcano's plugin, has a directory on the node and a pod, whose
+annotation says what was decided. So has one of ours whose grant the journal has lost.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from agent.domain import volcano
 from agent.domain.choice import bind_time_s
 from agent.domain.claims import decode_claims, is_padding
 from agent.domain.dialect import DECIDED
@@ -103,6 +104,8 @@ def _decided(pod: Pod, container: str) -> tuple[Claim, ...]:
 
     Its places are those of all containers of the pod, or of those that are not init containers.
     """
+    if DECIDED not in pod.annotations and volcano.DECIDED in pod.annotations:
+        return _decided_by_volcano(pod, container)
     try:
         slots = decode_claims(pod.annotations.get(DECIDED, ""))
     except MalformedAnnotation:
@@ -113,3 +116,15 @@ def _decided(pod: Pod, container: str) -> tuple[Claim, ...]:
             claims = slots[names.index(container)]
             return tuple(claim for claim in claims if not is_padding(claim))
     return ()
+
+
+def _decided_by_volcano(pod: Pod, container: str) -> tuple[Claim, ...]:
+    """The GPUs. How many MiB a unit was then is not known, so no limit is."""
+    try:
+        slots = volcano.decode(pod.annotations[volcano.DECIDED], 1)
+    except MalformedAnnotation:
+        return ()
+    names = [one.name for one in volcano.listed(pod)]
+    if len(names) != len(slots) or container not in names:
+        return ()
+    return tuple(replace(claim, memory_mib=0) for claim in slots[names.index(container)])

@@ -14,9 +14,11 @@ from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.handshake import answer
 from agent.domain.matching import Turn, next_turn
 from agent.domain.pods import Container, Pod, decode_node, decode_pod
+from agent.domain.subjects import granted_by_others
 from agent.domain.volcano import (
     BIND_PHASE,
     BIND_TIME,
+    DECIDED,
     HANDSHAKE,
     LOCK,
     MEMORY,
@@ -450,3 +452,25 @@ def test_whose_annotations_are_taken_back() -> None:
         "vgpu-agent/gpu-memory-factor",
         HANDSHAKE,
     )
+
+
+# --- those that Volcano's plugin granted before us ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("decided", "uuids"),
+    [
+        pytest.param(f"{A};{B}", ["GPU-b"], id="by its place among those that are listed"),
+        pytest.param(A, [], id="the places do not fit"),
+        pytest.param("GPU-a,NVIDIA,1", [], id="unreadable"),
+    ],
+)
+def test_a_container_that_another_plugin_granted_has_its_gpus(
+    decided: str, uuids: list[str]
+) -> None:
+    """Or its processes would be reported for using a GPU without a grant."""
+    running = replace(pod("p", ";", container("a"), LOG, container("b")), phase="Running")
+    running = running.with_annotations({DECIDED: decided})
+    [found] = granted_by_others([("uid-p", "b")], frozenset(), {"uid-p": running}, 0.0)
+    assert [claim.uuid for claim in found.claims] == uuids
+    assert all(not claim.memory_mib for claim in found.claims), "the unit is not known"

@@ -46,7 +46,6 @@ class Pod:
     container_ids: Mapping[str, str] = field(default_factory=dict)  # the runtime's id -> name
     ended: frozenset[str] = frozenset()  # init containers that have done their work
     kubelet_uid: str = ""  # the pod's own uid, where `uid` is the name of a grant (identities)
-    kubelet_uid: str = ""  # the pod's own uid, where `uid` is the name of a grant (identities)
 
     @property
     def full_name(self) -> str:

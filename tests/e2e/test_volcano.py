@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from agent.sim.volcano_scheduler import (
     TO_ALLOCATE,
 )
 from tests.e2e.conftest import COMMAND, QUICK
+from tests.e2e.test_bypass import Stage
 from tests.e2e.test_doctor import OF_THE_NODE, look
 from tests.e2e.whole import env_of, got_its_claims
 from tests.waiting import eventually
@@ -317,3 +319,21 @@ def test_doctor_finds_all_of_it_in_order(make_node: NodeMaker) -> None:
     assert {name: found[name] for name in OF_THE_NODE if found[name]["verdict"] != "ok"} == {}
     assert found["register"]["evidence"].endswith("2 GPUs, in units of 3 MiB")
     assert code == 0
+
+
+def test_nobody_whom_volcanos_plugin_has_granted_a_gpu_is_accused(make_node: NodeMaker) -> None:
+    """Its pods run on when the agent takes over the node."""
+    node = make_node("--process-interval", "0.2s", "--bypass-interval", "0.2s", gpus=1)
+    with ExitStack() as stack:
+        stage = Stage(node, stack)
+        uids = {}
+        for name in ("granted", "thief"):
+            uid = node.create_pod(name, [Ask(memory_mib=3000)], node_name=node.name)
+            node.volcano.annotate("team", name, node.name, f"{made_up_uuid(0)},NVIDIA,1000,10:")
+            uids[name] = uid
+        place = node.root / "host" / "vgpu" / "vgpu" / "containers" / f"{uids['granted']}_main"
+        place.mkdir(parents=True)
+        for uid in uids.values():
+            stage.taker(uid)
+        eventually(lambda: ("no grant", "thief") in stage.found(), within_s=20)
+        assert stage.found() == [("no grant", "thief")]

@@ -15,6 +15,7 @@ from agent.sim.kubelet import ContainerGrant, ContainerSpec
 from agent.sim.lone_node import LoneNode
 from tests.cdi_schema import check_cdi
 from tests.e2e.conftest import COMMAND
+from tests.toy_plugin import ToyPlugin, register
 from tests.waiting import eventually
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -50,6 +51,7 @@ def lone() -> Iterator[LoneMaker]:
         programs: Path | None = None,
         behaviour: str = "1.36",
         linked: tuple[int, int] | None = None,
+        started: bool = True,
     ) -> LoneNode:
         root = Path(tempfile.mkdtemp(prefix="vgpu-e2e-"))
         if config:
@@ -67,7 +69,8 @@ def lone() -> Iterator[LoneMaker]:
             node.driver.add_gpu(number, gpu)
         if linked:
             node.driver.nvlink(*linked, links=12)
-        node.start_agent()
+        if started:
+            node.start_agent()
         return node
 
     yield make
@@ -334,3 +337,25 @@ def test_gpus_that_are_joined_are_given_together(lone: LoneMaker) -> None:
     assert set(grant.env[VISIBLE].split(",")) == {made_up_uuid(1), made_up_uuid(3)}
     rest = given(node, "b", {GPU: 2})
     assert set(rest.env[VISIBLE].split(",")) == {made_up_uuid(0), made_up_uuid(2)}
+
+
+def test_pods_of_the_plugin_before_keep_their_devices(lone: LoneMaker) -> None:
+    node = lone("--owners-interval", "200ms", started=False)
+    theirs = ToyPlugin(node.kubelet.socket.parent / "nvidia-gpu.sock", [FIRST, SECOND])
+    register(node.kubelet, theirs)
+    eventually(
+        lambda: GPU in node.kubelet.resources and len(node.kubelet.resources[GPU].healthy) == 2,
+        within_s=20,
+        what="theirs",
+    )
+    before = node.run_static("old", ContainerSpec("main", {GPU: 1}))
+    assert before.admitted.ok
+    (held,) = before.admitted.containers["main"].device_ids[GPU]
+    theirs.stop()
+    node.start_agent()
+    up(node, {GPU: 2})
+    assert node.kubelet.resources[GPU].in_use == {held}
+    assert given(node, "new", {GPU: 1}).env[VISIBLE] == ({FIRST, SECOND} - {held}).pop()
+    node.end_static(before)
+    assert given(node, "next", {GPU: 1}).env[VISIBLE] == held
+    assert "two owners" not in node.log_text()

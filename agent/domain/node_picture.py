@@ -102,7 +102,7 @@ def of_node(picture: NodePicture) -> tuple[str, ...]:
     named = {(one.namespace, one.pod, one.container) for one in use.containers}
     known = {gpu.uuid for gpu in use.gpus}
     said += [
-        _of_whom(bypass)
+        _of_whom(bypass, use)
         for bypass in picture.bypasses
         if bypass.gpu not in known and (bypass.namespace, bypass.pod, bypass.container) not in named
     ]
@@ -116,7 +116,7 @@ def of_gpu(picture: NodePicture, gpu: GpuUse) -> tuple[str, ...]:
         said.append(f"unhealthy: {reason}")
     named = {(one.namespace, one.pod, one.container) for one in picture.use.containers}
     said += [
-        _of_whom(bypass)
+        _of_whom(bypass, picture.use)
         for bypass in picture.bypasses
         if bypass.gpu == gpu.uuid and (bypass.namespace, bypass.pod, bypass.container) not in named
     ]
@@ -134,7 +134,7 @@ def of_container(picture: NodePicture, one: ContainerUse) -> tuple[str, ...]:
     elif state is not None and state.reason in _UNKNOWN:
         said.append(_UNKNOWN[state.reason])
     said += [
-        bypass.explained or str(bypass.kind)
+        _explained(bypass, picture.use)
         for bypass in picture.bypasses
         if (bypass.namespace, bypass.pod, bypass.container)
         == (one.namespace, one.pod, one.container)
@@ -201,8 +201,17 @@ def _by_how_much(refusal: Refusal) -> str:
     return f", so it was {size_text(over)} too much" if 0 < over < refusal.asked_bytes else ""
 
 
-def _of_whom(bypass: Bypass) -> str:
+def _explained(bypass: Bypass, use: NodeUse) -> str:
+    """Its sentence, with a GPU that is shown here called by the number it is shown by."""
     said = bypass.explained or str(bypass.kind)
+    for gpu in use.gpus:
+        if gpu.uuid == bypass.gpu:
+            return said.replace(f"the GPU {gpu.uuid}", f"GPU {gpu.index}")
+    return said
+
+
+def _of_whom(bypass: Bypass, use: NodeUse) -> str:
+    said = _explained(bypass, use)
     if bypass.pod and bypass.pod not in said:
         return f"pod {bypass.namespace}/{bypass.pod}: {said}"
     return said

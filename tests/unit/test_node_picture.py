@@ -6,8 +6,15 @@ import pytest
 import use_pictures
 from use_pictures import GIB, GPUS, NOW_S
 
-from agent.domain.accounting import ContainerUse, DeviceUse, NodeUse, SelfReported, Tier
-from agent.domain.bypass import Bypass, Kind
+from agent.domain.accounting import (
+    ContainerUse,
+    DeviceUse,
+    GpuProcess,
+    NodeUse,
+    SelfReported,
+    Tier,
+)
+from agent.domain.bypass import Allowed, Bypass, Kind, Node, Whereabouts, judge
 from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.domain.node_picture import (
@@ -120,6 +127,24 @@ def test_a_bypass_of_a_stranger_is_told_with_the_gpu() -> None:
     [said] = of_gpu(shown, shown.use.gpus[0])
     assert said.startswith("pod team/sneaky: container shell uses")
     assert of_container(shown, shown.use.containers[0]) == of_node(shown) == ()
+
+
+def test_a_gpu_that_is_shown_is_called_by_its_number() -> None:
+    """As the detector says it, with the uuid, of which Events and logs have need."""
+    held = [GpuProcess(pid=70, used_bytes=1)]
+    (found,) = judge(
+        Node(
+            processes={GPUS[0]: held}, traced={70: Whereabouts(5, "miner")},
+            gpus={GPUS[0]: INVENTORY.gpus[0]}, grants=(), limits={}, allowances={}, pods={},
+            synced=True, changed={}, states=(),
+        ),
+        Allowed(),
+    )  # fmt: skip
+    assert GPUS[0] in found.explained
+    shown = picture(container(), bypasses=(found,))
+    (said,) = of_gpu(shown, shown.use.gpus[0])
+    assert said.startswith("the process 70 (miner) of the host uses GPU 0, which pods share")
+    assert GPUS[0] not in said
 
 
 def test_a_bypass_on_a_gpu_that_is_not_known_is_told_all_the_same() -> None:

@@ -46,9 +46,8 @@ def test_a_limit_is_the_kernels_and_follows_what_the_operator_sets(make_node: No
         lambda: (group / "dmem.max").read_text().endswith(f"vidmem {2048 << 20}\n"), within_s=20
     )
     assert eventually(lambda: 'tier="kernel"' in info(node), within_s=20)
-    done = node.run_plain(
-        "limit", "team/pod", "--memory", "1Gi", "--socket", str(node.root / "run/control.sock")
-    )
+    run = ("--runtime-dir", str(node.root / "run"))
+    done = node.run_plain("limit", "team/pod", "--memory", "1Gi", *run)
     assert done.returncode == 0, done.stderr
     assert eventually(
         lambda: (group / "dmem.max").read_text().endswith(f"vidmem {1024 << 20}\n"), within_s=20

@@ -9,6 +9,7 @@ import grpc
 
 from agent.adapters.kubelet import SOCKET_PATH_BYTES, SOCKET_PREFIX
 from agent.adapters.podresources import MAX_RECEIVE_BYTES
+from agent.doctor import volcano
 from agent.doctor.finding import Check, Finding, failed, ok, warning
 from agent.doctor.host import Host, is_socket, listens, writable
 from agent.domain.gpu import GpuInventory
@@ -227,6 +228,8 @@ def list_size(host: Host) -> Finding:
     if verdict.warning:
         count = max(1, MANY_VGPUS // max(1, len(host.gpus)))
         return warning(verdict.warning, f"vgpu-agent run --device-split-count {count}")
+    if host.config.mode == "volcano":
+        return volcano.units(host.config, GpuInventory.of(host.gpus))
     return ok(f"{said}; kubelet takes 4 MiB")
 
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from agent.config import Config
 from agent.doctor.finding import Finding, failed, ok, warning
+from agent.domain.gpu import GpuInventory
 from agent.domain.volcano import CORES, FACTOR, HANDSHAKE, MEMORY, NUMBER, REGISTER
+from agent.domain.volcano_units import judge_factor, objection
 
 LOGS = "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent"
 FIELDS = 6
@@ -63,3 +65,15 @@ def protocol(
             LOGS if config.answers_handshake else "vgpu-agent run --mode volcano --handshake on",
         )
     return ok(f"{HANDSHAKE} is {value[:80]!r}, and kubelet counts all three resources")
+
+
+def units(config: Config, gpus: GpuInventory) -> Finding:
+    """Kubelet's messages go through with the units of memory that these settings make."""
+    sharing, factor, form = config.sharing, config.memory_factor, config.memory_ids
+    verdict = judge_factor(gpus, sharing, factor, form)
+    if why := objection(gpus, sharing, factor, form):
+        return failed(why, f"vgpu-agent run --mode volcano --gpu-memory-factor {verdict.smallest}")
+    return ok(
+        f"units of {verdict.factor} MiB make a list of {verdict.list_bytes} bytes, of 4 MiB that "
+        f"kubelet takes, and a status of {verdict.status_bytes}; {verdict.smallest} would do"
+    )

@@ -6,7 +6,8 @@ import pytest
 
 from agent.config import Config
 from agent.doctor.finding import Verdict
-from agent.doctor.volcano import protocol, register
+from agent.doctor.volcano import protocol, register, units
+from agent.domain.gpu import Gpu, GpuInventory
 
 REGISTER, FACTOR = "volcano.sh/node-vgpu-register", "vgpu-agent/gpu-memory-factor"
 HANDSHAKE = "volcano.sh/node-vgpu-handshake"
@@ -60,5 +61,23 @@ def test_what_schedulers_go_by(
 ) -> None:
     annotations = {HANDSHAKE: handshake} if handshake is not None else {}
     finding = protocol(config(), annotations, allocatable, asked_ago_s=asked_ago_s)
+    assert finding.verdict is verdict
+    assert words in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "words"),
+    [
+        pytest.param(0, OK, "units of 5 MiB", id="chosen"),
+        pytest.param(12, OK, "5 would do", id="larger"),
+        pytest.param(4, FAILED, "gpu-memory-factor to 5 or more", id="too small"),
+    ],
+)
+def test_the_units_of_memory(factor: int, verdict: Verdict, words: str) -> None:
+    gpus = GpuInventory.of(
+        Gpu(uuid=f"GPU-{n:08x}-0-0-0-{n:012}", index=n, name="x", memory_mib=81559)
+        for n in range(8)
+    )
+    finding = units(config(memory_factor=factor), gpus)
     assert finding.verdict is verdict
     assert words in finding.evidence

@@ -161,7 +161,7 @@ def changed(path: str, value: object) -> Any:
         pytest.param(changed("gpus/0/driver/power_watts", "x"), r"gpus\[0\].driver.power_watts is not a number", id="no number"),
         pytest.param(changed("taken_at_s", math.nan), "taken_at_s is not a number", id="NaN"),
         pytest.param(changed("taken_at_s", 10**400), "taken_at_s is not a number", id="endless"),
-        pytest.param(changed("containers/0/tier", "magic"), r"containers\[0\].tier is not one of 'hook'", id="an unknown tier"),
+        pytest.param(changed("containers/0/tier", "magic"), r"containers\[0\].tier is not one of 'kernel', 'hook'", id="an unknown tier"),
         pytest.param(changed("containers/0/processes/0/self_reported/used_bytes", [[]]), r"used_bytes\[0\] is not a number", id="a list of no numbers"),
         pytest.param(changed("not_serving", [1]), r"not_serving\[0\] is not a text", id="a list of no texts"),
         pytest.param(changed("bypasses/0/kind", ""), "kind is not one of", id="an unknown bypass"),

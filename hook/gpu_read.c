@@ -141,6 +141,7 @@ static void judge(struct measured_lane *lane, struct trace *trace, const struct 
         own = short_ns(lane, trace, own);
     bool is_known = is_short && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
     trace->told = !trace->edge && (!trace->sweep || gpu_sweep_has(sweep, trace))
+        && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
         && !(is_known && doubtful(lane, trace, expected_ns, own, now_ns));
     trace->single_ns = trace->own_ns = trace->sweep ? (int64_t)((double)own * sweep->scale) : own;
 }

@@ -250,6 +250,20 @@ def test_estimates_of_short_kernels_stay_true_beside_others(tmp_path: Path) -> N
     assert holds(containers), [one.worst_error() for one in containers]
 
 
+def test_a_turn_of_others_that_was_not_in_a_launch_is_no_measurement(tmp_path: Path) -> None:
+    """Of 10 us, a millisecond that others had was taken off: 5.3 points too much for a second."""
+    tenants = [Tenant(percent, ("ms=5500",)) for percent in (20, 30, 40)]
+    containers = run(tmp_path, tenants, {"kernel": (2, 20)}, first_seed=11)
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
+def test_what_a_launch_may_wait_for_goes_out_now_and_then(tmp_path: Path) -> None:
+    """One runs for 60 s, and nothing else could be paid for: it may wait for a later launch."""
+    tenant = Tenant(50, ("ms=40000,kernel=a+b,streams=2",))
+    (container,) = run(tmp_path, [tenant], {"a": 60_000_000, "b": 50})
+    assert 7 <= container.launches <= 9  # one in 5 s, from 5 s on
+
+
 UNEQUAL = [
     pytest.param([10, 90], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 10"),
     pytest.param([30, 70], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 30"),

@@ -62,6 +62,16 @@ def test_it_proves_the_main_job_to_programs(scratch: Path, mode: str) -> None:
     assert list(scratch.iterdir()) == []
 
 
+def test_it_proves_that_gpus_are_divided(scratch: Path) -> None:
+    demo = start(scratch, "--json", "--mode", "mig")
+    out, err = demo.communicate(timeout=50)
+    answer = json.loads(out)
+    assert [check for check in answer["checks"] if not check["passed"]] == []
+    assert "killed agent has its instances back" in [check["name"] for check in answer["checks"]]
+    assert (demo.returncode, answer["passed"], err) == (0, True, "")
+    assert list(scratch.iterdir()) == []
+
+
 def test_it_shows_people_gpus_containers_and_what_was_proved(scratch: Path) -> None:
     demo = start(scratch)
     out, _ = demo.communicate(timeout=50)

@@ -96,6 +96,9 @@ def _no_such_node(name: str, own_name: str, warn: Say) -> None:
 def _annotations(config: Config, *, dry_run: bool, say: Say) -> bool:
     """Step: what the schedulers read about this node's GPUs; False when there is no such Node."""
     where = f"the Node {config.node_name}"
+    if not config.follows_cluster:
+        say(f"nothing to remove: in mode {config.mode} nothing is written to {where}")
+        return True
     cluster = KubeCluster(
         KubeTransport(config.kubeconfig),
         node_name=config.node_name,

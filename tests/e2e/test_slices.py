@@ -307,6 +307,16 @@ def _found(node: LoneNode) -> list[tuple[str, str, str]]:
     return [(b["pod"], b["container"], b["kind"]) for b in json.loads(done.stdout)["bypasses"]]
 
 
+def test_uninstall_needs_no_cluster(lone: LoneMaker) -> None:
+    node = lone()
+    refused = node.run_command("uninstall")
+    assert refused.returncode == 1, "an agent runs"
+    node.stop_agent()
+    done = node.run_command("uninstall")
+    assert done.returncode == 0, done.stderr
+    assert "in mode slices nothing is written" in done.stdout
+
+
 def test_doctor_asks_nothing_of_a_cluster(lone: LoneMaker) -> None:
     node = lone("--slice-sizes", "small=8Gi:25")
     wanted = "credentials,node,register,handshake-clock,registered,kubelet-books"

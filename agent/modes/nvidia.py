@@ -71,8 +71,9 @@ class NvidiaMode:
         self.caches = HostCaches(config.host_vgpu_dir, lock_dir=config.lock_dir)
         self._cdi = cdi_specs(config, parts.inventory, files, policy)
         pods = kubelet_pods(parts, grants, running=running_of(parts))
+        notes = NvidiaGrants(grants, noted=pods.wake)
         self._supply = Supply(
-            note=NvidiaGrants(grants, noted=pods.wake).note,
+            note=notes.note,
             inventory=parts.inventory,
             offered=Offered(self._offer),
             policy=policy,
@@ -85,7 +86,7 @@ class NvidiaMode:
             parts.inventory, self._names, self._plugin, _most_resources(self._offer)
         )
         more = (self._cdi, self._mps)
-        self.services = [*self._places.places, pods, *(one for one in more if one)]
+        self.services = [*self._places.places, notes, pods, *(one for one in more if one)]
 
     @property
     def plugins(self) -> Sequence[Plugin]:

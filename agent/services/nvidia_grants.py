@@ -1,9 +1,11 @@
-"""What was given to whom in mode nvidia, so that use can be told by pod.
+"""Loop: what was given to whom in mode nvidia is written down, so that use can be told by pod.
 
-Nothing depends on it: an answer to kubelet is the same without, and a disk that refuses holds
-nobody up. Whose it is tells kubelet's books later (kubelet_pods.py).
+Nothing depends on it: an answer to kubelet is the same without, and it is written after the answer,
+so that a disk that is slow or refuses holds nobody up. Whose it is tells kubelet's books later
+(kubelet_pods.py).
 """
 
+import queue
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,15 +16,21 @@ from agent.domain.identities import HOLDER, identity
 from agent.domain.nvidia_devices import Device
 from agent.errors import AgentError
 from agent.ports import GrantLog
+from agent.supervisor import Lifeline
 
 log = logs.get(__name__)
 
 MODE = "nvidia"
 VENDOR = "NVIDIA"
+MOST_WAITING = 1000
+WRITING_S = 600.0  # a disk may hang; a restart would meet the same
+IDLE_S = 30.0
 
 
 class NvidiaGrants:
-    """Notes grants. Thread-safe as the log is."""
+    """Notes grants, in the order in which they were given."""
+
+    name = "nvidia-grants"
 
     def __init__(
         self,
@@ -37,12 +45,10 @@ class NvidiaGrants:
         self._noted = noted
         self._random = random
         self._now_s = now_s
+        self._waiting: queue.Queue[GrantRecord | None] = queue.Queue(MOST_WAITING)
 
     def note(self, devices: Sequence[Device], grant: Grant) -> None:
-        """Remember that a container has these devices, and that nobody had them before it.
-
-        Kubelet gives a device away again when it is free, or to a later container of one pod.
-        """
+        """Have it remembered that a container has these devices. Returns at once. Thread-safe."""
         ids = tuple(sorted(device.device_id for device in devices))
         uuids = dict.fromkeys(device.gpu.uuid for device in devices)
         name = identity(MODE, self._random())
@@ -56,7 +62,33 @@ class NvidiaGrants:
             grant=grant,
             granted_at_s=self._now_s(),
         )
-        taken = frozenset(ids)
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            log.failing("grant not noted", error=f"{MOST_WAITING} others wait for the disk")
+
+    def run(self, life: Lifeline) -> None:
+        life.on_stop(lambda: self._waiting.put(None) if self._waiting.empty() else None)
+        while not life.stopping:
+            life.pulse(WRITING_S)
+            self.write_once(IDLE_S)
+
+    def write_once(self, wait_s: float = 0.0) -> bool:
+        """Write down the next one, if there is one within `wait_s`; tell whether there was."""
+        try:
+            record = self._waiting.get(block=wait_s > 0, timeout=wait_s or None)
+        except queue.Empty:
+            return False
+        if record is not None:
+            self._write(record)
+        return True
+
+    def _write(self, record: GrantRecord) -> None:
+        """And that nobody has its devices who had them before: kubelet gives what is free.
+
+        Or what an earlier container of the same pod has done with.
+        """
+        taken = frozenset(record.device_ids)
         before = {r.pod_uid for r in self._grants.records() if taken.intersection(r.device_ids)}
         try:
             self._grants.forget(frozenset(before))

@@ -144,6 +144,9 @@ def test_a_device_has_one_holder() -> None:
     notes = NvidiaGrants(grants, random=lambda: next(numbers), now_s=lambda: 1.0)
     for ids in (("GPU-0::0",), ("GPU-0::1",), ("GPU-0::0",)):
         notes.note(devices_of(*ids), Grant())  # type: ignore[arg-type]
+    assert not grants.records(), "nothing is written before kubelet is answered"
+    while notes.write_once():
+        pass
     held = {record.pod_uid: record.device_ids for record in grants.records()}
     assert held == {
         "nvidia-0000000000000002": ("GPU-0::1",),
@@ -158,7 +161,10 @@ def test_a_disk_that_refuses_holds_nobody_up() -> None:
         def record(self, record: GrantRecord) -> None:
             raise NodeNotReady("the disk is full")
 
-    NvidiaGrants(Full()).note(devices_of("GPU-0::0"), Grant())  # type: ignore[arg-type]
+    notes = NvidiaGrants(Full())
+    notes.note(devices_of("GPU-0::0"), Grant())  # type: ignore[arg-type]
+    assert notes.write_once()
+    assert not notes.write_once(), "it is not tried again"
 
 
 # --- MPS -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from agent.adapters.kubelet import KubeletLink
 from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.socket_watch import SocketWatch
+from agent.config import Config
 from agent.domain.gpu import Sharing
 from agent.domain.identities import is_identity
 from agent.domain.pods import Pod
@@ -31,6 +32,8 @@ from agent.services.registrar import Registrar
 from agent.services.room import Room
 from agent.services.turns import Turns
 from agent.supervisor import Service
+
+MAKING_S = 30.0  # for several instances; how long hardware takes was not measured, kubelet waits
 
 
 class HamiMode:
@@ -103,6 +106,12 @@ def _by_own_names(pods: Pods | None) -> dict[str, Pod]:
     return {name: pod for name, pod in table.items() if is_identity(name)}
 
 
+def _budget_s(config: Config) -> float:
+    """How long an Allocate may take: the driver needs its time for making instances."""
+    least_s = MAKING_S if config.sharing.mode == "mig" else 0.0
+    return max(config.allocate_budget_s, least_s)
+
+
 def _plugin(parts: Parts, allocator: Answering, preference: Preference) -> Plugin:
     config, metrics = parts.config, parts.metrics
     answers = Answers(
@@ -110,7 +119,7 @@ def _plugin(parts: Parts, allocator: Answering, preference: Preference) -> Plugi
         lambda picture: advertised(picture, config.sharing),
         allocator,
         preference,
-        budget_s=config.allocate_budget_s,
+        budget_s=_budget_s(config),
         on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
     )
     return Plugin(

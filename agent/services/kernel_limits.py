@@ -25,7 +25,7 @@ from agent.supervisor import Lifeline
 log = logs.get(__name__)
 
 Key = tuple[str, str]  # pod uid (or name of the grant) and container
-LOOKING_S = 60.0
+LOOKING_S = 600.0  # a driver that hangs is no stuck agent, see services/health.py
 UNLIMITED = 2**64 - 1
 NOT_OFFERED_AGAIN_S = 3600.0  # a driver is upgraded with the agent's restart, or later
 

@@ -45,7 +45,7 @@ log = logs.get(__name__)
 
 EVERY_S = 5.0
 LIST_S = 5.0  # for asking the API server before something is destroyed
-WORKING_S = 120.0  # an instance takes about a second; a driver may hang
+WORKING_S = 600.0  # a driver that hangs is no stuck agent, see services/health.py
 AGAIN = "delete the pod, so that it is scheduled again"
 
 

@@ -256,7 +256,14 @@ def test(arguments: "Sequence[str]") -> int:
     if not arguments:
         check()
     chosen = arguments or ["-n", "2", "--dist", "loadfile"]
-    return run(PYTHON, "-m", "pytest", "-m", "not cluster and not gpu and not bundle", *chosen)
+    return run(
+        PYTHON,
+        "-m",
+        "pytest",
+        "-m",
+        "not cluster and not gpu and not bundle and not faults",
+        *chosen,
+    )
 
 
 def test_cluster(arguments: "Sequence[str]") -> int:
@@ -360,6 +367,17 @@ def site(_arguments: "Sequence[str]" = ()) -> int:
     return 0
 
 
+def faults(arguments: "Sequence[str]" = ()) -> int:
+    """Try every fault of the matrix, for about half an hour; writes docs/results/faults.md.
+
+    --runs N: so often. --only WORDS: faults with these words. --page FILE writes there instead, and
+    FILE.json beside it. Exit code 1: something failed.
+    """
+    compile_hook()
+    environment("run", "hook", "dev")
+    return run(PYTHON, "tests/faults/run.py", *arguments)
+
+
 def dist(arguments: "Sequence[str]" = ()) -> int:
     """Make the release in dist/: one executable, tarball, image; sums, SBOM, provenance.
 
@@ -423,11 +441,11 @@ TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
     "release-check": release_check,
     "cuda-symbols": cuda_symbols,
-    "bench": bench, "soak": soak, "site": site, "gpu": gpu, "cluster-peers": cluster_peers,
-    "proto": proto, "lock": lock, "clean": clean,
+    "bench": bench, "faults": faults, "soak": soak, "site": site, "gpu": gpu,
+    "cluster-peers": cluster_peers, "proto": proto, "lock": lock, "clean": clean,
 }  # fmt: skip
 
-TAKE_ARGUMENTS = ("demo", "test", "hook", "cuda-symbols", "gpu", "bench", "soak", "dist")
+TAKE_ARGUMENTS = ("demo", "test", "hook", "cuda-symbols", "gpu", "bench", "faults", "soak", "dist")
 
 
 def main(argv: "Sequence[str]") -> int:

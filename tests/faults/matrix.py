@@ -1,0 +1,111 @@
+"""Every fault that the agent is said to survive, the scenarios that run it, and what checks them.
+
+A scenario is a test function (all of its cases). `open` says what of the fault is not tried here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+INVARIANTS = "tests/faults/invariants.py: budgets, capacity, half-written files"
+RELEASED = INVARIANTS + ", release"
+WHOLE = "registered again, the lock released, a new pod gets exactly its claim (`serves`)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One fault."""
+
+    group: str
+    fault: str
+    tests: tuple[str, ...]
+    checker: str
+    open: str = ""
+
+
+def _rows(folder: str, *rows: tuple[str, ...]) -> Iterator[Row]:
+    for group, fault, tests, checker, *left in rows:
+        named = tuple(f"{folder}/{test}" for test in tests.split())
+        yield Row(group=group, fault=fault, tests=named, checker=checker, open="".join(left))
+
+
+KILLED, OTHERS, CLOCK = "test_killed_agent.py", "test_others_restart.py", "test_clock.py"
+LIES, HOST, KUBELET = "test_lying_api.py", "test_host_faults.py", "test_kubelet_faults.py"
+API = "test_api_faults.py"
+
+ROWS: tuple[Row, ...] = (
+    *_rows(
+        "tests/faults",
+        ("agent", "kill -9 at every write boundary of a bind", f"{KILLED}::test_while_a_pod_is_bound", RELEASED),
+        ("agent", "kill -9 at every write boundary of a start", f"{KILLED}::test_while_it_starts_on_a_new_host", INVARIANTS),
+        ("agent", "kill -9 at every write boundary of a stop", f"{KILLED}::test_while_it_stops", INVARIANTS),
+        ("agent", "kill -9 at every write boundary of a change of limits", f"{KILLED}::test_while_limits_are_changed", RELEASED),
+        ("agent", "kill -9 at every write boundary of a refusal", f"{KILLED}::test_while_a_refused_pod_is_taken_back", RELEASED),
+        ("agent", "kill -9 at every write boundary of the cleaning up", f"{KILLED}::test_while_a_pod_that_is_gone_is_cleaned_up", RELEASED),
+        ("kubelet", "restart at every write boundary of a bind, books lost or not", f"{OTHERS}::test_while_a_pod_is_bound", RELEASED),
+        ("API server", "restart at every write boundary of a bind", f"{OTHERS}::test_while_a_pod_is_bound", RELEASED),
+        ("API server", "nonsense instead of answers", f"{LIES}::test_nonsense_is_survived", INVARIANTS),
+        ("API server", "hostile claims", f"{LIES}::test_a_hostile_annotation_is_a_clear_refusal", WHOLE),
+        ("API server", "hostile pods beside", f"{LIES}::test_hostile_objects_of_others_harm_nobody", WHOLE),
+        ("clock", "the clock of the day jumps by an hour, forward, back, to and fro; the machine sleeps",
+         f"{CLOCK}::test_clocks_jump_while_pods_run", INVARIANTS + ", counters only go on"),
+    ),
+    *_rows(
+        "tests/e2e",
+        ("kubelet", "restart, absence, crashed registration, socket deleted, directory replaced, checkpoint deleted or spoilt",
+         f"{KUBELET}::test_kubelet_faults", WHOLE),
+        ("kubelet", "restart before, during and after Allocate",
+         f"{KUBELET}::test_kubelet_is_restarted_while_it_waits_for_an_answer {KUBELET}::test_an_allocate_after_a_lost_checkpoint_gets_the_same_answer", WHOLE),
+        ("agent", "random histories with kills and restarts of all three", "test_history.py::test_whatever_happens_everybody_gets_exactly_his_own",
+         "each admitted container has its own claim, after every step"),
+        ("agent", "counters across kill -9", "test_accounting.py::test_counters_only_go_on_when_the_agent_is_killed_and_the_tenant_lies", "counters only go on"),
+        ("agent", "two agents on a node", f"{KUBELET}::test_two_agents_on_one_node", WHOLE),
+        ("API server", "restart, lost history, 410, 429, 5xx, lost answers", f"{API}::test_api_server_faults", WHOLE),
+        ("API server", "away during Allocate and at the start",
+         f"{API}::test_the_api_server_is_down_during_allocate {API}::test_the_api_server_is_down_at_the_start", WHOLE,
+         "an absence of a whole hour: pauses between tries are tested in virtual time (tests/wire/test_watches.py)"),
+        ("API server", "slow by 30 s", f"{API}::test_the_api_server_answers_too_late", WHOLE),
+        ("API server", "stale reads", f"{API}::test_stale_reads", WHOLE),
+        ("API server", "duplicate and late events", f"{API}::test_doubled_and_late_events", WHOLE),
+        ("API server", "the scheduler's clock an hour off", f"{API}::test_the_schedulers_clock_is_wrong", WHOLE),
+        ("disk", "full and read-only, at several places", f"{HOST}::test_a_bad_disk_is_a_clear_refusal", "a refusal in words, nothing half made stays"),
+        ("disk", "EIO and slow fsync", f"{HOST}::test_a_disk_that_fails_or_dawdles", "a refusal in words, nothing half made stays"),
+        ("region file", "pipe, link, hard link, holes", "test_enforcement.py::test_a_region_that_is_exchanged_harms_nobody_else", "the agent is alive and says so"),
+        ("NVML", "missing at the start", f"{HOST}::test_no_driver_at_the_start_is_waited_for", WHOLE),
+        ("NVML", "gone and back", f"{HOST}::test_the_driver_dies_and_comes_back", WHOLE),
+        ("NVML", "errors", f"{HOST}::test_every_error_of_the_driver_is_survived", WHOLE, "six of the codes, of two calls"),
+        ("NVML", "hangs", f"{HOST}::test_a_hanging_driver_blocks_nobody", WHOLE, "until the GPUs count as ill (10 s), not 60 s"),
+        ("NVML", "a GPU falls off the bus", f"{HOST}::test_a_gpu_falls_off_the_bus", WHOLE),
+        ("NVML", "renumbering", f"{HOST}::test_gpus_are_renumbered", "what is gone is unhealthy"),
+        ("NVML", "wrong version: upgraded under the agent", f"{HOST}::test_the_driver_is_upgraded_under_us", WHOLE),
+    ),
+    *_rows(
+        "tests/hook",
+        ("tenants", "kill -9 in the middle of allocations and changes",
+         "test_processes.py::test_two_hundred_killed_in_the_middle_of_everything_leave_nothing test_accounting.py::test_a_killed_process_in_the_middle_of_everything_does_not_stop_the_others",
+         "the ledger against the simulated driver", "at random moments, not at each instruction"),
+        ("tenants", "all of them killed at once", "test_accounting.py::test_all_of_them_killed_leave_nothing_behind", "the ledger is empty"),
+        ("tenants", "one holds the region's lock", "test_region_file.py::test_who_keeps_the_file_locked_stops_nobody", "others go on"),
+        ("tenants", "stopped in the middle of a change", "test_processes.py::test_stopped_in_the_middle_of_a_change_they_hold_nobody_up", "others go on"),
+        ("region file", "truncated, foreign, other versions, link", "test_region_file.py::test_a_file_is_made_or_taken_over_or_cuda_does_not_start", "CUDA starts with a right one or not at all"),
+        ("region file", "1024 slots full", "test_region_file.py::test_a_process_more_than_there_are_places_for_is_refused", "the one too many is refused"),
+        ("region file", "pid reuse, clash of pid namespaces", "test_slots.py::test_only_the_dead_lose_their_slot", "only the dead lose their slot"),
+        ("region file", "a full disk", "test_region_file.py::test_a_full_disk_stops_cuda_and_not_the_program test_region_file.py::test_a_disk_that_is_full_later_ends_nobody", "the program lives"),
+        ("tenants", "fork bombs of CUDA processes", "test_accounting.py::test_a_hundred_racing_processes_never_exceed_the_limit", "the limit holds to the byte", "a hundred at once, not a bomb without end"),
+    ),
+    *_rows(
+        "tests/wire",
+        ("agent", "kill -9 at every line that changes limits", "test_live_limits.py::test_killed_at_every_step_a_change_is_whole_or_was_never_made", "the old limits or the new, on all GPUs"),
+        ("region file", "every byte all ones, any content", "test_region_reader.py::test_past_finds test_spoilt_regions.py::test_it_waits_by_its_limits_file", "read or refused, never a crash"),
+        ("tenants", "an agent that dies while it blocks them", "test_block_guard.py::test_a_tenant_with_hami_cores_library_waits_and_resumes", "they go on"),
+    ),
+    *_rows(
+        "tests/unit",
+        ("host", "cgroups of version 1 and 2, by both drivers", "test_proc_text.py::test_the_pod_of_a_cgroup", "the pod is found"),
+    ),
+)  # fmt: skip
+
+# Of the published list, what has no row yet.
+OPEN = (
+    "systemd daemon-reload that takes devices from containers: only `vgpu-agent doctor` looks for its cause",
+    "30 days of pods in virtual time",
+)

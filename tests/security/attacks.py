@@ -1,0 +1,179 @@
+"""The attacks on a limit from inside a container that are tried, and what each is expected to come to.
+
+One table: tests/security/test_inside_a_container.py runs it in a real container, and
+docs/threat-model.md repeats it (a test compares them).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """What becomes of an attack."""
+
+    PREVENTED = "prevented"
+    DETECTED = "detected within 5 s"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """One attack on a memory limit.
+
+    `script` is run by a shell in the container and ends in a program (`$TENANT`) that then asks for
+    more than was granted. `$REGION` is the container's usage region. `detected_as` is what the
+    agent's metrics call it.
+    """
+
+    name: str
+    script: str
+    outcome: Outcome
+    detected_as: str = ""
+    asks_mib: int = 1500  # 1000 were granted, of which 900 are held
+    cuda_starts: bool = True
+    why: str = ""
+
+
+PREVENTED, DETECTED, NEITHER = Outcome
+
+# As a user that is not root, and in a mount namespace of one's own: the attack's own script lies in
+# /tmp/attack then.
+MALLORY = (
+    "echo 'mallory::12345:12345::/tmp:/bin/sh' > /etc/passwd; ln -sf busybox /bin/sh; "
+    "busybox printf '#!/bin/sh\n%s\n' \"$ATTACK\" > /tmp/attack; chmod 755 /tmp/attack; "
+)
+AS_MALLORY = MALLORY + "exec busybox su -p mallory -c /tmp/attack"
+IN_A_NAMESPACE = (
+    MALLORY + "exec busybox su -p mallory -c 'exec busybox unshare -U -r -m /tmp/attack'"
+)
+
+ATTACKS = (
+    Attack(
+        name="variables that raise or switch off limits",
+        script="CUDA_DEVICE_MEMORY_LIMIT=0 CUDA_DEVICE_MEMORY_LIMIT_0=999999m CUDA_DISABLE_CONTROL=true "
+        "CUDA_OVERSUBSCRIBE=true GPU_CORE_UTILIZATION_POLICY=disable CUDA_DEVICE_SM_LIMIT=0 "
+        "NVIDIA_VISIBLE_DEVICES=all CUDA_VISIBLE_DEVICES=0 LD_PRELOAD= exec $TENANT",
+        outcome=PREVENTED,
+        why="the limits file decides, and the environment may only lower",
+    ),
+    Attack(
+        name="a usage region of one's own, by variable",
+        script="CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/mine.cache exec $TENANT",
+        outcome=PREVENTED,
+        why="the limits file names the region",
+    ),
+    Attack(
+        name="a cleared environment (env -i)",
+        script="exec busybox env -i VGPU_SIM_DRIVER=$VGPU_SIM_DRIVER $TENANT",
+        outcome=PREVENTED,
+        why="the library is loaded by /etc/ld.so.preload and limited by the file",
+    ),
+    Attack(
+        name="a login shell (su, ssh)",
+        script="echo 'root::0:0::/:/bin/sh' > /etc/passwd; mkdir -p /bin; ln -sf busybox /bin/sh; "
+        'exec busybox su - root -c "VGPU_SIM_DRIVER=$VGPU_SIM_DRIVER exec $TENANT"',
+        outcome=PREVENTED,
+        why="as with env -i",
+    ),
+    Attack(
+        name="another user of the container",
+        script="ATTACK='exec $TENANT'; " + AS_MALLORY,
+        outcome=PREVENTED,
+        why="limits file and region are for any user",
+    ),
+    Attack(
+        name="unmounting the preload file",
+        script="busybox umount /etc/ld.so.preload; exec $TENANT",
+        outcome=PREVENTED,
+        why="a container without CAP_SYS_ADMIN cannot; a privileged one can, see below",
+    ),
+    Attack(
+        name="deleting or emptying the preload file",
+        script="rm -f /etc/ld.so.preload; busybox truncate -s 0 /etc/ld.so.preload; exec $TENANT",
+        outcome=PREVENTED,
+        why="it is a mount point, and read-only",
+    ),
+    Attack(
+        name="writing the limits file",
+        script="busybox dd if=/dev/zero of=/etc/vgpu.limits bs=4096 count=1 conv=notrunc; exec $TENANT",
+        outcome=PREVENTED,
+        why="it is mounted read-only",
+    ),
+    Attack(
+        name="hiding the preload file in a mount namespace of one's own",
+        script="ATTACK='touch /tmp/empty && busybox mount -o bind /tmp/empty /etc/ld.so.preload "
+        "&& exec $TENANT'; " + IN_A_NAMESPACE,
+        outcome=DETECTED,
+        detected_as="library not loaded",
+        why="a runtime whose seccomp profile forbids unshare prevents it (containerd's does)",
+    ),
+    Attack(
+        name="another root directory",
+        script="state=$(busybox dirname $VGPU_SIM_DRIVER); export state; "
+        "mkdir -p /tmp/r/tmp /tmp/r$state; busybox cp -a /usr /lib* /tmp/r/; chmod -R 777 /tmp/r; "
+        "ATTACK='busybox mount -o bind $state /tmp/r$state && exec busybox chroot /tmp/r $TENANT'; "
+        + IN_A_NAMESPACE,
+        outcome=DETECTED,
+        detected_as="library not loaded",
+        why="the loader reads /etc/ld.so.preload of the root that it sees",
+    ),
+    Attack(
+        name="a loader of one's own, which reads another preload file",
+        script="busybox sed 's#/etc/ld.so.preload#/etc/ld.so.preloae#g' $LOADER > /tmp/ld.so; "
+        "chmod +x /tmp/ld.so; exec /tmp/ld.so $TENANT",
+        outcome=DETECTED,
+        detected_as="static",
+        why="a loader is itself a program without one; the driver's list finds it as well",
+    ),
+    Attack(
+        name="a private copy of libcuda",
+        script="mkdir -p /tmp/own && cp $DRIVER /tmp/own/libcuda.so.1 && "
+        "LD_LIBRARY_PATH=/tmp/own exec $TENANT",
+        outcome=PREVENTED,
+        why="what is found by dlsym is ours, whichever copy it is found in",
+    ),
+    Attack(
+        name="a second preload library that looks up the driver itself",
+        script="LD_PRELOAD=/usr/lib/evil.so exec $TENANT",
+        outcome=DETECTED,
+        detected_as="above grant",
+        why="by the driver's own list of processes, so in a pod only with hostPID",
+    ),
+    Attack(
+        name="a statically linked program",
+        script="exec 3< /dev/nvidia0; exec busybox-tenant",
+        outcome=DETECTED,
+        detected_as="static",
+        why="a stand-in: it holds a device file open, as such a program has to",
+    ),
+    Attack(
+        name="a usage region of random bytes",
+        script="busybox dd if=/dev/urandom of=$REGION bs=65536 count=31 conv=notrunc; exec $TENANT",
+        outcome=PREVENTED,
+        cuda_starts=False,
+        why="CUDA does not start where it is not in order",
+    ),
+    Attack(
+        name="cutting the usage region short",
+        script="busybox truncate -s 0 $REGION; exec $TENANT",
+        outcome=PREVENTED,
+        cuda_starts=False,
+        why="CUDA does not start",
+    ),
+    Attack(
+        name="figures of the usage region by hand",
+        script="forge $REGION; exec $TENANT",
+        asks_mib=900,
+        outcome=DETECTED,
+        detected_as="above grant",
+        why="its own container's account; the driver's figures are compared with the grant",
+    ),
+    # Last: there is no way back for the container.
+    Attack(
+        name="deleting the usage region",
+        script="rm -f $REGION; exec $TENANT",
+        outcome=PREVENTED,
+        cuda_starts=False,
+        why="the limits file names it by inode and id: CUDA does not start",
+    ),
+)

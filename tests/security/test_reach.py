@@ -1,0 +1,39 @@
+"""What a container can do to what is not its own, beside getting past its limit."""
+
+import pytest
+
+from tests.hook.test_runc import MIB, TENANT, Pod, Start, pod, scratch, start, tools
+from tests.waiting import eventually
+
+__all__ = ["pod", "scratch", "start", "tools"]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("runc")]
+
+
+def test_signals_and_full_shared_memory_reach_nobody_else(pod: Pod, start: Start) -> None:
+    name, tenant = start()
+    assert tenant.ask(f"alloc {MIB - 100}").ok
+    fill = "dd if=/dev/zero of=/dev/shm/full bs=1M; kill -9 -1"
+    pod.runc.execute(name, "/bin/busybox", "sh", "-c", fill)
+    assert pod.node.agent is not None
+    assert pod.node.agent.poll() is None
+    assert pod.node.fetch("/healthz")[0] == 200
+    assert tenant.running, "the first process of a pid namespace is not killed from inside"
+    _, first, second = pod.ask(name, TENANT, stdin="alloc 100\nalloc 1\n")
+    assert (first["result"], second["result"]) == (0, 2), "limits hold with a full /dev/shm"
+
+
+def test_its_own_directory_is_the_nodes_disk(pod: Pod, start: Start) -> None:
+    """Not prevented: HAMi's monitor wants the directory writable. The agent looks at one file."""
+    name, _ = start()
+    filled = pod.region.with_name("full")
+    done = pod.runc.execute(
+        name, "/bin/busybox", "dd", "if=/dev/zero", "of=/usr/local/vgpu/full", "bs=1M", "count=64"
+    )
+    try:
+        assert done.returncode == 0, done.stderr
+        assert filled.stat().st_size == 64 << 20
+        eventually(lambda: pod.node.fetch("/healthz")[0] == 200)
+        _, info = pod.ask(name, TENANT, stdin="info\n")
+        assert info["devices"][0]["total_mib"] == MIB
+    finally:
+        filled.unlink(missing_ok=True)

@@ -1,0 +1,151 @@
+"""The agent's rights: none is superfluous, none is missing, and each exception has a reason."""
+
+from collections.abc import Iterator
+
+import pytest
+from manifests import container_of, only, plain
+
+from agent.sim.apiserver import ApiServer
+from agent.sim.node import Ask, SimNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.whole import up
+from tests.faults.conftest import make_node
+from tests.waiting import eventually
+
+__all__ = ["make_node"]
+
+
+def rights() -> Iterator[tuple[str, str]]:
+    """Verb and resource, as the base's ClusterRole gives them."""
+    for rule in only("ClusterRole", plain())["rules"]:
+        for resource in rule["resources"]:
+            for verb in rule["verbs"]:
+                yield verb, resource
+
+
+def whole_story(node: SimNode) -> None:
+    """Everything that the agent asks of the API server, once: as far as it may."""
+    node.start_agent()
+    up_or_not(node)
+    uid = node.create_pod("pod", [Ask(memory_mib=700)])
+    claims = node.place_pod("pod", [Ask(memory_mib=700)])
+    node.api.lose_answer(verb="patch", resource="pods")  # what it did, it has to find out
+    node.api.lose_answer(verb="patch", resource="nodes")
+    with node.api.held_events():
+        node.offer("pod", uid, [Ask(memory_mib=700)], claims)
+    node.driver.xid(0, 79)  # the GPU has fallen off the bus: an Event
+    node.driver.lost(0)
+
+
+def up_or_not(node: SimNode) -> None:
+    try:
+        eventually(lambda: node.allocatable() == 20 and node.ready(), within_s=6)
+    except AssertionError:
+        node.scheduler.handshake_once(node.name)
+
+
+def asked(api: ApiServer, *, code: int = -1) -> set[tuple[str, str]]:
+    return {
+        (request.verb, request.resource)
+        for request in api.requests(code=code)
+        if request.user_agent.startswith("vgpu-agent")
+    }
+
+
+def test_nothing_more_is_asked_than_the_manifest_gives(make_node: NodeMaker) -> None:
+    node = make_node("--allocate-budget", "10s", started=False)
+    whole_story(node)
+    up(node, 10)
+    eventually(lambda: ("create", "events") in asked(node.api), within_s=20)
+    assert asked(node.api) <= set(rights()), asked(node.api) - set(rights())
+
+
+# What is missed without a right, and where a test of its own shows it.
+MISSED = {
+    (
+        "get",
+        "nodes",
+    ): "tests/wire/test_registrar.py::test_a_lost_answer_costs_one_more_write_at_most",
+    (
+        "watch",
+        "nodes",
+    ): "tests/wire/test_watches.py::test_without_permission_to_watch_nodes_they_are_read",
+    ("patch", "nodes"): "the GPUs are not registered",
+    ("get", "pods"): "a lost answer is not cleared up",
+    ("list", "pods"): "no pod is known",
+    ("watch", "pods"): "no pod is followed",
+    ("patch", "pods"): "no claim is erased",
+    ("create", "events"): "no Event tells of anything",
+}
+
+
+def test_each_right_is_looked_at() -> None:
+    assert set(MISSED) == set(rights())
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [
+        pytest.param(*right, id=" ".join(right))
+        for right in MISSED
+        if right not in (("get", "nodes"), ("get", "pods"))  # asked when an answer was lost
+    ],
+)
+def test_without_one_of_its_rights_something_is_missed(
+    make_node: NodeMaker, verb: str, resource: str
+) -> None:
+    """The agent asks for it, is refused, says so, and is not ready or goes on with less."""
+    node = make_node("--allocate-budget", "5s", started=False)
+    pods = (verb, resource) == ("patch", "pods")  # which the scheduler has to patch as well
+    if not pods:
+        node.api.fail(403, count=1_000_000, verb=verb, resource=resource)
+    node.start_agent()
+    if (verb, resource) == ("create", "events"):
+        up(node, 20)
+        node.driver.lost(0)
+    if pods:
+        up(node, 20)
+        uid = node.create_pod("pod", [Ask(memory_mib=700)])
+        claims = node.place_pod("pod", [Ask(memory_mib=700)])
+        node.api.fail(403, count=1_000_000, verb=verb, resource=resource)
+        assert not node.offer("pod", uid, [Ask(memory_mib=700)], claims).admitted.ok
+    eventually(lambda: (verb, resource) in asked(node.api, code=403), within_s=30)
+    eventually(lambda: "403" in node.log_text() or "denied" in node.log_text().lower())
+
+
+# --- Pod Security --------------------------------------------------------------------------------
+
+# Source: Kubernetes, Pod Security Standards, restricted.
+EXCEPTIONS = {
+    "hostPath volumes": "kubelet's sockets, the library, the containers' directories, /proc",
+    "runAsNonRoot": "root owns kubelet's directories, and files of containers of any user",
+    "capabilities": "DAC_OVERRIDE and FOWNER: those files; SYS_PTRACE: whose process has the library",
+}
+
+
+def objections() -> set[str]:
+    """Where the DaemonSet's pod does not keep to the restricted profile."""
+    pod = only("DaemonSet", plain())["spec"]["template"]["spec"]
+    container = container_of(plain())
+    security = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
+    capabilities = security.get("capabilities", {})
+    found = {
+        "host namespaces": any(pod.get(k) for k in ("hostPID", "hostIPC", "hostNetwork")),
+        "privileged": bool(security.get("privileged")),
+        "privilege escalation": security.get("allowPrivilegeEscalation") is not False,
+        "hostPath volumes": any("hostPath" in volume for volume in pod["volumes"]),
+        "host ports": any(port.get("hostPort") for port in container.get("ports", ())),
+        "runAsNonRoot": security.get("runAsNonRoot") is not True,
+        "seccomp": security.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"),
+        "procMount": security.get("procMount", "Default") != "Default",
+        "sysctls": bool(security.get("sysctls")),
+        "SELinux": bool(security.get("seLinuxOptions")),
+        "AppArmor": security.get("appArmorProfile", {}).get("type") == "Unconfined",
+        "capabilities": "ALL" not in capabilities.get("drop", ())
+        or bool(set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}),
+    }  # fmt: skip
+    return {what for what, objected in found.items() if objected}
+
+
+def test_it_keeps_to_the_restricted_profile_but_for_these() -> None:
+    assert objections() == set(EXCEPTIONS)

@@ -3,9 +3,14 @@
 The oracle is the simulated GPU, which counts what it worked for whom.
 """
 
+import time
+from pathlib import Path
+
 import pytest
 from hooked_programs import Node
+from limits_bed import limits_bed
 
+from agent.domain.limits_file import DeviceLimit
 from agent.sim.driver import made_up_uuid
 
 UUIDS = [made_up_uuid(number) for number in (0, 1)]
@@ -417,3 +422,20 @@ def test_a_limit_of_one_of_several_devices_holds_where_there_was_none(
     third = pytest.approx(1 / 3, abs=0.05)
     found = charged(limited, code, CUDA_DEVICE_SM_LIMIT="0")
     assert found == [[third, NOTHING], [NOTHING, third]][device]
+
+
+def test_a_block_of_one_device_holds_beside_another_that_is_free(
+    limited: Node, tmp_path: Path
+) -> None:
+    """However many launches on that one have passed: the gate is open where nobody is kept at all."""
+    limited.sim.kernel("kernel", 20)
+    bed = limits_bed(limited, tmp_path / "library")
+    until_ns = time.monotonic_ns() + 3_600_000_000_000
+    bed.write(DeviceLimit(uuid=UUIDS[0]), DeviceLimit(uuid=UUIDS[1], blocked_until_ns=until_ns))
+    code = (
+        f"{BOTH}for _ in range(200): assert launch(function, here) == 0\n"
+        "began = time.monotonic(); launch(function, there); say(waited_s=time.monotonic() - began)"
+    )
+    said = limited.run(BEGIN + code, **bed.environment())
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["waited_s"] > 0.9  # it is believed for a second

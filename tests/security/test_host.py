@@ -16,7 +16,7 @@ from agent.domain.limit_record import LimitRecord
 from agent.errors import AgentError
 
 UID, CONTAINER = "0b0e0f10-0000-4000-8000-000000000001", "main"
-ROUNDS = 300
+ROUNDS = 100
 
 
 class Bait:

@@ -208,9 +208,9 @@ def with_known(record: GrantRecord, owner: GrantOwner) -> GrantOwner:
     )
 
 
-def held_ids(
-    entries: Iterable[Entry] | None, assigned: Iterable[Assigned] | None, resources: frozenset[str]
-) -> frozenset[str]:
-    """Every id of these resources that kubelet lists; the API's word, where it can be had."""
-    source: Iterable[Entry | Assigned] = assigned if assigned is not None else entries or ()
-    return frozenset(i for one in source if one.resource in resources for i in one.device_ids)
+def given_ids(look: KubeletLook) -> frozenset[str]:
+    """Every id that kubelet has given away; by the API, where that can be read."""
+    source: Iterable[Entry | Assigned] = look.entries or ()
+    if look.assigned is not None:
+        source = look.assigned
+    return frozenset(device_id for one in source for device_id in one.device_ids)

@@ -158,6 +158,10 @@ class Held:
                 used += part
         return used
 
+    def with_slices(self, more: Mapping[str, tuple[str, Amount]]) -> "Held":
+        """The same, and these ids."""
+        return Held(slices={**more, **self.slices}, others=self.others)
+
     def beside(self, others: Mapping[str, Amount]) -> "Held":
         """The same, and what somebody else has given away of each GPU."""
         sums = dict(self.others)
@@ -202,6 +206,17 @@ def _shared(amount: Amount, count: int) -> tuple[Amount, Amount]:
 
 def _larger(one: Amount, other: Amount) -> Amount:
     return Amount(max(one.memory_mib, other.memory_mib), max(one.core_percent, other.core_percent))
+
+
+def worth(
+    offered: Iterable[Offer], inventory: GpuInventory, sharing: Sharing
+) -> dict[str, tuple[str, Amount]]:
+    """What every id is: a part of which GPU."""
+    return {
+        one.device_id: (one.gpu.uuid, one.amount)
+        for offer in offered
+        for one in slices_of(offer, inventory, sharing)
+    }
 
 
 def free(gpu: Gpu, sharing: Sharing, held: Held, *, but: Collection[str] = ()) -> Amount:

@@ -15,7 +15,7 @@ from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.process_places import HostProcessPlaces
 from agent.adapters.socket_watch import SocketWatch
 from agent.domain.grants import Grant, GrantRecord
-from agent.domain.slices import Offer, advertised, offers
+from agent.domain.slices import Offer, advertised, offers, worth
 from agent.domain.vgpu_ids import ListVerdict
 from agent.modes.host_side import HostSide
 from agent.parts import Parts
@@ -40,9 +40,20 @@ class SlicesMode:
         host = HostSide(config, grants, parts.view.pods, parts.inventory)
         self.caches, self._host = host.caches, host
         running = running_of(parts)
-        self._books = SliceBooks(grants, limits)
+        offered = offers(config.resource_name, config.slice_sizes)
+        self._books = SliceBooks(
+            grants,
+            limits,
+            worth=lambda: worth(offered, parts.inventory.now(), config.sharing),
+        )
         limits.listen(self._books.touch)
-        pods = kubelet_pods(parts, grants, running=running, released=self._books.release)
+        pods = kubelet_pods(
+            parts,
+            grants,
+            running=running,
+            released=self._books.release,
+            given=self._books.given,
+        )
         self._books.changed.listen(pods.wake)
         self._allocator = SliceAllocator(
             parts.inventory,
@@ -58,9 +69,7 @@ class SlicesMode:
             self._books,
             SlicePolicy(placement=config.slice_placement, gpus=config.slice_gpus),
         )
-        self.plugins = [
-            self._plugin(parts, offer) for offer in offers(config.resource_name, config.slice_sizes)
-        ]
+        self.plugins = [self._plugin(parts, offer) for offer in offered]
         self.services = [*self.plugins, pods, *host.services]
 
     def missing(self) -> Sequence[str]:
@@ -147,6 +156,7 @@ def kubelet_pods(
     pods: Pods | None = None,
     running: Callable[[GrantRecord], bool],
     released: Callable[[frozenset[str]], None] = lambda _: None,
+    given: Callable[[frozenset[str]], None] = lambda _: None,
     only_own: bool = False,
 ) -> KubeletPods:
     """Who fills a table of pods by kubelet's books; None: that of the API server, in its place."""
@@ -158,6 +168,7 @@ def kubelet_pods(
         KubeletCheckpoint(config.kubelet_socket.parent),
         running=running,
         released=released,
+        given=given,
         only_own=only_own,
         gone_after_s=min(60.0, config.cache_gc_after_s),
     )

@@ -18,6 +18,7 @@ from agent.domain.kubelet_books import (
     Entry,
     KubeletLook,
     doubtful,
+    given_ids,
     listed,
     owners,
     with_known,
@@ -59,12 +60,15 @@ class KubeletPods:
         *,
         running: Callable[[GrantRecord], bool] = lambda _: False,
         released: Callable[[frozenset[str]], None] = lambda _: None,
+        given: Callable[[frozenset[str]], None] = lambda _: None,
         only_own: bool = False,
         gone_after_s: float = GONE_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`gone_after_s`: a grant that kubelet does not list for so long is forgotten.
+        """`given` is told every id that kubelet says somebody has, of whatever plugin.
+
+        `gone_after_s`: a grant that kubelet does not list for so long is forgotten.
 
         With `only_own` grants that have a pod's uid are left to whoever knows that pod.
         """
@@ -75,6 +79,7 @@ class KubeletPods:
         self._checkpoint = checkpoint
         self._running = running
         self._released = released
+        self._given = given
         self._gone_after_s = gone_after_s
         self._clock = clock
         self._now_s = now_s
@@ -115,6 +120,8 @@ class KubeletPods:
                 self._own_up(record, with_known(record, owner))
         records = self._records()
         gone = self._gone(records, look) if look.complete else frozenset[str]()
+        if look.complete:
+            self._given(given_ids(look))
         if gone:
             self._grants.forget(gone)
             log.info("grants released", grants=len(gone))

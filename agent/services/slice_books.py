@@ -31,12 +31,16 @@ class SliceBooks:
         *,
         counts: Callable[[GrantRecord], bool] = lambda _: True,
         promised: Callable[[], Mapping[str, Amount]] = dict,
+        worth: Callable[[], Mapping[str, tuple[str, Amount]]] = dict,
     ) -> None:
         """`limits` knows what became of limits since they were granted.
 
         `counts` says which grants hold something, and `promised` what somebody else has given away
-        of each GPU beside them.
+        of each GPU beside them. `worth` says of which GPU each id is, and how much: for ids that
+        kubelet has given away and the journal knows nothing of, because it was lost.
         """
+        self._worth = worth
+        self._given: frozenset[str] = frozenset()
         self._grants = grants
         self._limits = limits
         self._counts = counts
@@ -60,7 +64,12 @@ class SliceBooks:
             key = (record.pod_uid, held_as(record.pod_uid, record.container))
             return self._now(record) if key in changed else {}
 
-        return held_by(self.records(), raised).beside(self._promised())
+        held = held_by(self.records(), raised).beside(self._promised())
+        unknown = self._given - held.slices.keys()
+        if not unknown:
+            return held
+        worth = self._worth()
+        return held.with_slices({i: worth[i] for i in unknown if i in worth})
 
     def _changed(self) -> frozenset[tuple[str, str]]:
         """Whose limits were changed; as they were granted, while that cannot be read."""
@@ -93,6 +102,12 @@ class SliceBooks:
     def touch(self) -> None:
         """A grant was made, or limits were changed: whoever tells what fits looks again."""
         self.changed.update(lambda count: count + 1)
+
+    def given(self, ids: frozenset[str]) -> None:
+        """Kubelet has given away exactly these."""
+        if ids != self._given:
+            self._given = ids
+            self.touch()
 
     def release(self, identities: frozenset[str]) -> None:
         """Kubelet lists these grants no more: what they held can be had again."""

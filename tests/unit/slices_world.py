@@ -10,7 +10,7 @@ from agent.domain.gpu import Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import Grant, GrantRecord
 from agent.domain.kubelet_books import Entry, decode_checkpoint
-from agent.domain.slices import Offer, SliceSize, advertised, offers
+from agent.domain.slices import Offer, SliceSize, advertised, offers, worth
 from agent.errors import KubeletUnavailable
 from agent.ports import KubeletAssignment
 from agent.services.grant_writer import GrantWriter
@@ -121,7 +121,9 @@ class World:
 
     def restart(self) -> None:
         self.pods: Published[PodTable] = Published(PodTable())
-        self.books = SliceBooks(self.log)
+        self.books = SliceBooks(
+            self.log, worth=lambda: worth(self.offers, self.inventory.now(), self.sharing)
+        )
         self.watch = KubeletPods(
             self.log,
             self.pods,
@@ -129,6 +131,7 @@ class World:
             self.kubelet,
             running=self._running,
             released=self.books.release,
+            given=self.books.given,
             clock=self.clock,
             now_s=self.clock,
         )

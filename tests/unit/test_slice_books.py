@@ -120,6 +120,20 @@ def test_after_another_split_count_old_slices_still_count() -> None:
     assert len(healthy) == 5, "half of the card is handed out"
 
 
+def test_what_the_journal_has_lost_is_counted_by_kubelets_books() -> None:
+    world = World(SIZES)
+    world.run_pod("a", [f"{GPU_A}-large-0"], world.offer("large"))
+    world.log.by_container.clear()
+    world.restart()
+    assert f"{GPU_A}-small-3" in world.healthy(world.offer("small")), "nobody has asked kubelet yet"
+    world.look()
+    healthy = [i for i in world.healthy(world.offer("small")) if i.startswith(GPU_A)]
+    assert healthy == [f"{GPU_A}-small-0", f"{GPU_A}-small-1"]
+    world.end_pod("a")
+    world.look()
+    assert f"{GPU_A}-small-3" in world.healthy(world.offer("small"))
+
+
 class Node(RuleBasedStateMachine):
     """Kubelet gives and takes in any order, the agent restarts, looks late or never.
 

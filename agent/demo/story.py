@@ -259,12 +259,17 @@ class Story:
         return "node unlocked, no claim left over"
 
     def restart_kubelet(self) -> str:
+        before_restart = self.health_at_scheduler()
         self.node.kubelet.restart()
         self.node.wait("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
         for tenant in self.tenants:
             before = tenant.used_mib
             self.look(tenant)
             must(tenant.used_mib == before, f"{tenant.name} lost memory in the restart")
+        self.node.wait(
+            "the scheduler reads the GPUs again",
+            lambda: self.health_at_scheduler() == before_restart,
+        )
         self.run("after-restart", [Ask(memory_mib=1000, core_percent=1)])
         return "containers untouched, a new pod served"
 

@@ -73,6 +73,7 @@ class HamiApplyLock:
     def __init__(self, path: Path, *, now_s: Callable[[], float] = time.time) -> None:
         self._path = path
         self._now_s = now_s
+        self._holding = False
 
     def holder(self) -> str:
         """Who divides GPUs at the moment, in words; empty: nobody."""
@@ -81,7 +82,11 @@ class HamiApplyLock:
             ours = self._path.read_bytes()[: len(OURS)] == OURS
         except OSError:
             return ""
-        if ours or not trusted_owner(found):  # of a life before this one; a tenant's
+        if ours and not self._holding:  # of a life before this one: others would wait for it
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+                passed("mig-apply-lock-removed")
+        if ours or not trusted_owner(found):  # or a tenant's
             return ""
         if self._now_s() - found.st_mtime > STALE_AFTER_S:
             log.failing("mig apply lock ignored", file=self._path, error="it is too old to be true")
@@ -92,6 +97,7 @@ class HamiApplyLock:
     def held(self) -> Iterator[None]:
         """Show that GPUs are being divided. A file that cannot be made is no hindrance."""
         made = False
+        self.holder()  # what is left of a life before this one goes
         try:
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -102,12 +108,14 @@ class HamiApplyLock:
             finally:
                 os.close(fd)
         except FileExistsError:
-            made = not self.holder()  # an old one, or ours of a life before
+            pass  # an old one that is not believed
         except OSError as error:
             log.failing("mig apply lock not made", file=self._path, error=error)
+        self._holding = True
         try:
             yield
         finally:
+            self._holding = False
             if made:
                 with contextlib.suppress(OSError):
                     self._path.unlink()

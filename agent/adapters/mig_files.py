@@ -24,6 +24,7 @@ log = logs.get(__name__)
 NAME = "mig.json"
 MAX_FILE_BYTES = 4 << 20
 OURS = b"vgpu-agent\n"
+MAX_LOCK_BYTES = 4096
 STALE_AFTER_S = 600.0  # nothing that divides a GPU takes so long: who left it is dead
 
 
@@ -78,15 +79,17 @@ class HamiApplyLock:
     def holder(self) -> str:
         """Who divides GPUs at the moment, in words; empty: nobody."""
         try:
-            found = self._path.lstat()
-            ours = self._path.read_bytes()[: len(OURS)] == OURS
+            with opened_directory(self._path.parent) as folder:
+                found = os.stat(self._path.name, dir_fd=folder, follow_symlinks=False)
+                if not trusted_owner(found):  # anybody may make files in /tmp
+                    return ""
+                ours = read_small(self._path.name, MAX_LOCK_BYTES, dir_fd=folder) == OURS
+                if ours and not self._holding:  # of a life before this one: others wait for it
+                    os.unlink(self._path.name, dir_fd=folder)
+                    passed("mig-apply-lock-removed")
         except OSError:
             return ""
-        if ours and not self._holding:  # of a life before this one: others would wait for it
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-                passed("mig-apply-lock-removed")
-        if ours or not trusted_owner(found):  # or a tenant's
+        if ours:
             return ""
         if self._now_s() - found.st_mtime > STALE_AFTER_S:
             log.failing("mig apply lock ignored", file=self._path, error="it is too old to be true")

@@ -280,4 +280,11 @@ def test_somebody_elses_lock(tmp_path: Path, age_s: int, owner: int, held: bool)
     assert bool(lock.holder()) is held
     with lock.held():
         pass
-    assert path.exists() is held
+    assert path.exists()  # it is theirs
+
+
+def test_a_lock_that_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "apply.lock")
+    assert "HAMi" in HamiApplyLock(tmp_path / "apply.lock").holder()
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    assert HamiApplyLock(tmp_path / "link").holder() == ""  # HAMi makes no links

@@ -26,9 +26,13 @@ def wired(root: Path, limits: HostLiveLimits) -> Feedback:
     """The loop as the agent makes it, with rounds that do not come by themselves."""
     parts: Any = SimpleNamespace(
         config=SimpleNamespace(
-            priorities=True, core_lending=True, host_vgpu_dir=root, priority_from="pod"
+            priorities=True,
+            core_lending=True,
+            host_vgpu_dir=root,
+            priority_from="pod",
+            mig_apply_lock=root / "hami-mig-apply.lock",
         ),
-        view=SimpleNamespace(pods=Published(PodTable())),
+        pods=Published(PodTable()),
     )
     (feedback,) = observing._feedback(parts, limits)
     assert isinstance(feedback, Feedback)

@@ -9,8 +9,8 @@ from pathlib import Path
 from agent import logs
 from agent.adapters.safe_files import (
     opened_directory,
+    opened_for,
     read_small,
-    refusing,
     trusted_owner,
     write_all,
     write_whole,
@@ -34,17 +34,10 @@ class MigBookFile:
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir
 
-    @contextlib.contextmanager
-    def _opened(self, what: str) -> Iterator[int]:
-        with refusing(what, self._folder / NAME):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with opened_directory(self._folder) as folder:
-                yield folder
-
     def load(self) -> Book:
         """See `ports.MigBook.load`. Raises NodeNotReady."""
         try:
-            with self._opened("read which MIG instance is whose") as folder:
+            with opened_for("read which MIG instance is whose", self._folder, NAME) as folder:
                 return decode_book(read_small(NAME, MAX_FILE_BYTES, dir_fd=folder) or b"")
         except NodeNotReady as error:
             if isinstance(error.__cause__, FileNotFoundError):
@@ -59,7 +52,7 @@ class MigBookFile:
 
     def save(self, book: Book) -> None:
         """See `ports.MigBook.save`. Raises NodeNotReady."""
-        with self._opened("write which MIG instance is whose") as folder:
+        with opened_for("write which MIG instance is whose", self._folder, NAME) as folder:
             write_whole(NAME, encode_book(book), 0o600, dir_fd=folder)
         passed("mig-book-written")
 

@@ -292,3 +292,15 @@ def remove_tree(name: str, *, dir_fd: int, entries: int = ENTRIES_PER_PASS) -> b
             raise
         os.unlink(name, dir_fd=dir_fd)
     return True
+
+
+@contextlib.contextmanager
+def opened_for(what: str, folder: Path, name: str) -> Iterator[int]:
+    """The agent's own state directory, made if need be, to read or write one file of it.
+
+    Raises NodeNotReady, naming what was to be done and the file.
+    """
+    with refusing(what, folder / name):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with opened_directory(folder) as fd:
+            yield fd

@@ -10,11 +10,11 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from agent import logs
-from agent.adapters.safe_files import opened_directory, read_small, refusing, write_whole
+from agent.adapters.safe_files import opened_for, read_small, write_whole
 from agent.domain.totals import EMPTY, Ledger, MalformedTotals, decode, encode
 from agent.errors import NodeNotReady
 
@@ -34,17 +34,10 @@ class TotalsFile:
         self._clock = clock
         self._flushed_s: float | None = None
 
-    @contextlib.contextmanager
-    def _opened(self, what: str) -> Iterator[int]:
-        with refusing(what, self._folder / NAME):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with opened_directory(self._folder) as fd:
-                yield fd
-
     def load(self) -> Ledger:
         """See `ports.TotalsStore.load`."""
         try:
-            with self._opened("read the totals of containers") as folder:
+            with opened_for("read the totals of containers", self._folder, NAME) as folder:
                 _remove_leftovers(folder)
                 content = read_small(NAME, MAX_FILE_BYTES, dir_fd=folder)
                 return decode(content or b"")
@@ -59,7 +52,7 @@ class TotalsFile:
         """See `ports.TotalsStore.save`."""
         now_s = self._clock()
         flush = self._flushed_s is None or now_s - self._flushed_s >= FLUSH_EVERY_S
-        with self._opened("write the totals of containers") as folder:
+        with opened_for("write the totals of containers", self._folder, NAME) as folder:
             write_whole(NAME, encode(ledger), 0o600, dir_fd=folder, flush=flush)
         if flush:
             self._flushed_s = now_s

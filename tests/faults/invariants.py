@@ -5,6 +5,7 @@ grants, limits files and usage regions on disk; and beside them what kubelet, th
 /metrics say. Each function gives sentences; none means that the invariant holds.
 """
 
+import contextlib
 import json
 import re
 import struct
@@ -43,13 +44,17 @@ def half_written(node: SimNode) -> list[str]:
         if problem := _problem_of_limits(raw):
             found.append(f"limits of {name}: {problem}")
     for path in (node.root / "host/vgpu/containers").glob("*/*.cache"):
-        if problem := _problem_of_region(path.read_bytes()):
-            found.append(f"region {path.parent.name}: {problem}")
+        with contextlib.suppress(FileNotFoundError):  # it is being cleaned up
+            if problem := _problem_of_region(path.read_bytes()):
+                found.append(f"region {path.parent.name}: {problem}")
     return found
 
 
 def _problem_of_json(path: Path) -> str:
-    text = path.read_text()
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return ""  # it is being cleaned up
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     try:
         for line in lines:
@@ -62,7 +67,8 @@ def _problem_of_json(path: Path) -> str:
 
 def limits_files(node: SimNode) -> Iterator[tuple[str, bytes]]:
     for path in sorted((node.root / "host/vgpu/limits").glob("[!.]*")):
-        yield path.name, path.read_bytes()
+        with contextlib.suppress(FileNotFoundError):  # it is being cleaned up
+            yield path.name, path.read_bytes()
 
 
 def _problem_of_limits(raw: bytes) -> str:
@@ -92,7 +98,7 @@ def journal(node: SimNode) -> list[dict[str, Any]]:
     live = {uid for uid, phase in phases(node).items() if phase not in ENDED}
     granted: dict[tuple[str, str], dict[str, Any]] = {}
     for path in sorted((node.root / "state/grants").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
+        for line in _lines(path):
             try:
                 entry = json.loads(line)
             except ValueError:
@@ -103,6 +109,13 @@ def journal(node: SimNode) -> list[dict[str, Any]]:
             elif "dropped" in entry:
                 granted.pop((path.stem, entry["dropped"]), None)
     return [one for (uid, _), one in granted.items() if uid in live]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
 
 
 def phases(node: SimNode) -> dict[str, str]:

@@ -89,14 +89,21 @@ class Story:
             time.sleep(0.2)
 
 
-def at_each(story: Story, act: Callable[[], None]) -> None:
-    """Do it once to see how many boundaries there are, then again with a kill at those chosen."""
+def at_each(
+    story: Story, act: Callable[[], None], *, before: Callable[[], None] = lambda: None
+) -> None:
+    """Do it once to see how many boundaries there are, then again with a kill at those chosen.
+
+    `before` is done each time, and nothing befalls the agent meanwhile.
+    """
+    before()
     story.breaking.order("kill", 0)
     act()
     there = len(story.breaking.trail())
     assert there
     story.succeed()
     for at in spread(there, MOST if EVERY else FEW):
+        before()
         story.breaking.order("kill", at)
         act()
         story.agent_died()

@@ -109,13 +109,15 @@ def test_while_a_refused_pod_is_taken_back(story: Story) -> None:
 def test_while_a_pod_that_is_gone_is_cleaned_up(story: Story) -> None:
     node = story.node
 
-    def act() -> None:
+    def bind() -> None:
         story.bind()
-        assert story.pods[-1].admitted.ok
+        assert story.pods[-1].admitted.ok, story.pods[-1].admitted.message
+
+    def act() -> None:
         story.end_pods()
         eventually(
             lambda: story.breaking.reached() or not unreleased(node), within_s=40, every_s=0.1
         )
 
-    at_each(story, act)
+    at_each(story, act, before=bind)
     story.released()

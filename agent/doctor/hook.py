@@ -253,7 +253,7 @@ CHECKS = (
         name="hook-limits",
         question="is a real process refused 1 MiB over its limit?",
         look=limits_hold,
-        needs=("hook-loads", "gpus", "cuda-range"),
+        needs=("hook-loads", "gpus", "cuda-range", "mig"),
         within_s=20.0,  # CUDA wakes every GPU of the node where the driver does not stay loaded
     ),
     Check(

@@ -13,7 +13,9 @@ from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.process_places import HostProcessPlaces
+from agent.adapters.processes import HostProcesses
 from agent.adapters.socket_watch import SocketWatch
+from agent.domain.enforcement import Granted
 from agent.domain.grants import Grant, GrantRecord
 from agent.domain.slices import Offer, advertised, offers, worth
 from agent.domain.vgpu_ids import ListVerdict
@@ -144,9 +146,21 @@ def running_of(parts: Parts) -> Callable[[GrantRecord], bool]:
             for process in processes
         }
         traced = places.trace(known) if known else {}
-        return any(where.start_time == known[pid] for pid, where in traced.items())
+        if any(where.start_time == known[pid] for pid, where in traced.items()):
+            return True
+        return _found_now(parts, record)  # the last look may be older than the container
 
     return running
+
+
+def _found_now(parts: Parts, record: GrantRecord) -> bool:
+    """Look at all processes, for those of this grant."""
+    wanted = Granted(frozenset({record.container}), {}, record.owner_uid)
+    try:
+        found = HostProcesses(parts.config.host_proc, CONTAINERS).look({record.pod_uid: wanted})
+    except OSError:
+        return False
+    return any(uid == record.pod_uid for uid, _ in found.processes)
 
 
 def kubelet_pods(

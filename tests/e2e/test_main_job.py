@@ -74,7 +74,8 @@ def test_every_release_of_the_scheduler_is_served(
     make_node: NodeMaker, release: str, form: str, behaviour: str
 ) -> None:
     node = make_node("--register-format", form, release=release, behaviour=behaviour)
-    assert node.scheduler.handshake_once(node.name) == "refreshed"
+    # kubelet's word on what is allocatable may reach the API server after the agent's
+    assert eventually(lambda: node.scheduler.handshake_once(node.name) == "refreshed")
     assert [gpu.uuid for gpu in node.scheduler.nodes[node.name]] == [
         made_up_uuid(0),
         made_up_uuid(1),

@@ -41,6 +41,7 @@ ROWS: tuple[Row, ...] = (
         ("agent", "kill -9 at every write boundary of a change of limits", f"{KILLED}::test_while_limits_are_changed", RELEASED),
         ("agent", "kill -9 at every write boundary of a refusal", f"{KILLED}::test_while_a_refused_pod_is_taken_back", RELEASED),
         ("agent", "kill -9 at every write boundary of the cleaning up", f"{KILLED}::test_while_a_pod_that_is_gone_is_cleaned_up", RELEASED),
+        ("agent", "kill -9 at write boundaries while a GPU is divided", "test_killed_while_dividing.py::test_while_an_instance_is_made", INVARIANTS),
         ("kubelet", "restart at every write boundary of a bind, books lost or not", f"{OTHERS}::test_while_a_pod_is_bound", RELEASED),
         ("API server", "restart at every write boundary of a bind", f"{OTHERS}::test_while_a_pod_is_bound", RELEASED),
         ("API server", "nonsense instead of answers", f"{LIES}::test_nonsense_is_survived", INVARIANTS),

@@ -46,7 +46,8 @@ def test_threads_at_the_accounting_race_on_nothing(
 ) -> None:
     program = tmp_path / "threads"
     accounting = sources_of("libvgpu.so", without=(*WRAPPERS, *LOADING))
-    build(sanitizer, program, [*accounting, ROOT / "tests/hook/threads.c"])
+    more = [ROOT / "hook/nvml_stride.c", ROOT / "tests/hook/threads.c"]
+    build(sanitizer, program, [*accounting, *more])
     env = {
         "CUDA_DEVICE_MEMORY_LIMIT": LIMIT_BYTES,
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "region.cache"),

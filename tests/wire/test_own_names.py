@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fake_proc import FakeProc
 
+from agent import logs
 from agent.adapters.caches import directory_name
 from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.kubelet_checkpoint import MAX_BYTES, NAME, KubeletCheckpoint
@@ -179,6 +180,7 @@ def test_events_are_about_the_pod_by_its_own_uid() -> None:
 def test_without_a_cluster_an_event_is_a_line_of_the_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    logs.configure()  # whatever tests before this one have made of it
     NoCluster().post_event(ClusterEvent(reason="GpuUnhealthy", message="XID 79", pod=pod()))
     said = capsys.readouterr().err
     assert "reason=GpuUnhealthy about=team/web" in said

@@ -52,7 +52,7 @@ class PodResourcesClient:
         """See `ports.DeviceBooks.held`."""
         return tuple(device for pod in self._pods() for device in _held_by(pod))
 
-    def offered(self) -> Mapping[str, tuple[str, ...]]:
+    def offered(self) -> Mapping[str, tuple[str, ...]] | None:
         """See `ports.DeviceBooks.offered`."""
         ids: dict[str, set[str]] = {}
         with self._asking("which devices it has") as channel:
@@ -61,7 +61,7 @@ class PodResourcesClient:
                 answer = get(pr.AllocatableResourcesRequest(), timeout=self._timeout_s)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    return {}
+                    return None
                 raise
         for devices in answer.devices:
             ids.setdefault(devices.resource_name, set()).update(devices.device_ids)

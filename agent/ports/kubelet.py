@@ -79,11 +79,12 @@ class Checkpoint(Protocol):
 class DeviceBooks(Protocol):
     """What kubelet says of all devices of the node, whoever hands them out."""
 
+    def offered(self) -> Mapping[str, tuple[str, ...]] | None:
+        """By resource, the ids that can be given. Raises KubeletUnavailable.
+
+        None: kubelet is older than 1.23. One of those must not be asked what is `held` at any
+        moment: it then forgets the devices of a pod that it is just admitting (seen with 1.20.2).
+        """
+
     def held(self) -> tuple[HeldDevice, ...]:
         """Every device of every container, of plugins and of DRA. Raises KubeletUnavailable."""
-
-    def offered(self) -> Mapping[str, tuple[str, ...]]:
-        """By resource, the ids that can be given; empty from a kubelet before 1.23.
-
-        Raises KubeletUnavailable.
-        """

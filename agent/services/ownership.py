@@ -56,12 +56,15 @@ class Ownership:
             life.pause(self._every_s)
 
     def look_once(self) -> None:
-        """Look, tell what is new. What kubelet does not tell stays as it was."""
+        """Look, tell what is new. What kubelet does not tell stays as it was; old ones tell nothing."""
         gpus = self._inventory.now()
         if not gpus.gpus:
             return
         try:
-            held, offered = self._books.held(), self._books.offered()
+            offered = self._books.offered()
+            if offered is None:
+                return
+            held = self._books.held()
         except KubeletUnavailable as error:
             log.failing("owners unknown", error=error)
             return

@@ -108,15 +108,17 @@ class Books:
 
     def __init__(self) -> None:
         self.holds: tuple[HeldDevice, ...] = ()
-        self.offers: Mapping[str, tuple[str, ...]] = {}
+        self.offers: Mapping[str, tuple[str, ...]] | None = {}
         self.silent = False
+        self.asked = 0  # what is held
 
     def held(self) -> tuple[HeldDevice, ...]:
+        self.asked += 1
         if self.silent:
             raise KubeletUnavailable("kubelet is silent")
         return self.holds
 
-    def offered(self) -> Mapping[str, tuple[str, ...]]:
+    def offered(self) -> Mapping[str, tuple[str, ...]] | None:
         return self.offers
 
 
@@ -169,4 +171,13 @@ def test_nothing_is_judged_before_the_gpus_are_known() -> None:
     bed = Bed(GpuInventory())
     bed.books.silent = True
     bed.ownership.look_once()
+    assert bed.ownership.found.now() == ()
+
+
+def test_an_old_kubelet_is_not_asked_what_is_held() -> None:
+    """It forgets the devices of a pod that it is admitting meanwhile."""
+    bed = Bed()
+    bed.books.offers, bed.books.holds = None, (held("nvidia.com/x", A),)
+    bed.ownership.look_once()
+    assert bed.books.asked == 0
     assert bed.ownership.found.now() == ()

@@ -187,7 +187,7 @@ def test_every_device_and_its_holder_is_told(kubelet: StandInKubelet, stack: Exi
         HeldDevice("ns/p/c", "example.com/toy", device),
     }
     offered = client(kubelet).offered()
-    if offered:  # kubelet 1.20 does not tell
+    if offered is not None:  # kubelet 1.20 does not tell
         assert offered["example.com/toy"] == ("t-0", "t-1")
         assert len(offered[GPU]) == 4
 

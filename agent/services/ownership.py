@@ -56,7 +56,7 @@ class Ownership:
             life.pause(self._every_s)
 
     def look_once(self) -> None:
-        """Look, tell what is new. What kubelet does not tell stays as it was; old ones tell nothing."""
+        """Look, tell what is new. What kubelet does not tell stays as it was."""
         gpus = self._inventory.now()
         if not gpus.gpus:
             return

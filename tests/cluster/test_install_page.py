@@ -121,13 +121,17 @@ def play_the_daemonset_controller(kubectl: Kubectl) -> None:
     assert told.returncode == 0, told.stderr
 
 
-def test_the_commands_of_the_readme_work(cluster: tuple[str, Path, str], kubectl: Kubectl) -> None:
+def test_the_commands_of_the_readme_work(
+    cluster: tuple[str, Path, str], kubectl: Kubectl, node_name: str
+) -> None:
     kind, _, _ = cluster
     typed = [line for line in lines(README) if line.startswith("kubectl")]
-    applied, token = (shlex.split(line.partition(" > ")[0])[1:] for line in typed)
+    *changes, token = (shlex.split(line.partition(" > ")[0], comments=True)[1:] for line in typed)
+    assert len(changes) == 3
     dry = ["--dry-run=server"] if kind == "given" else []
-    done = kubectl(*applied, *dry)
-    assert done.returncode == 0, done.stderr
+    for words in changes:
+        done = kubectl(*(node_name if word == "<node>" else word for word in words), *dry)
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
     if kind == "given":
         return  # a token of somebody's cluster is not for a test
     asked = kubectl(*token)

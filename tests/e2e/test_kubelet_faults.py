@@ -29,12 +29,15 @@ def registration_server_crashed(node: SimNode) -> None:
     node.kubelet.restart_registration()
 
 
+def registered_again(node: SimNode, *, before: int) -> None:
+    eventually(lambda: len(node.kubelet.history("registered")) > before, within_s=20)
+
+
 def our_socket_removed(node: SimNode) -> None:
     for path in node.kubelet.directory.glob("*.sock"):
         if path != node.kubelet.socket:
             path.unlink()
-    before = len(node.kubelet.history("registered"))
-    eventually(lambda: len(node.kubelet.history("registered")) > before, within_s=20)
+    registered_again(node, before=len(node.kubelet.history("registered")))
 
 
 def directory_replaced(node: SimNode) -> None:
@@ -44,7 +47,9 @@ def directory_replaced(node: SimNode) -> None:
 
 
 def stream_dropped(node: SimNode) -> None:
+    before = len(node.kubelet.history("registered"))
     node.kubelet.drop_stream("nvidia.com/gpu")
+    registered_again(node, before=before)
 
 
 def checkpoint_deleted(node: SimNode) -> None:

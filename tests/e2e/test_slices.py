@@ -45,6 +45,7 @@ def lone() -> Iterator[LoneMaker]:
         if started:
             node.start_agent()
             eventually(node.ready, within_s=30, what="/readyz")
+            eventually(lambda: any(_allocatable(node).values()), within_s=30, what="vGPUs")
         return node
 
     yield make
@@ -52,6 +53,10 @@ def lone() -> Iterator[LoneMaker]:
         sys.stderr.write(node.log_text())
         node.stop()
         shutil.rmtree(node.root, ignore_errors=True)
+
+
+def _allocatable(node: LoneNode) -> dict[str, int]:
+    return dict(node.kubelet.node_status().allocatable)
 
 
 def asks(count: int, resource: str = RESOURCE, name: str = "main") -> ContainerSpec:
@@ -241,7 +246,7 @@ def test_a_restarted_kubelet_finds_its_slices_and_pods(
 def test_sizes_share_a_gpu_and_what_fits_is_told_at_once(lone: LoneMaker, run: Runner) -> None:
     node = lone("--slice-sizes", "small=8Gi:25,large=24Gi:50", gpus=1)
     large, small = f"{RESOURCE}-large", f"{RESOURCE}-small"
-    assert _healthy(node) == {large: 1, small: 4}
+    assert eventually(lambda: _healthy(node) == {large: 1, small: 4}, within_s=20)
     pod = node.run_static("one", asks(1, large))
     assert grant_of(pod).env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "24576m"
     assert grant_of(pod).env["CUDA_DEVICE_SM_LIMIT"] == "50"

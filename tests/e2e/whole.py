@@ -13,6 +13,12 @@ def up(node: SimNode, vgpus: int) -> None:
     eventually(node.ready, within_s=20, what="/readyz")
 
 
+def _published(node: SimNode) -> int:
+    """vGPUs as the scheduler reads them, which kubelet writes later than it counts them."""
+    status = node.client.get("nodes", node.name).get("status", {})
+    return int(status.get("allocatable", {}).get(node.resource, 0))
+
+
 def env_of(pod: RanPod, container: str = "main") -> Mapping[str, str]:
     assert pod.admitted.ok, pod.admitted.message
     return pod.admitted.containers[container].env
@@ -47,6 +53,7 @@ def finished(node: SimNode, pod: RanPod) -> bool:
 def serves(node: SimNode, name: str = "afterwards") -> None:
     """The node is whole: registered, and a new pod gets exactly its share."""
     up(node, 20)
+    eventually(lambda: _published(node) == 20, within_s=20, what="20 vGPUs on the Node object")
     asks = [Ask(memory_mib=700)]
     pod = node.run_pod(name, asks)
     assert got_its_claims(pod, asks)

@@ -14,7 +14,7 @@ def up(node: SimNode, vgpus: int) -> None:
 
 
 def _published(node: SimNode) -> int:
-    """vGPUs as the scheduler reads them, which kubelet writes later than it counts them."""
+    """The vGPUs as the scheduler reads them, which kubelet writes later than it counts them."""
     status = node.client.get("nodes", node.name).get("status", {})
     return int(status.get("allocatable", {}).get(node.resource, 0))
 

@@ -285,6 +285,7 @@ def _uninstall_steps(
     flags: Mapping[str, object], environ: Mapping[str, str], asked: "Asked"
 ) -> None:
     """Service, Node, files. Raises AgentError when something is left; what follows is not done."""
+    from agent.hostinstall.cdi_removal import remove_cdi_files
     from agent.hostinstall.removal import no_api_server, removal
     from agent.settings.resolve import own_name
     from agent.uninstall import uninstall, what_stays
@@ -308,6 +309,7 @@ def _uninstall_steps(
             warn=complain,
             ends=stopped,
         )
+    remove_cdi_files(config, asked.root, purge=asked.purge, dry_run=asked.dry_run, say=print)
     if installed:
         installed.remove(config)
     if not asked.purge and (stays := what_stays(config, asked.root)):

@@ -7,11 +7,13 @@ from pathlib import Path
 from agent.adapters.safe_files import (
     check_ours,
     ensured_directory,
+    opened_directory,
     read_small,
     refusing,
     write_whole,
 )
-from agent.domain.cdi import CdiSpec, encode
+from agent.boundaries import passed
+from agent.domain.cdi import VENDOR, CdiSpec, encode, is_encoded_here
 
 MAX_BYTES = 4 << 20
 
@@ -38,3 +40,25 @@ class HostCdiFiles:
             finally:
                 os.close(above)
         return True
+
+    def ours(self) -> tuple[str, ...]:
+        """Names of the files there that this program has written. Raises NodeNotReady."""
+        with refusing("look for CDI files", self._directory):
+            try:
+                with opened_directory(self._directory) as fd:
+                    listed = os.listdir(fd)  # noqa: PTH208 - of a descriptor
+                    names = sorted(name for name in listed if name.startswith(VENDOR))
+                    found = {name: read_small(name, MAX_BYTES, dir_fd=fd) for name in names}
+            except FileNotFoundError:
+                return ()
+        return tuple(name for name, content in found.items() if is_encoded_here(content or b""))
+
+    def remove(self, name: str) -> None:
+        """Remove one of them. Raises NodeNotReady."""
+        with (
+            refusing("remove the CDI file", self._directory / name),
+            contextlib.suppress(FileNotFoundError),
+            opened_directory(self._directory) as fd,
+        ):
+            os.unlink(name, dir_fd=fd)
+            passed("cdi-file-removed")

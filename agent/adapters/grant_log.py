@@ -148,6 +148,31 @@ def _read_file(name: str, folder: int) -> tuple[bytes, list[GrantRecord]]:
     return content, records
 
 
+def told_by_cdi(state_dir: Path) -> int:
+    """How many containers of a journal know their devices by CDI. Changes nothing.
+
+    What cannot be read counts as one. Raises NodeNotReady.
+    """
+    count, folder = 0, state_dir / FOLDER
+    with refusing("read the agent's journal", folder):
+        try:
+            with opened_directory(folder) as fd:
+                for name in os.listdir(fd):  # noqa: PTH208 - of a descriptor
+                    if name.endswith(SUFFIX):
+                        count += _told_by_cdi(name, fd)
+        except FileNotFoundError:
+            return 0
+    return count
+
+
+def _told_by_cdi(name: str, folder: int) -> int:
+    try:
+        _, records = _read_file(name, folder)
+    except ValueError:
+        return 1
+    return sum(bool(one.grant.cdi_devices or one.grant.annotations) for one in records)
+
+
 # --- the journal ---------------------------------------------------------------------------------
 
 

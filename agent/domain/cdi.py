@@ -128,6 +128,22 @@ def encode(spec: CdiSpec) -> bytes:
     return (json.dumps(document, indent=2) + "\n").encode()
 
 
+def is_encoded_here(content: bytes) -> bool:
+    """Whether a file reads as `encode` writes one, e.g. not as NVIDIA's tools do. Total."""
+    try:
+        document = json.loads(content)
+        plain = (json.dumps(document, indent=2) + "\n").encode()
+    except (ValueError, RecursionError):
+        return False
+    return (
+        plain == content
+        and isinstance(document, dict)
+        and list(document) == ["cdiVersion", "kind", "devices"]  # theirs has edits at the top
+        and document["cdiVersion"] == VERSION
+        and str(document["kind"]).startswith(f"{VENDOR}/")
+    )
+
+
 def _edits(edits: Edits) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "env": [f"{name}={value}" for name, value in edits.envs.items()],

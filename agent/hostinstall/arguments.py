@@ -64,6 +64,8 @@ does.
 Nothing else is touched: neither other annotations (the scheduler's hami.io/mutex.lock among them)
 nor files. The library and the containers' directories below --hook-path stay, because pods that
 still run use them; --purge removes them once no process does, and the agent's state and settings.
+CDI files that the agent has written (--cdi-spec-dir) go when its state remembers no container that
+was told of devices by them, or with --purge; those of others stay.
 """
 
 

@@ -52,6 +52,9 @@ FEATURE_DISCOVERY = frozenset(  # of NVIDIA's other program, which reads the sam
     }
 )
 _NODE = {setting.node: setting for setting in SETTINGS if setting.node}
+# NVIDIA's parser takes a key in any case.
+_ANY_CASE = {name.lower(): name for name in (*NVIDIA_SECTIONS, *_NVIDIA, *FEATURE_DISCOVERY)}
+_NULL = os.makedev(1, 3)  # what NVIDIA's config-manager links to where there is nothing to say
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ def read_text(path: Path) -> str:
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode) and info.st_rdev != _NULL:
                 raise ConfigError(f"{path} is not a file; name the configuration file itself")
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -167,7 +171,8 @@ def device_config(path: Path) -> Contents:
     _read_nvidia(document, path, contents)
     if document.get("sizes") is not None:
         contents.given["slice-sizes"] = Given(document["sizes"], f"{path}, sizes")
-    if others := sorted(set(document) - NVIDIA_SECTIONS - {"nvidia", "sizes"}):
+    others = [key for key in document if key.lower() not in NVIDIA_SECTIONS]
+    if others := sorted(set(others) - {"nvidia", "sizes"}):
         contents.notes.append(Note(f"{path}: sections for others, not read: {_named(others)}"))
     if not document:
         contents.notes.append(Note(f"{path} is empty", warning=True))
@@ -200,13 +205,25 @@ def _tell_unknown(
 def _leaves(section: Mapping[str, Any], prefix: str, depth: int = 3) -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
         name = f"{prefix}.{_name(key)}"
-        if isinstance(value, dict) and depth and name not in _NVIDIA:
+        if isinstance(value, dict) and depth and name.lower() not in _ANY_CASE:
             yield from _leaves(value, name, depth - 1)
-        elif value is not None:
+        elif value not in (None, ""):
             yield name, value
 
 
-def _read_nvidia(document: Mapping[str, Any], path: Path, contents: Contents) -> None:
+def _as_nvidia_writes(keys: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
+    """Keys in NVIDIA's case, as far as they are NVIDIA's, each once. Raises ConfigError."""
+    seen: dict[str, str] = {}
+    for key, value in keys.items():
+        name = _ANY_CASE.get(key.lower(), key)
+        if name in seen:
+            raise ConfigError(f"{path} has {key} and {seen[name]}, one key twice; remove one")
+        seen[name] = key
+        yield name, value
+
+
+def _read_nvidia(written: Mapping[str, Any], path: Path, contents: Contents) -> None:
+    document = dict(_as_nvidia_writes(written, path))
     version = document.get("version")
     if version not in (None, NVIDIA_VERSION):
         raise ConfigError(
@@ -217,13 +234,13 @@ def _read_nvidia(document: Mapping[str, Any], path: Path, contents: Contents) ->
     _read_sections(document, path, contents)
     for name in ("flags", "imex"):
         section = _section(document.get(name), f"section {name} of {path}")
-        leaves = list(islice(_leaves(section, name), MAX_KEYS + 1))
-        if len(leaves) > MAX_KEYS:
+        found = list(islice(_leaves(section, name), MAX_KEYS + 1))
+        if len(found) > MAX_KEYS:
             raise ConfigError(
                 f"section {name} of {path} has more than {MAX_KEYS} keys; check that it is the "
                 "right file"
             )
-        for key, value in leaves:
+        for key, value in _as_nvidia_writes(dict(found), path):
             if key in _NVIDIA:
                 contents.given[_NVIDIA[key].name] = Given(value, f"{path}, {key}")
             else:
@@ -241,7 +258,8 @@ def _read_nvidia(document: Mapping[str, Any], path: Path, contents: Contents) ->
 def _read_sections(document: Mapping[str, Any], path: Path, contents: Contents) -> None:
     """Sections that are settings as a whole."""
     sharing = _section(document.get("sharing"), f"section sharing of {path}")
-    found = {f"sharing.{name}": value for name, value in sharing.items()}
+    written = {f"sharing.{name}": value for name, value in sharing.items()}
+    found = dict(_as_nvidia_writes(written, path))
     found["resources"] = document.get("resources")
     for key, value in found.items():
         if key not in _NVIDIA:

@@ -1,5 +1,6 @@
 """CDI in the modes that limit containers: devices by name, limits as ever."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from agent.sim.node import Ask
 from tests.cdi_schema import check_cdi
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import env_of
+from tests.installed_here import without_installed_agent
 
 
 def driver_root(root: Path) -> Path:
@@ -47,3 +49,39 @@ def test_nothing_is_given_that_the_runtime_would_not_know(
     assert not pod.admitted.ok
     assert "--nvidia-driver-root" in pod.admitted.message
     assert "libcuda.so" in node.fetch("/readyz")[1]
+
+
+SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
+THEIRS = '{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gds","devices":[],"containerEdits":{}}'
+
+
+@without_installed_agent
+@pytest.mark.parametrize(
+    ("holds", "more", "gone"),
+    [
+        pytest.param(False, (), True, id="nobody has a device by them"),
+        pytest.param(True, (), False, id="a container may start again"),
+        pytest.param(True, ("--purge",), True, id="--purge"),
+        pytest.param(False, ("--dry-run",), False, id="--dry-run"),
+    ],
+)
+def test_uninstall_takes_the_files_away(
+    make_node: NodeMaker, tmp_path: Path, holds: bool, more: Sequence[str], gone: bool
+) -> None:
+    specs = tmp_path / "cdi"
+    node = make_node("--device-list-strategy", "cdi-cri", "--cdi-spec-dir", str(specs),
+                     "--nvidia-driver-root", str(driver_root(tmp_path)))  # fmt: skip
+    node.wait("its files", (specs / SPEC).exists)
+    if holds:
+        node.run_pod("a", [Ask(memory_mib=3000, core_percent=30)])
+    assert node.stop_agent() == 0
+    theirs = specs / "k8s.device-plugin.nvidia.com-gds.json"
+    theirs.write_text(THEIRS)
+    done = node.run_command("uninstall", *more)
+    assert done.returncode == 0, done.stderr
+    assert (specs / SPEC).exists() is not gone
+    assert theirs.read_text() == THEIRS, "NVIDIA's own plugin may have written it"
+    said = f"{'would remove' if '--dry-run' in more else 'removed'} {specs / SPEC}"
+    assert (said in done.stdout) is (gone or not holds)
+    if holds and not gone:
+        assert f"CDI files stay in {specs}: 1 containers" in done.stdout

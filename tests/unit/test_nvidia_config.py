@@ -1,5 +1,6 @@
 """Sections `sharing` and `resources` of NVIDIA's file: what is read, what is said of what cannot be."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,37 @@ def test_the_file_is_read_as_it_is(tmp_path: Path) -> None:
     assert config.fail_on_init_error, "as NVIDIA's plugin"
 
 
+@pytest.mark.parametrize(
+    ("text", "field", "expected"),
+    [
+        pytest.param("flags: {mpsRoot: ''}", "mps_root", Path("/run/nvidia/mps"), id="an empty path is none"),
+        pytest.param("flags: {nvidiaDriverRoot: '', nvidiaDevRoot: ''}", "driver_root", Path("/"), id="an empty root is the host's"),
+        pytest.param("flags: {migstrategy: mixed}", "mig_strategy", "mixed", id="a key in lower case"),
+        pytest.param("Flags: {Plugin: {DEVICEIDSTRATEGY: index}}", "device_id_strategy", "index", id="keys in any case"),
+        pytest.param("IMEX: {channelids: [0]}", "imex_channel_ids", frozenset({0}), id="a section in any case"),
+        pytest.param("sharing: {timeslicing: {resources: [{name: gpu, replicas: 4}]}}", "time_slicing", Replication(resources=(Replicas(name="nvidia.com/gpu", replicas=4),)), id="a way of sharing in any case"),
+        pytest.param("flags: {gfd: {SleepInterval: 60s}}", "mig_strategy", "none", id="feature discovery's in any case"),
+    ],
+)  # fmt: skip
+def test_a_key_means_what_it_means_to_nvidias_plugin(
+    tmp_path: Path, text: str, field: str, expected: object
+) -> None:
+    """Whose parser does not look at the case of a key, and takes an empty text for none."""
+    assert getattr(settle(tmp_path, f"version: v1\n{text}").config, field) == expected
+
+
+def test_two_spellings_of_one_key_are_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"flags\.migstrategy .* twice"):
+        settle(tmp_path, "flags: {migStrategy: mixed, migstrategy: single}")
+
+
+def test_the_null_device_is_an_empty_file() -> None:
+    """What NVIDIA's config-manager links the file to where no configuration is chosen."""
+    found = resolve({"config-file": os.devnull, "mode": "nvidia", "node-name": "n"}, {})
+    assert found.config.mig_strategy == "none"
+    assert any("/dev/null is empty" in note.text for note in found.notes)
+
+
 def test_json_is_a_form_of_the_file(tmp_path: Path) -> None:
     text = '{"version": "v1", "flags": {"plugin": {"deviceListStrategy": ["envvar", "cdi-cri"]}}}'
     assert settle(tmp_path, text).config.device_list_strategy == ("envvar", "cdi-cri")
@@ -173,8 +205,8 @@ def test_mps_fails_requests_greater_than_one_unless_told(tmp_path: Path) -> None
     ("text", "words"),
     [
         pytest.param("flags: {migStrateggy: none}", "'flags.migStrateggy' (migStrategy is near)", id="a flag"),
-        pytest.param("flags: {plugin: {deviceIdStrategy: uuid}}", "(deviceIDStrategy is near)", id="upper and lower case"),
-        pytest.param("sharing: {timeslicing: {}}", "'sharing.timeslicing' (timeSlicing is near)", id="a way of sharing"),
+        pytest.param("flags: {plugin: {deviceStrategy: uuid}}", "(deviceIDStrategy is near)", id="a flag of the plugin"),
+        pytest.param("sharing: {timeSlice: {}}", "'sharing.timeSlice' (timeSlicing is near)", id="a way of sharing"),
         pytest.param("imex: {channels: [0]}", "(channelIDs is near)", id="IMEX"),
         pytest.param("sharing: {timeSlicing: {resource: []}}", "(resources is near)", id="within sharing"),
         pytest.param(SHARING.replace("timeSlicing", "mps") + "", "", id="one way is fine"),

@@ -8,6 +8,7 @@ it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent import logs
 from agent.domain.lending import (
@@ -27,8 +28,9 @@ from agent.ports import ContainerKey, Leases, RegionSwitches
 log = logs.get(__name__)
 
 MS = 1_000_000
-LEASE_NS = 100 * MS
-LOOK_NS = 60 * MS  # so that a lease outlives one look that is late
+LOOK_NS = 60 * MS
+LATE_NS = 40 * MS  # that a look may be without a lease's ending
+LEASE_NS = 2 * LOOK_NS + LATE_NS  # renewed at every second look: its container reads it each time
 QUIET_LOOK_NS = 75 * MS  # while nobody with a share computes: a borrower sees it 25 ms later
 
 
@@ -80,6 +82,16 @@ class _Watched:
 _On = dict[str, list[tuple[ContainerKey, int, Tenant]]]  # who, which line, has and wants; by GPU
 
 
+class _Loan(NamedTuple):
+    """What is lent to a container."""
+
+    permille: Mapping[int, int]  # by line
+    until_ns: int = 0
+
+
+_NOTHING = _Loan({})
+
+
 class Lender:
     """What is lent now, and to whom. Used by one thread."""
 
@@ -91,7 +103,7 @@ class Lender:
         self._seen: list[bytes] = []  # of those, at the last look
         self._quiet = False  # nobody computed at that look, so nothing was lent
         self._others: tuple[Sharing, ...] = ()
-        self._lent: dict[ContainerKey, dict[int, int]] = {}  # permille by line
+        self._lent: dict[ContainerKey, _Loan] = {}
 
     def know(self, sharers: Sequence[Sharing]) -> None:
         """Who shares which GPUs until this is called again."""
@@ -134,8 +146,7 @@ class Lender:
                 if permille > 0:
                     lent.setdefault(key, {})[line] = permille
         for key in self._lent.keys() | lent.keys():
-            self._write(key, lent.get(key, {}), now_ns + LEASE_NS)
-        self._lent = lent
+            self._lend(key, lent.get(key, {}), now_ns)
         self._quiet = not any(
             one.record and one.record.active
             for watched in self._watched.values()
@@ -145,9 +156,8 @@ class Lender:
 
     def take_back(self) -> None:
         """End everything that is lent."""
-        for key in self._lent:
-            self._write(key, {}, 0)
-        self._lent = {}
+        for key in tuple(self._lent):
+            self._lend(key, {}, 0)
 
     # --- below
 
@@ -169,16 +179,25 @@ class Lender:
                 tenants.append(Tenant(own, own, borrows=False))
         return tenants
 
-    def _write(self, key: ContainerKey, lent: Mapping[int, int], until_ns: int) -> None:
-        leases = {line: Lease(permille, until_ns) for line, permille in lent.items()}
-        for line in self._lent.get(key, {}).keys() - lent.keys():
-            leases[line] = Lease()
+    def _lend(self, key: ContainerKey, permille: Mapping[int, int], now_ns: int) -> None:
+        """Write what is lent where it is something else, or would end before the next look."""
+        before = self._lent.get(key, _NOTHING)
+        if permille == before.permille and before.until_ns >= now_ns + LOOK_NS + LATE_NS:
+            return
+        until_ns = now_ns + LEASE_NS
+        leases = {line: Lease(lent, until_ns) for line, lent in permille.items()}
+        leases.update((line, Lease()) for line in before.permille.keys() - permille.keys())
         try:
             self._leases.lease(*key, leases)
         except AgentError as error:  # what was lent ends by itself
             log.failing("share not lent", error=error)
+            until_ns = 0  # the next look tries again
         else:
             log.recovered("share not lent")
+        if permille:
+            self._lent[key] = _Loan(permille, until_ns)
+        else:
+            del self._lent[key]
 
 
 def _places(shares: Sequence[ShareOfGpu]) -> int:

@@ -13,8 +13,8 @@ from agent.domain.switch_words import DEVICE_BYTES, SwitchWords
 from agent.errors import NodeNotReady
 from agent.ports import ContainerKey, Held
 from agent.services.feedback import LEASE_NS, Feedback, Levers
+from agent.services.lending import LATE_NS, LOOK_NS, Lender
 from agent.services.lending import LEASE_NS as LENT_NS
-from agent.services.lending import LOOK_NS, Lender
 from agent.services.published import PodTable, Published
 from agent.services.roster import Roster
 from agent.supervisor import Supervisor
@@ -49,6 +49,7 @@ class Node:
     now_ns: int = 10**15
     refreshed: int = 0
     looks: int = 0
+    told: int = 0  # leases
 
     # ports.RegionSwitches
 
@@ -97,6 +98,7 @@ class Node:
     def lease(self, pod_uid: str, container: str, leases: Mapping[int, Lease]) -> bool:
         if self.broken:
             raise NodeNotReady("the disk is gone")
+        self.told += 1
         for line, lease in leases.items():
             assert 0 <= line < len(self.limits[pod_uid, container].devices)
             self.leases[(pod_uid, container), line] = lease
@@ -175,6 +177,7 @@ def feedback(
     of_regions: bool = True,
     known: Published[PodTable] | None = None,
     paused: list[bool] | None = None,
+    lender: Lender | None = None,
 ) -> Feedback:
     return Feedback(
         Roster(
@@ -182,7 +185,7 @@ def feedback(
         ),
         Levers(node, node, node),
         priorities=priorities,
-        lender=Lender(node, node) if lending else None,
+        lender=lender or (Lender(node, node) if lending else None),
         paused=lambda: bool(paused and paused[0]),
         clock_ns=lambda: node.now_ns,
     )  # fmt: skip
@@ -428,6 +431,55 @@ def test_lent_while_it_waits_and_no_longer_than_a_lease() -> None:
         turns(loop, node, 0.04)
     assert node.lent(key) == 699
     assert node.leases[key, 0].lent_until_ns - node.now_ns <= LENT_NS
+
+
+def lent_to(node: Node) -> tuple[ContainerKey, Lender]:
+    """A container that waits, alone, and has just been lent what nobody uses."""
+    key = node.ours("alone")
+    lender = Lender(node, node)
+    feedback(node, lender=lender).turn()
+    for _ in range(2):
+        node.works(key, waits=1)
+        lender.look(node.now_ns)
+        node.now_ns += LOOK_NS
+    assert node.lent(key) == 699
+    return key, lender
+
+
+def test_a_loan_outlives_a_look_that_is_late() -> None:
+    node = Node()
+    key, lender = lent_to(node)
+    for _ in range(5):
+        node.now_ns += LATE_NS
+        assert node.leases[key, 0].lent_until_ns >= node.now_ns
+        node.works(key, waits=1)
+        lender.look(node.now_ns)
+        node.now_ns += LOOK_NS
+
+
+def test_a_loan_is_renewed_at_every_second_look() -> None:
+    """Its container reads its limits again each time."""
+    node = Node()
+    key, lender = lent_to(node)
+    node.told = 0
+    for _ in range(20):
+        node.works(key, waits=1)
+        lender.look(node.now_ns)
+        node.now_ns += LOOK_NS
+    assert node.told == 10
+
+
+def test_a_loan_that_could_not_be_written_is_tried_again_at_the_next_look() -> None:
+    node = Node()
+    key, lender = lent_to(node)
+    lender.take_back()
+    assert node.lent(key) == 0
+    for broken, lent in ((True, 0), (False, 699)):
+        node.broken = broken
+        node.works(key, waits=1)
+        lender.look(node.now_ns)
+        assert node.lent(key) == lent
+        node.now_ns += LOOK_NS
 
 
 def test_taken_back_at_the_first_launch_of_another() -> None:

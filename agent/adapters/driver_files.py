@@ -1,9 +1,7 @@
 """The driver's files on the host: device nodes, libraries, programs, as containers will get them.
 
 The host's paths are what runtimes are told; what is looked at may be a mount of them in our own
-container (`container_driver_root`). Libraries are those with the driver's version in their name, in
-the directories where distributions put them, and the links beside them.
-Source: NVIDIA container toolkit 1.20, pkg/nvcdi, for what a CDI file of a driver holds.
+container (`container_driver_root`). Which files those are: `domain/driver_names.py`.
 """
 
 import os
@@ -15,24 +13,30 @@ from pathlib import Path
 
 from agent.adapters.caches import COMMON_DEVICE_NODES
 from agent.domain.cdi import CdiHook, CdiMount, Edits
+from agent.domain.driver_names import (
+    BESIDE,
+    CONFIG_DIRS,
+    CONFIG_FILES,
+    GBM_BACKEND,
+    GBM_LIBRARY,
+    LIBRARY_DIRS,
+    MODULE_DIRS,
+    PROGRAM_DIRS,
+    PROGRAMS,
+    SOCKETS,
+    USUAL_LINKS,
+    is_library,
+    is_module,
+    versions,
+)
 from agent.domain.gpu import Gpu
 from agent.domain.grant_plan import imex_node
 from agent.errors import NodeNotReady
 
-LIBRARY_DIRS = (
-    *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
-    *("usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current"),
-    *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/lib"),
-)
-PROGRAM_DIRS = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin")
-PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control",
-            "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl")  # fmt: skip
-SOCKETS = ("run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket")
 EVERY_HOOK = "all"  # of the disabled ones
 MANY_ENTRIES = 20_000  # of one directory
 HOOK_PROGRAM = "nvidia-ctk"  # which has the hooks as a sub-command; nvidia-cdi-hook is the hooks
 
-_VERSIONED = re.compile(r"libcuda\.so\.(\d+(?:\.\d+){1,3})", re.ASCII)
 _EXTRA_NODES = {  # directory, and what is taken of it
     "gds": ("dev", re.compile(r"nvidia-fs\d+", re.ASCII)),
     "mofed": ("dev/infiniband", re.compile(r"uverbs\d+|rdma_cm", re.ASCII)),
@@ -114,7 +118,7 @@ class HostDriverFiles:
     def driver(self) -> Edits:
         """See `DriverFiles.driver`."""
         folders = self._folders()
-        version = next((found for _, names in folders for found in _versions(names)), "")
+        version = next((found for _, names in folders for found in versions(names)), "")
         if not version:
             raise NodeNotReady(
                 f"no libcuda.so.<version> is below {self._seen_at}, so it cannot be said which "
@@ -141,17 +145,25 @@ class HostDriverFiles:
         return found
 
     def _libraries(self, folder: str, names: frozenset[str], version: str) -> Edits:
-        ending = f".so.{version}"
-        files = sorted(name for name in names if name.startswith("lib") and name.endswith(ending))
+        files = [name for name in sorted(names) if self._is_file(folder, name, version)]
         if not files:
             return Edits()
         links = dict(self._links(folder, names, frozenset(files)))
-        mounts = [self._mount(f"{folder}/{name}", f"{folder}/{name}") for name in files]
+        links |= {
+            usual: links[target]
+            for usual, target in USUAL_LINKS.items()
+            if target in links and usual not in names
+        }
+        modules = tuple(self._modules(folder, version))
         if self._hook is None:  # nobody makes links in the container: the file has all its names
-            mounts += [
-                self._mount(f"{folder}/{file}", f"{folder}/{link}") for link, file in links.items()
+            seen = folder.removesuffix(BESIDE)  # where a container's loader looks by itself
+            all_names = {name: name for name in files} | links
+            mounts = [
+                self._mount(f"{folder}/{file}", f"{seen}/{name}")
+                for name, file in all_names.items()
             ]
-            return Edits(mounts=tuple(mounts))
+            return Edits(mounts=(*mounts, *modules))
+        mounts = [self._mount(f"{folder}/{name}", f"{folder}/{name}") for name in files]
         hooks = [
             self._made_hook(
                 "create-symlinks",
@@ -160,7 +172,24 @@ class HostDriverFiles:
             ),
             self._made_hook("update-ldcache", ["--folder", f"/{folder}"]),
         ]  # fmt: skip
-        return Edits(mounts=tuple(mounts), hooks=tuple(hook for hook in hooks if hook is not None))
+        return Edits(
+            mounts=(*mounts, *modules), hooks=tuple(hook for hook in hooks if hook is not None)
+        )
+
+    def _is_file(self, folder: str, name: str, version: str) -> bool:
+        """Whether it is a library of the driver, and not a link to one."""
+        return is_library(name, version) and not (self._seen_at / folder / name).is_symlink()
+
+    def _modules(self, folder: str, version: str) -> Iterator[CdiMount]:
+        for below in MODULE_DIRS:
+            for name in sorted(_names(self._seen_at / folder / below)):
+                if is_module(name, version):
+                    yield self._mount(f"{folder}/{below}/{name}", f"{folder}/{below}/{name}")
+        library = f"{folder}/{GBM_LIBRARY}.{version}"
+        if all(
+            os.path.lexists(self._seen_at / path) for path in (f"{folder}/{GBM_BACKEND}", library)
+        ):
+            yield self._mount(library, f"{folder}/{GBM_BACKEND}")
 
     def _links(
         self, folder: str, names: frozenset[str], files: frozenset[str]
@@ -187,7 +216,10 @@ class HostDriverFiles:
                 if (self._seen_at / folder / name).is_file():
                     yield self._mount(f"{folder}/{name}", f"{folder}/{name}")
                     break
-        for path in SOCKETS:
+        for path in (
+            *SOCKETS,
+            *(f"{place}/{name}" for place in CONFIG_DIRS for name in CONFIG_FILES),
+        ):
             if (self._seen_at / path).exists():
                 yield self._mount(path, path)
         firmware = f"lib/firmware/nvidia/{version}"
@@ -222,7 +254,3 @@ def _names(directory: Path) -> tuple[str, ...]:
             return tuple(entry.name for entry in islice(entries, MANY_ENTRIES))
     except OSError:
         return ()
-
-
-def _versions(names: Iterable[str]) -> Iterator[str]:
-    return (match[1] for name in sorted(names) if (match := _VERSIONED.fullmatch(name)))

@@ -83,6 +83,61 @@ def test_libraries_have_all_their_names_where_no_hook_makes_links(root: Path) ->
     assert f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin" in found
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(f"{LIB}/libnvidia-nvvm70.so.4", id="a library with no version in its name"),
+        pytest.param(f"{LIB}/libnvidia-egl-gbm.so.1.1.2", id="a library with a version of its own"),
+        pytest.param(f"{LIB}/vdpau/libvdpau_nvidia.so.{VERSION}", id="a module of VDPAU"),
+        pytest.param(f"{LIB}/xorg/modules/drivers/nvidia_drv.so", id="a module of X"),
+        pytest.param("usr/share/vulkan/icd.d/nvidia_icd.json", id="Vulkan"),
+        pytest.param("etc/vulkan/icd.d/nvidia_icd.json", id="Vulkan, of an administrator"),
+        pytest.param("usr/share/glvnd/egl_vendor.d/10_nvidia.json", id="EGL"),
+        pytest.param("usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json", id="GBM"),
+        pytest.param("usr/share/nvidia/nvoptix.bin", id="ray tracing"),
+        pytest.param("usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf", id="X"),
+        pytest.param("run/nvidia-fabricmanager/socket", id="fabric manager"),
+        pytest.param("usr/bin/nvidia-cuda-mps-control", id="MPS"),
+    ],
+)
+def test_what_else_is_the_drivers(root: Path, name: str) -> None:
+    assert f"/{name}" not in mounted(files(root).driver())
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(b"")
+    for hook in (None, Path("/usr/bin/nvidia-cdi-hook")):
+        assert mounted(files(root, hook=hook).driver())[f"/{name}"] == f"{root}/{name}"
+
+
+def test_usual_names_are_there_without_development_files(root: Path) -> None:
+    """Programs ask for libcuda.so, which some distributions put into a package of its own."""
+    (root / LIB / "libcuda.so").unlink()
+    cuda = f"libcuda.so.{VERSION}"
+    assert mounted(files(root).driver())[f"/{LIB}/libcuda.so"] == f"{root}/{LIB}/{cuda}"
+    links, _cache = files(root, hook=Path("/usr/bin/nvidia-cdi-hook")).driver().hooks
+    assert f"{cuda}::/{LIB}/libcuda.so" in links.args
+
+
+def test_gbms_link_is_the_library_that_it_leads_to(root: Path) -> None:
+    library = root / LIB / f"libnvidia-allocator.so.{VERSION}"
+    library.write_bytes(b"")
+    (root / LIB / "gbm").mkdir()
+    (root / LIB / "gbm/nvidia-drm_gbm.so").symlink_to("../libnvidia-allocator.so.1")
+    assert mounted(files(root).driver())[f"/{LIB}/gbm/nvidia-drm_gbm.so"] == str(library)
+
+
+def test_debians_own_place_is_seen_where_loaders_look(root: Path) -> None:
+    current = root / LIB / "nvidia/current"
+    current.mkdir(parents=True)
+    for name in (f"libcuda.so.{VERSION}", "libcuda.so.1", "libcuda.so"):
+        (root / LIB / name).rename(current / name)
+    (root / LIB / "libcuda.so.1").symlink_to("/etc/alternatives/glx--libcuda.so.1-x86_64-linux-gnu")
+    found = mounted(files(root).driver())
+    assert found[f"/{LIB}/libcuda.so.1"] == f"{current}/libcuda.so.{VERSION}"
+    hooked = files(root, hook=Path("/usr/bin/nvidia-cdi-hook")).driver()
+    assert f"/{LIB}/nvidia/current/libcuda.so.{VERSION}" in mounted(hooked)
+    assert any(f"/{LIB}/nvidia/current" in hook.args for hook in hooked.hooks)
+
+
 def test_a_hook_makes_links_and_refreshes_the_cache(root: Path) -> None:
     edits = files(root, hook=Path("/usr/bin/nvidia-ctk")).driver()
     assert f"/{LIB}/libcuda.so.1" not in mounted(edits)

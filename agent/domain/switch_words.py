@@ -105,7 +105,9 @@ def _share(header: bytes, at: int) -> int:
     return percent * 10 if 0 < percent < WHOLE_PERMILLE // 10 else WHOLE_PERMILLE
 
 
-def activities(content: bytes) -> tuple[Activity, ...]:
-    """Counters by place, from the bytes at ACTIVITY_AT on, as far as they are whole."""
-    starts = range(0, len(content) - _ACTIVITY.size + 1, DEVICE_BYTES)
-    return tuple([Activity._make(_ACTIVITY.unpack_from(content, at)) for at in starts])
+def activity_at(content: bytes, place: int) -> Activity | None:
+    """The counters of a place, from the bytes at ACTIVITY_AT on; None: they are not whole."""
+    at = DEVICE_BYTES * place
+    if at + _ACTIVITY.size > len(content):
+        return None
+    return Activity._make(_ACTIVITY.unpack_from(content, at))

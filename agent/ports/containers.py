@@ -143,7 +143,7 @@ class RegionSwitches(Protocol):
         """Of a region that `refresh` found, as it is now. A system call, no more."""
 
     def counters(self, wanted: Sequence[tuple[ContainerKey, int]]) -> list[bytes]:
-        """Counters of containers' first devices, as they are now, for `switch_words.activities`.
+        """Counters of containers' first devices, as they are now, for `switch_words.activity_at`.
 
         `wanted`: how many devices of whom. Empty: they cannot be had. A system call for each.
         """

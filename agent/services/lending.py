@@ -13,7 +13,6 @@ from typing import NamedTuple
 from agent import logs
 from agent.domain.lending import (
     WHOLE_PERMILLE,
-    Activity,
     Lease,
     Record,
     Tenant,
@@ -21,7 +20,7 @@ from agent.domain.lending import (
     lent_permille,
     looked,
 )
-from agent.domain.switch_words import activities
+from agent.domain.switch_words import activity_at
 from agent.errors import AgentError
 from agent.ports import ContainerKey, Leases, RegionSwitches
 
@@ -68,14 +67,15 @@ class _Watched:
     borrows: bool
     record: Record | None
 
-    def tenant(self, counters: Sequence[Activity], now_ns: int) -> Tenant:
+    def tenant(self, content: bytes, now_ns: int) -> Tenant:
         """What it has and wants, after a look at its counters."""
         own, place = self.share.permille, self.share.place
         if place is None:
             return Tenant(own, 0, False)  # its processes have not come to this GPU
-        if place >= len(counters):  # of one that cannot be read nothing is lent, nor to it
+        activity = activity_at(content, place)
+        if activity is None:  # of one that cannot be read nothing is lent, nor to it
             return Tenant(own, own, False)
-        self.record = record = looked(self.record, counters[place], own, now_ns)
+        self.record = record = looked(self.record, activity, own, now_ns)
         return Tenant(own, demand_permille(record, own, now_ns), self.borrows)
 
 
@@ -164,9 +164,8 @@ class Lender:
     def _looked(self, now_ns: int) -> _On:
         found: _On = {}
         for (key, watched), content in zip(self._watched.items(), self._seen, strict=True):
-            counters = activities(content)
             for one in watched:
-                row = (key, one.share.line, one.tenant(counters, now_ns))
+                row = (key, one.share.line, one.tenant(content, now_ns))
                 found.setdefault(one.share.uuid, []).append(row)
         return found
 

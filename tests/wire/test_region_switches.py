@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.adapters.region_switches import HostRegionSwitches
 from agent.domain.lending import Activity
 from agent.domain.region import FILE_BYTES, MAGIC, TAIL_OFFSET, V1
-from agent.domain.switch_words import activities, layout_of, words_of
+from agent.domain.switch_words import activity_at, layout_of, words_of
 from agent.errors import NodeNotReady
 
 KEY = ("0a1b2c3d-0000-4000-8000-00000000000f", "main")
@@ -36,7 +36,8 @@ class Bed:
     def activity(self, places: int) -> tuple[Activity, ...]:
         """What its counters say."""
         (content,) = self.switches.counters([(KEY, places)])
-        return activities(content)
+        found = (activity_at(content, place) for place in range(places))
+        return tuple(activity for activity in found if activity is not None)
 
     def make_ours(self) -> None:
         """A region with our library's part."""

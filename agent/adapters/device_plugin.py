@@ -21,6 +21,7 @@ import grpc
 
 from agent import errors, logs
 from agent.adapters.device_list import encoded_list
+from agent.adapters.grant_wire import encode_grant
 from agent.boundaries import passed
 from agent.domain.gpu import GpuInventory
 from agent.domain.grants import Grant
@@ -375,25 +376,6 @@ class DevicePlugin:
 
 
 # --- protobuf <-> domain -------------------------------------------------------------------------
-
-
-def encode_grant(grant: Grant) -> dp.ContainerAllocateResponse:
-    """Encode the answer for one container."""
-    return dp.ContainerAllocateResponse(
-        envs=grant.envs,
-        mounts=[
-            dp.Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
-            for m in grant.mounts
-        ],
-        devices=[
-            dp.DeviceSpec(
-                container_path=d.container_path, host_path=d.host_path, permissions=d.permissions
-            )
-            for d in grant.device_nodes
-        ],
-        annotations=grant.annotations,
-        cdi_devices=[dp.CDIDevice(name=name) for name in grant.cdi_devices],
-    )
 
 
 def _ids(device_ids: Sequence[str]) -> tuple[str, ...]:

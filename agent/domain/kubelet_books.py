@@ -10,7 +10,7 @@ import binascii
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent.domain.grants import GrantOwner, GrantRecord
@@ -35,6 +35,7 @@ class Entry:
     resource: str
     device_ids: frozenset[str]
     grant: str = ""  # the name of our grant in the answer; empty: it is somebody else's answer
+    answer: bytes = field(default=b"", compare=False, repr=False)  # where it is ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +82,14 @@ def _entry(item: Any) -> Entry | None:
     resource, ids = _text(item.get("ResourceName")), _ids(item.get("DeviceIDs"))
     if not (uid and container and resource and ids):
         return None
+    grant, answer = _grant(item.get("AllocResp"))
     return Entry(
         pod_uid=uid,
         container=container,
         resource=resource,
         device_ids=ids,
-        grant=_grant(item.get("AllocResp")),
+        grant=grant,
+        answer=answer,
     )
 
 
@@ -100,16 +103,16 @@ def _ids(value: Any) -> frozenset[str]:
     return frozenset(one for some in lists if isinstance(some, list) for one in some if _text(one))
 
 
-def _grant(answer: Any) -> str:
-    """The name of our grant, from the mounts in our own answer."""
+def _grant(answer: Any) -> tuple[str, bytes]:
+    """The name of our grant, from the mounts in our own answer, and that answer."""
     if not isinstance(answer, str) or len(answer) > MAX_ANSWER_CHARS:
-        return ""
+        return "", b""
     try:
         content = base64.b64decode(answer, validate=True)
     except (binascii.Error, ValueError):
-        return ""
+        return "", b""
     found = _GRANT.search(content)
-    return found[1].decode() if found else ""
+    return (found[1].decode(), content) if found else ("", b"")
 
 
 # --- comparing -----------------------------------------------------------------------------------
@@ -195,6 +198,21 @@ def doubtful(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str
     inside = {entry.grant for entry in look.entries or ()}
     return frozenset(
         record.pod_uid for record in records if record.pod_uid in inside and not record.named
+    )
+
+
+def strays(records: Sequence[GrantRecord], look: KubeletLook) -> tuple[Entry, ...]:
+    """Grants of ours that kubelet lists and no record is of: the journal was lost.
+
+    As in `listed`, the checkpoint alone does not count where the API tells who is there.
+    """
+    known, names = {record.pod_uid for record in records}, _pod_names(look)
+    return tuple(
+        entry
+        for entry in look.entries or ()
+        if entry.grant
+        and entry.grant not in known
+        and (look.assigned is None or entry.pod_uid in names)
     )
 
 

@@ -3,11 +3,12 @@
 Configuration stops here, as in `agent.app`: everything below receives plain values.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.adapters.caches import CONTAINERS
 from agent.adapters.device_plugin import Answers
 from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.grant_wire import decode_grant
 from agent.adapters.kubelet import KubeletLink
 from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.live_limits import HostLiveLimits
@@ -17,12 +18,14 @@ from agent.adapters.processes import HostProcesses
 from agent.adapters.socket_watch import SocketWatch
 from agent.domain.enforcement import Granted
 from agent.domain.grants import Grant, GrantRecord
-from agent.domain.slices import Offer, advertised, offers, worth
+from agent.domain.kubelet_books import Entry
+from agent.domain.slices import Amount, Offer, advertised, offers, worth
 from agent.domain.vgpu_ids import ListVerdict
 from agent.modes.host_side import HostSide
 from agent.parts import Parts
 from agent.services.grant_writer import GrantWriter
 from agent.services.kubelet_pods import KubeletPods
+from agent.services.lost_grants import LostGrants
 from agent.services.plugin import Plugin
 from agent.services.published import Pods
 from agent.services.slice_allocator import SliceAllocator
@@ -43,11 +46,11 @@ class SlicesMode:
         self.caches, self._host = host.caches, host
         running = running_of(parts)
         offered = offers(config.resource_name, config.slice_sizes)
-        self._books = SliceBooks(
-            grants,
-            limits,
-            worth=lambda: worth(offered, parts.inventory.now(), config.sharing),
-        )
+
+        def worths() -> Mapping[str, tuple[str, Amount]]:
+            return worth(offered, parts.inventory.now(), config.sharing)
+
+        self._books = SliceBooks(grants, limits, worth=worths)
         limits.listen(self._books.touch)
         pods = kubelet_pods(
             parts,
@@ -55,6 +58,9 @@ class SlicesMode:
             running=running,
             released=self._books.release,
             given=self._books.given,
+            adopt=LostGrants(
+                limits.read, decode=decode_grant, gpus=parts.inventory.now, worth=worths
+            ).adopt,
         )
         self._books.changed.listen(pods.wake)
         self._allocator = SliceAllocator(
@@ -70,6 +76,7 @@ class SlicesMode:
             config.sharing,
             self._books,
             SlicePolicy(placement=config.slice_placement, gpus=config.slice_gpus),
+            running=running,
         )
         self.plugins = [self._plugin(parts, offer) for offer in offered]
         self.services = [*self.plugins, pods, *host.services]
@@ -171,6 +178,7 @@ def kubelet_pods(
     running: Callable[[GrantRecord], bool],
     released: Callable[[frozenset[str]], None] = lambda _: None,
     given: Callable[[frozenset[str]], None] = lambda _: None,
+    adopt: Callable[[Entry], GrantRecord | None] = lambda _: None,
     only_own: bool = False,
 ) -> KubeletPods:
     """Who fills a table of pods by kubelet's books; None: that of the API server, in its place."""
@@ -183,6 +191,7 @@ def kubelet_pods(
         running=running,
         released=released,
         given=given,
+        adopt=adopt,
         only_own=only_own,
         gone_after_s=min(60.0, config.cache_gc_after_s),
     )

@@ -21,6 +21,7 @@ from agent.domain.kubelet_books import (
     given_ids,
     listed,
     owners,
+    strays,
     with_known,
 )
 from agent.domain.pods import Container, Pod
@@ -61,12 +62,16 @@ class KubeletPods:
         running: Callable[[GrantRecord], bool] = lambda _: False,
         released: Callable[[frozenset[str]], None] = lambda _: None,
         given: Callable[[frozenset[str]], None] = lambda _: None,
+        adopt: Callable[[Entry], GrantRecord | None] = lambda _: None,
         only_own: bool = False,
         gone_after_s: float = GONE_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         """`given` is told every id that kubelet says somebody has, of whatever plugin.
+
+        `adopt` makes a record of a grant that kubelet knows and the journal has lost; None: it
+        cannot be made, and nothing is known of the grant but that its files are in use.
 
         `gone_after_s`: a grant that kubelet does not list for so long is forgotten.
 
@@ -80,6 +85,7 @@ class KubeletPods:
         self._running = running
         self._released = released
         self._given = given
+        self._adopt = adopt
         self._gone_after_s = gone_after_s
         self._clock = clock
         self._now_s = now_s
@@ -112,8 +118,11 @@ class KubeletPods:
         look = self._look(records)
         if look.assigned is None and look.entries is None:
             if not self._pods.now().synced:
-                self._publish(records, synced=False)
+                self._publish(records, (), synced=False)
             return look
+        records = self._records()  # as they are now: a grant is written down before it is listed
+        if look.assigned is not None and self._adopted(strays(records, look)):
+            records = self._records()
         found = owners([one for one in records if is_identity(one.pod_uid)], look)
         for record in records:
             if (owner := found.get(record.pod_uid)) is not None:
@@ -126,7 +135,7 @@ class KubeletPods:
             self._grants.forget(gone)
             log.info("grants released", grants=len(gone))
         kept = [record for record in records if record.pod_uid not in gone]
-        self._publish(kept, synced=True)
+        self._publish(kept, strays(self._records(), look), synced=True)
         self._tell_doubles(kept)
         return look
 
@@ -166,6 +175,22 @@ class KubeletPods:
         else:
             log.recovered("assignments unknown")
         return KubeletLook(assigned=assigned, entries=entries)
+
+    def _adopted(self, entries: Sequence[Entry]) -> bool:
+        """Write down anew what the journal has lost; tell whether anything was."""
+        adopted = False
+        for entry in entries:
+            try:
+                record = self._adopt(entry)
+                if record is None:
+                    continue
+                self._grants.record(record)
+            except AgentError as error:
+                log.failing("grant not adopted", about=entry.grant, error=error)
+                continue
+            log.info("grant adopted", grant=entry.grant, pod_uid=entry.pod_uid)
+            adopted = True
+        return adopted
 
     def _own_up(self, record: GrantRecord, owner: GrantOwner) -> None:
         known = (record.owner_uid, record.namespace, record.pod_name, record.container)
@@ -216,9 +241,17 @@ class KubeletPods:
 
     # --- what is told ---------------------------------------------------------------------------
 
-    def _publish(self, records: Sequence[GrantRecord], *, synced: bool) -> None:
-        """One that is not listed any more has ended; its files stay until it is forgotten."""
-        table: dict[str, Pod] = {}
+    def _publish(
+        self, records: Sequence[GrantRecord], unknown: Sequence[Entry], *, synced: bool
+    ) -> None:
+        """One that is not listed any more has ended; its files stay until it is forgotten.
+
+        `unknown`: there, but without a record. Nobody may delete their files.
+        """
+        table: dict[str, Pod] = {
+            one.grant: Pod(uid=one.grant, namespace="", name=one.grant, kubelet_uid=one.pod_uid)
+            for one in unknown
+        }
         for record in records:
             if synced and not record.named and self._now_s() - record.granted_at_s < UNNAMED_S:
                 continue  # kubelet is about to say whose it is

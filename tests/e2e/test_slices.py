@@ -196,13 +196,14 @@ def test_a_deleted_pod_leaves_nothing_and_its_slice_is_given_again(
 def test_slices_of_a_pod_whose_processes_run_are_not_given_away(
     lone: LoneMaker, run: Runner
 ) -> None:
-    node = lone("--device-split-count", "1", gpus=1)
+    node = lone("--device-split-count", "2", gpus=1)
     first = run(node, node.run_static("first", asks(1)))
     eventually(lambda: named(node) == ["team/first/main"], within_s=20)
     eventually(lambda: _shown(node, "team/first/main")["tier"] == "hook", within_s=20)
     node.kubelet.delete_checkpoint()
     node.kubelet.restart()
-    eventually(lambda: node.allocatable() == 1, within_s=20)
+    eventually(lambda: node.allocatable() == 2, within_s=20)
+    assert node.run_static("other", asks(1)).admitted.ok, "kubelet is told to take the free one"
     refused = node.run_static("second", asks(1)).admitted
     assert not refused.ok
     assert "team/first/main holds, whose processes still run" in refused.message
@@ -220,6 +221,27 @@ def test_a_killed_agent_knows_everybody_again(lone: LoneMaker, run: Runner) -> N
     eventually(node.ready, within_s=30, what="/readyz")
     assert eventually(lambda: _healthy(node) == {large: 1, small: 2}, within_s=20)
     eventually(lambda: named(node) == ["team/one/main"], within_s=20)
+
+
+def test_an_agent_that_lost_its_state_knows_everybody_again(lone: LoneMaker, run: Runner) -> None:
+    """By kubelet's checkpoint, which has our answer: or it would take the files for nobody's."""
+    node = lone(gpus=1)
+    tenant = run(node, node.run_static("web", asks(1)))
+    directory = directory_of(node, tenant.grant)
+    node.stop_agent(signal.SIGKILL)
+    shutil.rmtree(node.root / "state")
+    node.start_agent()
+    eventually(node.ready, within_s=30, what="/readyz")
+    eventually(lambda: named(node) == ["team/web/main"], within_s=20)
+    assert _shown(node, "team/web/main")["devices"][0]["memory_limit_bytes"] == SLICE_MIB << 20
+    done = limits(node, "team/web/main", "--memory", "2000Mi")
+    assert done.returncode == 0, done.stderr
+    assert not tenant.takes(2001), "its limit is still ours to set"
+    gone = node.run_static("gone", asks(1))
+    left = directory_of(node, grant_of(gone))
+    node.end_static(gone)
+    eventually(lambda: not left.exists(), within_s=60, what="what is nobody's is deleted")
+    assert directory.exists()
 
 
 def _healthy(node: LoneNode) -> dict[str, int]:

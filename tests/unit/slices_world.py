@@ -3,7 +3,7 @@
 import base64
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agent.domain.gpu import Sharing
@@ -115,6 +115,7 @@ class World:
         self.inventory = Published(gpus(GPU_A, GPU_B))
         self.sharing = Sharing(split_count=split_count)
         self.offers = offers(RESOURCE, sizes)
+        self.adopt: Callable[[Entry], GrantRecord | None] = lambda _: None
         self.alive: dict[str, list[Grant]] = {}  # by pod: of containers whose processes run
         self._numbers = itertools.count(1)
         self.restart()
@@ -132,6 +133,7 @@ class World:
             running=self._running,
             released=self.books.release,
             given=self.books.given,
+            adopt=self.adopt,
             clock=self.clock,
             now_s=self.clock,
         )
@@ -144,7 +146,9 @@ class World:
             clock=self.clock,
             random=lambda: next(self._numbers),
         )
-        self.preference = SlicePreference(self.inventory, self.sharing, self.books, SlicePolicy())
+        self.preference = SlicePreference(
+            self.inventory, self.sharing, self.books, SlicePolicy(), running=self._running
+        )
 
     def _running(self, record: GrantRecord) -> bool:
         return any(record.grant == one for grants in self.alive.values() for one in grants)

@@ -23,13 +23,15 @@ from agent.domain.pods import Node, Pod, decode_node, decode_pod
 from agent.errors import ClusterError, ClusterGone, ClusterUnavailable
 from agent.ports import ClusterEvent, Listed, NodeChange, PodChange, Stop
 
-WATCH_S = (300.0, 600.0)  # a watch is renewed after 5 to 10 minutes
+WATCH_S = (480.0, 960.0)  # a watch is renewed after 8 to 16 minutes
+EARLY = 0.9  # of its time: a watch that ends before was ended by somebody else's wish
 MAX_MESSAGE_BYTES = 1024  # of an Event; the API server refuses longer ones
 MAX_REASON_CHARS = 128
 NODE_EVENTS_NAMESPACE = "default"  # where kubectl looks for the Events of a Node
 EXPIRED = 410
 COMPONENT = "vgpu-agent"
 
+_TELLING = ("applied", "deleted")  # what it was about
 _KINDS = {"ADDED": "applied", "MODIFIED": "applied", "DELETED": "deleted", "BOOKMARK": "bookmark"}
 
 
@@ -55,6 +57,7 @@ class KubeCluster:
         decided_by: tuple[str, ...] = (),
         watch_s: tuple[float, float] = WATCH_S,
         jitter: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node_name = node_name
         self._resource_name = resource_name
@@ -62,6 +65,7 @@ class KubeCluster:
         self._transport = transport
         self._watch_s = watch_s
         self._jitter = jitter
+        self._clock = clock
         self._node_path = f"/api/v1/nodes/{quote(node_name, safe='')}"
 
     def connect(self) -> None:
@@ -102,7 +106,7 @@ class KubeCluster:
         about = f"the pods of node {self._node_name}"
         request, lasts_s = self._watch_request("pods", selector, about, resource_version)
         for kind, item in self._watch(request, lasts_s, stop, on_open):
-            pod = None if kind == "bookmark" else self._pod(item)
+            pod = self._pod(item) if kind in _TELLING else None
             yield PodChange(kind, pod, _version(item))
 
     def patch_pod(
@@ -184,7 +188,7 @@ class KubeCluster:
         about = self._about_node
         request, lasts_s = self._watch_request("nodes", selector, about, resource_version)
         for kind, item in self._watch(request, lasts_s, stop, on_open):
-            node = None if kind == "bookmark" else decode_node(item)
+            node = decode_node(item) if kind in _TELLING else None
             yield NodeChange(kind, node, _version(item))
 
     def patch_node(
@@ -289,6 +293,7 @@ class KubeCluster:
     def _watch(
         self, request: Request, lasts_s: float, stop: Stop, on_open: Callable[[], None]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
+        began_s = self._clock()
         lines = self._transport.lines(request, lasts_s=lasts_s, stop=stop, on_open=on_open)
         for line in lines:
             event = decoded(line, request)
@@ -300,6 +305,8 @@ class KubeCluster:
             kind = _KINDS.get(str(event.get("type")))
             if kind and isinstance(item, dict):
                 yield kind, item
+        if self._clock() - began_s < EARLY * lasts_s and not stop.stopping:
+            yield "ended", {}
 
 
 def _version(item: Mapping[str, Any]) -> str:

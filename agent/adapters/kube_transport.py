@@ -301,7 +301,7 @@ class KubeTransport:
         try:
             yield from self._lines(answer, request, lasts_s + SILENCE_S, stop)
         finally:
-            answer.close()  # not reused: a new connection may find a less busy API server
+            answer.close()  # one that ended in good order was given back before, for the next
 
     def _lines(
         self, answer: Any, request: Request, silence_s: float, stop: Stop

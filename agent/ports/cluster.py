@@ -17,7 +17,11 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class PodChange:
-    """One watch event. kind: "applied" (added or modified), "deleted", "bookmark"."""
+    """One watch event. kind: "applied" (added or modified), "deleted", "bookmark", "ended".
+
+    "ended" comes last, without a pod, when the server ended the watch long before its time: it, or
+    the way to it, goes away, and takes the watches of many nodes with it.
+    """
 
     kind: str
     pod: Pod | None

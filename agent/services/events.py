@@ -5,6 +5,7 @@ import queue
 from agent import logs
 from agent.errors import ClusterError
 from agent.ports import Cluster, ClusterEvent
+from agent.services.retries import Retries
 from agent.supervisor import Lifeline
 
 log = logs.get(__name__)
@@ -43,12 +44,13 @@ class Events:
                 self._send(event, life)
 
     def _send(self, event: ClusterEvent, life: Lifeline) -> None:
+        retries = Retries()
         for _ in range(TRIES):
             try:
                 self._cluster.post_event(event)
             except ClusterError as error:
                 log.failing("event not sent", about=event.reason, error=error)
-                if not life.pause(self._retry_s):
+                if not life.pause(max(self._retry_s, retries.failed_s(error))):
                     return
             else:
                 log.recovered("event not sent", about=event.reason)

@@ -47,6 +47,7 @@ class NodeWatch:
         self._retries = Retries(jitter)
         self._clock = clock
         self._older_starts = 0
+        self._open = False  # whether the API server has begun to answer this turn's watch
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
@@ -57,9 +58,10 @@ class NodeWatch:
     def step_once(self, life: Lifeline) -> float:
         """Follow until the watch ends; give the pause before the next turn."""
         began_s = self._clock()
-        first = True
+        first, early, self._open = True, False, False
         try:
             for change in self._cluster.watch_node("", stop=life, on_open=self._follows):
+                early = change.kind == "ended"
                 self._apply(change, first=first)
                 first = False
         except ClusterDenied as error:
@@ -67,12 +69,18 @@ class NodeWatch:
             return self._poll(life)
         except ClusterError as error:
             log.failing("node not followed", error=error)
-            return self._retries.failed_s(error, lasted_s=self._clock() - began_s)
-        if self._clock() - began_s >= SHORTEST_WATCH_S or life.stopping:
+            lasted_s = self._clock() - began_s
+            pause_s = self._retries.failed_s(error, lasted_s=lasted_s)
+            lost = self._open and lasted_s >= SHORTEST_WATCH_S
+            return max(pause_s, self._retries.lost_s()) if lost else pause_s
+        if life.stopping:
             return 0.0
+        if self._clock() - began_s >= SHORTEST_WATCH_S:
+            return self._retries.lost_s() if early else 0.0
         return self._retries.failed_s()  # a watch that ends at once must not become a hot loop
 
     def _follows(self) -> None:
+        self._open = True
         log.recovered("node not followed")
 
     def _poll(self, life: Lifeline) -> float:
@@ -86,7 +94,8 @@ class NodeWatch:
         return POLL_S * (0.9 + 0.2 * self._jitter())
 
     def _apply(self, change: NodeChange, *, first: bool) -> None:
-        self._retries.succeeded()
+        if change.kind != "ended":
+            self._retries.succeeded()
         if change.kind == "deleted":
             log.warning("our node was deleted", node=self._view.node_name)
             self._view.own_node.publish(None)

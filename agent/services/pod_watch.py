@@ -21,6 +21,8 @@ SHORTEST_WATCH_S = 0.5
 DEAF_S = 90.0
 # A version that cannot be resumed from, again and again, is from a past the API server has lost.
 LIST_ANEW_AFTER = 3
+# But these say nothing about the version: thousands would list because a server was away or busy.
+AWAY_OR_BUSY = (0, 401, 403, 429, 503)
 
 
 class PodWatch:
@@ -48,6 +50,8 @@ class PodWatch:
         self._version = ""  # where to resume; empty: list first
         self._last_version = ""  # the youngest ever seen
         self._listed_before = False
+        self._open = False  # whether the API server has begun to answer this turn's watch
+        self._refusals = 0  # in a row, of answers that may be due to our version
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
@@ -57,29 +61,41 @@ class PodWatch:
 
     def step_once(self, life: Lifeline) -> float:
         """List if need be, follow until the watch ends; give the pause before the next turn."""
-        began_s, heard = self._clock(), False
+        began_s, heard, early = self._clock(), False, False
+        self._open = False
         try:
             if not self._version:
                 life.pulse(LIST_PULSE_S)
                 self._list()
             for change in self._cluster.watch_pods(self._version, stop=life, on_open=self._follows):
                 heard = True
+                early = change.kind == "ended"
                 self._apply(change)
         except ClusterError as error:
-            pause_s = self._retries.failed_s(error, lasted_s=self._clock() - began_s)
-            if isinstance(error, ClusterGone) or self._retries.in_a_row >= LIST_ANEW_AFTER:
-                self._version = ""
-            log.failing("pods not followed", error=error)
-            return pause_s
+            return self._failed_s(error, lasted_s=self._clock() - began_s)
         lasted_s = self._clock() - began_s
         if lasted_s >= DEAF_S and not heard:
             self._version = ""
-        if lasted_s >= SHORTEST_WATCH_S or life.stopping:
+        if life.stopping:
             return 0.0
+        if lasted_s >= SHORTEST_WATCH_S:
+            return self._retries.lost_s() if early else 0.0
         return self._retries.failed_s()  # a watch that ends at once must not become a hot loop
+
+    def _failed_s(self, error: ClusterError, *, lasted_s: float) -> float:
+        """Take note of what went wrong; give the pause."""
+        pause_s = self._retries.failed_s(error, lasted_s=lasted_s)
+        if self._open and lasted_s >= SHORTEST_WATCH_S:
+            pause_s = max(pause_s, self._retries.lost_s())
+        self._refusals += error.code not in AWAY_OR_BUSY
+        if isinstance(error, ClusterGone) or self._refusals >= LIST_ANEW_AFTER:
+            self._version = ""
+        log.failing("pods not followed", error=error)
+        return pause_s
 
     def _follows(self) -> None:
         """The API server follows with us again; on a quiet node no change says so for minutes."""
+        self._open = True
         log.recovered("pods not followed")
 
     def _list(self) -> None:
@@ -91,7 +107,7 @@ class PodWatch:
             self._view.pods.publish(_table(PodTable(), listed))
         else:
             self._view.pods.update(lambda table: _table(table, listed))
-        self._listed_before = True
+        self._listed_before, self._refusals = True, 0
         self._version = self._last_version = listed.resource_version
 
     def _apply(self, change: PodChange) -> None:
@@ -102,7 +118,9 @@ class PodWatch:
             self._view.saw_pod(pod)
         if change.resource_version:
             self._version = self._last_version = change.resource_version
-        self._retries.succeeded()
+        if change.kind != "ended":
+            self._refusals = 0
+            self._retries.succeeded()
 
 
 def _table(known: PodTable, listed: Listed) -> PodTable:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from agent.errors import ClusterUnavailable
 from agent.supervisor import RestartPolicy
 
+SPREAD_S = 5.0  # over which the nodes of a cluster come back to an API server that they all lost
 QUIET_S = 30.0  # a turn that lasted this long without an error was a good one
 
 
@@ -34,4 +35,13 @@ class Retries:
         self.in_a_row += 1
         pause_s = self._policy.delay_s(min(self.in_a_row, 16), self._jitter())
         asked_s = error.retry_after_s if isinstance(error, ClusterUnavailable) else None
-        return max(pause_s, (asked_s or 0.0) * (1.0 + 0.1 * self._jitter()))
+        return max(pause_s, (asked_s or 0.0) * (1.0 + 0.5 * self._jitter()))
+
+    def lost_s(self) -> float:
+        """The pause before what was lost together with all other nodes is asked for again.
+
+        Longer than a failure of our own needs: a cluster's watches end in one moment when an API
+        server does, and thousands must not come back in the next. What needs the API server
+        meanwhile asks it directly.
+        """
+        return SPREAD_S * self._jitter()

@@ -378,6 +378,22 @@ def faults(arguments: "Sequence[str]" = ()) -> int:
     return run(PYTHON, "tests/faults/run.py", *arguments)
 
 
+def fuzz(arguments: "Sequence[str]" = ()) -> int:
+    """Look for inputs that a parser does not bear, in Python and C, 20 s for each.
+
+    --seconds N: so long each. --only WORD: targets with this word. --keep: add what reached
+    something new to tests/fuzz/corpus, which the tests replay. Exit code 1: something was found.
+    """
+    if ARCH != "x86_64" or sys.version_info >= (3, 14):
+        say(
+            "atheris, which brings libFuzzer, has wheels for x86_64 and Python 3.11 to 3.13 only; "
+            "what is kept is replayed everywhere by `python3 build.py test tests/fuzz`"
+        )
+        return MISSING
+    environment("run", "hook", "dev", "fuzz")
+    return run(PYTHON, "tests/fuzz/run.py", *arguments)
+
+
 def dist(arguments: "Sequence[str]" = ()) -> int:
     """Make the release in dist/: one executable, tarball, image; sums, SBOM, provenance.
 
@@ -413,7 +429,7 @@ def lock(_arguments: "Sequence[str]" = ()) -> int:
     """Resolve requirements/*.in anew and write the hash-pinned lock files."""
     environment("run", "hook", "dev")
     constraints = {"dev": "run", "dist": "dev", "frozen": "run", "bundle": "dev", "site": "dev"}
-    for name in ("run", "hook", "dev", "peers", "dist", "frozen", "bundle", "site"):
+    for name in ("run", "hook", "dev", "peers", "dist", "frozen", "bundle", "site", "fuzz"):
         known = constraints.get(name)
         constraint = ["-c", f"requirements/{known}.lock"] if known else []
         python = "3.14" if name == "frozen" else "3.11"  # the one in packaging/runtime
@@ -441,11 +457,22 @@ TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
     "release-check": release_check,
     "cuda-symbols": cuda_symbols,
-    "bench": bench, "faults": faults, "soak": soak, "site": site, "gpu": gpu,
+    "bench": bench, "faults": faults, "fuzz": fuzz, "soak": soak, "site": site, "gpu": gpu,
     "cluster-peers": cluster_peers, "proto": proto, "lock": lock, "clean": clean,
 }  # fmt: skip
 
-TAKE_ARGUMENTS = ("demo", "test", "hook", "cuda-symbols", "gpu", "bench", "faults", "soak", "dist")
+TAKE_ARGUMENTS = (
+    "demo",
+    "test",
+    "hook",
+    "cuda-symbols",
+    "gpu",
+    "bench",
+    "faults",
+    "fuzz",
+    "soak",
+    "dist",
+)
 
 
 def main(argv: "Sequence[str]") -> int:

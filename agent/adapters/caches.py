@@ -48,16 +48,21 @@ COMMON_DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-too
 OPEN_TO_ALL, SHARED, OPEN_FILE = 0o777, 0o1777, 0o666
 MAX_LIMITS_BYTES = 1 << 16
 
+_SHOWN_CHARS = 80
 _POD_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
 _CONTAINER = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}", re.ASCII)
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "...")
 
 
 def directory_name(pod_uid: str, container: str) -> str:
     """`<pod uid>_<container>`. Raises NodeNotReady for what no API server would let through."""
     if not _POD_UID.fullmatch(pod_uid) or not _CONTAINER.fullmatch(container):
         raise NodeNotReady(
-            f"the pod's uid {pod_uid!a} or its container's name {container!a} cannot be the name "
-            "of a directory; use letters, digits and dashes"
+            f"the pod's uid {_shown(pod_uid)} or its container's name {_shown(container)} cannot "
+            "be the name of a directory; use letters, digits and dashes"
         )
     return directory_of(pod_uid, container)
 

@@ -36,7 +36,10 @@ MAX_FILE_BYTES = 4 << 20
 MAX_RECORDS = 10_000
 
 _POD_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
-_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError, AttributeError)
+_UNREADABLE = (
+    *(ValueError, TypeError, KeyError, RecursionError, AttributeError),
+    OverflowError,  # a moment of 400 digits
+)
 
 Key = tuple[str, str]  # pod uid, container
 

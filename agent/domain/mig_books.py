@@ -6,11 +6,13 @@ the pod, which the pod's author can write too. What the book says is never overr
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent.domain.dialect import VGPU_NODE
+from agent.domain.claims import TO_ALLOCATE, decode_claims
+from agent.domain.dialect import DECIDED, VGPU_NODE
 from agent.domain.gpu import MigPlacement
 from agent.domain.grants import Claim
 from agent.domain.mig import DividedGpu, MigInstance, gpu_uuid_of
@@ -19,6 +21,7 @@ from agent.domain.mig_allocations import (
     MigAllocation,
     MigIdentity,
     decode_allocations,
+    shown,
 )
 from agent.domain.pods import Container, Pod
 from agent.errors import MalformedAnnotation
@@ -67,8 +70,10 @@ def allocations_for(
     """What the scheduler decided for this container, in the order of its devices.
 
     Normally that is what it wrote for the container's place. HAMi 2.10.0 sometimes counts places
-    otherwise (it leaves out containers without GPUs), so the GPUs have to agree with the claims;
-    else the first entries count that do, and that no other container has (`taken`, places).
+    otherwise (it leaves out containers without GPUs): where what is written does not go with the
+    pod's containers, the first entry is the first container's that asks for GPUs, and so on. The
+    GPUs have to agree with the claims in any case; else the first entries count that do, and that
+    no other container has (`taken`, places).
 
     Raises MalformedAnnotation.
     """
@@ -76,7 +81,10 @@ def allocations_for(
     for one in decode_allocations(pod.annotations.get(MIG_ALLOCATIONS, "")):
         by_place.setdefault(one.container_index, []).append(one)
     wanted = [claim.uuid for claim in claims]
+    asking = [place for place, one in enumerate(pod.containers) if one.vgpus]
     own = next((i for i, one in enumerate(pod.containers) if one.name == container.name), -1)
+    if len(by_place) == len(asking) and own in asking:
+        own = sorted(by_place)[asking.index(own)]
     others = [place for place in sorted(by_place) if place != own and place not in set(taken)]
     for place in [own, *others]:
         entries = sorted(by_place.get(place, ()), key=lambda one: one.device_index)
@@ -85,8 +93,8 @@ def allocations_for(
     raise MalformedAnnotation(
         f"container {container.name} of pod {pod.full_name} is to get {len(wanted)} MIG device(s), "
         f"but the annotation {MIG_ALLOCATIONS} does not say which profile and placement on "
-        f"{', '.join(wanted)}: the scheduler has to be HAMi 2.10 with this node registered in mode "
-        "mig; delete the pod, so that it is scheduled again"
+        f"{shown(', '.join(wanted))}: the scheduler has to be HAMi 2.10 with this node registered "
+        "in mode mig; delete the pod, so that it is scheduled again"
     )
 
 
@@ -117,16 +125,23 @@ class Told:
     """What the annotations of the node's living pods say is theirs: place -> pod uid.
 
     `unreadable`: pods whose annotation says nothing; while there is one, nobody can be sure that
-    what is not told is nobody's.
+    what is not told is nobody's. `unclear`: the same of one GPU (by uuid; the pod's name): a pod
+    was given a part of it by somebody who wrote down no place: HAMi's plugin up to 2.9, or the
+    agent itself while it shared the GPU by the library.
     """
 
     places: Mapping[Place, str]
     unreadable: tuple[str, ...] = ()
+    unclear: Mapping[str, str] = field(default_factory=dict)
 
 
-def told_by_pods(pods: Iterable[Pod], node_name: str) -> Told:
-    """Instances that living pods of this node name, the first to name one having it. Total."""
+def told_by_pods(pods: Iterable[Pod], node_name: str, book: Book = ()) -> Told:
+    """Instances that living pods of this node name, the first to name one having it. Total.
+
+    What the book has is clear anyhow.
+    """
     places: dict[Place, str] = {}
+    unclear: dict[str, str] = {}
     unreadable = []
     for pod in pods:
         asks = any(container.vgpus for container in pod.containers)
@@ -140,7 +155,23 @@ def told_by_pods(pods: Iterable[Pod], node_name: str) -> Told:
         for one in allocations:
             if one.identity is not None:
                 places.setdefault((one.gpu_uuid, one.placement), pod.uid)
-    return Told(places, tuple(unreadable))
+        placed = {one.gpu_uuid for one in allocations}
+        placed |= {one.gpu_uuid for one in book if one.pod_uid == pod.uid}
+        for uuid in _served_gpus(pod) - placed:
+            unclear.setdefault(uuid, pod.full_name)
+    return Told(places, tuple(unreadable), unclear)
+
+
+def _served_gpus(pod: Pod) -> frozenset[str]:
+    """GPUs of which the pod was given something: decided on, and consumed. Total."""
+    try:
+        decided = decode_claims(pod.annotations.get(DECIDED, ""))
+        waiting = decode_claims(pod.annotations.get(TO_ALLOCATE, ""))
+    except MalformedAnnotation:
+        return frozenset()
+    left = Counter(claim.uuid for slot in waiting for claim in slot)
+    given = Counter(claim.uuid for slot in decided for claim in slot) - left
+    return frozenset(gpu_uuid_of(uuid) for uuid in given)
 
 
 def held_places(book: Book, pods: Mapping[str, Pod]) -> dict[Place, str]:
@@ -165,6 +196,32 @@ def kept(book: Book, pods: Mapping[str, Pod], gpus: Mapping[str, DividedGpu]) ->
         if ((pod := pods.get(one.pod_uid)) is not None and lives(pod))
         or one.gpu_uuid not in gpus
         or gpus[one.gpu_uuid].at(one.placement) is not None
+    )
+
+
+def missed(
+    book: Book, pods: Mapping[str, Pod], gpus: Mapping[str, DividedGpu]
+) -> tuple[MigHolding, ...]:
+    """Devices of living pods that do not exist any more, of these GPUs."""
+    return tuple(
+        one
+        for one in book
+        if (pod := pods.get(one.pod_uid)) is not None
+        and lives(pod)
+        and (gpu := gpus.get(one.gpu_uuid)) is not None
+        and one.identity is not None
+        and not is_there(one, gpu)
+    )
+
+
+def is_there(holding: MigHolding, gpu: DividedGpu) -> bool:
+    """Whether the device exists under the names by which it was given away."""
+    instance, identity = gpu.at(holding.placement), holding.identity
+    return (
+        instance is not None
+        and identity is not None
+        and instance.gpu_instance == identity.gpu_instance
+        and (identity.compute_instance, identity.mig_uuid) in instance.devices
     )
 
 

@@ -7,6 +7,7 @@ from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.mig_files import HamiApplyLock, MigBookFile
 from agent.adapters.nvml_mig import MigNodes
 from agent.adapters.nvml_mig_maker import NvmlMigMaker
+from agent.adapters.podresources import PodResourcesClient
 from agent.modes.host_side import HostSide
 from agent.parts import Parts
 from agent.services.mig_grants import MigGrants
@@ -25,6 +26,9 @@ class Divided:
             parts.view,
             parts.inventory,
             config.sharing,
+            books=PodResourcesClient(config.pod_resources_socket),
+            own_resource=config.resource_name,
+            post=parts.events.post,
             count=parts.metrics.mig_instance,
         )
         self.grants = MigGrants(

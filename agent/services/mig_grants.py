@@ -14,11 +14,12 @@ from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grant_plan import GrantPolicy, Named, base_grant, refuse_negative
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.matching import Turn
-from agent.domain.mig import Geometries, decode_slot, profile_named, profile_of_slot
+from agent.domain.mig import Geometries, decode_slot, mig_uuids, profile_named, profile_of_slot
 from agent.domain.mig_allocations import (
     MIG_ALLOCATIONS,
     decode_allocations,
     encode_allocations,
+    shown,
 )
 from agent.domain.mig_books import Book, MigHolding, allocations_for, filled
 from agent.domain.pods import Container, Pod
@@ -114,9 +115,9 @@ class MigGrants:
             for one in self._keeper.holdings()
             if (one.pod_uid, one.container) == (record.pod_uid, record.container)
         )
-        found = self._keeper.realise(held, deadline_s=self._clock() + 1.0) if held else ()
-        names = [one.identity for one in found]
-        if len(held) < len(record.claims) or names != [one.identity for one in held]:
+        names = {one.identity.mig_uuid for one in held if one.identity is not None}
+        whole = len(held) >= len(record.claims) and names == set(mig_uuids(record.grant))
+        if not whole or not self._keeper.exist(held, deadline_s=self._clock() + 1.0):
             raise NodeNotReady(
                 "the MIG devices of this container are gone: somebody else has divided the GPU "
                 f"anew; {AGAIN}"
@@ -158,13 +159,14 @@ class MigGrants:
             profile = profile_named(gpu, one.profile)
             if profile is None or one.placement not in profile.placements:
                 raise MalformedAnnotation(
-                    f"the annotation {MIG_ALLOCATIONS} names the profile {one.profile} at slice "
-                    f"{one.placement.start} of GPU {gpu.uuid}, which the GPU does not have; {AGAIN}"
+                    f"the annotation {MIG_ALLOCATIONS} names the profile {shown(one.profile)} at "
+                    f"slice {one.placement.start} of GPU {gpu.uuid}, which does not have that; "
+                    f"{AGAIN}"
                 )
             if profile not in self._sharing.mig_profiles(gpu):
                 raise NodeNotReady(
-                    f"the profile {one.profile} is not one of those that the settings of this node "
-                    f"allow (migProfileAllowlist); {AGAIN}"
+                    f"the profile {shown(one.profile)} is not one of those that the settings "
+                    f"of this node allow (migProfileAllowlist); {AGAIN}"
                 )
             found.append(
                 MigHolding(
@@ -196,7 +198,7 @@ class MigGrants:
         )
         if isinstance(found, str):
             raise NodeNotReady(
-                f"the scheduler has chosen {claim.uuid}, but {found}: this node needs the "
+                f"the scheduler has chosen {shown(claim.uuid)}, but {found}: this node needs the "
                 f"scheduler's own knownMigGeometries (--config-file); then {AGAIN}"
             )
         profile, placement = found

@@ -6,19 +6,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from agent.sim.driver import SimGpu, made_up_uuid
+from agent.sim.kubelet import ContainerSpec, PodSpec
 from agent.sim.node import Ask, RanPod, SimNode
 from agent.sim.scheduler_mig import MIG_ALLOCATIONS
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import env_of, finished
+from tests.toy_plugin import ToyPlugin, register
 from tests.waiting import eventually
 
 UUID = made_up_uuid(0)
 A100 = SimGpu(uuid=UUID, name="NVIDIA A100-SXM4-40GB", memory_mib=40960, compute_capability="8.0")
+OTHERS = "nvidia.com/mig-1g.5gb"
 SMALL, LARGE = Ask(memory_mib=4000), Ask(memory_mib=9000)
 
 
@@ -58,8 +61,9 @@ def run_on(node: SimNode, program: str) -> str:
     return done.stdout
 
 
-def devices(node: SimNode) -> list[Device]:
-    return [Device(*one) for one in json.loads(run_on(node, LOOK))]
+def devices(node: SimNode, gpu: int = 0) -> list[Device]:
+    look = LOOK.replace("ByIndex(0)", f"ByIndex({gpu})")
+    return [Device(*one) for one in json.loads(run_on(node, look))]
 
 
 def entries(node: SimNode, pod: RanPod) -> list[dict[str, object]]:
@@ -177,3 +181,47 @@ def test_a_pod_that_cannot_be_served_leaves_no_instance(divided: Callable[..., S
     node.driver.heal()
     assert devices(node) == []
     assert eventually(lambda: finished(node, node.run_pod("next", [SMALL])))
+
+
+def test_the_metrics_name_the_device_of_each_container(divided: Callable[..., SimNode]) -> None:
+    node = divided("--legacy-metrics")
+    up(node)
+    pod = node.run_pod("pod", [SMALL])
+    uuid = env_of(pod)["NVIDIA_VISIBLE_DEVICES"]
+
+    def shown(name: str) -> list[str]:
+        lines = node.fetch("/metrics")[1].splitlines()
+        return [line for line in lines if line.startswith(f"{name}{{")]
+
+    assert eventually(lambda: len(shown("hami_mig_device_info")) == 1, within_s=30)
+    (line,) = shown("hami_mig_device_info")
+    for label in (f'mig_uuid="{uuid}"', 'profile="1g.5gb"', 'pod="pod"', 'gpu_instance_id="13"'):
+        assert label in line
+    assert len(shown("MigInfo")) == 1
+    node.delete_pod(pod)
+    assert eventually(lambda: not shown("hami_mig_device_info"), within_s=30)
+
+
+def test_what_a_container_has_through_another_plugin_stays(divided: Callable[..., SimNode]) -> None:
+    """NVIDIA's plugin gave it away; the container has it, but no process on it."""
+    made: list[ToyPlugin] = []
+
+    def give_away(node: SimNode) -> None:
+        node.driver.add_gpu(1, replace(A100, uuid=made_up_uuid(1)))
+        for gpu in (0, 1):
+            run_on(node, FOREIGN.replace("ByIndex(0)", f"ByIndex({gpu})"))
+        (foreign,) = devices(node)
+        made.append(ToyPlugin(node.kubelet.socket.parent / "toy.sock", [foreign.uuid]))
+        register(node.kubelet, made[0], OTHERS)
+        spec = PodSpec("u-1", "team", "theirs", [ContainerSpec("main", {OTHERS: 1})])
+        eventually(lambda: node.kubelet.node_status().allocatable.get(OTHERS) == 1, within_s=20)
+        assert node.kubelet.admit(spec).ok
+
+    node = divided("--owners-interval", "200ms", before=give_away)
+    try:
+        eventually(lambda: not devices(node, 1), within_s=40, what="the idle one is gone")
+        assert len(devices(node)) == 1
+        node.kubelet.remove("u-1")
+        assert eventually(lambda: not devices(node), within_s=40)
+    finally:
+        made[0].stop()

@@ -7,8 +7,10 @@ from agent.domain.grant_plan import GrantPolicy
 from agent.domain.mig import DividedGpu, Geometries, MigInstance
 from agent.domain.mig_allocations import MIG_ALLOCATIONS, MigAllocation, encode_allocations
 from agent.domain.mig_books import Book
+from agent.domain.ownership import HeldDevice
 from agent.domain.pods import Container, Pod
-from agent.errors import MigInUse, MigNoRoom, NvmlError
+from agent.errors import KubeletUnavailable, MigInUse, MigNoRoom, NvmlError
+from agent.ports import ClusterEvent
 from agent.services.allocator import Allocator, Supply
 from agent.services.mig_grants import MigGrants
 from agent.services.mig_keeper import MigKeeper
@@ -53,6 +55,8 @@ class FakeMaker:
     enabled: bool = True
     instances: dict[int, MigInstance] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)  # GPU instances; -1: the GPU as a whole
+    generation: str = ""  # at the end of the names that new devices get
+    leaves_halves: bool = False  # what could not be completed stays
 
     def look(self, gpu_uuid: str) -> DividedGpu:
         with self.faults.at("look", lambda: NvmlError("the driver does not answer")):
@@ -82,12 +86,15 @@ class FakeMaker:
         try:
             return self.complete(bare)
         except NvmlError:
-            del self.instances[number]
+            if not self.leaves_halves:
+                del self.instances[number]
             raise
 
     def complete(self, instance: MigInstance) -> MigInstance:
         with self.faults.at("complete", lambda: NvmlError("the driver refuses")):
-            made = replace(instance, devices=((0, f"MIG-{instance.gpu_instance}"),))
+            made = replace(
+                instance, devices=((0, f"MIG-{instance.gpu_instance}{self.generation}"),)
+            )
             self.instances[instance.gpu_instance] = made
         return made
 
@@ -134,6 +141,23 @@ class FakeLock:
         """See `__enter__`."""
 
 
+@dataclass
+class FakeBooks:
+    """Implements `DeviceBooks`: what other plugins' containers have."""
+
+    faults: Faults
+    holds: tuple[HeldDevice, ...] = ()
+    old: bool = False
+
+    def offered(self) -> dict[str, tuple[str, ...]] | None:
+        with self.faults.at("kubelet", lambda: KubeletUnavailable("kubelet does not answer")):
+            return None if self.old else {}
+
+    def held(self) -> tuple[HeldDevice, ...]:
+        assert not self.old, "asked, it forgets the devices of a pod"
+        return self.holds
+
+
 class World(Scene):
     """One node with a divided GPU, and what lives longer than the agent."""
 
@@ -142,14 +166,17 @@ class World(Scene):
         self.maker = FakeMaker(self.faults)
         self.book = FakeBook(self.faults)
         self.apply_lock = FakeLock()
+        self.books = FakeBooks(self.faults)
         self.counted: list[str] = []
+        self.posted: list[ClusterEvent] = []
 
     def life(self, gpu: Gpu = A100, sharing: Sharing = SHARING) -> tuple[Process, MigKeeper]:
         """The agent's Allocate side and the keeper, wired as the daemon wires them."""
         process = self.start(sharing=sharing, inventory=GpuInventory.of([gpu]))
         keeper = MigKeeper(
             self.maker, self.book, self.apply_lock, process.view, process.inventory, sharing,
-            count=self.counted.append, clock=self.clock,
+            books=self.books, own_resource="nvidia.com/gpu",
+            count=self.counted.append, post=self.posted.append, clock=self.clock,
         )  # fmt: skip
         grants = MigGrants(
             keeper, self.grant_log, GrantPolicy(), process.inventory, sharing,

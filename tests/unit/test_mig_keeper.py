@@ -180,7 +180,7 @@ def test_nothing_is_destroyed_before_the_pods_are_known(world: World) -> None:
     assert world.places() == {0: 1}
 
 
-@pytest.mark.parametrize("effect", ["list pods", "look"])
+@pytest.mark.parametrize("effect", ["list pods", "look", "kubelet"])
 def test_in_doubt_everything_stays(world: World, effect: str) -> None:
     put(world, stranger(0))
     _, keeper = world.life()
@@ -264,9 +264,12 @@ def test_a_pod_cannot_claim_what_is_anothers(world: World) -> None:
 
 
 def test_a_place_is_cleared_of_what_is_nobodys(world: World) -> None:
-    put(world, stranger(4, 4))
+    put(world, stranger(0))
     world.bound(mig_pod("p", allocation(6)))
-    process, _ = world.life()
+    process, keeper = world.life()
+    keeper.step_once()
+    assert world.places() == {}
+    put(world, stranger(4, 4))
     assert process.allocate(*IDS)["NVIDIA_VISIBLE_DEVICES"] == "MIG-13"
 
 

@@ -145,11 +145,22 @@ def _resolved(flags: Mapping[str, object], environ: Mapping[str, str]) -> "Resol
 
 
 def _run(arguments: list[str], environ: Mapping[str, str]) -> int:
-    resolution = _resolved(parsed(settings_parser("run"), arguments), environ)
+    flags = parsed(settings_parser("run"), arguments)
+    resolution = _resolved(flags, environ)
     from agent import logs
 
     with logs.unblocked():
         config = _logging(resolution, environ)
+        if config.config_srcdir is not None:
+            from agent.modes.node_config import chosen_file
+
+            try:
+                file = chosen_file(config)
+            except AgentError as error:  # a label can be mended: it is worth another start
+                logs.get(__name__).error("configuration not chosen", error=error)
+                return EXIT_GAVE_UP
+            resolution = _resolved({**flags, "config-file": str(file or "")}, environ)
+            config = _logging(resolution, environ)
         from agent.app import run
 
         return run(config)

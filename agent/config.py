@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.domain.cdi import ANNOTATION_PREFIX
+from agent.domain.config_choice import FALLBACKS, NAMED, SINGLE, ConfigChoice
 from agent.domain.gpu import Sharing
 from agent.domain.mig import Geometries
 from agent.domain.nvidia_config import NO_PATTERNS, NO_REPLICATION, Replication, ResourcePatterns
@@ -140,6 +141,7 @@ _NODE_NAME = Fits(_node_name, "the name `kubectl get nodes` shows")
 _RESOURCE_NAME = Fits(_resource_name, "domain/name")
 _PATH = Fits(_absolute, "absolute path")
 _SOCKET = Fits(_socket_path, f"absolute path of at most {UNIX_PATH_BYTES} bytes")
+_LABEL_KEY = re.compile(rf"({_SUBDOMAIN.pattern}/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DNS_PREFIX = re.compile(rf"{_SUBDOMAIN.pattern}/")
 NO_MPS = Replication(fail_above_one=True)  # as NVIDIA's plugin: a client has one replica
 
@@ -148,6 +150,15 @@ def _annotation_prefix(value: object) -> str:
     if len(str(value)) <= MAX_NAME_CHARS and _DNS_PREFIX.fullmatch(str(value)):
         return ""
     return "an annotation begins with a domain and a slash; use one such as cdi.k8s.io/"
+
+
+def _label(value: object) -> str:
+    if isinstance(value, str) and _LABEL_KEY.fullmatch(value):
+        return ""
+    return (
+        "a label has letters, digits, dashes, dots and underscores, after a domain and a slash; "
+        "use one such as nvidia.com/device-plugin.config"
+    )
 
 
 def _imex(value: object) -> str:
@@ -159,6 +170,9 @@ def _imex(value: object) -> str:
 RULES: Mapping[str, Rule] = {
     "node_name": _NODE_NAME,
     "kubeconfig": _PATH,
+    "config_srcdir": _PATH,
+    "config_label": Fits(_label, "domain/name"),
+    "fallback_strategies": OneOf(FALLBACKS),
     "resource_name": _RESOURCE_NAME,
     "mode": OneOf(("hami", "slices", "volcano", "nvidia")),
     "slice_placement": OneOf(PLACEMENTS),
@@ -227,6 +241,11 @@ class Config:
     node_name: str
     kubeconfig: Path | None = None  # None: the pod's service account
     resource_name: str = "nvidia.com/gpu"
+    config_file: Path | None = None  # what was read
+    config_srcdir: Path | None = None  # of several, of which the Node's label chooses
+    config_label: str = "nvidia.com/device-plugin.config"
+    default_config: str = ""
+    fallback_strategies: tuple[str, ...] = (NAMED, SINGLE)
 
     # how GPUs are shared
     mode: str = "hami"  # who decides which container gets what: a module of agent/modes each
@@ -366,6 +385,15 @@ class Config:
         return self.mode != "nvidia"
 
     @property
+    def config_choice(self) -> ConfigChoice:
+        """How one of several configurations is chosen."""
+        return ConfigChoice(
+            label=self.config_label,
+            default=self.default_config,
+            fallbacks=self.fallback_strategies,
+        )
+
+    @property
     def reads_topology(self) -> bool:
         """Whether anybody asks how GPUs are connected."""
         return self.topology_score or self.mode == "nvidia"
@@ -399,6 +427,11 @@ def _together(config: Config) -> str:
         for name, sharing in (("timeSlicing", config.time_slicing), ("mps", config.mps))
         if sharing.resources
     ]
+    if config.config_srcdir is not None and config.mode != "nvidia":
+        return (
+            f"--config-file-srcdir is set, but in mode {config.mode} there is one configuration "
+            "for all nodes, with HAMi's node override for single ones; leave it out"
+        )
     if config.mode == "nvidia":
         if len(shared) > 1:
             return (

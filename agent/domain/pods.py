@@ -70,6 +70,7 @@ class Node:
     uid: str = ""
     resource_version: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)  # only KEPT_PREFIXES
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def with_annotations(self, changes: Mapping[str, str | None]) -> "Node":
         """The node after a patch of its annotations; None removes."""
@@ -199,9 +200,11 @@ def decode_pod(obj: Any, *, resource: str, also: tuple[str, ...] = ()) -> Pod:
 def decode_node(obj: Any) -> Node:
     """Read a Node object of the API server. Total."""
     metadata = _mapping(_mapping(obj).get("metadata"))
+    labels = _mapping(metadata.get("labels")).items()
     return Node(
         name=_text(metadata.get("name")),
         uid=_text(metadata.get("uid")),
         resource_version=_text(metadata.get("resourceVersion")),
         annotations=_annotations(metadata),
+        labels={key: value for key, value in labels if isinstance(value, str)},
     )

@@ -86,7 +86,13 @@ class NvidiaMode:
             parts.inventory, self._names, self._plugin, _most_resources(self._offer)
         )
         more = (self._cdi, self._mps)
-        self.services = [*self._places.places, notes, pods, *(one for one in more if one)]
+        self.services = [
+            *self._places.places,
+            notes,
+            pods,
+            *(one for one in more if one),
+            *_configuration(parts),
+        ]
 
     @property
     def plugins(self) -> Sequence[Plugin]:
@@ -144,6 +150,15 @@ class NvidiaMode:
             judge=lambda gpus: judge(supply.offered.of(gpus).get(resource, ())),
             count=metrics.registration,
         )
+
+
+def _configuration(parts: Parts) -> Sequence[Service]:
+    """Who follows the Node's label, where that chooses the configuration."""
+    if parts.config.config_srcdir is None:
+        return ()
+    from agent.modes.node_config import watching
+
+    return watching(parts)
 
 
 def _most_resources(offer: Offer) -> int:

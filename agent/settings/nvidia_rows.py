@@ -86,6 +86,43 @@ ROWS = (
         "it.",
     ),
     Setting(
+        name="config-file-srcdir",
+        group=NVIDIA,
+        kind=kinds.PATH,
+        field="config_srcdir",
+        env=("CONFIG_FILE_SRCDIR",),
+        value_text="none",
+        help="Directory with several configurations, one a file, as a ConfigMap is mounted. The "
+        "agent reads the one that a label of the Node names, instead of --config-file, and ends "
+        "when the label names another, to be started anew. Needs the API server.",
+    ),
+    Setting(
+        name="node-label",
+        group=NVIDIA,
+        kind=kinds.TEXT,
+        field="config_label",
+        env=("NODE_LABEL",),
+        help="That label.",
+    ),
+    Setting(
+        name="default-config",
+        group=NVIDIA,
+        kind=kinds.TEXT,
+        field="default_config",
+        env=("DEFAULT_CONFIG",),
+        value_text="none: --fallback-strategies",
+        help="The configuration of nodes without the label.",
+    ),
+    Setting(
+        name="fallback-strategies",
+        group=NVIDIA,
+        kind=kinds.WORDS,
+        field="fallback_strategies",
+        env=("FALLBACK_STRATEGIES",),
+        help="What nodes without the label take where there is no --default-config, the first that "
+        "is there. named: the configuration `default`. single: the only one. empty: none.",
+    ),
+    Setting(
         name="mig-strategy",
         group=NVIDIA,
         kind=kinds.TEXT,

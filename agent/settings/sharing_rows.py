@@ -26,6 +26,7 @@ ROWS = (
         name="config-file",
         group=WHO,
         kind=kinds.PATH,
+        field="config_file",
         env=("CONFIG_FILE",),
         value_text="none",
         help="HAMi's device-config.yaml (section nvidia), or NVIDIA's plugin configuration "

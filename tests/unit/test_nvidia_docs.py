@@ -36,6 +36,10 @@ UPSTREAM = """
 --shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY flags.plugin.sharedDevicesAllocationPolicy
 --cdi-feature-flags CDI_FEATURE_FLAGS
 --cdi-disable-hooks CDI_DISABLE_HOOKS
+--config-file-srcdir CONFIG_FILE_SRCDIR
+--node-label NODE_LABEL
+--default-config DEFAULT_CONFIG
+--fallback-strategies FALLBACK_STRATEGIES
 DP_DISABLE_HEALTHCHECKS
 DP_ENABLE_HEALTHCHECKS
 version

@@ -20,12 +20,12 @@ from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.instance_lock import Instance, InstanceLock
 from agent.adapters.kube_config import in_a_pod_with_credentials
 from agent.adapters.kube_transport import KubeTransport
+from agent.adapters.kubelet_devices import KubeletDevices
 from agent.adapters.listeners import TcpListener
 from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.local_sockets import RuntimeDirectory, control_listener, read_listener
 from agent.adapters.metrics import Exposed, Metrics
 from agent.adapters.nvml import NvmlDriver
-from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.routes import METRICS, Routes, changed, probes, scraped, shown
 from agent.adapters.systemd import Notifier
 from agent.adapters.web_page import web_page
@@ -216,7 +216,9 @@ class Agent:
         self._mode = self._seen.mode = made(parts, grants, limits)
         self._observing = self._seen.observing = Observing(parts, grants, limits)
         ownership = self._seen.ownership = Ownership(
-            PodResourcesClient(config.pod_resources_socket),
+            KubeletDevices(
+                config.pod_resources_socket, config.kubelet_socket.parent, config.host_proc
+            ),
             self._inventory,
             lambda gpus: own_resources(self._mode, config, gpus),
             own_form=own_form(config),

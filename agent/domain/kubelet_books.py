@@ -63,16 +63,36 @@ def decode_checkpoint(text: str) -> tuple[Entry, ...]:
 
     Entries that are none are left out. Source: Kubernetes, cm/devicemanager/checkpoint.
     """
-    try:
-        document = json.loads(text)
-        listed = document["Data"]["PodDeviceEntries"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedCheckpoint(f"{type(error).__name__}: {str(error)[:80]}") from error
+    listed = _part(text, "PodDeviceEntries")
     if listed is None:
         return ()
     if not isinstance(listed, list) or len(listed) > MAX_ENTRIES:
         raise MalformedCheckpoint("PodDeviceEntries is no list that we can read")
     return tuple(entry for item in listed if (entry := _entry(item)) is not None)
+
+
+def decode_registered(text: str) -> dict[str, tuple[str, ...]]:
+    """By resource, the ids of healthy devices. Raises MalformedCheckpoint.
+
+    What are no ids is left out. Source: as above.
+    """
+    listed = _part(text, "RegisteredDevices")
+    if listed is None:
+        return {}
+    if not isinstance(listed, dict) or len(listed) > MAX_ENTRIES:
+        raise MalformedCheckpoint("RegisteredDevices is no object that we can read")
+    return {
+        resource: tuple(one for one in ids if _text(one))
+        for resource, ids in listed.items()
+        if _text(resource) and isinstance(ids, list)
+    }
+
+
+def _part(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)["Data"][name]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedCheckpoint(f"{type(error).__name__}: {str(error)[:80]}") from error
 
 
 def _entry(item: Any) -> Entry | None:

@@ -19,6 +19,10 @@ NVIDIA_DOMAIN, NVIDIA_DRA_DRIVER = "nvidia.com/", "gpu.nvidia.com"
 OFFERED, HELD = "offered", "held"
 MAX_TOLD = 256  # claims; who holds one of them is named
 
+# What the sockets of plugins for NVIDIA's GPUs have in their names: NVIDIA's, HAMi's and Volcano's
+# (`nvidia-gpu.sock`), GKE's (`nvidiaGPU-...`), gpushare's, Tencent's (`vcore.sock`), and ours.
+PLUGIN_WORDS = ("nvidia", "hami", "volcano", "vgpu", "gpushare", "vcore", "vmemory")
+
 _DRA_DEVICE = re.compile(r"gpu-([0-9]{1,4})(-mig-.*)?", re.ASCII)
 
 
@@ -63,25 +67,33 @@ def rivals(
     """Whatever others offer or hold of these GPUs, sorted; at most MAX_TOLD.
 
     `offered`: by resource, the ids that kubelet could give. Of our own resources what has not our
-    ids' form counts, too, if it is held: from a plugin that was here before.
+    ids' form counts, too: held, it is from a plugin that was here before; offered, another plugin
+    has taken the name over, and our own registration knows nothing of that.
     """
 
-    def gpu_of(one: HeldDevice) -> str:
-        if one.claimed:
-            return _dra_gpu(one, gpus)
-        if one.manager in own_resources and own_form(one.device, gpus):
+    def gpu_of(resource: str, device: str) -> str:
+        if resource in own_resources and own_form(device, gpus):
             return ""
-        return gpu_of_device(one.manager, one.device, gpus)
+        return gpu_of_device(resource, device, gpus)
 
-    found = {Rival(uuid, one.manager, one.holder) for one in held if (uuid := gpu_of(one))}
+    found = {
+        Rival(uuid, one.manager, one.holder)
+        for one in held
+        if (uuid := _dra_gpu(one, gpus) if one.claimed else gpu_of(one.manager, one.device))
+    }
     found |= {
         Rival(uuid, resource)
         for resource, ids in offered.items()
-        if resource not in own_resources
         for device in ids
-        if (uuid := gpu_of_device(resource, device, gpus))
+        if (uuid := gpu_of(resource, device))
     }
     return tuple(sorted(found)[:MAX_TOLD])
+
+
+def is_plugin_of_gpus(socket: str) -> bool:
+    """Whether a socket in kubelet's directory has the name of a plugin for NVIDIA's GPUs."""
+    name = socket.lower()
+    return name.endswith(".sock") and any(word in name for word in PLUGIN_WORDS)
 
 
 def gpu_of_device(resource: str, device: str, gpus: GpuInventory) -> str:
@@ -116,16 +128,34 @@ def withheld(found: Iterable[Rival]) -> dict[str, str]:
     return reasons
 
 
-def told(rival: Rival, gpu: Gpu | None) -> str:
+def told(rival: Rival, gpu: Gpu | None, own_resources: Collection[str] = ()) -> str:
     """What an operator reads, with what to do."""
     which = f"GPU {gpu.index} {gpu.uuid}" if gpu else f"GPU {rival.gpu}"
+    own = rival.manager in own_resources
     if rival.holder:
+        who = "another device plugin gave it" if own else "this agent does not hand out"
         return (
-            f"{which} is held by {rival.holder} through {rival.manager}, which this agent does not "
-            "hand out: no new vGPUs are given of it until that container has ended"
+            f"{which} is held by {rival.holder} through {rival.manager}, which {who}: no new vGPUs "
+            "are given of it until that container has ended"
+        )
+    if own:
+        return (
+            f"{which} is offered to kubelet as {rival.manager} by another device plugin, which has "
+            "taken that name over from this agent: pods that ask for it get whole GPUs without "
+            "limits; delete that plugin or keep it off this node by its nodeSelector, then restart "
+            "this agent"
         )
     return (
         f"{which} is offered to kubelet as {rival.manager} by another device plugin: both would "
         "give it away; delete that plugin, keep it off this node by its nodeSelector, or take the "
         "GPU from one of the two (--filter-device-uuids here)"
+    )
+
+
+def neighbour_told(socket: str) -> str:
+    """The same of another plugin that takes connections, whatever it offers."""
+    return (
+        f"another device plugin for GPUs takes connections at {socket} in kubelet's directory: "
+        "should it register a resource of this agent's, kubelet would ask it instead; delete that "
+        "plugin, or keep it off this node by its nodeSelector"
     )

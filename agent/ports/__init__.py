@@ -37,6 +37,7 @@ from agent.ports.kubelet import (
     DeviceBooks,
     KubeletAssignment,
     KubeletLink,
+    NodeDevices,
     PodResources,
     SocketWatch,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "MigMaker",
     "Mps",
     "NodeChange",
+    "NodeDevices",
     "Nvml",
     "PodChange",
     "PodResources",

@@ -77,7 +77,7 @@ class Checkpoint(Protocol):
 
 
 class DeviceBooks(Protocol):
-    """What kubelet says of all devices of the node, whoever hands them out."""
+    """What kubelet's API says of all devices of the node, whoever hands them out."""
 
     def offered(self) -> Mapping[str, tuple[str, ...]] | None:
         """By resource, the ids that can be given. Raises KubeletUnavailable.
@@ -88,3 +88,20 @@ class DeviceBooks(Protocol):
 
     def held(self) -> tuple[HeldDevice, ...]:
         """Every device of every container, of plugins and of DRA. Raises KubeletUnavailable."""
+
+
+class NodeDevices(Protocol):
+    """What kubelet says of all devices of the node, whoever hands them out."""
+
+    def offered(self) -> Mapping[str, tuple[str, ...]]:
+        """By resource, the ids that can be given. To be called first. Raises KubeletUnavailable."""
+
+    def held(self) -> tuple[HeldDevice, ...]:
+        """Every device of every container, of plugins and of DRA. Raises KubeletUnavailable.
+
+        A kubelet before 1.23 is not asked: at the wrong moment it then forgets the devices of a pod
+        that it is just admitting (seen with 1.20.2). Its checkpoint tells of living pods, by uid.
+        """
+
+    def other_plugins(self) -> tuple[str, ...]:
+        """Sockets of other plugins for GPUs that take connections. Raises KubeletUnavailable."""

@@ -9,15 +9,22 @@ from collections.abc import Callable, Collection, Mapping
 
 from agent import logs
 from agent.domain.gpu import GpuInventory
-from agent.domain.ownership import Rival, rivals, told, vgpu_of_ours, withheld
+from agent.domain.ownership import (
+    Rival,
+    neighbour_told,
+    rivals,
+    told,
+    vgpu_of_ours,
+    withheld,
+)
 from agent.errors import KubeletUnavailable
-from agent.ports import ClusterEvent, DeviceBooks
+from agent.ports import ClusterEvent, NodeDevices
 from agent.services.published import Inventory, Published
 from agent.supervisor import Lifeline
 
 log = logs.get(__name__)
 
-LOOKING_S = 30.0
+LOOKING_S, WAIT_S = 30.0, 1.0
 
 
 class Ownership:
@@ -27,7 +34,7 @@ class Ownership:
 
     def __init__(
         self,
-        books: DeviceBooks,
+        books: NodeDevices,
         inventory: Inventory,
         own_resources: Collection[str] | Callable[[GpuInventory], Collection[str]],
         *,
@@ -48,10 +55,13 @@ class Ownership:
         self._own_form = own_form
         self._post = post
         self._every_s = every_s
+        self._neighbours: frozenset[str] = frozenset()
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
             life.pulse(LOOKING_S)
+            if not self._inventory.wait_until(lambda now: bool(now.gpus), WAIT_S):
+                continue  # the driver may take its time, and what is held must be known at once
             self.look_once()
             life.pause(self._every_s)
 
@@ -62,26 +72,28 @@ class Ownership:
             return
         try:
             offered = self._books.offered()
-            if offered is None:
-                return
             held = self._books.held()
+            neighbours = frozenset(self._books.other_plugins())
         except KubeletUnavailable as error:
             log.failing("owners unknown", error=error)
             return
         log.recovered("owners unknown")
-        own = self._own_resources
-        now = rivals(
-            held,
-            offered,
-            own_resources=own(gpus) if callable(own) else own,
-            gpus=gpus,
-            own_form=self._own_form,
+        own = self._own_resources(gpus) if callable(self._own_resources) else self._own_resources
+        self._judge(
+            rivals(held, offered, own_resources=own, gpus=gpus, own_form=self._own_form), gpus, own
         )
+        for name in sorted(neighbours - self._neighbours):
+            self._say(neighbour_told(name))
+        self._neighbours = neighbours
+
+    def _judge(
+        self, now: tuple[Rival, ...], gpus: GpuInventory, own_resources: Collection[str]
+    ) -> None:
         before = self.found.now()
         self.found.publish(now)
         for rival in now:
             if rival not in before:
-                self._tell(rival, gpus)
+                self._say(told(rival, gpus.gpu(rival.gpu), own_resources))
         for rival in before:
             if rival not in now:
                 log.info(
@@ -89,7 +101,6 @@ class Ownership:
                 )
         self._withhold(withheld(now))
 
-    def _tell(self, rival: Rival, gpus: GpuInventory) -> None:
-        message = told(rival, gpus.gpu(rival.gpu))
+    def _say(self, message: str) -> None:
         log.warning("gpu has two owners", problem=message)
         self._post(ClusterEvent(reason="GpuHasTwoOwners", message=message))

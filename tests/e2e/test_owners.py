@@ -4,7 +4,7 @@ import pytest
 
 from agent.sim.driver import made_up_uuid
 from agent.sim.kubelet import ContainerSpec, PodSpec
-from agent.sim.node import SimNode
+from agent.sim.node import RESOURCE, SimNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import serves, up
 from tests.toy_plugin import ToyPlugin, register
@@ -39,5 +39,27 @@ def test_two_plugins_for_one_gpu(node: SimNode) -> None:
 
         node.kubelet.remove("u-1")
         serves(node)
+    finally:
+        toy.stop()
+
+
+def test_a_plugin_that_takes_our_name_over_is_told(node: SimNode) -> None:
+    """A newer kubelet leaves our stream open: our own registration knows nothing of it."""
+    up(node, 20)
+    toy = ToyPlugin(node.kubelet.socket.parent / "nvidia-gpu.sock", [FIRST])
+    try:
+        register(node.kubelet, toy, RESOURCE)
+        eventually(lambda: any("taken that name over" in e for e in events(node)), within_s=20)
+        eventually(lambda: any("at nvidia-gpu.sock" in e for e in events(node)), within_s=20)
+    finally:
+        toy.stop()
+
+
+def test_an_older_kubelet_is_not_asked_and_its_checkpoint_tells(make_node: NodeMaker) -> None:
+    node = make_node("--owners-interval", "200ms", behaviour="1.20")
+    toy = ToyPlugin(node.kubelet.socket.parent / "toy.sock", [f"{FIRST}::{n}" for n in range(2)])
+    try:
+        register(node.kubelet, toy, OTHERS)
+        eventually(lambda: any("offered to kubelet as " + OTHERS in e for e in events(node)))
     finally:
         toy.stop()

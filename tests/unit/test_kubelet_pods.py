@@ -1,6 +1,7 @@
 """Whose grants are and who is gone, by kubelet's books: its API and its checkpoint."""
 
 import base64
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.domain.identities import identity
-from agent.domain.kubelet_books import Entry, MalformedCheckpoint, decode_checkpoint
+from agent.domain.kubelet_books import (
+    Entry,
+    MalformedCheckpoint,
+    decode_checkpoint,
+    decode_registered,
+)
 from agent.services.cache_gc import CacheGc
 from tests.unit.fakes import GPU_A
 from tests.unit.slices_world import SIZES, World
@@ -312,3 +318,22 @@ def test_whatever_is_in_a_checkpoint_can_be_read(entries: list[object]) -> None:
     for entry in decode_checkpoint(checkpoint(*entries)):
         assert entry.pod_uid
         assert entry.device_ids
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        pytest.param({"a/b": ["1", "2"]}, {"a/b": ("1", "2")}, id="ids"),
+        pytest.param({"a/b": ["1", 7, None], "c/d": "x"}, {"a/b": ("1",)}, id="what is none"),
+        pytest.param({}, {}, id="nothing"),
+        pytest.param(None, {}, id="null"),
+    ],
+)
+def test_registered_devices_of_a_checkpoint(written: object, read: object) -> None:
+    assert decode_registered(json.dumps({"Data": {"RegisteredDevices": written}})) == read
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_registered_devices_or_none(text: str) -> None:
+    with contextlib.suppress(MalformedCheckpoint):
+        decode_registered(text)

@@ -8,12 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.domain.gpu import Gpu, GpuInventory
-from agent.domain.ownership import MAX_TOLD, HeldDevice, Rival, rivals, told, withheld
+from agent.domain.ownership import (
+    MAX_TOLD,
+    HeldDevice,
+    Rival,
+    is_plugin_of_gpus,
+    rivals,
+    told,
+    withheld,
+)
 from agent.errors import KubeletUnavailable
 from agent.ports import ClusterEvent
 from agent.services.ownership import Ownership
 from agent.services.published import Published
 from agent.sim.driver import made_up_uuid
+from agent.supervisor import Supervisor
+from tests.waiting import eventually
 
 A, B = made_up_uuid(0), made_up_uuid(1)
 GPUS = GpuInventory.of(
@@ -61,7 +71,8 @@ def test_whose_gpu_a_held_device_is(device: HeldDevice, gpu: str) -> None:
 @pytest.mark.parametrize(
     ("offered", "found"),
     [
-        pytest.param({OURS: [f"{A}-0", A]}, (), id="ours, whatever it was before"),
+        pytest.param({OURS: [f"{A}-0", f"{B}-1"]}, (), id="ours"),
+        pytest.param({OURS: [A, f"{B}-1"]}, (Rival(A, OURS),), id="our name, taken over"),
         pytest.param(
             {"volcano.sh/vgpu-number": [f"{A}-0", f"{A}-1", f"{B}-0"]},
             (Rival(A, "volcano.sh/vgpu-number"), Rival(B, "volcano.sh/vgpu-number")),
@@ -101,6 +112,24 @@ def test_only_what_is_held_is_withheld_and_the_sentences_say_what_to_do() -> Non
     assert "nvidia.com/x" in reasons[B]
     assert "nodeSelector" in told(offers, GPUS.gpu(A))
     assert f"GPU 1 {B} is held by {HOLDER}" in told(holds, GPUS.gpu(B))
+    assert "taken that name over" in told(Rival(A, OURS), GPUS.gpu(A), [OURS])
+    assert "another device plugin gave it" in told(Rival(B, OURS, HOLDER), GPUS.gpu(B), [OURS])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        pytest.param("nvidia-gpu.sock", True, id="NVIDIA's and HAMi's"),
+        pytest.param("nvidia-vgpu-memory.sock", True, id="Volcano's"),
+        pytest.param("nvidiaGPU-1700000000.sock", True, id="GKE's"),
+        pytest.param("vgpu-agent-1-1-abc.sock", True, id="another agent of this kind"),
+        pytest.param("kubelet.sock", False, id="kubelet's own"),
+        pytest.param("gpu.intel.com-i915.sock", False, id="another vendor's GPUs"),
+        pytest.param("nvidia-gpu.json", False, id="no socket"),
+    ],
+)
+def test_which_sockets_are_of_plugins_for_gpus(name: str, is_one: bool) -> None:
+    assert is_plugin_of_gpus(name) is is_one
 
 
 class Books:
@@ -108,18 +137,20 @@ class Books:
 
     def __init__(self) -> None:
         self.holds: tuple[HeldDevice, ...] = ()
-        self.offers: Mapping[str, tuple[str, ...]] | None = {}
+        self.offers: Mapping[str, tuple[str, ...]] = {}
+        self.neighbours: tuple[str, ...] = ()
         self.silent = False
-        self.asked = 0  # what is held
 
     def held(self) -> tuple[HeldDevice, ...]:
-        self.asked += 1
         if self.silent:
             raise KubeletUnavailable("kubelet is silent")
         return self.holds
 
-    def offered(self) -> Mapping[str, tuple[str, ...]] | None:
+    def offered(self) -> Mapping[str, tuple[str, ...]]:
         return self.offers
+
+    def other_plugins(self) -> tuple[str, ...]:
+        return self.neighbours
 
 
 class Bed:
@@ -127,12 +158,14 @@ class Bed:
         self.books = Books()
         self.withheld: Mapping[str, str] = {}
         self.posted: list[ClusterEvent] = []
+        self.inventory = Published(gpus)
         self.ownership = Ownership(
             self.books,
-            Published(gpus),
+            self.inventory,
             [OURS],
             withhold=self._withhold,
             post=self.posted.append,
+            every_s=3600.0,
         )
 
     def _withhold(self, reasons: Mapping[str, str]) -> None:
@@ -174,10 +207,30 @@ def test_nothing_is_judged_before_the_gpus_are_known() -> None:
     assert bed.ownership.found.now() == ()
 
 
-def test_an_old_kubelet_is_not_asked_what_is_held() -> None:
-    """It forgets the devices of a pod that it is admitting meanwhile."""
+def test_another_plugin_that_takes_connections_is_told_once() -> None:
+    """It may offer what we offer, by ids of the same form: nothing else would show."""
     bed = Bed()
-    bed.books.offers, bed.books.holds = None, (held("nvidia.com/x", A),)
+    bed.books.neighbours = ("nvidia-gpu.sock",)
     bed.ownership.look_once()
-    assert bed.books.asked == 0
-    assert bed.ownership.found.now() == ()
+    bed.ownership.look_once()
+    (event,) = bed.posted
+    assert (event.reason, "nvidia-gpu.sock" in event.message) == ("GpuHasTwoOwners", True)
+    bed.books.neighbours = ()
+    bed.ownership.look_once()
+    bed.books.neighbours = ("nvidia-gpu.sock",)
+    bed.ownership.look_once()
+    assert len(bed.posted) == 2, "it came back"
+
+
+def test_what_is_held_is_known_as_soon_as_the_gpus_are() -> None:
+    """Not at the look after that: till then the GPU would be given away once more."""
+    bed = Bed(GpuInventory())
+    bed.books.holds = (held("nvidia.com/x", A),)
+    supervisor = Supervisor([bed.ownership])
+    supervisor.start()
+    try:
+        bed.inventory.publish(GPUS)
+        assert eventually(lambda: list(bed.withheld) == [A], within_s=20)
+    finally:
+        supervisor.stop()
+    assert supervisor.join() == 0

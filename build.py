@@ -394,6 +394,16 @@ def fuzz(arguments: "Sequence[str]" = ()) -> int:
     return run(PYTHON, "tests/fuzz/run.py", *arguments)
 
 
+def audit(arguments: "Sequence[str]" = ()) -> int:
+    """Look at pins, licences and known vulnerabilities; writes docs/results/security.md.
+
+    --offline asks no advisory service. --page FILE writes there. Without a network it says that
+    nothing is known of vulnerabilities, and fails for nothing else than what it has seen.
+    """
+    environment("run", "hook", "dev", "dist", "site", "audit")
+    return run(PYTHON, "tests/security/audit.py", *arguments)
+
+
 def dist(arguments: "Sequence[str]" = ()) -> int:
     """Make the release in dist/: one executable, tarball, image; sums, SBOM, provenance.
 
@@ -429,7 +439,9 @@ def lock(_arguments: "Sequence[str]" = ()) -> int:
     """Resolve requirements/*.in anew and write the hash-pinned lock files."""
     environment("run", "hook", "dev")
     constraints = {"dev": "run", "dist": "dev", "frozen": "run", "bundle": "dev", "site": "dev"}
-    for name in ("run", "hook", "dev", "peers", "dist", "frozen", "bundle", "site", "fuzz"):
+    constraints["audit"] = "dev"
+    first = ("run", "hook", "dev", "peers")  # which others go by
+    for name in (*first, "dist", "frozen", "bundle", "site", "fuzz", "audit"):
         known = constraints.get(name)
         constraint = ["-c", f"requirements/{known}.lock"] if known else []
         python = "3.14" if name == "frozen" else "3.11"  # the one in packaging/runtime
@@ -457,7 +469,8 @@ TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "demo": demo, "test": test, "check": check, "format": format, "hook": hook, "dist": dist,
     "release-check": release_check,
     "cuda-symbols": cuda_symbols,
-    "bench": bench, "faults": faults, "fuzz": fuzz, "soak": soak, "site": site, "gpu": gpu,
+    "audit": audit, "bench": bench, "faults": faults, "fuzz": fuzz, "soak": soak, "site": site,
+    "gpu": gpu,
     "cluster-peers": cluster_peers, "proto": proto, "lock": lock, "clean": clean,
 }  # fmt: skip
 
@@ -467,6 +480,7 @@ TAKE_ARGUMENTS = (
     "hook",
     "cuda-symbols",
     "gpu",
+    "audit",
     "bench",
     "faults",
     "fuzz",

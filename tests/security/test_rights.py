@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
-from manifests import container_of, only, plain
+from manifests import only, plain
 
 from agent.sim.apiserver import ApiServer
 from agent.sim.node import Ask, SimNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import up
 from tests.faults.conftest import make_node
+from tests.security.pod_security import EXCEPTIONS, controls, judged
 from tests.waiting import eventually
 
 __all__ = ["make_node"]
@@ -115,37 +116,29 @@ def test_without_one_of_its_rights_something_is_missed(
 
 # --- Pod Security --------------------------------------------------------------------------------
 
-# Source: Kubernetes, Pod Security Standards, restricted.
-EXCEPTIONS = {
-    "hostPath volumes": "kubelet's sockets, the library, the containers' directories, /proc",
-    "runAsNonRoot": "root owns kubelet's directories, and files of containers of any user",
-    "capabilities": "DAC_OVERRIDE and FOWNER: those files; SYS_PTRACE: whose process has the library",
-}
-
-
-def objections() -> set[str]:
-    """Where the DaemonSet's pod does not keep to the restricted profile."""
-    pod = only("DaemonSet", plain())["spec"]["template"]["spec"]
-    container = container_of(plain())
-    security = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
-    capabilities = security.get("capabilities", {})
-    found = {
-        "host namespaces": any(pod.get(k) for k in ("hostPID", "hostIPC", "hostNetwork")),
-        "privileged": bool(security.get("privileged")),
-        "privilege escalation": security.get("allowPrivilegeEscalation") is not False,
-        "hostPath volumes": any("hostPath" in volume for volume in pod["volumes"]),
-        "host ports": any(port.get("hostPort") for port in container.get("ports", ())),
-        "runAsNonRoot": security.get("runAsNonRoot") is not True,
-        "seccomp": security.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"),
-        "procMount": security.get("procMount", "Default") != "Default",
-        "sysctls": bool(security.get("sysctls")),
-        "SELinux": bool(security.get("seLinuxOptions")),
-        "AppArmor": security.get("appArmorProfile", {}).get("type") == "Unconfined",
-        "capabilities": "ALL" not in capabilities.get("drop", ())
-        or bool(set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}),
-    }  # fmt: skip
-    return {what for what, objected in found.items() if objected}
-
 
 def test_it_keeps_to_the_restricted_profile_but_for_these() -> None:
-    assert objections() == set(EXCEPTIONS)
+    assert {what for what, kept in controls().items() if not kept} == set(EXCEPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("control", "pod", "container"),
+    [
+        pytest.param("host namespaces", {"hostPID": True}, {}, id="hostPID"),
+        pytest.param("host namespaces", {"hostNetwork": True}, {}, id="hostNetwork"),
+        pytest.param("privileged", {}, {"privileged": True}, id="privileged"),
+        pytest.param("privilege escalation", {}, {}, id="escalation is not forbidden"),
+        pytest.param("seccomp", {}, {"seccompProfile": {"type": "Unconfined"}}, id="seccomp"),
+        pytest.param("other volumes", {"volumes": [{"name": "a", "nfs": {}}]}, {}, id="nfs"),
+        pytest.param("procMount", {}, {"procMount": "Unmasked"}, id="procMount"),
+        pytest.param("sysctls", {"securityContext": {"sysctls": [{"name": "a"}]}}, {}, id="sysctls"),
+        pytest.param("capabilities", {}, {"capabilities": {"drop": ["NET_RAW"]}}, id="not all dropped"),
+        pytest.param(
+            "capabilities", {}, {"capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}}, id="added"
+        ),
+    ],
+)  # fmt: skip
+def test_another_pod_would_be_objected_to(
+    control: str, pod: dict[str, object], container: dict[str, object]
+) -> None:
+    assert not judged(pod, {"securityContext": container})[control]

@@ -105,6 +105,7 @@ class Observing:
                 states=self.enforcement.states,
                 seen=self.enforcement.seen,
                 kernel=self.kernel.kept.now,
+                priorities_of_regions=config.priority_from == "region",
             ),
             metering,
             TotalsFile(config.state_dir),

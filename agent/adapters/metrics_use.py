@@ -115,8 +115,8 @@ DEVICE_FAMILIES: Sequence[tuple[Family, Callable[[DeviceUse], float | None]]] = 
 )  # fmt: skip
 
 INFO = Family("vgpu_container_info", ("container", "hook_version", "namespace", "pod", "tier"),
-              "Always 1: what keeps the limits of the container (`hook`, `hami-core` or `none`), "
-              "and the version of the library.")  # fmt: skip
+              "Always 1: what keeps the limits of the container (`kernel`, `hook`, `hami-core` or "
+              "`none`), and the version of the library.")  # fmt: skip
 CONTAINER_FAMILIES: Sequence[tuple[Family, Callable[[ContainerUse], float | None]]] = (
     (
         Family("vgpu_container_priority", OF_CONTAINER,

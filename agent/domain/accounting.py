@@ -120,7 +120,7 @@ class ContainerUse:
     container: str
     tier: Tier
     hook_version: str  # e.g. "0.3.0-1a2b3c4d"; empty: not known
-    priority: int  # 0 is the highest; 1 is what nobody asked for
+    priority: int  # by which it is steered: 0 is the highest; 1 is what nobody asked for
     state: ContainerState | None  # None: not judged yet
     devices: tuple[DeviceUse, ...]
     processes: tuple[ProcessUse, ...] = ()  # the 64 that hold most; sums are of all

@@ -4,7 +4,7 @@ Figures of a region are a tenant's word: bounded here, so that nobody who shows 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.domain.accounting import (
     ContainerUse,
@@ -16,14 +16,21 @@ from agent.domain.accounting import (
     Totals,
 )
 from agent.domain.enforcement import ContainerState, State
+from agent.domain.feedback import priority_of
 from agent.domain.grants import Claim
 from agent.domain.limits_file import MIB, DeviceLimit, LimitsFile, limits_of
-from agent.domain.region import LEDGER_BYTES_MASK, Counters, Region, RegionDevice, RegionProcess
+from agent.domain.region import (
+    LEDGER_BYTES_MASK,
+    Counters,
+    Refusal,
+    Region,
+    RegionDevice,
+    RegionProcess,
+)
 from agent.domain.region_reading import RegionReading
 from agent.domain.subjects import Subject
 from agent.domain.totals import MOST
 
-DEFAULT_PRIORITY, MAX_PRIORITY = 1, 1_000_000
 MAX_PROCESSES_TOLD = 64  # of one container; all of them are in the sums
 SEEN_UUID_CHARS = 40  # of a region's uuids, as HAMi's monitor takes them
 
@@ -37,6 +44,8 @@ class Findings:
     pids: frozenset[int] | None = None  # on the node; None: not known
     limits: LimitsFile | None = None  # as they are now; None: as they were granted
     state: ContainerState | None = None
+    asked_priority: str | None = None  # CUDA_TASK_PRIORITY of its pod
+    priority_of_region: bool = False  # its library's word is believed
 
 
 def granted_devices(
@@ -208,12 +217,16 @@ def container_use(
         container=subject.container,
         tier=tier(subject, findings),
         hook_version=subject.hook_version,
-        priority=_priority(region),
+        priority=priority_of(
+            region.priority if region else None,
+            findings.asked_priority,
+            of_region=findings.priority_of_region,
+        ),
         state=findings.state,
         devices=devices,
         processes=_processes(findings.slots, len(devices), places),
         last_kernel_s=_last_kernel_s(region, now_s),
-        refusals=region.refusals if region else (),
+        refusals=_refusals(region, places) if region else (),
         region_problem=findings.reading.problem,
     )
 
@@ -228,10 +241,10 @@ def _last_kernel_s(region: Region | None, now_s: float) -> int:
     return min(region.last_kernel_time_s, int(now_s))
 
 
-def _priority(region: Region | None) -> int:
-    if region is None or not 0 <= region.priority <= MAX_PRIORITY:
-        return DEFAULT_PRIORITY
-    return region.priority
+def _refusals(region: Region, places: Mapping[int, int]) -> tuple[Refusal, ...]:
+    """With the container's own places; -1: of none of its GPUs."""
+    own = {counted: place for place, counted in places.items()}
+    return tuple(replace(one, place=own.get(one.place, -1)) for one in region.refusals)
 
 
 def _processes(

@@ -57,6 +57,10 @@ class Pod:
         """Whether its containers have ended for good: it holds no vGPU any more."""
         return self.phase in ("Succeeded", "Failed")
 
+    def container(self, name: str) -> Container | None:
+        """The one of that name in its spec."""
+        return next((one for one in self.containers if one.name == name), None)
+
     def with_annotations(self, changes: Mapping[str, str | None]) -> "Pod":
         """The pod after a patch of its annotations; None removes."""
         return replace(self, annotations=_changed(self.annotations, changes))

@@ -60,6 +60,7 @@ class Books:
     boot_s: Callable[[], float] = _boot_s  # CLOCK_BOOTTIME
     # containers whose memory the kernel limits
     kernel: Callable[[], Collection[tuple[str, str]]] = frozenset
+    priorities_of_regions: bool = False  # what libraries write down is believed, as by HAMi
 
 
 _Name = tuple[str, str, str]  # namespace, pod, container
@@ -219,12 +220,16 @@ class Accounting:
             processes = seen.processes.get(subject.key, ())
         now_ticks = int(self._books.boot_s() * TICKS_PER_S)
         sight = None if processes is None else Sight(processes, seen.began_at_ticks, now_ticks)
+        pod = self._books.pods.now().pods.get(subject.pod_uid)
+        spec = pod.container(subject.container) if pod else None
         return Findings(
             reading=reading,
             slots=living(reading.region.processes, sight) if reading.region else (),
             pids=None if processes is None else frozenset(process.pid for process in processes),
             limits=limits,
             state=states.get((subject.namespace, subject.pod, subject.container)),
+            asked_priority=spec.task_priority if spec else None,
+            priority_of_region=self._books.priorities_of_regions,
         )
 
     def _limits(self, subject: Subject) -> LimitsFile | None:

@@ -130,11 +130,11 @@ class Roster:
             words = self._lifted(key, words)
         spec = self._spec(key)
         asked = spec.task_priority if spec else None
-        of_region = self._of_regions and words is not UNREADABLE
+        in_region = None if words is UNREADABLE else words.priority
         return Member(
             words=words,
             limits=limits,
-            priority=priority_of(words.priority, asked, of_region=of_region),
+            priority=priority_of(in_region, asked, of_region=self._of_regions),
             strict=spec is not None and (spec.core_policy or "").lower() == "force",
         )
 
@@ -159,4 +159,4 @@ class Roster:
 
     def _spec(self, key: ContainerKey) -> Container | None:
         pod = self._pods.now().pods.get(key[0])
-        return next((c for c in pod.containers if c.name == key[1]), None) if pod else None
+        return pod.container(key[1]) if pod else None

@@ -210,6 +210,7 @@ class World:
         self.seen: Published[Seen] = Published(Seen(seeing=False, processes={}))
         self.store = FakeStore() if store is None else store
         self.told: list[tuple[ContainerUse, DeviceUse]] = []
+        self.priorities_of_regions = False
         self.start()
 
     def start(self) -> None:
@@ -218,6 +219,7 @@ class World:
         books = Books(
             grants=self.grants, pods=self.pods, regions=self.regions, limits=self.limits,
             states=self.states, seen=self.seen, boot_s=lambda: self.clock_s,
+            priorities_of_regions=self.priorities_of_regions,
         )  # fmt: skip
         self.accounting = Accounting(
             books, self.metering, self.store,

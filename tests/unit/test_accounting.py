@@ -14,7 +14,8 @@ from agent.domain.expected_region import ANY, Expected
 from agent.domain.grants import Claim, Mount
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
 from agent.domain.new_region import RegionMark
-from agent.domain.region import Region, RegionProcess, Rejected
+from agent.domain.pods import Container
+from agent.domain.region import Refusal, Region, RegionProcess, Rejected
 from agent.domain.region_reading import RegionName, RegionReading
 from agent.errors import NvmlAbsent
 from agent.ports import ClusterEvent
@@ -172,16 +173,54 @@ def test_without_a_limits_file_the_grant_says_them(world: World) -> None:
     assert world.device().memory_limit_bytes == 1000 * MIB
 
 
-def test_a_monitor_blocks(world: World) -> None:
-    world.give(record(), replace(region(slot(), ours=False), recent_kernel=-1, priority=0))
+def test_refusals_name_the_containers_own_number_of_a_gpu(world: World) -> None:
+    """Its region counts them in another order."""
+    asked = {"asked_bytes": 9, "used_bytes": 9, "limit_bytes": 10, "time_ns": 1, "pid": 7}
+    refusals = tuple(
+        Refusal(number=place + 1, place=place, largest_bytes=0, largest_pid=0, function="", **asked)
+        for place in (0, 1, 5)
+    )
+    world.give(
+        record("train", "main", Claim(A, "NVIDIA", 1000, 30), Claim(B, "NVIDIA", 1000, 30)),
+        replace(region(slot(devices=2), uuids=(B, A)), refusals=refusals),
+    )
     use = world.only()
-    assert (use.devices[0].blocked, use.priority) == (True, 0)
+    assert [(device.place, device.uuid) for device in use.devices] == [(0, A), (1, B)]
+    assert [(told.number, told.place) for told in use.refusals] == [(1, 1), (2, 0), (6, -1)]
 
 
-@pytest.mark.parametrize("priority", [-1, -(1 << 31), (1 << 31) - 1])
-def test_a_priority_that_is_none_is_the_usual_one(world: World, priority: int) -> None:
-    world.give(record(), replace(region(slot()), priority=priority))
-    assert world.only().priority == 1
+def test_a_monitor_blocks(world: World) -> None:
+    world.give(record(), replace(region(slot(), ours=False), recent_kernel=-1))
+    assert world.only().devices[0].blocked
+
+
+@pytest.mark.parametrize(
+    ("asked", "in_region", "believed", "shown"),
+    [
+        pytest.param(None, 1, False, 1, id="nobody asked"),
+        pytest.param("0", 0, False, 0, id="its pod asked"),
+        pytest.param(None, 0, False, 1, id="a process made it more important than its pod"),
+        pytest.param("2", 0, False, 2, id="than its pod asked"),
+        pytest.param("0", 3, False, 3, id="a process made it less important"),
+        pytest.param(None, 0, True, 0, id="regions are believed, as by HAMi's monitor"),
+        pytest.param("0", None, False, 0, id="it has no region yet"),
+        pytest.param("0", None, True, 0, id="no region that could be believed"),
+        pytest.param("-1", -1, False, -1, id="one that counts for nobody"),
+        pytest.param("word", -(1 << 31), False, 1, id="no number"),
+        pytest.param(None, (1 << 31) - 1, False, (1 << 31) - 1, id="the least"),
+    ],
+)
+def test_the_priority_is_the_one_that_it_is_steered_by(
+    world: World, asked: str | None, in_region: int | None, believed: bool, shown: int
+) -> None:
+    world.priorities_of_regions = believed
+    world.start()
+    found = None if in_region is None else replace(region(slot()), priority=in_region)
+    world.give(record(), found)
+    spec = Container(name="main", vgpus=1, task_priority=asked)
+    table = PodTable({"uid-train": pod("train", containers=(spec,))}, synced=True)
+    world.pods.publish(table)
+    assert world.only().priority == shown
 
 
 @pytest.mark.parametrize(

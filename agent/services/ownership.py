@@ -25,6 +25,7 @@ from agent.supervisor import Lifeline
 log = logs.get(__name__)
 
 LOOKING_S, WAIT_S = 30.0, 1.0
+AGAIN_S = 2.0  # a kubelet that is just starting has no books yet
 
 
 class Ownership:
@@ -62,21 +63,20 @@ class Ownership:
             life.pulse(LOOKING_S)
             if not self._inventory.wait_until(lambda now: bool(now.gpus), WAIT_S):
                 continue  # the driver may take its time, and what is held must be known at once
-            self.look_once()
-            life.pause(self._every_s)
+            life.pause(self._every_s if self.look_once() else min(self._every_s, AGAIN_S))
 
-    def look_once(self) -> None:
-        """Look, tell what is new. What kubelet does not tell stays as it was."""
+    def look_once(self) -> bool:
+        """Look, tell what is new; False: kubelet did not tell, and all stays as it was."""
         gpus = self._inventory.now()
         if not gpus.gpus:
-            return
+            return False
         try:
             offered = self._books.offered()
             held = self._books.held()
             neighbours = frozenset(self._books.other_plugins())
         except KubeletUnavailable as error:
             log.failing("owners unknown", error=error)
-            return
+            return False
         log.recovered("owners unknown")
         own = self._own_resources(gpus) if callable(self._own_resources) else self._own_resources
         self._judge(
@@ -85,6 +85,7 @@ class Ownership:
         for name in sorted(neighbours - self._neighbours):
             self._say(neighbour_told(name))
         self._neighbours = neighbours
+        return True
 
     def _judge(
         self, now: tuple[Rival, ...], gpus: GpuInventory, own_resources: Collection[str]

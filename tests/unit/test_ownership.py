@@ -182,7 +182,7 @@ def test_a_gpu_that_another_holds_is_withheld_until_it_is_free() -> None:
     assert [rival.state for rival in bed.ownership.found.now()] == ["held"]
 
     bed.books.silent = True
-    bed.ownership.look_once()
+    assert not bed.ownership.look_once(), "it is to be asked again soon"
     assert list(bed.withheld) == [A], "silence is no news"
 
     bed.books.silent, bed.books.holds = False, ()

@@ -31,6 +31,7 @@ HOOK_DIR = BUILD / "hook" / ARCH
 FREE_BYTES_WANTED = 1_500_000_000  # zig unpacks to 411 MB, the test tools to about 300 MB
 SHOW_AFTER_S = 2.0
 C_STYLE = f"--style=file:{ROOT / 'hook' / '.clang-format'}"
+GPU_S, GPU_TESTS_S = 470.0, 10.0  # of `gpu` as a whole; less than that is no time for its tests
 MISSING = 3  # exit code of what cannot be done on this machine
 
 
@@ -301,12 +302,19 @@ def cluster_peers(_arguments: "Sequence[str]" = ()) -> int:
 
 
 def gpu(arguments: "Sequence[str]" = ()) -> int:
-    """Check and measure on this machine's NVIDIA GPU; writes docs/results/gpu.md and gpu.json.
+    """Check and measure on this machine's NVIDIA GPU; writes docs/results/gpu.md, .json and plots.
 
-    --only CHECK, --python PYTHON (one that has PyTorch), --page FILE. Nothing is fetched where the
-    library is built. Without arguments, and with the test tools in .build, the tests marked `gpu`
-    follow. Exit code 3: something is missing, which is told in one sentence.
+    In less than 8 minutes. --only CHECK, --python PYTHON (one that has PyTorch), --budget SECONDS,
+    --page FILE. CUDA_VISIBLE_DEVICES chooses the GPU. Where the library is built nothing is
+    fetched. Without arguments, and with the test tools in .build, the tests marked `gpu` follow.
+    Exit code 3: something is missing, told in one sentence; 0 instead with --skip-without-gpu.
+    --plots [FILE] only draws what an earlier run has found.
     """
+    if "--plots" in arguments:
+        environment("run", "dev", "scale")
+        files = [word for word in arguments if word != "--plots"] or ["docs/results/gpu.json"]
+        return run(PYTHON, "tests/gpu/plots.py", *files)
+    began = time.monotonic()
     tools = complete("run", "hook", "dev")
     if tools or not (HOOK_DIR / "libvgpu.so").is_file():
         check_prerequisites()
@@ -316,12 +324,13 @@ def gpu(arguments: "Sequence[str]" = ()) -> int:
     code = run(sys.executable, "tests/gpu/suite.py", *arguments)
     if arguments or code == MISSING:
         return code
-    if not tools:
-        say(
-            "left out: the tests marked gpu; `python3 build.py test -m gpu tests/gpu` fetches tools"
-        )
+    left_s = GPU_S - (time.monotonic() - began)
+    if not tools or left_s < GPU_TESTS_S:
+        why = "there was no time" if tools else "`build.py test -m gpu tests/gpu` fetches tools"
+        say(f"left out: the tests marked gpu; {why}")
         return code
-    return run(PYTHON, "-m", "pytest", "-m", "gpu", "-v", "tests/gpu") or code
+    limit = ("--session-timeout", str(int(left_s)))
+    return run(PYTHON, "-m", "pytest", "-m", "gpu", "-v", *limit, "tests/gpu") or code
 
 
 def bench(arguments: "Sequence[str]" = ()) -> int:
@@ -347,6 +356,17 @@ def soak(arguments: "Sequence[str]" = ()) -> int:
     """
     environment("run", "dev")
     return run(PYTHON, "tests/soak/run.py", *arguments)
+
+
+def scale(arguments: "Sequence[str]" = ()) -> int:
+    """Count what 5,000 agents ask of an API server (20 min); writes docs/results/scale.md.
+
+    --nodes N, --processes N, --seed N. --rest SECONDS: how long a real agent is held against them.
+    --page FILE writes there instead, FILE.json and the plots beside it.
+    """
+    compile_hook()
+    environment("run", "hook", "dev", "scale")
+    return run(PYTHON, "tests/scale/run.py", *arguments)
 
 
 def site_steps() -> "dict[str, list[str | Path]]":
@@ -439,9 +459,9 @@ def lock(_arguments: "Sequence[str]" = ()) -> int:
     """Resolve requirements/*.in anew and write the hash-pinned lock files."""
     environment("run", "hook", "dev")
     constraints = {"dev": "run", "dist": "dev", "frozen": "run", "bundle": "dev", "site": "dev"}
-    constraints["audit"] = "dev"
+    constraints["scale"] = constraints["audit"] = "dev"
     first = ("run", "hook", "dev", "peers")  # which others go by
-    for name in (*first, "dist", "frozen", "bundle", "site", "fuzz", "audit"):
+    for name in (*first, "dist", "frozen", "bundle", "site", "fuzz", "scale", "audit"):
         known = constraints.get(name)
         constraint = ["-c", f"requirements/{known}.lock"] if known else []
         python = "3.14" if name == "frozen" else "3.11"  # the one in packaging/runtime
@@ -470,7 +490,7 @@ TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "release-check": release_check,
     "cuda-symbols": cuda_symbols,
     "audit": audit, "bench": bench, "faults": faults, "fuzz": fuzz, "soak": soak, "site": site,
-    "gpu": gpu,
+    "gpu": gpu, "scale": scale,
     "cluster-peers": cluster_peers, "proto": proto, "lock": lock, "clean": clean,
 }  # fmt: skip
 
@@ -485,6 +505,7 @@ TAKE_ARGUMENTS = (
     "faults",
     "fuzz",
     "soak",
+    "scale",
     "dist",
 )
 

@@ -1,9 +1,10 @@
 """Run as a program: work for a GPU through the driver's own calls, one JSON object per line.
 
     cuda_work.py probe              what GPU there is
-    cuda_work.py shares NS ROUNDS S kernels of NS (of ROUNDS, if not 0) for S seconds; "ready" first
     cuda_work.py hold S             keep the GPU busy for S seconds; "ready" first
     cuda_work.py launches           what a launch costs the caller
+    cuda_work.py allocations        what cuMemAlloc and cuMemFree cost the caller
+    cuda_work.py illegal            a kernel that writes where nothing is
     cuda_work.py events             what cuEventRecord costs, and how long an idle stream's event takes
     cuda_work.py context            what a context takes of the memory that CUDA shows
     cuda_work.py pools              in which steps the default pool grows, and when it shrinks
@@ -15,7 +16,8 @@ import ctypes
 import json
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -40,9 +42,22 @@ again:
     ret;
 }
 \0"""
+ILLEGAL = b"""
+.version 6.4
+.target sm_70
+.address_size 64
+.visible .entry illegal()
+{
+    .reg .u64 %nowhere;
+    .reg .u32 %x;
+    mov.u64 %nowhere, 64;
+    mov.u32 %x, 7;
+    st.global.u32 [%nowhere], %x;
+    ret;
+}
+\0"""
 QUEUE = 8  # launches that are never waited for, so that the GPU has always something to do
 FIRST_ROUNDS = 20_000
-WARM_UP_S = 1.0
 MANY = 20_000
 NON_BLOCKING = 1
 NOT_READY = 600
@@ -85,9 +100,9 @@ class Gpu:
         self.call("cuModuleGetFunction", ctypes.byref(self.function), self.module, b"work")
         return self
 
-    def launch(self) -> None:
+    def launch(self, stream: ctypes.c_void_p | None = None) -> None:
         """One thread that computes for `rounds`; the GPU has that process's turn all the same."""
-        self.call("cuLaunchKernel", self.function, *(1,) * 6, 0, None, self._arguments, None)
+        self.call("cuLaunchKernel", self.function, *(1,) * 6, 0, stream, self._arguments, None)
 
     def event(self) -> ctypes.c_void_p:
         """A new event, with timing."""
@@ -101,13 +116,14 @@ class Gpu:
         self.call("cuStreamCreate", ctypes.byref(made), NON_BLOCKING)
         return made
 
-    def last(self, wanted_ns: int) -> None:
+    def last(self, wanted_ns: int, launch: Callable[[], None] | None = None) -> None:
         """Make a kernel take about so long, with nobody else on the GPU."""
+        launch = launch or self.launch
         begin, end, took_ms = self.event(), self.event(), ctypes.c_float()
         for _ in range(4):  # the first ones find the clocks low
             self.call("cuEventRecord", begin, None)
             for _ in range(10):
-                self.launch()
+                launch()
             self.call("cuEventRecord", end, None)
             self.call("cuEventSynchronize", end)
             self.call("cuEventElapsedTime", ctypes.byref(took_ms), begin, end)
@@ -137,34 +153,6 @@ def probe() -> None:
     parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
     cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
     say(name=name.value.decode(errors="replace"), cuda=cuda, uuid="GPU-" + "-".join(parts))
-
-
-def shares(kernel_ns: int, rounds: int, seconds: float) -> None:
-    """Kernels a second, with a queue that is never empty. `rounds` 0: find them."""
-    gpu = Gpu().start()
-    gpu.rounds.value = rounds or FIRST_ROUNDS
-    if not rounds:
-        gpu.last(kernel_ns)
-    queue = deque(gpu.event() for _ in range(QUEUE))
-    for event in queue:
-        gpu.call("cuEventRecord", event, None)
-    go()
-    done, counted, began = 0, 0, time.monotonic()
-    from_s, until_s = began + WARM_UP_S, began + WARM_UP_S + seconds
-    first_s = last_s = 0.0
-    while (now_s := time.monotonic()) < until_s:
-        if now_s >= from_s:
-            counted, first_s, last_s = (
-                (done, now_s, now_s) if not first_s else (counted, first_s, now_s)
-            )
-        event = queue.popleft()
-        gpu.call("cuEventSynchronize", event)
-        done += 1
-        gpu.launch()
-        gpu.call("cuEventRecord", event, None)
-        queue.append(event)
-    spent_s = last_s - first_s
-    say(rate=(done - 1 - counted) / spent_s if spent_s else 0.0, rounds=gpu.rounds.value)
 
 
 def hold(seconds: float) -> None:
@@ -198,6 +186,29 @@ def launches() -> None:
     some = min(MANY, 500)  # fewer than a stream holds, so that no launch waits
     found = each_ns(gpu.launch, some, 20, lambda: gpu.call("cuCtxSynchronize"))
     say(ns=median(found), least_ns=min(found))
+
+
+def allocations() -> None:
+    gpu = Gpu().start()
+    address, size = ctypes.c_uint64(), ctypes.c_size_t(MIB)
+
+    def pair() -> None:
+        gpu.call("cuMemAlloc_v2", ctypes.byref(address), size)
+        gpu.call("cuMemFree_v2", address)
+
+    found = each_ns(pair, 200, 20)
+    say(ns=median(found), least_ns=min(found))
+
+
+def illegal() -> None:
+    """What the driver says of it; this process has no context that works from then on."""
+    gpu = Gpu().start()
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    gpu.call("cuModuleLoadData", ctypes.byref(module), ILLEGAL)
+    gpu.call("cuModuleGetFunction", ctypes.byref(function), module, b"illegal")
+    go()
+    launched = gpu.cuda.cuLaunchKernel(function, *(1,) * 6, 0, None, None, None)
+    say(result=launched or gpu.cuda.cuCtxSynchronize())
 
 
 def events() -> None:
@@ -263,9 +274,10 @@ def pools() -> None:
 
 PROGRAMS = {
     "probe": lambda _: probe(),
-    "shares": lambda words: shares(int(words[0]), int(words[1]), float(words[2])),
     "hold": lambda words: hold(float(words[0])),
     "launches": lambda _: launches(),
+    "allocations": lambda _: allocations(),
+    "illegal": lambda _: illegal(),
     "events": lambda _: events(),
     "context": lambda _: context(),
     "pools": lambda _: pools(),

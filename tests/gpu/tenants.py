@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ ANSWER_S = 300.0
 END_S = 10.0
 READ_BYTES = 1 << 16
 COMPLAINT_BYTES = 400
+OVER = "the time for this check is over"
 MEMORY, CORES, POLICY = (
     "CUDA_DEVICE_MEMORY_LIMIT_0",
     "CUDA_DEVICE_SM_LIMIT",
@@ -39,6 +41,7 @@ class Bed:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     uuid: str = ""  # of the GPU that they see; empty: all
     answer_s: float = ANSWER_S  # after which a program that says nothing has failed
+    until_s: float = math.inf  # monotonic; nothing is started or waited for after that
 
     def environment(self, hooked: bool, container: str, more: Mapping[str, str]) -> dict[str, str]:
         """Env of a program in a container."""
@@ -54,19 +57,24 @@ class Bed:
         self, words: Sequence[str | int | float], *, hooked: bool = True, container: str = "one",
         **env: str,
     ) -> "Tenant":  # fmt: skip
-        """Start a program of this folder."""
+        """Start a program of this folder. Raises TenantError."""
         script, *arguments = map(str, words)
-        return Tenant(
-            [self.python, str(HERE / script), *arguments],
-            self.environment(hooked, container, env),
-            self.answer_s,
+        return self.tenant(
+            [self.python, str(HERE / script), *arguments], self.environment(hooked, container, env)
         )
 
+    def tenant(self, command: Sequence[str], environ: Mapping[str, str]) -> "Tenant":
+        """Start any program with this environment. Raises TenantError."""
+        if time.monotonic() >= self.until_s:
+            raise TenantError(f"{Path(command[1]).name} was not started: {OVER}")
+        return Tenant(command, environ, self.answer_s, self.until_s)
+
     def run(
-        self, words: Sequence[str | int | float], *, hooked: bool = True, **env: str
-    ) -> dict[str, Any]:
+        self, words: Sequence[str | int | float], *, hooked: bool = True, container: str = "one",
+        **env: str,
+    ) -> dict[str, Any]:  # fmt: skip
         """Run one to its end, telling it to go on whenever it waits; its last line."""
-        with self.start(words, hooked=hooked, **env) as tenant:
+        with self.start(words, hooked=hooked, container=container, **env) as tenant:
             return tenant.finish()
 
 
@@ -76,10 +84,12 @@ class Tenant:
     What it complains of goes to a file, so that a long complaint stops nobody.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], answer_s: float) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], answer_s: float, until_s: float
+    ) -> None:
         """Start it. `answer_s`: how long it may take for each thing that it says."""
         self._name = " ".join(Path(word).name for word in command[1:])
-        self._answer_s = answer_s
+        self._answer_s, self._until_s = answer_s, until_s
         self._unread = b""
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - until __exit__
         try:
@@ -106,20 +116,25 @@ class Tenant:
 
     def hear(self) -> dict[str, Any]:
         """Its next line. Raises TenantError when there is none in time, or it is a complaint."""
-        answer = self._next(time.monotonic() + self._answer_s)
+        answer = self._next(self._deadline_s())
         if answer is None:
             raise TenantError(f"{self._name} ended with {self._code()}: {self._complaint()}")
         return answer
 
-    def go(self) -> None:
-        """Let it go on. Raises TenantError if it has ended."""
-        self._tell(b"go\n")
+    def ask(self, *words: object) -> dict[str, Any]:
+        """Tell it something, and hear what it says to that. Raises TenantError."""
+        self.go(*words)
+        return self.hear()
+
+    def go(self, *words: object) -> None:
+        """Let it go on, with these words if any. Raises TenantError if it has ended."""
+        self._tell(f"{' '.join(map(str, words)) or 'go'}\n".encode())
 
     def finish(self) -> dict[str, Any]:
         """Let it come to its end; the last that it said. Raises TenantError."""
         with contextlib.suppress(TenantError):  # it may have ended, having said all
             self._tell(b"go\n" * 4)
-        until_s = time.monotonic() + self._answer_s
+        until_s = self._deadline_s()
         last: dict[str, Any] | None = None
         while (answer := self._next(until_s)) is not None:
             last = answer
@@ -127,6 +142,16 @@ class Tenant:
         if code or last is None:
             raise TenantError(f"{self._name} ended with {code}: {self._complaint()}")
         return last
+
+    def text(self, until_s: float) -> tuple[int | None, list[str]]:
+        """Its exit code and all its lines, of a program that speaks no JSON. Raises TenantError."""
+        lines = []
+        while (line := self._line(min(until_s, self._deadline_s()))) is not None:
+            lines.append(line.decode(errors="replace"))
+        return self._code(), lines
+
+    def _deadline_s(self) -> float:
+        return min(time.monotonic() + self._answer_s, self._until_s)
 
     def _next(self, until_s: float) -> dict[str, Any] | None:
         """The next object that it says; None at its end."""
@@ -145,9 +170,8 @@ class Tenant:
         while b"\n" not in self._unread:
             left_s = until_s - time.monotonic()
             if left_s <= 0 or not select.select([out], [], [], left_s)[0]:
-                raise TenantError(
-                    f"{self._name} did not answer within {self._answer_s:g} s: {self._complaint()}"
-                )
+                why = f"within {self._answer_s:g} s" if until_s < self._until_s else f"and {OVER}"
+                raise TenantError(f"{self._name} did not answer {why}: {self._complaint()}")
             read = os.read(out, READ_BYTES)
             if not read:
                 return None

@@ -59,7 +59,7 @@ class Observing:
         )
         self.kernel = KernelLimitsLoop(
             NvmlKernelLimits(config.host_cgroup), grants, parts.pods, limits,
-            every_s=config.process_every_s,
+            seen=self.enforcement.seen.now, every_s=config.process_every_s,
         )  # fmt: skip
         metering = Metering(NvmlMeter())
         self.accounting = self._made_accounting(parts, grants, limits, metering)

@@ -86,7 +86,7 @@ class HostProcesses:
                 continue
         places = {known.place for known in self._known.values()}
         self._by_mount = {p: name for p, name in self._by_mount.items() if p in places}
-        return Seen(bool(self._seeing), self._by_container())
+        return Seen(bool(self._seeing), self._by_container(), places=self._places())
 
     def _sort(self, granted: Mapping[str, Granted]) -> None:
         grants: dict[str, tuple[str, ...]] = {}
@@ -123,6 +123,13 @@ class HostProcesses:
             if known.process:
                 found.setdefault(known.holder, []).append(known.process)
         return {key: tuple(processes) for key, processes in found.items()}
+
+    def _places(self) -> dict[tuple[str, str], frozenset[Place]]:
+        found: dict[tuple[str, str], frozenset[Place]] = {}
+        for known in self._known.values():
+            if known.process:
+                found[known.holder] = found.get(known.holder, frozenset()) | {known.place}
+        return found
 
     # --- one process --------------------------------------------------------------------------
 

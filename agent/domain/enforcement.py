@@ -5,11 +5,12 @@ judges what was seen of a container's processes and of its usage region; it touc
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
 from agent.domain.executables import Linkage
+from agent.domain.proc_text import Place
 from agent.domain.region_slots import HostPid, Slot
 
 
@@ -83,6 +84,7 @@ class Seen:
     processes: Mapping[tuple[str, str], tuple[Process, ...]]
     began_at_ticks: int = 0  # from boot, as in Process.start_time; who was started later is missing
     looked_for: frozenset[tuple[str, str]] = frozenset()  # containers, whether they have any
+    places: Mapping[tuple[str, str], frozenset[Place]] = field(default_factory=dict)  # cgroups
 
 
 @dataclass(frozen=True, slots=True)

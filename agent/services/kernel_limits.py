@@ -2,15 +2,18 @@
 
 Three tiers, per container: the kernel, by the container's own cgroup (nothing in the container gets
 round it); otherwise the library; otherwise nobody, and use is only seen. The library stays in
-place in any case: it keeps shares of GPU time, and programs see its figures. A limit is set when
-kubelet has said which container of the runtime's it is, a second or two after its start.
+place in any case: it keeps shares of GPU time, and programs see its figures. A limit is set when it
+is known which container of the runtime's it is: kubelet says so in the pod's status, a second or
+two after its start; without an API server the container's processes show it by their cgroup.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent import logs
+from agent.domain.enforcement import Seen
 from agent.domain.grants import GrantRecord
 from agent.domain.limit_lines import limits_in
 from agent.domain.limits_file import MIB
@@ -51,29 +54,37 @@ class KernelLimitsLoop:
         pods: Pods,
         limits: LiveLimits,
         *,
+        seen: Callable[[], Seen] = lambda: Seen(seeing=False, processes={}),
         every_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`seen`: the processes of the containers, as far as they can be seen."""
         self._kernel = kernel
         self._grants = grants
         self._pods = pods
         self._limits = limits
+        self._seen = seen
         self._every_s = every_s
+        self._clock = clock
         self._set: dict[tuple[Key, str], _Set] = {}
-        self._offered = True
+        self._unoffered: dict[str, float] = {}  # GPUs without the call: when to ask again
         self.kept: Published[frozenset[Key]] = Published(frozenset())
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
             life.pulse(LOOKING_S)
             self.step_once()
-            life.pause(self._every_s if self._offered else NOT_OFFERED_AGAIN_S)
+            life.pause(self._every_s)
 
     def step_once(self) -> None:
         """Tell the kernel what is new; forget what is gone."""
         kept: set[Key] = set()
         seen: set[tuple[Key, str]] = set()
-        self._offered = True
+        now_s = self._clock()
+        self._unoffered = {gpu: until for gpu, until in self._unoffered.items() if until > now_s}
         for record in live_records(self._grants, self._pods):
+            if self._unoffered.keys() >= {claim.uuid for claim in record.claims}:
+                continue
             key = record.pod_uid, record.container
             wanted = self._wanted(record)
             where = self._cgroup(record) if wanted else None
@@ -82,8 +93,6 @@ class KernelLimitsLoop:
             seen.update((key, uuid) for uuid in wanted)
             if self._told(key, wanted, *where):
                 kept.add(key)
-            if not self._offered:
-                break
         self._set = {one: told for one, told in self._set.items() if one in seen}
         self.kept.publish(frozenset(kept))
 
@@ -110,29 +119,41 @@ class KernelLimitsLoop:
         pod = self._pods.now().pods.get(record.pod_uid)
         if pod is None:
             return None
-        ids = [one for one, name in pod.container_ids.items() if name == record.container]
         uid = pod.kubelet_uid or pod.uid
-        return self._kernel.cgroup_of(uid, ids[0]) if len(ids) == 1 else None
+        ids = {one for one, name in pod.container_ids.items() if name == record.container}
+        if not pod.container_ids and record.owner_uid == uid:
+            places = self._seen().places.get((record.pod_uid, record.container), frozenset())
+            ids = (
+                {one.container_id for one in places}
+                if {p.pod_uid for p in places} == {uid}
+                else ids
+            )
+        return self._kernel.cgroup_of(uid, min(ids)) if len(ids) == 1 else None
 
     def _told(self, key: Key, wanted: Mapping[str, int], cgroup: Path, inode: int) -> bool:
         """Whether the kernel keeps all of these."""
+        done = True
         for uuid, limit_bytes in wanted.items():
             before = self._set.get((key, uuid))
             if not limit_bytes and before is None:
                 continue  # it never had one
-            hard_bytes = limit_bytes or UNLIMITED
-            now = _Set(cgroup, inode, hard_bytes)
-            if before == now:
-                continue
-            about = f"{key[0]}/{key[1]} on {uuid}"
-            try:
-                self._offered = self._kernel.limit(uuid, cgroup, hard_bytes)
-            except AgentError as error:
-                log.failing("kernel limit not set", about=about, error=error)
+            now = _Set(cgroup, inode, limit_bytes or UNLIMITED)
+            if before != now and not self._set_now(key, uuid, now):
+                done = False
+        return done and all(wanted.values())
+
+    def _set_now(self, key: Key, uuid: str, now: _Set) -> bool:
+        if uuid in self._unoffered:
+            return False
+        about = f"{key[0]}/{key[1]} on {uuid}"
+        try:
+            if not self._kernel.limit(uuid, now.cgroup, now.hard_bytes):
+                self._unoffered[uuid] = self._clock() + NOT_OFFERED_AGAIN_S
                 return False
-            if not self._offered:
-                return False
-            log.recovered("kernel limit not set", about=about)
-            log.info("kernel limit set", cgroup=cgroup, gpu=uuid, bytes=hard_bytes)
-            self._set[(key, uuid)] = now
-        return all(wanted.values())
+        except AgentError as error:
+            log.failing("kernel limit not set", about=about, error=error)
+            return False
+        log.recovered("kernel limit not set", about=about)
+        log.info("kernel limit set", cgroup=now.cgroup, gpu=uuid, bytes=now.hard_bytes)
+        self._set[(key, uuid)] = now
+        return True

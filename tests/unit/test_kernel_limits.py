@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.domain.container_cgroups import cgroup_paths
+from agent.domain.enforcement import Seen
 from agent.domain.grants import Claim, Grant, GrantRecord, Mount
 from agent.domain.limits_file import DeviceLimit, LimitsFile
 from agent.domain.pods import Pod
+from agent.domain.proc_text import Place
 from agent.errors import NvmlError
-from agent.services.kernel_limits import UNLIMITED, KernelLimitsLoop
+from agent.services.kernel_limits import NOT_OFFERED_AGAIN_S, UNLIMITED, KernelLimitsLoop
 from agent.services.published import PodTable, Published
-from tests.unit.fakes import GPU_A, GPU_B, FakeGrantLog, pod
+from tests.unit.fakes import GPU_A, GPU_B, FakeClock, FakeGrantLog, pod
 
 UID = "0e4a5f3c-8f0e-4a55-9d0c-2f0f1a2b3c4d"
-ONE, TWO = "a" * 64, "b" * 64
+ONE, TWO, THREE = "a" * 64, "b" * 64, "d" * 64
 GIB = 1 << 30
 BURSTABLE = "kubepods-burstable"
 PRELOAD = Mount("/etc/ld.so.preload", "/host/preload")
@@ -30,6 +32,8 @@ class FakeKernel:
     there: dict[tuple[str, str], int] = field(default_factory=dict)  # pod uid, id -> inode
     told: list[tuple[str, str, int]] = field(default_factory=list)  # GPU, cgroup, bytes
     offered: bool = True
+    unoffered: frozenset[str] = frozenset()  # GPUs
+    asked: int = 0
     failure: NvmlError | None = None
 
     def cgroup_of(self, pod_uid: str, container_id: str) -> tuple[Path, int] | None:
@@ -37,11 +41,13 @@ class FakeKernel:
         return None if inode is None else (Path(f"/{pod_uid}/{container_id[0]}"), inode)
 
     def limit(self, gpu_uuid: str, cgroup: Path, hard_bytes: int) -> bool:
+        self.asked += 1
         if self.failure:
             raise self.failure
-        if self.offered:
+        offered = self.offered and gpu_uuid not in self.unoffered
+        if offered:
             self.told.append((gpu_uuid, str(cgroup), hard_bytes))
-        return self.offered
+        return offered
 
 
 @dataclass
@@ -70,8 +76,13 @@ class Bench:
             self.log.record(record)
         self.pods: Published[PodTable] = Published(PodTable())
         self.runs({ONE: "main"})
-        self.kernel.there = {(UID, ONE): 7, (UID, TWO): 8}
-        self.loop = KernelLimitsLoop(self.kernel, self.log, self.pods, self.limits)  # type: ignore[arg-type]
+        self.kernel.there = {(UID, ONE): 7, (UID, TWO): 8, (UID, THREE): 9}
+        self.seen: Published[Seen] = Published(Seen(seeing=True, processes={}))
+        self.clock = FakeClock()
+        self.loop = KernelLimitsLoop(
+            self.kernel, self.log, self.pods, self.limits,  # type: ignore[arg-type]
+            seen=self.seen.now, clock=self.clock,
+        )  # fmt: skip
 
     def runs(self, ids: dict[str, str], **changes: object) -> None:
         running: Pod = replace(pod("p", ""), uid=UID, container_ids=ids, **changes)  # type: ignore[arg-type]
@@ -152,8 +163,64 @@ def test_without_the_call_the_library_keeps_the_limits() -> None:
     bench = Bench(grant())
     bench.kernel.offered = False
     assert bench.kept() == []
+    assert bench.kept() == []
+    assert bench.kernel.asked == 1, "not every two seconds"
     bench.kernel.offered = True
+    bench.clock.now_s += NOT_OFFERED_AGAIN_S + 1
     assert bench.kept() == ["main"]
+
+
+@pytest.mark.parametrize("first", [GPU_A, GPU_B], ids=["asked first", "asked last"])
+def test_a_gpu_without_it_keeps_no_other_from_it(first: str) -> None:
+    """One in MIG mode beside one that is whole, for example."""
+    second = GPU_B if first == GPU_A else GPU_A
+    bench = Bench(
+        grant("main", Claim(first, "NVIDIA", 1024, 1)),
+        grant("side", Claim(second, "NVIDIA", 1024, 1)),
+        grant("both", Claim(GPU_A, "NVIDIA", 1024, 1), Claim(GPU_B, "NVIDIA", 1024, 1)),
+    )
+    bench.runs({ONE: "main", TWO: "side", THREE: "both"})
+    bench.kernel.unoffered = frozenset({GPU_A})
+    for _ in range(2):
+        assert bench.kept() == ["side" if first == GPU_A else "main"]
+    assert {told[0] for told in bench.kernel.told} == {GPU_B}
+    assert len(bench.kernel.told) == 2, "what is offered of a container's GPUs is used"
+
+
+@pytest.mark.parametrize(
+    ("place", "kept"),
+    [
+        pytest.param((UID, ONE), ["main"], id="its own"),
+        pytest.param((UID.replace("0", "1"), ONE), [], id="a process in another pod"),
+        pytest.param((UID, ""), [], id="in no container"),
+        pytest.param(None, [], id="none seen"),
+    ],
+)
+def test_without_an_api_server_its_processes_tell_the_container(
+    place: tuple[str, str] | None, kept: list[str]
+) -> None:
+    """Mode slices: kubelet's books have no id of the runtime's; `uid` is the grant's name."""
+    name = "slices-0123456789abcdef"
+    bench = Bench(grant(pod_uid=name, owner_uid=UID))
+    table = PodTable(
+        {name: replace(pod("p", ""), uid=name, kubelet_uid=UID, phase="Running")}, synced=True
+    )
+    bench.pods.publish(table)
+    places = frozenset({Place(*place)}) if place else frozenset()
+    bench.seen.publish(Seen(seeing=True, processes={}, places={(name, "main"): places}))
+    assert bench.kept() == kept
+    assert [told[1] for told in bench.kernel.told] == [f"/{UID}/a" for _ in kept]
+
+
+def test_two_places_of_one_container_are_no_answer() -> None:
+    name = "slices-0123456789abcdef"
+    bench = Bench(grant(pod_uid=name, owner_uid=UID))
+    bench.pods.publish(
+        PodTable({name: replace(pod("p", ""), uid=name, kubelet_uid=UID)}, synced=True)
+    )
+    both = frozenset({Place(UID, ONE), Place(UID, TWO)})
+    bench.seen.publish(Seen(seeing=True, processes={}, places={(name, "main"): both}))
+    assert bench.kept() == []
 
 
 def test_what_the_driver_refuses_is_not_claimed_and_tried_again() -> None:

@@ -15,6 +15,7 @@ from agent.adapters import processes
 from agent.adapters.processes import AGAIN_EVERY, SURE_AFTER, HostProcesses
 from agent.domain.enforcement import Granted, Process, Seen
 from agent.domain.executables import Linkage
+from agent.domain.proc_text import Place
 from tests.unit.test_executables import MUSL, elf
 
 UID, OTHER = "0a1b2c3d-0000-4000-8000-00000000000f", "ffffffff-0000-4000-8000-00000000000f"
@@ -69,7 +70,9 @@ def test_without_ids_the_mounts_say_it(proc: FakeProc, host: HostProcesses) -> N
     proc.add(70, cgroup(), mountinfo=mounts())
     proc.add(71, cgroup(container_id=SIDE), mountinfo="1 2 8:1 / / rw - ext4 /dev/sda1 rw\n")
     proc.add(72, cgroup(container_id=SIDE), mountinfo=mounts(pod_uid=OTHER))
-    assert set(of_main(host.look(GRANTED))) == {70}
+    seen = host.look(GRANTED)
+    assert set(of_main(seen)) == {70}
+    assert seen.places == {(UID, "main"): frozenset({Place(UID, MAIN)})}
 
 
 def test_a_process_without_its_mounts_is_told_by_its_neighbour(

@@ -78,6 +78,7 @@ class NvidiaMode:
             offered=Offered(self._offer),
             policy=policy,
             files=files,
+            channels=self._cdi.channels if self._cdi else files.imex_channels,
             obstacle=self._obstacle,
             extras=lambda resource: client(resource, str(config.mps_root)),
         )
@@ -100,8 +101,10 @@ class NvidiaMode:
         return self._places.plugins()
 
     def missing(self) -> Sequence[str]:
-        reasons = []
-        if self._parts.inventory.now().known and not self.plugins:
+        reasons, gpus = [], self._parts.inventory.now()
+        if not gpus.known and not gpus.driver_error:  # or there would be nothing missing yet
+            reasons.append("the GPUs are not known yet")
+        elif gpus.known and not self.plugins:
             reasons.append("this node has no device that could be offered")
         if self._cdi and (why := self._cdi.problem.now()):
             reasons.append(why)

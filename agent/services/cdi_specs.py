@@ -8,7 +8,7 @@ looked whether the driver was replaced or somebody deleted a file.
 from collections.abc import Iterator
 
 from agent import logs
-from agent.domain.cdi import GPU_CLASS, IMEX_CLASS, CdiSpec, Edits, nodes, with_every
+from agent.domain.cdi import EVERY, GPU_CLASS, IMEX_CLASS, CdiSpec, Edits, nodes, with_every
 from agent.domain.gpu import Gpu
 from agent.domain.grant_plan import GrantPolicy, Named, imex_node
 from agent.errors import NodeNotReady
@@ -41,11 +41,19 @@ class CdiSpecs:
         every_s: float = EVERY_S,
     ) -> None:
         self.problem: Published[str] = Published(NOT_YET)
+        self._described: frozenset[int] = frozenset()  # channels that a file has; replaced whole
         self._inventory = inventory
         self._files = files
         self._driver = driver
         self._policy = policy
         self._every_s = every_s
+
+    def channels(self) -> tuple[int, ...]:
+        """IMEX channels that are there and that a file has: runtimes refuse to give any other.
+
+        Raises NodeNotReady where one is required and missing.
+        """
+        return tuple(one for one in self._driver.imex_channels() if one in self._described)
 
     def run(self, life: Lifeline) -> None:
         life.on_stop(self._inventory.poke)
@@ -61,7 +69,8 @@ class CdiSpecs:
     def write_once(self) -> bool:
         """Write what is not there yet; False when that failed."""
         try:
-            written = [spec.file_name for spec in self.specs() if self._files.write(spec)]
+            specs = list(self.specs())
+            written = [spec.file_name for spec in specs if self._files.write(spec)]
         except NodeNotReady as error:
             log.failing("cdi file not written", error=error)
             self.problem.publish(str(error))
@@ -69,6 +78,13 @@ class CdiSpecs:
         log.recovered("cdi file not written")
         if written:
             log.info("cdi files written", files=",".join(written))
+        self._described = frozenset(
+            int(name)
+            for spec in specs
+            if spec.class_name == IMEX_CLASS
+            for name in spec.devices
+            if name != EVERY
+        )
         self.problem.publish("")
         return True
 

@@ -54,6 +54,8 @@ class Supply:
     offered: Offered
     policy: GrantPolicy
     files: DriverFiles
+    # IMEX channels that a container gets; raises NodeNotReady where one is required and missing.
+    channels: Callable[[], Sequence[int]]
     # Why a container cannot be given devices of a resource now; empty: it can.
     obstacle: Callable[[str], str] = lambda _resource: ""
     # Is told of every grant.
@@ -133,7 +135,7 @@ class NvidiaAllocator:
         supply = self._supply
         if why := supply.obstacle(self._resource):
             raise NodeNotReady(f"{why}; then delete the pod, so that it is created anew")
-        policy = replace(supply.policy, imex_channels=supply.files.imex_channels())
+        policy = replace(supply.policy, imex_channels=tuple(supply.channels()))
         named = [Named(device.uuid, device.index, device.nodes) for device in devices]
         grant = base_grant(
             named,

@@ -119,6 +119,17 @@ def test_whole_gpus(lone: LoneMaker, behaviour: str) -> None:
     assert not refused.admitted.ok
 
 
+def test_nothing_is_ready_before_the_gpus_are_known(lone: LoneMaker) -> None:
+    node = lone(started=False)
+    node.driver.hang()
+    node.start_agent()
+    eventually(lambda: node.fetch("/readyz")[0], within_s=30, what="an answer")
+    status, body = node.fetch("/readyz")
+    assert status == 503, body
+    node.driver.hang(False)
+    up(node, {GPU: 2})
+
+
 def test_mounts_nodes_and_indices(lone: LoneMaker) -> None:
     node = lone("--device-list-strategy", "volume-mounts", "--device-id-strategy", "index",
                 "--pass-device-specs", "--gds-enabled")  # fmt: skip
@@ -179,6 +190,51 @@ def test_cdi(lone: LoneMaker, tmp_path: Path, strategy: str) -> None:
     assert devices[FIRST]["deviceNodes"][0]["hostPath"] == f"{root}/dev/nvidia0"
     mounted = {mount["containerPath"] for mount in devices[FIRST]["mounts"]}
     assert "/usr/lib/x86_64-linux-gnu/libcuda.so.1" in mounted
+
+
+CHANNEL = "dev/nvidia-caps-imex-channels/channel0"
+CDI = "k8s.device-plugin.nvidia.com"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "env", "mounts"),
+    [
+        pytest.param("envvar,cdi-cri", {VISIBLE: FIRST, "NVIDIA_IMEX_CHANNELS": "0"}, [], id="envvar and CDI"),
+        pytest.param("volume-mounts", {VISIBLE: ROOT}, [f"{ROOT}/{FIRST}", f"{ROOT}/imex/0"], id="volume-mounts"),
+    ],
+)  # fmt: skip
+def test_imex_and_what_else_the_runtime_can_give(
+    lone: LoneMaker, tmp_path: Path, strategy: str, env: dict[str, str], mounts: list[str]
+) -> None:
+    root, specs = driver_tree(tmp_path), tmp_path / "cdi"
+    for name in ("gdrdrv", "nvidia-fs0", "infiniband/rdma_cm"):
+        (root / "dev" / name).parent.mkdir(exist_ok=True)
+        (root / "dev" / name).write_bytes(b"")
+    node = lone("--device-list-strategy", strategy, "--nvidia-driver-root", str(root),
+                "--cdi-spec-dir", str(specs), "--imex-channel-ids", "0", "--imex-required",
+                "--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--pass-device-specs",
+                gpus={0: SimGpu(uuid=FIRST)})  # fmt: skip
+    eventually(lambda: GPU in node.kubelet.resources, within_s=30, what="registered")
+    refused = node.run_static("a", ContainerSpec("main", {GPU: 1}))
+    assert "--imex-required=false" in refused.admitted.message
+    (root / CHANNEL).parent.mkdir()
+    (root / CHANNEL).write_bytes(b"")
+    if "cdi" in strategy:
+        eventually((specs / f"{CDI}-imex-channel.json").exists, within_s=90, what="its file")
+    up(node, {GPU: 1})
+    grant = given(node, "b", {GPU: 1})
+    extras = {"NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED"}
+    assert grant.env == env | dict.fromkeys(extras, "enabled")
+    assert [mount.container_path for mount in grant.mounts] == mounts
+    assert f"/{CHANNEL}" in [device.container_path for device in grant.devices]
+    assert set(grant.cdi_devices) == (
+        {f"{CDI}/gpu={FIRST}", f"{CDI}/imex-channel=0"}
+        | {f"{CDI}/{name}=all" for name in ("gdrcopy", "gds", "mofed")}
+        if "cdi" in strategy
+        else set()
+    )
+    for name in {one.split("=")[0] for one in grant.cdi_devices}:
+        check_cdi((specs / f"{name.replace('/', '-')}.json").read_text())
 
 
 def test_without_a_driver_below_the_root_cdi_gives_nothing(lone: LoneMaker, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ nodes run. It and Docker run without anything else, with directories and a socke
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,15 @@ disabled_plugins = ["io.containerd.internal.v1.opt",
   snapshotter = "native"
 [plugins."io.containerd.grpc.v1.cri".cni]
   conf_dir = "{state}/no-networks"
+"""
+# In a mount namespace of its own: runtimes look for CDI files in /run/cdi alone.
+CDI_HERE = """
+set -e
+mount -t tmpfs none /run
+mkdir /run/cdi
+mount --bind "$1" /run/cdi
+shift
+exec "$@"
 """
 # In namespaces of its own: what it makes below /run, and its network, end with it.
 DOCKERD = """
@@ -84,14 +93,30 @@ class Podman:
 
     def run(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
         """Run it, as skopeo with a policy that trusts everything."""
+        return self._run(words)
+
+    def run_container(
+        self, rootfs: Path, *command: str, cdi: Path, devices: Sequence[str]
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a container with CDI devices, as the files in `cdi` describe them. Needs root."""
+        limits = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")
+        words = ("run", "--rm", "--network=none", "--security-opt=seccomp=unconfined", *limits)
+        asked = (f"--device={name}" for name in devices)
+        before = ("unshare", "--mount", "--propagation=private", "sh", "-c", CDI_HERE, "sh", cdi)
+        return self._run((*words, *asked, "--rootfs", rootfs, *command), before)
+
+    def _run(
+        self, words: Sequence[str | Path], before: Sequence[str | Path] = ()
+    ) -> "subprocess.CompletedProcess[str]":
         own = [f"--{name}={self.state / name}" for name in ("root", "runroot", "tmpdir")]
         own += ["--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--events-backend=none"]
         own += [f"--conmon={self.root / 'usr/bin/conmon'}", f"--runtime={self.runc}"]
         environ = {"CONTAINERS_CONF": "/dev/null", "CONTAINERS_REGISTRIES_CONF": "/dev/null"}
         environ |= {"HOME": str(self.state), "XDG_RUNTIME_DIR": str(self.state)}
-        environ |= {"PATH": os.defpath, "LD_LIBRARY_PATH": _libraries(self.root)}
+        libraries = (_libraries(self.root), container_tools().environ["LD_LIBRARY_PATH"])
+        environ |= {"PATH": os.defpath, "LD_LIBRARY_PATH": ":".join(libraries)}
         return subprocess.run(
-            [self.root / "usr" / "bin" / "podman", *own, *words],
+            [*before, self.root / "usr" / "bin" / "podman", *own, *words],
             env=environ, capture_output=True, text=True, timeout=STEP_S, check=False,
         )  # fmt: skip
 

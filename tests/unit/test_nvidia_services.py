@@ -70,6 +70,7 @@ class Bed:
             offered=Offered(self.offer),
             policy=self.policy,
             files=self.files,
+            channels=self.files.imex_channels,
             obstacle=lambda _resource: self.obstacle,
             note=lambda devices, _grant: self.noted.append(tuple(d.device_id for d in devices)),
             extras=lambda resource: client(resource, "/run/nvidia/mps"),

@@ -218,6 +218,20 @@ def test_what_is_written_is_what_the_schema_says(root: Path, tmp_path: Path) -> 
         assert device in [one["name"] for one in file["devices"]], "what is told is there"
 
 
+def test_a_channel_is_named_when_a_file_has_it(root: Path, tmp_path: Path) -> None:
+    """It may come at any time, and the file a minute later: runtimes refuse what no file has."""
+    written = specs(root, tmp_path / "cdi", GPU)
+    assert written.write_once()
+    channel = root / "dev/nvidia-caps-imex-channels/channel0"
+    channel.parent.mkdir()
+    channel.write_bytes(b"")
+    assert written.channels() == ()
+    assert written.write_once()
+    assert written.channels() == (0,)
+    channel.unlink()
+    assert written.channels() == ()
+
+
 def test_devices_by_index(root: Path, tmp_path: Path) -> None:
     assert specs(root, tmp_path / "cdi", GPU, device_id_strategy="index").write_once()
     document = json.loads((tmp_path / "cdi/k8s.device-plugin.nvidia.com-gpu.json").read_text())

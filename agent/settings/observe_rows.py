@@ -118,7 +118,7 @@ ROWS = (
         group=STEER,
         kind=kinds.SWITCH,
         field="core_lending",
-        help="Lend idle shares of GPU time to containers that could use more; they are returned "
-        "within 100 ms. Where nobody computed, the first loan takes up to 0.35 s.",
+        help="Lend idle shares of GPU time to containers that could use more; they are lent and "
+        "returned within 100 ms.",
     ),
 )

@@ -9,46 +9,22 @@ import io
 import selectors
 import socket
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
 
 from agent.sim.api_faults import Fault, Faults
 from agent.sim.api_http import ConnectionDropped, Handler, Target
-from agent.sim.api_store import KINDS, ApiError, Change, Object, ObjectStore
+from agent.sim.api_store import KINDS, ApiError, Change, Object
 from agent.sim.api_watch import HEAD, TRUE, Watch, selector
 from agent.sim.apiserver import ApiServer
+from tests.scale.counts import Counts
+from tests.scale.node_store import SELECTED_BY, NodeStore, owner, selected
 from tests.scale.virtual import Stream, World
 
-HISTORY = 5000
 BOOKMARK_S = 60.0
 TIMEOUT_S = 1800.0
 END = b"0\r\n\r\n"
-_SELECTED_BY = {"pods": "spec.nodeName=", "nodes": "metadata.name="}
-
-
-@dataclass
-class Counts:
-    """What was asked and what it weighed, since the last `clear`."""
-
-    requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
-    by_second: Counter[tuple[int, str, int]] = field(default_factory=Counter)  # second, verb, code
-    events: Counter[str] = field(default_factory=Counter)
-    bytes_in: int = 0
-    bytes_out: int = 0
-    connections: int = 0
-    unselected: int = 0  # lists and watches of more than one node's objects
-    cached_lists: int = 0
-
-    def add(self, other: "Counts") -> None:
-        """Take over what another server counted."""
-        self.requests += other.requests
-        self.by_second += other.by_second
-        self.events += other.events
-        for name in ("bytes_in", "bytes_out", "connections", "unselected", "cached_lists"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Busy(Faults):
@@ -74,60 +50,6 @@ class Busy(Faults):
         return Fault(
             action="answer", code=429, reason="TooManyRequests", retry_after_s=self.retry_after_s
         )
-
-
-class NodeStore(ObjectStore):
-    """Finds the objects of a node at once, and tells of each change."""
-
-    def __init__(self) -> None:
-        super().__init__(history=HISTORY)
-        self._by_node: dict[tuple[str, str], dict[tuple[str, str], Object]] = defaultdict(dict)
-        self.told: Callable[[Change], None] = lambda _: None
-
-    def of(self, resource: str, node: str) -> list[Object]:
-        """Not copies: whoever gets them only reads."""
-        return list(self._by_node.get((resource, node), {}).values())
-
-    def put(self, resource: str, item: Object) -> None:
-        """Write an object whose parts may be shared with others: nothing is copied."""
-        metadata = item["metadata"]
-        key = (metadata.get("namespace", ""), metadata["name"])
-        with self.changed:
-            self._commit(resource, key, self._items[resource].get(key), item)
-
-    def forget(self) -> None:
-        """Compact, as etcd does: no watch can be resumed from before now."""
-        self.compact()
-
-    def _commit(
-        self, resource: str, key: tuple[str, str], old: Object | None, new: Object | None
-    ) -> Object:
-        answer = super()._commit(resource, key, old, new)
-        for item, found in ((old, False), (new, True)):
-            if item is None or resource not in _SELECTED_BY:
-                continue
-            place = self._by_node[resource, owner(resource, item)]
-            if found:
-                place[key] = item
-            else:
-                place.pop(key, None)
-        self.told(self._changes[-1])
-        return answer
-
-
-def owner(resource: str, item: Object) -> str:
-    """Name of the node that an object is about."""
-    if resource == "nodes":
-        return str(item["metadata"]["name"])
-    return str(item.get("spec", {}).get("nodeName") or "")
-
-
-def selected(resource: str, query: dict[str, str]) -> str | None:
-    """The one node whose objects a list or a watch is about; None: all are."""
-    before, asked = _SELECTED_BY.get(resource), query.get("fieldSelector", "")
-    if before is None or not asked.startswith(before) or "," in asked:
-        return None
-    return asked.removeprefix(before)
 
 
 class TimedWatch(Watch, Stream):
@@ -216,11 +138,9 @@ class TimedWatch(Watch, Stream):
         self.ended = True
 
     def _emit(self, event: Object) -> None:
-        before = len(self._pending)
         super()._emit(event)
         self.sent += 1
         self._front.counts.events[f"{self.resource} {event['type']}"] += 1
-        del before
 
     def _taken(self) -> bytes:
         taken = bytes(self._pending)
@@ -392,7 +312,7 @@ class Front:
 
     def _told(self, change: Change) -> None:
         item = change.new if change.new is not None else change.old
-        if item is None or change.resource not in _SELECTED_BY:
+        if item is None or change.resource not in SELECTED_BY:
             return
         for node in (owner(change.resource, item), None):
             for watch in tuple(self._watches.get((change.resource, node), ())):
@@ -486,24 +406,3 @@ def _request(received: bytearray) -> bytes | None:
             length = int(value)
     size = len(head) + 4 + length
     return bytes(received[:size]) if len(received) >= size else None
-
-
-def total(every: Iterable[Counts]) -> Counts:
-    """What several servers counted together."""
-    whole = Counts()
-    for one in every:
-        whole.add(one)
-    return whole
-
-
-def described(counts: Counts) -> dict[str, Any]:
-    """For JSON."""
-    return {
-        "requests": {f"{v} {r} {c}": n for (v, r, c), n in sorted(counts.requests.items())},
-        "events": dict(sorted(counts.events.items())),
-        "bytes_in": counts.bytes_in,
-        "bytes_out": counts.bytes_out,
-        "connections": counts.connections,
-        "unselected": counts.unselected,
-        "cached_lists": counts.cached_lists,
-    }

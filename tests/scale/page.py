@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.scale.front import described
+from tests.scale.counts import described
 from tests.scale.scenarios import (
-    AFTERWARDS_S,
     FEW_PER_SECOND,
-    GROWTH,
     HOUR_S,
     OUTAGE_S,
     REFUSED_S,
@@ -167,47 +165,50 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([told[0], "|" + "---|" * len(head), *told[1:]])
 
 
-def figures(every: Sequence[Row]) -> str:
+def figures(every: Sequence[Mapping[str, Any]]) -> str:
     """The table of figures."""
     words = {None: "", True: "yes", False: "**NO**"}
     return _table(
         ("scenario", "figure", "value", "at most", "met"),
-        [(r.scenario, r.what, _number(r.value), _number(r.target), words[r.met]) for r in every],
+        [
+            (
+                row["scenario"],
+                row["what"],
+                _number(row["value"]),
+                _number(row["target"]),
+                words[row["met"]],
+            )
+            for row in every
+        ],
     )
 
 
-def growth_table(growth: Mapping[str, Sequence[Cost]]) -> str:
+KIBI = 1024
+COLUMNS = (
+    ("start, KiB", "start_bytes", KIBI),
+    ("rest, requests an hour", "hour_requests", 1),
+    ("rest, KiB an hour", "hour_bytes", KIBI),
+    ("a change of a pod, KiB", "pod_bytes", KIBI),
+    ("register annotation, bytes", "register_bytes", 1),
+    ("message to kubelet, bytes", "kubelet_bytes", 1),
+)
+KINDS = {
+    "pods": "pods",
+    "gpus": "GPUs",
+    "split_count": "vGPUs per GPU",
+    "vgpus_per_pod": "vGPUs per pod",
+}
+
+
+def growth_table(growth: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """What a node costs, one line per kind of node."""
-    named = {
-        "pods": "pods",
-        "gpus": "GPUs",
-        "split_count": "vGPUs per GPU",
-        "vgpus_per_pod": "vGPUs per pod",
-    }
-    lines = [
-        (
-            f"{getattr(one, what)} {named[what]}",
-            _number(one.start_bytes / 1024),
-            _number(one.hour_requests),
-            _number(one.hour_bytes / 1024),
-            _number(one.pod_bytes / 1024),
-            _number(one.register_bytes),
-            _number(one.kubelet_bytes),
-        )
-        for what in GROWTH
-        for one in growth[what]
-    ]
     return _table(
-        (
-            "node with",
-            "start, KiB",
-            "rest, requests an hour",
-            "rest, KiB an hour",
-            "a change of a pod, KiB",
-            "register annotation, bytes",
-            "message to kubelet, bytes",
-        ),
-        lines,
+        ("node with", *(head for head, _, _ in COLUMNS)),
+        [
+            (f"{one[kind]} {words}", *(_number(one[key] / unit) for _, key, unit in COLUMNS))
+            for kind, words in KINDS.items()
+            for one in growth[kind]
+        ],
     )
 
 
@@ -237,38 +238,36 @@ def _series(by_second: Mapping[int, int]) -> dict[str, int]:
     return {str(second): number for second, number in sorted(by_second.items())}
 
 
-def as_markdown(
-    whole: Shard, proof: Proof, growth: Mapping[str, Sequence[Cost]], about: Mapping[str, Any]
-) -> str:
-    """docs/results/scale.md."""
-    every = rows(whole, proof)
-    unmet = [f"{row.scenario}, {row.what}" for row in every if row.met is False]
-    real = ", ".join(f"{kind} {number}" for kind, number in sorted(proof.real.items()))
-    ranges = ", ".join(f"{k} {low} to {high}" for k, (low, high) in sorted(proof.simulated.items()))
-    size = whole.object_bytes
+def as_markdown(found: Mapping[str, Any]) -> str:
+    """docs/results/scale.md, of what `as_json` gives."""
+    about, proof, size = found["about"], found["proof"], found["about"]["object_bytes"]
+    unmet = [f"{row['scenario']}, {row['what']}" for row in found["figures"] if row["met"] is False]
+    real = ", ".join(f"{kind} {number}" for kind, number in sorted(proof["real"].items()))
+    ranges = [f"{kind} {low} to {high}" for kind, (low, high) in sorted(proof["simulated"].items())]
+    nodes = about["nodes"]
     return PAGE.format(
-        nodes=f"{whole.nodes:,}",
+        nodes=f"{nodes:,}",
         command=about["command"],
         machine=about["machine"],
         version=about["version"],
         minutes=_number(round(about["took_s"] / 60, 1)),
         processes=about["processes"],
-        node_kib=_number(round(size["node"] / 1024, 1)),
-        pod_kib=_number(round(size["pod"] / 1024, 1)),
+        node_kib=_number(round(size["node"] / KIBI, 1)),
+        pod_kib=_number(round(size["pod"] / KIBI, 1)),
         unmet=f"Not met: {'; '.join(unmet)}." if unmet else "All are met.",
-        figures=figures(every),
-        growth=growth_table(growth),
-        steps=proof.steps,
-        requests=proof.requests,
-        differences="; ".join(proof.differences) or "none",
-        rest=f"{proof.rest_s:.0f}",
+        figures=figures(found["figures"]),
+        growth=growth_table(found["growth"]),
+        steps=proof["steps"],
+        requests=proof["requests"],
+        differences="; ".join(proof["differences"]) or "none",
+        rest=f"{proof['rest_s']:.0f}",
         real=real,
-        ranges=ranges,
+        ranges=", ".join(ranges),
+        compared=about.get("compared", 50),
         outage=f"{OUTAGE_S:.0f}",
         refused=f"{REFUSED_S / 60:.0f}",
         retry=f"{RETRY_AFTER_S:.0f}",
-        few=f"{FEW_PER_SECOND * whole.nodes / 5000:.0f}",
-        afterwards=f"{AFTERWARDS_S:.0f}",
+        few=_number(FEW_PER_SECOND * nodes / 5000),
     )
 
 
@@ -276,7 +275,7 @@ PAGE = """\
 # Scale
 
 {nodes} agents and one API server, counted: requests, bytes, and how fast they come. Made by
-`{command}` ({minutes} minutes) on {machine}, version {version}. Everything by the second is in
+`{command}` ({minutes} minutes) on {machine}, version {version}. Every second of it is in
 [scale.json](scale.json).
 
 {unmet}
@@ -301,8 +300,9 @@ more than a request per node in one second; no list because an API server was aw
 ![Requests in each second after the event](scale-storms.png)
 
 Agents do not wait at their start, since a pod may wait for them: all in one moment means all requests in
-one second. A DaemonSet is rolled out node by node, and machines that are switched on together do not boot alike.
-An API server that cannot bear it answers 429: that is the last scenario.
+one second. A DaemonSet is rolled out node by node, unless it is told otherwise. An API server that cannot bear
+it answers 429: that is the last scenario. After a lost history each agent asks for four things, each soon after the
+one before.
 
 ## How the cost of a node grows
 
@@ -331,8 +331,8 @@ goes to kubelet on the same node, not to the API server; kubelet takes at most 4
   behind one address share a cluster's nodes.
 
 That a simulated node asks what an agent asks: a real agent process (simulated driver, stand-in kubelet) and a simulated node went
-through the same {steps} steps, among them restarts, 410 and 429. Verb, path, query, body and answer of each of the real
+through the same {steps} steps, among them restarts, 410 and 429. Verb, object, query, body and answer of each of the real
 one's {requests} requests were compared, in order; differences: {differences}. At rest for {rest} s, its start included, the
-real one asked: {real}; the simulated ones in the same time: {ranges}. `tests/scale/test_scale.py` compares again in every
+real one asked: {real}; the {compared} simulated ones in the same time: {ranges}. `tests/scale/test_scale.py` compares again in every
 test run.
 """

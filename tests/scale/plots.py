@@ -67,13 +67,14 @@ def growth(found: dict[str, Any], target: Path) -> None:
         for row, (key, title, unit, word) in enumerate(PANELS):
             axis = axes[row][column]
             axis.plot([one[what] for one in costs], [one[key] / unit for one in costs], marker="o")
-            axis.set_ylim(bottom=0)
             axis.set_xlim(left=0)
             axis.grid(alpha=0.3)
             if column == 0:
                 axis.set_ylabel(f"{title}, {word}")
             if row == len(PANELS) - 1:
                 axis.set_xlabel(name)
+    for line in axes:  # once all of the row is drawn
+        line[0].set_ylim(0, 1.08 * line[0].get_ylim()[1])
     figure.suptitle("What one node costs")
     figure.savefig(target, dpi=100, **NO_METADATA)
     plt.close(figure)

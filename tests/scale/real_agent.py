@@ -1,6 +1,6 @@
 """One real agent process and one simulated node through the same mishaps: do they ask the same?
 
-What is compared is each request's verb, path, query, content type, body and answer, in order per
+What is compared is each request's verb, object, query, content type, body and answer, in order per
 resource. Left out: versions and durations in the query (each has its own), and when it was asked.
 """
 
@@ -33,6 +33,7 @@ class Asked:
 
     verb: str
     resource: str
+    name: str  # with its namespace
     query: tuple[tuple[str, str], ...]
     content_type: str
     body: str
@@ -48,6 +49,7 @@ def _plain(request: ApiRequest) -> Asked:
     return Asked(
         request.verb,
         request.resource,
+        f"{request.namespace}/{request.name}",
         tuple(sorted(query.items())),
         request.content_type,
         str(request.body or ""),

@@ -100,8 +100,10 @@ def proof(resting: Resting, rest_s: float) -> page.Proof:
     )
 
 
-def draw(source: Path) -> None:
-    """The plots, where there is the library."""
+def show(source: Path) -> None:
+    """The page, and the plots where there is the library."""
+    source.with_suffix(".md").write_text(page.as_markdown(json.loads(source.read_text())))
+    print(f"wrote {source.with_suffix('.md')} and {source.name}")
     if importlib.util.find_spec("matplotlib") is None:
         print("no plots: matplotlib is not installed", file=sys.stderr)
         return
@@ -115,7 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of all jitter (1)")
     parser.add_argument("--rest", type=float, default=1000.0, help="s of the real agent (1000)")
     parser.add_argument("--page", type=Path, default=PAGE, help="docs/results/scale.md")
+    parser.add_argument("--again", action="store_true", help="page and plots of the last run")
     chosen = parser.parse_args(arguments)
+    if chosen.again:
+        show(chosen.page.with_suffix(".json"))
+        return 0
     logs.configure(level="critical")
     began_s = time.monotonic()
     resting = Resting(chosen.rest)
@@ -132,15 +138,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": machine(),
         "version": VERSION,
         "processes": chosen.processes,
+        "compared": COMPARED,
         "took_s": round(time.monotonic() - began_s),
     }
     found = page.as_json(whole, proven, growth, about)
     source = chosen.page.with_suffix(".json")
     source.write_text(json.dumps(found, indent=1) + "\n")
-    chosen.page.write_text(page.as_markdown(whole, proven, growth, about))
-    print(page.figures(page.rows(whole, proven)))
-    print(f"wrote {chosen.page} and {source.name}")
-    draw(source)
+    print(page.figures(found["figures"]))
+    show(source)
     return 1 if proven.differences or proven.outside else 0
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from agent import logs
 from agent.domain.gpu import Sharing
 from agent.domain.vgpu_ids import advertised, list_bytes
+from tests.scale.counts import Counts, total
 from tests.scale.fleet import Fleet, gpus_of
-from tests.scale.front import Busy, Counts, total
+from tests.scale.front import Busy
 from tests.scale.virtual import STACK_BYTES
 
 HOUR_S, REFUSED_S, RETRY_AFTER_S, OUTAGE_S = 3600.0, 600.0, 30.0, 60.0

@@ -9,8 +9,8 @@ import pytest
 
 from agent import logs
 from tests.scale import real_agent
+from tests.scale.counts import Counts
 from tests.scale.fleet import Fleet
-from tests.scale.front import Counts
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 20

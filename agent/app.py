@@ -24,6 +24,7 @@ from agent.adapters.kubelet_devices import KubeletDevices
 from agent.adapters.listeners import TcpListener
 from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.local_sockets import RuntimeDirectory, control_listener, read_listener
+from agent.adapters.memory import give_memory_back
 from agent.adapters.metrics import Exposed, Metrics
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.routes import METRICS, Routes, changed, probes, scraped, shown
@@ -297,7 +298,7 @@ class Agent:
             return reasons[0]
         if not self._trimmed:
             self._trimmed = True
-            _give_memory_back()
+            give_memory_back()  # what compiling modules without .pyc files took, about 10 MiB
         gpus = self._inventory.now().gpus
         return f"serving {sum(gpu.healthy for gpu in gpus)} of {len(gpus)} GPUs"
 
@@ -350,14 +351,6 @@ def _spare_memory() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
     except (OSError, AttributeError):
         return  # another libc has other habits
-
-
-def _give_memory_back() -> None:
-    """Once all is loaded: what compiling modules without .pyc files took, about 10 MiB, is free."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        return
 
 
 def run(config: Config) -> int:

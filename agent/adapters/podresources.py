@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from agent.adapters.allocatable import ids_in
+from agent.adapters.memory import give_memory_back
 from agent.domain.ownership import HeldDevice
 from agent.errors import KubeletUnavailable
 from agent.ports import KubeletAssignment
@@ -13,6 +16,7 @@ from agent.wire import podresources_pb2 as pr
 from agent.wire import rpc
 
 TIMEOUT_S = 5.0
+LARGE_BYTES = 1 << 20
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024  # all pods of the node; kubelet sends without a limit
 
 
@@ -53,19 +57,26 @@ class PodResourcesClient:
         return tuple(device for pod in self._pods() for device in _held_by(pod))
 
     def offered(self) -> Mapping[str, tuple[str, ...]] | None:
-        """See `ports.DeviceBooks.offered`."""
-        ids: dict[str, set[str]] = {}
+        """See `ports.DeviceBooks.offered`. Of a resource with very many ids some are missing."""
         with self._asking("which devices it has") as channel:
-            get = rpc.GET_ALLOCATABLE.client(channel)
+            get = rpc.GET_ALLOCATABLE.raw_client(channel)
             try:
                 answer = get(pr.AllocatableResourcesRequest(), timeout=self._timeout_s)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return None
                 raise
-        for devices in answer.devices:
-            ids.setdefault(devices.resource_name, set()).update(devices.device_ids)
-        return {resource: tuple(sorted(found)) for resource, found in ids.items()}
+        large = len(answer) > LARGE_BYTES
+        try:
+            return ids_in(answer)
+        except DecodeError as error:
+            raise KubeletUnavailable(
+                f"kubelet's list of devices on {self._socket} cannot be understood: {error}"
+            ) from error
+        finally:
+            del answer, get
+            if large:
+                give_memory_back()
 
 
 def _held_by(pod: pr.PodResources) -> Iterator[HeldDevice]:

@@ -76,6 +76,11 @@ def rivals(
             return ""
         return gpu_of_device(resource, device, gpus)
 
+    def is_own(resource: str, ids: Iterable[str]) -> bool:
+        """A list is one plugin's as a whole; there may be a hundred thousand ids in ours."""
+        first = next(iter(ids), "")
+        return resource in own_resources and own_form(first, gpus)
+
     found = {
         Rival(uuid, one.manager, one.holder)
         for one in held
@@ -84,6 +89,7 @@ def rivals(
     found |= {
         Rival(uuid, resource)
         for resource, ids in offered.items()
+        if not is_own(resource, ids)
         for device in ids
         if (uuid := gpu_of(resource, device))
     }

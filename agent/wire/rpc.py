@@ -87,6 +87,12 @@ class UnaryClient(Protocol[Request_contra, Response_co]):
         """Start the call; the answer can be waited for, and cancelled, from anywhere."""
 
 
+class RawClient(Protocol[Request_contra]):
+    """Calls one unary RPC; its answer stays as it is on the wire."""
+
+    def __call__(self, request: Request_contra, timeout: float | None = None) -> bytes: ...
+
+
 class StreamClient(Protocol[Request_contra, Response_co]):
     """Calls one server-streaming RPC."""
 
@@ -113,6 +119,13 @@ class Unary(Generic[Request, Response]):
             f"/{self.service}/{self.name}",
             request_serializer=self.request.SerializeToString,
             response_deserializer=self.response.FromString,
+        )
+        return calls
+
+    def raw_client(self, channel: Any) -> RawClient[Request]:
+        """The calling side, for answers that are not to be read as a whole."""
+        calls: RawClient[Request] = channel.unary_unary(
+            f"/{self.service}/{self.name}", request_serializer=self.request.SerializeToString
         )
         return calls
 

@@ -34,6 +34,7 @@ class Subject:
     region_name: str = ""  # empty: no grant of ours says it
     hook_version: str = ""
     switched_off: bool = False  # by its author
+    by_others: bool = False  # its pod's annotation or its region says its GPUs, which it can write
 
     @property
     def key(self) -> tuple[str, str]:
@@ -96,6 +97,7 @@ def _of_pod(pod: Pod, container: str, now_s: float) -> Subject:
         container=container,
         claims=_decided(pod, container),
         granted_at_s=now_s if bound_s is None else min(bound_s, now_s),
+        by_others=True,
     )
 
 

@@ -15,7 +15,8 @@ from agent.domain.accounting import ContainerUse, DeviceUse, NodeUse, Tier
 from agent.domain.container_use import Findings, container_use, granted_devices, region_place
 from agent.domain.enforcement import ContainerState, Seen
 from agent.domain.expected_region import expected_region
-from agent.domain.limits_file import LimitsFile
+from agent.domain.limits_file import DeviceLimit, LimitsFile
+from agent.domain.region import MAX_DEVICES
 from agent.domain.region_reading import RegionName, RegionReading, Sight, living
 from agent.domain.subjects import Subject, granted_by_others, of_record
 from agent.errors import AgentError
@@ -94,6 +95,7 @@ class Accounting:
         self._woken = Published(0)
         self._disagreeing: dict[_Gpu, str] = {}
         self._unread: dict[tuple[str, str], str] = {}
+        self._made_up: dict[tuple[str, str], set[str]] = {}  # GPUs that are none of this node
         self._rejected: Counter[str] = Counter()
         self.use: Published[NodeUse] = Published(NodeUse())
 
@@ -255,6 +257,8 @@ class Accounting:
     def _container(self, subject: Subject, findings: Findings, moment: Moment) -> ContainerUse:
         region = findings.reading.region
         limits = granted_devices(subject.claims, findings.limits, region)
+        if subject.by_others and findings.limits is None:
+            limits = self._bounded(subject.key, limits, moment)
         places = {
             place: found
             for place in range(len(limits))
@@ -267,9 +271,22 @@ class Accounting:
         use = container_use(subject, findings, devices, places, moment.now_s)
         return replace(use, tier=Tier.KERNEL) if subject.key in self._books.kernel() else use
 
+    def _bounded(
+        self, key: tuple[str, str], devices: Sequence[DeviceLimit], moment: Moment
+    ) -> tuple[DeviceLimit, ...]:
+        """Without made-up GPUs beyond so many: each name is a time series and a ledger's entry."""
+        strange = [d.uuid for d in devices if d.uuid not in moment.gpus]
+        if not strange:
+            return tuple(devices)
+        known = self._made_up.setdefault(key, set())
+        known.update([uuid for uuid in strange if uuid not in known][: MAX_DEVICES - len(known)])
+        return tuple(d for d in devices if d.uuid in moment.gpus or d.uuid in known)
+
     def _forget_all_but(self, subjects: Sequence[Subject]) -> None:
         known = {subject.key for subject in subjects}
         self._figures.forget_all_but(known)
+        for key in self._made_up.keys() - known:
+            del self._made_up[key]
         for key in self._unread.keys() - known:
             log.recovered("usage region rejected", about=self._unread.pop(key))
         for gpu in [gpu for gpu in self._disagreeing if gpu[:2] not in known]:

@@ -15,7 +15,7 @@ from agent.domain.grants import Claim, Mount
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
 from agent.domain.new_region import RegionMark
 from agent.domain.pods import Container
-from agent.domain.region import Refusal, Region, RegionProcess, Rejected
+from agent.domain.region import MAX_DEVICES, Refusal, Region, RegionProcess, Rejected
 from agent.domain.region_reading import RegionName, RegionReading
 from agent.errors import NvmlAbsent
 from agent.ports import ClusterEvent
@@ -27,6 +27,7 @@ from tests.unit.accounting_world import (
     A,
     B,
     FakeRegions,
+    FakeStore,
     World,
     gpu,
     pod,
@@ -348,6 +349,28 @@ def test_who_was_granted_before_us_is_told_of(world: World, text: str, limit: in
     assert (use.pod, use.tier, use.hook_version) == ("old", Tier.HAMI_CORE, "")
     assert use.devices[0].memory_limit_bytes == limit
     assert [name.name for name in world.regions.asked] == [""]
+
+
+@pytest.mark.parametrize("by", ["region", "annotation"])
+def test_a_container_cannot_make_up_gpus_without_end(world: World, by: str) -> None:
+    """Each name is a time series, and an entry of the ledger."""
+    world.meter.gpus = (gpu(A),)
+    world.regions.listed = (("uid-old", "main"),)
+    shown = set()
+    for turn in range(40):
+        name = f"GPU-{turn}"
+        text = f"{A},NVIDIA,700,50:{name},NVIDIA,700,50:;" if by == "annotation" else ""
+        old = pod("old", annotations={ALLOCATED: text})
+        world.pods.publish(PodTable({"uid-old": old}, synced=True))
+        world.count(region(slot(devices=2), uuids=(A, name), charged_ns=turn), "uid-old")
+        shown |= {device.uuid for device in world.only().devices}
+    assert A in {device.uuid for device in world.only().devices}
+    assert len(shown) == 1 + MAX_DEVICES
+    assert isinstance(world.store, FakeStore)
+    assert len(world.store.saved) <= 1 + MAX_DEVICES
+    world.regions.listed = ()
+    assert world.look().containers == ()
+    assert world.accounting._made_up == {}
 
 
 def test_a_container_whose_grant_was_lost_has_its_limits_all_the_same(world: World) -> None:

@@ -336,9 +336,10 @@ def gpu(arguments: "Sequence[str]" = ()) -> int:
 def bench(arguments: "Sequence[str]" = ()) -> int:
     """Measure agent and hook, print the table; --json FILE writes the rows, --only AREA selects.
 
-    Areas: start, allocate, memory, large, idle, scrape, region, feedback, artifact, hook, share.
-    FILE.md is written beside FILE.json. --peer-hook LIBRARY runs the hook's programs with another
-    library, too.
+    Areas: start, allocate, memory, large, idle, scrape, region, feedback, artifact, hook, columns,
+    share, plugin. FILE.md is written beside FILE.json. --peer-hook LIBRARY runs the hook's programs
+    with another library, too; --peer-plugin PROGRAM (and --peer-plugin-words WORDS) measures
+    another device plugin beside ours.
     """
     compile_hook()
     environment("run", "hook", "dev")

@@ -22,7 +22,7 @@ from uuid import UUID
 from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
 from agent.domain.new_region import new_region
 from agent.domain.region import FILE_BYTES
-from tests.bench.rows import Row, row
+from tests.bench.rows import BenchError, Row, row
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -47,10 +47,6 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "libcuda.so.1": ("null_cuda.c", "null_cuda_answers.c", *LIBRARY_FLAGS, "-ldl"),
     "empty.so": ("-xc", "/dev/null", *LIBRARY_FLAGS),
 }
-
-
-class BenchError(Exception):
-    """A program of the benchmark could not be built or run; the message says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ MIB = 1 << 20
 
 @contextmanager
 def a_node(
-    *flags: str, gpus: int = 2, started: bool = True, command: Sequence[str] = FROM_SOURCE
-) -> Iterator[SimNode]:
+    *flags: str, gpus: int = 2, started: bool = True, command: Sequence[str] = FROM_SOURCE,
+    kind: type[SimNode] = SimNode,
+) -> Iterator[SimNode]:  # fmt: skip
     """A node with GPUs; the agent runs and is registered."""
     root = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
     try:
-        with SimNode(root, list(command), flags=flags) as node:
+        with kind(root, list(command), flags=flags) as node:
             for number in range(gpus):
                 uuid = made_up_uuid(number)
                 node.driver.add_gpu(number, SimGpu(uuid=uuid, memory_mib=81559, name="NVIDIA H100"))

@@ -1,5 +1,6 @@
 """A measured number, and how a run of them is printed and written down."""
 
+import datetime as dt
 import json
 import math
 import os
@@ -8,6 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+
+
+class BenchError(Exception):
+    """A program of the benchmark could not be built or run; the message says which, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +27,7 @@ class Row:
     better: str  # "lower" | "higher"
     spread: tuple[float, float]
     command: str
+    column: str = ""  # of a table apart, in which `name` is the line
 
     @property
     def met(self) -> bool | None:
@@ -33,7 +39,7 @@ class Row:
 
 def row(
     area: str, name: str, samples: Sequence[float], unit: str, *, target: float | None = None,
-    better: str = "lower", value: float | None = None,
+    better: str = "lower", value: float | None = None, column: str = "",
 ) -> Row:  # fmt: skip
     """Make a row of samples; the value is their median unless given."""
     return Row(
@@ -45,6 +51,7 @@ def row(
         better=better,
         spread=(min(samples), max(samples)),
         command=f"python3 build.py bench --only {area}",
+        column=column,
     )
 
 
@@ -64,7 +71,8 @@ def cells(found: Row) -> list[str]:
     sign = "<=" if found.better == "lower" else ">="
     target = f"{sign} {_number(found.target)}" if found.target is not None else ""
     spread = f"{_number(found.spread[0])} .. {_number(found.spread[1])}"
-    return [found.area, found.name, _number(found.value), found.unit, target, met, spread]
+    name = f"{found.name}: {found.column}" if found.column else found.name
+    return [found.area, name, _number(found.value), found.unit, target, met, spread]
 
 
 HEAD = ["area", "number", "value", "unit", "target", "met", "spread"]
@@ -90,6 +98,29 @@ def as_markdown(rows: Sequence[Row]) -> str:
         "loopback, all on the same machine. Values are medians unless the name says otherwise.\n\n"
         + "\n".join(lines)
         + "\n"
+        + _columns(rows)
+    )
+
+
+def _columns(rows: Sequence[Row]) -> str:
+    """What was measured in several columns, as a table of its own; empty if nothing was."""
+    some = [found for found in rows if found.column]
+    columns = list(dict.fromkeys(found.column for found in some))
+    if not some:
+        return ""
+    lines = ["| | unit | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
+    for name, unit in dict.fromkeys((found.name, found.unit) for found in some):
+        by_column = {found.column: found for found in some if found.name == name}
+        values = [
+            f"{_number(by_column[one].value)}{' (NO)' if by_column[one].met is False else ''}"
+            if one in by_column
+            else ""
+            for one in columns
+        ]
+        lines.append(f"| {name} | {unit} | " + " | ".join(values) + " |")
+    return (
+        "\n## The hook, column by column\n\nThe same rows as above. (NO): a target that was not met."
+        "\n\n" + "\n".join(lines) + "\n"
     )
 
 
@@ -107,7 +138,11 @@ def machine() -> str:
 
 
 def write(rows: Sequence[Row], target: Path) -> None:
-    """Write the rows as JSON, and as Markdown beside it."""
-    content = [asdict(found) | {"met": found.met} for found in rows]
+    """Write the machine and the rows as JSON, and as Markdown beside it."""
+    content = {
+        "machine": machine(),
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "rows": [asdict(found) | {"met": found.met} for found in rows],
+    }
     target.write_text(json.dumps(content, indent=1) + "\n")
     target.with_suffix(".md").write_text(as_markdown(rows))

@@ -13,14 +13,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agent.sim.kubelet import ContainerSpec, PodSpec  # noqa: E402 - the path above leads to them
-from agent.sim.node import RESOURCE, Ask, SimNode  # noqa: E402
+from agent.sim.node import Ask, SimNode  # noqa: E402 - the path above leads to them
 from tests.bench.artifact_area import artifact_area  # noqa: E402
+from tests.bench.columns_area import columns_area  # noqa: E402
 from tests.bench.feedback_area import feedback_area  # noqa: E402
-from tests.bench.hook_area import BenchError, hook_area, peer_path  # noqa: E402
+from tests.bench.hook_area import hook_area, peer_path  # noqa: E402
 from tests.bench.nodes import a_node, resident_mib  # noqa: E402
+from tests.bench.plugin_area import allocations, peer_named, plugin_area  # noqa: E402
 from tests.bench.region_area import region_area  # noqa: E402
-from tests.bench.rows import Row, as_text, percentile, row, write  # noqa: E402
+from tests.bench.rows import BenchError, Row, as_text, percentile, row, write  # noqa: E402
 from tests.bench.scrape_area import scrape_area  # noqa: E402
 from tests.bench.share_matrix import share_area  # noqa: E402
 
@@ -40,35 +41,14 @@ def allocate_area() -> Iterator[Row]:
     for pods in (1, 10, 100):
         with a_node("--device-split-count", "100") as node:
             bystanders(node, pods - 1)
-            took_ms: list[float] = []
-            whole_ms: list[float] = []
-            writes: list[float] = []
-            reads: list[float] = []
-            for number in range(100):
-                name = f"pod-{number}"
-                asks = [Ask(memory_mib=100, core_percent=0)]
-                uid = node.create_pod(name, asks)
-                node.place_pod(name, asks)
-                time.sleep(0.02)  # kubelet, too, hears of a pod after a watch event
-                mark = len(node.api.requests())
-                spec = PodSpec(uid, "team", name, [ContainerSpec("main", {RESOURCE: 1})])
-                began = time.perf_counter()
-                result = node.kubelet.admit(spec)
-                whole_ms.append((time.perf_counter() - began) * 1e3)
-                if not result.ok:
-                    raise RuntimeError(result.message)
-                took_ms.append(node.kubelet.history("allocated")[-1].detail["took_s"] * 1e3)
-                made = [r.verb for r in node.api.requests()[mark:] if r.verb != "watch"]
-                writes.append(sum(verb in ("patch", "post", "put", "delete") for verb in made))
-                reads.append(sum(verb in ("get", "list") for verb in made))
-                node.kubelet.remove(uid)
-                node.client.ask("DELETE", f"/api/v1/namespaces/team/pods/{name}")
+            found = allocations(node, 100)
             suffix = f", {pods} pod{'s' if pods > 1 else ''} on the node"
+            took_ms, writes, reads = found.took_ms, found.writes, found.reads
             yield row("allocate", f"Allocate p50{suffix}", took_ms, "ms")
             yield row(
                 "allocate", f"Allocate p99{suffix}", took_ms, "ms", value=percentile(took_ms, 99)
             )
-            yield row("allocate", f"admission of a pod p50{suffix}", whole_ms, "ms")
+            yield row("allocate", f"admission of a pod p50{suffix}", found.whole_ms, "ms")
             yield row(
                 "allocate", f"API writes per Allocate{suffix}", writes, "", target=3,
                 value=max(writes),
@@ -205,7 +185,9 @@ AREAS: dict[str, Callable[[], Iterator[Row]]] = {
     "feedback": feedback_area,
     "artifact": artifact_area,
     "hook": hook_area,
+    "columns": columns_area,
     "share": share_area,
+    "plugin": lambda: plugin_area(None),
 }
 
 
@@ -218,17 +200,34 @@ def main() -> int:
         "--peer-hook", type=Path, metavar="LIBRARY",
         help="measure this library, too, in the area hook (or VGPU_BENCH_PEER_HOOK)",
     )  # fmt: skip
+    parser.add_argument(
+        "--peer-plugin", type=Path, metavar="PROGRAM",
+        help="measure this device plugin, too, in the area plugin (or VGPU_BENCH_PEER_PLUGIN)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peer-plugin-words", metavar="WORDS",
+        help="what it is started with; tests/bench/plugin_area.py says what they may name",
+    )  # fmt: skip
     chosen = parser.parse_args()
     try:
         peer = peer_path(chosen.peer_hook)
+        plugin = peer_named(chosen.peer_plugin, chosen.peer_plugin_words)
     except BenchError as error:
         parser.error(str(error))
-    areas = AREAS | {"hook": lambda: hook_area(peer)}
+    if plugin is None and chosen.only == ["plugin"]:
+        parser.error("the area plugin compares with a peer: name it with --peer-plugin")
+    areas = AREAS | {
+        "hook": lambda: hook_area(peer),
+        "columns": lambda: columns_area(peer),
+        "plugin": lambda: plugin_area(plugin),
+    }
     rows: list[Row] = []
     for name, area in AREAS.items():
         if chosen.only and name not in chosen.only:
             continue
-        print(f"{name}: {area.__doc__}", file=sys.stderr, flush=True)
+        if name == "plugin" and plugin is None:
+            continue
+        print(f"{name}: {area.__doc__ or plugin_area.__doc__}", file=sys.stderr, flush=True)
         rows += areas[name]()
     print(as_text(rows))
     if chosen.json:

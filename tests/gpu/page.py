@@ -227,7 +227,9 @@ def as_markdown(facts: Mapping[str, str], results: Sequence[Result]) -> str:
     for result in results:
         mark = {None: "", True: "ok", False: "**FAILED**"}[result.passed]
         cells = (result.check, result.name, result.value, result.wanted, mark)
-        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+        lines.append(
+            "| " + " | ".join(" ".join(cell.replace("|", "/").split()) for cell in cells) + " |"
+        )
     return "\n".join(lines) + "\n"
 
 

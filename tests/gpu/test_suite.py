@@ -100,7 +100,7 @@ def test_memory_is_judged(
 
 
 def test_the_page_says_what_failed_where_and_when() -> None:
-    results = [share(25, 25.3), share(50, 90.0), Result(check="c|d", name="told", value="3")]
+    results = [share(25, 25.3), share(50, 90.0), Result(check="c|d", name="told", value="3\n4")]
     facts = {"date": "2026-01-02", "GPU": "H200", "driver": "580.1, CUDA 13.0"}
     text = as_markdown(facts, results)
     for part in (
@@ -110,7 +110,7 @@ def test_the_page_says_what_failed_where_and_when() -> None:
         "- driver: 580.1, CUDA 13.0",
         "| share | 25 % | 25.3 % | 25 % within 2 points | ok |",
         "| share | 50 % | 90.0 % | 50 % within 2 points | **FAILED** |",
-        "| c/d | told | 3 |  |  |",
+        "| c/d | told | 3 4 |  |  |",
     ):
         assert part in text
     read = json.loads(as_json(facts, results))

@@ -9,8 +9,8 @@ from tests.waiting import eventually
 
 def up(node: SimNode, vgpus: int) -> None:
     """Wait until kubelet and the scheduler's annotation have this many healthy vGPUs."""
-    eventually(lambda: node.allocatable() == vgpus, within_s=20, what=f"{vgpus} vGPUs at kubelet")
-    eventually(node.ready, within_s=20, what="/readyz")
+    eventually(lambda: node.allocatable() == vgpus, within_s=40, what=f"{vgpus} vGPUs at kubelet")
+    eventually(node.ready, within_s=40, what="/readyz")
 
 
 def _published(node: SimNode) -> int:

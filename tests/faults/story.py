@@ -19,6 +19,9 @@ QUICK = ("--cache-gc-after", "10s", "--cache-gc-interval", "1s", "--process-inte
 QUICK += ("--allocate-budget", "10s")
 
 
+Placed = tuple[str, str, list[Ask], list[list[PlacedClaim]]]  # name, uid, containers, claims
+
+
 @dataclass
 class Story:
     """One node and the pods that were offered to it."""
@@ -29,7 +32,7 @@ class Story:
     killed_at: list[str] = field(default_factory=list)
     count: int = 0
 
-    def place(self) -> tuple[str, str, list[Ask], list[list[PlacedClaim]]]:
+    def place(self) -> Placed:
         """A pod of two containers, decided and bound."""
         self.count += 1
         name = f"pod-{self.count}"

@@ -13,18 +13,20 @@ import pytest
 
 from tests.e2e.conftest import COMMAND
 from tests.faults.invariants import unreleased
-from tests.faults.story import Story, at_each
+from tests.faults.story import Placed, Story, at_each
 from tests.waiting import eventually
 
 
 @pytest.mark.timeout(900)
 def test_while_a_pod_is_bound(story: Story) -> None:
-    def act() -> None:
+    placed: list[Placed] = []
+
+    def place() -> None:
         if len(story.pods) > 6:  # there is room for so many only
             story.end_pods()
-        story.bind()
+        placed[:] = [story.place()]
 
-    at_each(story, act)
+    at_each(story, lambda: story.offer(*placed[0]), before=place)
     assert any(pod.admitted.ok for pod in story.pods) or not story.pods
     story.breaking.lift()
     story.bind()
@@ -91,16 +93,19 @@ def test_while_limits_are_changed(story: Story) -> None:
 def test_while_a_refused_pod_is_taken_back(story: Story) -> None:
     """The API server refuses the change: directory, limits and journal go again."""
     node = story.node
+    placed: list[Placed] = []
+
+    def place() -> None:
+        placed[:] = [story.place()]
 
     def act() -> None:
-        placed = story.place()
         node.api.fail(403, count=1, verb="patch", resource="pods")
-        story.offer(*placed)
+        story.offer(*placed[0])
         node.api.clear_faults()
         if not story.breaking.reached():
             assert not story.pods[-1].admitted.ok
 
-    at_each(story, act)
+    at_each(story, act, before=place)
     story.released()
 
 

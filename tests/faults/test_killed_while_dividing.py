@@ -67,8 +67,10 @@ def test_while_an_instance_is_made(make_node: NodeMaker, tmp_path: Path) -> None
     eventually(lambda: instances(node) == [], within_s=30)
     killed = []
     for at in spread(boundaries, FEW):
+        uid = node.create_pod(f"pod-{at}", asks)
+        claims = node.place_pod(f"pod-{at}", asks)
         breaking.order("kill", at)
-        pod = node.run_pod(f"pod-{at}", asks)
+        pod = node.offer(f"pod-{at}", uid, asks, claims)
         if breaking.reached():
             assert node.agent is not None
             assert node.agent.wait(10) == -signal.SIGKILL

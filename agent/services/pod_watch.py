@@ -68,8 +68,8 @@ class PodWatch:
                 life.pulse(LIST_PULSE_S)
                 self._list()
             for change in self._cluster.watch_pods(self._version, stop=life, on_open=self._follows):
-                heard = True
                 early = change.kind == "ended"
+                heard = heard or not early
                 self._apply(change)
         except ClusterError as error:
             return self._failed_s(error, lasted_s=self._clock() - began_s)

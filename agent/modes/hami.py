@@ -48,7 +48,13 @@ class HamiMode:
         self.caches, self._host = host.caches, host
         finisher = BindFinisher(view, grants.records, post=parts.events.post)
         turns = Turns(view, grants, failed=finisher.failed)
-        room = Room(grants, view, config.sharing, beside=lambda: _by_own_names(parts.all_pods))
+        room = Room(
+            grants,
+            view,
+            config.sharing,
+            limits=limits,
+            beside=lambda: _by_own_names(parts.all_pods),
+        )
         writer: Writer = GrantWriter(host.caches, grants, host.policy, changed=limits, room=room)
         further: Further = nothing_further
         divided: list[Service] = []

@@ -87,7 +87,7 @@ class VolcanoMode:
                 grants,
                 host.policy,
                 changed=limits,
-                room=Room(grants, view, config.sharing),
+                room=Room(grants, view, config.sharing, limits=limits, dialect=dialect),
             ),
             Supply(inventory=parts.inventory, sharing=config.sharing),
             on_outcome=parts.metrics.allocation,

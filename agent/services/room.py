@@ -3,12 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from agent import logs
+from agent.domain.dialect import HAMI, Dialect
 from agent.domain.gpu import Gpu, Sharing
-from agent.domain.grants import Claim
-from agent.domain.oversubscription import holds, offered_mib, promised_mib, too_much
+from agent.domain.grants import Claim, GrantRecord
+from agent.domain.limit_lines import limits_in
+from agent.domain.oversubscription import (
+    allowed_mib,
+    holds,
+    offered_mib,
+    promised_mib,
+    served_by_others,
+    too_much,
+)
 from agent.domain.pods import Pod
-from agent.errors import ClusterError, NodeNotReady
-from agent.ports import GrantLog
+from agent.errors import AgentError, ClusterError, NodeNotReady
+from agent.ports import ChangedLimits, GrantLog
 from agent.services.node_view import NodeView
 
 log = logs.get(__name__)
@@ -23,9 +32,16 @@ class Room:
         view: NodeView,
         sharing: Sharing,
         *,
+        limits: ChangedLimits | None = None,
         beside: Callable[[], Mapping[str, Pod]] = dict,
+        dialect: Dialect = HAMI,
     ) -> None:
-        """`beside`: pods with grants that the API server's list does not have by the same uid."""
+        """`beside`: pods with grants that the API server's list does not have by the same uid.
+
+        `limits` knows what became of limits since they were granted.
+        """
+        self._limits = limits
+        self._dialect = dialect
         self._beside = beside
         self._grants = grants
         self._view = view
@@ -45,8 +61,10 @@ class Room:
             fresh = {pod.uid: pod for pod in self._view.read_pods(deadline_s=deadline_s)}
             fresh |= beside
         except ClusterError as error:
-            log.failing("sum of limits not checked", error=error)
-            return
+            raise NodeNotReady(
+                f"{self._objection(asking, claims, by_uuid, pods)}. That is what was known, and "
+                "the API server does not answer; delete the pod, so that it is created anew"
+            ) from error
         if objection := self._objection(asking, claims, by_uuid, fresh):
             raise NodeNotReady(f"{objection}; then delete the pod, so that it is scheduled again")
 
@@ -57,15 +75,38 @@ class Room:
         gpus: Mapping[str, Gpu],
         pods: Mapping[str, Pod],
     ) -> str:
+        records = self._grants.records()
         held = [
-            record
-            for record in self._grants.records()
+            (record, self._raised(record))
+            for record in records
             if (pod := pods.get(record.pod_uid)) is not None and holds(record, pod, asking)
+        ]
+        ours = {record.pod_uid for record in records} | {asking[0]}
+        theirs = [
+            claim
+            for uid, pod in pods.items()
+            if uid not in ours
+            for claim in served_by_others(pod, self._view.node_name, self._dialect)
         ]
         for uuid, gpu in gpus.items():
             offered = offered_mib(gpu, self._sharing)
             wanted = promised_mib(claims, uuid, offered)
-            others = sum(promised_mib(record.claims, uuid, offered) for record in held)
+            others = promised_mib(theirs, uuid, offered)
+            others += sum(allowed_mib(record, uuid, offered, raised) for record, raised in held)
             if objection := too_much(gpu, wanted, others, self._sharing):
                 return objection
         return ""
+
+    def _raised(self, record: GrantRecord) -> Mapping[str, int]:
+        """The container's limits in bytes as they are now, if somebody has changed them."""
+        if self._limits is None:
+            return {}
+        try:
+            if (record.pod_uid, record.container) not in self._limits.changed():
+                return {}
+            file = self._limits.read(record.pod_uid, record.container)
+        except AgentError as error:
+            log.failing("limits not read", about=record.pod_uid, error=error)
+            return {}
+        now = limits_in(file) if file else {}
+        return {uuid.lower(): limit.memory_limit_bytes for uuid, limit in now.items()}

@@ -1,12 +1,14 @@
 """No GPU's memory is promised twice, unless the node's memory scaling says that it is wanted."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from agent.domain.dialect import DECIDED
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import Claim, Grant, GrantRecord
+from agent.domain.limits_file import DeviceLimit, LimitsFile
 from agent.domain.oversubscription import holds, offered_mib, promised_mib, too_much
 from agent.domain.pods import Pod
 from agent.errors import NodeNotReady
@@ -20,10 +22,23 @@ PLAIN = Sharing()
 CARD = Gpu(uuid=GPU_A, index=0, name="NVIDIA A40", memory_mib=46068)
 
 
-def started(scene: Scene, sharing: Sharing = PLAIN) -> Process:
+@dataclass
+class FakeLimits:
+    """The part of `ChangedLimits` that is read."""
+
+    files: dict[tuple[str, str], LimitsFile] = field(default_factory=dict)
+
+    def changed(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self.files)
+
+    def read(self, pod_uid: str, container: str) -> LimitsFile | None:
+        return self.files.get((pod_uid, container))
+
+
+def started(scene: Scene, sharing: Sharing = PLAIN, limits: FakeLimits | None = None) -> Process:
     """The agent's Allocate side with the check, wired as the daemon wires it."""
     process = scene.start(sharing=sharing)
-    room = Room(scene.grant_log, process.view, sharing)
+    room = Room(scene.grant_log, process.view, sharing, limits=limits)  # type: ignore[arg-type]
     process.allocator = Allocator(
         process.view, process.turns, process.finisher,
         GrantWriter(scene.caches, scene.grant_log, GrantPolicy(), room=room, now_s=scene.clock),
@@ -82,6 +97,76 @@ def test_more_than_there_is_is_refused(
     assert "delete the pod" in str(refused.value)
     assert scene.cluster.lock_value is None  # the bind has ended
     assert list(scene.caches.directories) == ["uid-one_main"]
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "second_mib", "fits"),
+    [
+        pytest.param(30000, 16068, True, id="raised, and there is room"),
+        pytest.param(30000, 16069, False, id="raised, and 1 MiB too much"),
+        pytest.param(0, 100, False, id="its limit was taken away"),
+        pytest.param(1000, 26068, True, id="lowered: just what is left of the grant"),
+        pytest.param(1000, 26069, False, id="lowered: it gets its grant back when it likes"),
+    ],
+)
+def test_a_limit_that_was_changed_counts_as_it_is(
+    scene: Scene, limit_mib: int, second_mib: int, fits: bool
+) -> None:
+    scene.bound(pod("one", f"{claim(20000)};"))
+    limits = FakeLimits()
+    process = started(scene, limits=limits)
+    process.allocate(f"{GPU_A}-0")
+    line = DeviceLimit(uuid=GPU_A, memory_limit_bytes=limit_mib << 20)
+    limits.files["uid-one", "main"] = LimitsFile(devices=(line,))
+    scene.bound(pod("two", f"{claim(second_mib)};"))
+    process.deliver()
+    if fits:
+        assert process.allocate(f"{GPU_A}-1")
+    else:
+        with pytest.raises(NodeNotReady, match="--device-memory-scaling"):
+            process.allocate(f"{GPU_A}-1")
+
+
+@pytest.mark.parametrize(
+    ("decided", "left", "changes", "fits"),
+    [
+        pytest.param(f"{claim(40000)};", ";", {}, False, id="it runs"),
+        pytest.param(f"{claim(0)};", ";", {}, False, id="without a limit"),
+        pytest.param(f"{claim(40000)};", f"{claim(40000)};", {}, True, id="not served yet"),
+        pytest.param(
+            f"{claim(20000)};{claim(20000)};", f";{claim(20000)};", {}, True, id="half of it"
+        ),
+        pytest.param(f"{claim(40000)};", ";", {"phase": "Failed"}, True, id="it has ended"),
+        pytest.param(f"{claim(40000, GPU_B)};", ";", {}, True, id="another GPU"),
+        pytest.param("x,y:;", ";", {}, True, id="unreadable"),
+        pytest.param("", ";", {}, True, id="nothing decided"),
+    ],
+)
+def test_what_another_plugin_has_granted_counts(
+    scene: Scene, decided: str, left: str, changes: dict[str, object], fits: bool
+) -> None:
+    """HAMi's own, before this agent came: the scheduler's annotation tells."""
+    before = pod("before", left, annotations={DECIDED: decided})
+    scene.cluster.put(replace(before, **{"phase": "Running", **changes}))  # type: ignore[arg-type]
+    scene.bound(pod("two", f"{claim(20000)};"))
+    process = started(scene)
+    if fits:
+        assert process.allocate(f"{GPU_A}-1")
+    else:
+        with pytest.raises(NodeNotReady, match="--device-memory-scaling"):
+            process.allocate(f"{GPU_A}-1")
+
+
+def test_who_cannot_ask_refuses(scene: Scene) -> None:
+    """The watch may be old; but nobody is promised what others have for that."""
+    scene.bound(pod("one", f"{claim(46068)};"))
+    process = started(scene)
+    process.allocate(f"{GPU_A}-0")
+    scene.bound(pod("two", f"{claim(1)};"))
+    process.deliver()
+    scene.faults.verdict = lambda effect: "error" if effect == "list pods" else None
+    with pytest.raises(NodeNotReady, match="API server does not answer"):
+        process.allocate(f"{GPU_A}-1")
 
 
 def test_a_pod_that_is_gone_does_not_count_though_the_watch_has_not_told(scene: Scene) -> None:

@@ -129,6 +129,19 @@ def slices_of(offer: Offer, inventory: GpuInventory, sharing: Sharing) -> tuple[
     return tuple(found)
 
 
+def unfit(offer: Offer, inventory: GpuInventory, sharing: Sharing) -> str:
+    """Why a size has not one slice on this node, with what to do; empty: it has, or no GPU is."""
+    gpus, size = sharing.offered(inventory), offer.size
+    if size is None or not gpus or any(part_of(offer, gpu, sharing)[1] for gpu in gpus):
+        return ""
+    largest = max((whole(gpu, sharing) for gpu in gpus), key=lambda has: has.memory_mib)
+    return (
+        f"a slice of {size.memory_mib} MiB and {size.core_percent} % of a GPU's cores fits none of "
+        f"this node, of which the largest has {largest.memory_mib} MiB, so pods that ask for "
+        f"{offer.resource} do not come here; make the size {size.name} smaller if they should"
+    )
+
+
 def is_own_form(device_id: str, inventory: GpuInventory) -> bool:
     """Whether it is the id of a slice, of this or another size, of a GPU that is there."""
     for gpu in inventory.gpus:

@@ -45,6 +45,7 @@ HANDSHAKE_SPACING_S = 25.0
 
 FIELDS = 4
 MOST = 2**31 - 1
+WHOLE_PERCENT = 100
 _DIGITS = 10
 _SHOWN_CHARS = 80
 _SEPARATORS = str.maketrans({",": " ", ":": " "})
@@ -64,11 +65,11 @@ def _shown(text: str) -> str:
     return ascii(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")
 
 
-def _number(text: str, what: str, entry: str) -> int:
+def _number(text: str, what: str, entry: str, most: int) -> int:
     digits = text.lstrip("0") or text[-1:]
-    if not (text.isascii() and text.isdigit() and len(digits) <= _DIGITS) or int(digits) > MOST:
+    if not (text.isascii() and text.isdigit() and len(digits) <= _DIGITS) or int(digits) > most:
         raise _malformed(
-            f"in the entry {_shown(entry)} the {what} {_shown(text)} is no number from 0 to {MOST}"
+            f"in the entry {_shown(entry)} the {what} {_shown(text)} is no number from 0 to {most}"
         )
     return int(digits)
 
@@ -81,8 +82,12 @@ def _claim(entry: str, factor: int) -> Claim:
             "uuid,type,memory,percent"
         )
     uuid, vendor, memory, cores = fields[:FIELDS]
+    # Of a GPU's cores Volcano's scheduler gives no more than all, whatever the scaling.
     return Claim(
-        uuid, vendor, _number(memory, "memory", entry) * factor, _number(cores, "core", entry)
+        uuid,
+        vendor,
+        _number(memory, "memory", entry, MOST) * factor,
+        _number(cores, "core", entry, WHOLE_PERCENT if vendor == VENDOR else MOST),
     )
 
 

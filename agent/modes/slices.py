@@ -5,6 +5,7 @@ Configuration stops here, as in `agent.app`: everything below receives plain val
 
 from collections.abc import Callable, Mapping, Sequence
 
+from agent import logs
 from agent.adapters.caches import CONTAINERS
 from agent.adapters.device_plugin import Answers
 from agent.adapters.grant_log import FileGrantLog
@@ -17,9 +18,10 @@ from agent.adapters.process_places import HostProcessPlaces
 from agent.adapters.processes import HostProcesses
 from agent.adapters.socket_watch import SocketWatch
 from agent.domain.enforcement import Granted
+from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.grants import Grant, GrantRecord
 from agent.domain.kubelet_books import Entry
-from agent.domain.slices import Amount, Offer, advertised, offers, worth
+from agent.domain.slices import Amount, Offer, advertised, offers, unfit, worth
 from agent.domain.vgpu_ids import ListVerdict
 from agent.modes.host_side import HostSide
 from agent.parts import Parts
@@ -32,6 +34,8 @@ from agent.services.slice_allocator import SliceAllocator
 from agent.services.slice_books import SliceBooks
 from agent.services.slice_preference import SlicePolicy, SlicePreference
 from agent.supervisor import Service
+
+log = logs.get(__name__)
 
 
 class SlicesMode:
@@ -104,9 +108,22 @@ class SlicesMode:
             SocketWatch(config.kubelet_socket),
             parts.inventory,
             config.sharing,
-            judge=(lambda _: ListVerdict(0, 0, 0)) if offer.size else None,
+            judge=_sizes(offer, config.sharing) if offer.size else None,
             count=metrics.registration,
         )
+
+
+def _sizes(offer: Offer, sharing: Sharing) -> Callable[[GpuInventory], ListVerdict]:
+    """Of a size there are never too many; whether there is any at all is said once."""
+
+    def judge(inventory: GpuInventory) -> ListVerdict:
+        if why := unfit(offer, inventory, sharing):
+            log.failing("size fits no gpu", about=offer.resource, error=why)
+        else:
+            log.recovered("size fits no gpu", about=offer.resource)
+        return ListVerdict(0, 0, 0)
+
+    return judge
 
 
 class _Granting:

@@ -24,6 +24,7 @@ from agent.domain.slices import (
     objection_to,
     offers,
     slices_of,
+    unfit,
     whole,
 )
 from tests.unit.fakes import GPU_A, GPU_B, gpus
@@ -134,6 +135,22 @@ def test_each_size_is_a_resource_of_its_own() -> None:
 def test_as_many_of_a_size_as_fit_alone(size: SliceSize, count: int) -> None:
     slices = slices_of(of_size(size), one_gpu(46068), Sharing())
     assert [one.device_id for one in slices] == [f"{GPU_A}-small-{n}" for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("offer", "memory_mib", "said"),
+    [
+        pytest.param(of_size(replace(SMALL, memory_mib=50_000)), 46068, True, id="none fits"),
+        pytest.param(of_size(SMALL), 46068, False, id="some do"),
+        pytest.param(EQUAL, 46068, False, id="equal parts"),
+        pytest.param(of_size(SMALL), 0, False, id="no GPU"),
+    ],
+)
+def test_a_size_that_no_gpu_has_is_told(offer: Offer, memory_mib: int, said: bool) -> None:
+    inventory = one_gpu(memory_mib) if memory_mib else GpuInventory()
+    why = unfit(offer, inventory, Sharing())
+    assert (f"fits none of this node, of which the largest has {memory_mib} MiB" in why) is said
+    assert bool(why) is said
 
 
 @pytest.mark.parametrize(

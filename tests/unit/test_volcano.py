@@ -110,6 +110,7 @@ def test_volcanos_vectors(
         pytest.param("GPU-a,NVIDIA,,30:", "the memory '' is no number", id="empty number"),
         pytest.param("GPU-a,NVIDIA,-1,30:", "the memory '-1' is no number", id="negative"),
         pytest.param("GPU-a,NVIDIA,1,9999999999:", "the core", id="more than 32 bits"),
+        pytest.param("GPU-a,NVIDIA,1,101:", "from 0 to 100", id="more cores than a GPU has"),
         pytest.param("GPU-a,NVIDIA, 1,1:", "the memory ' 1'", id="blanks"),
         pytest.param(";" * 5000, "more than 2048 containers", id="too many containers"),
         pytest.param("," * (MAX_CHARS + 1), "characters", id="too long"),
@@ -139,7 +140,10 @@ NUMBERS = st.integers(0, 2**31 - 1)
 
 @given(
     st.lists(
-        st.lists(st.tuples(WORDS, st.sampled_from(["NVIDIA", "DCU"]), NUMBERS, NUMBERS)),
+        st.lists(
+            st.tuples(WORDS, st.just("NVIDIA"), NUMBERS, st.integers(0, 100))
+            | st.tuples(WORDS, st.just("DCU"), NUMBERS, NUMBERS)
+        ),
         min_size=1,
         max_size=4,
     ),

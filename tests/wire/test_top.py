@@ -27,6 +27,7 @@ from agent.domain.gpu import GpuInventory
 from agent.domain.node_picture import NodePicture
 from agent.domain.use_json import encode
 from agent.supervisor import Supervisor
+from agent.top.keyboard import keyboard
 from tests.interrupt import skip_if_ignored
 
 ROOT = Path(__file__).parents[2]
@@ -340,3 +341,26 @@ def test_a_terminal_that_cannot_be_drawn_on(node: Node, terminals: list[Terminal
     eventually(terminal.ended, within_s=PATIENCE_S)
     assert terminal.process.returncode == 0
     assert "\x1b" not in terminal.written
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        pytest.param(b"gq", ["g", "q"], id="two at once"),
+        pytest.param(b"\x1b[B\x1b[B\x1b[5~q", ["down", "down", "page up", "q"], id="held arrows"),
+        pytest.param(b"\x1b[1;5Bq", ["\x1b[1;5B", "q"], id="one that is not known"),
+        pytest.param(b"\x1bOPq", ["\x1bOP", "q"], id="a function key"),
+        pytest.param(b"\x1b", ["\x1b"], id="escape"),
+        pytest.param("ä".encode(), ["ä"], id="of more than one byte"),
+    ],
+)
+def test_no_key_is_lost_that_comes_with_others(typed: bytes, keys: list[str]) -> None:
+    master, slave = pty.openpty()
+    try:
+        with keyboard(slave) as keyboard_:
+            os.write(master, typed)
+            assert [keyboard_.pressed(PATIENCE_S) for _ in keys] == keys
+            assert keyboard_.pressed(0.0) == ""
+    finally:
+        os.close(master)
+        os.close(slave)

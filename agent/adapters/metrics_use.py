@@ -103,7 +103,8 @@ DEVICE_FAMILIES: Sequence[tuple[Family, Callable[[DeviceUse], float | None]]] = 
     ),
     (
         Family("vgpu_container_blocked", OF_DEVICE,
-               "1 while a container of higher priority keeps this one from launching."),
+               "1 while a container of higher priority keeps this one from launching; with "
+               "HAMi-core's library as its own file says."),
         lambda device: int(device.blocked),
     ),
     (

@@ -184,16 +184,19 @@ def device_use(
     disagrees: bool,
     monotonic_ns: int,
 ) -> DeviceUse:
-    """One GPU of a container. What is lent or blocked ends at its own time."""
+    """One GPU of a container. What is lent or blocked ends at its own time.
+
+    Who has a limits file is blocked by that alone, whatever a process writes into its region.
+    """
     region = findings.reading.region
-    monitor_blocks = region is not None and region.recent_kernel < 0
+    by_region = findings.limits is None and region is not None and region.recent_kernel < 0
     return DeviceUse(
         place=place,
         uuid=limit.uuid,
         memory_limit_bytes=_bytes(limit.memory_limit_bytes),
         core_permille=limit.core_permille if limit.core_permille < 1000 else 0,  # noqa: PLR2004
         lent_permille=limit.lent_permille if limit.lent_until_ns > monotonic_ns else 0,
-        blocked=monitor_blocks or limit.blocked_until_ns > monotonic_ns,
+        blocked=by_region or limit.blocked_until_ns > monotonic_ns,
         reported=reported,
         totals=totals,
         driver_bytes=held_bytes,

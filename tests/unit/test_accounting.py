@@ -190,9 +190,12 @@ def test_refusals_name_the_containers_own_number_of_a_gpu(world: World) -> None:
     assert [(told.number, told.place) for told in use.refusals] == [(1, 1), (2, 0), (6, -1)]
 
 
-def test_a_monitor_blocks(world: World) -> None:
+def test_a_monitor_blocks_by_the_region_and_the_agent_by_its_own_file(world: World) -> None:
+    """Who has such a file could write into its region that it waits for somebody."""
     world.give(record(), replace(region(slot(), ours=False), recent_kernel=-1))
-    assert world.only().devices[0].blocked
+    assert world.device().blocked
+    world.limits.files["uid-train", "main"] = LimitsFile(devices=(LINE,))
+    assert not world.device().blocked
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,7 @@ def _uninstall_steps(
 ) -> None:
     """Service, Node, files. Raises AgentError when something is left; what follows is not done."""
     from agent.hostinstall.cdi_removal import remove_cdi_files
+    from agent.hostinstall.mps_removal import retire_mps_daemons
     from agent.hostinstall.removal import no_api_server, removal
     from agent.settings.resolve import own_name
     from agent.uninstall import uninstall, what_stays
@@ -320,6 +321,8 @@ def _uninstall_steps(
             warn=complain,
             ends=stopped,
         )
+    if not asked.of_tree:
+        retire_mps_daemons(config, dry_run=asked.dry_run, say=print)
     remove_cdi_files(config, asked.root, purge=asked.purge, dry_run=asked.dry_run, say=print)
     if installed:
         installed.remove(config)

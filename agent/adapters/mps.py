@@ -9,12 +9,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import pynvml
 
 from agent import logs
 from agent.adapters.nvml_topology import NOT_THERE
+from agent.boundaries import passed
 from agent.domain.mps import ALIVE, LOG_VARIABLE, PIPE_VARIABLE, MpsPlan
 from agent.errors import NodeNotReady
 
@@ -23,6 +25,9 @@ log = logs.get(__name__)
 PROGRAM = "nvidia-cuda-mps-control"
 ASKING_S = 10.0
 STARTING_S = 30.0
+QUIT = "quit"
+GPUS = "gpus"  # file beside `pipe` and `log`: whose compute mode was changed, a uuid a line
+MANY_RESOURCES, MANY_CHARS = 1000, 100_000
 
 
 class HostMps:
@@ -75,10 +80,12 @@ class HostMps:
     def start(self, plan: MpsPlan) -> None:
         """See `Mps.start`."""
         for uuid in plan.uuids:
-            _exclusive(uuid)
+            _set_mode(uuid, exclusive=True)
         try:
             for name in ("pipe", "log"):
                 self._directory(plan, name).mkdir(parents=True, exist_ok=True)
+            self._directory(plan, GPUS).write_text("".join(f"{uuid}\n" for uuid in plan.uuids))
+            passed("mps-gpus-written")
         except OSError as error:
             raise NodeNotReady(
                 f"the directories of the MPS daemon cannot be made below {self._root} "
@@ -89,6 +96,33 @@ class HostMps:
     def tell(self, plan: MpsPlan, command: str) -> str:
         """See `Mps.tell`."""
         return self._run(plan, [], f"{command}\n", ASKING_S)
+
+    def started(self) -> Sequence[MpsPlan]:
+        """See `Mps.started`."""
+        found = []
+        for file in sorted(islice(self._root.glob(f"*/*/{GPUS}"), MANY_RESOURCES)):
+            resource = str(file.parent.relative_to(self._root))
+            try:
+                words = tuple(file.read_text()[:MANY_CHARS].split())
+            except (OSError, UnicodeDecodeError) as error:
+                log.failing("mps daemon forgotten", about=resource, error=error)
+                continue
+            found.append(MpsPlan(resource=resource, uuids=words, visible=False, commands=()))
+        return found
+
+    def retire(self, plan: MpsPlan) -> None:
+        """See `Mps.retire`."""
+        if self.alive(plan):
+            self.tell(plan, QUIT)
+        for uuid in plan.uuids:
+            _set_mode(uuid, exclusive=False)
+        try:
+            self._directory(plan, GPUS).unlink(missing_ok=True)
+            passed("mps-gpus-removed")
+        except OSError as error:
+            raise NodeNotReady(
+                f"{self._directory(plan, GPUS)} cannot be removed ({error.strerror})"
+            ) from error
 
     def _run(self, plan: MpsPlan, flags: Sequence[str], words: str, within_s: float) -> str:
         program = self._program()
@@ -136,19 +170,26 @@ class HostMps:
         return self._directory(plan, "log")
 
 
-def _exclusive(uuid: str) -> None:
-    """Let nobody use the GPU but the daemon: who misses its pipe would run without limits."""
+def _set_mode(uuid: str, *, exclusive: bool) -> None:
+    """Let nobody use the GPU but the daemon (who misses its pipe would run without limits), or all.
+
+    A GPU that is not there any more needs no mode.
+    """
+    mode = "EXCLUSIVE_PROCESS" if exclusive else "DEFAULT"
     try:
         pynvml.nvmlInit()
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            pynvml.nvmlDeviceSetComputeMode(handle, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+            pynvml.nvmlDeviceSetComputeMode(handle, getattr(pynvml, f"NVML_COMPUTEMODE_{mode}"))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_NOT_FOUND and not exclusive:
+            return
         if error.value not in NOT_THERE:
             raise NodeNotReady(
-                f"the compute mode of {uuid} cannot be set to EXCLUSIVE_PROCESS ({error}), so "
-                "processes outside MPS would have no limits: run it as root with CAP_SYS_ADMIN"
+                f"the compute mode of {uuid} cannot be set to {mode} ({error}), so "
+                + ("processes outside MPS would have no limits" if exclusive else "it stays MPS's")
+                + f": run it as root with CAP_SYS_ADMIN, or `nvidia-smi -i {uuid} -c {mode}`"
             ) from error
         log.failing("compute mode not set", about=uuid, error=error)

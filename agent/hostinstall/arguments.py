@@ -65,7 +65,8 @@ Nothing else is touched: neither other annotations (the scheduler's hami.io/mute
 nor files. The library and the containers' directories below --hook-path stay, because pods that
 still run use them; --purge removes them once no process does, and the agent's state and settings.
 CDI files that the agent has written (--cdi-spec-dir) go when its state remembers no container that
-was told of devices by them, or with --purge; those of others stay.
+was told of devices by them, or with --purge; those of others stay. MPS daemons that it has started
+are ended, and their GPUs opened to everybody (--mps-root).
 """
 
 

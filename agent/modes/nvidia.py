@@ -82,7 +82,7 @@ class NvidiaMode:
             obstacle=self._obstacle,
             extras=lambda resource: client(resource, str(config.mps_root)),
         )
-        self._mps = self._made_mps() if self._offer.strategy == MPS else None
+        self._mps = self._made_mps()
         self._places = ResourcePlaces(
             parts.inventory, self._names, self._plugin, _most_resources(self._offer)
         )
@@ -120,10 +120,14 @@ class NvidiaMode:
         problem = self._cdi.problem.now() if self._cdi else ""
         return problem or (self._mps.problem(resource) if self._mps else "")
 
-    def _made_mps(self) -> MpsDaemons:
+    def _made_mps(self) -> MpsDaemons | None:
+        """Who looks after daemons, where there are to be some or were some."""
+        root = self._parts.config.mps_root
+        if self._offer.strategy != MPS and not root.is_dir():
+            return None
         from agent.adapters.mps import HostMps
 
-        return MpsDaemons(self._parts.inventory, self._offer, HostMps(self._parts.config.mps_root))
+        return MpsDaemons(self._parts.inventory, self._offer, HostMps(root))
 
     def _names(self, inventory: GpuInventory) -> Sequence[str]:
         return list(self._supply.offered.of(inventory))

@@ -1,5 +1,6 @@
 """Device nodes, driver files, CDI files and MPS daemons of the host, as services need them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from agent.domain.cdi import CdiSpec, Edits
@@ -50,3 +51,9 @@ class Mps(Protocol):
 
     def tell(self, plan: MpsPlan, command: str) -> str:
         """Give it a command; gives its answer. Raises NodeNotReady."""
+
+    def started(self) -> Sequence[MpsPlan]:
+        """Those that were started here, now or by an agent before, without their commands."""
+
+    def retire(self, plan: MpsPlan) -> None:
+        """End it, and let its GPUs be used without one again. Raises NodeNotReady."""

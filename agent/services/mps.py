@@ -1,10 +1,11 @@
 """Loop: an MPS daemon for each resource that is shared through one, with its limits in place.
 
 A daemon that answers is used as it is found, also one that somebody else has started; limits are
-set again whenever we have not seen it answer before. Nobody becomes a client before that.
+set again whenever we have not seen it answer before. Nobody becomes a client before that. One that
+is not wanted any more is ended, and its GPUs are everybody's again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from agent import logs
 from agent.domain.mps import MpsPlan, plan
@@ -60,12 +61,28 @@ class MpsDaemons:
         """Start what does not answer, tell what was not told."""
         inventory = self._inventory.now()
         obstacle = self._mps.obstacle()
-        problems = {}
+        problems: dict[str, str] = {}
+        wanted_now: set[str] = set()
         for resource, devices in self._offer.resources(inventory).items():
             wanted = plan(resource, devices, len(inventory.gpus))
             if wanted is not None:
+                wanted_now.add(resource)
                 problems[resource] = obstacle or self._ensured(wanted)
+        self._retire_others(wanted_now)
         self._problems.publish(problems)
+
+    def _retire_others(self, wanted: Container[str]) -> None:
+        """Those of earlier settings: their GPUs would stay closed to whoever is no client."""
+        for old in self._mps.started():
+            if old.resource in wanted:
+                continue
+            try:
+                self._mps.retire(old)
+            except NodeNotReady as error:
+                log.failing("mps daemon not retired", about=old.resource, error=error)
+                continue
+            self._set.pop(old.resource, None)
+            log.info("mps daemon retired", resource=old.resource, gpus=",".join(old.uuids))
 
     def _ensured(self, wanted: MpsPlan) -> str:
         about = wanted.resource

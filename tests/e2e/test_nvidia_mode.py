@@ -15,6 +15,7 @@ from agent.sim.kubelet import ContainerGrant, ContainerSpec
 from agent.sim.lone_node import LoneNode
 from tests.cdi_schema import check_cdi
 from tests.e2e.conftest import COMMAND
+from tests.installed_here import without_installed_agent
 from tests.toy_plugin import ToyPlugin, register
 from tests.waiting import eventually
 
@@ -302,7 +303,7 @@ if [ "$1" = -d ]; then
 fi
 [ -e "$daemon" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
 while read -r words; do
-  case "$words" in get_*) echo 100.0 ;; *) echo "$words" >> "$CUDA_MPS_LOG_DIRECTORY/told" ;; esac
+  case "$words" in get_*) echo 100.0 ;; quit) rm "$daemon" ;; *) echo "$words" >> "$CUDA_MPS_LOG_DIRECTORY/told" ;; esac
 done
 """
 
@@ -342,6 +343,30 @@ def test_mps(lone: LoneMaker, tmp_path: Path) -> None:
     (root / GPU / "pipe/control").unlink()  # it dies
     eventually((root / GPU / "pipe/control").exists, within_s=30, what="a new daemon")
     eventually(lambda: len(told_of(root)) == 8, within_s=30, what="its limits")
+    assert (root / GPU / "gpus").read_text().split() == [FIRST, SECOND]
+    node.stop_agent()
+    assert (root / GPU / "pipe/control").exists(), "clients run on"
+    (node.root / "config.yaml").write_text(SHARING)  # shared in another way from now on
+    node.start_agent()
+    eventually(lambda: not (root / GPU / "pipe/control").exists(), within_s=30, what="its end")
+    eventually(lambda: not (root / GPU / "gpus").exists(), within_s=30, what="everybody's GPUs")
+    up(node, {GPU: 0, SHARED: 8})
+
+
+@without_installed_agent
+def test_uninstall_ends_the_daemons(lone: LoneMaker, tmp_path: Path) -> None:
+    programs, root = mps_bed(tmp_path)
+    node = lone("--mps-root", str(root), config=MPS, programs=programs)
+    up(node, {GPU: 8})
+    node.stop_agent()
+    would = node.run_command("uninstall", "--dry-run")
+    assert f"would end the MPS daemon of {GPU}" in would.stdout, would.stderr
+    assert (root / GPU / "pipe/control").exists()
+    done = node.run_command("uninstall")
+    assert done.returncode == 0, done.stderr
+    assert f"ended the MPS daemon of {GPU}, and opened {FIRST}, {SECOND}" in done.stdout
+    assert not (root / GPU / "pipe/control").exists()
+    assert node.run_command("uninstall").stdout.count("MPS") == 0
 
 
 def test_mps_without_its_program_is_refused_in_words(lone: LoneMaker, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ BY_PATH = {"unlink", "mkdir", "rename", "write_text", "write_bytes", "touch", "s
 # Function by file: why it has none of its own. Whatever is listed has to be there and to write.
 WITHOUT = {
     "safe_files.py:write_all": "its callers say what was written",
+    "safe_files.py:set_socket_mode": "its callers say what is served then",
     "safe_files.py:_delete_directory": "its entries were deleted one by one",
     "safe_files.py:_delete_or_move_up": "an entry of a tree that is going, as in _delete",
     "live_limits.py:_sync": "makes nothing: it hastens what the mapping already holds",
@@ -29,7 +30,6 @@ WITHOUT = {
     "safe_files.py:opened_for": "makes an empty directory that stays",
     "instance_lock.py:try_acquire": "makes an empty directory that stays",
     "mps.py:obstacle": "makes an empty directory that stays",
-    "mps.py:start": "makes an empty directory that stays",
     "mig_files.py:held": "HAMi's own file for the MIG modes; not yet in the matrix",
 }
 

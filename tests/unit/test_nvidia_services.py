@@ -1,7 +1,7 @@
 # ruff: noqa: ARG002 - a fake has the arguments of its port, used or not
 """Allocate in mode nvidia, the MPS daemons, and places for resources: with fakes for the world."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -180,6 +180,7 @@ class FakeMps:
     fails: str = ""
     told: list[str] = field(default_factory=list)
     starts: int = 0
+    before: list[str] = field(default_factory=list)  # resources whose daemons were started
 
     def obstacle(self) -> str:
         return self.missing
@@ -196,6 +197,17 @@ class FakeMps:
     def tell(self, plan: MpsPlan, command: str) -> str:
         self.told.append(command)
         return ""
+
+    def started(self) -> Sequence[MpsPlan]:
+        return [
+            MpsPlan(resource=name, uuids=("GPU-9",), visible=False, commands=())
+            for name in self.before
+        ]
+
+    def retire(self, plan: MpsPlan) -> None:
+        if self.fails:
+            raise NodeNotReady(self.fails)
+        self.before.remove(plan.resource)
 
 
 def daemons(mps: FakeMps) -> MpsDaemons:
@@ -247,6 +259,19 @@ def test_what_is_missing_is_told(mps: FakeMps, words: str) -> None:
     service = daemons(mps)
     service.look_once()
     assert service.problem(GPU) == service.first_problem() == words
+
+
+def test_a_daemon_of_earlier_settings_is_ended() -> None:
+    mps = FakeMps(before=[GPU, "nvidia.com/old"])
+    daemons(mps).look_once()
+    assert mps.before == [GPU]
+    without = MpsDaemons(Published(GpuInventory.of(CARDS)), Offer(), mps)
+    mps.fails = "no right"
+    without.look_once()
+    assert mps.before == [GPU], "tried again at the next look"
+    mps.fails = ""
+    without.look_once()
+    assert (mps.before, without.problem(GPU)) == ([], "")
 
 
 def test_a_daemon_of_some_gpus_is_told_which() -> None:

@@ -1,8 +1,9 @@
 """What kubelet's own books say of all devices of the node, whoever hands them out.
 
 A kubelet of 1.23 or later is asked (PodResources). An older one does not say what is offered, and
-must not be asked what is held: of those its checkpoint is read. That lists pods that are gone until
-the next one is admitted, so a pod counts while a process of it lives.
+must not be asked what is held: of those its checkpoint is read, as where there is no such socket.
+That lists pods that are gone until the next one is admitted, so a pod counts while a process of it
+lives.
 """
 
 import os
@@ -25,6 +26,7 @@ class KubeletDevices:
     """Implements `ports.NodeDevices`. Used by one thread."""
 
     def __init__(self, pod_resources_socket: Path, device_plugins_dir: Path, proc: Path) -> None:
+        self._socket = pod_resources_socket
         self._api = PodResourcesClient(pod_resources_socket)
         self._checkpoint = KubeletCheckpoint(device_plugins_dir)
         self._directory = device_plugins_dir
@@ -34,7 +36,7 @@ class KubeletDevices:
     def offered(self) -> Mapping[str, tuple[str, ...]]:
         """See `ports.NodeDevices.offered`."""
         self._asked = False
-        offered = self._api.offered()
+        offered = self._api.offered() if self._socket.exists() else None
         self._asked = offered is not None
         return self._checkpoint.registered() if offered is None else offered
 

@@ -2,12 +2,14 @@
 
 from agent.adapters.device_plugin import Allocator
 from agent.adapters.grant_log import FileGrantLog
+from agent.adapters.grant_wire import decode_grant
 from agent.adapters.live_limits import HostLiveLimits
-from agent.domain.slices import offers
+from agent.domain.slices import offers, worth
 from agent.modes.host_side import HostSide
 from agent.modes.slices import kubelet_pods, running_of
 from agent.parts import Parts
 from agent.services.grant_writer import GrantWriter
+from agent.services.lost_grants import LostGrants
 from agent.services.published import Pods, PodTable, Published
 from agent.services.slice_allocator import SliceAllocator
 from agent.services.slice_books import SliceBooks
@@ -32,8 +34,21 @@ def for_unannotated(
     )
     own: Pods = Published(PodTable())
     running = running_of(parts)
+    offered = offers(config.resource_name, ())
+    lost = LostGrants(
+        limits.read,
+        decode=decode_grant,
+        gpus=parts.inventory.now,
+        worth=lambda: worth(offered, parts.inventory.now(), config.sharing),
+    )
     watch = kubelet_pods(
-        parts, grants, pods=own, running=running, released=books.release, only_own=True
+        parts,
+        grants,
+        pods=own,
+        running=running,
+        released=books.release,
+        adopt=lost.adopt,
+        only_own=True,
     )
     books.changed.listen(watch.wake)
     if parts.all_pods is not None:
@@ -46,4 +61,4 @@ def for_unannotated(
         running=running,
         on_outcome=parts.metrics.allocation,
     )
-    return OrSlice(decided, slices, offers(config.resource_name, ())[0]), [watch]
+    return OrSlice(decided, slices, offered[0]), [watch]

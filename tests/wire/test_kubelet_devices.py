@@ -76,6 +76,15 @@ def test_of_an_older_kubelet_the_checkpoint_is_read(directory: Path, stack: Exit
     assert bed.devices.held() == (HeldDevice(f"pod {UID}/main", THEIRS, given),)
 
 
+def test_where_there_is_no_socket_the_checkpoint_is_read(directory: Path, stack: ExitStack) -> None:
+    bed = Bed(directory, "1.36", stack)
+    given = bed.give(UID)
+    bed.proc.add(77, OF_POD)
+    devices = KubeletDevices(directory / "none.sock", directory / "dp", bed.proc.root)
+    assert sorted(devices.offered()[THEIRS]) == IDS
+    assert devices.held() == (HeldDevice(f"pod {UID}/main", THEIRS, given),)
+
+
 def test_without_any_book_it_says_so(directory: Path, stack: ExitStack) -> None:
     bed = Bed(directory, "1.20", stack)
     bed.kubelet.delete_checkpoint()

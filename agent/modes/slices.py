@@ -209,6 +209,7 @@ def kubelet_pods(
         released=released,
         given=given,
         adopt=adopt,
+        post=parts.events.post,
         only_own=only_own,
         gone_after_s=min(60.0, config.cache_gc_after_s),
     )

@@ -26,7 +26,7 @@ from agent.domain.kubelet_books import (
 )
 from agent.domain.pods import Container, Pod
 from agent.errors import AgentError, KubeletUnavailable
-from agent.ports import Checkpoint, GrantLog, PodResources
+from agent.ports import Checkpoint, ClusterEvent, GrantLog, PodResources
 from agent.services.published import Pods, PodTable, Published
 from agent.supervisor import Lifeline
 
@@ -63,6 +63,7 @@ class KubeletPods:
         released: Callable[[frozenset[str]], None] = lambda _: None,
         given: Callable[[frozenset[str]], None] = lambda _: None,
         adopt: Callable[[Entry], GrantRecord | None] = lambda _: None,
+        post: Callable[[ClusterEvent], None] = lambda _: None,
         only_own: bool = False,
         gone_after_s: float = GONE_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
@@ -86,6 +87,7 @@ class KubeletPods:
         self._released = released
         self._given = given
         self._adopt = adopt
+        self._post = post
         self._gone_after_s = gone_after_s
         self._clock = clock
         self._now_s = now_s
@@ -262,7 +264,7 @@ class KubeletPods:
     def _tell_doubles(self, records: Sequence[GrantRecord]) -> None:
         """A container that asks for two sizes gets one of both answers, as kubelet likes."""
         count = Counter(
-            f"{record.namespace}/{record.pod_name}/{record.container}"
+            _full_name(record)
             for record in records
             if record.named and record.pod_uid not in self._unlisted_since_s
         )
@@ -271,7 +273,15 @@ class KubeletPods:
             log.recovered("several grants of one container", about=about)
         for about in doubles:
             log.failing("several grants of one container", about=about, error=DOUBLE)
+        for about in doubles - self._doubles:
+            one = next(record for record in records if _full_name(record) == about)
+            message = f"container {one.container}: {DOUBLE}"
+            self._post(ClusterEvent(reason="SeveralSizes", message=message, pod=_pod(one, None)))
         self._doubles = doubles
+
+
+def _full_name(record: GrantRecord) -> str:
+    return f"{record.namespace}/{record.pod_name}/{record.container}"
 
 
 def _pod(record: GrantRecord, before: Pod | None) -> Pod:

@@ -12,7 +12,7 @@ from agent.domain.grants import Grant, GrantRecord
 from agent.domain.kubelet_books import Entry, decode_checkpoint
 from agent.domain.slices import Offer, SliceSize, advertised, offers, worth
 from agent.errors import KubeletUnavailable
-from agent.ports import KubeletAssignment
+from agent.ports import ClusterEvent, KubeletAssignment
 from agent.services.grant_writer import GrantWriter
 from agent.services.kubelet_pods import KubeletPods
 from agent.services.published import PodTable, Published
@@ -116,6 +116,7 @@ class World:
         self.sharing = Sharing(split_count=split_count)
         self.offers = offers(RESOURCE, sizes)
         self.adopt: Callable[[Entry], GrantRecord | None] = lambda _: None
+        self.posted: list[ClusterEvent] = []
         self.alive: dict[str, list[Grant]] = {}  # by pod: of containers whose processes run
         self._numbers = itertools.count(1)
         self.restart()
@@ -134,6 +135,7 @@ class World:
             released=self.books.release,
             given=self.books.given,
             adopt=self.adopt,
+            post=self.posted.append,
             clock=self.clock,
             now_s=self.clock,
         )

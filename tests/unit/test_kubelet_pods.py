@@ -240,6 +240,9 @@ def test_a_container_that_asks_for_two_sizes_is_told(capsys: pytest.CaptureFixtu
     world.look()
     world.look()
     assert capsys.readouterr().err.count("several_grants_of_one_container") == 1
+    (event,) = world.posted
+    assert (event.reason, event.pod and event.pod.full_name) == ("SeveralSizes", "team/a")
+    assert event.message.startswith("container main: ")
 
 
 # --- the checkpoint ------------------------------------------------------------------------------

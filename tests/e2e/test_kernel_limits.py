@@ -5,6 +5,7 @@ from pathlib import Path
 from agent.sim.api_client import MERGE_PATCH, path
 from agent.sim.node import Ask, RanPod, SimNode
 from tests.e2e.conftest import NodeMaker
+from tests.e2e.test_slices import SLICE_MIB, LoneMaker, Runner, asks, lone, run, use  # noqa: F401
 from tests.e2e.whole import up
 from tests.waiting import eventually
 
@@ -46,8 +47,8 @@ def test_a_limit_is_the_kernels_and_follows_what_the_operator_sets(make_node: No
         lambda: (group / "dmem.max").read_text().endswith(f"vidmem {2048 << 20}\n"), within_s=20
     )
     assert eventually(lambda: 'tier="kernel"' in info(node), within_s=20)
-    run = ("--runtime-dir", str(node.root / "run"))
-    done = node.run_plain("limit", "team/pod", "--memory", "1Gi", *run)
+    where = ("--runtime-dir", str(node.root / "run"))
+    done = node.run_plain("limit", "team/pod", "--memory", "1Gi", *where)
     assert done.returncode == 0, done.stderr
     assert eventually(
         lambda: (group / "dmem.max").read_text().endswith(f"vidmem {1024 << 20}\n"), within_s=20
@@ -67,3 +68,29 @@ def test_an_older_driver_leaves_it_to_the_library(make_node: NodeMaker) -> None:
     assert eventually(lambda: 'tier="none"' in info(node), within_s=20)  # nothing runs in it
     assert not list(group.iterdir())
     assert "kernel_limit_not_set" not in node.log_text()
+
+
+def test_without_an_api_server_its_processes_tell_which_cgroup(
+    lone: LoneMaker,  # noqa: F811 - fixtures of another file
+    run: Runner,  # noqa: F811
+) -> None:
+    """Mode slices: nobody tells the runtime's id of a container, and kubelet its uid alone."""
+    node = lone(gpus=1, started=False)
+    node.flags += ["--host-cgroup", str(node.root / "cgroup")]
+    node.driver.versions(driver="615.71.09", cuda=13040)
+    node.start_agent()
+    eventually(lambda: node.allocatable() == 10, within_s=30)
+    pod = node.run_static("web", asks(1))
+    running = run(node, pod)
+    shown = (node.proc.root / str(running.container.pid) / "cgroup").read_text().strip()
+    group = node.root / "cgroup" / shown.removeprefix("0::/")
+    group.mkdir(parents=True)
+    other = group.with_name("b" * 64)
+    other.mkdir()
+    assert eventually((group / "dmem.max").exists, within_s=30)
+    assert eventually(
+        lambda: (group / "dmem.max").read_text().endswith(f"vidmem {SLICE_MIB << 20}\n"),
+        within_s=20,
+    )
+    assert not list(other.iterdir())
+    assert eventually(lambda: [one["tier"] for one in use(node)] == ["kernel"], within_s=20)

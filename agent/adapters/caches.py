@@ -215,7 +215,7 @@ class HostCaches:
     def discard(self, name: str) -> None:
         """Delete a directory of ours, what is in it, and its limits. Raises NodeNotReady."""
         if not is_directory_name(name):
-            raise NodeNotReady(f"{name!a} is no container's directory and is not deleted")
+            raise NodeNotReady(f"{_shown(name)} is no container's directory and is not deleted")
         problems = []
         for parent in (CONTAINERS, LIMITS):  # whatever is wrong with one, the other is deleted
             try:

@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from agent import logs
-from agent.adapters.safe_files import opened_directory, read_small, refusing, write_all
+from agent.adapters.safe_files import (
+    check_single,
+    opened_directory,
+    read_small,
+    refusing,
+    write_all,
+)
 from agent.boundaries import passed
 from agent.domain.grants import Claim, DeviceNode, Grant, GrantOwner, GrantRecord, Mount
 from agent.domain.identities import is_identity
@@ -229,6 +235,7 @@ class FileGrantLog:
         """Remove the line that a crash cut short: the next one must not continue it."""
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
+            check_single(fd)
             os.ftruncate(fd, size_bytes)
             passed("grants-cut")
         finally:
@@ -340,12 +347,14 @@ class FileGrantLog:
 
     def _append(self, pod_uid: str, line: str, *, durable: bool) -> None:
         if not _POD_UID.fullmatch(pod_uid):
-            raise NodeNotReady(f"the pod's uid {pod_uid!a} cannot be the name of a file")
+            raise NodeNotReady(f"the pod's uid {pod_uid[:80]!a} cannot be the name of a file")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._opened() as folder:
             fd = os.open(pod_uid + SUFFIX, flags, 0o600, dir_fd=folder)
             passed("grants-opened")
+            size_bytes = 1  # what cannot even be looked at is not taken away
             try:
+                check_single(fd)
                 size_bytes = os.fstat(fd).st_size
                 self._append_line(fd, line, size_bytes, durable=durable)
             except OSError:

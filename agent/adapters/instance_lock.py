@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from agent import logs
+from agent.adapters.safe_files import check_single
 from agent.boundaries import passed
 from agent.errors import AgentError
 from agent.services.published import Published
@@ -118,7 +119,13 @@ class InstanceLock:
 
     def _open(self, create: int = 0) -> int:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create
-        return os.open(self.path, flags, LOCK_FILE_MODE)
+        descriptor = os.open(self.path, flags, LOCK_FILE_MODE)
+        try:
+            check_single(descriptor)  # our name is written into it
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _take(self, descriptor: int) -> bool:
         """Lock the open file, or close it."""

@@ -22,6 +22,7 @@ import grpc
 from agent import logs
 from agent.adapters import rpc_loop
 from agent.adapters.device_plugin import GRACE_S, Answers, DevicePlugin
+from agent.adapters.safe_files import set_socket_mode
 from agent.boundaries import passed
 from agent.domain.registration import REGISTER_TIMEOUT_S
 from agent.errors import ConfigError, KubeletUnavailable
@@ -79,7 +80,7 @@ class KubeletLink:
         server = rpc_loop.run(_made_server(plugin), START_S)
         try:
             server.add_insecure_port(rpc.unix_target(path))
-            path.chmod(0o700)  # not by umask: that belongs to the whole process
+            set_socket_mode(path, 0o700)  # not by umask: that belongs to the whole process
             status = path.lstat()
         except (RuntimeError, OSError) as error:
             rpc_loop.run(server.stop(None), START_S)

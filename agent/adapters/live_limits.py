@@ -311,7 +311,7 @@ class HostLiveLimits:
             fd = os.open(name, flags, dir_fd=folder)
         try:
             info = os.fstat(fd)
-            fits = stat.S_ISREG(info.st_mode) and info.st_size >= FILE_BYTES
+            fits = stat.S_ISREG(info.st_mode) and info.st_size >= FILE_BYTES and info.st_nlink == 1
             if not fits or not trusted_owner(info):
                 return None
             file = MappedLimits(fd, info)

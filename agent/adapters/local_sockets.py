@@ -19,7 +19,12 @@ from pathlib import Path
 from agent.adapters.instance_lock import InstanceLock, LockUnavailable
 from agent.adapters.listeners import BACKLOG, EndpointUnavailable
 from agent.adapters.local_client import CONTROL_SOCKET, READ_SOCKET
-from agent.adapters.safe_files import ensured_directory, opened_directory, trusted_owner
+from agent.adapters.safe_files import (
+    ensured_directory,
+    opened_directory,
+    set_socket_mode,
+    trusted_owner,
+)
 from agent.boundaries import passed
 
 DIRECTORY_MODE = 0o755
@@ -134,7 +139,7 @@ class UnixListener:
             server.bind(f"/proc/self/fd/{directory}/{self.name}")  # fits sun_path, and no links
             if group >= 0:
                 self._give_to(group, directory)
-            os.chmod(self.name, self.mode, dir_fd=directory)  # the process's umask took some away
+            set_socket_mode(self.name, self.mode, dir_fd=directory)  # umask took some away
             server.listen(BACKLOG)
             passed("local-socket-served")
             server.setblocking(False)

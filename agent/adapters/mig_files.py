@@ -97,7 +97,8 @@ class HamiApplyLock:
         try:
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(self._path, flags, 0o644)
+            with opened_directory(self._path.parent) as folder:
+                fd = os.open(self._path.name, flags, 0o644, dir_fd=folder)
             try:
                 made = True
                 write_all(fd, OURS)
@@ -113,5 +114,8 @@ class HamiApplyLock:
         finally:
             self._holding = False
             if made:
-                with contextlib.suppress(OSError):
-                    self._path.unlink()
+                with (
+                    contextlib.suppress(OSError),
+                    opened_directory(self._path.parent) as folder,
+                ):
+                    os.unlink(self._path.name, dir_fd=folder)

@@ -31,6 +31,7 @@ _ADVICE = {
     errno.ENOENT: "it is missing: create it, or install the agent's files again",
     errno.EACCES: "the agent may not do that: run it as root or correct the permissions",
     errno.EPERM: "the agent may not do that: run it as root or correct the permissions",
+    errno.EMLINK: "it is no plain file with a single name, which is never written to: remove it",
     errno.EBUSY: "something is mounted there: unmount it",
 }
 
@@ -110,6 +111,27 @@ def _left_closed(fd: int) -> bool:
     """Whether a directory of ours is as a crash leaves it that comes before it is opened up."""
     info = os.fstat(fd)
     return info.st_uid == os.geteuid() and info.st_mode & 0o777 == CLOSED
+
+
+def check_single(fd: int) -> None:
+    """Raise OSError unless an open file is a plain one that no other name leads to.
+
+    Whatever is written in place could otherwise be written into somebody else's file.
+    """
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+        raise OSError(errno.EMLINK, "it is no plain file with a single name")
+
+
+def set_socket_mode(name: Path | str, mode: int, *, dir_fd: int | None = None) -> None:
+    """Give a socket its mode, and nothing that was put in its place. Raises OSError."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOTSOCK, "something else was put in the place of the socket")
+        os.chmod(f"/proc/self/fd/{fd}", mode)  # noqa: PTH101 - a descriptor, not a path
+    finally:
+        os.close(fd)
 
 
 def write_whole(name: str, content: bytes, mode: int, *, dir_fd: int, flush: bool = True) -> None:

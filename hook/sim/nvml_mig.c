@@ -1,4 +1,5 @@
-/* Simulated NVML: MIG devices, listed and named. How they come and go is in nvml_mig_instances.c. */
+/* Simulated NVML: MIG devices, listed and named. They come and go with the instances that
+ * nvml_mig_instances.c and nvml_compute_instances.c make. */
 #include "nvml_call.h"
 
 EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)

@@ -7,10 +7,13 @@ sanitizers; both begin with the kept inputs of tests/fuzz/corpus. What is found 
 
 import argparse
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -21,9 +24,11 @@ from tests.fuzz.c_targets import C_TARGETS, CannotBuildError, build_fuzzer, fuzz
 from tests.fuzz.python_targets import TARGETS
 
 CORPUS, WORK = HERE / "corpus", ROOT / ".build" / "fuzz"
+PAGE = ROOT / "docs" / "results" / "fuzz.md"
 SECONDS, SLOWEST_S, MOST_MIB = 20, 25, 2048
 FEW = ("-use_counters=0",)  # how often a line runs makes no new input: what is kept stays small
 SHOWN_LINES = 25
+SELF = "VGPU_FUZZ_SELF"  # tells a Python target which program it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +65,47 @@ def path() -> str:
 
 
 def of_python(name: str) -> Fuzzer:
-    """A Python target under atheris."""
-    return Fuzzer(name, (sys.executable, str(HERE / "under_atheris.py"), name))
+    """A Python target under atheris. libFuzzer starts itself again where it merges: so a program."""
+    program = program_of(name)
+    command = shlex.join([sys.executable, str(HERE / "under_atheris.py"), name])
+    program.write_text(f'#!/bin/sh\n{SELF}="$0" exec {command} "$@"\n')
+    program.chmod(0o755)
+    return Fuzzer(name, (str(program),))
+
+
+def program_of(name: str) -> Path:
+    """Where a target's program lies."""
+    program = WORK / "bin" / name
+    program.parent.mkdir(parents=True, exist_ok=True)
+    return program
 
 
 def of_c(name: str) -> Fuzzer:
     """A C target, compiled. Raises CannotBuildError."""
-    program = WORK / "bin" / name
-    program.parent.mkdir(parents=True, exist_ok=True)
+    program = program_of(f"c-{name}")
     build_fuzzer(name, program)
-    return Fuzzer(f"c-{name}", (str(program),))
+    return Fuzzer(program.name, (str(program),))
 
 
-def tried(fuzzer: Fuzzer, seconds: int) -> bool:
-    """Look for something new; whether nothing was found that it does not bear."""
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What came of one target: inputs tried, places of its code reached, whether it bore them all."""
+
+    name: str
+    inputs: int
+    places: int
+    kept: int
+    borne: bool
+    ran: bool = True
+
+    @property
+    def said(self) -> str:
+        """What the page says of it."""
+        return "yes" if self.borne else "**no**" if self.ran else "did not run"
+
+
+def tried(fuzzer: Fuzzer, seconds: int) -> Tried:
+    """Look for something new, and tell what was found that it does not bear."""
     done = fuzzer.run(
         f"-max_total_time={seconds}",
         "-use_value_profile=1",
@@ -81,17 +113,52 @@ def tried(fuzzer: Fuzzer, seconds: int) -> bool:
         within_s=seconds + 300,
     )
     lines = done.stdout.splitlines()
-    if done.returncode:
-        print(f"{fuzzer.name}: FOUND SOMETHING", *lines[-SHOWN_LINES:], sep="\n  ")
-        return False
-    (last,) = [line for line in lines if "DONE" in line][-1:] or ["no line"]
-    print(f"{fuzzer.name:<22} {last.partition('DONE')[2].strip() or last}", flush=True)
-    return True
+    finished = [line for line in lines if line.startswith("#") and "DONE" in line]
+    reached = re.search(r"#(\d+)\s+DONE\s+cov: (\d+)", finished[-1] if finished else "")
+    if done.returncode or not reached:
+        ran = "Test unit written" in done.stdout
+        what = "FOUND SOMETHING" if ran else "DID NOT RUN"
+        print(f"{fuzzer.name}: {what}", *lines[-SHOWN_LINES:], sep="\n  ", flush=True)
+        return Tried(fuzzer.name, 0, 0, 0, borne=False, ran=ran)
+    inputs, places = int(reached[1]), int(reached[2])
+    print(f"{fuzzer.name:<22} {inputs:>10} inputs, {places:>5} places reached", flush=True)
+    return Tried(fuzzer.name, inputs, places, 0, borne=True)
 
 
 def keep(fuzzer: Fuzzer) -> None:
     """Add what reached something new, the smallest inputs that do."""
-    fuzzer.run("-merge=1", *FEW, str(fuzzer.kept), str(fuzzer.work), within_s=900)
+    done = fuzzer.run("-merge=1", *FEW, str(fuzzer.kept), str(fuzzer.work), within_s=900)
+    if done.returncode:
+        print(f"{fuzzer.name}: nothing was kept", *done.stdout.splitlines()[-3:], sep="\n  ")
+
+
+def page(all_tried: Sequence[Tried], seconds: int) -> str:
+    """The table as Markdown."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+    rows = [
+        f"| {one.name} | {one.inputs} | {one.places} | {one.kept} | {one.said} |"
+        for one in all_tried
+    ]
+    return "\n".join(
+        [
+            "# Fuzzers",
+            "",
+            "Every parser of bytes that others write; those of C begin with `c-`. Written by `python3 build.py fuzz`; do not edit.",
+            "What is kept is given to the parser again in every run of the tests.",
+            "",
+            f"- date: {datetime.now(UTC):%Y-%m-%d}",
+            f"- commit: {commit or 'unknown'}",
+            f"- seconds for each target: {seconds}",
+            "",
+            "| target | inputs tried | places of its code reached | inputs kept | bore them all |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=int, default=SECONDS, help="per target (default 20)")
     parser.add_argument("--only", default="", metavar="WORD", help="targets with this word")
     parser.add_argument("--keep", action="store_true", help="add what is new to tests/fuzz/corpus")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="without --only")
     chosen = parser.parse_args(arguments)
     if fuzzer_runtime() is None:
         print(
@@ -114,12 +182,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotBuildError as error:
         print(f"the compiler refused a target: {error}")
         return 3
-    borne = [tried(fuzzer, chosen.seconds) for fuzzer in fuzzers]
+    all_tried = [tried(fuzzer, chosen.seconds) for fuzzer in fuzzers]
     if chosen.keep:
         for fuzzer in fuzzers:
             keep(fuzzer)
-    print(f"{sum(borne)} of {len(borne)} targets bore everything")
-    return 0 if all(borne) else 1
+    if not chosen.only:
+        told = [replace(one, kept=len(list((CORPUS / one.name).iterdir()))) for one in all_tried]
+        chosen.page.write_text(page(told, chosen.seconds))
+    borne = sum(one.borne for one in all_tried)
+    print(f"{borne} of {len(all_tried)} targets bore everything")
+    return 0 if borne == len(all_tried) else 1
 
 
 if __name__ == "__main__":

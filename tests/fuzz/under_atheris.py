@@ -1,5 +1,6 @@
 """One Python target under atheris, which is libFuzzer: TARGET and libFuzzer's own arguments."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,5 +13,6 @@ with atheris.instrument_imports(include=["agent"]):
 
 if __name__ == "__main__":
     target = TARGETS[sys.argv.pop(1)]
+    sys.argv[0] = os.environ.get("VGPU_FUZZ_SELF", sys.argv[0])  # what libFuzzer starts to merge
     atheris.Setup(sys.argv, target)
     atheris.Fuzz()

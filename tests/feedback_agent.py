@@ -23,7 +23,7 @@ from agent.supervisor import Supervisor, serve
 logs.configure(form="logfmt", level="warning", environ={})
 root = Path(sys.argv[1])
 switches = HostRegionSwitches(root)
-leases = HostLiveLimits(root, root / "state")
+leases = HostLiveLimits(root, root / "state", most_names=2)
 roster = Roster(switches, leases, Published(PodTable()), priorities_of_regions=True)
 feedback = Feedback(
     roster,

@@ -33,7 +33,7 @@ cuda.sim_clock_sleep_until.argtypes = [ctypes.c_uint64]
 logs.configure(form="logfmt", level="warning", environ={})
 parties, root, asked = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 switches = HostRegionSwitches(root)
-leases = HostLiveLimits(root, root / "state", clock_ns=read)
+leases = HostLiveLimits(root, root / "state", clock_ns=read, most_names=2)
 roster = Roster(switches, leases, Published(PodTable()), priorities_of_regions=True)
 feedback = Feedback(
     roster,

@@ -54,7 +54,10 @@ class HostLiveLimits:
         state_dir: Path,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        most_names: int = 1,
     ) -> None:
+        """`most_names`: more than one only where a hard link stands for a container's mount."""
+        self._most_names = most_names
         self._folder = host_vgpu_dir / LIMITS
         self._folder_text = str(self._folder)
         self._records = LimitRecords(state_dir)
@@ -311,8 +314,8 @@ class HostLiveLimits:
             fd = os.open(name, flags, dir_fd=folder)
         try:
             info = os.fstat(fd)
-            fits = stat.S_ISREG(info.st_mode) and info.st_size >= FILE_BYTES and info.st_nlink == 1
-            if not fits or not trusted_owner(info):
+            fits = stat.S_ISREG(info.st_mode) and info.st_size >= FILE_BYTES
+            if not fits or info.st_nlink > self._most_names or not trusted_owner(info):
                 return None
             file = MappedLimits(fd, info)
         except MalformedLimits:

@@ -21,7 +21,7 @@ cuda = ctypes.CDLL("libcuda.so.1")
 cuda.sim_clock_read.restype = ctypes.c_uint64
 cuda.sim_clock_sleep_until.argtypes = [ctypes.c_uint64]
 parties, uid = int(sys.argv[2]), sys.argv[5]
-limits = HostLiveLimits(Path(sys.argv[3]), Path(sys.argv[4]))
+limits = HostLiveLimits(Path(sys.argv[3]), Path(sys.argv[4]), most_names=2)
 file = limits.read(uid, "main")
 assert file is not None
 if cuda.sim_clock_join(parties, parties - 1) != 0:

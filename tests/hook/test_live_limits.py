@@ -40,7 +40,7 @@ class Host:
         return self.agent()
 
     def agent(self) -> HostLiveLimits:
-        limits = HostLiveLimits(self.root, self.root / "state")
+        limits = HostLiveLimits(self.root, self.root / "state", most_names=2)
         limits.mend()
         return limits
 
@@ -138,7 +138,7 @@ def test_a_thousand_changes_while_sixteen_processes_allocate(
     As fast as memory is: it is not the disk that is tested here.
     """
     host.give(SMALL // MIB)
-    agent = InMemory(host.root, memory)
+    agent = InMemory(host.root, memory, most_names=2)
     ends = tmp_path / "ends"
     code = ALLOCATE.replace("ENDS", repr(str(ends)))
     crowd = [host.bed.node.start(code, env=host.bed.environment()) for _ in range(CROWD)]

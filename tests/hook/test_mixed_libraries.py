@@ -80,7 +80,9 @@ class Bed:
             return int.from_bytes(file.read(8), "little")
 
     def blocked_until_ns(self) -> int:
-        limits = HostLiveLimits(self.host.root, self.host.root / "state").read(*HOOKED)
+        limits = HostLiveLimits(self.host.root, self.host.root / "state", most_names=2).read(
+            *HOOKED
+        )
         assert limits is not None
         return limits.devices[0].blocked_until_ns
 

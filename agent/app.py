@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent import logs
@@ -224,6 +224,10 @@ class Agent:
             lambda gpus: own_resources(self._mode, config, gpus),
             own_form=own_form(config),
             withhold=self._health.withhold,
+            expected=lambda: [
+                plugin.status.now().resource for plugin in self._mode.plugins if plugin.expected()
+            ],
+            renew=self._renew,
             post=self._events.post,
             every_s=config.owners_every_s,
         )
@@ -238,6 +242,11 @@ class Agent:
             Gated(service, gate)
             for service in (*self._mode.services, *self._observing.services, ownership)
         ]
+
+    def _renew(self, resources: Collection[str]) -> None:
+        for plugin in self._mode.plugins:
+            if plugin.status.now().resource in resources:
+                plugin.renew()
 
     # --- what is answered -----------------------------------------------------------------------
 
@@ -287,6 +296,8 @@ class Agent:
             if not status.registered:
                 of = f" as {status.resource}" if len(self._mode.plugins) > 1 else ""
                 reasons.append(f"not registered with kubelet{of}: {status.reason}")
+            elif any(r.manager == status.resource and not r.holder for r in self._seen.rivals()):
+                reasons.append(f"another device plugin has taken {status.resource} over")
         return [*reasons, *self._mode.missing()]
 
     def _stuck(self) -> list[str]:

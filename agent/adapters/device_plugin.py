@@ -191,6 +191,7 @@ class Answers:
         self._on_overdue = on_overdue
         self._clock = clock
         self._calls = BoundedCalls()
+        self.healthy_told = 0  # how many vGPUs kubelet was told last that it can give
 
     async def settled(self) -> None:
         """Wait for what is being answered, at most for its budget."""
@@ -345,6 +346,7 @@ class DevicePlugin:
                 message, healthy = await encoded_list(vgpus)
                 log.info("list sent", vgpus=len(vgpus), healthy=healthy)
                 await context.write(message)
+                self._answers.healthy_told = healthy
             await woken.wait()
 
     async def get_preferred_allocation(

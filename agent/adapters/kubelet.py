@@ -160,6 +160,10 @@ class KubeletLink:
                     else "our socket disappeared during the registration"
                 )
 
+    def told(self) -> int:
+        """See `ports.KubeletLink.told`."""
+        return self._answers.healthy_told
+
     def interrupt(self) -> None:
         """See `ports.KubeletLink.interrupt`."""
         self._stopping.set()

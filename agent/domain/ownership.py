@@ -148,8 +148,7 @@ def told(rival: Rival, gpu: Gpu | None, own_resources: Collection[str] = ()) -> 
         return (
             f"{which} is offered to kubelet as {rival.manager} by another device plugin, which has "
             "taken that name over from this agent: pods that ask for it get whole GPUs without "
-            "limits; delete that plugin or keep it off this node by its nodeSelector, then restart "
-            "this agent"
+            "limits; delete that plugin or keep it off this node by its nodeSelector"
         )
     return (
         f"{which} is offered to kubelet as {rival.manager} by another device plugin: both would "

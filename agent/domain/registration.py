@@ -95,6 +95,11 @@ class OwnSocketGone:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Kubelet has our devices no more, whatever our stream looks like."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """Time went by; only has an effect when `deadline_s` is reached."""
 
@@ -108,6 +113,7 @@ Event = (
     | StreamClosed
     | KubeletSocketSeen
     | OwnSocketGone
+    | Forgotten
     | DeadlinePassed
 )
 
@@ -194,7 +200,12 @@ def step(
 
 def _own_doing(
     state: Registration,
-    event: SocketServed | ServeFailed | RegisterSucceeded | RegisterFailed | OwnSocketGone,
+    event: SocketServed
+    | ServeFailed
+    | RegisterSucceeded
+    | RegisterFailed
+    | OwnSocketGone
+    | Forgotten,
     now_s: float,
     jitter: float,
 ) -> tuple[Registration, tuple[Action, ...]]:
@@ -209,6 +220,8 @@ def _own_doing(
             return _failed(state, error, now_s, jitter)
         case Phase.REGISTERING | Phase.STREAMING, OwnSocketGone():
             return _unsettled(state, "our socket file disappeared", now_s, jitter)
+        case Phase.STREAMING, Forgotten():
+            return _unsettled(state, "kubelet has our devices no more", now_s, jitter)
     return state, ()  # too late to matter: the stream has told already
 
 

@@ -31,6 +31,9 @@ class KubeletLink(Protocol):
     def intact(self) -> bool:
         """Whether our socket file is still there, and ours."""
 
+    def told(self) -> int:
+        """How many devices kubelet was told last that it can give. From any thread."""
+
     def interrupt(self) -> None:
         """The agent stops: make `register` fail at once, now and later. From any thread."""
 

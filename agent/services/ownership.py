@@ -33,7 +33,7 @@ class Ownership:
 
     name = "ownership"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired once, by name
         self,
         books: NodeDevices,
         inventory: Inventory,
@@ -41,12 +41,16 @@ class Ownership:
         *,
         withhold: Callable[[Mapping[str, str]], None],
         own_form: Callable[[str, GpuInventory], bool] = vgpu_of_ours,
+        expected: Callable[[], Collection[str]] = tuple,
+        renew: Callable[[Collection[str]], None] = lambda _: None,
         post: Callable[[ClusterEvent], None] = lambda _: None,
         every_s: float = 30.0,
     ) -> None:
         """`withhold` is told of every GPU that is held by others, and why, after each look.
 
-        `own_form`: whether an id of our own resources can be one of ours.
+        `own_form`: whether an id of our own resources can be one of ours. `expected`: which of them
+        kubelet should have something of to give; `renew` is told of those of which it has nothing
+        any more, because another plugin had taken the name over and is gone.
         """
         self.found: Published[tuple[Rival, ...]] = Published(())
         self._books = books
@@ -56,7 +60,11 @@ class Ownership:
         self._own_form = own_form
         self._post = post
         self._every_s = every_s
+        self._expected = expected
+        self._renew = renew
         self._neighbours: frozenset[str] = frozenset()
+        self._listed: frozenset[str] = frozenset()  # resources that kubelet had something of
+        self._absent: frozenset[str] = frozenset()  # and nothing at the last look
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
@@ -85,7 +93,17 @@ class Ownership:
         for name in sorted(neighbours - self._neighbours):
             self._say(neighbour_told(name))
         self._neighbours = neighbours
-        return True
+        return self._all_listed(frozenset(name for name, ids in offered.items() if ids))
+
+    def _all_listed(self, offered: frozenset[str]) -> bool:
+        """Have lost registrations renewed at the second look; False: look again soon."""
+        absent = (self._listed & frozenset(self._expected())) - offered
+        lost, self._absent = absent & self._absent, absent - self._absent
+        self._listed = (self._listed | offered) - lost
+        if lost:
+            log.warning("kubelet has lost our devices", resources=",".join(sorted(lost)))
+            self._renew(lost)
+        return not self._absent
 
     def _judge(
         self, now: tuple[Rival, ...], gpus: GpuInventory, own_resources: Collection[str]

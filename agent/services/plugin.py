@@ -80,6 +80,14 @@ class Plugin:
         self._judged: GpuInventory | None = None
         self._began_s = 0.0
 
+    def expected(self) -> bool:
+        """Whether kubelet should have devices of ours to give. From any thread."""
+        return self.status.now().registered and self._link.told() > 0
+
+    def renew(self) -> None:
+        """Register anew: kubelet has lost our devices without ending our stream. Any thread."""
+        self._notices.put(r.Forgotten())
+
     # --- the loop --------------------------------------------------------------------------
 
     def run(self, life: Lifeline) -> None:

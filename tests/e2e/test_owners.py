@@ -51,8 +51,11 @@ def test_a_plugin_that_takes_our_name_over_is_told(node: SimNode) -> None:
         register(node.kubelet, toy, RESOURCE)
         eventually(lambda: any("taken that name over" in e for e in events(node)), within_s=20)
         eventually(lambda: any("at nvidia-gpu.sock" in e for e in events(node)), within_s=20)
+        eventually(lambda: not node.ready(), within_s=20)
     finally:
         toy.stop()
+    serves(node)
+    eventually(node.ready, within_s=20)
 
 
 def test_an_older_kubelet_is_not_asked_and_its_checkpoint_tells(make_node: NodeMaker) -> None:

@@ -1,6 +1,6 @@
 """One GPU, one owner: what of kubelet's list is somebody else's hand on our GPUs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -158,12 +158,15 @@ class Bed:
         self.books = Books()
         self.withheld: Mapping[str, str] = {}
         self.posted: list[ClusterEvent] = []
+        self.renewed: list[Collection[str]] = []
         self.inventory = Published(gpus)
         self.ownership = Ownership(
             self.books,
             self.inventory,
             [OURS],
             withhold=self._withhold,
+            expected=lambda: [OURS],
+            renew=self.renewed.append,
             post=self.posted.append,
             every_s=3600.0,
         )
@@ -234,3 +237,31 @@ def test_what_is_held_is_known_as_soon_as_the_gpus_are() -> None:
     finally:
         supervisor.stop()
     assert supervisor.join() == 0
+
+
+def test_a_name_that_was_taken_and_is_nobodys_is_registered_anew() -> None:
+    """Kubelet ends no stream of ours, and has nothing of ours to give."""
+    bed = Bed()
+    assert bed.ownership.look_once(), "nothing was ever listed: perhaps kubelet tells nothing"
+    bed.books.offers = {OURS: (A,)}  # taken over
+    assert bed.ownership.look_once()
+    bed.books.offers = {}
+    assert not bed.ownership.look_once(), "it may be a moment; to be looked at again soon"
+    assert bed.renewed == []
+    bed.ownership.look_once()
+    assert bed.renewed == [{OURS}]
+    bed.ownership.look_once()
+    bed.ownership.look_once()
+    assert len(bed.renewed) == 1, "once, until it is listed again"
+
+
+def test_what_comes_back_by_itself_is_left_alone() -> None:
+    bed = Bed()
+    bed.books.offers = {OURS: (f"{A}-0",)}
+    bed.ownership.look_once()
+    for _ in range(3):
+        bed.books.offers = {}
+        bed.ownership.look_once()
+        bed.books.offers = {OURS: (f"{A}-0",)}
+        bed.ownership.look_once()
+    assert bed.renewed == []

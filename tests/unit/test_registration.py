@@ -67,6 +67,7 @@ SETTLED_S = NOW_S + r.SETTLE_S
         pytest.param(LOST, r.StreamOpened(3), Phase.LOST, NOW_S, [], id="lost: late stream"),
         pytest.param(LOST, r.StreamClosed(3), Phase.LOST, NOW_S, [], id="lost: late end"),
         pytest.param(LOST, r.OwnSocketGone(), Phase.LOST, NOW_S, [], id="lost: no socket to miss"),
+        pytest.param(LOST, r.Forgotten(), Phase.LOST, NOW_S, [], id="lost: nothing to forget"),
         # SERVING
         pytest.param(
             SERVING, r.SocketServed(), Phase.REGISTERING, NOW_S + 17, [REGISTER], id="serving: up"
@@ -108,6 +109,7 @@ SETTLED_S = NOW_S + r.SETTLE_S
         pytest.param(
             SERVING, r.OwnSocketGone(), Phase.SERVING, NOW_S + 5, [], id="serving: not there yet"
         ),
+        pytest.param(SERVING, r.Forgotten(), Phase.SERVING, NOW_S + 5, [], id="serving: not yet"),
         # REGISTERING
         pytest.param(
             REGISTERING,
@@ -167,6 +169,14 @@ SETTLED_S = NOW_S + r.SETTLE_S
             NOW_S,
             [CLOSE],
             id="registering: socket gone",
+        ),
+        pytest.param(
+            REGISTERING,
+            r.Forgotten(),
+            Phase.REGISTERING,
+            NOW_S + 17,
+            [],
+            id="registering: nothing to forget",
         ),
         pytest.param(
             REGISTERING, r.SocketServed(), Phase.REGISTERING, NOW_S + 17, [], id="registering: echo"
@@ -233,6 +243,9 @@ SETTLED_S = NOW_S + r.SETTLE_S
             SETTLED_S,
             [CLOSE],
             id="streaming: our socket removed",
+        ),
+        pytest.param(
+            STREAMING, r.Forgotten(), Phase.LOST, SETTLED_S, [CLOSE], id="streaming: forgotten"
         ),
         pytest.param(
             STREAMING,
@@ -345,6 +358,7 @@ class AnyHistory(RuleBasedStateMachine):
                 r.RegisterSucceeded(),
                 r.RegisterFailed("x"),
                 r.OwnSocketGone(),
+                r.Forgotten(),
                 r.KubeletSocketSeen(None),
                 r.KubeletSocketSeen(OLD),
                 r.KubeletSocketSeen(NEW),

@@ -18,7 +18,7 @@ from pathlib import Path
 from agent.adapters.proc_files import MOUNTINFO_BYTES, NOT_THERE, READ, entry_of, opened, text_of
 from agent.domain.enforcement import Granted, Process, Seen
 from agent.domain.executables import Linkage, linkage_of
-from agent.domain.identities import is_identity
+from agent.domain.identities import is_identity, leaves_no_mark
 from agent.domain.proc_text import (
     Life,
     Mapped,
@@ -176,7 +176,16 @@ class HostProcesses:
         name, container = found
         if is_identity(name) and container and name in granted:
             return name, min(granted[name].containers)  # it has the one
+        if not container and (only := self._only_grant(place.pod_uid, granted)):
+            return only
         return found
+
+    def _only_grant(self, pod_uid: str, granted: Mapping[str, Granted]) -> tuple[str, str] | None:
+        """The one grant of a pod, where grants mount nothing: all that it runs counts there."""
+        names = self._grants.get(pod_uid, ())
+        if len(names) != 1 or not leaves_no_mark(names[0]) or names[0] not in granted:
+            return None
+        return names[0], min(granted[names[0]].containers)
 
     def _mounted(self, entry: int, place: Place) -> tuple[str, str]:
         mounts = text_of(entry, "mountinfo", MOUNTINFO_BYTES)

@@ -30,7 +30,7 @@ FLAGS = (
     *("--process-interval", "0.3s", "--accounting-interval", "0.3s", "--bypass-interval", "0.3s"),
 )
 EXIT_INTERRUPTED = 130
-MODES = ("hami", "slices", "volcano", "mig")
+MODES = ("hami", "slices", "volcano", "nvidia", "mig")
 
 
 def own_command() -> list[str]:
@@ -88,12 +88,13 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 
 def _made(mode: str, root: Path, screen: "Screen") -> "Story | SlicesStory":
     """The story of a mode, on a node in this directory. Nothing runs yet."""
-    if mode == "slices":
+    if mode in ("slices", "nvidia"):
+        from agent.demo.nvidia_story import NvidiaStory
         from agent.demo.slices_story import SlicesStory
         from agent.sim.lone_node import LoneNode
 
-        alone = LoneNode(root, own_command(), flags=[*FLAGS, "--mode", "slices"])
-        return SlicesStory(alone, screen)
+        alone = LoneNode(root, own_command(), flags=[*FLAGS, "--mode", mode])
+        return (SlicesStory if mode == "slices" else NvidiaStory)(alone, screen)
     from agent.sim.proc import SimProc
 
     proc = SimProc(root / "proc")

@@ -48,9 +48,9 @@ class SlicesStory:
     checks: list[Check] = field(default_factory=list)
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
-    def tell(self) -> None:
-        """Run all steps; one that fails ends the story."""
-        steps: Sequence[tuple[str, Callable[[], str]]] = (
+    def steps(self) -> "Sequence[tuple[str, Callable[[], str]]]":
+        """What is shown, in order. The last one stops the agent."""
+        return (
             ("node registered", self.register),
             ("equal slices add up", self.add_up),
             ("named sizes offered", self.offer_sizes),
@@ -62,7 +62,10 @@ class SlicesStory:
             ("killed agent knows them again", self.kill_agent),
             ("clean stop", self.stop_agent),
         )
-        for name, step in steps:
+
+    def tell(self) -> None:
+        """Run all steps; one that fails ends the story."""
+        for name, step in self.steps():
             try:
                 detail, passed = step(), True
             except FAILURES as error:
@@ -86,11 +89,15 @@ class SlicesStory:
 
     # --- steps: each gives a sentence, or raises ------------------------------------------------
 
-    def register(self) -> str:
+    def add_gpus(self) -> None:
+        """The node's cards."""
         for number in range(GPUS):
             self.node.driver.add_gpu(
                 number, SimGpu(uuid=made_up_uuid(number), name=MODEL, memory_mib=MEMORY_MIB)
             )
+
+    def register(self) -> str:
+        self.add_gpus()
         self._start("--device-split-count", str(SPLIT))
         self._offered({RESOURCE: GPUS * SPLIT})
         return f"{GPUS * SPLIT} {RESOURCE} at kubelet; there is no API server and no scheduler"
@@ -105,7 +112,7 @@ class SlicesStory:
 
     def offer_sizes(self) -> str:
         self.node.stop_agent()
-        self._start("--slice-sizes", SIZES)
+        self._start(*self._flags())
         self._offered({SMALL: 4 * GPUS, LARGE: GPUS})
         return f"{4 * GPUS} {SMALL} or {GPUS} {LARGE}, whichever comes first"
 
@@ -136,9 +143,9 @@ class SlicesStory:
         return f"{len(held)} containers by namespace, pod and name"
 
     def fill_up(self) -> str:
-        refused = self.node.run_static("late", _asks(LARGE, 1)).admitted
+        refused = self.node.run_static("late", asks(LARGE, 1)).admitted
         must(not refused.ok, f"another {LARGE} was given away, but no GPU has room for it")
-        return _short(refused.message)
+        return short(refused.message)
 
     def free(self) -> str:
         self._end("notebook")
@@ -153,7 +160,7 @@ class SlicesStory:
         if agent is not None:
             agent.kill()
             agent.wait()
-        self._start("--slice-sizes", SIZES)
+        self._start(*self._flags())
         self._offered(before)
         operator = Operator(self.node)
         names = {f"{name}/main" for name in self.tenants}
@@ -167,13 +174,17 @@ class SlicesStory:
 
     # --- doing ----------------------------------------------------------------------------------
 
+    def _flags(self) -> "Sequence[str]":
+        """Of the agent in the end."""
+        return ("--slice-sizes", SIZES)
+
     def _start(self, *flags: str) -> None:
         self.node.start_agent(*flags)
         self.node.wait("the agent is ready", self.node.ready)
 
     def _run(self, name: str, resource: str, count: int) -> Tenant:
         """Hand kubelet a pod and start its container with exactly what Allocate returned."""
-        pod = self.node.run_static(name, _asks(resource, count))
+        pod = self.node.run_static(name, asks(resource, count))
         must(pod.admitted.ok, f"{name}: {pod.admitted.message}")
         grant = pod.admitted.containers["main"]
         uuids = grant.env["NVIDIA_VISIBLE_DEVICES"].split(",")
@@ -187,9 +198,13 @@ class SlicesStory:
         self.node.proc.add(
             container.pid, pod_uid=pod.uid, container="main", mounts=container.mounts
         )
-        tenant = Tenant(pod, uuids[0], MIB_OF[resource] * count, container)
+        tenant = Tenant(pod, uuids[0], self._worth_mib(resource, count), container)
         self.tenants[name] = tenant
         return tenant
+
+    def _worth_mib(self, resource: str, count: int) -> int:
+        """What a container may use."""
+        return MIB_OF[resource] * count
 
     def _end(self, name: str) -> None:
         tenant = self.tenants.pop(name)
@@ -208,7 +223,10 @@ class SlicesStory:
 
     def _allocatable(self) -> dict[str, int]:
         found = self.node.kubelet.node_status().allocatable
-        return {name: count for name, count in found.items() if name in MIB_OF and count}
+        return {name: count for name, count in found.items() if name in self._resources() and count}
+
+    def _resources(self) -> "Sequence[str]":
+        return tuple(MIB_OF)
 
     def _offered(self, expected: dict[str, int]) -> None:
         self.node.wait(f"kubelet counts {expected}", lambda: self._allocatable() == expected)
@@ -258,9 +276,11 @@ class SlicesStory:
         return View(gpus, tenants)
 
 
-def _asks(resource: str, count: int) -> ContainerSpec:
+def asks(resource: str, count: int) -> ContainerSpec:
+    """A container that asks for so many."""
     return ContainerSpec(name="main", resources={resource: count})
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """As much of it as a line bears."""
     return text if len(text) <= SAID_CHARS else f"{text[:SAID_CHARS]}..."

@@ -8,6 +8,7 @@ One such name stands for one container.
 import re
 
 HOLDER = "c"  # the part of the files' names where a container's name stands otherwise
+MARKLESS = "nvidia-"  # the mode in which containers get devices and nothing else
 _IDENTITY = re.compile(r"[a-z]{3,16}-[0-9a-f]{16}", re.ASCII)
 
 
@@ -19,6 +20,11 @@ def identity(mode: str, number: int) -> str:
 def is_identity(pod_uid: str) -> bool:
     """Whether this is such a name; no uid of a pod has this form."""
     return _IDENTITY.fullmatch(pod_uid) is not None
+
+
+def leaves_no_mark(pod_uid: str) -> bool:
+    """Whether the grant mounts nothing by which its container's processes could be known."""
+    return is_identity(pod_uid) and pod_uid.startswith(MARKLESS)
 
 
 def held_as(pod_uid: str, container: str) -> str:

@@ -142,7 +142,7 @@ def owners(records: Sequence[GrantRecord], look: KubeletLook) -> dict[str, Grant
     """Whose each grant is, by its name, as far as kubelet lists it now.
 
     `records` oldest first, all of them with names of their own. Where the checkpoint does not say
-    which grant it was, the youngest one with exactly these ids is meant.
+    which grant it was (in mode nvidia no answer does), the youngest with exactly these ids is meant.
     """
     by_grant = {entry.grant: entry for entry in look.entries or () if entry.grant}
     names = _pod_names(look)
@@ -162,11 +162,26 @@ def owners(records: Sequence[GrantRecord], look: KubeletLook) -> dict[str, Grant
         meant = youngest.get(assigned.device_ids)
         if meant is not None and meant.pod_uid not in by_grant:
             found[meant.pod_uid] = GrantOwner(
+                pod_uid=_uid_by_ids(assigned, look),
                 namespace=assigned.namespace,
                 pod_name=assigned.pod_name,
                 container=assigned.container,
             )
     return found
+
+
+def _uid_by_ids(assigned: Assigned, look: KubeletLook) -> str:
+    """Of the one pod to which the checkpoint gives these very ids; empty: there are more, or none.
+
+    Kubelet writes it when it gives ids away, and takes those out by then that had them before.
+    """
+    wanted = (assigned.container, assigned.resource, assigned.device_ids)
+    uids = {
+        entry.pod_uid
+        for entry in look.entries or ()
+        if (entry.container, entry.resource, entry.device_ids) == wanted
+    }
+    return uids.pop() if len(uids) == 1 else ""
 
 
 def _pod_names(look: KubeletLook) -> dict[str, tuple[str, str]]:

@@ -129,7 +129,7 @@ def of_container(picture: NodePicture, one: ContainerUse) -> tuple[str, ...]:
     state = one.state
     if state is not None and state.state is State.NOT_ENFORCEABLE:
         said.append(f"limits do not hold: {EXPLAINED.get(state.reason, state.reason)}")
-    elif state is not None and state.state is State.OFF:
+    elif state is not None and state.state is State.OFF and one.hook_version:
         said.append("limits are switched off, as its author asked")
     elif state is not None and state.reason in _UNKNOWN:
         said.append(_UNKNOWN[state.reason])

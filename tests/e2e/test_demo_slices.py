@@ -1,4 +1,4 @@
-"""`vgpu-agent demo --mode slices`: the story without scheduler and API server."""
+"""`vgpu-agent demo --mode slices` and `nvidia`: the stories without scheduler and API server."""
 
 import json
 import os
@@ -21,9 +21,16 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(150)
-def test_slices_are_enforced_freed_and_given_again(scratch: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "before_last"),
+    [
+        pytest.param("slices", "freed and given again", id="slices: enforced, freed, given again"),
+        pytest.param("nvidia", "an ill GPU takes its replicas with it", id="nvidia: replicas"),
+    ],
+)
+def test_every_step_is_seen(scratch: Path, mode: str, before_last: str) -> None:
     done = subprocess.run(
-        [*COMMAND, "demo", "--json", "--mode", "slices"],
+        [*COMMAND, "demo", "--json", "--mode", mode],
         env={**os.environ, "TMPDIR": str(scratch)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -34,7 +41,7 @@ def test_slices_are_enforced_freed_and_given_again(scratch: Path) -> None:
     answer = json.loads(done.stdout)
     assert [check for check in answer["checks"] if not check["passed"]] == []
     assert [check["name"] for check in answer["checks"]][-3:] == [
-        "freed and given again",
+        before_last,
         "killed agent knows them again",
         "clean stop",
     ]

@@ -84,6 +84,28 @@ def test_a_process_without_its_mounts_is_told_by_its_neighbour(
     assert set(of_main(host.look(GRANTED))) == {70, 71}
 
 
+NVIDIA, SLICES = "nvidia-00000000000000aa", "slices-00000000000000aa"
+SECOND = "nvidia-00000000000000bb"
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        pytest.param([NVIDIA], {(NVIDIA, "main")}, id="mode nvidia: the pod's one grant"),
+        pytest.param([NVIDIA, SECOND], set(), id="two: nobody knows which"),
+        pytest.param([SLICES], set(), id="slices: who has not its mounts is not its"),
+    ],
+)
+def test_a_grant_that_mounts_nothing_has_what_its_pod_runs(
+    proc: FakeProc, host: HostProcesses, names: list[str], found: set[tuple[str, str]]
+) -> None:
+    proc.add(70, cgroup(), mountinfo="1 2 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    proc.add(71, cgroup(pod_uid=OTHER), mountinfo="1 2 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    seen = host.look({name: Granted(frozenset({"main"}), {}, owner_uid=UID) for name in names})
+    assert set(seen.processes) == found
+    assert [one.pid for some in seen.processes.values() for one in some] == [70] * len(found)
+
+
 def test_others_are_left_out(proc: FakeProc, host: HostProcesses) -> None:
     proc.add(70, cgroup(OTHER), mountinfo=mounts())
     proc.add(71, cgroup(), mountinfo=mounts(), state="Z")

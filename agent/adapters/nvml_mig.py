@@ -7,7 +7,7 @@ MIG user guide, "Device Nodes and Capabilities"; go-nvlib, for names of profiles
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,18 @@ NOT_TOLD = frozenset(
 )
 
 
-def if_told(call: Callable[[], Any]) -> Any:
-    """The answer, or None when there is none to be had."""
+# The same for who is about to change something: what cannot be told may be there.
+NO_SUCH = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
+NOBODY_THERE = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
+GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
+
+
+def if_told(call: Callable[[], Any], none: Collection[int] = NOT_TOLD) -> Any:
+    """The answer, or None when there is none to be had: errors that are `none`."""
     try:
         return call()
     except pynvml.NVMLError as error:
-        if error.value in NOT_TOLD:
+        if error.value in none:
             return None
         raise
 
@@ -117,10 +123,10 @@ def read_devices(
     return tuple(sorted(found, key=lambda one: (one.gpu_instance, one.compute_instance)))
 
 
-def mig_handles(handle: Any) -> Iterator[Any]:
+def mig_handles(handle: Any, none: Collection[int] = NOT_TOLD) -> Iterator[Any]:
     """Handles of the MIG devices of a GPU, which do not lie close together."""
     for position in range(int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
-        mig = if_told(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, position))
+        mig = if_told(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, position), none)
         if mig is not None:
             yield mig
 

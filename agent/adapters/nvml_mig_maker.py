@@ -7,6 +7,7 @@ Source: NVML API reference, "Multi Instance GPU Management".
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,14 @@ import pynvml
 
 from agent import logs
 from agent.adapters.nvml import asking, if_offered
-from agent.adapters.nvml_mig import PROFILES, if_told, mig_handles
+from agent.adapters.nvml_mig import (
+    GONE,
+    NO_SUCH,
+    NOBODY_THERE,
+    PROFILES,
+    if_told,
+    mig_handles,
+)
 from agent.adapters.nvml_use import COMPUTE, GRAPHICS, has_odd_lists, held, listed_by
 from agent.domain.gpu import MigPlacement
 from agent.domain.mig import DividedGpu, MigInstance
@@ -84,7 +92,7 @@ class NvmlMigMaker:
         with held(), asking(f"{about} cannot be destroyed"):
             handle = pynvml.nvmlDeviceGetHandleByUUID(instance.gpu_uuid)
             found = if_told(
-                lambda: pynvml.nvmlDeviceGetGpuInstanceById(handle, instance.gpu_instance)
+                lambda: pynvml.nvmlDeviceGetGpuInstanceById(handle, instance.gpu_instance), GONE
             )
             if found is None:
                 return
@@ -99,8 +107,10 @@ class NvmlMigMaker:
 def _take_away(instance: Any) -> None:
     """Best effort: what is left is found, and destroyed, by the next look."""
     try:
-        for compute in _compute_instances(instance):
-            pynvml.nvmlComputeInstanceDestroy(compute)
+        # Which compute instances it has may be what could not be told; perhaps it has none.
+        with suppress(pynvml.NVMLError):
+            for compute in _compute_instances(instance):
+                pynvml.nvmlComputeInstanceDestroy(compute)
         pynvml.nvmlGpuInstanceDestroy(instance)
     except pynvml.NVMLError as error:
         log.failing("mig instance not taken back", error=error)
@@ -116,7 +126,7 @@ def _fill(instance: Any) -> None:
     """Give the instance the one compute instance that has all of its slices."""
     best: Any = None
     for number in range(COMPUTE_PROFILES):
-        info = if_told(partial(_compute_profile, instance, number))
+        info = if_told(partial(_compute_profile, instance, number), NO_SUCH)
         if info is not None and (best is None or int(info.sliceCount) > int(best.sliceCount)):
             best = info
     if best is None:
@@ -126,7 +136,7 @@ def _fill(instance: Any) -> None:
 
 def _compute_instances(instance: Any) -> Iterator[Any]:
     for number in range(COMPUTE_PROFILES):
-        info = if_told(partial(_compute_profile, instance, number))
+        info = if_told(partial(_compute_profile, instance, number), NO_SUCH)
         if info is None:
             continue
         count = pynvml.c_uint(MOST_INSTANCES)
@@ -154,12 +164,15 @@ def _look(gpu_uuid: str, handle: Any) -> DividedGpu:
 
 
 def _gpu_instances(handle: Any) -> Iterator[Any]:
-    for number in range(PROFILES):
-        profile = if_told(
-            partial(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, version=1)
+    profiles = [
+        if_told(
+            partial(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, version=1), NO_SUCH
         )
-        if profile is None:
-            continue
+        for number in range(PROFILES)
+    ]
+    if not any(profiles):  # a GPU in MIG mode has some
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    for profile in filter(None, profiles):
         count = pynvml.c_uint(MOST_INSTANCES)
         room = (pynvml.c_nvmlGpuInstance_t * MOST_INSTANCES)()
         pynvml.nvmlDeviceGetGpuInstances(handle, int(profile.id), room, ctypes.byref(count))
@@ -196,7 +209,7 @@ def _placement(info: Any) -> MigPlacement:
 def _devices(handle: Any) -> dict[int, list[tuple[int, str]]]:
     """Compute instance and uuid of every MIG device, by GPU instance."""
     found: dict[int, list[tuple[int, str]]] = {}
-    for mig in mig_handles(handle):
+    for mig in mig_handles(handle, NOBODY_THERE):
         instance = int(pynvml.nvmlDeviceGetGpuInstanceId(mig))
         compute = int(pynvml.nvmlDeviceGetComputeInstanceId(mig))
         found.setdefault(instance, []).append((compute, str(pynvml.nvmlDeviceGetUUID(mig))))

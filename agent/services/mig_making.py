@@ -104,7 +104,7 @@ class MigMaking:
                 raise MigNoRoom(f"{where}, where pod {pod.full_name} has its instance")
             if instance.busy:
                 raise MigInUse(f"{where}, where a process still uses what was there before")
-            if instance.devices and not self._owners.is_nobodys(instance, pods):
+            if not self._owners.is_nobodys(instance, pods):
                 raise MigNoRoom(
                     f"at slice {instance.placement.start} of GPU {instance.gpu_uuid} lies an "
                     "instance of which nobody can tell yet whose it is: it may be another "

@@ -142,7 +142,7 @@ def owners(records: Sequence[GrantRecord], look: KubeletLook) -> dict[str, Grant
     """Whose each grant is, by its name, as far as kubelet lists it now.
 
     `records` oldest first, all of them with names of their own. Where the checkpoint does not say
-    which grant it was (in mode nvidia no answer does), the youngest with exactly these ids is meant.
+    which grant it was (no answer of mode nvidia does), the youngest with exactly these ids is it.
     """
     by_grant = {entry.grant: entry for entry in look.entries or () if entry.grant}
     names = _pod_names(look)

@@ -144,14 +144,6 @@ bool primary_retaining(CUdevice device)
     return first;
 }
 
-bool primary_crowded(CUdevice device)
-{
-    pthread_mutex_lock(&lock);
-    bool crowded = device < 0 || device >= MAX_ORDINALS || primaries[device].retained > 1;
-    pthread_mutex_unlock(&lock);
-    return crowded;
-}
-
 void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, uint64_t bytes)
 {
     if (device < 0 || device >= MAX_ORDINALS)

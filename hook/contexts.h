@@ -25,8 +25,6 @@ void context_grew(const void *context, CUdevice device, int64_t bytes);
  */
 bool primary_retaining(CUdevice device);
 
-/* Whether others have retained it since, and may have allocated. */
-bool primary_crowded(CUdevice device);
 void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, uint64_t bytes);
 
 /* The primary context of a device, as far as it was retained; `last`: with one release more it ends. */

@@ -127,7 +127,6 @@ static CUresult retain_first(const struct real_cuda *real, CUcontext *context, C
     }
     CUresult (*release)(CUdevice) = real->cuDevicePrimaryCtxRelease_v2 ? real->cuDevicePrimaryCtxRelease_v2
                                                                        : real->cuDevicePrimaryCtxRelease;
-    overhead.crowded = primary_crowded(device);
     bool fits = overhead_made(&overhead, &bytes), undone = false;
     if (!fits && release) {
         depth_enter();

@@ -8,7 +8,6 @@ enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 64 };
 
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
 #define PRECISE_NS 50000 /* of a call during which this thread was not put aside */
-#define PUT_ASIDE_NS 2000000 /* the same for one whose time of sending is not known well */
 #define ANCHOR_NS INT64_C(500000000) /* elapsed times are floats: coarse when they are long */
 
 bool gpu_probe_possible(void)
@@ -131,8 +130,7 @@ bool gpu_probe_read(struct probe *probe, int64_t now_ns)
     if (handled_ns)
         calibrate(probe, handled_ns);
     probe->out = false;
-    return residency_handled(&probe->residency, handled_ns ? handled_ns : probe->sent_ns,
-                             probe->precise ? PATIENCE_NS : PUT_ASIDE_NS);
+    return residency_handled(&probe->residency, handled_ns ? handled_ns : probe->sent_ns, PATIENCE_NS);
 }
 
 void gpu_probe_send(struct probe *probe, int64_t now_ns)

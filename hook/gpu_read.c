@@ -173,11 +173,10 @@ void gpu_drop_trace(struct measured_lane *lane, struct trace *trace)
 static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
 {
     bool contended = share_contended(lane->lane.share, (uint64_t)now_ns);
-    if (!trace->running_since_ns)
-        return trace->charged_ns;
     if (lane->probe.out && lane->probe.residency.undecided > 1)
         return 0; /* nothing of ours runs at the moment */
-    int64_t own = own_ns(lane, trace, trace->running_since_ns, now_ns), beyond_ns = own - trace->charged_ns;
+    int64_t own = trace->running_since_ns ? own_ns(lane, trace, trace->running_since_ns, now_ns) : 0;
+    int64_t beyond_ns = own - trace->charged_ns;
     if (own > OVERLONG_NS + 2 * trace->expected_ns)
         atomic_store(&lane->lane.overlong_at_ns, (uint64_t)now_ns);
     if (beyond_ns < (contended ? MS_NS : MS_NS / 10)) /* others' turns are seen to the millisecond */

@@ -23,13 +23,11 @@ void launch_cost_drop_guess(struct launch *launch)
 }
 
 /* Launches of a kind of which little is known may be long, so no more of them are let out at once than are
- * worth a few turns of the GPU by what the last ones cost; fewer of what was never measured. Of a long kind
- * that varies, four at least. */
-static int64_t most_guesses(int64_t known_ns, bool few, bool never)
+ * worth a few turns of the GPU by what the last ones cost; fewer of what was never measured. */
+static int64_t most_guesses(int64_t known_ns, bool never)
 {
-    int64_t most = known_ns ? GUESSED_NS / known_ns : 1, least = few ? 1 : 4;
-    int64_t room = never ? GUESSES : GUESSES_MEASURED;
-    return most < least ? least : most > room ? room : most;
+    int64_t most = known_ns ? GUESSED_NS / known_ns : 1, room = never ? GUESSES : GUESSES_MEASURED;
+    return most < 1 ? 1 : most > room ? room : most;
 }
 
 /* The first few of a kind say little of its others: nothing, if they differ. Of one that was never measured a
@@ -49,20 +47,17 @@ static bool guess(struct launch *launch, int64_t most)
 }
 
 /* What the launch is expected to cost; 0: that will soon be known. */
-int64_t launch_cost_ns(struct launch *launch, uint64_t now_ns)
+int64_t launch_cost_ns(struct launch *launch)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     int64_t ns = estimate ? atomic_load(&estimate->ns) : 0,
             samples = estimate ? atomic_load(&estimate->samples) : 0;
     int64_t guess_ns = atomic_load(&launch->lane->guess_ns);
     bool few = samples < FEW_SAMPLES, varies = samples && estimate_measures_often(estimate);
-    bool long_varies = !few && ns >= ESTIMATE_LONG_NS && atomic_load(&estimate->deviation) >= ESTIMATE_ALWAYS;
-    if (long_varies && !share_contended(launch->lane->share, now_ns))
-        gpu_time_read(launch->lane); /* what runs may be longer by now than it was charged for */
     if (few && launch->looks < MOST_LOOKS
         && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
         return 0;
-    if ((few || long_varies) && !guess(launch, most_guesses(samples ? ns : guess_ns, few, !samples)))
+    if (few && !guess(launch, most_guesses(samples ? ns : guess_ns, !samples)))
         return 0;
     return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
 }

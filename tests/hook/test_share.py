@@ -391,6 +391,26 @@ def test_a_long_kind_after_many_short_ones_cannot_overrun(
     assert had_ns >= percent * 1_000_000 * len(container.worked_ns) - quantum_ns
 
 
+def test_new_kinds_go_out_as_they_are_worth_a_few_turns(tmp_path: Path) -> None:
+    """Each launch is of a new kind: of 1 ms, so four may be out at once, and then all of 100 ms."""
+    phases = ("ms=500,kernel=a", "ms=500,kernel=none", "ms=1500,kernel=b")
+    new = tuple(f"{phase},shapes=1000000000" for phase in phases)
+    (container,) = run(tmp_path, [Tenant(10, new)], {"a": 1000, "b": 100_000})
+    assert 100_000_000 <= sum(container.worked_ns[10:]) <= 500_000_000
+
+
+@pytest.mark.parametrize("seed", [65250, 91358])
+def test_the_first_of_a_kind_that_varies_go_out_one_by_one(tmp_path: Path, seed: int) -> None:
+    """The first four or five take microseconds, of those after them three more than 60 ms."""
+    (container,) = run(
+        tmp_path, [Tenant(10, ("ms=2500",))], {"kernel": (2, 200_000)}, first_seed=seed
+    )
+    had_ns = 0
+    for step, worked_ns in enumerate(container.worked_ns):
+        had_ns += worked_ns
+        assert had_ns <= 10_000_000 * (step + 1) + 210_000_000, step
+
+
 def test_a_kernel_of_seconds_is_paid_for(tmp_path: Path) -> None:
     (container,) = run(tmp_path, [Tenant(30, ("ms=26000",))], {"kernel": 3_000_000})
     assert sum(container.worked_ns[:200]) == pytest.approx(6e9, rel=0.02)

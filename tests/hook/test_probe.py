@@ -1,0 +1,41 @@
+"""What the hook makes of the driver's answers where a driver of our own must give them at the right moment."""
+
+import subprocess
+
+import pytest
+from built_hook import ROOT
+from c_programs import compiled
+
+HOOK = f"-I{ROOT / 'hook'}"
+
+
+@pytest.mark.parametrize(
+    ("put_aside_us", "first_us", "ppm"),
+    [
+        pytest.param(0, 0, 0, id="nothing in the way"),
+        pytest.param(10_000, 0, 0, id="put aside while a probe is sent"),
+        pytest.param(100, 0, 0, id="put aside for a moment"),
+        pytest.param(0, 3000, 0, id="the GPU was others' when the first was sent"),
+        pytest.param(0, 0, 100, id="the GPU's clock is fast"),
+        pytest.param(0, 0, -100, id="the GPU's clock is slow"),
+        pytest.param(10_000, 3000, 0, id="both"),
+    ],
+)
+def test_when_things_happen_on_the_gpu_is_told(put_aside_us: int, first_us: int, ppm: int) -> None:
+    """Each probe's time is believed only as far as the call that sent it was short."""
+    probe = compiled("probe.c", HOOK)
+    ran = subprocess.run(
+        [probe, str(put_aside_us), str(first_us), str(ppm)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(ran.stdout) <= 20  # us
+
+
+def test_a_context_that_another_thread_makes_anew_has_ended() -> None:
+    """Our events were in it. As long as somebody holds it whom we did not see, it has not."""
+    ran = subprocess.run(
+        [compiled("primaries.c", HOOK, "-pthread")], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["1", "0", "1"]  # alone; held by others; anew

@@ -1,5 +1,6 @@
 """The hook and the simulated driver under sanitizers, built such that tests share what is compiled."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ import pytest
 from built_hook import ROOT, compiler
 
 SANITIZERS = ("thread", "undefined")
+ADDRESS = "address"  # zig instruments for it, but brings no runtime: gcc's is linked
 COMPILE_S = 240  # the compiler may first have to build the sanitizer itself
 # The program is linked to the library's sources, so that libc's lookup functions cannot have
 # libc's names: the sanitizer calls them before it is ready for what it instruments.
@@ -27,6 +29,9 @@ def sources_of(artifact: str, without: Sequence[str] = ()) -> list[Path]:
 
 def build(sanitizer: str, program: Path, sources: Sequence[Path], *flags: str) -> None:
     """Compile; skip where this compiler cannot."""
+    if sanitizer == ADDRESS:
+        build_for_addresses(program, sources, *flags)
+        return
     done = subprocess.run(
         [sys.executable, "-m", "ziglang", "cc", *FLAGS, f"-fsanitize={sanitizer}",
          *map(str, sources), "-lpthread", "-ldl", "-lm", *flags, "-o", str(program)],
@@ -35,3 +40,31 @@ def build(sanitizer: str, program: Path, sources: Sequence[Path], *flags: str) -
     if done.returncode and "sanitize" in done.stderr:
         pytest.skip(f"this compiler has no {sanitizer} sanitizer: {done.stderr[:200]}")
     assert done.returncode == 0, done.stderr
+
+
+def build_for_addresses(program: Path, sources: Sequence[Path], *flags: str) -> None:
+    """The same for the address sanitizer, whose runtime is gcc's; skip where there is none."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("there is no gcc, whose runtime for the address sanitizer is needed")
+    whole = program.with_suffix(".o")
+    sanitize = ("-fno-sanitize=undefined", "-fsanitize=address")
+    zig = (sys.executable, "-m", "ziglang", "cc")
+    for command in (
+        [*zig, *FLAGS, *sanitize, "-r", *map(str, sources), "-o", str(whole)],
+        [
+            gcc,
+            "-fsanitize=address",
+            str(whole),
+            "-lpthread",
+            "-ldl",
+            "-lm",
+            *flags,
+            "-o",
+            str(program),
+        ],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode and "asan" in done.stderr:
+            pytest.skip(f"gcc has no address sanitizer here: {done.stderr[-200:]}")
+        assert done.returncode == 0, done.stderr

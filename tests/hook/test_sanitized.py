@@ -1,4 +1,4 @@
-"""The accounting, and the whole library, under the thread sanitizer and the one for undefined behaviour."""
+"""The accounting, and the whole library, under sanitizers: for threads, undefined behaviour, addresses."""
 
 import subprocess
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from built_hook import ROOT, sim_libraries
 
 from agent.sim.driver import SimDriver
-from tests.sanitized import COMPILE_S, SANITIZERS, build, sources_of
+from tests.sanitized import ADDRESS, COMPILE_S, SANITIZERS, build, sources_of
 
 pytestmark = pytest.mark.timeout(COMPILE_S)
 
@@ -29,6 +29,10 @@ int main(void)
     pthread_join(t, 0);
     return 0;
 }
+"""
+PAST_ITS_END = """
+#include <stdlib.h>
+int main(int c, char **v) { (void)v; volatile char *p = malloc(8); return p[7 + c]; }
 """
 OVERFLOWING = "int main(int c, char **v) { (void)v; return (0x7fffffff + c) == 5; }"
 
@@ -59,7 +63,7 @@ def test_threads_at_the_accounting_race_on_nothing(
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["0", "0", "0"], "")
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("sanitizer", [*SANITIZERS, ADDRESS])
 def test_threads_that_use_every_kind_of_call_race_on_nothing(
     tmp_path: Path, sanitizer: str
 ) -> None:
@@ -78,6 +82,7 @@ def test_threads_that_use_every_kind_of_call_race_on_nothing(
         "GPU_CORE_UTILIZATION_POLICY": "force",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "region.cache"),
         "LIBCUDA_LOG_LEVEL": "1",
+        "ASAN_OPTIONS": "detect_leaks=0",  # what lives as long as the process is no leak
     }
     done = subprocess.run(
         [program, str(ROUNDS)], env=env, capture_output=True, text=True, check=False, timeout=200
@@ -90,6 +95,7 @@ def test_threads_that_use_every_kind_of_call_race_on_nothing(
     [
         pytest.param("thread", RACY, "data race", id="thread"),
         pytest.param("undefined", OVERFLOWING, "overflow", id="undefined"),
+        pytest.param(ADDRESS, PAST_ITS_END, "heap-buffer-overflow", id="address"),
     ],
 )
 def test_the_sanitizers_would_have_noticed(

@@ -180,7 +180,8 @@ def test_a_pod_that_cannot_be_served_leaves_no_instance(divided: Callable[..., S
     assert "delete the pod" in pod.admitted.message
     node.driver.heal()
     assert devices(node) == []
-    assert eventually(lambda: finished(node, node.run_pod("next", [SMALL])))
+    following = node.run_pod("next", [SMALL])
+    assert eventually(lambda: finished(node, following))
 
 
 def test_the_metrics_name_the_device_of_each_container(divided: Callable[..., SimNode]) -> None:
@@ -225,3 +226,25 @@ def test_what_a_container_has_through_another_plugin_stays(divided: Callable[...
         assert eventually(lambda: not devices(node), within_s=40)
     finally:
         made[0].stop()
+
+
+def test_after_a_restart_of_the_node_pods_are_told_that_their_devices_are_gone(
+    divided: Callable[..., SimNode],
+) -> None:
+    node = divided()
+    up(node)
+    pod = node.run_pod("pod", [SMALL])
+    env_of(pod)
+    node.stop_agent(signal.SIGKILL)
+    state = node.driver.config_path.with_name(f"{node.driver.config_path.name}.mig")
+    state.unlink()  # neither the mode nor the instances are there any more
+    node.start_agent()
+    up(node)
+    assert eventually(
+        lambda: [e["message"] for e in node.events() if e["reason"] == "MigDeviceGone"], within_s=40
+    )
+    assert devices(node) == []
+    node.delete_pod(pod)
+    following = node.run_pod("next", [SMALL])
+    assert eventually(lambda: finished(node, following))
+    assert [one.gpu_instance for one in devices(node)] == [13]

@@ -355,8 +355,8 @@ class Config:
                 raise ConfigError(f"{name} is {str(value)!r}, but {objection}")
         if self.sharing.mode == "mig" and self.mode != "hami":
             raise ConfigError(
-                f"sharing.mode is 'mig', but in mode {self.mode} nobody decides on MIG instances: "
-                "only mode hami divides GPUs; MIG that is there already is the matter of mode "
+                f"the operating mode is mig, but in mode {self.mode} nobody decides on MIG "
+                "instances: only mode hami divides GPUs; MIG that is there already is the matter of mode "
                 "nvidia and its --mig-strategy"
             )
         if self.sharing.mode == "mig" and any("cdi" in one for one in self.device_list_strategy):

@@ -24,6 +24,7 @@ from agent.adapters.totals_file import TotalsFile
 from agent.domain.accounting import GpuUse
 from agent.domain.enforcement import ContainerState
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
+from agent.domain.grants import Claim
 from agent.domain.ownership import HeldDevice, Rival
 from agent.domain.pods import Pod
 from agent.errors import NvmlError
@@ -49,6 +50,7 @@ DAY_S, ROUND_S = 86_400.0, 600.0
 GC_AFTER_S = 300.0
 STEPS_PER_ROUND = 40
 MOST_IDS = 120  # of 400; above, pods end before others begin
+MOST_MIB = 2000  # far more sizes than containers
 NODE_GPUS = (GPU_A, GPU_B)
 CHANCES = Chances(
     error=0.002, crash=0.002, watch=0.5, other_vendor=0.05, rejected=0.01, repeated=0.05
@@ -294,6 +296,11 @@ class SoakNode(World):
             self.accounting.look_once,
         ):
             self._guarded(step)
+
+    def claim(self) -> Claim:
+        """Of a size that no other container on the node has, and that the card has."""
+        self.memory %= MOST_MIB
+        return super().claim()
 
     def admit(self) -> None:
         while sum(len(ids) for ids in self.in_use.values()) > MOST_IDS:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,9 +87,13 @@ def look(node: SoakNode, day: int) -> Day:
     )
 
 
-def growth(days: Sequence[Day]) -> list[str]:
-    """What has grown though the node has not, a sentence each."""
+def objections_to(days: Sequence[Day]) -> list[str]:
+    """What has grown though the node has not, or came to an end, a sentence each."""
     objections = []
+    for before, after in pairwise(days):
+        granted, made = after.grants - before.grants, after.pods - before.pods
+        if granted < made:  # a pod has two containers with GPUs, more or less
+            objections.append(f"only {granted} grants for {made} pods on day {after.day}")
     warm = [day.resident_kib for day in days[WARM_DAYS:]]
     if len(warm) > 1 and warm[-1] - warm[0] > MOST_GROWTH_KIB:
         objections.append(f"memory grew by {warm[-1] - warm[0]} KiB after day {WARM_DAYS}")
@@ -109,9 +114,10 @@ def soak(days: int, seed: int, told: Callable[[Day], None]) -> tuple[list[Day], 
         seen = []
         for number in range(1, days + 1):
             node.day()
+            node.limits._drop_gone()  # as when the next container's file is opened
             seen.append(look(node, number))
             told(seen[-1])
-        wrong = growth(seen)
+        wrong = objections_to(seen)
         node.check_the_end()
         node.feedback.round_once()
         node.switches.close()
@@ -140,7 +146,7 @@ def page(seen: Sequence[Day], wrong: Sequence[str], *, seed: int, took_s: float)
                 "of the process that holds all of this."
             ),
             "",
-            f"What grew though it should not: {'; '.join(wrong) or 'nothing'}.",
+            f"What grew or ended though it should not: {'; '.join(wrong) or 'nothing'}.",
             "",
             "| " + " | ".join(names) + " |",
             "|" + "---|" * len(names),

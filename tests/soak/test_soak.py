@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent import logs
-from tests.soak.run import Day, growth, page, soak
+from tests.soak.run import Day, objections_to, page, soak
 
 DAY = Day(
     day=1, pods=700, grants=1400, refusals=9, agents=5, crashes=4, gpu_faults=2,
@@ -34,11 +34,17 @@ def test_a_day() -> None:
         pytest.param(replace(DAY, resident_kib=50_000), "memory grew by 3000", id="memory"),
         pytest.param(replace(DAY, threads=2), "threads", id="a thread"),
         pytest.param(replace(DAY, descriptors=111), "1 descriptors", id="a descriptor"),
+        pytest.param(
+            replace(DAY, day=2, pods=1400, grants=1410),
+            "only 10 grants for 700 pods on day 2",
+            id="no more grants",
+        ),
+        pytest.param(replace(DAY, day=2, pods=1400, grants=2800), "", id="more grants"),
     ],
 )
-def test_growth_is_told(last: Day, told: str) -> None:
+def test_what_grows_or_ends_is_told(last: Day, told: str) -> None:
     days = [DAY] * 6 + [last]
-    found = growth(days)
+    found = objections_to(days)
     assert bool(found) == bool(told)
     assert told in "".join(found)
     assert (told or "nothing") in page(days, found, seed=1, took_s=60.0)

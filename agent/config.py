@@ -356,8 +356,8 @@ class Config:
         if self.sharing.mode == "mig" and self.mode != "hami":
             raise ConfigError(
                 f"the operating mode is mig, but in mode {self.mode} nobody decides on MIG "
-                "instances: only mode hami divides GPUs; MIG that is there already is the matter of mode "
-                "nvidia and its --mig-strategy"
+                "instances: only mode hami divides GPUs; MIG that is there already is the matter "
+                "of mode nvidia and its --mig-strategy"
             )
         if self.sharing.mode == "mig" and any("cdi" in one for one in self.device_list_strategy):
             raise ConfigError(

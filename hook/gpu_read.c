@@ -140,10 +140,12 @@ static void judge(struct measured_lane *lane, struct trace *trace, const struct 
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
     bool is_known = is_short && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
-    trace->told = !trace->edge && (!trace->sweep || gpu_sweep_has(sweep, trace))
+    trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
         && !(is_known && doubtful(lane, trace, expected_ns, own, now_ns));
-    trace->single_ns = trace->own_ns = trace->sweep ? (int64_t)((double)own * sweep->scale) : own;
+    trace->single_ns = trace->own_ns = own;
+    if (trace->sweep)
+        gpu_sweep_judge(lane, sweep, trace);
 }
 
 static void settle(struct measured_lane *lane, struct trace *trace)
@@ -153,8 +155,9 @@ static void settle(struct measured_lane *lane, struct trace *trace)
         correct(lane, trace->own_ns - trace->charged_ns);
         if (trace->guess && !(estimate && atomic_load(&estimate->samples)))
             learn_guess(&lane->lane, trace->own_ns);
-        if (estimate)
-            estimate_learn(estimate, trace->key, trace->own_ns, trace->single_ns);
+        if (estimate) /* by a sweep, that it varies; what it costs is known by now */
+            estimate_learn(estimate, trace->key, trace->sweep ? atomic_load(&estimate->ns) : trace->own_ns,
+                           trace->single_ns);
     } else if (trace->charged_ns > trace->expected_ns) {
         correct(lane, trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
     }
@@ -233,12 +236,13 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
     int64_t uncertain_ns = 0;
     if (gpu_probe_read(&lane->probe, now_ns))
         atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
-    struct sweep sweep = gpu_sweep_see(lane, now_ns);
+    struct sweep sweep;
+    gpu_sweep_see(lane, &sweep, now_ns);
     for (size_t i = 0; any && i < TRACES; i++)
         if (can_settle(&lane->traces[i], &sweep))
             judge(lane, &lane->traces[i], &sweep, now_ns);
     if (sweep.over)
-        gpu_sweep_level(lane);
+        gpu_sweep_learn(lane, &sweep);
     for (size_t i = 0; any && i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
         if (can_settle(trace, &sweep))

@@ -1,84 +1,97 @@
 #include "gpu_sweep.h"
 
 enum {
-    STREAMS = 64, /* that are told apart */
     OFTEN = 3, /* launches of a stream, of which fewer say nothing of what it did before and after */
-    ENOUGH = 8, /* launches that began while all was measured; with fewer, nothing is told, */
-    MOST_FUTILE = 16, /* unless that were so many sweeps: then each launch is judged by itself */
+    ENOUGH = 8, /* launches to judge by */
 };
 
-#define PATIENCE_NS (50 * MS_NS) /* after its last launch no other of the sweep is waited for */
-#define LEAST_SCALE 0.125
-
-struct seen {
-    uint64_t stream;
-    int launches;
-    int64_t from_ns, until_ns; /* its first launch of the sweep began, its last one ended */
-};
+#define PATIENCE_NS (300 * MS_NS) /* for so long the end of what was launched last is waited for, */
+#define IDLE_NS (50 * MS_NS) /* and for so long another launch */
+#define STEADY 128.0 /* launches that count as much as what was known before */
+#define CONTENDED_LEAST 0.75 /* of the least that a launch may have cost, as others' turns blur it */
 
 static bool of_sweep(struct trace *trace)
 {
     return atomic_load(&trace->state) == TRACE_OUT && trace->sweep;
 }
 
-static struct seen *find(struct seen *seen, int *count, uint64_t stream)
+static struct swept *find(struct sweep *sweep, uint64_t stream)
 {
-    int i = 0;
-    while (i < *count && seen[i].stream != stream)
-        i++;
-    if (i == *count && i == STREAMS)
-        return &seen[i - 1];
-    if (i == *count)
-        seen[(*count)++] = (struct seen){.stream = stream, .from_ns = INT64_MAX};
-    return &seen[i];
+    struct swept *of = sweep->of;
+    while (of < sweep->of + sweep->streams && of->stream != stream)
+        of++;
+    if (of == sweep->of + SWEEP_STREAMS)
+        return of - 1;
+    if (of == sweep->of + sweep->streams) {
+        *of = (struct swept){.stream = stream, .launched_ns = INT64_MAX, .from_ns = INT64_MAX};
+        sweep->streams++;
+    }
+    return of;
 }
 
-static void note(struct seen *seen, const struct trace *trace, int64_t now_ns)
+static void note(struct swept *of, const struct trace *trace, int64_t now_ns)
 {
     int64_t from_ns = trace->running_since_ns ? trace->running_since_ns : now_ns;
     int64_t until_ns = trace->ended ? trace->ran_until_ns : now_ns;
-    seen->launches++;
-    seen->from_ns = from_ns < seen->from_ns ? from_ns : seen->from_ns;
-    seen->until_ns = until_ns > seen->until_ns ? until_ns : seen->until_ns;
+    of->launches++;
+    of->launched_ns = trace->launched_ns < of->launched_ns ? trace->launched_ns : of->launched_ns;
+    of->from_ns = from_ns < of->from_ns ? from_ns : of->from_ns;
+    of->until_ns = until_ns > of->until_ns ? until_ns : of->until_ns;
 }
 
 /* When every stream was being measured. */
 static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
 {
-    struct seen seen[STREAMS];
-    int count = 0;
     for (size_t i = 0; i < TRACES; i++)
         if (of_sweep(&lane->traces[i]))
-            note(find(seen, &count, lane->traces[i].stream), &lane->traces[i], now_ns);
-    sweep->from_ns = 0;
-    sweep->until_ns = INT64_MAX;
-    for (int i = 0; i < count; i++) {
-        if (seen[i].launches < OFTEN)
+            note(find(sweep, lane->traces[i].stream), &lane->traces[i], now_ns);
+    for (int i = 0; i < sweep->streams; i++) {
+        const struct swept *of = &sweep->of[i];
+        if (of->launches < OFTEN)
             continue;
-        sweep->from_ns = seen[i].from_ns > sweep->from_ns ? seen[i].from_ns : sweep->from_ns;
-        sweep->until_ns = seen[i].until_ns < sweep->until_ns ? seen[i].until_ns : sweep->until_ns;
+        sweep->from_ns = of->from_ns > sweep->from_ns ? of->from_ns : sweep->from_ns;
+        sweep->until_ns = of->until_ns < sweep->until_ns ? of->until_ns : sweep->until_ns;
     }
 }
 
-bool gpu_sweep_has(const struct sweep *sweep, const struct trace *trace)
+/* Which launches to judge: what began by the time that a launch takes before the end has mostly ended by
+ * then. As long as nothing else was launched after the sweep, that is not the end. */
+static void find_last(struct measured_lane *lane, struct sweep *sweep)
 {
-    return trace->running_since_ns >= sweep->from_ns && trace->running_since_ns < sweep->until_ns;
+    int64_t took_ns = 0, ended = 0;
+    for (size_t i = 0; i < TRACES; i++) {
+        const struct trace *trace = &lane->traces[i];
+        if (!of_sweep(&lane->traces[i]) || !trace->ended)
+            continue;
+        took_ns += trace->ran_until_ns - trace->running_since_ns;
+        ended++;
+        sweep->running += trace->running_since_ns < sweep->until_ns && trace->ran_until_ns >= sweep->until_ns;
+    }
+    if (sweep->went_on_ns > sweep->until_ns)
+        sweep->until_ns = sweep->went_on_ns;
+    sweep->last_ns = sweep->until_ns;
+    if (sweep->until_ns < INT64_MAX && ended)
+        sweep->last_ns -= took_ns / ended;
 }
 
-/* The part of a launch that was in the window. */
-static int64_t inside_ns(const struct measured_lane *lane, const struct sweep *sweep,
-                         const struct trace *trace)
+static bool is_judged(const struct sweep *sweep, const struct trace *trace)
 {
-    int64_t from_ns = trace->running_since_ns > sweep->from_ns ? trace->running_since_ns : sweep->from_ns;
-    int64_t until_ns = trace->ran_until_ns < sweep->until_ns ? trace->ran_until_ns : sweep->until_ns;
-    return from_ns < until_ns ? past_part_ns(&lane->past, trace->stream, from_ns, until_ns) : 0;
+    return trace->running_since_ns >= sweep->from_ns && trace->running_since_ns < sweep->last_ns;
 }
 
-struct sweep gpu_sweep_see(struct measured_lane *lane, int64_t now_ns)
+/* What has not ended is waited for no more; it tells nothing. */
+static void let_go(struct measured_lane *lane, struct trace *trace)
 {
-    struct sweep sweep = {.over = true, .scale = 1};
-    int64_t last_ns = 0, began = 0, worked_ns = 0, seeming_ns = 0;
-    bool running = atomic_load(&lane->lane.sweep_left) > 0;
+    trace->edge = true;
+    trace->sweep = false;
+    atomic_fetch_sub(&lane->lane.sweep_out, 1);
+}
+
+void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
+{
+    int64_t last_ns = 0, went_on_ns = (int64_t)atomic_load(&lane->lane.went_on_at_ns);
+    int judged = 0;
+    bool running = false;
     for (size_t i = 0; i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
         if (!of_sweep(trace))
@@ -86,48 +99,107 @@ struct sweep gpu_sweep_see(struct measured_lane *lane, int64_t now_ns)
         last_ns = trace->launched_ns > last_ns ? trace->launched_ns : last_ns;
         running |= !trace->ended;
     }
-    if (!last_ns || (running && now_ns - last_ns < PATIENCE_NS)) {
-        sweep.over = false;
-        return sweep;
-    }
+    int64_t patience_ns = running ? PATIENCE_NS : atomic_load(&lane->lane.sweep_left) > 0 ? IDLE_NS : 0;
+    sweep->over = last_ns && now_ns - last_ns >= patience_ns;
+    if (!sweep->over)
+        return;
     atomic_store(&lane->lane.sweep_left, 0);
-    find_window(lane, &sweep, now_ns);
+    *sweep = (struct sweep){.over = true, .until_ns = INT64_MAX};
+    sweep->went_on_ns = went_on_ns ? went_on_ns : INT64_MAX;
+    sweep->contended = share_contended(lane->lane.share, (uint64_t)now_ns);
+    find_window(lane, sweep, now_ns);
+    find_last(lane, sweep);
     for (size_t i = 0; i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
-        if (!of_sweep(trace) || !trace->ended)
-            continue;
-        worked_ns += inside_ns(lane, &sweep, trace);
-        if (!gpu_sweep_has(&sweep, trace))
-            continue;
-        began++;
-        seeming_ns += past_part_ns(&lane->past, trace->stream, trace->running_since_ns, trace->ran_until_ns);
+        if (of_sweep(trace) && !trace->ended)
+            let_go(lane, trace);
+        else if (of_sweep(trace))
+            judged += is_judged(sweep, trace);
     }
-    bool enough = began >= ENOUGH && seeming_ns > 0;
-    lane->futile_sweeps = enough ? 0 : lane->futile_sweeps + 1;
-    if (enough) {
-        double scale = (double)worked_ns / (double)seeming_ns;
-        sweep.scale = scale > 1 ? 1 : scale < LEAST_SCALE ? LEAST_SCALE : scale;
-    } else if (lane->futile_sweeps > MOST_FUTILE || !share_contended(lane->lane.share, (uint64_t)now_ns)) {
-        sweep.from_ns = 0;
-        sweep.until_ns = INT64_MAX;
-    } else {
-        sweep.until_ns = sweep.from_ns;
-    }
-    return sweep;
+    sweep->together = judged >= ENOUGH;
 }
 
-void gpu_sweep_level(struct measured_lane *lane)
+/* How many streams may have run at some time of it: those that had something queued, or may have had. */
+static int most_beside(const struct sweep *sweep, const struct trace *trace)
 {
-    for (size_t i = 0; i < TRACES; i++) {
-        struct trace *trace = &lane->traces[i];
-        int64_t sum_ns = 0, count = 0;
-        for (size_t j = 0; of_sweep(trace) && trace->ended && trace->told && j < TRACES; j++) {
-            struct trace *other = &lane->traces[j];
-            bool same = of_sweep(other) && other->ended && other->told && other->key == trace->key;
-            sum_ns += same ? other->single_ns : 0;
-            count += same;
-        }
-        if (count)
-            trace->own_ns = sum_ns / count;
+    int most = 0;
+    for (int i = 0; i < sweep->streams; i++) {
+        const struct swept *of = &sweep->of[i];
+        most += of->launched_ns < trace->ran_until_ns
+            && (of->until_ns > trace->running_since_ns || sweep->went_on_ns < trace->ran_until_ns);
+    }
+    return most ? most : 1;
+}
+
+void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, struct trace *trace)
+{
+    int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns;
+    double part_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
+    trace->told &= part_ns > 0 && (!sweep->together || is_judged(sweep, trace));
+    if (!trace->told)
+        return;
+    trace->least_ns =
+        (double)trace->own_ns * (double)(until_ns - from_ns) / part_ns / most_beside(sweep, trace);
+    if (!sweep->together || until_ns <= sweep->until_ns)
+        return;
+    /* Later, launches that were not measured ran beside it, as many as before. */
+    double known_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, sweep->until_ns)
+        + (double)(until_ns - sweep->until_ns) / (sweep->running ? sweep->running : 1);
+    if (known_ns < part_ns)
+        trace->single_ns = trace->own_ns = (int64_t)((double)trace->own_ns * known_ns / part_ns);
+}
+
+/* What a kind is now expected to cost. */
+static void learn(struct estimate *estimate, double ns, int count)
+{
+    double was_ns = atomic_load(&estimate->ns), most_ns = (double)ESTIMATE_LONGER * was_ns;
+    if (ns < most_ns)
+        ns = was_ns + (ns - was_ns) * count / (count + STEADY);
+    estimate_set(estimate, (int64_t)ns);
+}
+
+/* Those of the kind of the first of them. */
+static void learn_kind(const struct sweep *sweep, struct trace **kind, int count)
+{
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, kind[0]->key);
+    double sum_ns = 0, least_ns = 0;
+    for (int i = 0; i < count; i++) {
+        sum_ns += (double)kind[i]->own_ns;
+        least_ns += kind[i]->least_ns;
+    }
+    double ns = sum_ns / count, expected_ns = estimate ? atomic_load(&estimate->ns) : 0;
+    bool told = true;
+    if (!sweep->together) {
+        least_ns *= (sweep->contended ? CONTENDED_LEAST : 1) / count;
+        told = expected_ns < least_ns || expected_ns > ns;
+        ns = expected_ns < least_ns ? least_ns : ns;
+    }
+    for (int i = 0; i < count; i++) {
+        kind[i]->told = told;
+        kind[i]->own_ns = (int64_t)ns;
+        if (!sweep->together)
+            kind[i]->single_ns = (int64_t)ns;
+    }
+    if (told && estimate)
+        learn(estimate, ns, count);
+}
+
+void gpu_sweep_learn(struct measured_lane *lane, const struct sweep *sweep)
+{
+    struct trace *kind[TRACES], *all[TRACES];
+    int left = 0;
+    for (size_t i = 0; i < TRACES; i++)
+        if (of_sweep(&lane->traces[i]) && lane->traces[i].told)
+            all[left++] = &lane->traces[i];
+    while (left > 0) {
+        uint64_t key = all[0]->key;
+        int count = 0, others = 0;
+        for (int i = 0; i < left; i++)
+            if (all[i]->key == key)
+                kind[count++] = all[i];
+            else
+                all[others++] = all[i];
+        learn_kind(sweep, kind, count);
+        left = others;
     }
 }

@@ -1,26 +1,41 @@
 /* Launches on several streams run beside each other, so what each cost is only known while all of them are
  * measured: for a while now and then, a sweep. What ran beside the first and the last of a sweep is not, so
- * they are judged together: what the GPU worked while every stream was being measured is what the launches
- * that began in that time cost together, whatever each of them seems to have.
+ * only launches are judged that began while every stream was being measured, early enough to have ended then,
+ * mostly. They are taken as they began, as many short ones would else be in it and few long ones.
+ *
+ * Where there is no such time, as streams with long queues drift apart, all that is known of a launch is that
+ * it cost no less than if all streams had run beside it that may have, and no more than if the measured ones
+ * had: what was expected stands as long as it is between the two.
  */
 #ifndef VGPU_GPU_SWEEP_H
 #define VGPU_GPU_SWEEP_H
 
 #include "gpu_traces.h"
 
+enum { SWEEP_STREAMS = 64 }; /* that are told apart */
+
 struct sweep {
     bool over; /* nothing of it is left to come: its launches can be settled */
-    int64_t from_ns, until_ns; /* every stream was measured; never, if they are the same */
-    double scale; /* what its launches cost, of what they seem to have */
+    bool together; /* every stream was being measured for long enough to judge by: */
+    int64_t from_ns, last_ns, until_ns; /* when; and what began by then is judged */
+    int running; /* streams that ran at the end of that, */
+    bool contended;
+    int64_t went_on_ns; /* when anything else was launched after it, or INT64_MAX */
+    int streams;
+    struct swept {
+        uint64_t stream;
+        int launches;
+        int64_t launched_ns, from_ns, until_ns; /* the first was launched, and began; the last one ended */
+    } of[SWEEP_STREAMS];
 };
 
 /* The one that is under way on the lane, as far as its launches have ended. */
-struct sweep gpu_sweep_see(struct measured_lane *lane, int64_t now_ns);
+void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns);
 
-/* Whether a launch of the sweep tells anything of its kind. */
-bool gpu_sweep_has(const struct sweep *sweep, const struct trace *trace);
+/* A launch of the sweep seems to have cost `own_ns`, if that is told: what it says of its kind. */
+void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, struct trace *trace);
 
-/* Give each launch of the sweep what those of its kind cost in the mean. */
-void gpu_sweep_level(struct measured_lane *lane);
+/* All have been judged: learn what launches of each kind cost, which is what each of them is charged. */
+void gpu_sweep_learn(struct measured_lane *lane, const struct sweep *sweep);
 
 #endif

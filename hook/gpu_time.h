@@ -34,6 +34,7 @@ struct lane {
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h) */
     _Atomic int sweep_left; /* launches, of those to be measured all */
     _Atomic int sweep_out; /* that are not settled yet */
+    _Atomic uint64_t went_on_at_ns; /* when others were first launched after them, 0: not yet */
     /* Kinds that were never measured: how many launches of them are out, and what the first of other kinds
      * cost lately. */
     _Atomic int guesses;

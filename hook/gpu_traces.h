@@ -26,6 +26,7 @@ struct trace {
     bool ended;
     bool told; /* what it cost: */
     int64_t single_ns, own_ns; /* by itself, and in the mean of its kind in the sweep */
+    double least_ns; /* that one of a sweep may have cost */
     bool guess; /* of what it costs: little is known of its kind, */
     _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
     bool sweep; /* settled together with others */
@@ -44,7 +45,6 @@ struct measured_lane {
     _Atomic(CUcontext) ending; /* nothing is measured in it */
     _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
-    int futile_sweeps; /* in a row */
     struct probe probe;
     struct past past;
     struct trace traces[TRACES];

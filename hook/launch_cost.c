@@ -71,6 +71,7 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     int streams = __builtin_popcountll(seen | atomic_exchange(&lane->streams_seen_before, seen));
     int launches = (streams > 1 ? streams : 2) * SWEEP_OF_STREAM;
     atomic_store(&lane->swept_at_ns, now_ns);
+    atomic_store(&lane->went_on_at_ns, 0);
     atomic_store(&lane->sweep_left, launches < SWEEP_MOST ? launches : SWEEP_MOST);
     int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
     share_correct(lane->share, -tokens_ns);

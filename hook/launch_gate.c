@@ -118,7 +118,8 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
     if (spend(lane, cost_ns))
         return true;
     share_refill(lane->share, now_ns, permille);
-    int64_t chunk_ns = atomic_load(&lane->sweep_left) > 0 ? cost_ns : chunk(now_ns);
+    bool sweeping = atomic_load(&lane->sweep_left) > 0;
+    int64_t chunk_ns = sweeping ? cost_ns : chunk(now_ns);
     int64_t taken_ns = share_take(lane->share, cost_ns, chunk_ns);
     if (!taken_ns && stuck(lane, now_ns)) {
         share_correct(lane->share, cost_ns);
@@ -129,6 +130,8 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
     atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
     atomic_fetch_add(&lane->unreported_ns, taken_ns);
     atomic_store(&lane->launched_at_ns, now_ns);
+    if (!sweeping && !atomic_load(&lane->went_on_at_ns))
+        atomic_store(&lane->went_on_at_ns, now_ns);
     return true;
 }
 

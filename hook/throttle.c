@@ -147,6 +147,11 @@ static int64_t most_samples(struct estimate *estimate, int64_t was_ns, int64_t s
     return steadied && sample_ns < ESTIMATE_LONGER * was_ns ? ESTIMATE_SAMPLES_OFTEN : ESTIMATE_SAMPLES;
 }
 
+void estimate_set(struct estimate *estimate, int64_t ns)
+{
+    atomic_store(&estimate->ns, (uint32_t)clamp(ns, ESTIMATE_LEAST_NS, UINT32_MAX));
+}
+
 void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t single_ns)
 {
     if (atomic_load(&estimate->key) != key)
@@ -160,7 +165,7 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t
     int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
     if (samples > 1 && was_ns)
         learn_deviation(estimate, was_ns, single_ns, samples);
-    atomic_store(&estimate->ns, (uint32_t)clamp(is_ns, ESTIMATE_LEAST_NS, UINT32_MAX));
+    estimate_set(estimate, is_ns);
     atomic_store(&estimate->samples, (uint8_t)samples);
 }
 

@@ -139,6 +139,9 @@ struct estimate *estimate_claim(struct predictor *predictor, uint64_t key);
  * `single_ns`: the same, but for a measurement that is not a mean of several. */
 void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t single_ns);
 
+/* Many launches of it say so. */
+void estimate_set(struct estimate *estimate, int64_t ns);
+
 /* One that was never measured takes at least `ns`. */
 void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns);
 

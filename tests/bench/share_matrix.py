@@ -4,10 +4,12 @@
 
 `share_area` gives the same as rows of the benchmark: the worst error in any window of the steady
 state, in points, where a window is the longer of 1 s and 10 times the longest kernel; and, as a
-negative control, the smallest error among the same cases with the limiter switched off.
+negative control, the smallest error among the same cases with the limiter switched off. One row is
+of real time: what the hook's own thread works to tell what launches on many streams cost.
 """
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from built_hook import ROOT
+from c_programs import compiled
 from share_bed import (
     ALONE_POINTS,
     BESIDE_POINTS,
@@ -33,6 +37,7 @@ CAPS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 MIXES = ((10, 90), (30, 70), (50, 50), (20, 30, 40), (25,) * 4, (12,) * 8, (5, 15, 25, 45))
 VARYING = ((2, 20), (5, 300), (20, 2000), (2, 20_000))
 SKIP_S = 2.0
+SWEEP_EVERY_US = 20_000  # where lengths vary; 60,000 otherwise
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ def judged(cases: Sequence[Case], first_seed: int = 1) -> list[float]:
 
 
 def share_area() -> Iterator[Row]:
-    """Error of shares of GPU time, in virtual time on the simulated GPU; no real time is measured."""
+    """Error of shares of GPU time, in virtual time on the simulated GPU; and what telling it costs."""
     cases = [*alone_cases(), *ways_cases(), *streams_cases(), *beside_cases(), *varying_cases()]
     beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - _target(case)))
               for case, error in zip(cases, judged(cases), strict=True)]  # fmt: skip
@@ -205,6 +210,18 @@ def share_area() -> Iterator[Row]:
     found = [abs(error) for error in judged(controls)]
     yield row("share", "limiter off (must fail)", found, "points", target=BESIDE_POINTS,
               better="higher", value=min(found))  # fmt: skip
+
+    yield row(
+        "share", "CPU of a sweep of 32 streams, of the time between two", sweep_percents(), "%"
+    )
+
+
+def sweep_percents(runs: int = 5) -> list[float]:
+    """What the hook's thread works for a sweep, in percent of SWEEP_EVERY_US, apart from the driver."""
+    source = (Path(__file__).resolve().parent / "sweep_cost.c").read_text()
+    program = compiled(source, "-O2", f"-I{ROOT / 'hook'}")
+    said = [subprocess.run([program], capture_output=True, check=True).stdout for _ in range(runs)]
+    return [float(text.split()[0]) / SWEEP_EVERY_US * 100 for text in said]
 
 
 def _target(case: Case) -> float:

@@ -39,3 +39,12 @@ def test_a_context_that_another_thread_makes_anew_has_ended() -> None:
         [compiled("primaries.c", HOOK, "-pthread")], capture_output=True, text=True, check=True
     )
     assert ran.stdout.split() == ["1", "0", "1"]  # alone; held by others; anew
+
+
+def test_a_sweep_tells_what_launches_beside_each_other_cost() -> None:
+    """The program of the benchmark: 220 launches of 2 to 20 us on 32 streams, again and again."""
+    source = (ROOT / "tests/bench/sweep_cost.c").read_text()
+    ran = subprocess.run(
+        [compiled(source, HOOK, "-O2")], capture_output=True, text=True, check=True
+    )
+    assert int(ran.stdout.split()[1]) == pytest.approx(11_000, rel=0.05)  # ns

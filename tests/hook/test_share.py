@@ -166,6 +166,8 @@ def test_short_kernels_on_many_streams(
         pytest.param(8, 4, 5, id="8 x 4"),
         pytest.param(1, 8, 10, id="1 x 8"),
         pytest.param(1, 8, (2, 20), id="1 x 8 that vary"),
+        pytest.param(4, 4, 20, id="4 x 4"),
+        pytest.param(4, 8, (2, 20), id="4 x 8 that vary, far apart"),
     ],
 )
 def test_short_kernels_on_many_streams_beside_others(

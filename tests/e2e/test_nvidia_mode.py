@@ -120,6 +120,15 @@ def test_whole_gpus(lone: LoneMaker, behaviour: str) -> None:
     assert not refused.admitted.ok
 
 
+def test_kubelet_is_told_the_numa_nodes(lone: LoneMaker) -> None:
+    node = lone(gpus={0: SimGpu(uuid=FIRST, numa_node=1), 1: SimGpu(uuid=SECOND, numa_node=None)})
+    up(node, {GPU: 2})
+    given(node, "a", {GPU: 2})
+    books = json.loads((node.kubelet.socket.parent / "kubelet_internal_checkpoint").read_text())
+    (entry,) = books["Data"]["PodDeviceEntries"]
+    assert entry["DeviceIDs"] == {"1": [FIRST], "-1": [SECOND]}
+
+
 def test_nothing_is_ready_before_the_gpus_are_known(lone: LoneMaker) -> None:
     node = lone(started=False)
     node.driver.hang()

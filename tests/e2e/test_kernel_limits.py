@@ -81,6 +81,9 @@ def test_without_an_api_server_its_processes_tell_which_cgroup(
     node.start_agent()
     eventually(lambda: node.allocatable() == 10, within_s=30)
     pod = node.run_static("web", asks(1))
+    # Processes that are seen before it is known whose they are, are looked at again only now and
+    # then.
+    eventually(lambda: "grant_owned" in node.log_text(), within_s=30)
     running = run(node, pod)
     shown = (node.proc.root / str(running.container.pid) / "cgroup").read_text().strip()
     group = node.root / "cgroup" / shown.removeprefix("0::/")

@@ -208,7 +208,7 @@ class SoakNode(World):
         )
         self.metrics = Metrics(VERSION, Told(self), use=self.accounting.use.now)
 
-    # --- what kubelet says: ports.PodResources, ports.DeviceBooks
+    # --- what kubelet says: ports.PodResources, ports.NodeDevices
 
     def assignments(self) -> tuple[KubeletAssignment, ...]:
         return tuple(
@@ -226,6 +226,9 @@ class SoakNode(World):
 
     def offered(self) -> Mapping[str, tuple[str, ...]]:
         return {RESOURCE: tuple(f"{gpu}-0" for gpu in NODE_GPUS)}
+
+    def other_plugins(self) -> tuple[str, ...]:
+        return ()
 
     # --- time
 

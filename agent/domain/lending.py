@@ -67,9 +67,10 @@ def looked(before: Record | None, activity: Activity, own_permille: int, now_ns:
         activity.budget_ns <= 0 and refilled_ns != earlier.refilled_at_ns
     )
     # A launch is charged for when it is made, and may run for as long as its share takes to pay it.
+    # The last one was made when time was last given.
     charged_ns = activity.charged_ns - earlier.charged_ns
     lasts_ns = min(charged_ns * WHOLE_PERMILLE // own_permille, LONGEST_LAUNCH_NS)
-    paid_until_ns = max(before.paid_until_ns, now_ns + lasts_ns)
+    paid_until_ns = max(before.paid_until_ns, min(refilled_ns, now_ns) + lasts_ns)
     active = waits or now_ns < paid_until_ns or now_ns - refilled_ns < IDLE_AFTER_NS
     began = active and now_ns - before.active_at_ns >= SETTLING_NS
     usage_at_ns, usage_charged_ns, usages = _usages(before, activity.charged_ns, now_ns)

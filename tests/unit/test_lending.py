@@ -128,7 +128,8 @@ def test_at_first_sight_nobody_lends() -> None:
         pytest.param(activity(refilled_ms=1000), 0, id="no launch since"),
         pytest.param(activity(refilled_ms=1035), 300, id="a launch 5 ms ago"),
         pytest.param(activity(refilled_ms=1030), 0, id="a launch 10 ms ago"),
-        pytest.param(activity(refilled_ms=1001, charged_ms=1), 300, id="1 ms was charged: 3.3 ms"),
+        pytest.param(activity(refilled_ms=1001, charged_ms=1), 0, id="1 ms was paid for by 1004"),
+        pytest.param(activity(refilled_ms=1029, charged_ms=4), 300, id="4 ms will be by 1042"),
         pytest.param(activity(refilled_ms=1001, charged_ms=200), 300, id="a long kernel runs"),
         pytest.param(activity(refilled_ms=1039, waits=1), 1000, id="one waited"),
         pytest.param(activity(refilled_ms=1039, budget_ms=0), 1000, id="one waits now"),
@@ -211,3 +212,23 @@ def test_a_lie_takes_nobodys_own_share(lies: list[Activity], truth: list[Activit
     ]
     lent = lent_permille(tenants)
     assert lent[0] <= 1000 - 300 - min(700, tenants[1].demand)
+
+
+@pytest.mark.parametrize("last_ms", [1, 20, 49, 59])
+def test_whoever_stops_is_seen_idle_at_the_first_look_at_which_it_can_be(last_ms: int) -> None:
+    """Looks are 60 ms apart; its share has paid for what it launched by 60 ms after its end."""
+    record, charged_ns = None, 0
+    for turn in range(20):
+        now_ns = 1000 * SECOND + turn * 60 * MS
+        busy = Activity(budget_ns=1, refilled_at_ns=now_ns - MS, charged_ns=charged_ns, waits=0)
+        record = looked(record, busy, 700, now_ns)
+        assert record.active
+        charged_ns += 42 * MS
+    charged_ns += (last_ms - 60) * 42 * MS // 60
+    ended = Activity(1, now_ns + last_ms * MS, charged_ns, 0)
+    seen = [
+        later_ms
+        for later_ms in (60, 120, 180)
+        if not (record := looked(record, ended, 700, now_ns + later_ms * MS)).active
+    ]
+    assert seen[0] - last_ms <= 100

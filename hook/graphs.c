@@ -1,6 +1,7 @@
 #include "graphs.h"
 #include "depth.h"
 #include "devices.h"
+#include "monotonic.h"
 #include "pools.h"
 #include "real.h"
 #include "reclaim.h"
@@ -17,6 +18,8 @@
 struct nodes {
     struct entry entry;
     uint64_t bytes[MAX_DEVICES]; /* by place */
+    uint64_t before[MAX_DEVICES]; /* of an executable one: what was reserved when it was last launched */
+    bool ran; /* it was launched */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -26,6 +29,7 @@ static _Atomic bool any; /* this process has a graph that allocates */
 static struct reserve reserves[MAX_DEVICES]; /* by place */
 static CUdevice ordinals[MAX_DEVICES];
 static atomic_bool reserve_made[MAX_DEVICES]; /* with its ordinal */
+static atomic_bool overlapping[MAX_DEVICES]; /* a graph was seen not to use what others had left */
 
 static void forget_after_fork(void)
 {
@@ -33,6 +37,7 @@ static void forget_after_fork(void)
     memset(&graphs, 0, sizeof graphs);
     memset(&execs, 0, sizeof execs);
     memset(reserve_made, 0, sizeof reserve_made);
+    memset(overlapping, 0, sizeof overlapping);
     atomic_store(&any, false);
 }
 
@@ -119,6 +124,8 @@ static void copy(struct table *table, const void *to, CUgraph from, bool instead
     const struct nodes *source = (struct nodes *)table_find(&graphs, key_of(from));
     bool known = source || table_find(table, key_of(to));
     struct nodes *nodes = known ? nodes_of(table, to) : NULL;
+    if (nodes)
+        nodes->ran = false;
     for (int i = 0; nodes && i < MAX_DEVICES; i++)
         nodes->bytes[i] = (instead ? 0 : nodes->bytes[i]) + (source ? source->bytes[i] : 0);
     pthread_mutex_unlock(&lock);
@@ -155,15 +162,17 @@ void graph_exec_forget(CUgraphExec exec)
 
 /* --- launches ------------------------------------------------------------------------------------------- */
 
-/* What the nodes of `exec` take of each place; false for nothing. */
-static bool needs(CUgraphExec exec, uint64_t bytes[MAX_DEVICES])
+enum { WAIT_MS = 200, LOOK_MS = 1 };
+
+/* What the nodes of `exec` take of each place, and whether it has been launched; false for nothing. */
+static bool needs(CUgraphExec exec, struct nodes *found)
 {
     if (!graphs_allocate() || !charging())
         return false;
     pthread_mutex_lock(&lock);
     const struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
     if (nodes)
-        memcpy(bytes, nodes->bytes, sizeof nodes->bytes);
+        *found = *nodes;
     pthread_mutex_unlock(&lock);
     return nodes != NULL;
 }
@@ -181,30 +190,69 @@ static uint64_t reserved_bytes(CUdevice device)
     return bytes;
 }
 
+static void note_before(CUgraphExec exec, int place, uint64_t reserved)
+{
+    pthread_mutex_lock(&lock);
+    struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
+    if (nodes)
+        nodes->before[place] = reserved;
+    pthread_mutex_unlock(&lock);
+}
+
 static void settle(int place)
 {
     uint64_t changes = reserve_changes(&reserves[place]);
     reserve_settle(&reserves[place], changes, reserved_bytes(ordinals[place]), true, "cuGraphLaunch");
 }
 
+/* Graphs use the same memory one after the other: the charge is at least what this one needs. */
+static CUresult require_alone(int place, uint64_t bytes, const char *function)
+{
+    CUresult result = reserve_require(&reserves[place], bytes, NULL); /* see charge_reclaiming */
+    if (result == CUDA_SUCCESS)
+        return result;
+    if (reclaimable(place))
+        reclaim(place);
+    return reserve_require(&reserves[place], bytes, function);
+}
+
+/* The same for one that may need it besides what is reserved: others have left their memory to the program,
+ * or still run. What idle ones keep is given back when there is no room for both; those that run are waited
+ * for, but not for long, for nobody can tell them from the former. */
+static CUresult require_besides(int place, uint64_t bytes, const char *function)
+{
+    uint64_t until_ns = monotonic_ns() + (uint64_t)WAIT_MS * 1000000;
+    CUresult result = reserve_require(&reserves[place], reserved_bytes(ordinals[place]) + bytes, NULL);
+    while (result != CUDA_SUCCESS) {
+        if (reclaimable(place))
+            reclaim(place);
+        uint64_t used = reserved_bytes(ordinals[place]), now_ns = monotonic_ns();
+        bool last = !used || now_ns >= until_ns;
+        result = reserve_require(&reserves[place], used + bytes, last ? function : NULL);
+        if (last)
+            break;
+        if (result != CUDA_SUCCESS)
+            monotonic_sleep_until(now_ns + (uint64_t)LOOK_MS * 1000000);
+    }
+    return result;
+}
+
 CUresult graph_memory_before_launch(CUgraphExec exec, const char *function)
 {
-    uint64_t bytes[MAX_DEVICES];
-    if (!needs(exec, bytes))
+    struct nodes nodes;
+    if (!needs(exec, &nodes))
         return CUDA_SUCCESS;
     for (int i = 0; i < MAX_DEVICES; i++) {
-        if (!bytes[i])
+        if (!nodes.bytes[i])
             continue;
-        CUresult result = reserve_require(&reserves[i], bytes[i], NULL); /* see charge_reclaiming */
-        if (result != CUDA_SUCCESS) {
-            if (reclaimable(i))
-                reclaim(i);
-            result = reserve_require(&reserves[i], bytes[i], function);
+        bool alone = nodes.ran && !overlapping[i];
+        CUresult result = (alone ? require_alone : require_besides)(i, nodes.bytes[i], function);
+        if (result == CUDA_SUCCESS) {
+            note_before(exec, i, reserved_bytes(ordinals[i]));
+            continue;
         }
-        if (result == CUDA_SUCCESS)
-            continue;
         while (--i >= 0)
-            if (bytes[i])
+            if (nodes.bytes[i])
                 reserve_claimed(&reserves[i], 0, false);
         return result;
     }
@@ -216,18 +264,23 @@ static void learn(CUgraphExec exec, int place, uint64_t reserved)
 {
     pthread_mutex_lock(&lock);
     struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
-    if (nodes && reserved && nodes->bytes[place] > reserved)
-        nodes->bytes[place] = reserved;
+    if (nodes) {
+        nodes->ran = true;
+        if (nodes->before[place] >= nodes->bytes[place] && reserved > nodes->before[place])
+            overlapping[place] = true;
+        if (reserved && nodes->bytes[place] > reserved)
+            nodes->bytes[place] = reserved;
+    }
     pthread_mutex_unlock(&lock);
 }
 
 void graph_memory_after_launch(CUgraphExec exec, bool launched)
 {
-    uint64_t bytes[MAX_DEVICES];
-    if (!needs(exec, bytes))
+    struct nodes nodes;
+    if (!needs(exec, &nodes))
         return;
     for (int i = 0; i < MAX_DEVICES; i++) {
-        if (!bytes[i])
+        if (!nodes.bytes[i])
             continue;
         reserve_claimed(&reserves[i], 0, true);
         uint64_t changes = reserve_changes(&reserves[i]), reserved = reserved_bytes(ordinals[i]);

@@ -3,7 +3,8 @@
  *
  * The driver backs the nodes of all graphs of a device from one reserve of its own: it grows at a launch that
  * needs more than any before, is used again by the next, and shrinks when it is trimmed. So one charge per
- * device stands for it. Thread safe; a child of fork starts empty.
+ * device stands for it. What a graph leaves allocated to the program is not used again: see require_besides.
+ * Thread safe; a child of fork starts empty.
  */
 #ifndef VGPU_GRAPHS_H
 #define VGPU_GRAPHS_H

@@ -188,3 +188,37 @@ def test_an_executable_graph_that_is_updated_needs_what_the_new_one_needs(node: 
     )
     answers = run(node, steps)
     assert answers[1:] == [0, [32, 32]]
+
+
+LEAVING = "def leaving(mib):\n    g = graph(); _, a = add_allocation(g, mib); return instantiate(g), a\n"
+
+
+def test_graphs_that_leave_their_memory_have_the_limit_together(node: Node) -> None:
+    """A program that launches one after the other and frees nothing gets no more than anybody."""
+    steps = (
+        "held = [leaving(20) for _ in range(8)]\n"
+        "r += [[launch(e) for e, _ in held], both(), alloc(50)[0]]\n"
+        "r += [free(held[0][1]), launch(held[5][0])]"
+    )
+    answers = run(node, f"{LEAVING}{steps}")
+    assert answers == [[0] * 4 + [2] * 4, [96, 96], 2, 0, 0]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_graph_that_ran_before_needs_its_memory_besides_what_others_left(node: Node) -> None:
+    """Not only the first launch counts: what it used has meanwhile become another's."""
+    steps = (
+        "p, a = leaving(30); others = [leaving(30)[0] for _ in range(3)]\n"
+        "r += [launch(p), free(a), [launch(e) for e in others], launch(p), both()]"
+    )
+    assert run(node, f"{LEAVING}{steps}") == [0, 0, [0] * 3, 2, [96, 96]]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_graph_waits_for_what_runs_and_does_not_refuse_for_it(node: Node) -> None:
+    steps = (
+        "e, f = instantiate(passing(60)), instantiate(passing(50))\n"
+        "r += [cuda.cuGraphLaunch(e, None), cuda.cuGraphLaunch(f, None), launch(e), both()]"
+    )
+    assert run(node, steps) == [0, 0, 0, [64, 64]]
+    assert node.sim.peak_mib(GPU) <= 100

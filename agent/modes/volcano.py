@@ -87,7 +87,8 @@ class VolcanoMode:
                 grants,
                 host.policy,
                 changed=limits,
-                room=Room(grants, view, config.sharing, limits=limits, dialect=dialect),
+                # What others granted is in units of memory that may have been others then.
+                room=Room(grants, view, config.sharing, limits=limits, dialect=None),
             ),
             Supply(inventory=parts.inventory, sharing=config.sharing),
             on_outcome=parts.metrics.allocation,

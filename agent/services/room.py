@@ -34,11 +34,12 @@ class Room:
         *,
         limits: ChangedLimits | None = None,
         beside: Callable[[], Mapping[str, Pod]] = dict,
-        dialect: Dialect = HAMI,
+        dialect: Dialect | None = HAMI,
     ) -> None:
         """`beside`: pods with grants that the API server's list does not have by the same uid.
 
-        `limits` knows what became of limits since they were granted.
+        `limits` knows what became of limits since they were granted. By `dialect` annotations say
+        what another plugin has granted; None: their amounts cannot be relied on.
         """
         self._limits = limits
         self._dialect = dialect
@@ -85,7 +86,7 @@ class Room:
         theirs = [
             claim
             for uid, pod in pods.items()
-            if uid not in ours
+            if uid not in ours and self._dialect is not None
             for claim in served_by_others(pod, self._view.node_name, self._dialect)
         ]
         for uuid, gpu in gpus.items():

@@ -157,6 +157,18 @@ def test_what_another_plugin_has_granted_counts(
             process.allocate(f"{GPU_A}-1")
 
 
+def test_amounts_in_units_of_others_do_not_count(scene: Scene) -> None:
+    """Mode volcano: how large a unit was when another plugin granted is not known."""
+    decided = pod("before", ";", annotations={DECIDED: f"{claim(40000)};"})
+    scene.cluster.put(replace(decided, phase="Running"))
+    process = started(scene)
+    room = Room(scene.grant_log, process.view, PLAIN, dialect=None)
+    wanted = [Claim(GPU_A, "NVIDIA", 20000, 10)]
+    room.check(("uid-two", "main"), wanted, [CARD])
+    with pytest.raises(NodeNotReady):
+        Room(scene.grant_log, process.view, PLAIN).check(("uid-two", "main"), wanted, [CARD])
+
+
 def test_who_cannot_ask_refuses(scene: Scene) -> None:
     """The watch may be old; but nobody is promised what others have for that."""
     scene.bound(pod("one", f"{claim(46068)};"))

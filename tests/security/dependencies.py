@@ -19,8 +19,8 @@ REQUIREMENTS = ROOT / "requirements"
 # What may be in the release, as SPDX names it: each lets everybody use and pass on the whole.
 ALLOWED = frozenset(
     {
-        "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0", "PSF-2.0",
-        "Python-2.0.1", "X11-distribute-modifications-variant", "Zlib", "blessing", "bzip2-1.0.6",
+        "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-CMU",
+        "MPL-2.0", "PSF-2.0", "Python-2.0.1", "X11-distribute-modifications-variant", "Zlib", "blessing", "bzip2-1.0.6",
     }
 )  # fmt: skip
 # Of the release, by name: what else is allowed, and why.
@@ -49,6 +49,9 @@ SPDX = {
     "Python Software Foundation License": "PSF-2.0",
     "The Unlicense (Unlicense)": "Unlicense",
 }
+UNTOLD = "UNKNOWN"  # what some packages' metadata say
+# What a package's own licence file says, where its metadata say nothing.
+READ = {"atheris": "Apache-2.0"}
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\b")
 _ASKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -103,11 +106,11 @@ def licence_of(metadata: Mapping[str, Any], classifiers: Iterable[str]) -> str:
     """The licence that a package tells, as SPDX; empty: none that we understand."""
     classified = [one.rpartition(" :: ")[2] for one in classifiers if one.startswith("License ::")]
     told = [metadata.get("License-Expression"), metadata.get("License"), *classified]
-    for one in filter(None, told):
+    for one in filter(lambda text: text and text.strip() != UNTOLD, told):
         spdx = SPDX.get(one.strip(), one.strip())
         if re.fullmatch(r"[A-Za-z0-9.+-]+(?: (?:AND|OR|WITH) [A-Za-z0-9.+-]+)*", spdx):
             return str(spdx)
-    return ""
+    return READ.get(plain(str(metadata.get("Name"))), "")
 
 
 def allowed(expression: str) -> bool:

@@ -87,6 +87,13 @@ def test_licences(expression: str, so: bool) -> None:
         pytest.param({"License-Expression": "MIT"}, [], "MIT", id="an expression"),
         pytest.param({"License": "Apache 2.0"}, [], "Apache-2.0", id="words"),
         pytest.param({}, ["License :: OSI Approved :: MIT License"], "MIT", id="a classifier"),
+        pytest.param(
+            {"License": "UNKNOWN"},
+            ["License :: OSI Approved :: MIT License"],
+            "MIT",
+            id="not told twice",
+        ),
+        pytest.param({"Name": "Atheris"}, [], "Apache-2.0", id="its file was read"),
         pytest.param({"License": "See the file LICENSE for it"}, [], "", id="no licence"),
     ],
 )

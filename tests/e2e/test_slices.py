@@ -233,7 +233,12 @@ def test_an_agent_that_lost_its_state_knows_everybody_again(lone: LoneMaker, run
     node.start_agent()
     eventually(node.ready, within_s=30, what="/readyz")
     eventually(lambda: named(node) == ["team/web/main"], within_s=20)
-    assert _shown(node, "team/web/main")["devices"][0]["memory_limit_bytes"] == SLICE_MIB << 20
+
+    def limit_bytes() -> int:
+        found: int = _shown(node, "team/web/main")["devices"][0]["memory_limit_bytes"]
+        return found
+
+    eventually(lambda: limit_bytes() == SLICE_MIB << 20, within_s=20)
     done = limits(node, "team/web/main", "--memory", "2000Mi")
     assert done.returncode == 0, done.stderr
     assert not tenant.takes(2001), "its limit is still ours to set"

@@ -5,11 +5,12 @@ set again whenever we have not seen it answer before. Nobody becomes a client be
 is not wanted any more is ended, and its GPUs are everybody's again.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 from agent import logs
 from agent.domain.mps import MpsPlan, plan
-from agent.domain.nvidia_devices import Offer
+from agent.domain.nvidia_config import NO_REPLICATION
+from agent.domain.nvidia_devices import MPS, Offer
 from agent.errors import NodeNotReady
 from agent.ports import Mps
 from agent.services.published import Inventory, Published
@@ -34,14 +35,16 @@ class MpsDaemons:
         self._offer = offer
         self._mps = mps
         self._every_s = every_s
+        shared = offer.replication if offer.strategy == MPS else NO_REPLICATION
+        self._names = frozenset(map(shared.offered_as, shared.resources))
         self._set: dict[str, MpsPlan] = {}  # as each daemon was told last, while it answers
         self._problems = Published[Mapping[str, str]]({})
 
     def problem(self, resource: str) -> str:
         """Why nobody can become a client of this resource's daemon; empty: all can."""
-        shared = any(resource == self._offer.replication.offered_as(one)
-                     for one in self._offer.replication.resources)  # fmt: skip
-        return self._problems.now().get(resource, NOT_YET.format(resource) if shared else "")
+        return self._problems.now().get(
+            resource, NOT_YET.format(resource) if resource in self._names else ""
+        )
 
     def first_problem(self) -> str:
         """Of any resource; empty: there is none."""
@@ -58,23 +61,30 @@ class MpsDaemons:
             self._inventory.wait_for_change(version, self._every_s)
 
     def look_once(self) -> None:
-        """Start what does not answer, tell what was not told."""
-        inventory = self._inventory.now()
-        obstacle = self._mps.obstacle()
-        problems: dict[str, str] = {}
-        wanted_now: set[str] = set()
-        for resource, devices in self._offer.resources(inventory).items():
-            wanted = plan(resource, devices, len(inventory.gpus))
-            if wanted is not None:
-                wanted_now.add(resource)
-                problems[resource] = obstacle or self._ensured(wanted)
-        self._retire_others(wanted_now)
-        self._problems.publish(problems)
+        """Start what does not answer, tell what was not told, end what is not wanted."""
+        plans = self._wanted()
+        obstacle = self._mps.obstacle() if plans else ""
+        self._problems.publish({one.resource: obstacle or self._ensured(one) for one in plans})
+        self._retire_others()
 
-    def _retire_others(self, wanted: Container[str]) -> None:
-        """Those of earlier settings: their GPUs would stay closed to whoever is no client."""
+    def _wanted(self) -> list[MpsPlan]:
+        """The daemons that there are to be."""
+        if self._offer.strategy != MPS:
+            return []
+        inventory = self._inventory.now()
+        made = (
+            plan(resource, devices, len(inventory.gpus))
+            for resource, devices in self._offer.resources(inventory).items()
+        )
+        return [one for one in made if one is not None]
+
+    def _retire_others(self) -> None:
+        """Those of earlier settings: their GPUs would stay closed to whoever is no client.
+
+        One whose GPUs are only not seen just now has clients, and stays.
+        """
         for old in self._mps.started():
-            if old.resource in wanted:
+            if old.resource in self._names:
                 continue
             try:
                 self._mps.retire(old)

@@ -360,6 +360,8 @@ def test_mps(lone: LoneMaker, tmp_path: Path) -> None:
     eventually(lambda: not (root / GPU / "pipe/control").exists(), within_s=30, what="its end")
     eventually(lambda: not (root / GPU / "gpus").exists(), within_s=30, what="everybody's GPUs")
     up(node, {GPU: 0, SHARED: 8})
+    assert not (root / SHARED).exists(), "nobody shares by MPS any more"
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in given(node, "b", {SHARED: 1}).env
 
 
 @without_installed_agent

@@ -274,6 +274,26 @@ def test_a_daemon_of_earlier_settings_is_ended() -> None:
     assert (mps.before, without.problem(GPU)) == ([], "")
 
 
+def test_a_daemon_whose_gpus_are_not_seen_stays() -> None:
+    """The driver may be away for a moment; its clients are not."""
+    mps = FakeMps(before=[GPU])
+    service = MpsDaemons(
+        Published(GpuInventory.of([])), Offer(strategy=MPS, replication=SHARED), mps
+    )
+    service.look_once()
+    assert mps.before == [GPU]
+    assert "not ready yet" in service.problem(GPU)
+
+
+def test_what_is_shared_in_another_way_gets_no_daemon() -> None:
+    mps = FakeMps(before=["nvidia.com/old"])
+    offer = Offer(strategy=TIME_SLICING, replication=SHARED)
+    service = MpsDaemons(Published(GpuInventory.of(CARDS)), offer, mps)
+    assert service.problem(GPU) == ""
+    service.look_once()
+    assert (mps.starts, mps.told, mps.before, service.problem(GPU)) == (0, [], [], "")
+
+
 def test_a_daemon_of_some_gpus_is_told_which() -> None:
     some = replace(SHARED.resources[0], devices=1)
     offer = Offer(strategy=MPS, replication=replace(SHARED, resources=(some,)))

@@ -17,7 +17,10 @@ from peers.cri import Container, StandInRuntime
 from peers.kubelet_process import KubeletProcess
 from peers.processes import Process
 from peers.proto_messages import ProtoApi
+from toy_plugin import ToyPlugin
 
+from agent.wire import deviceplugin_pb2 as dp
+from agent.wire import rpc
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -61,6 +64,7 @@ class Alone:
             "--log-format=logfmt",
             "--cache-gc-after=10s",
             "--cache-gc-interval=1s",
+            "--owners-interval=1s",
         ]
         (self.state / "agent").mkdir(exist_ok=True)
         environ = inherited | self.driver.environment()
@@ -146,3 +150,31 @@ def test_agent_and_kubelet_restart(alone: Alone) -> None:
     assert dict(alone.container("serve").envs)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "8192m"
     assert eventually(lambda: alone.owners() == {"train", "serve"}, within_s=30)
     assert len(list((alone.files.vgpu / "containers").iterdir())) == 2
+
+
+def test_a_plugin_that_takes_a_size_over_is_told(alone: Alone) -> None:
+    """This kubelet says by its checkpoint alone who offers what, and leaves our stream open."""
+    directory = alone.kubelet.socket.parent
+    toy = ToyPlugin(directory / "nvidia-gpu.sock", [f"{alone.gpus[0].uuid}::0"])
+    try:
+        _register(alone, toy, "nvidia.com/gpu.shared")
+        eventually(lambda: alone.said("offered to kubelet as nvidia.com/gpu.shared"), within_s=60)
+        _register(alone, toy, "nvidia.com/gpu-large")
+        eventually(lambda: alone.said("taken that name over"), within_s=60)
+        assert not alone.said("registration_lost")
+    finally:
+        toy.stop()
+
+
+def _register(alone: Alone, plugin: ToyPlugin, resource: str) -> None:
+    request = dp.RegisterRequest(
+        version=rpc.API_VERSION,
+        endpoint=plugin.socket.name,
+        resource_name=resource,
+        options=plugin.options,
+    )
+    channel = rpc.unix_channel(alone.kubelet.socket, max_receive_bytes=1 << 22)
+    try:
+        rpc.REGISTER.client(channel)(request, timeout=20)
+    finally:
+        channel.close()

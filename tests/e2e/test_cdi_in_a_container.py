@@ -19,6 +19,7 @@ from agent.sim.lone_node import LoneNode
 from tests.e2e.conftest import COMMAND
 from tests.peers.container_tools import PeersUnavailable, container_tools
 from tests.peers.image_tools import podman
+from tests.peers.runc import unusable
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("runc")]  # packages are fetched
@@ -61,6 +62,8 @@ def test_podman_makes_what_the_agent_says(scratch: Path) -> None:
         tool, busybox = podman(state), container_tools().busybox
     except PeersUnavailable as error:
         pytest.skip(f"no podman: {error}")
+    if why := unusable(container_tools(), scratch):
+        pytest.skip(f"runc cannot run containers here: {why}")
     host, specs, rootfs = driver_root(scratch / "host"), scratch / "cdi", scratch / "rootfs"
     (rootfs / "bin").mkdir(parents=True)
     shutil.copy(busybox, rootfs / "bin/busybox")

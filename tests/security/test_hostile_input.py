@@ -21,11 +21,12 @@ from agent.sim.node import Ask, SimNode
 from agent.wire import deviceplugin_pb2 as dp
 from agent.wire import rpc
 from tests.e2e.conftest import COMMAND, NodeMaker
+from tests.e2e.test_slices import LoneMaker, lone
 from tests.e2e.whole import serves, up
 from tests.faults.conftest import make_node
 from tests.waiting import eventually
 
-__all__ = ["make_node"]
+__all__ = ["lone", "make_node"]
 pytestmark = pytest.mark.timeout(240)
 
 MEBIBYTE = 1 << 20
@@ -144,28 +145,24 @@ def files_of(node: SimNode) -> set[str]:
     return {str(path) for top in tops for path in (node.root / top).rglob("*")}
 
 
-def test_hostile_device_ids_are_clear_refusals(make_node: NodeMaker) -> None:
-    node = make_node()
+def refusals_of_ids(node: SimNode) -> dict[str, str]:
+    """What is wrong with the answers to hostile device ids, by what they were."""
+    wrong = {}
     (socket,) = node.kubelet.socket.parent.glob(f"{SOCKET_PREFIX}*.sock")
-    before, wrong = files_of(node), {}
     channel = rpc.unix_channel(socket, max_receive_bytes=1 << 24)
     try:
         for what, value in HOSTILE.items():
             for ids in ([value], [f"{value}-0"], [f"{value}::1"], [value] * 3):
-                asked = dp.AllocateRequest(
-                    container_requests=[dp.ContainerAllocateRequest(device_ids=ids)]
-                )
+                container = dp.ContainerAllocateRequest(device_ids=ids)
+                asked = dp.AllocateRequest(container_requests=[container])
                 with pytest.raises(grpc.RpcError) as refused:
                     rpc.ALLOCATE.client(channel)(asked, timeout=30)
                 if said := unclear(str(refused.value.details())):
                     wrong[what] = said
-                preferred = dp.PreferredAllocationRequest(
-                    container_requests=[
-                        dp.ContainerPreferredAllocationRequest(
-                            available_device_ids=ids, allocation_size=1
-                        )
-                    ]
+                choice = dp.ContainerPreferredAllocationRequest(
+                    available_device_ids=ids, allocation_size=1
                 )
+                preferred = dp.PreferredAllocationRequest(container_requests=[choice])
                 try:
                     rpc.GET_PREFERRED.client(channel)(preferred, timeout=30)
                 except grpc.RpcError as error:
@@ -173,10 +170,25 @@ def test_hostile_device_ids_are_clear_refusals(make_node: NodeMaker) -> None:
                         wrong[f"{what}, preferred"] = said
     finally:
         channel.close()
-    assert wrong == {}
+    return wrong
+
+
+def test_hostile_device_ids_are_clear_refusals(make_node: NodeMaker) -> None:
+    node = make_node()
+    before = files_of(node)
+    assert refusals_of_ids(node) == {}
     assert files_of(node) == before
     is_unharmed(node)
     serves(node)
+
+
+def test_hostile_device_ids_of_slices_are_clear_refusals(lone: LoneMaker) -> None:
+    """Without a scheduler it is the ids alone that say what is asked for."""
+    node = lone()
+    before = files_of(node)
+    assert refusals_of_ids(node) == {}
+    assert files_of(node) == before
+    is_unharmed(node)
 
 
 def test_hostile_names_of_pods_reach_nothing_else(make_node: NodeMaker) -> None:

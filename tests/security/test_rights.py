@@ -114,6 +114,21 @@ def test_without_one_of_its_rights_something_is_missed(
     eventually(lambda: "403" in node.log_text() or "denied" in node.log_text().lower())
 
 
+@pytest.mark.parametrize("resource", ["nodes", "pods"])
+def test_without_the_right_to_read_a_lost_answer_stays_unclear(
+    make_node: NodeMaker, resource: str
+) -> None:
+    """Both are read when nobody knows whether a change was made; refused, the agent says so."""
+    node = make_node("--allocate-budget", "5s")
+    uid = node.create_pod("pod", [Ask(memory_mib=700)])
+    claims = node.place_pod("pod", [Ask(memory_mib=700)])
+    node.api.fail(403, count=1_000_000, verb="get", resource=resource)
+    node.api.lose_answer(verb="patch", resource=resource)
+    node.offer("pod", uid, [Ask(memory_mib=700)], claims)
+    eventually(lambda: ("get", resource) in asked(node.api, code=403), within_s=30)
+    eventually(lambda: "403" in node.log_text() or "denied" in node.log_text().lower())
+
+
 # --- Pod Security --------------------------------------------------------------------------------
 
 

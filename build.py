@@ -360,10 +360,10 @@ def soak(arguments: "Sequence[str]" = ()) -> int:
 
 
 def scale(arguments: "Sequence[str]" = ()) -> int:
-    """Count what 5,000 agents ask of an API server (20 min); writes docs/results/scale.md.
+    """Count what 5,000 agents ask of an API server (half an hour); writes docs/results/scale.md.
 
     --nodes N, --processes N, --seed N. --rest SECONDS: how long a real agent is held against them.
-    --page FILE writes there instead, FILE.json and the plots beside it.
+    --page FILE writes there instead, JSON and plots beside it; --again: page and plots of the JSON.
     """
     compile_hook()
     environment("run", "hook", "dev", "scale")

@@ -11,7 +11,13 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-SHOWN_S = {"rest": 3600, "429 to everything": 600, "agents restarted, few served": 300}
+SHOWN_S = {
+    "rest": 3600,
+    "API server away": 120,
+    "429 to everything": 600,
+    "429 gone": 120,
+    "agents restarted, few served": 300,
+}
 USUALLY_S = 70
 GROWTH = {
     "pods": "pods on the node",

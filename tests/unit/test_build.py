@@ -125,6 +125,7 @@ def test_the_tasks_are_listed(arguments: list[str]) -> None:
         "dist",
         "bench",
         "soak",
+        "scale",
         "gpu",
         "clean",
         "cluster-peers",

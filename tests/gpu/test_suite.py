@@ -33,7 +33,7 @@ from tests.gpu.page import (
 )
 from tests.gpu.share_checks import LOADS, Loads
 from tests.gpu.smi import smi
-from tests.gpu.suite import MISSING, look, publish, run
+from tests.gpu.suite import MISSING, look, picture, publish, run
 from tests.gpu.tenants import Bed
 from tests.waiting import eventually
 
@@ -515,6 +515,20 @@ def test_what_is_missing_is_one_sentence_and_no_page(
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert not page.exists()
+
+
+def test_without_matplotlib_it_says_how_to_draw_later(tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    publish(page, {}, [share(25, 25)])
+    bare = program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    assert "build.py gpu --plots" in picture(page, ["/no/python", bare])
+
+
+def test_what_is_drawn_is_named(tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    publish(page, {}, [share(25, 25)])
+    drawing = program(tmp_path / "python", "#!/bin/sh\necho $2\n")
+    assert picture(page, ["/no/python", drawing]) == str(page.with_suffix(".json"))
 
 
 def test_without_a_gpu_it_passes_if_asked_to_skip(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ static uint64_t claim_time(struct share *share, uint64_t now_ns)
 {
     uint64_t then_ns = atomic_load_explicit(&share->refilled_at_ns, memory_order_relaxed);
     uint64_t since_ns = now_ns - then_ns;
+    if (then_ns > now_ns && then_ns - now_ns < (uint64_t)LONGEST_REFILL_NS)
+        return 0; /* who looked at the clock later was here before; setting it back would give time twice */
     bool possible = then_ns != 0 && then_ns <= now_ns; /* otherwise it is new, of another boot, or made up */
     if (possible && since_ns < SHORTEST_REFILL_NS)
         return 0;

@@ -167,6 +167,14 @@ def test_an_impossible_time_gives_nothing(library: ctypes.CDLL, refilled_at: int
     assert (share.budget_ns, share.refilled_at_ns) == (0, now)
 
 
+def test_who_looked_at_the_clock_before_another_gives_no_time_twice(library: ctypes.CDLL) -> None:
+    """A thread that is put aside between its look and the refill comes after one that looked later."""
+    share = Share(refilled_at_ns=SECOND)
+    for now in (SECOND + 4 * MS, SECOND + MS, SECOND + 5 * MS):
+        library.share_refill(share, now, 500)
+    assert share.budget_ns == pytest.approx(2.5 * MS, abs=20_000)
+
+
 def test_a_long_pause_is_worth_no_more_than_a_short_one(library: ctypes.CDLL) -> None:
     share = Share(refilled_at_ns=SECOND)
     library.share_refill(share, 3600 * SECOND, 500)

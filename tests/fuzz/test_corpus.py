@@ -7,6 +7,7 @@ import pytest
 
 from tests.fuzz.c_targets import C_TARGETS, HERE, build_replay
 from tests.fuzz.python_targets import TARGETS, Defect, refusing
+from tests.sanitized import COMPILE_S
 
 CORPUS = HERE / "corpus"
 MEBIBYTE = 1 << 20
@@ -41,6 +42,7 @@ def test_python_bears_hostile_bytes(name: str, what: str) -> None:
     TARGETS[name](HOSTILE[what])
 
 
+@pytest.mark.timeout(COMPILE_S)
 @pytest.mark.parametrize("name", C_TARGETS)
 def test_c_bears_every_kept_input(tmp_path: Path, name: str) -> None:
     for number, content in enumerate(HOSTILE.values()):
@@ -62,6 +64,7 @@ WRONG = {
 }
 
 
+@pytest.mark.timeout(COMPILE_S)
 @pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
 def test_a_wrong_c_parser_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str

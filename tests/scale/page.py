@@ -302,7 +302,7 @@ more than a request per node in one second; no list because an API server was aw
 Agents do not wait at their start, since a pod may wait for them: all in one moment means all requests in
 one second. A DaemonSet is rolled out node by node, unless it is told otherwise. An API server that cannot bear
 it answers 429: that is the last scenario. After a lost history each agent asks for four things, each soon after the
-one before. Whoever was refused for long finds that the API server has forgotten his version, if that keeps no longer history:
+one before. An agent that was refused for long finds its version forgotten, if the API server keeps no longer history:
 the stand-in keeps 5,000 changes, which 2,500 nodes make in ten minutes, and etcd is compacted every 5 minutes by default.
 Then a list each is due after the 429s, too, and with fewer nodes it is not.
 
@@ -333,7 +333,7 @@ goes to kubelet on the same node, not to the API server; kubelet takes at most 4
   behind one address share a cluster's nodes.
 
 That a simulated node asks what an agent asks: a real agent process (simulated driver, stand-in kubelet) and a simulated node went
-through the same {steps} steps, among them restarts, 410 and 429. Verb, object, query, body and answer of each of the real
+through the same {steps} steps, among them a restarted API server, 410 and 429. Verb, object, query, body and answer of each of the real
 one's {requests} requests were compared, in order; differences: {differences}. At rest for {rest} s, its start included, the
 real one asked: {real}; the {compared} simulated ones in the same time: {ranges}. `tests/scale/test_scale.py` compares again in every
 test run.

@@ -392,13 +392,22 @@ def test_doctor_asks_only_what_this_mode_has(lone: LoneMaker) -> None:
     node = lone(config=SHARING)
     up(node, {SHARED: 8})
     given(node, "a", {SHARED: 1})
-    done = node.run_command("doctor", "--json")
-    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    told = {name: found[name]["evidence"] for name in ("hook-installed", "register", "mig")}
-    assert all(text.startswith("not applicable: mode nvidia") for text in told.values())
-    assert found["registered"]["evidence"] == f"kubelet counts 8 of {SHARED}"
-    assert found["list-size"]["evidence"].startswith(f"8 of {SHARED} is offered")
-    assert found["kubelet-books"]["verdict"] == "ok"
+    expected = {
+        "registered": f"kubelet counts 8 of {SHARED}",
+        "list-size": f"8 of {SHARED} is offered",
+        "kubelet-books": "kubelet_internal_checkpoint has",
+        **dict.fromkeys(("hook-installed", "register", "mig"), "not applicable: mode nvidia"),
+    }
+
+    def differing() -> dict[str, str]:
+        done = node.run_command("doctor", "--json")
+        found = {check["name"]: check["evidence"] for check in json.loads(done.stdout)["checks"]}
+        return {n: found[n] for n, words in expected.items() if not found[n].startswith(words)}
+
+    last = differing()
+    for _ in range(3):  # doctor gives no check long, and this machine may be busy
+        last = last and differing()
+    assert last == {}
 
 
 def test_use_is_told_by_pod(lone: LoneMaker) -> None:

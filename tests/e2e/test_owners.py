@@ -63,6 +63,7 @@ def test_an_older_kubelet_is_not_asked_and_its_checkpoint_tells(make_node: NodeM
     toy = ToyPlugin(node.kubelet.socket.parent / "toy.sock", [f"{FIRST}::{n}" for n in range(2)])
     try:
         register(node.kubelet, toy, OTHERS)
-        eventually(lambda: any("offered to kubelet as " + OTHERS in e for e in events(node)))
+        offered = "offered to kubelet as " + OTHERS
+        eventually(lambda: any(offered in e for e in events(node)), within_s=30)
     finally:
         toy.stop()

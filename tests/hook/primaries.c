@@ -10,44 +10,54 @@
 
 static bool is_active, retain_meanwhile;
 
-static CUresult state_of(CUdevice device, unsigned *flags, int *active) {
-  *flags = 0;
-  if (retain_meanwhile && !primary_retaining(device))
-    return CUDA_ERROR_NOT_INITIALIZED;
-  *active = is_active;
-  return CUDA_SUCCESS;
+static CUresult state_of(CUdevice device, unsigned *flags, int *active)
+{
+    *flags = 0;
+    if (retain_meanwhile && !primary_retaining(device))
+        return CUDA_ERROR_NOT_INITIALIZED;
+    *active = is_active;
+    return CUDA_SUCCESS;
 }
 
 static struct real_cuda driver = {.cuDevicePrimaryCtxGetState = state_of};
 _Atomic(const void *) real_known[DRIVERS] = {&driver, &driver};
 
-const void *real_search(enum driver which, bool load) {
-  (void)which;
-  return load ? &driver : NULL;
+const void *real_search(enum driver which, bool load)
+{
+    (void)which;
+    return load ? &driver : NULL;
 }
 
-int place_of_device(CUdevice device) { return device; }
-
-void charge_back(int place, enum charge_kind kind, uint64_t bytes) {
-  (void)place, (void)kind, (void)bytes;
+int place_of_device(CUdevice device)
+{
+    return device;
 }
 
-void wrap_context_ended(const void *context) { (void)context; }
+void charge_back(int place, enum charge_kind kind, uint64_t bytes)
+{
+    (void)place, (void)kind, (void)bytes;
+}
+
+void wrap_context_ended(const void *context)
+{
+    (void)context;
+}
 
 /* Whether it is known to have ended. */
-static bool released(bool active, bool meanwhile) {
-  CUcontext context = (CUcontext)(void *)&driver;
-  is_active = active;
-  retain_meanwhile = meanwhile;
-  bool first = primary_retaining(0);
-  primary_retained(0, context, first, CUDA_SUCCESS, 0);
-  bool ended = first && primary_released(0, false);
-  primary_released(0, true);
-  return ended;
+static bool released(bool active, bool meanwhile)
+{
+    CUcontext context = (CUcontext)(void *)&driver;
+    is_active = active;
+    retain_meanwhile = meanwhile;
+    bool first = primary_retaining(0);
+    primary_retained(0, context, first, CUDA_SUCCESS, 0);
+    bool ended = first && primary_released(0, false);
+    primary_released(0, true);
+    return ended;
 }
 
-int main(void) {
-  printf("%d %d %d\n", released(false, false), released(true, false),
-         released(true, true));
-  return 0;
+int main(void)
+{
+    printf("%d %d %d\n", released(false, false), released(true, false), released(true, true));
+    return 0;
 }

@@ -17,7 +17,7 @@
 enum { PROBES = 2000, EVENTS = 8 };
 
 struct CUevent_st {
-  int64_t done_ns;
+    int64_t done_ns;
 };
 
 static struct CUevent_st events[EVENTS];
@@ -25,41 +25,46 @@ static int64_t now_ns = 1000000000, put_aside_ns, first_ns;
 static int made, sent;
 static double clock_rate = 1;
 
-int clock_gettime(clockid_t clock, struct timespec *now) {
-  (void)clock;
-  now_ns += 50;
-  *now = (struct timespec){.tv_sec = now_ns / 1000000000,
-                           .tv_nsec = now_ns % 1000000000};
-  return 0;
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    (void)clock;
+    now_ns += 50;
+    *now = (struct timespec){.tv_sec = now_ns / 1000000000, .tv_nsec = now_ns % 1000000000};
+    return 0;
 }
 
-static CUresult make_stream(CUstream *stream, unsigned flags, int priority) {
-  (void)flags, (void)priority;
-  *stream = (CUstream)(void *)&events;
-  return CUDA_SUCCESS;
+static CUresult make_stream(CUstream *stream, unsigned flags, int priority)
+{
+    (void)flags, (void)priority;
+    *stream = (CUstream)(void *)&events;
+    return CUDA_SUCCESS;
 }
 
-static CUresult make_event(CUevent *event, unsigned flags) {
-  (void)flags;
-  *event = &events[made++];
-  return CUDA_SUCCESS;
+static CUresult make_event(CUevent *event, unsigned flags)
+{
+    (void)flags;
+    *event = &events[made++];
+    return CUDA_SUCCESS;
 }
 
-static CUresult record(CUevent event, CUstream stream) {
-  (void)stream;
-  now_ns += 1000;
-  event->done_ns = now_ns + (sent == 0 ? first_ns : 0);
-  now_ns += ++sent % 10 == 0 ? put_aside_ns : 0;
-  return CUDA_SUCCESS;
+static CUresult record(CUevent event, CUstream stream)
+{
+    (void)stream;
+    now_ns += 1000;
+    event->done_ns = now_ns + (sent == 0 ? first_ns : 0);
+    now_ns += ++sent % 10 == 0 ? put_aside_ns : 0;
+    return CUDA_SUCCESS;
 }
 
-static CUresult query(CUevent event) {
-  return event->done_ns <= now_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+static CUresult query(CUevent event)
+{
+    return event->done_ns <= now_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-static CUresult elapsed_ms(float *ms, CUevent from, CUevent until) {
-  *ms = (float)((double)(until->done_ns - from->done_ns) / 1e6 * clock_rate);
-  return CUDA_SUCCESS;
+static CUresult elapsed_ms(float *ms, CUevent from, CUevent until)
+{
+    *ms = (float)((double)(until->done_ns - from->done_ns) / 1e6 * clock_rate);
+    return CUDA_SUCCESS;
 }
 
 static struct real_cuda driver = {.cuStreamCreateWithPriority = make_stream,
@@ -69,30 +74,31 @@ static struct real_cuda driver = {.cuStreamCreateWithPriority = make_stream,
                                   .cuEventElapsedTime = elapsed_ms};
 _Atomic(const void *) real_known[DRIVERS] = {&driver, &driver};
 
-const void *real_search(enum driver which, bool load) {
-  (void)which;
-  return load ? &driver : NULL;
+const void *real_search(enum driver which, bool load)
+{
+    (void)which;
+    return load ? &driver : NULL;
 }
 
-int main(int count, char **words) {
-  static struct probe probe;
-  int64_t most_ns = 0;
-  put_aside_ns = count > 1 ? atol(words[1]) * 1000 : 0;
-  first_ns = count > 2 ? atol(words[2]) * 1000 : 0;
-  clock_rate = count > 3 ? 1 + atof(words[3]) / 1e6 : 1;
-  if (!gpu_probe_open(&probe, (CUcontext)(void *)&driver))
-    return 1;
-  for (int i = 0; i < PROBES; i++) {
-    now_ns += 1000000;
-    gpu_probe_read(&probe, now_ns);
-    gpu_probe_send(&probe, now_ns);
-    struct CUevent_st event = {.done_ns = now_ns};
-    int64_t told_ns = gpu_probe_time(&probe, &event);
-    int64_t off_ns = told_ns > event.done_ns ? told_ns - event.done_ns
-                                             : event.done_ns - told_ns;
-    if (i > PROBES / 2 && off_ns > most_ns)
-      most_ns = off_ns;
-  }
-  printf("%lld\n", (long long)most_ns / 1000);
-  return 0;
+int main(int count, char **words)
+{
+    static struct probe probe;
+    int64_t most_ns = 0;
+    put_aside_ns = count > 1 ? atol(words[1]) * 1000 : 0;
+    first_ns = count > 2 ? atol(words[2]) * 1000 : 0;
+    clock_rate = count > 3 ? 1 + atof(words[3]) / 1e6 : 1;
+    if (!gpu_probe_open(&probe, (CUcontext)(void *)&driver))
+        return 1;
+    for (int i = 0; i < PROBES; i++) {
+        now_ns += 1000000;
+        gpu_probe_read(&probe, now_ns);
+        gpu_probe_send(&probe, now_ns);
+        struct CUevent_st event = {.done_ns = now_ns};
+        int64_t told_ns = gpu_probe_time(&probe, &event);
+        int64_t off_ns = told_ns > event.done_ns ? told_ns - event.done_ns : event.done_ns - told_ns;
+        if (i > PROBES / 2 && off_ns > most_ns)
+            most_ns = off_ns;
+    }
+    printf("%lld\n", (long long)most_ns / 1000);
+    return 0;
 }

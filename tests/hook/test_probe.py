@@ -41,10 +41,22 @@ def test_a_context_that_another_thread_makes_anew_has_ended() -> None:
     assert ran.stdout.split() == ["1", "0", "1"]  # alone; held by others; anew
 
 
-def test_a_sweep_tells_what_launches_beside_each_other_cost() -> None:
+@pytest.mark.parametrize(
+    ("way", "expected_ns", "known_ns"),
+    [
+        pytest.param("together", 11_000, 11_000, id="beside each other, as it was"),
+        pytest.param("together", 3000, 11_000, id="beside each other, longer than it was"),
+        pytest.param("apart", 1000, 11_000, id="far apart, longer than it was"),
+        pytest.param("apart", 20_000, 20_000, id="far apart: as it was, for all that is known"),
+        pytest.param("apart", 5_000_000, 350_000, id="far apart, shorter than it was"),
+        pytest.param("turns", 2000, 11_000, id="one stream after the other"),
+    ],
+)
+def test_what_a_sweep_tells_of_launches(way: str, expected_ns: int, known_ns: int) -> None:
     """The program of the benchmark: 220 launches of 2 to 20 us on 32 streams, again and again."""
     source = (ROOT / "tests/bench/sweep_cost.c").read_text()
     ran = subprocess.run(
-        [compiled(source, HOOK, "-O2")], capture_output=True, text=True, check=True
-    )
-    assert int(ran.stdout.split()[1]) == pytest.approx(11_000, rel=0.05)  # ns
+        [compiled(source, HOOK, "-O2"), way, str(expected_ns)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert int(ran.stdout.split()[1]) == pytest.approx(known_ns, rel=0.1)

@@ -190,7 +190,9 @@ def test_an_executable_graph_that_is_updated_needs_what_the_new_one_needs(node: 
     assert answers[1:] == [0, [32, 32]]
 
 
-LEAVING = "def leaving(mib):\n    g = graph(); _, a = add_allocation(g, mib); return instantiate(g), a\n"
+LEAVING = (
+    "def leaving(mib):\n    g = graph(); _, a = add_allocation(g, mib); return instantiate(g), a\n"
+)
 
 
 def test_graphs_that_leave_their_memory_have_the_limit_together(node: Node) -> None:

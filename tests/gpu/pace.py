@@ -55,8 +55,12 @@ class Pieces:
 
 
 def rate(done_s: list[float], skip_s: float) -> float:
-    """Pieces a second, without what was done in the first `skip_s`; 0 if too few were."""
-    counted = [at for at in done_s if at >= done_s[0] + skip_s] if done_s else []
+    """Pieces a second, without what was done in the first `skip_s`; 0 if too few were.
+
+    Time counts from the last that is left out, so that a pause between that and the next one does.
+    """
+    left_out = sum(at < done_s[0] + skip_s for at in done_s)
+    counted = done_s[max(0, left_out - 1) :]
     return (len(counted) - 1) / (counted[-1] - counted[0]) if len(counted) > 1 else 0.0
 
 

@@ -32,7 +32,7 @@ def test_a_pod_gets_its_share_of_one_and_no_more(node: SimNode, machine: Machine
     if machine.unusable:
         pytest.skip(f"CUDA programs of these tests may not use {machine.unusable}")
     up(node, len(machine.facts))
-    pod = node.run_pod("pod", [Ask(memory_mib=1024, core_percent=10)])
+    pod = node.run_pod("pod", [Ask(memory_mib=2048, core_percent=10)])
     assert pod.admitted.ok, pod.admitted.message
     uuid = pod.claims[0][0].uuid
     assert pod.admitted.containers["main"].env["NVIDIA_VISIBLE_DEVICES"] == uuid
@@ -46,8 +46,8 @@ def look_from_inside(machine: Machine, pod: RanPod, uuid: str) -> None:
     program = CudaProgram(machine, uuid, hook=False, **host_environment(grant.env, mounts))
     try:
         assert program.hear() == 0
-        assert program.ask("info_mib()")[1] == 1024
+        assert program.ask("info_mib()")[1] == 2048
         assert program.ask("alloc(512)")[0] == 0
-        assert program.ask("alloc(600)")[0] != 0
+        assert program.ask("alloc(1600)")[0] != 0
     finally:
         program.kill()

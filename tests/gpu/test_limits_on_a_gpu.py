@@ -1,15 +1,29 @@
 """The hook in real CUDA processes: a limit is all that they see, and all that they get."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from gpu.conftest import Programs
 from gpu.machine import LIMIT
 
-LIMITED = {LIMIT: "1024m"}
 OUT_OF_MEMORY = 2
+CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+Limits = Callable[[int], dict[str, str]]
+
+
+@pytest.fixture
+def limited(start: Programs, tmp_path: Path) -> Limits:
+    """Limits that leave 1024 MiB to so many processes: a context alone may take half of that."""
+    measured = {CACHE: str(tmp_path / "measured.cache"), LIMIT: "4096m"}
+    program = start(**measured)
+    context_mib = program.ask("used_mib()")
+    program.kill()
+    return lambda processes: {LIMIT: f"{1024 + processes * context_mib}m"}
 
 
 def test_a_limit_is_what_cuda_says_there_is(start: Programs) -> None:
-    program = start(**LIMITED)
+    program = start(**{LIMIT: "1024m"})
     room_mib, total_mib = program.ask("info_mib()")
     assert total_mib == program.ask("total_mib()") == 1024
     assert room_mib <= 1024
@@ -27,9 +41,9 @@ def test_a_limit_is_what_cuda_says_there_is(start: Programs) -> None:
     ],
 )
 def test_below_the_limit_is_given_above_is_refused_and_what_is_freed_comes_back(
-    start: Programs, allocate: str, give_back: str
+    start: Programs, limited: Limits, allocate: str, give_back: str
 ) -> None:
-    program = start(**LIMITED)
+    program = start(**limited(1))
     before_mib = program.ask("used_mib()")
     result, address = program.ask(allocate.format(512))
     assert result == 0
@@ -44,10 +58,10 @@ def test_below_the_limit_is_given_above_is_refused_and_what_is_freed_comes_back(
     assert program.end() == 0
 
 
-def test_the_refusal_is_the_hooks_and_not_the_drivers(start: Programs) -> None:
+def test_the_refusal_is_the_hooks_and_not_the_drivers(start: Programs, limited: Limits) -> None:
     """Without the hook the same program gets more than the limit."""
-    assert start(**LIMITED).ask("alloc(1100)")[0] == OUT_OF_MEMORY
-    free_program = start(hook="no", **LIMITED)
+    assert start(**limited(1)).ask("alloc(1100)")[0] == OUT_OF_MEMORY
+    free_program = start(hook="no", **limited(1))
     room_mib, total_mib = free_program.ask("info_mib()")
     if room_mib < 2 * 1100:
         pytest.skip(f"only {room_mib} of {total_mib} MiB are free on this GPU")
@@ -60,8 +74,8 @@ def test_without_a_limit_there_is_none(start: Programs) -> None:
     assert hooked_mib == plain_mib
 
 
-def test_two_processes_of_a_container_share_one_limit(start: Programs) -> None:
-    first, second = start(**LIMITED), start(**LIMITED)
+def test_two_processes_of_a_container_share_one_limit(start: Programs, limited: Limits) -> None:
+    first, second = start(**limited(2)), start(**limited(2))
     result, address = first.ask("alloc(600)")
     assert result == 0
     assert second.ask("alloc(600)")[0] == OUT_OF_MEMORY
@@ -71,8 +85,8 @@ def test_two_processes_of_a_container_share_one_limit(start: Programs) -> None:
     assert second.ask("alloc(600)")[0] == 0
 
 
-def test_what_a_killed_process_had_comes_back(start: Programs) -> None:
-    first, second = start(**LIMITED), start(**LIMITED)
+def test_what_a_killed_process_had_comes_back(start: Programs, limited: Limits) -> None:
+    first, second = start(**limited(2)), start(**limited(2))
     assert first.ask("alloc(900)")[0] == 0
     assert second.ask("alloc(900)")[0] == OUT_OF_MEMORY
     first.kill()

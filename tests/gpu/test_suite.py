@@ -19,6 +19,7 @@ import tests.gpu.suite
 from agent.sim.driver import SimDriver
 from tests.gpu import share_checks
 from tests.gpu.checks import CHECKS, Check, Suite
+from tests.gpu.pace import rate
 from tests.gpu.page import (
     Result,
     as_json,
@@ -147,6 +148,20 @@ def test_a_step_is_judged_by_when_it_arrives(percents: Sequence[float], passed: 
 def test_a_step_of_which_nothing_was_done_is_a_failure() -> None:
     results = step_results("step", [(0.0, 30.0), (1.0, 70.0)], [], whole=1000.0)
     assert [result.passed for result in results] == [False, None]
+
+
+@pytest.mark.parametrize(
+    ("done_s", "wanted"),
+    [
+        pytest.param([0.0, 1.0, 2.0, 3.0, 4.0], 1.0, id="steady"),
+        pytest.param([0.0, 9.0, 9.0, 9.0], 3 / 9, id="a pause counts"),
+        pytest.param([0.0, 0.4, 0.9, 2.9, 4.9], 0.5, id="what came first does not"),
+        pytest.param([0.0], 0.0, id="one"),
+        pytest.param([], 0.0, id="none"),
+    ],
+)
+def test_a_rate_is_of_all_the_time(done_s: list[float], wanted: float) -> None:
+    assert rate(done_s, 1.0) == pytest.approx(wanted)
 
 
 def raced(*held: int, room: int = 0, smallest: int = 512, total: int = 4096) -> list[Result]:

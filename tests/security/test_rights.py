@@ -1,13 +1,16 @@
 """The agent's rights: none is superfluous, none is missing, and each exception has a reason."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
-from manifests import only, plain
+import yaml
+from manifests import COMPONENTS, OVERLAYS, only, plain
 
 from agent.sim.apiserver import ApiServer
 from agent.sim.node import Ask, SimNode
 from tests.e2e.conftest import NodeMaker
+from tests.e2e.test_bypass import staged
 from tests.e2e.whole import up
 from tests.faults.conftest import make_node
 from tests.security.pod_security import EXCEPTIONS, controls, judged
@@ -22,6 +25,19 @@ def rights() -> Iterator[tuple[str, str]]:
         for resource in rule["resources"]:
             for verb in rule["verbs"]:
                 yield verb, resource
+
+
+def more_rights() -> Iterator[tuple[str, str]]:
+    """Those that components and overlays add to the base's."""
+    for folder in (*COMPONENTS, *OVERLAYS):
+        chosen = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        for patch in chosen.get("patches", ()):
+            if patch.get("target", {}).get("kind") != "ClusterRole":
+                continue
+            for step in yaml.safe_load(patch["patch"]):
+                value = step["value"]
+                for rule in value if isinstance(value, list) else [value]:
+                    yield from ((v, r) for r in rule["resources"] for v in rule["verbs"])
 
 
 def whole_story(node: SimNode) -> None:
@@ -80,8 +96,12 @@ MISSED = {
 }
 
 
+EVICT = ("create", "pods/eviction")  # of the component `evict`
+
+
 def test_each_right_is_looked_at() -> None:
     assert set(MISSED) == set(rights())
+    assert list(more_rights()) == [EVICT]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +147,23 @@ def test_without_the_right_to_read_a_lost_answer_stays_unclear(
     node.offer("pod", uid, [Ask(memory_mib=700)], claims)
     eventually(lambda: ("get", resource) in asked(node.api, code=403), within_s=30)
     eventually(lambda: "403" in node.log_text() or "denied" in node.log_text().lower())
+
+
+def test_without_the_right_to_evict_who_takes_a_gpu_stays(make_node: NodeMaker) -> None:
+    """The agent asks for it, is refused, says so, and the pod is there; allowed, it is evicted."""
+    with ExitStack() as stack:
+        stage = staged(make_node, stack, "--on-bypass", "evict")
+        api, (verb, resource) = stage.node.api, EVICT
+        api.fail(403, count=1_000_000, verb=verb, resource=resource)
+        uid = stage.bound_pod("thief")
+        stage.taker(uid)
+        eventually(lambda: EVICT in asked(api, code=403), within_s=30)
+        eventually(lambda: "pod_not_evicted" in stage.node.log_text(), within_s=30)
+        assert [pod["metadata"]["uid"] for pod in api.objects.list("pods")[0]] == [uid]
+        assert not stage.events("VgpuBypassEvicted")
+        api.clear_faults()
+        eventually(lambda: api.objects.list("pods")[0] == [], within_s=30)
+    assert asked(api) <= {*rights(), EVICT}
 
 
 # --- Pod Security --------------------------------------------------------------------------------

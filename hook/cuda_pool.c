@@ -37,12 +37,12 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-    FREE_ADDRESS(cuMemFreeAsync, address, address, stream);
+    FREE_ADDRESS(cuMemFreeAsync, graph_captured(stream, false), address, address, stream);
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-    FREE_ADDRESS(cuMemFreeAsync_ptsz, address, address, stream);
+    FREE_ADDRESS(cuMemFreeAsync_ptsz, graph_captured(stream, true), address, address, stream);
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)

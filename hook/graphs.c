@@ -18,7 +18,8 @@
 struct nodes {
     struct entry entry;
     uint64_t bytes[MAX_DEVICES]; /* by place */
-    uint64_t before[MAX_DEVICES]; /* of an executable one: what was reserved when it was last launched */
+    /* Of an executable one: what was reserved when it was last launched, and then. */
+    uint64_t before[MAX_DEVICES], after[MAX_DEVICES];
     bool ran; /* it was launched */
 };
 
@@ -29,7 +30,8 @@ static _Atomic bool any; /* this process has a graph that allocates */
 static struct reserve reserves[MAX_DEVICES]; /* by place */
 static CUdevice ordinals[MAX_DEVICES];
 static atomic_bool reserve_made[MAX_DEVICES]; /* with its ordinal */
-static atomic_bool overlapping[MAX_DEVICES]; /* a graph was seen not to use what others had left */
+static atomic_bool overlapping[MAX_DEVICES]; /* graphs may not use what others had left */
+static _Atomic uint64_t lasts[MAX_DEVICES]; /* key of what was launched last */
 
 static void forget_after_fork(void)
 {
@@ -190,6 +192,13 @@ static uint64_t reserved_bytes(CUdevice device)
     return bytes;
 }
 
+void graph_memory_left(void)
+{
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (atomic_load(&reserve_made[i]))
+            atomic_store(&overlapping[i], true);
+}
+
 static void note_before(CUgraphExec exec, int place, uint64_t reserved)
 {
     pthread_mutex_lock(&lock);
@@ -237,6 +246,14 @@ static CUresult require_besides(int place, uint64_t bytes, const char *function)
     return result;
 }
 
+/* Whether what it took when it last ran is there for it again: nothing was given back since, and no other
+ * graph that may have left it to the program was launched. */
+static bool has_room(const struct nodes *nodes, CUgraphExec exec, int place)
+{
+    return nodes->ran && reserved_bytes(ordinals[place]) >= nodes->after[place]
+        && (!overlapping[place] || atomic_load(&lasts[place]) == key_of(exec));
+}
+
 CUresult graph_memory_before_launch(CUgraphExec exec, const char *function)
 {
     struct nodes nodes;
@@ -245,8 +262,8 @@ CUresult graph_memory_before_launch(CUgraphExec exec, const char *function)
     for (int i = 0; i < MAX_DEVICES; i++) {
         if (!nodes.bytes[i])
             continue;
-        bool alone = nodes.ran && !overlapping[i];
-        CUresult result = (alone ? require_alone : require_besides)(i, nodes.bytes[i], function);
+        CUresult result =
+            (has_room(&nodes, exec, i) ? require_alone : require_besides)(i, nodes.bytes[i], function);
         if (result == CUDA_SUCCESS) {
             note_before(exec, i, reserved_bytes(ordinals[i]));
             continue;
@@ -266,6 +283,8 @@ static void learn(CUgraphExec exec, int place, uint64_t reserved)
     struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
     if (nodes) {
         nodes->ran = true;
+        nodes->after[place] = reserved;
+        atomic_store(&lasts[place], key_of(exec));
         if (nodes->before[place] >= nodes->bytes[place] && reserved > nodes->before[place])
             overlapping[place] = true;
         if (reserved && nodes->bytes[place] > reserved)

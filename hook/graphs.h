@@ -46,6 +46,9 @@ CUresult graph_memory_before_launch(CUgraphExec exec, const char *function);
  * it was launched, that also says what it needs. */
 void graph_memory_after_launch(CUgraphExec exec, bool launched);
 
+/* The program has freed what a graph had left to it: other graphs may use it from now on, and leave it. */
+void graph_memory_left(void);
+
 /* Make the device's charge what the driver has reserved for graphs. */
 void graph_memory_true_up(CUdevice device);
 

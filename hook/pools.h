@@ -10,6 +10,7 @@
 
 #include "blocks.h"
 #include "cuda_abi.h"
+#include "graphs.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -37,8 +38,9 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
  * memory is given back, *address is 0 and the answer CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address);
 
-/* The shape of a freeing wrapper of addresses, whoever they are from. */
-#define FREE_ADDRESS(symbol, address, ...)                                                                   \
+/* The shape of a freeing wrapper of addresses, whoever they are from. `captured`: the graph that the free
+ * becomes a node of, if it does. */
+#define FREE_ADDRESS(symbol, captured, address, ...)                                                         \
     const struct real_cuda *real = real_cuda();                                                              \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
@@ -48,6 +50,8 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     if (!block)                                                                                              \
         pooled = block_take(BLOCK_POOLED, address);                                                          \
     CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
+    if (!block && !pooled && (address) && result == CUDA_SUCCESS && graphs_allocate() && !(captured))        \
+        graph_memory_left();                                                                                 \
     return pooled ? pooled_freed(pooled, result) : wrap_freed(block, result)
 
 CUresult pooled_freed(struct block *block, CUresult result);

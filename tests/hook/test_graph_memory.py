@@ -224,3 +224,35 @@ def test_a_graph_waits_for_what_runs_and_does_not_refuse_for_it(node: Node) -> N
     )
     assert run(node, steps) == [0, 0, 0, [64, 64]]
     assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_graph_may_not_count_on_what_the_program_has_freed(node: Node) -> None:
+    """Two that leave their memory, one at a time until now: the second needs its own."""
+    steps = (
+        "(a, in_a), (b, in_b) = leaving(60), leaving(60)\n"
+        "for e, address in ((a, in_a), (b, in_b)):\n    r += [launch(e), free(address)]\n"
+        "r += [launch(a), launch(b), both(), free(in_a), launch(b)]"
+    )
+    assert run(node, f"{LEAVING}{steps}") == [0, 0, 0, 0, 0, 2, [64, 64], 0, 0]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_graph_may_not_count_on_what_was_given_back(node: Node) -> None:
+    steps = (
+        "(a, in_a), e = leaving(30), instantiate(passing(60)); trim = cuda.cuDeviceGraphMemTrim\n"
+        "r += [launch(a), launch(e), launch(e), trim(0), alloc(30)[0], launch(e), both()]\n"
+        "r += [free(in_a), launch(e), both()]"
+    )
+    assert run(node, f"{LEAVING}{steps}") == [0, 0, 0, 0, 0, 2, [62, 62], 0, 0, [94, 94]]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_graph_whose_memory_is_freed_after_each_launch_uses_it_again(node: Node) -> None:
+    """Without waiting for the one before."""
+    steps = (
+        "e, address = leaving(60); stream = new_stream()\n"
+        "for _ in range(3):\n    r += [cuda.cuGraphLaunch(e, stream), put(address, stream)]\n"
+        "r.append(both())"
+    )
+    assert run(node, f"{LEAVING}{steps}") == [0] * 6 + [[64, 64]]
+    assert node.sim.peak_mib(GPU) <= 100

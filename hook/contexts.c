@@ -180,7 +180,7 @@ static bool still_active(CUdevice device)
         && real->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-bool primary_released(CUdevice device, bool reset)
+bool primary_released(CUdevice device, bool last, bool reset)
 {
     if (device < 0 || device >= MAX_ORDINALS)
         return false;
@@ -194,7 +194,7 @@ bool primary_released(CUdevice device, bool reset)
         ended = primary->context;
     pthread_mutex_unlock(&lock);
     if (!ended)
-        return false;
+        return last; /* another thread retained it meanwhile: before it ended, or anew */
     if (reset || !still_active(device)) {
         context_ended(context_ending(ended), ended, CUDA_SUCCESS);
         return true;

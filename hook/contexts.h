@@ -30,8 +30,9 @@ void primary_retained(CUdevice device, CUcontext context, bool first, CUresult r
 /* The primary context of a device, as far as it was retained; `last`: with one release more it ends. */
 CUcontext primary_releasing(CUdevice device, bool *last);
 
-/* Called after a successful release or reset: whether the context has ended. */
-bool primary_released(CUdevice device, bool reset);
+/* Called after a successful release or reset: whether the context has ended, or may have: `last` as told
+ * before. */
+bool primary_released(CUdevice device, bool last, bool reset);
 
 /* Code was loaded into the context for `bytes`. */
 void module_loaded(const void *module, const void *context, CUdevice device, uint64_t bytes);

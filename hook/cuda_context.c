@@ -170,7 +170,7 @@ static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool res
     depth_enter();
     CUresult result = end(device);
     depth_leave();
-    gpu_time_context_ended(held, context, result == CUDA_SUCCESS && primary_released(device, reset));
+    gpu_time_context_ended(held, context, result == CUDA_SUCCESS && primary_released(device, last, reset));
     return result;
 }
 

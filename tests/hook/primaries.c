@@ -1,7 +1,8 @@
 /* A device's own context that one thread releases for the last time while
  * another retains it: the driver is asked whether it is still active, and says
- * so because of the other. Prints whether what was there before is known to
- * have ended, "anew" or "alone" (nobody retained it).
+ * so because of the other. Prints whether what was there before has ended, or
+ * may have: alone, held by others, made anew; retained again before we know
+ * that it was released; and held twice.
  */
 #include "contexts.c"
 #include "table.c"
@@ -51,13 +52,30 @@ static bool released(bool active, bool meanwhile)
     retain_meanwhile = meanwhile;
     bool first = primary_retaining(0);
     primary_retained(0, context, first, CUDA_SUCCESS, 0);
-    bool ended = first && primary_released(0, false);
-    primary_released(0, true);
+    bool ended = first && primary_released(0, true, false);
+    primary_released(0, true, true);
+    return ended;
+}
+
+/* The same of one that is retained again while the driver is told to release it; or was before. */
+static bool crossed(bool before)
+{
+    CUcontext context = (CUcontext)(void *)&driver;
+    bool last, first = primary_retaining(0);
+    primary_retained(0, context, first, CUDA_SUCCESS, 0);
+    if (before)
+        primary_retained(0, context, primary_retaining(0), CUDA_SUCCESS, 0);
+    primary_releasing(0, &last);
+    if (!before)
+        primary_retained(0, context, primary_retaining(0), CUDA_SUCCESS, 0);
+    bool ended = primary_released(0, last, false);
+    primary_released(0, true, true);
     return ended;
 }
 
 int main(void)
 {
-    printf("%d %d %d\n", released(false, false), released(true, false), released(true, true));
+    printf("%d %d %d ", released(false, false), released(true, false), released(true, true));
+    printf("%d %d\n", crossed(false), crossed(true));
     return 0;
 }

@@ -194,7 +194,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     trace->key = key;
     trace->expected_ns = trace->charged_ns = charged_ns;
     trace->running_since_ns = 0;
-    trace->ended = false;
+    trace->ended = trace->told = false;
     depth_enter();
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
     depth_leave();

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from agent.sim.node import Ask, RanPod, SimNode
 from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE
+from tests.faults.invariants import violations
 from tests.waiting import eventually
 
 
@@ -51,10 +52,11 @@ def finished(node: SimNode, pod: RanPod) -> bool:
 
 
 def serves(node: SimNode, name: str = "afterwards") -> None:
-    """The node is whole: registered, and a new pod gets exactly its share."""
+    """The node is whole: registered, a new pod gets exactly its share, and the books are in order."""
     up(node, 20)
     eventually(lambda: _published(node) == 20, within_s=20, what="20 vGPUs on the Node object")
     asks = [Ask(memory_mib=700)]
     pod = node.run_pod(name, asks)
     assert got_its_claims(pod, asks)
     assert eventually(lambda: finished(node, pod))
+    assert violations(node, [pod]) == []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 INVARIANTS = "tests/faults/invariants.py: budgets, capacity, half-written files"
 RELEASED = INVARIANTS + ", release"
-WHOLE = "registered again, the lock released, a new pod gets exactly its claim (`serves`)"
+WHOLE = f"registered again, the lock released, a new pod gets exactly its claim (`serves`); {INVARIANTS}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +83,12 @@ ROWS: tuple[Row, ...] = (
     ),
     *_rows(
         "tests/hook",
-        ("tenants", "kill -9 in the middle of allocations and changes",
+        ("tenants", "kill -9 in the middle of starts, allocations and changes",
          "test_processes.py::test_two_hundred_killed_in_the_middle_of_everything_leave_nothing test_accounting.py::test_a_killed_process_in_the_middle_of_everything_does_not_stop_the_others",
-         "the ledger against the simulated driver", "at random moments, not at each instruction"),
+         "the ledger against the simulated driver", "at random moments"),
+        ("tenants", "kill -9 at each instruction of the library in an allocation and its end",
+         "test_killed_at_each_instruction.py::test_whoever_is_killed_in_an_allocation_leaves_nothing",
+         "another one goes on after each; ledger and places as before"),
         ("tenants", "all of them killed at once", "test_accounting.py::test_all_of_them_killed_leave_nothing_behind", "the ledger is empty"),
         ("tenants", "one holds the region's lock", "test_region_file.py::test_who_keeps_the_file_locked_stops_nobody", "others go on"),
         ("tenants", "stopped in the middle of a change", "test_processes.py::test_stopped_in_the_middle_of_a_change_they_hold_nobody_up", "others go on"),
@@ -99,16 +102,18 @@ ROWS: tuple[Row, ...] = (
         "tests/wire",
         ("agent", "kill -9 at every line that changes limits", "test_live_limits.py::test_killed_at_every_step_a_change_is_whole_or_was_never_made", "the old limits or the new, on all GPUs"),
         ("region file", "every byte all ones, any content", "test_region_reader.py::test_past_finds test_spoilt_regions.py::test_it_waits_by_its_limits_file", "read or refused, never a crash"),
+        ("host", "systemd daemon-reload where devices have no links: named before it takes them from containers",
+         "test_doctor.py::test_a_reload_that_would_take_gpus_away_is_named", "doctor names it, with the command that mends it",
+         "the loss itself: no container runtime here gives a container's devices to systemd"),
         ("tenants", "an agent that dies while it blocks them", "test_block_guard.py::test_a_tenant_with_hami_cores_library_waits_and_resumes", "they go on"),
+    ),
+    *_rows(
+        "tests/soak",
+        ("agent", "days of pods, XIDs and restarts of everything, in virtual time", "test_soak.py::test_a_day",
+         "books of every container at the end of the day; memory, threads, descriptors", "a day of them here, thirty in [soak](soak.md)"),
     ),
     *_rows(
         "tests/unit",
         ("host", "cgroups of version 1 and 2, by both drivers", "test_proc_text.py::test_the_pod_of_a_cgroup", "the pod is found"),
     ),
 )  # fmt: skip
-
-# Of the published list, what has no row yet.
-OPEN = (
-    "systemd daemon-reload that takes devices from containers: only `vgpu-agent doctor` looks for its cause",
-    "30 days of pods in virtual time",
-)

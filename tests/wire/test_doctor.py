@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 from doctor_breaks import BREAKS
 from doctor_node import DoctorNode
-from doctor_ways import Break
+from doctor_ways import Break, settings
 
 from agent.doctor.checks import CHECKS
 from agent.doctor.finding import Verdict
@@ -39,6 +39,18 @@ def test_nothing_is_wrong_with_a_healthy_node(node: DoctorNode) -> None:
 
 def test_every_check_has_something_that_it_alone_names() -> None:
     assert {one.check for one in BREAKS} == set(BY_NAME)
+
+
+def test_a_reload_that_would_take_gpus_away_is_named(node: DoctorNode) -> None:
+    """Without links in /dev/char systemd forgets devices; who passes them to kubelet is not told."""
+    (broken,) = [one for one in BREAKS if one.check == "device-links"]
+    broken.do(node)
+    found = node.look()["device-links"]
+    assert found.verdict is Verdict.WARNING
+    assert "systemctl daemon-reload" in found.evidence
+    assert found.fix.startswith("nvidia-ctk system create-dev-char-symlinks")
+    settings(pass_device_specs=True)(node)
+    assert node.look()["device-links"].verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,11 @@ static bool is_judged(const struct sweep *sweep, const struct trace *trace)
     return trace->running_since_ns >= sweep->from_ns && trace->running_since_ns < sweep->last_ns;
 }
 
-/* What has not ended is waited for no more; it tells nothing. */
+/* It is waited for no more, and tells nothing. */
 static void let_go(struct measured_lane *lane, struct trace *trace)
 {
     trace->edge = true;
-    trace->sweep = false;
+    trace->sweep = 0;
     atomic_fetch_sub(&lane->lane.sweep_out, 1);
 }
 
@@ -96,6 +96,10 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
         struct trace *trace = &lane->traces[i];
         if (!of_sweep(trace))
             continue;
+        if (trace->sweep <= lane->swept_ns) { /* it comes late: what runs beside it now is not measured */
+            let_go(lane, trace);
+            continue;
+        }
         last_ns = trace->launched_ns > last_ns ? trace->launched_ns : last_ns;
         running |= !trace->ended;
     }
@@ -103,6 +107,7 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
     sweep->over = last_ns && now_ns - last_ns >= patience_ns;
     if (!sweep->over)
         return;
+    lane->swept_ns = atomic_load(&lane->lane.swept_at_ns);
     atomic_store(&lane->lane.sweep_left, 0);
     *sweep = (struct sweep){.over = true, .until_ns = INT64_MAX};
     sweep->went_on_ns = went_on_ns ? went_on_ns : INT64_MAX;

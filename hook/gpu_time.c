@@ -186,7 +186,7 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
 }
 
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
-                  int64_t charged_ns, bool sweep, bool launched)
+                  int64_t charged_ns, uint64_t sweep, bool launched)
 {
     trace->edge = false;
     trace->sweep = sweep;

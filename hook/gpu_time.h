@@ -54,9 +54,10 @@ uint64_t gpu_time_stream(CUstream stream, bool per_thread);
 struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread, bool guess);
 
 /* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed.
- * `sweep`: it is one of those that are settled together. Whether it is being measured. */
+ * `sweep`: when the one began of which the launches are settled together, and this one too; or 0. Whether it
+ * is being measured. */
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
-                  int64_t charged_ns, bool sweep, bool launched);
+                  int64_t charged_ns, uint64_t sweep, bool launched);
 
 /* How many launches of this kind are out whose cost was guessed. */
 int gpu_time_guesses(struct lane *lane, uint64_t key);

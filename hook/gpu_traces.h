@@ -29,7 +29,7 @@ struct trace {
     double least_ns; /* that one of a sweep may have cost */
     bool guess; /* of what it costs: little is known of its kind, */
     _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
-    bool sweep; /* settled together with others */
+    uint64_t sweep; /* settled together with others: when theirs began; or 0 */
     bool edge; /* it says what ran, not what it cost */
 };
 
@@ -47,6 +47,7 @@ struct measured_lane {
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
     struct probe probe;
     struct past past;
+    uint64_t swept_ns; /* when the last sweep that is over began */
     struct trace traces[TRACES];
     struct doubt doubts[DOUBTS];
 };

@@ -102,9 +102,12 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || estimate_measures_all(estimate))
         return true;
-    if (several_streams(launch, now_ns, estimate_measures_often(estimate)))
-        return launch->sweep = atomic_load(&launch->lane->sweep_left) > 0
-            && atomic_fetch_sub(&launch->lane->sweep_left, 1) > 0;
+    if (several_streams(launch, now_ns, estimate_measures_often(estimate))) {
+        struct lane *lane = launch->lane;
+        bool sweep = atomic_load(&lane->sweep_left) > 0 && atomic_fetch_sub(&lane->sweep_left, 1) > 0;
+        launch->sweep = sweep ? atomic_load(&lane->swept_at_ns) : 0;
+        return sweep;
+    }
     return estimate_measures_often(estimate)
         || now_ns - atomic_load(&launch->lane->measured_at_ns) >= (uint64_t)MEASURE_EVERY_NS;
 }

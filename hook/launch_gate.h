@@ -23,7 +23,8 @@ struct launch {
     uint64_t key;
     int64_t cost_ns;
     CUstream stream;
-    bool per_thread, sweep, guess;
+    bool per_thread, guess;
+    uint64_t sweep; /* when the sweep that it is of began; 0: of none */
     int looks; /* for what a launch waits for that is about to be measured */
 };
 

@@ -50,6 +50,7 @@ def test_a_context_that_another_thread_makes_anew_has_ended() -> None:
         pytest.param("apart", 1000, 11_000, id="far apart, longer than it was"),
         pytest.param("apart", 20_000, 20_000, id="far apart: as it was, for all that is known"),
         pytest.param("apart", 5_000_000, 350_000, id="far apart, shorter than it was"),
+        pytest.param("late", 11_000, 11_000, id="one comes long after the others"),
         pytest.param("turns", 2000, 11_000, id="one stream after the other"),
     ],
 )

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from agent import logs
-from agent.adapters.safe_files import check_single
+from agent.adapters.safe_files import check_single, opened_directory
 from agent.boundaries import passed
 from agent.errors import AgentError
 from agent.services.published import Published
@@ -32,8 +32,10 @@ class LockUnavailable(AgentError):
 class InstanceLock:
     """`<state_dir>/agent.lock`, held through flock(2) by the open file."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, *, linked: bool = True) -> None:
+        """`linked`: the directory may be a link, which is then its administrator's doing."""
         self.path = state_dir / "agent.lock"
+        self._linked = linked
         self._descriptor: int | None = None
 
     @property
@@ -119,7 +121,9 @@ class InstanceLock:
 
     def _open(self, create: int = 0) -> int:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create
-        descriptor = os.open(self.path, flags, LOCK_FILE_MODE)
+        parent = os.path.realpath(self.path.parent) if self._linked else self.path.parent
+        with opened_directory(parent) as directory:
+            descriptor = os.open(self.path.name, flags, LOCK_FILE_MODE, dir_fd=directory)
         try:
             check_single(descriptor)  # our name is written into it
         except OSError:

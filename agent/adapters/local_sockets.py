@@ -52,7 +52,7 @@ class RuntimeDirectory:
     _inside: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._lock = InstanceLock(self.path)
+        self._lock = InstanceLock(self.path, linked=False)
 
     @contextlib.contextmanager
     def entered(self, name: str) -> Iterator[int]:
@@ -126,10 +126,7 @@ class UnixListener:
         group = _group_id(self.group)
         with self.directory.entered(self.name) as fd:
             _make_way(self.name, fd, self.path)
-            server = self._bound(fd, group)
-            info = os.stat(self.name, dir_fd=fd, follow_symlinks=False)
-            self._identity = info.st_dev, info.st_ino
-            return server
+            return self._bound(fd, group)
 
     def _bound(self, directory: int, group: int) -> socket.socket:
         """Nobody can connect before `listen`, by which time the file has its owner and mode."""
@@ -143,6 +140,8 @@ class UnixListener:
             server.listen(BACKLOG)
             passed("local-socket-served")
             server.setblocking(False)
+            info = os.stat(self.name, dir_fd=directory, follow_symlinks=False)
+            self._identity = info.st_dev, info.st_ino
         except BaseException:
             server.close()
             raise

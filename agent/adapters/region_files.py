@@ -69,6 +69,10 @@ def open_region(
     try:
         info = os.fstat(looked_at)
         _check(info, size_problem)
+        # Somebody else's file, linked here for a moment, has one name again by now: not this one.
+        now = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if (now.st_dev, now.st_ino, now.st_nlink) != (info.st_dev, info.st_ino, 1):
+            raise NoRegionError("it was exchanged while it was looked at", Rejected.CHANGED)
         fd = os.open(f"/proc/self/fd/{looked_at}", flags | _OPEN)  # that file, whatever the name is
     finally:
         os.close(looked_at)

@@ -257,3 +257,19 @@ def test_the_agent_steps_back_when_another_has_the_file_that_counts(tmp_path: Pa
             assert may_act.wait_until(lambda held: not held, timeout_s=10)
             usurper.release()
         assert may_act.wait_until(lambda held: held, timeout_s=10)
+
+
+@pytest.mark.parametrize("linked", [pytest.param(True, id="taken"), pytest.param(False, id="not")])
+def test_a_directory_that_is_a_link(tmp_path: Path, linked: bool) -> None:
+    """An administrator's for the state; nobody's where the agent makes its directory itself."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "state").symlink_to("there")
+    lock = InstanceLock(tmp_path / "state", linked=linked)
+    if linked:
+        assert lock.try_acquire()
+        assert (tmp_path / "there/agent.lock").exists()
+    else:
+        with pytest.raises(LockUnavailable):
+            lock.try_acquire()
+        assert list((tmp_path / "there").iterdir()) == []
+    lock.release()

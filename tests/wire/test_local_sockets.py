@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import eventually
 
-from agent import logs
+from agent import boundaries, logs
 from agent.adapters import endpoints
 from agent.adapters.endpoints import Door, Endpoints
 from agent.adapters.http_messages import MAX_BODY_BYTES, Answer, Head, read_head
@@ -429,6 +429,23 @@ def test_a_living_agent_keeps_its_sockets(make: Make, agent: Agent, written: io.
     agent.stop()
     eventually(lambda: all(listener.bound for listener in second.listening))
     assert ask(second.read, "GET", "/healthz").status == 200
+
+
+def test_a_socket_that_is_taken_away_while_it_is_made_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = control_listener(RuntimeDirectory(tmp_path / "run"))
+
+    def taken_away(name: str) -> None:
+        if name == "local-socket-served":
+            listener.path.unlink()
+
+    monkeypatch.setattr(boundaries, "_observer", taken_away)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(EndpointUnavailable):
+        listener.open()
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert not listener.bound
 
 
 def test_what_was_taken_away_is_made_again(agent: Agent, written: io.StringIO) -> None:

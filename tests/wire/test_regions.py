@@ -22,6 +22,7 @@ from swapped_regions import (
 from waiting import eventually
 
 from agent.adapters import regions
+from agent.adapters.region_files import NoRegionError, open_region
 from agent.adapters.regions import HostRegions
 from agent.domain.enforcement import RegionLook
 from agent.domain.region import MAGIC, TAIL_BYTES, TAIL_OFFSET, V1_BYTES
@@ -335,3 +336,36 @@ def test_any_region_is_read_and_written_within_its_slots(
     for slot in looked.slots:
         struct.pack_into("<i", content, SLOTS_AT + slot.index * SLOT_BYTES + HOST_PID_AT, 4242)
     assert after == bytes(content)
+
+
+def replaced(file: Path) -> None:
+    other = file.with_name("other")
+    other.write_bytes(region())
+    other.rename(file)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        pytest.param(lambda file: file.unlink(), id="gone"),
+        pytest.param(lambda file: file.with_name("second").hardlink_to(file), id="two names"),
+        pytest.param(replaced, id="another file"),
+    ],
+)
+def test_what_is_exchanged_while_it_is_looked_at_is_not_opened(
+    tmp_path: Path, meanwhile: Callable[[Path], object]
+) -> None:
+    """Another's file that is linked here for a moment has one name when it is looked at."""
+    file = tmp_path / NAME
+    file.write_bytes(region())
+
+    def size_problem(_: int) -> str:
+        meanwhile(file)
+        return ""
+
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises((NoRegionError, FileNotFoundError)):
+            open_region(NAME, directory, os.O_RDWR, size_problem)
+    finally:
+        os.close(directory)

@@ -1,7 +1,10 @@
 """What a container can do to what is not its own, beside getting past its limit."""
 
+import shutil
+
 import pytest
 
+from agent.sim.node import Ask
 from tests.hook.test_runc import MIB, TENANT, Pod, Start, pod, scratch, start, tools
 from tests.waiting import eventually
 
@@ -37,3 +40,27 @@ def test_its_own_directory_is_the_nodes_disk(pod: Pod, start: Start) -> None:
         assert info["devices"][0]["total_mib"] == MIB
     finally:
         filled.unlink(missing_ok=True)
+
+
+def test_the_lock_directory_of_all_containers_is_nothing_to_others(pod: Pod, start: Start) -> None:
+    """It is emptied, and filled with links, pipes and bytes: neither agent nor library minds."""
+    name, tenant = start()
+    spoil = (
+        "cd /tmp/vgpulock && rm -rf ./* && mkfifo lock && ln -s / link && ln -s /etc/passwd vgpu"
+        " && mkdir -p deep/er && dd if=/dev/zero of=full bs=1M count=8"
+    )
+    shared = pod.node.root / "vgpulock"
+    try:
+        done = pod.runc.execute(name, "/bin/busybox", "sh", "-c", spoil)
+        assert done.returncode == 0, done.stderr
+        assert (shared / "link").is_symlink()
+        beside = pod.node.run_pod("beside", [Ask(memory_mib=100)])
+        assert beside.admitted.ok, beside.admitted.message
+        pod.node.delete_pod(beside)
+        eventually(lambda: pod.node.fetch("/healthz")[0] == 200)
+        assert tenant.ask(f"alloc {MIB - 100}").ok
+        _, first, second = pod.ask(name, TENANT, stdin="alloc 100\nalloc 1\n")
+        assert (first["result"], second["result"]) == (0, 2)
+    finally:
+        for path in shared.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,4 +1,5 @@
 #include "launch_cost.h"
+#include "monotonic.h"
 
 enum {
     FEW_SAMPLES = ESTIMATE_SAMPLES,
@@ -88,11 +89,11 @@ static bool several_streams(const struct launch *launch, uint64_t now_ns, bool v
     if (last && last != stream)
         atomic_store(&lane->several_streams_at_ns, now_ns);
     uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
-    if (!several_ns || now_ns - several_ns > (uint64_t)SEVERAL_STREAMS_NS)
+    if (!several_ns || elapsed_ns(several_ns, now_ns) > SEVERAL_STREAMS_NS)
         return false;
     int64_t every_ns = varies ? SWEEP_VARYING_EVERY_NS : SWEEP_EVERY_NS;
     if (atomic_load(&lane->sweep_left) <= 0 && atomic_load(&lane->sweep_out) <= 0
-        && now_ns - atomic_load(&lane->swept_at_ns) >= (uint64_t)every_ns)
+        && elapsed_ns(atomic_load(&lane->swept_at_ns), now_ns) >= every_ns)
         begin_sweep(lane, now_ns);
     return true;
 }
@@ -109,5 +110,5 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         return sweep;
     }
     return estimate_measures_often(estimate)
-        || now_ns - atomic_load(&launch->lane->measured_at_ns) >= (uint64_t)MEASURE_EVERY_NS;
+        || elapsed_ns(atomic_load(&launch->lane->measured_at_ns), now_ns) >= MEASURE_EVERY_NS;
 }

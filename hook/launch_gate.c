@@ -109,8 +109,8 @@ static int64_t chunk(uint64_t now_ns)
  * One more goes out now and then. */
 static bool stuck(struct lane *lane, uint64_t now_ns)
 {
-    return now_ns - atomic_load(&lane->launched_at_ns) > (uint64_t)STUCK_NS
-        && now_ns - atomic_load(&lane->overlong_at_ns) < (uint64_t)OVERLONG_NS;
+    return elapsed_ns(atomic_load(&lane->launched_at_ns), now_ns) > STUCK_NS
+        && elapsed_ns(atomic_load(&lane->overlong_at_ns), now_ns) < OVERLONG_NS;
 }
 
 static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t now_ns)

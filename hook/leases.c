@@ -1,5 +1,6 @@
 #include "leases.h"
 #include "launch_gate.h"
+#include "monotonic.h"
 #include "region.h"
 
 #define AGENT_LEASE_NS (1000 * MS_NS)
@@ -27,16 +28,16 @@ static uint64_t blocked_by_monitor(uint64_t now_ns)
 {
     struct region *region = region_mapped();
     int32_t recent = region ? atomic_load(&region->recent_kernel) : 0;
-    uint64_t since_ns = atomic_load(&monitor_blocks_since_ns);
+    uint64_t began_ns = atomic_load(&monitor_blocks_since_ns);
     if (recent >= 0) {
-        if (since_ns)
+        if (began_ns)
             atomic_store(&monitor_blocks_since_ns, 0);
         return 0;
     }
-    if (!since_ns && atomic_compare_exchange_strong(&monitor_blocks_since_ns, &since_ns, now_ns))
-        since_ns = now_ns;
-    if (now_ns - since_ns < MONITOR_LEASE_NS)
-        return since_ns + MONITOR_LEASE_NS;
+    if (!began_ns && atomic_compare_exchange_strong(&monitor_blocks_since_ns, &began_ns, now_ns))
+        began_ns = now_ns;
+    if (elapsed_ns(began_ns, now_ns) < MONITOR_LEASE_NS)
+        return began_ns + MONITOR_LEASE_NS;
     atomic_compare_exchange_strong(&region->recent_kernel, &recent, LAUNCH_GATE_RECENT);
     atomic_store(&monitor_blocks_since_ns, 0);
     return 0;

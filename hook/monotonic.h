@@ -12,6 +12,12 @@ static inline uint64_t monotonic_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
+/* Since `then_ns`. Another thread may have noted a later time than the caller's: then it is less than 0. */
+static inline int64_t elapsed_ns(uint64_t then_ns, uint64_t now_ns)
+{
+    return (int64_t)(now_ns - then_ns);
+}
+
 /* Sleep until then; a signal may end it early. */
 static inline void monotonic_sleep_until(uint64_t ns)
 {

@@ -62,3 +62,11 @@ def test_what_a_sweep_tells_of_launches(way: str, expected_ns: int, known_ns: in
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert int(ran.stdout.split()[1]) == pytest.approx(known_ns, rel=0.1)
+
+
+def test_who_looked_at_the_clock_first_is_not_ages_ahead() -> None:
+    """Of two threads one may come second to what the other has noted at a later time."""
+    ran = subprocess.run(
+        [compiled("clocks.c", HOOK, "-pthread")], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["1", "1"]  # the block holds; nothing is measured by itself

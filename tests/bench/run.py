@@ -79,7 +79,7 @@ def idle_area() -> Iterator[Row]:
         per_minute = len(made) * 60 / IDLE_S - watches
         yield row("idle", "CPU, share of one core", [percent], "%", target=0.2)
         yield row("idle", "API requests a minute beyond watches", [per_minute], "", target=0)
-        # Two watches, each renewed after 5 to 10 minutes.
+        # Two watches, each renewed after 8 to 16 minutes.
         yield row("idle", "watches opened a minute", [watches], "", target=1)
 
 

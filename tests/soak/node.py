@@ -148,7 +148,6 @@ class SoakNode(World):
         self.made_at_s: dict[str, float] = {}
         self.kubelet_restarts = self.api_restarts = self.gpu_faults = 0
         self.served = self.refusals = 0
-        self._last: Mapping[str, float] = {}
         (root / "vgpu").mkdir(parents=True)
         (root / "vgpu" / "libvgpu.so").write_bytes(b"\x7fELF")
         self.nvml = FakeNvml(

@@ -49,18 +49,6 @@ bool gpu_probe_open(struct probe *probe, CUcontext context)
     return false;
 }
 
-void gpu_probe_close(struct probe *probe)
-{
-    const struct real_cuda *real = real_cuda();
-    if (!probe->context)
-        return;
-    probe->context = NULL;
-    real->cuEventDestroy_v2(probe->mark);
-    real->cuEventDestroy_v2(probe->next_anchor);
-    real->cuEventDestroy_v2(probe->anchor);
-    real->cuStreamDestroy_v2(probe->stream);
-}
-
 int64_t gpu_probe_time(const struct probe *probe, CUevent event)
 {
     int64_t since_ns;

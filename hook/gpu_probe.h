@@ -33,9 +33,6 @@ bool gpu_probe_possible(void);
 /* Open in the current context. */
 bool gpu_probe_open(struct probe *probe, CUcontext context);
 
-/* Give back what it has in its context, which must still exist. */
-void gpu_probe_close(struct probe *probe);
-
 /* See what has become of the probe that is out. Whether others have the GPU, or had it while it was out. */
 bool gpu_probe_read(struct probe *probe, int64_t now_ns);
 

@@ -235,7 +235,7 @@ class FileGrantLog:
         """Remove the line that a crash cut short: the next one must not continue it."""
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
-            check_single(fd)
+            check_single(fd, name, dir_fd=folder)
             os.ftruncate(fd, size_bytes)
             passed("grants-cut")
         finally:
@@ -350,16 +350,17 @@ class FileGrantLog:
             raise NodeNotReady(f"the pod's uid {pod_uid[:80]!a} cannot be the name of a file")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._opened() as folder:
-            fd = os.open(pod_uid + SUFFIX, flags, 0o600, dir_fd=folder)
+            name = pod_uid + SUFFIX
+            fd = os.open(name, flags, 0o600, dir_fd=folder)
             passed("grants-opened")
             size_bytes = 1  # what cannot even be looked at is not taken away
             try:
-                check_single(fd)
+                check_single(fd, name, dir_fd=folder)
                 size_bytes = os.fstat(fd).st_size
                 self._append_line(fd, line, size_bytes, durable=durable)
             except OSError:
                 if not size_bytes:
-                    os.unlink(pod_uid + SUFFIX, dir_fd=folder)
+                    os.unlink(name, dir_fd=folder)
                 raise
             finally:
                 os.close(fd)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent.adapters.safe_files import (
     check_ours,
+    check_single,
     opened_directory,
     read_small,
     refusing,
@@ -51,6 +52,15 @@ class _TooMuchError(Exception):
 # --- putting it there -----------------------------------------------------------------------------
 
 
+def _renew(name: str, root: int) -> None:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root)
+    try:
+        check_single(fd, name, dir_fd=root)
+        os.utime(fd)
+    finally:
+        os.close(fd)
+
+
 def install_hook(source: Path, host_vgpu_dir: Path, version: str) -> Path:
     """Put the hook library where containers get it from; give the path of the host's file.
 
@@ -71,7 +81,7 @@ def install_hook(source: Path, host_vgpu_dir: Path, version: str) -> Path:
                 write_whole(name, content, 0o755, dir_fd=root)
             else:
                 with contextlib.suppress(OSError):  # a read-only disk: nothing is deleted there
-                    os.utime(name, dir_fd=root, follow_symlinks=False)
+                    _renew(name, root)
                     passed("hook-confirmed")
     return host_vgpu_dir / name
 

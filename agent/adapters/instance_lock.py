@@ -124,11 +124,13 @@ class InstanceLock:
         parent = os.path.realpath(self.path.parent) if self._linked else self.path.parent
         with opened_directory(parent) as directory:
             descriptor = os.open(self.path.name, flags, LOCK_FILE_MODE, dir_fd=directory)
-        try:
-            check_single(descriptor)  # our name is written into it
-        except OSError:
-            os.close(descriptor)
-            raise
+            try:
+                check_single(
+                    descriptor, self.path.name, dir_fd=directory
+                )  # we write our name there
+            except OSError:
+                os.close(descriptor)
+                raise
         return descriptor
 
     def _take(self, descriptor: int) -> bool:

@@ -312,16 +312,19 @@ class HostLiveLimits:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._opened() as folder:
             fd = os.open(name, flags, dir_fd=folder)
-        try:
-            info = os.fstat(fd)
-            fits = stat.S_ISREG(info.st_mode) and info.st_size >= FILE_BYTES
-            if not fits or info.st_nlink > self._most_names or not trusted_owner(info):
+            try:
+                info, named = os.fstat(fd), os.stat(name, dir_fd=folder, follow_symlinks=False)
+                fits = stat.S_ISREG(info.st_mode) and info.st_size >= FILE_BYTES
+                # What was linked here for a moment only has a single name again, which is not ours.
+                ours = (named.st_dev, named.st_ino) == (info.st_dev, info.st_ino)
+                ours = ours and named.st_nlink <= self._most_names and trusted_owner(info)
+                if not fits or not ours:
+                    return None
+                file = MappedLimits(fd, info)
+            except MalformedLimits:
                 return None
-            file = MappedLimits(fd, info)
-        except MalformedLimits:
-            return None
-        finally:
-            os.close(fd)
+            finally:
+                os.close(fd)
         with self._lock:
             return self._open.setdefault(name, file)
 

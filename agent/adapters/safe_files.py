@@ -113,13 +113,15 @@ def _left_closed(fd: int) -> bool:
     return info.st_uid == os.geteuid() and info.st_mode & 0o777 == CLOSED
 
 
-def check_single(fd: int) -> None:
-    """Raise OSError unless an open file is a plain one that no other name leads to.
+def check_single(fd: int, name: str, *, dir_fd: int) -> None:
+    """Raise OSError unless an open file is a plain one to which this name leads, and no other.
 
-    Whatever is written in place could otherwise be written into somebody else's file.
+    Whatever is written in place could otherwise be written into somebody else's file: one that was
+    linked here for a moment has a single name again, which is not this one.
     """
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+    info, named = os.fstat(fd), os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    here = (named.st_dev, named.st_ino, named.st_nlink)
+    if not stat.S_ISREG(info.st_mode) or here != (info.st_dev, info.st_ino, 1):
         raise OSError(errno.EMLINK, "it is no plain file with a single name")
 
 

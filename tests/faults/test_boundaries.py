@@ -21,6 +21,7 @@ WITHOUT = {
     "safe_files.py:_delete_directory": "its entries were deleted one by one",
     "safe_files.py:_delete_or_move_up": "an entry of a tree that is going, as in _delete",
     "live_limits.py:_sync": "makes nothing: it hastens what the mapping already holds",
+    "hook_files.py:_renew": "gives a file that is there the present time",
     "block_guardian.py:unblock": "of a child that outlives the agent: tests/wire/test_block_guard.py",
     "totals_file.py:_remove_leftovers": "what is left is taken away at the next start",
     "local_sockets.py:_give_to": "the way out after an error",

@@ -9,7 +9,7 @@ at them now and again does so: cleaning up, accounting, feedback, metrics, healt
 import datetime as dt
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -288,16 +288,18 @@ class SoakNode(World):
             self.down = False
             self.agent.relist()  # what a watch does that was cut
         self.pass_time(ROUND_S / 2)
-        for step in (
-            lambda: self.health.step_once(0.0),
-            self.registrar.step_once,
-            self.gc.collect_once,
-            self.reconcile.compare_once,
-            self.ownership.look_once,
-            self.feedback.round_once,
-            self.accounting.look_once,
-        ):
+        for step in self._steps():
             self._guarded(step)
+
+    def _steps(self) -> Iterator[Callable[[], object]]:
+        """Every loop's, of whichever life it is by then: one may end in any of them."""
+        yield lambda: self.health.step_once(0.0)
+        yield self.registrar.step_once
+        yield self.gc.collect_once
+        yield self.reconcile.compare_once
+        yield self.ownership.look_once
+        yield self.feedback.round_once
+        yield self.accounting.look_once
 
     def claim(self) -> Claim:
         """Of a size that no other container on the node has, and that the card has."""

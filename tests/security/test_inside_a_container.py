@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("runc")]
 
 # That it takes 5 s at most is shown in virtual time (test_detection_time.py). Here it is shown that it is
 # detected at all, on a machine that may be busy with other tests.
+TRIES = 5
 DETECTED_WITHIN_S = 30.0
 TOO_MUCH = 1500
 NUMBERS = itertools.count()
@@ -130,6 +131,32 @@ def got_past(process: "subprocess.Popen[bytes]", attack: Attack) -> bool:
     return ready.ok and attacker.ask(f"alloc {attack.asks_mib}").ok
 
 
+def insisted(
+    victim: Pod, name: str, attack: Attack, *, tries: int
+) -> "tuple[subprocess.Popen[bytes], bool]":
+    """The attacker's last try and whether it got past.
+
+    What may pass need not pass each time: a forged account is put right when somebody's end is
+    noticed, which can be before the forger asks.
+    """
+    while True:
+        process = attacked(victim, name, attack)
+        sits = attack.detected_as == "static"  # and does not speak as a tenant does
+        past = process.poll() is None if sits else got_past(process, attack)
+        tries -= 1
+        if past or not tries:
+            return process, past
+        end(process)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait(10)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
 def pids_in(victim: Pod, main_pid: int) -> list[int]:
     """Pids on the host of all processes in the container's pid namespace."""
     namespace = Path(f"/proc/{main_pid}/ns/pid").readlink()
@@ -159,13 +186,12 @@ def findings(victim: Pod) -> set[str]:
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_it_comes_to_what_the_table_says(victim: Pod, main: str, attack: Attack) -> None:
     eventually(lambda: not findings(victim), within_s=20, what=f"before: {findings(victim)}")
-    process = attacked(victim, main, attack)
+    may_pass = attack.outcome is not Outcome.PREVENTED
+    process, past = insisted(victim, main, attack, tries=TRIES if may_pass else 1)
     listed: list[int] = []
     try:
-        sits = attack.detected_as == "static"  # and does not speak as a tenant does
-        past = process.poll() is None if sits else got_past(process, attack)
         said = Path(f"{victim.bundle.directory}/rootfs/tmp/said")
-        assert past == (attack.outcome is not Outcome.PREVENTED), said.read_text()
+        assert past == may_pass, said.read_text()
         if attack.outcome is Outcome.DETECTED:
             (state,) = [json.loads(victim.runc._finish("state", main).stdout)]
             listed = [p for p in pids_in(victim, state["pid"]) if p != state["pid"]]
@@ -180,8 +206,4 @@ def test_it_comes_to_what_the_table_says(victim: Pod, main: str, attack: Attack)
     finally:
         for pid in listed:
             victim.node.driver.end_process(pid)
-        process.kill()
-        process.wait(10)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        end(process)

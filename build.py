@@ -336,14 +336,17 @@ def gpu(arguments: "Sequence[str]" = ()) -> int:
 def bench(arguments: "Sequence[str]" = ()) -> int:
     """Measure agent and hook, print the table; --json FILE writes the rows, --only AREA selects.
 
-    Areas: start, allocate, memory, large, idle, scrape, region, feedback, artifact, hook, columns,
-    share, plugin. FILE.md is written beside FILE.json. --peer-hook LIBRARY runs the hook's programs
-    with another library, too; --peer-plugin PROGRAM (and --peer-plugin-words WORDS) measures
-    another device plugin beside ours.
+    Without both it writes docs/results/bench.json and install.json. Exit code 1: a negative control
+    passed the check that it must fail.
+
+    Areas: start, allocate, memory, large, idle, scrape, region, feedback, artifact, install, hook,
+    columns, share, plugin. FILE.md is written beside FILE.json. --peer-hook LIBRARY runs the
+    hook's programs with another library, too; --peer-plugin PROGRAM (and --peer-plugin-words
+    WORDS) measures another device plugin beside ours.
     """
     compile_hook()
     environment("run", "hook", "dev")
-    if "artifact" in arguments or "--only" not in arguments:
+    if {"artifact", "install"} & {*arguments} or "--only" not in arguments:
         code = dist()
         if code:
             return code
@@ -392,7 +395,8 @@ def faults(arguments: "Sequence[str]" = ()) -> int:
     """Try every fault of the matrix, for about half an hour; writes docs/results/faults.md.
 
     --runs N: so often. --only WORDS: faults with these words. --page FILE writes there instead, and
-    FILE.json beside it. Exit code 1: something failed.
+    FILE.json beside it; --again: the page of that JSON, with today's words. Exit code 1: something
+    failed.
     """
     compile_hook()
     environment("run", "hook", "dev")
@@ -418,8 +422,9 @@ def fuzz(arguments: "Sequence[str]" = ()) -> int:
 def audit(arguments: "Sequence[str]" = ()) -> int:
     """Look at pins, licences and known vulnerabilities; writes docs/results/security.md.
 
-    --offline asks no advisory service. --page FILE writes there. Without a network it says that
-    nothing is known of vulnerabilities, and fails for nothing else than what it has seen.
+    --advisories FILE matches an export of OSV (PyPI/all.zip) with the pins and asks no service;
+    --offline asks none. --page FILE writes there; --quick leaves overlays and bill out. Without a
+    network it says that nothing is known of vulnerabilities, and fails only for what it has seen.
     """
     environment("run", "hook", "dev", "dist", "site", "audit")
     return run(PYTHON, "tests/security/audit.py", *arguments)

@@ -257,7 +257,7 @@ class Config:
     memory_factor: int = 0  # MiB of a unit of volcano.sh/vgpu-memory; 0: the smallest that works
     memory_ids: str = SHORT  # how those units are named
     disable_core_limit: bool = False
-    allow_disable_control: bool = True  # a container's own CUDA_DISABLE_CONTROL=true is honoured
+    allow_disable_control: bool = False  # whether a container's own CUDA_DISABLE_CONTROL counts
     hook_log_level: str = ""  # LIBCUDA_LOG_LEVEL for containers; empty: not set
 
     # what the scheduler reads

@@ -9,11 +9,12 @@ from typing import Any
 
 from agent.adapters.local_client import CONTROL_SOCKET, AgentUnreachable, Answer, ask
 from agent.domain.limit_change import mib, percent
-from agent.domain.limit_requests import MalformedRequest, parse_cores, parse_memory
+from agent.domain.limit_requests import MalformedRequest, parse_body
 
 EXIT_OK, EXIT_REFUSED, EXIT_USAGE = 0, 1, 2
 PATH = "/v1/limits"
 NOT_FOUND, NOT_ALLOWED = 404, 405
+UNTIL = "It holds until the pod ends, or until --reset."
 
 SUMMARY = "change the memory or compute limits of a container that runs"
 DESCRIPTION = """\
@@ -80,7 +81,7 @@ def run(
         _complain(_refusal(answer))
         return EXIT_REFUSED
     if not arguments.json:
-        _show(answer.body)
+        _show(answer.body, _end(arguments))
     return EXIT_OK
 
 
@@ -89,17 +90,17 @@ def _body(arguments: argparse.Namespace) -> dict[str, Any]:
     asks = arguments.memory is not None or arguments.cores is not None
     if asks == arguments.reset:
         raise MalformedRequest("give --memory, --cores or both, or else --reset")
-    if arguments.memory is not None:
-        parse_memory(arguments.memory)
-    if arguments.cores is not None:
-        parse_cores(arguments.cores)
+    if not arguments.target:
+        raise MalformedRequest("it is not said whose limits: write namespace/pod/container")
     given = {"memory": arguments.memory, "cores": arguments.cores, "gpu": arguments.gpu}
     flags = {"reset": arguments.reset, "force": arguments.force}
-    return {
+    body = {
         "target": arguments.target,
         **{name: value for name, value in given.items() if value is not None},
         **{name: True for name, value in flags.items() if value},
     }
+    parse_body(json.dumps(body).encode())
+    return body
 
 
 def _refusal(answer: Answer) -> str:
@@ -114,7 +115,13 @@ def _refusal(answer: Answer) -> str:
     return f"the agent answered {answer.status}: look at its log"
 
 
-def _show(body: Any) -> None:
+def _end(arguments: argparse.Namespace) -> str:
+    if not arguments.reset:
+        return UNTIL
+    return "What was granted holds again" + (" on that GPU." if arguments.gpu else ".")
+
+
+def _show(body: Any, end: str = UNTIL) -> None:
     try:
         print(f"{body['pod']}/{body['container']}")
         for gpu in body["gpus"]:
@@ -124,7 +131,7 @@ def _show(body: Any) -> None:
     except (KeyError, TypeError):
         print("done; the agent's answer is of a newer kind, which --json shows")
         return
-    print("It holds until the pod ends, or until --reset.")
+    print(end)
 
 
 def _line(gpu: dict[str, Any]) -> str:

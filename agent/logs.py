@@ -33,6 +33,12 @@ _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ER
 _BARE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:+@%,")
 
 
+def _quoted(value: object) -> str:
+    """As JSON; nothing in it acts on a terminal, as marks of the direction of writing would."""
+    line = json.dumps(value, default=str, ensure_ascii=False)
+    return line if line.isprintable() else json.dumps(value, default=str)
+
+
 def _text(value: object) -> str:
     """One value in logfmt: bare when it can be, otherwise a JSON string on one line."""
     if isinstance(value, bool):
@@ -42,7 +48,7 @@ def _text(value: object) -> str:
     text = str(value)
     if len(text) > MAX_VALUE_CHARS:
         text = text[:MAX_VALUE_CHARS] + "..."
-    return text if text and _BARE.issuperset(text) else json.dumps(text, ensure_ascii=False)
+    return text if text and _BARE.issuperset(text) else _quoted(text)
 
 
 def logfmt(level: str, event: str, fields: Mapping[str, object]) -> str:
@@ -57,7 +63,7 @@ def json_line(level: str, event: str, fields: Mapping[str, object], now_s: float
         time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s)) + f".{int(now_s * 1000) % 1000:03}Z"
     )
     record = {"time": stamp, "level": level.strip(), "event": event, **fields}
-    return json.dumps(record, default=str, ensure_ascii=False)
+    return _quoted(record)
 
 
 @dataclass(slots=True)

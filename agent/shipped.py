@@ -67,7 +67,8 @@ def unpack(target: Path) -> list[Path]:
                 )
         for path in missing:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(wanted[path])
+            with path.open("xb") as file:  # no link that somebody has put there is followed
+                file.write(wanted[path])
     except OSError as error:
         raise FilesError(f"{error.filename or target} cannot be used: {error.strerror}") from error
     return missing

@@ -183,10 +183,9 @@ class Supervisor:
         log.error("agent gave up", service=ward.service.name, error=error)
         self.stop()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether `stop()` was called, by us or by a signal."""
-        return self._stop.is_set()
+    def pause(self, seconds: float) -> bool:
+        """Sleep, at most until the agent stops; tell whether it goes on."""
+        return not self._stop.wait(seconds)
 
     def stop(self) -> None:
         """Ask every service to end."""
@@ -231,21 +230,26 @@ def serve(
     """Main thread: start everything, wait for a signal, and meanwhile vouch for the loops.
 
     `tick` is called every TICK_S and may return a status line for the init system. Signals are
-    waited for, not handled: a handler that sets an Event can deadlock with a thread in `wait`. One
-    that was ignored when we were started (nohup) stays ignored. SIGHUP ends the agent like SIGTERM,
-    with exit code 0: settings are read at the start, and whoever supervises us starts us again if
-    it does so after every end (a DaemonSet; systemd with Restart=always).
+    waited for, not handled: a handler that sets an Event can deadlock with a thread in `wait`. A
+    thread does, without a deadline: whoever is stopped (SIGSTOP, a cgroup's freezer) until after
+    one has Python's `sigtimedwait` return what no signal wrote. One that was ignored when we were
+    started (nohup) stays ignored. SIGHUP ends the agent like SIGTERM, with exit code 0: settings
+    are read at the start, and whoever supervises us starts us again if it does so after every end
+    (a DaemonSet; systemd with Restart=always).
     """
     signals = {number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread: they inherit the mask
+    received: list[int] = []
+
+    def stop_at_a_signal() -> None:
+        received.append(signal.sigwait(signals))
+        supervisor.stop()
+
+    threading.Thread(target=stop_at_a_signal, name="signals", daemon=True).start()
     supervisor.start()
     notify("READY=1")  # not "registered": a kubelet that starts after us must not fail our start
     status = ""
-    while not supervisor.stopping:
-        if received := signal.sigtimedwait(signals, TICK_S):
-            supervisor.stop()  # before the log, which somebody may have to read
-            log.info("signal received", signal=signal.Signals(received.si_signo).name)
-            break
+    while supervisor.pause(TICK_S):
         if stuck := supervisor.stuck():
             log.failing("services stuck", error=",".join(stuck))
             continue
@@ -254,5 +258,7 @@ def serve(
         if (now := tick()) != status:
             status = now
             notify(f"STATUS={status}")
+    for number in received:
+        log.info("signal received", signal=signal.Signals(number).name)
     notify("STOPPING=1")
     return supervisor.join(timeout_s=stop_within_s)

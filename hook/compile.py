@@ -119,6 +119,7 @@ ARTIFACTS = (
             "gpu_sweep.c",
             "gpu_time.c",
             "gpu_watch.c",
+            "graph_launches.c",
             "graphs.c",
             "late.c",
             "launch_cost.c",

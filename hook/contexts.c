@@ -1,6 +1,7 @@
 #include "contexts.h"
 #include "charge.h"
 #include "devices.h"
+#include "monotonic.h"
 #include "settings.h"
 #include "table.h"
 #include "wrap.h"
@@ -10,6 +11,9 @@
 #include <string.h>
 
 enum { MAX_ORDINALS = 64 };
+
+#define MAKING_NS UINT64_C(10000000000)
+#define MAKING_LOOK_NS 200000
 
 struct context {
     struct entry entry;
@@ -26,7 +30,9 @@ struct module {
 
 struct primary {
     unsigned retained;
-    CUcontext context;
+    bool making; /* the first retain is under way, and what it costs is being measured */
+    CUcontext context; /* NULL: it has ended */
+    unsigned long long id; /* no other context ever has it; 0: the driver does not tell */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -77,31 +83,28 @@ struct context *context_ending(const void *handle)
     return (struct context *)entry;
 }
 
-/* Take out one of the modules of a context. */
-static struct module *module_of(const void *context)
+/* All that was in a context has ended with it. Called with the lock held: nothing of another context that is
+ * given the same handle afterwards can be among it. */
+static void end_contents(const void *context)
 {
-    pthread_mutex_lock(&lock);
-    struct module *module = (struct module *)table_next(&modules, NULL);
-    while (module && module->context != context)
-        module = (struct module *)table_next(&modules, &module->entry);
-    if (module)
+    struct module *module = (struct module *)table_next(&modules, NULL), *next;
+    for (; module; module = next) {
+        next = (struct module *)table_next(&modules, &module->entry);
+        if (module->context != context)
+            continue;
         table_remove(&modules, &module->entry);
-    pthread_mutex_unlock(&lock);
-    return module;
-}
-
-static void end_modules(const void *context)
-{
-    struct module *module;
-    while ((module = module_of(context)))
-        module_unloaded(module, CUDA_SUCCESS);
+        charge_back(module->place, CHARGE_MODULE, module->bytes);
+        free(module);
+    }
+    wrap_context_ended(context);
 }
 
 CUresult context_ended(struct context *context, const void *handle, CUresult result)
 {
     if (result == CUDA_SUCCESS) {
-        end_modules(handle);
-        wrap_context_ended(handle);
+        pthread_mutex_lock(&lock);
+        end_contents(handle);
+        pthread_mutex_unlock(&lock);
     }
     if (context && result == CUDA_SUCCESS) {
         charge_back(context->place, CHARGE_CONTEXT, context->bytes);
@@ -138,24 +141,103 @@ bool primary_retaining(CUdevice device)
     if (device < 0 || device >= MAX_ORDINALS)
         return false;
     pthread_once(&fork_once, watch_forks);
+    struct primary *primary = &primaries[device];
+    uint64_t until_ns = monotonic_ns() + MAKING_NS;
     pthread_mutex_lock(&lock);
-    bool first = primaries[device].retained++ == 0;
+    /* Whoever comes second waits, as for the driver: else the context were made beside the measuring. */
+    while (primary->making && monotonic_ns() < until_ns) {
+        pthread_mutex_unlock(&lock);
+        monotonic_sleep_until(monotonic_ns() + MAKING_LOOK_NS);
+        pthread_mutex_lock(&lock);
+    }
+    bool first = primary->retained++ == 0;
+    primary->making |= first;
     pthread_mutex_unlock(&lock);
     return first;
+}
+
+/* Called with the lock held. The account stays for one that was made in its place without being measured. */
+static void end_primary(struct primary *primary, bool keep_account)
+{
+    end_contents(primary->context);
+    struct context *account =
+        keep_account ? NULL : (struct context *)table_find(&contexts, key_of(primary->context));
+    primary->context = NULL;
+    if (!account)
+        return;
+    table_remove(&contexts, &account->entry);
+    charge_back(account->place, CHARGE_CONTEXT, account->bytes);
+    free(account);
+}
+
+/* Whether somebody holds it whose retain we did not see. */
+static bool still_active(CUdevice device)
+{
+    const struct real_cuda *real = real_cuda();
+    unsigned flags;
+    int active = 0;
+    return real && real->cuDevicePrimaryCtxGetState
+        && real->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+/* Nobody retains it any more: whether it has ended, or may have. */
+static bool end_unless_held(CUdevice device, bool reset)
+{
+    bool active = !reset && still_active(device);
+    pthread_mutex_lock(&lock);
+    struct primary *primary = &primaries[device];
+    bool anew = primary->retained > 0; /* by another thread, since, which looks after what was there */
+    if (!anew && !active && primary->context)
+        end_primary(primary, false);
+    pthread_mutex_unlock(&lock);
+    return anew || !active;
+}
+
+static unsigned long long id_of(CUcontext context)
+{
+    const struct real_cuda *real = real_cuda();
+    unsigned long long id = 0;
+    return real && real->cuCtxGetId && real->cuCtxGetId(context, &id) == CUDA_SUCCESS ? id : 0;
+}
+
+/* What was retained may be another than what was there, which a thread has released meanwhile. */
+static void replace(CUdevice device, CUcontext context, bool first)
+{
+    unsigned long long id = id_of(context);
+    pthread_mutex_lock(&lock);
+    struct primary *primary = &primaries[device];
+    CUcontext before = primary->context;
+    if (before && (before != context || (primary->id && id && primary->id != id))) {
+        struct entry *account = table_find(&contexts, key_of(before));
+        end_primary(primary, !first);
+        if (account && !first) {
+            table_remove(&contexts, account);
+            table_add(&contexts, account, key_of(context));
+        }
+    }
+    primary->context = context;
+    primary->id = id;
+    pthread_mutex_unlock(&lock);
 }
 
 void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, uint64_t bytes)
 {
     if (device < 0 || device >= MAX_ORDINALS)
         return;
+    if (result == CUDA_SUCCESS) {
+        replace(device, context, first);
+        if (first)
+            context_grew(context, device, (int64_t)bytes);
+    }
     pthread_mutex_lock(&lock);
+    if (first)
+        primaries[device].making = false;
     if (result != CUDA_SUCCESS)
         primaries[device].retained -= primaries[device].retained > 0;
-    else
-        primaries[device].context = context;
+    bool over = primaries[device].retained == 0 && primaries[device].context;
     pthread_mutex_unlock(&lock);
-    if (result == CUDA_SUCCESS && first)
-        context_made(context, device, bytes);
+    if (over && result != CUDA_SUCCESS)
+        end_unless_held(device, false);
 }
 
 CUcontext primary_releasing(CUdevice device, bool *last)
@@ -170,39 +252,17 @@ CUcontext primary_releasing(CUdevice device, bool *last)
     return context;
 }
 
-/* Whether somebody holds it whose retain we did not see. */
-static bool still_active(CUdevice device)
-{
-    const struct real_cuda *real = real_cuda();
-    unsigned flags;
-    int active = 0;
-    return real && real->cuDevicePrimaryCtxGetState
-        && real->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active;
-}
-
 bool primary_released(CUdevice device, bool last, bool reset)
 {
     if (device < 0 || device >= MAX_ORDINALS)
         return false;
     pthread_mutex_lock(&lock);
     struct primary *primary = &primaries[device];
-    CUcontext ended = NULL;
-    primary->retained -= primary->retained > 0;
-    if (reset)
-        primary->retained = 0;
-    if (primary->retained == 0)
-        ended = primary->context;
+    primary->retained = reset || primary->retained == 0 ? 0 : primary->retained - 1;
+    bool over = primary->retained == 0 && primary->context;
     pthread_mutex_unlock(&lock);
-    if (!ended)
-        return last; /* another thread retained it meanwhile: before it ended, or anew */
-    if (reset || !still_active(device)) {
-        context_ended(context_ending(ended), ended, CUDA_SUCCESS);
-        return true;
-    }
-    pthread_mutex_lock(&lock);
-    bool anew = primary->retained > 0; /* by another thread, since: what was there before has ended */
-    pthread_mutex_unlock(&lock);
-    return anew;
+    /* Otherwise another thread retained it meanwhile: before it ended, or anew. */
+    return over ? end_unless_held(device, reset) : last;
 }
 
 /* --- modules -------------------------------------------------------------------------------------------- */

@@ -151,6 +151,7 @@ typedef struct CUgraphNodeParams_st {
     union {
         CUDA_MEM_ALLOC_NODE_PARAMS alloc;
         CUgraph child; /* of CU_GRAPH_NODE_TYPE_GRAPH */
+        CUdeviceptr free; /* of CU_GRAPH_NODE_TYPE_MEM_FREE */
         unsigned char bytes[232];
     } of;
     long long reserved2;

@@ -1,5 +1,5 @@
 /* Memory that graphs allocate: which graphs do is followed from the making of their nodes to their launch. */
-#include "graphs.h"
+#include "graph_launches.h"
 #include "launch_gate.h"
 #include "reclaim.h"
 #include "wrap.h"
@@ -19,13 +19,15 @@
 static void note_allocation(CUgraph graph, const CUDA_MEM_ALLOC_NODE_PARAMS *allocation)
 {
     if (allocation)
-        graph_allocates(graph, allocation->poolProps.location.id, allocation->bytesize);
+        graph_allocates(graph, allocation->poolProps.location.id, allocation->bytesize, allocation->dptr);
 }
 
 static void note_node(CUgraph graph, const CUgraphNodeParams *node)
 {
     if (node && node->type == GRAPH_NODE_ALLOCATION)
         note_allocation(graph, &node->of.alloc);
+    else if (node && node->type == GRAPH_NODE_FREE)
+        graph_frees(graph, node->of.free);
     else if (node && node->type == GRAPH_NODE_CHILD_GRAPH)
         graph_contains(graph, node->of.child);
 }
@@ -35,6 +37,12 @@ EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const C
 {
     NOTE(cuGraphAddMemAllocNode, note_allocation(graph, allocation), node, graph, dependencies, count,
          allocation);
+}
+
+EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                      size_t count, CUdeviceptr address)
+{
+    NOTE(cuGraphAddMemFreeNode, graph_frees(graph, address), node, graph, dependencies, count, address);
 }
 
 EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
@@ -157,29 +165,37 @@ EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExe
     NOTE(cuGraphExecUpdate_v2, is_another(exec, graph), exec, graph, info);
 }
 
-/* An upload may already take the memory that the launch will need. */
-#define UPLOAD(symbol)                                                                                       \
+/* An upload may already take the memory that the launch will need, or not. */
+#define UPLOAD(symbol, per_thread)                                                                           \
     const struct real_cuda *real = real_cuda();                                                              \
+    struct graph_launch memory;                                                                              \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = graph_memory_before_launch(exec, #symbol);                                             \
+    CUresult result = graph_memory_before_launch(&memory, exec, stream, per_thread, #symbol);                \
     if (result != CUDA_SUCCESS)                                                                              \
         return result;                                                                                       \
     result = CALL(symbol, exec, stream);                                                                     \
-    graph_memory_after_launch(exec, result == CUDA_SUCCESS);                                                 \
+    graph_memory_after_launch(&memory, false);                                                               \
     return result
 
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
-    UPLOAD(cuGraphUpload);
+    UPLOAD(cuGraphUpload, false);
 }
 
 EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
-    UPLOAD(cuGraphUpload_ptsz);
+    UPLOAD(cuGraphUpload_ptsz, true);
 }
 
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
-    NOTE(cuDeviceGraphMemTrim, graph_memory_true_up(device), device);
+    const struct real_cuda *real = real_cuda();
+    if (!real || !real->cuDeviceGraphMemTrim)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    graph_memory_trims();
+    CUresult result = CALL(cuDeviceGraphMemTrim, device);
+    graph_memory_trims();
+    graph_memory_true_up(device);
+    return result;
 }

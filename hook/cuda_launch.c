@@ -1,5 +1,5 @@
 /* Everything that makes the GPU compute. */
-#include "graphs.h"
+#include "graph_launches.h"
 #include "launch_gate.h"
 #include "wrap.h"
 
@@ -122,15 +122,16 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
 #define LAUNCH_GRAPH(symbol, exec, stream, own_stream)                                                       \
     const struct real_cuda *real = real_cuda();                                                              \
     struct launch launch;                                                                                    \
+    struct graph_launch memory;                                                                              \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = graph_memory_before_launch(exec, #symbol);                                             \
+    CUresult result = graph_memory_before_launch(&memory, exec, stream, own_stream, #symbol);                \
     if (result != CUDA_SUCCESS)                                                                              \
         return result;                                                                                       \
     launch_gate_pass(&launch, stream, own_stream, graph_kind(exec));                                         \
     result = CALL(symbol, exec, stream);                                                                     \
     launch_gate_passed(&launch, result);                                                                     \
-    graph_memory_after_launch(exec, result == CUDA_SUCCESS);                                                 \
+    graph_memory_after_launch(&memory, result == CUDA_SUCCESS);                                              \
     return result
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)

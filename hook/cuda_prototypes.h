@@ -84,6 +84,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *, const char *, CUjit_option *, void *
 CUresult cuLibraryUnload(CUlibrary);
 CUresult cuGraphAddMemAllocNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
                                 CUDA_MEM_ALLOC_NODE_PARAMS *);
+CUresult cuGraphAddMemFreeNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr);
 CUresult cuGraphAddNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraphNodeParams *);
 CUresult cuGraphAddNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
                            CUgraphNodeParams *);
@@ -175,6 +176,7 @@ CUresult cuFuncGetModule(CUmodule *, CUfunction);
 CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr);
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *, CUmemGenericAllocationHandle);
 CUresult cuGreenCtxGetDevResource(CUgreenCtx, CUdevResource *, CUdevResourceType);
+CUresult cuCtxGetId(CUcontext, unsigned long long *);
 CUresult cuCtxGetLimit(size_t *, CUlimit);
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *);
 CUresult cuCtxGetStreamPriorityRange(int *, int *);
@@ -201,7 +203,6 @@ CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice);
 CUresult cuGraphCreate(CUgraph *, unsigned int);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
                                  const CUDA_KERNEL_NODE_PARAMS *);
-CUresult cuGraphAddMemFreeNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr);
 CUresult cuStreamQuery(CUstream);
 CUresult cuStreamQuery_ptsz(CUstream);
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);

@@ -24,6 +24,7 @@ struct probe {
     int delays;
     bool anchoring; /* the next one is out */
     bool out, precise;
+    int running; /* launches that are being measured: begun and not ended, as far as seen */
     struct residency residency;
 };
 
@@ -42,7 +43,8 @@ void gpu_probe_send(struct probe *probe, int64_t now_ns);
 /* When an event that is done was done, in ns of CLOCK_MONOTONIC; 0: cannot be told. */
 int64_t gpu_probe_time(const struct probe *probe, CUevent event);
 
-/* How much of the time since `from_ns` others had the GPU, as far as is known. */
-int64_t gpu_probe_away_ns(const struct probe *probe, int64_t from_ns, int64_t until_ns);
+/* How much of the time since `from_ns` others had the GPU, as far as is known; and what one launch had to
+ * wait for of that (residency.h). */
+int64_t gpu_probe_away_ns(const struct probe *probe, int64_t from_ns, int64_t until_ns, bool part);
 
 #endif

@@ -34,10 +34,8 @@ static void correct(struct measured_lane *lane, int64_t ns)
 static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns,
                       int64_t until_ns)
 {
-    int64_t away_ns = gpu_probe_away_ns(&lane->probe, from_ns, until_ns);
-    double part = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
-    double whole = (double)(until_ns - from_ns);
-    return whole > 0 ? (int64_t)(part - part / whole * (double)away_ns) : 0;
+    return past_part_ns(&lane->past, trace->stream, from_ns, until_ns)
+        - gpu_probe_away_ns(&lane->probe, from_ns, until_ns, true);
 }
 
 /* The same for one of a short kind, which others' turn seldom falls into; then it is many times as long as
@@ -47,7 +45,7 @@ static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, i
 {
     int64_t back_ns = residency_back_ns(&lane->probe.residency, trace->running_since_ns, trace->ran_until_ns);
     int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
-    int64_t away_ns = gpu_probe_away_ns(&lane->probe, trace->running_since_ns, trace->ran_until_ns);
+    int64_t away_ns = gpu_probe_away_ns(&lane->probe, trace->running_since_ns, trace->ran_until_ns, false);
     if (!back_ns || ran_ns - away_ns > MS_NS)
         return own;
     return back_ns < trace->ran_until_ns
@@ -230,10 +228,18 @@ static bool can_settle(struct trace *trace, const struct sweep *sweep)
     return atomic_load(&trace->state) == TRACE_OUT && trace->ended && (!trace->sweep || sweep->over);
 }
 
+/* When the first was launched of those that have not begun. */
+static int64_t earlier(int64_t queued_ns, const struct trace *trace)
+{
+    bool first = !queued_ns || trace->launched_ns < queued_ns;
+    return !trace->running_since_ns && first ? trace->launched_ns : queued_ns;
+}
+
 bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
 {
     bool any = look_at_traces(lane, now_ns);
-    int64_t uncertain_ns = 0;
+    int64_t uncertain_ns = 0, queued_ns = 0;
+    lane->probe.running = 0;
     if (gpu_probe_read(&lane->probe, now_ns))
         atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
     struct sweep sweep;
@@ -245,11 +251,15 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
         gpu_sweep_learn(lane, &sweep);
     for (size_t i = 0; any && i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
-        if (can_settle(trace, &sweep))
+        if (can_settle(trace, &sweep)) {
             settle(lane, trace);
-        else if (atomic_load(&trace->state) == TRACE_OUT && !trace->ended)
+        } else if (atomic_load(&trace->state) == TRACE_OUT && !trace->ended) {
             uncertain_ns += charge_so_far(lane, trace, now_ns);
+            queued_ns = earlier(queued_ns, trace);
+            lane->probe.running += trace->running_since_ns != 0;
+        }
     }
+    atomic_store(&lane->lane.queued_ns, queued_ns);
     atomic_store(&lane->lane.uncertain_ns, uncertain_ns);
     return any;
 }

@@ -2,7 +2,8 @@
 
 enum {
     OFTEN = 3, /* launches of a stream, of which fewer say nothing of what it did before and after */
-    ENOUGH = 8, /* launches to judge by */
+    ENOUGH = 8, /* launches to judge by, */
+    MANY = 64, /* and where they set bounds, which chance would move one way only */
 };
 
 #define PATIENCE_NS (300 * MS_NS) /* for so long the end of what was launched last is waited for, */
@@ -23,7 +24,7 @@ static struct swept *find(struct sweep *sweep, uint64_t stream)
     if (of == sweep->of + SWEEP_STREAMS)
         return of - 1;
     if (of == sweep->of + sweep->streams) {
-        *of = (struct swept){.stream = stream, .launched_ns = INT64_MAX, .from_ns = INT64_MAX};
+        *of = (struct swept){.stream = stream, .launched_ns = INT64_MAX};
         sweep->streams++;
     }
     return of;
@@ -34,9 +35,17 @@ static void note(struct swept *of, const struct trace *trace, int64_t now_ns)
     int64_t from_ns = trace->running_since_ns ? trace->running_since_ns : now_ns;
     int64_t until_ns = trace->ended ? trace->ran_until_ns : now_ns;
     of->launches++;
-    of->launched_ns = trace->launched_ns < of->launched_ns ? trace->launched_ns : of->launched_ns;
-    of->from_ns = from_ns < of->from_ns ? from_ns : of->from_ns;
+    if (trace->launched_ns < of->launched_ns) {
+        of->launched_ns = trace->launched_ns;
+        of->from_ns = from_ns;
+    }
     of->until_ns = until_ns > of->until_ns ? until_ns : of->until_ns;
+}
+
+/* Whether launches that are not measured were before the first one that is. */
+static bool was_queued(const struct swept *of)
+{
+    return of->from_ns > of->launched_ns;
 }
 
 /* When every stream was being measured. */
@@ -49,7 +58,8 @@ static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t
         const struct swept *of = &sweep->of[i];
         if (of->launches < OFTEN)
             continue;
-        sweep->from_ns = of->from_ns > sweep->from_ns ? of->from_ns : sweep->from_ns;
+        if (was_queued(of) && of->from_ns > sweep->from_ns)
+            sweep->from_ns = of->from_ns;
         sweep->until_ns = of->until_ns < sweep->until_ns ? of->until_ns : sweep->until_ns;
     }
 }
@@ -65,13 +75,30 @@ static void find_last(struct measured_lane *lane, struct sweep *sweep)
             continue;
         took_ns += trace->ran_until_ns - trace->running_since_ns;
         ended++;
-        sweep->running += trace->running_since_ns < sweep->until_ns && trace->ran_until_ns >= sweep->until_ns;
     }
     if (sweep->went_on_ns > sweep->until_ns)
         sweep->until_ns = sweep->went_on_ns;
+    for (int i = 0; i < sweep->streams; i++)
+        sweep->running +=
+            sweep->of[i].launched_ns < sweep->until_ns && sweep->of[i].until_ns >= sweep->until_ns;
     sweep->last_ns = sweep->until_ns;
     if (sweep->until_ns < INT64_MAX && ended)
         sweep->last_ns -= took_ns / ended;
+}
+
+/* All that may have run, beside what was measured: what was queued on each stream before it, and what was
+ * launched there later. */
+static void find_most(struct measured_lane *lane, const struct sweep *sweep)
+{
+    struct past *most = &lane->most;
+    *most = lane->past;
+    for (int i = 0; i < sweep->streams; i++) {
+        const struct swept *of = &sweep->of[i];
+        if (was_queued(of))
+            past_ended(most, past_began(most, of->stream, of->launched_ns), of->launched_ns, of->from_ns);
+        if (sweep->went_on_ns < INT64_MAX)
+            past_began(most, of->stream, of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns);
+    }
 }
 
 static bool is_judged(const struct sweep *sweep, const struct trace *trace)
@@ -90,7 +117,7 @@ static void let_go(struct measured_lane *lane, struct trace *trace)
 void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
 {
     int64_t last_ns = 0, went_on_ns = (int64_t)atomic_load(&lane->lane.went_on_at_ns);
-    int judged = 0;
+    int judged = 0, early = 0;
     bool running = false;
     for (size_t i = 0; i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
@@ -119,39 +146,32 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
         if (of_sweep(trace) && !trace->ended)
             let_go(lane, trace);
         else if (of_sweep(trace))
-            judged += is_judged(sweep, trace);
+            judged += is_judged(sweep, trace), early += trace->running_since_ns < sweep->last_ns;
     }
     sweep->together = judged >= ENOUGH;
-}
-
-/* How many streams may have run at some time of it: those that had something queued, or may have had. */
-static int most_beside(const struct sweep *sweep, const struct trace *trace)
-{
-    int most = 0;
-    for (int i = 0; i < sweep->streams; i++) {
-        const struct swept *of = &sweep->of[i];
-        most += of->launched_ns < trace->ran_until_ns
-            && (of->until_ns > trace->running_since_ns || sweep->went_on_ns < trace->ran_until_ns);
+    if (!sweep->together) {
+        sweep->from_ns = 0;
+        if (early < MANY)
+            sweep->until_ns = sweep->last_ns = INT64_MAX;
     }
-    return most ? most : 1;
+    find_most(lane, sweep);
 }
 
 void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, struct trace *trace)
 {
     int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns;
     double part_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
-    trace->told &= part_ns > 0 && (!sweep->together || is_judged(sweep, trace));
-    if (!trace->told)
-        return;
-    trace->least_ns =
-        (double)trace->own_ns * (double)(until_ns - from_ns) / part_ns / most_beside(sweep, trace);
-    if (!sweep->together || until_ns <= sweep->until_ns)
+    trace->told &= part_ns > 0 && is_judged(sweep, trace);
+    if (!trace->told || (sweep->together && until_ns <= sweep->until_ns))
         return;
     /* Later, launches that were not measured ran beside it, as many as before. */
-    double known_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, sweep->until_ns)
-        + (double)(until_ns - sweep->until_ns) / (sweep->running ? sweep->running : 1);
-    if (known_ns < part_ns)
-        trace->single_ns = trace->own_ns = (int64_t)((double)trace->own_ns * known_ns / part_ns);
+    int64_t known_ns = until_ns < sweep->until_ns ? until_ns : sweep->until_ns;
+    const struct past *past = sweep->together ? &lane->past : &lane->most;
+    double least_ns = (double)past_part_ns(past, trace->stream, from_ns, known_ns)
+        + (double)(until_ns - known_ns) / (sweep->running ? sweep->running : 1);
+    trace->least_ns = (double)trace->own_ns * least_ns / part_ns;
+    if (sweep->together && least_ns < part_ns)
+        trace->single_ns = trace->own_ns = (int64_t)trace->least_ns;
 }
 
 /* What a kind is now expected to cost. */

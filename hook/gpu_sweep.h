@@ -3,9 +3,13 @@
  * only launches are judged that began while every stream was being measured, early enough to have ended then,
  * mostly. They are taken as they began, as many short ones would else be in it and few long ones.
  *
- * Where there is no such time, as streams with long queues drift apart, all that is known of a launch is that
- * it cost no less than if all streams had run beside it that may have, and no more than if the measured ones
- * had: what was expected stands as long as it is between the two.
+ * A stream that was idle when its first one was launched had nothing before: it need not be waited for.
+ *
+ * Where there is no such time, as streams with long queues drift apart, it is not known whether what was
+ * queued on a stream before ran, or waited for something. A launch cost no less than if it ran, and no more
+ * than if only the measured ones did: what was expected stands as long as it is between the two. That is told
+ * by the launches that began before a stream was measured no more. Where these are few, by all, each stream
+ * having gone on as long as it may.
  */
 #ifndef VGPU_GPU_SWEEP_H
 #define VGPU_GPU_SWEEP_H
@@ -18,7 +22,7 @@ struct sweep {
     bool over; /* nothing of it is left to come: its launches can be settled */
     bool together; /* every stream was being measured for long enough to judge by: */
     int64_t from_ns, last_ns, until_ns; /* when; and what began by then is judged */
-    int running; /* streams that ran at the end of that, */
+    int running; /* streams that ran at the end of that */
     bool contended;
     int64_t went_on_ns; /* when anything else was launched after it, or INT64_MAX */
     int streams;

@@ -251,6 +251,7 @@ static void forget(struct measured_lane *lane, CUcontext context)
         if (atomic_load(&trace->state) == TRACE_OUT)
             gpu_drop_trace(lane, trace);
     }
+    atomic_store(&lane->lane.queued_ns, 0);
 }
 
 /* A context that there is something to read in. */

@@ -41,6 +41,8 @@ struct lane {
     _Atomic int64_t
         uncertain_ns; /* charged ahead for what is being measured, as far as it may be given back */
     _Atomic int64_t guess_ns; /* 0: nothing was measured yet */
+    _Atomic int64_t
+        queued_ns; /* since when a launch waits for the GPU that others have; 0: none was seen to */
 };
 
 /* NULL for a place that cannot be counted. */

@@ -46,7 +46,7 @@ struct measured_lane {
     _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
     struct probe probe;
-    struct past past;
+    struct past past, most; /* what ran, and what may have run beside a sweep that is over */
     uint64_t swept_ns; /* when the last sweep that is over began */
     struct trace traces[TRACES];
     struct doubt doubts[DOUBTS];

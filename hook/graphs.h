@@ -1,15 +1,11 @@
-/* Memory that graphs allocate while they run: which allocation nodes a graph has, and what their launch takes
- * from the budget.
- *
- * The driver backs the nodes of all graphs of a device from one reserve of its own: it grows at a launch that
- * needs more than any before, is used again by the next, and shrinks when it is trimmed. So one charge per
- * device stands for it. What a graph leaves allocated to the program is not used again: see require_besides.
- * Thread safe; a child of fork starts empty.
+/* Graphs that allocate memory while they run: which nodes a graph has, followed from their making to the
+ * executable graph. Thread safe; a child of fork starts empty.
  */
 #ifndef VGPU_GRAPHS_H
 #define VGPU_GRAPHS_H
 
 #include "cuda_abi.h"
+#include "settings.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,8 +14,10 @@
  * is allowed at any time. */
 CUgraph graph_captured(CUstream stream, bool per_thread);
 
-/* An allocation node of `bytes` on `device` became part of the graph. */
-void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes);
+/* An allocation node of `bytes` on `device` became part of the graph; and one that frees, what the graph
+ * itself allocates or another has left. */
+void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr address);
+void graph_frees(CUgraph graph, CUdeviceptr address);
 
 /* `part` became part of `whole` as a child graph, or `whole` is a copy of `part`. */
 void graph_contains(CUgraph whole, CUgraph part);
@@ -37,26 +35,28 @@ void graph_instantiated(CUgraphExec exec, CUgraph graph);
 
 void graph_exec_forget(CUgraphExec exec);
 
-/* Called by whoever is about to launch or upload `exec`: charges what its nodes need beyond what is charged
- * already. CUDA_ERROR_OUT_OF_MEMORY when that does not fit: the driver is then not asked. One relaxed load
- * when the process has no graph that allocates. */
-CUresult graph_memory_before_launch(CUgraphExec exec, const char *function);
+/* What the nodes of a graph take and free. */
+struct graph_needs {
+    uint64_t bytes[MAX_DEVICES]; /* by place */
+    uint64_t left; /* marks of what it allocates less those of what it frees: 0, it leaves nothing */
+    bool frees; /* what it allocates, or what others have left */
+};
 
-/* Called after the driver has answered the launch, whatever it said: the charge becomes what is reserved. If
- * it was launched, that also says what it needs. */
-void graph_memory_after_launch(CUgraphExec exec, bool launched);
+/* How its last launch found and left what is reserved for graphs; counts are of graph_launches.c. */
+struct graph_use {
+    bool launched;
+    uint64_t reserved[MAX_DEVICES], taken[MAX_DEVICES], freed;
+};
 
-/* The program has freed what a graph had left to it: other graphs may use it from now on, and leave it. */
-void graph_memory_left(void);
+struct graph_launch;
 
-/* Make the device's charge what the driver has reserved for graphs. */
-void graph_memory_true_up(CUdevice device);
+/* What `exec` needs and did; false when its nodes take nothing and free nothing. */
+bool graph_needs(struct graph_launch *launch, CUgraphExec exec);
 
-/* The same by place. */
-void graph_memory_true_up_place(int place);
+/* It was launched. */
+void graph_used(const struct graph_launch *launch, int place);
 
-/* Charged for graphs, whether they run or not; and give back what no running graph uses. */
-uint64_t graph_memory_idle_bytes(int place);
-void graph_memory_trim(int place);
+/* Of two amounts that may be absurd; not more than an exabyte. */
+uint64_t graph_bytes_sum(uint64_t one, uint64_t other);
 
 #endif

@@ -19,6 +19,7 @@ enum { MEASURE_OFTEN = 7, FEW_LOOKS = 20 };
 #define LATER_LOOK_NS 500000
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
 #define UNCERTAIN_WAIT_NS MS_NS
+#define QUEUE_LENT_NS (7 * MS_NS)
 #define STUCK_NS (5000 * MS_NS) /* between launches that are let out to somebody who may wait for them */
 #define OVERLONG_NS (1000 * MS_NS) /* for so long after it was last seen */
 
@@ -71,7 +72,7 @@ static void note_activity(struct lane *lane, uint64_t now_ns)
     if (!region)
         return;
     int32_t recent = atomic_load(&region->recent_kernel);
-    if (recent >= 0 && recent != LAUNCH_GATE_RECENT)
+    if (recent != LAUNCH_GATE_RECENT && !leases_of_monitor_ns(now_ns))
         atomic_compare_exchange_strong(&region->recent_kernel, &recent,
                                        LAUNCH_GATE_RECENT); /* unless it just blocked us */
     uint64_t noted_ns = atomic_load(&noted_at_ns);
@@ -80,11 +81,19 @@ static void note_activity(struct lane *lane, uint64_t now_ns)
         atomic_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
 }
 
-/* What is ours of the device's time now; SHARE_WHOLE_PERMILLE: no limit. */
-static uint32_t share_now(const struct core_share *core, uint64_t now_ns)
+/* Whether launches wait in the GPU's queues, and others have it. */
+static bool queues(const struct lane *lane, uint64_t now_ns)
+{
+    uint64_t since_ns = (uint64_t)atomic_load_explicit(&lane->queued_ns, memory_order_relaxed);
+    return since_ns && elapsed_ns(since_ns, now_ns) > QUEUE_LENT_NS && share_contended(lane->share, now_ns);
+}
+
+/* What is ours of the device's time now; SHARE_WHOLE_PERMILLE: no limit. What is lent is not queued: it could
+ * not be returned. */
+static uint32_t share_now(const struct core_share *core, const struct lane *lane, uint64_t now_ns)
 {
     uint32_t permille = core->enforced ? core->permille : SHARE_WHOLE_PERMILLE;
-    if (core->enforced && core->lent_permille && now_ns < core->lent_until_ns)
+    if (core->enforced && core->lent_permille && now_ns < core->lent_until_ns && !queues(lane, now_ns))
         permille += core->lent_permille < SHARE_WHOLE_PERMILLE ? core->lent_permille : SHARE_WHOLE_PERMILLE;
     return permille < SHARE_WHOLE_PERMILLE ? permille : SHARE_WHOLE_PERMILLE;
 }
@@ -184,13 +193,17 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     if (blocked_ns)
         return blocked_ns - now_ns < (uint64_t)SHARE_WAIT_MOST_NS ? blocked_ns - now_ns
                                                                   : (uint64_t)SHARE_WAIT_MOST_NS;
-    uint32_t permille = share_now(&core, now_ns);
+    uint32_t permille = share_now(&core, launch->lane, now_ns);
     launch->cost_ns = 0;
     if (permille == SHARE_WHOLE_PERMILLE)
         return 0;
     int64_t cost_ns = launch_cost_ns(launch);
+    uint64_t look_ns = cost_ns ? 0 : look_again_ns(launch);
+    const struct estimate *known = look_ns ? estimate_find(&gpu_time_predictor, launch->key) : NULL;
+    if (look_ns && (!known || !atomic_load(&known->deviation)))
+        cost_ns = launch_cost_ns(launch); /* unless its kind varies: what was waited for says nothing of it */
     if (!cost_ns)
-        return look_again_ns(launch);
+        return look_ns;
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
         launch_cost_drop_guess(launch);
         return repaid_ns(launch, permille, cost_ns);

@@ -2,11 +2,10 @@
  * device before it is made, and waits here while the share is spent or somebody entitled to it blocks the
  * container.
  *
- * Blocks are leases. The agent's ends at the time it names, at most 1 s after it was first seen. That of a
- * monitor (recent_kernel < 0 in the usage region) has no time: it is believed for 15 s, three of its rounds,
- * then lifted; a monitor that is alive blocks again in its next round.
+ * Blocks are leases (leases.h): the agent's ends at the time it names, at most 1 s after it was first seen; a
+ * monitor's when it has not answered for 7 s.
  *
- * A launch that waits holds no lock and looks at its limits at least every 25 ms. One that has waited for 5
+ * A launch that waits holds no lock and looks at its limits at least every 10 ms. One that has waited for 5
  * s longer than the container's debt explains is let through: what it waits for may wait for it. Thread,
  * process and fork safe. Never called with a lock held.
  */

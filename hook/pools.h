@@ -10,7 +10,7 @@
 
 #include "blocks.h"
 #include "cuda_abi.h"
-#include "graphs.h"
+#include "graph_launches.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -49,9 +49,15 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     struct block *pooled = NULL, *block = block_take(BLOCK_ADDRESS, address);                                \
     if (!block)                                                                                              \
         pooled = block_take(BLOCK_POOLED, address);                                                          \
+    bool of_graph = !block && !pooled && (address) && graphs_allocate();                                     \
+    CUgraph into = of_graph ? (captured) : NULL;                                                             \
+    if (of_graph && !into)                                                                                   \
+        graph_memory_freeing();                                                                              \
     CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
-    if (!block && !pooled && (address) && result == CUDA_SUCCESS && graphs_allocate() && !(captured))        \
-        graph_memory_left();                                                                                 \
+    if (of_graph && !into)                                                                                   \
+        graph_memory_freed();                                                                                \
+    else if (into && result == CUDA_SUCCESS)                                                                 \
+        graph_frees(into, address);                                                                          \
     return pooled ? pooled_freed(pooled, result) : wrap_freed(block, result)
 
 CUresult pooled_freed(struct block *block, CUresult result);

@@ -1,6 +1,6 @@
 #include "reclaim.h"
 #include "depth.h"
-#include "graphs.h"
+#include "graph_launches.h"
 #include "overhead.h"
 #include "pools.h"
 #include "real.h"

@@ -59,7 +59,7 @@ struct region {
     struct region_slot slots[REGION_SLOTS];
     _Atomic int32_t slot_count; /* slots in use lie before it */
     _Atomic int32_t utilisation_switch; /* the monitor's: shares of time are to be kept */
-    _Atomic int32_t recent_kernel; /* < 0: the monitor blocks us; set to 2 by whoever launches */
+    _Atomic int32_t recent_kernel; /* < 0: the monitor blocks us; set to 2 by whoever launches (leases.h) */
     _Atomic int32_t priority;
     _Atomic uint64_t last_kernel_time_s;
     unsigned char start_lock[32];
@@ -110,7 +110,9 @@ struct region_tail {
     _Atomic uint64_t refusal_count;
     _Atomic uint64_t swept_at_ns; /* when they were looked for last without a refusal; CLOCK_MONOTONIC */
     uint64_t id; /* of the agent's choice, also in the limits file; 0: the agent has not made the file */
-    uint64_t reserved1[3];
+    _Atomic uint64_t asked_at_ns; /* when a monitor that blocks us was asked whether it lives;
+                                     CLOCK_MONOTONIC. 0: nobody waits for it */
+    uint64_t reserved1[2];
     struct region_device devices[MAX_DEVICES];
     struct region_refusal refusals[REFUSALS];
 };
@@ -122,6 +124,7 @@ _Static_assert(sizeof(struct region_device) == 256, "device");
 _Static_assert(offsetof(struct region_device, budget_ns) == 64, "budget_ns");
 _Static_assert(sizeof(struct region_refusal) == 96, "refusal");
 _Static_assert(offsetof(struct region_tail, id) == 32, "id");
+_Static_assert(offsetof(struct region_tail, asked_at_ns) == 40, "asked_at_ns");
 _Static_assert(offsetof(struct region_tail, devices) == 64, "devices");
 _Static_assert(sizeof(struct region_tail) <= TAIL_BYTES, "tail");
 #define AT(field, offset) _Static_assert(offsetof(struct region, field) == (offset), #field)

@@ -2,11 +2,12 @@
 
 #define OUTSIDE_NS 2000000 /* looks are never so far apart while something runs */
 
-void residency_look(struct residency *residency, int64_t now_ns)
+void residency_look(struct residency *residency, int64_t now_ns, int running)
 {
     uint64_t i = residency->count++ % RESIDENCY_LOOKS;
     residency->looks[i].at_ns = now_ns;
     residency->looks[i].away = 0;
+    residency->looks[i].running = running > 1 ? running : 1;
     if (residency->undecided < RESIDENCY_LOOKS)
         residency->undecided++;
 }
@@ -28,7 +29,7 @@ bool residency_handled(struct residency *residency, int64_t at_ns, int64_t patie
     return ever;
 }
 
-int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns)
+int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns, bool part)
 {
     uint64_t known = residency->count < RESIDENCY_LOOKS ? residency->count : RESIDENCY_LOOKS;
     int64_t away_ns = 0, after_ns = 0; /* of the look after the one we are at */
@@ -44,7 +45,8 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
         after_ns = back == 1 ? 2 * at_ns - before_ns : after_ns;
         after_ns = after_ns > until_ns + OUTSIDE_NS ? until_ns + OUTSIDE_NS : after_ns;
         if (at_ns < until_ns && residency->looks[i].away)
-            away_ns += residency->looks[i].away * (after_ns - before_ns) / 2;
+            away_ns += residency->looks[i].away * (after_ns - before_ns)
+                / (part ? 2 * residency->looks[i].running : 2);
         after_ns = at_ns;
     }
     /* What is too long ago is taken to have been like the rest. */

@@ -18,21 +18,24 @@ struct residency {
     struct {
         int64_t at_ns;
         int away; /* how often it counts as a look at somebody else's turn */
+        int running; /* launches of ours, that share the time it stands for */
         int64_t back_ns; /* when that turn ended */
     } looks[RESIDENCY_LOOKS]; /* the newest is at count - 1, modulo RESIDENCY_LOOKS */
     uint64_t count;
     uint64_t undecided; /* of the newest ones: the probe is still out */
 };
 
-/* We looked, and a probe is out that was not handled yet: sent now, or before. */
-void residency_look(struct residency *residency, int64_t now_ns);
+/* We looked, and a probe is out that was not handled yet: sent now, or before. So many launches of ours have
+ * begun and not ended. */
+void residency_look(struct residency *residency, int64_t now_ns, int running);
 
 /* The probe was handled at this time. A delay below `patience_ns` is no delay, which hides the end of every
  * turn of others; delays just above stand for those. Whether we had been away. */
 bool residency_handled(struct residency *residency, int64_t at_ns, int64_t patience_ns);
 
-/* How much of the time between two moments, at both of which we had the GPU, others had it. */
-int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns);
+/* How much of the time between two moments, at both of which we had the GPU, others had it. `part`: what one
+ * launch that ran all the time had to wait for of that, each moment being shared by those that ran then. */
+int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns, bool part);
 
 /* When the last turn of others that ended between the two moments did so; 0: none that was seen. */
 int64_t residency_back_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns);

@@ -89,6 +89,7 @@
     X(cuLibraryUnload, "cuLibraryUnload", 12000, 0)                                                           \
     /* cuda_graph_memory.c */                                                                                 \
     X(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040, 0)                                             \
+    X(cuGraphAddMemFreeNode, "cuGraphAddMemFreeNode", 11040, 0)                                               \
     X(cuGraphAddNode, "cuGraphAddNode", 12020, 0)                                                             \
     X(cuGraphAddNode_v2, "cuGraphAddNode", 12030, 0)                                                          \
     X(cuGraphAddNode_v3, "cuGraphAddNode", 13040, 0)                                                          \
@@ -173,6 +174,7 @@
     X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, 0)                                                \
     X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020, 0)             \
     X(cuGreenCtxGetDevResource, "cuGreenCtxGetDevResource", 12040, 0)                                         \
+    X(cuCtxGetId, "cuCtxGetId", 12000, 0)                                                                     \
     X(cuCtxGetLimit, "cuCtxGetLimit", 3010, 0)                                                                \
     X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 7000, 0)                                      \
     X(cuCtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", 5050, 0)                                    \
@@ -197,7 +199,6 @@
     X(cuMulticastAddDevice, "cuMulticastAddDevice", 12010, 0)                                                 \
     X(cuGraphCreate, "cuGraphCreate", 10000, 0)                                                               \
     X(cuGraphAddKernelNode_v2, "cuGraphAddKernelNode", 12000, 0)                                              \
-    X(cuGraphAddMemFreeNode, "cuGraphAddMemFreeNode", 11040, 0)                                               \
     X(cuStreamQuery, "cuStreamQuery", 2000, 0)                                                                \
     X(cuStreamQuery_ptsz, "cuStreamQuery", 7000, PER_THREAD)                                                  \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, 0)                                                        \

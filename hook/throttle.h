@@ -21,7 +21,7 @@
 #define SHARE_BANK_NS (200 * MS_NS) /* times the share: most that one saves up while others have the GPU */
 #define SHARE_CHUNK_NS MS_NS /* most that a process takes at once */
 #define SHARE_DEBT_NS (10000 * MS_NS) /* a kernel longer than this is forgiven the rest */
-#define SHARE_WAIT_MOST_NS (25 * MS_NS) /* look at the limits again at least this often */
+#define SHARE_WAIT_MOST_NS (10 * MS_NS) /* look at the limits again at least this often */
 #define SHARE_WAIT_LEAST_NS MS_NS
 #define SHARE_CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 enum { SHARE_WHOLE_PERMILLE = 1000 };

@@ -84,6 +84,10 @@ CASES = (
     fires("VgpuGpuXid", "the first", {f'vgpu_xid_errors_total{{xid="79",{GPU}}}': "_x38 1 1 1"}),
     fires("VgpuGpuXid", "another one", {f'vgpu_xid_errors_total{{xid="79",{GPU}}}': "1+0x35 2+0x10"}),
     quiet("VgpuGpuXid", "long ago", {f'vgpu_xid_errors_total{{xid="79",{GPU}}}': "_x5 1+0x40"}),
+    quiet(
+        "VgpuGpuXid", "long ago, and a scrape failed ten minutes ago",
+        {f'vgpu_xid_errors_total{{xid="79",{GPU}}}': "1+0x29 stale 1+0x40"},
+    ),
     quiet("VgpuGpuXid", "a program's own fault", {f'vgpu_xid_errors_total{{xid="31",{GPU}}}': "_x30 1+3x10"}),
     fires(
         "VgpuLimitsNotEnforced", "musl",
@@ -132,6 +136,10 @@ CASES = (
         "VgpuRegionRejected", "mended",
         {'vgpu_region_rejected_total{reason="too short",instance="node-1"}': "3+0x40"},
     ),
+    quiet(
+        "VgpuRegionRejected", "mended, and a scrape failed a quarter of an hour ago",
+        {'vgpu_region_rejected_total{reason="too short",instance="node-1"}': "3+0x24 stale 3+0x40"},
+    ),
     fires(
         "VgpuContainerThrottled", "most of the time",
         {f"vgpu_container_throttled_seconds_total{{{DEVICE}}}": "0+45x60"}, at="60m",
@@ -165,9 +173,29 @@ CASES = (
         "VgpuContainerAllocationsRefused", "a few",
         {f"vgpu_container_allocations_refused_total{{{DEVICE}}}": "0+0x35 3+0x10"},
     ),
+    fires(
+        "VgpuContainerAllocationsRefused", "before the first scrape",
+        {f"vgpu_container_allocations_refused_total{{{DEVICE}}}": "_x30 3+0x40"},
+    ),
     quiet(
         "VgpuContainerAllocationsRefused", "an hour ago",
         {f"vgpu_container_allocations_refused_total{{{DEVICE}}}": "0+0x5 3+0x40"},
+    ),
+    quiet(
+        "VgpuContainerAllocationsRefused", "before the first scrape, long ago",
+        {f"vgpu_container_allocations_refused_total{{{DEVICE}}}": "_x5 3+0x40"},
+    ),
+    quiet(
+        "VgpuContainerAllocationsRefused", "none since the first scrape",
+        {f"vgpu_container_allocations_refused_total{{{DEVICE}}}": "_x30 0+0x40"},
+    ),
+    quiet(
+        "VgpuContainerAllocationsRefused", "long ago, and a scrape failed a quarter of an hour ago",
+        {f"vgpu_container_allocations_refused_total{{{DEVICE}}}": "3+0x24 stale 3+0x40"},
+    ),
+    quiet(
+        "VgpuContainerAllocationsRefused", "long ago, and the agent was away for half an hour",
+        {f"vgpu_container_allocations_refused_total{{{DEVICE}}}": "3+0x10 stale _x28 3+0x10"},
     ),
     fires(
         "VgpuLimitChangesFail", "the first",
@@ -176,6 +204,10 @@ CASES = (
     fires(
         "VgpuLimitChangesFail", "another one",
         {'vgpu_limit_changes_total{outcome="failed",source="socket",instance="node-1"}': "1+0x35 2+0x5"},
+    ),
+    quiet(
+        "VgpuLimitChangesFail", "long ago, and a scrape failed a quarter of an hour ago",
+        {'vgpu_limit_changes_total{outcome="failed",source="socket",instance="node-1"}': "1+0x24 stale 1+0x40"},
     ),
     quiet(
         "VgpuLimitChangesFail", "asked for too much",
@@ -189,6 +221,10 @@ CASES = (
     fires(
         "VgpuPodsRefused", "another one",
         {'vgpu_allocations_total{outcome="budget_exceeded",instance="node-1"}': "1+0x37 2+0x5"},
+    ),
+    quiet(
+        "VgpuPodsRefused", "long ago, and a scrape failed ten minutes ago",
+        {'vgpu_allocations_total{outcome="budget_exceeded",instance="node-1"}': "1+0x29 stale 1+0x40"},
     ),
     quiet(
         "VgpuPodsRefused", "all were granted",

@@ -73,18 +73,19 @@ class Told:
     """What the GPU did for one container, in percent of each step."""
 
     percents: list[float]
+    step_ms: int = STEP_MS
 
     def between(self, from_ms: int, until_ms: int) -> float:
         """Its part of the GPU in a stretch of steps."""
-        steps = self.percents[from_ms // STEP_MS : until_ms // STEP_MS]
+        steps = self.percents[from_ms // self.step_ms : until_ms // self.step_ms]
         assert steps, "the run is shorter"
         return sum(steps) / len(steps)
 
     def first_with(self, percent: float, from_ms: int) -> int:
         """When a step begins in which it had at least so much, in ms."""
-        for step in range(from_ms // STEP_MS, len(self.percents)):
+        for step in range(from_ms // self.step_ms, len(self.percents)):
             if self.percents[step] >= percent:
-                return step * STEP_MS
+                return step * self.step_ms
         raise AssertionError("never")
 
 
@@ -92,6 +93,8 @@ def run(
     directory: Path,
     tenants: Sequence[Tenant],
     kernels: Mapping[str, int],
+    *,
+    step_ms: int = STEP_MS,
     **asked: bool | int,
 ) -> list[Told]:
     """Let them and the loop run from the same moment on; `asked`: see feedback_world.py."""
@@ -105,7 +108,7 @@ def run(
     processes = []
     for number, tenant in enumerate(tenants):
         home = host.container(number, gpu.uuid, tenant.percent)
-        words = ["--virtual", str(parties), str(number), "--window-ms", str(STEP_MS)]
+        words = ["--virtual", str(parties), str(number), "--window-ms", str(step_ms)]
         processes.append(_process(
             [sim.libraries / "sim-gpu-tenant", *words, *tenant.phases],
             {**sim.environment(), "LD_PRELOAD": str(home / "libvgpu.so"), **tenant.env},
@@ -118,7 +121,7 @@ def run(
         for process in processes:
             process.kill()  # one that failed keeps the others waiting for it
     assert all(not err for _, err in said), said
-    return [_told(out) for out, _ in said[: len(tenants)]]
+    return [_told(out, step_ms) for out, _ in said[: len(tenants)]]
 
 
 def _process(words: Sequence[str | Path], env: Mapping[str, str]) -> "subprocess.Popen[str]":
@@ -128,7 +131,7 @@ def _process(words: Sequence[str | Path], env: Mapping[str, str]) -> "subprocess
     )  # fmt: skip
 
 
-def _told(out: str) -> Told:
+def _told(out: str, step_ms: int) -> Told:
     said = json.loads(out)
     assert said["result"] == 0
-    return Told([ns / (STEP_MS * 10_000) for ns in said["windows_ns"]])
+    return Told([ns / (step_ms * 10_000) for ns in said["windows_ns"]], step_ms)

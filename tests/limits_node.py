@@ -1,7 +1,7 @@
 """A node with containers whose limits change: real files and records, everything else by hand."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,16 +102,32 @@ class Node:
             record.pod_uid, record.container, record.claims
         )
 
-    def annotate(self, record: GrantRecord, value: object) -> None:
-        """Let the watch bring the pod with this annotation; None: without."""
+    def annotate(
+        self,
+        record: GrantRecord,
+        value: object,
+        *,
+        others: Collection[Container] = (),
+        ended: Collection[str] = (),
+    ) -> None:
+        """Let the watch bring the pod with this annotation; None: without.
+
+        It has the containers that were granted something, and the `others`.
+        """
         text = value if isinstance(value, str) else json.dumps(value)
+        named = {one.name: one for one in others}
+        granted = [one.container for one in self.grants.records() if one.pod_uid == record.pod_uid]
         pod = Pod(
             namespace=record.namespace,
             name=record.pod_name,
             uid=record.pod_uid,
             phase="Running",
             annotations={} if value is None else {ANNOTATION: text},
-            containers=(Container(name=record.container, vgpus=1),),
+            containers=(
+                *others,
+                *(Container(name=name, vgpus=1) for name in granted if name not in named),
+            ),
+            ended=frozenset(ended),
         )
         self.pods.update(lambda table: table.applied(pod))
 

@@ -21,6 +21,7 @@ from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
 from agent.sim.driver import SimDriver
 
 WORLD = Path(__file__).resolve().parent / "share_world.py"
+MONITOR = WORLD.with_name("monitor_world.py")
 STEP_MS = 100  # what GPU time is noted by
 STEPS = 10  # in a second
 SWITCH_AT, RECENT_KERNEL_AT = 2008900, 2008904  # of the usage region, HAMi-core 1.2
@@ -43,6 +44,7 @@ class Tenant:
     container: int | None = None  # None: one of its own
     policy: str = ""  # GPU_CORE_UTILIZATION_POLICY
     limits_file: bool = False  # the share comes from there, not from the environment
+    priority: int = 1  # CUDA_TASK_PRIORITY
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,15 @@ class Change:
     offset: int
     format: str  # of struct
     value: int  # times are given from the beginning of the run, in ns
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """A stand-in for HAMi's, whose last round is before `until_ms`: then it is killed."""
+
+    until_ms: int
+    every_ms: int = 5000
+    first_ms: int = 5000
 
 
 @dataclass(frozen=True)
@@ -122,9 +133,13 @@ def run(
     changes: Sequence[Change] = (),
     failing: Mapping[str, int] | None = None,
     first_seed: int = 1,
+    monitor: Monitor | None = None,
     **execution: int,
 ) -> list[Container]:
-    """Let them all run from the same moment on; lengths are drawn by a seed for each process."""
+    """Let them all run from the same moment on; lengths are drawn by a seed for each process.
+
+    What the monitor saw is in the file `rounds` of the directory, a line of JSON for each round.
+    """
     sim = SimDriver(directory, libraries=sim_libraries())
     gpu = sim.add_gpu()
     sim.execution(clock="virtual", **execution)
@@ -135,11 +150,16 @@ def run(
     numbers = [index if t.container is None else t.container for index, t in enumerate(tenants)]
     for number in set(numbers):
         _make_container(directory, number, tenants[numbers.index(number)], gpu.uuid)
-    parties = len(tenants) + bool(changes)
+    parties = len(tenants) + bool(changes) + bool(monitor)
     processes = [
         _start(sim, directory / f"c{number}", tenant, gpu.uuid, parties, rank, first_seed + rank)
         for rank, (tenant, number) in enumerate(zip(tenants, numbers, strict=True))
     ]
+    if monitor:
+        homes = [directory / f"c{number}" for number in sorted(set(numbers))]
+        processes.append(
+            _start_monitor(sim, directory / "rounds", monitor, homes, parties, len(tenants))
+        )
     if changes:
         processes.append(_start_world(sim, directory, changes, parties))
     said = [process.communicate(timeout=900) for process in processes]
@@ -173,6 +193,7 @@ def _start(
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(home / "region.cache"),
         "NVIDIA_VISIBLE_DEVICES": uuid,
         "GPU_CORE_UTILIZATION_POLICY": tenant.policy,
+        "CUDA_TASK_PRIORITY": str(tenant.priority),
         "VGPU_SIM_SEED": str(seed),
     }
     if not tenant.limits_file:
@@ -196,6 +217,15 @@ def _start_world(
         for c in sorted(changes, key=lambda change: change.at_ms)
     ]
     words = [sys.executable, str(WORLD), str(parties), json.dumps(plan)]
+    return _process(words, {"PATH": os.environ["PATH"], **sim.environment()})
+
+
+def _start_monitor(
+    sim: SimDriver, rounds: Path, monitor: Monitor, homes: Sequence[Path], parties: int, rank: int
+) -> "subprocess.Popen[str]":
+    words: list[str | Path] = [sys.executable, MONITOR, str(parties), str(rank)]
+    words += [str(ms) for ms in (monitor.first_ms, monitor.every_ms, monitor.until_ms)]
+    words += [rounds, *(home / "region.cache" for home in homes)]
     return _process(words, {"PATH": os.environ["PATH"], **sim.environment()})
 
 

@@ -150,7 +150,7 @@ def _launch(library: ctypes.CDLL, gpu: Gpu, index: int, tenant: Tenant) -> None:
             taken = library.share_take(tenant.share, int(tenant.next_ns), 700_000)
             if not taken:
                 wait = library.share_wait_ns(tenant.share, tenant.permille)
-                assert MS <= wait <= 25 * MS
+                assert MS <= wait <= 10 * MS
                 tenant.wake_ns = gpu.now_ns + wait
                 return
             tenant.tokens_ns += taken

@@ -3,7 +3,8 @@
 HAMi-core's library waits as long as a word of its usage region is negative, and nothing but a write
 ends that. So while the agent blocks such containers this process holds their regions open, told by
 the agent over a socket that is its standard input. When that is closed, because the agent stops or
-was killed, it writes 0 where it finds less, and ends.
+was killed, it writes 0 where it finds less, and ends. Where our library waits, a 1 stands for that
+less; who merely was counted down is the same with 0.
 
 A program of the standard library alone, so that it starts fast and stays small.
 """
@@ -18,6 +19,7 @@ import struct
 MOST_HELD = 200  # the kernel passes at most 253 descriptors at once
 OFFSET, WORD = struct.Struct("<Q"), struct.Struct("<i")
 UNDERSTOOD = b"k"
+ASKED = 1  # our library's question whether the agent lives
 
 
 def main() -> int:
@@ -49,7 +51,7 @@ def unblock(fd: int, at: int) -> bool:
     """Let a library go on that waits; whether it did."""
     with contextlib.suppress(OSError):
         word = os.pread(fd, WORD.size, at)
-        if len(word) == WORD.size and WORD.unpack(word)[0] < 0:
+        if len(word) == WORD.size and (WORD.unpack(word)[0] < 0 or WORD.unpack(word)[0] == ASKED):
             return os.pwrite(fd, WORD.pack(0), at) == WORD.size
     return False
 

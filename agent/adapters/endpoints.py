@@ -67,9 +67,10 @@ class Talk:
         """Take what has arrived; give the bytes of the answer when there is one to give."""
         self.received += data
         if self.head is None:
-            end = self.received.find(b"\r\n\r\n")
+            # A head of the greatest size is followed by the four bytes that end it.
+            end = self.received.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES + 4)
             if end < 0:
-                if len(self.received) > MAX_HEAD_BYTES:
+                if len(self.received) >= MAX_HEAD_BYTES + 4:
                     status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
                     return plain(status, "request too large\n").encode(head_only=False)
                 return None

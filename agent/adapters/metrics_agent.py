@@ -58,8 +58,8 @@ class AgentGauges:
         if self._ready is not None:
             yield _gauge(
                 "vgpu_ready",
-                "1 while /readyz is well: the driver answers, kubelet listens and the scheduler "
-                "knows the node; at 0 /readyz says what is missing.",
+                "1 while /readyz is well: the driver answers, kubelet listens, the scheduler knows "
+                "the node and its pods have been read; at 0 /readyz says what is missing.",
                 int(self._ready()),
             )
         yield from _gpus(self._state.inventory())

@@ -85,7 +85,7 @@ DEVICE_FAMILIES: Sequence[tuple[Family, Callable[[DeviceUse], float | None]]] = 
     (
         Family("vgpu_container_throttled_seconds_total", OF_DEVICE,
                "Self-reported: time that the container's launches waited for its share; a rate "
-               "near the number of its busy threads means that its share is what holds it up."),
+               "near the number of its busy processes means that its share is what holds it up."),
         lambda device: (
             device.totals.throttled_ns / NS_PER_S if _counts(device, "throttled_ns") else None
         ),

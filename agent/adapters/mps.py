@@ -5,10 +5,11 @@ clients must see the same shared memory, which is `<root>/shm` in containers; in
 that directory is to be mounted at /dev/shm.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -16,6 +17,14 @@ import pynvml
 
 from agent import logs
 from agent.adapters.nvml_topology import NOT_THERE
+from agent.adapters.safe_files import (
+    check_ours,
+    ensured_directory,
+    opened_directory,
+    read_small,
+    refusing,
+    write_whole,
+)
 from agent.boundaries import passed
 from agent.domain.mps import ALIVE, LOG_VARIABLE, PIPE_VARIABLE, MpsPlan
 from agent.errors import NodeNotReady
@@ -27,7 +36,8 @@ ASKING_S = 10.0
 STARTING_S = 30.0
 QUIT = "quit"
 GPUS = "gpus"  # file beside `pipe` and `log`: whose compute mode was changed, a uuid a line
-MANY_RESOURCES, MANY_CHARS = 1000, 100_000
+MANY_RESOURCES, MANY_BYTES = 1000, 100_000
+WHAT = "keep the directories of the MPS daemon"
 
 
 class HostMps:
@@ -54,13 +64,18 @@ class HostMps:
             )
         shm = self._root / "shm"
         try:
-            shm.mkdir(parents=True, exist_ok=True)
-            theirs, ours = shm.stat(), self._shared_memory.stat()
+            with self._made() as top:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir("shm", 0o755, dir_fd=top)
+                theirs = os.stat("shm", dir_fd=top)  # which may lead there: it is only compared
+            ours = self._shared_memory.stat()
         except OSError as error:
             return (
                 f"sharing.mps needs the directory {shm} ({error.strerror}): make it, or set "
                 "--mps-root"
             )
+        except NodeNotReady as error:
+            return f"sharing.mps needs the directory {shm}: {error}"
         if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
             return (
                 f"the MPS daemon and its clients must share memory, but {shm} is not the agent's "
@@ -81,16 +96,13 @@ class HostMps:
         """See `Mps.start`."""
         for uuid in plan.uuids:
             _set_mode(uuid, exclusive=True)
-        try:
+        content = "".join(f"{uuid}\n" for uuid in plan.uuids).encode()
+        with refusing(WHAT, self._root / plan.resource), self._made(*_parts(plan)) as own:
             for name in ("pipe", "log"):
-                self._directory(plan, name).mkdir(parents=True, exist_ok=True)
-            self._directory(plan, GPUS).write_text("".join(f"{uuid}\n" for uuid in plan.uuids))
+                with ensured_directory(name, 0o755, dir_fd=own):
+                    pass
+            write_whole(GPUS, content, 0o644, dir_fd=own)
             passed("mps-gpus-written")
-        except OSError as error:
-            raise NodeNotReady(
-                f"the directories of the MPS daemon cannot be made below {self._root} "
-                f"({error.strerror}): repair that, or set --mps-root"
-            ) from error
         self._run(plan, ["-d"], "", STARTING_S)
 
     def tell(self, plan: MpsPlan, command: str) -> str:
@@ -100,15 +112,27 @@ class HostMps:
     def started(self) -> Sequence[MpsPlan]:
         """See `Mps.started`."""
         found = []
-        for file in sorted(islice(self._root.glob(f"*/*/{GPUS}"), MANY_RESOURCES)):
-            resource = str(file.parent.relative_to(self._root))
+        for resource in islice(self._resources(), MANY_RESOURCES):
             try:
-                words = tuple(file.read_text()[:MANY_CHARS].split())
+                with self._there(*resource.split("/")) as own:
+                    content = read_small(GPUS, MANY_BYTES, dir_fd=own)
+                words = tuple((content or b"").decode().split())
+            except FileNotFoundError:
+                continue
             except (OSError, UnicodeDecodeError) as error:
                 log.failing("mps daemon forgotten", about=resource, error=error)
                 continue
             found.append(MpsPlan(resource=resource, uuids=words, visible=False, commands=()))
         return found
+
+    def _resources(self) -> Iterator[str]:
+        """What may be resources, `nvidia.com/gpu` for instance."""
+        with contextlib.suppress(OSError):
+            for above in sorted(self._root.iterdir()):
+                with contextlib.suppress(OSError):
+                    for own in sorted(above.iterdir()):
+                        if os.path.lexists(own / GPUS):
+                            yield f"{above.name}/{own.name}"
 
     def retire(self, plan: MpsPlan) -> None:
         """See `Mps.retire`."""
@@ -116,13 +140,34 @@ class HostMps:
             self.tell(plan, QUIT)
         for uuid in plan.uuids:
             _set_mode(uuid, exclusive=False)
-        try:
-            self._directory(plan, GPUS).unlink(missing_ok=True)
+        with refusing(WHAT, self._root / plan.resource), contextlib.suppress(FileNotFoundError):
+            with self._there(*_parts(plan)) as own:
+                os.unlink(GPUS, dir_fd=own)
             passed("mps-gpus-removed")
-        except OSError as error:
-            raise NodeNotReady(
-                f"{self._directory(plan, GPUS)} cannot be removed ({error.strerror})"
-            ) from error
+
+    @contextlib.contextmanager
+    def _made(self, *below: str) -> Iterator[int]:
+        """A directory of ours, made with those above it. Raises OSError, NodeNotReady.
+
+        Pods that are clients have what is in `pipe` and in `shm`: nothing is made or written here
+        where a link leads.
+        """
+        self._root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            fd = stack.enter_context(opened_directory(self._root))
+            check_ours(fd, self._root)
+            for name in below:
+                fd = stack.enter_context(ensured_directory(name, 0o755, dir_fd=fd))
+            yield fd
+
+    @contextlib.contextmanager
+    def _there(self, *below: str) -> Iterator[int]:
+        """The same where it is there already. Raises OSError."""
+        with contextlib.ExitStack() as stack:
+            fd = stack.enter_context(opened_directory(self._root))
+            for name in below:
+                fd = stack.enter_context(opened_directory(name, dir_fd=fd))
+            yield fd
 
     def _run(self, plan: MpsPlan, flags: Sequence[str], words: str, within_s: float) -> str:
         program = self._program()
@@ -168,6 +213,10 @@ class HostMps:
 
     def _log(self, plan: MpsPlan) -> Path:
         return self._directory(plan, "log")
+
+
+def _parts(plan: MpsPlan) -> Sequence[str]:
+    return plan.resource.split("/")
 
 
 def _set_mode(uuid: str, *, exclusive: bool) -> None:

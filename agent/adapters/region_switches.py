@@ -53,6 +53,8 @@ class HostRegionSwitches:
         self._root = host_vgpu_dir
         self._open: dict[ContainerKey, _Region] = {}
         self._directories: frozenset[ContainerKey] = frozenset()
+        self._wanted: Sequence[tuple[ContainerKey, int]] | None = None
+        self._reads: list[tuple[int, int]] = []  # what that comes to: descriptors, bytes of each
 
     def close(self) -> None:
         """Let go of all of them."""
@@ -116,15 +118,10 @@ class HostRegionSwitches:
 
     def counters(self, wanted: Sequence[tuple[ContainerKey, int]]) -> list[bytes]:
         """See `ports.RegionSwitches.counters`."""
-        return [self._counters(self._open.get(key), places) for key, places in wanted]
-
-    def _counters(self, region: _Region | None, places: int) -> bytes:
-        if region is None or not region.ours:
-            return b""
-        try:
-            return os.pread(region.fd, DEVICE_BYTES * places, ACTIVITY_AT)
-        except OSError:
-            return b""
+        if wanted is not self._wanted:  # many times a second it is the same
+            self._wanted = wanted
+            self._reads = [_read_of(self._open.get(key), places) for key, places in wanted]
+        return [_pread(fd, length) for fd, length in self._reads]
 
     def held(self, key: ContainerKey) -> Held | None:
         """See `ports.RegionSwitches.held`."""
@@ -148,7 +145,7 @@ class HostRegionSwitches:
                 known = _opened(fd)
                 if known is None:
                     return None
-                self._open[key] = known
+                self._open[key], self._wanted = known, None
             return _words(known)
         except OSError:
             return None
@@ -158,7 +155,21 @@ class HostRegionSwitches:
     def _drop(self, key: ContainerKey) -> None:
         region = self._open.pop(key, None)
         if region is not None:
+            self._wanted = None
             os.close(region.fd)
+
+
+def _read_of(region: _Region | None, places: int) -> tuple[int, int]:
+    if region is None or not region.ours:
+        return -1, 0
+    return region.fd, DEVICE_BYTES * places
+
+
+def _pread(fd: int, length: int) -> bytes:
+    try:
+        return os.pread(fd, length, ACTIVITY_AT) if length else b""
+    except OSError:
+        return b""
 
 
 def _is_still(region: _Region, directory: int) -> bool:
@@ -208,5 +219,5 @@ def _words(region: _Region) -> SwitchWords | None:
     if not _is_whole(region):
         return None
     header = os.pread(region.fd, HEADER_BYTES, 0)
-    trailer = os.pread(region.fd, TRAILER_BYTES, region.layout["utilisation_switch"])
+    trailer = os.pread(region.fd, TRAILER_BYTES, region.layout["slot_count"])
     return words_of(region.layout, header, trailer)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Run the main job on a simulated node: two simulated GPUs, a stand-in kubelet, API server and
-scheduler, and the real agent as a process of its own. Every "container" is a real process with
-exactly the environment and mounts that Allocate returned. Needs no root, GPU, kubelet or cluster;
-takes about 10 seconds.
+scheduler (in modes slices and nvidia kubelet alone), and the real agent as a process of its own.
+Every "container" is a real process with exactly the environment and mounts that Allocate returned.
+Needs no root, GPU, kubelet or cluster; takes 5 to 25 seconds, by mode.
 """
 # A demo should not take the 30 s in which a GPU of a node recovers, nor the seconds in which an
 # agent looks around.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.demo.operator import Operator
-from agent.demo.slices_story import SlicesStory, Tenant, asks, short
+from agent.demo.slices_story import SlicesStory, Tenant, as_told, asks
 from agent.demo.story import GPUS, MEMORY_MIB, must
 from agent.sim.node import RESOURCE
 
@@ -31,6 +31,8 @@ HELD_MIB = 4096
 @dataclass(slots=True)
 class NvidiaStory(SlicesStory):
     """The same node and the same telling."""
+
+    shares: str = "replicas"
 
     def steps(self) -> "Sequence[tuple[str, Callable[[], str]]]":
         return (
@@ -83,7 +85,7 @@ class NvidiaStory(SlicesStory):
     def refuse(self) -> str:
         refused = self.node.run_static("greedy", asks(SHARED, 2)).admitted
         must(not refused.ok, "a container has two replicas")
-        return short(refused.message)
+        return as_told(refused.message)
 
     def show_use(self) -> str:
         names = {f"{name}/main" for name in self.tenants}

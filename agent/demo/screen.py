@@ -88,6 +88,7 @@ class Screen:
         self._out = out
         self._live = out.isatty() and shutil.get_terminal_size().lines >= LIVE_LINES
         self._drawn = 0
+        self._below_blank = False
 
     def say(self, text: str = "") -> None:
         """Print a line above the table."""
@@ -95,10 +96,12 @@ class Screen:
             return
         self._erase()
         print(text, file=self._out, flush=True)
+        self._below_blank = not text
 
     def exhibit(self, command: str, printed: str) -> None:
         """Show what a command prints, above the tables."""
-        self.say("")
+        if not self._below_blank or self._live:
+            self.say("")
         self.say(f"$ {command}")
         for line in printed.rstrip().splitlines():
             self.say(line)
@@ -121,6 +124,7 @@ class Screen:
             unwell = "UNHEALTHY" in line and self._live
             print(f"{RED}{line}{PLAIN}" if unwell else line, file=self._out)
         self._out.flush()
+        self._below_blank = True
         self._drawn = len(lines) if self._live else 0
 
     def leave_standing(self) -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 SMALL, LARGE = f"{RESOURCE}-small", f"{RESOURCE}-large"
 SIZES = "small=8Gi:25,large=24Gi:50"
 MIB_OF = {SMALL: 8192, LARGE: 24576, RESOURCE: MEMORY_MIB // SPLIT}
-SAID_CHARS = 160
 
 
 @dataclass(slots=True)
@@ -46,6 +45,7 @@ class SlicesStory:
     screen: Screen
     began_s: float = field(default_factory=time.monotonic)
     checks: list[Check] = field(default_factory=list)
+    shares: str = "slices"  # what kubelet gives away
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
     def steps(self) -> "Sequence[tuple[str, Callable[[], str]]]":
@@ -145,7 +145,7 @@ class SlicesStory:
     def fill_up(self) -> str:
         refused = self.node.run_static("late", asks(LARGE, 1)).admitted
         must(not refused.ok, f"another {LARGE} was given away, but no GPU has room for it")
-        return short(refused.message)
+        return f"a fourth pod is refused: {as_told(refused.message)}"
 
     def free(self) -> str:
         self._end("notebook")
@@ -165,7 +165,7 @@ class SlicesStory:
         operator = Operator(self.node)
         names = {f"{name}/main" for name in self.tenants}
         self.node.wait("top knows them all", lambda: names == set(operator.used_mib()))
-        return f"kill -9: {len(names)} containers untouched, the same slices free"
+        return f"kill -9: {len(names)} containers untouched, the same {self.shares} free"
 
     def stop_agent(self) -> str:
         code = self.node.stop_agent()
@@ -281,6 +281,7 @@ def asks(resource: str, count: int) -> ContainerSpec:
     return ContainerSpec(name="main", resources={resource: count})
 
 
-def short(text: str) -> str:
-    """As much of it as a line bears."""
-    return text if len(text) <= SAID_CHARS else f"{text[:SAID_CHARS]}..."
+def as_told(message: str) -> str:
+    """A refusal as its author wrote it: kubelet wraps it in what sounds like a fault."""
+    told = message.rpartition(" desc = ")[2].partition("Allocate failed due to ")
+    return (told[2] or told[0]).removesuffix(", which is unexpected")

@@ -322,16 +322,16 @@ class Story:
         self.screen.show(self.view(), settled=settled)
 
     def view(self) -> View:
-        """The present state: GPUs as kubelet counts them, containers as they told us."""
+        """The present state: health as kubelet has it, containers as they told us."""
         kubelet = self.node.kubelet.resources.get(self.node.resource)
-        in_use = kubelet.in_use if kubelet else frozenset()
         healthy = kubelet.healthy if kubelet else frozenset()
         gpus = tuple(
             GpuRow(
                 index=number,
                 name=MODEL,
                 healthy=any(device.startswith(uuid) for device in healthy),
-                vgpus_in_use=sum(device.startswith(uuid) for device in in_use),
+                # Not kubelet's ids: it gives an app container those of an init container again.
+                vgpus_in_use=sum(tenant.gpu_uuid == uuid for tenant in self.tenants),
                 vgpus=SPLIT,
                 memory_mib=MEMORY_MIB,
                 used_mib=sum(t.used_mib for t in self.tenants if t.gpu_uuid == uuid),

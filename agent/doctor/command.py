@@ -65,7 +65,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timeout",
         metavar="TIME",
-        help=f"by when a check must have answered, or is failed (default {WITHIN_S:g}s)",
+        help=(
+            f"by when each check must have answered, or is failed (default {WITHIN_S:g}s; of "
+            "hook-limits 20s)"
+        ),
     )
     group.add_argument(
         "--warnings-ok", action="store_true", help="exit with 0 when there are only warnings"
@@ -96,7 +99,8 @@ def main(
             print(f"{check.name:<{width}}  {check.question}")
         return 0
     checks = selected(CHECKS, _names(given, "only"), _names(given, "skip"))
-    wait_s, within_s = _seconds(given, "wait", 0.0), _seconds(given, "timeout", WITHIN_S)
+    wait_s = _seconds(given, "wait", 0.0)
+    within_s = None if given.get("timeout") is None else _seconds(given, "timeout", WITHIN_S)
     settings = config()
     root = Path(str(given.get("host_root") or "/"))
     made = host or (lambda found: Host(config=found, environ=environ, root=root))
@@ -125,7 +129,7 @@ def _round(
     host: Host,
     environ: Mapping[str, str],
     *,
-    within_s: float,
+    within_s: float | None,
     show: bool,
 ) -> list[Result]:
     """Do all; each is shown when it is done."""

@@ -1,5 +1,6 @@
 """What a check is, what it finds, and how checks are done: one by one, each in bounded time."""
 
+import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from agent.doctor.host import Host
 
 WITHIN_S = 10.0  # by which a driver, a kubelet or an API server has answered, or is said to hang
+CHILD_SHARE = 0.9  # of that for its child process, so that none is left behind
 
 
 class Verdict(StrEnum):
@@ -58,8 +60,8 @@ class Check:
     question: str
     look: Callable[["Host"], Finding]
     needs: tuple[str, ...] = ()
-    hangs: str = ""  # what to do when it does not answer
-    within_s: float = 0.0  # by when it must have answered; 0: as all
+    hangs: "str | Callable[[Host], str]" = ""  # what to do when it does not answer
+    within_s: float = 0.0  # by when it must have answered if nobody asks for a time; 0: as all
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,13 @@ def selected(
     return tuple(check for check in checks if check.name in wanted - set(skip))
 
 
-def done(checks: Sequence[Check], host: "Host", *, within_s: float = WITHIN_S) -> Iterator[Result]:
-    """Do the checks in their order. One that needs a check that found nothing usable is skipped."""
+def done(
+    checks: Sequence[Check], host: "Host", *, within_s: float | None = None
+) -> Iterator[Result]:
+    """Do the checks in their order. One that needs a check that found nothing usable is skipped.
+
+    `within_s`: how long each of them may take; None: as long as each has of its own.
+    """
     found: dict[str, Finding] = {}
     causes: dict[str, str] = {}  # skipped check -> the first that found nothing usable
     for check in checks:
@@ -93,7 +100,8 @@ def done(checks: Sequence[Check], host: "Host", *, within_s: float = WITHIN_S) -
             how = f"is {found[cause].verdict}" if cause in found else "is not looked at"
             finding = skipped(f"needs `{cause}`, which {how}")
         else:
-            finding = bounded(check, host, within_s)
+            own_s = check.within_s or WITHIN_S
+            finding = bounded(check, host, own_s if within_s is None else within_s)
         found[check.name] = finding
         yield Result(check, finding)
 
@@ -104,13 +112,14 @@ def _usable(finding: Finding | None) -> bool:
 
 def bounded(check: Check, host: "Host", within_s: float) -> Finding:
     """What the check finds; it is left to itself when it takes longer. Never raises."""
-    found: list[Finding] = []
-    within_s = check.within_s or within_s
+    found: list[Finding | None] = []
+    host.child_within_s = within_s * CHILD_SHARE
     attempt(check.name, lambda: found.append(_looked(check, host)), within_s)
-    if found:
+    if found and found[0]:
         return found[0]
+    mends = check.hangs if isinstance(check.hangs, str) else check.hangs(host)
     return failed(
-        f"did not answer within {within_s:g} s", check.hangs or "dmesg --level=err,warn | tail -50"
+        f"did not answer within {within_s:g} s", mends or "dmesg --level=err,warn | tail -50"
     )
 
 
@@ -123,9 +132,12 @@ def attempt(name: str, do: Callable[[], None], within_s: float) -> None:
     thread.join(within_s)
 
 
-def _looked(check: Check, host: "Host") -> Finding:
+def _looked(check: Check, host: "Host") -> Finding | None:
+    """None: its child process took all of its time."""
     try:
         return check.look(host)
+    except subprocess.TimeoutExpired:
+        return None
     except PermissionError as error:
         return skipped(
             f"{error.filename or 'it'} is closed to user {host.uid}",

@@ -12,6 +12,7 @@ from agent.adapters.podresources import MAX_RECEIVE_BYTES
 from agent.doctor import volcano
 from agent.doctor.finding import Check, Finding, failed, ok, warning
 from agent.doctor.host import Host, is_socket, listens, writable
+from agent.doctor.units import of_kubelet, restart_kubelet
 from agent.domain.gpu import GpuInventory
 from agent.domain.nvidia_devices import Offer, is_own_form
 from agent.domain.slices import offers
@@ -22,7 +23,6 @@ from agent.wire import rpc
 CHECKPOINT = "kubelet_internal_checkpoint"
 ANSWER_S = 5.0
 LONGEST_OWN = f"{SOCKET_PREFIX}4194304-999999.sock"
-RESTART = "systemctl restart kubelet; journalctl -u kubelet -n 50"
 # Names of device plugins that hand out NVIDIA GPUs, as their images and their sockets have them.
 RIVAL_PROGRAMS = frozenset(
     {
@@ -38,11 +38,14 @@ def kubelet_socket(host: Host) -> Finding:
     path = host.config.kubelet_socket
     if not is_socket(path):
         return failed(
-            f"there is no socket {path}: kubelet does not run, or keeps its files elsewhere",
-            f"{RESTART}   # with --root-dir: vgpu-agent run --kubelet-socket DIR/kubelet.sock",
+            f"there is no socket {path}: kubelet does not run, or it is not kubelet's own path",
+            f"{restart_kubelet(host)}   # it is /var/lib/kubelet/device-plugins/kubelet.sock, "
+            "whatever --root-dir is",
         )
     if not listens(path):
-        return failed(f"nobody listens on {path}: kubelet has ended or hangs", RESTART)
+        return failed(
+            f"nobody listens on {path}: kubelet has ended or hangs", restart_kubelet(host)
+        )
     return ok(f"{path} takes connections")
 
 
@@ -70,7 +73,8 @@ def pod_resources(host: Host) -> Finding:
     if not is_socket(path):
         return failed(
             f"there is no socket {path}: grants cannot be compared with kubelet's books",
-            f"{RESTART}   # in a pod: mount hostPath {path.parent}",
+            f"{restart_kubelet(host)}   # in a pod: mount hostPath {path.parent}; kubelet with "
+            "--root-dir=DIR: --pod-resources-socket DIR/pod-resources/kubelet.sock",
         )
     channel = rpc.unix_channel(path, max_receive_bytes=MAX_RECEIVE_BYTES)
     try:
@@ -78,7 +82,7 @@ def pod_resources(host: Host) -> Finding:
             pr.ListPodResourcesRequest(), timeout=ANSWER_S
         )
     except grpc.RpcError as error:
-        return failed(f"{path}: {error.code().name}: {error.details()}", RESTART)
+        return failed(f"{path}: {error.code().name}: {error.details()}", restart_kubelet(host))
     finally:
         channel.close()
     return ok(f"{path} tells of {len(answer.pod_resources)} pods")
@@ -170,21 +174,21 @@ def books(host: Host) -> Finding:
     """What kubelet remembers under our resource is ours."""
     path = host.config.kubelet_socket.parent / CHECKPOINT
     text = host.read_if_there(path)
-    resource = host.config.resource_name
+    resource, unit = host.config.resource_name, of_kubelet(host)
     if text is None:
         return ok(f"kubelet has no {path.name} yet")
     ids = registered_ids(text, resource)
     if ids is None:
         return warning(
             f"{path} cannot be read as kubelet writes it",
-            f"drain the node, then: systemctl stop kubelet && rm {path} && systemctl start kubelet",
+            f"drain the node, then: systemctl stop {unit} && rm {path} && systemctl start {unit}",
         )
     foreign = [one for one in ids if not _is_ours(one, host)]
     if foreign:
         return warning(
             f"kubelet remembers {len(foreign)} ids of {resource} that this agent does not give, "
             f"such as {foreign[0]}: another plugin had the resource",
-            "kubectl drain NODE --ignore-daemonsets && systemctl restart kubelet   # then uncordon",
+            f"kubectl drain NODE --ignore-daemonsets && systemctl restart {unit}   # then uncordon",
         )
     return ok(f"{path.name} has {len(ids)} ids of {resource}, all of this agent's form")
 
@@ -244,7 +248,7 @@ def _offered(host: Host) -> Finding:
 
 
 CHECKS = tuple(
-    Check(name=name, question=question, look=look, needs=needs, hangs=RESTART)
+    Check(name=name, question=question, look=look, needs=needs, hangs=restart_kubelet)
     for name, question, look, needs in (
         ("kubelet-socket", "does kubelet take registrations?", kubelet_socket, ()),
         (

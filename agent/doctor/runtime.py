@@ -8,27 +8,46 @@ from pathlib import Path
 from typing import Any
 
 from agent.doctor import runtime_files as files
+from agent.doctor import units
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host, is_socket
 from agent.doctor.runtime_files import Runtime, table
 
+K3S_KINDS = ("k3s", "rke2")
+K3S_SOCKET = "/run/k3s/containerd/containerd.sock"  # RKE2's, too
 SOCKETS = {
-    "containerd": ("/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock"),
+    "containerd": ("/run/containerd/containerd.sock",),
+    "k3s": (K3S_SOCKET,),
+    "rke2": (K3S_SOCKET,),
     "cri-o": ("/run/crio/crio.sock", "/var/run/crio/crio.sock"),
-    "docker": ("/run/cri-dockerd.sock", "/run/docker.sock"),
+    "docker": (
+        *("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock"),
+        "/run/docker.sock",
+    ),
 }
-CONTAINERD = (
-    "/etc/containerd/config.toml",
-    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-)
+# Each of these runs a containerd of its own, and reads no other file.
+CONTAINERD = {
+    "containerd": "/etc/containerd/config.toml",
+    "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+}
 CRIO, CRIO_DIRS = "/etc/crio/crio.conf", ("/usr/lib/crio/crio.conf.d", "/etc/crio/crio.conf.d")
 DOCKER = "/etc/docker/daemon.json"
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
-SERVICES = {"containerd": "containerd", "cri-o": "crio", "docker": "docker"}
-KUBELET = "/var/lib/kubelet/config.yaml"
+# Where kubelet is told its runtime, the last word first: flags (kubeadm up to 1.35), the node's own
+# file (kubeadm's NodeLocalCRISocket), the cluster's, what k3s and RKE2 write.
+KUBELET = (
+    "/var/lib/kubelet/kubeadm-flags.env",
+    "/var/lib/kubelet/instance-config.yaml",
+    "/var/lib/kubelet/config.yaml",
+    "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf",
+    "/var/lib/rancher/rke2/agent/etc/kubelet.conf.d/00-rke2-defaults.conf",
+)
 MAX_IMPORTS = 100
-_ENDPOINT = re.compile(r"^containerRuntimeEndpoint:\s*(\S{1,200})", re.MULTILINE)
+_ENDPOINT = re.compile(
+    r"""(?:^containerRuntimeEndpoint:\s*|--container-runtime-endpoint[= ])["']?([^\s"']{1,200})""",
+    re.MULTILINE,
+)
 NOT_SEEN = "the host's files are not seen from this pod"
 MOUNT_ROOT = "vgpu-agent doctor --host-root /host   # with hostPath / mounted there, read-only"
 
@@ -59,21 +78,20 @@ def _documents(host: Host, paths: list[Path], read: Any) -> tuple[list[Any], lis
     return documents, seen, broken
 
 
-def _containerd_files(host: Host) -> list[Path]:
+def _containerd_files(host: Host, name: str) -> list[Path]:
     """The configuration and what it imports, as patterns relative to it."""
-    found = []
-    for main in map(host.path, CONTAINERD):
-        content = host.read_if_there(main)
-        if content is None:
+    main = host.path(name)
+    content = host.read_if_there(main)
+    if content is None:
+        return []
+    found = [main]
+    for pattern in files.imports_of(files.toml_of(content) or {})[:MAX_IMPORTS]:
+        absolute = pattern if pattern.startswith("/") else str(main.parent / pattern)
+        inside = host.path(absolute) if pattern.startswith("/") else Path(absolute)
+        try:
+            found += sorted(inside.parent.glob(inside.name))[:MAX_IMPORTS]
+        except (ValueError, OSError, IndexError):
             continue
-        found.append(main)
-        for pattern in files.imports_of(files.toml_of(content) or {})[:MAX_IMPORTS]:
-            absolute = pattern if pattern.startswith("/") else str(main.parent / pattern)
-            inside = host.path(absolute) if pattern.startswith("/") else Path(absolute)
-            try:
-                found += sorted(inside.parent.glob(inside.name))[:MAX_IMPORTS]
-            except (ValueError, OSError, IndexError):
-                continue
     return found
 
 
@@ -81,14 +99,19 @@ def runtimes(host: Host) -> list[Found]:
     """Every runtime of which there is a configuration or a socket; kubelet's own first."""
     crio_files = [host.path(CRIO)]
     crio_files += [entry for folder in CRIO_DIRS for entry in host.entries(host.path(folder))]
+    k3s = _k3s_or_rke2(host)
     found = []
     for kind, paths, read, understood in (
-        ("containerd", _containerd_files(host), files.toml_of, files.containerd),
+        *(
+            (kind, _containerd_files(host, name), files.toml_of, files.containerd)
+            for kind, name in CONTAINERD.items()
+        ),
         ("cri-o", crio_files, files.toml_of, files.crio),
         ("docker", [host.path(DOCKER)], files.json_of, files.docker),
     ):
         documents, seen, broken = _documents(host, paths, read)
-        sockets = tuple(name for name in SOCKETS[kind] if is_socket(host.path(name)))
+        own = () if kind in K3S_KINDS and kind != k3s else SOCKETS[kind]
+        sockets = tuple(name for name in own if is_socket(host.path(name)))
         if seen or sockets:
             found.append(
                 Found(
@@ -99,14 +122,21 @@ def runtimes(host: Host) -> list[Found]:
                     runtime=understood(files.merged(documents)),
                 )
             )
-    chosen = kubelets_runtime(host.read_if_there(host.path(KUBELET)) or "")
+    told = (kubelets_runtime(host.read_if_there(host.path(name)) or "") for name in KUBELET)
+    chosen = next(filter(None, told), "") or units.of_kubelet(host)
+    chosen = k3s if chosen.startswith(K3S_KINDS) else chosen
     return sorted(found, key=lambda one: (one.kind != chosen, not one.sockets))
 
 
+def _k3s_or_rke2(host: Host) -> str:
+    """Whose containerd it is that listens where both have theirs."""
+    return "rke2" if host.path(CONTAINERD["rke2"]).exists() else "k3s"
+
+
 def kubelets_runtime(text: str) -> str:
-    """Which runtime a KubeletConfiguration names; empty: none that we know. Total."""
+    """Which runtime kubelet's flags or configuration name; empty: none that we know. Total."""
     found = _ENDPOINT.search(text)
-    words = {"crio": "cri-o", "dockerd": "docker", "containerd": "containerd"}
+    words = {"crio": "cri-o", "dockerd": "docker", "/k3s/": "k3s", "containerd": "containerd"}
     return next((kind for word, kind in words.items() if found and word in found[1]), "")
 
 
@@ -130,12 +160,14 @@ def readable(host: Host) -> Finding:
         if one.broken:
             return failed(
                 f"{one.broken[0]} cannot be understood: {one.kind} does not start again with it",
-                f"{_checker(one.kind)}; systemctl restart {SERVICES[one.kind]}",
+                f"{_checker(one.kind)}; systemctl restart {units.of_runtime(host, one.kind)}",
             )
     return ok("every configuration file is understood")
 
 
 def _checker(kind: str) -> str:
+    if kind in K3S_KINDS:  # their own program writes the file, from a template that may be there
+        return f"ls {Path(CONTAINERD[kind]).parent}/*.tmpl"
     return {
         "containerd": "containerd config dump > /dev/null",
         "cri-o": "crio config > /dev/null",
@@ -147,23 +179,43 @@ def nvidia_runtime(host: Host) -> Finding:
     """Containers find the driver's libraries through NVIDIA's handler."""
     one = runtimes(host)[0]
     runtime, handlers = one.runtime, one.runtime.nvidia_handlers
-    configure = (
-        f"nvidia-ctk runtime configure --runtime={SERVICES[one.kind]} --set-as-default && "
-        f"systemctl restart {SERVICES[one.kind]}"
-    )
     if runtime.default in runtime.handlers and runtime.is_nvidia(runtime.default):
         return ok(f"{one.kind}'s default runtime is {runtime.default}")
     if handlers:
         return warning(
             f"{one.kind}'s default runtime is {runtime.default}: only pods with runtimeClassName "
             f"get the driver, by {' or '.join(handlers)}",
-            f"{configure}   # or, for each such pod: runtimeClassName: {handlers[0]}",
+            f"{_default_is_nvidia(host, one.kind)}   # or, for each such pod: runtimeClassName: "
+            f"{handlers[0]}",
         )
     return failed(
         f"{one.kind} has no handler of NVIDIA's ({', '.join(sorted(runtime.handlers)) or 'none'}): "
         "containers do not get the driver",
-        configure,
+        _has_nvidia(host, one.kind),
     )
+
+
+def _default_is_nvidia(host: Host, kind: str) -> str:
+    """Make the handler that is there the one of all containers."""
+    unit = units.of_runtime(host, kind)
+    if kind in K3S_KINDS:
+        return (
+            f"echo 'default-runtime: nvidia' >> /etc/rancher/{kind}/config.yaml && "
+            f"systemctl restart {unit}"
+        )
+    configure = f"nvidia-ctk runtime configure --runtime={unit} --set-as-default"
+    return f"{configure} && systemctl restart {unit}"
+
+
+def _has_nvidia(host: Host, kind: str) -> str:
+    """Have a handler of NVIDIA's; k3s and RKE2 look for its program whenever they start."""
+    if kind in K3S_KINDS:
+        unit = units.of_runtime(host, kind)
+        return (
+            f"apt-get install nvidia-container-toolkit && systemctl restart {unit}   # or dnf; a "
+            f"{CONTAINERD[kind]}.tmpl of yours has to keep NVIDIA's runtimes in"
+        )
+    return _default_is_nvidia(host, kind)
 
 
 def runtime_program(host: Host) -> Finding:

@@ -5,7 +5,7 @@ cannot be forged by them, so it is compared with the grants. This judges; it tou
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from agent.domain.accounting import GpuProcess
@@ -60,7 +60,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bypass:
-    """One finding. Of several processes of a container it names the first."""
+    """One finding. Of several processes of a container it names the one that holds most."""
 
     kind: Kind
     gpu: str
@@ -117,8 +117,11 @@ class _Use:
     pod_uid: str
     container: str
     pids: tuple[int, ...]
-    program: str  # of the first
     used_bytes: int
+    # The process that holds most of it by the driver's list, the first of equals.
+    pid: int
+    program: str
+    most_bytes: int
 
 
 def judge(node: Node, allowed: Allowed) -> tuple[Bypass, ...]:
@@ -189,16 +192,16 @@ def _uses(node: Node) -> Iterable[_Use]:
                 continue
             container = "" if where.pod_uid in unknown else where.container
             key = (gpu, where.pod_uid, container, 0 if where.pod_uid else process.pid)
-            before = sums.get(key)
-            sums[key] = _Use(
-                gpu,
-                where.pod_uid,
-                container,
-                (*(before.pids if before else ()), process.pid),
-                before.program if before else where.program,
-                (before.used_bytes if before else 0) + (process.used_bytes or 0),
-            )
+            one = _Use(gpu, where.pod_uid, container, (process.pid,), process.used_bytes or 0,
+                       process.pid, where.program, process.used_bytes or 0)  # fmt: skip
+            sums[key] = _together(sums[key], one) if key in sums else one
     return sums.values()
+
+
+def _together(uses: _Use, one: _Use) -> _Use:
+    most = one if one.most_bytes > uses.most_bytes else uses
+    pids, used_bytes = (*uses.pids, *one.pids), uses.used_bytes + one.used_bytes
+    return replace(most, pids=pids, used_bytes=used_bytes)
 
 
 def _judged(use: _Use, node: Node, allowed: Allowed, may_hold: Mapping[Held, int]) -> Bypass | None:
@@ -252,16 +255,17 @@ def _host_process(use: _Use) -> Bypass:
     return Bypass(
         kind=Kind.HOST_PROCESS,
         gpu=use.gpu,
-        pid=use.pids[0],
+        pid=use.pid,
         pids=use.pids,
         program=use.program,
-        explained=f"the process {use.pids[0]} ({use.program}) of the host uses the GPU {use.gpu}, "
+        explained=f"the process {use.pid} ({use.program}) of the host uses the GPU {use.gpu}, "
         "which pods share, and nothing limits it; end it, take the GPU out of sharing, or name its "
         "program in --bypass-allow-programs",
     )
 
 
 def _of(use: _Use, pod: PodName | None, kind: Kind, what: str) -> Bypass:
+    most = ", which holds most" if kind is Kind.ABOVE_GRANT and len(use.pids) > 1 else ""
     return Bypass(
         kind=kind,
         gpu=use.gpu,
@@ -269,11 +273,11 @@ def _of(use: _Use, pod: PodName | None, kind: Kind, what: str) -> Bypass:
         namespace=pod.namespace if pod else "",
         pod=pod.name if pod else "",
         container=use.container,
-        pid=use.pids[0],
+        pid=use.pid,
         pids=use.pids,
         program=use.program,
-        explained=f"container {use.container or '(unknown)'} (process {use.pids[0]}, "
-        f"{use.program}) "
+        explained=f"container {use.container or '(unknown)'} (process {use.pid}, "
+        f"{use.program}{most}) "
         f"uses the GPU {use.gpu}, but {what}",
     )
 
@@ -285,7 +289,7 @@ def _not_enforced(node: Node) -> Iterable[Bypass]:
         grant = grants.get((state.namespace, state.pod, state.container))
         if grant is None or state.state is not State.NOT_ENFORCEABLE:
             continue
-        for uuid in sorted({claim.uuid for claim in grant.claims}):
+        for uuid in _gpus_of(state, node) or sorted({claim.uuid for claim in grant.claims}):
             gpu = node.gpus.get(uuid)
             if gpu is None or gpu.mig_enabled or exclusive(grant, gpu):
                 continue
@@ -298,6 +302,15 @@ def _not_enforced(node: Node) -> Iterable[Bypass]:
                 container=grant.container,
                 explained=EXPLAINED.get(state.reason, "its limits do not hold"),
             )
+
+
+def _gpus_of(state: ContainerState, node: Node) -> list[str]:
+    """Where the driver lists those of its processes that are not held to the limits."""
+    return sorted(
+        gpu
+        for gpu, processes in node.processes.items()
+        if any(process.pid in state.pids for process in processes)
+    )
 
 
 def exclusive(grant: Subject, gpu: Gpu) -> bool:

@@ -32,6 +32,7 @@ from agent.domain.subjects import Subject
 from agent.domain.totals import MOST
 
 MAX_PROCESSES_TOLD = 64  # of one container; all of them are in the sums
+ASKED, ANSWERED_NS = 1, 7_000_000_000  # in recent_kernel, and for how long the hook waits
 SEEN_UUID_CHARS = 40  # of a region's uuids, as HAMi's monitor takes them
 
 
@@ -189,7 +190,7 @@ def device_use(
     Who has a limits file is blocked by that alone, whatever a process writes into its region.
     """
     region = findings.reading.region
-    by_region = findings.limits is None and region is not None and region.recent_kernel < 0
+    by_region = findings.limits is None and region is not None and _by_monitor(region, monotonic_ns)
     return DeviceUse(
         place=place,
         uuid=limit.uuid,
@@ -202,6 +203,13 @@ def device_use(
         driver_bytes=held_bytes,
         disagrees=disagrees,
     )
+
+
+def _by_monitor(region: Region, monotonic_ns: int) -> bool:
+    """Whether a monitor has it wait; our library asks it all the while whether it lives."""
+    asked_ns = monotonic_ns - region.asked_at_ns
+    asks = region.recent_kernel == ASKED and 0 <= asked_ns < ANSWERED_NS
+    return region.recent_kernel < 0 or asks
 
 
 def container_use(
@@ -221,7 +229,7 @@ def container_use(
         tier=tier(subject, findings),
         hook_version=subject.hook_version,
         priority=priority_of(
-            region.priority if region else None,
+            _priority_in(region, findings.limits),
             findings.asked_priority,
             of_region=findings.priority_of_region,
         ),
@@ -232,6 +240,11 @@ def container_use(
         refusals=_refusals(region, places) if region else (),
         region_problem=findings.reading.problem,
     )
+
+
+def _priority_in(region: Region | None, limits: LimitsFile | None) -> int | None:
+    """Its library's word; None: the agent made the region, and no process has counted there yet."""
+    return region.priority if region and (limits is None or region.slot_count) else None
 
 
 def _last_kernel_s(region: Region | None, now_s: float) -> int:

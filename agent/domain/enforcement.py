@@ -49,6 +49,7 @@ EXPLAINED: Mapping[Reason, str] = MappingProxyType({
     Reason.FOREIGN_REGION: "the file in which its use is counted is not usable, so it is not known "
     "what it uses, and CUDA does not start there; delete the pod, so that it gets a new one",
 })  # fmt: skip
+MOST_PIDS = 64  # of a container that are told
 BY_WEIGHT = (Reason.MUSL, Reason.STATIC, Reason.NOT_LOADED)
 
 
@@ -102,7 +103,8 @@ class Verdict:
     state: State
     reason: Reason = Reason.NONE
     explained: str = ""  # a sentence with what to do
-    pid: int = 0  # of the process that it is about
+    pid: int = 0  # of the process that `explained` is about
+    pids: tuple[int, ...] = ()  # of all that are not held to the limits, MOST_PIDS at most
     told: tuple[HostPid, ...] = ()
 
 
@@ -115,6 +117,7 @@ class ContainerState:
     container: str
     state: State
     reason: Reason
+    pids: tuple[int, ...] = ()  # as in Verdict
 
 
 def judge(
@@ -132,9 +135,14 @@ def judge(
         return Verdict(state=State.UNKNOWN, reason=Reason.UNSEEN)
     users = [process for process in processes if process.uses_gpu and process.library]
     if escaped := _escaped(processes) or _uncounted(users, region):
-        reason, explained, pid = escaped
+        reason, explained, pid, pids = escaped
         return Verdict(
-            state=State.NOT_ENFORCEABLE, reason=reason, explained=explained, pid=pid, told=told
+            state=State.NOT_ENFORCEABLE,
+            reason=reason,
+            explained=explained,
+            pid=pid,
+            pids=tuple(sorted(pids)[:MOST_PIDS]),
+            told=told,
         )
     if not all(process.readable for process in processes):
         return Verdict(state=State.UNKNOWN, reason=Reason.UNREADABLE, told=told)
@@ -143,7 +151,8 @@ def judge(
     return Verdict(state=State.IDLE, reason=Reason.IDLE, told=told)
 
 
-_Finding = tuple[Reason, str, int]  # why, in a sentence, and the pid of the process
+# Why, in a sentence, the pid of the process, and those of all that have got away.
+_Finding = tuple[Reason, str, int, Sequence[int]]
 
 
 def _uncounted(users: Sequence[Process], region: RegionLook) -> _Finding | None:
@@ -151,17 +160,20 @@ def _uncounted(users: Sequence[Process], region: RegionLook) -> _Finding | None:
     if not users or not region.problem:
         return None
     explained = f"{EXPLAINED[Reason.FOREIGN_REGION]} ({region.problem})"
-    return Reason.FOREIGN_REGION, explained, users[0].pid
+    pids = [process.pid for process in users]
+    return Reason.FOREIGN_REGION, explained, pids[0], pids
 
 
 def _escaped(processes: Iterable[Process]) -> _Finding | None:
     """The worst reason why a process is not limited, and that process."""
     found: dict[Reason, int] = {}
+    pids = []
     for process in processes:
         if process.uses_gpu and not process.library and (reason := _reason(process)):
             found.setdefault(reason, process.pid)
+            pids.append(process.pid)
     weightiest = next((reason for reason in BY_WEIGHT if reason in found), None)
-    return (weightiest, EXPLAINED[weightiest], found[weightiest]) if weightiest else None
+    return (weightiest, EXPLAINED[weightiest], found[weightiest], pids) if weightiest else None
 
 
 def _reason(process: Process) -> Reason:

@@ -91,14 +91,14 @@ def _difference(before: Sharer, after: Sharer) -> Change:
 def priority_of(in_region: int | None, asked: str | None, *, of_region: bool) -> int:
     """A container's priority.
 
-    `in_region` is what its library wrote down (None: it has no region that can be read), where any
-    of its processes may write 0 and have everybody else wait; `asked` is the value of
-    CUDA_TASK_PRIORITY in the pod, which its author and whoever admits pods decide. With `of_region`
-    the first is believed, as by HAMi's monitor. Else it may be lower than what the pod says
-    (DEFAULT_PRIORITY where it says nothing), not higher.
+    `in_region` is what its library wrote down (None: no process of it did yet, or it has no region
+    that can be read), where any of its processes may write 0 and have everybody else wait; `asked`
+    is the value of CUDA_TASK_PRIORITY in the pod, which its author and whoever admits pods decide.
+    With `of_region` the first is believed, as by HAMi's monitor. Else it may be lower than what the
+    pod says (DEFAULT_PRIORITY where it says nothing), not higher.
     """
     if in_region is None:
-        return max(0, _asked(asked))
+        return _asked(asked)
     return in_region if of_region else max(in_region, _asked(asked))
 
 

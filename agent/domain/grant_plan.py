@@ -56,7 +56,7 @@ class GrantPolicy:
     oversubscribed: bool = False  # more memory is promised than there is
     disable_core_limit: bool = False
     hook_log_level: str = ""  # empty: not set
-    allow_disable_control: bool = True  # a pod's author may switch the limits off, as in HAMi
+    allow_disable_control: bool = False  # a pod's author may switch the limits off, as in HAMi
     any_value_disables: bool = False  # with any value of the variable that is not false
 
     @property
@@ -106,12 +106,17 @@ class HostPaths:
     device_nodes: tuple[str, ...] = ()  # /dev paths, without the dev root, that exist
 
 
-def control_disabled(container: Container, policy: GrantPolicy) -> bool:
-    """Whether the pod's author has switched the limits off and may do so."""
+def asks_for_no_limits(container: Container, policy: GrantPolicy) -> bool:
+    """Whether the pod's author wants the limits switched off."""
     value = container.control_disabled
-    if value is None or not policy.allow_disable_control:
+    if value is None:
         return False
     return value not in FALSE if policy.any_value_disables else value in TRUE
+
+
+def control_disabled(container: Container, policy: GrantPolicy) -> bool:
+    """Whether the pod's author has switched the limits off and may do so."""
+    return policy.allow_disable_control and asks_for_no_limits(container, policy)
 
 
 def refuse_negative(claims: Sequence[Claim]) -> None:

@@ -6,7 +6,8 @@ container may write into those what it likes. So they only ever decide about wha
 claims to be idle lends out its own share, who claims to wait gets a part of what nobody uses, and
 nobody's own share is touched by what another one says. Times are CLOCK_MONOTONIC.
 
-Looked at many times a second, so what is made at every look is made of named tuples.
+Looked at many times a second, each time after others had the processor and its caches. So what is
+made at every look is made of named tuples, and by `tuple.__new__`, which calls no Python.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ MOST_PERMILLE = 999  # with what is lent: at 1000 the hook would stop counting w
 
 MS = 1_000_000
 IDLE_AFTER_NS = 10 * MS  # without a launch that had to be paid for
+WAITING_NS = 15 * MS  # who waits for its share asks for it every 10 ms
+CONTENDED_NS = 5 * MS  # others that had the GPU so lately have it now; a turn of its own is shorter
+QUEUED_NS = 30 * MS  # after the last launch, and four times what that took of its share: no work
+PRESSING_NS = 15 * MS  # of contention, and of launching all the while: no short burst
 LONGEST_LAUNCH_NS = 10_000 * MS  # that is waited for
 WAITED_NS = 1000 * MS  # who waited so lately wants all it can get
 SETTLING_NS = 1000 * MS  # who began so lately, after not computing for as long, may use its share
@@ -31,7 +36,9 @@ class Activity(NamedTuple):
     budget_ns: int
     refilled_at_ns: int
     charged_ns: int
+    launches: int
     waits: int
+    contended_at_ns: int = 0  # when it last had work for the GPU that others had
 
 
 class Record(NamedTuple):
@@ -41,7 +48,8 @@ class Record(NamedTuple):
     paid_until_ns: int  # when its own share has paid for what it launched
     active: bool = True
     active_at_ns: int = 0  # when it last was
-    began_at_ns: int = 0  # to be
+    began_at_ns: int = 0  # to be, or to press for the GPU
+    contended_since_ns: int | None = None  # the first look of those in a row that saw it so
     waited_at_ns: int | None = None  # when it was last seen to wait
     usage_at_ns: int = 0  # when `usages` was added to, and what was charged by then
     usage_charged_ns: int = 0
@@ -59,42 +67,77 @@ def looked(before: Record | None, activity: Activity, own_permille: int, now_ns:
             usage_at_ns=now_ns,
             usage_charged_ns=activity.charged_ns,
         )
-    earlier = before.activity
-    if not before.active and activity == earlier:
-        return before
-    refilled_ns = activity.refilled_at_ns
-    waits = activity.waits != earlier.waits or (
-        activity.budget_ns <= 0 and refilled_ns != earlier.refilled_at_ns
-    )
-    # A launch is charged for when it is made, and may run for as long as its share takes to pay it.
-    # The last one was made when time was last given.
-    charged_ns = activity.charged_ns - earlier.charged_ns
-    lasts_ns = min(charged_ns * WHOLE_PERMILLE // own_permille, LONGEST_LAUNCH_NS)
-    paid_until_ns = max(before.paid_until_ns, min(refilled_ns, now_ns) + lasts_ns)
-    active = waits or now_ns < paid_until_ns or now_ns - refilled_ns < IDLE_AFTER_NS
-    began = active and now_ns - before.active_at_ns >= SETTLING_NS
-    usage_at_ns, usage_charged_ns, usages = _usages(before, activity.charged_ns, now_ns)
-    return Record(
-        activity,
+    (
+        earlier,
         paid_until_ns,
-        active,
-        now_ns if active else before.active_at_ns,
-        now_ns if began else before.began_at_ns,
-        now_ns if waits else before.waited_at_ns,
+        was_active,
+        active_at_ns,
+        began_at_ns,
+        contended_since_ns,
+        waited_at_ns,
         usage_at_ns,
         usage_charged_ns,
         usages,
+    ) = before
+    if not was_active and activity == earlier:
+        return before
+    budget_ns, refilled_ns, charged_ns, launches, waits, contended_ns = activity
+    _, earlier_refilled_ns, earlier_charged_ns, earlier_launches, earlier_waits, _ = earlier
+    waiting = budget_ns <= 0 and refilled_ns != earlier_refilled_ns
+    waited = waiting or waits != earlier_waits
+    waiting = waiting and now_ns - refilled_ns < WAITING_NS
+    # A launch is charged for when it is made, and may run for as long as its share takes to pay it.
+    # The last one was made when time was last given; those before it were paid for since the look
+    # before, but for what is owed yet.
+    lasts_ns = (charged_ns - earlier_charged_ns) * WHOLE_PERMILLE // own_permille
+    last_ns = lasts_ns // max(launches - earlier_launches, 1)
+    owed_ns = max(-budget_ns, 0) * WHOLE_PERMILLE // own_permille
+    paid_until_ns = max(
+        min(max(paid_until_ns, active_at_ns) + lasts_ns, now_ns + LONGEST_LAUNCH_NS),
+        min(refilled_ns, now_ns) + min(last_ns + owed_ns, lasts_ns, LONGEST_LAUNCH_NS),
+    )
+    # What its share has paid for still runs where others have the GPU, and it may never come to
+    # wait for its share: then it does not launch before they let it.
+    works_ns = QUEUED_NS + 4 * max(paid_until_ns - refilled_ns, 0)
+    if now_ns - refilled_ns > works_ns or not abs(now_ns - contended_ns) < CONTENDED_NS:
+        contended_since_ns = None
+    elif contended_since_ns is None:
+        contended_since_ns = now_ns
+    contended = contended_since_ns is not None
+    active = waiting or contended or now_ns < paid_until_ns or now_ns - refilled_ns < IDLE_AFTER_NS
+    if active:
+        if now_ns - active_at_ns >= SETTLING_NS or _presses(
+            contended_since_ns, refilled_ns, contended_ns, now_ns
+        ):
+            began_at_ns = now_ns
+        active_at_ns = now_ns
+    since_ns = now_ns - usage_at_ns
+    if since_ns >= USAGE_EVERY_NS:
+        used_ns = max(charged_ns - usage_charged_ns, 0)
+        usage = min(used_ns * WHOLE_PERMILLE // since_ns, WHOLE_PERMILLE)
+        usage_at_ns, usage_charged_ns, usages = now_ns, charged_ns, (*usages, usage)[-USAGES:]
+    return tuple.__new__(
+        Record,
+        (
+            activity,
+            paid_until_ns,
+            active,
+            active_at_ns,
+            began_at_ns,
+            contended_since_ns,
+            now_ns if waited else waited_at_ns,
+            usage_at_ns,
+            usage_charged_ns,
+            usages,
+        ),
     )
 
 
-def _usages(before: Record, charged_ns: int, now_ns: int) -> tuple[int, int, tuple[int, ...]]:
-    """When they were added to, what was charged by then, and what they are."""
-    since_ns = now_ns - before.usage_at_ns
-    if since_ns < USAGE_EVERY_NS:
-        return before.usage_at_ns, before.usage_charged_ns, before.usages
-    used_ns = max(charged_ns - before.usage_charged_ns, 0)
-    usage = min(used_ns * WHOLE_PERMILLE // since_ns, WHOLE_PERMILLE)
-    return now_ns, charged_ns, (*before.usages, usage)[-USAGES:]
+def _presses(since_ns: int | None, refilled_ns: int, contended_ns: int, now_ns: int) -> bool:
+    """Whether others have had the GPU for all of a while in which it had work and made more."""
+    if since_ns is None or now_ns - since_ns < PRESSING_NS:
+        return False
+    return refilled_ns >= since_ns or contended_ns - refilled_ns > 2 * IDLE_AFTER_NS
 
 
 def demand_permille(record: Record, own_permille: int, now_ns: int) -> int:
@@ -103,9 +146,12 @@ def demand_permille(record: Record, own_permille: int, now_ns: int) -> int:
         return 0
     if record.waited_at_ns is not None and now_ns - record.waited_at_ns < WAITED_NS:
         return WHOLE_PERMILLE
-    if now_ns - record.began_at_ns < SETTLING_NS or len(record.usages) < USAGES:
+    if len(record.usages) < USAGES:
         return own_permille
-    return min(max(record.usages) * 5 // 4 + MARGIN_PERMILLE, WHOLE_PERMILLE)
+    usual = min(max(record.usages) * 5 // 4 + MARGIN_PERMILLE, WHOLE_PERMILLE)
+    if now_ns - record.began_at_ns < SETTLING_NS:
+        return max(usual, own_permille)
+    return usual
 
 
 class Tenant(NamedTuple):

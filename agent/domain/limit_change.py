@@ -135,11 +135,15 @@ def _check_card(new: SetLimit, card: Card, subject: Subject) -> None:
         return
     over_bytes = overcommitted_bytes(new, card)
     if over_bytes > 0:
-        room = max(0, card.memory_bytes - card.others_bytes)
+        most = max(  # what it has and what it was granted are never refused, so neither is 0
+            card.memory_bytes - card.others_bytes,
+            subject.now[card.uuid].memory_limit_bytes,
+            subject.granted[card.uuid].memory_limit_bytes,
+        )
         raise LimitRefused(
             f"GPU {card.name} has {mib(card.memory_bytes)} to hand out, of which other containers "
             f"may use {card.others_bytes // MIB} MiB, so {mib(new.memory_limit_bytes)} are "
-            f"{mib(over_bytes)} too many: ask for at most {mib(room)}, lower another container "
+            f"{mib(over_bytes)} too many: ask for at most {mib(most)}, lower another container "
             "first, or use --force, with which containers may run out of memory below their limits"
         )
 

@@ -1,7 +1,8 @@
 """The durable record of a container's changed limits; its limits file is made to say the same.
 
     {"limits": [{"uuid": ..., "memory_limit_bytes": ..., "core_permille": ...}, ...],
-     "ceiling": [...], "annotation": "...", "source": "socket", "largest": [[uuid, bytes], ...]}
+     "ceiling": [...], "annotation": "...", "source": "socket", "largest": [[uuid, bytes], ...],
+     "strangers": "..."}
 
 It is on disk before the file is touched, so a change is made whole or not at all: an agent that is
 killed in between makes the file say it when it starts.
@@ -43,6 +44,8 @@ class LimitRecord:
     # Of each device the largest memory limit that ever held, in bytes; 0: there was none.
     # Of one that is missing, as in a record of an earlier release, it is not known.
     largest: tuple[tuple[str, int], ...] = ()
+    # What the pod's annotation says of names that are nobody's, as told last; empty: nothing.
+    strangers: str = ""
 
     def having_held(self, limits: Iterable[SetLimit]) -> "LimitRecord":
         """This record of a container that was allowed these, too."""
@@ -69,6 +72,7 @@ def decode_record(content: bytes) -> LimitRecord:
             annotation=_text(value["annotation"]),
             source=_text(value["source"]),
             largest=_largest(value.get("largest", [])),
+            strangers=_text(value.get("strangers", "")),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedRecord(f"{type(error).__name__}: {error}") from error

@@ -16,6 +16,7 @@ are percent of a GPU. Parsers are total: MalformedRequest, and nothing else, for
 import hashlib
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ _FACTORS = {
 }  # fmt: skip
 _LIMIT_KEYS = ("gpu", "memory", "cores")
 _BODY_KEYS = ("pod", "container", "target", *_LIMIT_KEYS, "reset", "force")
-_SHOWN_CHARS = 60
+_SHOWN_CHARS, _SHOWN_NAMES = 60, 5
 
 
 class MalformedRequest(AgentError):
@@ -72,6 +73,21 @@ class AnnotationEntry:
     digest: str  # another one whenever it says something else
     limits: tuple[LimitRequest, ...] = ()
     problem: str = ""  # why it cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Strangers:
+    """Names in the annotation that are nobody's; none of them: an empty digest."""
+
+    digest: str = ""  # another one whenever something else is said of them
+    names: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """For people; never long."""
+        more = len(self.names) - _SHOWN_NAMES
+        listed = ", ".join(_shown(name) for name in self.names[:_SHOWN_NAMES])
+        return f"{listed} and {more} more" if more > 0 else listed
 
 
 def _shown(value: Any) -> str:
@@ -249,3 +265,16 @@ def annotation_entry(text: str, container: str) -> AnnotationEntry | None:
         return parse_annotation(text).get(container)
     except MalformedRequest as error:
         return AnnotationEntry(_digest([text[:MAX_ANNOTATION_CHARS]]), problem=str(error))
+
+
+def strangers(text: str, known: Collection[str]) -> Strangers:
+    """Whom the annotation names beside the `known` containers. Total.
+
+    One that cannot be read names nobody.
+    """
+    try:
+        entries = parse_annotation(text)
+    except MalformedRequest:
+        return Strangers()
+    said = {name: entry.digest for name, entry in entries.items() if name not in known}
+    return Strangers(_digest(said), tuple(sorted(said))) if said else Strangers()

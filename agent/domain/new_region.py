@@ -1,7 +1,9 @@
 """A usage region as the agent makes it: empty, in order, marked as the agent's; and when it does.
 
 The hook library makes the same where there is no agent (hook/region_file.c); a test compares both
-byte for byte. docs/usage-region.md describes the layout.
+byte for byte. A process that makes it counts as active from then on, as with HAMi-core; here nobody
+has launched anything yet, and whoever does writes that itself. docs/usage-region.md describes the
+layout.
 """
 
 import struct
@@ -22,7 +24,8 @@ from agent.domain.region import (
 
 MAJOR, MINOR = 1, 2
 WHOLE_GPU_PERMILLE = 1000
-DEFAULT_PRIORITY = 1  # a process that has another one writes it
+DEFAULT_PRIORITY = 1  # a process that has another one writes it; until one counts it says nothing
+SWITCH_ON, NOT_ACTIVE = 1, 0
 # An unlocked POSIX semaphore that processes share, as glibc lays it out on 64 bit: programs that
 # know HAMi-core's layout take it; the hook waits for none.
 _SEMAPHORE = struct.Struct("<Qi20x").pack(1, 128)
@@ -53,7 +56,7 @@ def new_region(limits: LimitsFile, *, region_id: int, now_s: int) -> tuple[Piece
         share = min(device.core_permille or WHOLE_GPU_PERMILLE, WHOLE_GPU_PERMILLE)
         struct.pack_into("<Q", header, V1["limit_bytes"] + 8 * place, device.memory_limit_bytes)
         struct.pack_into("<Q", header, V1["sm_percent"] + 8 * place, (share + 9) // 10)
-    trailer = struct.pack("<iiiiQ", 0, 1, 2, DEFAULT_PRIORITY, now_s) + _SEMAPHORE
+    trailer = struct.pack("<iiiiQ", 0, SWITCH_ON, NOT_ACTIVE, DEFAULT_PRIORITY, now_s) + _SEMAPHORE
     tail = bytearray(TAIL["devices"])
     struct.pack_into("<II", tail, TAIL["magic"], TAIL_MAGIC, TAIL_VERSION)
     struct.pack_into("<I", tail, TAIL["slots_backed"], MAX_PROCESSES)

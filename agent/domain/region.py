@@ -40,7 +40,7 @@ V1: Mapping[str, int] = MappingProxyType({
 })  # fmt: skip
 TAIL: Mapping[str, int] = MappingProxyType({
     "magic": 0, "version": 4, "sweeps": 8, "slots_backed": 12, "refusal_count": 16, "id": 32,
-    "devices": 64, "refusals": 4160,
+    "asked_at_ns": 40, "devices": 64, "refusals": 4160,
     "device.ledger": 0, "device.peak_bytes": 8, "device.refusals": 16, "device.refused_bytes": 24,
     "device.context_bytes": 32, "device.underflows": 40, "device.corrections": 48,
     "device.budget_ns": 64, "device.refilled_at_ns": 72, "device.charged_ns": 80,
@@ -173,11 +173,12 @@ class Region:
     devices: tuple[RegionDevice, ...]
     processes: tuple[RegionProcess, ...]
     utilisation_switch: int
-    recent_kernel: int  # < 0: blocked by a monitor
+    recent_kernel: int  # < 0: blocked by a monitor; see also `asked_at_ns`
     priority: int
     last_kernel_time_s: int  # 0: not known
     slot_count: int = 0  # slots ever in use lie before it; 0: nobody has counted here yet
     has_tail: bool = False  # our library's
+    asked_at_ns: int = 0  # CLOCK_MONOTONIC; since when our library waits for a monitor's answer
     refusal_count: int = 0
     refusals: tuple[Refusal, ...] = ()  # the newest, oldest first
 
@@ -222,6 +223,7 @@ def read_region(size_bytes: int, read: Read, places: int = MAX_DEVICES) -> Regio
         last_kernel_time_s=_u64(trailer, time_at - after) if time_at is not None else 0,
         slot_count=slots,
         has_tail=bool(tail),
+        asked_at_ns=_u64(tail, TAIL["asked_at_ns"]) if tail else 0,
         refusal_count=_u64(tail, TAIL["refusal_count"]) if tail else 0,
         refusals=_refusals(read) if tail and _u64(tail, TAIL["refusal_count"]) else (),
     )

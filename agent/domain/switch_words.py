@@ -27,14 +27,14 @@ from agent.domain.region import (
 
 HEADER_BYTES = V1["slots"]  # of both layouts: magic, uuids and shares lie before
 WORD = struct.Struct("<i")
-TRAILER_BYTES = 12  # from the switch on: switch, recent kernel, priority
+TRAILER_BYTES = 16  # from the slot count on: that, switch, recent kernel, priority
 TAIL_HEAD_BYTES = 8
 DEVICES_AT, DEVICE_BYTES = TAIL_OFFSET + TAIL["devices"], TAIL["device"]
 ACTIVITY_AT = DEVICES_AT + TAIL["device.budget_ns"]
 
-_TRAILER, _TAIL_HEAD = struct.Struct("<iii"), struct.Struct("<II")
+_TRAILER, _TAIL_HEAD = struct.Struct("<iiii"), struct.Struct("<II")
 _HEAD = struct.Struct("<ii")
-_ACTIVITY = struct.Struct("<qQQ16xQ")  # budget, refilled, charged, waits
+_ACTIVITY = struct.Struct("<qQQ8xQQQ")  # budget, refilled, charged, launches, waits, contended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class SwitchWords:
     recent_kernel: int
     priority: int
     switch: int
+    slot_count: int  # 0: no process has counted here yet
     devices: tuple[str, ...]  # uuids by place, in small letters; empty: the place is free
     core_permille: tuple[int, ...]  # by place; 1000: no limit
 
@@ -52,6 +53,7 @@ UNREADABLE = SwitchWords(
     recent_kernel=0,
     priority=0,
     switch=1,
+    slot_count=0,
     devices=("",) * MAX_DEVICES,
     core_permille=(WHOLE_PERMILLE,) * MAX_DEVICES,
 )  # of a container whose region says nothing: what is known of it is the agent's own
@@ -81,10 +83,10 @@ def is_ours(tail_head: bytes) -> bool:
 
 
 def words_of(layout: Mapping[str, int], header: bytes, trailer: bytes) -> SwitchWords | None:
-    """The words, from HEADER_BYTES of the beginning and those from the switch on."""
+    """The words, from HEADER_BYTES of the beginning and those from the slot count on."""
     if len(header) < HEADER_BYTES or len(trailer) < TRAILER_BYTES:
         return None
-    switch, recent_kernel, priority = _TRAILER.unpack_from(trailer)
+    slot_count, switch, recent_kernel, priority = _TRAILER.unpack_from(trailer)
     devices, shares = [], []
     for place in range(MAX_DEVICES):
         at = layout["uuids"] + UUID_BYTES * place
@@ -95,6 +97,7 @@ def words_of(layout: Mapping[str, int], header: bytes, trailer: bytes) -> Switch
         recent_kernel=recent_kernel,
         priority=priority,
         switch=switch,
+        slot_count=slot_count,
         devices=tuple(devices),
         core_permille=tuple(shares),
     )
@@ -110,4 +113,4 @@ def activity_at(content: bytes, place: int) -> Activity | None:
     at = DEVICE_BYTES * place
     if at + _ACTIVITY.size > len(content):
         return None
-    return Activity._make(_ACTIVITY.unpack_from(content, at))
+    return tuple.__new__(Activity, _ACTIVITY.unpack_from(content, at))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.adapters.safe_files import remove_tree, write_all
-from agent.hostinstall.folder import copy_whole, sync_directory
+from agent.hostinstall.folder import copy_whole
 from agent.hostinstall.layout import InstallError, doomed, made_or_doomed, temporary
+from agent.hostinstall.place import opened, remove_empty
 from agent.hostinstall.steps import (
     CopyFolder,
     EmptyFolder,
@@ -25,7 +26,6 @@ from agent.hostinstall.steps import (
     WriteFile,
 )
 from agent.hostinstall.systemd import Systemd
-from agent.hostinstall.tree import directory_within, within
 
 ADVICE = {
     errno.EROFS: "the file system is read-only; {elsewhere}",
@@ -58,19 +58,18 @@ class Executor:
                 self._take(step)
             except OSError as error:
                 self._tidy()
-                raise InstallError(f"could not {step}: {self._advice(error)}") from error
+                raise InstallError(f"could not {step}: {self._advice(step, error)}") from error
             except InstallError:
                 self._tidy()
                 raise
             self.done(step)
 
-    def _advice(self, error: OSError) -> str:
+    def _advice(self, step: Step, error: OSError) -> str:
         elsewhere = "repair or remount it"
-        if error.filename and Path(os.fsdecode(error.filename)).is_relative_to(
-            directory_within(self.prefix, self.root).parent
-        ):
+        path = getattr(step, "path", None)
+        if path and path.is_relative_to(self.prefix.parent):
             elsewhere = "choose a place that can be written with --prefix DIR"
-        elif error.filename and "/usr/local/bin" in os.fsdecode(error.filename):
+        elif path and "/usr/local/bin" in str(path):
             elsewhere = "do without that link with --no-link"
         text = ADVICE.get(error.errno or 0, error.strerror or type(error).__name__)
         return text.format(elsewhere=elsewhere)
@@ -78,21 +77,29 @@ class Executor:
     def _tidy(self) -> None:
         """Remove directories that were made for what then failed."""
         for path in reversed(self._made):
-            with contextlib.suppress(OSError):
-                path.rmdir()
+            with contextlib.suppress(OSError, InstallError):
+                remove_empty(path, self.root)
 
     def _take(self, step: Step) -> None:
         match step:
             case MakeDirectory(path):
-                self._make_directory(directory_within(path, self.root))
+                with opened(path, self.root, made=self._made):
+                    pass
             case CopyFolder(source, path, digest):
-                _copy_folder(source, within(path, self.root), digest)
+                with self._above(path) as above:
+                    _copy_folder(source, above, path, digest)
             case WriteFile(path, content):
-                _write_file(within(path, self.root), content)
+                with self._above(path) as above:
+                    _write_file(above, path, content)
             case PointLink(path, target):
-                _point(within(path, self.root), target)
-            case Remove() | RemoveFolder() | EmptyFolder() | RemoveIfEmpty():
-                _take_away(step, self.root)
+                with self._above(path) as above:
+                    _point(above, path, target)
+            case RemoveIfEmpty(path):
+                with contextlib.suppress(OSError):
+                    remove_empty(path, self.root)
+            case Remove(path) | RemoveFolder(path) | EmptyFolder(path):
+                with contextlib.suppress(FileNotFoundError), self._above(path) as above:
+                    _take_away(step, above, path)
             case Systemctl(arguments, may_fail):
                 with contextlib.suppress(*((InstallError,) if may_fail else ())):
                     self._systemd().command(*arguments)
@@ -104,58 +111,44 @@ class Executor:
             raise InstallError("there is no systemd here to be told anything")
         return self.systemd
 
-    def _make_directory(self, path: Path) -> None:
-        missing = []
-        while not path.is_dir():
-            missing.append(path)
-            path = path.parent
-        for directory in reversed(missing):
-            directory.mkdir(0o755)
-            directory.chmod(0o755)  # whatever the umask
-            self._made.append(directory)
-            sync_directory(directory.parent)
+    def _above(self, path: Path) -> contextlib.AbstractContextManager[int]:
+        return opened(path.parent, self.root)
 
 
-def _take_away(step: Remove | RemoveFolder | EmptyFolder | RemoveIfEmpty, root: Path) -> None:
-    path = within(step.path, root)
+# --- each by names in the directory above, of which there is a descriptor -------------------------
+
+
+def _take_away(step: Remove | RemoveFolder | EmptyFolder, above: int, path: Path) -> None:
     match step:
         case Remove():
-            _remove(path)
+            os.unlink(path.name, dir_fd=above)
+            os.fsync(above)
         case RemoveFolder():
-            _remove_folder(path)
+            _remove_folder(above, path)
         case EmptyFolder():
-            _empty(path)
-        case RemoveIfEmpty():
-            with contextlib.suppress(OSError):
-                directory_within(step.path, root).rmdir()
+            _empty(above, path.name)
 
 
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-        sync_directory(path.parent)
-
-
-def _copy_folder(source: Path, target: Path, digest: str) -> None:
-    making = temporary(target)
+def _copy_folder(source: Path, above: int, path: Path, digest: str) -> None:
+    making = temporary(path)
     try:
-        _remove_folder(making)
-        copy_whole(source, making, digest)
-        if os.path.lexists(target):  # damaged
-            _remove_folder(target)
-        making.rename(target)
-        sync_directory(target.parent)
+        _remove_folder(above, making)
+        copy_whole(source, making, digest, dir_fd=above)
+        if _there(above, path.name):  # damaged
+            _remove_folder(above, path)
+        os.rename(making.name, path.name, src_dir_fd=above, dst_dir_fd=above)
+        os.fsync(above)
     except BaseException:
         with contextlib.suppress(OSError):
-            _empty(making)
+            _empty(above, making.name)
         raise
 
 
-def _write_file(path: Path, content: bytes) -> None:
-    making = temporary(path)
-    making.unlink(missing_ok=True)
+def _write_file(above: int, path: Path, content: bytes) -> None:
+    making = temporary(path).name
+    _unlink(above, making)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(making, flags, 0o600)
+    fd = os.open(making, flags, 0o600, dir_fd=above)
     try:
         try:
             write_all(fd, content)
@@ -163,42 +156,51 @@ def _write_file(path: Path, content: bytes) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        making.rename(path)
+        os.rename(making, path.name, src_dir_fd=above, dst_dir_fd=above)
     except BaseException:
-        making.unlink(missing_ok=True)
+        _unlink(above, making)
         raise
-    sync_directory(path.parent)
+    os.fsync(above)
 
 
-def _point(path: Path, target: str) -> None:
-    making = temporary(path)
-    making.unlink(missing_ok=True)
-    making.symlink_to(target)
+def _point(above: int, path: Path, target: str) -> None:
+    making = temporary(path).name
+    _unlink(above, making)
+    os.symlink(target, making, dir_fd=above)
     try:
-        making.rename(path)
+        os.rename(making, path.name, src_dir_fd=above, dst_dir_fd=above)
     except BaseException:
-        making.unlink(missing_ok=True)
+        _unlink(above, making)
         raise
-    sync_directory(path.parent)
+    os.fsync(above)
 
 
-def _remove_folder(path: Path) -> None:
+def _unlink(above: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=above)
+
+
+def _there(above: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=above, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _remove_folder(above: int, path: Path) -> None:
     """Under its name it is whole or not there, however this ends."""
-    if not os.path.lexists(path):
+    if not _there(above, path.name):
         return
     going = path if made_or_doomed(path.name) else doomed(path)
     if going != path:
-        _empty(going)
-        path.rename(going)
-        sync_directory(path.parent)
-    _empty(going)
+        _empty(above, going.name)
+        os.rename(path.name, going.name, src_dir_fd=above, dst_dir_fd=above)
+        os.fsync(above)
+    _empty(above, going.name)
 
 
-def _empty(path: Path) -> None:
+def _empty(above: int, name: str) -> None:
     """Remove what has this name, and all in it; of a link itself, and not what it leads to."""
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        while not remove_tree(path.name, dir_fd=fd):
-            continue
-    finally:
-        os.close(fd)
+    while not remove_tree(name, dir_fd=above):
+        continue

@@ -1,6 +1,8 @@
 """`vgpu-agent uninstall` where the agent is installed: end it, and remove what `install` placed."""
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,12 +149,22 @@ def _removed(path: Path, root: Path) -> Step:
 
 def users_of(directory: Path, proc: Path = PROC) -> set[int]:
     """Processes that have mapped a file below a directory, in whatever container they are."""
-    inodes = {
-        (path.stat().st_ino)
-        for path in directory.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    }
+    inodes = set(_files_below(directory))
     return {pid for pid, inode in _mapped(proc) if inode in inodes} if inodes else set()
+
+
+def _files_below(directory: Path) -> Iterator[int]:
+    """Inodes of plain files. Containers make and remove some meanwhile, as deep as they like."""
+    left = [str(directory)]
+    while left:
+        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(info.st_mode):
+                        left.append(entry.path)
+                    elif stat.S_ISREG(info.st_mode):
+                        yield info.st_ino
 
 
 def _mapped(proc: Path) -> Iterator[tuple[int, int]]:

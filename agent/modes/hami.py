@@ -55,7 +55,14 @@ class HamiMode:
             limits=limits,
             beside=lambda: _by_own_names(parts.all_pods),
         )
-        writer: Writer = GrantWriter(host.caches, grants, host.policy, changed=limits, room=room)
+        writer: Writer = GrantWriter(
+            host.caches,
+            grants,
+            host.policy,
+            changed=limits,
+            room=room,
+            post=parts.events.post,
+        )
         further: Further = nothing_further
         divided: list[Service] = []
         if config.sharing.mode == "mig":
@@ -80,6 +87,7 @@ class HamiMode:
             answering, others = for_unannotated(parts, grants, limits, host, allocator)
         plugin = _plugin(parts, answering, Preference(turns))
         self.plugins = (plugin,)
+        self._view = view
         self._registrar = _registrar(parts)
         self.services = [
             plugin,
@@ -100,7 +108,8 @@ class HamiMode:
         ]
 
     def missing(self) -> Sequence[str]:
-        return [why for why in (self._registrar.missing(), self._host.missing()) if why]
+        found = (self._registrar.missing(), self._view.missing(), self._host.missing())
+        return [why for why in found if why]
 
     def leave(self, within_s: float) -> None:
         self._registrar.leave(within_s=within_s)

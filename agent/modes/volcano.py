@@ -89,6 +89,7 @@ class VolcanoMode:
                 changed=limits,
                 # What others granted is in units of memory that may have been others then.
                 room=Room(grants, view, config.sharing, limits=limits, dialect=None),
+                post=parts.events.post,
             ),
             Supply(inventory=parts.inventory, sharing=config.sharing),
             on_outcome=parts.metrics.allocation,
@@ -104,6 +105,7 @@ class VolcanoMode:
             ),
             self._amount(volcano.CORES, lambda gpus: core_units(gpus, config.sharing)),
         )
+        self._view = view
         self._registrar = _registrar(parts, dialect, self._factor)
         self.services = [
             *self.plugins,
@@ -122,7 +124,8 @@ class VolcanoMode:
         ]
 
     def missing(self) -> Sequence[str]:
-        return [why for why in (self._registrar.missing(), self._host.missing()) if why]
+        found = (self._registrar.missing(), self._view.missing(), self._host.missing())
+        return [why for why in found if why]
 
     def leave(self, within_s: float) -> None:
         self._registrar.leave(within_s=within_s)

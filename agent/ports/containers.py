@@ -145,7 +145,8 @@ class RegionSwitches(Protocol):
     def counters(self, wanted: Sequence[tuple[ContainerKey, int]]) -> list[bytes]:
         """Counters of containers' first devices, as they are now, for `switch_words.activity_at`.
 
-        `wanted`: how many devices of whom. Empty: they cannot be had. A system call for each.
+        `wanted`: how many devices of whom; it is not changed afterwards. Empty: they cannot be had.
+        A system call for each.
         """
 
     def held(self, key: ContainerKey) -> Held | None:

@@ -184,8 +184,15 @@ class BindFinisher:
         lock = self._view.lock()
         if lock is None:
             return ""
-        own = lock.names(bind.pod) and self._still_here(bind.pod)
-        return lock.value if own or lock.value == bind.lock else ""
+        own = lock.value == bind.lock or self._is_locked_by(lock, bind.pod)
+        return lock.value if own else ""
+
+    def _is_locked_by(self, lock: NodeLock, pod: Pod) -> bool:
+        """Whether it is the pod's; once that is gone, a later one of its name may have taken it."""
+        if self._still_here(pod):
+            return lock.names(pod)
+        others = self._view.pods.now().pods.values()
+        return lock_is_for(lock, pod, self._dialect) and not any(map(lock.names, others))
 
     def _release(self, bind: OpenBind, deadline_s: float) -> bool:
         """Free the lock if it is this pod's; False while that cannot be told.

@@ -92,6 +92,7 @@ class Detector:
         self._post = post
         self._count = count
         self._evict = evict
+        self._listed: Mapping[str, Sequence[GpuProcess]] = {}
         self._seen_once: frozenset[object] = frozenset()
         self._unseen_rounds = 0
         self._allowances: Mapping[Held, int] = {}
@@ -118,9 +119,10 @@ class Detector:
             log.failing("processes of GPUs not listed", error=error)
             # What was found stays found: nothing says that it is over.
             kept = [one for one in self._said.values() if one.kind is not Kind.NOT_ENFORCED]
-            self._say([*kept, *judge(self._node({}, {}), self._allowed)])
+            self._say([*kept, *judge(self._node(self._listed, {}), self._allowed)])
             return False
         log.recovered("processes of GPUs not listed")
+        self._listed = listed
         traced = self._places.trace({p.pid for some in listed.values() for p in some})
         self._tell_of_sight(listed, traced)
         node = self._node(listed, self._names(traced))

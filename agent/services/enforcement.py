@@ -232,6 +232,7 @@ def _state(record: GrantRecord, verdict: Verdict) -> ContainerState:
         container=record.container,
         state=verdict.state,
         reason=verdict.reason,
+        pids=verdict.pids,
     )
 
 

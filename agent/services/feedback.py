@@ -96,11 +96,11 @@ class Feedback:
 
     def run(self, life: Lifeline) -> None:
         life.on_stop(self._bell.ring)
+        life.pulse(WORKING_S)
         try:
             while not life.stopping:
-                life.pulse(WORKING_S)
                 wait_s = self.turn() / S
-                life.pulse(wait_s)
+                life.pulse(wait_s + WORKING_S)
                 self._bell.wait(wait_s)
         finally:
             self.release()
@@ -124,10 +124,14 @@ class Feedback:
         if self._lender is not None and now_ns >= self._due_ns[2]:
             wait_ns = self._lender.look(now_ns)
             self._due_ns[2] = self._due_ns[0] if wait_ns is None else now_ns + wait_ns
-        due = [self._due_ns[0], *([self._due_ns[1]] if self._standing else [])]
-        due += [self._due_ns[2]] if self._lender is not None else []
-        due += [self._told_ns + LOOK_NS] if self._stale else []
-        return max(min(due) - self._clock_ns(), 0)
+        due_ns = self._due_ns[0]
+        if self._lender is not None:
+            due_ns = min(due_ns, self._due_ns[2])
+        if self._standing:
+            due_ns = min(due_ns, self._due_ns[1])
+        if self._stale:
+            due_ns = min(due_ns, self._told_ns + LOOK_NS)
+        return max(due_ns - self._clock_ns(), 0)
 
     def round_once(self) -> None:
         """One round of the table."""

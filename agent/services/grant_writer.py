@@ -12,17 +12,24 @@ from pathlib import Path
 
 from agent import logs
 from agent.domain.gpu import Gpu
-from agent.domain.grant_plan import GrantPolicy, HostPaths, plan_grant, refuse_negative
+from agent.domain.grant_plan import (
+    GrantPolicy,
+    HostPaths,
+    asks_for_no_limits,
+    plan_grant,
+    refuse_negative,
+)
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.pods import Container, Pod
 from agent.errors import AgentError, NodeNotReady
-from agent.ports import Caches, ChangedLimits, GrantLog, HookFiles
+from agent.ports import Caches, ChangedLimits, ClusterEvent, GrantLog, HookFiles
 from agent.services.container_limits import ContainerLimits, cache_name
 from agent.services.room import Room
 
 log = logs.get(__name__)
 
 Undo = list[Callable[[], None]]
+LIMITS_HOLD = "DisableControlNotHonoured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +64,15 @@ class GrantWriter:
         *,
         changed: ChangedLimits | None = None,
         room: Room | None = None,
+        post: Callable[[ClusterEvent], None] = lambda _event: None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         """`changed` knows what became of limits since they were granted.
 
-        `room` objects to more than a GPU has; None: who decides sees to that itself.
+        `room` objects to more than a GPU has; None: who decides sees to that itself. `post` takes
+        Events for pods, and must not wait.
         """
+        self._post = post
         self._room = room
         self._caches = caches
         self._grant_log = grant_log
@@ -114,7 +124,25 @@ class GrantWriter:
             with host_advice():
                 self._grant_log.record(record)
         undo.append(lambda: self._grant_log.drop(record))
+        if before is None:
+            self._tell_that_limits_hold(holder)
         return record
+
+    def _tell_that_limits_hold(self, holder: Holder) -> None:
+        """Say so to whom asked for none: elsewhere the same pod has none."""
+        container = holder.container
+        if self._policy.allow_disable_control or not asks_for_no_limits(container, self._policy):
+            return
+        about = f"{holder.namespace}/{holder.pod_name}/{container.name}"
+        log.warning("disable control not honoured", container=about)
+        if holder.pod is not None:
+            message = (
+                f"container {container.name} sets CUDA_DISABLE_CONTROL, which this node does not "
+                "honour: its GPU limits hold as any other's. Take the variable out of the pod; "
+                "where it is needed, the node's administrator can set --allow-disable-control of "
+                "vgpu-agent, and the pod has to be created anew"
+            )
+            self._post(ClusterEvent(reason=LIMITS_HOLD, message=message, pod=holder.pod))
 
     def _plan(
         self,

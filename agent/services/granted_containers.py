@@ -50,15 +50,26 @@ class GrantedContainers:
         self._use = use
 
     def live(self) -> list[GrantRecord]:
-        """Grants whose pods hold vGPUs; all of them while the pods are not known."""
+        """Grants whose containers hold vGPUs; all of them while the pods are not known."""
+        return self._holding(ended=False)
+
+    def _holding(self, *, ended: bool) -> list[GrantRecord]:
+        """Those of pods that hold vGPUs: of init containers that have ended, or of all others."""
         table, records = self._pods.now(), self._grants.records()
         if not table.synced:
-            return list(records)
+            return [] if ended else list(records)
         return [
             record
             for record in records
-            if (pod := table.pods.get(record.pod_uid)) is not None and not pod.finished
+            if (pod := table.pods.get(record.pod_uid)) is not None
+            and not pod.finished
+            and (record.container in pod.ended) is ended
         ]
+
+    def named(self, pod: Pod) -> frozenset[str]:
+        """Containers of a pod that have vGPUs, had some or ask for some."""
+        granted = {one.container for one in self._grants.records() if one.pod_uid == pod.uid}
+        return frozenset(granted | {one.name for one in pod.containers if one.vgpus or one.listed})
 
     def pod(self, record: GrantRecord) -> Pod | None:
         """Its pod as it is now; None: it is gone."""
@@ -81,10 +92,11 @@ class GrantedContainers:
                 f"{target} may be {', '.join(candidates[:SHOWN])}: write namespace/pod/container",
                 candidates,
             )
+        no = f"no container {target} has vGPUs on this node"
+        if any(target in _names(record) for record in self._holding(ended=True)):
+            no = f"no container {target} has vGPUs any more: it was an init container and has ended"
         raise NoSuchContainer(
-            f"no container {target} has vGPUs on this node; those that have: "
-            f"{', '.join(candidates[:SHOWN]) or 'none'}",
-            candidates,
+            f"{no}; those that have: {', '.join(candidates[:SHOWN]) or 'none'}", candidates
         )
 
     def subject(self, record: GrantRecord) -> Subject:

@@ -5,6 +5,9 @@ It also does what is asked for on the control socket (`LimitChanges.post`).
 Whoever may edit the pod writes it, that is the tenant. So it goes by a rule of the node's, up to a
 ceiling: what was granted, or what the operator has set in its place. What was dealt with is in the
 container's record, so that neither a resync nor a restart of the agent does it again.
+
+An entry for nobody is most likely a misspelt one. So, as long as the annotation has one, containers
+that it does not name keep what they have: only one that names them no more gives up their limits.
 """
 
 import time
@@ -20,11 +23,14 @@ from agent.domain.limit_requests import (
     ANNOTATION,
     AnnotationEntry,
     MalformedRequest,
+    Strangers,
     annotation_entry,
+    strangers,
 )
+from agent.domain.pods import Pod
 from agent.errors import AgentError, NodeNotReady
 from agent.ports import ChangedLimits
-from agent.services.granted_containers import GrantedContainers, full_name, key
+from agent.services.granted_containers import SHOWN, GrantedContainers, full_name, key
 from agent.services.limit_changes import BY_ANNOTATION, REFUSED, LimitChanges, ceiling_of
 from agent.services.published import Pods
 from agent.supervisor import Lifeline
@@ -82,31 +88,50 @@ class LimitAnnotations:
         if not self._pods.now().synced:
             return False
         records = self._containers.live()
-        known = {key(record) for record in records}
+        pods = list({record.pod_uid: record for record in records}.values())
+        known = {key(record) for record in records} | {_whole_pod(record) for record in pods}
         self._handled = {at: digest for at, digest in self._handled.items() if at in known}
         self._edits = {at: times for at, times in self._edits.items() if at in known}
         self._forget()
         unfinished = [record for record in records if not self._follow(record)]
+        unfinished += [record for record in pods if not self._follow_names(record)]
         return bool(unfinished)
 
     def _follow(self, record: GrantRecord) -> bool:
         """Deal with one container's annotation; False: it has to be looked at again."""
         pod = self._containers.pod(record)
-        text = pod.annotations.get(ANNOTATION, "{}") if pod else "{}"
-        entry = annotation_entry(text, record.container)
-        digest = entry.digest if entry else ""
-        if self._handled.get(key(record)) == digest:
+        entry = annotation_entry(_text(pod), record.container)
+        if entry is None and self._strangers(pod).names:
             return True
-        if not self._within_budget(key(record)):
+        digest = entry.digest if entry else ""
+        return self._once(key(record), digest, record, lambda: self._deal_with(record, entry))
+
+    def _follow_names(self, record: GrantRecord) -> bool:
+        """Tell of names that are nobody's; `record` is any of the pod's. False: look again."""
+        found = self._strangers(self._containers.pod(record))
+        return self._once(
+            _whole_pod(record), found.digest, record, lambda: self._tell_of(record, found)
+        )
+
+    def _strangers(self, pod: Pod | None) -> Strangers:
+        if pod is None or ANNOTATION not in pod.annotations or not pod.containers:
+            return Strangers()
+        return strangers(_text(pod), self._containers.named(pod))
+
+    def _once(self, at: Key, digest: str, record: GrantRecord, deal: Callable[[], None]) -> bool:
+        """Deal with what says something new; False: it has to be looked at again."""
+        if self._handled.get(at) == digest:
+            return True
+        if not self._within_budget(at):
             return False
         try:
             with self._changes.one_at_a_time:
-                self._deal_with(record, entry)
-        except NodeNotReady as error:
+                deal()
+        except (NodeNotReady, LimitRefused) as error:
             log.failing("annotation not followed", about=full_name(record), error=error)
             return False
         log.recovered("annotation not followed", about=full_name(record))
-        self._handled[key(record)] = digest
+        self._handled[at] = digest
         return True
 
     def _within_budget(self, at: Key) -> bool:
@@ -154,24 +179,41 @@ class LimitAnnotations:
         self._changes.apply(record, subject, after, BY_ANNOTATION)
 
     def _without_annotation(self, record: GrantRecord, before: LimitRecord) -> None:
-        """It was taken away, and with it what it did, unless limits were set otherwise since."""
-        after = replace(before, annotation="")
-        if before.source != BY_ANNOTATION:
-            self._limits.set_limits(record.pod_uid, record.container, after)
-            return
+        """It was taken away, and with it what it did; what the operator has set since stays."""
         subject = self._containers.subject(record)
         limits = tuple(ceiling_of(before, subject).values())
-        after = replace(after, limits=limits, source="")
+        after = replace(before, limits=limits, annotation="", source="")
         self._changes.apply(record, subject, after, BY_ANNOTATION)
 
+    def _tell_of(self, record: GrantRecord, found: Strangers) -> None:
+        """Raises NodeNotReady."""
+        before = self._limits.record(record.pod_uid, record.container)
+        if before.strangers == found.digest:
+            return
+        noted = replace(before, strangers=found.digest)
+        self._limits.set_limits(record.pod_uid, record.container, noted)
+        if not found.names:
+            return
+        pod = self._containers.pod(record)
+        known = sorted(self._containers.named(pod)) if pod else []
+        message = (
+            f"the annotation {ANNOTATION} names {found.shown}: no container of this pod with vGPUs "
+            f"(it has: {', '.join(known[:SHOWN])}); until that is put right, containers that the "
+            "annotation does not name keep the limits that they have"
+        )
+        self._say_refused(record, message, error=message)
+
     def _refuse(self, record: GrantRecord, error: AgentError) -> None:
-        self._changes.count(BY_ANNOTATION, REFUSED)
-        name = full_name(record)
-        log.warning("limits refused", source=BY_ANNOTATION, container=name, error=error)
         message = (
             f"container {record.container}: its limits stay, because the annotation {ANNOTATION} "
             f"cannot be followed: {error}"
         )
+        self._say_refused(record, message, error=error)
+
+    def _say_refused(self, record: GrantRecord, message: str, *, error: AgentError | str) -> None:
+        self._changes.count(BY_ANNOTATION, REFUSED)
+        name = full_name(record)
+        log.warning("limits refused", source=BY_ANNOTATION, container=name, error=error)
         self._changes.tell(record, REFUSED_EVENT, message, warning=True)
 
     def _forget(self) -> None:
@@ -188,3 +230,12 @@ class LimitAnnotations:
             log.failing("changed limits not forgotten", error=error)
         else:
             log.recovered("changed limits not forgotten")
+
+
+def _text(pod: Pod | None) -> str:
+    return pod.annotations.get(ANNOTATION, "{}") if pod else "{}"
+
+
+def _whole_pod(record: GrantRecord) -> Key:
+    """What is not about one container of a pod."""
+    return record.pod_uid, ""

@@ -62,6 +62,15 @@ class NodeView:
         node = self.own_node.now()
         return decode_lock(node.annotations.get(self._lock_key)) if node else None
 
+    def missing(self) -> str:
+        """Why no pod's claim can be found; empty: the pods of this node have been read."""
+        if self.pods.now().synced:
+            return ""
+        return (
+            "the pods of this node have not been read yet; if this lasts, check whether the agent "
+            "may list pods: its log says what the API server answered"
+        )
+
     # --- writes
 
     def patch_pod(

@@ -130,7 +130,8 @@ class Roster:
             words = self._lifted(key, words)
         spec = self._spec(key)
         asked = spec.task_priority if spec else None
-        in_region = None if words is UNREADABLE else words.priority
+        # Until a process counts there, a region that the agent has made says what the agent wrote.
+        in_region = words.priority if limits is None or words.slot_count > 0 else None
         return Member(
             words=words,
             limits=limits,

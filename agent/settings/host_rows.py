@@ -22,14 +22,15 @@ ROWS = (
         kind=kinds.PATH,
         field="kubelet_socket",
         env=("KUBELET_SOCKET",),
-        help="Socket at which kubelet takes registrations; ours is made in the same directory.",
+        help="Socket at which kubelet takes registrations; ours is made in the same directory. "
+        "Kubelet's --root-dir does not move it.",
     ),
     Setting(
         name="pod-resources-socket",
         group=KUBELET,
         kind=kinds.PATH,
         field="pod_resources_socket",
-        help="Socket at which kubelet tells what it has assigned.",
+        help="Socket at which kubelet tells what it has assigned; below its --root-dir.",
     ),
     Setting(
         name="hook-path",

@@ -239,8 +239,9 @@ ROWS = (
         group=HOW,
         kind=kinds.SWITCH,
         field="allow_disable_control",
-        help="Honour a container's own CUDA_DISABLE_CONTROL=true, as HAMi does. It lets every pod "
-        "author opt out of the limits; false takes that away.",
+        help="Honour a container's own CUDA_DISABLE_CONTROL=true, as HAMi's and Volcano's plugins "
+        "do: every author of a pod may then take its limits away. Otherwise they hold, and the pod "
+        "is told so (modes hami and volcano).",
     ),
     Setting(
         name="lib-cuda-log-level",

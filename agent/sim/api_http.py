@@ -124,6 +124,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._suffer(fault)
             self._authenticate()
+            self._authorize(target)
             if target.verb == "watch":
                 self._watch(target, expired=fault is not None and fault.action == "expire")
                 return
@@ -180,6 +181,19 @@ class Handler(BaseHTTPRequestHandler):
             return  # the TLS layer has verified it
         raise ApiError(401, "Unauthorized", "Unauthorized")
 
+    def _authorize(self, target: Target) -> None:
+        """As RBAC would; whether one may do something everybody may ask."""
+        client, resource = self.headers.get("User-Agent", ""), target.full_resource
+        if resource == REVIEWS or self.api.may(client, target.verb, resource):
+            return
+        user = client.partition("/")[0]
+        raise ApiError(
+            403,
+            "Forbidden",
+            f'{resource} "{target.name}" is forbidden: User "{user}" cannot {target.verb} resource '
+            f'"{resource}" in API group ""',
+        )
+
     def _serve(self, target: Target, body: bytes) -> tuple[Object, int]:
         match target.verb, target.subresource:
             case "create", "" if not target.name:
@@ -208,9 +222,13 @@ class Handler(BaseHTTPRequestHandler):
         return self.api.objects.create(target.resource, content, target.namespace)
 
     def _review(self, review: Object) -> Object:
-        """Whether the client may do what it asks about: all but what is `denied`."""
+        """Whether the client may do what it asks about: all of its role but what is `denied`."""
         asked = (review.get("spec") or {}).get("resourceAttributes") or {}
-        allowed = (asked.get("verb"), asked.get("resource")) not in self.api.denied
+        verb, resource = str(asked.get("verb")), str(asked.get("resource"))
+        if asked.get("subresource"):
+            resource = f"{resource}/{asked['subresource']}"
+        client = self.headers.get("User-Agent", "")
+        allowed = (verb, resource) not in self.api.denied and self.api.may(client, verb, resource)
         return {**review, "status": {"allowed": allowed}}
 
     def _list(self, target: Target) -> Object:

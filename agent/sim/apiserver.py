@@ -4,8 +4,9 @@ It serves nodes, pods (with status, binding and eviction), events, namespaces an
 core v1 from memory, on loopback, and misbehaves on demand: 429, 5xx, hangs, dropped connections,
 lost answers, expired watches, late and doubled events, stale reads, restarts. What each part does
 NOT imitate is said in `api_store`, `api_http`, `api_patches` and `api_selectors`; the largest gaps
-are admission, authorization (there is only "this token is known"), etcd's durability and priority
-and fairness.  As a process of its own: `python -m agent.sim.apiserver --port 0 --kubeconfig FILE`.
+are admission, authorization (tokens are known or not, verbs are allowed by User-Agent), etcd's
+durability and priority and fairness.
+As a process of its own: `python -m agent.sim.apiserver --port 0 --kubeconfig FILE`.
 """
 
 import argparse
@@ -97,6 +98,7 @@ class ApiServer:
         self.watch_generation = 0
         self._tls = tls
         self._watches: list[str] = []
+        self.roles: dict[str, frozenset[tuple[str, str]]] = {}  # by a client, see `allow_only`
         self.denied: frozenset[tuple[str, str]] = frozenset()  # (verb, resource) in access reviews
         self._listener: _Listener | None = None
 
@@ -220,6 +222,18 @@ class ApiServer:
     def accept_tokens(self, *tokens: str) -> None:
         """Accept exactly these bearer tokens from now on."""
         self.tokens = frozenset(tokens)
+
+    def allow_only(self, client: str, rights: Iterable[tuple[str, str]]) -> None:
+        """Let whose User-Agent begins so do only this: (verb, resource) as in a ClusterRole.
+
+        Everything else is answered with 403. Watches that are open go on, as they really do.
+        """
+        self.roles[client] = frozenset(rights)
+
+    def may(self, user_agent: str, verb: str, resource: str) -> bool:
+        """Whether a client's role allows this; who has none may do everything."""
+        roles = [rights for client, rights in self.roles.items() if user_agent.startswith(client)]
+        return all((verb, resource) in rights for rights in roles)
 
     @contextmanager
     def held_events(self) -> Iterator[None]:

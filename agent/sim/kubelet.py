@@ -13,8 +13,8 @@ pre_start, conflict, admitted, rejected, removed, dropped_resource.
 Does not imitate: the API server's side of kubelet (watching pods, status updates of pods),
 containers (nothing is started here), the topology, CPU and memory managers, plugins_registry, the
 re-admission of running pods after a restart (they go on untouched, as since 1.25.14), the 5 to 10 s
-period of node status updates (ours follow each change at once), and the modification time of the
-stale socket a killed kubelet leaves.
+period of node status updates (ours follow each change at once, and are tried again until the API
+server has them), and the modification time of the stale socket a killed kubelet leaves.
 """
 
 import os
@@ -46,6 +46,7 @@ from agent.sim.kubelet_types import (
 from agent.wire import rpc
 
 GRACE_S = 300.0  # how long a resource outlives its plugin
+_STATUS_AGAIN_S = 0.2  # after a node status that the API server did not take
 BEHAVIOURS = ("1.20", "1.36")
 
 __all__ = [
@@ -94,7 +95,7 @@ class StandInKubelet:
         behaviour: str = "1.36",
         clock: Callable[[], float] = time.monotonic,
         dial_timeout_s: float = 10.0,
-        on_node_status: Callable[[NodeStatus], None] | None = None,
+        on_node_status: Callable[[NodeStatus], bool] | None = None,
         seed: int = 0,
     ) -> None:
         if behaviour not in BEHAVIOURS:
@@ -330,16 +331,18 @@ class StandInKubelet:
             self._events.append(Event(kind, resource, dict(detail)))
         self._changed.set()
 
-    def _push_status(self, push: Callable[[NodeStatus], None]) -> None:
+    def _push_status(self, push: Callable[[NodeStatus], bool]) -> None:
+        """Tell each change; `push` says whether it arrived, and what did not is told again."""
         pushed: NodeStatus | None = None
+        arrived = True
         while True:
-            self._changed.wait()
+            self._changed.wait(None if arrived else _STATUS_AGAIN_S)
             self._changed.clear()
             if not self._running:
                 return
             status = self.node_status()
-            if status != pushed:
-                push(status)
+            if status != pushed or not arrived:
+                arrived = push(status)
                 pushed = status
 
     # --- mishaps ---------------------------------------------------------------------------

@@ -49,8 +49,8 @@ class LoneNode(SimNode):
         at = words.index("--kubeconfig")
         return [*words[:at], *words[at + 2 :]]
 
-    def _tell_status(self, status: NodeStatus) -> None:
-        """Nobody to tell."""
+    def _tell_status(self, status: NodeStatus) -> bool:  # noqa: ARG002 - nobody to tell
+        return True
 
     def run_static(
         self,

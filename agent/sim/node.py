@@ -338,8 +338,8 @@ class SimNode:
         with contextlib.suppress(ApiFailed):  # it may be gone already
             self.client.ask("DELETE", path("pods", pod.name, namespace=pod.namespace))
 
-    def _tell_status(self, status: NodeStatus) -> None:
-        """Kubelet's node status, as it would reach the API server."""
+    def _tell_status(self, status: NodeStatus) -> bool:
+        """Write kubelet's node status; return whether the API server took it."""
         body = {
             "status": {
                 "capacity": {name: str(count) for name, count in status.capacity.items()},
@@ -347,8 +347,11 @@ class SimNode:
             }
         }
         where = path("nodes", self.name, subresource="status")
-        with contextlib.suppress(ApiFailed, OSError):  # it follows with the next change
+        try:
             self.client.ask("PATCH", where, body, content_type=MERGE_PATCH)
+        except (ApiFailed, OSError):
+            return False
+        return True
 
     # --- what a pod looks like
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_OK, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 0, 1, 130
+EXIT_SIGNAL = 128  # and its number, as shells say it
 USE = "/v1/use"
 SHORTEST_S, LONGEST_S, USUAL_S = 0.5, 3600.0, 2.0
 SECOND_LOOK_WITHIN_S, LOOK_AGAIN_S = 6.0, 0.25  # the agent itself looks every few seconds
@@ -41,6 +42,7 @@ exit codes:
   0  done
   1  the agent does not answer; the last line says what to do
   2  the command line is wrong
+  128 and a signal's number: it was ended by this one
 """
 
 
@@ -138,11 +140,14 @@ def _show(
     if once or not _has_keys(console):
         _print(console, _two_looks(look))
         return
-    from agent.top.keyboard import keyboard
+    from agent.top.keyboard import Ended, keyboard
     from agent.top.screen import watch
 
-    with keyboard(sys.stdin.fileno()) as keys:
-        watch(console, keys, look, every_s=every_s, clock=time.monotonic)
+    try:
+        with keyboard(sys.stdin.fileno()) as keys:
+            watch(console, keys, look, every_s=every_s, clock=time.monotonic)
+    except Ended as ended:
+        raise SystemExit(EXIT_SIGNAL + ended.number) from ended
 
 
 def _has_keys(console: "Console") -> bool:

@@ -4,10 +4,11 @@ Every text that others can choose goes through `_clean`: a terminal obeys what i
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
+from rich.text import Span, Text
 
 from agent.domain.accounting import Tier
 from agent.domain.plain_figures import share_text, size_text, span_text
@@ -24,6 +25,8 @@ NARROW = 60
 FULL, HIGH = 0.95, 0.8
 BLOCKS = ("█", "░")
 PLAIN_BLOCKS = ("#", "-")
+CELSIUS = {BLOCKS: "°C", PLAIN_BLOCKS: "C"}
+SIMILAR = {"…": "~"}  # where a terminal does not know the first
 HEADS = ("CONTAINER", "MEMORY", "", "GPU", "THROTTLED", "LAST KERNEL", "PRIORITY", "LIMITS BY")
 HEAD, FAINT, BAD, WARN, GOOD = "bold", "dim", "red", "yellow", "green"
 TIERS = {
@@ -39,7 +42,8 @@ def lines(console: Console, looks: Looks, order: str = FIRST_ORDER) -> list[Text
     width = max(console.width, LEAST_COLUMNS)
     unicode = console.encoding.lower().startswith("utf")
     drawing = list(drawn(view(looks.now, looks.growing, order), width, unicode=unicode))
-    return [*_problems([looks.error] if looks.error else [], width, 0), *drawing]
+    drawing = [*_problems([looks.error] if looks.error else [], width, 0), *drawing]
+    return [spelt(line, console.encoding) for line in drawing]
 
 
 def drawn(shown: View, width: int, *, unicode: bool = True) -> Iterator[Text]:
@@ -70,10 +74,10 @@ def _title(shown: View) -> Text:
     return title
 
 
-def _card(card: Card, width: int, blocks: Sequence[str]) -> Iterator[Text]:
+def _card(card: Card, width: int, blocks: tuple[str, str]) -> Iterator[Text]:
     title = Text().append(_clean(card.title), HEAD)
     if card.temperature_celsius is not None:
-        title.append(f"  {card.temperature_celsius} °C", FAINT)
+        title.append(f"  {card.temperature_celsius} {CELSIUS[blocks]}", FAINT)
     if card.power_watts is not None:
         title.append(f"  {card.power_watts:.0f} W", FAINT)
     yield from _wrapped(title, width)
@@ -280,6 +284,27 @@ def _break(plain: str, width: int) -> int:
         fits += 1
     blank = plain.rfind(" ", len(plain) - len(plain.lstrip(" ")), fits + 1)
     return blank if blank > 0 else max(fits, 1)
+
+
+def spelt(line: Text, encoding: str) -> Text:
+    """As wide, without what cannot be written in this encoding."""
+    if _known(line.plain, encoding):
+        return line
+    letters = [
+        letter if _known(letter, encoding) else SIMILAR.get(letter, "?" * cell_len(letter))
+        for letter in line.plain
+    ]
+    at = [0, *accumulate(map(len, letters))]
+    spans = [Span(at[span.start], at[span.end], span.style) for span in line.spans]
+    return Text("".join(letters), line.style, spans=spans)
+
+
+def _known(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _clean(text: str) -> str:

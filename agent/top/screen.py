@@ -9,7 +9,7 @@ from rich.text import Text
 
 from agent.domain.node_picture import NodePicture
 from agent.errors import AgentError
-from agent.top.drawing import FAINT, HEAD, lines
+from agent.top.drawing import FAINT, HEAD, lines, spelt
 from agent.top.keyboard import Keyboard
 from agent.top.rates import Looks
 from agent.top.view import FIRST_ORDER, ORDERS
@@ -49,7 +49,8 @@ def watch(
         while True:
             drawing = lines(console, looks, shown.order)
             shown = replace(shown, line=min(shown.line, max(0, len(drawing) - console.height + 1)))
-            live.update(Group(*page(drawing, shown, console.height, console.width)), refresh=True)
+            seen = page(drawing, shown, console.height, console.width)
+            live.update(Group(*(spelt(line, console.encoding) for line in seen)), refresh=True)
             key = keys.pressed(max(0.0, due_s - clock()))
             if key == "q":
                 return

@@ -18,6 +18,7 @@ struct CUctx_st {
     CUdevice device;
     bool primary;
     unsigned references; /* of a primary context */
+    unsigned long long id;
     uint64_t bytes, heap_bytes; /* what it holds of the GPU */
 };
 

@@ -70,6 +70,13 @@ static CUresult appear(const struct cuda_call *call, uint64_t bytes)
     }
 }
 
+/* No two contexts of a process have the same, not even one after the other. */
+static unsigned long long next_id(void)
+{
+    static _Atomic unsigned long long made;
+    return ++made;
+}
+
 static uint64_t context_bytes(const struct cuda_call *call)
 {
     return call->gpu->context_mib * MIB;
@@ -91,6 +98,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
             primary->primary = true;
             primary->references++;
             primary->bytes += cost;
+            if (primary->references == 1)
+                primary->id = next_id();
             *context = primary;
         }
         pthread_mutex_unlock(&lock);
@@ -189,7 +198,7 @@ static CUresult create(const char *function, CUcontext *context, CUdevice device
         result = CUDA_ERROR_INVALID_VALUE;
     struct CUctx_st *made = result == CUDA_SUCCESS ? calloc(1, sizeof *made) : NULL;
     if (made) {
-        *made = (struct CUctx_st){.device = device, .bytes = context_bytes(&call)};
+        *made = (struct CUctx_st){.device = device, .id = next_id(), .bytes = context_bytes(&call)};
         result = appear(&call, made->bytes);
         if (result == CUDA_SUCCESS && (result = push(made)) != CUDA_SUCCESS)
             sim_memory_give(call.gpu->uuid, made->bytes, false);
@@ -250,6 +259,17 @@ EXPORT CUresult cuCtxDestroy(CUcontext context)
 {
     FAIL_IF_TOLD;
     return cuCtxDestroy_v2(context);
+}
+
+EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
+{
+    struct cuda_call call;
+    CUresult result = context ? cuda_begin(&call, __func__) : cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS && !id)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *id = (context ? context : current_context())->id;
+    return cuda_end(&call, result);
 }
 
 /* --- limits: a larger heap is taken at once ------------------------------------------------------------- */

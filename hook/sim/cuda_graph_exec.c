@@ -202,8 +202,13 @@ static void undo(const struct CUgraphExec_st *executable, size_t end)
             sim_graph_memory_free(executable->steps[i].allocation->address);
 }
 
+/* What was left by an earlier launch must have been freed: else nothing of the graph runs. */
 static CUresult run_memory(const struct CUgraphExec_st *executable)
 {
+    for (size_t i = 0; i < executable->count; i++)
+        if (executable->steps[i].allocation
+            && sim_graph_memory_live(executable->steps[i].allocation->address))
+            return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < executable->count; i++) {
         const struct step *step = &executable->steps[i];
         CUresult result =

@@ -122,6 +122,15 @@ CUresult sim_graph_memory_allocate(CUdeviceptr address)
     return cuda_end(&call, result);
 }
 
+bool sim_graph_memory_live(CUdeviceptr address)
+{
+    pthread_mutex_lock(&lock);
+    const struct node *node = *find(address);
+    bool live = node && node->live;
+    pthread_mutex_unlock(&lock);
+    return live;
+}
+
 bool sim_graph_memory_free(CUdeviceptr address)
 {
     pthread_mutex_lock(&lock);

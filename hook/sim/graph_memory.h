@@ -23,6 +23,9 @@ void sim_graph_memory_forget(CUdeviceptr address);
  * allocated already. */
 CUresult sim_graph_memory_allocate(CUdeviceptr address);
 
+/* Whether the node has memory. */
+bool sim_graph_memory_live(CUdeviceptr address);
+
 /* The memory is free for the next node. False: not the address of a node that has memory. */
 bool sim_graph_memory_free(CUdeviceptr address);
 

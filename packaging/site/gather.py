@@ -60,6 +60,9 @@ def gather(root: Path, pages: Path) -> None:
             target.write_text(relinked((root / page).read_text(), page, where))
         else:
             shutil.copyfile(root / page, target)
+    assets = pages / "assets"
+    assets.mkdir(exist_ok=True)
+    shutil.copy(Path(__file__).with_name("iframe-worker.js"), assets)
 
 
 if __name__ == "__main__":

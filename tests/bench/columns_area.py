@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,6 @@ AREA = "columns"
 ROUNDS = 5
 LIMITED = {"CUDA_DEVICE_MEMORY_LIMIT_0": "16g", "CUDA_DEVICE_SM_LIMIT": "50"}
 POLICY = "GPU_CORE_UTILIZATION_POLICY"
-CALLS = {"cuLaunchKernel": "launch", "cuMemAlloc and cuMemFree": "alloc", "cuMemGetInfo": "info"}
 PAIR, PHASE, KERNEL_US = (30, 70), "ms=4000", 200
 CONTROL = "limiter off"
 
@@ -51,23 +50,48 @@ COLUMNS = (
 )
 
 
-def calls(bench: Bench, columns: tuple[Column, ...]) -> Iterator[Row]:
-    """Nanoseconds of one call, in turns."""
-    for name, measure in CALLS.items():
+def call(*words: str | int) -> Callable[[Bench, Column], float]:
+    """Nanoseconds of a call."""
+    return lambda bench, column: float(
+        bench.run(column.who, ["hook_calls", *words], column.env)["ns"]
+    )
+
+
+def start(processes: int, times: int, key: str) -> Callable[[Bench, Column], float]:
+    """Milliseconds of cuInit."""
+    return lambda bench, column: (
+        float(bench.run(column.who, ["hook_start", processes, times], column.env)[key]) / 1e3
+    )
+
+
+MEASURES: tuple[tuple[str, str, Callable[[Bench, Column], float]], ...] = (
+    ("time of cuLaunchKernel", "ns", call("launch")),
+    ("time of cuMemAlloc and cuMemFree", "ns", call("alloc")),
+    ("time of cuMemAlloc and cuMemFree, 64 processes", "ns", call("alloc", 63)),
+    ("time of cuMemAlloc and cuMemFree, 10000 blocks held", "ns", call("alloc", 0, 10000)),
+    ("time of cuMemGetInfo", "ns", call("info")),
+    ("time of cuGetProcAddress", "ns", call("proc_address")),
+    ("time of dlsym", "ns", call("dlsym")),
+    ("time of cuInit", "ms", start(1, 30, "median_us")),
+    ("time of cuInit, 64 processes at once, p99", "ms", start(64, 5, "p99_us")),
+)
+
+
+def costs(bench: Bench, columns: tuple[Column, ...]) -> Iterator[Row]:
+    """What each of them takes, in turns."""
+    for name, unit, measure in MEASURES:
         found: dict[str, list[float]] = {column.name: [] for column in columns}
         for _ in range(ROUNDS):
             for column in columns:
                 try:
-                    answer = bench.run(column.who, ["hook_calls", measure], column.env)
+                    found[column.name].append(measure(bench, column))
                 except BenchError as error:
                     if column.who != PEER:
                         raise
                     print(f"the peer: {error}", file=sys.stderr)
-                    continue
-                found[column.name].append(float(answer["ns"]))
         for column_name, figures in found.items():
             if figures:
-                yield row(AREA, f"time of {name}", figures, "ns", column=column_name)
+                yield row(AREA, name, figures, unit, column=column_name)
 
 
 def without_hook(directory: Path) -> list[list[float]]:
@@ -118,7 +142,7 @@ def exactness() -> Iterator[Row]:
             AREA, "error of shares of 30 % and 70 %, the worst second", errors, "points",
             value=max(errors), column=column,
             target=BESIDE_POINTS if column in ("limited", CONTROL) else None,
-            better="higher" if must_fail else "lower",
+            better="higher" if must_fail else "lower", control=must_fail,
         )  # fmt: skip
 
 
@@ -129,7 +153,7 @@ def columns_area(peer: Path | None = None) -> Iterator[Row]:
     bench = Bench(scratch, peer.resolve() if peer else None)
     columns = tuple(column for column in COLUMNS if column.who in bench.libraries)
     try:
-        yield from calls(bench, columns)
+        yield from costs(bench, columns)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     yield from exactness()

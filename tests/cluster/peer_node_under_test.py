@@ -1,4 +1,4 @@
-"""The node of real peers: kubelet 1.20.2, kube-apiserver 1.20.2, etcd."""
+"""The node of real peers: kubelet and kube-apiserver, 1.20.2 unless others are given, etcd."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ from peers.node import PeerNode
 class PeerNodeUnderTest:
     """Implements NodeUnderTest."""
 
-    kind = "the real kubelet 1.20"
     abilities = frozenset({SEES_STARTS, STOPS_KUBELET, LOSES_FILES, REBOOTS, STOPS_API})
     why_not: Mapping[str, str] = {}
-    fails_pods_when_it_starts = False
 
     def __init__(self, node: PeerNode) -> None:
         self._node = node
+        self.kind = f"the real kubelet 1.{node.kubelet.minor}"
+        self.fails_pods_when_it_starts = node.kubelet.minor >= 25  # 1.25.10, to be exact
         self.name = node.name
         self.kubelet_socket = node.kubelet.socket
         self.pod_resources_socket = node.kubelet.pod_resources

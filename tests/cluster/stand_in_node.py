@@ -93,12 +93,13 @@ class StandInNode:
         self._kubelet.stop()
         self._server.stop()
 
-    def _write_node_status(self, status: NodeStatus) -> None:
+    def _write_node_status(self, status: NodeStatus) -> bool:
         counts = {
             "capacity": {resource: str(count) for resource, count in status.capacity.items()},
             "allocatable": {resource: str(count) for resource, count in status.allocatable.items()},
         }
         self._write_status("nodes", NODE, "", counts)
+        return True  # into its objects, which are there though nobody may ask for them
 
     def _follow_pods(self) -> None:
         while not self._ended.wait(0.02):

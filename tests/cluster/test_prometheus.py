@@ -205,3 +205,30 @@ def test_every_query_of_the_dashboard_finds_something(
     series = [{"series": one, "values": values} for one, values in scraped().items()]
     tests = [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]
     assert not tool.test_rules(tmp_path, {"rule_files": [], "tests": tests})
+
+
+@pytest.mark.parametrize(
+    ("values", "refused"),
+    [
+        pytest.param("_x30 3+0x40", 3, id="before the first scrape"),
+        pytest.param("3+0x70", 0, id="more than an hour ago"),
+    ],
+)
+def test_the_table_has_what_was_refused_within_an_hour(
+    tool: Promtool, tmp_path: Path, values: str, refused: int
+) -> None:
+    labels = f'namespace="team",pod="p",container="c",gpu="{GPUS[0]}",{TARGET}'
+    [query] = [
+        expression
+        for panel in panels()
+        for expression in expressions(panel)
+        if "allocations_refused" in expression and "[1h]" in expression
+    ]
+    asked = {
+        "expr": f"max({filled_in(query)})",
+        "eval_time": "65m",
+        "exp_samples": [{"labels": "{}", "value": refused}],
+    }
+    series = {"series": f"vgpu_container_allocations_refused_total{{{labels}}}", "values": values}
+    tests = [{"interval": "1m", "input_series": [series], "promql_expr_test": [asked]}]
+    assert not tool.test_rules(tmp_path, {"rule_files": [], "tests": tests})

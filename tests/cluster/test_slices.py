@@ -36,7 +36,7 @@ class Alone:
         if built is None or (reason := peers.missing()):
             pytest.skip(reason if built else "the peers are not built: build.py cluster-peers")
         self.state = state
-        self.runtime = StandInRuntime(ProtoApi.read(built.descriptors("cri"), "runtime.v1alpha2"))
+        self.runtime = StandInRuntime(ProtoApi.read(built.descriptors("cri"), built.cri))
         stack.enter_context(self.runtime.serving(state / "cri.sock"))
         self.kubelet = KubeletProcess(
             built, state=state, node="alone", kubeconfig=None, runtime=state / "cri.sock"

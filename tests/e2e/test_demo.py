@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.version import VERSION
 from tests.e2e.conftest import COMMAND, FROZEN
 from tests.interrupt import skip_if_ignored
 from tests.waiting import eventually
 
+ROOT = Path(__file__).resolve().parents[2]
 STEPS = [
     "node registered",
     "pods placed",
@@ -79,6 +82,23 @@ def test_it_shows_people_gpus_containers_and_what_was_proved(scratch: Path) -> N
     for text in ("memory used", "limit MiB", "refused", *STEPS, "13 of 13 checks passed."):
         assert text in out
     assert "\x1b" not in out, "a pipe is no terminal"
+    readme = (ROOT / "README.md").read_text()
+    assert f"vgpu-agent {VERSION}  seen" in readme
+    assert drawn(of_top(out)) == drawn(readme[readme.index("sim-node  2 GPUs") :].split("```")[0])
+
+
+def of_top(out: str) -> str:
+    """The part of the demo's output that is `vgpu-agent top --once`: until the next check."""
+    return re.split(r"^ *\d+\.\d s  ", out[out.index("sim-node  2 GPUs") :], flags=re.MULTILINE)[0]
+
+
+def drawn(text: str) -> list[str]:
+    """What is shown of whom, without figures, bars and how wide the columns are."""
+    plain = re.sub(r"[█░]+", "=", text)
+    plain = re.sub(r"\b\d[\d.]*( [KMG]iB)?\b", "#", plain)
+    plain = re.sub(r"never|# s ago|(?<= )-(?= )", "#", plain)
+    plain = plain.replace(" +# %", "")  # lent
+    return [re.sub(r" +", " ", line).rstrip() for line in plain.strip().splitlines()]
 
 
 CHANGED_AGENT = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sim.driver import made_up_uuid
+from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import Ask, SimNode
 from agent.sim.scheduler import BIND_PHASE, LOCK, REGISTER
 from tests.e2e.conftest import COMMAND, NodeMaker
@@ -69,9 +69,16 @@ def test_a_bad_disk_is_a_clear_refusal(make_node: NodeMaker, options: str, direc
     eventually(lambda: LOCK not in node.annotations(), within_s=20, what="lock released")
     assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
     assert node.agent is not None
-    seen = Path(f"/proc/{node.agent.pid}/root") / (node.root / "host" / "vgpu").relative_to("/")
-    assert list(seen.glob("containers/*")) == []  # nothing half-made stays
+    seen = Path(f"/proc/{node.agent.pid}/root") / node.root.relative_to("/")
+    eventually(lambda: made_for_pods(seen) == [], what="nothing half-made stays")
     assert node.stop_agent() == 0
+
+
+def made_for_pods(root: Path, uid: str = "") -> list[str]:
+    """What stands where things of pods belong, whole or not."""
+    places = ("host/vgpu/containers", "host/vgpu/limits", "state/grants", "state/limits")
+    paths = [path for place in places for path in (root / place).glob("*")]
+    return [f"{path.parent.name}/{path.name}" for path in paths if uid in path.name]
 
 
 BAD_FSYNC = """
@@ -125,11 +132,10 @@ def test_a_disk_that_fails_or_dawdles(make_node: NodeMaker, bad_fsync: Path, how
     assert "Allocate failed" in pod.admitted.message
     eventually(lambda: LOCK not in node.annotations(), within_s=30, what="lock released")
     assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
-    containers = node.root / "host/vgpu/containers"
     eventually(
-        lambda: not list(containers.glob(f"{pod.uid}_*")),
+        lambda: not made_for_pods(node.root, pod.uid),
         within_s=40,  # a slow disk is slow at cleaning up, too
-        what="no directory is left behind",
+        what="nothing is left behind",
     )
 
 
@@ -143,14 +149,14 @@ def registered_health(node: SimNode) -> dict[str, bool]:
 
 
 def test_no_driver_at_the_start_is_waited_for(make_node: NodeMaker) -> None:
-    node = make_node(started=False, gpus=1)
+    node = make_node(started=False)
     node.driver.driver("absent")
     node.start_agent()
     eventually(lambda: "driver" in node.fetch("/readyz")[1].lower(), what="/readyz says why")
     assert node.fetch("/healthz")[0] == 200
     assert REGISTER not in node.annotations(), "nothing is known, so nothing is published"
     node.driver.driver("ok")
-    up(node, 10)
+    serves(node)
 
 
 def test_no_driver_ends_it_when_told_so(make_node: NodeMaker) -> None:
@@ -176,15 +182,16 @@ def test_every_error_of_the_driver_is_survived(node: SimNode, code: int) -> None
     node.driver.fail("nvmlDeviceGetHandleByIndex_v2", code)
     eventually(lambda: node.allocatable() == 0, within_s=20)
     node.driver.heal()
-    up(node, 20)
+    serves(node)
 
 
 def test_a_gpu_falls_off_the_bus(node: SimNode) -> None:
     node.driver.lost(0)
     eventually(lambda: node.allocatable() == 10, within_s=20)
     eventually(lambda: registered_health(node) == {made_up_uuid(0): False, made_up_uuid(1): True})
+    serves(node, "on-the-other", vgpus=10)
     node.driver.lost(0, lost=False)
-    up(node, 20)
+    serves(node)
 
 
 def test_a_hanging_driver_blocks_nobody(node: SimNode) -> None:
@@ -199,11 +206,15 @@ def test_a_hanging_driver_blocks_nobody(node: SimNode) -> None:
 
 
 def test_gpus_are_renumbered(node: SimNode) -> None:
+    """One is taken out, and the other has its number; later it is put back."""
     node.driver.remove_gpu(0)
     eventually(lambda: node.allocatable() == 10, within_s=20)
     assert eventually(
         lambda: registered_health(node) == {made_up_uuid(0): False, made_up_uuid(1): True}
     ), "what is gone is unhealthy, not forgotten"
+    serves(node, "on-the-other", vgpus=10)
+    node.driver.add_gpu(0, SimGpu(uuid=made_up_uuid(0), name="NVIDIA A40", memory_mib=46068))
+    serves(node)
 
 
 def test_the_driver_is_upgraded_under_us(node: SimNode) -> None:

@@ -33,9 +33,9 @@ def test_two_plugins_for_one_gpu(node: SimNode) -> None:
         pod = PodSpec("u-1", "team", "theirs", [ContainerSpec("main", {OTHERS: 1})])
         assert node.kubelet.admit(pod).ok
         eventually(lambda: node.allocatable() == 10, within_s=20)
-        assert any("held by team/theirs/main" in e for e in events(node))
+        eventually(lambda: any("held by team/theirs/main" in e for e in events(node)), within_s=20)
         said = f'vgpu_gpu_rivals{{gpu="{FIRST}",manager="{OTHERS}",state="held"}} 1.0'
-        assert said in node.fetch("/metrics")[1]
+        eventually(lambda: said in node.fetch("/metrics")[1], within_s=20)
 
         node.kubelet.remove("u-1")
         serves(node)

@@ -337,3 +337,24 @@ def test_nobody_whom_volcanos_plugin_has_granted_a_gpu_is_accused(make_node: Nod
             stage.taker(uid)
         eventually(lambda: ("no grant", "thief") in stage.found(), within_s=20)
         assert stage.found() == [("no grant", "thief")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "holds"),
+    [
+        pytest.param((), True, id="by default"),
+        pytest.param(("--allow-disable-control",), False, id="with the flag"),
+    ],
+)
+def test_whether_a_pod_can_take_its_limits_away(
+    make_node: NodeMaker, flags: tuple[str, ...], *, holds: bool
+) -> None:
+    node = make_node(*flags, gpus=1)
+    pod = node.run_pod("greedy", [Ask(env={"CUDA_DISABLE_CONTROL": "any word"})])
+    mounts = {mount.container_path for mount in pod.admitted.containers["main"].mounts}
+    assert ("/etc/vgpu.limits" in mounts) is ("/etc/ld.so.preload" in mounts) is holds
+    if holds:
+        told = eventually(
+            lambda: [e for e in node.events() if e["reason"] == "DisableControlNotHonoured"]
+        )
+        assert [event["involvedObject"]["name"] for event in told] == ["greedy"]

@@ -14,7 +14,7 @@ def up(node: SimNode, vgpus: int) -> None:
     eventually(node.ready, within_s=40, what="/readyz")
 
 
-def _published(node: SimNode) -> int:
+def published(node: SimNode) -> int:
     """The vGPUs as the scheduler reads them, which kubelet writes later than it counts them."""
     status = node.client.get("nodes", node.name).get("status", {})
     return int(status.get("allocatable", {}).get(node.resource, 0))
@@ -51,10 +51,15 @@ def finished(node: SimNode, pod: RanPod) -> bool:
     )
 
 
-def serves(node: SimNode, name: str = "afterwards") -> None:
-    """The node is whole: registered, a new pod gets exactly its share, and the books are in order."""
-    up(node, 20)
-    eventually(lambda: _published(node) == 20, within_s=20, what="20 vGPUs on the Node object")
+def serves(node: SimNode, name: str = "afterwards", *, vgpus: int = 20) -> RanPod:
+    """The node is whole: registered, a new pod gets exactly its share, and the books are in order.
+
+    Gives that pod.
+    """
+    up(node, vgpus)
+    eventually(
+        lambda: published(node) == vgpus, within_s=20, what=f"{vgpus} vGPUs on the Node object"
+    )
     asks = [Ask(memory_mib=700)]
     pod = node.run_pod(name, asks)
     assert got_its_claims(pod, asks)
@@ -62,3 +67,4 @@ def serves(node: SimNode, name: str = "afterwards") -> None:
     eventually(
         lambda: not violations(node, [pod]), what="books in order (tests/faults/invariants.py)"
     )
+    return pod

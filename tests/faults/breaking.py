@@ -41,27 +41,45 @@ class Breaking:
     def environ(self) -> dict[str, str]:
         return {"VGPU_TEST_BREAK": str(self._order)}
 
-    def order(self, do: str, at: int) -> None:
-        """From now on: `kill` or `hold` at boundary number `at`; 0: only note where it passes."""
+    def order(self, do: str, at: int, *, of: str = "") -> None:
+        """From now on: `kill` or `hold` at boundary number `at`; 0: only note where it passes.
+
+        With a name in `of`, at the so-many-th of that name.
+        """
         self._trail = self._order.with_name(f"trail-{next(NUMBERS)}")
-        text = json.dumps({"do": do, "at": at, "trail": str(self._trail)})
+        text = json.dumps({"do": do, "at": at, "of": of, "trail": str(self._trail)})
         made = self._order.with_suffix(".new")
         made.write_text(text)
         made.rename(self._order)
+
+    def order_like(self, do: str, trail: list[str], at: int) -> None:
+        """At the boundary that was number `at` of an earlier trail, whatever other threads pass."""
+        self.order(do, trail[:at].count(trail[at - 1]), of=trail[at - 1])
 
     def lift(self) -> None:
         self._order.unlink(missing_ok=True)
 
     def trail(self) -> list[str]:
         """The boundaries passed since the order."""
-        return [line.split()[0] for line in self._lines()]
+        return [line.split()[0] for line in lines_of(self._trail)]
 
     def reached(self) -> str:
         """The boundary at which the order was carried out; empty: none yet."""
-        return next((line.split()[0] for line in self._lines() if line.endswith(" here")), "")
+        return next((line.split()[0] for line in lines_of(self._trail) if " " in line), "")
 
-    def _lines(self) -> list[str]:
-        return self._trail.read_text().splitlines() if self._trail.exists() else []
+
+def lines_of(trail: Path) -> list[str]:
+    """A boundary each; behind it a space and `kill` or `hold` where that was done."""
+    return trail.read_text().splitlines() if trail.exists() else []
+
+
+def carried_out(root: Path) -> dict[str, list[str]]:
+    """By what was done: the boundaries at which the agents of these orders met it."""
+    found: dict[str, list[str]] = {"kill": [], "hold": []}
+    for trail in sorted(root.glob("trail-*")):
+        for name, done in (line.split() for line in lines_of(trail) if " " in line):
+            found[done].append(name)
+    return found
 
 
 def breaking_node(

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agent import boundaries
 from agent.cli import main
+from agent.services import hook_gc, hook_install
 
 
 class Breaker:
@@ -38,10 +39,11 @@ class Breaker:
             if text != self._now:
                 self._now, self._count = text, 0
             order = json.loads(text)
-            self._count += 1
-            here = self._count == order["at"]
+            counted = order["of"] in ("", name)
+            self._count += counted
+            here = counted and self._count == order["at"]
             with Path(order["trail"]).open("a") as trail:
-                trail.write(f"{name}{' here' if here else ''}\n")
+                trail.write(f"{name} {order['do']}\n" if here else f"{name}\n")
             if here and order["do"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
         if here:
@@ -51,4 +53,7 @@ class Breaker:
 
 if __name__ == "__main__":
     boundaries.observe(Breaker(Path(os.environ["VGPU_TEST_BREAK"])))
+    if "VGPU_TEST_OLD_LIBRARIES" in os.environ:  # which otherwise stay for ten minutes
+        hook_install.EVERY_S = 0.5
+        hook_gc.HookGc.__init__.__kwdefaults__["after_s"] = 0
     raise SystemExit(main())

@@ -43,10 +43,11 @@ def half_written(node: SimNode) -> list[str]:
     for name, raw in limits_files(node):
         if problem := _problem_of_limits(raw):
             found.append(f"limits of {name}: {problem}")
-    for path in (node.root / "host/vgpu/containers").glob("*/*.cache"):
+    for folder in (node.root / "host/vgpu/containers").glob("*"):
         with contextlib.suppress(FileNotFoundError):  # it is being cleaned up
-            if problem := _problem_of_region(path.read_bytes()):
-                found.append(f"region {path.parent.name}: {problem}")
+            for path in folder.glob("*.cache"):
+                if problem := _problem_of_region(path.read_bytes()):
+                    found.append(f"region {folder.name}: {problem}")
     return found
 
 
@@ -98,7 +99,7 @@ def journal(node: SimNode) -> list[dict[str, Any]]:
     """The grants that the agent remembers of pods that still are."""
     live = {uid for uid, phase in phases(node).items() if phase not in ENDED}
     granted: dict[tuple[str, str], dict[str, Any]] = {}
-    for path in sorted((node.root / "state/grants").glob("*.jsonl")):
+    for path in journals(node):
         for line in _lines(path):
             try:
                 entry = json.loads(line)
@@ -110,6 +111,10 @@ def journal(node: SimNode) -> list[dict[str, Any]]:
             elif "dropped" in entry:
                 granted.pop((path.stem, entry["dropped"]), None)
     return [one for (uid, _), one in granted.items() if uid in live]
+
+
+def journals(node: SimNode) -> list[Path]:
+    return sorted((node.root / "state/grants").glob("*.jsonl"))
 
 
 def _lines(path: Path) -> list[str]:
@@ -254,3 +259,11 @@ class Counters:
     @property
     def seen(self) -> int:
         return len(self._highest)
+
+
+def refused_allocations(node: SimNode, pod: str) -> float:
+    """Of a pod, as /metrics has them; 0: none, or nobody tells."""
+    beginning, label = "vgpu_container_allocations_refused_total{", 'pod="' + pod + '"'
+    lines = node.fetch("/metrics")[1].splitlines()
+    found = [one for one in lines if one.startswith(beginning) and label in one]
+    return sum(float(one.rpartition(" ")[2]) for one in found)

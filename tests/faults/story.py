@@ -3,14 +3,16 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from agent.sim.container import Container, SimMount
 from agent.sim.node import Ask, RanPod, SimNode
 from agent.sim.scheduler import LOCK, PlacedClaim
 from tests.e2e.whole import up
 from tests.faults.breaking import Breaking, spread
-from tests.faults.invariants import unreleased, violations
+from tests.faults.invariants import Counters, refused_allocations, unreleased, violations
 from tests.waiting import eventually
 
 EVERY = os.environ.get("VGPU_TEST_FAULTS") == "all"
@@ -31,6 +33,39 @@ class Story:
     pods: list[RanPod] = field(default_factory=list)
     killed_at: list[str] = field(default_factory=list)
     count: int = 0
+    counters: Counters = field(init=False)
+    refusals: int = 0  # by the limit of a pod that stays, as the agent has to have counted them
+
+    def __post_init__(self) -> None:
+        self.counters = Counters(self.node)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """A pod stays meanwhile of which a counter is not zero, and no successor may start anew."""
+        pod = self.node.run_pod("stays", [Ask(memory_mib=700)])
+        assert pod.admitted.ok, pod.admitted.message
+        grant = pod.admitted.containers["main"]
+        mounts = [SimMount(m.container_path, m.host_path, m.read_only) for m in grant.mounts]
+        tenant = Container.start("stays", driver=self.node.driver, env=grant.env, mounts=mounts)
+        try:
+            assert not tenant.ask("alloc 701").ok
+            self.refusals = 1
+            self._counted()
+            yield
+            assert tenant.running
+        finally:
+            tenant.stop()
+        self.refusals = 0
+        self.node.delete_pod(pod)
+
+    def _counted(self) -> None:
+        """What was counted is told again, by whichever agent it is, and nothing has gone back."""
+        eventually(
+            lambda: refused_allocations(self.node, "stays") >= self.refusals,
+            within_s=60,
+            what=f"{self.refusals} refused allocations in /metrics",
+        )
+        assert self.counters.violations() == []
 
     def place(self) -> Placed:
         """A pod of two containers, decided and bound."""
@@ -52,7 +87,7 @@ class Story:
         assert agent is not None
         if not self.breaking.reached():
             return False
-        assert agent.wait(10) == -signal.SIGKILL
+        assert agent.wait(60) == -signal.SIGKILL
         self.killed_at.append(self.breaking.reached())
         return True
 
@@ -65,10 +100,11 @@ class Story:
 
     def settle(self) -> None:
         up(self.node, 20)
-        eventually(lambda: LOCK not in self.node.annotations(), within_s=40, what="lock released")
+        eventually(lambda: LOCK not in self.node.annotations(), within_s=60, what="lock released")
         eventually(
-            lambda: not violations(self.node, self.pods) or self._say(), within_s=20, what="order"
+            lambda: not violations(self.node, self.pods) or self._say(), within_s=60, what="order"
         )
+        self._counted()
 
     def _say(self) -> bool:
         print(self.killed_at[-1:], violations(self.node, self.pods))  # noqa: T201 - if it fails
@@ -93,22 +129,31 @@ class Story:
 
 
 def at_each(
-    story: Story, act: Callable[[], None], *, before: Callable[[], None] = lambda: None
+    story: Story,
+    act: Callable[[], None],
+    *,
+    before: Callable[[], None] = lambda: None,
+    after: Callable[[], None] = lambda: None,
+    some: Callable[[int], Iterable[int]] = lambda there: spread(there, FEW),
 ) -> None:
     """Do it once to see how many boundaries there are, then again with a kill at those chosen.
 
-    `before` is done each time, and nothing befalls the agent meanwhile.
+    `before` and `after` are done each time, and nothing of this befalls the agent meanwhile.
+    `some`: the chosen of 1 to so many, where not all of them are.
     """
     before()
     story.breaking.order("kill", 0)
     act()
-    there = len(story.breaking.trail())
-    assert there
+    trail = story.breaking.trail()
+    assert trail
     story.succeed()
-    for at in spread(there, MOST if EVERY else FEW):
+    after()
+    killed = 0
+    for at in spread(len(trail), MOST) if EVERY else some(len(trail)):
         before()
-        story.breaking.order("kill", at)
+        story.breaking.order_like("kill", trail, at)
         act()
-        story.agent_died()
+        killed += story.agent_died()
         story.succeed()
-    assert story.killed_at
+        after()
+    assert killed

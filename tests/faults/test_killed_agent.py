@@ -20,14 +20,20 @@ from tests.waiting import eventually
 @pytest.mark.timeout(900)
 def test_while_a_pod_is_bound(story: Story) -> None:
     placed: list[Placed] = []
+    served: list[bool] = []
 
     def place() -> None:
         if len(story.pods) > 6:  # there is room for so many only
             story.end_pods()
         placed[:] = [story.place()]
 
-    at_each(story, lambda: story.offer(*placed[0]), before=place)
-    assert any(pod.admitted.ok for pod in story.pods) or not story.pods
+    def offer() -> None:
+        story.offer(*placed[0])
+        served.append(story.pods[-1].admitted.ok)
+
+    with story.counting():
+        at_each(story, offer, before=place)
+    assert served[0]  # while nothing befell the agent
     story.breaking.lift()
     story.bind()
     assert story.pods[-1].admitted.ok, story.pods[-1].admitted.message
@@ -38,15 +44,17 @@ def test_while_a_pod_is_bound(story: Story) -> None:
 def test_while_it_starts_on_a_new_host(story: Story) -> None:
     node = story.node
 
-    def act() -> None:
+    def wipe() -> None:
         node.stop_agent()
         for place in ("host", "state", "run", "vgpulock"):
             shutil.rmtree(node.root / place, ignore_errors=True)
         (node.root / "host/vgpu").mkdir(parents=True)
-        node.start_agent()
-        eventually(lambda: story.breaking.reached() or node.ready(), within_s=30)
 
-    at_each(story, act)
+    def act() -> None:
+        node.start_agent()
+        eventually(lambda: story.breaking.reached() or node.ready(), within_s=60)
+
+    at_each(story, act, before=wipe)
     story.bind()
     assert story.pods[-1].admitted.ok
 

@@ -30,29 +30,43 @@ def the_api_server_restarts(node: SimNode) -> None:
 @pytest.mark.parametrize(
     "restart",
     [
-        pytest.param(kubelet_restarts, id="kubelet"),
-        pytest.param(
-            kubelet_loses_its_books, id="kubelet, without checkpoint", marks=pytest.mark.faults
-        ),
-        pytest.param(the_api_server_restarts, id="API server", marks=pytest.mark.faults),
+        pytest.param(kubelet_restarts, id="with its books"),
+        pytest.param(kubelet_loses_its_books, id="without", marks=pytest.mark.faults),
     ],
 )
-def test_while_a_pod_is_bound(story: Story, restart: Callable[[SimNode], None]) -> None:
-    story.breaking.order("hold", 0)
-    story.bind()
-    for at in spread(len(story.breaking.trail()), MOST if EVERY else FEW):
-        if len(story.pods) > 6:
-            story.end_pods()
-        placed = story.place()
-        story.breaking.order("hold", at)
-        admission = threading.Thread(target=story.offer, args=placed)
-        admission.start()
-        eventually(lambda a=admission: story.breaking.reached() or not a.is_alive(), within_s=20)
-        restart(story.node)
-        story.breaking.lift()
-        admission.join(30)
-        assert not admission.is_alive()
-        story.settle()
+def test_kubelet_restarts_while_a_pod_is_bound(
+    story: Story, restart: Callable[[SimNode], None]
+) -> None:
+    restarted_at_each(story, restart)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_the_api_server_restarts_while_a_pod_is_bound(story: Story) -> None:
+    restarted_at_each(story, the_api_server_restarts)
+
+
+def restarted_at_each(story: Story, restart: Callable[[SimNode], None]) -> None:
+    """And every pod that is admitted has its claim, and every grant is released."""
+    with story.counting():
+        story.breaking.order("hold", 0)
+        story.bind()
+        trail = story.breaking.trail()
+        for at in spread(len(trail), MOST if EVERY else FEW):
+            if len(story.pods) > 6:
+                story.end_pods()
+            placed = story.place()
+            story.breaking.order_like("hold", trail, at)
+            admission = threading.Thread(target=story.offer, args=placed)
+            admission.start()
+            eventually(
+                lambda a=admission: story.breaking.reached() or not a.is_alive(), within_s=20
+            )
+            restart(story.node)
+            story.breaking.lift()
+            admission.join(30)
+            assert not admission.is_alive()
+            story.settle()
     story.bind()
     assert story.pods[-1].admitted.ok, story.pods[-1].admitted.message
     story.released()

@@ -258,7 +258,7 @@ def read_all(content: bytes) -> None:
             insist(refusal.function.isprintable(), "a plain name")
     layout = switch_words.layout_of(len(content), content[:8])
     if layout is not None:
-        switch_words.words_of(layout, content[:1856], content[layout["utilisation_switch"] :])
+        switch_words.words_of(layout, content[:1856], content[layout["slot_count"] :])
     switch_words.is_ours(content[regions.TAIL_OFFSET : regions.TAIL_OFFSET + 8])
     for place in range(2):
         switch_words.activity_at(content[switch_words.ACTIVITY_AT :][:4096], place)

@@ -11,15 +11,15 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
+from tests import provenance
 from tests.fuzz.c_targets import C_TARGETS, CannotBuildError, build_fuzzer, fuzzer_runtime
 from tests.fuzz.python_targets import TARGETS
 
@@ -132,12 +132,10 @@ def keep(fuzzer: Fuzzer) -> None:
         print(f"{fuzzer.name}: nothing was kept", *done.stdout.splitlines()[-3:], sep="\n  ")
 
 
-def page(all_tried: Sequence[Tried], seconds: int) -> str:
-    """The table as Markdown."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
+def page(
+    all_tried: Sequence[Tried], seconds: int, about: Mapping[str, str], words: Sequence[str] = ()
+) -> str:
+    """The table as Markdown; `about`: as `provenance.described`, `words`: of the command."""
     rows = [
         f"| {one.name} | {one.inputs} | {one.places} | {one.kept} | {one.said} |"
         for one in all_tried
@@ -146,11 +144,11 @@ def page(all_tried: Sequence[Tried], seconds: int) -> str:
         [
             "# Fuzzers",
             "",
-            "Every parser of bytes that others write; those of C begin with `c-`. Written by `python3 build.py fuzz`; do not edit.",
+            "Every parser of bytes that others write; those of C begin with `c-`. Written by the command; do not edit.",
             "What is kept is given to the parser again in every run of the tests.",
             "",
-            f"- date: {datetime.now(UTC):%Y-%m-%d}",
-            f"- commit: {commit or 'unknown'}",
+            f"- command: `{shlex.join(['python3', 'build.py', 'fuzz', *words])}`",
+            *provenance.listed(about),
             f"- seconds for each target: {seconds}",
             "",
             "| target | inputs tried | places of its code reached | inputs kept | bore them all |",
@@ -182,13 +180,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotBuildError as error:
         print(f"the compiler refused a target: {error}")
         return 3
+    about = provenance.described()
     all_tried = [tried(fuzzer, chosen.seconds) for fuzzer in fuzzers]
     if chosen.keep:
         for fuzzer in fuzzers:
             keep(fuzzer)
     if not chosen.only:
         told = [replace(one, kept=len(list((CORPUS / one.name).iterdir()))) for one in all_tried]
-        chosen.page.write_text(page(told, chosen.seconds))
+        words = sys.argv[1:] if arguments is None else arguments
+        chosen.page.write_text(page(told, chosen.seconds, about, words))
     borne = sum(one.borne for one in all_tried)
     print(f"{borne} of {len(all_tried)} targets bore everything")
     return 0 if borne == len(all_tried) else 1

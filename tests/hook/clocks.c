@@ -1,6 +1,8 @@
 /* Threads that look at the clock one after the other and then get to what they share in the other order.
- * Prints whether a monitor's block still holds, and whether a launch of a known kind on one of several
- * streams is left unmeasured, for the thread whose clock is the earlier by 1 ns.
+ * Prints whether a monitor's block still holds for the thread whose clock is the earlier by 1 ns, whether it
+ * does as long as the later one asked for, and beyond the moment between a monitor's counting down and its
+ * judging; and whether a launch of a known kind on one of several streams is left unmeasured, for the thread
+ * whose clock is the earlier.
  */
 #include "launch_cost.c"
 #include "leases.c"
@@ -10,12 +12,23 @@
 
 enum { KIND = 1, NOW_NS = 1000000000 };
 
-static struct region region;
+static union {
+    struct region region;
+    char bytes[TAIL_OFFSET + TAIL_BYTES];
+} file;
 struct predictor gpu_time_predictor;
 
 struct region *region_mapped(void)
 {
-    return &region;
+    return &file.region;
+}
+
+/* What the library sleeps by: a monitor judges meanwhile. */
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left)
+{
+    (void)clock, (void)flags, (void)until, (void)left;
+    atomic_store(&file.region.recent_kernel, -1);
+    return 0;
 }
 
 int gpu_time_guesses(struct lane *lane, uint64_t key)
@@ -32,9 +45,27 @@ uint64_t gpu_time_stream(CUstream stream, bool per_thread)
 
 static bool blocked(void)
 {
-    atomic_store(&region.recent_kernel, -1);
+    atomic_store(&file.region.recent_kernel, -1);
     leases_until_ns(0, 0, NOW_NS + 1);
-    return leases_until_ns(0, 0, NOW_NS) && atomic_load(&region.recent_kernel) == -1;
+    return leases_until_ns(0, 0, NOW_NS) && atomic_load(&file.region.recent_kernel) == ASKED;
+}
+
+/* What others have asked since is not put back. */
+static bool kept(void)
+{
+    atomic_store(&file.region.recent_kernel, -1);
+    leases_until_ns(0, 0, NOW_NS + MONITOR_LEASE_NS);
+    atomic_store(&file.region.recent_kernel, -1);
+    leases_until_ns(0, 0, NOW_NS);
+    return leases_until_ns(0, 0, NOW_NS + MONITOR_LEASE_NS + 1) == NOW_NS + 2 * MONITOR_LEASE_NS;
+}
+
+/* Counted down, and not judged yet. */
+static bool unjudged(void)
+{
+    atomic_store(&file.region.recent_kernel, 0);
+    return leases_until_ns(0, 0, NOW_NS + MONITOR_LEASE_NS)
+        && atomic_load(&file.region.recent_kernel) == ASKED;
 }
 
 /* The other one has just begun a sweep, and its launches are not told yet. */
@@ -55,6 +86,6 @@ static bool unmeasured(void)
 
 int main(void)
 {
-    printf("%d %d\n", blocked(), unmeasured());
+    printf("%d %d %d %d\n", blocked(), kept(), unjudged(), unmeasured());
     return 0;
 }

@@ -280,6 +280,13 @@ class AllocationNode(ctypes.Structure):
     ]  # fmt: skip
 
 
+class FreeNode(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int), ("reserved", ctypes.c_int * 3), ("address", ctypes.c_uint64),
+        ("more", ctypes.c_ubyte * 224), ("reserved2", ctypes.c_longlong),
+    ]  # fmt: skip
+
+
 class NodeParams(ctypes.Structure):
     _fields_ = [
         ("type", ctypes.c_int), ("reserved", ctypes.c_int * 3), ("allocation", AllocationNode),
@@ -287,7 +294,7 @@ class NodeParams(ctypes.Structure):
     ]  # fmt: skip
 
 
-CHILD, ALLOCATION = 4, 10
+CHILD, ALLOCATION, FREE = 4, 10, 11
 
 
 def graph() -> ctypes.c_void_p:
@@ -315,17 +322,23 @@ def add_allocation(to: ctypes.c_void_p, mib: int, after: ctypes.c_void_p | None 
     return node, params.address
 
 
-def add_free(to: ctypes.c_void_p, address: int, after: ctypes.c_void_p) -> ctypes.c_void_p:
+def add_free(
+    to: ctypes.c_void_p, address: int, after: ctypes.c_void_p | None = None
+) -> ctypes.c_void_p:
     """The node that frees it."""
-    node, before = ctypes.c_void_p(), (ctypes.c_void_p * 1)(after)
-    result = cuda.cuGraphAddMemFreeNode(
-        ctypes.byref(node), to, before, ctypes.c_size_t(1), u64(address)
-    )
+    node, before = ctypes.c_void_p(), (ctypes.c_void_p * 1)(after) if after else None
+    count = ctypes.c_size_t(1 if after else 0)
+    result = cuda.cuGraphAddMemFreeNode(ctypes.byref(node), to, before, count, u64(address))
     assert result == 0, result
     return node
 
 
-def add_params(to: ctypes.c_void_p, params: NodeParams, suffix: str = "") -> int:
+def add_free_node(to: ctypes.c_void_p, address: int, suffix: str = "") -> int:
+    """The same by cuGraphAddNode in any version."""
+    return add_params(to, FreeNode(type=FREE, address=address), suffix)
+
+
+def add_params(to: ctypes.c_void_p, params: NodeParams | FreeNode, suffix: str = "") -> int:
     """CUresult of cuGraphAddNode in any version."""
     node = ctypes.c_void_p()
     edges = [] if suffix == "" else [None]
@@ -371,6 +384,15 @@ def capture(stream: ctypes.c_void_p, mib: int) -> ctypes.c_void_p:
     assert cuda.cuStreamBeginCapture_v2(stream, 2) == 0
     result, address = draw(mib, stream=stream)
     assert (result, put(address, stream)) == (0, 0)
+    assert cuda.cuStreamEndCapture(stream, ctypes.byref(made)) == 0
+    return made
+
+
+def capture_free(stream: ctypes.c_void_p, address: int) -> ctypes.c_void_p:
+    """What freeing on a stream under capture becomes."""
+    made = ctypes.c_void_p()
+    assert cuda.cuStreamBeginCapture_v2(stream, 2) == 0
+    assert put(address, stream) == 0
     assert cuda.cuStreamEndCapture(stream, ctypes.byref(made)) == 0
     return made
 

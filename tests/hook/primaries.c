@@ -2,25 +2,54 @@
  * another retains it: the driver is asked whether it is still active, and says
  * so because of the other. Prints whether what was there before has ended, or
  * may have: alone, held by others, made anew; retained again before we know
- * that it was released; and held twice.
+ * that it was released; and held twice. Then what stays charged when all have
+ * released it, and whether what was in the first one has ended before that, of
+ * one that was made anew: by a retain that was not the first, at another place;
+ * by one that was, at the same place; and not at all.
  */
 #include "contexts.c"
 #include "table.c"
 
 #include <stdio.h>
 
-static bool is_active, retain_meanwhile;
+enum { BYTES = 100 };
+
+static bool is_active, retain_meanwhile, make_meanwhile;
+static unsigned long long id = 1;
+static long long charged;
+static const void *ended;
+
+static CUresult id_told(CUcontext context, unsigned long long *told)
+{
+    (void)context;
+    *told = id;
+    return CUDA_SUCCESS;
+}
+
+static bool make(CUcontext context)
+{
+    bool first = primary_retaining(0);
+    charged += first ? BYTES : 0;
+    primary_retained(0, context, first, CUDA_SUCCESS, first ? BYTES : 0);
+    return first;
+}
 
 static CUresult state_of(CUdevice device, unsigned *flags, int *active)
 {
     *flags = 0;
+    if (make_meanwhile) {
+        make_meanwhile = false;
+        id++;
+        *active = make((CUcontext)(void *)&id);
+        return CUDA_SUCCESS;
+    }
     if (retain_meanwhile && !primary_retaining(device))
         return CUDA_ERROR_NOT_INITIALIZED;
     *active = is_active;
     return CUDA_SUCCESS;
 }
 
-static struct real_cuda driver = {.cuDevicePrimaryCtxGetState = state_of};
+static struct real_cuda driver = {.cuDevicePrimaryCtxGetState = state_of, .cuCtxGetId = id_told};
 _Atomic(const void *) real_known[DRIVERS] = {&driver, &driver};
 
 const void *real_search(enum driver which, bool load)
@@ -36,12 +65,13 @@ int place_of_device(CUdevice device)
 
 void charge_back(int place, enum charge_kind kind, uint64_t bytes)
 {
-    (void)place, (void)kind, (void)bytes;
+    (void)place, (void)kind;
+    charged -= (long long)bytes;
 }
 
 void wrap_context_ended(const void *context)
 {
-    (void)context;
+    ended = context;
 }
 
 /* Whether it is known to have ended. */
@@ -57,7 +87,8 @@ static bool released(bool active, bool meanwhile)
     return ended;
 }
 
-/* The same of one that is retained again while the driver is told to release it; or was before. */
+/* The same of one that is retained again while the driver is told to release
+ * it; or was before. */
 static bool crossed(bool before)
 {
     CUcontext context = (CUcontext)(void *)&driver;
@@ -73,9 +104,64 @@ static bool crossed(bool before)
     return ended;
 }
 
+static void begin(CUcontext context)
+{
+    charged = 0;
+    is_active = retain_meanwhile = false;
+    make(context);
+    ended = NULL;
+}
+
+static void finish(CUcontext first, const char *end)
+{
+    bool before = ended == first;
+    primary_released(0, true, false);
+    printf("%lld %d%s", charged, before, end);
+}
+
+/* Released and made anew, by a thread that asked before we knew that it was
+ * released. */
+static void made_elsewhere(void)
+{
+    CUcontext first = (CUcontext)(void *)&charged, second = (CUcontext)(void *)&ended;
+    bool last;
+    begin(first);
+    primary_releasing(0, &last);
+    id++;
+    make(second);
+    primary_released(0, last, false);
+    finish(first, " ");
+}
+
+/* The same by one that asked afterwards. */
+static void made_there(void)
+{
+    CUcontext place = (CUcontext)(void *)&id;
+    begin(place);
+    make_meanwhile = true;
+    primary_released(0, true, false);
+    finish(place, " ");
+}
+
+/* Released, and the other was refused. */
+static void made_nowhere(void)
+{
+    CUcontext first = (CUcontext)(void *)&charged;
+    bool last;
+    begin(first);
+    primary_releasing(0, &last);
+    bool other = primary_retaining(0);
+    primary_released(0, last, false);
+    primary_retained(0, NULL, other, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    finish(first, "\n");
+}
+
 int main(void)
 {
     printf("%d %d %d ", released(false, false), released(true, false), released(true, true));
-    printf("%d %d\n", crossed(false), crossed(true));
+    printf("%d %d ", crossed(false), crossed(true));
+    made_elsewhere();
+    made_there();
+    made_nowhere();
     return 0;
 }

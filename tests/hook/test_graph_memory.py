@@ -256,3 +256,56 @@ def test_a_graph_whose_memory_is_freed_after_each_launch_uses_it_again(node: Nod
     )
     assert run(node, f"{LEAVING}{steps}") == [0] * 6 + [[64, 64]]
     assert node.sim.peak_mib(GPU) <= 100
+
+
+FREE_BY_NODE = [
+    pytest.param("add_free(f, {})", id="cuGraphAddMemFreeNode"),
+    pytest.param("add_free_node(f, {})", id="cuGraphAddNode"),
+    pytest.param("add_free_node(f, {}, '_v2')", id="cuGraphAddNode_v2"),
+    pytest.param("add_free_node(f, {}, '_v3')", id="cuGraphAddNode_v3"),
+    pytest.param("f = capture_free(new_stream(), {})", id="captured"),
+]
+
+
+@pytest.mark.parametrize("free", FREE_BY_NODE)
+def test_a_graph_may_not_count_on_what_another_graph_has_freed(node: Node, free: str) -> None:
+    """Each leaves its memory, which a node of yet another frees: then both at the same time."""
+    steps = (
+        "(a, in_a), (b, in_b) = leaving(60), leaving(60)\n"
+        f"f = graph(); {free.format('in_a')}; free_a = instantiate(f)\n"
+        f"f = graph(); {free.format('in_b')}; free_b = instantiate(f)\n"
+        "r += [[launch(e) for e in (a, free_a, b, free_b)]]\n"
+        "r += [launch(a), launch(b), both(), launch(free_a), launch(b), both()]"
+    )
+    assert run(node, f"{LEAVING}{steps}") == [[0] * 4, 0, 2, [64, 64], 0, 0, [64, 64]]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_graphs_of_several_threads_have_the_limit_together(node: Node) -> None:
+    """Each of them alone fits, and both were launched before."""
+    steps = (
+        "import threading\n"
+        "(a, in_a), (b, in_b) = leaving(60), leaving(60); context = ctypes.c_void_p()\n"
+        "cuda.cuCtxGetCurrent(ctypes.byref(context)); streams = new_stream(), new_stream()\n"
+        "def one(e, stream, barrier, answers):\n"
+        "    cuda.cuCtxSetCurrent(context); barrier.wait()\n"
+        "    answers.append(cuda.cuGraphLaunch(e, stream))\n"
+        "for _ in range(20):\n"
+        "    answers, barrier = [], threading.Barrier(2)\n"
+        "    threads = [threading.Thread(target=one, args=(e, s, barrier, answers))\n"
+        "               for e, s in zip((a, b), streams)]\n"
+        "    [t.start() for t in threads]; [t.join() for t in threads]\n"
+        "    r.append(sorted(answers)); free(in_a); free(in_b)\n"
+        "r.append(both())"
+    )
+    assert run(node, f"{LEAVING}{steps}") == [[0, 2]] * 20 + [[64, 64]]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_graph_that_was_uploaded_has_taken_nothing_yet(node: Node) -> None:
+    steps = (
+        "(a, _), (b, _) = leaving(60), leaving(60)\n"
+        "r += [cuda.cuGraphUpload(b, None), launch(a), launch(b), both()]"
+    )
+    assert run(node, f"{LEAVING}{steps}") == [0, 0, 2, [64, 64]]
+    assert node.sim.peak_mib(GPU) <= 100

@@ -21,7 +21,7 @@ REFUSED = 304  # CUDA_ERROR_OPERATING_SYSTEM
 ASK = "say(init=cuda.cuInit(0), alloc=alloc(1)[0])"
 ADVICE = "delete the pod, so that the node's vGPU agent makes it anew"
 SPOILT = "it was cut short or overwritten; "
-PRIORITY_AT = V1["priority"]
+PRIORITY_AT, RECENT_AT = V1["priority"], V1["recent_kernel"]
 ID_AT = TAIL_OFFSET + TAIL["id"]
 
 
@@ -141,8 +141,26 @@ def test_a_process_says_its_priority_where_the_agent_could_not_know_it(bed: Limi
     assert priority() == 0
 
 
+def test_who_launches_says_so_itself(bed: LimitsBed) -> None:
+    """Only then is the container active; one that was only granted keeps nobody waiting."""
+
+    def recent() -> int:
+        return int(struct.unpack_from("<i", bed.node.cache.read_bytes(), RECENT_AT)[0])
+
+    assert bed.node.run(ASK, **bed.environment())["init"] == 0
+    assert recent() == 0
+    bed.node.sim.kernel("kernel", 100)
+    code = (
+        "from gpu_calls import kernel, launch\n"
+        "init = start()\n"
+        "say(init=init, launched=launch(kernel('kernel')))"
+    )
+    assert bed.node.run(code, **bed.environment())["launched"] == 0
+    assert recent() == 2
+
+
 def test_it_is_what_the_hook_makes_where_there_is_no_agent(node: Node, tmp_path: Path) -> None:
-    """Byte for byte, but for what the agent alone knows: times, and the mark."""
+    """Byte for byte, but for times, the mark, and that a process that makes it counts as active."""
     bed = limits_bed(node, tmp_path / "library")
     devices = (
         DeviceLimit(uuid=A, memory_limit_bytes=1000 * MIB, core_permille=305),
@@ -154,7 +172,10 @@ def test_it_is_what_the_hook_makes_where_there_is_no_agent(node: Node, tmp_path:
     by_agent = bytearray(len(by_hook))
     for piece in new_region(LimitsFile(devices=devices), region_id=1, now_s=0):
         by_agent[piece.offset : piece.offset + len(piece.content)] = piece.content
+    recent = [struct.unpack_from("<i", raw, RECENT_AT)[0] for raw in (by_hook, by_agent)]
+    assert recent == [2, 0]
     for raw in (by_hook, by_agent):
+        raw[RECENT_AT : RECENT_AT + 4] = bytes(4)
         raw[V1["limit_bytes"] : V1["limit_bytes"] + 256] = bytes(256)  # told once devices are used
         raw[V1["slots"] : V1["slots"] + V1["slot"]] = bytes(V1["slot"])  # that process's
         raw[V1["slot_count"] : V1["slot_count"] + 4] = bytes(4)

@@ -41,6 +41,31 @@ def test_a_primary_context_is_charged_once_while_anybody_retains_it(costly: Node
     assert run(costly, steps) == [0, [300, 300], 0, [300, 300], [300, 300], 0, 0, [300, 300]]
 
 
+def test_threads_that_retain_and_release_at_once_leave_nothing_charged(costly: Node) -> None:
+    """Who retains it may find the one that was there, or one that was made anew meanwhile."""
+    steps = (
+        "import threading\n"
+        "cuda.cuInit(0)\n"
+        "def one():\n"
+        "    for i in range(200):\n"
+        "        context = ctypes.c_void_p()\n"
+        "        assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"
+        "        cuda.cuCtxSetCurrent(context)\n"
+        "        error, address = alloc(1)\n"
+        "        assert error == 0\n"
+        "        if i % 4:\n"
+        "            free(address)\n"
+        "        assert cuda.cuDevicePrimaryCtxRelease_v2(0) == 0\n"
+        "threads = [threading.Thread(target=one) for _ in range(3)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "r.append(held_mib())\n"
+        "start(); r.append(both())"
+    )
+    said = costly.run(f"{BEGIN}{steps}\nsay(r=r)", **{LIMIT: "4000m"})
+    assert said["rc"] == 0, said["stderr"]
+    assert said["r"] == [0, [300, 300]]
+
+
 def test_a_release_that_the_driver_refuses_changes_nothing(costly: Node) -> None:
     costly.sim.fail("cuDevicePrimaryCtxRelease_v2", 999)
     steps = "start(); r += [cuda.cuDevicePrimaryCtxRelease_v2(0), start(), both()]"

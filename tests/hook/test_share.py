@@ -179,6 +179,14 @@ def test_short_kernels_on_many_streams_beside_others(
     assert holds(containers), [one.worst_error() for one in containers]
 
 
+def test_all_that_run_when_others_take_their_turn_wait_for_it(tmp_path: Path) -> None:
+    """It was taken off each launch by its mean part of the time: 3.7 points too little for a second."""
+    phases = ("ms=5500,streams=8",)
+    tenants = [Tenant(percent, phases, threads=2) for percent in (30, 70)]
+    containers = run(tmp_path, tenants, {"kernel": (10, 200)}, first_seed=105)
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
 MANY_KINDS = [
     pytest.param(90, 500, (20, 2000), id="each launched seldom"),
     pytest.param(90, 500, (100, 300), id="of a few hundred microseconds"),
@@ -353,6 +361,7 @@ NEVER_SEEN = [
     pytest.param(10, 100_000, "", id="100 ms"),
     pytest.param(50, 200, "", id="200 us"),
     pytest.param(90, 20, "", id="20 us"),
+    pytest.param(90, 5, "", id="5 us"),
 ]
 
 
@@ -462,10 +471,10 @@ MONITOR_BLOCKS = Change(1000, 0, "region", RECENT_KERNEL_AT, "<i", -1)
 @pytest.mark.parametrize("percent", [50, 100])
 def test_a_block_of_the_monitor_is_believed_for_a_while(tmp_path: Path, percent: int) -> None:
     (container,) = run(
-        tmp_path, [Tenant(percent, ("ms=20000",))], {"kernel": 300}, [MONITOR_BLOCKS]
+        tmp_path, [Tenant(percent, ("ms=12000",))], {"kernel": 300}, [MONITOR_BLOCKS]
     )
-    assert sum(container.worked_ns[14:159]) == 0  # what was launched before has run by then
-    assert container.percents(1, 17)[0] == pytest.approx(percent, abs=2)
+    assert sum(container.worked_ns[14:79]) == 0  # what was launched before has run by then
+    assert container.percents(1, 9)[0] == pytest.approx(percent, abs=2)
     assert container.recent_kernel == 2
 
 

@@ -1,5 +1,6 @@
 """The unit and what reads its settings: systemd's own judgement, and ours of what systemd would read."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent.adapters.instance_lock import STATE_DIR_MODE
 from agent.adapters.local_sockets import DIRECTORY_MODE
+from agent.adapters.safe_files import opened_directory, remove_tree
 from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
 from agent.bundle import host_environment
 from agent.config import Config
@@ -255,6 +257,25 @@ def test_a_process_that_has_mapped_a_file_below_uses_the_directory(tmp_path: Pat
     (proc / "meminfo").touch()
     assert users_of(library.parent, proc) == {7}
     assert users_of(tmp_path / "absent", proc) == set()
+
+
+def test_a_container_may_make_directories_as_deep_as_it_likes(tmp_path: Path) -> None:
+    """In its own, below the one that is looked through: a removal is not stopped by that."""
+    (tmp_path / "vgpu").mkdir()
+    (tmp_path / "vgpu" / "libvgpu.so.1").touch()
+    (tmp_path / "proc").mkdir()
+    fd = os.open(tmp_path / "vgpu", os.O_DIRECTORY)
+    for _ in range(3000):  # deeper than Python calls, longer than a path may be
+        os.mkdir("d", dir_fd=fd)
+        above, fd = fd, os.open("d", os.O_DIRECTORY, dir_fd=fd)
+        os.close(above)
+    os.close(fd)
+    try:
+        assert users_of(tmp_path / "vgpu", tmp_path / "proc") == set()
+        with opened_directory(tmp_path) as top:
+            assert remove_tree("vgpu", dir_fd=top)
+    finally:  # pytest could not
+        subprocess.run(["rm", "-rf", tmp_path / "vgpu"], check=True)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ KUBERNETES_VERSION = "v1.20.2"
 UPSTREAM_SHA256 = "b83c0780efb182d928dc63d46488a847f161f04e40a94b96bf5247dd671ecdfc"
 # Upstream's own tags: no cloud providers and no Docker, which no test meets; a third less to build.
 GO_FLAGS = ("-trimpath", "-tags", "providerless,dockerless")
+CRI_V1 = 23  # minor from which kubelet speaks it; 1.26 and later nothing else
 # Raise when the steps below change what comes out of them.
 RECIPE = 1
 LOCK = Path(__file__).parents[2] / "requirements" / "peers.lock"
@@ -62,6 +63,17 @@ class Peers:
     """The files a test needs to start real peers."""
 
     root: Path
+
+    @property
+    def minor(self) -> int:
+        """Which 1.x they are: their flags and their CRI differ."""
+        said = subprocess.run([self.kubelet, "--version"], capture_output=True, check=True)
+        return int(said.stdout.split(b".")[1])
+
+    @property
+    def cri(self) -> str:
+        """The package of the container runtime's API."""
+        return "runtime.v1" if self.minor >= CRI_V1 else "runtime.v1alpha2"
 
     @property
     def kubelet(self) -> Path:
@@ -103,7 +115,9 @@ def default_cache() -> Path:
 
 
 def available(cache: Path) -> Peers | None:
-    """The peers, when this recipe has already been built in `cache`."""
+    """The peers, when this recipe has already been built in `cache`, or others are given."""
+    if given := os.environ.get("VGPU_PEERS"):
+        return Peers(Path(given).absolute())
     root = cache / _key()
     return Peers(root) if root.is_dir() else None
 

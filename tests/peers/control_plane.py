@@ -15,6 +15,7 @@ from kube_api import KubeApi, kubeconfig_text
 from .build_peers import Peers
 from .processes import Process, free_port
 
+SECURE_ONLY = 24  # minor from which there is no other port
 RBAC = Path(__file__).resolve().parents[2] / "packaging" / "daemonset" / "base" / "rbac.yaml"
 
 
@@ -119,7 +120,7 @@ class ControlPlane:
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self.port}",
-            "--insecure-port=0",
+            *(["--insecure-port=0"] if peers.minor < SECURE_ONLY else []),
             f"--tls-cert-file={peers.certificate}",
             f"--tls-private-key-file={peers.key}",
             f"--token-auth-file={self._state / 'tokens.csv'}",

@@ -1,7 +1,7 @@
 """What would a container have got? A stand-in container runtime for a real kubelet.
 
-Serves the runtime and image services of CRI v1alpha2 (Kubernetes 1.20) on a unix socket and keeps
-every request, so that a test sees the environment, mounts, devices and annotations exactly as a
+Serves the runtime and image services of CRI v1alpha2 or v1 on a unix socket and keeps every
+request, so that a test sees the environment, mounts, devices and annotations exactly as a
 runtime would. A "container" is a record: `true` as its command exits with 0 at once (what an init
 container needs), `false` exits with 1, `sleep` with 0 after so many seconds, and anything else
 runs until it is stopped.
@@ -50,7 +50,7 @@ class Container:
 
     id: str
     sandbox_id: str
-    config: Any  # runtime.v1alpha2.ContainerConfig
+    config: Any  # ContainerConfig
     state: int = 0  # ContainerState: 0 created, 1 running, 2 exited
     exit_code: int = 0
     created_ns: int = field(default_factory=time.time_ns)
@@ -65,7 +65,7 @@ class Container:
     @property
     def envs(self) -> tuple[tuple[str, str], ...]:
         """The environment in order; a key may come twice, and then the later one wins."""
-        return tuple((env.key, env.value) for env in self.config.envs)
+        return tuple((env.key, _text(env.value)) for env in self.config.envs)
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
@@ -90,7 +90,7 @@ class Sandbox:
     """One RunPodSandbox request and what became of it."""
 
     id: str
-    config: Any  # runtime.v1alpha2.PodSandboxConfig
+    config: Any  # PodSandboxConfig
     ready: bool = True
     created_ns: int = field(default_factory=time.time_ns)
 
@@ -111,7 +111,11 @@ class StandInRuntime:
         """Serve on a unix socket, with a few threads, until the block ends."""
         server = grpc.server(futures.ThreadPoolExecutor(8, thread_name_prefix="cri"))
         for service in ("RuntimeService", "ImageService"):
-            rpcs = {m.name: self._handler(m.name, m.response) for m in self._api.methods(service)}
+            rpcs = {
+                m.name: self._handler(m.name, m.response)
+                for m in self._api.methods(service)
+                if not m.streams
+            }
             self._api.serve(server, service, rpcs)
         server.add_insecure_port(f"unix:{socket}")
         server.start()
@@ -161,7 +165,7 @@ class StandInRuntime:
         answer.version = "0.1.0"
         answer.runtime_name = "stand-in"
         answer.runtime_version = "1.0.0"
-        answer.runtime_api_version = "v1alpha2"
+        answer.runtime_api_version = self._api.package.removeprefix("runtime.")
 
     def _on_Status(self, _request: Any, answer: Any) -> None:  # noqa: N802
         for condition in ("RuntimeReady", "NetworkReady"):
@@ -293,6 +297,11 @@ class StandInRuntime:
         message.created_at = container.created_ns
         message.labels.update(container.config.labels)
         message.annotations.update(container.config.annotations)
+
+
+def _text(value: str | bytes) -> str:
+    """A value of a variable: text up to Kubernetes 1.35, bytes from then on."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _matches(selector: Any, labels: Any) -> bool:

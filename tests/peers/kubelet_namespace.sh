@@ -15,6 +15,13 @@ for knob in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oo
     mount --bind "$copy" "/proc/sys/$knob"
 done
 
+# A node whose paths matter has files of its own there (see node_layouts.py); each lies in the state.
+for part in etc run var/lib; do
+    if [ -d "$state/host/$part" ]; then
+        mount --bind "$state/host/$part" "/$part"
+    fi
+done
+
 # Kubelet 1.20 puts the device plugins' sockets in /var/lib/kubelet whatever its --root-dir is.
 if [ ! -d /var/lib/kubelet ]; then
     mount -t tmpfs -o size=1m tmpfs /var/lib

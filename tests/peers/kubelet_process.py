@@ -5,14 +5,16 @@ import shutil
 from pathlib import Path
 
 from .build_peers import Peers
+from .node_layouts import NodeLayout, inside
 from .processes import Process, free_port
 
 _NAMESPACE = Path(__file__).with_name("kubelet_namespace.sh")
 START_S = 60
+REMOTE_ONLY, REFUSES_CGROUP_V1 = 27, 35  # minors
 
 
 class KubeletProcess:
-    """A kubelet 1.20 that registers one node and runs its pods on a stand-in runtime.
+    """A kubelet that registers one node and runs its pods on a stand-in runtime.
 
     Its /var/lib/kubelet is `root`, so the device plugins' directory is `plugins` for everybody
     outside. It keeps to loopback, touches no cgroups, iptables or kernel settings, and everything
@@ -24,13 +26,24 @@ class KubeletProcess:
         node: name of the node it registers.
         kubeconfig: how it reaches the API server; None: there is none, and its pods are the files
             in `static_pods`.
-        runtime: socket of the container runtime.
+        runtime: socket of the container runtime; with a layout, where it is within `host`.
+        layout: whose flags and paths it has. Its files are below `host`; whoever is to see the
+            node as it is starts within `on_the_node`.
     """
 
     def __init__(
-        self, peers: Peers, *, state: Path, node: str, kubeconfig: Path | None, runtime: Path
+        self,
+        peers: Peers,
+        *,
+        state: Path,
+        node: str,
+        kubeconfig: Path | None,
+        runtime: Path,
+        layout: NodeLayout | None = None,
     ) -> None:
+        self.minor = peers.minor
         self.root = state / "kubelet"
+        self.host = state / "host"
         self.plugins = self.root / "device-plugins"
         self.socket = self.plugins / "kubelet.sock"
         self.checkpoint = self.plugins / "kubelet_internal_checkpoint"
@@ -40,9 +53,13 @@ class KubeletProcess:
         config = state / "kubelet.json"
         self.static_pods = state / "static-pods"
         self.static_pods.mkdir()
-        alone = {"staticPodPath": str(self.static_pods), "fileCheckFrequency": "500ms"}
-        config.write_text(json.dumps(_configuration(state) | (alone if not kubeconfig else {})))
-        unshare = shutil.which("unshare") or "unshare"
+        static = {"staticPodPath": str(self.static_pods), "fileCheckFrequency": "500ms"}
+        settings = _configuration(state) | (static if layout or not kubeconfig else {})
+        settings |= {"failCgroupV1": False} if peers.minor >= REFUSES_CGROUP_V1 else {}
+        if layout:
+            self.static_pods = inside(self.host, layout.static_pods)
+            settings |= layout.config
+        config.write_text(json.dumps(settings))
         kubelet = [
             str(peers.kubelet),
             f"--config={config}",
@@ -50,11 +67,15 @@ class KubeletProcess:
             f"--hostname-override={node}",
             f"--cert-dir={state / 'pki'}",
             "--node-ip=127.0.0.1",
-            "--container-runtime=remote",
-            f"--container-runtime-endpoint=unix://{runtime}",
+            *(["--container-runtime=remote"] if peers.minor < REMOTE_ONLY else []),
+            f"--container-runtime-endpoint=unix://{layout.runtime if layout else runtime}",
+            *((f"--root-dir={layout.root_dir}", *layout.flags) if layout else ()),
         ]
-        isolated = [unshare, "--mount", "--propagation", "private", str(_NAMESPACE), str(state)]
-        self.process = Process([*isolated, *kubelet], log=state / "kubelet.log")
+        unshare = shutil.which("unshare") or "unshare"
+        self.on_the_node = [
+            *(unshare, "--mount", "--propagation", "private", str(_NAMESPACE), str(state)),
+        ]
+        self.process = Process([*self.on_the_node, *kubelet], log=state / "kubelet.log")
 
     def start(self) -> None:
         """Start it and wait until device plugins can register."""

@@ -76,7 +76,7 @@ def running_node(peers: Peers) -> Iterator[PeerNode]:
         plane = ControlPlane(peers, state=state, node=NODE)
         stack.callback(plane.stop)
         plane.start()
-        runtime = StandInRuntime(ProtoApi.read(peers.descriptors("cri"), "runtime.v1alpha2"))
+        runtime = StandInRuntime(ProtoApi.read(peers.descriptors("cri"), peers.cri))
         stack.enter_context(runtime.serving(state / "cri.sock"))
         kubelet = KubeletProcess(
             peers,

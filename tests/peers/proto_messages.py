@@ -32,7 +32,7 @@ class ProtoApi:
         self._pool = descriptor_pool.DescriptorPool()
         for file in files:
             self._pool.Add(file)
-        self._package = package
+        self.package = package
 
     @classmethod
     def read(cls, descriptors: Path, package: str) -> Self:
@@ -49,12 +49,12 @@ class ProtoApi:
 
     def message(self, name: str) -> Any:
         """The class of a message."""
-        found = self._pool.FindMessageTypeByName(f"{self._package}.{name}")
+        found = self._pool.FindMessageTypeByName(f"{self.package}.{name}")
         return message_factory.GetMessageClass(found)
 
     def methods(self, service: str) -> Iterator[Method]:
         """The rpcs of a service."""
-        found = self._pool.FindServiceByName(f"{self._package}.{service}")
+        found = self._pool.FindServiceByName(f"{self.package}.{service}")
         for method in found.methods:
             yield Method(
                 name=method.name,
@@ -79,14 +79,14 @@ class ProtoApi:
                 request_deserializer=method.request.FromString,
                 response_serializer=method.response.SerializeToString,
             )
-        name = f"{self._package}.{service}"
+        name = f"{self.package}.{service}"
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, rpcs),))
 
     def call(self, channel: grpc.Channel, service: str, rpc: str) -> Callable[..., Any]:
         """A unary-unary rpc of a peer, ready to call with a request message."""
         (method,) = (m for m in self.methods(service) if m.name == rpc)
         multi: Callable[..., Any] = channel.unary_unary(
-            f"/{self._package}.{service}/{rpc}",
+            f"/{self.package}.{service}/{rpc}",
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )

@@ -124,9 +124,11 @@ def _refused(seen: Mapping[str, Seen], nodes: int) -> list[Row]:
     most = 2 * (1 + REFUSED_S / RETRY_AFTER_S)
     return [
         Row(name, "refused requests per node", seen[name].number(code=429) / nodes, most),
+        Row(name, "KiB per node", _kib(seen[name]) / nodes),
         Row(name, BUSIEST, _busiest(seen[name]) / nodes, 1),
         Row(after, "requests per node", seen[after].number() / nodes, 2),
         Row(after, "lists per node", seen[after].number("list") / nodes, 0),
+        Row(after, "KiB per node", _kib(seen[after]) / nodes),
         Row(after, "s until all are whole", seen[after].whole_s, RETRY_AFTER_S * 1.5 + 1),
         Row(after, BUSIEST, _busiest(seen[after]) / nodes, 1),
     ]
@@ -138,6 +140,7 @@ def _few(name: str, seen: Mapping[str, Seen], nodes: int) -> list[Row]:
     least_s = 3 * nodes / (FEW_PER_SECOND * nodes / 5000)
     return [
         Row(name, "refused requests per node", refused / nodes, 30),
+        Row(name, "KiB per node", _kib(found) / nodes),
         Row(name, "s until all are whole", found.whole_s, 3 * least_s),
         Row(name, BUSIEST, _busiest(found) / nodes, 3),
     ]
@@ -250,6 +253,8 @@ def as_markdown(found: Mapping[str, Any]) -> str:
         command=about["command"],
         machine=about["machine"],
         version=about["version"],
+        commit=about.get("commit", "not recorded"),
+        date=about.get("date", "not recorded"),
         minutes=_number(round(about["took_s"] / 60, 1)),
         processes=about["processes"],
         node_kib=_number(round(size["node"] / KIBI, 1)),
@@ -274,9 +279,14 @@ def as_markdown(found: Mapping[str, Any]) -> str:
 PAGE = """\
 # Scale
 
-{nodes} agents and one API server, counted: requests, bytes, and how fast they come. Made by
-`{command}` ({minutes} minutes) on {machine}, version {version}. Every second of it is in
-[scale.json](scale.json).
+{nodes} agents and one API server, counted: requests, bytes, and how fast they come. Every second of it is in
+[scale.json](scale.json). Written by the command; do not edit.
+
+- command: `{command}`, {minutes} minutes
+- version: {version}
+- commit: {commit}
+- date: {date}
+- machine: {machine}
 
 {unmet}
 

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from agent import logs  # noqa: E402
 from agent.version import VERSION  # noqa: E402
-from tests.bench.rows import machine  # noqa: E402
+from tests import provenance  # noqa: E402
 from tests.scale import page, real_agent, scenarios  # noqa: E402
 from tests.scale.fleet import Fleet  # noqa: E402
 
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(chosen.page.with_suffix(".json"))
         return 0
     logs.configure(level="critical")
-    began_s = time.monotonic()
+    began_s, commit, date = time.monotonic(), provenance.commit(), provenance.today()
     resting = Resting(chosen.rest)
     print("a real agent beside a simulated one", flush=True)
     proven = through_mishaps()
@@ -139,8 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = "" if arguments is None and len(sys.argv) == 1 else " " + " ".join(sys.argv[1:])
     about = {
         "command": f"python3 build.py scale{words}",
-        "machine": machine(),
+        "machine": provenance.machine(),
         "version": VERSION,
+        "commit": commit,
+        "date": date,
         "processes": chosen.processes,
         "compared": COMPARED,
         "took_s": round(time.monotonic() - began_s),

@@ -69,11 +69,20 @@ ATTACKS = (
         why="the library is loaded by /etc/ld.so.preload and limited by the file",
     ),
     Attack(
-        name="a login shell (su, ssh)",
+        name="a login shell (su)",
         script="echo 'root::0:0::/:/bin/sh' > /etc/passwd; mkdir -p /bin; ln -sf busybox /bin/sh; "
         'exec busybox su - root -c "VGPU_SIM_DRIVER=$VGPU_SIM_DRIVER exec $TENANT"',
         outcome=PREVENTED,
         why="as with env -i",
+    ),
+    Attack(
+        name="a session as sshd makes one",
+        script="echo 'root::0:0::/root:/bin/sh' > /etc/passwd; mkdir -p /bin /root; "
+        "ln -sf busybox /bin/sh; (exec busybox setsid busybox env -i HOME=/root USER=root "
+        "LOGNAME=root SHELL=/bin/sh PATH=/usr/bin:/bin VGPU_SIM_DRIVER=$VGPU_SIM_DRIVER "
+        "SSH_CONNECTION='10.0.0.1 1 10.0.0.2 22' /bin/sh -l -c \"cd; exec $TENANT\"); exit $?",
+        outcome=PREVENTED,
+        why="as with env -i; in place of sshd: a new session, sshd's variables alone, a login shell",
     ),
     Attack(
         name="another user of the container",
@@ -126,11 +135,11 @@ ATTACKS = (
         why="a loader is itself a program without one; the driver's list finds it as well",
     ),
     Attack(
-        name="a private copy of libcuda",
+        name="a private copy of libcuda in the place of the driver",
         script="mkdir -p /tmp/own && cp $DRIVER /tmp/own/libcuda.so.1 && "
         "LD_LIBRARY_PATH=/tmp/own exec $TENANT",
         outcome=PREVENTED,
-        why="what is found by dlsym is ours, whichever copy it is found in",
+        why="what is found by dlsym is ours, whichever copy CUDA was started with",
     ),
     Attack(
         name="a second preload library that looks up the driver itself",
@@ -138,6 +147,51 @@ ATTACKS = (
         outcome=DETECTED,
         detected_as="above grant",
         why="by the driver's own list of processes, so in a pod only with hostPID",
+    ),
+    Attack(
+        name="a library of one's own under the name of ours",
+        script="cp /usr/lib/evil.so /tmp/libvgpu.so; ATTACK='touch /tmp/empty && "
+        "busybox mount -o bind /tmp/empty /etc/ld.so.preload && "
+        "LD_PRELOAD=/tmp/libvgpu.so exec $TENANT'; " + IN_A_NAMESPACE,
+        outcome=DETECTED,
+        detected_as="above grant",
+        why="it has the name, so not as `library not loaded`; by the driver's own list, see above",
+    ),
+    Attack(
+        name="a second copy of our library, from another path",
+        script="cp /usr/local/vgpu/libvgpu.so /tmp/libvgpu.so; "
+        "LD_PRELOAD=/tmp/libvgpu.so exec $TENANT",
+        outcome=PREVENTED,
+        why="whichever of the two is asked, the limits file and the region are the same",
+    ),
+    Attack(
+        name="a second namespace (dlmopen) with a copy of libcuda",
+        script="mkdir -p /tmp/own && cp $DRIVER /tmp/own/libcuda.so.1 && "
+        "LD_LIBRARY_PATH=/tmp/own:${LOADER%/*} exec second-namespace /usr/lib/in-second-namespace.so",
+        outcome=DETECTED,
+        detected_as="above grant",
+        why="no library is preloaded into it; by the driver's own list of processes",
+    ),
+    Attack(
+        name="a second namespace (dlmopen) with copies of libcuda and of our library",
+        script="mkdir -p /tmp/own && cp $DRIVER /tmp/own/libcuda.so.1 && "
+        "cp /usr/local/vgpu/libvgpu.so /tmp/own/libvgpu.so && "
+        "LD_LIBRARY_PATH=/tmp/own:${LOADER%/*} exec second-namespace /usr/lib/hooked-second-namespace.so",
+        outcome=PREVENTED,
+        why="the copy there keeps the same limits file and the same region",
+    ),
+    Attack(
+        name="signals to every process of the container",
+        script="kill -STOP -1; kill -9 -1; exec $TENANT",
+        outcome=PREVENTED,
+        why="the first process is not ended from inside, and what it holds stays counted",
+    ),
+    Attack(
+        name="filling shared memory",
+        script="busybox dd if=/dev/zero of=/dev/shm/full bs=65536; "
+        "if echo more > /dev/shm/more; then exit 9; fi; exec $TENANT",
+        outcome=PREVENTED,
+        why="nothing of ours is there: on a full /dev/shm the limit holds as before",
     ),
     Attack(
         name="a statically linked program",

@@ -90,13 +90,19 @@ def locks() -> Mapping[str, list[Pin]]:
 def wrong_pins(name: str, found: Sequence[Pin], asked: str) -> list[str]:
     """What is wrong with a lock file; `asked` is the text that it was made of."""
     wrong = [f"{name}.lock: {pin.name} has no hash" for pin in found if not pin.hashes]
-    names = [pin.name for pin in found]
+    listed = {pin.name for pin in found}
     twice = {pin for pin in found if found.count(pin) > 1}
     wrong += [f"{name}.lock: {pin.name} {pin.version} is there twice" for pin in twice]
-    for line in asked.splitlines():
-        if (match := _ASKED.match(line)) and plain(match[1]) not in names:
-            wrong.append(f"{name}.lock: {match[1]} of {name}.in is missing; run `build.py lock`")
+    wrong += [
+        f"{name}.lock: {one} of {name}.in is missing; run `build.py lock`"
+        for one in sorted(names(asked) - listed)
+    ]
     return wrong
+
+
+def names(asked: str) -> set[str]:
+    """The packages that the text of a .in file asks for."""
+    return {plain(match[1]) for line in asked.splitlines() if (match := _ASKED.match(line))}
 
 
 # --- licences ------------------------------------------------------------------------------------
@@ -143,10 +149,14 @@ def wrong_licences(found: Iterable[Pin], told: Mapping[str, str]) -> list[str]:
 # --- the bill of materials -----------------------------------------------------------------------
 
 
-def wrong_bill(bill: Mapping[str, Any], pinned: Iterable[Pin]) -> list[str]:
-    """What is wrong with the release's bill; `pinned` is what may be in it from PyPI."""
+def wrong_bill(bill: Mapping[str, Any], pinned: Iterable[Pin], asked: str = "") -> list[str]:
+    """What is wrong with the release's bill.
+
+    `pinned` is what may be in it from PyPI; `asked` is run.in, all of which has to be in it.
+    """
     versions = {pin.name: pin.version for pin in pinned}
-    wrong = []
+    named = {plain(part["name"]) for part in bill["components"]}
+    wrong = [f"{name} of run.in is missing in the bill" for name in sorted(names(asked) - named)]
     for part in bill["components"]:
         licence = part["licenses"][0]
         told = licence.get("expression") or licence["license"]["id"]

@@ -17,20 +17,26 @@ from agent.adapters.instance_lock import InstanceLock, LockUnavailable
 from agent.adapters.limit_records import LimitRecords
 from agent.adapters.listeners import EndpointUnavailable
 from agent.adapters.live_limits import HostLiveLimits
-from agent.adapters.local_sockets import RuntimeDirectory, control_listener
+from agent.adapters.local_sockets import RuntimeDirectory, control_listener, read_listener
 from agent.adapters.mig_files import HamiApplyLock, MigBookFile
+from agent.adapters.mps import PROGRAM, HostMps
 from agent.adapters.region_switches import HostRegionSwitches
 from agent.adapters.regions import HostRegions
+from agent.adapters.safe_files import opened_directory, remove_unfinished
 from agent.adapters.totals_file import TotalsFile
 from agent.domain.cdi import CdiSpec, Edits
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.limit_record import LimitRecord, SetLimit
 from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
+from agent.domain.mps import MpsPlan
 from agent.domain.new_region import new_region
 from agent.domain.region_slots import HostPid, Slot
 from agent.domain.totals import EMPTY
 
 UID, CONTAINER = "0b0e0f10-0000-4000-8000-000000000001", "main"
+OURS_OF_BEFORE = b"vgpu-agent\n"
+UNFINISHED = ".totals.json.1.0123abcd"
+BROKEN, CUT_SHORT = UID[:-1] + "2", UID[:-1] + "3"
 SLOT = Slot(index=0, pid=7, host_pid=0, pid_namespace=0, start_time=0)
 NAME = f"{UID}_{CONTAINER}"
 GPU = "GPU-a1000000-0000-4000-8000-0000000000b2"
@@ -39,12 +45,25 @@ LIMITS = LimitsFile(devices=(DeviceLimit(uuid=GPU, memory_limit_bytes=1 << 30, c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Paths of one kind, what writes them, and what a bait has to be to be believed."""
+    """Paths of one kind, what writes them, and what a bait has to be to be believed.
+
+    `followed`: directories that may be their administrator's links, and so are not tried.
+    """
 
     paths: Sequence[Path]
     act: Callable[[], None]
     like: bytes = b"untouched"
+    followed: Sequence[Path] = ()
     end: Callable[[], None] = lambda: None
+
+
+def left(folder: Path, name: str, content: bytes) -> None:
+    """Leave a file there, as a crash or somebody else does; the test follows no link itself."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with suppress(OSError), opened_directory(folder) as directory:
+        fd = os.open(name, flags, 0o600, dir_fd=directory)
+        os.write(fd, content)
+        os.close(fd)
 
 
 def a_host(root: Path) -> tuple[Path, HostCaches]:
@@ -64,6 +83,8 @@ def of_containers(root: Path) -> Written:
         ours.make_region(UID, CONTAINER, "a.cache", new_region(LIMITS, region_id=7, now_s=1))
         ours.seen_region(UID, CONTAINER, "a.cache")
         ours.listed()
+        left(host / "limits", f".{NAME}.1.0123abcd", b"")
+        remove_unfinished(host / "limits")
 
     act()
     own = host / "containers" / NAME
@@ -77,14 +98,28 @@ def of_containers(root: Path) -> Written:
 def of_deletion(root: Path) -> Written:
     host, ours = a_host(root)
 
+    own = host / "containers" / NAME
+
     def act() -> None:
         ours.create(UID, CONTAINER)
         ours.write_limits(UID, CONTAINER, b"x" * 64)
+        with suppress(OSError):  # as its tenant leaves it; and no link is followed by the test
+            (root / "a" / "b").mkdir(parents=True, exist_ok=True)
+            with (
+                opened_directory(own.parent) as parent,
+                opened_directory(NAME, dir_fd=parent) as fd,
+            ):
+                os.rename(root / "a", "a", dst_dir_fd=fd)
         ours.discard(NAME)
 
     ours.create(UID, CONTAINER)
-    (inside := host / "containers" / NAME / "a" / "b").mkdir(parents=True)
-    return Written(paths=[host / "containers", inside.parents[1], inside.parent], act=act)
+    ours.write_limits(UID, CONTAINER, b"x" * 64)
+    (own / "a" / "b").mkdir(parents=True)
+    return Written(
+        paths=[own.parent, own, own / "a", own / "a" / "b", host / "limits",
+               host / "limits" / NAME],
+        act=act,
+    )  # fmt: skip
 
 
 def of_the_library(root: Path) -> Written:
@@ -94,7 +129,7 @@ def of_the_library(root: Path) -> Written:
     files = HostHookFiles(host, Path("/proc"))
 
     def act() -> None:
-        source.write_bytes(os.urandom(20))
+        source.write_bytes(b"another library")
         install_hook(source, host, "1.0")
         offer_plain_name(install_hook(source, host, "1.0"), replace=True)
         for file in files.listed().files:
@@ -103,7 +138,9 @@ def of_the_library(root: Path) -> Written:
         install_hook(source, host, "1.0")
 
     offer_plain_name(library, replace=True)
-    return Written(paths=[library, host / "libvgpu.so"], act=act)
+    source.write_bytes(b"another library")
+    another = install_hook(source, host, "1.0")
+    return Written(paths=[host, library, another, host / "libvgpu.so"], act=act)
 
 
 def a_record(number: float = 1.0) -> GrantRecord:
@@ -114,10 +151,13 @@ def a_record(number: float = 1.0) -> GrantRecord:
 
 
 def of_grants(root: Path) -> Written:
-    state = root / "state"
+    state, folder = root / "state", root / "state" / "grants"
     log = FileGrantLog(state)
 
     def act() -> None:
+        left(folder, f"{BROKEN}.jsonl", b"no journal\n")
+        left(folder, f"{CUT_SHORT}.jsonl", b'{"cut')
+        left(folder, f"{UID}.jsonl.corrupt", b"no journal\n")
         log.record(a_record())
         log.answered(a_record())
         FileGrantLog(state).sweep()
@@ -125,8 +165,16 @@ def of_grants(root: Path) -> Written:
         log.record(a_record())
 
     act()
-    journal = state / "grants" / f"{UID}.jsonl"
-    return Written(paths=[journal, state / "grants"], act=act, like=journal.read_bytes() + b'{"cut')
+    journal, *others = (folder / f"{uid}.jsonl" for uid in (UID, BROKEN, CUT_SHORT))
+    aside = [folder / f"{uid}.jsonl.corrupt" for uid in (UID, BROKEN)]
+    for path in (*others, *aside):
+        path.touch()
+    return Written(
+        paths=[journal, folder, *others, *aside],
+        followed=(state,),
+        act=act,
+        like=journal.read_bytes() + b'{"cut',
+    )
 
 
 def of_limit_records(root: Path) -> Written:
@@ -141,7 +189,7 @@ def of_limit_records(root: Path) -> Written:
 
     act()
     (file,) = records.folder.iterdir()
-    return Written(paths=[file, records.folder], act=act)
+    return Written(paths=[file, records.folder], act=act, followed=(records.folder.parent,))
 
 
 def of_small_files(root: Path) -> Written:
@@ -149,16 +197,16 @@ def of_small_files(root: Path) -> Written:
     totals, factor, book = TotalsFile(state), FactorFile(state), MigBookFile(state)
 
     def act() -> None:
+        left(state, UNFINISHED, b"{")
         totals.save(EMPTY)
         factor.save(7)
         book.save(())
         totals.load()
 
     act()
-    return Written(
-        paths=[state, *(state / name for name in ("totals.json", "gpu-memory-factor", "mig.json"))],
-        act=act,
-    )
+    names = ("totals.json", "gpu-memory-factor", "mig.json", UNFINISHED)
+    (state / UNFINISHED).touch()
+    return Written(paths=[state, *(state / name for name in names)], act=act)
 
 
 def of_cdi(root: Path) -> Written:
@@ -184,11 +232,14 @@ def of_hamis_lock(root: Path) -> Written:
     lock = HamiApplyLock(path)
 
     def act() -> None:
+        left(path.parent, path.name, OURS_OF_BEFORE)
+        lock.holder()
         with lock.held():
             lock.holder()
 
     act()
-    return Written(paths=[path.parent], act=act, like=b"vgpu-agent\n")
+    path.write_bytes(OURS_OF_BEFORE)
+    return Written(paths=[path.parent, path], act=act, like=OURS_OF_BEFORE)
 
 
 def of_the_instance(root: Path) -> Written:
@@ -200,19 +251,26 @@ def of_the_instance(root: Path) -> Written:
         lock.release()
 
     act()
-    return Written(paths=[lock.path], act=act)
+    return Written(paths=[lock.path], act=act, followed=(lock.path.parent,))
 
 
 def of_sockets(root: Path) -> Written:
-    listener = control_listener(RuntimeDirectory(root / "run"))
+    run = RuntimeDirectory(root / "run")
+    listeners = (control_listener(run), read_listener(run, str(os.getegid())))
 
     def act() -> None:
-        with suppress(EndpointUnavailable):
-            listener.open().close()
+        for listener in listeners:
+            with suppress(EndpointUnavailable):
+                listener.open().close()
+        for listener in listeners:
             listener.closed()
 
-    listener.open().close()
-    return Written(paths=[root / "run" / "control.sock", root / "run"], act=act)
+    for listener in listeners:
+        listener.open().close()
+    names = ("control.sock", "read.sock", "agent.lock")
+    return Written(
+        paths=[run.path, *(run.path / name for name in names)], act=act, followed=(root,)
+    )
 
 
 def of_regions(root: Path) -> Written:
@@ -243,26 +301,65 @@ def of_live_limits(root: Path) -> Written:
             live.change(UID, CONTAINER, lambda now, line=line: replace(now, devices=(line,)))
             live.lease(UID, CONTAINER, {0: (1, 2, 3)})
 
-    return Written(paths=[host / "limits", file], act=act, like=good, end=live._drop_all)
+    act()
+    folder = root / "state" / "limits"
+    return Written(
+        paths=[host / "limits", file, folder, folder / f"{NAME}.json"],
+        followed=(folder.parent,),
+        act=act,
+        like=good,
+        end=live._drop_all,
+    )
 
 
-# By kind of path, with the adapters of which it runs everything that writes.
-WRITTEN: Mapping[str, tuple[Callable[[Path], Written], tuple[str, ...]]] = {
-    "containers": (of_containers, ("caches.py", "safe_files.py")),
-    "deletion": (of_deletion, ("caches.py", "safe_files.py")),
-    "the library": (of_the_library, ("hook_files.py",)),
-    "grants": (of_grants, ("grant_log.py",)),
-    "limit records": (of_limit_records, ("limit_records.py",)),
-    "small files": (of_small_files, ("totals_file.py", "factor_file.py", "mig_files.py")),
-    "CDI files": (of_cdi, ("cdi_files.py",)),
-    "HAMi's lock": (of_hamis_lock, ("mig_files.py",)),
-    "the instance's lock": (of_the_instance, ("instance_lock.py",)),
-    "local sockets": (of_sockets, ("local_sockets.py",)),
-    "regions": (of_regions, ("regions.py", "region_switches.py")),
-    "live limits": (of_live_limits, ("live_limits.py", "mapped_limits.py")),
+def of_mps(root: Path) -> Written:
+    """Without GPUs, and with a program that only lives and dies in the place of NVIDIA's."""
+    (root / "bin").mkdir()
+    program = root / "bin" / PROGRAM
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    place = root / "mps"
+    mps = HostMps(place, path=str(root / "bin"), shared_memory=place / "shm")
+    plan = MpsPlan(resource="nvidia.com/gpu", uuids=(), visible=False, commands=())
+
+    def act() -> None:
+        mps.obstacle()
+        mps.start(plan)
+        for known in (*mps.started(), plan):
+            mps.retire(known)
+        mps.start(plan)
+
+    act()
+    own = place / plan.resource
+    return Written(
+        paths=[place, place / "shm", own.parent, own, own / "pipe", own / "log", own / "gpus"],
+        act=act,
+    )
+
+
+# By kind of path: what makes it. That none is left out: test_paths.py.
+WRITTEN: Mapping[str, Callable[[Path], Written]] = {
+    "containers": of_containers,
+    "deletion": of_deletion,
+    "the library": of_the_library,
+    "grants": of_grants,
+    "limit records": of_limit_records,
+    "small files": of_small_files,
+    "CDI files": of_cdi,
+    "HAMi's lock": of_hamis_lock,
+    "the instance's lock": of_the_instance,
+    "local sockets": of_sockets,
+    "regions": of_regions,
+    "MPS": of_mps,
+    "live limits": of_live_limits,
 }
+# Functions that write, and that none of these calls.
 ELSEWHERE = {
-    "kubelet.py": "test_kubelets_directory_leads_nowhere",
-    "block_guardian.py": "writes to descriptors that region_switches.py has opened",
-    "mps.py": "makes NVIDIA's own directories before it starts NVIDIA's own daemon",
+    "adapters/kubelet.py:sweep": "test_kubelets_directory_leads_nowhere",
+    "adapters/kubelet.py:close": "test_kubelets_directory_leads_nowhere",
+    "adapters/listeners.py:_bound": "a TCP port is no path",
+    "cli.py:_have_output": "opens descriptor 1",
+    "cli.py:_drop_output": "opens /dev/null",
+    "doctor/hook.py:limits_hold": "in a directory of its own, whose name nobody can guess",
+    "shipped.py:unpack": "test_files_are_unpacked_to_no_other_place",
 }

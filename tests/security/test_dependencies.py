@@ -122,6 +122,13 @@ def test_the_bill_of_materials(change: dict[str, object], said: str) -> None:
     assert bool(wrong) is bool(said)
 
 
+def test_what_is_asked_for_has_to_be_in_the_bill() -> None:
+    bill: dict[str, list[object]] = {"components": []}
+    assert wrong_bill(bill, [], "# why\nTwo_Words>=1\n") == [
+        "two-words of run.in is missing in the bill"
+    ]
+
+
 def answered(*entries: dict[str, object]) -> str:
     return json.dumps({"dependencies": [{"name": "a", "version": "1", **one} for one in entries]})
 

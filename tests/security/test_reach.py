@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from agent.sim.container import Container
 from agent.sim.node import Ask
 from tests.hook.test_runc import MIB, TENANT, Pod, Start, pod, scratch, start, tools
 from tests.waiting import eventually
@@ -15,14 +16,27 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("runc")]
 def test_signals_and_full_shared_memory_reach_nobody_else(pod: Pod, start: Start) -> None:
     name, tenant = start()
     assert tenant.ask(f"alloc {MIB - 100}").ok
-    fill = "dd if=/dev/zero of=/dev/shm/full bs=1M; kill -9 -1"
-    pod.runc.execute(name, "/bin/busybox", "sh", "-c", fill)
+    second = Container(name, pod.runc.start_another(name, TENANT), isolated=True)
+    assert second._read_answer("starting").ok
+    assert second.ask("alloc 60").ok
+    fill = (
+        "dd if=/dev/zero of=/dev/shm/full bs=65536; echo more > /dev/shm/more || echo it is full; "
+        "kill -STOP -1; kill -9 -1; echo signalled"
+    )
+    done = pod.runc.execute(name, "/bin/busybox", "sh", "-c", fill)
+    assert done.stdout == "it is full\nsignalled\n", done.stderr
+    eventually(lambda: not second.running, what="the signals reached a process beside")
+    second.stop()
     assert pod.node.agent is not None
     assert pod.node.agent.poll() is None
     assert pod.node.fetch("/healthz")[0] == 200
     assert tenant.running, "the first process of a pid namespace is not killed from inside"
-    _, first, second = pod.ask(name, TENANT, stdin="alloc 100\nalloc 1\n")
-    assert (first["result"], second["result"]) == (0, 2), "limits hold with a full /dev/shm"
+    eventually(lambda: tenant.ask("info").devices[0].free_mib == 100, what="the dead hold nothing")
+    _, much, first, more = pod.ask(name, TENANT, stdin="alloc 101\nalloc 100\nalloc 1\n")
+    results = much["result"], first["result"], more["result"]
+    assert results == (2, 0, 2), "limits hold with a full /dev/shm"
+    still = pod.runc.execute(name, "/bin/busybox", "sh", "-c", "echo more > /dev/shm/more")
+    assert still.returncode != 0, "it was full until here"
 
 
 def test_its_own_directory_is_the_nodes_disk(pod: Pod, start: Start) -> None:

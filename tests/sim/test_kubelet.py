@@ -317,13 +317,33 @@ def test_old_kubelet_knows_only_list(node: ToyNode) -> None:
 
 def test_node_status_is_pushed_after_each_change(node: ToyNode) -> None:
     pushed: list[NodeStatus] = []
-    _, plugin = node(on_node_status=pushed.append)
+
+    def takes(status: NodeStatus) -> bool:
+        pushed.append(status)
+        return True
+
+    _, plugin = node(on_node_status=takes)
     eventually(lambda: pushed and pushed[-1].allocatable == {GPU: 4})
 
     plugin.stop()
 
     eventually(lambda: pushed[-1].allocatable == {GPU: 0})
     assert pushed[-1].capacity == {GPU: 4}
+
+
+def test_node_status_that_did_not_arrive_is_pushed_again(node: ToyNode) -> None:
+    refused: list[NodeStatus] = []
+    arrived: list[NodeStatus] = []
+
+    def takes(status: NodeStatus) -> bool:
+        whole = status.allocatable == {GPU: 4}
+        (arrived if len(refused) == 2 else refused if whole else []).append(status)
+        return len(arrived) > 0
+
+    node(on_node_status=takes)
+
+    eventually(lambda: arrived)
+    assert [one.allocatable for one in (*refused, *arrived)] == [{GPU: 4}] * 3
 
 
 def test_resource_that_no_plugin_ever_had_is_not_kubelets_business(node: ToyNode) -> None:

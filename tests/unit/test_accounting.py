@@ -199,6 +199,23 @@ def test_a_monitor_blocks_by_the_region_and_the_agent_by_its_own_file(world: Wor
 
 
 @pytest.mark.parametrize(
+    ("recent", "ago_ns", "blocked"),
+    [
+        pytest.param(1, 0, True, id="asks"),
+        pytest.param(1, 7 * S - 1, True, id="still"),
+        pytest.param(1, 7 * S, False, id="in vain"),
+        pytest.param(1, -1, False, id="in the future"),
+        pytest.param(0, 0, False, id="let go"),
+        pytest.param(2, 0, False, id="computes"),
+    ],
+)
+def test_who_asks_its_monitor_waits(world: World, recent: int, ago_ns: int, blocked: bool) -> None:
+    found = replace(region(slot()), recent_kernel=recent, asked_at_ns=NS - ago_ns)
+    world.give(record(), found)
+    assert world.device().blocked is blocked
+
+
+@pytest.mark.parametrize(
     ("asked", "in_region", "believed", "shown"),
     [
         pytest.param(None, 1, False, 1, id="nobody asked"),
@@ -224,6 +241,28 @@ def test_the_priority_is_the_one_that_it_is_steered_by(
     spec = Container(name="main", vgpus=1, task_priority=asked)
     table = PodTable({"uid-train": pod("train", containers=(spec,))}, synced=True)
     world.pods.publish(table)
+    assert world.only().priority == shown
+
+
+@pytest.mark.parametrize(
+    ("has_limits", "slots", "shown"),
+    [
+        pytest.param(True, 0, 0, id="only granted: its pod's own"),
+        pytest.param(True, 1, 1, id="a process has counted there: its word"),
+        pytest.param(False, 0, 1, id="not made by us: its library's word"),
+    ],
+)
+@pytest.mark.parametrize("believed", [False, True])
+def test_until_a_process_counts_the_priority_is_the_pods(
+    world: World, has_limits: bool, slots: int, believed: bool, shown: int
+) -> None:
+    world.priorities_of_regions = believed
+    world.start()
+    world.give(record(), replace(region(slot_count=slots), priority=1))
+    if has_limits:
+        world.limits.files["uid-train", "main"] = LimitsFile(devices=(DeviceLimit(uuid=A),))
+    spec = Container(name="main", vgpus=1, task_priority="0")
+    world.pods.publish(PodTable({"uid-train": pod("train", containers=(spec,))}, synced=True))
     assert world.only().priority == shown
 
 

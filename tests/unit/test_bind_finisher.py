@@ -171,6 +171,29 @@ def test_the_lock_of_a_pod_that_was_deleted_is_freed(scene: Scene) -> None:
     assert scene.cluster.lock_value is None
 
 
+@pytest.mark.parametrize(
+    ("taken_at", "freed"),
+    [
+        pytest.param("2025-10-20T03:07:02Z", True, id="its own"),
+        pytest.param("2025-10-20T03:07:32Z", False, id="a later one of its name's"),
+    ],
+)
+def test_a_lock_that_was_seen_only_when_its_pod_was_gone(
+    scene: Scene, taken_at: str, *, freed: bool
+) -> None:
+    """The watch of the Node is late, and the pod is deleted as soon as it has its grant."""
+    mine = scene.bound(pod("p", f"{A};"), locked=False)
+    agent = scene.start()
+    scene.cluster.lock(lock_of(mine, taken_at))
+    agent.allocate(*IDS)
+    assert agent.finisher.open_binds() == 1
+    agent.pods.update(lambda table: table.without(mine.uid))
+    scene.cluster.delete(mine.uid)
+    agent.settle(20)
+    assert (scene.cluster.lock_value is None) == freed
+    assert agent.finisher.open_binds() == 0
+
+
 def test_locks_that_are_not_ours_to_free(scene: Scene) -> None:
     scene.bound(pod("waits", f"{A};"))
     agent = scene.start()

@@ -228,14 +228,71 @@ def test_judgement(seen: Node, kind: Kind | None) -> None:
 
 def test_a_finding_says_who_and_what_to_do() -> None:
     (found,) = judge(node({A: HALVES}, USER | {71: at()}, grant()), Allowed())
-    assert (found.namespace, found.pod, found.container, found.pid) == ("ns", "p", "main", 70)
-    for part in ("main", "70", "python3", A, f"{ABOVE} MiB", f"{LIMIT_MIB} MiB", "delete the pod"):
+    assert (found.namespace, found.pod, found.container, found.pid) == ("ns", "p", "main", 71)
+    for part in ("main", "71", "python3", A, f"{ABOVE} MiB", f"{LIMIT_MIB} MiB", "delete the pod"):
         assert part in found.explained
     (host,) = judge(node({A: [holds(1)]}, HOST), Allowed())
     assert "70 (miner)" in host.explained
     assert "--bypass-allow-programs" in host.explained
     (bare,) = judge(node({}, {}, grant(), states=[NOT_LOADED]), Allowed())
     assert bare.explained == EXPLAINED[Reason.NOT_LOADED]
+
+
+@pytest.mark.parametrize(
+    ("listed", "named", "told"),
+    [
+        pytest.param(
+            [holds(10), holds(ABOVE, 71)], 71, "process 71, miner, which holds most",
+            id="the second holds nearly all",
+        ),
+        pytest.param(
+            [holds(ABOVE), holds(10, 71)], 70, "process 70, python3, which holds most",
+            id="the first does",
+        ),
+        pytest.param(
+            [holds(None), holds(ABOVE, 71)], 71, "process 71, miner, which holds most",
+            id="of the first the driver says nothing",
+        ),
+        pytest.param(
+            [holds(ABOVE), holds(ABOVE, 71)], 70, "process 70, python3, which holds most",
+            id="both the same",
+        ),
+        pytest.param([holds(ABOVE, 71)], 71, "(process 71, miner) uses", id="it is alone"),
+    ],
+)  # fmt: skip
+def test_above_its_grant_the_process_is_named_that_holds_most(
+    listed: list[GpuProcess], named: int, told: str
+) -> None:
+    traced = {70: at(), 71: at(program="miner")}
+    (found,) = judge(node({A: listed}, traced, grant()), Allowed())
+    assert (found.kind, found.pid) == (Kind.ABOVE_GRANT, named)
+    assert found.program == traced[named].program
+    assert told in found.explained
+    assert set(found.pids) == {one.pid for one in listed}
+
+
+BARE = replace(NOT_LOADED, pids=(71,))
+
+
+@pytest.mark.parametrize(
+    ("listed", "state", "named"),
+    [
+        pytest.param({B: [holds(1, 71)]}, BARE, [B], id="on another GPU than was granted"),
+        pytest.param(
+            {A: [holds(1)], B: [holds(1, 71)]}, BARE, [B], id="beside one with the library"
+        ),
+        pytest.param({A: [holds(1, 71)], B: [holds(1, 71)]}, BARE, [A, B], id="on both"),
+        pytest.param({}, BARE, [A], id="on no list: as granted"),
+        pytest.param({B: [holds(1)]}, BARE, [A], id="another of its processes is: as granted"),
+        pytest.param({B: [holds(1, 71)]}, NOT_LOADED, [A], id="it is not known which: as granted"),
+    ],
+)
+def test_not_enforced_names_the_gpu_that_the_process_is_on(
+    listed: dict[str, list[GpuProcess]], state: ContainerState, named: list[str]
+) -> None:
+    traced = {70: at(), 71: at()}
+    found = judge(node(listed, traced, grant(), states=[state]), Allowed())
+    assert [one.gpu for one in found if one.kind is Kind.NOT_ENFORCED] == named
 
 
 def test_many_processes_are_one_finding_but_each_of_the_host_by_its_program() -> None:
@@ -558,6 +615,19 @@ def test_processes_of_nowhere_are_said_after_a_while(written: io.StringIO) -> No
     assert written.getvalue() == ""
     bed.loop.look_once()
     assert "hostPID: true" in written.getvalue()
+
+
+def test_a_driver_that_fails_leaves_the_gpu_of_what_is_not_enforced() -> None:
+    bed = Bed().see(holds(1, 71), at(), B)
+    bed.states.publish((BARE,))
+    for _ in range(2):
+        bed.loop.look_once()
+    assert bed.found() == [Kind.NOT_ENFORCED, Kind.OTHER_GPU]
+    before = {bypass.key for bypass in bed.loop.found.now()}
+    bed.users.error = NvmlError("no answer")
+    bed.loop.look_once()
+    assert {bypass.key for bypass in bed.loop.found.now()} == before
+    assert bed.counted.count(Kind.NOT_ENFORCED) == 1
 
 
 def test_a_driver_that_fails_leaves_the_rest(written: io.StringIO) -> None:

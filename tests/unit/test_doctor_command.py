@@ -4,6 +4,7 @@ import io
 import json
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,66 @@ def test_a_check_that_hangs_is_left_behind(host: Host) -> None:
     forever.set()
     assert (first.verdict, first.evidence) == (Verdict.FAILED, "did not answer within 0.05 s")
     assert second.verdict is Verdict.OK
+
+
+def test_a_time_that_was_asked_for_is_that_of_every_check(host: Host) -> None:
+    """Also of the one that has more of its own."""
+    forever = threading.Event()
+    hook_limits = next(one for one in CHECKS if one.name == "hook-limits")
+
+    def look(_: Host) -> Finding:
+        forever.wait()
+        return ok("at last")
+
+    [result] = done((replace(hook_limits, look=look, needs=()),), host, within_s=0.05)
+    forever.set()
+    assert result.finding.evidence == "did not answer within 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("own_s", "asked_s", "child_s"),
+    [
+        pytest.param(0.0, None, 9.0, id="as all"),
+        pytest.param(20.0, None, 18.0, id="its own"),
+        pytest.param(20.0, 60.0, 54.0, id="longer, as asked for"),
+        pytest.param(20.0, 5.0, 4.5, id="shorter, as asked for"),
+    ],
+)
+def test_a_child_has_a_little_less_time_than_its_check(
+    host: Host, own_s: float, asked_s: float | None, child_s: float
+) -> None:
+    given: list[float] = []
+
+    def look(there: Host) -> Finding:
+        given.append(there.child_within_s)
+        return ok("fine")
+
+    list(done((replace(check("a", look), within_s=own_s),), host, within_s=asked_s))
+    assert given == [pytest.approx(child_s)]
+
+
+def test_the_child_of_a_check_that_takes_too_long_is_ended(host: Host) -> None:
+    ended = threading.Event()
+
+    def look(there: Host) -> Finding:
+        try:
+            there.run_child(["/bin/sleep", "600"], {})
+        finally:
+            ended.set()
+        return ok("at last")
+
+    [result] = done((check("a", look),), host, within_s=0.3)
+    assert ended.wait(10), "it was waited for, and so killed"
+    assert (result.finding.verdict, result.finding.evidence) == (
+        Verdict.FAILED,
+        "did not answer within 0.3 s",
+    )
+
+
+def test_the_time_on_the_command_line_reaches_the_checks(host: Host) -> None:
+    words = {"only": ["host-preload"], "timeout": "40s"}
+    assert command.main(words, lambda: host.config, {}, host=lambda _: host) == 0
+    assert host.child_within_s == pytest.approx(36.0)
 
 
 def test_only_brings_what_it_needs_and_skip_takes_away() -> None:

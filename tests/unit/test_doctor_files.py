@@ -227,7 +227,7 @@ def test_who_is_not_root_does_not_call_closed_what_root_could_write(tmp_path: Pa
         ),
         pytest.param(
             {"var/lib/rancher/k3s/agent/etc/containerd/config.toml": "version = 2\n"},
-            "containerd",
+            "k3s",
             "runc",
             id="k3s",
         ),
@@ -262,3 +262,119 @@ def test_of_two_runtimes_kubelets_counts(tmp_path: Path) -> None:
     assert [found.kind for found in runtime.runtimes(host)] == ["cri-o", "containerd"]
     (tmp_path / "var/lib/kubelet/config.yaml").write_text("a: 1\n")
     assert [found.kind for found in runtime.runtimes(host)] == ["containerd", "cri-o"]
+
+
+NVIDIA_HANDLER = (
+    "[plugins.'io.containerd.grpc.v1.cri'.containerd]\ndefault_runtime_name = 'nvidia'\n"
+    "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia.options]\n"
+    "BinaryName = '/usr/bin/nvidia-container-runtime'\n"
+)
+K3S = "var/lib/rancher/k3s/agent/etc"
+RKE2 = "var/lib/rancher/rke2/agent/etc"
+
+
+def host_with(root: Path, *units: str, **files: str) -> Host:
+    """A host of these files, in which these systemd units are installed."""
+    units_of = {f"etc/systemd/system/{unit}.service": "" for unit in units}
+    for name, content in {**files, **units_of}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return Host(config=Config(node_name="n"), environ={}, root=root)
+
+
+def test_dockers_containerd_says_nothing_of_k3s(tmp_path: Path) -> None:
+    """On a node with Docker beside k3s there are two containerd: each has its own settings."""
+    files = {"etc/containerd/config.toml": NVIDIA_HANDLER, f"{K3S}/containerd/config.toml": ""}
+    host = host_with(tmp_path, "k3s", **files)
+    k3s, dockers = runtime.runtimes(host)
+    assert (k3s.kind, dockers.kind) == ("k3s", "containerd")
+    assert runtime.nvidia_runtime(host).verdict == "failed"  # it was ok, by the other's file
+
+
+@pytest.mark.parametrize(
+    ("files", "units", "said"),
+    [
+        pytest.param(
+            {f"{K3S}/containerd/config.toml": "version = 2\n"},
+            ("k3s",),
+            "apt-get install nvidia-container-toolkit && systemctl restart k3s ",
+            id="k3s, which looks for NVIDIA's runtime by itself",
+        ),
+        pytest.param(
+            {
+                f"{K3S}/containerd/config.toml": NVIDIA_HANDLER.replace(
+                    "default_runtime_name = 'nvidia'", ""
+                )
+            },
+            ("k3s-agent",),
+            "echo 'default-runtime: nvidia' >> /etc/rancher/k3s/config.yaml && "
+            "systemctl restart k3s-agent ",
+            id="a worker of k3s",
+        ),
+        pytest.param(
+            {f"{RKE2}/containerd/config.toml": "version = 2\n"},
+            ("rke2-server",),
+            "apt-get install nvidia-container-toolkit && systemctl restart rke2-server ",
+            id="RKE2",
+        ),
+        pytest.param(
+            {"etc/containerd/config.toml": "version = 2\n"},
+            ("kubelet",),
+            "nvidia-ctk runtime configure --runtime=containerd --set-as-default && "
+            "systemctl restart containerd",
+            id="kubeadm",
+        ),
+    ],
+)
+def test_what_mends_a_runtime_is_the_nodes_own_command(
+    tmp_path: Path, files: dict[str, str], units: tuple[str, ...], said: str
+) -> None:
+    """k3s writes its containerd's file anew at each start, and runs it in its own unit."""
+    assert runtime.nvidia_runtime(host_with(tmp_path, *units, **files)).fix.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param(
+            "var/lib/kubelet/kubeadm-flags.env",
+            'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///var/run/crio/crio.sock '
+            '--pod-infra-container-image=registry.k8s.io/pause:3.9"\n',
+            id="kubeadm's flags",
+        ),
+        pytest.param(
+            "var/lib/kubelet/instance-config.yaml",
+            'apiVersion: kubelet.config.k8s.io/v1beta1\ncontainerRuntimeEndpoint: "unix:///run/crio/crio.sock"\n',
+            id="kubeadm's file of the node",
+        ),
+        pytest.param(
+            f"{K3S}/kubelet.conf.d/00-k3s-defaults.conf",
+            "containerRuntimeEndpoint: unix:///run/crio/crio.sock\n",
+            id="k3s with --container-runtime-endpoint",
+        ),
+    ],
+)
+def test_kubelets_runtime_is_found_where_it_is_set(tmp_path: Path, name: str, content: str) -> None:
+    """Since kubeadm 1.24 it is in none of its KubeletConfigurations but the node's own."""
+    files = {"etc/containerd/config.toml": "version = 2\n", "etc/crio/crio.conf": "", name: content}
+    host = host_with(tmp_path, **{"var/lib/kubelet/config.yaml": "a: 1\n"}, **files)
+    assert runtime.runtimes(host)[0].kind == "cri-o"
+
+
+@pytest.mark.parametrize(
+    ("units", "unit"),
+    [
+        pytest.param(("kubelet",), "kubelet", id="kubeadm"),
+        pytest.param(("k3s",), "k3s", id="a server of k3s"),
+        pytest.param(("k3s-agent",), "k3s-agent", id="a worker of k3s"),
+        pytest.param(("rke2-agent",), "rke2-agent", id="a worker of RKE2"),
+        pytest.param((), "kubelet", id="none that is known"),
+    ],
+)
+def test_kubelet_is_restarted_by_the_unit_that_runs_it(
+    tmp_path: Path, units: tuple[str, ...], unit: str
+) -> None:
+    """k3s and RKE2 have no unit of kubelet's."""
+    host = host_with(tmp_path, *units)
+    host.config = Config(node_name="n", kubelet_socket=tmp_path / "kubelet.sock")
+    assert f"systemctl restart {unit};" in kubelet.kubelet_socket(host).fix

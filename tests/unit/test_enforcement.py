@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agent import logs
 from agent.domain.enforcement import (
     EXPLAINED,
+    MOST_PIDS,
     Granted,
     Process,
     Reason,
@@ -92,6 +93,28 @@ def test_states(processes: list[Process], region: RegionLook, state: State, reas
     assert region.problem in verdict.explained or state is not State.NOT_ENFORCEABLE
     order = judge(processes[::-1], region, seeing=True, switched_off=False)
     assert (order.state, order.reason) == (state, reason)
+
+
+@pytest.mark.parametrize(
+    ("processes", "region", "pids"),
+    [
+        pytest.param([USER, replace(BARE, pid=501)], RegionLook(), (501,), id="one without it"),
+        pytest.param(
+            [replace(BARE, pid=502, linkage=Linkage.MUSL), replace(BARE, pid=501)],
+            RegionLook(), (501, 502), id="for two reasons",
+        ),
+        pytest.param([USER, replace(IDLE, pid=501)], FOREIGN, (500,), id="no region to count in"),
+        pytest.param([USER], RegionLook(), (), id="held"),
+        pytest.param(
+            [replace(BARE, pid=pid) for pid in range(500, 500 + 2 * MOST_PIDS)],
+            RegionLook(), tuple(range(500, 500 + MOST_PIDS)), id="very many",
+        ),
+    ],
+)  # fmt: skip
+def test_which_processes_it_is_about(
+    processes: list[Process], region: RegionLook, pids: tuple[int, ...]
+) -> None:
+    assert judge(processes, region, seeing=True, switched_off=False).pids == pids
 
 
 def test_nothing_is_said_of_what_cannot_be_seen() -> None:
@@ -248,6 +271,7 @@ class Bed:
         (state,) = self.loop.look_once()
         assert self.loop.states.now() == (state,)
         assert (state.namespace, state.pod, state.container) == ("ns", "p", "main")
+        assert bool(state.pids) == (state.state is State.NOT_ENFORCEABLE)
         return state.state, state.reason
 
 

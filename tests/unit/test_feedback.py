@@ -196,7 +196,10 @@ def test_a_container_cannot_raise_itself_above_its_pod(in_region: int, asked: st
         pytest.param(0, "high", 1, id="no number"),
         pytest.param(0, "²", 1, id="a digit of another alphabet"),
         pytest.param(0, "9" * 50, 2**31 - 1, id="a very large number"),
+        pytest.param(None, "0", 0, id="no process said anything, the pod says 0"),
+        pytest.param(None, None, 1, id="nobody said anything"),
+        pytest.param(None, "-4", -4, id="below 0, and no process said anything"),
     ],
 )
-def test_priority(in_region: int, asked: str | None, expected: int) -> None:
+def test_priority(in_region: int | None, asked: str | None, expected: int) -> None:
     assert priority_of(in_region, asked, of_region=False) == expected

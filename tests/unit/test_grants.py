@@ -60,7 +60,9 @@ def test_limits_are_mounted_where_the_hook_looks() -> None:
     paths = replace(PATHS, limits="/host/vgpu/limits/uid_main")
     limits = Mount("/etc/vgpu.limits", "/host/vgpu/limits/uid_main", read_only=True)
     assert plan(paths=paths).mounts == (*MOUNTS, limits)
-    assert limits not in plan(paths=paths, control_disabled="true").mounts  # there is no hook
+    assert limits in plan(paths=paths, control_disabled="true").mounts
+    off = plan(paths=paths, control_disabled="true", policy=GrantPolicy(allow_disable_control=True))
+    assert limits not in off.mounts  # there is no hook
 
 
 @pytest.mark.parametrize(
@@ -218,13 +220,13 @@ def test_license(license_path: str, validator: str, extra: tuple[Mount, ...]) ->
             pytest.param(value, True, True, id=f"{value!r} is not true")
             for value in ("", "0", "false", "yes", "tRUE", " true", "on")
         ),
-        pytest.param("true", False, True, id="the node does not allow it"),
+        pytest.param("true", False, True, id="the node does not allow it, by default"),
     ],
 )
 def test_the_author_switches_the_limits_off(
     value: str | None, *, allowed: bool, preloaded: bool
 ) -> None:
-    policy = GrantPolicy(allow_disable_control=allowed)
+    policy = GrantPolicy(allow_disable_control=True) if allowed else GrantPolicy()
     mounts = plan(policy=policy, control_disabled=value).mounts
     assert ("/etc/ld.so.preload" in {mount.container_path for mount in mounts}) is preloaded
     assert len(mounts) == (4 if preloaded else 3)

@@ -98,9 +98,15 @@ def test_those_that_want_more_still_have_got_in_proportion(tenants: list[Tenant]
 
 
 def activity(
-    refilled_ms: float = 0, charged_ms: float = 0, budget_ms: float = 5, waits: int = 0
+    refilled_ms: float = 0,
+    charged_ms: float = 0,
+    budget_ms: float = 5,
+    waits: int = 0,
+    launches: int = 0,
+    contended_ms: float = 0,
 ) -> Activity:
-    return Activity(round(budget_ms * MS), round(refilled_ms * MS), round(charged_ms * MS), waits)
+    times = (round(ms * MS) for ms in (budget_ms, refilled_ms, charged_ms))
+    return Activity(*times, launches, waits, round(contended_ms * MS))
 
 
 def after(*looks: tuple[float, Activity], own: int = 300) -> tuple[Record, int]:
@@ -131,6 +137,21 @@ def test_at_first_sight_nobody_lends() -> None:
         pytest.param(activity(refilled_ms=1001, charged_ms=1), 0, id="1 ms was paid for by 1004"),
         pytest.param(activity(refilled_ms=1029, charged_ms=4), 300, id="4 ms will be by 1042"),
         pytest.param(activity(refilled_ms=1001, charged_ms=200), 300, id="a long kernel runs"),
+        pytest.param(
+            activity(refilled_ms=1029, charged_ms=12, launches=4),
+            0,
+            id="the last of four is paid for",
+        ),
+        pytest.param(
+            activity(refilled_ms=1029, charged_ms=12, launches=3),
+            300,
+            id="the last of three will be by 1042",
+        ),
+        pytest.param(activity(1015, contended_ms=1036), 300, id="others have the GPU it waits for"),
+        pytest.param(activity(1005, contended_ms=1036), 0, id="and its last launch must be over"),
+        pytest.param(activity(1015, contended_ms=1035), 0, id="others had it 5 ms ago"),
+        pytest.param(activity(1015, contended_ms=1041), 300, id="others have it since we looked"),
+        pytest.param(activity(1000, contended_ms=1e6), 0, id="others will have it"),
         pytest.param(activity(refilled_ms=1039, waits=1), 1000, id="one waited"),
         pytest.param(activity(refilled_ms=1039, budget_ms=0), 1000, id="one waits now"),
         pytest.param(activity(refilled_ms=1039, budget_ms=-70), 1000, id="one waits, in debt"),
@@ -153,6 +174,35 @@ def test_who_has_settled_keeps_what_it_uses_and_some_more() -> None:
     assert demand(*looks) == 100 * 5 // 4 + 30
     began = SETTLING_NS // MS - 40
     assert demand(*[look for look in looks if look[0] <= began]) == 300
+
+
+@pytest.mark.parametrize(
+    ("later_ms", "seen", "expected"),
+    [
+        pytest.param(16, activity(2055, 206, contended_ms=2055), 300, id="and launches more"),
+        pytest.param(16, activity(2039, 206, contended_ms=2055), 155, id="a burst of launches"),
+        pytest.param(25, activity(2039, 206, contended_ms=2064), 300, id="with a burst that lasts"),
+        pytest.param(16, activity(2055, 206, contended_ms=2050), 155, id="no longer"),
+        pytest.param(14, activity(2053, 206, contended_ms=2053), 155, id="not for long enough"),
+    ],
+)
+def test_who_presses_for_the_gpu_has_all_of_its_share(
+    later_ms: int, seen: Activity, expected: int
+) -> None:
+    """Others have the GPU while it has work, at two looks in a row; it never waits for its share."""
+    looks = [(at, activity(refilled_ms=at, charged_ms=at * 0.1)) for at in range(0, 2001, 40)]
+    first = (2040, activity(2039, 204, contended_ms=2039))
+    assert demand(*looks, first) == 155
+    assert demand(*looks, first, (2040 + later_ms, seen)) == expected
+
+
+def test_who_presses_for_the_gpu_may_want_more_than_its_share() -> None:
+    """Two that are lent something, and limited by the GPU alone, are judged by what they use."""
+    looks = [
+        (at, activity(refilled_ms=at, charged_ms=at * 0.3, contended_ms=at))
+        for at in range(0, 2001, 40)
+    ]
+    assert demand(*looks) == 300 * 5 // 4 + 30
 
 
 def test_who_computes_now_and_then_has_settled_all_the_same() -> None:
@@ -181,7 +231,7 @@ def test_who_waited_wants_all_for_a_second() -> None:
 
 
 U64 = st.integers(0, 2**64 - 1)
-ACTIVITIES = st.builds(Activity, st.integers(-(2**63), 2**63 - 1), U64, U64, U64)
+ACTIVITIES = st.builds(Activity, st.integers(-(2**63), 2**63 - 1), U64, U64, U64, U64, U64)
 
 
 @given(st.lists(ACTIVITIES, min_size=1, max_size=12), st.integers(1, 999))
@@ -214,21 +264,26 @@ def test_a_lie_takes_nobodys_own_share(lies: list[Activity], truth: list[Activit
     assert lent[0] <= 1000 - 300 - min(700, tenants[1].demand)
 
 
-@pytest.mark.parametrize("last_ms", [1, 20, 49, 59])
-def test_whoever_stops_is_seen_idle_at_the_first_look_at_which_it_can_be(last_ms: int) -> None:
-    """Looks are 60 ms apart; its share has paid for what it launched by 60 ms after its end."""
-    record, charged_ns = None, 0
+@pytest.mark.parametrize("waits", [0, 3])
+@pytest.mark.parametrize("last_ms", [1, 20, 49, 59, 69])
+def test_whoever_stops_is_seen_idle_at_the_first_look_at_which_it_can_be(
+    last_ms: int, waits: int
+) -> None:
+    """Looks are 70 ms apart; it launches 1 ms at a time, and its share has paid for almost all of it."""
+    record, charged_ns, launches = None, 0, 0
     for turn in range(20):
-        now_ns = 1000 * SECOND + turn * 60 * MS
-        busy = Activity(budget_ns=1, refilled_at_ns=now_ns - MS, charged_ns=charged_ns, waits=0)
+        now_ns = 1000 * SECOND + turn * 70 * MS
+        busy = Activity(1, now_ns - MS, charged_ns, launches, waits * turn)
         record = looked(record, busy, 700, now_ns)
         assert record.active
-        charged_ns += 42 * MS
-    charged_ns += (last_ms - 60) * 42 * MS // 60
-    ended = Activity(1, now_ns + last_ms * MS, charged_ns, 0)
+        charged_ns, launches = charged_ns + 49 * MS, launches + 49
+    charged_ns += (last_ms - 70) * 49 * MS // 70
+    ended = Activity(
+        1, now_ns + last_ms * MS, charged_ns, launches - 49 + last_ms * 7 // 10, waits * 20
+    )
     seen = [
         later_ms
-        for later_ms in (60, 120, 180)
+        for later_ms in (70, 140, 210)
         if not (record := looked(record, ended, 700, now_ns + later_ms * MS)).active
     ]
-    assert seen[0] - last_ms <= 100
+    assert seen[0] - last_ms <= 10 + 70

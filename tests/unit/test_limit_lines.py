@@ -150,6 +150,7 @@ LIMITS = st.lists(
         largest=st.lists(
             st.tuples(st.text(max_size=50), st.integers(0, 2**64 - 1)), max_size=16
         ).map(tuple),
+        strangers=st.text(max_size=80),
     )
 )
 def test_a_record_is_read_back_as_it_was(record: LimitRecord) -> None:
@@ -172,6 +173,7 @@ def test_a_record_is_read_back_as_it_was(record: LimitRecord) -> None:
         pytest.param({"largest": [[A, -1]]}, id="largest: negative"),
         pytest.param({"largest": [[A]]}, id="largest: no pair"),
         pytest.param({"largest": [[A, 1]] * 17}, id="largest: too many"),
+        pytest.param({"strangers": None}, id="strangers: no text"),
     ],
 )  # fmt: skip
 def test_a_record_that_is_none(change: dict[str, Any]) -> None:
@@ -188,10 +190,17 @@ def test_any_bytes_are_a_record_or_none(content: bytes) -> None:
         assert str(error)  # noqa: PT017 - bytes that are a record do not raise
 
 
-def test_a_record_of_an_earlier_release_says_nothing_of_the_largest() -> None:
+def test_a_record_of_an_earlier_release_says_nothing_of_what_came_later() -> None:
     value = json.loads(encode_record(LimitRecord(source="socket")))
     del value["largest"]
+    del value["strangers"]
     assert decode_record(json.dumps(value).encode()) == LimitRecord(source="socket")
+
+
+def test_a_record_of_a_later_release_is_read_as_far_as_it_is_known() -> None:
+    value = json.loads(encode_record(LimitRecord(source="socket", annotation="a")))
+    content = json.dumps({**value, "later": [1]}).encode()
+    assert decode_record(content) == LimitRecord(source="socket", annotation="a")
 
 
 def test_the_largest_limit_is_the_largest_that_ever_held_and_none_is_larger() -> None:

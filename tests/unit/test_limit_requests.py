@@ -17,6 +17,7 @@ from agent.domain.limit_requests import (
     parse_body,
     parse_cores,
     parse_memory,
+    strangers,
 )
 
 MIB = 1 << 20
@@ -163,6 +164,29 @@ def test_an_annotation_names_containers_and_what_is_wrong_with_one_is_not_the_ot
     assert annotation_entry(text, "nobody") is None
 
 
+@pytest.mark.parametrize(("text", "shown"), [
+    pytest.param('{"main": {}}', "", id="nobody"),
+    pytest.param('{"mian": {}, "main": {}}', "'mian'", id="one"),
+    pytest.param('{"b": 1, "a": 2}', "'a', 'b'", id="two"),
+    pytest.param(json.dumps({f"c{n}": {} for n in range(9)}),
+                 "'c0', 'c1', 'c2', 'c3', 'c4' and 4 more", id="many"),
+    pytest.param('{"": {}}', "''", id="an empty name"),
+    pytest.param("{", "", id="no JSON"),
+    pytest.param("[]", "", id="a list"),
+])  # fmt: skip
+def test_names_that_are_nobodys(text: str, shown: str) -> None:
+    assert strangers(text, {"main"}).shown == shown
+
+
+def test_what_is_said_of_a_stranger_tells_one_request_from_another() -> None:
+    one = strangers('{"x": {"memory": "1Gi"}, "main": {"cores": 1}}', {"main"})
+    same = strangers('{"main": {"cores": 2}, "x": {"memory": "1Gi"}}', {"main"})
+    other = strangers('{"x": {"memory": "2Gi"}}', {"main"})
+    assert one == same
+    assert one.digest != other.digest
+    assert strangers('{"main": {"cores": 2}}', {"main"}).digest == ""
+
+
 def test_the_same_words_in_another_order_are_the_same_request() -> None:
     one = annotation_entry('{"c": {"memory": "8Gi", "cores": 40}}', "c")
     other = annotation_entry('{"x": 1, "c":{"cores":40,"memory":"8Gi"}}', "c")
@@ -220,6 +244,9 @@ def test_any_body_is_read_or_refused(content: bytes) -> None:
 
 @given(st.text(max_size=200) | JSON.map(json.dumps))
 def test_any_annotation_is_read_or_has_a_problem(text: str) -> None:
+    found = strangers(text, {"c"})
+    assert bool(found.digest) == bool(found.names)
+    assert len(found.shown) < 500
     entry = annotation_entry(text, "c")
     if entry is not None:
         assert isinstance(entry, AnnotationEntry)

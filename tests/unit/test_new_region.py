@@ -42,7 +42,7 @@ GOOD = whole(LimitsFile(devices=(DeviceLimit(uuid=GPU, memory_limit_bytes=3 << 3
                                              core_permille=305),)))  # fmt: skip
 
 
-def test_a_reader_finds_it_empty_and_in_order() -> None:
+def test_a_reader_finds_it_empty_and_in_order_and_nobody_active() -> None:
     region = reader.decode(GOOD)
     (device,) = region.devices
     assert (device.uuid, device.limit_bytes, device.core_percent) == (
@@ -53,7 +53,7 @@ def test_a_reader_finds_it_empty_and_in_order() -> None:
     assert device.counters is not None
     assert (device.counters.used_bytes, device.counters.peak_bytes) == (0, 0)
     assert (region.major, region.minor, region.processes, region.refusals) == (1, 2, (), ())
-    assert (region.utilisation_switch, region.recent_kernel, region.priority) == (1, 2, 1)
+    assert (region.utilisation_switch, region.recent_kernel, region.priority) == (1, 0, 1)
     assert region.last_kernel_time_s == 1_700_000_000
 
 

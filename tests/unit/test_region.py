@@ -89,6 +89,7 @@ def test_what_our_library_adds() -> None:
     struct.pack_into("<7Q", raw, device, 0xABCD << 48 | 5, 6, 7, 8, 9, 10, 11)
     struct.pack_into("<qQ4Q", raw, device + TAIL["device.budget_ns"], -12, 13, 14, 15, 16, 17)
     struct.pack_into("<Q", raw, TAIL_OFFSET + TAIL["refusal_count"], 34)
+    struct.pack_into("<Q", raw, TAIL_OFFSET + TAIL["asked_at_ns"], 35)
     ring = TAIL_OFFSET + TAIL["refusals"]
     for index, number in ((0, 33), (1, 34), (2, 0), (3, 1 << 63), (4, 1 << 63 | 35), (31, 32)):
         at = ring + index * TAIL["refusal"]
@@ -101,6 +102,7 @@ def test_what_our_library_adds() -> None:
     assert [refusal.number for refusal in region.refusals] == [32, 33, 34]
     newest = region.refusals[-1]
     assert (region.refusal_count, newest.function, newest.largest_pid) == (34, "cuMemAlloc", 7)
+    assert region.asked_at_ns == 35
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from waiting import eventually
 
 from agent import logs
-from agent.supervisor import Lifeline, RestartPolicy, Supervisor
+from agent.supervisor import TICK_S, Lifeline, RestartPolicy, Supervisor
 from tests.interrupt import skip_if_ignored
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def test_a_crashed_service_is_started_again(
     supervisor = supervise(loop)
     eventually(lambda: loop.runs == 3)
     assert supervisor.restarts() == {"loop": 2}
-    assert not supervisor.stopping
+    assert supervisor.pause(0)
     assert written.getvalue().count("service_crashed") == 2
 
 
@@ -189,7 +189,7 @@ def test_too_many_crashes_in_a_row_end_the_agent(
 ) -> None:
     broken, fine = Loop([crash] * 100, name="broken"), Loop(name="fine")
     supervisor = supervise(broken, fine)
-    eventually(lambda: supervisor.stopping)
+    eventually(lambda: not supervisor.pause(0))
     assert supervisor.join(timeout_s=10) == 1
     assert supervisor.gave_up == "broken"
     assert broken.runs == QUICK.budget + 1
@@ -206,7 +206,7 @@ def test_a_long_run_is_forgiven(supervise: Callable[..., Supervisor]) -> None:
     loop = Loop([crash, crash, crash_late] * 4)
     supervisor = supervise(loop, clock=clock)
     eventually(lambda: loop.runs == 13)
-    assert not supervisor.stopping
+    assert supervisor.pause(0)
 
 
 def test_a_crash_while_stopping_is_no_crash(
@@ -348,6 +348,27 @@ def test_serve(loops: list[str], sent: signal.Signals | None, code: int) -> None
     if sent is not None:
         assert said[1:3] == ["WATCHDOG=1", "STATUS=sharing 2 GPUs"]
         assert f"signal={sent.name}" in errors
+
+
+def test_it_goes_on_after_it_was_stopped_for_longer_than_a_tick() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "READY=1"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(TICK_S + 0.5)
+        process.send_signal(signal.SIGCONT)
+        said = [process.stdout.readline().strip() for _ in range(3)]
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert said == ["WATCHDOG=1", "STATUS=sharing 2 GPUs", "WATCHDOG=1"]
+    assert "signal=SIGTERM" in errors
+    assert process.returncode == 0
 
 
 def test_a_stuck_loop_gets_no_watchdog_vouching() -> None:

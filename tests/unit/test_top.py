@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 from use_pictures import GIB, GPUS, NOW_S
 
 from agent.domain.accounting import ContainerUse, DeviceUse, NodeUse, SelfReported, Tier, Totals
@@ -21,7 +22,7 @@ from agent.domain.node_picture import NodePicture
 from agent.domain.region import Refusal
 from agent.domain.use_json import encode
 from agent.domain.use_reading import decode
-from agent.top.drawing import LEAST_COLUMNS, drawn, lines
+from agent.top.drawing import LEAST_COLUMNS, drawn, lines, spelt
 from agent.top.rates import Looks, Shares, rates
 from agent.top.screen import Shown, page
 from agent.top.view import ORDERS, view
@@ -91,7 +92,7 @@ def test_as_in_the_picture(width: int) -> None:
     assert printed(console(width), looks()) == (PICTURES / f"{width}.txt").read_text()
 
 
-def test_the_readme_shows_what_is_drawn() -> None:
+def test_what_is_wrong_is_shown_beside_what_is_not() -> None:
     """Of a node with one container that does well, and one that does not."""
     second = replace(
         use_pictures.EVERYTHING.gpus[1], name="NVIDIA A40", memory_used_bytes=0,
@@ -105,8 +106,7 @@ def test_the_readme_shows_what_is_drawn() -> None:
         gpus=(use_pictures.EVERYTHING.gpus[0], second),
         containers=(alone, replace(other, pod="train-0")),
     )
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert printed(console(110), looks(use)).rstrip() in readme
+    assert printed(console(110), looks(use)) == (PICTURES / "110.txt").read_text()
 
 
 def test_the_same_comes_through_the_socket() -> None:
@@ -135,6 +135,39 @@ def test_hostile_names_reach_no_terminal(name: str, sentence: str, width: int) -
     for line in drawn(view(picture), width):
         assert line.plain.isprintable()
         assert cell_len(line.plain) <= width
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.text(max_size=80),
+    width=st.integers(20, 160),
+    encoding=st.sampled_from(("ascii", "iso-8859-1", "cp1252", "utf-8")),
+)
+def test_any_name_can_be_shown_on_any_terminal(name: str, width: int, encoding: str) -> None:
+    first = replace(use_pictures.EVERYTHING.containers[0], pod=name, region_problem=name)
+    use = replace(use_pictures.EVERYTHING, containers=(first,))
+    where = console(width, encoding=encoding)
+    text = printed(where, replace(looks(use), error=name))
+    assert all(cell_len(line) <= width for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("there", "shown"),
+    [
+        pytest.param("team/pød", "team/p?d", id="a letter"),
+        pytest.param("infer…", "infer~", id="what was cut"),
+        pytest.param("模型-0", "????-0", id="two cells wide"),
+        pytest.param("e\u0301a", "ea", id="no cell wide"),
+    ],
+)
+def test_what_a_terminal_does_not_know_is_replaced_as_wide(there: str, shown: str) -> None:
+    line = Text("  ").append(there, "red").append(" 5 GiB")
+    got = spelt(line, "ascii")
+    assert got.plain == f"  {shown} 5 GiB"
+    [span] = got.spans
+    assert (got.plain[span.start : span.end], span.style) == (shown, "red")
+    assert got.cell_len == line.cell_len
+    assert spelt(line, "utf-8") is line
 
 
 def test_terminal_commands_in_names_are_shown_as_text() -> None:

@@ -377,9 +377,9 @@ def test_which_containers_the_scheduler_lists(limits: dict[str, int], *, listed:
 )
 def test_limits_are_off_where_the_variable_is_there(value: str | None, *, disabled: bool) -> None:
     asking = Container(name="a", control_disabled=value)
-    assert control_disabled(asking, GrantPolicy(any_value_disables=True)) is disabled
-    closed = GrantPolicy(any_value_disables=True, allow_disable_control=False)
-    assert control_disabled(asking, closed) is False
+    allowed = GrantPolicy(any_value_disables=True, allow_disable_control=True)
+    assert control_disabled(asking, allowed) is disabled
+    assert control_disabled(asking, GrantPolicy(any_value_disables=True)) is False
 
 
 # --- the node -------------------------------------------------------------------------------------

@@ -182,6 +182,12 @@ def test_nothing_can_be_changed(running: Running, method: str) -> None:
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
 
 
+def headed(size_bytes: int) -> bytes:
+    """A request whose header has this size, without the empty line at its end."""
+    start = b"GET /healthz HTTP/1.1\r\nX: "
+    return start + b"x" * (size_bytes - len(start)) + b"\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
@@ -193,6 +199,8 @@ def test_nothing_can_be_changed(running: Running, method: str) -> None:
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400", id="HTTP/2"),
         pytest.param(b"GET /\xff\xfe HTTP/1.1\r\n\r\n", b"404", id="bytes that are no text"),
         pytest.param(b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000, b"431", id="endless header"),
+        pytest.param(headed(8192), b"200", id="as long a header as may be"),
+        pytest.param(headed(8193), b"431", id="a byte more"),
     ],
 )
 def test_odd_requests(running: Running, request_bytes: bytes, status: bytes) -> None:

@@ -18,6 +18,7 @@ from agent.domain.gpu import Sharing
 from agent.domain.limit_change import AnnotationRule
 from agent.domain.limit_record import LimitRecord
 from agent.domain.limits_file import decode
+from agent.domain.pods import Container
 from agent.supervisor import Lifeline
 
 
@@ -123,6 +124,35 @@ def test_who_is_meant(node: Node, target: str, status: int, said: str) -> None:
     assert bool(body.get("candidates")) == (status != 200)
 
 
+SETUP = [Container(name="setup", kind="init", vgpus=1)]
+
+
+def test_an_init_container_that_has_ended_is_nobody_and_holds_nothing(node: Node) -> None:
+    node.grant("p", "setup", (8000, 0))
+    record = node.grant("p", "main", (1000, 40))
+    agent = node.agent()
+    node.annotate(record, None, others=SETUP)
+    status, said = agent.post(target="p", memory="5000Mi")
+    assert (status, said["candidates"]) == (409, ["team/p/main", "team/p/setup"]), "it may run yet"
+    assert agent.post(target="p/main", memory="5000Mi")[0] == 409
+    node.annotate(record, None, others=SETUP, ended=["setup"])
+    assert agent.post(target="p", memory="5000Mi")[0] == 200
+    assert node.held(record) == [(5000, 40)]
+    for name in ("p/setup", "team/p/setup"):
+        status, said = agent.post(target=name, cores=1)
+        assert (status, said["candidates"]) == (404, ["team/p/main"])
+        assert f"no container {name} has vGPUs any more: it was an init container" in said["error"]
+        assert "team/p/main" in said["error"]
+
+
+def test_a_pod_whose_init_container_alone_has_vgpus_says_that_it_has_ended(node: Node) -> None:
+    record = node.grant("p", "setup")
+    node.annotate(record, None, others=SETUP, ended=["setup"])
+    status, said = node.agent().post(target="p", cores=1)
+    assert (status, said["candidates"]) == (404, [])
+    assert "no container p has vGPUs any more" in said["error"]
+
+
 # --- what the card has ----------------------------------------------------------------------------
 
 
@@ -144,6 +174,27 @@ def test_beyond_what_the_gpu_has_is_refused_with_what_can_be_had(node: Node) -> 
     assert agent.post(target="p", memory="2900Mi")[0] == 200, "lowering harms nobody"
     assert agent.post(target="p", reset=True)[0] == 200
     assert agent.post(target="q", memory=f"{CARD_MIB}Mi")[0] == 409
+
+
+@pytest.mark.parametrize(("granted_mib", "set_mib", "most_mib"), [
+    pytest.param(2000, None, 2000, id="what it was granted"),
+    pytest.param(2000, 500, 2000, id="also when it has less"),
+    pytest.param(2000, 3000, 3000, id="what an administrator gave it"),
+])  # fmt: skip
+def test_where_nothing_is_left_what_can_be_had_is_what_it_has_already(
+    node: Node, granted_mib: int, set_mib: int | None, most_mib: int
+) -> None:
+    node.grant("p")
+    record = node.grant("q", "main", (granted_mib, 40))
+    agent = node.agent()
+    if set_mib:
+        assert agent.post(target="q", memory=f"{set_mib}Mi")[0] == 200
+    assert agent.post(target="p", memory="60Gi", force=True)[0] == 200
+    status, said = agent.post(target="q", memory="9000Mi")
+    assert status == 409
+    assert f"ask for at most {most_mib} MiB, lower" in said["error"]
+    assert agent.post(target="q", memory=f"{most_mib}Mi")[0] == 200
+    assert node.held(record) == [(most_mib, 40)]
 
 
 def test_what_others_were_set_to_counts_not_what_they_were_granted(node: Node) -> None:
@@ -266,7 +317,7 @@ def test_what_the_pod_may_not_is_refused_once_and_its_limits_stay(
     agent = node.agent()
     for _ in range(3):
         assert not agent.annotations.look_once()
-    node.annotate(record, {"other": {}, "main": asked})
+    node.annotate(record, {"later": {}, "main": asked}, others=[Container(name="later", vgpus=1)])
     agent.annotations.look_once()
     node.agent().annotations.look_once()
     assert node.held(record) == [(1000, 40)]
@@ -302,6 +353,141 @@ def test_an_annotation_that_is_taken_away_takes_along_what_it_did(node: Node) ->
     node.annotate(record, None)
     agent.annotations.look_once()
     assert node.held(record) == [(600, 40)], "the operator came later"
+
+
+@pytest.mark.parametrize(("set_to", "held"), [
+    pytest.param({"cores": 8}, (1000, 8), id="cores alone"),
+    pytest.param({"memory": "600Mi"}, (600, 40), id="memory alone"),
+    pytest.param({"memory": "600Mi", "cores": 8}, (600, 8), id="both"),
+    pytest.param({"memory": "500Mi"}, (500, 40), id="the same as the annotation"),
+    pytest.param({"reset": True}, (1000, 40), id="back to the grant"),
+])  # fmt: skip
+def test_without_its_annotation_a_container_has_what_the_operator_set_and_else_its_grant(
+    node: Node, set_to: dict[str, Any], held: tuple[int, int]
+) -> None:
+    record = node.grant("p")
+    node.annotate(record, {"main": {"memory": "500Mi", "cores": 20}})
+    agent = node.agent()
+    agent.annotations.look_once()
+    assert agent.post(target="p", **set_to)[0] == 200
+    agent.annotations.look_once()
+    node.annotate(record, None)
+    for _ in range(2):  # whoever takes it away while the agent is not there, too
+        node.agent().annotations.look_once()
+        assert node.held(record) == [held]
+
+
+def test_of_one_gpu_that_the_operator_set_the_others_go_back(node: Node) -> None:
+    record = node.grant("p", "main", (1000, 40), (2000, 50))
+    node.annotate(record, {"main": {"memory": "500Mi"}})
+    agent = node.agent()
+    agent.annotations.look_once()
+    agent.post(target="p", gpu=1, memory="700Mi")
+    node.annotate(record, None)
+    agent.annotations.look_once()
+    assert node.held(record) == [(1000, 40), (700, 50)]
+
+
+# --- names in the annotation ----------------------------------------------------------------------
+
+SIDE = [Container(name="side")]  # without vGPUs
+
+
+@pytest.mark.parametrize("named", [
+    pytest.param("mian", id="misspelt"),
+    pytest.param("side", id="a container without vGPUs"),
+    pytest.param("m\nain" * 400, id="no name at all"),
+])  # fmt: skip
+def test_a_name_that_is_nobodys_changes_nothing_and_is_told_once(node: Node, named: str) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    node.annotate(record, {"main": {"memory": "600Mi"}}, others=SIDE)
+    agent.annotations.look_once()
+    node.annotate(record, {named: {"memory": "700Mi"}}, others=SIDE)
+    for _ in range(2):
+        assert not agent.annotations.look_once()
+        node.agent().annotations.look_once()
+    assert node.held(record) == [(600, 40)]
+    _, event = node.events
+    assert (event.reason, event.warning) == ("VgpuLimitsRefused", True)
+    assert named[:1] in event.message
+    assert "no container of this pod with vGPUs (it has: main)" in event.message
+    assert len(event.message) < 600
+    assert node.counted == [("annotation", "changed"), ("annotation", "refused")]
+    node.annotate(record, None, others=SIDE)
+    node.agent().annotations.look_once()
+    assert node.held(record) == [(1000, 40)], "taken away, it takes along what it did"
+    node.annotate(record, {named: {"memory": "700Mi"}}, others=SIDE)
+    node.agent().annotations.look_once()
+    assert len(node.events) == 4, "whoever writes it again hears of it again"
+
+
+def test_who_is_named_rightly_is_followed_beside_a_name_that_is_nobodys(node: Node) -> None:
+    record = node.grant("p")
+    other = node.grant("p", "other")
+    agent = node.agent()
+    node.annotate(record, {"main": {"memory": "600Mi"}, "other": {"memory": "500Mi"}})
+    agent.annotations.look_once()
+    node.annotate(record, {"main": {"memory": "700Mi"}, "ohter": {"memory": "400Mi"}})
+    agent.annotations.look_once()
+    assert (node.held(record), node.held(other)) == ([(700, 40)], [(500, 40)])
+    assert [event.reason for event in node.events].count("VgpuLimitsRefused") == 1
+    assert "'ohter'" in node.events[-1].message
+    node.annotate(record, {"main": {"memory": "700Mi"}, "other": {"memory": "400Mi"}})
+    agent.annotations.look_once()
+    assert node.held(other) == [(400, 40)]
+    node.annotate(record, {"main": {"memory": "700Mi"}})
+    agent.annotations.look_once()
+    assert node.held(other) == [(1000, 40)], "it is not named any more"
+
+
+@pytest.mark.parametrize("others", [
+    pytest.param([Container(name="later", vgpus=1)], id="that has not been granted yet"),
+    pytest.param([Container(name="later", listed=True)], id="that the scheduler decides about"),
+])  # fmt: skip
+def test_a_container_that_will_be_granted_something_is_known(
+    node: Node, others: list[Container]
+) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    node.annotate(record, {"later": {"memory": "500Mi"}}, others=others)
+    agent.annotations.look_once()
+    assert node.events == []
+    later = node.grant("p", "later")
+    node.annotate(record, {"later": {"memory": "500Mi"}}, others=others)
+    agent.annotations.look_once()
+    assert (node.held(record), node.held(later)) == ([(1000, 40)], [(500, 40)])
+
+
+def test_an_init_container_that_has_ended_is_a_name_all_the_same(node: Node) -> None:
+    node.grant("p", "setup")
+    record = node.grant("p")
+    asked = {"setup": {"memory": "500Mi"}, "main": {"memory": "500Mi"}}
+    node.annotate(record, asked, others=SETUP, ended=["setup"])
+    node.agent().annotations.look_once()
+    assert node.held(record) == [(500, 40)]
+    assert [event.reason for event in node.events] == ["VgpuLimitsChanged"]
+
+
+def test_an_annotation_that_cannot_be_read_at_all_is_told_as_such(node: Node) -> None:
+    record = node.grant("p")
+    node.annotate(record, "{")
+    node.agent().annotations.look_once()
+    (event,) = node.events
+    assert "no JSON" in event.message
+
+
+def test_nobodys_names_that_are_edited_all_the_time_are_told_in_the_end(node: Node) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    for number in range(20):
+        node.annotate(record, {f"nobody-{number}": {"cores": 1}})
+        again = agent.annotations.look_once()
+    assert again
+    assert len(node.events) == 5
+    node.now_s += 10.1
+    assert not agent.annotations.look_once()
+    assert "nobody-19" in node.events[-1].message
 
 
 @pytest.mark.parametrize(("set_mib", "asked_mib", "held_mib"), [
@@ -502,6 +688,11 @@ def test_the_command_prints_what_holds(node: Node, capsys: pytest.CaptureFixture
     assert second == "  GPU 1: 2000 MiB -> 500 MiB, no core limit"
     assert tail == "It holds until the pod ends, or until --reset."
     assert command(node, "team/p/main", "--gpu", "1", "--cores", "30%") == 0
+    capsys.readouterr()
+    assert command(node, "p", "--gpu", "1", "--reset") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "What was granted holds again on that GPU."
+    assert command(node, "p", "--reset") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "What was granted holds again."
     assert command(node, "p", "--reset", "--json") == 0
     said = capsys.readouterr().out
     assert json.loads(said[said.index("{") :])["pod"] == "team/p"
@@ -516,6 +707,12 @@ def test_the_command_prints_what_holds(node: Node, capsys: pytest.CaptureFixture
         pytest.param(["p", "--reset", "--cores", "3"], 2, "or else --reset", id="both"),
         pytest.param(["p", "--memory", "8"], 2, "a number alone is bytes", id="a bare number"),
         pytest.param(["p", "--cores", "0"], 2, "from 1 to 100, or none", id="no share"),
+        pytest.param(["", "--cores", "3"], 2, "it is not said whose limits", id="nobody's name"),
+        pytest.param(["p\n", "--cores", "3"], 2, "is no name", id="no name"),
+        pytest.param(["p" * 500, "--cores", "3"], 2, "is no name", id="a long name"),
+        pytest.param(["p", "--gpu", "", "--cores", "4"], 2, "gpu '' is none", id="no GPU"),
+        pytest.param(["p", "--gpu", "", "--reset"], 2, "gpu '' is none", id="reset of no GPU"),
+        pytest.param(["p", "--gpu", "7", "--cores", "4"], 1, "no share of GPU '7'", id="its GPU"),
         pytest.param(["q", "--cores", "3"], 1, "those that have: team/p/main", id="nobody"),
         pytest.param(["p", "--memory", "1Ti"], 1, "ask for at most", id="too much"),
     ],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.adapters.region_switches import HostRegionSwitches
 from agent.domain.lending import Activity
 from agent.domain.region import FILE_BYTES, MAGIC, TAIL_OFFSET, V1
-from agent.domain.switch_words import activity_at, layout_of, words_of
+from agent.domain.switch_words import DEVICE_BYTES, activity_at, layout_of, words_of
 from agent.errors import NodeNotReady
 
 KEY = ("0a1b2c3d-0000-4000-8000-00000000000f", "main")
@@ -57,9 +57,11 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_what_hami_core_writes_is_read(bed: Bed, version: int) -> None:
-    hami_region(bed.region, GPU_A, GPU_B, version=version, priority=3, sm_percent=40)
+    made = hami_region(bed.region, GPU_A, GPU_B, version=version, priority=3, sm_percent=40)
+    made.put("slot_count", 5)
     (words,) = bed.switches.refresh().values()
     assert (words.recent_kernel, words.switch, words.priority) == (2, 1, 3)
+    assert words.slot_count == 5
     assert words.devices[:3] == (GPU_A.lower(), GPU_B.lower(), "")
     assert words.core_permille[:2] == (400, 400)
     assert bed.activity(1) == ()
@@ -84,9 +86,9 @@ def test_counters_of_our_library(bed: Bed) -> None:
     bed.make_ours()
     with bed.region.open("r+b") as file:
         file.seek(TAIL_OFFSET + 64 + 256 + 64)  # of the second device
-        file.write(struct.pack("<qQQQQQ", -5, 6, 7, 8, 9, 10))
+        file.write(struct.pack("<qQQQQQQ", -5, 6, 7, 8, 9, 10, 11))
     bed.switches.refresh()
-    assert bed.activity(2) == (Activity(0, 0, 0, 0), Activity(-5, 6, 7, 10))
+    assert bed.activity(2) == (Activity(0, 0, 0, 0, 0), Activity(-5, 6, 7, 9, 10, 11))
     assert len(bed.activity(1)) == 1
 
 
@@ -97,6 +99,24 @@ def test_a_region_that_is_exchanged_is_opened_anew(bed: Bed) -> None:
     hami_region(bed.home / "y", GPU_A, priority=2).path.replace(bed.region)
     assert bed.switches.refresh()[KEY].priority == 2
     assert bed.switches.held(KEY) != held  # by identity, whatever the descriptor's number is
+
+
+def test_counters_are_of_the_region_that_is_there_now(bed: Bed) -> None:
+    """The same list is asked for many times a second, while regions come and go."""
+    wanted = [(KEY, 1)]
+    assert bed.switches.counters(wanted) == [b""]
+    for _ in range(2):
+        bed.make_ours()
+        bed.switches.refresh()
+        assert [len(content) for content in bed.switches.counters(wanted)] == [DEVICE_BYTES]
+        bed.region.unlink()
+        bed.switches.refresh()
+        spare = os.open(bed.root, os.O_RDONLY)  # where the number of a closed one may lead
+        assert bed.switches.counters(wanted) == [b""]
+        os.close(spare)
+    hami_region(bed.region, GPU_A)
+    bed.switches.refresh()
+    assert bed.switches.counters(wanted) == [b""]  # it has none of our library's
 
 
 def test_a_directory_that_goes_is_let_go(bed: Bed) -> None:

@@ -13,7 +13,7 @@ from agent.adapters.block_guard import ProcessGuard
 from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.region_switches import HostRegionSwitches
 from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
-from agent.domain.new_region import new_region
+from agent.domain.new_region import DEFAULT_PRIORITY, new_region
 from agent.domain.pods import Container, Pod
 from agent.domain.region import FILE_BYTES, TAIL_OFFSET, V1
 from agent.services.feedback import Feedback, Levers
@@ -80,9 +80,28 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
     roster = Roster(switches, limits, Published(PodTable(pods, synced=True)))
     made = Bed(root, limits, roster, Feedback(roster, Levers(switches, limits, ProcessGuard())))
     made.put(HIGH, V1["priority"], WORD.pack(0))  # as its library does
+    made.put(HIGH, V1["slot_count"], WORD.pack(1))
     yield made
     made.feedback.release()
     switches.close()
+
+
+def test_who_has_launched_nothing_keeps_nobody_waiting(bed: Bed) -> None:
+    """It was granted, and its image is still being pulled."""
+    bed.feedback.round_once()
+    assert not bed.blocked(LOW)
+    bed.put(HIGH, V1["recent_kernel"], WORD.pack(2))
+    bed.feedback.round_once()
+    assert bed.blocked(LOW)
+
+
+def test_until_a_process_counts_it_goes_by_its_pods_word(bed: Bed) -> None:
+    bed.put(HIGH, V1["priority"], WORD.pack(DEFAULT_PRIORITY))  # as it is made
+    bed.put(HIGH, V1["slot_count"], WORD.pack(0))
+    priorities = [bed.roster.members()[uid, "main"].priority for uid in (HIGH, LOW)]
+    assert priorities == [0, 1]
+    bed.put(HIGH, V1["slot_count"], WORD.pack(1))
+    assert bed.roster.members()[HIGH, "main"].priority == 1
 
 
 def nothing(bed: Bed) -> None:

@@ -127,6 +127,15 @@ def test_once(node: Node, arguments: list[str], environ: dict[str, str], width: 
     assert "29 % of 30 % +13 %" in text, "the rate between two looks"
 
 
+def test_a_terminal_that_knows_ascii_alone(node: Node) -> None:
+    """Whatever the names of GPUs and programs are made of."""
+    ran = top("--once", "--socket", node.place / "read.sock", LC_ALL="C", PYTHONUTF8="0")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.isascii()
+    assert "61 C" in ran.stdout
+    assert "####" in ran.stdout
+
+
 def test_json_is_what_the_agent_says(node: Node) -> None:
     ran = top("--json", VGPU_RUNTIME_DIR=str(node.place))
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -324,16 +333,37 @@ def test_an_agent_that_goes_away_and_comes_back(node: Node, terminals: list[Term
         again.stop()
 
 
-@pytest.mark.parametrize("how", ["interrupt", "hang up"])
-def test_it_ends_when_it_is_told_to(node: Node, terminals: list[Terminal], how: str) -> None:
-    number = signal.SIGINT if how == "interrupt" else signal.SIGHUP
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, id="interrupt"),
+        pytest.param(signal.SIGTERM, 143, id="terminate"),
+        pytest.param(signal.SIGHUP, 129, id="hang up"),
+    ],
+)
+def test_it_ends_when_it_is_told_to_and_leaves_the_terminal_as_it_was(
+    node: Node, terminals: list[Terminal], number: signal.Signals, code: int
+) -> None:
     skip_if_ignored(number)
     terminal = opened(terminals, node)
     os.kill(terminal.process.pid, number)
     eventually(terminal.ended, within_s=PATIENCE_S)
-    if how == "interrupt":
-        assert terminal.process.returncode == 130
-        assert termios.tcgetattr(terminal.slave) == terminal.before
+    assert terminal.process.returncode == code
+    assert terminal.read().endswith("\x1b[?25h\x1b[?1049l")
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored(node: Node, terminals: list[Terminal]) -> None:
+    """As below nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        terminal = opened(terminals, node)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.kill(terminal.process.pid, signal.SIGHUP)
+    terminal.type("q")
+    eventually(terminal.ended, within_s=PATIENCE_S)
+    assert terminal.process.returncode == 0
 
 
 def test_a_terminal_that_cannot_be_drawn_on(node: Node, terminals: list[Terminal]) -> None:

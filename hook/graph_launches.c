@@ -1,0 +1,296 @@
+#include "graph_launches.h"
+#include "charge.h"
+#include "depth.h"
+#include "devices.h"
+#include "gpu_time.h"
+#include "monotonic.h"
+#include "real.h"
+#include "reclaim.h"
+#include "reserve.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define NO_STREAM UINT64_MAX
+
+/* What the graphs of a device do with what is reserved for them. */
+struct sharing {
+    uint64_t pending_bytes; /* that launches under way may add */
+    uint64_t turns; /* of launches */
+    uint64_t last; /* key of what was launched last, if alone at that; or 0 */
+    uint64_t stream; /* where that was */
+    uint64_t taken; /* how often one may have taken for longer what others had used, or at the same time */
+    bool refused; /* graphs were seen not to share at all */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct reserve reserves[MAX_DEVICES]; /* by place */
+static CUdevice ordinals[MAX_DEVICES];
+static atomic_bool reserve_made[MAX_DEVICES]; /* with its ordinal */
+static struct sharing sharings[MAX_DEVICES];
+static uint64_t trims; /* begun and done */
+static uint64_t freeing, freed; /* calls that free what graphs have left: under way, and done */
+
+void graph_memory_forget(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    memset(reserve_made, 0, sizeof reserve_made);
+    memset(sharings, 0, sizeof sharings);
+    freeing = 0;
+}
+
+void graph_memory_known(int place, CUdevice device)
+{
+    if (reserve_made[place])
+        return;
+    reserve_init(&reserves[place], place);
+    ordinals[place] = device;
+    reserve_made[place] = true;
+}
+
+enum { WAIT_MS = 200, LOOK_MS = 1, OWN_STREAM = 2 /* CU_STREAM_PER_THREAD */ };
+
+static uint64_t reserved_bytes(CUdevice device)
+{
+    const struct real_cuda *real = real_cuda();
+    uint64_t bytes = 0;
+    if (!real || !real->cuDeviceGetGraphMemAttribute)
+        return 0;
+    depth_enter();
+    if (real->cuDeviceGetGraphMemAttribute(device, GRAPH_MEMORY_RESERVED_BYTES, &bytes) != CUDA_SUCCESS)
+        bytes = 0;
+    depth_leave();
+    return bytes;
+}
+
+static void settle(int place)
+{
+    uint64_t changes = reserve_changes(&reserves[place]);
+    reserve_settle(&reserves[place], changes, reserved_bytes(ordinals[place]), true, "cuGraphLaunch");
+}
+
+void graph_memory_trims(void)
+{
+    pthread_mutex_lock(&lock);
+    trims++;
+    pthread_mutex_unlock(&lock);
+}
+
+void graph_memory_freeing(void)
+{
+    pthread_mutex_lock(&lock);
+    freeing++;
+    pthread_mutex_unlock(&lock);
+}
+
+void graph_memory_freed(void)
+{
+    pthread_mutex_lock(&lock);
+    freeing -= freeing > 0; /* 0 in a child of fork */
+    freed++;
+    pthread_mutex_unlock(&lock);
+}
+
+/* A try to launch, on one device. */
+struct attempt {
+    uint64_t pending_bytes; /* of others, that are under way and came before */
+    bool own; /* what it left when it was last launched is still there, and it needs nothing else */
+    bool room; /* the same, or what it used then was used by others since only for as long as they ran */
+};
+
+/* What the graph left is still its own; what it used and freed may be used by any that come after it in the
+ * stream. So there is room for it again when nobody freed the former, and nobody left anything in the latter
+ * or ran beside it. */
+static struct attempt begin(struct graph_launch *launch, int place)
+{
+    pthread_mutex_lock(&lock);
+    struct sharing *sharing = &sharings[place];
+    const struct graph_use *use = &launch->before;
+    struct attempt attempt = {.pending_bytes = sharing->pending_bytes};
+    sharing->pending_bytes += launch->needs.bytes[place];
+    launch->turns[place] = ++sharing->turns;
+    launch->trims = trims;
+    launch->alone[place] = attempt.pending_bytes == 0;
+    if (sharing->stream != launch->stream)
+        sharing->taken++;
+    if (use->launched && launch->alone[place]) {
+        bool kept = !launch->needs.left || (freeing == launch->frees && use->freed == freed);
+        bool shared = use->taken[place] == sharing->taken && !sharing->refused;
+        attempt.own = kept && !launch->needs.frees;
+        attempt.room = sharing->last == launch->key || (kept && shared);
+    }
+    sharing->stream = launch->stream;
+    launch->now.taken[place] = sharing->taken;
+    launch->now.freed = freed + launch->frees;
+    pthread_mutex_unlock(&lock);
+    return attempt;
+}
+
+/* Its launch is over, or not to be. */
+static void end(const struct graph_launch *launch, int place)
+{
+    pthread_mutex_lock(&lock);
+    sharings[place].pending_bytes -= launch->needs.bytes[place];
+    pthread_mutex_unlock(&lock);
+}
+
+/* Charge what it needs, if that is what is there for it already. */
+static bool require_again(struct graph_launch *launch, struct attempt attempt, int place)
+{
+    if ((!attempt.own && !attempt.room)
+        || reserve_require(&reserves[place], launch->needs.bytes[place], NULL) != CUDA_SUCCESS)
+        return false;
+    /* From here on the charge does not become less, so what is reserved now stays charged. */
+    uint64_t reserved = reserved_bytes(ordinals[place]);
+    if (attempt.own || reserved >= launch->before.reserved[place]) {
+        launch->before.reserved[place] = reserved;
+        return launch->again[place] = true;
+    }
+    reserve_claimed(&reserves[place], 0, false);
+    return false;
+}
+
+/* Charge what it may need besides what is reserved: others have left their memory to the program, or still
+ * run. What idle ones keep is given back when there is no room for both; those that run are waited for, but
+ * not for long, for nobody can tell them from the former. */
+static CUresult require(struct graph_launch *launch, int place, const char *function)
+{
+    uint64_t until_ns = monotonic_ns() + (uint64_t)WAIT_MS * 1000000;
+    for (int tries = 0;; tries++) {
+        struct attempt attempt = begin(launch, place);
+        if (require_again(launch, attempt, place))
+            return CUDA_SUCCESS;
+        uint64_t used = graph_bytes_sum(reserved_bytes(ordinals[place]), attempt.pending_bytes),
+                 now_ns = monotonic_ns();
+        bool last = tries && (!used || now_ns >= until_ns);
+        CUresult result = reserve_require(&reserves[place], graph_bytes_sum(used, launch->needs.bytes[place]),
+                                          last ? function : NULL);
+        if (result == CUDA_SUCCESS)
+            return result;
+        end(launch, place);
+        if (last)
+            return result;
+        if (tries)
+            monotonic_sleep_until(now_ns + (uint64_t)LOOK_MS * 1000000);
+        if (reclaimable(place))
+            reclaim(place);
+    }
+}
+
+void graph_memory_stream_ends(CUstream stream)
+{
+    if (!graphs_allocate())
+        return;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (sharings[i].stream == gpu_time_stream(stream, false))
+            sharings[i].stream = NO_STREAM;
+    pthread_mutex_unlock(&lock);
+}
+
+CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exec, CUstream stream,
+                                    bool per_thread, const char *function)
+{
+    launch->follow = false;
+    if (!graphs_allocate() || !charging() || !graph_needs(launch, exec))
+        return CUDA_SUCCESS;
+    launch->follow = true;
+    launch->stream = gpu_time_stream(stream, per_thread || (uintptr_t)stream == OWN_STREAM);
+    launch->frees = launch->needs.frees && launch->needs.left;
+    if (launch->frees)
+        graph_memory_freeing();
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        CUresult result = launch->needs.bytes[i] ? require(launch, i, function) : CUDA_SUCCESS;
+        if (result == CUDA_SUCCESS)
+            continue;
+        while (--i >= 0)
+            if (launch->needs.bytes[i]) {
+                reserve_claimed(&reserves[i], 0, false);
+                end(launch, i);
+            }
+        if (launch->frees)
+            graph_memory_freed();
+        return result;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* It was not launched: refused, or only uploaded. What others used it may have. */
+static void forgo(int place)
+{
+    pthread_mutex_lock(&lock);
+    sharings[place].last = 0;
+    sharings[place].taken++;
+    pthread_mutex_unlock(&lock);
+}
+
+/* What it did. */
+static void learn(struct graph_launch *launch, int place, uint64_t reserved)
+{
+    pthread_mutex_lock(&lock);
+    struct sharing *sharing = &sharings[place];
+    bool alone = launch->alone[place] && launch->turns[place] == sharing->turns;
+    bool unchanged = sharing->taken == launch->now.taken[place];
+    sharing->last = alone ? launch->key : 0;
+    sharing->taken += launch->needs.left && !launch->again[place];
+    if (unchanged)
+        launch->now.taken[place] = sharing->taken;
+    if (launch->again[place] && alone && reserved > launch->before.reserved[place])
+        sharing->refused = true;
+    /* Beside others, or a trim, that is not what it left. */
+    launch->now.reserved[place] = alone && launch->trims == trims ? reserved : UINT64_MAX;
+    pthread_mutex_unlock(&lock);
+    graph_used(launch, place);
+}
+
+void graph_memory_after_launch(struct graph_launch *launch, bool launched)
+{
+    if (!launch->follow)
+        return;
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        if (!launch->needs.bytes[i])
+            continue;
+        reserve_claimed(&reserves[i], 0, true);
+        uint64_t changes = reserve_changes(&reserves[i]), reserved = reserved_bytes(ordinals[i]);
+        reserve_settle(&reserves[i], changes, reserved, true, "cuGraphLaunch");
+        if (launched) /* otherwise what is reserved is of other graphs */
+            learn(launch, i, reserved);
+        else
+            forgo(i);
+        end(launch, i);
+    }
+    if (launch->frees)
+        graph_memory_freed();
+}
+
+void graph_memory_true_up(CUdevice device)
+{
+    int place = graphs_allocate() ? place_of_device(device) : -1;
+    if (place >= 0 && reserve_made[place])
+        settle(place);
+}
+
+void graph_memory_true_up_place(int place)
+{
+    if (graph_memory_idle_bytes(place))
+        settle(place);
+}
+
+uint64_t graph_memory_idle_bytes(int place)
+{
+    bool made = graphs_allocate() && place >= 0 && reserve_made[place];
+    return made ? reserve_idle_bytes(&reserves[place]) : 0;
+}
+
+void graph_memory_trim(int place)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!graph_memory_idle_bytes(place))
+        return;
+    graph_memory_trims();
+    if (real && real->cuDeviceGraphMemTrim)
+        real->cuDeviceGraphMemTrim(ordinals[place]);
+    graph_memory_trims();
+    settle(place);
+}

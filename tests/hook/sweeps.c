@@ -1,0 +1,110 @@
+/* One sweep, made by hand, and what gpu_sweep.c makes of it. Lines of input,
+ * times in us:
+ *
+ *     launch STREAM LAUNCHED BEGAN ENDED KIND      one of the sweep; ENDED is -
+ * for one that still runs expected KIND COST       what its kind was expected
+ * to cost, once it was measured went_on AT               when anything else was
+ * first launched after them contended                others have the GPU now
+ * and then now AT                   judge: prints whether all streams were
+ * measured together for a while, until when, and how many ran then (- where
+ * that has no end); and of each launch what it is said to cost, in ns, or -
+ *     kind KIND                prints what one is expected to cost, in ns
+ */
+#include "gpu_sweep.c"
+#include "past.c"
+#include "throttle.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BEGAN_NS (1000 * MS_NS) /* of the sweep: times are from then on */
+
+struct predictor gpu_time_predictor;
+static struct measured_lane lane;
+static struct share share;
+static size_t launches;
+
+static int64_t at_ns(const char *us) {
+  return BEGAN_NS + (int64_t)(atof(us) * 1000);
+}
+
+static void launch(const char *stream, const char *launched, const char *began,
+                   const char *ended, const char *kind) {
+  struct trace *trace = &lane.traces[launches++];
+  trace->stream = strtoull(stream, NULL, 10);
+  trace->key = strtoull(kind, NULL, 10);
+  trace->launched_ns = at_ns(launched);
+  trace->running_since_ns = at_ns(began);
+  trace->ended = ended[0] != '-';
+  trace->ran_until_ns = trace->ended ? at_ns(ended) : 0;
+  trace->run = past_began(&lane.past, trace->stream, trace->running_since_ns);
+  if (trace->ended)
+    past_ended(&lane.past, trace->run, trace->running_since_ns,
+               trace->ran_until_ns);
+  trace->sweep = (uint64_t)BEGAN_NS;
+  atomic_store(&trace->state, TRACE_OUT);
+  atomic_fetch_add(&lane.lane.sweep_out, 1);
+}
+
+static void judge(int64_t now_ns) {
+  struct sweep sweep;
+  gpu_sweep_see(&lane, &sweep, now_ns);
+  if (!sweep.over) {
+    printf("not over\n");
+    return;
+  }
+  for (size_t i = 0; i < launches; i++) {
+    struct trace *trace = &lane.traces[i];
+    trace->told = trace->sweep != 0;
+    if (!trace->told)
+      continue;
+    trace->own_ns = trace->single_ns =
+        past_part_ns(&lane.past, trace->stream, trace->running_since_ns,
+                     trace->ran_until_ns);
+    gpu_sweep_judge(&lane, &sweep, trace);
+  }
+  gpu_sweep_learn(&lane, &sweep);
+  printf("%s ", sweep.together ? "together" : "apart");
+  if (sweep.until_ns == INT64_MAX)
+    printf("- -");
+  else
+    printf("%.1f %d", (double)(sweep.until_ns - BEGAN_NS) / 1000,
+           sweep.running);
+  for (size_t i = 0; i < launches; i++)
+    if (lane.traces[i].told)
+      printf(" %lld", (long long)lane.traces[i].own_ns);
+    else
+      printf(" -");
+  printf("\n");
+}
+
+static struct estimate *estimate_of(const char *kind) {
+  return estimate_claim(&gpu_time_predictor, strtoull(kind, NULL, 10));
+}
+
+int main(void) {
+  char line[200], word[5][32];
+  lane.lane.share = &share;
+  atomic_store(&lane.lane.swept_at_ns, (uint64_t)BEGAN_NS);
+  while (fgets(line, sizeof line, stdin)) {
+    char what[16];
+    int count = sscanf(line, "%15s %31s %31s %31s %31s %31s", what, word[0],
+                       word[1], word[2], word[3], word[4]);
+    if (count == 6 && strcmp(what, "launch") == 0)
+      launch(word[0], word[1], word[2], word[3], word[4]);
+    else if (count == 3 && strcmp(what, "expected") == 0)
+      estimate_set(estimate_of(word[0]), (int64_t)(atof(word[1]) * 1000));
+    else if (count == 2 && strcmp(what, "went_on") == 0)
+      atomic_store(&lane.lane.went_on_at_ns, (uint64_t)at_ns(word[0]));
+    else if (count == 1 && strcmp(what, "contended") == 0)
+      atomic_store(&share.contended_at_ns, (uint64_t)BEGAN_NS);
+    else if (count == 2 && strcmp(what, "now") == 0)
+      judge(at_ns(word[0]));
+    else if (count == 2 && strcmp(what, "kind") == 0)
+      printf("%u\n", (unsigned)atomic_load(&estimate_of(word[0])->ns));
+    else
+      return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,189 @@
+"""What a sweep tells (gpu_sweep.c): launches on several streams that were all measured for a while.
+
+Each row is a sweep made by hand; times in us. A stream runs at one share of as many as run.
+"""
+
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+from built_hook import ROOT
+from c_programs import compiled
+
+STEADY = 128  # launches that count as much as what was known before
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What became of it."""
+
+    together: bool
+    until: float | None  # when the first stream was measured no more
+    running: int | None  # streams that ran then
+    costs: list[float | None]  # that each launch is said to have had
+    expected: float  # of the next one
+
+    @property
+    def told(self) -> int:
+        return sum(cost is not None for cost in self.costs)
+
+
+Launch = tuple[int, float, float, float | None]  # stream, launched, began, ended
+
+
+def swept(
+    launches: list[Launch],
+    expected: float = 10.0,
+    went_on: float | None = None,
+    contended: bool = False,
+    now: float = 20_000.0,
+) -> Swept:
+    lines = [
+        f"launch {stream} {launched} {began} {'-' if ended is None else ended} 1"
+        for stream, launched, began, ended in launches
+    ]
+    lines += [f"expected 1 {expected}"]
+    lines += [f"went_on {went_on}"] if went_on is not None else []
+    lines += ["contended"] if contended else []
+    program = compiled("sweeps.c", f"-I{ROOT / 'hook'}")
+    said = subprocess.run(
+        [program],
+        input="\n".join([*lines, f"now {now}", "kind 1"]),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    together, until, running, *costs = said[0].split()
+    return Swept(
+        together == "together",
+        None if until == "-" else float(until),
+        None if running == "-" else int(running),
+        [None if cost == "-" else int(cost) / 1000 for cost in costs],
+        int(said[1]) / 1000,
+    )
+
+
+def in_turn(stream: int, count: int, took: float, queued: float = 0.0) -> list[Launch]:
+    """Launched at once, one running after the other; behind what takes until `queued`."""
+    return [
+        (stream, 1.0 + i / 1000, 1.0 + queued + i * took, 1.0 + queued + (i + 1) * took)
+        for i in range(count)
+    ]
+
+
+def four_streams(took: float) -> list[Launch]:
+    """Ten launches of each. The last ones are not judged: they would be, if they were longer."""
+    return [launch for stream in (1, 2, 3, 4) for launch in in_turn(stream, 10, took)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "known"),
+    [
+        pytest.param(10.0, 10.0, id="as it was"),
+        pytest.param(5.0, 5.0 + 5.0 * 36 / (36 + STEADY), id="longer: some of the way"),
+        pytest.param(20.0, 20.0 - 10.0 * 36 / (36 + STEADY), id="shorter: some of the way"),
+        pytest.param(1.0, 10.0, id="ten times longer: at once"),
+    ],
+)
+def test_a_sweep_moves_what_is_expected_by_how_many_launches_say_so(
+    expected: float, known: float
+) -> None:
+    found = swept(four_streams(40.0), expected, went_on=2.0)
+    assert (found.together, found.told) == (True, 36)
+    assert {cost for cost in found.costs if cost} == {10.0}
+    assert found.expected == pytest.approx(known, abs=0.01)
+
+
+# Of 100 us. The first stream is measured for 1 ms, the second one for longer, half of that alone.
+ONE_STREAM_GOES_ON = [
+    *in_turn(1, 5, 200.0),
+    *in_turn(2, 5, 200.0),
+    *((2, 1.1, 1001.0 + i * 100, 1101.0 + i * 100) for i in range(15)),
+]
+
+
+@pytest.mark.parametrize(
+    ("went_on", "until", "running", "told"),
+    [
+        pytest.param(
+            50.0, 1001.0, 2, 10, id="others went on at once: what ran beside the rest is open"
+        ),
+        pytest.param(2001.0, 2001.0, 1, 5 + 5 + 9, id="others went on later"),
+        pytest.param(None, None, None, 25, id="nothing else was launched: all of it is known"),
+    ],
+)
+def test_a_sweep_lasts_until_anything_else_is_launched(
+    went_on: float | None, until: float | None, running: int | None, told: int
+) -> None:
+    found = swept(ONE_STREAM_GOES_ON, 100.0, went_on)
+    assert found.together
+    assert (found.until, found.running, found.told) == (until, running, told)
+    assert [cost for cost in found.costs if cost] == pytest.approx([100.0] * told)
+
+
+# Of 10 us, two streams. One was measured at once, and no more when the other had not yet been, as that had
+# a long queue: those of the first cost 10 us if it ran meanwhile, and 20 us if it did not.
+APART = [*in_turn(1, 90, 20.0), *in_turn(2, 90, 20.0, queued=3600.0)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "contended", "known"),
+    [
+        pytest.param(15.0, False, 15.0, id="possible: as it was"),
+        pytest.param(8.0, False, 8.0 + 2.0 * 89 / (89 + STEADY), id="too short: as if all ran"),
+        pytest.param(8.0, True, 8.0, id="too short by less than others' turns blur it"),
+        pytest.param(6.0, True, 6.0 + 1.5 * 89 / (89 + STEADY), id="too short in spite of these"),
+        pytest.param(30.0, False, 30.0 - 10.0 * 89 / (89 + STEADY), id="too long: as if alone"),
+    ],
+)
+def test_streams_that_have_drifted_apart_set_bounds(
+    expected: float, contended: bool, known: float
+) -> None:
+    found = swept(APART, expected, went_on=2.0, contended=contended)
+    assert not found.together
+    assert found.told == (0 if known == expected else 89)
+    assert found.expected == pytest.approx(known, abs=0.05)
+
+
+def test_where_few_ran_before_one_stream_was_measured_no_more_all_are_judged() -> None:
+    """Seven did, too few to set a bound. Their stream may have run on beside those of the other."""
+    found = swept(in_turn(1, 7, 20.0) + in_turn(2, 7, 20.0, queued=600.0), 1.0, went_on=2.0)
+    assert (found.together, found.until) == (False, None)
+    assert found.told == 14
+    assert found.expected == pytest.approx(10.0, abs=0.05)
+
+
+def test_a_stream_that_was_idle_does_not_put_off_the_beginning() -> None:
+    """Nothing ran there before, so all is known from the first launch of the others on."""
+    launches = in_turn(1, 20, 10.0)[:10]
+    late = [(2, 101.0 + i / 1000, 101.0 + i * 20, 121.0 + i * 20) for i in range(10)]
+    launches += [(1, 1.1, 101.0 + i * 20, 121.0 + i * 20) for i in range(10)]
+    found = swept(launches + late, 10.0, went_on=2.0)
+    assert (found.together, found.told) == (True, 30)
+    assert {cost for cost in found.costs if cost} == {10.0}
+
+
+def test_a_queue_of_what_is_not_measured_puts_off_the_beginning() -> None:
+    launches = in_turn(1, 20, 20.0) + in_turn(2, 10, 20.0, queued=200.0)
+    found = swept(launches, 10.0, went_on=2.0)
+    assert (found.together, found.told) == (True, 9 + 9)
+    assert [i for i, cost in enumerate(found.costs) if cost] == [*range(10, 19), *range(20, 29)]
+
+
+def test_what_runs_on_after_the_end_ran_beside_as_many_as_before() -> None:
+    """The second stream's are twice as long; its last one runs beside what is not measured any more."""
+    launches = in_turn(1, 20, 20.0) + in_turn(2, 10, 40.0)[:9] + [(2, 1.1, 361.0, 441.0)]
+    found = swept(launches, 10.0, went_on=2.0)
+    assert (found.until, found.running) == (401.0, 2)
+    assert {cost for cost in found.costs if cost} == {14.137}  # of 19 x 10, 9 x 20 and 40
+
+
+@pytest.mark.parametrize(("queued", "together"), [(280.0, True), (320.0, False)])
+def test_a_few_launches_are_none_to_judge_by(queued: float, together: bool) -> None:
+    found = swept([*in_turn(1, 20, 20.0), *in_turn(2, 10, 20.0, queued)], 10.0, went_on=2.0)
+    assert found.together == together
+
+
+def test_a_stream_with_few_launches_is_not_waited_for() -> None:
+    found = swept([*four_streams(40.0), *in_turn(5, 2, 40.0)], 10.0, went_on=2.0)
+    assert (found.together, found.until) == (True, 401.0)

@@ -1,0 +1,107 @@
+"""What the manifests allow the agent's account, and what is missed without each right of it.
+
+`manifest_rights` reads the manifests; MISSED says it of each right in words, and tests/security/
+test_rights.py takes that right away and looks.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from manifests import BASE, COMPONENTS, OVERLAYS, only, plain
+
+Right = tuple[str, str]  # verb, resource
+EVICT: Right = ("create", "pods/eviction")
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """What does not happen without a right, and what does all the same."""
+
+    missed: str
+    still: str
+    test: str = "test_without_one_of_its_rights_something_is_missed"
+
+
+LOST = "test_without_the_right_to_read_a_lost_answer_stays_unclear"
+MISSED: Mapping[Right, Missed] = {
+    ("get", "nodes"): Missed(
+        "`uninstall` finds nothing of the agent's on the Node and says why; what it wrote stays. "
+        "A lock whose removal had no answer is known to be gone by the watch alone",
+        "the node is ready, pods are served",
+        LOST,
+    ),
+    ("watch", "nodes"): Missed(
+        "changes of the Node are not followed: it is read every 15 s",
+        "the node is ready, pods are served",
+    ),
+    ("patch", "nodes"): Missed(
+        "the scheduler is told of no GPU, so it places no pod; `/readyz` says why",
+        "kubelet has the vGPUs",
+    ),
+    ("get", "pods"): Missed(
+        "a pod is not started when the answer to the erasing of its claim was lost; the next one is",
+        "the node is ready, pods are served whose answers arrive",
+        LOST,
+    ),
+    ("list", "pods"): Missed(
+        "no pod is known: none is started; `/readyz` says why",
+        "kubelet and the scheduler have the vGPUs",
+    ),
+    ("watch", "pods"): Missed(
+        "pods are not followed: each new one costs a list of the node's pods and a read of the Node",
+        "the node is ready, pods are served",
+    ),
+    ("patch", "pods"): Missed(
+        "no claim is erased, so no pod is started; the pod's status says that the API server "
+        "answered 403; the scheduler's lock is freed",
+        "the node is ready",
+    ),
+    ("create", "events"): Missed(
+        "no Event tells that a GPU has failed",
+        "its vGPUs are withdrawn; the other GPU's pods are served",
+    ),
+    EVICT: Missed(
+        "who takes a GPU past its grant is not evicted, and no Event says that it was",
+        "that it was found is told",
+        "test_without_the_right_to_evict_who_takes_a_gpu_stays",
+    ),
+}
+
+
+def of_role(manifests: list[dict[str, Any]]) -> Iterator[Right]:
+    """Verb and resource, as a ClusterRole gives them."""
+    for rule in only("ClusterRole", manifests)["rules"]:
+        for resource in rule["resources"]:
+            for verb in rule["verbs"]:
+                yield verb, resource
+
+
+def rights() -> frozenset[Right]:
+    """Those of the base."""
+    return frozenset(of_role(plain()))
+
+
+def changes() -> Mapping[Path, frozenset[Right] | None]:
+    """Component or overlay -> the rights that it adds to the base's; None: it takes all away.
+
+    From the patches of its own kustomization; one that is not understood is an error.
+    """
+    found: dict[Path, frozenset[Right] | None] = {BASE: frozenset()}
+    for folder in (*COMPONENTS, *OVERLAYS):
+        found[folder] = frozenset()
+        chosen = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        for patch in chosen.get("patches", ()):
+            if patch.get("target", {}).get("kind") != "ClusterRole":
+                continue
+            [step] = yaml.safe_load(patch["patch"])
+            if (step["op"], step["path"]) == ("replace", "/rules"):
+                assert step["value"] == []
+                found[folder] = None
+                continue
+            assert (step["op"], step["path"]) == ("add", "/rules/-"), step
+            rule = step["value"]
+            found[folder] = frozenset((v, r) for r in rule["resources"] for v in rule["verbs"])
+    return found

@@ -64,7 +64,7 @@ class BareHost:
         """Run something there, to its end."""
         return subprocess.run(
             self.command(*words, **environment),
-            capture_output=True, text=True, check=False, timeout=120,
+            capture_output=True, text=True, check=False, timeout=250,
         )  # fmt: skip
 
     def files(self) -> Mapping[str, int]:

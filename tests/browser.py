@@ -144,7 +144,7 @@ class Page:
             raise AssertionError(f"{expression}: {told['exceptionDetails']}")
         return told["result"].get("value")
 
-    def wait(self, expression: str, *, within_s: float = 20.0) -> Any:
+    def wait(self, expression: str, *, within_s: float = 60.0) -> Any:
         """The first truthy value of an expression."""
         deadline_s = time.monotonic() + within_s
         while not (value := self.tell(expression)):

@@ -116,7 +116,7 @@ def run(
     world = [sys.executable, WORLD, str(parties), host.root, json.dumps(asked)]
     processes.append(_process(world, sim.environment()))
     try:
-        said = [process.communicate(timeout=50) for process in processes]
+        said = [process.communicate(timeout=250) for process in processes]
     finally:
         for process in processes:
             process.kill()  # one that failed keeps the others waiting for it

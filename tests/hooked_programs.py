@@ -51,7 +51,7 @@ class Node:
     def run(self, code: str, *, hook: bool = True, **env: str) -> dict[str, Any]:
         """Run such a program to its end; gives what it said, its stderr and exit code."""
         process = self.start(code, hook=hook, env=env)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         said = json.loads(out.splitlines()[-1]) if out.strip() else {}
         return {**said, "stderr": err, "rc": process.returncode}
 
@@ -68,5 +68,5 @@ class Node:
         """Run any program under the hook."""
         return subprocess.run(
             words, env=self.environment(**env), capture_output=True, text=True,
-            timeout=30, check=False, stdin=subprocess.DEVNULL,
+            timeout=60, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip

@@ -46,7 +46,7 @@ def schema() -> Iterator[Check]:
     try:
         yield check
     finally:
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def objections(manifest: Mapping[str, Any]) -> list[str]:

@@ -114,14 +114,14 @@ class Talker:
         self._process.stdin.write(expression + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
-        assert answer, self._process.communicate(timeout=10)[1]
+        assert answer, self._process.communicate(timeout=60)[1]
         return json.loads(answer)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=60)
 
 
 def limits_bed(node: Node, directory: Path) -> LimitsBed:

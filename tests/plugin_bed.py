@@ -95,7 +95,7 @@ class Served:
         request = dp.AllocateRequest(
             container_requests=[dp.ContainerAllocateRequest(device_ids=ids)]
         )
-        [answer] = self.stub.allocate(request, timeout=20).container_responses
+        [answer] = self.stub.allocate(request, timeout=60).container_responses
         return answer
 
     def prefer(self, available: list[str], must: list[str], size: int) -> list[str]:
@@ -103,7 +103,7 @@ class Served:
             available_device_ids=available, must_include_device_ids=must, allocation_size=size
         )
         request = dp.PreferredAllocationRequest(container_requests=[asked])
-        [answer] = self.stub.get_preferred_allocation(request, timeout=20).container_responses
+        [answer] = self.stub.get_preferred_allocation(request, timeout=60).container_responses
         return list(answer.device_ids)
 
     def watch(self) -> "Watching":

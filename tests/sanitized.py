@@ -11,7 +11,7 @@ from built_hook import ROOT, compiler
 
 SANITIZERS = ("thread", "undefined")
 ADDRESS = "address"  # zig instruments for it, but brings no runtime: gcc's is linked
-COMPILE_S = 240  # the compiler may first have to build the sanitizer itself
+COMPILE_S = 900  # the compiler may first have to build the sanitizer itself
 # The program is linked to the library's sources, so that libc's lookup functions cannot have
 # libc's names: the sanitizer calls them before it is ready for what it instruments.
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Ddlsym=hooks_dlsym", "-Ddlvsym=hooks_dlvsym", "-O1", "-g")

@@ -124,10 +124,10 @@ class Machine:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
-        eventually(lambda: children.read_text().strip(), within_s=30, what="a first process")
+        eventually(lambda: children.read_text().strip(), within_s=60, what="a first process")
         self._init = int(children.read_text())
         comm = Path(f"/proc/{self._init}/comm")
-        eventually(lambda: comm.read_text() == "systemd\n", within_s=30, what="systemd is its init")
+        eventually(lambda: comm.read_text() == "systemd\n", within_s=60, what="systemd is its init")
         eventually(
             lambda: self.run("systemctl", "is-system-running").stdout.strip() == "running",
             within_s=60,

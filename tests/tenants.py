@@ -46,7 +46,7 @@ class Tenant:
         if how is not None:
             self.process.send_signal(how)
         with contextlib.suppress(OSError):
-            self.process.communicate(timeout=10)
+            self.process.communicate(timeout=60)
 
 
 @contextmanager

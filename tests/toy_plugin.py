@@ -116,7 +116,7 @@ def register(kubelet: StandInKubelet, plugin: ToyPlugin, resource: str = GPU) ->
     )
     channel = rpc.unix_channel(kubelet.socket, max_receive_bytes=1 << 22)
     try:
-        rpc.REGISTER.client(channel)(request, timeout=20)
+        rpc.REGISTER.client(channel)(request, timeout=60)
     finally:
         channel.close()
 

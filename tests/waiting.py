@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def eventually(
-    probe: Callable[[], T], *, within_s: float = 10.0, every_s: float = 0.02, what: str = ""
+    probe: Callable[[], T], *, within_s: float = 60.0, every_s: float = 0.02, what: str = ""
 ) -> T:
     """Return the first truthy answer of `probe`; fail when none came `within_s`.
 

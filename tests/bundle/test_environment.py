@@ -39,7 +39,7 @@ def test_a_credential_plugin_begins_as_the_host_would_start_it(
         stderr=subprocess.DEVNULL,
     )
     try:
-        eventually(seen.exists, within_s=30)
+        eventually(seen.exists, within_s=60)
     finally:
         agent.kill()
         agent.wait(10)

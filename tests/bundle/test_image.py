@@ -22,7 +22,7 @@ from waiting import eventually
 
 from agent.version import VERSION
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("image")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("image")]
 
 OCI = "org.opencontainers.image"
 SHELLS = {"sh", "bash", "dash", "busybox", "env", "python3", "apt-get", "dpkg"}
@@ -176,7 +176,7 @@ def test_kubelet_finds_it_in_containerd(containerd: Containerd) -> None:
     """So that it does not pull: it asks by the name in the manifest, and is told the image's id."""
     image = container_of(plain())["image"]
     assert image in containerd.ctr("image", "ls", "--quiet").stdout.split()
-    eventually(lambda: containerd.image_status(image), within_s=30, what="CRI has seen the import")
+    eventually(lambda: containerd.image_status(image), within_s=60, what="CRI has seen the import")
     assert containerd.image_status("localhost/another:1") == b""
 
 

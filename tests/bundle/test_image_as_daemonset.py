@@ -20,7 +20,7 @@ from waiting import eventually
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import Ask, RanPod
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("image")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("image")]
 
 USER = 1000
 

@@ -28,7 +28,7 @@ echo "code $code left $left running $running"
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems: needs root"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(600),
 ]
 
 

@@ -31,7 +31,7 @@ COUNTED = "; code=$?; cat /proc/net/dev >interfaces; cat /proc/net/snmp /proc/ne
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces: needs root"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
 ]
 
 
@@ -63,7 +63,7 @@ class Offline:
         script = f"{ALONE}({command}){COUNTED}"
         done = subprocess.run(
             [*own, sys.executable, "-c", LOOPBACK_UP, script],
-            env=environment, capture_output=True, text=True, check=False, timeout=120,
+            env=environment, capture_output=True, text=True, check=False, timeout=250,
         )  # fmt: skip
         counters = (self.here / "counters").read_text()
         interfaces = {

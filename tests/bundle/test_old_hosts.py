@@ -46,7 +46,7 @@ SINGLE_FILE, FOLDER = "/programs/single", "/programs/vgpu-agent/vgpu-agent"
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems: needs root"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
 ]
 
 

@@ -35,7 +35,7 @@ def test_it_is_one_process_and_passes_on_how_it_ended(bed: Bed) -> None:
     assert Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[1].endswith(b"/program")
     assert not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
 
     assert process.returncode == -signal.SIGTERM
     assert bed.run(program, "exit", "42").returncode == 42
@@ -73,7 +73,7 @@ def test_an_older_folder_stays_while_it_is_run_and_goes_after(bed: Bed) -> None:
     assert of_old in bed.unpacked()
     assert (of_old / "deep" / "er" / "text").read_text() == "old"
 
-    running.communicate("\n", timeout=10)
+    running.communicate("\n", timeout=60)
     bed.run(newest)
 
     [left] = bed.unpacked()
@@ -88,7 +88,7 @@ def test_who_finds_the_folder_shares_its_lock_as_well(bed: Bed) -> None:
     bed.run(new)
 
     assert of_old in bed.unpacked()
-    running.communicate("\n", timeout=10)
+    running.communicate("\n", timeout=60)
 
 
 def test_it_adds_one_open_file_and_nothing_else_to_the_program(bed: Bed) -> None:
@@ -100,7 +100,7 @@ def test_it_adds_one_open_file_and_nothing_else_to_the_program(bed: Bed) -> None
         numbers = {int(number.name) for number in open_files.iterdir()} - {10, 255}  # of shells
         [lock] = numbers - {0, 1, 2}
         assert open_files.joinpath(str(lock)).readlink() == bed.unpacked()[0]
-        running.communicate("\n", timeout=10)
+        running.communicate("\n", timeout=60)
     seen = bed.run(program, "eval", "env").stdout.splitlines()
     shells = ("_=", "PWD=", "OLDPWD=", "SHLVL=")
     assert {line for line in seen if not line.startswith(shells)} == {

@@ -28,13 +28,13 @@ def test_what_is_not_whole_stays_under_its_name_with_those_who_run_it(bed: Bed) 
     second = bed.start(program)
     assert bed.run(other).returncode == 0
     assert len(bed.unpacked()) == 3
-    second.communicate("\n", timeout=10)
+    second.communicate("\n", timeout=60)
     assert bed.run(other).returncode == 0
     assert len(bed.unpacked()) == 2
     assert folder.stat().st_ino == inode
     assert (folder / "deep" / "er" / "text").read_text() == "first"
 
-    running.communicate("\n", timeout=10)
+    running.communicate("\n", timeout=60)
     assert bed.run(program).returncode == 0
     assert folder in bed.unpacked()
     assert (folder / "padding").exists()
@@ -49,7 +49,7 @@ def test_what_is_not_whole_and_in_use_never_stops_a_start(bed: Bed) -> None:
             (folder / "padding").unlink(missing_ok=True)
     assert len(bed.unpacked()) == 3
     for process in running:
-        process.communicate("\n", timeout=10)
+        process.communicate("\n", timeout=60)
     assert bed.run(program).returncode == 0
     assert len(bed.unpacked()) == 1
 
@@ -70,7 +70,7 @@ def test_who_is_as_fast_as_another_takes_nothing_from_it(bed: Bed) -> None:
 
     assert folder.stat().st_ino == inode
     assert (folder / "deep" / "er" / "text").read_text() == "first"
-    running.communicate("\n", timeout=10)
+    running.communicate("\n", timeout=60)
 
 
 @needs_strace
@@ -91,7 +91,7 @@ def test_what_it_has_locked_is_what_has_the_name(bed: Bed) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"started\n"
     assert is_shared(folder)
-    process.communicate(b"\n", timeout=10)
+    process.communicate(b"\n", timeout=60)
 
 
 def is_shared(folder: Path) -> bool:

@@ -100,7 +100,7 @@ class AgentProcess:
         before = self.registrations
         yield
         self.process.wait_until(
-            lambda: self.registrations > before, within_s=30, what="kubelet knows the agent again"
+            lambda: self.registrations > before, within_s=60, what="kubelet knows the agent again"
         )
 
     @property

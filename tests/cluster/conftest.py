@@ -41,7 +41,7 @@ KNOBS = [
 ]
 GIVEN = not given_node.missing()
 REAL_NODES = [
-    pytest.param(name, marks=[pytest.mark.cluster, pytest.mark.timeout(300 if GIVEN else 180)])
+    pytest.param(name, marks=[pytest.mark.cluster, pytest.mark.timeout(600 if GIVEN else 500)])
     for name in (["given"] if GIVEN else ["real-1.20", "given"])
 ]
 StartAgent = Callable[..., AgentProcess]
@@ -217,7 +217,7 @@ def start_working_agent(start_agent: StartAgent, view: NodeView) -> StartAgent:
 
     def start(*flags: str) -> AgentProcess:
         agent = start_agent(*flags)
-        agent.process.wait_until(at_work, within_s=30, what="the agent is at work")
+        agent.process.wait_until(at_work, within_s=60, what="the agent is at work")
         return agent
 
     return start

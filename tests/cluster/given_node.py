@@ -73,7 +73,7 @@ class GivenNode:
         self.why_not = self._what_is_missing()
         self.abilities = frozenset({LOSES_FILES, *COMMANDS} - set(self.why_not))
         free = f"{self.name} offers no {RESOURCE}, or stops to: its own device plugin must not run"
-        eventually(lambda: not self._offered(), within_s=30, what=free)
+        eventually(lambda: not self._offered(), within_s=60, what=free)
 
     def containers(self, pod_uid: str, name: str) -> Sequence[ContainerView]:
         """Every start that was seen from here, with what kubelet's books said then."""

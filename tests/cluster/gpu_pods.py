@@ -93,7 +93,7 @@ class GpuPods:
         self.scheduler.filter(NAMESPACE, pod.name, node, claims, init_claims=init_claims)
         if any(claims):  # a pod with GPUs in its init containers only is not locked for
             eventually(
-                lambda: self._locked(pod), within_s=20, every_s=0.1, what="the node's lock is ours"
+                lambda: self._locked(pod), within_s=60, every_s=0.1, what="the node's lock is ours"
             )
         self.scheduler.start_bind(NAMESPACE, pod.name)
 
@@ -110,7 +110,7 @@ class GpuPods:
                     raise
                 return False
 
-        eventually(placed, within_s=20, every_s=0.1, what=f"{pod} is placed")
+        eventually(placed, within_s=60, every_s=0.1, what=f"{pod} is placed")
 
     def _locked(self, pod: GpuPod) -> bool:
         try:
@@ -155,7 +155,7 @@ class GpuPods:
         found: dict[str, Any] = self.read(pod).get("status") or {}
         return found
 
-    def wait_for_phase(self, pod: GpuPod, phase: str, *, within_s: float = 30) -> dict[str, Any]:
+    def wait_for_phase(self, pod: GpuPod, phase: str, *, within_s: float = 60) -> dict[str, Any]:
         """Wait until kubelet reports this phase; gives the status. Fails early on another end."""
         ends = {"Failed", "Succeeded"} - {phase}
 
@@ -225,7 +225,7 @@ class NodeView:
         return int(capacity.get(resource, "0"))
 
     def wait_for_allocatable(
-        self, count: int, resource: str = RESOURCE, *, within_s: float = 30
+        self, count: int, resource: str = RESOURCE, *, within_s: float = 60
     ) -> None:
         """Wait until kubelet offers exactly this many."""
         eventually(
@@ -237,11 +237,11 @@ class NodeView:
 
     def wait_for_lock(self, held: bool) -> None:
         """Wait until the node is locked, or free."""
-        eventually(lambda: bool(self.lock()) == held, within_s=20, what=f"the lock is {held}")
+        eventually(lambda: bool(self.lock()) == held, within_s=60, what=f"the lock is {held}")
 
     def wait_for(self, key: str, accept: Callable[[str | None], bool]) -> None:
         """Wait until an annotation is as it should be."""
-        eventually(lambda: accept(self.annotations().get(key)), within_s=30, what=key)
+        eventually(lambda: accept(self.annotations().get(key)), within_s=60, what=key)
 
 
 def _spec(container: Container, *, memory: bool = True) -> dict[str, Any]:

@@ -13,7 +13,7 @@ def assigned_ids(
     """The device ids that kubelet has given to a container, sorted."""
     channel = rpc.unix_channel(node.pod_resources_socket, max_receive_bytes=2**24)
     try:
-        listed = rpc.LIST_POD_RESOURCES.client(channel)(pr.ListPodResourcesRequest(), timeout=10)
+        listed = rpc.LIST_POD_RESOURCES.client(channel)(pr.ListPodResourcesRequest(), timeout=60)
     finally:
         channel.close()
     return sorted(

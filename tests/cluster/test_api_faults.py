@@ -14,7 +14,7 @@ from waiting import eventually
 from agent.sim.driver import SimGpu
 from agent.sim.scheduler import BIND_PHASE, PlacedClaim
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def gpu_container(gpus: tuple[SimGpu, SimGpu]) -> Container:
 def start_and_see_it_run(pods: GpuPods, view: NodeView, container: Container) -> None:
     pod = pods.start(container)
     pods.wait_for_phase(pod, "Running")
-    eventually(lambda: pods.annotations(pod).get(BIND_PHASE) == "success", within_s=30)
+    eventually(lambda: pods.annotations(pod).get(BIND_PHASE) == "success", within_s=60)
     view.wait_for_lock(held=False)
 
 
@@ -53,7 +53,7 @@ def test_watches_expire(
     expiry = api.expire_watches(count=2, as_status=as_status)
     api.end_watches()
     start_and_see_it_run(pods, view, gpu_container)
-    eventually(lambda: expiry.used == 2, within_s=30)
+    eventually(lambda: expiry.used == 2, within_s=60)
     start_and_see_it_run(pods, view, gpu_container)
 
 
@@ -68,7 +68,7 @@ def test_the_api_server_has_too_much_to_do(
     ]
     pods.bind(pod)
     pods.wait_for_phase(pod, "Running")
-    eventually(lambda: pods.annotations(pod).get(BIND_PHASE) == "success", within_s=30)
+    eventually(lambda: pods.annotations(pod).get(BIND_PHASE) == "success", within_s=60)
     view.wait_for_lock(held=False)
     assert [refusal.used for refusal in refusals] == [2, 2]
 

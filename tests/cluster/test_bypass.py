@@ -18,7 +18,7 @@ from waiting import eventually
 from agent.sim.container import Container as Process
 from agent.sim.driver import SimDriver
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 FLAGS = ("--on-bypass=evict", "--bypass-interval=0.2s", "--process-interval=0.2s")
@@ -108,12 +108,12 @@ def test_who_takes_a_gpu_is_evicted_as_soon_as_the_agent_may(
     for pod in (thief, bystander):
         pods.wait_for_phase(pod, "Running")
     takes(driver, thief, stack)
-    eventually(lambda: event_messages(node, thief, "VgpuBypass"), within_s=20)
+    eventually(lambda: event_messages(node, thief, "VgpuBypass"), within_s=60)
     if "stand-in" not in node.kind:  # which asks nobody for leave
-        eventually(lambda: "pod_not_evicted" in agent.log, within_s=20)
+        eventually(lambda: "pod_not_evicted" in agent.log, within_s=60)
         assert not is_ending(pods, thief)
     eviction_allowed(node, stack)
-    eventually(lambda: is_ending(pods, thief), within_s=30)
-    (said,) = eventually(lambda: event_messages(node, thief, "VgpuBypassEvicted"), within_s=20)
+    eventually(lambda: is_ending(pods, thief), within_s=60)
+    (said,) = eventually(lambda: event_messages(node, thief, "VgpuBypassEvicted"), within_s=60)
     assert said.startswith("evicted, as --on-bypass asks: ")
     assert not is_ending(pods, bystander)

@@ -28,7 +28,7 @@ from peers.proto_messages import ProtoApi
 
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NODE, UUID = "layout", "io.kubernetes.pod.uid"
 OF_ETC = ("passwd", "group", "nsswitch.conf", "hosts", "ld.so.cache", "localtime")
@@ -97,7 +97,7 @@ class LaidOut:
             env=self._environ | {"VGPU_MODE": "slices"} | self._variables(),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=250,
             check=False,
         )
         return {one["name"]: one for one in json.loads(done.stdout)["checks"]}

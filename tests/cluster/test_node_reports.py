@@ -12,7 +12,7 @@ from waiting import eventually
 
 from agent.sim.driver import SimDriver, SimGpu
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 REGISTER = "hami.io/node-nvidia-register"
 SCORE = "hami.io/node-nvidia-score"

@@ -16,7 +16,7 @@ from peers.processes import Process
 from agent.sim.driver import made_up_uuid
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 GPUS = {made_up_uuid(0), made_up_uuid(1)}
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"

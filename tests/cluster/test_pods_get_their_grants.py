@@ -15,7 +15,7 @@ from waiting import eventually
 from agent.sim.driver import SimGpu
 from agent.sim.scheduler import BIND_PHASE, TO_ALLOCATE, PlacedClaim
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 Gpus = tuple[SimGpu, SimGpu]
 CACHE = re.compile(r"/usr/local/vgpu/[0-9a-f-]{36}\.cache")

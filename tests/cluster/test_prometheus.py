@@ -28,7 +28,7 @@ from agent.adapters.listeners import TcpListener
 from agent.adapters.routes import scraped as scraped_route
 from agent.supervisor import Supervisor
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]  # 20 MB are fetched once
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # 20 MB are fetched once
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from agent.wire import deviceplugin_pb2 as dp
 from agent.wire import rpc
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SIZES = "small=8Gi:25,large=24Gi:50"
 
@@ -128,7 +128,7 @@ def test_static_pods_get_slices_and_give_them_back(alone: Alone) -> None:
     assert dict(train.envs)["CUDA_DEVICE_SM_LIMIT"] == "50"
     assert dict(serve.envs)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "16384m"
     assert "/etc/ld.so.preload" in {mount.container_path for mount in serve.mounts}
-    assert eventually(lambda: alone.owners() == {"train", "serve"}, within_s=30)
+    assert eventually(lambda: alone.owners() == {"train", "serve"}, within_s=60)
     directories = alone.files.vgpu / "containers"
     assert len(list(directories.iterdir())) == 2
     alone.take("train")
@@ -140,7 +140,7 @@ def test_static_pods_get_slices_and_give_them_back(alone: Alone) -> None:
 def test_agent_and_kubelet_restart(alone: Alone) -> None:
     alone.put("train", large=1)
     alone.container("train")
-    eventually(lambda: alone.owners() == {"train"}, within_s=30)
+    eventually(lambda: alone.owners() == {"train"}, within_s=60)
     alone.agent.kill()
     alone.agent.start()
     eventually(lambda: alone.said(" registered_with_kubelet ") == 4, within_s=60)
@@ -148,7 +148,7 @@ def test_agent_and_kubelet_restart(alone: Alone) -> None:
     eventually(lambda: alone.said(" registered_with_kubelet ") == 6, within_s=60)
     alone.put("serve", small=1)
     assert dict(alone.container("serve").envs)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "8192m"
-    assert eventually(lambda: alone.owners() == {"train", "serve"}, within_s=30)
+    assert eventually(lambda: alone.owners() == {"train", "serve"}, within_s=60)
     assert len(list((alone.files.vgpu / "containers").iterdir())) == 2
 
 
@@ -175,6 +175,6 @@ def _register(alone: Alone, plugin: ToyPlugin, resource: str) -> None:
     )
     channel = rpc.unix_channel(alone.kubelet.socket, max_receive_bytes=1 << 22)
     try:
-        rpc.REGISTER.client(channel)(request, timeout=20)
+        rpc.REGISTER.client(channel)(request, timeout=60)
     finally:
         channel.close()

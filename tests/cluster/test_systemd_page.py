@@ -16,7 +16,7 @@ from peers.build_peers import available, default_cache
 from peers.container_tools import PeersUnavailable
 from peers.node import PeerNode
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 def test_the_page_makes_a_kubeconfig_with_which_the_agent_may_see_its_node(

@@ -77,13 +77,13 @@ def all_met(faults: list[Fault]) -> None:
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", API_FAULTS, ids=lambda fault: fault.__name__)
 def test_api_server_faults(node: SimNode, fault: Callable[[SimNode], list[Fault]]) -> None:
     eventually(
-        lambda: published(node) == 20, within_s=20, what="kubelet has written what it counts"
+        lambda: published(node) == 20, within_s=60, what="kubelet has written what it counts"
     )
-    eventually(lambda: all(node.api.open_watches(one) for one in WATCHED), within_s=40)
+    eventually(lambda: all(node.api.open_watches(one) for one in WATCHED), within_s=60)
     watches = {one: asked(node, "watch", one) for one in WATCHED}
     lists = asked(node, "list", "pods")
     faults = fault(node)
@@ -106,7 +106,7 @@ def test_api_server_faults(node: SimNode, fault: Callable[[SimNode], list[Fault]
 # --- it fails, or is away, while a pod is bound ---------------------------------------------------
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "plan",
     [
@@ -143,7 +143,7 @@ def test_the_api_server_is_down_during_allocate(node: SimNode) -> None:
     assert not pod.admitted.ok
     assert "API server" in pod.admitted.message
     node.report_status(pod)
-    eventually(lambda: LOCK not in node.annotations(), within_s=40, what="lock released")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="lock released")
     assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
     serves(node)
 
@@ -153,7 +153,7 @@ ASKED = [(verb, "pods") for verb in ("get", "list", "watch", "patch")]
 ASKED += [(verb, "nodes") for verb in ("get", "watch", "patch")]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("known", "waits"),
     [
@@ -166,7 +166,7 @@ def test_the_api_server_answers_too_late(
 ) -> None:
     """Each answer takes 30 s. Kubelet is not blocked so long, and what is done late does no harm."""
     asks = [Ask(memory_mib=800)]
-    eventually(lambda: all(node.api.open_watches(one) for one in WATCHED), within_s=40)
+    eventually(lambda: all(node.api.open_watches(one) for one in WATCHED), within_s=60)
     node.api.events_held = not known  # then it has to be read
     uid = node.create_pod("unlucky", asks)
     claims = node.place_pod("unlucky", asks)
@@ -241,7 +241,7 @@ def test_stale_reads(node: SimNode) -> None:
         pod = node.run_pod("stale", asks)
         assert not pod.admitted.ok or got_its_claims(pod, asks)
     assert asked(node, "list", "pods") > before, "it was read, and what was read was old"
-    eventually(lambda: LOCK not in node.annotations(), within_s=30, what="lock released")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="lock released")
     serves(node)
 
 

@@ -22,7 +22,7 @@ from tests.peers.image_tools import podman
 from tests.peers.runc import unusable
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("runc")]  # packages are fetched
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("runc")]  # packages are fetched
 
 GPU = "nvidia.com/gpu"
 LIB = "usr/lib64"
@@ -75,7 +75,7 @@ def test_podman_makes_what_the_agent_says(scratch: Path) -> None:
             node.driver.add_gpu(number, SimGpu(uuid=made_up_uuid(number)))
         node.start_agent()
         eventually(
-            lambda: node.kubelet.node_status().allocatable.get(GPU) == 2, within_s=30, what="GPUs"
+            lambda: node.kubelet.node_status().allocatable.get(GPU) == 2, within_s=60, what="GPUs"
         )
         pod = node.run_static("a", ContainerSpec("main", {GPU: 1}))
         assert pod.admitted.ok, pod.admitted.message

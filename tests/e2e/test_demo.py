@@ -57,7 +57,7 @@ def start(scratch: Path, *flags: str, **environ: str) -> "subprocess.Popen[str]"
 @pytest.mark.parametrize("mode", ["hami", "volcano"])
 def test_it_proves_the_main_job_to_programs(scratch: Path, mode: str) -> None:
     demo = start(scratch, "--json", "--mode", mode)
-    out, err = demo.communicate(timeout=50)
+    out, err = demo.communicate(timeout=250)
     answer = json.loads(out)
     assert [check["name"] for check in answer["checks"]] == STEPS
     assert [check for check in answer["checks"] if not check["passed"]] == []
@@ -67,7 +67,7 @@ def test_it_proves_the_main_job_to_programs(scratch: Path, mode: str) -> None:
 
 def test_it_proves_that_gpus_are_divided(scratch: Path) -> None:
     demo = start(scratch, "--json", "--mode", "mig")
-    out, err = demo.communicate(timeout=50)
+    out, err = demo.communicate(timeout=250)
     answer = json.loads(out)
     assert [check for check in answer["checks"] if not check["passed"]] == []
     assert "killed agent has its instances back" in [check["name"] for check in answer["checks"]]
@@ -77,7 +77,7 @@ def test_it_proves_that_gpus_are_divided(scratch: Path) -> None:
 
 def test_it_shows_people_gpus_containers_and_what_was_proved(scratch: Path) -> None:
     demo = start(scratch)
-    out, _ = demo.communicate(timeout=50)
+    out, _ = demo.communicate(timeout=250)
     assert demo.returncode == 0
     for text in ("memory used", "limit MiB", "refused", *STEPS, "13 of 13 checks passed."):
         assert text in out
@@ -113,7 +113,7 @@ def test_what_is_not_proved_is_said_and_is_a_failure(scratch: Path, tmp_path: Pa
     """An agent that writes for old schedulers is not understood by the one of the demo."""
     (tmp_path / "sitecustomize.py").write_text(CHANGED_AGENT)
     demo = start(scratch, "--json", PYTHONPATH=str(tmp_path))
-    out, err = demo.communicate(timeout=50)
+    out, err = demo.communicate(timeout=250)
     answer = json.loads(out)
     assert (demo.returncode, answer["passed"]) == (1, False)
     assert "the scheduler reads 0 GPUs instead of 2" in answer["checks"][-1]["detail"]
@@ -129,7 +129,7 @@ def test_what_the_shell_has_exported_does_not_matter(scratch: Path) -> None:
         "CONFIG_FILE": "/x",
     }
     demo = start(scratch, "--json", **exported)
-    out, _ = demo.communicate(timeout=50)
+    out, _ = demo.communicate(timeout=250)
     assert (demo.returncode, json.loads(out)["passed"]) == (0, True)
 
 
@@ -143,7 +143,7 @@ def test_when_it_is_interrupted_nothing_is_left_behind(scratch: Path, number: in
     agents = running_in(scratch)
     assert agents
     demo.send_signal(number)
-    _, err = demo.communicate(timeout=50)
+    _, err = demo.communicate(timeout=250)
     assert (demo.returncode, err) == (130, "vgpu-agent: demo interrupted\n")
     assert list(scratch.iterdir()) == []
     eventually(lambda: not running_in(scratch), what="all its processes have ended")
@@ -164,7 +164,7 @@ def running_in(scratch: Path) -> list[str]:
 
 def test_without_the_built_libraries_it_says_how_to_get_them(scratch: Path) -> None:
     demo = start(scratch, VGPU_SIM_LIBRARY_DIR="/nowhere")
-    _, err = demo.communicate(timeout=50)
+    _, err = demo.communicate(timeout=250)
     assert demo.returncode == 1
     assert err.startswith("vgpu-agent: the simulated driver is not built")
     assert err.count("\n") == 1

@@ -20,7 +20,7 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("mode", "before_last"),
     [
@@ -35,7 +35,7 @@ def test_every_step_is_seen(scratch: Path, mode: str, before_last: str) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=250,
         check=False,
     )
     answer = json.loads(done.stdout)

@@ -60,13 +60,13 @@ def test_a_bad_disk_is_a_clear_refusal(make_node: NodeMaker, options: str, direc
     where.mkdir(parents=True, exist_ok=True)
     node._command = on_a_bad_disk(options, str(where))
     node.start_agent()
-    eventually(lambda: node.allocatable() == 20 and REGISTER in node.annotations(), within_s=20)
+    eventually(lambda: node.allocatable() == 20 and REGISTER in node.annotations(), within_s=60)
     asks = [Ask(memory_mib=800)]
     pod = node.run_pod("unlucky", asks)
     assert not pod.admitted.ok
     assert "Allocate failed" in pod.admitted.message
     assert str(where) in pod.admitted.message or "read-only" in pod.admitted.message.lower()
-    eventually(lambda: LOCK not in node.annotations(), within_s=20, what="lock released")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="lock released")
     assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
     assert node.agent is not None
     seen = Path(f"/proc/{node.agent.pid}/root") / node.root.relative_to("/")
@@ -130,11 +130,11 @@ def test_a_disk_that_fails_or_dawdles(make_node: NodeMaker, bad_fsync: Path, how
     pod = node.run_pod("unlucky", [Ask(memory_mib=800)])
     assert not pod.admitted.ok
     assert "Allocate failed" in pod.admitted.message
-    eventually(lambda: LOCK not in node.annotations(), within_s=30, what="lock released")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="lock released")
     assert node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed"
     eventually(
         lambda: not made_for_pods(node.root, pod.uid),
-        within_s=40,  # a slow disk is slow at cleaning up, too
+        within_s=60,  # a slow disk is slow at cleaning up, too
         what="nothing is left behind",
     )
 
@@ -169,7 +169,7 @@ def test_no_driver_ends_it_when_told_so(make_node: NodeMaker) -> None:
 
 def test_the_driver_dies_and_comes_back(node: SimNode) -> None:
     node.driver.driver("absent")
-    eventually(lambda: node.allocatable() == 0, within_s=20)
+    eventually(lambda: node.allocatable() == 0, within_s=60)
     assert node.fetch("/healthz")[0] == 200
     node.driver.driver("ok")
     up(node, 20)
@@ -180,14 +180,14 @@ def test_the_driver_dies_and_comes_back(node: SimNode) -> None:
 def test_every_error_of_the_driver_is_survived(node: SimNode, code: int) -> None:
     node.driver.fail("nvmlDeviceGetMemoryInfo", code)
     node.driver.fail("nvmlDeviceGetHandleByIndex_v2", code)
-    eventually(lambda: node.allocatable() == 0, within_s=20)
+    eventually(lambda: node.allocatable() == 0, within_s=60)
     node.driver.heal()
     serves(node)
 
 
 def test_a_gpu_falls_off_the_bus(node: SimNode) -> None:
     node.driver.lost(0)
-    eventually(lambda: node.allocatable() == 10, within_s=20)
+    eventually(lambda: node.allocatable() == 10, within_s=60)
     eventually(lambda: registered_health(node) == {made_up_uuid(0): False, made_up_uuid(1): True})
     serves(node, "on-the-other", vgpus=10)
     node.driver.lost(0, lost=False)
@@ -197,7 +197,7 @@ def test_a_gpu_falls_off_the_bus(node: SimNode) -> None:
 def test_a_hanging_driver_blocks_nobody(node: SimNode) -> None:
     """NVML calls hang: GPUs go unhealthy, pods that hold a GPU keep it, the agent still stops."""
     node.driver.hang()
-    eventually(lambda: node.allocatable() == 0, within_s=30, what="silence is not health")
+    eventually(lambda: node.allocatable() == 0, within_s=60, what="silence is not health")
     assert node.fetch("/healthz")[0] == 200
     assert "not answered" in node.fetch("/readyz")[1] or node.fetch("/metrics")[0] == 200
     node.driver.hang(hanging=False)
@@ -208,7 +208,7 @@ def test_a_hanging_driver_blocks_nobody(node: SimNode) -> None:
 def test_gpus_are_renumbered(node: SimNode) -> None:
     """One is taken out, and the other has its number; later it is put back."""
     node.driver.remove_gpu(0)
-    eventually(lambda: node.allocatable() == 10, within_s=20)
+    eventually(lambda: node.allocatable() == 10, within_s=60)
     assert eventually(
         lambda: registered_health(node) == {made_up_uuid(0): False, made_up_uuid(1): True}
     ), "what is gone is unhealthy, not forgotten"

@@ -39,19 +39,19 @@ def test_a_limit_is_the_kernels_and_follows_what_the_operator_sets(make_node: No
     up(node, 10)
     pod = node.run_pod("pod", [Ask(memory_mib=2048)])
     group = cgroup(node, pod)
-    assert eventually(lambda: 'tier="' in info(node), within_s=20)
+    assert eventually(lambda: 'tier="' in info(node), within_s=60)
     assert 'tier="kernel"' not in info(node)
     tell_container_id(node, pod)
-    assert eventually((group / "dmem.max").exists, within_s=20)
+    assert eventually((group / "dmem.max").exists, within_s=60)
     assert eventually(
-        lambda: (group / "dmem.max").read_text().endswith(f"vidmem {2048 << 20}\n"), within_s=20
+        lambda: (group / "dmem.max").read_text().endswith(f"vidmem {2048 << 20}\n"), within_s=60
     )
-    assert eventually(lambda: 'tier="kernel"' in info(node), within_s=20)
+    assert eventually(lambda: 'tier="kernel"' in info(node), within_s=60)
     where = ("--runtime-dir", str(node.root / "run"))
     done = node.run_plain("limit", "team/pod", "--memory", "1Gi", *where)
     assert done.returncode == 0, done.stderr
     assert eventually(
-        lambda: (group / "dmem.max").read_text().endswith(f"vidmem {1024 << 20}\n"), within_s=20
+        lambda: (group / "dmem.max").read_text().endswith(f"vidmem {1024 << 20}\n"), within_s=60
     )
     touched = {found.parent for found in (node.root / "cgroup").rglob("dmem.*")}
     assert touched == {group}
@@ -65,7 +65,7 @@ def test_an_older_driver_leaves_it_to_the_library(make_node: NodeMaker) -> None:
     pod = node.run_pod("pod", [Ask(memory_mib=2048)])
     group = cgroup(node, pod)
     tell_container_id(node, pod)
-    assert eventually(lambda: 'tier="none"' in info(node), within_s=20)  # nothing runs in it
+    assert eventually(lambda: 'tier="none"' in info(node), within_s=60)  # nothing runs in it
     assert not list(group.iterdir())
     assert "kernel_limit_not_set" not in node.log_text()
 
@@ -79,21 +79,21 @@ def test_without_an_api_server_its_processes_tell_which_cgroup(
     node.flags += ["--host-cgroup", str(node.root / "cgroup")]
     node.driver.versions(driver="615.71.09", cuda=13040)
     node.start_agent()
-    eventually(lambda: node.allocatable() == 10, within_s=30)
+    eventually(lambda: node.allocatable() == 10, within_s=60)
     pod = node.run_static("web", asks(1))
     # Processes that are seen before it is known whose they are, are looked at again only now and
     # then.
-    eventually(lambda: "grant_owned" in node.log_text(), within_s=30)
+    eventually(lambda: "grant_owned" in node.log_text(), within_s=60)
     running = run(node, pod)
     shown = (node.proc.root / str(running.container.pid) / "cgroup").read_text().strip()
     group = node.root / "cgroup" / shown.removeprefix("0::/")
     group.mkdir(parents=True)
     other = group.with_name("b" * 64)
     other.mkdir()
-    assert eventually((group / "dmem.max").exists, within_s=30)
+    assert eventually((group / "dmem.max").exists, within_s=60)
     assert eventually(
         lambda: (group / "dmem.max").read_text().endswith(f"vidmem {SLICE_MIB << 20}\n"),
-        within_s=20,
+        within_s=60,
     )
     assert not list(other.iterdir())
-    assert eventually(lambda: [one["tier"] for one in use(node)] == ["kernel"], within_s=20)
+    assert eventually(lambda: [one["tier"] for one in use(node)] == ["kernel"], within_s=60)

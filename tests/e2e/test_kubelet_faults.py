@@ -33,7 +33,7 @@ def registration_server_crashed(node: SimNode) -> None:
 
 
 def registered_again(node: SimNode, *, before: int) -> None:
-    eventually(lambda: len(node.kubelet.history("registered")) > before, within_s=20)
+    eventually(lambda: len(node.kubelet.history("registered")) > before, within_s=60)
 
 
 def our_socket_removed(node: SimNode) -> None:
@@ -110,7 +110,7 @@ def test_two_agents_on_one_node(make_node: NodeMaker) -> None:
     serves(node, "with-two")
     first.send_signal(signal.SIGTERM)
     assert first.wait(20) == 0
-    eventually(lambda: node.allocatable() == 20, within_s=20)
+    eventually(lambda: node.allocatable() == 20, within_s=60)
     pod = node.run_pod("with-the-second", [Ask(memory_mib=300)])
     assert pod.admitted.ok, pod.admitted.message
 
@@ -140,7 +140,7 @@ def test_killed_while_a_pod_is_being_bound(make_node: NodeMaker) -> None:
     node.api.clear_faults()
     assert pod.admitted.ok or "Allocate failed" in pod.admitted.message
     node.start_agent()
-    assert eventually(lambda: LOCK not in node.annotations(), within_s=20)
+    assert eventually(lambda: LOCK not in node.annotations(), within_s=60)
     serves(node)
 
 
@@ -157,7 +157,7 @@ def test_kubelet_is_restarted_while_it_waits_for_an_answer(node: SimNode) -> Non
     node.kubelet.start()
     admission.join(20)
     assert not admission.is_alive()
-    eventually(lambda: LOCK not in node.annotations(), within_s=30, what="lock released")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="lock released")
     serves(node)
 
 

@@ -39,7 +39,7 @@ def held(path: Path) -> tuple[int, int]:
 def limit(node: SimNode, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*COMMAND, "limit", *words, "--runtime-dir", str(node.root / "run")],
-        capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def curl(node: SimNode, command: str) -> str:
     here = command.replace("/run/vgpu-agent", str(node.root / "run"))
     here = here.replace(":9394", f":{node.metrics_port}")
     ran = subprocess.run(["bash", "-o", "pipefail", "-c", here.replace("curl ", "curl -sS ", 1)],
-                         capture_output=True, text=True, timeout=30, check=False)  # fmt: skip
+                         capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, ""), here
     return ran.stdout
 

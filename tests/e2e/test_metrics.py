@@ -92,7 +92,7 @@ def test_a_container_is_followed_from_its_grant_to_its_end(node: SimNode, stack:
 
     tenant.kill()
     node.delete_pod(pod)
-    eventually(lambda: '"trainer"' not in node.fetch("/metrics")[1], within_s=20)
+    eventually(lambda: '"trainer"' not in node.fetch("/metrics")[1], within_s=60)
     assert values(node, "vgpu_gpu_memory_used_bytes", gpu=GPU) != []
 
 
@@ -106,7 +106,7 @@ def test_what_was_counted_survives_the_agent(node: SimNode, stack: ExitStack) ->
     assert node.stop_agent() == 0
     assert not tenant.ask("alloc 2000").ok
     node.start_agent()
-    eventually(lambda: values(node, refused, pod="trainer") == [4], within_s=20)
+    eventually(lambda: values(node, refused, pod="trainer") == [4], within_s=60)
 
 
 def test_sharers_of_a_gpu_have_their_own_figures(node: SimNode, stack: ExitStack) -> None:

@@ -29,10 +29,10 @@ def label(node: SimNode, value: str | None) -> None:
 def offers(node: SimNode, count: int) -> None:
     eventually(
         lambda: node.kubelet.node_status().allocatable.get(GPU) == count,
-        within_s=30,
+        within_s=60,
         what=f"{count} of {GPU}",
     )
-    eventually(node.ready, within_s=30, what="/readyz")
+    eventually(node.ready, within_s=60, what="/readyz")
 
 
 def test_the_label_chooses_and_a_change_ends_the_agent(make_node: NodeMaker, folder: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_label_chooses_and_a_change_ends_the_agent(make_node: NodeMaker, fol
     node.start_agent()
     offers(node, 2)
     label(node, "none-of-that-name")
-    eventually(lambda: "none-of-that-name" in node.log_text(), within_s=30, what="told")
+    eventually(lambda: "none-of-that-name" in node.log_text(), within_s=60, what="told")
     label(node, "four")
     assert node.agent is not None
     assert node.agent.wait(30) == 0, "whoever runs it starts it anew"

@@ -70,7 +70,7 @@ def test_a_limit_that_the_operator_raised_counts(make_node: NodeMaker) -> None:
 def test_the_opt_in_sets_what_the_library_needs(make_node: NodeMaker, stack: ExitStack) -> None:
     """Two containers have the whole card each, and both can use it at once."""
     node = make_node("--device-memory-scaling", "2", gpus=1)
-    eventually(lambda: f'"devmem":{2 * CARD_MIB}' in str(node.annotations()), within_s=20)
+    eventually(lambda: f'"devmem":{2 * CARD_MIB}' in str(node.annotations()), within_s=60)
     pods = [node.run_pod(name, [Ask(memory_mib=CARD_MIB)]) for name in ("one", "two")]
     for pod in pods:
         assert env_of(pod)["CUDA_OVERSUBSCRIBE"] == "true"

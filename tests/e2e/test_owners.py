@@ -32,10 +32,10 @@ def test_two_plugins_for_one_gpu(node: SimNode) -> None:
 
         pod = PodSpec("u-1", "team", "theirs", [ContainerSpec("main", {OTHERS: 1})])
         assert node.kubelet.admit(pod).ok
-        eventually(lambda: node.allocatable() == 10, within_s=20)
-        eventually(lambda: any("held by team/theirs/main" in e for e in events(node)), within_s=20)
+        eventually(lambda: node.allocatable() == 10, within_s=60)
+        eventually(lambda: any("held by team/theirs/main" in e for e in events(node)), within_s=60)
         said = f'vgpu_gpu_rivals{{gpu="{FIRST}",manager="{OTHERS}",state="held"}} 1.0'
-        eventually(lambda: said in node.fetch("/metrics")[1], within_s=20)
+        eventually(lambda: said in node.fetch("/metrics")[1], within_s=60)
 
         node.kubelet.remove("u-1")
         serves(node)
@@ -49,13 +49,13 @@ def test_a_plugin_that_takes_our_name_over_is_told(node: SimNode) -> None:
     toy = ToyPlugin(node.kubelet.socket.parent / "nvidia-gpu.sock", [FIRST])
     try:
         register(node.kubelet, toy, RESOURCE)
-        eventually(lambda: any("taken that name over" in e for e in events(node)), within_s=20)
-        eventually(lambda: any("at nvidia-gpu.sock" in e for e in events(node)), within_s=20)
-        eventually(lambda: not node.ready(), within_s=20)
+        eventually(lambda: any("taken that name over" in e for e in events(node)), within_s=60)
+        eventually(lambda: any("at nvidia-gpu.sock" in e for e in events(node)), within_s=60)
+        eventually(lambda: not node.ready(), within_s=60)
     finally:
         toy.stop()
     serves(node)
-    eventually(node.ready, within_s=20)
+    eventually(node.ready, within_s=60)
 
 
 def test_an_older_kubelet_is_not_asked_and_its_checkpoint_tells(make_node: NodeMaker) -> None:
@@ -64,6 +64,6 @@ def test_an_older_kubelet_is_not_asked_and_its_checkpoint_tells(make_node: NodeM
     try:
         register(node.kubelet, toy, OTHERS)
         offered = "offered to kubelet as " + OTHERS
-        eventually(lambda: any(offered in e for e in events(node)), within_s=30)
+        eventually(lambda: any(offered in e for e in events(node)), within_s=60)
     finally:
         toy.stop()

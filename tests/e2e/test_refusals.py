@@ -24,7 +24,7 @@ def refused(node: SimNode, spoil: Callable[[SimNode], None]) -> RanPod:
 
 
 def ended_as_failed(node: SimNode) -> None:
-    eventually(lambda: LOCK not in node.annotations(), within_s=40, what="lock released")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="lock released")
     eventually(
         lambda: node.pod_annotations("team", "unlucky")[BIND_PHASE] == "failed", what="bind failed"
     )

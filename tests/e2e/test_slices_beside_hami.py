@@ -50,14 +50,14 @@ def test_the_scheduler_goes_first(make_node: NodeMaker) -> None:
     assert not refused.admitted.ok
     assert "only 2068 MiB and 5 % of its cores are free" in refused.admitted.message
     node.delete_pod(decided)
-    eventually(lambda: unannotated(node, "again").admitted.ok, within_s=30, every_s=1)
+    eventually(lambda: unannotated(node, "again").admitted.ok, within_s=60, every_s=1)
 
 
 def test_the_scheduler_cannot_promise_what_slices_have(make_node: NodeMaker) -> None:
     """It does not know of them."""
     node = make_node(*SLICE, "--accounting-interval", "0.3s", gpus=1)
     assert unannotated(node, "plain").admitted.ok
-    eventually(lambda: 'pod="plain"' in node.fetch("/metrics")[1], within_s=30)
+    eventually(lambda: 'pod="plain"' in node.fetch("/metrics")[1], within_s=60)
     refused = node.run_pod("decided", [Ask(memory_mib=44000)])
     assert not refused.admitted.ok
     assert "have been promised 4606 already" in refused.admitted.message
@@ -74,15 +74,15 @@ def test_slices_beside_decisions_survive_the_agent_and_are_cleaned_up(make_node:
     assert len(list(containers.iterdir())) == 2
     node.stop_agent(signal.SIGKILL)
     node.start_agent()
-    eventually(node.ready, within_s=30)
+    eventually(node.ready, within_s=60)
 
     def shown() -> set[str]:
         page = node.fetch("/metrics")[1]
         return {name for name in ("decided", "plain") if f'pod="{name}"' in page}
 
-    eventually(lambda: shown() == {"decided", "plain"}, within_s=30)
+    eventually(lambda: shown() == {"decided", "plain"}, within_s=60)
     node.delete_pod(plain)
-    eventually(lambda: shown() == {"decided"}, within_s=40)
+    eventually(lambda: shown() == {"decided"}, within_s=60)
     eventually(
         lambda: [one.name for one in containers.iterdir()] == [f"{decided.uid}_main"], within_s=50
     )

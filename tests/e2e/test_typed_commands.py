@@ -47,7 +47,7 @@ def of_one_page(test: str) -> list[str]:
 
 
 @pytest.mark.skipif(bool(FROZEN), reason="it is about a checkout")
-@pytest.mark.timeout(300)  # the hook may have to be compiled
+@pytest.mark.timeout(600)  # the hook may have to be compiled
 def test_tasks_of_build_py() -> None:
     given = commands_for(f"{ME}::test_tasks_of_build_py")
     assert {line for lines in given.values() for line in lines} == set(TASKS)

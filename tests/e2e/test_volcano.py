@@ -48,8 +48,8 @@ def up(node: VolcanoNode, gpus: int = 2) -> None:
             and allocatable.get(MEMORY) == gpus * (MEMORY_MIB // node.factor)
         )
 
-    eventually(node.ready, within_s=30, what="/readyz")
-    eventually(whole, within_s=20, what="three resources at kubelet")
+    eventually(node.ready, within_s=60, what="/readyz")
+    eventually(whole, within_s=60, what="three resources at kubelet")
     eventually(lambda: len(node.volcano.look(node.name)) == gpus, what="GPUs at the scheduler")
 
 
@@ -168,7 +168,7 @@ def test_the_lock_is_freed_when_the_pod_cannot_be_served(make_node: NodeMaker) -
     assert not pod.admitted.ok
     assert TO_ALLOCATE in pod.admitted.message
     assert "3 of the 4 fields" in pod.admitted.message
-    assert eventually(lambda: LOCK not in node.annotations(), within_s=20)
+    assert eventually(lambda: LOCK not in node.annotations(), within_s=60)
     annotations = node.pod_annotations("team", "broken")
     assert (annotations[BIND_PHASE], annotations[TIME]) == ("failed", "18446744073709551615")
     asks = [Ask(memory_mib=3000)]
@@ -250,7 +250,7 @@ def test_the_factor_is_shown_and_refused_when_it_cannot_be(make_node: NodeMaker)
     assert node.agent.wait(30) == 2
     assert "set gpu-memory-factor to 3 or more" in node.log_text()
     node.start_agent("--gpu-memory-factor", "12")
-    eventually(lambda: node.factor == 12, within_s=20)
+    eventually(lambda: node.factor == 12, within_s=60)
     up(node)
     asks = [Ask(memory_mib=2400)]
     pod = node.run_pod("pod", asks)
@@ -287,7 +287,7 @@ def test_a_gpu_that_fails_takes_its_units_with_it(node: VolcanoNode) -> None:
         allocatable = node.kubelet.node_status().allocatable
         return [allocatable[name] for name in (NUMBER, CORES, MEMORY)] == [10, 100, units]
 
-    assert eventually(half, within_s=20)
+    assert eventually(half, within_s=60)
     assert eventually(lambda: ",false,hami-core:" in node.annotations()[REGISTER])
 
 
@@ -335,7 +335,7 @@ def test_nobody_whom_volcanos_plugin_has_granted_a_gpu_is_accused(make_node: Nod
         place.mkdir(parents=True)
         for uid in uids.values():
             stage.taker(uid)
-        eventually(lambda: ("no grant", "thief") in stage.found(), within_s=20)
+        eventually(lambda: ("no grant", "thief") in stage.found(), within_s=60)
         assert stage.found() == [("no grant", "thief")]
 
 

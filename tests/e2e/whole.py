@@ -10,8 +10,8 @@ from tests.waiting import eventually
 
 def up(node: SimNode, vgpus: int) -> None:
     """Wait until kubelet and the scheduler's annotation have this many healthy vGPUs."""
-    eventually(lambda: node.allocatable() == vgpus, within_s=40, what=f"{vgpus} vGPUs at kubelet")
-    eventually(node.ready, within_s=40, what="/readyz")
+    eventually(lambda: node.allocatable() == vgpus, within_s=60, what=f"{vgpus} vGPUs at kubelet")
+    eventually(node.ready, within_s=60, what="/readyz")
 
 
 def published(node: SimNode) -> int:
@@ -58,7 +58,7 @@ def serves(node: SimNode, name: str = "afterwards", *, vgpus: int = 20) -> RanPo
     """
     up(node, vgpus)
     eventually(
-        lambda: published(node) == vgpus, within_s=20, what=f"{vgpus} vGPUs on the Node object"
+        lambda: published(node) == vgpus, within_s=60, what=f"{vgpus} vGPUs on the Node object"
     )
     asks = [Ask(memory_mib=700)]
     pod = node.run_pod(name, asks)

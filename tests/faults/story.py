@@ -119,7 +119,7 @@ class Story:
         """Every grant ends with its pod; a record of changed limits with the next start, or hour."""
         self.end_pods()
         if list((self.node.root / "state/limits").glob("*.json")):
-            eventually(lambda: not list((self.node.root / "state/grants").iterdir()), within_s=40)
+            eventually(lambda: not list((self.node.root / "state/grants").iterdir()), within_s=60)
             self.node.stop_agent()
             self.succeed()
         end_s = time.monotonic() + 40

@@ -32,7 +32,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_it_hangs_for_a_minute(make_node: NodeMaker) -> None:
     node = make_node()
     running = node.run_pod("before", [Ask(memory_mib=700)])

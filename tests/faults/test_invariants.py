@@ -74,8 +74,8 @@ def left_alone() -> Iterator[Bed]:
         up(node, 20)
         pod = node.run_pod("pod", [Ask(name="a", memory_mib=700), Ask(name="b", memory_mib=300)])
         assert pod.admitted.ok, pod.admitted.message
-        eventually(lambda: finished(node, pod), within_s=20)
-        eventually(lambda: not unreleased(node) and not violations(node, [pod]), within_s=20)
+        eventually(lambda: finished(node, pod), within_s=60)
+        eventually(lambda: not unreleased(node) and not violations(node, [pod]), within_s=60)
         node.stop_agent(signal.SIGKILL)
         yield Bed(node, pod)
     shutil.rmtree(root)

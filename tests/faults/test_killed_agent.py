@@ -87,7 +87,7 @@ def test_while_limits_are_changed(story: Story) -> None:
         done = subprocess.run(
             [*COMMAND, "limit", pod, "--memory", f"{memory[0]}Mi",
              "--runtime-dir", str(node.root / "run")],
-            capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, check=False,
+            capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         assert done.returncode == 0 or story.breaking.reached(), done.stderr
 
@@ -129,7 +129,7 @@ def test_while_a_pod_that_is_gone_is_cleaned_up(story: Story) -> None:
     def act() -> None:
         story.end_pods()
         eventually(
-            lambda: story.breaking.reached() or not unreleased(node), within_s=40, every_s=0.1
+            lambda: story.breaking.reached() or not unreleased(node), within_s=60, every_s=0.1
         )
 
     at_each(story, act, before=bind)

@@ -117,7 +117,7 @@ def test_what_lies_about_is_taken_away(hasty: Story) -> None:
         assert aside.exists() is (boundary == "grants-put-aside")
         aside.unlink(missing_ok=True)  # kept for whoever wants to know
         story.succeed()
-        eventually(lambda path=path: not path.exists(), within_s=20, what=f"{path.name} is gone")
+        eventually(lambda path=path: not path.exists(), within_s=60, what=f"{path.name} is gone")
         node.delete_pod(serves(node, f"after-{boundary}"))
     story.released()
 
@@ -149,7 +149,7 @@ def test_uninstall_is_killed(make_node: NodeMaker, tmp_path: Path) -> None:
     flags = ("--device-list-strategy", "envvar,cdi-cri", "--cdi-spec-dir", str(specs))
     flags += ("--nvidia-driver-root", str(driver_root(tmp_path)))
     node, breaking = breaking_node(make_node, tmp_path, *flags)
-    eventually((specs / SPEC).exists, within_s=20)
+    eventually((specs / SPEC).exists, within_s=60)
     assert node.stop_agent() == 0
     breaking.order("kill", 1, of="cdi-file-removed")
     assert node.run_command("uninstall").returncode == -signal.SIGKILL
@@ -199,8 +199,8 @@ def test_mps_begins_and_ends(lone: tuple[LoneNode, Breaking, Path]) -> None:
 
     def begun(wanted: dict[str, int]) -> None:
         node.start_agent()
-        eventually(lambda: dict(node.kubelet.node_status().allocatable) == wanted, within_s=40)
-        eventually(node.ready, within_s=40)
+        eventually(lambda: dict(node.kubelet.node_status().allocatable) == wanted, within_s=60)
+        eventually(node.ready, within_s=60)
 
     killed("mps-gpus-written")
     assert named.exists()
@@ -235,7 +235,7 @@ def test_a_pid_is_told(make_node: NodeMaker, tmp_path: Path) -> None:
         up(node, 10)
         inside, _ = pod.slot()
         eventually(
-            lambda: pod.slot() == (inside, host_pid_of(inside, pod.cgroup.pids())), within_s=20
+            lambda: pod.slot() == (inside, host_pid_of(inside, pod.cgroup.pids())), within_s=60
         )
         assert not tenant.ask("alloc 901").ok, "its limit holds"
         serves(node, vgpus=10)

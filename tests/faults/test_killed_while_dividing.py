@@ -46,8 +46,8 @@ def decided(node: SimNode, pods: list[RanPod]) -> list[Place]:
 
 
 def up(node: SimNode) -> None:
-    eventually(lambda: node.allocatable() == 7, within_s=40, what="instances at kubelet")
-    eventually(node.ready, within_s=20, what="/readyz")
+    eventually(lambda: node.allocatable() == 7, within_s=60, what="instances at kubelet")
+    eventually(node.ready, within_s=60, what="/readyz")
 
 
 @pytest.mark.timeout(1800)
@@ -76,11 +76,11 @@ def test_while_instances_are_made_and_taken_back(make_node: NodeMaker, tmp_path:
         if breaking.reached() or not pod.admitted.ok:
             return pod, True
         node.delete_pod(pod)
-        eventually(lambda: breaking.reached() or instances(node) == [], within_s=40)
+        eventually(lambda: breaking.reached() or instances(node) == [], within_s=60)
         return pod, False
 
     divided("first")
-    eventually(lambda: "mig-instance-destroyed" in breaking.trail(), within_s=20)
+    eventually(lambda: "mig-instance-destroyed" in breaking.trail(), within_s=60)
     trail = breaking.trail()
     assert {"mig-book-written", "mig-instance-made", "mig-apply-lock-removed"} <= set(trail)
     killed = []
@@ -94,16 +94,16 @@ def test_while_instances_are_made_and_taken_back(make_node: NodeMaker, tmp_path:
             node.start_agent()
         breaking.lift()
         up(node)
-        eventually(lambda: LOCK not in node.annotations(), within_s=40, what="lock released")
+        eventually(lambda: LOCK not in node.annotations(), within_s=60, what="lock released")
         wanted = decided(node, [pod]) if pod.admitted.ok and there else []
         eventually(
-            lambda wanted=wanted: instances(node) == wanted, within_s=40,
+            lambda wanted=wanted: instances(node) == wanted, within_s=60,
             what=f"{wanted} after a kill at {killed[-1:]}",
         )  # fmt: skip
         after = node.run_pod(f"after-{at}", [Ask(memory_mib=4000)])
         assert after.admitted.ok, after.admitted.message
-        eventually(lambda: not violations(node), within_s=20, what="books in order")
+        eventually(lambda: not violations(node), within_s=60, what="books in order")
         for gone in (pod, after):
             node.delete_pod(gone)
-        eventually(lambda: instances(node) == [], within_s=40, what="nothing is left")
+        eventually(lambda: instances(node) == [], within_s=60, what="nothing is left")
     assert killed

@@ -149,7 +149,7 @@ def test_nonsense_is_survived(between: tuple[SimNode, Between], what: str) -> No
     eventually(lambda: node.api.open_watches("pods"))
     server.lie = LIES[what]
     server.hang_up()
-    eventually(lambda: server.told >= 2, within_s=20, what="it was lied to")
+    eventually(lambda: server.told >= 2, within_s=60, what="it was lied to")
     refused = node.offer("meanwhile", uid, [Ask(memory_mib=800)], claims)
     assert not refused.admitted.ok
     assert "Allocate failed" in refused.admitted.message
@@ -197,7 +197,7 @@ def test_a_hostile_annotation_is_a_clear_refusal(make_node: NodeMaker, what: str
     assert "Traceback" not in node.log_text()
     assert not [line for line in node.log_text().splitlines() if "\x1b" in line]
     assert list((node.root / "host/vgpu").glob("containers/*")) == []
-    eventually(lambda: LOCK not in node.annotations(), within_s=30, what="lock released")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="lock released")
     serves(node)
 
 

@@ -60,7 +60,7 @@ def restarted_at_each(story: Story, restart: Callable[[SimNode], None]) -> None:
             admission = threading.Thread(target=story.offer, args=placed)
             admission.start()
             eventually(
-                lambda a=admission: story.breaking.reached() or not a.is_alive(), within_s=20
+                lambda a=admission: story.breaking.reached() or not a.is_alive(), within_s=60
             )
             restart(story.node)
             story.breaking.lift()

@@ -50,7 +50,7 @@ def test_c_bears_every_kept_input(tmp_path: Path, name: str) -> None:
     inputs = [*kept(f"c-{name}"), *sorted(tmp_path.iterdir())]
     build_replay(name, tmp_path / "replay")
     done = subprocess.run(
-        [tmp_path / "replay", *inputs], capture_output=True, text=True, check=False, timeout=50
+        [tmp_path / "replay", *inputs], capture_output=True, text=True, check=False, timeout=250
     )
     assert (done.returncode, done.stdout) == (0, f"{len(inputs)}\n"), done.stderr[-2000:]
 

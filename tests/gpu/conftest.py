@@ -41,7 +41,7 @@ def real() -> Machine:
 @pytest.fixture(
     params=[
         "simulated",
-        pytest.param("real", marks=[pytest.mark.gpu, pytest.mark.timeout(300)]),
+        pytest.param("real", marks=[pytest.mark.gpu, pytest.mark.timeout(600)]),
     ]
 )
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:

@@ -43,7 +43,7 @@ def test_every_pair_of_gpus_has_its_topology(machine: Machine) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_minor_numbers_name_device_nodes(real: Machine) -> None:
     minors = [gpu["minor"] for gpu in real.driver_answers()["gpus"]]
     assert len(set(minors)) == len(minors)

@@ -438,7 +438,7 @@ def test_what_a_program_started_ends_with_it(bed: Bed, tmp_path: Path) -> None:
         assert tenant.hear() == {}
         child = Path("/proc", pid_file.read_text().strip(), "stat")
         assert child.exists()
-    eventually(lambda: not child.exists() or ") Z " in child.read_text(), within_s=10)
+    eventually(lambda: not child.exists() or ") Z " in child.read_text(), within_s=60)
 
 
 OTHER = "GPU-00000000-0000-0000-0000-000000000000, 11, 7"

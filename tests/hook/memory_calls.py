@@ -100,7 +100,7 @@ def _configure(config: Path, text: str) -> None:
     fresh.replace(config)
 
 
-def settled(mib: float, within_s: float = 10) -> None:
+def settled(mib: float, within_s: float = 60) -> None:
     """Wait until the hook counts this much: what a process left behind is not gone at once."""
     deadline = time.monotonic() + within_s
     while charged_mib() != mib and time.monotonic() < deadline:

@@ -49,7 +49,7 @@ def run(
     settings = [word for name, value in env.items() for word in ("-E", f"{name}={value}")]
     done = subprocess.run(
         [str(QEMU), "-L", str(SYSROOT), *settings, str(program), *words],
-        env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=50, check=False,
+        env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()

@@ -140,7 +140,7 @@ def test_what_the_ledger_has_no_room_for_is_in_no_slot(node: Node) -> None:
         region = RegionFile(node.cache)
         assert region.shown() == {process.pid: region.ledger()} == {process.pid: 15 << 44}
     finally:
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_it_cannot_end_or_talk_over_the_process_it_is_in(hook: Elf) -> None:
     assert not hook.imports & forbidden
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_the_same_sources_give_the_same_bytes_wherever_they_lie(tmp_path: Path, arch: str) -> None:
     module = compiler()

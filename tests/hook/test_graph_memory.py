@@ -148,7 +148,7 @@ def test_a_launch_that_the_driver_refuses_says_nothing_of_what_the_graph_needs(n
     tenant.stdin.flush()
     tenant.stdout.readline()
     node.sim.heal()
-    told, errors = tenant.communicate("\n", timeout=30)
+    told, errors = tenant.communicate("\n", timeout=60)
 
     assert json.loads(told) == {"r": [0, 2, [32, 32], 0, 2, [60, 60]]}, errors
     assert node.sim.peak_mib(GPU) <= 100

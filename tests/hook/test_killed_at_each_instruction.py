@@ -109,7 +109,7 @@ def test_whoever_is_killed_leaves_nothing(
         def nothing_is_left() -> None:
             eventually(
                 lambda: used(node, watcher) == at_rest and RegionFile(node.cache).owned() == 1,
-                within_s=20,
+                within_s=60,
             )
 
         with stepped(node, part, **env) as tenant:
@@ -148,6 +148,6 @@ def test_whoever_is_killed_while_the_region_is_made_spoils_it_for_nobody(node: N
                         after.ask("info")["devices"][0]["free_mib"] == free_mib
                         and RegionFile(node.cache).owned() == 1
                     ),
-                    within_s=20,
+                    within_s=60,
                     what=f"all of the memory after instruction {number}",
                 )

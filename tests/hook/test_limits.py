@@ -276,7 +276,7 @@ def test_nvml_alone_needs_no_cuda(node: Node) -> None:
     assert tenant.stdout is not None
     assert tenant.stdout.readline() == "ready\n"
     assert node.run(code, **{LIMIT: "1000m"})["memory"] == [1000, 300, 700]
-    tenant.communicate("\n", timeout=10)
+    tenant.communicate("\n", timeout=60)
 
 
 def test_nothing_of_the_host_process_is_changed(node: Node) -> None:

@@ -87,7 +87,7 @@ def test_a_process_without_environment_is_limited_and_counts_with_the_others(
         env=env, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(second.stdout) == {"used": 600, "more": [2, 0]}
-    first.communicate("\n", timeout=10)
+    first.communicate("\n", timeout=60)
 
 
 def test_each_device_has_its_line_in_whatever_order(bed: LimitsBed) -> None:
@@ -234,7 +234,7 @@ def test_no_reader_sees_half_a_change(bed: LimitsBed) -> None:
         while program.poll() is None:
             line.change(large)
             line.change(small)
-    out, _ = program.communicate(timeout=10)
+    out, _ = program.communicate(timeout=60)
     assert json.loads(out)["seen"] == [small, large]
 
 

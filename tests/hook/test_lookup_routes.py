@@ -33,7 +33,7 @@ def find(route: str, *, hook: bool) -> dict[str, tuple[str, str]]:
         env["LD_PRELOAD"] = str(built() / OURS)
     done = subprocess.run(
         [str(compiled("find.c", "-ldl")), route, *names],
-        env=env, capture_output=True, text=True, timeout=30, check=True,
+        env=env, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stderr == ""
     return {name: (where, error) for name, where, error in map(str.split, done.stdout.splitlines())}
@@ -117,7 +117,7 @@ def test_cugetprocaddress_answers_as_the_driver_does_with_our_functions_for_the_
 def _answers(node: Node, question: str, *, hook: bool) -> dict[str, list[Any]]:
     env = {"MINE": str(built() / OURS)} if hook else {}
     process = node.start("import os\n" + ASK, hook=hook, env=env)
-    out, err = process.communicate(question + "\n", timeout=50)
+    out, err = process.communicate(question + "\n", timeout=250)
     assert (process.returncode, err) == (0, "")
     answers: dict[str, list[Any]] = json.loads(out)["answers"]
     return answers

@@ -125,7 +125,7 @@ def test_a_container_that_starts_again_goes_on_with_it(bed: LimitsBed) -> None:
     assert first.stdout.readline() == "0\n"
     assert RegionFile(bed.node.cache).ledger() == 900 * MIB
     first.kill()
-    first.communicate(timeout=10)
+    first.communicate(timeout=60)
     said = bed.node.run("say(init=start(), given=alloc(1000)[0])", **bed.environment())
     assert (said["init"], said["given"]) == (0, 0)
     assert bed.node.cache.stat().st_ino == inode

@@ -62,7 +62,7 @@ class Tenant:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def tenants(node: Node, count: int, env: Mapping[str, str]) -> Iterator[list[Ten
         started = []
         for _ in range(count):
             process = node.start("from nvml_calls import *\n" + TENANT, env=env)
-            ending.callback(process.communicate, timeout=10)
+            ending.callback(process.communicate, timeout=60)
             ending.callback(process.kill)
             started.append(Tenant(process))
         for tenant in started:
@@ -336,10 +336,10 @@ def test_a_container_that_computes_all_the_time_uses_all_of_its_share(node: Node
         assert busy.stdin is not None
         busy.stdin.write("launch 1000000\n")
         busy.stdin.flush()
-        eventually(lambda: look(node, "utilization(handle())", **CORES)[0] > 80, within_s=20)
+        eventually(lambda: look(node, "utilization(handle())", **CORES)[0] > 80, within_s=60)
     finally:
         busy.kill()
-        busy.communicate(timeout=10)
+        busy.communicate(timeout=60)
 
 
 AWAKE = """
@@ -386,10 +386,10 @@ def test_what_is_computed_is_noted_without_anybody_asking(node: Node) -> None:
         assert busy.stdin is not None
         busy.stdin.write("launch 1000000\n")
         busy.stdin.flush()
-        eventually(lambda: noted(node) > 0, within_s=20, what="a note of what was charged")
+        eventually(lambda: noted(node) > 0, within_s=60, what="a note of what was charged")
     finally:
         busy.kill()
-        busy.communicate(timeout=10)
+        busy.communicate(timeout=60)
 
 
 def noted(node: Node) -> int:

@@ -352,7 +352,7 @@ def test_what_others_allocate_meanwhile_is_not_taken_for_the_cost(node: Node, dr
         assert set(run(node, steps)) == {20}
     finally:
         other.kill()
-        other.communicate(timeout=10)
+        other.communicate(timeout=60)
 
 
 def test_without_a_known_pid_nothing_unseen_is_charged(node: Node) -> None:

@@ -135,7 +135,7 @@ POOLS = ("pools.c", "pooled.c")
 def test_a_pool_ends_after_its_last_use_and_is_not_its_childs() -> None:
     parts = [str(ROOT / "hook" / name) for name in (*POOLS, "blocks.c", "reserve.c", "table.c")]
     program = compiled("pool_visits.c", f"-I{ROOT / 'hook'}", *parts, "-lpthread")
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1 0 in time\n"
 
 

@@ -84,7 +84,7 @@ def test_a_killed_process_does_not_count(tenant: Node, host: HostRegionReader) -
     assert len(region.processes) == 2  # nobody has swept its slot
     alive = living(region.processes, sight_of([second.pid]))
     assert [process.pid for process in alive] == [second.pid]
-    second.communicate("\n", timeout=10)
+    second.communicate("\n", timeout=60)
 
 
 CHURN = """
@@ -125,7 +125,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     first = started(tenant, 300)
     tenant.run("start()\nalloc(200)\nalloc(900)", **{LIMIT: "1000m"})
     content = tenant.cache.read_bytes()
-    first.communicate("\n", timeout=10)
+    first.communicate("\n", timeout=60)
     assert decode(content).refusal_count == 1
     return content
 

@@ -30,7 +30,7 @@ from tests.peers.container_tools import ContainerTools, PeersUnavailable, contai
 from tests.peers.runc import BindMount, Bundle, Runc, install, libraries_of, place, unusable
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("runc")]  # packages are fetched
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("runc")]  # packages are fetched
 
 MIB = 1000
 TENANT = "/usr/bin/sim-tenant"

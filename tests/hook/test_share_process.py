@@ -113,5 +113,5 @@ def test_who_asks_for_the_thread_as_it_leaves_has_it(tmp_path: Path) -> None:
          "-o", str(program)],
         cwd=ROOT / "hook", check=True, capture_output=True,
     )  # fmt: skip
-    ran = subprocess.run([program], capture_output=True, text=True, check=False, timeout=50)
+    ran = subprocess.run([program], capture_output=True, text=True, check=False, timeout=250)
     assert (ran.returncode, ran.stdout) == (0, "watched\n")

@@ -25,6 +25,6 @@ def test_threads_at_the_launch_gate_race_on_nothing(tmp_path: Path, sanitizer: s
         "LIBCUDA_LOG_LEVEL": "1",
     }
     ran = subprocess.run(
-        [program, "3000"], env=environment, capture_output=True, text=True, check=False, timeout=50
+        [program, "3000"], env=environment, capture_output=True, text=True, check=False, timeout=250
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "18000\n", "")

@@ -146,7 +146,7 @@ def test_the_dead_are_looked_for_every_tenth_of_a_second_and_not_more_often(
         watcher = node.start(code, env=env)
         assert watcher.stdout is not None
         assert watcher.stdout.readline() == "looked\n"
-    out, _ = watcher.communicate("\n", timeout=10)
+    out, _ = watcher.communicate("\n", timeout=60)
     assert out.strip() == '{"before": 900, "soon": 900, "then": 0}'
 
 
@@ -165,7 +165,7 @@ def test_what_was_refused_by_the_ledger_is_not_left_in_the_slot(node: Node) -> N
     assert program.stdout is not None
     given, pid = map(int, program.stdout.readline().split())
     region = RegionFile(node.cache)
-    program.communicate("\n", timeout=10)
+    program.communicate("\n", timeout=60)
     assert (given, region.ledger(), region.shown()[pid]) == (0, 10 * MIB, 10 * MIB)
 
 

@@ -71,7 +71,7 @@ def traced(node: Node, log: Path, preloaded: str) -> list[str]:
         str(bystander()),
         "quiet",
     ]
-    subprocess.run(words, env=env, check=True, timeout=30, capture_output=True)
+    subprocess.run(words, env=env, check=True, timeout=60, capture_output=True)
     return re.findall(r"^\d+ +(\w+)\(", log.read_text(), flags=re.MULTILINE)
 
 

@@ -24,7 +24,7 @@ from agent.domain.limits_file import DeviceLimit
 from agent.sim.container import Container, SimMount, namespaces_allowed
 from agent.sim.driver import made_up_uuid
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 LIVE, CHANGES, VARIANTS, NEW_EVERY = 50, 100, 6, 10
 PLAIN = 10  # of the live ones, by HAMi's name

@@ -12,7 +12,7 @@ from hook.driver_symbols import generate, headers, prototypes, tables
 from hook.driver_symbols.generate import Vendor
 from hook.driver_symbols.headers import HeadersError, HeadersUnavailableError, Release, dotted
 
-pytestmark = pytest.mark.timeout(300)  # the first run fetches 35 MB
+pytestmark = pytest.mark.timeout(600)  # the first run fetches 35 MB
 
 RELEASES = list(headers.read_pins(generate.LOCK))
 CUDA = tables.parse_cuda(generate.CUDA_TSV.read_text())

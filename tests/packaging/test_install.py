@@ -92,7 +92,7 @@ def installed_elsewhere(root: Path, first: Release, _second: Release) -> None:
     (root / "usr/local/vgpu/containers/a_b").mkdir(parents=True)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("before", "action"),
     [

@@ -144,7 +144,7 @@ def test_all_start_at_a_server_that_takes_few(tmp_path: Path) -> None:
     fleet.close()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_simulated_node_asks_what_a_real_agent_asks(tmp_path: Path) -> None:
     """The same requests in the same order; `build.py scale` tries more mishaps."""
     steps = ("start", "watches end", "history lost, refused")

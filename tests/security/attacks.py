@@ -216,7 +216,7 @@ ATTACKS = (
     ),
     Attack(
         name="figures of the usage region by hand",
-        script="forge $REGION; exec $TENANT",
+        script="(while kill -0 $$; do forge $REGION; usleep 20000; done) & exec $TENANT",
         asks_mib=900,
         outcome=DETECTED,
         detected_as="above grant",

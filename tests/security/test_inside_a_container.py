@@ -24,12 +24,12 @@ from tests.security.attacks import ATTACKS, Attack, Outcome
 from tests.waiting import eventually
 
 __all__ = ["pod", "scratch", "tools"]
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("runc")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("runc")]
 
 # That it takes 5 s at most is shown in virtual time (test_detection_time.py). Here it is shown that it is
 # detected at all, on a machine that may be busy with other tests.
 TRIES = 5
-DETECTED_WITHIN_S = 30.0
+DETECTED_WITHIN_S = 90.0
 TOO_MUCH, LEFT = 1500, 100
 NUMBERS = itertools.count()
 EVIL = """
@@ -130,7 +130,7 @@ def attacked(victim: Pod, name: str, attack: Attack) -> "subprocess.Popen[bytes]
     return victim.runc.start_another(name, "/bin/busybox", "sh", "-c", script)
 
 
-APPLETS = ("mkdir", "chmod", "touch", "ln", "cp", "rm")
+APPLETS = ("mkdir", "chmod", "touch", "ln", "cp", "rm", "usleep")
 
 
 def loader_of(victim: Pod) -> Iterator[Path]:
@@ -160,7 +160,7 @@ def insisted(
     """The attacker's last try and whether it got past.
 
     What may pass need not pass each time: a forged account is put right when somebody's end is
-    noticed, which can be before the forger asks.
+    noticed, which can be between the forger's last stroke and what it asks.
     """
     while True:
         process = attacked(victim, name, attack)
@@ -208,7 +208,7 @@ def findings(victim: Pod) -> set[str]:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_it_comes_to_what_the_table_says(victim: Pod, main: str, attack: Attack) -> None:
-    eventually(lambda: not findings(victim), within_s=20, what=f"before: {findings(victim)}")
+    eventually(lambda: not findings(victim), within_s=60, what=f"before: {findings(victim)}")
     may_pass = attack.outcome is not Outcome.PREVENTED
     said = victim.bundle.directory / "rootfs/tmp/said"
     try:

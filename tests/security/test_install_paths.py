@@ -30,7 +30,7 @@ CALLS, MAX_INSTALLATIONS = 1, 400
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="another user's links take root"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
 ]
 
 

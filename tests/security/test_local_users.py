@@ -14,7 +14,7 @@ from tests.waiting import eventually
 
 __all__ = ["make_node"]
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else"),
 ]
 

@@ -20,7 +20,7 @@ Seen = tuple[Written, Recorded, Recorded]
 LINKS = ("directory link", "file link", "hard link")
 CALLS = 5
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from tests.hook.test_runc import MIB, TENANT, Pod, Start, pod, scratch, start, t
 from tests.waiting import eventually
 
 __all__ = ["pod", "scratch", "start", "tools"]
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("runc")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("runc")]
 
 
 def test_signals_and_full_shared_memory_reach_nobody_else(pod: Pod, start: Start) -> None:

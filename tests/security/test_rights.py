@@ -55,7 +55,7 @@ def served(node: SimNode, name: str = "pod") -> None:
     """A pod is served to the end: its claim is consumed, its bind is a success, the node is free."""
     pod = offered(node, name)
     assert got_its_claims(pod, ASKS)
-    eventually(lambda: finished(node, pod), within_s=30, what=f"the bind of {name}")
+    eventually(lambda: finished(node, pod), within_s=60, what=f"the bind of {name}")
 
 
 # --- what is asked is what is given --------------------------------------------------------------
@@ -73,9 +73,9 @@ def test_nothing_more_is_asked_than_the_manifest_gives(make_node: NodeMaker) -> 
     node.api.lose_answer(verb="patch", resource="nodes")
     pod = node.offer("pod", uid, ASKS, claims)
     assert got_its_claims(pod, ASKS)
-    eventually(lambda: finished(node, pod), within_s=30)
+    eventually(lambda: finished(node, pod), within_s=60)
     node.driver.lost(0)
-    eventually(lambda: node.events() and node.allocatable() == 10, within_s=30)
+    eventually(lambda: node.events() and node.allocatable() == 10, within_s=60)
     assert node.stop_agent() == 0
     done = node.run_command("uninstall")
     assert done.returncode == 0, done.stderr
@@ -95,20 +95,20 @@ def test_each_right_is_looked_at() -> None:
 def says_what_to_allow(node: SimNode, verb: str, resource: str) -> None:
     """The log has the sentence for whoever administers the cluster."""
     sentence = f"allow `{verb}` on `{resource}` in the agent's ClusterRole"
-    eventually(lambda: sentence in node.log_text(), within_s=30, what=sentence)
+    eventually(lambda: sentence in node.log_text(), within_s=60, what=sentence)
 
 
 def unseen_nodes(node: SimNode) -> None:
     up(node, 20)
-    eventually(lambda: counted(node.api, "get", "nodes") > 0, within_s=30, what="it is read")
+    eventually(lambda: counted(node.api, "get", "nodes") > 0, within_s=60, what="it is read")
     assert counted(node.api, "watch", "nodes") == 0
     served(node)
 
 
 def unwritten_nodes(node: SimNode) -> None:
-    eventually(lambda: node.allocatable() == 20, within_s=40, what="20 vGPUs at kubelet")
+    eventually(lambda: node.allocatable() == 20, within_s=60, what="20 vGPUs at kubelet")
     says = "the annotation of our Node cannot be written: the API server answered 403"
-    eventually(lambda: says in node.fetch("/readyz")[1], within_s=30)
+    eventually(lambda: says in node.fetch("/readyz")[1], within_s=60)
     assert not node.ready()
     assert node.annotations() == {}
     with pytest.raises(NoFit):
@@ -116,10 +116,10 @@ def unwritten_nodes(node: SimNode) -> None:
 
 
 def unlisted_pods(node: SimNode) -> None:
-    eventually(lambda: node.allocatable() == 20, within_s=40, what="20 vGPUs at kubelet")
-    eventually(lambda: REGISTER in node.annotations(), within_s=30)
+    eventually(lambda: node.allocatable() == 20, within_s=60, what="20 vGPUs at kubelet")
+    eventually(lambda: REGISTER in node.annotations(), within_s=60)
     says = "the pods of this node have not been read yet"
-    eventually(lambda: says in node.fetch("/readyz")[1], within_s=30)
+    eventually(lambda: says in node.fetch("/readyz")[1], within_s=60)
     assert not node.ready()
     refused = offered(node, "pod").admitted
     assert not refused.ok
@@ -142,15 +142,15 @@ def unwritten_pods(node: SimNode) -> None:
     assert not refused.admitted.ok
     assert "403" in refused.admitted.message
     assert "NVIDIA" in node.pod_annotations("team", "pod")[TO_ALLOCATE], "nothing is erased"
-    eventually(lambda: LOCK not in node.annotations(), within_s=30, what="the lock is freed")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="the lock is freed")
     assert node.ready()
 
 
 def untold_events(node: SimNode) -> None:
     up(node, 20)
     node.driver.lost(0)
-    eventually(lambda: node.allocatable() == 10, within_s=30, what="the GPU is withdrawn")
-    eventually(lambda: ("create", "events") in asked(node.api, code=403), within_s=30)
+    eventually(lambda: node.allocatable() == 10, within_s=60, what="the GPU is withdrawn")
+    eventually(lambda: ("create", "events") in asked(node.api, code=403), within_s=60)
     assert node.events() == []
     served(node)
 
@@ -186,7 +186,7 @@ def lost_claim(node: SimNode) -> None:
     refused = node.offer("pod", uid, ASKS, claims).admitted
     assert not refused.ok
     assert "403" in refused.message
-    eventually(lambda: LOCK not in node.annotations(), within_s=30, what="the lock is freed")
+    eventually(lambda: LOCK not in node.annotations(), within_s=60, what="the lock is freed")
     served(node, "next")
 
 
@@ -197,8 +197,8 @@ def lost_removal(node: SimNode) -> None:
     node.api.lose_answer(verb="patch", resource="nodes")
     pod = node.offer("pod", uid, ASKS, claims)
     assert got_its_claims(pod, ASKS)
-    eventually(lambda: ("get", "nodes") in asked(node.api, code=403), within_s=30)
-    eventually(lambda: finished(node, pod), within_s=30)
+    eventually(lambda: ("get", "nodes") in asked(node.api, code=403), within_s=60)
+    eventually(lambda: finished(node, pod), within_s=60)
     assert node.stop_agent() == 0
     wrote = node.annotations()
     done = node.run_command("uninstall")
@@ -232,14 +232,14 @@ def test_without_the_right_to_evict_who_takes_a_gpu_stays(make_node: NodeMaker) 
         api.allow_only(ROLE, rights())
         uid = stage.bound_pod("thief")
         stage.taker(uid)
-        eventually(lambda: EVICT in asked(api, code=403), within_s=30)
-        eventually(lambda: "pod_not_evicted" in stage.node.log_text(), within_s=30)
+        eventually(lambda: EVICT in asked(api, code=403), within_s=60)
+        eventually(lambda: "pod_not_evicted" in stage.node.log_text(), within_s=60)
         says_what_to_allow(stage.node, *EVICT)
         assert [pod["metadata"]["uid"] for pod in api.objects.list("pods")[0]] == [uid]
         assert not stage.events("VgpuBypassEvicted")
-        eventually(stage.events, within_s=30, what="it is told of")
+        eventually(stage.events, within_s=60, what="it is told of")
         api.allow_only(ROLE, rights() | {EVICT})
-        eventually(lambda: api.objects.list("pods")[0] == [], within_s=30)
+        eventually(lambda: api.objects.list("pods")[0] == [], within_s=60)
     assert asked(api) <= rights() | {EVICT}
 
 

@@ -60,7 +60,7 @@ class Watcher:
     def __init__(self, server: ApiServer, path: str) -> None:
         self.events: list[dict[str, Any]] = []
         self.ended = ""
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         self._connection.request("GET", path)
         self._socket = self._connection.sock
         self.answer = self._connection.getresponse()
@@ -513,12 +513,12 @@ def test_as_a_process_of_its_own(tmp_path: Path) -> None:
         assert process.stdin is not None
         url = process.stdout.readline().strip()
         assert json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"] == url
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
         connection.request("GET", "/api/v1/nodes/n1")
         assert connection.getresponse().status == 200
         connection.close()
         process.stdin.close()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
 
 
 # --- the pure parts -----------------------------------------------------------------------------------

@@ -24,6 +24,6 @@ def test_threads_at_streams_race_on_nothing_and_wait_for_nothing_that_is_gone(
     sim.kernel_us(20)
     ran = subprocess.run(
         [program], env={**os.environ, **sim.environment()},
-        capture_output=True, text=True, check=False, timeout=50,
+        capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done\n", "")

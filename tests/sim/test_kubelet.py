@@ -57,7 +57,7 @@ def test_bad_registration_is_refused_with_kubelets_words(
         channel = rpc.unix_channel(kubelet.socket, max_receive_bytes=1 << 22)
         request = dp.RegisterRequest(version=version, endpoint="x", resource_name=resource)
         with pytest.raises(grpc.RpcError) as refused:
-            rpc.REGISTER.client(channel)(request, timeout=10)
+            rpc.REGISTER.client(channel)(request, timeout=60)
         channel.close()
 
     assert text in refused.value.details()
@@ -67,7 +67,7 @@ def test_old_kubelet_answers_before_it_dials(tmp_path: Path) -> None:
     with StandInKubelet(tmp_path / "dp", behaviour="1.20", dial_timeout_s=0.2) as kubelet:
         channel = rpc.unix_channel(kubelet.socket, max_receive_bytes=1 << 22)
         request = dp.RegisterRequest(version="v1beta1", endpoint="missing.sock", resource_name=GPU)
-        rpc.REGISTER.client(channel)(request, timeout=10)
+        rpc.REGISTER.client(channel)(request, timeout=60)
         channel.close()
 
         eventually(lambda: kubelet.history("register_failed"))
@@ -79,7 +79,7 @@ def test_new_kubelet_dials_first_and_says_so_when_it_fails(tmp_path: Path) -> No
         channel = rpc.unix_channel(kubelet.socket, max_receive_bytes=1 << 22)
         request = dp.RegisterRequest(version="v1beta1", endpoint="missing.sock", resource_name=GPU)
         with pytest.raises(grpc.RpcError) as failed:
-            rpc.REGISTER.client(channel)(request, timeout=10)
+            rpc.REGISTER.client(channel)(request, timeout=60)
         channel.close()
 
     assert failed.value.details() == "failed to dial device plugin: context deadline exceeded"
@@ -292,10 +292,10 @@ def test_pod_resources_name_the_devices_of_each_container(node: ToyNode) -> None
     kubelet.admit(pod("1", 1, inits=(side, ContainerSpec("init", {GPU: 1}))))
     channel = rpc.unix_channel(kubelet.pod_resources_socket, max_receive_bytes=1 << 22)
 
-    listed = rpc.LIST_POD_RESOURCES.client(channel)(pr.ListPodResourcesRequest(), timeout=10)
-    free = rpc.GET_ALLOCATABLE.client(channel)(pr.AllocatableResourcesRequest(), timeout=10)
+    listed = rpc.LIST_POD_RESOURCES.client(channel)(pr.ListPodResourcesRequest(), timeout=60)
+    free = rpc.GET_ALLOCATABLE.client(channel)(pr.AllocatableResourcesRequest(), timeout=60)
     one = rpc.GET_POD_RESOURCES.client(channel)(
-        pr.GetPodResourcesRequest(pod_name="pod-1", pod_namespace="default"), timeout=10
+        pr.GetPodResourcesRequest(pod_name="pod-1", pod_namespace="default"), timeout=60
     )
     channel.close()
 
@@ -311,7 +311,7 @@ def test_old_kubelet_knows_only_list(node: ToyNode) -> None:
     channel = rpc.unix_channel(kubelet.pod_resources_socket, max_receive_bytes=1 << 22)
     call = rpc.GET_ALLOCATABLE.client(channel)
     with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
-        call(pr.AllocatableResourcesRequest(), timeout=10)
+        call(pr.AllocatableResourcesRequest(), timeout=60)
     channel.close()
 
 

@@ -215,7 +215,7 @@ def test_a_hanging_allocate_blocks_every_other_pod(node: ToyNode) -> None:
     assert results == {}
     plugin.hang.set()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert results == {"gpu": True, "plain": True}
 
 
@@ -229,7 +229,7 @@ def test_stop_ends_a_hanging_allocate(node: ToyNode) -> None:
 
     kubelet.stop()
 
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert results == [False]
 
 

@@ -109,7 +109,7 @@ class Life:
         self.scrape()
         self.node.kubelet.restart()
         up(self.node, 20)
-        eventually(lambda: published(self.node) == 20, within_s=20, what="told to the scheduler")
+        eventually(lambda: published(self.node) == 20, within_s=60, what="told to the scheduler")
         self.node.api.restart(lose_history=True)
         there += [self._pod()]
         self.scrape()
@@ -122,7 +122,7 @@ class Life:
         self.pods += 1
         pod = self.node.run_pod(f"pod-{self.pods}", [Ask(memory_mib=700 + self.pods)])
         assert pod.admitted.ok, pod.admitted.message
-        eventually(lambda: finished(self.node, pod), within_s=20, what="lock released")
+        eventually(lambda: finished(self.node, pod), within_s=60, what="lock released")
         return pod
 
     def _in_order(self, there: list[RanPod]) -> None:
@@ -148,13 +148,13 @@ class Life:
                 len(seen) >= SETTLED
             )
 
-        eventually(stays, within_s=40, every_s=0.1, what="threads and descriptors stay")
+        eventually(stays, within_s=60, every_s=0.1, what="threads and descriptors stay")
         self.node.delete_pod(pod)
         return seen[-1]
 
     def released(self) -> None:
         """Nothing of pods that are gone is left on disk."""
-        eventually(lambda: not unreleased(self.node), within_s=40, every_s=0.2, what="all released")
+        eventually(lambda: not unreleased(self.node), within_s=60, every_s=0.2, what="all released")
 
 
 @contextmanager

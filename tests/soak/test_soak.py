@@ -16,7 +16,7 @@ DAY = Day(
 )  # fmt: skip
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_day() -> None:
     logs.configure(level="critical")
     try:

@@ -354,7 +354,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 def test_an_output_that_takes_nothing_is_one_sentence(arguments: list[str], output: str) -> None:
     program = ["sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "agent.py", *arguments]
     done = subprocess.run(
-        program, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False, timeout=50
+        program, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False, timeout=250
     )
     assert done.returncode == 1
     (said,) = done.stderr.splitlines()

@@ -82,7 +82,7 @@ def with_place(
         yield process, Path(place), int(pid)
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         if runs(int(pid)):
             os.kill(int(pid), signal.SIGKILL)
 
@@ -110,7 +110,7 @@ def test_however_it_ends_nothing_is_left(
         if how is signal.SIGKILL:  # it must have left its group
             eventually(lambda: cleaner_of(process.pid))
         whom(process.pid, how)
-        process.communicate(timeout=10)  # what it printed has an end: who cleans holds no pipe
+        process.communicate(timeout=60)  # what it printed has an end: who cleans holds no pipe
         eventually(lambda: not place.exists())
         eventually(lambda: not runs(agent))
 
@@ -118,7 +118,7 @@ def test_however_it_ends_nothing_is_left(
 def test_what_is_to_be_kept_stays(tmp_path: Path) -> None:
     with with_place(tmp_path, "keep") as (process, place, agent):
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         os.kill(agent, signal.SIGKILL)
         eventually(lambda: not runs(agent))
         assert (place / "sub" / "file").exists()

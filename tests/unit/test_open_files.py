@@ -23,6 +23,6 @@ print(allow_many(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 def test_the_soft_limit_is_raised(soft: int, hard: int, told: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(soft=soft, hard=hard)],
-        capture_output=True, text=True, check=True, timeout=30,
+        capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert ran.stdout.strip() == told

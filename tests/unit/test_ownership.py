@@ -233,7 +233,7 @@ def test_what_is_held_is_known_as_soon_as_the_gpus_are() -> None:
     supervisor.start()
     try:
         bed.inventory.publish(GPUS)
-        assert eventually(lambda: list(bed.withheld) == [A], within_s=20)
+        assert eventually(lambda: list(bed.withheld) == [A], within_s=60)
     finally:
         supervisor.stop()
     assert supervisor.join() == 0

@@ -340,7 +340,7 @@ def test_serve(loops: list[str], sent: signal.Signals | None, code: int) -> None
         if sent is not None:
             said += [process.stdout.readline().strip() for _ in range(2)]
             process.send_signal(sent)
-        rest, errors = process.communicate(timeout=30)
+        rest, errors = process.communicate(timeout=60)
     assert process.returncode == code
     said += rest.splitlines()
     assert said[0] == "READY=1"
@@ -365,7 +365,7 @@ def test_it_goes_on_after_it_was_stopped_for_longer_than_a_tick() -> None:
         process.send_signal(signal.SIGCONT)
         said = [process.stdout.readline().strip() for _ in range(3)]
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert said == ["WATCHDOG=1", "STATUS=sharing 2 GPUs", "WATCHDOG=1"]
     assert "signal=SIGTERM" in errors
     assert process.returncode == 0

@@ -27,7 +27,7 @@ from agent.supervisor import Supervisor
 
 pytestmark = [
     pytest.mark.skipif(not chromium(), reason=MISSING),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
     pytest.mark.xdist_group("browser"),
 ]
 SICK = GpuInventory.of(

@@ -11,7 +11,7 @@ from browser import MISSING, Browser, chromium
 
 pytestmark = [
     pytest.mark.skipif(not chromium(), reason=MISSING),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
     pytest.mark.xdist_group("browser"),
 ]
 SITE = Path(__file__).resolve().parents[2] / "packaging" / "site"

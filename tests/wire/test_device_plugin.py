@@ -107,7 +107,7 @@ def test_close_ends_streams_without_an_error_and_removes_the_socket(served: Serv
 
 
 def test_preference_is_announced_and_pre_start_is_not(served: Served) -> None:
-    options = served.stub.get_device_plugin_options(dp.Empty(), timeout=10)
+    options = served.stub.get_device_plugin_options(dp.Empty(), timeout=60)
 
     assert (options.get_preferred_allocation_available, options.pre_start_required) == (True, False)
     assert options == served.answers.options()
@@ -115,7 +115,7 @@ def test_preference_is_announced_and_pre_start_is_not(served: Served) -> None:
 
 def test_pre_start_answers_all_the_same(served: Served) -> None:
     request = dp.PreStartContainerRequest(device_ids=["GPU-0-0"])
-    assert served.stub.pre_start_container(request, timeout=10) == dp.PreStartContainerResponse()
+    assert served.stub.pre_start_container(request, timeout=60) == dp.PreStartContainerResponse()
 
 
 def _raises(error: BaseException) -> Callable[..., Any]:
@@ -194,7 +194,7 @@ def test_several_containers_in_one_request_are_answered_in_order(served: Served)
         container_requests=[dp.ContainerAllocateRequest(device_ids=[i]) for i in ("b", "a")]
     )
 
-    assert len(served.stub.allocate(request, timeout=10).container_responses) == 2
+    assert len(served.stub.allocate(request, timeout=60).container_responses) == 2
     assert [ids for ids, _ in served.allocator.asked] == [("b",), ("a",)]
 
 

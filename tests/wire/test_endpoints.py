@@ -81,14 +81,14 @@ class Running:
         self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
     ) -> tuple[int, http.client.HTTPMessage, str]:
         with contextlib.closing(
-            http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         ) as connection:
             connection.request(method, path, headers=dict(headers or {}))
             response = connection.getresponse()
             return response.status, response.headers, response.read().decode()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
 
 @pytest.fixture(name="written", autouse=True)
@@ -337,7 +337,7 @@ def has_ipv6() -> bool:
 )
 def test_listening(start: Start, address: str, client: str) -> None:
     port = start(address).port
-    with contextlib.closing(http.client.HTTPConnection(client, port, timeout=20)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(client, port, timeout=60)) as connection:
         connection.request("GET", "/healthz")
         assert connection.getresponse().status == 200
 

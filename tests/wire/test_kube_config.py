@@ -229,7 +229,7 @@ HEAVY = ("pydantic", "requests", "oauthlib", "requests_oauthlib", "websocket", "
 
 def run_python(program: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=250
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -345,7 +345,7 @@ def test_killed_at_every_step_a_change_is_whole_or_was_never_made(bed: Bed) -> N
     script = Path(__file__).with_name("killed_changes.py")
     done = subprocess.run(
         [sys.executable, str(script), str(bed.host), str(bed.state), UID, NAME],
-        capture_output=True, text=True, check=False, timeout=50,
+        capture_output=True, text=True, check=False, timeout=250,
         cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

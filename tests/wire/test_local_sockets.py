@@ -114,7 +114,7 @@ class Agent:
         assert self.supervisor.join(timeout_s=10) == 0
 
     def tcp_serves(self) -> bool:
-        with socket.create_connection(("127.0.0.1", self.tcp.port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", self.tcp.port), timeout=60) as sock:
             sock.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
             return b"200 OK" in sock.recv(4096)
 
@@ -214,7 +214,7 @@ def test_changes(agent: Agent, name: str, target: str, status: int) -> None:
 
 
 def test_tcp_changes_nothing(agent: Agent) -> None:
-    with socket.create_connection(("127.0.0.1", agent.tcp.port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", agent.tcp.port), timeout=60) as sock:
         sock.sendall(b"POST /v1/limits HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
         assert b"405" in sock.recv(4096).split(b"\r\n")[0]
     assert agent.posted == []
@@ -240,7 +240,7 @@ def test_who_connects(make: Make, mode: int, uid: int, told: str) -> None:  # fm
             stdout=subprocess.PIPE,
             text=True,
         ) as asks:
-            said, _ = asks.communicate(timeout=30)
+            said, _ = asks.communicate(timeout=60)
         assert asks.returncode == 0
         assert told in said
         assert agent.posted_by == ([f"uid 0, pid {asks.pid}"] if uid == 0 else [])
@@ -530,7 +530,7 @@ def test_no_permission(mode: int, told: str) -> None:
                 capture_output=True,
                 text=True,
                 check=True,
-                timeout=30,
+                timeout=60,
                 cwd=Path(__file__).parents[2],
             )
         assert told in ran.stdout

@@ -121,7 +121,7 @@ def test_any_series_of_mishaps_ends_with_a_registration(
         time.sleep(chance.choice([0.0, 0.01, 0.1]))
     kubelet.restart()
 
-    eventually(lambda: offered(kubelet, running), within_s=30.0)
+    eventually(lambda: offered(kubelet, running), within_s=60)
     eventually(lambda: len(own_sockets(directory)) == 1)
     assert kubelet.admit(pod("1", 4)).ok
 
@@ -153,7 +153,7 @@ def test_two_agents_on_one_node_settle(kubelet: StandInKubelet, agent: Any) -> N
         kubelet.drop_stream(GPU)
         eventually(lambda: all(a.registered for a in agents))
 
-    eventually(lambda: _quiet(agents, for_s=0.5), within_s=30.0)
+    eventually(lambda: _quiet(agents, for_s=0.5), within_s=60)
 
     eventually(lambda: allocatable(kubelet) == 4)
     assert kubelet.admit(pod("1", 4)).ok

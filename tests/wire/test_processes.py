@@ -324,4 +324,4 @@ def test_this_process_in_the_real_proc(tmp_path: Path) -> None:
         assert (process.start_time, process.pid_namespace) == (int(stat[19]), int(namespace))
         assert (process.library, process.uses_gpu, process.readable) == (False, False, True)
     finally:
-        program.communicate(b"\n", timeout=10)
+        program.communicate(b"\n", timeout=60)

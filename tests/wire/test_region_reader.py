@@ -331,7 +331,7 @@ def test_a_tenant_that_exchanges_the_file_all_the_time(bed: Bed, ended: Callable
                     assert process.used[0].total_bytes == 305 * MIB
         return len(outcomes) > 2
 
-    eventually(seen, within_s=20)
+    eventually(seen, within_s=60)
     ended()
 
 

@@ -86,14 +86,14 @@ def test_who_undoes_it_again_and_again_does_not_make_us_write_all_the_time(
         for _ in range(3):
             written = scene.writes
             annotate_node(server, {FACTOR: "7"})
-            eventually(lambda written=written: scene.writes > written, within_s=20)
-        eventually(lambda: scene.annotation(FACTOR) == "3", within_s=20)
+            eventually(lambda written=written: scene.writes > written, within_s=60)
+        eventually(lambda: scene.annotation(FACTOR) == "3", within_s=60)
         annotate_node(server, {FACTOR: "7"})
-        assert eventually(lambda: scene.registrar.step_once() > 1.0, within_s=20)
+        assert eventually(lambda: scene.registrar.step_once() > 1.0, within_s=60)
 
 
 def test_it_is_taken_back(server: ApiServer, tmp_path: Path) -> None:
     with volcano(server, tmp_path, handshake=True) as scene:
         eventually(scene.at_rest)
-    assert scene.registrar.leave(within_s=5)
+    assert scene.registrar.leave(within_s=60)
     assert [scene.annotation(key) for key in (REGISTER, FACTOR, HANDSHAKE)] == [None] * 3

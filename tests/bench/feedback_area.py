@@ -13,6 +13,7 @@ from pathlib import Path
 from agent.domain.limits_file import DeviceLimit, LimitsFile, decode, encode
 from agent.domain.new_region import new_region
 from agent.domain.region import FILE_BYTES, TAIL, TAIL_OFFSET
+from tests.bench.cpu import cores, cpu_s
 from tests.bench.rows import Row, row
 
 PROGRAM = Path(__file__).resolve().parents[1] / "feedback_agent.py"
@@ -26,16 +27,21 @@ _COUNTERS = struct.Struct("<qQQQQQ")  # budget, refilled, charged, throttled, la
 
 def feedback_area() -> Iterator[Row]:
     """CPU with 8 containers on 2 GPUs, at work and idle; and with 64 on 16, all at work."""
-    for containers, name, working, waiting in (
-        (CONTAINERS, "all at work, half of them lent to", CONTAINERS // 2, CONTAINERS // 2),
-        (CONTAINERS, "all at work at their shares", 0, CONTAINERS),
-        (CONTAINERS, "all idle", 0, 0),
-        (MANY, "all at work, half of them lent to", MANY // 2, MANY // 2),
+    half = "all at work, half of them lent to"
+    shares = "all at work at their shares"
+    for containers, name, working, waiting, state in (
+        (CONTAINERS, half, CONTAINERS // 2, CONTAINERS // 2, "awake"),
+        (CONTAINERS, half, CONTAINERS // 2, CONTAINERS // 2, "asleep"),
+        (CONTAINERS, shares, 0, CONTAINERS, "awake"),
+        (CONTAINERS, shares, 0, CONTAINERS, "asleep"),
+        (CONTAINERS, "all idle", 0, 0, "awake"),
+        (MANY, half, MANY // 2, MANY // 2, "awake"),
     ):
-        percents = _percents(containers, working, waiting)
+        with cores(state):
+            percents = _percents(containers, working, waiting)
         target = 0.5 if containers == CONTAINERS and (working or waiting) else None
         where = f"{containers} containers on {containers // PER_GPU} GPUs"
-        label = f"CPU, share of one core, {where}, {name}"
+        label = f"CPU, share of one core, {where}, {name}, cores {state}"
         yield row("feedback", label, percents, "%", target=target)
 
 
@@ -54,9 +60,9 @@ def _percents(containers: int, working: int, waiting: int) -> list[float]:
             _compute(regions, working, waiting, SETTLED_S)
             percents = []
             for _ in range(SAMPLES):
-                before_s, began_s = _cpu_s(agent.pid), time.monotonic()
+                before_s, began_s = cpu_s(agent.pid), time.monotonic()
                 _compute(regions, working, waiting, FOR_S)
-                ran_s = _cpu_s(agent.pid) - before_s
+                ran_s = cpu_s(agent.pid) - before_s
                 percents.append(ran_s / (time.monotonic() - began_s) * 100)
             lent_to = sum(_is_lent_to(file) for file in (root / "limits").iterdir())
             assert lent_to == (waiting if working else 0), f"{lent_to} are lent to"
@@ -101,11 +107,3 @@ def _compute(regions: list[mmap.mmap], working: int, waiting: int, for_s: float)
                 charged + used_ns, throttled, launches + 10, waits + waits_now,
             )  # fmt: skip
         time.sleep(TOUCH_S)
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of all threads, to the nanosecond."""
-    ran_ns = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        ran_ns += int((thread / "schedstat").read_text().split()[0])
-    return ran_ns / 1e9

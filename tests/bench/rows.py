@@ -107,7 +107,10 @@ class Page:
         "of its. One sample are: the areas `idle` (a minute) and `memory`, all of `large` but Allocate, every size, the "
         "ratio of 64 processes to 1, and each case of a share of GPU time, which is run with one seed. The target of "
         "Allocate's p99 is meant without requests to the API server; measured is with its two writes, so a NO there says "
-        "that the sum was over it."
+        "that the sum was over it.\n\n"
+        "*Cores awake*: on each core spins a process that runs when nothing else would (SCHED_IDLE), so that none sleeps, "
+        "as on a node at work. *Cores asleep*: nothing else runs, and whoever wakes a core is charged for it, which on a "
+        "virtual machine can cost more than what is then done; the area `wake` is what a process pays that does nothing."
     )
 
 

@@ -3,7 +3,7 @@
 Without both, and without a peer, it writes docs/results/bench.json and install.json, a page beside
 each. Exit code 1: a negative control passed the check that it must fail, so nothing was shown.
 
-Every area but `hook`, `share`, `scrape`, `region` and `feedback` starts a simulated node of its own
+Every area but `hook`, `share`, `scrape`, `region`, `wake` and `feedback` starts a simulated node of its own
 and the agent as a process; nothing of the agent runs in here.
 """
 
@@ -21,6 +21,7 @@ from agent.sim.node import Ask, SimNode  # noqa: E402 - the path above leads to 
 from tests import provenance  # noqa: E402
 from tests.bench.artifact_area import artifact_area  # noqa: E402
 from tests.bench.columns_area import columns_area  # noqa: E402
+from tests.bench.cpu import cores, cpu_s, wake_area  # noqa: E402
 from tests.bench.feedback_area import feedback_area  # noqa: E402
 from tests.bench.hook_area import hook_area, peer_path  # noqa: E402
 from tests.bench.install_area import INSTALLING, install_area  # noqa: E402
@@ -77,26 +78,20 @@ def allocate_area() -> Iterator[Row]:
             )
 
 
-def cpu_s(pid: int) -> float:
-    """CPU time of a process's threads, to the nanosecond; /proc/PID/stat counts 10 ms ticks."""
-    ran_ns = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        ran_ns += int((thread / "schedstat").read_text().split()[0])
-    return ran_ns / 1e9
-
-
 def idle_area() -> Iterator[Row]:
-    """CPU and API requests of an agent with nothing to do, for a minute."""
+    """CPU and API requests of an agent with nothing to do, for a minute; cores awake, and asleep."""
     with a_node() as node:
         assert node.agent is not None
         time.sleep(5.0)  # what start-up left to do
-        before_cpu, before_requests = cpu_s(node.agent.pid), len(node.api.requests())
-        time.sleep(IDLE_S)
-        percent = (cpu_s(node.agent.pid) - before_cpu) / IDLE_S * 100
+        for state in ("awake", "asleep"):
+            with cores(state):
+                before_cpu, before_requests = cpu_s(node.agent.pid), len(node.api.requests())
+                time.sleep(IDLE_S)
+                percent = (cpu_s(node.agent.pid) - before_cpu) / IDLE_S * 100
+            yield row("idle", f"CPU, share of one core, cores {state}", [percent], "%", target=0.2)
         made = node.api.requests()[before_requests:]
         watches = sum(r.verb == "watch" for r in made) * 60 / IDLE_S
         per_minute = len(made) * 60 / IDLE_S - watches
-        yield row("idle", "CPU, share of one core", [percent], "%", target=0.2)
         yield row("idle", "API requests a minute beyond watches", [per_minute], "", target=0)
         # Two watches, each renewed after 8 to 16 minutes.
         yield row("idle", "watches opened a minute", [watches], "", target=1)
@@ -198,6 +193,7 @@ AREAS: dict[str, Callable[[], Iterator[Row]]] = {
     "allocate": allocate_area,
     "memory": memory_area,
     "large": large_area,
+    "wake": wake_area,
     "idle": idle_area,
     "scrape": scrape_area,
     "region": region_area,

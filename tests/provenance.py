@@ -47,5 +47,10 @@ def listed(about: Mapping[str, object]) -> Iterable[str]:
 
 
 def _said(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=root, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:  # a machine with a GPU may have no git
+        return ""
     return done.stdout.strip()

@@ -1,6 +1,6 @@
 """Draw what a run on a GPU has found: `plots.py gpu.json` writes gpu-shares.png and gpu-step.png beside it.
 
-Needs Matplotlib, and nothing else of this tree. Exit code 3: there is no Matplotlib.
+Needs Matplotlib, and nothing else of this tree. Exit code 3: there is no Matplotlib, or no such file.
 """
 
 import json
@@ -58,6 +58,10 @@ PICTURES: Mapping[str, Callable[[Any, Found], Any]] = {"shares": shares, "step":
 
 def main(results: Path) -> int:
     """Draw them; print the names of the files."""
+    if not results.is_file():
+        why = f"{results} is not there; `python3 build.py gpu` writes it on a machine with a GPU"
+        print(f"build.py gpu: {why}", file=sys.stderr)  # noqa: T201 - it talks to a person
+        return MISSING
     try:
         import matplotlib as mpl
     except ImportError:

@@ -9,8 +9,7 @@ passed; 1: not all; 3: something is missing, and one sentence says what.
 
 import argparse
 import contextlib
-import datetime as dt
-import os
+import hashlib
 import platform
 import shutil
 import signal
@@ -25,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests import provenance  # noqa: E402 - the path above leads to it
 from tests.gpu.checks import CHECKS, Check, Suite  # noqa: E402 - the path above leads to them
 from tests.gpu.page import Result, as_json, as_markdown  # noqa: E402
 from tests.gpu.smi import smi  # noqa: E402
@@ -62,10 +62,10 @@ def look(bed: Bed) -> tuple[Suite, dict[str, str]]:
     driver = smi(bed, "driver_version", hooked=False)
     libraries = bed.run(["array_work.py", "probe"], hooked=False)["found"]
     facts = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        **provenance.described(),
+        "hook": f"SHA-256 {hashlib.sha256(bed.hook.read_bytes()).hexdigest()[:16]}",
         "GPU": f"{gpu['name']}, {bed.uuid}",
         "driver": f"{driver[0] if driver else 'version unknown'}, CUDA {gpu['cuda']}",
-        "machine": f"{os.cpu_count()} processors, Linux {platform.release()}",
         "libraries": ", ".join(f"{name} {found}" for name, found in libraries.items()) or "none",
     }
     return Suite(bed, libraries=libraries), facts

@@ -3,6 +3,7 @@
 What it says there is of the simulation alone and is written down nowhere.
 """
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from built_hook import ROOT, built, sim_libraries
 
 import tests.gpu.suite
 from agent.sim.driver import SimDriver
+from tests import provenance
 from tests.gpu import share_checks
 from tests.gpu.checks import CHECKS, Check, Suite
 from tests.gpu.pace import rate
@@ -250,6 +252,9 @@ def test_it_knows_what_it_runs_on(bed: Bed) -> None:
     assert suite.bed == bed, "the GPU that CUDA has as its first is the only one from then on"
     assert facts["GPU"] == f"NVIDIA A40, {bed.uuid}"
     assert "CUDA 12.8" in facts["driver"]
+    digest = hashlib.sha256(bed.hook.read_bytes()).hexdigest()
+    assert digest.startswith(facts["hook"].removeprefix("SHA-256 ")), "which library was tried"
+    assert provenance.described().items() <= facts.items(), "of which commit, when, and where"
 
 
 def test_the_gpu_is_the_one_that_cuda_is_told(bed: Bed) -> None:
@@ -497,7 +502,8 @@ def test_where_the_library_is_built_nothing_is_fetched(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     for part in ("requirements", "tests/gpu", "agent"):
         shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "build.py", tree)
+    for file in ("build.py", "tests/provenance.py"):
+        shutil.copy(ROOT / file, tree / file)
     library = tree / built().relative_to(ROOT) / "libvgpu.so"
     library.parent.mkdir(parents=True)
     shutil.copy(built() / "libvgpu.so", library)
@@ -537,6 +543,13 @@ def test_without_matplotlib_it_says_how_to_draw_later(tmp_path: Path) -> None:
     publish(page, {}, [share(25, 25)])
     bare = program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     assert "build.py gpu --plots" in picture(page, ["/no/python", bare])
+
+
+def test_what_was_not_measured_is_not_drawn_and_said(tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "tests/gpu/plots.py"), str(tmp_path / "gpu.json")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (MISSING, 1), done
+    assert "gpu.json is not there; `python3 build.py gpu` writes it" in done.stderr
 
 
 def test_what_is_drawn_is_named(tmp_path: Path) -> None:

@@ -40,6 +40,13 @@ def test_without_git_the_commit_is_unknown(tmp_path: Path) -> None:
     assert provenance.commit(tmp_path) == "unknown"
 
 
+def test_where_there_is_no_git_program_the_commit_is_unknown(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.commit(tree) == "unknown"
+
+
 @pytest.mark.parametrize(
     ("told", "model"),
     [

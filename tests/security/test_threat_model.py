@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.security.attacks import ATTACKS
+from tests.security.test_inside_a_container import DETECTED_WITHIN_S, TRIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()
@@ -77,3 +78,8 @@ def test_the_attacks_of_the_page_are_those_that_are_executed() -> None:
         said = row.split("|")[2].strip()
         assert said.startswith(attack.outcome.value), row
         assert not attack.detected_as or f"`{attack.detected_as}`" in row, row
+
+
+def test_the_page_says_how_long_and_how_often_it_is_tried() -> None:
+    assert f"for which {DETECTED_WITHIN_S:.0f} s are allowed" in PAGE
+    assert f"has up to {TRIES} tries" in PAGE

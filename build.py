@@ -339,8 +339,8 @@ def bench(arguments: "Sequence[str]" = ()) -> int:
     Without both it writes docs/results/bench.json and install.json. Exit code 1: a negative control
     passed the check that it must fail.
 
-    Areas: start, allocate, memory, large, idle, scrape, region, feedback, artifact, install, hook,
-    columns, share, plugin. FILE.md is written beside FILE.json. --peer-hook LIBRARY runs the
+    Areas: start, allocate, memory, large, wake, idle, scrape, region, feedback, artifact, install,
+    hook, columns, share, plugin. FILE.md is written beside FILE.json. --peer-hook LIBRARY runs the
     hook's programs with another library, too; --peer-plugin PROGRAM (and --peer-plugin-words
     WORDS) measures another device plugin beside ours.
     """

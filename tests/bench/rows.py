@@ -104,7 +104,7 @@ class Page:
         "Values are medians, `spread` the lowest and the highest sample, except: Allocate's p99 and *the slowest* are what they say; "
         "API writes and reads are the most that any Allocate made; an error of shares is the largest of its cases (in "
         "`columns`, of both tenants), and the control *limiter off* of the area `share`, which must fail, is the smallest "
-        "of its. One sample are: the areas `idle` (a minute) and `memory`, all of `large` but Allocate, every size, the "
+        "of its. One sample are: the areas `idle` (a minute each) and `memory`, all of `large` but Allocate, every size, the "
         "ratio of 64 processes to 1, and each case of a share of GPU time, which is run with one seed. The target of "
         "Allocate's p99 is meant without requests to the API server; measured is with its two writes, so a NO there says "
         "that the sum was over it.\n\n"

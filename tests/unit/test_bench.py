@@ -1,5 +1,6 @@
 """The benchmark's tables, and what it says of peers that cannot be measured."""
 
+import ast
 import json
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.bench.rows import (
     row,
     write,
 )
-from tests.bench.run import RECORD, to_write
+from tests.bench.run import AREAS, RECORD, to_write
 
 
 def cell(column: str, value: float, target: float | None = None, better: str = "lower") -> Row:
@@ -132,3 +133,10 @@ def test_what_cannot_be_run_is_no_peer(mode: int | str | None, tmp_path: Path) -
         program.chmod(mode)
     with pytest.raises(BenchError, match="no program that can be run"):
         Peer(program)
+
+
+def test_the_help_of_the_task_names_every_area() -> None:
+    tree = ast.parse((Path(__file__).resolve().parents[2] / "build.py").read_text())
+    tasks = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    words = (ast.get_docstring(tasks["bench"]) or "").partition("Areas: ")[2].partition(".")[0]
+    assert words.replace("\n", " ").split(", ") == list(AREAS)

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -105,7 +106,7 @@ def page(rows: Sequence[Row], tallies: Sequence[Tally], about: dict[str, object]
         "ones, in processes of their own, with real sockets and files; the driver is simulated, and kubelet, API server and",
         "scheduler are stand-ins inside the test: the last column says where real ones are tried. Rows of `tests/unit`, and some",
         "of `tests/soak` and `tests/wire`, call parts of the agent directly.",
-        "Written by `python3 build.py faults --runs N`; do not edit.",
+        "Written by the command `python3 build.py faults`; do not edit.",
         "",
         *(f"- {key}: {value}" for key, value in about.items()),
         "",
@@ -151,8 +152,10 @@ def claims(checker: str) -> set[str]:
     return set(re.split("[;,:] ", checker))
 
 
-def described(runs: int) -> dict[str, object]:
+def described(runs: int, words: Sequence[str]) -> dict[str, object]:
+    """What the page is of; `words`: of the command."""
     return {
+        "command": f"`{shlex.join(['python3', 'build.py', 'faults', *words])}`",
         "runs": runs,
         **provenance.described(),
         "GPUs": "none; a simulated driver",
@@ -169,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
     rows = [row for row in ROWS if asked.only.lower() in f"{row.group} {row.fault}".lower()]
     if not rows or asked.runs < 1:
         parser.error("no fault of that name" if not rows else "--runs is 1 or more")
-    about = described(asked.runs)
+    about = described(asked.runs, argv)
     if asked.again:
         about = json.loads(asked.page.with_suffix(".json").read_text())
         records = about.pop("rows")

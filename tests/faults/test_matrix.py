@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.breaking import ROOT
 from tests.faults.matrix import COUNTED, INVARIANTS, ROWS, WHOLE, Row
-from tests.faults.run import main, page, read, recorded, tally
+from tests.faults.run import described, main, page, read, recorded, tally
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.faults.test_a" name="test_one[x]"><properties>
@@ -155,3 +155,8 @@ def test_every_story_that_kills_reports_where() -> None:
             at = {"breaking_node": 1, "Breaking": 0}.get(ast.unparse(call.func))
             if at is not None:
                 assert ast.unparse(call.args[at]) == "tmp_path", path
+
+
+def test_the_page_names_its_command_so_that_a_part_is_told_from_the_whole() -> None:
+    text = page([], [], described(1, ["--only", "stale reads"]))
+    assert "- command: `python3 build.py faults --only 'stale reads'`" in text.splitlines()

@@ -1,12 +1,14 @@
 """Puts the pages for the site into one folder, links between them still leading where they led.
 
 The front page is README.md; docs/ lies at the root of the site, beside the other pages of the top
-level. What a page links to that is no page (a manifest, a source file) is named, not linked.
+level. What a page links to that is no page (a manifest, a source file) is named, not linked. A link
+to what is not there at all ends it: mkdocs would not see that one.
 """
 
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 TOP = {"README.md": "index.md", "ARCHITECTURE.md": "", "CHANGELOG.md": "", "CONTRIBUTING.md": ""}
@@ -49,10 +51,24 @@ def relinked(text: str, page: PurePosixPath, where: dict[PurePosixPath, PurePosi
     return LINK.sub(link, text)
 
 
+def broken(root: Path, pages: Iterable[PurePosixPath]) -> list[str]:
+    """Links of these pages to what is not in the tree."""
+    return [
+        f"{page} links to {target}, which is not there"
+        for page in pages
+        if page.suffix == ".md"
+        for _, target, _ in LINK.findall((root / page).read_text())
+        if target and "://" not in target and not target.startswith("mailto:")
+        if not (root / _normal(page.parent / target)).exists()
+    ]
+
+
 def gather(root: Path, pages: Path) -> None:
-    """Fill `pages` anew from the tree at `root`."""
+    """Fill `pages` anew from the tree at `root`. Ends the program where a link is broken."""
     shutil.rmtree(pages, ignore_errors=True)
     where = places(root)
+    if found := broken(root, where):
+        sys.exit("\n".join(found))
     for page, place in where.items():
         target = pages / place
         target.parent.mkdir(parents=True, exist_ok=True)

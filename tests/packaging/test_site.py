@@ -51,3 +51,21 @@ def test_every_page_of_docs_is_in_the_site(tmp_path: Path) -> None:
     listed = set(re.findall(r"[\w./-]+\.md", str(settings["nav"])))
     assert sorted(pages - listed) == []
     assert sorted(listed - pages) == []
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        pytest.param("[x](docs/nowhere.md)", id="a page"),
+        pytest.param("[x](packaging/nothing.yaml#here)", id="no page"),
+    ],
+)
+def test_a_link_to_what_is_not_there_ends_it(link: str, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    for name in gather.TOP:
+        (tmp_path / "tree" / name).write_text("# A page\n\n[y](LICENSE) [z](mailto:a@b.example)\n")
+    (tmp_path / "tree/LICENSE").touch()
+    gather.gather(tmp_path / "tree", tmp_path / "pages")
+    (tmp_path / "tree/README.md").write_text(f"# A page\n\n{link}\n")
+    with pytest.raises(SystemExit, match=r"README.md links to .*, which is not there"):
+        gather.gather(tmp_path / "tree", tmp_path / "pages")

@@ -48,6 +48,15 @@ def test_troubleshooting_names_what_there_is(pattern: str, where: str) -> None:
     assert [name for name in names if f"`{name}" not in known] == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["segfault", "Illegal device id", "vLLM", "NCCL", "Unknown Error", "Fail to lock shrreg",
+     "17,592,186,044,134", "UnexpectedAdmissionError", "4194304", "out of memory", "GLIBC_"],
+)  # fmt: skip
+def test_what_users_see_is_found_by_its_own_words(words: str) -> None:
+    assert words in TROUBLES
+
+
 def test_every_page_is_found_from_the_front_page() -> None:
     seen, todo = set(), [ROOT / "README.md"]
     while todo:

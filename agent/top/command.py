@@ -158,13 +158,22 @@ def _has_keys(console: "Console") -> bool:
 
 
 def _two_looks(look: Callable[[], NodePicture]) -> Looks:
-    """As soon as the agent has looked a second time, if it does so soon: it takes two for rates."""
+    """As soon as the agent has looked a second time, if it does so soon: it takes two for rates.
+
+    One that has just started has not looked at all, and does not know of its containers yet.
+    """
     looks = Looks(look())
     until_s = time.monotonic() + SECOND_LOOK_WITHIN_S
-    while looks.now.use.containers and not looks.growing and time.monotonic() < until_s:
+    while _incomplete(looks) and time.monotonic() < until_s:
         time.sleep(LOOK_AGAIN_S)
         looks = looks.then(look())
     return looks
+
+
+def _incomplete(looks: Looks) -> bool:
+    """Whether another look may tell more."""
+    use = looks.now.use
+    return not use.taken_at_s or (bool(use.containers) and not looks.growing)
 
 
 def _print(console: "Console", looks: Looks) -> None:

@@ -70,7 +70,8 @@ def _title(shown: View) -> Text:
     title = Text().append(_clean(shown.node), HEAD)
     title.append(f"  {gpus}, {containers}")
     title.append(f"  vgpu-agent {_clean(shown.agent_version)}", FAINT)
-    title.append(f"  seen {span_text(shown.age_s)} ago", FAINT)
+    if shown.age_s is not None:
+        title.append(f"  seen {span_text(shown.age_s)} ago", FAINT)
     return title
 
 

@@ -59,7 +59,7 @@ class View:
 
     node: str
     agent_version: str
-    age_s: float
+    age_s: float | None  # None: the agent has not looked yet
     problems: tuple[str, ...]
     cards: tuple[Card, ...]
     containers: int
@@ -90,7 +90,7 @@ def view(picture: NodePicture, growing: Rates = NOTHING, order: str = FIRST_ORDE
     return View(
         node=picture.node,
         agent_version=picture.agent_version,
-        age_s=picture.age_s,
+        age_s=picture.age_s if use.taken_at_s else None,
         problems=of_node(picture),
         cards=tuple(cards),
         containers=len(use.containers),

@@ -200,6 +200,13 @@ def test_nodes_with_little_to_show(use: NodeUse, told: str) -> None:
     assert told in printed(console(100), Looks(picture))
 
 
+def test_who_has_not_looked_yet_has_not_seen_anything_at_any_time() -> None:
+    picture = NodePicture(answered_at_s=NOW_S, node="n", agent_version="1", use=NodeUse())
+    assert printed(console(100), Looks(picture)).startswith(
+        "n  0 GPUs, 0 containers  vgpu-agent 1\n"
+    )
+
+
 def test_a_gpu_that_is_gone_is_shown_with_its_containers() -> None:
     use = replace(use_pictures.EVERYTHING, gpus=())
     text = printed(console(120), Looks(NodePicture(answered_at_s=NOW_S, node="n", agent_version="1", use=use)))  # fmt: skip

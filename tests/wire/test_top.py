@@ -23,6 +23,7 @@ from waiting import eventually
 from agent.adapters.endpoints import Door, Endpoints
 from agent.adapters.local_sockets import RuntimeDirectory, UnixListener, read_listener
 from agent.adapters.routes import Route, shown
+from agent.domain.accounting import NodeUse
 from agent.domain.gpu import GpuInventory
 from agent.domain.node_picture import NodePicture
 from agent.domain.use_json import encode
@@ -125,6 +126,22 @@ def test_once(node: Node, arguments: list[str], environ: dict[str, str], width: 
     assert "team/infer-0/main" in text
     assert "5 GiB of 8 GiB" in text
     assert "29 % of 30 % +13 %" in text, "the rate between two looks"
+
+
+def test_once_shows_the_containers_of_an_agent_that_has_just_started(tmp_path: Path) -> None:
+    """It answers before it has looked at its GPUs for the first time."""
+    node = Node(tmp_path / "run")
+    picture = NodePicture(answered_at_s=time.time(), node="n", agent_version="1", use=NodeUse())
+    first = iter([json.dumps(encode(picture)).encode()] * 2)
+    node.routes["/v1/use"] = shown(lambda: next(first, b"") or node.document())
+    node.start()
+    try:
+        ran = top("--once", "--socket", node.place / "read.sock")
+    finally:
+        node.stop()
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "team/infer-0/main" in ran.stdout
+    assert "not looked" not in ran.stdout
 
 
 def test_a_terminal_that_knows_ascii_alone(node: Node) -> None:

@@ -182,10 +182,18 @@ def scheduler_protocol(host: Host) -> Finding:
     if host.config.mode == "volcano":
         asked = stamp_of(_annotation(host, VOLCANO_HANDSHAKE) or "")
         ago_s = host.now_s() - asked[2] if asked else None
-        return volcano.protocol(
+        finding = volcano.protocol(
             host.config, _annotations(host), host.allocatable, asked_ago_s=ago_s
         )
+        return finding if finding.verdict is Verdict.OK else _answered_by_nobody(host) or finding
     return _hami_protocol(host)
+
+
+def _answered_by_nobody(host: Host) -> Finding | None:
+    """What a scheduler misses where no agent runs says nothing of what one would write."""
+    if agent_runs(host).verdict is Verdict.OK:
+        return None
+    return skipped("no agent runs here that would tell the scheduler of the GPUs")
 
 
 def _hami_protocol(host: Host) -> Finding:
@@ -215,7 +223,7 @@ def _hami_protocol(host: Host) -> Finding:
             fix,
         )
     if config.answers_handshake and age_s > UNANSWERED_S:
-        return failed(
+        return _answered_by_nobody(host) or failed(
             f"{HANDSHAKE} has been {value[:80]!r} for {age_s:.0f} s, and nobody answers: the "
             "scheduler takes the node out",
             "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent",

@@ -146,7 +146,9 @@ def loads(host: Host) -> Finding:
 
 def limits_hold(host: Host) -> Finding:
     """A program with a limit gets it, and 1 MiB more is refused."""
-    uuid = host.gpus[0].uuid
+    uuid = _shared_by_hook(host)
+    if not uuid:
+        return skipped("no GPU here is shared by the hook: the settings leave it to MIG, or out")
     free_mib = _free_mib(uuid)
     if free_mib is not None and free_mib < LIMIT_MIB + SPARE_MIB:
         return skipped(
@@ -165,6 +167,18 @@ def limits_hold(host: Host) -> Finding:
             },
         )
     return judged(ended)
+
+
+def _shared_by_hook(host: Host) -> str:
+    """The first GPU on which containers have limits of the hook's; empty: there is none.
+
+    On one that is divided by MIG, which may be so if it is left out, CUDA may not even start.
+    """
+    sharing = host.config.sharing
+    if sharing.mode == "mig":
+        return ""
+    ours = (gpu for gpu in host.gpus if not sharing.excludes(gpu) and not gpu.mig_enabled)
+    return next((gpu.uuid for gpu in ours), "")
 
 
 def judged(ended: Ended | None) -> Finding:

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from doctor_breaks import BREAKS
-from doctor_node import DoctorNode
+from doctor_node import UUID, DoctorNode, stamp
 from doctor_ways import Break, settings
 
 from agent.doctor.checks import CHECKS
 from agent.doctor.finding import Verdict
+from agent.domain.gpu import Sharing
+from agent.sim.driver import SimGpu, made_up_uuid
 
+A100 = "NVIDIA A100-SXM4-40GB"
 BY_NAME = {check.name: check for check in CHECKS}
 
 
@@ -51,6 +55,42 @@ def test_a_reload_that_would_take_gpus_away_is_named(node: DoctorNode) -> None:
     assert found.fix.startswith("nvidia-ctk system create-dev-char-symlinks")
     settings(pass_device_specs=True)(node)
     assert node.look()["device-links"].verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("sharing", "verdict"),
+    [
+        pytest.param({"excluded_indices": frozenset([0])}, Verdict.OK, id="one is left out"),
+        pytest.param({"excluded_indices": frozenset([0, 1])}, Verdict.SKIPPED, id="all are"),
+        pytest.param({"mode": "mig"}, Verdict.SKIPPED, id="all are divided as is decided"),
+    ],
+)
+def test_limits_are_tried_on_a_gpu_that_the_hook_shares(
+    node: DoctorNode, sharing: dict[str, Any], verdict: Verdict
+) -> None:
+    """On one that is divided by MIG and has no instance yet CUDA does not start."""
+    node.driver.change_gpu(0, SimGpu(uuid=UUID, name=A100, compute_capability="8.0", mig=True))
+    node.driver.add_gpu(1, SimGpu(uuid=made_up_uuid(1), name=A100, compute_capability="8.0"))
+    settings(sharing=Sharing(**sharing))(node)
+    found = node.look()["hook-limits"]
+    assert found.verdict is verdict, found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"register_format": "csv9"}, id="HAMi 2.7"),
+        pytest.param({"mode": "volcano"}, id="Volcano"),
+    ],
+)
+def test_what_a_scheduler_misses_while_no_agent_runs_is_no_wrong_format(
+    node: DoctorNode, changes: dict[str, Any]
+) -> None:
+    node.annotate(handshake=stamp("Requesting", ago_s=600))
+    settings(**changes)(node)
+    assert node.look()["scheduler-protocol"].verdict is Verdict.FAILED
+    node.lock.release()
+    assert node.look()["scheduler-protocol"].verdict is Verdict.SKIPPED
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class Observing:
             self.detector,
             annotations,
             *([self.kernel] if config.kernel_limits else []),
-            *_feedback(parts, limits),
+            *_feedback(parts, grants, limits),
         ]
 
     def _made_accounting(
@@ -150,7 +150,7 @@ def _directories(config: Config) -> Callable[[], Iterable[tuple[str, str]]]:
     return lambda: [key for reader in readers for key in reader.directories()]
 
 
-def _feedback(parts: Parts, limits: HostLiveLimits) -> list[Service]:
+def _feedback(parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> list[Service]:
     config = parts.config
     if not (config.priorities or config.core_lending):
         return []
@@ -161,6 +161,7 @@ def _feedback(parts: Parts, limits: HostLiveLimits) -> list[Service]:
             limits,
             parts.pods,
             priorities_of_regions=config.priority_from == "region",
+            grants=grants.records,
         ),
         Levers(switches=switches, leases=limits, guard=ProcessGuard()),
         priorities=config.priorities,

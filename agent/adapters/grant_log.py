@@ -70,6 +70,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _priority(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise TypeError("a whole number was expected")
+    return value
+
+
 def _mapping(value: Any) -> Mapping[str, str]:
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise TypeError("an object of strings was expected")
@@ -116,6 +122,7 @@ def _decode_record(value: Any) -> GrantRecord:
         ),
         grant=_decode_grant(value["grant"]),
         granted_at_s=granted_at_s,
+        priority=_priority(value.get("priority")),
         owner_uid=_text(value.get("owner_uid", "")),
     )
 

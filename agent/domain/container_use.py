@@ -16,7 +16,7 @@ from agent.domain.accounting import (
     Totals,
 )
 from agent.domain.enforcement import ContainerState, State
-from agent.domain.feedback import priority_of
+from agent.domain.feedback import DEFAULT_PRIORITY, priority_of
 from agent.domain.grants import Claim
 from agent.domain.limits_file import MIB, DeviceLimit, LimitsFile, limits_of
 from agent.domain.region import (
@@ -45,7 +45,7 @@ class Findings:
     pids: frozenset[int] | None = None  # on the node; None: not known
     limits: LimitsFile | None = None  # as they are now; None: as they were granted
     state: ContainerState | None = None
-    asked_priority: str | None = None  # CUDA_TASK_PRIORITY of its pod
+    asked_priority: int = DEFAULT_PRIORITY  # of its pod
     priority_of_region: bool = False  # its library's word is believed
 
 

@@ -11,6 +11,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from agent.domain.pods import Container
+
 BLOCKED = -1
 DEFAULT_PRIORITY = 1
 UUID_CHARS = 40  # of a device's name that a monitor goes by
@@ -88,21 +90,33 @@ def _difference(before: Sharer, after: Sharer) -> Change:
     )
 
 
-def priority_of(in_region: int | None, asked: str | None, *, of_region: bool) -> int:
+def priority_of(in_region: int | None, asked: int, *, of_region: bool) -> int:
     """A container's priority.
 
     `in_region` is what its library wrote down (None: no process of it did yet, or it has no region
     that can be read), where any of its processes may write 0 and have everybody else wait; `asked`
-    is the value of CUDA_TASK_PRIORITY in the pod, which its author and whoever admits pods decide.
-    With `of_region` the first is believed, as by HAMi's monitor. Else it may be lower than what the
-    pod says (DEFAULT_PRIORITY where it says nothing), not higher.
+    is what the pod asks for, which its author and whoever admits pods decide. With `of_region` the
+    first is believed, as by HAMi's monitor. Else it may be lower than what the pod says, not
+    higher.
     """
     if in_region is None:
-        return _asked(asked)
-    return in_region if of_region else max(in_region, _asked(asked))
+        return asked
+    return in_region if of_region else max(in_region, asked)
 
 
-def _asked(text: str | None) -> int:
+def asked_of(spec: Container | None, at_grant: int | None) -> int:
+    """What a container's pod asks for.
+
+    Without its specification, as while a new agent cannot reach the API server: `at_grant`, what it
+    asked for when it was granted (None: not known).
+    """
+    if spec is not None:
+        return asked_priority(spec.task_priority)
+    return DEFAULT_PRIORITY if at_grant is None else at_grant
+
+
+def asked_priority(text: str | None) -> int:
+    """What a pod asks for by its CUDA_TASK_PRIORITY. Total."""
     stripped = (text or "").strip()
     digits = stripped.removeprefix("-").removeprefix("+")
     if not (digits.isascii() and digits.isdigit()):

@@ -66,6 +66,7 @@ class GrantRecord:
     grant: Grant
     granted_at_s: float  # unix time
     answered: bool = False  # kubelet got it; until then nobody but the log knows of the grant
+    priority: int | None = None  # that its pod asked for; None: an older agent did not note it
     owner_uid: str = ""  # the pod's own uid, where `pod_uid` is a name of the grant's (identities)
 
     @property

@@ -33,6 +33,7 @@ class Subject:
     granted_at_s: float  # unix time
     region_name: str = ""  # empty: no grant of ours says it
     hook_version: str = ""
+    priority: int | None = None  # that its pod asked for when it was granted; None: not known
     switched_off: bool = False  # by its author
     by_others: bool = False  # its pod's annotation or its region says its GPUs, which it can write
 
@@ -58,6 +59,7 @@ def of_record(record: GrantRecord) -> Subject:
         granted_at_s=record.granted_at_s,
         region_name=PurePosixPath(record.grant.envs.get(REGION_VARIABLE, "")).name,
         hook_version=hook_version(record.grant),
+        priority=record.priority,
         switched_off=all(m.container_path != PRELOAD_PATH for m in record.grant.mounts),
     )
 

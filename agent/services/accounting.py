@@ -15,6 +15,7 @@ from agent.domain.accounting import ContainerUse, DeviceUse, NodeUse, Tier
 from agent.domain.container_use import Findings, container_use, granted_devices, region_place
 from agent.domain.enforcement import ContainerState, Seen
 from agent.domain.expected_region import expected_region
+from agent.domain.feedback import asked_of
 from agent.domain.limits_file import DeviceLimit, LimitsFile
 from agent.domain.region import MAX_DEVICES
 from agent.domain.region_reading import RegionName, RegionReading, Sight, living
@@ -230,7 +231,7 @@ class Accounting:
             pids=None if processes is None else frozenset(process.pid for process in processes),
             limits=limits,
             state=states.get((subject.namespace, subject.pod, subject.container)),
-            asked_priority=spec.task_priority if spec else None,
+            asked_priority=asked_of(spec, subject.priority),
             priority_of_region=self._books.priorities_of_regions,
         )
 

@@ -1,10 +1,11 @@
 """Which containers share the node's GPUs, and what is known of each when a round begins."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from agent import logs
-from agent.domain.feedback import BLOCKED, Sharer, priority_of
+from agent.domain.feedback import BLOCKED, Sharer, asked_of, priority_of
+from agent.domain.grants import GrantRecord
 from agent.domain.lending import WHOLE_PERMILLE, Lease
 from agent.domain.limits_file import CorePolicy, LimitsFile
 from agent.domain.pods import Container
@@ -88,12 +89,18 @@ class Roster:
         pods: Pods,
         *,
         priorities_of_regions: bool = False,
+        grants: Callable[[], Iterable[GrantRecord]] = tuple,
     ) -> None:
-        """`priorities_of_regions`: believe what libraries write down, as HAMi's monitor does."""
+        """`priorities_of_regions`: believe what libraries write down, as HAMi's monitor does.
+
+        `grants` say what a pod asked for that is not known (yet): a new agent may have to wait for
+        the API server.
+        """
         self._switches = switches
         self._leases = leases
         self._pods = pods
         self._of_regions = priorities_of_regions
+        self._grants = grants
         self._fresh = True  # nothing was looked at yet
 
     def members(self) -> Mapping[ContainerKey, Member]:
@@ -129,7 +136,7 @@ class Roster:
         if fresh or limits is not None:
             words = self._lifted(key, words)
         spec = self._spec(key)
-        asked = spec.task_priority if spec else None
+        asked = asked_of(spec, self._granted(key) if spec is None else None)
         # Until a process counts there, a region that the agent has made says what the agent wrote.
         in_region = words.priority if limits is None or words.slot_count > 0 else None
         return Member(
@@ -157,6 +164,11 @@ class Roster:
                 self._leases.lease(*key, left)
             except AgentError as error:
                 log.failing("lease not ended", about="_".join(key), error=error)
+
+    def _granted(self, key: ContainerKey) -> int | None:
+        """What its pod asked for when it was granted; None: not known."""
+        found = (one.priority for one in self._grants() if (one.pod_uid, one.container) == key)
+        return next(found, None)
 
     def _spec(self, key: ContainerKey) -> Container | None:
         pod = self._pods.now().pods.get(key[0])

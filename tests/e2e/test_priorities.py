@@ -84,6 +84,27 @@ def test_a_lower_priority_waits_and_goes_on_when_the_agent_is_killed(make_node: 
 
 
 @pytest.mark.timeout(600)
+def test_who_goes_first_is_known_to_a_new_agent_without_an_api_server(
+    make_node: NodeMaker,
+) -> None:
+    node = make_node("--accounting-interval", "0.2s", gpus=1)
+    first = running(node, "first", 0, priority="0")
+    second = running(node, "second", 0)
+    try:
+        with computing(first), computing(second):
+            eventually(lambda: device(node, "second").get("blocked"), within_s=120, what="it waits")
+            node.stop_agent(signal.SIGKILL)
+            node.api.stop()
+            node.start_agent()
+            eventually(lambda: node.fetch("/healthz")[0], within_s=120, what="it is up")
+            eventually(lambda: device(node, "second").get("blocked"), within_s=120, what="again")
+            node.stop_agent(signal.SIGKILL)  # it goes on, and so comes to its end
+    finally:
+        first.stop()
+        second.stop()
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("lends", [True, False])
 def test_who_computes_alone_is_lent_the_rest(make_node: NodeMaker, lends: bool) -> None:
     flags = () if lends else ("--core-lending", "off", "--priorities", "off")

@@ -244,6 +244,13 @@ def test_the_priority_is_the_one_that_it_is_steered_by(
     assert world.only().priority == shown
 
 
+def test_without_its_pod_the_priority_is_what_it_was_granted_with(world: World) -> None:
+    world.start()
+    world.give(replace(record(), priority=0), replace(region(slot()), priority=0))
+    world.pods.publish(PodTable())
+    assert world.only().priority == 0
+
+
 @pytest.mark.parametrize(
     ("has_limits", "slots", "shown"),
     [

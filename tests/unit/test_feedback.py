@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.domain.feedback import Change, Sharer, observe, priority_of
+from agent.domain.feedback import Change, Sharer, asked_priority, observe, priority_of
 
 A, B = "GPU-a", "GPU-b"
 
@@ -176,9 +176,10 @@ def test_nobody_is_blocked_by_equals_or_those_below(sharers: dict[int, Sharer]) 
 
 @given(st.integers(), st.text(max_size=20) | st.none())
 def test_a_container_cannot_raise_itself_above_its_pod(in_region: int, asked: str | None) -> None:
-    alone = priority_of(-(2**31), asked, of_region=False)
-    assert priority_of(in_region, asked, of_region=False) >= alone
-    assert priority_of(in_region, asked, of_region=True) == in_region
+    wanted = asked_priority(asked)
+    alone = priority_of(-(2**31), wanted, of_region=False)
+    assert priority_of(in_region, wanted, of_region=False) >= alone
+    assert priority_of(in_region, wanted, of_region=True) == in_region
 
 
 @pytest.mark.parametrize(
@@ -202,4 +203,4 @@ def test_a_container_cannot_raise_itself_above_its_pod(in_region: int, asked: st
     ],
 )
 def test_priority(in_region: int | None, asked: str | None, expected: int) -> None:
-    assert priority_of(in_region, asked, of_region=False) == expected
+    assert priority_of(in_region, asked_priority(asked), of_region=False) == expected

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from agent.domain.grants import GrantRecord
 from agent.domain.lending import Activity, Lease
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
 from agent.domain.pods import Container, Pod
@@ -18,6 +19,7 @@ from agent.services.lending import LEASE_NS as LENT_NS
 from agent.services.published import PodTable, Published
 from agent.services.roster import Roster
 from agent.supervisor import Supervisor
+from tests.unit.accounting_world import record
 from tests.waiting import eventually
 
 MS, S = 1_000_000, 1_000_000_000
@@ -177,12 +179,14 @@ def feedback(
     priorities: bool = True,
     of_regions: bool = True,
     known: Published[PodTable] | None = None,
+    granted: Sequence[GrantRecord] = (),
     paused: list[bool] | None = None,
     lender: Lender | None = None,
 ) -> Feedback:
     return Feedback(
         Roster(
-            node, node, known or Published(PodTable()), priorities_of_regions=of_regions
+            node, node, known or Published(PodTable()), priorities_of_regions=of_regions,
+            grants=lambda: granted,
         ),
         Levers(node, node, node),
         priorities=priorities,
@@ -373,6 +377,25 @@ def test_who_says_how_important_it_is(asked: str | None, of_regions: bool, waits
     low = node.ours("low")
     known = pods(high=Container(name="", task_priority=asked), low=Container(name=""))
     feedback(node, of_regions=of_regions, known=known).round_once()
+    assert (node.until(low) > 0) is waits
+
+
+@pytest.mark.parametrize(
+    ("at_grant", "waits"),
+    [
+        pytest.param(0, True, id="it was granted as one that goes first"),
+        pytest.param(1, False, id="as any other"),
+        pytest.param(None, False, id="an agent that did not note it"),
+    ],
+)
+def test_a_new_agent_without_an_api_server_goes_by_what_was_asked_at_the_grant(
+    at_grant: int | None, waits: bool
+) -> None:
+    node = Node()
+    node.ours("high", priority=0)
+    low = node.ours("low")
+    granted = replace(record("high"), pod_uid="high", priority=at_grant)
+    feedback(node, of_regions=False, granted=[granted]).round_once()
     assert (node.until(low) > 0) is waits
 
 

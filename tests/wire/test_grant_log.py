@@ -212,6 +212,7 @@ RECORDS = st.builds(
         cdi_devices=st.lists(TEXT, max_size=2).map(tuple),
     ),
     granted_at_s=st.floats(allow_nan=False, allow_infinity=False),
+    priority=st.none() | st.integers(),
 )
 
 
@@ -220,6 +221,12 @@ def test_records_survive_the_file(given_record: GrantRecord) -> None:
     line = encode_record(given_record)
     assert "\n" not in line
     assert decode_file(line + "\n") == {given_record.container: given_record}
+
+
+def test_a_line_of_an_agent_that_did_not_note_priorities_is_read() -> None:
+    line = json.loads(encode_record(replace(record(), priority=0)))
+    del line["granted"]["priority"]
+    assert decode_file(json.dumps(line) + "\n") == {"main": record()}
 
 
 JSON = st.recursive(

@@ -232,3 +232,34 @@ def test_the_table_has_what_was_refused_within_an_hour(
     series = {"series": f"vgpu_container_allocations_refused_total{{{labels}}}", "values": values}
     tests = [{"interval": "1m", "input_series": [series], "promql_expr_test": [asked]}]
     assert not tool.test_rules(tmp_path, {"rule_files": [], "tests": tests})
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        pytest.param("musl", 1, id="limits that do not hold"),
+        pytest.param("off", 0, id="none to keep: MIG devices, mode nvidia, switched off"),
+    ],
+)
+def test_the_dashboard_complains_of_limits_where_there_are_some(
+    tool: Promtool, tmp_path: Path, reason: str, shown: int
+) -> None:
+    labels = f'namespace="team",pod="p",container="c",reason="{reason}",{TARGET}'
+    queries = [
+        filled_in(expression)
+        for panel in panels()
+        for expression in expressions(panel)
+        if "vgpu_container_enforced" in expression
+    ]
+    assert queries
+    asked = [
+        {
+            "expr": f"count({query.removesuffix(' or vector(0)')}) or vector(0)",
+            "eval_time": "5m",
+            "exp_samples": [{"labels": "{}", "value": shown}],
+        }
+        for query in queries
+    ]
+    series = {"series": f"vgpu_container_enforced{{{labels}}}", "values": "0+0x10"}
+    tests = [{"interval": "1m", "input_series": [series], "promql_expr_test": asked}]
+    assert not tool.test_rules(tmp_path, {"rule_files": [], "tests": tests})

@@ -87,6 +87,14 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph)
     PASS(cuGraphDestroy, graph);
 }
 
+/* Ended, whether or not there is a graph of it. Any other answer is about the question, and the capture goes
+ * on. */
+static bool is_over(CUresult result)
+{
+    return result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+        || result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+}
+
 #define END_CAPTURE(symbol, per_thread)                                                                      \
     const struct real_cuda *real = real_cuda();                                                              \
     if (!real || !real->symbol)                                                                              \
@@ -94,8 +102,9 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph)
     bool follow = graphs_allocate() && charging();                                                           \
     CUgraph captured = follow ? graph_captured(stream, per_thread) : NULL;                                   \
     CUresult result = CALL(symbol, stream, graph);                                                           \
-    graph_ended_capture(captured, result == CUDA_SUCCESS && graph ? *graph : NULL);                          \
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)                           \
+    if (result == CUDA_SUCCESS && graph)                                                                     \
+        graph_ended_capture(captured, *graph);                                                               \
+    if (is_over(result))                                                                                     \
         launch_gate_capture(false);                                                                          \
     return result
 

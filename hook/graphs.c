@@ -166,8 +166,7 @@ void graph_ended_capture(CUgraph captured, CUgraph graph)
 {
     if (!captured || captured == graph)
         return;
-    if (graph)
-        graph_contains(graph, captured);
+    graph_contains(graph, captured);
     graph_forget(captured);
 }
 

@@ -24,7 +24,9 @@ void graph_contains(CUgraph whole, CUgraph part);
 
 void graph_forget(CUgraph graph);
 
-/* What was captured as `captured` is the program's graph now (NULL: the capture failed). */
+/* What was captured as `captured` (NULL: none) is the program's graph now. Not called of a capture that
+ * failed: it may go on, or have been one into a graph of the program's, which can be launched all the same.
+ */
 void graph_ended_capture(CUgraph captured, CUgraph graph);
 
 /* Whether this process ever had a graph that allocates: otherwise nothing here needs to be called. */

@@ -125,3 +125,44 @@ say(others=cuda.cuStreamQuery(other))
     said = node.run_in_virtual_time(BEGIN + code, **LIMITED)
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["others"] == 600  # still busy
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+@pytest.mark.parametrize(
+    ("spoil", "result"),
+    [
+        pytest.param("", 0, id="in order"),
+        pytest.param("cuda.cuStreamSynchronize(here)", 901, id="invalidated"),
+        pytest.param("fork()", 904, id="unjoined"),
+    ],
+)
+def test_a_capture_that_has_ended_however_is_over(
+    node: Node, spoil: str, result: int, suffix: str
+) -> None:
+    """Launches afterwards are none of a capture's: they pass as before, and are counted."""
+    code = f"""
+here, there = stream(), stream()
+
+
+def fork():
+    assert cuda.cuStreamWaitEvent(there, record(here), 0) == 0
+    assert launch(short, there) == 0
+
+
+def launched():
+    for _ in range(200):
+        assert launch(short, here) == 0
+    region = Path(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).read_bytes()
+    return struct.unpack_from("<Q", region, CHARGED_AT + 16)[0]
+
+
+before = launched()
+assert begin(here) == 0 == launch(short, here)
+{spoil}
+graph = Handle()
+ended = cuda.cuStreamEndCapture{suffix}(here, ctypes.byref(graph))
+say(ended=ended, counted=launched() - before)
+"""
+    said = node.run(BEGIN + code, **LIMITED)
+    assert (said["rc"], said["stderr"], said["ended"]) == (0, "", result)
+    assert said["counted"] == pytest.approx(200, abs=70)  # they are told 64 at a time

@@ -171,6 +171,60 @@ def test_memory_of_a_capture_is_not_refused_before_it_is_launched(node: Node) ->
     assert run(node, "g = capture(new_stream(), 500); r += [both()]") == [NONE]
 
 
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_a_capture_that_another_thread_did_not_end_keeps_what_it_allocates(
+    node: Node, suffix: str
+) -> None:
+    """It goes on, and the graph that it becomes is charged."""
+    steps = f"""
+from concurrent.futures import ThreadPoolExecutor
+def end():
+    assert cuda.cuCtxSetCurrent(context) == 0
+    return cuda.cuStreamEndCapture{suffix}(s, ctypes.byref(g))
+s, g, a, context = new_stream(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+assert cuda.cuCtxGetCurrent(ctypes.byref(context)) == 0
+assert cuda.cuStreamBeginCapture_v2(s, 0) == 0
+assert cuda.cuMemAllocAsync(ctypes.byref(a), ctypes.c_size_t(160 << 20), s) == 0
+with ThreadPoolExecutor(1) as pool:
+    r += [pool.submit(end).result()]
+r += [end(), launch(instantiate(g), s), both()]
+"""
+    assert run(node, steps) == [908, 0, 2, NONE]
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+@pytest.mark.parametrize("made", ["before", "in it"])
+@pytest.mark.parametrize(
+    ("spoil", "place", "result"),
+    [
+        pytest.param("fork()", "out", 904, id="unjoined"),
+        pytest.param("cuda.cuStreamSynchronize(s)", "out", 901, id="invalidated"),
+        pytest.param("", "None", 0, id="no place for the graph"),
+    ],
+)
+def test_a_graph_that_was_captured_into_is_charged_however_that_ended(
+    node: Node, spoil: str, place: str, result: int, made: str, suffix: str
+) -> None:
+    """It is the program's before and afterwards, with all nodes that it has got."""
+    steps = f"""
+def fork():
+    joins = ctypes.c_void_p()
+    assert cuda.cuEventCreate(ctypes.byref(joins), 0) == 0 == cuda.cuEventRecord(joins, s)
+    other = new_stream()
+    assert cuda.cuStreamWaitEvent(other, joins, 0) == 0
+    assert cuda.cuMemAllocAsync(ctypes.byref(a), ctypes.c_size_t(1 << 20), other) == 0
+s, g, a, out = new_stream(), graph(), ctypes.c_uint64(), ctypes.byref(ctypes.c_void_p())
+if {made!r} == "before":
+    add_allocation(g, 160)
+assert cuda.cuStreamBeginCaptureToGraph(s, g, None, None, ctypes.c_size_t(0), 0) == 0
+if {made!r} == "in it":
+    assert cuda.cuMemAllocAsync(ctypes.byref(a), ctypes.c_size_t(160 << 20), s) == 0
+{spoil}
+r += [cuda.cuStreamEndCapture{suffix}(s, {place}), launch(instantiate(g), s), both()]
+"""
+    assert run(node, steps) == [result, 2, NONE]
+
+
 def test_a_forgotten_graph_does_not_count_for_the_next_one(node: Node) -> None:
     steps = (
         "for _ in range(20):\n"

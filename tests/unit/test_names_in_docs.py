@@ -115,6 +115,18 @@ def test_one_that_is_not_understood_is_found(line: str, monkeypatch: pytest.Monk
     assert not isinstance(found.value, Taken)
 
 
+COMMIT = re.compile(r"(?<![-\w])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,40}(?![-\w])")
+MEASURED = ROOT / "docs" / "results"  # written by commands, each with the commit that it ran at
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if MEASURED not in page.parents], ids=id_of
+)
+def test_no_page_names_a_commit(page: Path) -> None:
+    """It is called otherwise once its branch is taken up, and then nobody finds it."""
+    assert COMMIT.findall(page.read_text()) == []
+
+
 # --- names ---------------------------------------------------------------------------------------
 
 

@@ -78,13 +78,18 @@ EXPORT CUresult cuGraphClone(CUgraph *copy, CUgraph graph)
     NOTE(cuGraphClone, graph_contains(*copy, graph), copy, graph);
 }
 
-/* What is known is forgotten first: the handle may be given out anew as soon as the driver has it back. A
- * graph that the driver keeps nonetheless is not a graph any more that could be used. */
+/* The shape of a wrapper that destroys one; `ending` and `ended` take what is known of it out, and put it
+ * back. */
+#define DESTROY(symbol, ending, ended, handle)                                                               \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    struct nodes *nodes = depth_inside() ? NULL : ending(handle);                                            \
+    return ended(nodes, real->symbol(handle))
+
 EXPORT CUresult cuGraphDestroy(CUgraph graph)
 {
-    if (!depth_inside())
-        graph_forget(graph);
-    PASS(cuGraphDestroy, graph);
+    DESTROY(cuGraphDestroy, graph_ending, graph_ended, graph);
 }
 
 /* Ended, whether or not there is a graph of it. Any other answer is about the question, and the capture goes
@@ -158,9 +163,7 @@ EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph gra
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
-    if (!depth_inside())
-        graph_exec_forget(exec);
-    PASS(cuGraphExecDestroy, exec);
+    DESTROY(cuGraphExecDestroy, graph_exec_ending, graph_exec_ended, exec);
 }
 
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,

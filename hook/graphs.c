@@ -52,16 +52,28 @@ static struct nodes *nodes_of(struct table *table, const void *handle)
     return nodes;
 }
 
-static void forget(struct table *table, const void *handle)
+static struct nodes *take(struct table *table, const void *handle)
 {
     if (!graphs_allocate())
-        return;
+        return NULL;
     pthread_mutex_lock(&lock);
     struct entry *entry = table_find(table, key_of(handle));
     if (entry)
         table_remove(table, entry);
     pthread_mutex_unlock(&lock);
-    free(entry);
+    return (struct nodes *)entry;
+}
+
+static CUresult taken(struct table *table, struct nodes *nodes, CUresult result)
+{
+    if (nodes && result != CUDA_SUCCESS) {
+        pthread_mutex_lock(&lock);
+        table_add(table, &nodes->entry, nodes->entry.key);
+        pthread_mutex_unlock(&lock);
+    } else {
+        free(nodes);
+    }
+    return result;
 }
 
 CUgraph graph_captured(CUstream stream, bool per_thread)
@@ -157,9 +169,14 @@ void graph_contains(CUgraph whole, CUgraph part)
     copy(&graphs, whole, part, false);
 }
 
-void graph_forget(CUgraph graph)
+struct nodes *graph_ending(CUgraph graph)
 {
-    forget(&graphs, graph);
+    return take(&graphs, graph);
+}
+
+CUresult graph_ended(struct nodes *nodes, CUresult result)
+{
+    return taken(&graphs, nodes, result);
 }
 
 void graph_ended_capture(CUgraph captured, CUgraph graph)
@@ -167,7 +184,7 @@ void graph_ended_capture(CUgraph captured, CUgraph graph)
     if (!captured || captured == graph)
         return;
     graph_contains(graph, captured);
-    graph_forget(captured);
+    free(take(&graphs, captured));
 }
 
 void graph_instantiated(CUgraphExec exec, CUgraph graph)
@@ -175,9 +192,14 @@ void graph_instantiated(CUgraphExec exec, CUgraph graph)
     copy(&execs, exec, graph, true);
 }
 
-void graph_exec_forget(CUgraphExec exec)
+struct nodes *graph_exec_ending(CUgraphExec exec)
 {
-    forget(&execs, exec);
+    return take(&execs, exec);
+}
+
+CUresult graph_exec_ended(struct nodes *nodes, CUresult result)
+{
+    return taken(&execs, nodes, result);
 }
 
 bool graph_needs(struct graph_launch *launch, CUgraphExec exec)

@@ -22,7 +22,13 @@ void graph_frees(CUgraph graph, CUdeviceptr address);
 /* `part` became part of `whole` as a child graph, or `whole` is a copy of `part`. */
 void graph_contains(CUgraph whole, CUgraph part);
 
-void graph_forget(CUgraph graph);
+/* Before and after the driver destroys one: the handle may be given out anew as soon as it has it back. What
+ * it refuses to destroy is kept in mind. */
+struct nodes;
+struct nodes *graph_ending(CUgraph graph);
+CUresult graph_ended(struct nodes *nodes, CUresult result);
+struct nodes *graph_exec_ending(CUgraphExec exec);
+CUresult graph_exec_ended(struct nodes *nodes, CUresult result);
 
 /* What was captured as `captured` (NULL: none) is the program's graph now. Not called of a capture that
  * failed: it may go on, or have been one into a graph of the program's, which can be launched all the same.
@@ -34,8 +40,6 @@ bool graphs_allocate(void);
 
 /* `exec` was made from the graph, or became like it. */
 void graph_instantiated(CUgraphExec exec, CUgraph graph);
-
-void graph_exec_forget(CUgraphExec exec);
 
 /* What the nodes of a graph take and free. */
 struct graph_needs {

@@ -225,6 +225,21 @@ r += [cuda.cuStreamEndCapture{suffix}(s, {place}), launch(instantiate(g), s), bo
     assert run(node, steps) == [result, 2, NONE]
 
 
+@pytest.mark.parametrize(
+    ("call", "steps"),
+    [
+        pytest.param("cuGraphDestroy", "cuGraphDestroy(g); e = instantiate(g)", id="graph"),
+        pytest.param("cuGraphExecDestroy", "cuGraphExecDestroy(e)", id="executable graph"),
+    ],
+)
+def test_a_graph_that_the_driver_does_not_destroy_is_charged(
+    node: Node, call: str, steps: str
+) -> None:
+    node.sim.fail(call, 900)
+    begin = "g = passing(160); e = instantiate(g)\n"
+    assert run(node, f"{begin}cuda.{steps}\nr += [launch(e), both()]") == [2, NONE]
+
+
 def test_a_forgotten_graph_does_not_count_for_the_next_one(node: Node) -> None:
     steps = (
         "for _ in range(20):\n"

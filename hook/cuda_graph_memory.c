@@ -149,21 +149,14 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, un
     NOTE(cuGraphInstantiateWithFlags, is_another(*exec, graph), exec, graph, flags);
 }
 
-EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
-                                             CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
+static CUresult destroy_exec(CUgraphExec exec)
 {
-    NOTE(cuGraphInstantiateWithParams, is_another(*exec, graph), exec, graph, parameters);
-}
-
-EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
-                                                  CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
-{
-    NOTE(cuGraphInstantiateWithParams_ptsz, is_another(*exec, graph), exec, graph, parameters);
+    DESTROY(cuGraphExecDestroy, graph_exec_ending, graph_exec_ended, exec);
 }
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
-    DESTROY(cuGraphExecDestroy, graph_exec_ending, graph_exec_ended, exec);
+    return destroy_exec(exec);
 }
 
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
@@ -177,27 +170,77 @@ EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExe
     NOTE(cuGraphExecUpdate_v2, is_another(exec, graph), exec, graph, info);
 }
 
+typedef CUresult (*upload_function)(CUgraphExec, CUstream);
+
 /* An upload may already take the memory that the launch will need, or not. */
-#define UPLOAD(symbol, per_thread)                                                                           \
-    const struct real_cuda *real = real_cuda();                                                              \
-    struct graph_launch memory;                                                                              \
-    if (!real || !real->symbol)                                                                              \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = graph_memory_before_launch(&memory, exec, stream, per_thread, #symbol);                \
-    if (result != CUDA_SUCCESS)                                                                              \
-        return result;                                                                                       \
-    result = CALL(symbol, exec, stream);                                                                     \
-    graph_memory_after_launch(&memory, false);                                                               \
-    return result
+static CUresult upload(upload_function function, CUgraphExec exec, CUstream stream, bool per_thread,
+                       const char *name)
+{
+    struct graph_launch memory;
+    if (!function)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = graph_memory_before_launch(&memory, exec, stream, per_thread, name);
+    if (result != CUDA_SUCCESS)
+        return result;
+    depth_enter();
+    result = function(exec, stream);
+    depth_leave();
+    graph_memory_after_launch(&memory, false);
+    return result;
+}
 
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
-    UPLOAD(cuGraphUpload, false);
+    const struct real_cuda *real = real_cuda();
+    return upload(real ? real->cuGraphUpload : NULL, exec, stream, false, "cuGraphUpload");
 }
 
 EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
-    UPLOAD(cuGraphUpload_ptsz, true);
+    const struct real_cuda *real = real_cuda();
+    return upload(real ? real->cuGraphUpload_ptsz : NULL, exec, stream, true, "cuGraphUpload");
+}
+
+/* One that is to be uploaded at once is uploaded here, where what that takes is asked for first. */
+#define INSTANTIATE(symbol, uploading, per_thread)                                                           \
+    const struct real_cuda *real = real_cuda();                                                              \
+    if (!real || !real->symbol)                                                                              \
+        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
+    if (!exec || !parameters || !(parameters->flags & GRAPH_INSTANTIATE_UPLOAD) || !real->uploading          \
+        || !graphs_allocate() || !charging()) {                                                              \
+        CUresult result = CALL(symbol, exec, graph, parameters);                                             \
+        if (result == CUDA_SUCCESS)                                                                          \
+            is_another(*exec, graph);                                                                        \
+        return result;                                                                                       \
+    }                                                                                                        \
+    CUgraphExec made;                                                                                        \
+    CUDA_GRAPH_INSTANTIATE_PARAMS own = *parameters;                                                         \
+    own.flags &= ~(cuuint64_t)GRAPH_INSTANTIATE_UPLOAD;                                                      \
+    CUresult result = CALL(symbol, &made, graph, &own);                                                      \
+    parameters->hErrNode_out = own.hErrNode_out;                                                             \
+    parameters->result_out = own.result_out;                                                                 \
+    if (result != CUDA_SUCCESS)                                                                              \
+        return result;                                                                                       \
+    is_another(made, graph);                                                                                 \
+    result = upload(real->uploading, made, own.hUploadStream, per_thread, #symbol);                          \
+    if (result == CUDA_SUCCESS) {                                                                            \
+        *exec = made;                                                                                        \
+        return result;                                                                                       \
+    }                                                                                                        \
+    parameters->result_out = GRAPH_INSTANTIATE_ERROR;                                                        \
+    (void)destroy_exec(made);                                                                                \
+    return result
+
+EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
+                                             CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
+{
+    INSTANTIATE(cuGraphInstantiateWithParams, cuGraphUpload, false);
+}
+
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
+                                                  CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
+{
+    INSTANTIATE(cuGraphInstantiateWithParams_ptsz, cuGraphUpload_ptsz, true);
 }
 
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)

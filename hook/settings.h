@@ -13,8 +13,9 @@
  *     limit.
  * CUDA_OVERSUBSCRIBE               true or 1: what exceeds the GPU's own memory goes to the host
  * GPU_CORE_UTILIZATION_POLICY      force: the share is always kept. disable: never. Everything else: while
- * the monitor's switch in the usage region is on, as it is without a monitor CUDA_DEVICE_MEMORY_SHARED_CACHE
- * the usage region: file that the container's processes count in (default /tmp/cudevshr.cache)
+ *                                  the monitor's switch in the usage region is on, as it is without one.
+ * CUDA_DEVICE_MEMORY_SHARED_CACHE  the usage region: file that the container's processes count in (default
+ *                                  /tmp/cudevshr.cache)
  * CUDA_TASK_PRIORITY               0 high, 1 low (default); recorded in the usage region for the monitor
  * RECORD_KERNEL_INTERVAL           seconds between two notes there of when a kernel ran last (default 1)
  * NVIDIA_VISIBLE_DEVICES           if a list of GPU uuids: which device is the i-th. Otherwise the devices'

@@ -371,6 +371,27 @@ def test_graphs_of_several_threads_have_the_limit_together(node: Node) -> None:
     assert node.sim.peak_mib(GPU) <= 100
 
 
+UPLOADED = (
+    "def uploaded(mib, symbol):\n"
+    "    e, p = ctypes.c_void_p(), (ctypes.c_uint64 * 4)(2, 0, 0, 0)\n"
+    "    result = getattr(cuda, symbol)(ctypes.byref(e), passing(mib), p)\n"
+    "    return result, e, p[3], e.value is None, p[0]\n"
+)
+
+
+@pytest.mark.parametrize(
+    "symbol", ["cuGraphInstantiateWithParams", "cuGraphInstantiateWithParams_ptsz"]
+)
+def test_a_graph_that_is_uploaded_as_it_is_made_is_asked_for_then(node: Node, symbol: str) -> None:
+    """What is refused is not there: no handle, and the result says so. Idle graphs gave back theirs."""
+    steps = (
+        f"result, e, *rest = uploaded(60, '{symbol}'); r += [result, *rest, launch(e), both()]\n"
+        f"result, e, *rest = uploaded(120, '{symbol}'); r += [result, *rest, both()]"
+    )
+    made, refused = [0, 0, False, 2], [2, 1, True, 2]
+    assert run(node, f"{UPLOADED}{steps}") == [*made, 0, [64, 64], *refused, NONE]
+
+
 def test_a_graph_that_was_uploaded_has_taken_nothing_yet(node: Node) -> None:
     steps = (
         "(a, _), (b, _) = leaving(60), leaving(60)\n"

@@ -129,7 +129,7 @@ def of_container(picture: NodePicture, one: ContainerUse) -> tuple[str, ...]:
     state = one.state
     if state is not None and state.state is State.NOT_ENFORCEABLE:
         said.append(f"limits do not hold: {EXPLAINED.get(state.reason, state.reason)}")
-    elif state is not None and state.state is State.OFF and one.hook_version:
+    elif state is not None and state.state is State.OFF and not unlimited(one):
         said.append("limits are switched off, as its author asked")
     elif state is not None and state.reason in _UNKNOWN:
         said.append(_UNKNOWN[state.reason])
@@ -146,6 +146,11 @@ def of_container(picture: NodePicture, one: ContainerUse) -> tuple[str, ...]:
         said += _of_device(picture, device)
     said += _refused(picture, one)
     return _each_once(said)
+
+
+def unlimited(one: ContainerUse) -> bool:
+    """Whether no library was to keep limits in it: the hardware does (MIG), or there are none."""
+    return one.state is not None and one.state.state is State.OFF and not one.hook_version
 
 
 def never_launched(one: ContainerUse) -> bool:

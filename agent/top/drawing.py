@@ -181,6 +181,8 @@ def _last_kernel(row: Row) -> str:
 
 
 def _limits_by(row: Row) -> Text:
+    if row.unlimited:
+        return Text("-")
     if not row.holds:
         return Text(TIERS[row.tier], BAD)
     return Text("nobody yet" if row.tier is Tier.NONE else TIERS[row.tier])  # nothing runs there

@@ -12,6 +12,7 @@ from agent.domain.node_picture import (
     of_container,
     of_gpu,
     of_node,
+    unlimited,
 )
 from agent.top.rates import NOTHING, Rates, Shares
 
@@ -35,6 +36,7 @@ class Row:
     never_launched: bool
     priority: int
     tier: Tier
+    unlimited: bool  # no library was to keep any
     holds: bool  # its limits do hold
     problems: tuple[str, ...]  # of the container: told once, on the first of its GPUs
 
@@ -155,6 +157,7 @@ def _row(picture: NodePicture, one: ContainerUse, device: DeviceUse, growing: Ra
         never_launched=never_launched(one),
         priority=one.priority,
         tier=one.tier,
+        unlimited=unlimited(one),
         holds=one.state is None or one.state.state not in (State.NOT_ENFORCEABLE, State.OFF),
         problems=of_container(picture, one) if device is one.devices[0] else (),
     )

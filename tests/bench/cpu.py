@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
-from tests.bench.rows import Row, row
+from tests.bench.rows import BenchError, Row, row
 
 SAMPLES, FOR_S, EVERY_S = 3, 3.0, 0.02
 # Runs when nothing else would on its core, and ends with who started it.
@@ -64,7 +64,8 @@ def _running(program: str) -> Iterator[int]:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            process.stdout.readline()
+            if not process.stdout.readline():
+                raise BenchError(f"a process did not start: {program.strip()}")
             yield process.pid
         finally:
             process.kill()

@@ -120,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE, help="docs/results/scale.md")
     parser.add_argument("--again", action="store_true", help="page and plots of the last run")
     chosen = parser.parse_args(arguments)
+    if min(chosen.nodes, chosen.processes) < 1:
+        parser.error("--nodes, --processes: at least 1")
     if chosen.again:
         show(chosen.page.with_suffix(".json"))
         return 0

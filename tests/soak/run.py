@@ -277,6 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--days", type=int, default=30, help="how many (30)")
     parser.add_argument("--seed", type=int, default=1, help="of the pods and their mishaps (1)")
     chosen = parser.parse_args(arguments)
+    if chosen.days < 1:
+        parser.error("--days: at least 1, or nothing is lived through")
     logs.configure(level="error")
     began_s, about = time.monotonic(), provenance.described()
 

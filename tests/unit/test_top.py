@@ -263,15 +263,17 @@ def test_who_never_launched(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "hook_version", "told"),
     [
-        pytest.param(State.IDLE, "nobody yet", id="nothing runs there"),
-        pytest.param(None, "nobody yet", id="it was just granted"),
-        pytest.param(State.OFF, "nobody", id="switched off"),
+        pytest.param(State.IDLE, "0.3.0", "nobody yet", id="nothing runs there"),
+        pytest.param(None, "0.3.0", "nobody yet", id="it was just granted"),
+        pytest.param(State.OFF, "0.3.0", "nobody", id="switched off"),
+        pytest.param(State.OFF, "", "-", id="nothing was to be limited: mode nvidia, MIG"),
     ],
 )
-def test_who_keeps_no_limits(state: State | None, told: str) -> None:
-    one = replace(use_pictures.EVERYTHING.containers[0], tier=Tier.NONE, state=None)
+def test_who_keeps_no_limits(state: State | None, hook_version: str, told: str) -> None:
+    granted = use_pictures.EVERYTHING.containers[0]
+    one = replace(granted, tier=Tier.NONE, state=None, hook_version=hook_version)
     if state is not None:
         judged = ContainerState(
             namespace="team", pod="infer-0", container="main", state=state, reason=Reason.NONE

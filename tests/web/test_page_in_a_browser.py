@@ -18,7 +18,7 @@ from agent.adapters.routes import shown
 from agent.adapters.web_page import web_page
 from agent.bundle import web_dir
 from agent.domain.accounting import NodeUse, Tier
-from agent.domain.enforcement import EXPLAINED, Reason
+from agent.domain.enforcement import EXPLAINED, ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.domain.node_picture import NodePicture
 from agent.domain.plain_figures import share_text, size_text, span_text
@@ -242,6 +242,30 @@ def test_who_has_not_begun(browser: Browser, node: Node) -> None:
     page = loaded(browser, node)
     [row] = page.tell(PARTS)["GPU 0 NVIDIA A40"]["rows"]
     assert row[4:] == ["never", "0", "nobody yet"]
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("hook_version", "told"),
+    [
+        pytest.param("0.3.0", ["nobody", 1], id="switched off"),
+        pytest.param("", ["-", 0], id="nothing was to be limited: mode nvidia, MIG"),
+    ],
+)
+def test_who_keeps_no_limits(
+    browser: Browser, node: Node, hook_version: str, told: list[object]
+) -> None:
+    one = use_pictures.EVERYTHING.containers[0]
+    judged = ContainerState(
+        namespace=one.namespace, pod=one.pod, container=one.container, state=State.OFF,
+        reason=Reason.OFF,
+    )  # fmt: skip
+    off = replace(one, tier=Tier.NONE, state=judged, hook_version=hook_version)
+    node.use = replace(use_pictures.EVERYTHING, containers=(off,))
+    page = loaded(browser, node)
+    [row, *_] = page.tell(PARTS)["GPU 0 NVIDIA A40"]["rows"]
+    marked = page.tell('document.querySelector("tbody tr").querySelectorAll(".broken").length')
+    assert [row[6], marked] == told
     page.close()
 
 

@@ -22,6 +22,9 @@ CALLING = (os.name, "_io", "io")  # modules of C that make system calls
 # Before each system call of what is tried the other thread may get so many steps on.
 STEPS = (0, 0, 1, 2)
 MOST_SLEEPS, SLEEP_S = 50, 20e-6  # in which to wait for them
+SWITCH_S = (
+    20e-6  # by default each of its system calls could cost the thread 5 ms, and no race began
+)
 
 
 class Bait:
@@ -135,13 +138,15 @@ def racing(act: Callable[[Race], None], *, giving_way: bool = True) -> Iterator[
                 act(race)
             race.steps += 1
 
-    thread = threading.Thread(target=run)
+    thread, interval_s = threading.Thread(target=run), sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
     thread.start()
     try:
         yield race
     finally:
         stop.set()
         thread.join()
+        sys.setswitchinterval(interval_s)
 
 
 def exchanging(path: Path, put: Callable[[], None]) -> Callable[[Race], None]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent import observing
+from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.live_limits import HostLiveLimits
 from agent.domain.limits_file import DeviceLimit, LimitsFile, decode, encode
 from agent.domain.new_region import new_region
@@ -34,7 +35,7 @@ def wired(root: Path, limits: HostLiveLimits) -> Feedback:
         ),
         pods=Published(PodTable()),
     )
-    (feedback,) = observing._feedback(parts, limits)
+    (feedback,) = observing._feedback(parts, FileGrantLog(root / "state"), limits)
     assert isinstance(feedback, Feedback)
     feedback._every_ns = HOUR_NS
     return feedback

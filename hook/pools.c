@@ -40,10 +40,10 @@ struct pool *pool_at(int i)
 
 /* --- accounts ------------------------------------------------------------------------------------------- */
 
+/* Called with the lock held. */
 static bool vacant(struct pool *pool)
 {
-    return !pool->handle && !pool->ending && pool->reserve.claims == 0 && pool->reserve.live_bytes == 0
-        && pool->reserve.charged_bytes == 0;
+    return !pool->handle && !pool->ending && reserve_unused(&pool->reserve);
 }
 
 /* Called with the lock held. The number of an account for the handle; POOL_NOT_COUNTED when there are too
@@ -225,7 +225,9 @@ CUresult pool_ended(struct pool *pool, CUmemoryPool handle, CUresult result)
         table_add(&known, &pool->entry, (uint64_t)(uintptr_t)handle);
     pthread_mutex_unlock(&lock);
     pool_settle(pool, true, NULL);
-    pool->ending = false;
+    pthread_mutex_lock(&lock);
+    pool->ending = false; /* from here on another pool may have the account */
+    pthread_mutex_unlock(&lock);
     return result;
 }
 

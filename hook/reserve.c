@@ -120,6 +120,14 @@ bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved
     return true;
 }
 
+bool reserve_unused(struct reserve *reserve)
+{
+    pthread_mutex_lock(&reserve->lock);
+    bool unused = reserve->claims == 0 && reserve->live_bytes == 0 && reserve->charged_bytes == 0;
+    pthread_mutex_unlock(&reserve->lock);
+    return unused;
+}
+
 uint64_t reserve_idle_bytes(struct reserve *reserve)
 {
     pthread_mutex_lock(&reserve->lock);

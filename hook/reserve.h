@@ -51,6 +51,9 @@ uint64_t reserve_changes(struct reserve *reserve);
 bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
                     const char *function);
 
+/* Nothing is live, charged, or about to be. */
+bool reserve_unused(struct reserve *reserve);
+
 /* Charged for nothing that is live. */
 uint64_t reserve_idle_bytes(struct reserve *reserve);
 

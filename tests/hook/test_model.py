@@ -29,7 +29,7 @@ MIB = 1 << 20
 LIMITS_MIB = (1000, 600)
 DEVICES = len(LIMITS_MIB)
 MOST_PROCESSES = 5
-WITHIN_S = 60.0
+WITHIN_S = 10.0
 # The simulated driver's books, hook/sim/memory.c: 64 GPUs, then the rows.
 _HEAD, _GPUS, _UUID_BYTES = 8, 64, 96
 _ROWS_AT = _HEAD + _GPUS * _UUID_BYTES + _GPUS * 8

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("runc")]
 # That it takes 5 s at most is shown in virtual time (test_detection_time.py). Here it is shown that it is
 # detected at all, on a machine that may be busy with other tests.
 TRIES = 5
-DETECTED_WITHIN_S = 90.0
+DETECTED_WITHIN_S = 30.0
 TOO_MUCH, LEFT = 1500, 100
 NUMBERS = itertools.count()
 EVIL = """

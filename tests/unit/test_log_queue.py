@@ -80,7 +80,7 @@ def test_lines_are_written_in_order_and_whole(pipe: Pipe) -> None:
         queue.put(line)
     reader.join(10)
     assert pipe.text.splitlines() == sent
-    assert queue.close(within_s=60)
+    assert queue.close(within_s=10)
 
 
 def test_a_character_that_cannot_be_encoded_is_escaped(pipe: Pipe) -> None:
@@ -111,7 +111,7 @@ def test_what_finds_no_room_is_counted_and_told_in_its_place(
     assert lines[1:] == [*sent[:kept], "70 lost"]
     queue.put("afterwards")
     assert pipe.read_until("afterwards")[-1] == "afterwards"
-    assert queue.close(within_s=60)
+    assert queue.close(within_s=10)
 
 
 def test_an_oversized_line_is_not_lost_when_there_is_room(pipe: Pipe) -> None:
@@ -133,7 +133,7 @@ def test_the_writer_ends_and_leaves_no_descriptor(pipe: Pipe) -> None:
     queue = LineQueue(pipe.write_fd, lost)
     (writer,) = set(threading.enumerate()) - before
     queue.put("a")
-    assert queue.close(within_s=60)
+    assert queue.close(within_s=10)
     pipe.close(pipe.write_fd)
     while part := os.read(pipe.read_fd, 4096):  # until its end, which is when nobody can write
         pipe.text += part.decode()
@@ -151,7 +151,7 @@ def test_signals_are_left_to_the_main_thread(pipe: Pipe) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         assert blocked >> (number - 1) & 1
         assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert queue.close(within_s=60)
+    assert queue.close(within_s=10)
 
 
 def test_a_reader_that_is_gone_harms_nobody(pipe: Pipe) -> None:
@@ -159,7 +159,7 @@ def test_a_reader_that_is_gone_harms_nobody(pipe: Pipe) -> None:
     pipe.close(pipe.read_fd)
     for number in range(3 * MAX_LINES):
         queue.put(str(number))
-    assert queue.close(within_s=60)
+    assert queue.close(within_s=10)
 
 
 @dataclass
@@ -189,7 +189,7 @@ def test_after_a_full_disk_lines_are_lines_again(
     eventually(lambda: not queue._lines and not queue._writing)
     disk.room_bytes = 1_000_000
     queue.put("third")
-    assert queue.close(within_s=60)
+    assert queue.close(within_s=10)
     assert (tmp_path / "log").read_text() == "fir\n2 lost\nthird\n"
 
 

@@ -52,29 +52,29 @@ def test_nothing_is_asked_until_somebody_wants_to_know(
     metering: Metering, meter: SlowMeter
 ) -> None:
     assert metering.looks.now().problem == NOT_ASKED
-    look = metering.ask(within_s=60)
+    look = metering.ask(within_s=10)
     assert (look.gpus, look.problem, look.answers, meter.looks) == (meter.gpus, "", 1, 1)
-    assert metering.ask(within_s=60).answers == 2
+    assert metering.ask(within_s=10).answers == 2
 
 
 def test_a_driver_that_hangs_keeps_one_waiting_once(metering: Metering, meter: SlowMeter) -> None:
-    metering.ask(within_s=60)
+    metering.ask(within_s=10)
     meter.may_answer.clear()
     assert metering.ask(within_s=0.05).answers == 1
     assert metering.ask(within_s=3600).answers == 1  # not waited for again
     meter.may_answer.set()
     eventually(lambda: metering.looks.now().answers == 2)
-    assert metering.ask(within_s=60).answers == 3
+    assert metering.ask(within_s=10).answers == 3
 
 
 def test_what_the_driver_refuses_is_told_until_it_is_over(
     metering: Metering, meter: SlowMeter
 ) -> None:
     meter.error = NvmlAbsent("there is no driver: install one")
-    look = metering.ask(within_s=60)
+    look = metering.ask(within_s=10)
     assert (look.gpus, look.problem) == ((), "there is no driver: install one")
     meter.error = None
-    assert metering.ask(within_s=60).problem == ""
+    assert metering.ask(within_s=10).problem == ""
 
 
 def test_a_crash_is_no_end(metering: Metering, meter: SlowMeter) -> None:

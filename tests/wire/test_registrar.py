@@ -366,7 +366,7 @@ def test_leaving_removes_what_is_ours_and_nothing_else(server: ApiServer, tmp_pa
         eventually(scene.at_rest)
         annotate_node(server, {HANDSHAKE: "Requesting_x", "hami.io/mutex.lock": "l"})
         eventually(scene.at_rest)
-    assert scene.registrar.leave(within_s=60)
+    assert scene.registrar.leave(within_s=5.0)
     assert annotations(server, "nodes", "n1") == {"other/key": "theirs", "hami.io/mutex.lock": "l"}
 
 
@@ -374,7 +374,7 @@ def test_leaving_keeps_the_handshake_of_others(server: ApiServer, tmp_path: Path
     annotate_node(server, {HANDSHAKE: "Requesting_x"})
     with running(server, tmp_path) as scene:
         eventually(scene.at_rest)
-    assert scene.registrar.leave(within_s=60)
+    assert scene.registrar.leave(within_s=5.0)
     assert annotations(server, "nodes", "n1") == {"other/key": "theirs", HANDSHAKE: "Requesting_x"}
 
 
@@ -392,7 +392,7 @@ def test_leaving_takes_back_what_an_earlier_run_has_left(server: ApiServer, tmp_
     """The driver is away, so nothing was published in this run; the node must not promise GPUs."""
     annotate_node(server, {REGISTER: JSON, SCORE: "[]"})
     scene = Scene(server, tmp_path)
-    assert scene.registrar.leave(within_s=60)
+    assert scene.registrar.leave(within_s=5.0)
     assert annotations(server, "nodes", "n1") == {"other/key": "theirs"}
 
 
@@ -406,7 +406,7 @@ def test_leaving_right_after_a_write_whose_answer_was_lost(
     scene.registrar.step_once()
     assert scene.annotation() is not None, "the write has arrived"
     server.clear_faults()
-    assert scene.registrar.leave(within_s=60)
+    assert scene.registrar.leave(within_s=5.0)
     assert scene.annotation() is None
 
 

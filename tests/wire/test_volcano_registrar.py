@@ -95,5 +95,5 @@ def test_who_undoes_it_again_and_again_does_not_make_us_write_all_the_time(
 def test_it_is_taken_back(server: ApiServer, tmp_path: Path) -> None:
     with volcano(server, tmp_path, handshake=True) as scene:
         eventually(scene.at_rest)
-    assert scene.registrar.leave(within_s=60)
+    assert scene.registrar.leave(within_s=5.0)
     assert [scene.annotation(key) for key in (REGISTER, FACTOR, HANDSHAKE)] == [None] * 3

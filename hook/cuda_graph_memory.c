@@ -73,9 +73,20 @@ EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const
 
 /* --- graphs --------------------------------------------------------------------------------------------- */
 
+EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
+{
+    NOTE(cuGraphCreate, graph_made(*graph), graph, flags);
+}
+
+static void is_copy(CUgraph copy, CUgraph graph)
+{
+    graph_made(copy);
+    graph_contains(copy, graph);
+}
+
 EXPORT CUresult cuGraphClone(CUgraph *copy, CUgraph graph)
 {
-    NOTE(cuGraphClone, graph_contains(*copy, graph), copy, graph);
+    NOTE(cuGraphClone, is_copy(*copy, graph), copy, graph);
 }
 
 /* The shape of a wrapper that destroys one; `ending` and `ended` take what is known of it out, and put it

@@ -91,6 +91,7 @@ CUresult cuGraphAddNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, const CU
 CUresult cuGraphAddNode_v3(CUgraphNode *, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
                            CUgraphNodeParams *);
 CUresult cuGraphAddChildGraphNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraph);
+CUresult cuGraphCreate(CUgraph *, unsigned int);
 CUresult cuGraphClone(CUgraph *, CUgraph);
 CUresult cuGraphDestroy(CUgraph);
 CUresult cuGraphInstantiate(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t);
@@ -200,7 +201,6 @@ CUresult cuMemExportToShareableHandle(void *, CUmemGenericAllocationHandle, CUme
 CUresult cuMemGetAllocationGranularity(size_t *, const CUmemAllocationProp *,
                                        CUmemAllocationGranularity_flags);
 CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice);
-CUresult cuGraphCreate(CUgraph *, unsigned int);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
                                  const CUDA_KERNEL_NODE_PARAMS *);
 CUresult cuStreamQuery(CUstream);

@@ -164,6 +164,11 @@ static void copy(struct table *table, const void *to, CUgraph from, bool instead
     pthread_mutex_unlock(&lock);
 }
 
+void graph_made(CUgraph graph)
+{
+    free(take(&graphs, graph));
+}
+
 void graph_contains(CUgraph whole, CUgraph part)
 {
     copy(&graphs, whole, part, false);

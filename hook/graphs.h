@@ -19,6 +19,9 @@ CUgraph graph_captured(CUstream stream, bool per_thread);
 void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr address);
 void graph_frees(CUgraph graph, CUdeviceptr address);
 
+/* The driver has made a graph: its handle may be one that a failed capture had. */
+void graph_made(CUgraph graph);
+
 /* `part` became part of `whole` as a child graph, or `whole` is a copy of `part`. */
 void graph_contains(CUgraph whole, CUgraph part);
 

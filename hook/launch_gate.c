@@ -154,6 +154,13 @@ static bool being_captured(const struct launch *launch)
     return ask && (ask(launch->stream, &status) != CUDA_SUCCESS || status != CAPTURE_NONE);
 }
 
+/* The same, asked only while a capture is open. One that was never seen to end, for its stream was destroyed,
+ * costs this question at each launch from then on, and nothing else. */
+static inline bool is_captured(const struct launch *launch)
+{
+    return atomic_load_explicit(&captures, memory_order_relaxed) > 0 && being_captured(launch);
+}
+
 /* --- the gate ------------------------------------------------------------------------------------------- */
 
 void launch_gate_forget(uint64_t key)
@@ -215,11 +222,11 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
 static void pass_slowly(struct launch *launch, int place)
 {
     uint64_t began_ns = monotonic_ns(), now_ns = began_ns, wait_ns;
-    note_activity(launch->lane, now_ns);
-    if (being_captured(launch)) {
+    if (being_captured(launch)) { /* by a capture that was not seen to begin */
         launch->lane = NULL;
         return;
     }
+    note_activity(launch->lane, now_ns);
     while ((wait_ns = ask(launch, place, now_ns)) > 0) {
         monotonic_sleep_until(now_ns + wait_ns);
         now_ns = monotonic_ns();
@@ -239,8 +246,6 @@ static void pass_slowly(struct launch *launch, int place)
 /* Whether the launch is paid for already, or needs no paying. */
 static inline bool pass_fast(struct launch *launch, const struct core_share *core)
 {
-    if (atomic_load_explicit(&captures, memory_order_relaxed) > 0)
-        return false;
     launch_gate_count++; /* whichever way it goes */
     struct region *region = region_mapped();
     if (core->blocked_until_ns || !region
@@ -294,7 +299,7 @@ static void open_gate(void)
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key)
 {
     *launch = (struct launch){.key = key, .stream = stream, .per_thread = per_thread};
-    if (!charging())
+    if (!charging() || is_captured(launch))
         return;
     int place = place_of_launch(stream);
     launch->lane = gpu_lane(place);

@@ -94,6 +94,7 @@
     X(cuGraphAddNode_v2, "cuGraphAddNode", 12030, 0)                                                          \
     X(cuGraphAddNode_v3, "cuGraphAddNode", 13040, 0)                                                          \
     X(cuGraphAddChildGraphNode, "cuGraphAddChildGraphNode", 10000, 0)                                         \
+    X(cuGraphCreate, "cuGraphCreate", 10000, 0)                                                               \
     X(cuGraphClone, "cuGraphClone", 10000, 0)                                                                 \
     X(cuGraphDestroy, "cuGraphDestroy", 10000, 0)                                                             \
     X(cuGraphInstantiate, "cuGraphInstantiate", 10000, 0)                                                     \
@@ -197,7 +198,6 @@
     X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, 0)                                 \
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity", 10020, 0)                               \
     X(cuMulticastAddDevice, "cuMulticastAddDevice", 12010, 0)                                                 \
-    X(cuGraphCreate, "cuGraphCreate", 10000, 0)                                                               \
     X(cuGraphAddKernelNode_v2, "cuGraphAddKernelNode", 12000, 0)                                              \
     X(cuStreamQuery, "cuStreamQuery", 2000, 0)                                                                \
     X(cuStreamQuery_ptsz, "cuStreamQuery", 7000, PER_THREAD)                                                  \

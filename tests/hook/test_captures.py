@@ -129,6 +129,39 @@ say(others=cuda.cuStreamQuery(other))
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
 @pytest.mark.parametrize(
+    "then",
+    [
+        pytest.param("", id="open"),
+        pytest.param("assert cuda.cuStreamDestroy_v2(there) == 0", id="never seen to end"),
+    ],
+)
+def test_launches_beside_a_capture_are_counted(node: Node, then: str, suffix: str) -> None:
+    """Those into it are not."""
+    code = f"""
+here, there = stream(), stream()
+
+
+def launched():
+    for _ in range(200):
+        assert launch(short, here, "cuLaunchKernel{suffix}") == 0
+    region = Path(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).read_bytes()
+    return struct.unpack_from("<Q", region, CHARGED_AT + 16)[0]
+
+
+before = launched()
+assert cuda.cuStreamBeginCapture_v2{suffix}(there, RELAXED) == 0
+for _ in range(200):
+    assert launch(short, there, "cuLaunchKernel{suffix}") == 0
+{then}
+say(counted=launched() - before)
+"""
+    said = node.run(BEGIN + code, **LIMITED)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["counted"] == pytest.approx(200, abs=70)  # they are told 64 at a time
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+@pytest.mark.parametrize(
     ("spoil", "result"),
     [
         pytest.param("", 0, id="in order"),

@@ -250,6 +250,38 @@ def test_a_forgotten_graph_does_not_count_for_the_next_one(node: Node) -> None:
     assert run(node, steps) == [0] * 20 + [[64, 64]]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param("g = passing(60)", id="made"),
+        pytest.param("g = capture(s, 60)", id="captured"),
+        pytest.param(
+            "g = ctypes.c_void_p(); assert cuda.cuGraphClone(ctypes.byref(g), empty) == 0\n"
+            "    add_allocation(g, 60)",
+            id="cloned",
+        ),
+    ],
+)
+def test_a_capture_that_failed_does_not_count_for_the_next_graph(node: Node, make: str) -> None:
+    """The driver has destroyed what it had captured, and gives the handle out again."""
+    steps = f"""
+s, empty, lost = new_stream(), graph(), set()
+info = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+for _ in range(20):
+    assert cuda.cuStreamBeginCapture_v2(s, 2) == 0 == draw(60, stream=s)[0]
+    assert cuda.cuStreamGetCaptureInfo_v2(s, *map(ctypes.byref, info), None, None) == 0
+    cuda.cuStreamSynchronize(s)
+    assert cuda.cuStreamEndCapture(s, ctypes.byref(ctypes.c_void_p())) == 901
+    lost.add(info[2].value)
+for _ in range(20):
+    {make}
+    if g.value in lost:
+        break
+r += [g.value in lost, launch(instantiate(g))]
+"""
+    assert run(node, steps) == [True, 0]
+
+
 def test_an_executable_graph_that_is_updated_needs_what_the_new_one_needs(node: Node) -> None:
     steps = (
         "e = instantiate(passing(30)); info = ctypes.create_string_buffer(64)\n"

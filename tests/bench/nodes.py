@@ -13,6 +13,8 @@ from agent.sim.node import SimNode
 ROOT = Path(__file__).resolve().parents[2]
 FROM_SOURCE = (sys.executable, str(ROOT / "agent.py"))
 MIB = 1 << 20
+# As whoever installs it has them: some machines forbid Python to write .pyc files.
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 @contextmanager
@@ -23,7 +25,7 @@ def a_node(
     """A node with GPUs; the agent runs and is registered."""
     root = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
     try:
-        with kind(root, list(command), flags=flags) as node:
+        with kind(root, list(command), flags=flags, environ=COMPILED) as node:
             for number in range(gpus):
                 uuid = made_up_uuid(number)
                 node.driver.add_gpu(number, SimGpu(uuid=uuid, memory_mib=81559, name="NVIDIA H100"))

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 
 from agent.domain.grants import Claim
+from agent.domain.shown import shown
 from agent.errors import MalformedAnnotation
 
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
@@ -23,14 +24,9 @@ INT32 = range(-(2**31), 2**31)
 FIELDS = 4
 
 _NUMBER = re.compile(r"[+-]?0*[0-9]{1,10}", re.ASCII)
-_SHOWN_CHARS = 80
 
 Slot = tuple[Claim, ...]
 Slots = tuple[Slot, ...]
-
-
-def _shown(text: str) -> str:
-    return ascii(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")
 
 
 def _malformed(why: str) -> MalformedAnnotation:
@@ -43,12 +39,10 @@ def _malformed(why: str) -> MalformedAnnotation:
 
 def _number(text: str, what: str, entry: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise _malformed(
-            f"in the entry {_shown(entry)} the {what} {_shown(text)} is no whole number"
-        )
+        raise _malformed(f"in the entry {shown(entry)} the {what} {shown(text)} is no whole number")
     number = int(text)
     if number not in INT32:
-        raise _malformed(f"in the entry {_shown(entry)} the {what} does not fit into 32 bits")
+        raise _malformed(f"in the entry {shown(entry)} the {what} does not fit into 32 bits")
     return number
 
 
@@ -56,7 +50,7 @@ def _claim(entry: str) -> Claim:
     fields = entry.split(",", FIELDS)
     if len(fields) < FIELDS:
         raise _malformed(
-            f"the entry {_shown(entry)} has {len(fields)} of the {FIELDS} fields "
+            f"the entry {shown(entry)} has {len(fields)} of the {FIELDS} fields "
             "uuid,type,MiB,percent"
         )
     uuid, vendor, memory, cores = fields[:FIELDS]

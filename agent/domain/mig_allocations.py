@@ -75,11 +75,6 @@ def decode_allocations(text: str) -> tuple[MigAllocation, ...]:
     return found
 
 
-def shown(text: str) -> str:
-    """What a pod's author may have written, for a sentence: short, and in plain characters."""
-    return ascii(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")[1:-1]
-
-
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 

@@ -21,9 +21,9 @@ from agent.domain.mig_allocations import (
     MigAllocation,
     MigIdentity,
     decode_allocations,
-    shown,
 )
 from agent.domain.pods import Container, Pod
+from agent.domain.shown import bare
 from agent.errors import MalformedAnnotation
 
 MAX_HOLDINGS = 4_096
@@ -93,7 +93,7 @@ def allocations_for(
     raise MalformedAnnotation(
         f"container {container.name} of pod {pod.full_name} is to get {len(wanted)} MIG device(s), "
         f"but the annotation {MIG_ALLOCATIONS} does not say which profile and placement on "
-        f"{shown(', '.join(wanted))}: the scheduler has to be HAMi 2.10 with this node registered "
+        f"{bare(', '.join(wanted))}: the scheduler has to be HAMi 2.10 with this node registered "
         "in mode mig; delete the pod, so that it is scheduled again"
     )
 

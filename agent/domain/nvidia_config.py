@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from agent.domain.shown import shown
+
 PREFIX = "nvidia.com/"
 SHARED_SUFFIX = ".shared"  # renameByDefault
 MAX_RESOURCES, MAX_REFERENCES, MAX_REPLICAS = 64, 1024, 10_000
@@ -215,7 +217,7 @@ def unknown_key(path: str, key: str, known: Collection[str]) -> str:
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(key.lower(), folded, n=1, cutoff=0.6)
     hint = f"{folded[close[0]]} is near" if close else f"there are {', '.join(sorted(known))}"
-    return f"there is no key {path!r} ({hint}); correct or remove it"
+    return f"there is no key {shown(path)} ({hint}); correct or remove it"
 
 
 # --- and back ------------------------------------------------------------------------------------

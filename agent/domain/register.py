@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from agent.domain.gpu import Gpu, GpuInventory, MigPlacement, Sharing
 from agent.domain.mig import core_percent
+from agent.domain.shown import shown
 from agent.domain.vgpu_ids import bearable
 from agent.errors import MalformedAnnotation
 
@@ -27,7 +28,6 @@ _GO_TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _GO_FALSE = ("0", "f", "F", "FALSE", "false", "False")
 _SHORT, _FULL = 7, 9  # fields of a CSV record without and with index and mode
 _NUMBER = re.compile(r"[+-]?0*[0-9]{1,10}", re.ASCII)
-_SHOWN_CHARS = 80
 # Go's encoder escapes these; the reader does not care, but our bytes shall equal the plugin's.
 _GO_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 _SEPARATORS = str.maketrans({",": " ", ":": " "})
@@ -258,7 +258,7 @@ def says_the_same(text: str, gpus: Iterable[RegisteredGpu], form: str) -> bool:
 
 
 def _malformed(text: str, why: str) -> NoReturn:
-    raise MalformedAnnotation(f"{REGISTER} {text[:_SHOWN_CHARS]!r} cannot be read: {why}")
+    raise MalformedAnnotation(f"{REGISTER} {shown(text)} cannot be read: {why}")
 
 
 def _decode_csv(text: str, form: str) -> tuple[RegisteredGpu, ...]:
@@ -277,7 +277,7 @@ def _decode_csv(text: str, form: str) -> tuple[RegisteredGpu, ...]:
 def _gpu_of_fields(record: str, fields: list[str]) -> RegisteredGpu:
     uuid, count, memory, core, type_, numa, health = fields[:_SHORT]
     if health not in _GO_TRUE + _GO_FALSE:
-        _malformed(record, f"health is {health!r}")
+        _malformed(record, f"health is {shown(health)}")
     index, mode = fields[_SHORT:] if len(fields) == _FULL else ("0", "hami-core")
     return RegisteredGpu(
         uuid=uuid,
@@ -294,7 +294,7 @@ def _gpu_of_fields(record: str, fields: list[str]) -> RegisteredGpu:
 
 def _number(record: str, text: str) -> int:
     if not _NUMBER.fullmatch(text):
-        _malformed(record, f"{text!r} is not a whole number")
+        _malformed(record, f"{shown(text)} is not a whole number")
     return _in_range(record, int(text), -INT32_MAX - 1)
 
 

@@ -21,6 +21,7 @@ from agent.domain.dialect import Codec, Dialect
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grants import Claim
 from agent.domain.pods import Container, Pod
+from agent.domain.shown import shown
 from agent.domain.vgpu_ids import bearable
 from agent.errors import MalformedAnnotation
 
@@ -47,7 +48,6 @@ FIELDS = 4
 MOST = 2**31 - 1
 WHOLE_PERCENT = 100
 _DIGITS = 10
-_SHOWN_CHARS = 80
 _SEPARATORS = str.maketrans({",": " ", ":": " "})
 
 
@@ -61,15 +61,11 @@ def _malformed(why: str) -> MalformedAnnotation:
     )
 
 
-def _shown(text: str) -> str:
-    return ascii(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")
-
-
 def _number(text: str, what: str, entry: str, most: int) -> int:
     digits = text.lstrip("0") or text[-1:]
     if not (text.isascii() and text.isdigit() and len(digits) <= _DIGITS) or int(digits) > most:
         raise _malformed(
-            f"in the entry {_shown(entry)} the {what} {_shown(text)} is no number from 0 to {most}"
+            f"in the entry {shown(entry)} the {what} {shown(text)} is no number from 0 to {most}"
         )
     return int(digits)
 
@@ -78,7 +74,7 @@ def _claim(entry: str, factor: int) -> Claim:
     fields = entry.split(",", FIELDS)
     if len(fields) < FIELDS:
         raise _malformed(
-            f"the entry {_shown(entry)} has {len(fields)} of the {FIELDS} fields "
+            f"the entry {shown(entry)} has {len(fields)} of the {FIELDS} fields "
             "uuid,type,memory,percent"
         )
     uuid, vendor, memory, cores = fields[:FIELDS]

@@ -19,10 +19,10 @@ from agent.domain.mig_allocations import (
     MIG_ALLOCATIONS,
     decode_allocations,
     encode_allocations,
-    shown,
 )
 from agent.domain.mig_books import Book, MigHolding, allocations_for, filled
 from agent.domain.pods import Container, Pod
+from agent.domain.shown import bare
 from agent.errors import MalformedAnnotation, NodeNotReady
 from agent.ports import GrantLog
 from agent.services.container_limits import cache_name
@@ -159,13 +159,13 @@ class MigGrants:
             profile = profile_named(gpu, one.profile)
             if profile is None or one.placement not in profile.placements:
                 raise MalformedAnnotation(
-                    f"the annotation {MIG_ALLOCATIONS} names the profile {shown(one.profile)} at "
+                    f"the annotation {MIG_ALLOCATIONS} names the profile {bare(one.profile)} at "
                     f"slice {one.placement.start} of GPU {gpu.uuid}, which does not have that; "
                     f"{AGAIN}"
                 )
             if profile not in self._sharing.mig_profiles(gpu):
                 raise NodeNotReady(
-                    f"the profile {shown(one.profile)} is not one of those that the settings "
+                    f"the profile {bare(one.profile)} is not one of those that the settings "
                     f"of this node allow (migProfileAllowlist); {AGAIN}"
                 )
             found.append(
@@ -198,7 +198,7 @@ class MigGrants:
         )
         if isinstance(found, str):
             raise NodeNotReady(
-                f"the scheduler has chosen {shown(claim.uuid)}, but {found}: this node needs the "
+                f"the scheduler has chosen {bare(claim.uuid)}, but {found}: this node needs the "
                 f"scheduler's own knownMigGeometries (--config-file); then {AGAIN}"
             )
         profile, placement = found

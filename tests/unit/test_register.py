@@ -124,6 +124,8 @@ def test_written_as_the_plugin_writes_it(form: str, gpus: list[RegisteredGpu], t
         pytest.param("csv7", "GPU-a,1,2,3,X,0,maybe:", None, id="health is neither"),
         pytest.param("csv7", "GPU-a,99999999999,2,3,X,0,true:", None, id="over int32"),
         pytest.param("csv9", "GPU-a,1,2,3,X,0,true,-1,:", None, id="negative index"),
+        pytest.param("csv7", "GPU-a,1,2,3,X,0," + "x" * 5000 + ":", None, id="long health"),
+        pytest.param("csv7", "GPU-a," + "1" * 5000 + ",2,3,X,0,true:", None, id="long number"),
         pytest.param("csv7", "", None, id="empty CSV"),
         pytest.param("json", "[]", [], id="empty list"),
         pytest.param("json", "null", [], id="null"),
@@ -144,8 +146,9 @@ def test_written_as_the_plugin_writes_it(form: str, gpus: list[RegisteredGpu], t
 )  # fmt: skip
 def test_read_as_the_schedulers_read_it(form: str, text: str, result: Any) -> None:
     if result is None:
-        with pytest.raises(MalformedAnnotation):
+        with pytest.raises(MalformedAnnotation) as refused:
             decode_register(text, form)
+        assert len(str(refused.value)) < 300
     else:
         read = [(g.uuid, g.index, g.mode, g.healthy) for g in decode_register(text, form)]
         assert read == result

@@ -119,17 +119,21 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
 
 /* --- graphs: one launch each ---------------------------------------------------------------------------- */
 
+/* Memory is asked for behind the gate: what is asked for and not taken yet nobody else gets, however long
+ * that waits for its share. */
+
 #define LAUNCH_GRAPH(symbol, exec, stream, own_stream)                                                       \
     const struct real_cuda *real = real_cuda();                                                              \
     struct launch launch;                                                                                    \
     struct graph_launch memory;                                                                              \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = graph_memory_before_launch(&memory, exec, stream, own_stream, #symbol);                \
-    if (result != CUDA_SUCCESS)                                                                              \
-        return result;                                                                                       \
     launch_gate_pass(&launch, stream, own_stream, graph_kind(exec));                                         \
-    result = CALL(symbol, exec, stream);                                                                     \
+    CUresult result = graph_memory_before_launch(&memory, exec, stream, own_stream, #symbol);                \
+    if (memory.follow)                                                                                       \
+        launch_gate_delayed(&launch);                                                                        \
+    if (result == CUDA_SUCCESS)                                                                              \
+        result = CALL(symbol, exec, stream);                                                                 \
     launch_gate_passed(&launch, result);                                                                     \
     graph_memory_after_launch(&memory, result == CUDA_SUCCESS);                                              \
     return result

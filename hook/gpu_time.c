@@ -185,6 +185,14 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
     return trace;
 }
 
+void gpu_time_begin_again(struct trace *trace, CUstream stream, bool per_thread)
+{
+    depth_enter();
+    record(trace->begin, stream, per_thread);
+    depth_leave();
+    trace->began_ns = (int64_t)monotonic_ns();
+}
+
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
                   int64_t charged_ns, uint64_t sweep, bool launched)
 {

@@ -55,6 +55,9 @@ uint64_t gpu_time_stream(CUstream stream, bool per_thread);
  * not possible now. `guess`: its kind was never measured, and it is one of the lane's guesses until it is. */
 struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread, bool guess);
 
+/* The same launch is about to be made only now: measure from here. */
+void gpu_time_begin_again(struct trace *trace, CUstream stream, bool per_thread);
+
 /* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed.
  * `sweep`: when the one began of which the launches are settled together, and this one too; or 0. Whether it
  * is being measured. */

@@ -211,6 +211,7 @@ CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exe
             }
         if (launch->frees)
             graph_memory_freed();
+        launch->follow = false;
         return result;
     }
     return CUDA_SUCCESS;

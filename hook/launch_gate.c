@@ -312,6 +312,12 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
         open_gate();
 }
 
+void launch_gate_delayed(struct launch *launch)
+{
+    if (launch->trace)
+        gpu_time_begin_again(launch->trace, launch->stream, launch->per_thread);
+}
+
 void launch_gate_passed(struct launch *launch, CUresult result)
 {
     bool launched = result == CUDA_SUCCESS;

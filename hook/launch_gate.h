@@ -70,6 +70,9 @@ void launch_gate_forget(uint64_t key);
  * stream's device. May wait. */
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key);
 
+/* It passed, and waited for something else since then: that is no time of the GPU's. */
+void launch_gate_delayed(struct launch *launch);
+
 /* The driver has answered. */
 void launch_gate_passed(struct launch *launch, CUresult result);
 

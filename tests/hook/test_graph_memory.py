@@ -431,3 +431,42 @@ def test_a_graph_that_was_uploaded_has_taken_nothing_yet(node: Node) -> None:
     )
     assert run(node, f"{LEAVING}{steps}") == [0, 0, 2, [64, 64]]
     assert node.sim.peak_mib(GPU) <= 100
+
+
+COMPUTING = """
+from concurrent.futures import ThreadPoolExecutor
+from gpu_calls import begin, end, kernel, stream
+from gpu_calls import launch as compute
+from memory_calls import *
+
+start()
+work, context = kernel("work"), ctypes.c_void_p()
+cuda.cuCtxGetCurrent(ctypes.byref(context))
+
+
+def launches(_):
+    assert cuda.cuCtxSetCurrent(context) == 0 == begin(where := stream())
+    error, address = draw(60, stream=where)
+    assert error == 0 == compute(work, where) == put(address, where)
+    executable, answers = instantiate(end(where)[1]), []
+    for _ in range(4):
+        answers.append(cuda.cuGraphLaunch{suffix}(executable, where))
+        cuda.cuStreamSynchronize(where)
+    return answers
+
+
+with ThreadPoolExecutor(2) as threads:
+    say(answers=list(threads.map(launches, range(2))))
+"""
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_a_graph_that_waits_for_its_share_keeps_no_memory_from_others(
+    node: Node, suffix: str
+) -> None:
+    """They run one after the other, and each finds room."""
+    node.sim.kernel("work", 100_000)
+    limits = {LIMIT: "100m", "CUDA_DEVICE_SM_LIMIT": "20"}
+    said = node.run_in_virtual_time(COMPUTING.replace("{suffix}", suffix), **limits)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["answers"] == [[0] * 4] * 2

@@ -195,6 +195,11 @@ CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exe
     launch->follow = false;
     if (!graphs_allocate() || !charging() || !graph_needs(launch, exec))
         return CUDA_SUCCESS;
+    CUgraph into = graph_captured(stream, per_thread);
+    if (into) {
+        graph_takes_in(into, &launch->needs);
+        return CUDA_SUCCESS;
+    }
     launch->follow = true;
     launch->stream = gpu_time_stream(stream, per_thread || (uintptr_t)stream == OWN_STREAM);
     launch->frees = launch->needs.frees && launch->needs.left;

@@ -24,8 +24,9 @@ struct graph_launch {
 };
 
 /* Called by whoever is about to launch or upload `exec`: charges what its nodes need beyond what is charged
- * already. CUDA_ERROR_OUT_OF_MEMORY when that does not fit: the driver is then not asked. One relaxed load
- * when the process has no graph that allocates. */
+ * already. CUDA_ERROR_OUT_OF_MEMORY when that does not fit: the driver is then not asked. Into a capture
+ * nothing runs, and nothing is charged: its graph is, as if it had the nodes. One relaxed load when the
+ * process has no graph that allocates. */
 CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exec, CUstream stream,
                                     bool per_thread, const char *function);
 

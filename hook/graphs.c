@@ -144,6 +144,15 @@ void graph_frees(CUgraph graph, CUdeviceptr address)
     pthread_mutex_unlock(&lock);
 }
 
+/* Called with the lock held. */
+static void add_needs(struct nodes *nodes, const struct graph_needs *needs)
+{
+    for (int i = 0; i < MAX_DEVICES; i++)
+        nodes->needs.bytes[i] = graph_bytes_sum(nodes->needs.bytes[i], needs->bytes[i]);
+    nodes->needs.left += needs->left;
+    nodes->needs.frees |= needs->frees;
+}
+
 /* Let the entry for `to` have what the graph `from` has: besides what it has, or instead. */
 static void copy(struct table *table, const void *to, CUgraph from, bool instead)
 {
@@ -155,12 +164,17 @@ static void copy(struct table *table, const void *to, CUgraph from, bool instead
     struct nodes *nodes = known ? nodes_of(table, to) : NULL;
     if (nodes && instead)
         *nodes = (struct nodes){.entry = nodes->entry};
-    for (int i = 0; nodes && source && i < MAX_DEVICES; i++)
-        nodes->needs.bytes[i] = graph_bytes_sum(nodes->needs.bytes[i], source->needs.bytes[i]);
-    if (nodes && source) {
-        nodes->needs.left += source->needs.left;
-        nodes->needs.frees |= source->needs.frees;
-    }
+    if (nodes && source)
+        add_needs(nodes, &source->needs);
+    pthread_mutex_unlock(&lock);
+}
+
+void graph_takes_in(CUgraph graph, const struct graph_needs *needs)
+{
+    pthread_mutex_lock(&lock);
+    struct nodes *nodes = nodes_of(&graphs, graph);
+    if (nodes)
+        add_needs(nodes, needs);
     pthread_mutex_unlock(&lock);
 }
 

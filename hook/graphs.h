@@ -51,6 +51,9 @@ struct graph_needs {
     bool frees; /* what it allocates, or what others have left */
 };
 
+/* An executable graph of these needs was launched into the capture that makes `graph`. */
+void graph_takes_in(CUgraph graph, const struct graph_needs *needs);
+
 /* How its last launch found and left what is reserved for graphs; counts are of graph_launches.c. */
 struct graph_use {
     bool launched;

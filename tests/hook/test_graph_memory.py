@@ -172,6 +172,26 @@ def test_memory_of_a_capture_is_not_refused_before_it_is_launched(node: Node) ->
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_a_graph_that_is_launched_into_a_capture_is_charged_with_what_that_becomes(
+    node: Node, suffix: str
+) -> None:
+    """It does not run yet: it takes nothing, may be of any size, and shows nothing of what it needs."""
+    steps = f"""
+def into(e):
+    assert cuda.cuStreamBeginCapture_v2(s, 2) == 0
+    return [cuda.cuGraphLaunch{suffix}(e, s), cuda.cuStreamEndCapture(s, ctypes.byref(g))]
+small, e, large = [instantiate(passing(mib)) for mib in (20, 90, 190)]
+s, g = new_stream(), ctypes.c_void_p()
+r += [launch(small), into(e), both(), alloc(60)[0], launch(e), both(), into(large), both()]
+r += [launch(instantiate(g)), both()]
+"""
+    answers = run(node, steps)
+    assert answers[:-2] == [0, [0, 0], [32, 32], 0, 2, [60, 60], [0, 0], [60, 60]]
+    assert answers[-2:] == [2, [60, 60]]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
 def test_a_capture_that_another_thread_did_not_end_keeps_what_it_allocates(
     node: Node, suffix: str
 ) -> None:

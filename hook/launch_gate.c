@@ -144,6 +144,8 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
     return true;
 }
 
+/* The legacy stream cannot be told of beside a capture: what is recorded on it would end that. Where the
+ * driver fails otherwise, the launch is charged: a share is not to be had by a failure. */
 static bool being_captured(const struct launch *launch)
 {
     const struct real_cuda *real = real_cuda();
@@ -151,7 +153,8 @@ static bool being_captured(const struct launch *launch)
     __typeof__(&cuStreamIsCapturing) ask = launch->per_thread && real->cuStreamIsCapturing_ptsz
         ? real->cuStreamIsCapturing_ptsz
         : real->cuStreamIsCapturing;
-    return ask && (ask(launch->stream, &status) != CUDA_SUCCESS || status != CAPTURE_NONE);
+    CUresult result = ask ? ask(launch->stream, &status) : CUDA_SUCCESS;
+    return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || (result == CUDA_SUCCESS && status != CAPTURE_NONE);
 }
 
 /* The same, asked only while a capture is open. One that was never seen to end, for its stream was destroyed,

@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("runc")]  # pack
 MIB = 1000
 TENANT = "/usr/bin/sim-tenant"
 LIMITS, PRELOAD = "/etc/vgpu.limits", "/etc/ld.so.preload"
+LIBRARY = "/usr/local/vgpu/libvgpu.so"
 NUMBERS = itertools.count()
 UNHARMED = """
 long write(int file, const void *bytes, unsigned long count);
@@ -71,6 +72,7 @@ class Pod:
     runc: Runc
     bundle: Bundle
     limits: Path  # on the host
+    library: Path  # on the host
     config: str  # of the simulated driver, in the container as on the host
     node: SimNode
     region: Path  # on the host
@@ -119,9 +121,12 @@ def pod(tools: ContainerTools, scratch: Path) -> Iterator[Pod]:
         )
         make_rootfs(bundle.directory / "rootfs", tools)
         (limits,) = (Path(m.source) for m in mounts if m.destination == LIMITS)
+        (library,) = (Path(m.source) for m in mounts if m.destination == LIBRARY)
         (own,) = (Path(m.source) for m in mounts if m.destination == "/usr/local/vgpu")
         region = own / Path(grant.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
-        yield Pod(Runc(tools, scratch / "state"), bundle, limits, str(config), node, region)
+        yield Pod(
+            Runc(tools, scratch / "state"), bundle, limits, library, str(config), node, region
+        )
         remove_from_every_hierarchy(Path(cgroup))
 
 
@@ -241,7 +246,7 @@ def is_tenant(pid: int) -> bool:
     return "Name:\tsim-tenant" in status and f"NSpid:\t{pid}\t1\n" in status
 
 
-@pytest.mark.parametrize("path", [LIMITS, PRELOAD])
+@pytest.mark.parametrize("path", [LIMITS, PRELOAD, LIBRARY])
 @pytest.mark.parametrize(
     "attempt",
     [
@@ -257,11 +262,11 @@ def test_nothing_inside_can_change_the_limits(
     pod: Pod, start: Start, attempt: str, path: str
 ) -> None:
     name, _ = start()
-    before = pod.limits.read_bytes()
+    before = pod.limits.read_bytes(), pod.library.read_bytes()
     command = f"mkdir -p /tmp; {attempt.format(path=path)}"
     shell = pod.runc.execute(name, "/bin/busybox", "sh", "-c", command)
     assert shell.returncode != 0
-    assert pod.limits.read_bytes() == before
+    assert (pod.limits.read_bytes(), pod.library.read_bytes()) == before
     _, info = pod.ask(name, TENANT, stdin="info\n")
     assert info["devices"][0]["total_mib"] == MIB
 

@@ -169,6 +169,7 @@ class Agent:
         inventory: GpuInventory = NODE,
         sharing: Sharing = SHARING,
         clock: Callable[[], float] = time.monotonic,
+        prepared: Callable[[float], bool] = lambda _timeout_s: True,
     ) -> None:
         self.inventory = Published(inventory)
         self.counted: list[str] = []
@@ -183,6 +184,7 @@ class Agent:
             SocketWatch(socket),
             self.inventory,
             sharing,
+            prepared=prepared,
             count=lambda _resource, outcome: self.counted.append(outcome),
             clock=clock,
         )

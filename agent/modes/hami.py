@@ -85,7 +85,7 @@ class HamiMode:
             from agent.modes.unannotated import for_unannotated
 
             answering, others = for_unannotated(parts, grants, limits, host, allocator)
-        plugin = _plugin(parts, answering, Preference(turns))
+        plugin = _plugin(parts, answering, Preference(turns), host.tried)
         self.plugins = (plugin,)
         self._view = view
         self._registrar = _registrar(parts)
@@ -127,7 +127,12 @@ def _budget_s(config: Config) -> float:
     return max(config.allocate_budget_s, least_s)
 
 
-def _plugin(parts: Parts, allocator: Answering, preference: Preference) -> Plugin:
+def _plugin(
+    parts: Parts,
+    allocator: Answering,
+    preference: Preference,
+    prepared: Callable[[float], bool],
+) -> Plugin:
     config, metrics = parts.config, parts.metrics
     answers = Answers(
         parts.inventory,
@@ -143,6 +148,7 @@ def _plugin(parts: Parts, allocator: Answering, preference: Preference) -> Plugi
         SocketWatch(config.kubelet_socket),
         parts.inventory,
         config.sharing,
+        prepared=prepared,
         count=metrics.registration,
     )
 

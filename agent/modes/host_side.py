@@ -60,6 +60,10 @@ class HostSide:
             *([self._cdi] if self._cdi else []),
         ]
 
+    def tried(self, timeout_s: float) -> bool:
+        """Wait until CDI files were written, or could not be; False after `timeout_s`."""
+        return self._cdi.tried(timeout_s) if self._cdi else True
+
     def missing(self) -> str:
         """Why containers cannot be given what they need, in a sentence; empty: they can."""
         return self.hook.missing() or (self._cdi.problem.now() if self._cdi else "")

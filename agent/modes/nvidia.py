@@ -120,6 +120,10 @@ class NvidiaMode:
         problem = self._cdi.problem.now() if self._cdi else ""
         return problem or (self._mps.problem(resource) if self._mps else "")
 
+    def _tried(self, timeout_s: float) -> bool:
+        """Wait until CDI files and MPS daemons are there, or could not be had."""
+        return all(one.tried(timeout_s) for one in (self._cdi, self._mps) if one)
+
     def _made_mps(self) -> MpsDaemons | None:
         """Who looks after daemons, where there are to be some or were some."""
         root = self._parts.config.mps_root
@@ -155,6 +159,7 @@ class NvidiaMode:
             parts.inventory,
             config.sharing,
             judge=lambda gpus: judge(supply.offered.of(gpus).get(resource, ())),
+            prepared=self._tried,
             count=metrics.registration,
         )
 

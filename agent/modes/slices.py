@@ -109,6 +109,7 @@ class SlicesMode:
             parts.inventory,
             config.sharing,
             judge=_sizes(offer, config.sharing) if offer.size else None,
+            prepared=self._host.tried,
             count=metrics.registration,
         )
 

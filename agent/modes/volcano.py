@@ -166,6 +166,7 @@ class VolcanoMode:
             self._parts.inventory,
             config.sharing,
             judge=judge,
+            prepared=self._host.tried,
             count=self._parts.metrics.registration,
         )
 

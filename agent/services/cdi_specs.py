@@ -48,6 +48,10 @@ class CdiSpecs:
         self._policy = policy
         self._every_s = every_s
 
+    def tried(self, timeout_s: float) -> bool:
+        """Wait until they were written, or could not be; False after `timeout_s`."""
+        return self.problem.wait_until(lambda why: why != NOT_YET, timeout_s)
+
     def channels(self) -> tuple[int, ...]:
         """IMEX channels that are there and that a file has: runtimes refuse to give any other.
 

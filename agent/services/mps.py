@@ -39,12 +39,17 @@ class MpsDaemons:
         self._names = frozenset(map(shared.offered_as, shared.resources))
         self._set: dict[str, MpsPlan] = {}  # as each daemon was told last, while it answers
         self._problems = Published[Mapping[str, str]]({})
+        self._looked = Published(False)
 
     def problem(self, resource: str) -> str:
         """Why nobody can become a client of this resource's daemon; empty: all can."""
         return self._problems.now().get(
             resource, NOT_YET.format(resource) if resource in self._names else ""
         )
+
+    def tried(self, timeout_s: float) -> bool:
+        """Wait until each daemon is ready, or could not be made so; False after `timeout_s`."""
+        return self._looked.wait_until(bool, timeout_s)
 
     def first_problem(self) -> str:
         """Of any resource; empty: there is none."""
@@ -65,6 +70,7 @@ class MpsDaemons:
         plans = self._wanted()
         obstacle = self._mps.obstacle() if plans else ""
         self._problems.publish({one.resource: obstacle or self._ensured(one) for one in plans})
+        self._looked.publish(True)
         self._retire_others()
 
     def _wanted(self) -> list[MpsPlan]:

@@ -58,12 +58,18 @@ class Plugin:
         sharing: Sharing,
         *,
         judge: Callable[[GpuInventory], ListVerdict] | None = None,
+        prepared: Callable[[float], bool] = lambda _timeout_s: True,
         count: Callable[[str, str], None] = lambda _resource, _outcome: None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         poll_s: float = POLL_S,
     ) -> None:
-        """`judge` says what there is to say of the list; None: it is that of the vGPUs."""
+        """Wire it.
+
+        judge: says what there is to say of the list; None: it is that of the vGPUs.
+        prepared: waits, at most so many seconds, until what containers will need was made, or
+            could not be: kubelet never asks a second time for a container that it was refused.
+        """
         self.name = f"kubelet-{resource}"
         self.status = Published(PluginStatus(resource=resource))
         self._resource = resource
@@ -71,6 +77,7 @@ class Plugin:
         self._watch = watch
         self._inventory = inventory
         self._judge = judge or (lambda gpus: judge_list(gpus, sharing))
+        self._prepared = prepared
         self._count = count
         self._clock = clock
         self._jitter = jitter
@@ -91,9 +98,9 @@ class Plugin:
     # --- the loop --------------------------------------------------------------------------
 
     def run(self, life: Lifeline) -> None:
-        """Wait for the first look at the GPUs, then stay registered."""
+        """Wait for the first look at the GPUs and what follows from it, then stay registered."""
         life.on_stop(self._stop)
-        if not self._gpus_known(life):
+        if not (self._holds(life, self._gpus_known) and self._holds(life, self._prepared)):
             return
         self._state = Registration(attempt=self._state.attempt, deadline_s=self._clock())
         self._watch.start(self._wake)
@@ -126,13 +133,17 @@ class Plugin:
         except queue.Empty:
             return
 
-    def _gpus_known(self, life: Lifeline) -> bool:
-        """Nothing is announced before the driver was read once: no list is not an empty list."""
+    def _holds(self, life: Lifeline, wait: Callable[[float], bool]) -> bool:
+        """Wait for it; False when the agent stops before."""
         while not life.stopping:
             life.pulse(PULSE_S)
-            if self._inventory.wait_until(lambda now: now.known, 1.0):
+            if wait(POLL_S):
                 return True
         return False
+
+    def _gpus_known(self, timeout_s: float) -> bool:
+        """Nothing is announced before the driver was read once: no list is not an empty list."""
+        return self._inventory.wait_until(lambda now: now.known, timeout_s)
 
     def _stop(self) -> None:
         self._link.interrupt()

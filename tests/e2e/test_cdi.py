@@ -1,14 +1,19 @@
 """CDI in the modes that limit containers: devices by name, limits as ever."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from agent.sim.node import Ask
+from agent.sim.driver import SimGpu, made_up_uuid
+from agent.sim.lone_node import LoneNode
+from agent.sim.node import Ask, SimNode
+from agent.sim.volcano_node import VolcanoNode
 from tests.cdi_schema import check_cdi
-from tests.e2e.conftest import NodeMaker
+from tests.e2e.conftest import COMMAND, QUICK, NodeMaker
 from tests.e2e.whole import env_of
 from tests.installed_here import without_installed_agent
+from tests.waiting import eventually
 
 
 def driver_root(root: Path) -> Path:
@@ -48,6 +53,31 @@ def test_nothing_is_given_that_the_runtime_would_not_know(
     assert not pod.admitted.ok
     assert "--nvidia-driver-root" in pod.admitted.message
     assert "libcuda.so" in node.fetch("/readyz")[1]
+
+
+REGISTERED = "registered_with_kubelet"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("hami", SimNode), ("volcano", VolcanoNode), ("slices", LoneNode), ("nvidia", LoneNode)],
+)
+def test_kubelet_is_told_of_gpus_when_their_file_is_there(
+    tmp_path: Path, mode: str, kind: type[SimNode]
+) -> None:
+    """Kubelet never asks again for a container that it was refused."""
+    root = driver_root(tmp_path)
+    flags = ("--mode", mode, "--device-list-strategy", "cdi-cri", "--cdi-spec-dir",
+             str(tmp_path / "cdi"), "--nvidia-driver-root", str(root))  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory(prefix="vgpu-e2e-") as short,  # unix sockets live in it
+        kind(Path(short), COMMAND, flags=(*QUICK, *flags)) as node,
+    ):
+        node.driver.add_gpu(0, SimGpu(uuid=made_up_uuid(0)))
+        node.start_agent()
+        eventually(lambda: REGISTERED in node.log_text(), within_s=60, what="registering")
+        said = node.log_text()
+    assert said.index("cdi_files_written") < said.index(REGISTERED)
 
 
 SPEC = "k8s.device-plugin.nvidia.com-gpu.json"

@@ -227,8 +227,10 @@ def test_limits_are_set_before_anybody_is_a_client() -> None:
     service = daemons(mps)
     assert "not ready yet" in service.problem(GPU)
     assert service.problem("nvidia.com/other") == ""
+    assert not service.tried(0)
     service.look_once()
     assert (mps.starts, mps.told, service.problem(GPU)) == (1, COMMANDS, "")
+    assert service.tried(0)
     service.look_once()
     assert (mps.starts, mps.told) == (1, COMMANDS), "said once"
 
@@ -259,6 +261,7 @@ def test_what_is_missing_is_told(mps: FakeMps, words: str) -> None:
     service = daemons(mps)
     service.look_once()
     assert service.problem(GPU) == service.first_problem() == words
+    assert service.tried(0), "kubelet may ask: there is something to say"
 
 
 def test_a_daemon_of_earlier_settings_is_ended() -> None:

@@ -200,7 +200,9 @@ def test_what_is_written_is_what_the_schema_says(root: Path, tmp_path: Path) -> 
         root, tmp_path / "cdi", GPU, divided,
         gds_enabled=True, mofed_enabled=True, gdrcopy_enabled=True,
     )  # fmt: skip
+    assert not written.tried(0)
     assert written.write_once()
+    assert written.tried(0)
     assert not written.problem.now()
     found = {path.name: check_cdi(path.read_text()) for path in (tmp_path / "cdi").iterdir()}
     kinds = {document["kind"].rpartition("/")[2] for document in found.values()}

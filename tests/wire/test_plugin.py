@@ -67,6 +67,30 @@ def test_nothing_is_announced_before_the_gpus_are_known(
     eventually(lambda: offered(kubelet, running))
 
 
+def test_nothing_is_announced_before_what_containers_need_was_tried(
+    kubelet: StandInKubelet, agent: Any
+) -> None:
+    tried = threading.Event()
+    running = agent(prepared=lambda _timeout_s: tried.wait(0.01))
+    time.sleep(0.2)
+    assert kubelet.history("registered") == []
+    assert own_sockets(kubelet.directory) == []
+
+    tried.set()
+
+    eventually(lambda: offered(kubelet, running))
+
+
+def test_who_waits_for_what_containers_need_stops_at_once(
+    kubelet: StandInKubelet, agent: Any
+) -> None:
+    asked = threading.Event()
+    running = agent(prepared=lambda _timeout_s: asked.set() or False)  # type: ignore[func-returns-value]
+    assert asked.wait(60)
+    assert running.stop() == 0
+    assert kubelet.history("registered") == []
+
+
 def test_a_list_that_grew_too_long_is_cut_to_what_kubelet_can_bear(
     kubelet: StandInKubelet, agent: Any
 ) -> None:

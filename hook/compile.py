@@ -67,7 +67,6 @@ PER_CALL = frozenset(
         "pooled.c",
         "pools.c",
         "region.c",
-        "region_places.c",
         "reserve.c",
         "streams.c",
         "table.c",
@@ -158,7 +157,12 @@ ARTIFACTS = (
             "vmm.c",
             "wrap.c",
         ),
-        (*LIBRARY_FLAGS, "-Wl,-soname,libvgpu.so", "-Wl,--version-script=libvgpu.map"),
+        (
+            *LIBRARY_FLAGS,
+            "-Wl,-z,nodelete",  # what fork, exit and threads call is still there after dlclose
+            "-Wl,-soname,libvgpu.so",
+            "-Wl,--version-script=libvgpu.map",
+        ),
         fast=PER_CALL,
     ),
     Artifact(

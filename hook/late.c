@@ -57,7 +57,15 @@ static const unsigned short name_at[] = {
 #undef X
 };
 
-__attribute__((visibility("hidden"))) _Atomic(void *) late_functions[FUNCTIONS];
+/* What an exec writes is copied page by page. So what the loader relocates lies within one page, which a
+ * first word with an alignment sees to, and our variables begin at one, or the loader would clear the rest of
+ * it. */
+enum { RELOCATED_BYTES = 512, PAGE_BYTES = 4096 };
+
+__attribute__((visibility("hidden"), aligned(PAGE_BYTES))) _Atomic(void *) late_functions[FUNCTIONS];
+__attribute__((section(".data.rel.ro"), aligned(RELOCATED_BYTES), used, retain)) static void *const first =
+    (void *)late_functions;
+
 void *late_find(unsigned function);
 
 static long missing(void)
@@ -121,12 +129,11 @@ __asm__(".macro late name\n"
 __asm__(".macro late name\n"
         ".globl \\name\n.hidden \\name\n.type \\name, %function\n"
         "\\name:\n"
+        "mov w17, #late_index\n"
         "adrp x16, late_functions + 8 * late_index\n"
         "ldr x16, [x16, :lo12:late_functions + 8 * late_index]\n"
-        "cbz x16, 1f\n"
+        "cbz x16, late_enter\n"
         "br x16\n"
-        "1: mov w16, #late_index\n"
-        "b late_enter\n"
         ".set late_index, late_index + 1\n"
         ".endm\n"
         ".pushsection .text\n"
@@ -137,7 +144,7 @@ __asm__(".macro late name\n"
         "stp x0, x1, [sp, #16]\nstp x2, x3, [sp, #32]\nstp x4, x5, [sp, #48]\nstp x6, x7, [sp, #64]\n"
         "str x8, [sp, #80]\n"
         "stp q0, q1, [sp, #96]\nstp q2, q3, [sp, #128]\nstp q4, q5, [sp, #160]\nstp q6, q7, [sp, #192]\n"
-        "mov w0, w16\n"
+        "mov w0, w17\n"
         "bl late_find\n"
         "mov x16, x0\n"
         "ldp x0, x1, [sp, #16]\nldp x2, x3, [sp, #32]\nldp x4, x5, [sp, #48]\nldp x6, x7, [sp, #64]\n"
@@ -156,7 +163,6 @@ __asm__(".set late_index, 0\n" LATE(X) ".popsection\n");
 enum { GLIBC_ONCE_DONE = 2 };
 
 extern void *__dso_handle;
-int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 
 int pthread_once(pthread_once_t *once, void (*routine)(void))
 {
@@ -178,9 +184,11 @@ int pthread_once(pthread_once_t *once, void (*routine)(void))
 
 int pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
 {
+    int (*glibcs)(void (*)(void), void (*)(void), void (*)(void), void *);
     __typeof__(&pthread_atfork) real;
-    if (__register_atfork) /* where glibc keeps it; its pthread_atfork is linked into each library */
-        return __register_atfork(prepare, parent, child, &__dso_handle);
+    *(void **)&glibcs = libcs("__register_atfork"); /* its pthread_atfork is linked into each library */
+    if (glibcs)
+        return glibcs(prepare, parent, child, &__dso_handle);
     *(void **)&real = libcs("pthread_atfork");
     return real ? real(prepare, parent, child) : ENOMEM;
 }

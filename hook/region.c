@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -19,7 +20,7 @@ enum { CORRECTIONS = 16 };
 static _Atomic(struct region *) mapped;
 static _Atomic(struct region_slot *) mine; /* NULL: not joined */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static pthread_once_t watching = PTHREAD_ONCE_INIT;
 static _Atomic int32_t my_pid; /* as my slot has it */
 static _Atomic(const char *) last_problem, last_advice;
 static _Atomic uint64_t looked_at_ns; /* when this process last saw to the dead */
@@ -31,9 +32,20 @@ static void forget_after_fork(void)
     pthread_mutex_init(&opening, NULL);
 }
 
-static void watch_forks(void)
+/* A process that ends in good order is not shown any more. What it holds counts until it is gone: the driver
+ * frees its memory only then. */
+static void leave(void)
+{
+    struct region_slot *slot = atomic_load(&mine);
+    if (slot && atomic_load(&slot->pid) == (int32_t)getpid() && slot_is_mine(slot))
+        atomic_store(&slot->status, 0);
+}
+
+/* Not by a destructor: the loader would call it, and touch us, in every process of the container. */
+static void watch_forks_and_exit(void)
 {
     pthread_atfork(NULL, NULL, forget_after_fork);
+    atexit(leave);
 }
 
 static struct region *region_if_open(void)
@@ -148,7 +160,7 @@ bool region_open(void)
 {
     if (region_if_open())
         return true;
-    pthread_once(&fork_once, watch_forks);
+    pthread_once(&watching, watch_forks_and_exit);
     pthread_mutex_lock(&opening);
     if (!region_if_open()) {
         const char *problem = "";
@@ -197,15 +209,6 @@ bool region_join(void)
     pthread_mutex_unlock(&opening);
     sweep_now_and_then(region);
     return atomic_load(&mine) != NULL;
-}
-
-/* A process that ends in good order is not shown any more. What it holds counts until it is gone: the driver
- * frees its memory only then. */
-static __attribute__((destructor)) void leave(void)
-{
-    struct region_slot *slot = atomic_load(&mine);
-    if (slot && atomic_load(&slot->pid) == (int32_t)getpid() && slot_is_mine(slot))
-        atomic_store(&slot->status, 0);
 }
 
 /* --- bytes ---------------------------------------------------------------------------------------------- */

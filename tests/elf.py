@@ -4,11 +4,13 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-RELA, DYNAMIC, DYNSYM, VERNEED, INIT_ARRAY = 4, 6, 11, 0x6FFFFFFE, 14  # kinds of sections
-NEEDED, TEXTREL, FLAGS = 1, 22, 30  # tags of the dynamic section
-FLAG_TEXTREL, FLAG_BIND_NOW = 4, 8
-THREAD_LOCAL, STACK, RELRO = 7, 0x6474E551, 0x6474E552  # kinds of segments
-EXECUTABLE = 1
+RELA, DYNAMIC, DYNSYM, VERNEED = 4, 6, 11, 0x6FFFFFFE  # kinds of sections
+INIT_ARRAY, FINI_ARRAY, PREINIT_ARRAY = 14, 15, 16
+NEEDED, INIT, FINI, TEXTREL, FLAGS, FLAGS_1 = 1, 12, 13, 22, 30, 0x6FFFFFFB  # in .dynamic
+FLAG_TEXTREL, FLAG_BIND_NOW, FLAG_1_NODELETE = 4, 8, 8
+LOAD, THREAD_LOCAL, STACK, RELRO = 1, 7, 0x6474E551, 0x6474E552  # kinds of segments
+EXECUTABLE, WRITABLE = 1, 2
+PAGE_BYTES = 4096
 RELATIVE = {62: 8, 183: 1027}  # the kind of a relative relocation, for each machine
 
 
@@ -20,7 +22,7 @@ class Elf:
     imports: set[str] = field(default_factory=set)
     needed: list[str] = field(default_factory=list)
     versions: set[str] = field(default_factory=set)  # e.g. GLIBC_2.2.5
-    constructors: int = 0
+    called_by_loader: int = 0  # functions, when it is loaded and when the process ends
     sections: set[str] = field(default_factory=set)
     machine: int = 0
     binds_now: bool = False
@@ -29,6 +31,8 @@ class Elf:
     read_only_after_relocation: bool = False
     executable_stack: bool = True
     thread_local_bytes: int = 0
+    copied_pages: int = 0  # of 4 KiB, at every exec: those of the file that may be written to
+    stays_loaded: bool = False
 
     @property
     def newest_glibc(self) -> tuple[int, ...]:
@@ -59,8 +63,8 @@ def read_elf(path: Path) -> Elf:
             _dynamic(elf, section.content, sections[section.link].content)
         elif section.kind == VERNEED:
             _versions(elf, section.content, sections[section.link].content)
-        elif section.kind == INIT_ARRAY:
-            elf.constructors += len(section.content) // 8
+        elif section.kind in {INIT_ARRAY, FINI_ARRAY, PREINIT_ARRAY}:
+            elf.called_by_loader += len(section.content) // 8
         elif section.kind == RELA:
             kinds = [
                 info & 0xFFFFFFFF for _, info, _ in struct.iter_unpack("<QQQ", section.content)
@@ -75,8 +79,10 @@ def _segments(elf: Elf, raw: bytes) -> None:
     size, count = struct.unpack_from("<HH", raw, 54)
     for i in range(count):
         kind, flags = struct.unpack_from("<II", raw, table + i * size)
-        (bytes_in_memory,) = struct.unpack_from("<Q", raw, table + i * size + 40)
-        if kind == RELRO:
+        at, _, in_file, bytes_in_memory = struct.unpack_from("<QQQQ", raw, table + i * size + 16)
+        if kind == LOAD and flags & WRITABLE:
+            elf.copied_pages += -(-(at + in_file) // PAGE_BYTES) - at // PAGE_BYTES
+        elif kind == RELRO:
             elf.read_only_after_relocation = True
         elif kind == STACK:
             elf.executable_stack = bool(flags & EXECUTABLE)
@@ -109,11 +115,15 @@ def _dynamic(elf: Elf, content: bytes, strings: bytes) -> None:
     for tag, value in struct.iter_unpack("<QQ", content):
         if tag == NEEDED:
             elf.needed.append(_text(strings, value))
+        elif tag in {INIT, FINI}:
+            elf.called_by_loader += 1
         elif tag == TEXTREL:
             elf.text_relocations = True
         elif tag == FLAGS:
             elf.binds_now |= bool(value & FLAG_BIND_NOW)
             elf.text_relocations |= bool(value & FLAG_TEXTREL)
+        elif tag == FLAGS_1:
+            elf.stays_loaded = bool(value & FLAG_1_NODELETE)
 
 
 def _versions(elf: Elf, content: bytes, strings: bytes) -> None:

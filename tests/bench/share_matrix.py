@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from built_hook import ROOT
+from built_hook import ROOT, built
 from c_programs import compiled
 from share_bed import (
     ALONE_POINTS,
@@ -180,6 +180,7 @@ def worst_error(case: Case, first_seed: int = 1) -> float:
 
 def judged(cases: Sequence[Case], first_seed: int = 1) -> list[float]:
     """The worst error of each, several cases at a time: they do not feel each other."""
+    built()  # once, before several want it
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         return list(pool.map(lambda case: worst_error(case, first_seed), cases))
 

@@ -119,6 +119,18 @@ static void at_the_end(void)
     tell("end", 0, allocate(60));
 }
 
+/* Without a preload, by the name of a file, as a plugin is. */
+static void opened_and_closed(const char *library)
+{
+    void *hook = dlopen(library, RTLD_NOW);
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(hook, "cuInit");
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(hook, "cuDevicePrimaryCtxRetain");
+    void *context;
+    int started = init(0) | retain(&context, 0);
+    tell("opened", started, dlclose(hook));
+    in_child(fork(), "child", NULL);
+}
+
 #ifdef EARLY
 static void __attribute__((constructor)) before_main(void)
 {
@@ -161,6 +173,11 @@ int main(int argc, char **argv)
     } else if (strcmp(life, "end") == 0) {
         tell("main", start_and_fill(), 0);
         atexit(at_the_end);
+    } else if (strcmp(life, "end of who came first") == 0) {
+        atexit(at_the_end);
+        tell("main", start_and_fill(), 0);
+    } else if (argc > 2 && strcmp(life, "closed") == 0) {
+        opened_and_closed(argv[2]);
     }
     return 0;
 }

@@ -65,8 +65,14 @@ def test_it_asks_for_no_driver(hook: Elf) -> None:
     assert not [name for name in hook.imports if name.startswith(("cu", "nvml"))]
 
 
-def test_it_does_nothing_when_it_is_loaded(hook: Elf) -> None:
-    assert hook.constructors == 0
+def test_it_does_nothing_when_it_is_loaded_and_when_the_process_ends(hook: Elf) -> None:
+    """A program without CUDA never reads a page of our code."""
+    assert hook.called_by_loader == 0
+
+
+def test_it_stays_where_it_was_used(hook: Elf) -> None:
+    """Handlers of fork and exit, threads and addresses that it gave out lead into it."""
+    assert hook.stays_loaded
 
 
 def test_everything_is_bound_before_the_program_runs_and_read_only_then(hook: Elf) -> None:
@@ -81,6 +87,7 @@ def test_every_exec_in_the_container_pays_little_for_it(library: Path, hook: Elf
     assert library.stat().st_size <= 150 * 1024
     assert hook.relative_relocations <= 16  # none for a table of the functions
     assert 0 < hook.thread_local_bytes <= 64
+    assert hook.copied_pages == 1  # what is relocated; our variables begin at a page of their own
 
 
 def test_what_is_compiled_for_speed_are_files_of_the_library() -> None:

@@ -1,6 +1,7 @@
 """Processes that fork, exec, race, are interrupted or end, under a limit of 100 MiB."""
 
 import pytest
+from built_hook import built
 from c_programs import compiled
 from hooked_programs import LIMIT, Node
 
@@ -25,6 +26,9 @@ def live(node: Node, life: str, *flags: str, hook: bool = True) -> list[str]:
         pytest.param("threads", ["threads 11 21"], id="32 threads race for the first call"),
         pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
         pytest.param("end", ["main 0 0", "end 0 2"], id="calls at exit"),
+        pytest.param(
+            "end of who came first", ["main 0 0", "end 0 2"], id="calls at exit, after ours"
+        ),
     ],
 )
 def test_the_limit_holds_in_every_life(node: Node, life: str, said: list[str]) -> None:
@@ -39,3 +43,11 @@ def test_a_constructor_may_start_cuda(node: Node) -> None:
 def test_a_child_of_a_process_with_cuda_gets_the_drivers_own_answer(node: Node, life: str) -> None:
     """CUDA does not survive a fork; whatever the driver says, we neither add to it nor hang."""
     assert live(node, life) == live(node, life, hook=False)
+
+
+def test_who_opened_and_closed_it_forks_and_ends_as_ever(node: Node) -> None:
+    program = compiled("lives.c", "-ldl", "-lpthread")
+    words = [str(program), "closed", str(built() / "libvgpu.so")]
+    done = node.run_program(words, **{LIMIT: "100m", "LD_PRELOAD": ""})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("opened 0 0\nchild 0 ")

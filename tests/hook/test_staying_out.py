@@ -34,7 +34,7 @@ def test_it_asks_the_loader_for_next_to_nothing(arch: str) -> None:
     paths = compiler().build_all(ROOT / ".build" / "hook", sys.executable, arch)
     hook = read_elf(next(path for path in paths if path.name == OURS))
     assert hook.needed == ["libc.so.6"]
-    assert hook.imports - {""} == {"dl_iterate_phdr", "__register_atfork", "_r_debug"}
+    assert hook.imports - {""} == {"dl_iterate_phdr", "_r_debug"}
 
 
 def test_what_it_finds_later_cannot_end_or_talk_over_the_process() -> None:

@@ -135,22 +135,18 @@ class HostRegionSwitches:
     def _refreshed(self, key: ContainerKey, directory: str, parent: int) -> SwitchWords | None:
         """The words of a container's region, opened if it is not; None: it has none."""
         try:
-            fd = os.open(directory, DIRECTORY, dir_fd=parent)
-        except OSError:
-            return None
-        try:
             known = self._open.get(key)
-            if known is None or not _is_still(known, fd):
+            info = _still(known, directory, parent) if known else None
+            if known is None or info is None:
                 self._drop(key)
-                known = _opened(fd)
+                known = _opened_in(directory, parent)
                 if known is None:
                     return None
                 self._open[key], self._wanted = known, None
-            return _words(known)
+                info = os.fstat(known.fd)
+            return _words(known, info)
         except OSError:
             return None
-        finally:
-            os.close(fd)
 
     def _drop(self, key: ContainerKey) -> None:
         region = self._open.pop(key, None)
@@ -172,13 +168,22 @@ def _pread(fd: int, length: int) -> bytes:
         return b""
 
 
-def _is_still(region: _Region, directory: int) -> bool:
-    """Whether the name leads to the same file; what else lies there by now does not matter."""
+def _still(region: _Region, directory: str, parent: int) -> os.stat_result | None:
+    """Of what is open, if its name leads to it still; what else lies there does not matter."""
+    name = f"{directory}/{region.name}"
     try:
-        info = os.stat(region.name, dir_fd=directory, follow_symlinks=False)
+        info = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError:
-        return False
-    return (info.st_dev, info.st_ino) == region.identity
+        return None
+    return info if (info.st_dev, info.st_ino) == region.identity else None
+
+
+def _opened_in(directory: str, parent: int) -> _Region | None:
+    fd = os.open(directory, DIRECTORY, dir_fd=parent)
+    try:
+        return _opened(fd)
+    finally:
+        os.close(fd)
 
 
 def _opened(directory: int) -> _Region | None:
@@ -215,9 +220,9 @@ def _is_whole(region: _Region) -> bool:
     return info.st_nlink == 1 and layout_of(info.st_size, header) is region.layout
 
 
-def _words(region: _Region) -> SwitchWords | None:
-    if not _is_whole(region):
-        return None
+def _words(region: _Region, info: os.stat_result) -> SwitchWords | None:
     header = os.pread(region.fd, HEADER_BYTES, 0)
+    if info.st_nlink != 1 or layout_of(info.st_size, header) is not region.layout:
+        return None
     trailer = os.pread(region.fd, TRAILER_BYTES, region.layout["slot_count"])
     return words_of(region.layout, header, trailer)

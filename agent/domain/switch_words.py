@@ -34,6 +34,7 @@ ACTIVITY_AT = DEVICES_AT + TAIL["device.budget_ns"]
 
 _TRAILER, _TAIL_HEAD = struct.Struct("<iiii"), struct.Struct("<II")
 _HEAD = struct.Struct("<ii")
+_PERCENTS = struct.Struct(f"<{MAX_DEVICES}Q")
 _ACTIVITY = struct.Struct("<qQQ8xQQQ")  # budget, refilled, charged, launches, waits, contended
 
 
@@ -87,25 +88,23 @@ def words_of(layout: Mapping[str, int], header: bytes, trailer: bytes) -> Switch
     if len(header) < HEADER_BYTES or len(trailer) < TRAILER_BYTES:
         return None
     slot_count, switch, recent_kernel, priority = _TRAILER.unpack_from(trailer)
-    devices, shares = [], []
-    for place in range(MAX_DEVICES):
-        at = layout["uuids"] + UUID_BYTES * place
-        uuid = header[at : at + UUID_CHARS].partition(b"\0")[0]
-        devices.append(uuid.decode("ascii", "backslashreplace").lower())
-        shares.append(_share(header, layout["sm_percent"] + 8 * place))
+    percents = _PERCENTS.unpack_from(header, layout["sm_percent"])
+    places = range(layout["uuids"], layout["uuids"] + UUID_BYTES * MAX_DEVICES, UUID_BYTES)
     return SwitchWords(
         recent_kernel=recent_kernel,
         priority=priority,
         switch=switch,
         slot_count=slot_count,
-        devices=tuple(devices),
-        core_permille=tuple(shares),
+        devices=tuple(_uuid(header[at : at + UUID_CHARS]) if header[at] else "" for at in places),
+        core_permille=tuple(
+            percent * 10 if 0 < percent < WHOLE_PERMILLE // 10 else WHOLE_PERMILLE
+            for percent in percents
+        ),
     )
 
 
-def _share(header: bytes, at: int) -> int:
-    percent = int.from_bytes(header[at : at + 8], "little")
-    return percent * 10 if 0 < percent < WHOLE_PERMILLE // 10 else WHOLE_PERMILLE
+def _uuid(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("ascii", "backslashreplace").lower()
 
 
 def activity_at(content: bytes, place: int) -> Activity | None:

@@ -1,4 +1,8 @@
-"""What the feedback loop costs while containers compute: CPU time of a process that does only that."""
+"""What the feedback loop costs while containers compute: CPU time of a process that does only that.
+
+Beside it, of one that wakes as often and reads as much, and does nothing with it: what that takes differs
+several times over between machines, and on virtual ones from hour to hour.
+"""
 
 import mmap
 import os
@@ -7,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agent.domain.limits_file import DeviceLimit, LimitsFile, decode, encode
 from agent.domain.new_region import new_region
-from agent.domain.region import FILE_BYTES, TAIL, TAIL_OFFSET
+from agent.domain.region import FILE_BYTES
+from agent.domain.switch_words import ACTIVITY_AT, DEVICE_BYTES
+from agent.services.lending import LOOK_NS, MS
 from tests.bench.cpu import cores, cpu_s
 from tests.bench.rows import Row, row
 
@@ -21,7 +27,16 @@ CONTAINERS, PER_GPU, PERCENT = 8, 4, 25
 MANY = 64
 SAMPLES, FOR_S, SETTLED_S = 3, 8.0, 2.0
 TOUCH_S = 0.005
-COUNTERS_AT = TAIL_OFFSET + TAIL["devices"] + TAIL["device.budget_ns"]
+WAKER = f"""
+import os, select, sys
+regions = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
+nobody = select.poll()
+print("ready", flush=True)
+while True:
+    nobody.poll({LOOK_NS / MS})
+    for region in regions:
+        os.pread(region, {DEVICE_BYTES}, {ACTIVITY_AT})
+"""
 _COUNTERS = struct.Struct("<qQQQQQ")  # budget, refilled, charged, throttled, launches, waits
 
 
@@ -43,17 +58,24 @@ def feedback_area() -> Iterator[Row]:
         where = f"{containers} containers on {containers // PER_GPU} GPUs"
         label = f"CPU, share of one core, {where}, {name}, cores {state}"
         yield row("feedback", label, percents, "%", target=target)
+    for state in ("awake", "asleep"):
+        with cores(state):
+            percents = _percents(CONTAINERS, 0, CONTAINERS, only_wake=True)
+        label = f"a process that only wakes as often and reads {CONTAINERS} containers' counters"
+        yield row("feedback", f"CPU, share of one core, {label}, cores {state}", percents, "%")
 
 
-def _percents(containers: int, working: int, waiting: int) -> list[float]:
+def _percents(
+    containers: int, working: int, waiting: int, *, only_wake: bool = False
+) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="vgpu-bench-") as directory:
         root = Path(directory) / "vgpu"
         for name in ("", "containers", "limits", "state"):
             (root / name).mkdir(mode=0o755)
         regions = [_container(root, number) for number in range(containers)]
-        agent = subprocess.Popen(
-            [sys.executable, PROGRAM, root, "5"], stdout=subprocess.PIPE, text=True
-        )
+        files = (root / "containers").glob("*/*.cache")
+        words: Sequence[str | Path] = ["-c", WAKER, *files] if only_wake else [PROGRAM, root, "5"]
+        agent = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
         try:
             assert agent.stdout is not None
             assert agent.stdout.readline() == "ready\n"
@@ -65,7 +87,8 @@ def _percents(containers: int, working: int, waiting: int) -> list[float]:
                 ran_s = cpu_s(agent.pid) - before_s
                 percents.append(ran_s / (time.monotonic() - began_s) * 100)
             lent_to = sum(_is_lent_to(file) for file in (root / "limits").iterdir())
-            assert lent_to == (waiting if working else 0), f"{lent_to} are lent to"
+            lends = working > 0 and not only_wake
+            assert lent_to == (waiting if lends else 0), f"{lent_to} are lent to"
             return percents
         finally:
             agent.kill()
@@ -99,11 +122,11 @@ def _compute(regions: list[mmap.mmap], working: int, waiting: int, for_s: float)
     until_s = time.monotonic() + for_s
     while time.monotonic() < until_s:
         for number, region in enumerate(regions[: working + waiting]):
-            _, _, charged, throttled, launches, waits = _COUNTERS.unpack_from(region, COUNTERS_AT)
+            _, _, charged, throttled, launches, waits = _COUNTERS.unpack_from(region, ACTIVITY_AT)
             waits_now = number % 2 == 0 if working else True
             used_ns = round(TOUCH_S * 1e9 * (PERCENT / 100 if waits_now else 0.02))
             _COUNTERS.pack_into(
-                region, COUNTERS_AT, 0 if waits_now else 5_000_000, time.monotonic_ns(),
+                region, ACTIVITY_AT, 0 if waits_now else 5_000_000, time.monotonic_ns(),
                 charged + used_ns, throttled, launches + 10, waits + waits_now,
             )  # fmt: skip
         time.sleep(TOUCH_S)

@@ -106,7 +106,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
         yield Path(place)
 
 
-CROWD, CHANGES = 16, 1000
+CROWD, CHANGES, MOST_CHANGES = 16, 1000, 100_000
 SMALL, LARGE = 0x0010_0000 * 4097, 0x0010_0000 * 8190  # bytes; differ in both halves of the word
 ALLOCATE = """
 start()
@@ -146,7 +146,9 @@ def test_a_thousand_changes_while_sixteen_processes_allocate(
         for process in crowd:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n", process.communicate(timeout=60)[1]
-        for turn in range(CHANGES):
+        for turn in range(MOST_CHANGES):
+            if turn >= CHANGES and host.bed.node.sim.peak_mib(A) > SMALL // MIB:
+                break  # somebody had the processor while the larger limit held
             held = agent.set_limits(UID, NAME, to((LARGE if turn % 2 else SMALL) // MIB))
             assert held is not None
     finally:

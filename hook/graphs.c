@@ -89,8 +89,10 @@ CUgraph graph_captured(CUstream stream, bool per_thread)
     if (!ask)
         return NULL;
     depth_enter();
-    if (ask(stream, &status, &id, &graph, NULL, NULL) != CUDA_SUCCESS || status != CAPTURE_ACTIVE)
+    if (ask(stream, &status, &id, &graph, NULL, NULL) != CUDA_SUCCESS || status == CAPTURE_NONE)
         graph = NULL;
+    else if (status != CAPTURE_ACTIVE)
+        graph = SPOILED_GRAPH;
     depth_leave();
     return graph;
 }

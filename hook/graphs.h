@@ -10,9 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The graph that the stream's calls become nodes of; NULL: it is not being captured. Asks the driver, which
- * is allowed at any time. */
+/* The graph that the stream's calls become nodes of; NULL: it is not being captured. SPOILED_GRAPH, which is
+ * nobody's: that capture was invalidated, and the driver refuses every call until it ends. Asks the driver,
+ * which is allowed at any time. */
 CUgraph graph_captured(CUstream stream, bool per_thread);
+#define SPOILED_GRAPH ((CUgraph)1)
 
 /* An allocation node of `bytes` on `device` became part of the graph; and one that frees, what the graph
  * itself allocates or another has left. */

@@ -192,6 +192,29 @@ r += [launch(instantiate(g)), both()]
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param("draw(160, stream=s, suffix={!r})[0]", id="cuMemAllocAsync"),
+        pytest.param("draw(160, pool(), s, {!r})[0]", id="cuMemAllocFromPoolAsync"),
+        pytest.param("getattr(cuda, 'cuGraphLaunch' + {!r})(e, s)", id="cuGraphLaunch"),
+    ],
+)
+def test_what_does_not_fit_into_an_invalidated_capture_is_the_drivers_to_refuse(
+    node: Node, ask: str, suffix: str
+) -> None:
+    """Nothing is taken there: the answer is that it was invalidated, and nobody reads of a refusal."""
+    steps = f"""
+e, s, g = instantiate(passing(160)), new_stream(), ctypes.c_void_p()
+assert cuda.cuStreamBeginCapture_v2(s, 2) == 0
+r += [cuda.cuStreamSynchronize(s), {ask.format(suffix)}, both()]
+r += [cuda.cuStreamEndCapture(s, ctypes.byref(g)), {ask.format(suffix)}, both()]
+"""
+    assert run(node, steps) == [900, 901, NONE, 901, 2, NONE]
+    assert RegionFile(node.cache).counter("refusals") == 1
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
 def test_a_capture_that_another_thread_did_not_end_keeps_what_it_allocates(
     node: Node, suffix: str
 ) -> None:

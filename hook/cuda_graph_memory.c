@@ -103,12 +103,12 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph)
     DESTROY(cuGraphDestroy, graph_ending, graph_ended, graph);
 }
 
-/* Ended, whether or not there is a graph of it. Any other answer is about the question, and the capture goes
- * on. */
-static bool is_over(CUresult result)
+/* Ended, whether or not there is a graph of it: so is an invalidated one, unless the stream had only joined
+ * it, and is in it still. Any other answer is about the question, and the capture goes on. */
+static bool is_over(CUresult result, CUstream stream, bool per_thread)
 {
-    return result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-        || result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    return result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+        || (result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED && !graph_captured(stream, per_thread));
 }
 
 #define END_CAPTURE(symbol, per_thread)                                                                      \
@@ -120,7 +120,7 @@ static bool is_over(CUresult result)
     CUresult result = CALL(symbol, stream, graph);                                                           \
     if (result == CUDA_SUCCESS && graph)                                                                     \
         graph_ended_capture(captured, *graph);                                                               \
-    if (is_over(result))                                                                                     \
+    if (is_over(result, stream, per_thread))                                                                 \
         launch_gate_capture(false);                                                                          \
     return result
 

@@ -199,3 +199,35 @@ say(ended=ended, counted=launched() - before)
     said = node.run(BEGIN + code, **LIMITED)
     assert (said["rc"], said["stderr"], said["ended"]) == (0, "", result)
     assert said["counted"] == pytest.approx(200, abs=70)  # they are told 64 at a time
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_a_stream_that_only_joined_an_invalidated_capture_does_not_end_it(
+    node: Node, suffix: str
+) -> None:
+    """The driver says of both streams that it is invalidated: there is one capture less, not two."""
+    code = f"""
+here, joined, there = stream(), stream(), stream()
+
+
+def launched():
+    for _ in range(200):
+        assert launch(short, there) == 0
+    region = Path(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).read_bytes()
+    return struct.unpack_from("<Q", region, CHARGED_AT + 16)[0]
+
+
+before = launched()
+assert begin(there, RELAXED) == 0 == begin(here, RELAXED)
+assert cuda.cuStreamWaitEvent(joined, record(here), 0) == 0 == launch(short, joined)
+assert cuda.cuStreamSynchronize(here) == 900
+graph = Handle()
+ended = [cuda.cuStreamEndCapture{suffix}(of, ctypes.byref(graph)) for of in (joined, here)]
+into = launched()
+say(ended=ended, into=into - before, end=end(there)[0], counted=launched() - into)
+"""
+    said = node.run(BEGIN + code, **LIMITED)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert (said["ended"], said["end"]) == ([901, 901], 0)
+    assert said["into"] <= 70  # they are told 64 at a time
+    assert said["counted"] == pytest.approx(200, abs=70)

@@ -63,7 +63,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
         return CUDA_ERROR_NOT_INITIALIZED;
     struct pool *account = depth_inside() ? NULL : pool_ending(pool);
     CUresult result = CALL(cuMemPoolDestroy, pool);
-    return pool_ended(account, pool, result);
+    return pool_ended(account, result);
 }
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)

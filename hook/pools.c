@@ -204,25 +204,23 @@ struct pool *pool_ending(CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
-    if (pool) { /* at once: the handle may be given out anew as soon as the driver has it back */
-        table_remove(&known, &pool->entry);
-        pool->ending = true;
-    }
+    if (pool)
+        pool->ending = true; /* still known: the driver may refuse, and others allocate from it meanwhile */
     pthread_mutex_unlock(&lock);
     while (pool && pool->visits)
         sched_yield(); /* they ask for a figure, or trim */
     return pool;
 }
 
-CUresult pool_ended(struct pool *pool, CUmemoryPool handle, CUresult result)
+CUresult pool_ended(struct pool *pool, CUresult result)
 {
     if (!pool)
         return result;
     pthread_mutex_lock(&lock);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && pool->handle) { /* or a new pool has got that already */
+        table_remove(&known, &pool->entry);
         pool->handle = NULL;
-    else
-        table_add(&known, &pool->entry, (uint64_t)(uintptr_t)handle);
+    }
     pthread_mutex_unlock(&lock);
     pool_settle(pool, true, NULL);
     pthread_mutex_lock(&lock);

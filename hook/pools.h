@@ -68,7 +68,7 @@ void pool_imported(CUmemoryPool pool);
 
 /* Before and after a pool is destroyed: what is live of it stays charged until it is freed. */
 struct pool *pool_ending(CUmemoryPool pool);
-CUresult pool_ended(struct pool *account, CUmemoryPool pool, CUresult result);
+CUresult pool_ended(struct pool *account, CUresult result);
 
 /* Make the charges of pools what the driver has reserved for them: of one, or all of a place. */
 enum { EVERY_PLACE = -1 };

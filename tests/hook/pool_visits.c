@@ -1,5 +1,6 @@
-/* A pool is destroyed by one thread while another one trims it: prints whether the driver was asked to
- * destroy it only after the other was done with its handle. pools.c with a driver of this file's own.
+/* A pool is destroyed by one thread while another one trims it, or allocates from it: prints whose account was
+ * used when, and whether the driver was asked to destroy it only after the other was done with its handle.
+ * pools.c with a driver of this file's own.
  */
 #include "devices.h"
 #include "graphs.h"
@@ -126,6 +127,15 @@ static int use(void)
     return pooled.pool;
 }
 
+/* While the driver is asked to destroy the pool, and does not: it is the device's own. */
+static int used_while_ending(void)
+{
+    struct pool *account = pool_ending(&handle);
+    int number = use();
+    pool_ended(account, CUDA_ERROR_INVALID_VALUE);
+    return number;
+}
+
 /* A child has no pools, though the driver may give it a handle that its parent had. */
 static int used_by_child(void)
 {
@@ -145,14 +155,15 @@ int main(void)
     pthread_t thread;
     pool_created(&other, &properties);
     pool_created(&handle, &properties);
-    int here = use(), there = used_by_child();
+    int ending = used_while_ending(), here = use(), there = used_by_child();
     pthread_create(&thread, NULL, trim_all, NULL);
     while (!trimming)
         usleep(1000);
     struct pool *account = pool_ending(&handle);
     destroyed = 1;
-    pool_ended(account, &handle, CUDA_SUCCESS);
+    pool_created(&handle, &properties); /* another one: the driver gave the handle out anew */
+    pool_ended(account, CUDA_SUCCESS);
     pthread_join(thread, NULL);
-    printf("%d %d %s\n", here, there, destroyed_while_trimmed ? "too early" : "in time");
+    printf("%d %d %d %d %s\n", ending, here, there, use(), destroyed_while_trimmed ? "too early" : "in time");
     return 0;
 }

@@ -132,11 +132,12 @@ def test_giving_back_what_is_unused_disturbs_no_capture(node: Node, mode: int) -
 POOLS = ("pools.c", "pooled.c")
 
 
-def test_a_pool_ends_after_its_last_use_and_is_not_its_childs() -> None:
+def test_a_pool_ends_after_its_last_use_and_has_one_account_till_then() -> None:
+    """Not its child's, nor that of the next pool of its handle."""
     parts = [str(ROOT / "hook" / name) for name in (*POOLS, "blocks.c", "reserve.c", "table.c")]
     program = compiled("pool_visits.c", f"-I{ROOT / 'hook'}", *parts, "-lpthread")
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "1 0 in time\n"
+    assert done.stdout == "1 1 0 2 in time\n"
 
 
 def test_a_destroyed_pool_is_charged_until_its_last_piece_is_free(node: Node) -> None:

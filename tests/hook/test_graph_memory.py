@@ -513,3 +513,55 @@ def test_a_graph_that_waits_for_its_share_keeps_no_memory_from_others(
     said = node.run_in_virtual_time(COMPUTING.replace("{suffix}", suffix), **limits)
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["answers"] == [[0] * 4] * 2
+
+
+WAITING = """
+import _thread
+
+from gpu_calls import begin, charged_us, end, kernel, stream
+from gpu_calls import launch as compute
+from memory_calls import *
+
+start()
+work, where, context, other = kernel("work"), stream(), ctypes.c_void_p(), graph()
+cuda.cuCtxGetCurrent(ctypes.byref(context))
+_, held = add_allocation(other, 60)
+assert begin(where) == 0
+error, address = draw(60, stream=where)
+assert error == 0 == compute(work, where) == put(address, where)
+waiting, holding, answers = instantiate(end(where)[1]), instantiate(other), []
+before, begins = charged_us(), time.monotonic() + 1
+
+
+def until(s):
+    time.sleep(begins + s - time.monotonic())
+
+
+def let_go():
+    assert cuda.cuCtxSetCurrent(context) == 0
+    for n in range(40):
+        until(n / 10 + 0.005)
+        answers.append(free(held))
+
+
+_thread.start_new_thread(let_go, ())  # nobody waits for its start, of which the clock would not know
+for n in range(40):
+    answers.append(launch(holding))
+    until(n / 10)
+    answers.append(cuda.cuGraphLaunch{suffix}(waiting, where))
+    until(n / 10 + 0.05)
+say(answers=answers, charged=charged_us() - before)
+"""
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_a_graph_is_not_charged_for_the_time_that_it_waits_for_its_memory(
+    node: Node, suffix: str
+) -> None:
+    """Of graphs that are over when the call returns, the call is what is measured; 5 ms of it are waiting."""
+    node.sim.kernel("work", 10)
+    limits = {LIMIT: "100m", "CUDA_DEVICE_SM_LIMIT": "50"}
+    said = node.run_in_virtual_time(WAITING.replace("{suffix}", suffix), **limits)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["answers"] == [0] * 120
+    assert said["charged"] < 2_000  # 0.4 ms ran, 200 ms were waited

@@ -21,6 +21,7 @@ static _Atomic(struct region *) mapped;
 static _Atomic(struct region_slot *) mine; /* NULL: not joined */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t watching = PTHREAD_ONCE_INIT;
+static atomic_bool leaving; /* the process ends, and is not to be shown again */
 static _Atomic int32_t my_pid; /* as my slot has it */
 static _Atomic(const char *) last_problem, last_advice;
 static _Atomic uint64_t looked_at_ns; /* when this process last saw to the dead */
@@ -28,17 +29,20 @@ static _Atomic uint64_t looked_at_ns; /* when this process last saw to the dead 
 static void forget_after_fork(void)
 {
     atomic_store(&mine, NULL);
+    atomic_store(&leaving, false);
     slots_forget();
     pthread_mutex_init(&opening, NULL);
 }
 
-/* A process that ends in good order is not shown any more. What it holds counts until it is gone: the driver
- * frees its memory only then. */
+/* A process that ends in good order is not shown any more, though its other handlers and threads may go on
+ * for a while. What it holds counts until it is gone: the driver frees its memory only then. */
 static void leave(void)
 {
     struct region_slot *slot = atomic_load(&mine);
-    if (slot && atomic_load(&slot->pid) == (int32_t)getpid() && slot_is_mine(slot))
-        atomic_store(&slot->status, 0);
+    if (!slot || atomic_load(&slot->pid) != (int32_t)getpid() || !slot_is_mine(slot))
+        return;
+    atomic_store(&leaving, true);
+    atomic_store(&slot->status, 0);
 }
 
 /* Not by a destructor: the loader would call it, and touch us, in every process of the container. */
@@ -111,7 +115,7 @@ static void mark_mine_running(void)
 {
     struct region_slot *slot = atomic_load(&mine);
     int32_t unused = 0;
-    if (slot && slot_is_mine(slot))
+    if (slot && slot_is_mine(slot) && !atomic_load(&leaving))
         atomic_compare_exchange_strong(&slot->status, &unused, 1);
 }
 

@@ -116,7 +116,10 @@ static void interrupted_lookups(void)
 
 static void at_the_end(void)
 {
-    tell("end", 0, allocate(60));
+    size_t room, total;
+    usleep(150000); /* long enough for it to look for the dead again */
+    int result = ((int (*)(size_t *, size_t *))driver("cuMemGetInfo_v2"))(&room, &total);
+    tell("end", result, allocate(60));
 }
 
 /* Without a preload, by the name of a file, as a plugin is. */

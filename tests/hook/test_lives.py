@@ -4,6 +4,7 @@ import pytest
 from built_hook import built
 from c_programs import compiled
 from hooked_programs import LIMIT, Node
+from region_files import RegionFile
 
 
 def live(node: Node, life: str, *flags: str, hook: bool = True) -> list[str]:
@@ -33,6 +34,12 @@ def live(node: Node, life: str, *flags: str, hook: bool = True) -> list[str]:
 )
 def test_the_limit_holds_in_every_life(node: Node, life: str, said: list[str]) -> None:
     assert live(node, life) == said
+
+
+@pytest.mark.parametrize("life", ["end", "end of who came first"])
+def test_who_uses_cuda_to_its_very_end_is_not_shown_after_it(node: Node, life: str) -> None:
+    live(node, life)
+    assert RegionFile(node.cache).shown() == {}
 
 
 def test_a_constructor_may_start_cuda(node: Node) -> None:

@@ -13,22 +13,26 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 // clang-format off
 #define LATE(X) \
     X(__cxa_atexit) X(__errno_location) X(__fxstat) X(__xstat) X(__isoc99_sscanf) X(atoi) X(calloc) \
-    X(clock_gettime) X(clock_nanosleep) X(close) X(dladdr) X(dlerror) X(dlopen) X(fchmod) \
+    X(clock_gettime) X(clock_nanosleep) X(dladdr) X(dlerror) X(dlopen) X(fchmod) \
     X(fcntl) X(flock) X(free) X(ftruncate) X(getenv) X(geteuid) X(getpid) X(getrlimit) X(kill) X(madvise) \
-    X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mmap) X(mprotect) X(munmap) X(nanosleep) \
-    X(open) X(poll) X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
+    X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mmap) X(mprotect) X(munmap) \
+    X(poll) X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
     X(pthread_attr_init) X(pthread_attr_setdetachstate) \
     X(pthread_attr_setstacksize) X(pthread_create) X(pthread_mutex_init) X(pthread_mutex_lock) \
-    X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) X(pwrite) X(qsort) X(read) X(realloc) \
+    X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) X(pwrite) X(qsort) X(realloc) \
     X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
     X(strcpy) X(strcspn) X(strerror) X(strlen) X(strncasecmp) X(strncmp) X(strncpy) X(strnlen) X(strrchr) \
     X(strspn) X(strstr) X(strtol) X(strtoul) X(strtoull) X(syscall) X(sysconf) X(time) X(usleep) \
@@ -196,4 +200,32 @@ int pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(vo
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *before)
 {
     return sigprocmask(how, set, before) == 0 ? 0 : errno; /* Linux knows no difference */
+}
+
+/* --- where no thread is cancelled ------------------------------------------------------------------------
+ *
+ * Few of the driver's calls are places for it, and who is cancelled in one of these would keep a lock or a
+ * descriptor for ever. libc's own are such places, its syscall is none. Who waits for GPU time holds nothing.
+ */
+
+int open_with(const char *path, int flags, unsigned permissions) __asm__("open");
+
+int open_with(const char *path, int flags, unsigned permissions)
+{
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags, permissions);
+}
+
+int close(int fd)
+{
+    return (int)syscall(SYS_close, fd);
+}
+
+ssize_t read(int fd, void *into, size_t bytes)
+{
+    return syscall(SYS_read, fd, into, bytes);
+}
+
+int nanosleep(const struct timespec *wait, struct timespec *left)
+{
+    return (int)syscall(SYS_nanosleep, wait, left);
 }

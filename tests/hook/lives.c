@@ -134,6 +134,27 @@ static void opened_and_closed(const char *library)
     in_child(fork(), "child", NULL);
 }
 
+static void *begin(void *unused)
+{
+    (void)unused;
+    call_init();
+    pthread_testcancel();
+    return NULL;
+}
+
+/* One that waits for the usage region, which others have locked until they read a line of ours. */
+static void cancelled_at_its_beginning(void)
+{
+    pthread_t thread;
+    void *end;
+    pthread_create(&thread, NULL, begin, NULL);
+    usleep(300000); /* until it waits */
+    pthread_cancel(thread);
+    tell("cancelled", 0, 0);
+    pthread_join(thread, &end);
+    start_and_tell(end == PTHREAD_CANCELED ? "another" : "not cancelled", call_init, 60);
+}
+
 #ifdef EARLY
 static void __attribute__((constructor)) before_main(void)
 {
@@ -179,6 +200,8 @@ int main(int argc, char **argv)
     } else if (strcmp(life, "end of who came first") == 0) {
         atexit(at_the_end);
         tell("main", start_and_fill(), 0);
+    } else if (strcmp(life, "cancelled") == 0) {
+        cancelled_at_its_beginning();
     } else if (argc > 2 && strcmp(life, "closed") == 0) {
         opened_and_closed(argv[2]);
     }

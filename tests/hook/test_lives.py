@@ -1,8 +1,11 @@
 """Processes that fork, exec, race, are interrupted or end, under a limit of 100 MiB."""
 
+import fcntl
+import subprocess
+
 import pytest
 from built_hook import built
-from c_programs import compiled
+from c_programs import compiled, library
 from hooked_programs import LIMIT, Node
 from region_files import RegionFile
 
@@ -50,6 +53,26 @@ def test_a_constructor_may_start_cuda(node: Node) -> None:
 def test_a_child_of_a_process_with_cuda_gets_the_drivers_own_answer(node: Node, life: str) -> None:
     """CUDA does not survive a fork; whatever the driver says, we neither add to it nor hang."""
     assert live(node, life) == live(node, life, hook=False)
+
+
+def test_a_cancelled_thread_keeps_nothing_from_the_others(node: Node) -> None:
+    """It ends after our call, not in it: it waits there for a file that somebody has locked.
+
+    The driver is one that does nothing: in the simulated one a thread may end.
+    """
+    driver = library("driver.c", "-Wl,-soname,libcuda.so.1", "-ldl", name="libcuda.so.1")
+    env = node.environment(**{LIMIT: "100m", "LD_LIBRARY_PATH": str(driver.parent)})
+    words = [str(compiled("lives.c", "-ldl", "-lpthread")), "cancelled"]
+    with node.cache.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        program = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
+        assert program.stdout is not None
+        assert program.stdout.readline() == "cancelled 0 0\n"
+    try:
+        assert program.communicate(timeout=20)[0] == "another 0 0\n"
+    finally:
+        program.kill()
+        program.wait()
 
 
 def test_who_opened_and_closed_it_forks_and_ends_as_ever(node: Node) -> None:

@@ -84,7 +84,7 @@ class Seen:
     seeing: bool
     processes: Mapping[tuple[str, str], tuple[Process, ...]]
     began_at_ticks: int = 0  # from boot, as in Process.start_time; who was started later is missing
-    looked_for: frozenset[tuple[str, str]] = frozenset()  # containers, whether they have any
+    looked_for: frozenset[tuple[str, str]] = frozenset()  # whose processes would be known as theirs
     places: Mapping[tuple[str, str], frozenset[Place]] = field(default_factory=dict)  # cgroups
 
 

@@ -6,6 +6,7 @@ no grants.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -24,6 +25,7 @@ from agent.domain.enforcement import (
 )
 from agent.domain.grant_plan import PRELOAD_PATH
 from agent.domain.grants import GrantRecord
+from agent.domain.identities import directory_of, leaves_no_mark
 from agent.domain.pods import Pod
 from agent.errors import AgentError
 from agent.ports import ClusterEvent, GrantLog, Processes, Regions
@@ -122,7 +124,7 @@ class Enforcement:
             seen = NOBODY
         else:
             log.recovered("processes not listed")
-        looked_for = frozenset(_key(record) for record in records)
+        looked_for = self._known(records)
         self.seen.publish(replace(seen, began_at_ticks=began_at_ticks, looked_for=looked_for))
         found = [(record, self._judged(record, seen)) for record in records]
         self._tell_of_sight(found)
@@ -150,6 +152,23 @@ class Enforcement:
             )
             for uid, names in containers.items()
         }
+
+    def _known(self, records: Sequence[GrantRecord]) -> frozenset[tuple[str, str]]:
+        """Of whom it can be said what processes they have: of these that none was found is none.
+
+        A process is its container's by the runtime's id, else by the directory that the container
+        has mounted, else because its pod has no other grant (`adapters.processes`).
+        """
+        pods = self._pods.now().pods
+        grants = Counter(record.owner_uid for record in records if record.owner_uid)
+        found = []
+        for record in records:
+            pod = pods.get(record.pod_uid)
+            by_id = pod is not None and record.container in pod.container_ids.values()
+            alone = leaves_no_mark(record.pod_uid) and grants[record.owner_uid] == 1
+            if by_id or alone or _has_its_directory(record):
+                found.append(_key(record))
+        return frozenset(found)
 
     def _judged(self, record: GrantRecord, seen: Seen) -> Verdict:
         processes = seen.processes.get((record.pod_uid, record.container), ())
@@ -223,6 +242,12 @@ class Enforcement:
 
 def _key(record: GrantRecord) -> tuple[str, str]:
     return record.pod_uid, record.container
+
+
+def _has_its_directory(record: GrantRecord) -> bool:
+    """Whether it is mounted into the container; with MIG devices there is none."""
+    own = directory_of(record.pod_uid, record.container)
+    return any(PurePosixPath(mount.host_path).name == own for mount in record.grant.mounts)
 
 
 def _state(record: GrantRecord, verdict: Verdict) -> ContainerState:

@@ -328,6 +328,39 @@ def test_what_was_seen_is_there_for_others_and_whom_it_is_about() -> None:
     assert (bed.loop.seen.now().seeing, bed.loop.seen.now().looked_for) == (False, frozenset())
 
 
+DIRECTORY = (Mount("/usr/local/vgpu", "/host/vgpu/containers/u1_main", read_only=False),)
+REPLICA = replace(RECORD, pod_uid="nvidia-0123456789abcdef", owner_uid="u1")
+OTHER_REPLICA = replace(REPLICA, pod_uid="nvidia-fedcba9876543210")
+SLICE = replace(REPLICA, pod_uid="slices-0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("records", "ids", "known"),
+    [
+        pytest.param([RECORD], {}, [], id="MIG devices, and no id yet"),
+        pytest.param([RECORD], {"id2": "side"}, [], id="MIG devices, and another container's id"),
+        pytest.param([RECORD], {"id1": "main"}, [RECORD], id="by its id"),
+        pytest.param(
+            [replace(RECORD, grant=Grant(mounts=DIRECTORY))], {}, [RECORD], id="by its directory"
+        ),
+        pytest.param([REPLICA], {}, [REPLICA], id="by its pod, which has no other grant"),
+        pytest.param([REPLICA, OTHER_REPLICA], {}, [], id="two grants of a pod"),
+        pytest.param([replace(REPLICA, owner_uid="")], {}, [], id="a grant of nobody knows whom"),
+        pytest.param([SLICE], {}, [], id="a slice without its directory"),
+    ],
+)
+def test_of_whom_it_can_be_said_that_no_process_is_there(
+    records: list[GrantRecord], ids: dict[str, str], known: list[GrantRecord]
+) -> None:
+    """The memory that the driver counts of others is not 0, but not known."""
+    pods = [replace(POD, uid=record.pod_uid, container_ids=ids) for record in records]
+    bed = Bed(record=None, pods=pods)
+    for record in records:
+        bed.grants.record(record)
+    bed.loop.look_once()
+    assert bed.loop.seen.now().looked_for == {(one.pod_uid, one.container) for one in known}
+
+
 def test_a_pid_is_written_where_the_grant_says() -> None:
     bed = Bed()
     bed.regions.now = RegionLook(slots=(SLOT,))

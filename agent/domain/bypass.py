@@ -107,6 +107,7 @@ class Node:
     # Of those whose limits were changed live: (pod uid, container) -> GPU -> the largest ever.
     changed: Mapping[tuple[str, str], Mapping[str, int]]
     states: Sequence[ContainerState]
+    memory_scaling: float = 1.0  # above 1 a GPU has more to give than it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +292,7 @@ def _not_enforced(node: Node) -> Iterable[Bypass]:
             continue
         for uuid in _gpus_of(state, node) or sorted({claim.uuid for claim in grant.claims}):
             gpu = node.gpus.get(uuid)
-            if gpu is None or gpu.mig_enabled or exclusive(grant, gpu):
+            if gpu is None or gpu.mig_enabled or _exclusive(grant, gpu, node):
                 continue
             yield Bypass(
                 kind=Kind.NOT_ENFORCED,
@@ -313,13 +314,15 @@ def _gpus_of(state: ContainerState, node: Node) -> list[str]:
     )
 
 
-def exclusive(grant: Subject, gpu: Gpu) -> bool:
-    """Whether the container has all of the GPU, so that there is no limit to get round."""
+def _exclusive(grant: Subject, gpu: Gpu, node: Node) -> bool:
+    """Whether the container was given all of the GPU for good: there is no limit to get round."""
     claims = [claim for claim in grant.claims if claim.uuid == gpu.uuid]
     memory_mib = sum(claim.memory_mib for claim in claims)
     core_percent = sum(claim.core_percent for claim in claims)
     all_memory = any(not claim.memory_mib for claim in claims) or (
-        gpu.memory_mib is not None and memory_mib >= gpu.memory_mib
+        gpu.memory_mib is not None
+        and memory_mib >= int(gpu.memory_mib * max(1.0, node.memory_scaling))
     )
     all_cores = any(not claim.core_percent for claim in claims)
-    return all_memory and (all_cores or core_percent >= WHOLE_GPU_PERCENT)
+    unchanged = (grant.pod_uid, grant.container) not in node.changed
+    return unchanged and all_memory and (all_cores or core_percent >= WHOLE_GPU_PERCENT)

@@ -160,6 +160,7 @@ class Detector:
             synced=table.synced,
             changed={_owner(key, known_as): held for key, held in self._changed().items()},
             states=books.states.now(),
+            memory_scaling=books.sharing.memory_scaling,
         )
 
     # --- what is known --------------------------------------------------------------------------

@@ -201,6 +201,19 @@ HOST = {70: Whereabouts(5, "miner")}
             node({}, {}, grant(WHOLE), states=[NOT_LOADED]), None, id="it has the whole GPU"
         ),
         pytest.param(
+            node({}, {}, grant(WHOLE), states=[NOT_LOADED], memory_scaling=2.0),
+            Kind.NOT_ENFORCED, id="all memory, of which twice as much is handed out",
+        ),
+        pytest.param(
+            node({}, {}, grant(replace(WHOLE, memory_mib=2 * 46068)), states=[NOT_LOADED],
+                 memory_scaling=2.0),
+            None, id="all that is handed out",
+        ),
+        pytest.param(
+            node({}, {}, grant(WHOLE), states=[NOT_LOADED], changed=HALVED), Kind.NOT_ENFORCED,
+            id="it had the whole GPU until that was lowered live",
+        ),
+        pytest.param(
             node({}, {}, grant(replace(WHOLE, core_percent=99)), states=[NOT_LOADED]),
             Kind.NOT_ENFORCED, id="all memory, not all time",
         ),

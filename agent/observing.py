@@ -48,6 +48,10 @@ class Observing:
     def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
         config = parts.config
         allow_many()  # regions and limits files of all containers stay open
+        containers = GrantedContainers(
+            limits, grants, parts.pods, parts.inventory, config.sharing,
+            use=lambda: self.accounting.fresh(within_s=FRESH_WITHIN_S),
+        )  # fmt: skip
         self.enforcement = Enforcement(
             grants,
             parts.pods,
@@ -56,6 +60,7 @@ class Observing:
             every_s=config.process_every_s,
             post=parts.events.post,
             seen=parts.seen,
+            has_whole_gpus=containers.has_whole_gpus,
         )
         self.kernel = KernelLimitsLoop(
             NvmlKernelLimits(config.host_cgroup), grants, parts.pods, limits,
@@ -64,10 +69,6 @@ class Observing:
         metering = Metering(NvmlMeter())
         self.accounting = self._made_accounting(parts, grants, limits, metering)
         self.detector = self._made_detector(parts, grants, limits)
-        containers = GrantedContainers(
-            limits, grants, parts.pods, parts.inventory, config.sharing,
-            use=lambda: self.accounting.fresh(within_s=FRESH_WITHIN_S),
-        )  # fmt: skip
         self.changes = LimitChanges(
             limits, containers, event=parts.events.post, count=parts.metrics.limit_change
         )

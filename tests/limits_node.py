@@ -182,7 +182,8 @@ class Agent:
                 for place, uuid in enumerate(GPUS)
             )
         )
-        containers = GrantedContainers(
+        self.inventory = inventory
+        self.containers = containers = GrantedContainers(
             limits, node.grants, node.pods, inventory, node.sharing, use=node.use.now
         )
         self.asked_by = ""  # who is at the other end of the socket

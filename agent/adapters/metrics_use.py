@@ -131,9 +131,10 @@ CONTAINER_FAMILIES: Sequence[tuple[Family, Callable[[ContainerUse], float | None
     ),
 )  # fmt: skip
 ENFORCED = Family("vgpu_container_enforced", (*OF_CONTAINER, "reason"),
-                  "1 while the limits of a container with vGPUs hold for its processes, or none of "
-                  "them uses a GPU (reason `idle`); at 0 `reason` and the pod's events say why "
-                  "they do not, or why that is not known.")  # fmt: skip
+                  "1 while the limits of a container with vGPUs hold for its processes, none of "
+                  "them uses a GPU (reason `idle`), or it has its GPUs all to itself (reason "
+                  "`whole GPU`); at 0 `reason` and the pod's events say why they do not, or why "
+                  "that is not known.")  # fmt: skip
 PROCESS = Family("vgpu_process_memory_used_bytes", ("container", "gpu", "namespace", "pid", "pod"),
                  "Self-reported: GPU memory that a process of the container holds; `pid` is the "
                  "one that it has in the container.")  # fmt: skip
@@ -184,7 +185,7 @@ def add_enforced(page: Page, states: Sequence[ContainerState]) -> None:
     rows = {}
     for one in states:
         labels = {"namespace": one.namespace, "pod": one.pod, "container": one.container}
-        holds = one.state in (State.ENFORCED, State.IDLE)
+        holds = one.state in (State.ENFORCED, State.IDLE, State.UNLIMITED)
         rows[written(labels | {"reason": one.reason.value})] = float(holds)
     page.add(ENFORCED, rows.items())
 

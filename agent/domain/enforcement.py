@@ -20,6 +20,7 @@ class State(StrEnum):
     ENFORCED = "enforced"
     IDLE = "idle"  # no process uses a GPU
     NOT_ENFORCEABLE = "not enforceable"
+    UNLIMITED = "unlimited"  # one has no library, and all of its GPUs are the container's anyway
     OFF = "off"  # its author switched the limits off
     UNKNOWN = "unknown"
 
@@ -33,6 +34,7 @@ class Reason(StrEnum):
     STATIC = "static"
     NOT_LOADED = "library not loaded"
     FOREIGN_REGION = "foreign region"
+    WHOLE_GPU = "whole GPU"
     OFF = "off"
     UNSEEN = "processes not seen"
     UNREADABLE = "processes not readable"
@@ -149,6 +151,13 @@ def judge(
     if users:
         return Verdict(state=State.ENFORCED, told=told)
     return Verdict(state=State.IDLE, reason=Reason.IDLE, told=told)
+
+
+def without_limits(verdict: Verdict) -> Verdict:
+    """The same of a container that has all of its GPUs: nobody gets past a limit that is none."""
+    if verdict.reason not in BY_WEIGHT:
+        return verdict
+    return Verdict(state=State.UNLIMITED, reason=Reason.WHOLE_GPU, told=verdict.told)
 
 
 # Why, in a sentence, the pid of the process, and those of all that have got away.

@@ -149,8 +149,12 @@ def of_container(picture: NodePicture, one: ContainerUse) -> tuple[str, ...]:
 
 
 def unlimited(one: ContainerUse) -> bool:
-    """Whether no library was to keep limits in it: the hardware does (MIG), or there are none."""
-    return one.state is not None and one.state.state is State.OFF and not one.hook_version
+    """Whether no library is to keep limits in it: the hardware does (MIG), or there are none."""
+    if one.state is None:
+        return False
+    return one.state.state is State.UNLIMITED or (
+        one.state.state is State.OFF and not one.hook_version
+    )
 
 
 def never_launched(one: ContainerUse) -> bool:

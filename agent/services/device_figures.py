@@ -17,6 +17,7 @@ from agent.domain.container_use import (
     self_reported,
 )
 from agent.domain.cross_check import Agreement, compared, tolerance_bytes
+from agent.domain.enforcement import State
 from agent.domain.limits_file import DeviceLimit
 from agent.domain.subjects import Subject
 from agent.domain.totals import EMPTY, Entry, Key, Ledger, advance, kept
@@ -157,7 +158,8 @@ class DeviceFigures:
         """
         reading = findings.reading
         unread = reading.region is None and reading.problem and not reading.rejected  # by our fault
-        if unread or held is None or subject.switched_off:
+        unlimited = findings.state is not None and findings.state.state is State.UNLIMITED
+        if unread or held is None or subject.switched_off or unlimited:
             self._agreements.pop(key, None)
             return False
         driver, listed = held

@@ -22,6 +22,7 @@ from agent.domain.enforcement import (
     State,
     Verdict,
     judge,
+    without_limits,
 )
 from agent.domain.grant_plan import PRELOAD_PATH
 from agent.domain.grants import GrantRecord
@@ -85,15 +86,18 @@ class Enforcement:
         every_s: float = 5.0,
         post: Callable[[ClusterEvent], None] = lambda _: None,
         seen: Published[Seen] | None = None,
+        has_whole_gpus: Callable[[GrantRecord], bool] = lambda _: False,
         cpu_s: Callable[[], float] = time.thread_time,
         boot_s: Callable[[], float] = _boot_s,
     ) -> None:
+        """`has_whole_gpus`: no limit of this container's holds it back; it may raise AgentError."""
         self._grants = grants
         self._pods = pods
         self._processes = processes
         self._regions = regions
         self._every_s = every_s
         self._post = post
+        self._has_whole_gpus = has_whole_gpus
         self._cpu_s = cpu_s
         self._boot_s = boot_s
         self._told: dict[tuple[str, str], _Told] = {}  # by pod uid and container
@@ -179,6 +183,8 @@ class Enforcement:
             seeing=seen.seeing,
             switched_off=all(m.container_path != PRELOAD_PATH for m in record.grant.mounts),
         )
+        if verdict.state is State.NOT_ENFORCEABLE and self._is_unlimited(record):
+            verdict = without_limits(verdict)
         if verdict.told:
             try:
                 self._regions.tell(record.pod_uid, record.container, name, verdict.told)
@@ -187,6 +193,15 @@ class Enforcement:
             else:
                 log.recovered("host pids not told")
         return replace(verdict, told=())  # as many as a container likes: not kept for all of them
+
+    def _is_unlimited(self, record: GrantRecord) -> bool:
+        try:
+            unlimited = self._has_whole_gpus(record)
+        except AgentError as error:
+            log.failing("limits not read", error=error)
+            return False
+        log.recovered("limits not read")
+        return unlimited
 
     def _region(self, record: GrantRecord, name: str, processes: Sequence[Process]) -> RegionLook:
         if not name or not any(process.library for process in processes):

@@ -1,10 +1,11 @@
 """Containers with vGPUs, for whoever changes their limits: by what name, what holds, what fits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from agent.domain.accounting import NodeUse
-from agent.domain.gpu import Sharing
+from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import GrantRecord
+from agent.domain.lending import WHOLE_PERMILLE
 from agent.domain.limit_change import Card, DeviceChange, LimitRefused, Limits, Subject
 from agent.domain.limit_lines import limits_in
 from agent.domain.limits_file import MIB, LimitsFile, MalformedLimits, decode, encode, limits_of
@@ -113,12 +114,7 @@ class GrantedContainers:
         return Subject(now=now, granted=granted, cards=self._cards(record, list(now)))
 
     def _cards(self, record: GrantRecord, uuids: Sequence[str]) -> list[Card]:
-        gpus = {gpu.uuid.lower(): gpu for gpu in self._sharing.offered(self._gpus.now())}
-        total = {
-            uuid: int((gpu.memory_mib or 0) * max(1.0, self._sharing.memory_scaling)) * MIB
-            for uuid in uuids
-            if (gpu := gpus.get(uuid.lower())) is not None
-        }
+        gpus, total = self._offered(), self._total(uuids)
         others = self._others(record, total)
         return [
             Card(
@@ -129,6 +125,18 @@ class GrantedContainers:
             )
             for uuid in uuids
         ]
+
+    def _offered(self) -> dict[str, Gpu]:
+        return {gpu.uuid.lower(): gpu for gpu in self._sharing.offered(self._gpus.now())}
+
+    def _total(self, uuids: Iterable[str]) -> dict[str, int]:
+        """Bytes that are to be handed out of these GPUs, with memory scaling."""
+        gpus = self._offered()
+        return {
+            uuid: int((gpu.memory_mib or 0) * max(1.0, self._sharing.memory_scaling)) * MIB
+            for uuid in uuids
+            if (gpu := gpus.get(uuid.lower())) is not None
+        }
 
     def _others(self, record: GrantRecord, total: Mapping[str, int]) -> dict[str, int]:
         """What all other containers are allowed of these GPUs."""
@@ -141,6 +149,24 @@ class GrantedContainers:
             for uuid in sums.keys() & limits.keys():
                 sums[uuid] += limits[uuid].memory_limit_bytes or total[uuid]
         return sums
+
+    def has_whole_gpus(self, record: GrantRecord) -> bool:
+        """Whether its limits, as they are now, leave it all of its GPUs. Raises NodeNotReady.
+
+        While no GPUs are known nobody is accused.
+        """
+        if not self._gpus.now().gpus:
+            return True
+        file = self._limits.read(record.pod_uid, record.container)
+        limits = limits_in(file) if file else _granted(record)
+        if limits is None:
+            return False
+        total = self._total(limits)
+        return all(
+            (not limit.memory_limit_bytes or 0 < total.get(uuid, 0) <= limit.memory_limit_bytes)
+            and not 0 < limit.core_permille < WHOLE_PERMILLE
+            for uuid, limit in limits.items()
+        )
 
     def changes(
         self, record: GrantRecord, subject: Subject, file: LimitsFile

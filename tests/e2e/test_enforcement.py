@@ -71,9 +71,14 @@ def compiled(out: Path, text: str, target: str, *flags: str) -> Path:
 class Pod:
     """A pod with one granted container, and a cgroup for it."""
 
-    def __init__(self, node: SimNode, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        node: SimNode,
+        stack: ExitStack,
+        ask: Ask = Ask(memory_mib=1000),  # noqa: B008 - frozen
+    ) -> None:
         self.node = node
-        self.ran: RanPod = node.run_pod("pod", [Ask(memory_mib=1000)])
+        self.ran: RanPod = node.run_pod("pod", [ask])
         assert self.ran.admitted.ok, self.ran.admitted.message
         eventually(lambda: finished(node, self.ran))
         self.grant = self.ran.admitted.containers["main"]
@@ -236,6 +241,24 @@ def test_an_agent_that_sees_no_pods_says_so_once(make_node: NodeMaker, tmp_path:
     assert node.log_text().count("processes_not_seen") == 1
 
 
+def opens_a_gpu(
+    pod: Pod, tmp_path: Path, code: str, target: str, *flags: str
+) -> "subprocess.Popen[bytes]":
+    """Start such a program in the container, without the library."""
+    program = compiled(tmp_path / "program", code, target, *flags)
+    device = tmp_path / "dev" / "nvidia0"
+    device.parent.mkdir()
+    device.touch()
+    # A first process whose mounts tell whose the cgroup is, as a container's has.
+    hook_dir = pod.node.root / "host" / "vgpu" / "containers" / f"{pod.ran.uid}_main"
+    (mounted := tmp_path / "vgpu").mkdir()
+    script = f"mount --bind {hook_dir} {mounted} && exec {program} {device}"
+    process = pod.started("unshare", "--mount", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"open\n", process.communicate()
+    return process
+
+
 @pytest.mark.parametrize(
     ("reason", "code", "target", "flags"),
     [
@@ -251,17 +274,7 @@ def test_a_process_that_no_limit_holds_for_is_reported(
 ) -> None:
     if reason == "musl" and not Path(f"/lib/ld-musl-{platform.machine()}.so.1").exists():
         pytest.skip("musl is not installed (apt-get install musl)")
-    program = compiled(tmp_path / "program", code, target, *flags)
-    device = tmp_path / "dev" / "nvidia0"
-    device.parent.mkdir()
-    device.touch()
-    # A first process whose mounts tell whose the cgroup is, as a container's has.
-    hook_dir = pod.node.root / "host" / "vgpu" / "containers" / f"{pod.ran.uid}_main"
-    (mounted := tmp_path / "vgpu").mkdir()
-    script = f"mount --bind {hook_dir} {mounted} && exec {program} {device}"
-    process = pod.started("unshare", "--mount", "sh", "-c", script)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"open\n", process.communicate()
+    process = opens_a_gpu(pod, tmp_path, code, target, *flags)
     eventually(lambda: pod.metric() == f"{reason} 0.0", what=reason)
     (event,) = eventually(pod.events)
     assert event["involvedObject"]["name"] == "pod"
@@ -271,3 +284,24 @@ def test_a_process_that_no_limit_holds_for_is_reported(
     eventually(lambda: pod.metric() == "idle 1.0")
     eventually(lambda: 'failure="limits not enforced"' in pod.node.log_text())
     assert pod.node.log_text().count("limits_not_enforced") == len(pod.events()) == 1
+
+
+def test_who_has_the_whole_gpu_is_accused_only_once_its_limit_is_lowered(
+    make_node: NodeMaker, tmp_path: Path
+) -> None:
+    node = make_node("--process-interval", "0.2s", "--allocate-budget", "10s", gpus=1)
+    with ExitStack() as stack:
+        try:
+            pod = Pod(node, stack, Ask(memory_mib=46068, core_percent=0))
+        except CgroupsUnavailable as error:
+            pytest.skip(str(error))
+        opens_a_gpu(pod, tmp_path, OPENS_A_GPU, "linux-gnu.2.17")
+        eventually(lambda: pod.metric() == "whole GPU 1.0")
+        assert not pod.events()
+        assert "limits_not_enforced" not in node.log_text()
+        lowered = node.run_plain(
+            *("limit", "pod", "--memory", "8Gi", "--runtime-dir", str(node.root / "run"))
+        )
+        assert lowered.returncode == 0, lowered.stderr
+        eventually(lambda: pod.metric() == "library not loaded 0.0")
+        eventually(pod.events)

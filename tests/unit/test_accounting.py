@@ -9,7 +9,7 @@ import pytest
 
 from agent import logs
 from agent.domain.accounting import ContainerUse, GpuProcess, Tier, Totals
-from agent.domain.enforcement import State
+from agent.domain.enforcement import Reason, State
 from agent.domain.expected_region import ANY, Expected
 from agent.domain.grants import Claim, Mount
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
@@ -543,6 +543,7 @@ def test_who_is_gone_disagrees_no_more(world: World, said: io.StringIO) -> None:
         "used bytes of one not told",
         "nobody seen",
         "off",
+        "it has the whole GPU, and no library",
         "driver gone",
         "the node's directories not ours",
     ],
@@ -563,6 +564,8 @@ def test_where_nothing_is_known_nobody_disagrees(world: World, why: str) -> None
         world.meter.gpus = (gpu(A, known, unknown),)
     if why.startswith("the node's"):
         world.regions.broken = "the directory /x can be written by others: chmod it"
+    if why.startswith("it has the whole"):
+        world.judge(State.UNLIMITED, Reason.WHOLE_GPU)
     if why == "driver gone":
         world.meter.error = NvmlAbsent("there is no driver: install one")
     assert not any(world.device().disagrees for _ in range(3))

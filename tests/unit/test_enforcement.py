@@ -1,7 +1,7 @@
 """Judging containers: every state, which pid goes where, and what the loop says of it."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -255,7 +255,12 @@ POD = Pod(
 class Bed:
     """The loop with fakes around it."""
 
-    def __init__(self, record: GrantRecord | None = RECORD, pods: Sequence[Pod] = (POD,)) -> None:
+    def __init__(
+        self,
+        record: GrantRecord | None = RECORD,
+        pods: Sequence[Pod] = (POD,),
+        has_whole_gpus: Callable[[GrantRecord], bool] = lambda _: False,
+    ) -> None:
         self.grants = FakeGrantLog()
         if record:
             self.grants.record(record)
@@ -263,8 +268,9 @@ class Bed:
         self.processes, self.regions = FakeProcesses(), FakeRegions()
         self.events: list[ClusterEvent] = []
         self.loop = Enforcement(
-            self.grants, self.pods, self.processes, self.regions, post=self.events.append
-        )
+            self.grants, self.pods, self.processes, self.regions, post=self.events.append,
+            has_whole_gpus=has_whole_gpus,
+        )  # fmt: skip
 
     def look(self, *found: Process) -> tuple[State, Reason]:
         self.processes.found = found
@@ -326,6 +332,39 @@ def test_what_was_seen_is_there_for_others_and_whom_it_is_about() -> None:
     bed.pods.publish(PodTable(synced=True))
     bed.loop.look_once()
     assert (bed.loop.seen.now().seeing, bed.loop.seen.now().looked_for) == (False, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("process", "region", "whole", "state", "reason"),
+    [
+        pytest.param(BARE, RegionLook(), True, State.UNLIMITED, Reason.WHOLE_GPU, id="not loaded"),
+        pytest.param(
+            replace(BARE, linkage=Linkage.MUSL), RegionLook(), True,
+            State.UNLIMITED, Reason.WHOLE_GPU, id="musl",
+        ),
+        pytest.param(BARE, RegionLook(), False, State.NOT_ENFORCEABLE, Reason.NOT_LOADED, id="a part"),
+        pytest.param(USER, RegionLook(), True, State.ENFORCED, Reason.NONE, id="with the library"),
+        pytest.param(
+            USER, FOREIGN, True, State.NOT_ENFORCEABLE, Reason.FOREIGN_REGION,
+            id="CUDA does not start there, whatever it has",
+        ),
+    ],
+)  # fmt: skip
+def test_who_has_a_whole_gpu_gets_past_no_limit(
+    process: Process, region: RegionLook, whole: bool, state: State, reason: Reason
+) -> None:
+    bed = Bed(has_whole_gpus=lambda _: whole)
+    bed.regions.now = region
+    assert bed.look(process) == (state, reason)
+    assert bool(bed.events) == (state is State.NOT_ENFORCEABLE)
+
+
+def test_of_whom_that_is_not_known_it_is_told(written: io.StringIO) -> None:
+    def unreadable(_: GrantRecord) -> bool:
+        raise NodeNotReady("the disk does not answer")
+
+    assert Bed(has_whole_gpus=unreadable).look(BARE) == (State.NOT_ENFORCEABLE, Reason.NOT_LOADED)
+    assert "the disk does not answer" in written.getvalue()
 
 
 DIRECTORY = (Mount("/usr/local/vgpu", "/host/vgpu/containers/u1_main", read_only=False),)

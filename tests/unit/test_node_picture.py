@@ -86,6 +86,7 @@ def refusal(ago_s: float) -> Refusal:
         pytest.param(container(state=State.NOT_ENFORCEABLE, reason=Reason.MUSL), ["limits do not hold: a process uses a GPU that musl"], id="musl"),
         pytest.param(container(state=State.OFF, reason=Reason.OFF, hook_version="0.3.0-1a2b3c4d"), ["limits are switched off"], id="off"),
         pytest.param(container(state=State.OFF, reason=Reason.OFF), [], id="nothing was to be limited: mode nvidia, MIG"),
+        pytest.param(container(state=State.UNLIMITED, reason=Reason.WHOLE_GPU, hook_version="0.3.0-1a2b3c4d"), [], id="it has all of the GPU"),
         pytest.param(container(state=State.UNKNOWN, reason=Reason.UNSEEN), ["run it with hostPID: true"], id="not seen"),
         pytest.param(container(state=State.UNKNOWN, reason=Reason.UNREADABLE), ["may not look into its processes"], id="not readable"),
         pytest.param(container(region_problem="too short"), ["what it uses is not known: too short"], id="no figures"),

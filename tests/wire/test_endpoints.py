@@ -450,6 +450,7 @@ def test_a_vanished_gpu_vanishes(running: Running) -> None:
         pytest.param(State.ENFORCED, Reason.NONE, 1, id="enforced"),
         pytest.param(State.IDLE, Reason.IDLE, 1, id="idle"),
         pytest.param(State.NOT_ENFORCEABLE, Reason.MUSL, 0, id="not enforceable"),
+        pytest.param(State.UNLIMITED, Reason.WHOLE_GPU, 1, id="nothing to hold"),
         pytest.param(State.OFF, Reason.OFF, 0, id="switched off"),
         pytest.param(State.UNKNOWN, Reason.UNSEEN, 0, id="unknown"),
     ],

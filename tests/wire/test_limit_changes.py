@@ -14,7 +14,7 @@ from limits_node import CARD_MIB, GPUS, MIB, Agent, Node
 from waiting import eventually
 
 from agent import limit_command, logs
-from agent.domain.gpu import Sharing
+from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.limit_change import AnnotationRule
 from agent.domain.limit_record import LimitRecord
 from agent.domain.limits_file import decode
@@ -151,6 +151,44 @@ def test_a_pod_whose_init_container_alone_has_vgpus_says_that_it_has_ended(node:
     status, said = node.agent().post(target="p", cores=1)
     assert (status, said["candidates"]) == (404, [])
     assert "no container p has vGPUs any more" in said["error"]
+
+
+WHOLE = (CARD_MIB, 0)
+
+
+@pytest.mark.parametrize(
+    ("claims", "scaling", "whole"),
+    [
+        pytest.param([WHOLE], 1.0, True, id="all memory, no limit of cores"),
+        pytest.param([(CARD_MIB, 100)], 1.0, True, id="all cores"),
+        pytest.param([(0, 0)], 1.0, True, id="no limits"),
+        pytest.param([(CARD_MIB - 1, 100)], 1.0, False, id="not all memory"),
+        pytest.param([(CARD_MIB, 99)], 1.0, False, id="not all cores"),
+        pytest.param([WHOLE, WHOLE], 1.0, True, id="two GPUs"),
+        pytest.param([WHOLE, (1000, 0)], 1.0, False, id="one of two GPUs"),
+        pytest.param([WHOLE], 2.0, False, id="half of what is handed out"),
+        pytest.param([(2 * CARD_MIB, 0)], 2.0, True, id="all that is handed out"),
+        pytest.param([(CARD_MIB // 2, 0)], 0.5, False, id="scaled down, there is a limit"),
+    ],
+)
+def test_who_has_a_whole_gpu(
+    node: Node, claims: list[tuple[int, int]], scaling: float, whole: bool
+) -> None:
+    node.sharing = Sharing(memory_scaling=scaling)
+    record = node.grant("p", "main", *claims)
+    assert node.agent().containers.has_whole_gpus(record) is whole
+
+
+def test_who_has_a_whole_gpu_follows_its_limits(node: Node) -> None:
+    record = node.grant("p", "main", WHOLE)
+    agent = node.agent()
+    assert agent.post(target="p", cores=50)[0] == 200
+    assert not agent.containers.has_whole_gpus(record)
+    assert agent.post(target="p", reset=True)[0] == 200
+    assert agent.containers.has_whole_gpus(record)
+    agent.post(target="p", memory="1Gi")
+    agent.inventory.publish(GpuInventory())
+    assert agent.containers.has_whole_gpus(record), "nobody is accused before the GPUs are known"
 
 
 # --- what the card has ----------------------------------------------------------------------------

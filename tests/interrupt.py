@@ -1,4 +1,7 @@
-"""Whether SIGINT can be tried here: in the background of a shell it is ignored, and so by children."""
+"""Whether a signal can be tried here: what is ignored is ignored by children, too.
+
+SIGINT is in the background of a shell, SIGHUP below nohup.
+"""
 
 import signal
 
@@ -6,6 +9,6 @@ import pytest
 
 
 def skip_if_ignored(number: int) -> None:
-    """Skip the test when it is to send a SIGINT that nobody would hear."""
-    if number == signal.SIGINT and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        pytest.skip("SIGINT is ignored here, as in the background of a shell, and so by all below")
+    """Skip the test when it is to send a signal that nobody would hear; 0: it sends none."""
+    if number and signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{signal.Signals(number).name} is ignored here, and so by all below")

@@ -9,6 +9,7 @@ from doctor_ways import (
     Break,
     IllGpus,
     alien,
+    all_of,
     another_lock,
     blind,
     csv_unanswered,
@@ -317,6 +318,13 @@ BREAKS = (
     ),
     Break(
         "rights-events", "no create", FAILED, "may not create events", deny(("create", "events"))
+    ),
+    Break(
+        "rights-eviction",
+        "evict, without the right",
+        WARNING,
+        "may not create pods/eviction",
+        all_of(settings(on_bypass="evict"), deny(("create", "pods/eviction"))),
     ),
     Break("node", "of another name", FAILED, "no Node", delete_node),
     Break(

@@ -44,6 +44,10 @@ def gpu(**changes: Any) -> Callable[[DoctorNode], None]:
     return lambda node: node.driver.change_gpu(0, replace(SimGpu(uuid=UUID), **changes))
 
 
+def all_of(*ways: Callable[[DoctorNode], Any]) -> Callable[[DoctorNode], Any]:
+    return lambda node: [do(node) for do in ways]
+
+
 def settings(**changes: Any) -> Callable[[DoctorNode], None]:
     return lambda node: node.settings.update(changes)
 

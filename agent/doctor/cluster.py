@@ -25,6 +25,11 @@ RIGHTS: Mapping[str, tuple[str, ...]] = {
 }
 RULES_FILE = "packaging/daemonset/base/rbac.yaml"
 APPLY = f"vgpu-agent files {RULES_FILE} | kubectl apply -f -"
+MAY_EVICT = (
+    "kubectl create clusterrole vgpu-agent-evict --verb=create --resource=pods/eviction && "
+    "kubectl create clusterrolebinding vgpu-agent-evict --clusterrole=vgpu-agent-evict "
+    "--serviceaccount=kube-system:vgpu-agent   # or packaging/daemonset/components/evict"
+)
 LABEL, LABEL_VALUE = "gpu", "on"  # HAMi's label for the nodes that it shares
 UNANSWERED_S = 60.0  # after which schedulers before 2.8 give a node up
 SKEW_S = 60.0
@@ -83,9 +88,11 @@ def authorized(host: Host) -> Finding:
     return ok("the API server knows our credentials")
 
 
-def _may(host: Host, verb: str, resource: str) -> bool:
+def _may(host: Host, verb: str, resource: str, subresource: str = "") -> bool:
     """Whether RBAC lets us. Source: Kubernetes, authorization.k8s.io/v1."""
     attributes = {"group": "", "resource": resource, "verb": verb}
+    if subresource:
+        attributes["subresource"] = subresource
     review = host.asked(
         Request(
             verb="create",
@@ -114,6 +121,19 @@ def rights(resource: str) -> Any:
         return ok(f"we may {', '.join(RIGHTS[resource])} {resource}")
 
     return look
+
+
+def eviction(host: Host) -> Finding:
+    """A right of its own, which only those need who want more than to be told."""
+    if host.config.on_bypass != "evict":
+        return ok(f"nobody is evicted: --on-bypass is {host.config.on_bypass}")
+    if not _may(host, "create", "pods", "eviction"):
+        return warning(
+            "--on-bypass is evict, and we may not create pods/eviction: who gets past a limit is "
+            "told and goes on",
+            MAY_EVICT,
+        )
+    return ok("we may create pods/eviction")
 
 
 def node(host: Host) -> Finding:
@@ -310,6 +330,7 @@ CHECKS = tuple(
             )
             for resource in RIGHTS
         ),
+        ("rights-eviction", "may we evict, if we are to?", eviction, ("authorized",)),
         ("node", "is there a Node of our name?", node, ("rights-nodes",)),
         ("node-label", f"is it labelled {LABEL}={LABEL_VALUE}?", node_label, ("node",)),
         ("register", "is it registered, in the format that is set?", register, ("agent", "node")),

@@ -16,6 +16,7 @@ OF_THE_NODE = (
         "rights-nodes",
         "rights-pods",
         "rights-events",
+        "rights-eviction",
         "node",
         "register",
         "node-label",

@@ -89,12 +89,10 @@ CUgraph graph_captured(CUstream stream, bool per_thread)
     if (!ask)
         return NULL;
     depth_enter();
-    if (ask(stream, &status, &id, &graph, NULL, NULL) != CUDA_SUCCESS || status == CAPTURE_NONE)
-        graph = NULL;
-    else if (status != CAPTURE_ACTIVE)
-        graph = SPOILED_GRAPH;
+    if (ask(stream, &status, &id, &graph, NULL, NULL) != CUDA_SUCCESS)
+        status = CAPTURE_NONE;
     depth_leave();
-    return graph;
+    return status == CAPTURE_ACTIVE ? graph : status == CAPTURE_INVALIDATED ? SPOILED_GRAPH : NULL;
 }
 
 bool graphs_allocate(void)

@@ -144,6 +144,41 @@ def test_a_linked_program_has_the_driver_that_it_was_linked_to(
     assert (done.stdout, done.stderr) == (said, "")
 
 
+PLUGIN = """
+#include <dlfcn.h>
+int cuInit(unsigned), cuMemAlloc_v2(unsigned long long *, unsigned long);
+int linked(void) {
+    unsigned long long address = 0;
+    return cuInit(0) | cuMemAlloc_v2(&address, 60 << 20) | cuMemAlloc_v2(&address, 60 << 20);
+}
+int looked_up(void) {
+    unsigned long long address = 0;
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    int (*init)(unsigned), (*allocate)(unsigned long long *, unsigned long);
+    *(void **)&init = dlsym(driver, "cuInit");
+    *(void **)&allocate = dlsym(driver, "cuMemAlloc_v2");
+    return init(0) | allocate(&address, 60 << 20) | allocate(&address, 60 << 20);
+}
+"""
+
+
+@pytest.mark.parametrize("call", ["linked", "looked_up"])
+@pytest.mark.parametrize(
+    ("mode", "result"),
+    [
+        pytest.param("os.RTLD_NOW", 2, id="as usual"),
+        pytest.param("os.RTLD_NOW | os.RTLD_DEEPBIND", 0, id="deep: not limited, as documented"),
+    ],
+)
+def test_a_library_that_is_opened_deep_finds_the_driver_before_us(
+    node: Node, limited: dict[str, str], call: str, mode: str, result: int
+) -> None:
+    """The loader looks in what it is linked to first, for the driver's functions and for dlsym."""
+    plugin = library(PLUGIN, str(driver()), "-ldl", name="libplugin.so")
+    code = f"import os\nsay(result=ctypes.CDLL({str(plugin)!r}, mode={mode}).{call}())"
+    assert node.run(code, **limited)["result"] == result
+
+
 WEAK = """
 #include <dlfcn.h>
 #include <stdio.h>

@@ -15,6 +15,7 @@ from agent.domain.dialect import DECIDED
 from agent.domain.grant_plan import PRELOAD_PATH
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.hook_files import LIBRARY, is_hook_name
+from agent.domain.mig import gpu_uuid_of
 from agent.domain.pods import Pod
 from agent.errors import MalformedAnnotation
 
@@ -55,13 +56,18 @@ def of_record(record: GrantRecord) -> Subject:
         namespace=record.namespace,
         pod=record.pod_name,
         container=record.container,
-        claims=record.claims,
+        claims=_of_gpus(record.claims),
         granted_at_s=record.granted_at_s,
         region_name=PurePosixPath(record.grant.envs.get(REGION_VARIABLE, "")).name,
         hook_version=hook_version(record.grant),
         priority=record.priority,
         switched_off=all(m.container_path != PRELOAD_PATH for m in record.grant.mounts),
     )
+
+
+def _of_gpus(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """By the GPU alone, as the driver names it; HAMi 2.5 to 2.9 add a slot of a MIG geometry."""
+    return tuple(replace(claim, uuid=gpu_uuid_of(claim.uuid)) for claim in claims)
 
 
 def hook_version(grant: Grant) -> str:
@@ -97,7 +103,7 @@ def _of_pod(pod: Pod, container: str, now_s: float) -> Subject:
         namespace=pod.namespace,
         pod=pod.name,
         container=container,
-        claims=_decided(pod, container),
+        claims=_of_gpus(_decided(pod, container)),
         granted_at_s=now_s if bound_s is None else min(bound_s, now_s),
         by_others=True,
     )

@@ -14,6 +14,7 @@ from agent.domain.expected_region import ANY, Expected
 from agent.domain.grants import Claim, Mount
 from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
 from agent.domain.new_region import RegionMark
+from agent.domain.node_picture import NodePicture, of_container
 from agent.domain.pods import Container
 from agent.domain.region import MAX_DEVICES, Refusal, Region, RegionProcess, Rejected
 from agent.domain.region_reading import RegionName, RegionReading
@@ -93,6 +94,20 @@ def test_the_dead_do_not_count(world: World) -> None:
     assert world.only().processes == ()
     world.seen.publish(replace(world.seen.now(), seeing=False))
     assert len(world.only().processes) == 2
+
+
+def test_a_slot_of_a_mig_geometry_is_on_its_gpu(world: World) -> None:
+    """As HAMi 2.5 to 2.9 name them; nobody else does, so the GPU would seem to be gone."""
+    slots = tuple(Claim(f"{A}[0-{number}]", "NVIDIA", 4864, 0) for number in range(2))
+    world.give(replace(record(preload=False), claims=slots))
+    world.see(process(500))
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=100 * MIB)),)
+    use = world.only()
+    assert [(one.uuid, one.driver_bytes) for one in use.devices] == [(A, 100 * MIB)]
+    shown = NodePicture(
+        node="n", agent_version="1", answered_at_s=0.0, use=world.accounting.use.now()
+    )
+    assert of_container(shown, use) == ()
 
 
 def test_who_was_not_looked_for_is_believed(world: World) -> None:

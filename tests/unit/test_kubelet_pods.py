@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent import logs
 from agent.domain.identities import identity
 from agent.domain.kubelet_books import (
     Entry,
@@ -234,6 +235,7 @@ def test_pods_of_another_mode_stay_while_kubelet_lists_them() -> None:
 
 
 def test_a_container_that_asks_for_two_sizes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(form="logfmt", environ={})  # a command that was tested before may be silent
     world = World(SIZES)
     world.run_pod("a", [f"{GPU_A}-large-0"], world.offer("large"))
     world.run_pod("a", [f"{GPU_A}-small-0"], world.offer("small"))

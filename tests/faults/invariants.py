@@ -7,6 +7,7 @@ grants, limits files and usage regions on disk; and beside them what kubelet, th
 
 import contextlib
 import json
+import os
 import re
 import struct
 from collections import Counter
@@ -225,7 +226,12 @@ def unreleased(node: SimNode) -> list[str]:
 def leftovers(node: SimNode) -> list[str]:
     """Files that were to be renamed by an agent that is gone."""
     places = ("host/vgpu", "state", "run")
-    paths = [path for place in places for path in (node.root / place).rglob(".*")]
+    paths = [  # of directories that the agent takes away meanwhile os.walk says nothing
+        Path(at, name)
+        for place in places
+        for at, directories, files in os.walk(node.root / place)
+        for name in (*directories, *files)
+    ]
     mine = f".{node.agent.pid}." if node.agent is not None else ". "
     return [
         str(path.relative_to(node.root))

@@ -110,6 +110,10 @@ CASES = (
         "VgpuLimitsUnseen", "no SYS_PTRACE",
         {f'vgpu_container_enforced{{reason="processes not readable",{POD}}}': "0+0x40"},
     ),
+    fires(
+        "VgpuLimitsUnseen", "no driver",
+        {f'vgpu_container_enforced{{reason="GPUs not known",{POD}}}': "0+0x40"},
+    ),
     quiet(
         "VgpuLimitsUnseen", "for a while",
         {f'vgpu_container_enforced{{reason="processes not seen",{POD}}}': "0+0x20"}, at="15m",

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     OFF = "off"
     UNSEEN = "processes not seen"
     UNREADABLE = "processes not readable"
+    GPUS_UNKNOWN = "GPUs not known"
 
 
 EXPLAINED: Mapping[Reason, str] = MappingProxyType({
@@ -153,10 +154,15 @@ def judge(
     return Verdict(state=State.IDLE, reason=Reason.IDLE, told=told)
 
 
-def without_limits(verdict: Verdict) -> Verdict:
-    """The same of a container that has all of its GPUs: nobody gets past a limit that is none."""
-    if verdict.reason not in BY_WEIGHT:
+def without_library(verdict: Verdict, has_whole_gpus: bool | None) -> Verdict:
+    """The same, by what the container has: who has all of its GPUs gets past no limit.
+
+    None: that is not known, so it is neither accused nor said to be in order.
+    """
+    if verdict.reason not in BY_WEIGHT or has_whole_gpus is False:
         return verdict
+    if has_whole_gpus is None:
+        return Verdict(state=State.UNKNOWN, reason=Reason.GPUS_UNKNOWN, told=verdict.told)
     return Verdict(state=State.UNLIMITED, reason=Reason.WHOLE_GPU, told=verdict.told)
 
 

@@ -25,6 +25,8 @@ _UNKNOWN: Mapping[Reason, str] = MappingProxyType({
     "processes of pods; run it with hostPID: true",
     Reason.UNREADABLE: "it is not known whether its limits hold, because the agent may not look "
     "into its processes; run it as root",
+    Reason.GPUS_UNKNOWN: "a process uses a GPU without the library, and it is not known whether a "
+    "limit holds there, because the agent knows no GPUs; vgpu-agent doctor says why",
 })  # fmt: skip
 
 

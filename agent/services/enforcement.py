@@ -22,7 +22,7 @@ from agent.domain.enforcement import (
     State,
     Verdict,
     judge,
-    without_limits,
+    without_library,
 )
 from agent.domain.grant_plan import PRELOAD_PATH
 from agent.domain.grants import GrantRecord
@@ -86,11 +86,14 @@ class Enforcement:
         every_s: float = 5.0,
         post: Callable[[ClusterEvent], None] = lambda _: None,
         seen: Published[Seen] | None = None,
-        has_whole_gpus: Callable[[GrantRecord], bool] = lambda _: False,
+        has_whole_gpus: Callable[[GrantRecord], bool | None] = lambda _: False,
         cpu_s: Callable[[], float] = time.thread_time,
         boot_s: Callable[[], float] = _boot_s,
     ) -> None:
-        """`has_whole_gpus`: no limit of this container's holds it back; it may raise AgentError."""
+        """`has_whole_gpus`: no limit of this container's holds it back; None: not known.
+
+        It may raise AgentError.
+        """
         self._grants = grants
         self._pods = pods
         self._processes = processes
@@ -183,8 +186,8 @@ class Enforcement:
             seeing=seen.seeing,
             switched_off=all(m.container_path != PRELOAD_PATH for m in record.grant.mounts),
         )
-        if verdict.state is State.NOT_ENFORCEABLE and self._is_unlimited(record):
-            verdict = without_limits(verdict)
+        if verdict.state is State.NOT_ENFORCEABLE:
+            verdict = without_library(verdict, self._is_unlimited(record))
         if verdict.told:
             try:
                 self._regions.tell(record.pod_uid, record.container, name, verdict.told)
@@ -194,7 +197,7 @@ class Enforcement:
                 log.recovered("host pids not told")
         return replace(verdict, told=())  # as many as a container likes: not kept for all of them
 
-    def _is_unlimited(self, record: GrantRecord) -> bool:
+    def _is_unlimited(self, record: GrantRecord) -> bool | None:
         try:
             unlimited = self._has_whole_gpus(record)
         except AgentError as error:

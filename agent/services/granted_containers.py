@@ -150,13 +150,13 @@ class GrantedContainers:
                 sums[uuid] += limits[uuid].memory_limit_bytes or total[uuid]
         return sums
 
-    def has_whole_gpus(self, record: GrantRecord) -> bool:
+    def has_whole_gpus(self, record: GrantRecord) -> bool | None:
         """Whether its limits, as they are now, leave it all of its GPUs. Raises NodeNotReady.
 
-        While no GPUs are known nobody is accused.
+        None: no GPUs are known (yet).
         """
         if not self._gpus.now().gpus:
-            return True
+            return None
         file = self._limits.read(record.pod_uid, record.container)
         limits = limits_in(file) if file else _granted(record)
         if limits is None:

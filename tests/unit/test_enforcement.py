@@ -259,7 +259,7 @@ class Bed:
         self,
         record: GrantRecord | None = RECORD,
         pods: Sequence[Pod] = (POD,),
-        has_whole_gpus: Callable[[GrantRecord], bool] = lambda _: False,
+        has_whole_gpus: Callable[[GrantRecord], bool | None] = lambda _: False,
     ) -> None:
         self.grants = FakeGrantLog()
         if record:
@@ -343,6 +343,8 @@ def test_what_was_seen_is_there_for_others_and_whom_it_is_about() -> None:
             State.UNLIMITED, Reason.WHOLE_GPU, id="musl",
         ),
         pytest.param(BARE, RegionLook(), False, State.NOT_ENFORCEABLE, Reason.NOT_LOADED, id="a part"),
+        pytest.param(BARE, RegionLook(), None, State.UNKNOWN, Reason.GPUS_UNKNOWN, id="not known"),
+        pytest.param(USER, RegionLook(), None, State.ENFORCED, Reason.NONE, id="counted, not known"),
         pytest.param(USER, RegionLook(), True, State.ENFORCED, Reason.NONE, id="with the library"),
         pytest.param(
             USER, FOREIGN, True, State.NOT_ENFORCEABLE, Reason.FOREIGN_REGION,
@@ -351,7 +353,7 @@ def test_what_was_seen_is_there_for_others_and_whom_it_is_about() -> None:
     ],
 )  # fmt: skip
 def test_who_has_a_whole_gpu_gets_past_no_limit(
-    process: Process, region: RegionLook, whole: bool, state: State, reason: Reason
+    process: Process, region: RegionLook, whole: bool | None, state: State, reason: Reason
 ) -> None:
     bed = Bed(has_whole_gpus=lambda _: whole)
     bed.regions.now = region

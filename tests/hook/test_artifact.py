@@ -82,6 +82,10 @@ def test_everything_is_bound_before_the_program_runs_and_read_only_then(hook: El
     assert not hook.executable_stack
 
 
+def test_exceptions_and_cancelled_threads_find_their_way_through_it(hook: Elf) -> None:
+    assert {".eh_frame", ".eh_frame_hdr"} <= set(hook.sections)
+
+
 def test_every_exec_in_the_container_pays_little_for_it(library: Path, hook: Elf) -> None:
     """Each relocation is work at every exec; thread-local bytes come out of a small reserve."""
     assert library.stat().st_size <= 150 * 1024

@@ -242,8 +242,12 @@ static void report(struct lane *lane)
         atomic_fetch_add(&lane->unreported_ns, spent_ns); /* the counter never goes back */
     if (spent_ns <= 0)
         return;
+    int place = (int)((struct measured_lane *)(void *)lane - lanes);
+    struct region_slot *own = region_own_slot();
     atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
-    busy_note(region_device_at((int)((struct measured_lane *)(void *)lane - lanes)));
+    if (own)
+        atomic_fetch_add(&own->used[place].charged_ns, (uint64_t)spent_ns);
+    busy_note(region_device_at(place));
 }
 
 /* The context is gone (NULL: all are, or as good as gone), and with it our events. */

@@ -235,8 +235,11 @@ static void pass_slowly(struct launch *launch, int place)
         now_ns = monotonic_ns();
     }
     if (now_ns - began_ns >= (uint64_t)SHARE_WAIT_LEAST_NS) {
+        struct region_slot *own = region_own_slot();
         atomic_fetch_add(&launch->lane->share->waits, 1);
         atomic_fetch_add(&launch->lane->share->throttled_ns, now_ns - began_ns);
+        if (own)
+            atomic_fetch_add(&own->used[place].throttled_ns, now_ns - began_ns);
     }
     if (launch->cost_ns && launch_cost_is_to_be_measured(launch, now_ns)) {
         atomic_store(&launch->lane->measured_at_ns, now_ns);

@@ -45,6 +45,9 @@ void region_note_refusal(int place, uint64_t bytes, const char *function)
         return;
     atomic_fetch_add(&device->refusals, 1);
     atomic_fetch_add(&device->refused_bytes, bytes);
+    struct region_slot *own = region_own_slot();
+    if (own)
+        atomic_fetch_add(&own->utilisation[place].refusals, 1);
     struct region_tail *tail = region_tail(region_mapped());
     uint64_t number = atomic_fetch_add(&tail->refusal_count, 1) + 1;
     struct region_refusal *refusal = &tail->refusals[(number - 1) % REFUSALS];

@@ -238,10 +238,10 @@ static _Atomic uint64_t *part(struct region_usage *usage, enum charge_kind kind)
                                   : &usage->data_bytes;
 }
 
-static void note_peak(struct region_device *device, uint64_t used)
+static void note_peak(_Atomic uint64_t *peak_bytes, uint64_t used)
 {
-    uint64_t peak = atomic_load_explicit(&device->peak_bytes, memory_order_relaxed);
-    while (used > peak && !atomic_compare_exchange_weak(&device->peak_bytes, &peak, used)) { }
+    uint64_t peak = atomic_load_explicit(peak_bytes, memory_order_relaxed);
+    while (used > peak && !atomic_compare_exchange_weak(peak_bytes, &peak, used)) { }
 }
 
 static bool fits(struct region_device *device, uint64_t limit_bytes, uint64_t bytes)
@@ -263,7 +263,8 @@ static bool try_reserve(struct region_device *device, struct region_usage *usage
         return false;
     }
     atomic_fetch_add(part(usage, kind), bytes);
-    note_peak(device, used);
+    note_peak(&device->peak_bytes, used);
+    note_peak(&usage->peak_bytes, usage_parts(usage));
     return true;
 }
 
@@ -315,6 +316,11 @@ void region_release(int place, enum charge_kind kind, uint64_t bytes)
 
 /* --- what this process is told, and tells ----------------------------------------------------------------
  */
+
+struct region_slot *region_own_slot(void)
+{
+    return atomic_load(&mine);
+}
 
 uint64_t region_own_bytes(int place)
 {

@@ -73,6 +73,9 @@ bool region_switch_is_on(void);
 struct region *region_mapped(void);
 struct region_device *region_device_at(int place);
 
+/* Where this process counts; NULL before region_join. */
+struct region_slot *region_own_slot(void);
+
 /* The same as limits_memory_bytes. */
 uint64_t region_limit_bytes(int place);
 

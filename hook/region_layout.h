@@ -24,12 +24,21 @@ enum {
     TAIL_MAGIC = 0x75706776, /* "vgpu" */
 };
 
-/* What a process holds of a device. While it changes, the total is more than its parts (region_slots.h). */
+/* What a process holds of a device. While it changes, the total is more than its parts (region_slots.h). The
+ * last three are ours, as is what follows `sm_percent` below: nothing there is used by HAMi-core. */
 struct region_usage {
     _Atomic uint64_t context_bytes, module_bytes, data_bytes;
     uint64_t offset;
     _Atomic uint64_t total_bytes;
-    uint64_t unused[3];
+    _Atomic uint64_t peak_bytes;
+    _Atomic uint64_t charged_ns, throttled_ns; /* counters */
+};
+
+struct region_utilisation {
+    uint64_t decoder_percent, encoder_percent, sm_percent; /* other programs' */
+    _Atomic uint64_t refusals; /* a counter */
+    _Atomic uint64_t counts_since; /* start time of the process that keeps these counters */
+    uint64_t unused;
 };
 
 struct region_slot {
@@ -37,7 +46,7 @@ struct region_slot {
     _Atomic int32_t host_pid; /* for the agent to fill in */
     struct region_usage used[MAX_DEVICES];
     uint64_t monitor_used[MAX_DEVICES];
-    uint64_t utilisation[MAX_DEVICES][6];
+    struct region_utilisation utilisation[MAX_DEVICES];
     _Atomic int32_t status; /* for readers: 0 free, 1 running, 2 suspended by another program */
     _Atomic uint32_t pid_namespace; /* its inode number; 0: not known */
     _Atomic uint64_t
@@ -118,6 +127,7 @@ struct region_tail {
 };
 
 _Static_assert(sizeof(struct region_usage) == 64, "used");
+_Static_assert(sizeof(struct region_utilisation) == 48, "utilisation");
 _Static_assert(sizeof(struct region_slot) == 1960, "slot");
 _Static_assert(sizeof(struct region) == REGION_BYTES, "region");
 _Static_assert(sizeof(struct region_device) == 256, "device");

@@ -122,13 +122,6 @@ unsigned slots_sweep(struct region *region, int fd)
     return freed;
 }
 
-/* Read in any order: see region_slots.h. */
-static uint64_t parts_of(const struct region_usage *usage)
-{
-    return atomic_load(&usage->context_bytes) + atomic_load(&usage->module_bytes)
-        + atomic_load(&usage->data_bytes);
-}
-
 bool slots_next(struct region *region, int place, int32_t *index, struct member *member)
 {
     while (*index < slot_count(region)) {
@@ -153,7 +146,7 @@ struct holdings slots_hold(struct region *region, int place)
         if (!ours && !is_foreign(slot))
             continue;
         uint64_t bytes = atomic_load(&usage->total_bytes);
-        all.settled = all.settled && (!ours || bytes == parts_of(usage));
+        all.settled = all.settled && (!ours || bytes == usage_parts(usage));
         all.bytes += bytes & LEDGER_MOST_BYTES;
         if (bytes > all.largest_bytes) {
             all.largest_bytes = bytes;
@@ -168,15 +161,21 @@ struct holdings slots_hold(struct region *region, int place)
 /* The slot is taken, but counts for nothing yet. */
 static void set_in_order(struct region *region, struct region_slot *slot, int32_t index)
 {
+    uint64_t start_time = start_time_in(atomic_load(&slot->owner));
     for (int i = 0; i < MAX_DEVICES; i++) {
         struct region_usage *usage = &slot->used[i];
         atomic_store(&usage->data_bytes, 0);
         atomic_store(&usage->module_bytes, 0);
         atomic_store(&usage->context_bytes, 0);
         atomic_store(&usage->total_bytes, 0);
+        atomic_store(&usage->peak_bytes, 0);
+        atomic_store(&usage->charged_ns, 0);
+        atomic_store(&usage->throttled_ns, 0);
+        atomic_store(&slot->utilisation[i].refusals, 0);
+        atomic_store(&slot->utilisation[i].counts_since, start_time);
     }
     atomic_store(&slot->host_pid, 0);
-    atomic_store(&slot->start_time, start_time_in(atomic_load(&slot->owner)));
+    atomic_store(&slot->start_time, start_time);
     atomic_store(&slot->pid, (int32_t)getpid());
     atomic_store(&slot->pid_namespace, this_namespace());
     int32_t count = slot_count(region);

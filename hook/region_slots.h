@@ -41,6 +41,13 @@ struct holdings {
     int32_t largest_pid; /* 0: nobody holds anything */
 };
 
+/* What a process holds of a device, claims apart that may still be refused. Read in any order: see above. */
+static inline uint64_t usage_parts(const struct region_usage *usage)
+{
+    return atomic_load(&usage->context_bytes) + atomic_load(&usage->module_bytes)
+        + atomic_load(&usage->data_bytes);
+}
+
 /* What the living hold at a place. */
 struct holdings slots_hold(struct region *region, int place);
 

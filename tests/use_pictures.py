@@ -19,6 +19,7 @@ from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.gpu import Gpu, GpuInventory, MigDevice
 from agent.domain.mig_info import MigInfo
 from agent.domain.ownership import Rival
+from agent.domain.region import ProcessCounters
 
 MIB, GIB = 1 << 20, 1 << 30
 NOW_S = 1_700_000_000.0
@@ -103,7 +104,14 @@ EVERYTHING = NodeUse(
                 DeviceUse(place=1, uuid=GPUS[1], memory_limit_bytes=0, core_permille=0),
             ),
             processes=(
-                ProcessUse(pid=1, host_pid=4001, used_bytes=(4 * GIB, 0)),
+                ProcessUse(
+                    pid=1, host_pid=4001, used_bytes=(4 * GIB, 0),
+                    counters=(
+                        ProcessCounters(peak_bytes=5 * GIB, refusals=2, charged_ns=9_250_000_000,
+                                        throttled_ns=125_000_000),
+                        ProcessCounters(peak_bytes=0, refusals=0, charged_ns=0, throttled_ns=0),
+                    ),
+                ),
                 ProcessUse(pid=17, host_pid=0, used_bytes=(GIB, 0)),
             ),
             last_kernel_s=int(NOW_S) - 7,
@@ -177,7 +185,10 @@ def _one_of_many(uuid: str, gpu: int, number: int, processes: int) -> ContainerU
         ),
         processes=tuple(
             ProcessUse(pid=1 + n, host_pid=10_000 * gpu + 10 * number + n,
-                       used_bytes=(used // processes,))
+                       used_bytes=(used // processes,),
+                       counters=(ProcessCounters(peak_bytes=used // processes + 5, refusals=1,
+                                                 charged_ns=12_345_678_901 + n,
+                                                 throttled_ns=3_456_789_012),))
             for n in range(processes)
         ),
         last_kernel_s=int(NOW_S) - 1,

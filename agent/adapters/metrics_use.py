@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from agent.adapters.metrics_rows import VERSION_CHARACTERS, Shown
 from agent.adapters.metrics_text import Family, Page, written
-from agent.domain.accounting import ContainerUse, DeviceUse, GpuUse, NodeUse
+from agent.domain.accounting import ContainerUse, DeviceUse, GpuUse, NodeUse, ProcessUse
 from agent.domain.bypass import Bypass
 from agent.domain.enforcement import ContainerState, State
 
@@ -16,6 +16,7 @@ NS_PER_S = 1e9
 MAX_BYPASSES = 256
 OF_CONTAINER = ("container", "namespace", "pod")
 OF_DEVICE = ("container", "gpu", "namespace", "pod")
+OF_PROCESS = ("container", "gpu", "namespace", "pid", "pod")
 
 GPU_FAMILIES: Sequence[tuple[Family, Callable[[GpuUse], float | None]]] = (
     (
@@ -135,9 +136,36 @@ ENFORCED = Family("vgpu_container_enforced", (*OF_CONTAINER, "reason"),
                   "them uses a GPU (reason `idle`), or it has its GPUs all to itself (reason "
                   "`whole GPU`); at 0 `reason` and the pod's events say why they do not, or why "
                   "that is not known.")  # fmt: skip
-PROCESS = Family("vgpu_process_memory_used_bytes", ("container", "gpu", "namespace", "pid", "pod"),
-                 "Self-reported: GPU memory that a process of the container holds; `pid` is the "
-                 "one that it has in the container.")  # fmt: skip
+PROCESS_FAMILIES: Sequence[tuple[Family, Callable[[ProcessUse, int], float | None]]] = (
+    (
+        Family("vgpu_process_memory_used_bytes", OF_PROCESS,
+               "Self-reported: GPU memory that a process of the container holds; `pid` is the one "
+               "that it has in the container."),
+        lambda process, place: process.used_bytes[place],
+    ),
+    (
+        Family("vgpu_process_memory_peak_bytes", OF_PROCESS,
+               "Self-reported: the most GPU memory that the process ever held; its limit is the "
+               "container's, vgpu_container_memory_limit_bytes."),
+        lambda process, place: _counter(process, place, "peak_bytes"),
+    ),
+    (
+        Family("vgpu_process_gpu_seconds_total", OF_PROCESS,
+               "Self-reported: GPU time that the process was charged since it began."),
+        lambda process, place: _counter(process, place, "charged_ns", NS_PER_S),
+    ),
+    (
+        Family("vgpu_process_throttled_seconds_total", OF_PROCESS,
+               "Self-reported: time that the process's launches waited for the container's share."),
+        lambda process, place: _counter(process, place, "throttled_ns", NS_PER_S),
+    ),
+    (
+        Family("vgpu_process_allocations_refused_total", OF_PROCESS,
+               "Self-reported: allocations of the process refused because they would have exceeded "
+               "the container's memory limit."),
+        lambda process, place: _counter(process, place, "refusals"),
+    ),
+)  # fmt: skip
 BYPASS = Family("vgpu_bypass", ("container", "gpu", "kind", "namespace", "pod"),
                 "1 while a process uses a GPU without a grant, beyond it, or without the library "
                 "that keeps its limits; `kind` says which.")  # fmt: skip
@@ -169,15 +197,16 @@ def add_use(page: Page, use: NodeUse, chosen: Shown) -> None:
 
 
 def add_processes(page: Page, chosen: Shown) -> None:
-    """Write what each process says that it holds."""
-    rows = {}
+    """Write what each process says that it holds and has had."""
+    rows: dict[str, tuple[ProcessUse, int]] = {}
     for container, processes in chosen.processes:
         for device in container.devices:
             labels = written(names(container) | {"gpu": device.uuid})
             for process in processes:
                 if device.place < len(process.used_bytes):
-                    rows[f'{labels},pid="{process.pid}"'] = process.used_bytes[device.place]
-    page.add(PROCESS, rows.items())
+                    rows[f'{labels},pid="{process.pid}"'] = (process, device.place)
+    for family, figure in PROCESS_FAMILIES:
+        page.add(family, ((labels, figure(*of)) for labels, of in rows.items()))
 
 
 def add_enforced(page: Page, states: Sequence[ContainerState]) -> None:
@@ -232,6 +261,13 @@ def _devices(chosen: Shown) -> dict[str, DeviceUse]:
     for container, device in chosen.devices():
         found.setdefault(written(names(container) | {"gpu": device.uuid}), device)
     return found
+
+
+def _counter(process: ProcessUse, place: int, name: str, unit: float = 1) -> float | None:
+    """None: its library does not count by process, as HAMi-core's and those of older agents."""
+    if place >= len(process.counters):
+        return None
+    return float(getattr(process.counters[place], name)) / unit
 
 
 def _rejected(reasons: Mapping[str, int]) -> Iterable[tuple[str, float]]:

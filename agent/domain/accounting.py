@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from agent.domain.enforcement import ContainerState
-from agent.domain.region import Refusal
+from agent.domain.region import ProcessCounters, Refusal
 
 
 class Tier(StrEnum):
@@ -103,11 +103,13 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """A living process of a container, by its own word. Bytes by place."""
+    """A living process of a container, by its own word. All by place."""
 
     pid: int  # in the container
     host_pid: int  # 0: not known
     used_bytes: tuple[int, ...]
+    # Since it began, no more than its container's; none: its library does not count by process.
+    counters: tuple[ProcessCounters, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

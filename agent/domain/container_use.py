@@ -22,17 +22,19 @@ from agent.domain.limits_file import MIB, DeviceLimit, LimitsFile, limits_of
 from agent.domain.region import (
     LEDGER_BYTES_MASK,
     Counters,
+    ProcessCounters,
     Refusal,
     Region,
     RegionDevice,
     RegionProcess,
 )
-from agent.domain.region_reading import RegionReading
+from agent.domain.region_reading import TICKS_PER_S, RegionReading
 from agent.domain.subjects import Subject
-from agent.domain.totals import MOST
+from agent.domain.totals import MOST, PER_SECOND
 
 MAX_PROCESSES_TOLD = 64  # of one container; all of them are in the sums
 ASKED, ANSWERED_NS = 1, 7_000_000_000  # in recent_kernel, and for how long the hook waits
+NOTHING_COUNTED = ProcessCounters(peak_bytes=0, refusals=0, charged_ns=0, throttled_ns=0)
 SEEN_UUID_CHARS = 40  # of a region's uuids, as HAMi's monitor takes them
 
 
@@ -42,6 +44,7 @@ class Findings:
 
     reading: RegionReading
     slots: tuple[RegionProcess, ...] = ()  # of processes that live
+    now_ticks: int = 0  # from boot, after the slots were read
     pids: frozenset[int] | None = None  # on the node; None: not known
     limits: LimitsFile | None = None  # as they are now; None: as they were granted
     state: ContainerState | None = None
@@ -235,7 +238,7 @@ def container_use(
         ),
         state=findings.state,
         devices=devices,
-        processes=_processes(findings.slots, len(devices), places),
+        processes=_processes(findings, devices, places),
         last_kernel_s=_last_kernel_s(region, now_s),
         refusals=_refusals(region, places) if region else (),
         region_problem=findings.reading.problem,
@@ -264,22 +267,57 @@ def _refusals(region: Region, places: Mapping[int, int]) -> tuple[Refusal, ...]:
 
 
 def _processes(
-    slots: Sequence[RegionProcess], devices: int, places: Mapping[int, int]
+    findings: Findings, devices: Sequence[DeviceUse], places: Mapping[int, int]
 ) -> tuple[ProcessUse, ...]:
     """In the region's order; of too many those that say they hold most."""
-    told = [_process(slot, devices, places) for slot in slots]
+    told = [(slot, _used_bytes(slot, len(devices), places)) for slot in findings.slots]
     if len(told) > MAX_PROCESSES_TOLD:
-        most = sorted(range(len(told)), key=lambda index: -sum(told[index].used_bytes))
+        most = sorted(range(len(told)), key=lambda index: -sum(told[index][1]))
         told = [told[index] for index in sorted(most[:MAX_PROCESSES_TOLD])]
-    return tuple(told)
+    return tuple(
+        ProcessUse(
+            pid=slot.pid,
+            host_pid=max(0, slot.host_pid),
+            used_bytes=used_bytes,
+            counters=_process_counters(slot, devices, places, findings.now_ticks),
+        )
+        for slot, used_bytes in told
+    )
 
 
-def _process(slot: RegionProcess, devices: int, places: Mapping[int, int]) -> ProcessUse:
-    return ProcessUse(
-        pid=slot.pid,
-        host_pid=max(0, slot.host_pid),
-        used_bytes=tuple(
-            _bytes(slot.used[places[place]].total_bytes) if place in places else 0
-            for place in range(devices)
+def _used_bytes(slot: RegionProcess, devices: int, places: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(
+        _bytes(slot.used[places[place]].total_bytes) if place in places else 0
+        for place in range(devices)
+    )
+
+
+def _process_counters(
+    slot: RegionProcess, devices: Sequence[DeviceUse], places: Mapping[int, int], now_ticks: int
+) -> tuple[ProcessCounters, ...]:
+    """No process can have had more than its container, nor more time than it lives."""
+    if not slot.counters:
+        return ()
+    age_ticks = max(0, now_ticks - slot.start_time)
+    return tuple(
+        _believed(slot.counters[places[place]], device, age_ticks)
+        if place in places
+        else NOTHING_COUNTED
+        for place, device in enumerate(devices)
+    )
+
+
+def _believed(counted: ProcessCounters, device: DeviceUse, age_ticks: int) -> ProcessCounters:
+    peak_bytes = device.reported.peak_bytes if device.reported else None
+    return ProcessCounters(
+        peak_bytes=min(counted.peak_bytes, peak_bytes or 0),
+        refusals=min(counted.refusals, device.totals.refusals),
+        charged_ns=min(counted.charged_ns, device.totals.gpu_ns, _most("gpu_ns", age_ticks)),
+        throttled_ns=min(
+            counted.throttled_ns, device.totals.throttled_ns, _most("throttled_ns", age_ticks)
         ),
     )
+
+
+def _most(figure: str, age_ticks: int) -> int:
+    return PER_SECOND[figure] * age_ticks // TICKS_PER_S

@@ -23,8 +23,8 @@ MOVED_BYTES = (2008984, 2008985)
 TAIL_OFFSET, TAIL_BYTES, TAIL_MAGIC, TAIL_VERSION = 2031616, 8192, 0x75706776, 2  # "vgpu"
 FILE_BYTES = TAIL_OFFSET + TAIL_BYTES
 
-# Offsets by name. Those of a slot, a device and a refusal are within it; in both layouts a device's
-# figures in a slot begin with context, module, data, offset and total.
+# Offsets by name. Those of a slot, a usage, a utilisation, a device and a refusal are within it; in
+# both layouts a device's figures in a slot begin with context, module, data, offset and total.
 V0: Mapping[str, int] = MappingProxyType({
     "device_count": 48, "uuids": 56, "limit_bytes": 1592, "sm_percent": 1720, "slots": 1848,
     "slot_count": 1197880, "utilisation_switch": 1197884, "recent_kernel": 1197888,
@@ -36,7 +36,9 @@ V1: Mapping[str, int] = MappingProxyType({
     "slot_count": 2008896, "utilisation_switch": 2008900, "recent_kernel": 2008904,
     "priority": 2008908, "last_kernel_time_s": 2008912, "slot.pid": 0, "slot.host_pid": 4,
     "slot.used": 8, "slot.utilisation": 1160, "slot.status": 1928, "slot.pid_namespace": 1932,
-    "slot.start_time": 1944, "slot": 1960, "usage": 64,
+    "slot.start_time": 1944, "slot": 1960, "usage": 64, "usage.peak_bytes": 40,
+    "usage.charged_ns": 48, "usage.throttled_ns": 56, "utilisation": 48,
+    "utilisation.refusals": 24, "utilisation.counts_since": 32,
 })  # fmt: skip
 TAIL: Mapping[str, int] = MappingProxyType({
     "magic": 0, "version": 4, "sweeps": 8, "slots_backed": 12, "refusal_count": 16, "id": 32,
@@ -55,11 +57,12 @@ LEDGER_BYTES_MASK = (1 << 48) - 1  # the bits above count changes
 
 HEADER_BYTES, TRAILER_BYTES = V1["slots"], 24  # before the slots; what is read behind them
 SLOTS_AT_ONCE = 32
-_WORDS_V0, _WORDS_V1 = 3, 6  # of a device's utilisation: decoder, encoder, compute; and unused
-_COMPUTE = 2
+_UTILISATION_V0_BYTES = 24
+_COMPUTE_AT = 16  # of a device's utilisation, in both layouts
 
 _I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
 _USAGE = struct.Struct("<3Q8xQ")
+_COUNTED = struct.Struct("<3Q")  # from peak_bytes on
 _OWNER = struct.Struct("<I8xQ")  # pid namespace, sequence, start time
 _DEVICE = struct.Struct("<7Q8xqQ4Q")
 _REFUSAL = struct.Struct("<QQiiQQQQi4x32s")
@@ -107,6 +110,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessCounters:
+    """What our library counts of one process on one device, from the process's start on."""
+
+    peak_bytes: int
+    refusals: int  # allocations refused
+    charged_ns: int  # GPU time
+    throttled_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionProcess:
     """A process that counts here. `status` is 1 for a running one, 2 for a suspended one."""
 
@@ -117,6 +130,7 @@ class RegionProcess:
     sm_percent: tuple[int, ...] = ()  # HAMi-core's: of each device's time, as it last saw
     pid_namespace: int = 0  # inode; 0: not known, as in HAMi-core's slots
     start_time: int = 0  # clock ticks from boot; likewise
+    counters: tuple[ProcessCounters, ...] = ()  # by place; none: its library does not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,21 +348,44 @@ def _processes(
 
 def _process(block: bytes, at: int, layout: Mapping[str, int], devices: int) -> RegionProcess:
     namespace = start_time = 0
+    has_counters = False
     if layout is V1:
         namespace, start_time = _OWNER.unpack_from(block, at + layout["slot.pid_namespace"])
-    words = _WORDS_V0 if layout is V0 else _WORDS_V1
-    used_at, busy_at = at + layout["slot.used"], at + layout["slot.utilisation"] + 8 * _COMPUTE
+        since_at = layout["slot.utilisation"] + layout["utilisation.counts_since"]
+        has_counters = 0 != start_time == _u64(block, at + since_at)
+    utilisation_bytes = layout.get("utilisation", _UTILISATION_V0_BYTES)
+    used_at, busy_at = at + layout["slot.used"], at + layout["slot.utilisation"]
     return RegionProcess(
         pid=_i32(block, at + layout["slot.pid"]),
         host_pid=_i32(block, at + layout["slot.host_pid"]),
         status=_i32(block, at + layout["slot.status"]),
         used=tuple(_usage(block, used_at + layout["usage"] * place) for place in range(devices)),
         sm_percent=tuple(
-            min(_u64(block, busy_at + 8 * words * place), 100) for place in range(devices)
+            min(_u64(block, busy_at + _COMPUTE_AT + utilisation_bytes * place), 100)
+            for place in range(devices)
         ),
         pid_namespace=namespace,
         start_time=start_time,
+        counters=_process_counters(block, used_at, busy_at, devices) if has_counters else (),
     )
+
+
+def _process_counters(
+    block: bytes, used_at: int, busy_at: int, devices: int
+) -> tuple[ProcessCounters, ...]:
+    found = []
+    for place in range(devices):
+        usage_at, refused_at = used_at + V1["usage"] * place, busy_at + V1["utilisation"] * place
+        peak, charged, throttled = _COUNTED.unpack_from(block, usage_at + V1["usage.peak_bytes"])
+        found.append(
+            ProcessCounters(
+                peak_bytes=peak,
+                refusals=_u64(block, refused_at + V1["utilisation.refusals"]),
+                charged_ns=charged,
+                throttled_ns=throttled,
+            )
+        )
+    return tuple(found)
 
 
 def _usage(content: bytes, at: int) -> Usage:

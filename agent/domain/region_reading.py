@@ -11,6 +11,8 @@ from agent.domain.enforcement import Process
 from agent.domain.expected_region import ANY, Expected
 from agent.domain.region import Region, RegionProcess, Rejected
 
+TICKS_PER_S = 100  # USER_HZ, in which the kernel tells when a process was started
+
 
 @dataclass(frozen=True, slots=True)
 class RegionName:

@@ -7,7 +7,7 @@ inside "driver". Null means: not known, or none, as docs/local-api.md says of ea
 from dataclasses import asdict
 from typing import Any
 
-from agent.domain.accounting import ContainerUse, DeviceUse, GpuUse
+from agent.domain.accounting import ContainerUse, DeviceUse, GpuUse, ProcessUse
 from agent.domain.bypass import Bypass
 from agent.domain.enforcement import EXPLAINED
 from agent.domain.node_picture import NodePicture, of_container, of_gpu, of_node, over_limit_bytes
@@ -81,12 +81,23 @@ def _container(picture: NodePicture, one: ContainerUse) -> Document:
             {
                 "pid": process.pid,
                 "host_pid": process.host_pid or None,
-                "self_reported": {"used_bytes": list(process.used_bytes)},
+                "self_reported": _process(process),
             }
             for process in one.processes
         ],
         "refusals": [asdict(refusal) for refusal in one.refusals],
         "problems": list(of_container(picture, one)),
+    }
+
+
+def _process(process: ProcessUse) -> Document:
+    counters = process.counters
+    return {
+        "used_bytes": list(process.used_bytes),
+        "peak_bytes": [one.peak_bytes for one in counters] or None,
+        "gpu_ns": [one.charged_ns for one in counters] or None,
+        "throttled_ns": [one.throttled_ns for one in counters] or None,
+        "refusals": [one.refusals for one in counters] or None,
     }
 
 

@@ -23,7 +23,7 @@ from agent.domain.accounting import (
 from agent.domain.bypass import Bypass, Kind
 from agent.domain.enforcement import ContainerState, Reason, State
 from agent.domain.node_picture import NodePicture
-from agent.domain.region import Refusal
+from agent.domain.region import ProcessCounters, Refusal
 from agent.domain.use_json import VERSION
 from agent.errors import AgentError
 
@@ -234,6 +234,17 @@ def _process(fields: _Fields) -> ProcessUse:
         pid=fields.count("pid"),
         host_pid=fields.count("host_pid"),
         used_bytes=reported.each_count("used_bytes") if reported else (),
+        counters=_counters(reported) if reported else (),
+    )
+
+
+def _counters(fields: _Fields) -> tuple[ProcessCounters, ...]:
+    """None of an agent that does not tell them."""
+    names = ("peak_bytes", "refusals", "gpu_ns", "throttled_ns")
+    lists = (fields.each_count(name) if fields.has(name) else () for name in names)
+    return tuple(
+        ProcessCounters(peak_bytes=peak, refusals=refusals, charged_ns=gpu, throttled_ns=throttled)
+        for peak, refusals, gpu, throttled in zip(*lists, strict=False)
     )
 
 

@@ -18,7 +18,13 @@ from agent.domain.expected_region import expected_region
 from agent.domain.feedback import asked_of
 from agent.domain.limits_file import DeviceLimit, LimitsFile
 from agent.domain.region import MAX_DEVICES
-from agent.domain.region_reading import RegionName, RegionReading, Sight, living
+from agent.domain.region_reading import (
+    TICKS_PER_S,
+    RegionName,
+    RegionReading,
+    Sight,
+    living,
+)
 from agent.domain.subjects import Subject, granted_by_others, of_record
 from agent.errors import AgentError
 from agent.ports import ClusterEvent, GrantLog, LiveLimits, RegionReader, TotalsStore
@@ -42,7 +48,6 @@ DISAGREES = (
     "have taken memory without the library, or written into the file that it counts in"
 )
 MIB = 1 << 20
-TICKS_PER_S = 100  # USER_HZ, in which the kernel tells when a process was started
 
 
 def _boot_s() -> float:
@@ -228,6 +233,7 @@ class Accounting:
         return Findings(
             reading=reading,
             slots=living(reading.region.processes, sight) if reading.region else (),
+            now_ticks=now_ticks,
             pids=None if processes is None else frozenset(process.pid for process in processes),
             limits=limits,
             state=states.get((subject.namespace, subject.pod, subject.container)),

@@ -28,6 +28,7 @@ from agent.domain.grant_plan import PRELOAD_PATH
 from agent.domain.grants import GrantRecord
 from agent.domain.identities import directory_of, leaves_no_mark
 from agent.domain.pods import Pod
+from agent.domain.region_reading import TICKS_PER_S
 from agent.errors import AgentError
 from agent.ports import ClusterEvent, GrantLog, Processes, Regions
 from agent.services.live_grants import live_records
@@ -52,7 +53,6 @@ UNREADABLE = (
     "hold; run it as root with the capability SYS_PTRACE"
 )
 
-TICKS_PER_S = 100  # USER_HZ, in which the kernel tells when a process was started
 NOBODY = Seen(seeing=False, processes={})
 
 Enforced = Published[tuple[ContainerState, ...]]

@@ -24,7 +24,8 @@ ROWS = (
         group=OBSERVE,
         kind=kinds.SWITCH,
         field="metrics_per_process",
-        help="Also tell each process's memory: many time series where processes come and go.",
+        help="Also tell the memory, GPU seconds, throttled seconds and refused allocations of each "
+        "process: many time series where processes come and go.",
     ),
     Setting(
         name="accounting-interval",

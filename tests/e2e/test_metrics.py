@@ -89,6 +89,8 @@ def test_a_container_is_followed_from_its_grant_to_its_end(node: SimNode, stack:
     assert not tenant.ask("alloc 701").ok
     becomes("vgpu_container_allocations_refused_total", 1, ours)
     becomes("vgpu_container_memory_peak_bytes", 300 * MIB, ours)
+    becomes("vgpu_process_allocations_refused_total", 1, ours)
+    becomes("vgpu_process_memory_peak_bytes", 300 * MIB, ours)
 
     tenant.kill()
     node.delete_pod(pod)

@@ -12,7 +12,13 @@ from hooked_programs import LIMIT, Node
 from agent.domain import region as reader
 from agent.sim.driver import made_up_uuid
 
-STRUCTURES = {"slot": "region_slot", "device": "region_device", "refusal": "region_refusal"}
+STRUCTURES = {
+    "slot": "region_slot",
+    "usage": "region_usage",
+    "utilisation": "region_utilisation",
+    "device": "region_device",
+    "refusal": "region_refusal",
+}
 USAGE = {"context_bytes": 0, "module_bytes": 8, "data_bytes": 16, "offset": 24, "total_bytes": 32}
 
 
@@ -23,8 +29,8 @@ def wanted(layout: Mapping[str, int], of: str) -> dict[str, int]:
         whole, _, field = name.partition(".")
         if field:
             found[f"offsetof(struct {STRUCTURES[whole]}, {field})"] = at
-        elif name in {*STRUCTURES, "usage"}:
-            found[f"sizeof(struct {STRUCTURES.get(name, 'region_usage')})"] = at
+        elif name in STRUCTURES:
+            found[f"sizeof(struct {STRUCTURES[name]})"] = at
         else:
             found[f"offsetof(struct {of}, {name})"] = at
     return found
@@ -73,7 +79,7 @@ def test_the_page_has_every_offset_and_size(layout: Mapping[str, int]) -> None:
     lines = page.splitlines()
     rows = [{cell.strip(" `") for cell in line.split("|")} for line in lines if line[:1] == "|"]
     for name, at in layout.items():
-        if name in {*STRUCTURES, "usage"}:
+        if name in STRUCTURES:
             assert f"`{name}`, {at} bytes" in page
         else:
             field = name.rpartition(".")[2]
@@ -95,6 +101,7 @@ def test_what_a_process_counted_is_read_back(node: Node) -> None:
     assert device.core_percent == 30
     (process,) = region.processes
     assert (process.pid, process.used[0].data_bytes) == (pid, 300 << 20)
+    assert [(one.peak_bytes, one.refusals) for one in process.counters] == [(300 << 20, 1)]
     assert device.counters is not None
     assert (device.counters.used_bytes, device.counters.peak_bytes) == (300 << 20, 300 << 20)
     assert (device.counters.refusals, device.counters.underflows) == (1, 0)

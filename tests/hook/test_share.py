@@ -4,6 +4,7 @@ The GPU itself says what it worked for whom. What is judged, and that the same j
 the limiter off: share_bed.py.
 """
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from share_bed import (
     run,
 )
 from share_oracle import ideal_error
+
+from agent.domain.region import V1
 
 CAPS = [10, 30, 50, 70, 90]
 ALONE: list[tuple[Kernels, str, float]] = [
@@ -525,6 +528,19 @@ def test_the_account_agrees_with_the_gpu(tmp_path: Path) -> None:
         assert container.share.throttled_ns > 0
         assert container.recent_kernel == 2
         assert container.last_kernel_s > 0
+
+
+def test_the_accounts_of_processes_add_up_to_the_containers(tmp_path: Path) -> None:
+    """Of two kinds of process: one wants the GPU all the time, one now and then."""
+    seldom = Tenant(50, ("ms=3000,burst=10,idle_us=100000",), container=0)
+    (container,) = run(tmp_path, [Tenant(50, container=0), seldom], {"kernel": 700})
+    region = (tmp_path / "c0" / "region.cache").read_bytes()
+    slots = [V1["slots"] + number * V1["slot"] + V1["slot.used"] for number in (0, 1)]
+    counted = [struct.unpack_from("<QQ", region, at + V1["usage.charged_ns"]) for at in slots]
+    (charged_ns, throttled_ns) = map(sum, zip(*counted, strict=True))
+    assert (charged_ns, throttled_ns) == (container.share.charged_ns, container.share.throttled_ns)
+    less, more = sorted(charged for charged, _ in counted)
+    assert 0 < less < more / 3
 
 
 @pytest.mark.parametrize("launch_us", [2, 8000, 12_000, 30_000])

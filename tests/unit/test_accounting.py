@@ -16,7 +16,14 @@ from agent.domain.limits_file import CorePolicy, DeviceLimit, LimitsFile
 from agent.domain.new_region import RegionMark
 from agent.domain.node_picture import NodePicture, of_container
 from agent.domain.pods import Container
-from agent.domain.region import MAX_DEVICES, Refusal, Region, RegionProcess, Rejected
+from agent.domain.region import (
+    MAX_DEVICES,
+    ProcessCounters,
+    Refusal,
+    Region,
+    RegionProcess,
+    Rejected,
+)
 from agent.domain.region_reading import RegionName, RegionReading
 from agent.errors import NvmlAbsent
 from agent.ports import ClusterEvent
@@ -94,6 +101,48 @@ def test_the_dead_do_not_count(world: World) -> None:
     assert world.only().processes == ()
     world.seen.publish(replace(world.seen.now(), seeing=False))
     assert len(world.only().processes) == 2
+
+
+COUNTED = ProcessCounters(
+    peak_bytes=700 * MIB, refusals=3, charged_ns=600_000_000, throttled_ns=400_000_000
+)
+
+
+@pytest.mark.parametrize(
+    ("counted", "start_time", "told"),
+    [
+        pytest.param((COUNTED,), 99, (COUNTED,), id="what it counts"),
+        pytest.param((), 99, (), id="nothing, by a library that does not count"),
+        pytest.param(
+            (
+                ProcessCounters(
+                    peak_bytes=1 << 60, refusals=9, charged_ns=9 * S, throttled_ns=9 * S
+                ),
+            ),
+            99,
+            (ProcessCounters(peak_bytes=900 * MIB, refusals=4, charged_ns=S, throttled_ns=2 * S),),
+            id="no more than what the container did",
+        ),
+        pytest.param(
+            (COUNTED,),
+            5480,  # 0.2 s before the look
+            (replace(COUNTED, charged_ns=210_000_000, throttled_ns=210_000_000),),
+            id="no more time than it lives",
+        ),
+    ],
+)
+def test_what_processes_count(
+    world: World,
+    counted: tuple[ProcessCounters, ...],
+    start_time: int,
+    told: tuple[ProcessCounters, ...],
+) -> None:
+    one = replace(slot(200 * MIB, start_time=start_time), counters=counted)
+    world.give(
+        record(), region(one, peak_bytes=900 * MIB, charged_ns=S, throttled_ns=2 * S, refusals=4)
+    )
+    world.see(process(500, start_time=start_time))
+    assert [process.counters for process in world.only().processes] == [told]
 
 
 def test_a_slot_of_a_mig_geometry_is_on_its_gpu(world: World) -> None:

@@ -33,6 +33,7 @@ from agent.domain.accounting import (
     Totals,
 )
 from agent.domain.bypass import Bypass, Kind
+from agent.domain.region import ProcessCounters
 
 ALL = Form(file="", legacy=True, per_process=True)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -211,7 +212,7 @@ def test_when_the_last_kernel_was(last_kernel_s: int, expected: list[float]) -> 
 def test_old_names_and_processes_are_there_on_request_only() -> None:
     names = {name for name, _ in samples(metrics_pages.page(Form(file="")))}
     more = {name for name, _ in samples(metrics_pages.page(ALL))} - names
-    old = {name for name in more if name != "vgpu_process_memory_used_bytes"}
+    old = {name for name in more if not name.startswith("vgpu_process_")}
     assert more - old
     assert old
     assert not any(re.match("vgpu_|hami_", name) for name in old)
@@ -235,7 +236,8 @@ def forged(container: ContainerUse) -> ContainerUse:
         )
         for device in container.devices
     )
-    process = ProcessUse(pid=99, host_pid=0, used_bytes=(5, 5))
+    counters = ProcessCounters(peak_bytes=1, refusals=2, charged_ns=3, throttled_ns=4)
+    process = ProcessUse(pid=99, host_pid=0, used_bytes=(5, 5), counters=(counters, counters))
     return replace(container, devices=tuple(devices), processes=(process,), last_kernel_s=12)
 
 

@@ -21,6 +21,7 @@ from agent.domain.region import (
     V1,
     V1_BYTES,
     MalformedRegion,
+    ProcessCounters,
     Region,
     Usage,
     decode,
@@ -103,6 +104,30 @@ def test_what_our_library_adds() -> None:
     newest = region.refusals[-1]
     assert (region.refusal_count, newest.function, newest.largest_pid) == (34, "cuMemAlloc", 7)
     assert region.asked_at_ns == 35
+
+
+COUNTED = (ProcessCounters(peak_bytes=1, refusals=4, charged_ns=2, throttled_ns=3),)
+
+
+@pytest.mark.parametrize(
+    ("start_time", "since", "expected"),
+    [
+        pytest.param(99, 99, COUNTED, id="of this process"),
+        pytest.param(99, 98, (), id="of another that had the slot before"),
+        pytest.param(99, 0, (), id="of a library that does not count by process"),
+        pytest.param(0, 0, (), id="HAMi-core's"),
+    ],
+)
+def test_what_a_process_counted(
+    start_time: int, since: int, expected: tuple[ProcessCounters, ...]
+) -> None:
+    raw = region_v1(tail=True)
+    slot = V1["slots"] + V1["slot"]
+    struct.pack_into("<Q", raw, slot + V1["slot.start_time"], start_time)
+    struct.pack_into("<3Q", raw, slot + V1["slot.used"] + V1["usage.peak_bytes"], 1, 2, 3)
+    refusals = slot + V1["slot.utilisation"] + V1["utilisation.refusals"]
+    struct.pack_into("<2Q", raw, refusals, 4, since)
+    assert [process.counters for process in decode(bytes(raw)).processes] == [expected]
 
 
 @pytest.mark.parametrize(

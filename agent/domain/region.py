@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 MAGIC = 19920718
 MAX_DEVICES, MAX_PROCESSES, MAX_REFUSALS = 16, 1024, 32
@@ -99,9 +100,8 @@ class NotMadeYet(MalformedRegion):
     """A region that is being made: its magic is written last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What one process holds of one device, in bytes."""
+class Usage(NamedTuple):
+    """What one process holds of one device, in bytes. A tuple, as there may be 16,384 of them."""
 
     context_bytes: int
     module_bytes: int
@@ -109,14 +109,13 @@ class Usage:
     total_bytes: int  # more than its parts while one of them changes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessCounters:
+class ProcessCounters(NamedTuple):
     """What our library counts of one process on one device, from the process's start on."""
 
     peak_bytes: int
-    refusals: int  # allocations refused
     charged_ns: int  # GPU time
     throttled_ns: int
+    refusals: int  # allocations refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,24 +372,17 @@ def _process(block: bytes, at: int, layout: Mapping[str, int], devices: int) -> 
 def _process_counters(
     block: bytes, used_at: int, busy_at: int, devices: int
 ) -> tuple[ProcessCounters, ...]:
-    found = []
-    for place in range(devices):
-        usage_at, refused_at = used_at + V1["usage"] * place, busy_at + V1["utilisation"] * place
-        peak, charged, throttled = _COUNTED.unpack_from(block, usage_at + V1["usage.peak_bytes"])
-        found.append(
-            ProcessCounters(
-                peak_bytes=peak,
-                refusals=_u64(block, refused_at + V1["utilisation.refusals"]),
-                charged_ns=charged,
-                throttled_ns=throttled,
-            )
-        )
-    return tuple(found)
+    peak_at, refusals_at = used_at + V1["usage.peak_bytes"], busy_at + V1["utilisation.refusals"]
+    refusals = (_u64(block, refusals_at + V1["utilisation"] * place) for place in range(devices))
+    return tuple(
+        ProcessCounters(peak, charged, throttled, refused)
+        for place, refused in enumerate(refusals)
+        for peak, charged, throttled in [_COUNTED.unpack_from(block, peak_at + V1["usage"] * place)]
+    )
 
 
 def _usage(content: bytes, at: int) -> Usage:
-    context, module, data, total = _USAGE.unpack_from(content, at)
-    return Usage(context_bytes=context, module_bytes=module, data_bytes=data, total_bytes=total)
+    return Usage(*_USAGE.unpack_from(content, at))
 
 
 def _refusals(read: Read) -> tuple[Refusal, ...]:

@@ -44,8 +44,11 @@ def _read(processes: int, gpus: int) -> tuple[list[float], list[float]]:
             readings = tuple(reader.read(names))
             took_us.append((time.perf_counter() - began) * US / containers)
             ran_us.append((time.thread_time() - ran) * US / containers)
-            if any(not one.region or len(one.region.processes) != processes for one in readings):
-                raise RuntimeError(readings[0].problem)
+            for one in readings:
+                if not one.region or len(one.region.processes) != processes:
+                    raise RuntimeError(one.problem)
+                if not all(process.counters for process in one.region.processes):
+                    raise RuntimeError("the processes' counters were not read")
         return took_us, ran_us
     finally:
         shutil.rmtree(root)
@@ -64,4 +67,7 @@ def _make(root: Path, name: RegionName, processes: int, gpus: int) -> None:
             at = V1["slots"] + index * V1["slot"]
             os.pwrite(file.fileno(), (index + 1).to_bytes(4, "little"), at)
             os.pwrite(file.fileno(), b"\1\0\0\0", at + V1["slot.status"])
+            since_at = V1["slot.utilisation"] + V1["utilisation.counts_since"]
+            for field_at in (V1["slot.start_time"], since_at):  # it counts for itself, too
+                os.pwrite(file.fileno(), b"\7", at + field_at)
         os.pwrite(file.fileno(), processes.to_bytes(4, "little"), V1["slot_count"])

@@ -126,7 +126,7 @@ COUNTED = ProcessCounters(
         pytest.param(
             (COUNTED,),
             5480,  # 0.2 s before the look
-            (replace(COUNTED, charged_ns=210_000_000, throttled_ns=210_000_000),),
+            (COUNTED._replace(charged_ns=210_000_000, throttled_ns=210_000_000),),
             id="no more time than it lives",
         ),
     ],

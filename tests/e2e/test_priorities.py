@@ -58,6 +58,13 @@ def device(node: SimNode, pod: str) -> dict[str, Any]:
     return devices[0]
 
 
+def of_process(node: SimNode, figure: str) -> float:
+    """The only process's figure by the metrics; 0: it is not there."""
+    lines = node.fetch("/metrics")[1].splitlines()
+    found = [line for line in lines if line.startswith(f"vgpu_process_{figure}{{")]
+    return float(found[0].rpartition(" ")[2]) if found else 0.0
+
+
 @pytest.mark.timeout(600)
 def test_a_lower_priority_waits_and_goes_on_when_the_agent_is_killed(make_node: NodeMaker) -> None:
     node = make_node("--accounting-interval", "0.2s", gpus=1)
@@ -108,7 +115,7 @@ def test_who_goes_first_is_known_to_a_new_agent_without_an_api_server(
 @pytest.mark.parametrize("lends", [True, False])
 def test_who_computes_alone_is_lent_the_rest(make_node: NodeMaker, lends: bool) -> None:
     flags = () if lends else ("--core-lending", "off", "--priorities", "off")
-    node = make_node("--accounting-interval", "0.2s", *flags, gpus=1)
+    node = make_node("--accounting-interval", "0.2s", "--metrics-per-process", *flags, gpus=1)
     tenant = running(node, "alone", 20)
     node.driver.kernel_us(KERNEL_US)
     try:
@@ -119,6 +126,8 @@ def test_who_computes_alone_is_lent_the_rest(make_node: NodeMaker, lends: bool) 
                 eventually(lambda: device(node, "alone").get("totals", {}).get("throttled_ns"),
                            within_s=60)  # fmt: skip
                 assert device(node, "alone")["core_lent_permille"] == 0
+                for name in ("gpu", "throttled"):
+                    eventually(lambda name=name: of_process(node, f"{name}_seconds_total"))
             eventually(lambda: done() > 0, within_s=60)
     finally:
         node.driver.kernel_us(0)

@@ -1,11 +1,9 @@
 #include "charge.h"
-#include "depth.h"
 #include "region.h"
-#include "settings.h"
 
 bool charging(void)
 {
-    return settings()->active && !depth_inside();
+    return charging_inline();
 }
 
 bool charging_bytes(uint64_t bytes)

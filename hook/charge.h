@@ -8,6 +8,8 @@
 #define VGPU_CHARGE_H
 
 #include "cuda_abi.h"
+#include "depth.h"
+#include "settings.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,6 +20,12 @@ enum charge_kind { CHARGE_DATA, CHARGE_CONTEXT, CHARGE_MODULE, CHARGE_KINDS };
 /* Whether calls of this thread are counted: something is to be limited or counted, and this is not the driver
  * calling itself from inside one of our wrappers. */
 bool charging(void);
+
+/* The same in place, for what is over in less time than a call takes. */
+static inline bool charging_inline(void)
+{
+    return settings()->active && !depth_inside();
+}
 
 /* The same for a call that asks for so many bytes. Not counted is nothing, and what no address could name:
  * that cannot be given, and only the driver knows which of its errors it is. */

@@ -18,6 +18,8 @@ enum { CAPTURE_RELAXED = 2 };
 
 struct predictor gpu_time_predictor;
 
+_Atomic(struct lane *) gpu_lanes[MAX_DEVICES];
+
 static struct measured_lane lanes[MAX_DEVICES];
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
@@ -25,7 +27,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static void forget_after_fork(void)
 {
     for (int place = 0; place < MAX_DEVICES; place++)
-        if (atomic_load(&lanes[place].known)) /* pages that were never touched stay so */
+        if (atomic_exchange(&gpu_lanes[place], NULL)) /* pages that were never touched stay so */
             memset(&lanes[place], 0, sizeof lanes[place]);
 }
 
@@ -46,20 +48,16 @@ SAME(waits);
 SAME(contended_at_ns);
 #undef SAME
 
-struct lane *gpu_lane(int place)
+struct lane *gpu_lane_open(int place)
 {
-    if (place < 0 || place >= MAX_DEVICES)
-        return NULL;
-    struct measured_lane *lane = &lanes[place];
-    if (atomic_load_explicit(&lane->known, memory_order_acquire))
-        return &lane->lane;
     struct region_device *device = region_open() ? region_device_at(place) : NULL;
     if (!device)
         return NULL;
     pthread_once(&fork_once, watch_forks);
-    lane->lane.share = (struct share *)(void *)&device->budget_ns;
-    atomic_store_explicit(&lane->known, true, memory_order_release);
-    return &lane->lane;
+    struct lane *lane = &lanes[place].lane;
+    lane->share = (struct share *)(void *)&device->budget_ns;
+    atomic_store_explicit(&gpu_lanes[place], lane, memory_order_release);
+    return lane;
 }
 
 static struct measured_lane *measured(struct lane *lane)
@@ -309,7 +307,7 @@ bool gpu_time_read(struct lane *lane)
 
 bool gpu_time_poll(int place)
 {
-    return atomic_load(&lanes[place].known) && look_and_read(&lanes[place], true);
+    return atomic_load(&gpu_lanes[place]) && look_and_read(&lanes[place], true);
 }
 
 /* --- the end of a context ------------------------------------------------------------------------------- */
@@ -332,7 +330,7 @@ uint32_t gpu_time_context_ending(CUcontext context, bool last)
     uint32_t held = 0;
     for (int i = 0; context && i < MAX_DEVICES; i++) {
         struct measured_lane *lane = &lanes[i];
-        if (!atomic_load(&lane->known) || !in_use(lane, context, false))
+        if (!atomic_load(&gpu_lanes[i]) || !in_use(lane, context, false))
             continue;
         uint64_t now_ns = monotonic_ns(), until_ns = now_ns + PATIENCE_NS;
         atomic_store(&lane->ending, context);
@@ -354,7 +352,7 @@ void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended)
 {
     for (int i = 0; context && i < MAX_DEVICES; i++) {
         struct measured_lane *lane = &lanes[i];
-        if (!atomic_load(&lane->known))
+        if (!atomic_load(&gpu_lanes[i]))
             continue;
         if (ended) {
             forget(lane, context);

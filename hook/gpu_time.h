@@ -45,8 +45,17 @@ struct lane {
         queued_ns; /* since when a launch waits for the GPU that others have; 0: none was seen to */
 };
 
+extern _Atomic(struct lane *) gpu_lanes[MAX_DEVICES] __attribute__((visibility("hidden"))); /* in use */
+struct lane *gpu_lane_open(int place);
+
 /* NULL for a place that cannot be counted. */
-struct lane *gpu_lane(int place);
+static inline struct lane *gpu_lane(int place)
+{
+    if (place < 0 || place >= MAX_DEVICES)
+        return NULL;
+    struct lane *lane = atomic_load_explicit(&gpu_lanes[place], memory_order_acquire);
+    return __builtin_expect(lane != NULL, 1) ? lane : gpu_lane_open(place);
+}
 
 /* What tells the streams of the process apart. */
 uint64_t gpu_time_stream(CUstream stream, bool per_thread);

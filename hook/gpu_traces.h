@@ -41,7 +41,7 @@ struct doubt {
 
 struct measured_lane {
     struct lane lane;
-    _Atomic bool known, polling;
+    _Atomic bool polling;
     _Atomic(CUcontext) ending; /* nothing is measured in it */
     _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */

@@ -17,7 +17,8 @@ enum { CORRECTIONS = 16 };
  */
 #define FIGURES_LAST_NS (UINT64_C(300) * 1000)
 
-static _Atomic(struct region *) mapped;
+_Atomic(struct region *) region_known;
+
 static _Atomic(struct region_slot *) mine; /* NULL: not joined */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t watching = PTHREAD_ONCE_INIT;
@@ -52,19 +53,9 @@ static void watch_forks_and_exit(void)
     atexit(leave);
 }
 
-static struct region *region_if_open(void)
-{
-    return atomic_load_explicit(&mapped, memory_order_acquire);
-}
-
-struct region *region_mapped(void)
-{
-    return region_if_open();
-}
-
 struct region_device *region_device_at(int place)
 {
-    struct region *region = region_if_open();
+    struct region *region = region_mapped();
     return region && place >= 0 && place < MAX_DEVICES ? &region_tail(region)->devices[place] : NULL;
 }
 
@@ -162,19 +153,19 @@ static void failed(const char *problem)
 
 bool region_open(void)
 {
-    if (region_if_open())
+    if (region_mapped())
         return true;
     pthread_once(&watching, watch_forks_and_exit);
     pthread_mutex_lock(&opening);
-    if (!region_if_open()) {
+    if (!region_mapped()) {
         const char *problem = "";
         struct region *region = region_file_open(&problem);
         if (!region)
             failed(problem);
-        atomic_store(&mapped, region);
+        atomic_store(&region_known, region);
     }
     pthread_mutex_unlock(&opening);
-    return region_if_open() != NULL;
+    return region_mapped() != NULL;
 }
 
 /* A slot for this process, if need be that of a dead one. NULL with errno set. */
@@ -198,7 +189,7 @@ bool region_join(void)
         return true;
     if (!region_open())
         return false;
-    struct region *region = region_if_open();
+    struct region *region = region_mapped();
     pthread_mutex_lock(&opening);
     if (!atomic_load(&mine)) {
         bool before = false;
@@ -224,7 +215,7 @@ uint64_t region_limit_bytes(int place)
 
 uint64_t region_used_bytes(int place)
 {
-    struct region *region = region_if_open();
+    struct region *region = region_mapped();
     if (!region || place < 0)
         return 0;
     sweep_now_and_then(region);
@@ -285,7 +276,7 @@ bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
         return false;
     if (try_reserve(device, usage, kind, limits_memory_bytes(place), bytes))
         return true;
-    sweep(region_if_open()); /* the dead may hold what we need */
+    sweep(region_mapped()); /* the dead may hold what we need */
     return try_reserve(device, usage, kind, limits_memory_bytes(place), bytes);
 }
 

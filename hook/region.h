@@ -70,7 +70,11 @@ void region_tell_limits(int place, uint64_t limit_bytes, uint32_t core_permille)
 bool region_switch_is_on(void);
 
 /* The whole file, and our part for one device: for the accounting of GPU time. NULL before region_open. */
-struct region *region_mapped(void);
+extern _Atomic(struct region *) region_known __attribute__((visibility("hidden")));
+static inline struct region *region_mapped(void)
+{
+    return atomic_load_explicit(&region_known, memory_order_acquire);
+}
 struct region_device *region_device_at(int place);
 
 /* Where this process counts; NULL before region_join. */

@@ -67,7 +67,7 @@ uint64_t limits_memory_bytes(int place)
 
 static void forget(void)
 {
-    struct region *region = atomic_exchange(&mapped, NULL);
+    struct region *region = atomic_exchange(&region_known, NULL);
     if (region)
         munmap(region, FILE_BYTES);
     atomic_store(&mine, NULL);

@@ -23,9 +23,19 @@ enum { MEASURE_OFTEN = 7, FEW_LOOKS = 20 };
 #define STUCK_NS (5000 * MS_NS) /* between launches that are let out to somebody who may wait for them */
 #define OVERLONG_NS (1000 * MS_NS) /* for so long after it was last seen */
 
+#define SELDOM __attribute__((noinline)) /* so that other launches need not save the registers it uses */
+
 static _Atomic int captures; /* that are open, as far as seen */
 static _Atomic int devices, only_place; /* 0: not known, otherwise place + 1 of the only device */
 static _Atomic uint64_t noted_at_ns;
+
+/* By place: what the words were that say so when a share was to be kept and the agent blocked nothing. That
+ * is so whenever they are the same, so nobody has to take it back. */
+static struct {
+    _Atomic(const _Atomic uint32_t *) word; /* of limits_core_word; NULL: it never was so */
+    _Atomic uint32_t seen;
+    _Atomic int32_t seen_switch;
+} kept[MAX_DEVICES];
 
 struct launch_gate_word launch_gate_words[MAX_DEVICES];
 _Atomic int launch_gate_devices;
@@ -44,7 +54,7 @@ static int device_count(void)
     return count;
 }
 
-static int find_place(CUstream stream)
+SELDOM static int find_place(CUstream stream)
 {
     if (device_count() != 1)
         return place_of_stream(stream);
@@ -62,7 +72,7 @@ static inline int place_of_launch(CUstream stream)
 /* --- who says so ---------------------------------------------------------------------------------------- */
 
 /* Tell the region's readers that we compute. */
-static void note_activity(struct lane *lane, uint64_t now_ns)
+SELDOM static void note_activity(struct lane *lane, uint64_t now_ns)
 {
     struct region *region = region_mapped();
     uint64_t interval_ns = settings()->record_interval_s * UINT64_C(1000000000);
@@ -79,6 +89,34 @@ static void note_activity(struct lane *lane, uint64_t now_ns)
     if ((!noted_ns || now_ns - noted_ns >= interval_ns)
         && atomic_compare_exchange_strong(&noted_at_ns, &noted_ns, now_ns))
         atomic_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
+}
+
+/* What limits_core says; noted for who launches next. */
+static struct core_share look(int place)
+{
+    const _Atomic uint32_t *word = limits_core_word(place);
+    uint32_t seen = word ? atomic_load(word) : 0;
+    int32_t seen_switch = word ? atomic_load(&region_mapped()->utilisation_switch) : 0;
+    struct core_share core = limits_core(place);
+    if (word && core.enforced && !core.blocked_until_ns) {
+        atomic_store(&kept[place].seen, seen); /* and if another thread stores the other: both are so */
+        atomic_store(&kept[place].seen_switch, seen_switch);
+        atomic_store(&kept[place].word, word);
+    }
+    return core;
+}
+
+/* Whether a share is to be kept and nobody blocks us, as was noted. */
+static inline bool is_kept(int place)
+{
+    const _Atomic uint32_t *word = atomic_load_explicit(&kept[place].word, memory_order_acquire);
+    const struct region *region = region_mapped();
+    return word
+        && atomic_load_explicit(word, memory_order_relaxed)
+        == atomic_load_explicit(&kept[place].seen, memory_order_relaxed)
+        && atomic_load_explicit(&region->utilisation_switch, memory_order_relaxed)
+        == atomic_load_explicit(&kept[place].seen_switch, memory_order_relaxed)
+        && atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) == LAUNCH_GATE_RECENT;
 }
 
 /* Whether launches wait in the GPU's queues, and others have it. */
@@ -146,7 +184,7 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
 
 /* The legacy stream cannot be told of beside a capture: what is recorded on it would end that. Where the
  * driver fails otherwise, the launch is charged: a share is not to be had by a failure. */
-static bool being_captured(const struct launch *launch)
+SELDOM static bool being_captured(const struct launch *launch)
 {
     const struct real_cuda *real = real_cuda();
     CUstreamCaptureStatus status = CAPTURE_NONE;
@@ -249,20 +287,9 @@ static void pass_slowly(struct launch *launch, int place)
         launch->lane = NULL;
 }
 
-/* Whether the launch is paid for already, or needs no paying. */
-static inline bool pass_fast(struct launch *launch, const struct core_share *core)
+/* Whether the launch is paid for already. */
+static inline bool is_paid(struct launch *launch)
 {
-    launch_gate_count++; /* whichever way it goes */
-    struct region *region = region_mapped();
-    if (core->blocked_until_ns || !region
-        || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != LAUNCH_GATE_RECENT)
-        return false;
-    if (launch_gate_count >= LAUNCH_GATE_NOTE)
-        note_activity(launch->lane, monotonic_ns());
-    if (!core->enforced) {
-        launch->lane = NULL;
-        return true;
-    }
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     if (!estimate || atomic_load_explicit(&estimate->samples, memory_order_relaxed) < ESTIMATE_SAMPLES)
         return false;
@@ -302,20 +329,39 @@ static void open_gate(void)
     atomic_store_explicit(&launch_gate_devices, count, memory_order_release);
 }
 
+/* Whether it is to be paid for. If not, it passes here, and may have waited. */
+SELDOM static bool is_to_pay(struct launch *launch, int place)
+{
+    struct core_share core = look(place);
+    const struct region *region = region_mapped();
+    bool blocked = core.blocked_until_ns || !region
+        || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != LAUNCH_GATE_RECENT;
+    if (!blocked && launch_gate_count >= LAUNCH_GATE_NOTE)
+        note_activity(launch->lane, monotonic_ns());
+    if (!blocked && core.enforced)
+        return true;
+    if (blocked)
+        pass_slowly(launch, place);
+    else
+        launch->lane = NULL;
+    if (launch_gate_count == 0 && core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
+        open_gate();
+    return false;
+}
+
 void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, uint64_t key)
 {
     *launch = (struct launch){.key = key, .stream = stream, .per_thread = per_thread};
-    if (!charging() || is_captured(launch))
+    if (!charging_inline() || is_captured(launch))
         return;
     int place = place_of_launch(stream);
     launch->lane = gpu_lane(place);
     if (!launch->lane)
         return;
-    struct core_share core = limits_core(place);
-    if (!pass_fast(launch, &core))
+    launch_gate_count++; /* whichever way it goes */
+    bool as_noted = launch_gate_count < LAUNCH_GATE_NOTE && is_kept(place);
+    if ((as_noted || is_to_pay(launch, place)) && !is_paid(launch))
         pass_slowly(launch, place);
-    if (launch_gate_count == 0 && core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
-        open_gate();
 }
 
 void launch_gate_delayed(struct launch *launch)
@@ -324,7 +370,7 @@ void launch_gate_delayed(struct launch *launch)
         gpu_time_begin_again(launch->trace, launch->stream, launch->per_thread);
 }
 
-void launch_gate_passed(struct launch *launch, CUresult result)
+SELDOM static void settle(struct launch *launch, CUresult result)
 {
     bool launched = result == CUDA_SUCCESS;
     bool measured = launch->trace
@@ -336,6 +382,12 @@ void launch_gate_passed(struct launch *launch, CUresult result)
         gpu_watch(monotonic_ns()); /* from now on: the call may have taken longer than who watches lingers */
     if (launch->lane && !launched)
         atomic_fetch_add(&launch->lane->tokens_ns, launch->cost_ns);
+}
+
+void launch_gate_passed(struct launch *launch, CUresult result)
+{
+    if (launch->trace || launch->guess || result != CUDA_SUCCESS)
+        settle(launch, result);
 }
 
 void launch_gate_capture(bool begun)

@@ -34,8 +34,8 @@ struct core_share {
  * monitor's switch is off. */
 struct core_share limits_core(int place);
 
-/* A word that is another one whenever limits_core may say something else, for as long as no share is kept and
- * nothing is lent or blocked. NULL: there is none. */
+/* A word that is another one whenever limits_core may say something else; where a share is to be kept, the
+ * monitor's switch is another. NULL: there is none, or the region is not open. */
 const _Atomic uint32_t *limits_core_word(int place);
 
 /* --- for settings.c and the region -----------------------------------------------------------------------

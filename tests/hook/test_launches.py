@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from built_hook import ROOT
+from hooked_programs import CALLS as CALLS_AT
 from hooked_programs import Node
 from limits_bed import limits_bed
+from share_bed import RECENT_KERNEL_AT
 
 from agent.domain.limits_file import DeviceLimit
 from agent.sim.driver import made_up_uuid
@@ -439,3 +442,43 @@ def test_a_block_of_one_device_holds_beside_another_that_is_free(
     said = limited.run(BEGIN + code, **bed.environment())
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["waited_s"] > 0.9  # it is believed for a second
+
+
+# A share that is kept, then a block: launches that are paid for are not looked at closely in between.
+PAID = "for _ in range(200): launch(function); cuda.cuCtxSynchronize()\n"
+THEN_ONE = "\nbegan = time.monotonic(); launch(function); say(waited_s=time.monotonic() - began)"
+BESIDE = """
+def wait():
+    current(primary); launch(function)
+threading.Thread(target=wait).start(); time.sleep(0.05)"""
+
+
+@pytest.mark.parametrize("beside", ["", BESIDE], ids=["the first", "beside one that waits"])
+def test_a_block_by_the_agent_holds_from_the_next_launch_on(
+    limited: Node, tmp_path: Path, beside: str
+) -> None:
+    limited.sim.kernel("kernel", 1)
+    bed = limits_bed(limited, tmp_path / "library")
+    bed.write(DeviceLimit(uuid=UUIDS[0], core_permille=900))
+    code = (
+        f"{PAID}with open({str(bed.path)!r}, 'r+b') as file, mmap.mmap(file.fileno(), 0) as memory:\n"
+        "    Line(memory, LINES_AT).change(0, permille=900, blocked=time.monotonic_ns() + 10**12)"
+    )
+    imports = "import mmap, threading\nfrom limits_bed import LINES_AT, Line\n"
+    path = f"{CALLS_AT}:{CALLS_AT.parent}:{ROOT}"
+    said = limited.run(
+        imports + BEGIN + code + beside + THEN_ONE, **bed.environment(PYTHONPATH=path)
+    )
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["waited_s"] > 0.8  # it is believed for a second
+
+
+def test_a_block_by_the_monitor_holds_from_the_next_launch_on(limited: Node) -> None:
+    limited.sim.kernel("kernel", 20)
+    code = (
+        f"{PAID}with open({str(limited.cache)!r}, 'r+b') as file:\n"
+        f"    os.pwrite(file.fileno(), struct.pack('<i', -1), {RECENT_KERNEL_AT})"
+    )
+    said = limited.run_in_virtual_time(BEGIN + code + THEN_ONE, CUDA_DEVICE_SM_LIMIT="90")
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["waited_s"] > 6.9  # it is believed for 7 s

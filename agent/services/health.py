@@ -26,7 +26,7 @@ HANG_AFTER_S = 10.0  # a call that takes longer is a hanging driver
 LOOK_AGAIN_S = 1.0  # the most by which a hang is noticed later than that
 HANG_PULSE_S = 600.0  # how long a hang may last before the process itself counts as stuck
 ABSENT_RETRY_S = 5.0
-WAIT_S = 1.0  # for an event; a stop waits for it, and an event ends it at once
+WAIT_S = 1.0  # for an event; a stop waits for one that has begun, and an event ends it at once
 HUNG = f"the driver has not answered for {HANG_AFTER_S:.0f} s"
 VANISHED = "the driver no longer lists this GPU (it fell off the bus or was removed)"
 
@@ -88,14 +88,20 @@ class Health:
         try:
             while not life.stopping:
                 life.pulse(HANG_PULSE_S)
-                if not self.step_once():
+                if not self.step_once(stopping=lambda: life.stopping):
                     life.pause(ABSENT_RETRY_S)
         finally:
             self._nvml.close()
             self._open = False
 
-    def step_once(self, wait_s: float = WAIT_S) -> bool:
-        """One turn: open if need be, sweep if due, wait for one event. False: no driver, pause."""
+    def step_once(
+        self, wait_s: float = WAIT_S, *, stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """One turn: open if need be, sweep if due, wait for one event. False: no driver, pause.
+
+        Each call of a driver on a busy node takes its time, and nothing but our own turn can end
+        it; so once we are `stopping` no other one begins.
+        """
         self._calling_since_s = self._clock()
         try:
             if not self._open:
@@ -103,8 +109,10 @@ class Health:
                 self._open = True
                 self._next_sweep_s = 0.0
             if self._clock() >= self._next_sweep_s:
-                self._sweep()
+                self._sweep(stopping)
                 self._next_sweep_s = self._clock() + self._probe_every_s
+            if stopping():
+                return True
             self._calling_since_s = self._clock() + wait_s
             event = self._nvml.wait_event(wait_s)
         except NvmlError as error:
@@ -155,11 +163,18 @@ class Health:
 
     # --- what the driver said --------------------------------------------------------------
 
-    def _sweep(self) -> None:
+    def _sweep(self, stopping: Callable[[], bool]) -> None:
+        """Ask the driver for all there is to know. Cut short by a stop, it tells nothing."""
+        if stopping():
+            return
         listed = {gpu.uuid: gpu for gpu in self._nvml.gpus()}
-        if self._topology is not None and listed.keys() != self._joined:
+        if self._topology is not None and listed.keys() != self._joined and not stopping():
             self._read_topology(self._topology, frozenset(listed))
-        failures = {uuid: self._probe(uuid) for uuid in listed}
+        failures = {}
+        for uuid in listed:
+            if stopping():
+                return
+            failures[uuid] = self._probe(uuid)
         with self._mutex:
             now_s = self._clock()
             for uuid, gpu in listed.items():

@@ -1,9 +1,11 @@
 """GPUs fall ill and recover: the pure rules, and the loop over a fake driver."""
 
+import threading
 from dataclasses import replace
 
 import pytest
 
+from agent.app import JOIN_WITHIN_S
 from agent.domain.gpu import GpuEvent, GpuInventory, MigDevice
 from agent.domain.health import GpuHealth, fell_ill, probed, probes_needed, verdict
 from agent.domain.topology import GpuPair
@@ -11,6 +13,7 @@ from agent.errors import NvmlAbsent, NvmlError, NvmlStale
 from agent.ports import ClusterEvent
 from agent.services.health import HANG_AFTER_S, LOOK_AGAIN_S, WAIT_S, Health, Patience
 from agent.services.published import Published
+from agent.supervisor import Lifeline
 from tests.unit.fake_nvml import A, B, FakeNvml
 
 IGNORED = frozenset({13, 31, 43, 45, 68, 109})
@@ -231,6 +234,55 @@ def test_patience_sleeps_as_long_as_no_call_can_be_overdue() -> None:
     bench.nvml.before_each_call = hang
     bench.turn()
     assert slept_s == [HANG_AFTER_S, WAIT_S, LOOK_AGAIN_S]  # it may wait for an event
+
+
+class BusyNvml(FakeNvml):
+    """A driver of a busy node with eight GPUs: calls take their time, and a wait all that it may.
+
+    The agent is stopped during the call of this number.
+    """
+
+    CALL_S = 0.5
+    CALLS = 12  # of a first turn: it opens, lists, reads links, probes eight times, and waits
+
+    def __init__(self, stopped_in: int) -> None:
+        super().__init__(*(replace(A, uuid=f"GPU-{index}", index=index) for index in range(8)))
+        self.stop = threading.Event()
+        self.bench = Bench(self, topology=Published[tuple[GpuPair, ...]](()))
+        self.stopped_in = stopped_in
+        self.begun = 0
+        self.stopped_s = 0.0
+
+    def _call(self) -> None:
+        super()._call()
+        self._lasts(self.CALL_S)
+
+    def _lasts(self, seconds: float) -> None:
+        self.begun += 1
+        if self.begun == self.stopped_in:
+            self.stop.set()
+            self.stopped_s = self.bench.now_s
+        self.bench.now_s += seconds
+
+    def wait_event(self, timeout_s: float) -> GpuEvent | None:
+        self._lasts(timeout_s)
+        return None
+
+
+@pytest.mark.parametrize("stopped_in", range(1, BusyNvml.CALLS + 1))
+def test_a_stop_waits_for_no_other_call_of_a_slow_driver(stopped_in: int) -> None:
+    nvml = BusyNvml(stopped_in)
+    nvml.bench.health.run(Lifeline(nvml.stop))
+    assert nvml.begun == stopped_in
+    assert nvml.bench.now_s - nvml.stopped_s <= max(BusyNvml.CALL_S, WAIT_S) < JOIN_WITHIN_S
+    assert nvml.closed == 1
+
+
+def test_a_sweep_that_is_cut_short_tells_nothing_of_what_it_did_not_ask() -> None:
+    nvml = BusyNvml(stopped_in=5)
+    nvml.bench.health.run(Lifeline(nvml.stop))
+    assert nvml.bench.inventory.now() == GpuInventory()
+    assert nvml.bench.posted == []
 
 
 def test_the_topology_is_read_once_for_each_set_of_gpus() -> None:

@@ -177,6 +177,7 @@ class Agent:
             ignored_xids=config.ignored_xids,
             events_watched=config.health_checks,
             post=self._events.post,
+            found=self._metrics.gpu_found,
             count=self._metrics.health_transition,
             count_xid=self._metrics.xid_error,
             leave=self._leave,

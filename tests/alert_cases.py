@@ -1,6 +1,6 @@
 """Per alert, time series under which it fires, and some under which it stays quiet.
 
-Values are one a minute in promtool's words: `1+0x40` is forty times 1, `0+60x40` grows by 60, `_`
+Values are one each `every` in promtool's words: `1+0x40` is forty times 1, `0+60x40` grows by 60, `_`
 is a scrape without the sample.
 """
 
@@ -20,14 +20,15 @@ class Case:
     fires: bool
     series: dict[str, str]
     at: str = "40m"
+    every: str = "1m"
 
 
-def fires(alert: str, why: str, series: dict[str, str], at: str = "40m") -> Case:
-    return Case(alert, why, True, series, at)
+def fires(alert: str, why: str, series: dict[str, str], at: str = "40m", every: str = "1m") -> Case:
+    return Case(alert, why, True, series, at, every)
 
 
-def quiet(alert: str, why: str, series: dict[str, str], at: str = "40m") -> Case:
-    return Case(alert, why, False, series, at)
+def quiet(alert: str, why: str, series: dict[str, str], at: str = "40m", every: str = "1m") -> Case:
+    return Case(alert, why, False, series, at, every)
 
 
 def allocations(seconds_each: str) -> dict[str, str]:
@@ -70,6 +71,11 @@ CASES = (
         {'vgpu_kubelet_registrations_total{outcome="ok",resource="r",instance="node-1"}': "1+0x60 2+0x60"},
         at="100m",
     ),
+    quiet(
+        "VgpuRegistrationsContested", "five times, and scrapes that do not fit into an hour",
+        {'vgpu_kubelet_registrations_total{outcome="ok",resource="r",instance="node-1"}': "1+0x60 2 3 4 5 6+0x60"},
+        at="101m", every="70s",
+    ),
     fires("VgpuGpuUnhealthy", "unhealthy", {f'vgpu_gpu_healthy{{index="0",{GPU}}}': "1+0x20 0+0x20"}),
     quiet("VgpuGpuUnhealthy", "healthy", {f'vgpu_gpu_healthy{{index="0",{GPU}}}': "1+0x40"}),
     quiet("VgpuGpuUnhealthy", "it left the node", {f'vgpu_gpu_healthy{{index="0",{GPU}}}': "1+0x20 _x20"}),
@@ -80,6 +86,15 @@ CASES = (
     quiet(
         "VgpuGpuHealthFlaps", "once",
         {f'vgpu_gpu_health_transitions_total{{to="unhealthy",{GPU}}}': "1+0x20 2+0x20"},
+    ),
+    fires(
+        "VgpuGpuHealthFlaps", "the third time since the agent started",
+        {f'vgpu_gpu_health_transitions_total{{to="unhealthy",{GPU}}}': "0+0x10 1+0x10 2+0x10 3+0x10"},
+    ),
+    quiet(
+        "VgpuGpuHealthFlaps", "twice, and scrapes that do not fit into an hour",
+        {f'vgpu_gpu_health_transitions_total{{to="unhealthy",{GPU}}}': "1+0x60 2+0x10 3+0x40"},
+        at="101m", every="70s",
     ),
     fires("VgpuGpuXid", "the first", {f'vgpu_xid_errors_total{{xid="79",{GPU}}}': "_x38 1 1 1"}),
     fires("VgpuGpuXid", "another one", {f'vgpu_xid_errors_total{{xid="79",{GPU}}}': "1+0x35 2+0x10"}),
@@ -251,6 +266,11 @@ CASES = (
         {'vgpu_node_register_writes_total{outcome="failed",instance="node-1"}': "0+0x30 1+0x10",
          'vgpu_node_register_writes_total{outcome="ok",instance="node-1"}': "0+1x40"},
     ),
+    quiet(
+        "VgpuNodeNotPublished", "three times, and scrapes that do not fit into half an hour",
+        {'vgpu_node_register_writes_total{outcome="failed",instance="node-1"}': "1+0x60 2 3 4+0x60"},
+        at="90m", every="70s",
+    ),
     fires(
         "VgpuApiRequestsFail", "an old token",
         {'vgpu_api_requests_total{code="401",verb="get",resource="pods",instance="node-1"}': "0+4x40"},
@@ -271,6 +291,11 @@ CASES = (
     quiet(
         "VgpuServiceRestarts", "once",
         {'vgpu_service_restarts_total{service="health",instance="node-1"}': "0+0x20 1+0x20"},
+    ),
+    quiet(
+        "VgpuServiceRestarts", "twice, and scrapes that do not fit into an hour",
+        {'vgpu_service_restarts_total{service="health",instance="node-1"}': "1+0x60 2+0x10 3+0x40"},
+        at="101m", every="70s",
     ),
     fires("VgpuUseStale", "stands still", {'vgpu_use_timestamp_seconds{instance="node-1"}': "600+0x40"}),
     quiet(

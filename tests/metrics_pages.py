@@ -58,6 +58,8 @@ def everything(form: Form) -> Metrics:
     metrics.allocation("granted", 0.004)
     metrics.allocation("no_pending_pod", 3.0)
     metrics.registration("nvidia.com/gpu", "ok")
+    for gpu in pictures.GPUS[:2]:
+        metrics.gpu_found(gpu)
     metrics.health_transition(pictures.GPUS[1], "unhealthy")
     metrics.xid_error(pictures.GPUS[1], 79)
     metrics.register_write("ok")

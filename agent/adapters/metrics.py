@@ -199,6 +199,11 @@ class Metrics:
         """Count an attempt to register with kubelet: "ok" or "failed"."""
         self._registrations.labels(resource, outcome).inc()
 
+    def gpu_found(self, gpu: str) -> None:
+        """Begin to count a GPU's changes of health: without a zero the first would be none."""
+        for to in ("healthy", "unhealthy"):
+            self._health_transitions.labels(gpu, to)
+
     def health_transition(self, gpu: str, to: str) -> None:
         """Count a change of a GPU's health; `to` is "healthy" or "unhealthy"."""
         self._health_transitions.labels(gpu, to).inc()

@@ -46,6 +46,7 @@ class Health:
         ignored_xids: frozenset[int] = frozenset(),
         events_watched: bool = True,
         post: Callable[[ClusterEvent], None] = lambda _: None,
+        found: Callable[[str], None] = lambda _uuid: None,
         count: Callable[[str, str], None] = lambda _uuid, _to: None,
         count_xid: Callable[[str, int], None] = lambda _uuid, _xid: None,
         leave: Callable[[str], None] = lambda _why: None,
@@ -62,6 +63,7 @@ class Health:
         self._ignored_xids = ignored_xids
         self._events_watched = events_watched
         self._post = post
+        self._found = found
         self._count = count
         self._count_xid = count_xid
         self._leave = leave
@@ -179,6 +181,7 @@ class Health:
             now_s = self._clock()
             for uuid, gpu in listed.items():
                 if uuid not in self._gpus:
+                    self._found(uuid)
                     log.info(
                         "gpu found", gpu=uuid, index=gpu.index, model=gpu.name,
                         memory_mib=gpu.memory_mib, numa_node=gpu.numa_node, mig=gpu.mig_enabled,

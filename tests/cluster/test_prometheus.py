@@ -90,7 +90,7 @@ def test_alerts(tool: Promtool, tmp_path: Path, case: Case) -> None:
             "evaluation_interval": "1m",
             "tests": [
                 {
-                    "interval": "1m",
+                    "interval": case.every,
                     "input_series": [
                         {"series": series, "values": values}
                         for series, values in case.series.items()

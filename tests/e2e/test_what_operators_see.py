@@ -40,6 +40,9 @@ def test_the_promised_metrics_are_there_from_the_start(node: SimNode) -> None:
         "vgpu_kubelet_registrations_total{",
         "vgpu_service_restarts_total{",
         "vgpu_gpu_healthy{",
+        # a rate or an increase takes a zero to begin with
+        f'vgpu_gpu_health_transitions_total{{gpu="{SICK}",to="unhealthy"}} 0.0',
+        f'vgpu_gpu_health_transitions_total{{gpu="{SICK}",to="healthy"}} 0.0',
     ):
         assert f"\n{name}" in text, name
 

@@ -383,6 +383,7 @@ def bump(metrics: Metrics) -> None:
     metrics.allocation("granted", 0.004)
     metrics.allocation("no_pending_pod", 3.0)
     metrics.registration("nvidia.com/gpu", "ok")
+    metrics.gpu_found("GPU-a")
     metrics.health_transition("GPU-b", "unhealthy")
     metrics.xid_error("GPU-b", 79)
     metrics.register_write("ok")
@@ -409,6 +410,7 @@ def bump(metrics: Metrics) -> None:
         pytest.param("vgpu_allocate_seconds_count", {}, 2, id="Allocates"),
         pytest.param("vgpu_kubelet_registrations_total", {"resource": "nvidia.com/gpu", "outcome": "ok"}, 1, id="registrations"),
         pytest.param("vgpu_gpu_health_transitions_total", {"gpu": "GPU-b", "to": "unhealthy"}, 1, id="transitions"),
+        pytest.param("vgpu_gpu_health_transitions_total", {"gpu": "GPU-a", "to": "unhealthy"}, 0, id="none yet"),
         pytest.param("vgpu_xid_errors_total", {"gpu": "GPU-b", "xid": "79"}, 1, id="XIDs"),
         pytest.param("vgpu_node_register_writes_total", {"outcome": "ok"}, 1, id="node writes"),
         pytest.param("vgpu_node_register_writes_total", {"outcome": "failed"}, 0, id="a zero to begin with"),

@@ -328,9 +328,10 @@ class Agent:
 
     def run(self) -> int:
         """Serve until a signal or a reason to leave; give the exit code."""
-        code = serve(
-            self.supervisor, notify=Notifier(), tick=self._status, stop_within_s=JOIN_WITHIN_S
-        )
+        # A node without CPU time to spare needs all of it: the loop of GPUs has a second's wait and
+        # the driver's own end to wait for.
+        within_s = JOIN_WITHIN_S + (0.0 if self._config.clean_exit else LEAVE_WITHIN_S)
+        code = serve(self.supervisor, notify=Notifier(), tick=self._status, stop_within_s=within_s)
         if self._config.clean_exit and self._may_act.now():
             self._mode.leave(LEAVE_WITHIN_S)
         code = code if self._code is None else self._code

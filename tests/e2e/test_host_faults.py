@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import Ask, SimNode
 from agent.sim.scheduler import BIND_PHASE, LOCK, REGISTER
@@ -203,6 +204,25 @@ def test_a_hanging_driver_blocks_nobody(node: SimNode) -> None:
     node.driver.hang(hanging=False)
     up(node, 20)
     serves(node)
+
+
+@pytest.mark.parametrize(
+    ("flags", "within_s"),
+    [
+        pytest.param([], JOIN_WITHIN_S + LEAVE_WITHIN_S, id="nothing else is to be done"),
+        pytest.param(["--clean-exit"], JOIN_WITHIN_S, id="annotations are to be taken back"),
+    ],
+)
+def test_a_stop_waits_for_a_driver_as_long_as_it_may(
+    make_node: NodeMaker, flags: list[str], within_s: float
+) -> None:
+    """Slow nodes end cleanly, too; and one whose driver hangs ends all the same."""
+    node = make_node(*flags)
+    node.driver.hang()
+    assert node.stop_agent() == 1
+    [line] = [line for line in node.log_text().splitlines() if "services_did_not_stop" in line]
+    assert "gpus" in line
+    assert line.endswith(f"waited_s={within_s}")
 
 
 def test_gpus_are_renumbered(node: SimNode) -> None:

@@ -37,6 +37,10 @@ from agent.services.metering import Metering
 from agent.services.roster import Roster
 from agent.supervisor import Service
 
+NO_LIMITS = (
+    "in mode nvidia containers have GPUs, or replicas of them, without limits, so there are none "
+    "to change; the modes slices, hami and volcano give shares of GPUs"
+)
 FRESH_WITHIN_S = 1.0  # whoever changes a limit is told what is in use now
 
 
@@ -70,7 +74,11 @@ class Observing:
         self.accounting = self._made_accounting(parts, grants, limits, metering)
         self.detector = self._made_detector(parts, grants, limits)
         self.changes = LimitChanges(
-            limits, containers, event=parts.events.post, count=parts.metrics.limit_change
+            limits,
+            containers,
+            event=parts.events.post,
+            count=parts.metrics.limit_change,
+            none_here="" if config.limits_containers else NO_LIMITS,
         )
         annotations = LimitAnnotations(
             self.changes,

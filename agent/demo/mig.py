@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from agent.demo.operator import MIB, Operator
 from agent.demo.screen import GpuRow, TenantRow, View
 from agent.demo.story import Story, must
 from agent.sim.driver import SimGpu, made_up_uuid
@@ -32,6 +33,8 @@ class MigStory(Story):
             ("instances where they were decided", self.compare_placements),
             ("every container has its instance", self.compare_shares),
             ("memory limit enforced", self.push_limits),
+            ("use shown", self.show_use),
+            ("live limit refused", self.change_limit),
             ("killed agent has its instances back", self.kill_agent),
             ("kubelet restart survived", self.restart_kubelet),
             ("nothing left behind", self.end_pods),
@@ -92,6 +95,38 @@ class MigStory(Story):
             visible = tenant.pod.admitted.containers[tenant.name].env["NVIDIA_VISIBLE_DEVICES"]
             must(visible.startswith("MIG-"), f"{tenant.name} was given {visible}")
         return "each sees a device of just that size; no library, no limits file"
+
+    def show_use(self) -> str:
+        """Who has how much of which GPU; what of it is used is the driver's matter."""
+        given = {(t.pod.name, t.name): [(t.gpu_uuid, t.limit_mib * MIB)] for t in self.tenants}
+        operator = Operator(self.node)
+
+        def told() -> bool:
+            use = operator.use()
+            divided = {gpu["uuid"] for gpu in use["gpus"] if gpu["mig_enabled"]}
+            shown = {
+                (one["pod"], one["container"]): [
+                    (gpu["uuid"], gpu["memory_limit_bytes"]) for gpu in one["devices"]
+                ]
+                for one in use["containers"]
+            }
+            return shown == given and divided >= {t.gpu_uuid for t in self.tenants}
+
+        self.node.wait("top shows who has which part", told)
+        must(operator.bypasses() == [], "somebody is accused who keeps to his instance")
+        self.screen.exhibit("vgpu-agent top --once", operator.top())
+        return f"{len(given)} containers with the size of their instances; nobody is accused"
+
+    def change_limit(self) -> str:
+        """Its size is the hardware's, which no agent changes while somebody is on it."""
+        tenant = next(t for t in self.tenants if t.name == "cache")
+        said = Operator(self.node).refused_limit(
+            f"{tenant.pod.name}/{tenant.name}", "--memory", f"{tenant.limit_mib // 2}Mi"
+        )
+        must("the hardware keeps apart" in said, f"`limit` says: {said}")
+        self.look(tenant)
+        must(tenant.used_mib == tenant.limit_mib, f"{tenant.name} lost memory by a refusal")
+        return said
 
     def kill_agent(self) -> str:
         before = self.instances()

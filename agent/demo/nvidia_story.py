@@ -42,6 +42,7 @@ class NvidiaStory(SlicesStory):
             ("spread over the GPUs", self.spread),
             ("too many replicas refused", self.refuse),
             ("owners known from kubelet", self.show_use),
+            ("live limit refused", self.change_limit),
             ("an ill GPU takes its replicas with it", self.fall_ill),
             ("killed agent knows them again", self.kill_agent),
             ("clean stop", self.stop_agent),
@@ -98,6 +99,11 @@ class NvidiaStory(SlicesStory):
         self.node.wait("top shows what the containers hold", told)
         self.screen.exhibit("vgpu-agent top --once", operator.top())
         return f"{len(names)} containers by namespace, pod and name"
+
+    def change_limit(self) -> str:
+        said = Operator(self.node).refused_limit("train", "--memory", "8Gi")
+        must("without limits" in said, f"`limit` says: {said}")
+        return said
 
     def fall_ill(self) -> str:
         self.node.driver.xid(1, XID_OFF_THE_BUS)

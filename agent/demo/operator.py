@@ -12,6 +12,7 @@ from agent.sim.node import SimNode
 
 MIB = 1 << 20
 STOLEN_MIB = 1500
+REFUSED = 1  # exit code of `vgpu-agent limit`
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,15 @@ class Operator:
     def limit(self, target: str, *flags: str) -> str:
         """What `vgpu-agent limit` prints."""
         return self._ran("limit", target, "--runtime-dir", str(self.node.root / "run"), *flags)
+
+    def refused_limit(self, target: str, *flags: str) -> str:
+        """What `vgpu-agent limit` says when it may not."""
+        done = self.node.run_plain(
+            "limit", target, "--runtime-dir", str(self.node.root / "run"), *flags
+        )
+        if done.returncode != REFUSED:
+            raise RuntimeError(f"limit ended with {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stderr.strip().removeprefix("vgpu-agent limit: ")
 
     def _ran(self, *words: str) -> str:
         done = self.node.run_plain(*words)

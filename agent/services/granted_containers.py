@@ -9,6 +9,7 @@ from agent.domain.lending import WHOLE_PERMILLE
 from agent.domain.limit_change import Card, DeviceChange, LimitRefused, Limits, Subject
 from agent.domain.limit_lines import limits_in
 from agent.domain.limits_file import MIB, LimitsFile, MalformedLimits, decode, encode, limits_of
+from agent.domain.mig import mig_uuids
 from agent.domain.pods import Pod
 from agent.errors import AgentError
 from agent.ports import GrantLog, LiveLimits
@@ -102,6 +103,12 @@ class GrantedContainers:
 
     def subject(self, record: GrantRecord) -> Subject:
         """Raises LimitRefused when nothing can be changed, NodeNotReady."""
+        if mig := mig_uuids(record.grant):
+            raise LimitRefused(
+                f"{full_name(record)} has {', '.join(mig)}, which the hardware keeps apart from "
+                "the rest of the GPU: the size of a MIG device cannot be changed while it is used; "
+                "recreate the pod, asking for another amount of memory"
+            )
         file = self._limits.read(record.pod_uid, record.container)
         granted = _granted(record)
         now = limits_in(file) if file else {}

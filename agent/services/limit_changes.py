@@ -38,14 +38,14 @@ log = logs.get(__name__)
 SOCKET, BY_ANNOTATION = "socket", "annotation"
 CHANGED, UNCHANGED, REFUSED, FAILED = "changed", "unchanged", "refused", "failed"
 CHANGED_EVENT = "VgpuLimitsChanged"
-OK, FAILED_STATUS, UNAVAILABLE = 200, 500, 503
+OK, CONFLICT, FAILED_STATUS, UNAVAILABLE = 200, 409, 500, 503
 WAIT_S = 2.0
 MAX_WAITING = 64
 _STATUS: tuple[tuple[type[AgentError], int], ...] = (
     (MalformedRequest, 400),
-    (AmbiguousName, 409),
+    (AmbiguousName, CONFLICT),
     (NoSuchContainer, 404),
-    (LimitRefused, 409),
+    (LimitRefused, CONFLICT),
 )
 
 
@@ -73,11 +73,16 @@ class LimitChanges:
         *,
         event: Callable[[ClusterEvent], None] = lambda _: None,
         count: Callable[[str, str], None] = lambda _source, _outcome: None,
+        none_here: str = "",
     ) -> None:
-        """`count` gets the source of each request ("socket", "annotation") and its outcome."""
+        """`count` gets the source of each request ("socket", "annotation") and its outcome.
+
+        `none_here`: why no container of this node has limits, in words; empty: they may.
+        """
         self._limits = limits
         self._containers = containers
         self._event = event
+        self._none_here = none_here
         self._waiting: queue.Queue[_Asked] = queue.Queue(MAX_WAITING)
         self._wake: Callable[[], None] = lambda: None
         self.count = count
@@ -91,6 +96,10 @@ class LimitChanges:
         Whoever answers on the sockets also answers whether the agent is alive, so it must not wait
         for a disk: the work is the loop's, and the answer comes `WAIT_S` later at the latest.
         """
+        if self._none_here:  # and no loop that would answer
+            self.count(SOCKET, REFUSED)
+            log.warning("limits refused", source=SOCKET, asked_by=asked_by, error=self._none_here)
+            return _problem(CONFLICT, self._none_here)
         asked = _Asked(body, asked_by)
         try:
             self._waiting.put_nowait(asked)

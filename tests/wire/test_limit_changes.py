@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from waiting import eventually
 
 from agent import limit_command, logs
 from agent.domain.gpu import GpuInventory, Sharing
+from agent.domain.grants import Grant
 from agent.domain.limit_change import AnnotationRule
 from agent.domain.limit_record import LimitRecord
 from agent.domain.limits_file import decode
 from agent.domain.pods import Container
+from agent.services.limit_changes import LimitChanges
 from agent.supervisor import Lifeline
 
 
@@ -265,6 +268,30 @@ def test_without_a_limits_file_nothing_can_be_changed(node: Node) -> None:
     status, said = node.agent().post(target="p", memory="1Gi")
     assert status == 409
     assert "by its environment only" in said["error"]
+
+
+def test_the_size_of_a_mig_device_is_the_hardwares(node: Node) -> None:
+    record = node.grant("p")
+    node.file(record).unlink()
+    mig = "MIG-0a0a0a0a-1111-2222-3333-444444444444"
+    node.grants.record(replace(record, grant=Grant(envs={"NVIDIA_VISIBLE_DEVICES": mig})))
+    status, said = node.agent().post(target="p", memory="1Gi")
+    assert status == 409
+    assert said["error"].startswith(f"team/p/main has {mig}, which the hardware keeps apart")
+
+
+def test_where_nobody_has_limits_the_answer_is_that_at_once(node: Node) -> None:
+    """No loop runs that would answer on such a node."""
+    node.grant("p")
+    changes = LimitChanges(
+        node.limits(),
+        node.agent().containers,
+        count=lambda source, outcome: node.counted.append((source, outcome)),
+        none_here="there are none here",
+    )
+    status, content = changes.post(b'{"target": "p", "memory": "1Gi"}')
+    assert (status, json.loads(content)) == (409, {"error": "there are none here"})
+    assert node.counted == [("socket", "refused")]
 
 
 def test_a_disk_that_refuses_is_told_and_nothing_holds(node: Node) -> None:

@@ -76,6 +76,12 @@ def _priority(value: Any) -> int | None:
     return value
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("true or false was expected")
+    return value
+
+
 def _mapping(value: Any) -> Mapping[str, str]:
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise TypeError("an object of strings was expected")
@@ -123,6 +129,7 @@ def _decode_record(value: Any) -> GrantRecord:
         grant=_decode_grant(value["grant"]),
         granted_at_s=granted_at_s,
         priority=_priority(value.get("priority")),
+        strict=_flag(value.get("strict", False)),
         owner_uid=_text(value.get("owner_uid", "")),
     )
 

@@ -115,6 +115,11 @@ def asked_of(spec: Container | None, at_grant: int | None) -> int:
     return DEFAULT_PRIORITY if at_grant is None else at_grant
 
 
+def asked_strict(core_policy: str | None) -> bool:
+    """Whether a pod asks, by GPU_CORE_UTILIZATION_POLICY, never to have more than its share."""
+    return (core_policy or "").lower() == "force"
+
+
 def asked_priority(text: str | None) -> int:
     """What a pod asks for by its CUDA_TASK_PRIORITY. Total."""
     stripped = (text or "").strip()

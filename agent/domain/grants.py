@@ -67,6 +67,7 @@ class GrantRecord:
     granted_at_s: float  # unix time
     answered: bool = False  # kubelet got it; until then nobody but the log knows of the grant
     priority: int | None = None  # that its pod asked for; None: an older agent did not note it
+    strict: bool = False  # its pod asked never to have more than its share
     owner_uid: str = ""  # the pod's own uid, where `pod_uid` is a name of the grant's (identities)
 
     @property

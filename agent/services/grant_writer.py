@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent import logs
-from agent.domain.feedback import asked_priority
+from agent.domain.feedback import asked_priority, asked_strict
 from agent.domain.gpu import Gpu
 from agent.domain.grant_plan import (
     GrantPolicy,
@@ -120,6 +120,7 @@ class GrantWriter:
                 grant=self._plan(holder, claims, gpus, files, directory, limits),
                 granted_at_s=self._now_s(),
                 priority=asked_priority(holder.container.task_priority),
+                strict=asked_strict(holder.container.core_policy),
             )
         if record is not before or record.device_ids != device_ids:
             record = replace(record, device_ids=device_ids)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from agent import logs
-from agent.domain.feedback import BLOCKED, Sharer, asked_of, priority_of
+from agent.domain.feedback import BLOCKED, Sharer, asked_of, asked_strict, priority_of
 from agent.domain.grants import GrantRecord
 from agent.domain.lending import WHOLE_PERMILLE, Lease
 from agent.domain.limits_file import CorePolicy, LimitsFile
@@ -136,14 +136,15 @@ class Roster:
         if fresh or limits is not None:
             words = self._lifted(key, words)
         spec = self._spec(key)
-        asked = asked_of(spec, self._granted(key) if spec is None else None)
+        granted = self._granted(key) if spec is None else None
+        asked = asked_of(spec, granted.priority if granted else None)
         # Until a process counts there, a region that the agent has made says what the agent wrote.
         in_region = words.priority if limits is None or words.slot_count > 0 else None
         return Member(
             words=words,
             limits=limits,
             priority=priority_of(in_region, asked, of_region=self._of_regions),
-            strict=spec is not None and (spec.core_policy or "").lower() == "force",
+            strict=asked_strict(spec.core_policy) if spec else bool(granted and granted.strict),
         )
 
     def _lifted(self, key: ContainerKey, words: SwitchWords) -> SwitchWords:
@@ -165,9 +166,9 @@ class Roster:
             except AgentError as error:
                 log.failing("lease not ended", about="_".join(key), error=error)
 
-    def _granted(self, key: ContainerKey) -> int | None:
-        """What its pod asked for when it was granted; None: not known."""
-        found = (one.priority for one in self._grants() if (one.pod_uid, one.container) == key)
+    def _granted(self, key: ContainerKey) -> GrantRecord | None:
+        """Which says what its pod asked for by then; None: no grant of ours."""
+        found = (one for one in self._grants() if (one.pod_uid, one.container) == key)
         return next(found, None)
 
     def _spec(self, key: ContainerKey) -> Container | None:

@@ -147,3 +147,20 @@ def test_a_disk_that_has_no_room_for_the_region_refuses_and_leaves_nothing() -> 
     with pytest.raises(NodeNotReady, match="disk is full"):
         scene.start().allocate(*IDS)
     assert (scene.caches.directories, scene.caches.limits) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "strict"),
+    [
+        pytest.param("force", True, id="force"),
+        pytest.param("disable", False, id="disable"),
+        pytest.param(None, False, id="nothing"),
+    ],
+)
+def test_what_the_pod_says_of_its_share_is_remembered(asked: str | None, strict: bool) -> None:
+    """A new agent may have to go by it until it reaches the API server."""
+    scene = Scene()
+    scene.bound(pod("p", f"{A};", replace(container("main"), core_policy=asked)))
+    scene.start().allocate(*IDS)
+    [record] = scene.grant_log.records()
+    assert record.strict is strict

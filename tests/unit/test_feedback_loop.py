@@ -399,6 +399,26 @@ def test_a_new_agent_without_an_api_server_goes_by_what_was_asked_at_the_grant(
     assert (node.until(low) > 0) is waits
 
 
+@pytest.mark.parametrize(
+    ("strict", "lent"),
+    [
+        pytest.param(True, 0, id="never to have more than its share"),
+        pytest.param(False, 699, id="nothing, or of an agent that did not note it"),
+    ],
+)
+def test_a_new_agent_without_an_api_server_lends_to_whom_the_grant_allows(
+    strict: bool, lent: int
+) -> None:
+    node = Node()
+    key = node.ours("alone")
+    granted = replace(record("alone"), pod_uid="alone", strict=strict)
+    loop = feedback(node, granted=[granted])
+    for _ in range(5):
+        node.works(key, waits=1)
+        turns(loop, node, 0.04)
+    assert node.lent(key) == lent
+
+
 def test_paused_everybody_is_left_alone() -> None:
     node, paused = Node(), [False]
     node.ours("high", priority=0)

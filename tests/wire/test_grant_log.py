@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -213,6 +214,7 @@ RECORDS = st.builds(
     ),
     granted_at_s=st.floats(allow_nan=False, allow_infinity=False),
     priority=st.none() | st.integers(),
+    strict=st.booleans(),
 )
 
 
@@ -223,9 +225,18 @@ def test_records_survive_the_file(given_record: GrantRecord) -> None:
     assert decode_file(line + "\n") == {given_record.container: given_record}
 
 
-def test_a_line_of_an_agent_that_did_not_note_priorities_is_read() -> None:
-    line = json.loads(encode_record(replace(record(), priority=0)))
-    del line["granted"]["priority"]
+@pytest.mark.parametrize("noted_since", [{"priority": 0}, {"strict": True}])
+def test_a_line_of_an_agent_that_did_not_note_it_is_read(noted_since: dict[str, Any]) -> None:
+    line = json.loads(encode_record(replace(record(), **noted_since)))
+    for name in noted_since:
+        del line["granted"][name]
+    assert decode_file(json.dumps(line) + "\n") == {"main": record()}
+
+
+def test_a_line_of_an_agent_that_notes_more_is_read() -> None:
+    """As after a downgrade."""
+    line = json.loads(encode_record(record()))
+    line["granted"]["noted_by_a_newer_one"] = {"any": ["thing"]}
     assert decode_file(json.dumps(line) + "\n") == {"main": record()}
 
 

@@ -190,7 +190,7 @@ static CUresult upload(upload_function function, CUgraphExec exec, CUstream stre
     struct graph_launch memory;
     if (!function)
         return CUDA_ERROR_NOT_INITIALIZED;
-    CUresult result = graph_memory_before_launch(&memory, exec, stream, per_thread, name);
+    CUresult result = graph_memory_before_launch(&memory, exec, stream, per_thread, false, name);
     if (result != CUDA_SUCCESS)
         return result;
     depth_enter();

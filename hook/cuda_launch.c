@@ -129,7 +129,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
     launch_gate_pass(&launch, stream, own_stream, graph_kind(exec));                                         \
-    CUresult result = graph_memory_before_launch(&memory, exec, stream, own_stream, #symbol);                \
+    CUresult result = graph_memory_before_launch(&memory, exec, stream, own_stream, true, #symbol);          \
     if (memory.follow)                                                                                       \
         launch_gate_delayed(&launch);                                                                        \
     if (result == CUDA_SUCCESS)                                                                              \

@@ -30,14 +30,12 @@ static CUdevice ordinals[MAX_DEVICES];
 static atomic_bool reserve_made[MAX_DEVICES]; /* with its ordinal */
 static struct sharing sharings[MAX_DEVICES];
 static uint64_t trims; /* begun and done */
-static uint64_t freeing, freed; /* calls that free what graphs have left: under way, and done */
 
 void graph_memory_forget(void)
 {
     pthread_mutex_init(&lock, NULL);
     memset(reserve_made, 0, sizeof reserve_made);
     memset(sharings, 0, sizeof sharings);
-    freeing = 0;
 }
 
 void graph_memory_known(int place, CUdevice device)
@@ -77,31 +75,18 @@ void graph_memory_trims(void)
     pthread_mutex_unlock(&lock);
 }
 
-void graph_memory_freeing(void)
-{
-    pthread_mutex_lock(&lock);
-    freeing++;
-    pthread_mutex_unlock(&lock);
-}
-
-void graph_memory_freed(void)
-{
-    pthread_mutex_lock(&lock);
-    freeing -= freeing > 0; /* 0 in a child of fork */
-    freed++;
-    pthread_mutex_unlock(&lock);
-}
-
 /* A try to launch, on one device. */
 struct attempt {
     uint64_t pending_bytes; /* of others, that are under way and came before */
-    bool own; /* what it left when it was last launched is still there, and it needs nothing else */
+    uint64_t kept_bytes; /* that it left when it was last launched and frees now */
+    bool own; /* it needs nothing else */
     bool room; /* the same, or what it used then was used by others since only for as long as they ran */
 };
 
-/* What the graph left is still its own; what it used and freed may be used by any that come after it in the
- * stream. So there is room for it again when nobody freed the former, and nobody left anything in the latter
- * or ran beside it. */
+/* What the graph left is still its own, and freed by its own launch; what it used and freed may be used by
+ * any that come after it in the stream. So there is room for it again when nobody else freed the former, and
+ * nobody left anything in the latter or ran beside it. What is kept is looked at when others see the launch
+ * as under way: from then on they are charged for all that it needs. */
 static struct attempt begin(struct graph_launch *launch, int place)
 {
     pthread_mutex_lock(&lock);
@@ -114,15 +99,14 @@ static struct attempt begin(struct graph_launch *launch, int place)
     launch->alone[place] = attempt.pending_bytes == 0;
     if (sharing->stream != launch->stream)
         sharing->taken++;
-    if (use->launched && launch->alone[place]) {
-        bool kept = !launch->needs.left || (freeing == launch->frees && use->freed == freed);
+    bool kept = graph_keeps(launch, place, &attempt.kept_bytes);
+    if (launch->alone[place]) {
         bool shared = use->taken[place] == sharing->taken && !sharing->refused;
-        attempt.own = kept && !launch->needs.frees;
-        attempt.room = sharing->last == launch->key || (kept && shared);
+        attempt.own = attempt.kept_bytes >= launch->needs.bytes[place];
+        attempt.room = use->launched && (sharing->last == launch->key || (kept && shared));
     }
     sharing->stream = launch->stream;
     launch->now.taken[place] = sharing->taken;
-    launch->now.freed = freed + launch->frees;
     pthread_mutex_unlock(&lock);
     return attempt;
 }
@@ -162,10 +146,11 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
         if (require_again(launch, attempt, place))
             return CUDA_SUCCESS;
         uint64_t used = graph_bytes_sum(reserved_bytes(ordinals[place]), attempt.pending_bytes),
-                 now_ns = monotonic_ns();
+                 needed = launch->needs.bytes[place], now_ns = monotonic_ns();
+        needed -= attempt.kept_bytes < needed ? attempt.kept_bytes : needed;
         bool last = tries && (!used || now_ns >= until_ns);
-        CUresult result = reserve_require(&reserves[place], graph_bytes_sum(used, launch->needs.bytes[place]),
-                                          last ? function : NULL);
+        CUresult result =
+            reserve_require(&reserves[place], graph_bytes_sum(used, needed), last ? function : NULL);
         if (result == CUDA_SUCCESS)
             return result;
         end(launch, place);
@@ -190,21 +175,19 @@ void graph_memory_stream_ends(CUstream stream)
 }
 
 CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exec, CUstream stream,
-                                    bool per_thread, const char *function)
+                                    bool per_thread, bool runs, const char *function)
 {
     launch->follow = false;
     if (!graphs_allocate() || !charging() || !graph_needs(launch, exec))
         return CUDA_SUCCESS;
     CUgraph into = graph_captured(stream, per_thread);
     if (into) {
-        graph_takes_in(into, &launch->needs);
+        graph_takes_in(into, exec);
         return CUDA_SUCCESS;
     }
     launch->follow = true;
+    launch->runs = runs;
     launch->stream = gpu_time_stream(stream, per_thread || (uintptr_t)stream == OWN_STREAM);
-    launch->frees = launch->needs.frees && launch->needs.left;
-    if (launch->frees)
-        graph_memory_freeing();
     for (int i = 0; i < MAX_DEVICES; i++) {
         CUresult result = launch->needs.bytes[i] ? require(launch, i, function) : CUDA_SUCCESS;
         if (result == CUDA_SUCCESS)
@@ -214,11 +197,11 @@ CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exe
                 reserve_claimed(&reserves[i], 0, false);
                 end(launch, i);
             }
-        if (launch->frees)
-            graph_memory_freed();
         launch->follow = false;
         return result;
     }
+    if (runs)
+        graph_leaves(launch, GRAPH_LAUNCHING);
     return CUDA_SUCCESS;
 }
 
@@ -239,7 +222,7 @@ static void learn(struct graph_launch *launch, int place, uint64_t reserved)
     bool alone = launch->alone[place] && launch->turns[place] == sharing->turns;
     bool unchanged = sharing->taken == launch->now.taken[place];
     sharing->last = alone ? launch->key : 0;
-    sharing->taken += launch->needs.left && !launch->again[place];
+    sharing->taken += launch->leaves && !launch->again[place];
     if (unchanged)
         launch->now.taken[place] = sharing->taken;
     if (launch->again[place] && alone && reserved > launch->before.reserved[place])
@@ -254,6 +237,8 @@ void graph_memory_after_launch(struct graph_launch *launch, bool launched)
 {
     if (!launch->follow)
         return;
+    if (launch->runs)
+        graph_leaves(launch, launched ? GRAPH_LAUNCHED : GRAPH_REFUSED);
     for (int i = 0; i < MAX_DEVICES; i++) {
         if (!launch->needs.bytes[i])
             continue;
@@ -266,8 +251,6 @@ void graph_memory_after_launch(struct graph_launch *launch, bool launched)
             forgo(i);
         end(launch, i);
     }
-    if (launch->frees)
-        graph_memory_freed();
 }
 
 void graph_memory_true_up(CUdevice device)

@@ -14,7 +14,8 @@
 /* One launch or upload. Nobody else looks inside. */
 struct graph_launch {
     bool follow; /* nothing else is set where it is false */
-    bool frees; /* maybe what other graphs have left */
+    bool runs; /* it is launched, not uploaded */
+    bool leaves; /* memory to the program */
     uint64_t key, stream, trims;
     struct graph_needs needs;
     struct graph_use before, now;
@@ -23,12 +24,12 @@ struct graph_launch {
     bool again[MAX_DEVICES]; /* it is to use what it used before */
 };
 
-/* Called by whoever is about to launch or upload `exec`: charges what its nodes need beyond what is charged
- * already. CUDA_ERROR_OUT_OF_MEMORY when that does not fit: the driver is then not asked. Into a capture
- * nothing runs, and nothing is charged: its graph is, as if it had the nodes. One relaxed load when the
- * process has no graph that allocates. */
+/* Called by whoever is about to launch or (runs: false) upload `exec`: charges what its nodes need beyond
+ * what is charged already. CUDA_ERROR_OUT_OF_MEMORY when that does not fit: the driver is then not asked.
+ * Into a capture nothing runs, and nothing is charged: its graph is, as if it had the nodes. One relaxed load
+ * when the process has no graph that allocates. */
 CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exec, CUstream stream,
-                                    bool per_thread, const char *function);
+                                    bool per_thread, bool runs, const char *function);
 
 /* Called after the driver has answered the launch, whatever it said: the charge becomes what is reserved. If
  * it was launched, that also says what it needs. */
@@ -36,10 +37,6 @@ void graph_memory_after_launch(struct graph_launch *launch, bool launched);
 
 /* Its handle may be given out anew while its work is still under way. */
 void graph_memory_stream_ends(CUstream stream);
-
-/* Around a call in which the program frees what a graph may have left to it. */
-void graph_memory_freeing(void);
-void graph_memory_freed(void);
 
 /* Before and after what is idle is given back. */
 void graph_memory_trims(void);

@@ -12,16 +12,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A node that allocates what its graph leaves to the program, or that frees what another graph leaves. */
+struct node {
+    struct node *next;
+    CUdeviceptr address;
+    uint64_t bytes; /* 0: it frees */
+    int place;
+};
+
 /* What the nodes of a graph, or of an executable one, take and free. */
 struct nodes {
     struct entry entry;
     struct graph_needs needs;
+    struct node *outlasting;
     struct graph_use use; /* of an executable one */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table graphs, execs;
+static struct table left; /* by address: what the last launch of its graph has left, and nobody freed since */
 static _Atomic bool any; /* this process has a graph that allocates */
 
 static void forget_after_fork(void)
@@ -29,6 +39,7 @@ static void forget_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     memset(&graphs, 0, sizeof graphs);
     memset(&execs, 0, sizeof execs);
+    memset(&left, 0, sizeof left);
     graph_memory_forget();
     atomic_store(&any, false);
 }
@@ -52,6 +63,15 @@ static struct nodes *nodes_of(struct table *table, const void *handle)
     return nodes;
 }
 
+static void drop(struct nodes *nodes)
+{
+    for (struct node *node = nodes ? nodes->outlasting : NULL, *next; node; node = next) {
+        next = node->next;
+        free(node);
+    }
+    free(nodes);
+}
+
 static struct nodes *take(struct table *table, const void *handle)
 {
     if (!graphs_allocate())
@@ -71,7 +91,7 @@ static CUresult taken(struct table *table, struct nodes *nodes, CUresult result)
         table_add(table, &nodes->entry, nodes->entry.key);
         pthread_mutex_unlock(&lock);
     } else {
-        free(nodes);
+        drop(nodes);
     }
     return result;
 }
@@ -100,18 +120,57 @@ bool graphs_allocate(void)
     return atomic_load_explicit(&any, memory_order_relaxed);
 }
 
-/* No sums of marks are equal by chance, as those of addresses are. */
-static uint64_t mark(CUdeviceptr address)
-{
-    uint64_t mixed = (address ^ address >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
-    return mixed ^ mixed >> 31;
-}
-
 uint64_t graph_bytes_sum(uint64_t one, uint64_t other)
 {
     const uint64_t most = UINT64_C(1) << 60;
     return one < most && other < most && one + other < most ? one + other : most;
+}
+
+/* --- what launches leave; called with the lock held ------------------------------------------------------
+ */
+
+/* NULL when there is nothing. */
+static struct entry *take_left(CUdeviceptr address)
+{
+    struct entry *entry = table_find(&left, address);
+    if (entry)
+        table_remove(&left, entry);
+    return entry;
+}
+
+static void add_left(struct entry *entry, CUdeviceptr address)
+{
+    if (entry && !table_find(&left, address))
+        table_add(&left, entry, address);
+    else
+        free(entry);
+}
+
+/* --- nodes ---------------------------------------------------------------------------------------------- */
+
+/* Called with the lock held. */
+static void add_node(struct nodes *nodes, CUdeviceptr address, uint64_t bytes, int place)
+{
+    struct node *node = malloc(sizeof *node);
+    if (node)
+        *node = (struct node){nodes->outlasting, address, bytes, place};
+    else
+        nodes->needs.unsure = true;
+    if (node)
+        nodes->outlasting = node;
+}
+
+/* The same for a node that frees: maybe what the graph itself allocates, which it then does not leave. */
+static void add_free(struct nodes *nodes, CUdeviceptr address)
+{
+    struct node **link = &nodes->outlasting, *node;
+    while ((node = *link) && (node->address != address || !node->bytes))
+        link = &node->next;
+    if (node)
+        *link = node->next;
+    else
+        add_node(nodes, address, 0, 0);
+    free(node);
 }
 
 void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr address)
@@ -126,8 +185,9 @@ void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr
     struct nodes *nodes = nodes_of(&graphs, graph);
     if (nodes) {
         nodes->needs.bytes[place] = graph_bytes_sum(nodes->needs.bytes[place], bytes);
-        nodes->needs.left += mark(address);
+        add_node(nodes, address, bytes, place);
     }
+    free(take_left(address)); /* of one that ended with its context */
     pthread_mutex_unlock(&lock);
 }
 
@@ -137,55 +197,50 @@ void graph_frees(CUgraph graph, CUdeviceptr address)
         return;
     pthread_mutex_lock(&lock);
     struct nodes *nodes = nodes_of(&graphs, graph);
-    if (nodes) {
-        nodes->needs.left -= mark(address);
-        nodes->needs.frees = true;
-    }
+    if (nodes)
+        add_free(nodes, address);
     pthread_mutex_unlock(&lock);
 }
 
 /* Called with the lock held. */
-static void add_needs(struct nodes *nodes, const struct graph_needs *needs)
+static void add_nodes(struct nodes *nodes, const struct nodes *source)
 {
     for (int i = 0; i < MAX_DEVICES; i++)
-        nodes->needs.bytes[i] = graph_bytes_sum(nodes->needs.bytes[i], needs->bytes[i]);
-    nodes->needs.left += needs->left;
-    nodes->needs.frees |= needs->frees;
+        nodes->needs.bytes[i] = graph_bytes_sum(nodes->needs.bytes[i], source->needs.bytes[i]);
+    nodes->needs.unsure |= source->needs.unsure;
+    for (const struct node *node = source->outlasting; node; node = node->next)
+        if (node->bytes)
+            add_node(nodes, node->address, node->bytes, node->place);
+        else
+            add_free(nodes, node->address);
 }
 
-/* Let the entry for `to` have what the graph `from` has: besides what it has, or instead. */
-static void copy(struct table *table, const void *to, CUgraph from, bool instead)
+/* Let the entry for `to` have what the one for `from` has, besides what it has. */
+static void copy(struct table *table, const void *to, const struct table *from_table, const void *from)
 {
     if (!graphs_allocate())
         return;
     pthread_mutex_lock(&lock);
-    const struct nodes *source = (struct nodes *)table_find(&graphs, key_of(from));
-    bool known = source || table_find(table, key_of(to));
-    struct nodes *nodes = known ? nodes_of(table, to) : NULL;
-    if (nodes && instead)
-        *nodes = (struct nodes){.entry = nodes->entry};
-    if (nodes && source)
-        add_needs(nodes, &source->needs);
+    const struct nodes *source = (struct nodes *)table_find(from_table, key_of(from));
+    struct nodes *nodes = source ? nodes_of(table, to) : NULL;
+    if (nodes)
+        add_nodes(nodes, source);
     pthread_mutex_unlock(&lock);
 }
 
-void graph_takes_in(CUgraph graph, const struct graph_needs *needs)
+void graph_takes_in(CUgraph graph, CUgraphExec exec)
 {
-    pthread_mutex_lock(&lock);
-    struct nodes *nodes = nodes_of(&graphs, graph);
-    if (nodes)
-        add_needs(nodes, needs);
-    pthread_mutex_unlock(&lock);
+    copy(&graphs, graph, &execs, exec);
 }
 
 void graph_made(CUgraph graph)
 {
-    free(take(&graphs, graph));
+    drop(take(&graphs, graph));
 }
 
 void graph_contains(CUgraph whole, CUgraph part)
 {
-    copy(&graphs, whole, part, false);
+    copy(&graphs, whole, &graphs, part);
 }
 
 struct nodes *graph_ending(CUgraph graph)
@@ -203,12 +258,13 @@ void graph_ended_capture(CUgraph captured, CUgraph graph)
     if (!captured || captured == graph)
         return;
     graph_contains(graph, captured);
-    free(take(&graphs, captured));
+    drop(take(&graphs, captured));
 }
 
 void graph_instantiated(CUgraphExec exec, CUgraph graph)
 {
-    copy(&execs, exec, graph, true);
+    drop(take(&execs, exec));
+    copy(&execs, exec, &graphs, graph);
 }
 
 struct nodes *graph_exec_ending(CUgraphExec exec)
@@ -221,14 +277,72 @@ CUresult graph_exec_ended(struct nodes *nodes, CUresult result)
     return taken(&execs, nodes, result);
 }
 
+/* --- launches ------------------------------------------------------------------------------------------- */
+
 bool graph_needs(struct graph_launch *launch, CUgraphExec exec)
 {
     pthread_mutex_lock(&lock);
     const struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
     if (nodes)
-        *launch = (struct graph_launch){.key = key_of(exec), .needs = nodes->needs, .before = nodes->use};
+        *launch = (struct graph_launch){
+            .key = key_of(exec), .needs = nodes->needs, .before = nodes->use, .leaves = nodes->needs.unsure};
+    for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
+        launch->leaves |= node->bytes > 0;
     pthread_mutex_unlock(&lock);
     return nodes;
+}
+
+bool graph_keeps(const struct graph_launch *launch, int place, uint64_t *bytes)
+{
+    bool all = !launch->needs.unsure;
+    *bytes = 0;
+    pthread_mutex_lock(&lock);
+    const struct nodes *nodes = (struct nodes *)table_find(&execs, launch->key);
+    for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
+        if (node->bytes && node->place == place) {
+            bool there = table_find(&left, node->address);
+            *bytes += there ? node->bytes : 0;
+            all &= there;
+        }
+    pthread_mutex_unlock(&lock);
+    return all;
+}
+
+void graph_leaves(const struct graph_launch *launch, enum graph_stage stage)
+{
+    pthread_mutex_lock(&lock);
+    const struct nodes *nodes = (struct nodes *)table_find(&execs, launch->key);
+    for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
+        if (!node->bytes || stage == GRAPH_REFUSED)
+            free(take_left(node->address));
+        else if (stage == GRAPH_LAUNCHING)
+            add_left(malloc(sizeof(struct entry)), node->address);
+    pthread_mutex_unlock(&lock);
+}
+
+struct entry *graph_freeing(CUdeviceptr address)
+{
+    pthread_mutex_lock(&lock);
+    struct entry *entry = take_left(address);
+    pthread_mutex_unlock(&lock);
+    return entry;
+}
+
+void graph_freed(CUgraph into, struct entry *entry, CUdeviceptr address, bool freed)
+{
+    if (into) {
+        if (freed)
+            graph_frees(into, address);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    if (freed) {
+        free(entry);
+        free(take_left(address));
+    } else {
+        add_left(entry, address);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 void graph_used(const struct graph_launch *launch, int place)
@@ -238,7 +352,6 @@ void graph_used(const struct graph_launch *launch, int place)
     if (nodes) {
         uint64_t reserved = launch->now.reserved[place];
         nodes->use.launched = true;
-        nodes->use.freed = launch->now.freed;
         nodes->use.reserved[place] = reserved;
         nodes->use.taken[place] = launch->now.taken[place];
         /* Nodes may use the same memory one after the other: then it needs less than their sum. */

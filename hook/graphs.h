@@ -49,23 +49,36 @@ void graph_instantiated(CUgraphExec exec, CUgraph graph);
 /* What the nodes of a graph take and free. */
 struct graph_needs {
     uint64_t bytes[MAX_DEVICES]; /* by place */
-    uint64_t left; /* marks of what it allocates less those of what it frees: 0, it leaves nothing */
-    bool frees; /* what it allocates, or what others have left */
+    bool unsure; /* it may leave more to the program than is noted here */
 };
 
-/* An executable graph of these needs was launched into the capture that makes `graph`. */
-void graph_takes_in(CUgraph graph, const struct graph_needs *needs);
+/* `exec` was launched into the capture that makes `graph`. */
+void graph_takes_in(CUgraph graph, CUgraphExec exec);
 
 /* How its last launch found and left what is reserved for graphs; counts are of graph_launches.c. */
 struct graph_use {
     bool launched;
-    uint64_t reserved[MAX_DEVICES], taken[MAX_DEVICES], freed;
+    uint64_t reserved[MAX_DEVICES], taken[MAX_DEVICES];
 };
 
 struct graph_launch;
 
 /* What `exec` needs and did; false when its nodes take nothing and free nothing. */
 bool graph_needs(struct graph_launch *launch, CUgraphExec exec);
+
+/* Whether all that it leaves to the program on the device is there from its last launch, which its next one
+ * frees: else the driver refuses to launch it. And how much of it is. */
+bool graph_keeps(const struct graph_launch *launch, int place, uint64_t *bytes);
+
+/* What it leaves is there, and what it frees is gone: said before the driver is asked, so that who frees it
+ * in another thread has the last word. Nobody knows what one has freed that the driver refused. */
+enum graph_stage { GRAPH_LAUNCHING, GRAPH_LAUNCHED, GRAPH_REFUSED };
+void graph_leaves(const struct graph_launch *launch, enum graph_stage stage);
+
+/* Around a call in which the program frees what a graph may have left to it; or, where it is captured
+ * (`into`), only after it. */
+struct entry *graph_freeing(CUdeviceptr address);
+void graph_freed(CUgraph into, struct entry *entry, CUdeviceptr address, bool freed);
 
 /* It was launched. */
 void graph_used(const struct graph_launch *launch, int place);

@@ -51,13 +51,10 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
         pooled = block_take(BLOCK_POOLED, address);                                                          \
     bool of_graph = !block && !pooled && (address) && graphs_allocate();                                     \
     CUgraph into = of_graph ? (captured) : NULL;                                                             \
-    if (of_graph && !into)                                                                                   \
-        graph_memory_freeing();                                                                              \
+    struct entry *left = of_graph && !into ? graph_freeing(address) : NULL;                                  \
     CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
-    if (of_graph && !into)                                                                                   \
-        graph_memory_freed();                                                                                \
-    else if (into && result == CUDA_SUCCESS)                                                                 \
-        graph_frees(into, address);                                                                          \
+    if (of_graph)                                                                                            \
+        graph_freed(into, left, address, result == CUDA_SUCCESS);                                            \
     return pooled ? pooled_freed(pooled, result) : wrap_freed(block, result)
 
 CUresult pooled_freed(struct block *block, CUresult result);

@@ -18,6 +18,7 @@ struct step {
 struct CUgraphExec_st {
     struct step *steps;
     size_t count;
+    bool frees_on_launch; /* what it has left, itself */
 };
 
 static size_t steps_of(const struct CUgraph_st *graph)
@@ -63,19 +64,22 @@ static void empty(struct CUgraphExec_st *executable)
     free(executable->steps);
 }
 
-static CUresult instantiate(const char *function, CUgraphExec *executable, CUgraph graph)
+static CUresult instantiate(const char *function, CUgraphExec *executable, CUgraph graph, cuuint64_t flags)
 {
     struct cuda_call call;
     CUresult result = cuda_begin(&call, function);
-    if (result == CUDA_SUCCESS && (!executable || !graph))
+    const cuuint64_t contrary = GRAPH_INSTANTIATE_AUTO_FREE | GRAPH_INSTANTIATE_DEVICE_LAUNCH;
+    if (result == CUDA_SUCCESS && (!executable || !graph || (flags & contrary) == contrary))
         result = CUDA_ERROR_INVALID_VALUE;
     struct CUgraphExec_st *fresh = result == CUDA_SUCCESS ? calloc(1, sizeof *fresh) : NULL;
     if (result == CUDA_SUCCESS)
         result = fresh ? fill(fresh, graph) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
+        fresh->frees_on_launch = flags & GRAPH_INSTANTIATE_AUTO_FREE;
         *executable = fresh;
-    else
+    } else {
         free(fresh);
+    }
     return cuda_end(&call, result);
 }
 
@@ -83,26 +87,26 @@ EXPORT CUresult cuGraphInstantiate(CUgraphExec *executable, CUgraph graph, CUgra
                                    size_t log_bytes)
 {
     (void)error_node, (void)log, (void)log_bytes;
-    return instantiate(__func__, executable, graph);
+    return instantiate(__func__, executable, graph, 0);
 }
 
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *executable, CUgraph graph, CUgraphNode *error_node,
                                       char *log, size_t log_bytes)
 {
     (void)error_node, (void)log, (void)log_bytes;
-    return instantiate(__func__, executable, graph);
+    return instantiate(__func__, executable, graph, 0);
 }
 
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, unsigned long long flags)
 {
-    (void)flags;
-    return instantiate(__func__, executable, graph);
+    return instantiate(__func__, executable, graph, flags);
 }
 
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *executable, CUgraph graph,
                                              CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-    CUresult result = instantiate(__func__, executable, parameters ? graph : NULL);
+    CUresult result =
+        instantiate(__func__, executable, parameters ? graph : NULL, parameters ? parameters->flags : 0);
     if (parameters)
         parameters->result_out = result != CUDA_SUCCESS; /* CUDA_GRAPH_INSTANTIATE_ERROR */
     return result;
@@ -111,7 +115,8 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *executable, CUgraph gr
 EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *executable, CUgraph graph,
                                                   CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-    CUresult result = instantiate(__func__, executable, parameters ? graph : NULL);
+    CUresult result =
+        instantiate(__func__, executable, parameters ? graph : NULL, parameters ? parameters->flags : 0);
     if (parameters)
         parameters->result_out = result != CUDA_SUCCESS;
     return result;
@@ -154,6 +159,7 @@ static CUresult update(const char *function, CUgraphExec executable, CUgraph gra
         result = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     struct CUgraphExec_st old = fresh;
     if (result == CUDA_SUCCESS) {
+        fresh.frees_on_launch = executable->frees_on_launch;
         old = *executable;
         *executable = fresh;
     }
@@ -202,13 +208,16 @@ static void undo(const struct CUgraphExec_st *executable, size_t end)
             sim_graph_memory_free(executable->steps[i].allocation->address);
 }
 
-/* What was left by an earlier launch must have been freed: else nothing of the graph runs. */
+/* What was left by an earlier launch must have been freed, or be freed now: else nothing of the graph runs.
+ */
 static CUresult run_memory(const struct CUgraphExec_st *executable)
 {
     for (size_t i = 0; i < executable->count; i++)
-        if (executable->steps[i].allocation
+        if (executable->steps[i].allocation && !executable->frees_on_launch
             && sim_graph_memory_live(executable->steps[i].allocation->address))
             return CUDA_ERROR_INVALID_VALUE;
+    if (executable->frees_on_launch)
+        undo(executable, executable->count);
     for (size_t i = 0; i < executable->count; i++) {
         const struct step *step = &executable->steps[i];
         CUresult result =

@@ -15,7 +15,7 @@ struct node {
     CUdeviceptr address;
     uint64_t bytes;
     CUdevice device;
-    bool live;
+    bool live, orphaned; /* orphaned: no graph has it any more */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -69,8 +69,10 @@ void sim_graph_memory_forget(CUdeviceptr address)
 {
     pthread_mutex_lock(&lock);
     struct node **link = find(address), *node = *link;
-    if (node) {
-        used[node->device] -= node->live ? node->bytes : 0;
+    if (node && node->live) {
+        node->orphaned = true;
+        node = NULL;
+    } else if (node) {
         *link = node->next;
     }
     pthread_mutex_unlock(&lock);
@@ -134,13 +136,17 @@ bool sim_graph_memory_live(CUdeviceptr address)
 bool sim_graph_memory_free(CUdeviceptr address)
 {
     pthread_mutex_lock(&lock);
-    struct node *node = *find(address);
-    bool live = node && node->live;
+    struct node **link = find(address), *node = *link;
+    bool live = node && node->live, orphaned = live && node->orphaned;
     if (live) {
         node->live = false;
         used[node->device] -= node->bytes;
     }
+    if (orphaned)
+        *link = node->next;
     pthread_mutex_unlock(&lock);
+    if (orphaned)
+        free(node);
     return live;
 }
 

@@ -16,7 +16,7 @@
 /* The address of a new allocation node. */
 CUresult sim_graph_memory_node(CUdevice device, uint64_t bytes, CUdeviceptr *address);
 
-/* The node's address ceases to be one, with its memory if it has any. */
+/* No graph has the node any more. Its memory, if it has any, stays until somebody frees it. */
 void sim_graph_memory_forget(CUdeviceptr address);
 
 /* The node runs. CUDA_ERROR_OUT_OF_MEMORY when the GPU has no more; CUDA_ERROR_INVALID_VALUE when it is

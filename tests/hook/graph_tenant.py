@@ -1,7 +1,8 @@
 """Runs under the hook: graphs made, launched in turn and at once, freed and trimmed at random.
 
 Sizes, who frees what, and the order are drawn from a seed. At rest the hook's count and the simulated
-GPU's must agree; how much the GPU held at most is the test's to look at.
+GPU's must agree; how much the GPU held at most is the test's to look at. Who frees at its launch all that it
+needs is never refused.
 """
 
 import ctypes
@@ -12,6 +13,7 @@ from typing import Any
 
 from cuda_calls import alloc, cuda, free
 from memory_calls import (
+    AUTO_FREE,
     add_allocation,
     add_free,
     both,
@@ -23,7 +25,7 @@ from memory_calls import (
 )
 
 SIZES_MIB = (3, 10, 20, 31, 33, 50, 70)
-SUCCESS = 0
+SUCCESS, OUT_OF_MEMORY = 0, 2
 
 
 @dataclass
@@ -33,13 +35,18 @@ class Graph:
     made: Any
     executable: Any
     left: list[int] = field(default_factory=list)
+    frees: list[int] = field(default_factory=list)  # that others leave
+    keeps_all: bool = False  # what it allocates, until its next launch
 
 
 class Tenant:
     """A program that is as odd as the driver allows."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, auto_free: bool = False) -> None:
         self.random = random.Random(seed)  # noqa: S311 - no secret
+        self.flags = AUTO_FREE if auto_free else 0
+        self.live: set[int] = set()  # that surely are
+        self.wrong = ""
         self.streams = [None, new_stream(), new_stream()]
         self.graphs: list[Graph] = []
         self.unclaimed: list[int] = []  # left addresses that no graph frees by a node
@@ -48,11 +55,12 @@ class Tenant:
 
     def build(self) -> None:
         """Nodes that allocate; some freed by the graph, and some that others have left."""
-        made, last, left = graph(), None, []
+        made, last, left, passing = graph(), None, [], 0
         for _ in range(self.random.choice((0, 1, 1, 1, 2, 3))):
             last, address = add_allocation(made, self.random.choice(SIZES_MIB), last)
             if self.random.random() < 0.5:
                 last = add_free(made, address, last)
+                passing += 1
             else:
                 left.append(address)
         others = [a for a in self.unclaimed if self.random.random() < 0.4]
@@ -60,7 +68,8 @@ class Tenant:
             self.unclaimed.remove(address)
             last = add_free(made, address, last)
         self.unclaimed += left
-        self.graphs.append(Graph(made, instantiate(made), left))
+        executable, keeps_all = instantiate(made, self.flags), bool(self.flags and not passing)
+        self.graphs.append(Graph(made, executable, left, others, keeps_all))
 
     def capture(self) -> None:
         """The same by way of a stream."""
@@ -73,11 +82,12 @@ class Tenant:
                 put(address, stream)
             else:
                 left.append(address)
-        if self.unclaimed and self.random.random() < 0.5:
-            put(self.unclaimed.pop(), stream)
+        others = [self.unclaimed.pop()] if self.unclaimed and self.random.random() < 0.5 else []
+        for address in others:
+            put(address, stream)
         assert cuda.cuStreamEndCapture(stream, ctypes.byref(made)) == SUCCESS
         self.unclaimed += left
-        self.graphs.append(Graph(made, instantiate(made), left))
+        self.graphs.append(Graph(made, instantiate(made, self.flags), left, others))
 
     def launch(self) -> None:
         """One, on any stream, sometimes uploaded before."""
@@ -87,15 +97,24 @@ class Tenant:
         stream = self.random.choice(self.streams)
         if self.random.random() < 0.1:
             cuda.cuGraphUpload(chosen.executable, stream)
-        cuda.cuGraphLaunch(chosen.executable, stream)
+        result = cuda.cuGraphLaunch(chosen.executable, stream)
+        if result == OUT_OF_MEMORY and chosen.keeps_all and self.live.issuperset(chosen.left):
+            self.wrong = "refused what it frees itself"
+        if result == SUCCESS:
+            self.live.update(chosen.left)
+        else:
+            self.live.difference_update(chosen.left)
+        self.live.difference_update(chosen.frees)
 
     def launch_at_once(self) -> None:
-        """Several, each from a thread and on a stream of its own."""
+        """Several, each from a thread and on a stream of its own; sometimes what one leaves is freed then."""
         count = min(len(self.graphs), self.random.choice((2, 3)))
         if count < 2:
             return
         chosen = self.random.sample(self.graphs, count)
-        context, barrier = ctypes.c_void_p(), threading.Barrier(count)
+        freed = [g.left[0] for g in chosen if g.left][:1] if self.flags else []
+        self.live.difference_update(a for g in chosen for a in g.left + g.frees)
+        context, barrier = ctypes.c_void_p(), threading.Barrier(count + len(freed))
         cuda.cuCtxGetCurrent(ctypes.byref(context))
 
         def one(number: int) -> None:
@@ -103,7 +122,13 @@ class Tenant:
             barrier.wait()
             cuda.cuGraphLaunch(chosen[number].executable, self.streams[number % 3])
 
+        def give(address: int) -> None:
+            cuda.cuCtxSetCurrent(context)
+            barrier.wait()
+            put(address)
+
         threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
+        threads += [threading.Thread(target=give, args=(address,)) for address in freed]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -113,6 +138,7 @@ class Tenant:
         """What some graph has left, or never had."""
         if self.unclaimed:
             address = self.random.choice(self.unclaimed)
+            self.live.discard(address)
             (put if self.random.random() < 0.5 else free)(address)
 
     def trim(self) -> None:
@@ -153,11 +179,13 @@ class Tenant:
         return both()
 
 
-def disagreement(seed: int, steps: int) -> str:
-    """What was done up to where the two counts differ; empty when they never do."""
-    tenant = Tenant(seed)
+def disagreement(seed: int, steps: int, *, auto_free: bool = False) -> str:
+    """What was done up to where the two counts differ, or a launch was wrong; empty when neither is so."""
+    tenant = Tenant(seed, auto_free=auto_free)
     for _ in range(steps):
         hook, gpu = tenant.step()
+        if tenant.wrong:
+            return f"seed {seed}: {tenant.wrong}, after {tenant.trace}"
         if hook != gpu:
             return f"seed {seed}: the hook says {hook}, the GPU {gpu}, after {tenant.trace}"
     return ""

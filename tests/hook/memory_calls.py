@@ -356,10 +356,13 @@ def passing(mib: int) -> ctypes.c_void_p:
     return made
 
 
-def instantiate(of: ctypes.c_void_p) -> ctypes.c_void_p:
+AUTO_FREE = 1
+
+
+def instantiate(of: ctypes.c_void_p, flags: int = 0) -> ctypes.c_void_p:
     """The graph, to be launched."""
     made = ctypes.c_void_p()
-    result = cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), of, u64(0))
+    result = cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), of, u64(flags))
     assert result == 0, result
     return made
 

@@ -25,3 +25,22 @@ def test_whatever_graphs_do_the_limit_holds(node: Node, seed: int, limit_mib: in
     assert said["rc"] == 0, said["stderr"]
     assert said["wrong"] == ""
     assert node.sim.peak_mib(GPU) <= limit_mib
+
+
+@pytest.mark.parametrize(
+    ("seed", "limit_mib"),
+    [
+        pytest.param(7, 100, id="two"),
+        pytest.param(9, 160, id="some"),
+        pytest.param(11, 256, id="many"),
+    ],
+)
+def test_who_frees_at_its_launch_finds_room_for_that_and_the_limit_holds(
+    node: Node, seed: int, limit_mib: int
+) -> None:
+    """Flag AUTO_FREE_ON_LAUNCH; again, any seed will do."""
+    steps = f"say(wrong=disagreement({seed}, {STEPS}, auto_free=True))"
+    said = node.run(f"{BEGIN}{steps}", **{LIMIT: f"{limit_mib}m"})
+    assert said["rc"] == 0, said["stderr"]
+    assert said["wrong"] == ""
+    assert node.sim.peak_mib(GPU) <= limit_mib

@@ -261,6 +261,50 @@ def test_an_executable_graph_can_be_changed(node: Node) -> None:
     assert say(node, code) == [[0, 910], 9000]
 
 
+LEAVING = (
+    "from memory_calls import *\n"
+    "g = graph(); _, a = add_allocation(g, 60); trim = cuda.cuDeviceGraphMemTrim\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "second"), [pytest.param("AUTO_FREE", 0, id="flag"), pytest.param("0", 1, id="none")]
+)
+def test_a_graph_is_launched_again_if_what_it_left_is_freed(
+    node: Node, flags: str, second: int
+) -> None:
+    code = (
+        f"e = instantiate(g, {flags})\n"
+        "said = [launch(e), launch(e), held_mib(), free(a), launch(e), free(a), free(a)]"
+    )
+    assert say(node, LEAVING + code) == [0, second, 64, 0, 0, 0, 1]
+
+
+def test_an_update_leaves_it_at_that(node: Node) -> None:
+    code = (
+        "e, info = instantiate(g, AUTO_FREE), ctypes.create_string_buffer(64)\n"
+        "said = [launch(e), cuda.cuGraphExecUpdate_v2(e, g, info), launch(e), held_mib()]"
+    )
+    assert say(node, LEAVING + code) == [0, 0, 0, 64]
+
+
+def test_a_graph_that_frees_at_its_launch_is_none_for_devices_to_launch(node: Node) -> None:
+    code = (
+        "made = ctypes.c_void_p()\n"
+        "said = [cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), g, u64(f)) for f in (4, 5)]"
+    )
+    assert say(node, LEAVING + code) == [0, 1]
+
+
+def test_what_a_graph_left_outlives_it(node: Node) -> None:
+    code = (
+        "e = instantiate(g); said = [launch(e)]\n"
+        "said += [cuda.cuGraphExecDestroy(e), cuda.cuGraphDestroy(g), trim(0), held_mib()]\n"
+        "said += [free(a), free(a), trim(0), held_mib()]"
+    )
+    assert say(node, LEAVING + code) == [0, 0, 0, 0, 64, 0, 1, 0, 0]
+
+
 UNSUPPORTED, INVALIDATED, MERGE, UNMATCHED, UNJOINED, ISOLATION, IMPLICIT, EVENT, THREAD = range(
     900, 909
 )

@@ -47,19 +47,22 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, cons
                                             const CUgraphEdgeData *edges, size_t count,
                                             CUstreamCaptureMode mode)
 {
-    BEGIN(cuStreamBeginCaptureToGraph, (void)0, stream, graph, dependencies, edges, count, mode);
+    BEGIN(cuStreamBeginCaptureToGraph, graph_captured_into(graph, false), stream, graph, dependencies, edges,
+          count, mode);
 }
 
 EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
                                               CUgraphRecaptureCallback callback, void *data)
 {
-    BEGIN(cuStreamBeginRecaptureToGraph, (void)0, stream, mode, graph, callback, data);
+    BEGIN(cuStreamBeginRecaptureToGraph, graph_captured_into(graph, true), stream, mode, graph, callback,
+          data);
 }
 
 EXPORT CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
                                                    CUgraphRecaptureCallback callback, void *data)
 {
-    BEGIN(cuStreamBeginRecaptureToGraph_ptsz, (void)0, stream, mode, graph, callback, data);
+    BEGIN(cuStreamBeginRecaptureToGraph_ptsz, graph_captured_into(graph, true), stream, mode, graph, callback,
+          data);
 }
 
 EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
@@ -67,5 +70,6 @@ EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
                                                  const CUgraphEdgeData *edges, size_t count,
                                                  CUstreamCaptureMode mode)
 {
-    BEGIN(cuStreamBeginCaptureToGraph_ptsz, (void)0, stream, graph, dependencies, edges, count, mode);
+    BEGIN(cuStreamBeginCaptureToGraph_ptsz, graph_captured_into(graph, false), stream, graph, dependencies,
+          edges, count, mode);
 }

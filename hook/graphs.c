@@ -25,6 +25,7 @@ struct nodes {
     struct entry entry;
     struct graph_needs needs;
     struct node *outlasting;
+    uint64_t again_bytes[MAX_DEVICES]; /* that are there, and are yet to be captured anew */
     struct graph_use use; /* of an executable one */
 };
 
@@ -160,20 +161,22 @@ static void add_node(struct nodes *nodes, CUdeviceptr address, uint64_t bytes, i
         nodes->outlasting = node;
 }
 
-/* The same for a node that frees: maybe what the graph itself allocates, which it then does not leave. */
+/* The same for a node that frees: maybe what the graph itself allocates, which it then does not leave; or one
+ * that is there. */
 static void add_free(struct nodes *nodes, CUdeviceptr address)
 {
     struct node **link = &nodes->outlasting, *node;
-    while ((node = *link) && (node->address != address || !node->bytes))
+    while ((node = *link) && node->address != address)
         link = &node->next;
-    if (node)
-        *link = node->next;
-    else
+    if (!node) {
         add_node(nodes, address, 0, 0);
-    free(node);
+    } else if (node->bytes) {
+        *link = node->next;
+        free(node);
+    }
 }
 
-void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr address)
+void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr address, bool captured)
 {
     int place = place_of_device(device);
     if (!charging() || place < 0 || bytes == 0)
@@ -183,11 +186,13 @@ void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr
     atomic_store(&any, true);
     graph_memory_known(place, device);
     struct nodes *nodes = nodes_of(&graphs, graph);
-    if (nodes) {
+    if (nodes && captured && nodes->again_bytes[place] >= bytes) {
+        nodes->again_bytes[place] -= bytes;
+    } else if (nodes) {
         nodes->needs.bytes[place] = graph_bytes_sum(nodes->needs.bytes[place], bytes);
         add_node(nodes, address, bytes, place);
+        free(take_left(address)); /* of one that ended with its context */
     }
-    free(take_left(address)); /* of one that ended with its context */
     pthread_mutex_unlock(&lock);
 }
 
@@ -241,6 +246,17 @@ void graph_made(CUgraph graph)
 void graph_contains(CUgraph whole, CUgraph part)
 {
     copy(&graphs, whole, &graphs, part);
+}
+
+void graph_captured_into(CUgraph graph, bool again)
+{
+    if (!graphs_allocate())
+        return;
+    pthread_mutex_lock(&lock);
+    struct nodes *nodes = (struct nodes *)table_find(&graphs, key_of(graph));
+    for (int i = 0; nodes && i < MAX_DEVICES; i++)
+        nodes->again_bytes[i] = again ? nodes->needs.bytes[i] : 0;
+    pthread_mutex_unlock(&lock);
 }
 
 struct nodes *graph_ending(CUgraph graph)

@@ -16,10 +16,15 @@
 CUgraph graph_captured(CUstream stream, bool per_thread);
 #define SPOILED_GRAPH ((CUgraph)1)
 
-/* An allocation node of `bytes` on `device` became part of the graph; and one that frees, what the graph
- * itself allocates or another has left. */
-void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr address);
+/* An allocation node of `bytes` on `device` became part of the graph, by a capture or not; and one that
+ * frees, what the graph itself allocates or another has left. */
+void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr address, bool captured);
 void graph_frees(CUgraph graph, CUdeviceptr address);
+
+/* What is captured from now on is added to a graph of the program's, or (`again`) takes the place of its
+ * nodes one by one. Of those that allocate or free the driver takes none but the same, with its address; one
+ * whose capture fails has as many as before at most. */
+void graph_captured_into(CUgraph graph, bool again);
 
 /* The driver has made a graph: its handle may be one that a failed capture had. */
 void graph_made(CUgraph graph);

@@ -124,7 +124,7 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     switch (pooled->as) {
     case POOLED_CAPTURED:
         if (given)
-            graph_allocates(pooled->graph, pooled->device, pooled->bytes, *address);
+            graph_allocates(pooled->graph, pooled->device, pooled->bytes, *address, true);
         return result;
     case POOLED_PLAIN:
         return wrap_settle(pooled->block, result, given ? *address : 0);

@@ -12,6 +12,8 @@ struct capture {
     struct CUstream_st *origin;
     CUgraph graph;
     bool invalid, over, borrowed; /* borrowed: into a graph that was there */
+    bool again;
+    size_t recaptured; /* nodes */
     unsigned references; /* of events, and one while it is going on */
     struct CUstream_st **streams;
     size_t stream_count;
@@ -176,11 +178,15 @@ CUresult capture_node(struct CUstream_st *stream, struct node_content content, s
     struct capture *capture = stream->capture;
     CUresult result = capture && !capture->invalid ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     struct CUgraphNode_st *fresh = NULL;
-    if (result == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && capture->again) {
+        fresh =
+            graph_recapture(capture->graph, capture->recaptured++, content, stream->tips, stream->tip_count);
+        result = fresh ? CUDA_SUCCESS : disturb(capture, CUDA_ERROR_GRAPH_RECAPTURE_FAILURE);
+    } else if (result == CUDA_SUCCESS) {
         fresh = graph_add(capture->graph, content, stream->tips, stream->tip_count);
-        result = fresh && set_tips(&stream->tips, &stream->tip_count, &fresh, 1) ? CUDA_SUCCESS
-                                                                                 : CUDA_ERROR_OUT_OF_MEMORY;
     }
+    if (result == CUDA_SUCCESS && !(fresh && set_tips(&stream->tips, &stream->tip_count, &fresh, 1)))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_unlock(&lock);
     if (node)
         *node = fresh;
@@ -290,6 +296,7 @@ static CUresult start(struct CUstream_st *stream, CUstreamCaptureMode mode, stru
     capture->origin = stream;
     capture->graph = graph;
     capture->borrowed = into.graph;
+    capture->again = into.again;
     capture->references = 1;
     capture->next = ongoing;
     ongoing = capture;
@@ -326,9 +333,11 @@ static CUresult finish(struct CUstream_st *stream, CUgraph *graph)
         return disturb(capture, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     if (capture->mode != CAPTURE_MODE_RELAXED && !pthread_equal(capture->thread, pthread_self()))
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    bool short_of = capture->again && capture->recaptured < capture->graph->count;
     CUresult result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-        : joined(capture)              ? CUDA_SUCCESS
-                                       : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+        : !joined(capture)             ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+        : short_of                     ? CUDA_ERROR_GRAPH_RECAPTURE_FAILURE
+                                       : CUDA_SUCCESS;
     for (size_t i = 0; i < capture->stream_count; i++) {
         capture->streams[i]->capture = NULL;
         capture->streams[i]->tip_count = 0;

@@ -26,11 +26,13 @@ CUresult capture_node(struct CUstream_st *stream, struct node_content content, s
 CUresult capture_record(struct CUevent_st *event, struct CUstream_st *stream, bool *capturing);
 CUresult capture_await(struct CUstream_st *stream, struct CUevent_st *event, bool *capturing);
 
-/* Where a capture goes: NULL graph for a new one, or behind these nodes of a given one. */
+/* Where a capture goes: NULL graph for a new one, behind these nodes of a given one, or in place of all of
+ * its nodes, which it must be like. */
 struct capture_destination {
     CUgraph graph;
     const CUgraphNode *nodes;
     size_t count;
+    bool again;
 };
 
 CUresult capture_begin(struct CUstream_st *stream, CUstreamCaptureMode mode, struct capture_destination into);

@@ -54,7 +54,8 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, cons
                                             CUstreamCaptureMode mode)
 {
     (void)edges;
-    return begin_in_graph(__func__, stream, false, (struct capture_destination){graph, nodes, count}, mode);
+    return begin_in_graph(__func__, stream, false, (struct capture_destination){graph, nodes, count, false},
+                          mode);
 }
 
 EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
@@ -62,26 +63,25 @@ EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
                                                  CUstreamCaptureMode mode)
 {
     (void)edges;
-    return begin_in_graph(__func__, stream, true, (struct capture_destination){graph, nodes, count}, mode);
+    return begin_in_graph(__func__, stream, true, (struct capture_destination){graph, nodes, count, false},
+                          mode);
 }
 
-/* The nodes are captured anew; what must be the same as before is not compared, the callback not called. */
+/* The nodes are captured anew; the callback is not called. */
 EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
                                               CUgraphRecaptureCallback callback, void *data)
 {
     (void)callback, (void)data;
-    if (graph)
-        graph_empty(graph);
-    return begin_in_graph(__func__, stream, false, (struct capture_destination){.graph = graph}, mode);
+    return begin_in_graph(__func__, stream, false,
+                          (struct capture_destination){.graph = graph, .again = true}, mode);
 }
 
 EXPORT CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
                                                    CUgraphRecaptureCallback callback, void *data)
 {
     (void)callback, (void)data;
-    if (graph)
-        graph_empty(graph);
-    return begin_in_graph(__func__, stream, true, (struct capture_destination){.graph = graph}, mode);
+    return begin_in_graph(__func__, stream, true, (struct capture_destination){.graph = graph, .again = true},
+                          mode);
 }
 
 static CUresult end(const char *function, CUstream stream, CUgraph *graph, bool per_thread)
@@ -206,13 +206,14 @@ CUresult sim_capture_allocation(CUstream stream, bool per_thread, uint64_t bytes
     struct stream_call call;
     bool capturing;
     struct node_content content = {.kind = GRAPH_NODE_ALLOCATION};
+    struct CUgraphNode_st *node;
     CUresult result = with_stream(&call, stream, per_thread, &capturing);
     if (result == CUDA_SUCCESS)
         result = graph_allocation_content(call.stream->device, bytes, &content);
     if (result == CUDA_SUCCESS)
-        result = capture_node(call.stream, content, NULL);
+        result = capture_node(call.stream, content, &node);
     if (result == CUDA_SUCCESS)
-        *address = content.allocation->address;
+        *address = node->content.allocation->address;
     return cuda_end(&call.call, result);
 }
 

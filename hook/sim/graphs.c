@@ -39,7 +39,7 @@ static void drop_content(struct node_content *content)
         graph_delete(content->child);
 }
 
-void graph_empty(CUgraph graph)
+void graph_delete(CUgraph graph)
 {
     for (struct CUgraphNode_st *node = graph->nodes, *next; node; node = next) {
         next = node->next;
@@ -47,12 +47,6 @@ void graph_empty(CUgraph graph)
         free(node->dependencies);
         free(node);
     }
-    *graph = (struct CUgraph_st){0};
-}
-
-void graph_delete(CUgraph graph)
-{
-    graph_empty(graph);
     free(graph);
 }
 
@@ -76,6 +70,27 @@ struct CUgraphNode_st *graph_add(CUgraph graph, struct node_content content,
     graph->nodes = node;
     graph->count++;
     return node;
+}
+
+static bool same_memory(const struct node_content *one, const struct node_content *other)
+{
+    const struct graph_allocation *a = one->allocation, *b = other->allocation;
+    return one->address == other->address && (!a || (a->device == b->device && a->bytes == b->bytes));
+}
+
+struct CUgraphNode_st *graph_recapture(CUgraph graph, size_t position, struct node_content content,
+                                       struct CUgraphNode_st *const *dependencies, size_t count)
+{
+    struct CUgraphNode_st *node = position < graph->count ? graph->nodes : NULL;
+    for (size_t newer = graph->count - position; node && newer > 1; newer--)
+        node = node->next;
+    bool same = node && node->content.kind == content.kind && node->dependency_count == count
+        && (!count || memcmp(node->dependencies, dependencies, count * sizeof *dependencies) == 0)
+        && same_memory(&node->content, &content);
+    if (same)
+        node->content.function = content.function;
+    drop_content(&content);
+    return same ? node : NULL;
 }
 
 static void mark_with_all_before(struct CUgraphNode_st *node, unsigned mark)
@@ -102,6 +117,8 @@ CUresult graph_allocation_content(CUdevice device, uint64_t bytes, struct node_c
     struct graph_allocation *allocation = calloc(1, sizeof *allocation);
     if (!allocation)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    allocation->device = device;
+    allocation->bytes = bytes;
     CUresult result = sim_graph_memory_node(device, bytes, &allocation->address);
     if (result != CUDA_SUCCESS) {
         free(allocation);

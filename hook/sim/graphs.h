@@ -34,16 +34,22 @@ struct CUgraph_st {
 /* An address that graphs and their executables share; it ceases with the last of them. */
 struct graph_allocation {
     CUdeviceptr address;
+    CUdevice device;
+    uint64_t bytes;
     unsigned references;
 };
 
 CUgraph graph_new(void);
 void graph_delete(CUgraph graph);
-void graph_empty(CUgraph graph);
 
 /* NULL when there is no memory. Takes over what is in `content`. */
 struct CUgraphNode_st *graph_add(CUgraph graph, struct node_content content,
                                  struct CUgraphNode_st *const *dependencies, size_t count);
+
+/* The node that was made as number `position`, recaptured: NULL when it was another kind, depended on others,
+ * or does something else with memory. What else it does is changed. Takes over what is in `content`. */
+struct CUgraphNode_st *graph_recapture(CUgraph graph, size_t position, struct node_content content,
+                                       struct CUgraphNode_st *const *dependencies, size_t count);
 
 /* Whether `node` is one of, or before, the `count` nodes at `tips`. */
 bool graph_precedes(CUgraph graph, const struct CUgraphNode_st *node, struct CUgraphNode_st *const *tips,

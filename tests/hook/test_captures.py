@@ -77,6 +77,10 @@ def test_what_is_captured_takes_nothing_of_what_was_charged_ahead(
 here, graph = stream(), made("cuGraphCreate", 0)
 for _ in range(50):
     assert launch(short, here) == 0
+assert cuda.cuStreamBeginCaptureToGraph(here, graph, None, None, ctypes.c_size_t(0), RELAXED) == 0
+for _ in range(30):
+    assert launch(short, here) == 0
+assert end(here)[0] == 0
 before, ends = charged_us(), set()
 for _ in range(50):
     assert launch(short, here) == 0

@@ -305,6 +305,48 @@ def test_what_a_graph_left_outlives_it(node: Node) -> None:
     assert say(node, LEAVING + code) == [0, 0, 0, 0, 64, 0, 1, 0, 0]
 
 
+RECAPTURE = "cuda.cuStreamBeginRecaptureToGraph(s, RELAXED, graph, None, None)"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "second", "end"),
+    [
+        pytest.param("k2, k3, k3", 0, 0, id="as many"),
+        pytest.param("k2, k3", 0, 918, id="too few"),
+        pytest.param("k2, k3, k3, k3", 918, 901, id="too many"),
+    ],
+)
+def test_a_graph_is_recaptured_node_by_node(
+    node: Node, kernels: str, second: int, end: int
+) -> None:
+    code = (
+        f"{CAPTURED}nodes = graph.value; begun = {RECAPTURE}\n"
+        f"results = [launch(k, s) for k in ({kernels})]; ended, same = end(s)\n"
+        "said = [begun, results[-1], ended, ended != 0 or same.value == nodes]\n"
+    )
+    assert say(node, code) == [0, second, end, True]
+
+
+def test_what_was_recaptured_runs(node: Node) -> None:
+    code = (
+        f"{CAPTURED}begun = {RECAPTURE}\nfor k in (k3, k3, k3): launch(k, s)\n_, graph = end(s)\n"
+        "run = executable(graph)\nfirst = record(s)\ncuda.cuGraphLaunch(run, s)\nlast = record(s)\n"
+        "cuda.cuCtxSynchronize()\nsaid = [begun, elapsed_us(first, last)]"
+    )
+    assert say(node, code) == [0, 9000]
+
+
+@pytest.mark.parametrize("change", ["draw(61, stream=s)", "launch(k1, s)", "put(a, s)"])
+def test_memory_is_recaptured_as_it_was(node: Node, change: str) -> None:
+    """The same node, at the same address; anything else fails."""
+    code = (
+        "from memory_calls import draw, put\ns = stream()\nbegin(s)\n_, a = draw(60, stream=s)\n"
+        f"_, graph = end(s)\nbegun = {RECAPTURE}\nsaid = [begun, draw(60, stream=s) == (0, a)]\n"
+        f"said += [end(s)[0], {RECAPTURE}]\n{change}\nsaid += [end(s)[0]]"
+    )
+    assert say(node, code) == [0, True, 0, 0, 901]
+
+
 UNSUPPORTED, INVALIDATED, MERGE, UNMATCHED, UNJOINED, ISOLATION, IMPLICIT, EVENT, THREAD = range(
     900, 909
 )

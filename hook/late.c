@@ -29,14 +29,14 @@
     X(clock_gettime) X(clock_nanosleep) X(dladdr) X(dlerror) X(dlopen) X(fchmod) \
     X(fcntl) X(flock) X(free) X(ftruncate) X(getenv) X(geteuid) X(getpid) X(getrlimit) X(kill) X(madvise) \
     X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mmap) X(mprotect) X(munmap) \
-    X(poll) X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
+    X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
     X(pthread_attr_init) X(pthread_attr_setdetachstate) \
     X(pthread_attr_setstacksize) X(pthread_create) X(pthread_mutex_init) X(pthread_mutex_lock) \
     X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) X(pwrite) X(qsort) X(realloc) \
     X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
     X(strcpy) X(strcspn) X(strerror) X(strlen) X(strncasecmp) X(strncmp) X(strncpy) X(strnlen) X(strrchr) \
     X(strspn) X(strstr) X(strtol) X(strtoul) X(strtoull) X(syscall) X(sysconf) X(time) X(usleep) \
-    X(vsnprintf) X(write)
+    X(vsnprintf)
 // clang-format on
 
 enum {
@@ -223,6 +223,11 @@ int close(int fd)
 ssize_t read(int fd, void *into, size_t bytes)
 {
     return syscall(SYS_read, fd, into, bytes);
+}
+
+ssize_t write(int fd, const void *from, size_t bytes)
+{
+    return syscall(SYS_write, fd, from, bytes);
 }
 
 int nanosleep(const struct timespec *wait, struct timespec *left)

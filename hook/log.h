@@ -7,8 +7,8 @@
  *     3            what it does
  *     4            details
  *
- * Thread and fork safe; allocates nothing, takes no lock, never blocks, leaves errno and the program's
- * buffers alone. A longer line than LOG_LINE_BYTES is cut.
+ * Thread and fork safe; allocates nothing, takes no lock, never blocks, is no place to be cancelled at
+ * (late.c), leaves errno and the program's buffers alone. A longer line than LOG_LINE_BYTES is cut.
  */
 #ifndef VGPU_LOG_H
 #define VGPU_LOG_H

@@ -155,6 +155,22 @@ static void cancelled_at_its_beginning(void)
     start_and_tell(end == PTHREAD_CANCELED ? "another" : "not cancelled", call_init, 60);
 }
 
+static void *begin_cancelled(void *unused)
+{
+    pthread_cancel(pthread_self());
+    return begin(unused);
+}
+
+/* One that cannot begin, of which a line is written meanwhile. */
+static void cancelled_as_it_fails(void)
+{
+    pthread_t thread;
+    void *end;
+    pthread_create(&thread, NULL, begin_cancelled, NULL);
+    pthread_join(thread, &end);
+    tell(end == PTHREAD_CANCELED ? "another" : "not cancelled", call_init(), 0);
+}
+
 #ifdef EARLY
 static void __attribute__((constructor)) before_main(void)
 {
@@ -202,6 +218,8 @@ int main(int argc, char **argv)
         tell("main", start_and_fill(), 0);
     } else if (strcmp(life, "cancelled") == 0) {
         cancelled_at_its_beginning();
+    } else if (strcmp(life, "cancelled as it fails") == 0) {
+        cancelled_as_it_fails();
     } else if (argc > 2 && strcmp(life, "closed") == 0) {
         opened_and_closed(argv[2]);
     }

@@ -75,6 +75,19 @@ def test_a_cancelled_thread_keeps_nothing_from_the_others(node: Node) -> None:
         program.wait()
 
 
+def test_a_thread_that_is_cancelled_as_it_fails_keeps_nothing_from_the_others(node: Node) -> None:
+    """It ends behind the line that says why, which is written where others wait."""
+    driver = library("driver.c", "-Wl,-soname,libcuda.so.1", "-ldl", name="libcuda.so.1")
+    node.cache.mkdir()
+    env = {LIMIT: "100m", "LIBCUDA_LOG_LEVEL": "1", "LD_LIBRARY_PATH": str(driver.parent)}
+    words = [str(compiled("lives.c", "-ldl", "-lpthread")), "cancelled as it fails"]
+    done = subprocess.run(
+        words, env=node.environment(**env), capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.stdout == "another 304 0\n"
+    assert done.stderr.count("cannot count memory in") == 2
+
+
 def test_who_opened_and_closed_it_forks_and_ends_as_ever(node: Node) -> None:
     program = compiled("lives.c", "-ldl", "-lpthread")
     words = [str(program), "closed", str(built() / "libvgpu.so")]

@@ -160,10 +160,11 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
 void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, struct trace *trace)
 {
     int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns;
-    double part_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
-    trace->told &= part_ns > 0 && is_judged(sweep, trace);
+    trace->told &= until_ns > from_ns && is_judged(sweep, trace);
     if (!trace->told || (sweep->together && until_ns <= sweep->until_ns))
         return;
+    double part_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
+    part_ns = part_ns < 1 ? 1 : part_ns;
     /* Later, launches that were not measured ran beside it, as many as before. */
     int64_t known_ns = until_ns < sweep->until_ns ? until_ns : sweep->until_ns;
     const struct past *past = sweep->together ? &lane->past : &lane->most;

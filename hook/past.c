@@ -38,20 +38,21 @@ int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, 
 {
     struct edge edges[2 * MOST_BESIDE];
     size_t count = 0;
-    for (size_t i = 0; i < PAST_RUNS && count + 2 <= 2 * MOST_BESIDE; i++) {
-        const struct past_run *run = &past->runs[i];
-        if (!run->number || run->stream == stream)
-            continue;
-        int64_t begin_ns = run->from_ns > from_ns ? run->from_ns : from_ns;
-        int64_t end_ns = run->until_ns < until_ns ? run->until_ns : until_ns;
-        if (begin_ns >= end_ns)
-            continue;
-        count = insert(edges, count, begin_ns, 1);
-        count = insert(edges, count, end_ns, -1);
-    }
-    double part_ns = 0;
     int64_t at_ns = from_ns;
     int running = 1;
+    for (size_t i = 0; i < PAST_RUNS && count + 2 <= 2 * MOST_BESIDE; i++) {
+        const struct past_run *run = &past->runs[i];
+        if (!run->number || run->stream == stream || run->from_ns >= run->until_ns || run->from_ns >= until_ns
+            || run->until_ns <= from_ns)
+            continue;
+        if (run->from_ns <= from_ns)
+            running++;
+        else
+            count = insert(edges, count, run->from_ns, 1);
+        if (run->until_ns < until_ns)
+            count = insert(edges, count, run->until_ns, -1);
+    }
+    double part_ns = 0;
     for (size_t i = 0; i < count; i++) {
         part_ns += (double)(edges[i].at_ns - at_ns) / running;
         at_ns = edges[i].at_ns;

@@ -4,6 +4,7 @@ enum {
     OFTEN = 3, /* launches of a stream, of which fewer say nothing of what it did before and after */
     ENOUGH = 8, /* launches to judge by, */
     MANY = 64, /* and where they set bounds, which chance would move one way only */
+    OF_BIT = 2, /* streams that one noted by a bit may be, at most where a bound is set by them */
 };
 
 #define PATIENCE_NS (300 * MS_NS) /* for so long the end of what was launched last is waited for, */
@@ -86,11 +87,13 @@ static void find_last(struct measured_lane *lane, struct sweep *sweep)
         sweep->last_ns -= took_ns / ended;
 }
 
-/* All that may have run, beside what was measured: what was queued on each stream before it, and what was
- * launched there later. */
+/* All that may have run, beside what was measured: what was queued on each stream before it, what was
+ * launched there later, and streams of which none was measured, as a thread whose queues are full launches
+ * nothing. */
 static void find_most(struct measured_lane *lane, const struct sweep *sweep)
 {
     struct past *most = &lane->most;
+    uint64_t others = atomic_load(&lane->lane.streams_seen) | atomic_load(&lane->lane.streams_seen_before);
     *most = lane->past;
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
@@ -98,7 +101,10 @@ static void find_most(struct measured_lane *lane, const struct sweep *sweep)
             past_ended(most, past_began(most, of->stream, of->launched_ns), of->launched_ns, of->from_ns);
         if (sweep->went_on_ns < INT64_MAX)
             past_began(most, of->stream, of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns);
+        others &= ~gpu_time_stream_bit(of->stream);
     }
+    for (int left = OF_BIT * __builtin_popcountll(others); left > 0; left--)
+        past_began(most, UINT64_MAX, 0);
 }
 
 static bool is_judged(const struct sweep *sweep, const struct trace *trace)

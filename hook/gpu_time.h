@@ -60,6 +60,12 @@ static inline struct lane *gpu_lane(int place)
 /* What tells the streams of the process apart. */
 uint64_t gpu_time_stream(CUstream stream, bool per_thread);
 
+/* By which such a stream is noted, one of 64: two may have the same. */
+static inline uint64_t gpu_time_stream_bit(uint64_t stream)
+{
+    return UINT64_C(1) << (estimate_mix(stream, 0) & 63);
+}
+
 /* About to launch on `stream` (0 is the thread's own with `per_thread`): start to measure. NULL when that is
  * not possible now. `guess`: its kind was never measured, and it is one of the lane's guesses until it is. */
 struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread, bool guess);

@@ -85,7 +85,7 @@ static bool several_streams(const struct launch *launch, uint64_t now_ns, bool v
     struct lane *lane = launch->lane;
     uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
     uint64_t last = atomic_exchange(&lane->last_stream, stream);
-    atomic_fetch_or(&lane->streams_seen, UINT64_C(1) << (estimate_mix(stream, 0) & 63));
+    atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(stream));
     if (last && last != stream)
         atomic_store(&lane->several_streams_at_ns, now_ns);
     uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);

@@ -1,13 +1,17 @@
-/* One sweep, made by hand, and what gpu_sweep.c makes of it. Lines of input,
- * times in us:
+/* One sweep, made by hand, and what gpu_sweep.c makes of it. Lines of input, times in us:
  *
- *     launch STREAM LAUNCHED BEGAN ENDED KIND      one of the sweep; ENDED is -
- * for one that still runs expected KIND COST       what its kind was expected
- * to cost, once it was measured went_on AT               when anything else was
- * first launched after them contended                others have the GPU now
- * and then now AT                   judge: prints whether all streams were
- * measured together for a while, until when, and how many ran then (- where
- * that has no end); and of each launch what it is said to cost, in ns, or -
+ *     launch STREAM LAUNCHED BEGAN ENDED KIND
+ *                              one of the sweep; ENDED is - for one that still runs
+ *     expected KIND COST       what its kind was expected to cost, once it was measured
+ *     went_on AT               when anything else was first launched after them
+ *     contended                others have the GPU now
+ *     seen STREAM              a stream that is in use
+ *
+ * and then
+ *
+ *     now AT                   judge: prints whether all streams were measured together for a while, until when,
+ *                              and how many ran then (- where that has no end); and of each launch what it is
+ *                              said to cost, in ns, or -
  *     kind KIND                prints what one is expected to cost, in ns
  */
 #include "gpu_sweep.c"
@@ -99,6 +103,8 @@ int main(void) {
       atomic_store(&lane.lane.went_on_at_ns, (uint64_t)at_ns(word[0]));
     else if (count == 1 && strcmp(what, "contended") == 0)
       atomic_store(&share.contended_at_ns, (uint64_t)BEGAN_NS);
+    else if (count == 2 && strcmp(what, "seen") == 0)
+      atomic_fetch_or(&lane.lane.streams_seen, gpu_time_stream_bit(strtoull(word[0], NULL, 10)));
     else if (count == 2 && strcmp(what, "now") == 0)
       judge(at_ns(word[0]));
     else if (count == 2 && strcmp(what, "kind") == 0)

@@ -190,6 +190,22 @@ def test_all_that_run_when_others_take_their_turn_wait_for_it(tmp_path: Path) ->
     assert holds(containers), [one.worst_error() for one in containers]
 
 
+MANY_SEEDS = [  # threads of 8 streams each
+    pytest.param(
+        [30, 70], 4, 4, id="4 x 8: a thread's own streams were taken for all, 3.4 too little"
+    ),
+]
+
+
+@pytest.mark.parametrize(("percents", "threads", "seed"), MANY_SEEDS)
+def test_short_kernels_on_many_streams_in_other_orders(
+    tmp_path: Path, percents: list[int], threads: int, seed: int
+) -> None:
+    tenants = [Tenant(percent, ("ms=5500,streams=8",), threads=threads) for percent in percents]
+    containers = run(tmp_path, tenants, {"kernel": (2, 20)}, first_seed=seed)
+    assert holds(containers, skip_s=2), [one.worst_error(skip_s=2) for one in containers]
+
+
 MANY_KINDS = [
     pytest.param(90, 500, (20, 2000), id="each launched seldom"),
     pytest.param(90, 500, (100, 300), id="of a few hundred microseconds"),

@@ -37,6 +37,7 @@ def swept(
     went_on: float | None = None,
     contended: bool = False,
     now: float = 20_000.0,
+    seen: tuple[int, ...] = (),
 ) -> Swept:
     lines = [
         f"launch {stream} {launched} {began} {'-' if ended is None else ended} 1"
@@ -45,6 +46,7 @@ def swept(
     lines += [f"expected 1 {expected}"]
     lines += [f"went_on {went_on}"] if went_on is not None else []
     lines += ["contended"] if contended else []
+    lines += [f"seen {stream}" for stream in seen]
     program = compiled("sweeps.c", f"-I{ROOT / 'hook'}")
     said = subprocess.run(
         [program],
@@ -142,6 +144,26 @@ def test_streams_that_have_drifted_apart_set_bounds(
     found = swept(APART, expected, went_on=2.0, contended=contended)
     assert not found.together
     assert found.told == (0 if known == expected else 89)
+    assert found.expected == pytest.approx(known, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("expected", "seen", "known"),
+    [
+        pytest.param(8.0, (1, 2), 8.0 + 2.0 * 89 / (89 + STEADY), id="none but those of the sweep"),
+        pytest.param(
+            8.0, (1, 2, 3), 8.0, id="another: it may have run as well, as may one like it"
+        ),
+        pytest.param(4.0, (1, 2, 3), 4.0 + 1.0 * 89 / (89 + STEADY), id="too short even so"),
+        pytest.param(30.0, (3,), 30.0 - 10.0 * 89 / (89 + STEADY), id="too long in any case"),
+    ],
+)
+def test_streams_in_use_of_which_none_was_measured_may_have_run(
+    expected: float, seen: tuple[int, ...], known: float
+) -> None:
+    """A thread whose queues are full launches nothing in a sweep: with 8 of 32 streams in it, 33 us for 8."""
+    found = swept(APART, expected, went_on=2.0, seen=seen)
+    assert not found.together
     assert found.expected == pytest.approx(known, abs=0.05)
 
 

@@ -31,7 +31,8 @@ struct lane {
     _Atomic uint64_t overlong_at_ns; /* when one was last seen to run for far longer than it should */
     _Atomic uint64_t last_stream, several_streams_at_ns;
     _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */
-    _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h) */
+    _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
+    _Atomic int64_t unswept_ns; /* and what was taken from the share since */
     _Atomic int sweep_left; /* launches, of those to be measured all */
     _Atomic int sweep_out; /* that are not settled yet */
     _Atomic uint64_t went_on_at_ns; /* when others were first launched after them, 0: not yet */

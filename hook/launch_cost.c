@@ -11,7 +11,7 @@ enum {
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
 #define SWEEP_EVERY_NS (60 * MS_NS)
-#define SWEEP_VARYING_EVERY_NS (20 * MS_NS)
+#define SWEEP_VARYING_EVERY_NS (12 * MS_NS) /* of GPU time: one in 7 launches of 8 us */
 #define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
 
 /* --- what it costs -------------------------------------------------------------------------------------- */
@@ -72,6 +72,7 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     int streams = __builtin_popcountll(seen | atomic_exchange(&lane->streams_seen_before, seen));
     int launches = (streams > 1 ? streams : 2) * SWEEP_OF_STREAM;
     atomic_store(&lane->swept_at_ns, now_ns);
+    atomic_store(&lane->unswept_ns, 0);
     atomic_store(&lane->went_on_at_ns, 0);
     atomic_store(&lane->sweep_left, launches < SWEEP_MOST ? launches : SWEEP_MOST);
     int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
@@ -91,9 +92,9 @@ static bool several_streams(const struct launch *launch, uint64_t now_ns, bool v
     uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
     if (!several_ns || elapsed_ns(several_ns, now_ns) > SEVERAL_STREAMS_NS)
         return false;
-    int64_t every_ns = varies ? SWEEP_VARYING_EVERY_NS : SWEEP_EVERY_NS;
-    if (atomic_load(&lane->sweep_left) <= 0 && atomic_load(&lane->sweep_out) <= 0
-        && elapsed_ns(atomic_load(&lane->swept_at_ns), now_ns) >= every_ns)
+    bool due = elapsed_ns(atomic_load(&lane->swept_at_ns), now_ns) >= SWEEP_EVERY_NS
+        || (varies && atomic_load(&lane->unswept_ns) >= SWEEP_VARYING_EVERY_NS);
+    if (due && atomic_load(&lane->sweep_left) <= 0 && atomic_load(&lane->sweep_out) <= 0)
         begin_sweep(lane, now_ns);
     return true;
 }

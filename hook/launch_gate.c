@@ -176,6 +176,7 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
         return false;
     atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
     atomic_fetch_add(&lane->unreported_ns, taken_ns);
+    atomic_fetch_add(&lane->unswept_ns, taken_ns);
     atomic_store(&lane->launched_at_ns, now_ns);
     if (!sweeping && !atomic_load(&lane->went_on_at_ns))
         atomic_store(&lane->went_on_at_ns, now_ns);

@@ -191,6 +191,8 @@ def test_all_that_run_when_others_take_their_turn_wait_for_it(tmp_path: Path) ->
 
 
 MANY_SEEDS = [  # threads of 8 streams each
+    pytest.param([90], 4, 3, id="4 x 8: one launch in ten was measured, 2.1 points too much"),
+    pytest.param([90], 8, 4, id="8 x 8: 2.2 points too much"),
     pytest.param(
         [30, 70], 4, 4, id="4 x 8: a thread's own streams were taken for all, 3.4 too little"
     ),

@@ -42,6 +42,12 @@ static bool ended(const struct process *process)
     return (process->state == 'Z' || process->state == 'X') && process->threads <= 1;
 }
 
+char process_state(int32_t pid)
+{
+    struct process process;
+    return read_process(pid, &process) ? process.state : 0;
+}
+
 uint64_t process_start_time(int32_t pid)
 {
     struct process process;

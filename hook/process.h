@@ -13,6 +13,9 @@ uint64_t process_start_time(int32_t pid);
 /* Whether the process that had this pid and start time (0: not known) has ended. In doubt, no. */
 bool process_gone(int32_t pid, uint64_t start_time);
 
+/* What a process or a thread does, as in /proc/<pid>/stat; 0: not known. */
+char process_state(int32_t pid);
+
 /* Whether it is about to end: it may still have files open, and so memory of a GPU. In doubt, no. */
 bool process_is_exiting(int32_t pid, uint64_t start_time);
 

@@ -21,7 +21,8 @@ enum {
     AHEAD_NS = 20 * 1000, /* how far a thread may be ahead of the others */
     READ_NS = 25, /* what looking at the clock costs, so that waiting for it in a loop ends */
     PATIENCE_MS = 50, /* real time until somebody looks whether the others still live */
-    STUCK_MS = 2000 /* and until the one that runs is taken to wait for something unknown here */
+    STUCK_MS = 2000, /* and until the one that runs is taken to wait for something unknown here, */
+    BUSY_MS = 60 * 1000, /* if it would not run if it were let */
 };
 
 static _Thread_local uint32_t my_row; /* + 1 */
@@ -145,13 +146,22 @@ static void forget_the_dead(struct execution *execution)
     }
 }
 
+/* The machine has much to do, or this thread has: it is in no wait that somebody could end. */
+static bool is_busy(uint32_t tid)
+{
+    char state = tid ? process_state((int32_t)tid) : 0;
+    return state == 'R' || state == 'D';
+}
+
 /* Somebody waits for long: are the others still there? */
 static void look_after(struct execution *execution)
 {
     forget_the_dead(execution);
     uint32_t running = execution->running_thread;
     if (running != NOTHING && execution->threads[running].state == THREAD_RUNS) {
-        if (kernel_ns() - execution->given_ns < STUCK_MS * MS_NS)
+        uint64_t since_ns = kernel_ns() - execution->given_ns;
+        if (since_ns < STUCK_MS * MS_NS
+            || (since_ns < BUSY_MS * MS_NS && is_busy(execution->threads[running].tid)))
             return;
         execution->threads[running].state = THREAD_OUTSIDE;
     }
@@ -282,6 +292,7 @@ static uint32_t new_row(struct execution *execution, uint64_t wake_ns)
             continue;
         uint32_t turn = atomic_load(&row->turn);
         row->pid = execution_pid();
+        row->tid = 0;
         row->start_time = execution_start_time();
         row->wake_ns = wake_ns;
         row->rank = my_rank;
@@ -314,6 +325,7 @@ EXPORT int sim_clock_join(unsigned processes, unsigned rank)
         execution->processes_expected = processes;
     if (my_row) {
         atomic_store(&joined, true);
+        my_thread(execution)->tid = (uint32_t)syscall(SYS_gettid);
         wait_turn(execution);
     }
     execution_unlock(execution);
@@ -353,6 +365,7 @@ EXPORT void sim_clock_enter(unsigned row)
     if (!execution)
         return;
     my_row = row;
+    my_thread(execution)->tid = (uint32_t)syscall(SYS_gettid);
     wait_turn(execution);
     execution_unlock(execution);
 }

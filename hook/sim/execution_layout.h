@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 
 enum {
-    EXECUTION_VERSION = 1,
+    EXECUTION_VERSION = 2,
     MAX_LANES = 1024,
     MAX_LIVE_LANES = 128, /* on one GPU */
     MAX_STREAMS = 1024,
@@ -88,7 +88,7 @@ enum thread_state {
 /* A thread that takes part in the virtual clock. */
 struct thread_row {
     uint32_t state;
-    uint32_t pid;
+    uint32_t pid, tid; /* the second is 0 until it has begun */
     uint64_t start_time; /* of its process */
     uint64_t wake_ns; /* of one that sleeps; of one that runs, since when */
     uint32_t rank, number; /* who goes first among those of the same time: process, then thread */

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -668,6 +669,29 @@ def test_who_was_too_slow_to_take_a_turn_gets_another(node: Node) -> None:
         assert (slow.returncode, other.returncode) == (0, 0)
     finally:
         for process in (slow, other):
+            process.kill()
+            process.communicate()
+
+
+def test_who_computes_for_long_is_waited_for(node: Node) -> None:
+    """On a busy machine a thread may not run for seconds: as much time must pass for it as on any other."""
+    code = """
+    import time
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        pass
+    cuda.sim_clock_sleep_until(0)
+    say(passed_ns=cuda.sim_clock_read() - began)
+    """
+    busy = PARTICIPANT.replace("for ms in", textwrap.dedent(code) + "for ms in")
+    first = node.start(busy.format(rank=0, sleeps_ms=[], asks=0), hook=False)
+    other = node.start(PARTICIPANT.format(rank=1, sleeps_ms=[5000], asks=0), hook=False)
+    try:
+        out, err = first.communicate(timeout=60)
+        assert (err, other.communicate(timeout=60)[1]) == ("", "")
+        assert json.loads(out)["passed_ns"] < 1_000_000
+    finally:
+        for process in (first, other):
             process.kill()
             process.communicate()
 

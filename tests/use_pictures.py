@@ -91,7 +91,7 @@ EVERYTHING = NodeUse(
             devices=(
                 DeviceUse(
                     place=0, uuid=GPUS[0], memory_limit_bytes=8 * GIB, core_permille=300,
-                    lent_permille=125, driver_bytes=5 * GIB + 3 * MIB,
+                    lent_permille=125, driver_bytes=5 * GIB + 3 * MIB, driver_sm_percent=60,
                     reported=SelfReported(
                         used_bytes=5 * GIB, context_bytes=300 * MIB, module_bytes=20 * MIB,
                         buffer_bytes=4 * GIB, limit_bytes=8 * GIB, peak_bytes=6 * GIB, refusals=2,

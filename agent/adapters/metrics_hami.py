@@ -33,6 +33,11 @@ class Device:
         """A figure of the container's own; None: nothing was counted yet."""
         return value(self.device.reported) if self.device.reported else None
 
+    def busy_percent(self) -> float | None:
+        """Share of the GPU's time: by its library, where it counts that, else by the driver."""
+        said = self.reported(lambda reported: reported.sm_percent)
+        return self.device.driver_sm_percent if said is None else said
+
     def elapsed_s(self) -> float | None:
         """Seconds from the last launch; None: not known."""
         last_s = self.container.last_kernel_s
@@ -84,8 +89,9 @@ VGPU_FAMILIES: Sequence[tuple[Family, Callable[[Device], float | None]]] = (
     ),
     (
         Family("hami_container_device_utilization_ratio", OF_VGPU,
-               "Self-reported: share of the GPU's time that the container had, in percent."),
-        lambda it: it.reported(lambda reported: reported.sm_percent),
+               "Self-reported: share of the GPU's time that the container had, in percent; "
+               "without a core limit as the driver counts it."),
+        Device.busy_percent,
     ),
     (
         Family("hami_container_last_kernel_elapsed_seconds", OF_VGPU,
@@ -108,7 +114,7 @@ OLD_VGPU_FAMILIES: Sequence[tuple[Family, Callable[[Device], float | None]]] = (
     (
         Family("Device_utilization_desc_of_container", OLD_VGPU,
                "Self-reported: old name of hami_container_device_utilization_ratio."),
-        lambda it: it.reported(lambda reported: reported.sm_percent),
+        Device.busy_percent,
     ),
     (
         Family("Device_last_kernel_of_container", OLD_VGPU,

@@ -67,6 +67,13 @@ DEVICE_FAMILIES: Sequence[tuple[Family, Callable[[DeviceUse], float | None]]] = 
         lambda device: device.driver_bytes,
     ),
     (
+        Family("vgpu_container_gpu_driver_ratio", OF_DEVICE,
+               "Share of the GPU's time (0 to 1) that the container's processes had lately, as the "
+               "driver counts it; absent where the driver or the node does not show whose a "
+               "process is."),
+        lambda device: _ratio(device.driver_sm_percent),
+    ),
+    (
         Family("vgpu_container_core_limit_ratio", OF_DEVICE,
                "Share of the GPU's time (0 to 1) that the container may use, live changes "
                "included; absent without a limit."),
@@ -80,7 +87,8 @@ DEVICE_FAMILIES: Sequence[tuple[Family, Callable[[DeviceUse], float | None]]] = 
     (
         Family("vgpu_container_gpu_seconds_total", OF_DEVICE,
                "Self-reported: GPU time that the container was charged; its rate is the share of "
-               "the GPU that it gets."),
+               "the GPU that it gets. Absent while it has no core limit, for then none is counted: "
+               "see vgpu_container_gpu_driver_ratio."),
         lambda device: device.totals.gpu_ns / NS_PER_S if _counts(device, "gpu_ns") else None,
     ),
     (
@@ -136,34 +144,37 @@ ENFORCED = Family("vgpu_container_enforced", (*OF_CONTAINER, "reason"),
                   "them uses a GPU (reason `idle`), or it has its GPUs all to itself (reason "
                   "`whole GPU`); at 0 `reason` and the pod's events say why they do not, or why "
                   "that is not known.")  # fmt: skip
-PROCESS_FAMILIES: Sequence[tuple[Family, Callable[[ProcessUse, int], float | None]]] = (
+PROCESS_FAMILIES: Sequence[tuple[Family, Callable[[ProcessUse, DeviceUse], float | None]]] = (
     (
         Family("vgpu_process_memory_used_bytes", OF_PROCESS,
                "Self-reported: GPU memory that a process of the container holds; `pid` is the one "
                "that it has in the container."),
-        lambda process, place: process.used_bytes[place],
+        lambda process, device: process.used_bytes[device.place],
     ),
     (
         Family("vgpu_process_memory_peak_bytes", OF_PROCESS,
                "Self-reported: the most GPU memory that the process ever held; its limit is the "
                "container's, vgpu_container_memory_limit_bytes."),
-        lambda process, place: _counter(process, place, "peak_bytes"),
+        lambda process, device: _counter(process, device, "peak_bytes"),
     ),
     (
         Family("vgpu_process_gpu_seconds_total", OF_PROCESS,
-               "Self-reported: GPU time that the process was charged since it began."),
-        lambda process, place: _counter(process, place, "charged_ns", NS_PER_S),
+               "Self-reported: GPU time that the process was charged since it began; absent while "
+               "its container has no core limit."),
+        lambda process, device: (
+            _counter(process, device, "charged_ns", NS_PER_S) if _counts(device, "gpu_ns") else None
+        ),
     ),
     (
         Family("vgpu_process_throttled_seconds_total", OF_PROCESS,
                "Self-reported: time that the process's launches waited for the container's share."),
-        lambda process, place: _counter(process, place, "throttled_ns", NS_PER_S),
+        lambda process, device: _counter(process, device, "throttled_ns", NS_PER_S),
     ),
     (
         Family("vgpu_process_allocations_refused_total", OF_PROCESS,
                "Self-reported: allocations of the process refused because they would have exceeded "
                "the container's memory limit."),
-        lambda process, place: _counter(process, place, "refusals"),
+        lambda process, device: _counter(process, device, "refusals"),
     ),
 )  # fmt: skip
 BYPASS = Family("vgpu_bypass", ("container", "gpu", "kind", "namespace", "pod"),
@@ -197,14 +208,14 @@ def add_use(page: Page, use: NodeUse, chosen: Shown) -> None:
 
 
 def add_processes(page: Page, chosen: Shown) -> None:
-    """Write what each process says that it holds and has had."""
-    rows: dict[str, tuple[ProcessUse, int]] = {}
+    """Write what each process says that it holds and has had, of GPUs that its container counts."""
+    rows: dict[str, tuple[ProcessUse, DeviceUse]] = {}
     for container, processes in chosen.processes:
         for device in container.devices:
             labels = written(names(container) | {"gpu": device.uuid})
             for process in processes:
-                if device.place < len(process.used_bytes):
-                    rows[f'{labels},pid="{process.pid}"'] = (process, device.place)
+                if device.reported is not None and device.place < len(process.used_bytes):
+                    rows[f'{labels},pid="{process.pid}"'] = (process, device)
     for family, figure in PROCESS_FAMILIES:
         page.add(family, ((labels, figure(*of)) for labels, of in rows.items()))
 
@@ -263,11 +274,11 @@ def _devices(chosen: Shown) -> dict[str, DeviceUse]:
     return found
 
 
-def _counter(process: ProcessUse, place: int, name: str, unit: float = 1) -> float | None:
+def _counter(process: ProcessUse, device: DeviceUse, name: str, unit: float = 1) -> float | None:
     """None: its library does not count by process, as HAMi-core's and those of older agents."""
-    if place >= len(process.counters):
+    if device.place >= len(process.counters):
         return None
-    return float(getattr(process.counters[place], name)) / unit
+    return float(getattr(process.counters[device.place], name)) / unit
 
 
 def _rejected(reasons: Mapping[str, int]) -> Iterable[tuple[str, float]]:
@@ -275,8 +286,13 @@ def _rejected(reasons: Mapping[str, int]) -> Iterable[tuple[str, float]]:
 
 
 def _counts(device: DeviceUse, figure: str) -> bool:
-    """Whether the container's library counts this: HAMi-core's has no counters."""
-    return device.reported is None or getattr(device.reported, figure) is not None
+    """Whether the container's library counts this, or did before its file could not be read.
+
+    HAMi-core's has no counters, and in a container without a library nobody counts.
+    """
+    if device.reported is None:
+        return bool(getattr(device.totals, figure))
+    return getattr(device.reported, figure) is not None
 
 
 def _ratio(percent: int | None) -> float | None:

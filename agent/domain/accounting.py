@@ -64,7 +64,7 @@ class SelfReported:
     peak_bytes: int | None = None
     refusals: int | None = None  # allocations refused
     refused_bytes: int | None = None
-    gpu_ns: int | None = None  # GPU time charged
+    gpu_ns: int | None = None  # GPU time charged; counted where a share of it is kept
     throttled_ns: int | None = None
     launches: int | None = None
     sm_percent: int | None = None  # share of the GPU's time since the last look
@@ -98,6 +98,7 @@ class DeviceUse:
     reported: SelfReported | None = None  # None: nothing was counted yet, or it is unreadable
     totals: Totals = field(default_factory=Totals)
     driver_bytes: int | None = None  # held by its processes, as the driver tells
+    driver_sm_percent: int | None = None  # of the GPU's time, had by its processes; likewise
     disagrees: bool = False  # the driver's figure is beyond what the container counts
 
 

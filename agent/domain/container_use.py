@@ -18,7 +18,7 @@ from agent.domain.accounting import (
 from agent.domain.enforcement import ContainerState, State
 from agent.domain.feedback import DEFAULT_PRIORITY, priority_of
 from agent.domain.grants import Claim
-from agent.domain.limits_file import MIB, DeviceLimit, LimitsFile, limits_of
+from agent.domain.limits_file import MIB, CorePolicy, DeviceLimit, LimitsFile, limits_of
 from agent.domain.region import (
     LEDGER_BYTES_MASK,
     Counters,
@@ -124,17 +124,35 @@ def raw_totals(device: RegionDevice) -> Totals | None:
     )
 
 
+def keeps_share(limit: DeviceLimit, limits: LimitsFile | None, region: Region) -> bool:
+    """Whether our library keeps a share of this GPU's time: only then it counts that time."""
+    policy = limits.core_policy if limits else CorePolicy.DEFAULT
+    by_monitor = policy is CorePolicy.DEFAULT and region.utilisation_switch != 0
+    return 0 < limit.core_permille < 1000 and (policy is CorePolicy.FORCE or by_monitor)  # noqa: PLR2004
+
+
 def self_reported(
-    device: RegionDevice, slots: Sequence[RegionProcess], place: int, busy_percent: int | None
+    device: RegionDevice,
+    slots: Sequence[RegionProcess],
+    place: int,
+    busy_percent: int | None,
+    *,
+    keeps_share: bool,
 ) -> SelfReported:
     """What a region says of the device in this place of it, by the living processes.
 
     `busy_percent`: from our library's counters; HAMi-core's says it of each process.
+    `keeps_share`: see above; otherwise our library's counter of GPU time stands still.
     """
     used = [slot.used[place] for slot in slots]
-    counters = device.counters
-    if counters is None:
+    counted: dict[str, int] = {}
+    if device.counters is None:
         busy_percent = min(sum(slot.sm_percent[place] for slot in slots), 100)
+    else:
+        counted = _counted(device.counters)
+        if not keeps_share:
+            busy_percent = None
+            del counted["gpu_ns"]
     return SelfReported(
         used_bytes=_bytes(sum(_bytes(usage.total_bytes) for usage in used)),
         context_bytes=_bytes(sum(_bytes(usage.context_bytes) for usage in used)),
@@ -142,7 +160,7 @@ def self_reported(
         buffer_bytes=_bytes(sum(_bytes(usage.data_bytes) for usage in used)),
         limit_bytes=_bytes(device.limit_bytes),
         sm_percent=busy_percent,
-        **(_counted(counters) if counters else {}),
+        **counted,
     )
 
 
@@ -164,6 +182,18 @@ def driver_bytes(gpu: GpuUse | None, pids: frozenset[int] | None) -> tuple[int, 
     mine = [process for process in gpu.processes if process.pid in pids]
     held = [process.used_bytes for process in mine if process.used_bytes is not None]
     return (sum(held), len(mine)) if len(held) == len(mine) else None
+
+
+def driver_sm_percent(gpu: GpuUse | None, pids: frozenset[int] | None) -> int | None:
+    """Share of the GPU's time that these processes had lately, as the driver tells.
+
+    None: not known, as of a GPU that is divided by MIG.
+    """
+    if gpu is None or gpu.processes is None or pids is None or gpu.mig_enabled:
+        return None
+    told = [process.sm_percent for process in gpu.processes if process.pid in pids]
+    had = [percent for percent in told if percent is not None]
+    return min(sum(had), 100) if len(had) == len(told) else None
 
 
 def tier(subject: Subject, findings: Findings) -> Tier:

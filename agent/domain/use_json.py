@@ -4,6 +4,7 @@ Names carry their unit. What a tenant can forge is inside "self_reported", what 
 inside "driver". Null means: not known, or none, as docs/local-api.md says of each.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -81,7 +82,7 @@ def _container(picture: NodePicture, one: ContainerUse) -> Document:
             {
                 "pid": process.pid,
                 "host_pid": process.host_pid or None,
-                "self_reported": _process(process),
+                "self_reported": _process(process, one.devices),
             }
             for process in one.processes
         ],
@@ -90,12 +91,16 @@ def _container(picture: NodePicture, one: ContainerUse) -> Document:
     }
 
 
-def _process(process: ProcessUse) -> Document:
+def _process(process: ProcessUse, devices: Sequence[DeviceUse]) -> Document:
     counters = process.counters
+    timed = [bool(device.reported and device.reported.gpu_ns is not None) for device in devices]
     return {
         "used_bytes": list(process.used_bytes),
         "peak_bytes": [one.peak_bytes for one in counters] or None,
-        "gpu_ns": [one.charged_ns for one in counters] or None,
+        "gpu_ns": [
+            one.charged_ns if counts else None for one, counts in zip(counters, timed, strict=False)
+        ]
+        or None,
         "throttled_ns": [one.throttled_ns for one in counters] or None,
         "refusals": [one.refusals for one in counters] or None,
     }
@@ -113,7 +118,10 @@ def _device(device: DeviceUse) -> Document:
         "disagrees": device.disagrees,
         "totals": asdict(device.totals),
         "self_reported": None if device.reported is None else asdict(device.reported),
-        "driver": {"memory_used_bytes": device.driver_bytes},
+        "driver": {
+            "memory_used_bytes": device.driver_bytes,
+            "sm_percent": device.driver_sm_percent,
+        },
     }
 
 

@@ -207,6 +207,7 @@ def _device(fields: _Fields) -> DeviceUse:
         disagrees=fields.flag("disagrees"),
         totals=Totals(**{name: totals.count(name) for name in COUNTS}) if totals else Totals(),
         driver_bytes=driver.whole("memory_used_bytes") if driver else None,
+        driver_sm_percent=driver.whole("sm_percent") if driver else None,
         reported=None if reported is None else _reported(reported),
     )
 

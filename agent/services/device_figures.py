@@ -5,7 +5,7 @@ are shown: `save` comes between making a picture and publishing it.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent import logs
 from agent.domain.accounting import DeviceUse, GpuUse, SelfReported, Totals
@@ -13,6 +13,8 @@ from agent.domain.container_use import (
     Findings,
     device_use,
     driver_bytes,
+    driver_sm_percent,
+    keeps_share,
     raw_totals,
     self_reported,
 )
@@ -105,10 +107,12 @@ class DeviceFigures:
             busy = None if raw is None else self._busy_percent(key, raw.gpu_ns, moment.clock_s)
             if raw is not None:
                 self._advance(key, raw, subject, len(findings.slots), moment.now_s)
-            reported = self_reported(device, findings.slots, found, busy)
-        held = driver_bytes(moment.gpus.get(limit.uuid), findings.pids)
+            kept = keeps_share(limit, findings.limits, region)
+            reported = self_reported(device, findings.slots, found, busy, keeps_share=kept)
+        gpu = moment.gpus.get(limit.uuid)
+        held = driver_bytes(gpu, findings.pids)
         entry = (self._ledger or {}).get(key)
-        return device_use(
+        use = device_use(
             place,
             limit,
             findings,
@@ -118,6 +122,7 @@ class DeviceFigures:
             disagrees=self._disagrees(key, subject, findings, found, reported, held, moment),
             monotonic_ns=int(moment.clock_s * _S),
         )
+        return replace(use, driver_sm_percent=driver_sm_percent(gpu, findings.pids))
 
     def _advance(
         self, key: Key, raw: Totals, subject: Subject, processes: int, now_s: float

@@ -46,11 +46,13 @@ def rates(before: NodeUse, now: NodeUse) -> Rates:
     old = _devices(before)
     return MappingProxyType({
         key: Shares(
-            gpu=_share(old[key].totals.gpu_ns, device.totals.gpu_ns, passed_s),
+            gpu=_share(old[key].totals.gpu_ns, device.totals.gpu_ns, passed_s)
+            if _counts(device, "gpu_ns")
+            else None,
             throttled=_share(old[key].totals.throttled_ns, device.totals.throttled_ns, passed_s),
         )
         for key, device in _devices(now).items()
-        if key in old and _counts(device)
+        if key in old and _counts(device, "throttled_ns")
     })  # fmt: skip
 
 
@@ -62,9 +64,9 @@ def _devices(use: NodeUse) -> dict[Key, DeviceUse]:
     }
 
 
-def _counts(device: DeviceUse) -> bool:
-    """Whether its library counts time at all; HAMi-core's does not."""
-    return device.reported is not None and device.reported.gpu_ns is not None
+def _counts(device: DeviceUse, figure: str) -> bool:
+    """Whether its library counts this: HAMi-core's no time, ours GPU time with a limit."""
+    return device.reported is not None and getattr(device.reported, figure) is not None
 
 
 def _share(before_ns: int, now_ns: int, passed_s: float) -> float:

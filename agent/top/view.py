@@ -143,8 +143,9 @@ def _row(picture: NodePicture, one: ContainerUse, device: DeviceUse, growing: Ra
     shares = growing.get((one.pod_uid, one.container, device.place), _UNKNOWN_SHARES)
     reported = device.reported
     gpu_share = shares.gpu
-    if gpu_share is None and reported is not None and reported.sm_percent is not None:
-        gpu_share = reported.sm_percent / PERCENT
+    for percent in (reported.sm_percent if reported else None, device.driver_sm_percent):
+        if gpu_share is None and percent is not None:
+            gpu_share = percent / PERCENT
     return Row(
         name=f"{one.namespace}/{one.pod}/{one.container}",
         used_bytes=device.driver_bytes if reported is None else reported.used_bytes,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agent import logs
-from agent.domain.accounting import ContainerUse, GpuProcess, Tier, Totals
+from agent.domain.accounting import ContainerUse, GpuProcess, GpuUse, Tier, Totals
 from agent.domain.enforcement import Reason, State
 from agent.domain.expected_region import ANY, Expected
 from agent.domain.grants import Claim, Mount
@@ -230,6 +230,60 @@ def test_limits_are_shown_as_they_are_now(
     assert (
         device.memory_limit_bytes, device.core_permille, device.lent_permille, device.blocked
     ) == shown  # fmt: skip
+
+
+FORCED = LimitsFile(devices=(LINE,), core_policy=CorePolicy.FORCE)
+
+
+@pytest.mark.parametrize(
+    ("limits", "switch", "counted"),
+    [
+        pytest.param(FORCED, 0, True, id="a share is kept"),
+        pytest.param(
+            replace(FORCED, devices=(replace(LINE, core_permille=0),)), 1, False, id="no core limit"
+        ),
+        pytest.param(
+            replace(FORCED, devices=(replace(LINE, core_permille=1000),)), 1, False, id="all of it"
+        ),
+        pytest.param(
+            replace(FORCED, core_policy=CorePolicy.DISABLE), 1, False, id="shares are not kept"
+        ),
+        pytest.param(None, 1, True, id="kept by the monitor's switch"),
+        pytest.param(None, 0, False, id="not kept by it"),
+    ],
+)
+def test_gpu_time_is_counted_where_a_share_of_it_is_kept(
+    world: World, limits: LimitsFile | None, switch: int, counted: bool
+) -> None:
+    """Elsewhere the library's counter stands still, however busy the GPU is: the driver is asked."""
+    world.give(record(), replace(region(slot(), charged_ns=S), utilisation_switch=switch))
+    if limits:
+        world.limits.files["uid-train", "main"] = limits
+    world.see(process(500))
+    mine = GpuProcess(pid=500, used_bytes=MIB, sm_percent=70)
+    world.meter.gpus = (gpu(A, mine, replace(mine, pid=9, sm_percent=20)),)
+    world.look()
+    reported = world.reported(5.0)
+    assert (reported.gpu_ns, reported.sm_percent) == ((S, 0) if counted else (None, None))
+    assert reported.throttled_ns == 0
+    assert world.device().driver_sm_percent == 70
+
+
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        pytest.param(gpu(A), 0, id="it is not there"),
+        pytest.param(gpu(A, listed=False), None, id="nobody is listed"),
+        pytest.param(gpu(A, GpuProcess(pid=500, used_bytes=0)), None, id="not told of processes"),
+        pytest.param(replace(gpu(A), mig_enabled=True), None, id="MIG"),
+        pytest.param(gpu(B), None, id="another GPU"),
+    ],
+)
+def test_how_busy_the_driver_says_it_is(world: World, card: GpuUse, told: int | None) -> None:
+    world.give(record(), region(slot()))
+    world.see(process(500))
+    world.meter.gpus = (card,)
+    assert world.device().driver_sm_percent == told
 
 
 def test_without_a_limits_file_the_grant_says_them(world: World) -> None:

@@ -355,13 +355,16 @@ def test_a_state_that_is_told_twice_is_there_once() -> None:
 
 
 def device(**changes: object) -> NodeUse:
+    """A container with a process."""
     whole = DeviceUse(place=0, uuid="GPU-a", memory_limit_bytes=1, core_permille=1)
+    counters = ProcessCounters(peak_bytes=1, refusals=2, charged_ns=3, throttled_ns=4)
     return NodeUse(
         containers=(
             ContainerUse(
                 pod_uid="u", namespace="n", pod="p", container="c", tier=Tier.HOOK,
                 hook_version="", priority=1, state=None,
                 devices=(replace(whole, **changes),),  # type: ignore[arg-type]
+                processes=(ProcessUse(pid=7, host_pid=0, used_bytes=(5,), counters=(counters,)),),
             ),
         )
     )  # fmt: skip
@@ -384,6 +387,26 @@ def device(**changes: object) -> NodeUse:
             "vgpu_container_gpu_seconds_total",
             id="a library without counters",
         ),
+        pytest.param(device(), "vgpu_container_gpu_driver_ratio", id="no share by the driver"),
+        *(
+            pytest.param(device(), f"vgpu_container_{name}_total", id=f"nobody counts {name}")
+            for name in ("gpu_seconds", "throttled_seconds", "allocations_refused", "launches")
+        ),
+        *(
+            pytest.param(device(), f"vgpu_process_{name}", id=f"not counted: a process's {name}")
+            for name in (
+                "memory_used_bytes",
+                "memory_peak_bytes",
+                "gpu_seconds_total",
+                "throttled_seconds_total",
+                "allocations_refused_total",
+            )
+        ),
+        pytest.param(
+            device(reported=replace(FORGED, gpu_ns=None)),
+            "vgpu_process_gpu_seconds_total",
+            id="no share is kept",
+        ),
         pytest.param(NodeUse(), "vgpu_use_timestamp_seconds", id="nothing looked at"),
     ],
 )
@@ -391,6 +414,16 @@ def test_what_is_not_known_is_absent(use: NodeUse, name: str) -> None:
     assert of(rendered(use), name) == {}
     present = of(rendered(pictures.EVERYTHING), name)
     assert present
+
+
+def test_without_a_core_limit_the_driver_says_how_busy_a_container_was() -> None:
+    use = device(reported=replace(FORGED, gpu_ns=None, sm_percent=None), driver_sm_percent=41)
+    for name, value in (
+        ("hami_container_device_utilization_ratio", 41.0),
+        ("Device_utilization_desc_of_container", 41.0),
+        ("vgpu_container_gpu_driver_ratio", 0.41),
+    ):
+        assert list(of(rendered(use), name).values()) == [value]
 
 
 def test_counters_stay_while_a_region_cannot_be_read() -> None:

@@ -252,6 +252,16 @@ def test_what_hami_core_does_not_count_is_not_shown_as_nothing() -> None:
     assert ("uid-2", "main", 0) not in found
 
 
+def test_without_a_core_limit_the_driver_says_how_busy_a_container_was() -> None:
+    one = use_pictures.EVERYTHING.containers[0]
+    assert one.devices[0].reported is not None
+    reported = replace(one.devices[0].reported, gpu_ns=None, sm_percent=None)
+    free = replace(one.devices[0], reported=reported, core_permille=0, driver_sm_percent=41)
+    shown = looks(replace(use_pictures.EVERYTHING, containers=(replace(one, devices=(free,)),)))
+    assert shown.growing["uid-1", "main", 0] == Shares(throttled=pytest.approx(0.029))
+    assert " 41 % " in printed(console(120), shown)
+
+
 @pytest.mark.parametrize("width", [120, 40])
 def test_who_never_launched(width: int) -> None:
     one = use_pictures.EVERYTHING.containers[0]

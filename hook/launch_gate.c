@@ -261,9 +261,17 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     return 0;
 }
 
+static void note_wait(struct launch *launch, int place, uint64_t ns)
+{
+    struct region_slot *own = region_own_slot();
+    atomic_fetch_add(&launch->lane->share->throttled_ns, ns);
+    if (own)
+        atomic_fetch_add(&own->used[place].throttled_ns, ns);
+}
+
 static void pass_slowly(struct launch *launch, int place)
 {
-    uint64_t began_ns = monotonic_ns(), now_ns = began_ns, wait_ns;
+    uint64_t began_ns = monotonic_ns(), noted_ns = began_ns, now_ns = began_ns, wait_ns;
     if (being_captured(launch)) { /* by a capture that was not seen to begin */
         launch->lane = NULL;
         return;
@@ -272,13 +280,14 @@ static void pass_slowly(struct launch *launch, int place)
     while ((wait_ns = ask(launch, place, now_ns)) > 0) {
         monotonic_sleep_until(now_ns + wait_ns);
         now_ns = monotonic_ns();
+        if (now_ns - noted_ns >= (uint64_t)SHARE_WAIT_NOTED_NS) { /* it may last for hours */
+            note_wait(launch, place, now_ns - noted_ns);
+            noted_ns = now_ns;
+        }
     }
     if (now_ns - began_ns >= (uint64_t)SHARE_WAIT_LEAST_NS) {
-        struct region_slot *own = region_own_slot();
         atomic_fetch_add(&launch->lane->share->waits, 1);
-        atomic_fetch_add(&launch->lane->share->throttled_ns, now_ns - began_ns);
-        if (own)
-            atomic_fetch_add(&own->used[place].throttled_ns, now_ns - began_ns);
+        note_wait(launch, place, now_ns - noted_ns);
     }
     if (launch->cost_ns && launch_cost_is_to_be_measured(launch, now_ns)) {
         atomic_store(&launch->lane->measured_at_ns, now_ns);

@@ -23,6 +23,7 @@
 #define SHARE_DEBT_NS (10000 * MS_NS) /* a kernel longer than this is forgiven the rest */
 #define SHARE_WAIT_MOST_NS (10 * MS_NS) /* look at the limits again at least this often */
 #define SHARE_WAIT_LEAST_NS MS_NS
+#define SHARE_WAIT_NOTED_NS (100 * MS_NS) /* what is waited is counted at least this often */
 #define SHARE_CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
 enum { SHARE_WHOLE_PERMILLE = 1000 };
 

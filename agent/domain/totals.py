@@ -4,7 +4,8 @@ A container's region counts GPU time, waits, launches and refusals; it ends with
 directory, can be made anew, and every process there can write into it. What is shown is therefore
 the sum of the steps that were seen, each believed only as far as it is possible: time passes once
 on a GPU, and once for each process that waits. What is too early (a long kernel is charged when it
-is launched) is believed as time goes on, what is late (a wait is counted when it is over) at once.
+is launched) is believed as time goes on, what is late (a library of before counts a wait when it is
+over) at once.
 """
 
 import json

@@ -14,10 +14,16 @@ from limits_bed import limits_bed
 from share_bed import RECENT_KERNEL_AT
 
 from agent.domain.limits_file import DeviceLimit
+from agent.domain.region import TAIL, TAIL_OFFSET, V1
 from agent.sim.driver import made_up_uuid
 
 UUIDS = [made_up_uuid(number) for number in (0, 1)]
 LIMITS_AT = 1728  # of the usage region, HAMi-core 1.2
+BLOCKED_AT = 64 + 48  # of the limits file: the first GPU's line
+THROTTLED_AT = [  # of the first GPU: the container's, the first process's
+    TAIL_OFFSET + TAIL["devices"] + TAIL["device.throttled_ns"],
+    V1["slots"] + V1["slot.used"] + V1["usage.throttled_ns"],
+]
 BEGIN = f"""
 from gpu_calls import *
 
@@ -482,3 +488,30 @@ def test_a_block_by_the_monitor_holds_from_the_next_launch_on(limited: Node) -> 
     said = limited.run_in_virtual_time(BEGIN + code + THEN_ONE, CUDA_DEVICE_SM_LIMIT="90")
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["waited_s"] > 6.9  # it is believed for 7 s
+
+
+def test_what_is_waited_is_counted_while_it_is_waited(limited: Node, tmp_path: Path) -> None:
+    """Who is kept for an hour has waited for an hour, and not for nothing until it goes on."""
+    bed = limits_bed(limited, tmp_path / "library")
+    soon_ns = time.monotonic_ns() + 500_000_000
+    bed.write(DeviceLimit(uuid=UUIDS[0], blocked_until_ns=soon_ns))
+    code = (
+        "import threading\n"
+        "cache = os.environ['CUDA_DEVICE_MEMORY_SHARED_CACHE']\n"
+        "def work(): current(primary); assert launch(function) == 0\n"
+        "def waited_ns():\n"
+        "    raw = Path(cache).read_bytes()\n"
+        f"    return [struct.unpack_from('<Q', raw, at)[0] for at in {THROTTLED_AT}]\n"
+        "thread, give_up = threading.Thread(target=work), time.monotonic() + 30\n"
+        "thread.start()\n"
+        "while not all(waited_ns()) and time.monotonic() < give_up:\n"
+        f"    with open({str(bed.path)!r}, 'r+b') as file:\n"
+        "        until_ns = struct.pack('<Q', time.monotonic_ns() + 500_000_000)\n"
+        f"        os.pwrite(file.fileno(), until_ns, {BLOCKED_AT})\n"
+        "seen = waited_ns()\n"
+        "thread.join(); say(seen=seen, whole=waited_ns())"
+    )
+    said = limited.run(BEGIN + code, **bed.environment())
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert min(said["seen"]) > 0
+    assert max(said["seen"]) <= said["whole"][0] == said["whole"][1]

@@ -87,9 +87,13 @@ DEVICE_FAMILIES: Sequence[tuple[Family, Callable[[DeviceUse], float | None]]] = 
     (
         Family("vgpu_container_gpu_seconds_total", OF_DEVICE,
                "Self-reported: GPU time that the container was charged; its rate is the share of "
-               "the GPU that it gets. Absent while it has no core limit, for then none is counted: "
-               "see vgpu_container_gpu_driver_ratio."),
-        lambda device: device.totals.gpu_ns / NS_PER_S if _counts(device, "gpu_ns") else None,
+               "the GPU that it gets. Without a core limit its library counts none: then what the "
+               "driver says of its processes, vgpu_container_gpu_driver_ratio, adds up here."),
+        lambda device: (
+            device.totals.gpu_ns / NS_PER_S
+            if _counts(device, "gpu_ns") or device.driver_sm_percent is not None
+            else None
+        ),
     ),
     (
         Family("vgpu_container_throttled_seconds_total", OF_DEVICE,

@@ -11,7 +11,7 @@ over) at once.
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -77,6 +77,22 @@ def advance(
         counted[name] = max(start + steps[name], now - burst)
         spare[name] = min(possible - steps[name], burst)
     return Entry(_sum(before.totals, steps), Totals(**counted), now_s, Totals(**spare))
+
+
+def driven(entry: Entry | None, percent: int, now_s: float, *, since_s: float | None) -> Entry:
+    """The entry with the GPU time that the driver told of, where no library counts it.
+
+    `percent`: of the time since `since_s`, the look before; None: there was none.
+    """
+    before = entry or Entry()
+    passed_s = 0.0 if since_s is None else min(max(0.0, now_s - since_s), BURST_S)
+    step_ns = int(passed_s * _S * percent / 100)
+    return replace(
+        before,
+        at_s=now_s,
+        totals=replace(before.totals, gpu_ns=min(before.totals.gpu_ns + step_ns, MOST)),
+        spare=replace(before.spare, gpu_ns=max(0, before.spare.gpu_ns - step_ns)),
+    )
 
 
 def _sum(totals: Totals, steps: Mapping[str, int]) -> Totals:

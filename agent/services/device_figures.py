@@ -22,7 +22,7 @@ from agent.domain.cross_check import Agreement, compared, tolerance_bytes
 from agent.domain.enforcement import State
 from agent.domain.limits_file import DeviceLimit
 from agent.domain.subjects import Subject
-from agent.domain.totals import EMPTY, Entry, Key, Ledger, advance, kept
+from agent.domain.totals import EMPTY, Entry, Key, Ledger, advance, driven, kept
 from agent.errors import AgentError
 from agent.ports import TotalsStore
 
@@ -101,6 +101,7 @@ class DeviceFigures:
         key = (*subject.key, limit.uuid)
         region = findings.reading.region
         reported = None
+        before = self._entry(key)
         if region is not None and found is not None:
             device = region.devices[found]
             raw = raw_totals(device)
@@ -111,7 +112,11 @@ class DeviceFigures:
             reported = self_reported(device, findings.slots, found, busy, keeps_share=kept)
         gpu = moment.gpus.get(limit.uuid)
         held = driver_bytes(gpu, findings.pids)
-        entry = (self._ledger or {}).get(key)
+        busy_percent = driver_sm_percent(gpu, findings.pids)
+        counted = reported is not None and reported.gpu_ns is not None
+        if not counted and not findings.reading.problem:
+            self._drive(key, before, busy_percent, moment.now_s)
+        entry = self._entry(key)
         use = device_use(
             place,
             limit,
@@ -122,16 +127,29 @@ class DeviceFigures:
             disagrees=self._disagrees(key, subject, findings, found, reported, held, moment),
             monotonic_ns=int(moment.clock_s * _S),
         )
-        return replace(use, driver_sm_percent=driver_sm_percent(gpu, findings.pids))
+        return replace(use, driver_sm_percent=busy_percent)
 
     def _advance(
         self, key: Key, raw: Totals, subject: Subject, processes: int, now_s: float
     ) -> None:
-        ledger = self._ledger if self._ledger is not None else {}
-        ledger[key] = advance(
-            ledger.get(key), raw, granted_at_s=subject.granted_at_s, now_s=now_s,
+        entry = advance(
+            self._entry(key), raw, granted_at_s=subject.granted_at_s, now_s=now_s,
             processes=processes,
         )  # fmt: skip
+        self._put(key, entry)
+
+    def _drive(self, key: Key, before: Entry | None, percent: int | None, now_s: float) -> None:
+        """Where no library counts GPU time, the driver's figure does; of None nothing is known."""
+        if before is not None or percent is not None:
+            since_s = before.at_s if before else None
+            self._put(key, driven(self._entry(key), percent or 0, now_s, since_s=since_s))
+
+    def _entry(self, key: Key) -> Entry | None:
+        return (self._ledger or {}).get(key)
+
+    def _put(self, key: Key, entry: Entry) -> None:
+        ledger = self._ledger if self._ledger is not None else {}
+        ledger[key] = entry
         self._ledger = ledger
 
     def _busy_percent(self, key: Key, gpu_ns: int, clock_s: float) -> int | None:

@@ -266,7 +266,23 @@ def test_gpu_time_is_counted_where_a_share_of_it_is_kept(
     reported = world.reported(5.0)
     assert (reported.gpu_ns, reported.sm_percent) == ((S, 0) if counted else (None, None))
     assert reported.throttled_ns == 0
-    assert world.device().driver_sm_percent == 70
+    device = world.device(5.0)
+    assert device.driver_sm_percent == 70
+    assert device.totals.gpu_ns == (S if counted else S + 10 * S * 70 // 100)
+
+
+def test_hami_cores_containers_have_gpu_time_by_the_driver(world: World) -> None:
+    """From the first look on, and not for looks at which nobody knows whose the processes are."""
+    world.give(record(), region(slot(), ours=False))
+    world.see(process(500))
+    mine = GpuProcess(pid=500, used_bytes=MIB, sm_percent=50)
+    world.meter.gpus = (gpu(A, mine),)
+    assert world.device(5.0).totals.gpu_ns == 0
+    assert world.device(5.0).totals.gpu_ns == 5 * S // 2
+    world.meter.gpus = (gpu(A, replace(mine, sm_percent=None)),)
+    assert world.device(5.0).totals.gpu_ns == 5 * S // 2
+    world.meter.gpus = (gpu(A, mine),)
+    assert world.device(5.0).totals.gpu_ns == 5 * S
 
 
 @pytest.mark.parametrize(

@@ -181,12 +181,10 @@ def _of_device(picture: NodePicture, device: DeviceUse) -> Iterable[str]:
             f"over its limit on {where} by {size_text(over)}; it gets no more memory until it has "
             "freed that"
         )
-    if device.disagrees and device.reported is not None:
+    if device.disagrees:
+        counted = "nothing" if device.reported is None else size_text(device.reported.used_bytes)
         driver = "more" if device.driver_bytes is None else size_text(device.driver_bytes)
-        yield (
-            f"its figures for {where} are not true: it counts "
-            f"{size_text(device.reported.used_bytes)}, the driver {driver}"
-        )
+        yield (f"its figures for {where} are not true: it counts {counted}, the driver {driver}")
     if device.blocked:
         yield f"waits on {where} for a container of higher priority"
 

@@ -93,6 +93,7 @@ def refusal(ago_s: float) -> Refusal:
         pytest.param(container(device(9.5)), ["over its limit on GPU 0 by 1.5 GiB"], id="over its limit"),
         pytest.param(container(device(9.5, 0)), [], id="no limit to be over"),
         pytest.param(container(device(8)), [], id="just at its limit"),
+        pytest.param(container(device(disagrees=True, reported=None, driver_bytes=3 << 30)), ["its figures for GPU 0 are not true: it counts nothing, the driver 3 GiB"], id="it counts nothing"),
         pytest.param(container(device(blocked=True)), ["waits on GPU 0 for a container of higher priority"], id="blocked"),
         pytest.param(container(device(disagrees=True, driver_bytes=3 * GIB)), ["it counts 1 GiB, the driver 3 GiB"], id="disagrees"),
         pytest.param(container(device(uuid="GPU-gone")), ["GPU GPU-gone is not on this node any more"], id="a GPU that is gone"),

@@ -96,10 +96,10 @@ CUgraph graph_captured(CUstream stream, bool per_thread)
 {
     return (void)stream, (void)per_thread, NULL;
 }
-void graph_allocates(CUgraph graph, CUdevice ordinal, uint64_t bytes, CUdeviceptr address)
+void graph_allocates(CUgraph graph, CUdevice ordinal, uint64_t bytes, CUdeviceptr address, bool captured)
 {
     (void)address;
-    (void)graph, (void)ordinal, (void)bytes;
+    (void)graph, (void)ordinal, (void)bytes, (void)captured;
 }
 CUresult wrap_settle(struct block *block, CUresult result, unsigned long long key)
 {

@@ -20,6 +20,15 @@ struct node {
     int place;
 };
 
+/* An address that a launch has left, or that is being freed. */
+struct left {
+    struct entry entry;
+    unsigned
+        frees; /* under way: until they are over nobody knows which of them freed it, or what came before */
+    bool there; /* left, and not freed since */
+    bool before; /* it was there when they began, and none has freed it */
+};
+
 /* What the nodes of a graph, or of an executable one, take and free. */
 struct nodes {
     struct entry entry;
@@ -32,7 +41,7 @@ struct nodes {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table graphs, execs;
-static struct table left; /* by address: what the last launch of its graph has left, and nobody freed since */
+static struct table lefts; /* by address */
 static _Atomic bool any; /* this process has a graph that allocates */
 
 static void forget_after_fork(void)
@@ -40,7 +49,7 @@ static void forget_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     memset(&graphs, 0, sizeof graphs);
     memset(&execs, 0, sizeof execs);
-    memset(&left, 0, sizeof left);
+    memset(&lefts, 0, sizeof lefts);
     graph_memory_forget();
     atomic_store(&any, false);
 }
@@ -130,21 +139,58 @@ uint64_t graph_bytes_sum(uint64_t one, uint64_t other)
 /* --- what launches leave; called with the lock held ------------------------------------------------------
  */
 
-/* NULL when there is nothing. */
-static struct entry *take_left(CUdeviceptr address)
+static struct left *left_at(CUdeviceptr address)
 {
-    struct entry *entry = table_find(&left, address);
-    if (entry)
-        table_remove(&left, entry);
-    return entry;
+    return (struct left *)table_find(&lefts, address);
 }
 
-static void add_left(struct entry *entry, CUdeviceptr address)
+/* The same, made if need be. NULL when there is no memory. */
+static struct left *left_made(CUdeviceptr address)
 {
-    if (entry && !table_find(&left, address))
-        table_add(&left, entry, address);
-    else
-        free(entry);
+    struct left *left = left_at(address);
+    if (!left && (left = calloc(1, sizeof *left)))
+        table_add(&lefts, &left->entry, address);
+    return left;
+}
+
+static void add_left(CUdeviceptr address)
+{
+    struct left *left = left_made(address);
+    if (left)
+        left->there = true;
+}
+
+static void drop_left(CUdeviceptr address)
+{
+    struct left *left = left_at(address);
+    if (!left)
+        return;
+    left->there = left->before = false;
+    if (left->frees)
+        return;
+    table_remove(&lefts, &left->entry);
+    free(left);
+}
+
+static void begin_free(CUdeviceptr address)
+{
+    struct left *left = left_made(address);
+    if (!left)
+        return;
+    left->before |= left->there;
+    left->there = false;
+    left->frees++;
+}
+
+static void end_free(CUdeviceptr address, bool freed)
+{
+    struct left *left = left_at(address);
+    if (!left)
+        return;
+    left->frees -= left->frees > 0;
+    left->there |= left->before;
+    if (freed || !left->there)
+        drop_left(address);
 }
 
 /* --- nodes ---------------------------------------------------------------------------------------------- */
@@ -191,7 +237,7 @@ void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr
     } else if (nodes) {
         nodes->needs.bytes[place] = graph_bytes_sum(nodes->needs.bytes[place], bytes);
         add_node(nodes, address, bytes, place);
-        free(take_left(address)); /* of one that ended with its context */
+        drop_left(address); /* of one that ended with its context */
     }
     pthread_mutex_unlock(&lock);
 }
@@ -316,7 +362,8 @@ bool graph_keeps(const struct graph_launch *launch, int place, uint64_t *bytes)
     const struct nodes *nodes = (struct nodes *)table_find(&execs, launch->key);
     for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
         if (node->bytes && node->place == place) {
-            bool there = table_find(&left, node->address);
+            const struct left *left = left_at(node->address);
+            bool there = left && left->there && !left->frees;
             *bytes += there ? node->bytes : 0;
             all &= there;
         }
@@ -329,22 +376,25 @@ void graph_leaves(const struct graph_launch *launch, enum graph_stage stage)
     pthread_mutex_lock(&lock);
     const struct nodes *nodes = (struct nodes *)table_find(&execs, launch->key);
     for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
-        if (!node->bytes || stage == GRAPH_REFUSED)
-            free(take_left(node->address));
+        if (!node->bytes && stage == GRAPH_LAUNCHING)
+            begin_free(node->address);
+        else if (!node->bytes)
+            end_free(node->address, true); /* or refused: nobody knows */
         else if (stage == GRAPH_LAUNCHING)
-            add_left(malloc(sizeof(struct entry)), node->address);
+            add_left(node->address);
+        else if (stage == GRAPH_REFUSED)
+            drop_left(node->address);
     pthread_mutex_unlock(&lock);
 }
 
-struct entry *graph_freeing(CUdeviceptr address)
+void graph_freeing(CUdeviceptr address)
 {
     pthread_mutex_lock(&lock);
-    struct entry *entry = take_left(address);
+    begin_free(address);
     pthread_mutex_unlock(&lock);
-    return entry;
 }
 
-void graph_freed(CUgraph into, struct entry *entry, CUdeviceptr address, bool freed)
+void graph_freed(CUgraph into, CUdeviceptr address, bool freed)
 {
     if (into) {
         if (freed)
@@ -352,12 +402,7 @@ void graph_freed(CUgraph into, struct entry *entry, CUdeviceptr address, bool fr
         return;
     }
     pthread_mutex_lock(&lock);
-    if (freed) {
-        free(entry);
-        free(take_left(address));
-    } else {
-        add_left(entry, address);
-    }
+    end_free(address, freed);
     pthread_mutex_unlock(&lock);
 }
 

@@ -82,8 +82,8 @@ void graph_leaves(const struct graph_launch *launch, enum graph_stage stage);
 
 /* Around a call in which the program frees what a graph may have left to it; or, where it is captured
  * (`into`), only after it. */
-struct entry *graph_freeing(CUdeviceptr address);
-void graph_freed(CUgraph into, struct entry *entry, CUdeviceptr address, bool freed);
+void graph_freeing(CUdeviceptr address);
+void graph_freed(CUgraph into, CUdeviceptr address, bool freed);
 
 /* It was launched. */
 void graph_used(const struct graph_launch *launch, int place);

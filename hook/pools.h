@@ -51,10 +51,11 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
         pooled = block_take(BLOCK_POOLED, address);                                                          \
     bool of_graph = !block && !pooled && (address) && graphs_allocate();                                     \
     CUgraph into = of_graph ? (captured) : NULL;                                                             \
-    struct entry *left = of_graph && !into ? graph_freeing(address) : NULL;                                  \
+    if (of_graph && !into)                                                                                   \
+        graph_freeing(address);                                                                              \
     CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
     if (of_graph)                                                                                            \
-        graph_freed(into, left, address, result == CUDA_SUCCESS);                                            \
+        graph_freed(into, address, result == CUDA_SUCCESS);                                                  \
     return pooled ? pooled_freed(pooled, result) : wrap_freed(block, result)
 
 CUresult pooled_freed(struct block *block, CUresult result);

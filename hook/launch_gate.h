@@ -45,7 +45,7 @@ enum { LAUNCH_GATE_RECENT = 2, LAUNCH_GATE_NOTE = 64 };
 static inline bool launch_gate_is_open(void)
 {
     int devices = atomic_load_explicit(&launch_gate_devices, memory_order_acquire);
-    if (!devices || ++launch_gate_count >= LAUNCH_GATE_NOTE || depth_inside()
+    if (!devices || launch_gate_count + 1 >= LAUNCH_GATE_NOTE || depth_inside()
         || atomic_load_explicit(atomic_load_explicit(&launch_gate_recent, memory_order_relaxed),
                                 memory_order_relaxed)
             != LAUNCH_GATE_RECENT)
@@ -54,6 +54,7 @@ static inline bool launch_gate_is_open(void)
         if (atomic_load_explicit(atomic_load_explicit(&of->word, memory_order_relaxed), memory_order_relaxed)
             != atomic_load_explicit(&of->seen, memory_order_relaxed))
             return false;
+    launch_gate_count++; /* otherwise launch_gate_pass counts it */
     return true;
 }
 

@@ -197,7 +197,7 @@ static CUresult upload(upload_function function, CUgraphExec exec, CUstream stre
     depth_enter();
     result = function(exec, stream);
     depth_leave();
-    graph_memory_after_launch(&memory, false);
+    graph_memory_after_launch(&memory, result);
     return result;
 }
 

@@ -135,7 +135,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
     if (result == CUDA_SUCCESS)                                                                              \
         result = CALL(symbol, exec, stream);                                                                 \
     launch_gate_passed(&launch, result);                                                                     \
-    graph_memory_after_launch(&memory, result == CUDA_SUCCESS);                                              \
+    graph_memory_after_launch(&memory, result);                                                              \
     return result
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)

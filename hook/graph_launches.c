@@ -233,12 +233,21 @@ static void learn(struct graph_launch *launch, int place, uint64_t reserved)
     graph_used(launch, place);
 }
 
-void graph_memory_after_launch(struct graph_launch *launch, bool launched)
+static enum graph_stage stage_of(CUresult result)
 {
+    return result == CUDA_SUCCESS ? GRAPH_LAUNCHED
+        : result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+        ? GRAPH_UNTOUCHED
+        : GRAPH_REFUSED;
+}
+
+void graph_memory_after_launch(struct graph_launch *launch, CUresult result)
+{
+    bool launched = launch->runs && result == CUDA_SUCCESS;
     if (!launch->follow)
         return;
     if (launch->runs)
-        graph_leaves(launch, launched ? GRAPH_LAUNCHED : GRAPH_REFUSED);
+        graph_leaves(launch, stage_of(result));
     for (int i = 0; i < MAX_DEVICES; i++) {
         if (!launch->needs.bytes[i])
             continue;

@@ -33,7 +33,7 @@ CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exe
 
 /* Called after the driver has answered the launch, whatever it said: the charge becomes what is reserved. If
  * it was launched, that also says what it needs. */
-void graph_memory_after_launch(struct graph_launch *launch, bool launched);
+void graph_memory_after_launch(struct graph_launch *launch, CUresult result);
 
 /* Its handle may be given out anew while its work is still under way. */
 void graph_memory_stream_ends(CUstream stream);

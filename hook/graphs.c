@@ -25,7 +25,8 @@ struct left {
     struct entry entry;
     unsigned
         frees; /* under way: until they are over nobody knows which of them freed it, or what came before */
-    bool there; /* left, and not freed since */
+    bool there; /* left, and not freed since, */
+    bool fresh; /* unless none of the launches that leave it was made yet */
     bool before; /* it was there when they began, and none has freed it */
 };
 
@@ -156,8 +157,10 @@ static struct left *left_made(CUdeviceptr address)
 static void add_left(CUdeviceptr address)
 {
     struct left *left = left_made(address);
-    if (left)
-        left->there = true;
+    if (!left)
+        return;
+    left->fresh |= !left->there;
+    left->there = true;
 }
 
 static void drop_left(CUdeviceptr address)
@@ -165,7 +168,7 @@ static void drop_left(CUdeviceptr address)
     struct left *left = left_at(address);
     if (!left)
         return;
-    left->there = left->before = false;
+    left->there = left->fresh = left->before = false;
     if (left->frees)
         return;
     table_remove(&lefts, &left->entry);
@@ -375,15 +378,19 @@ void graph_leaves(const struct graph_launch *launch, enum graph_stage stage)
 {
     pthread_mutex_lock(&lock);
     const struct nodes *nodes = (struct nodes *)table_find(&execs, launch->key);
-    for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
+    for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next) {
+        struct left *left = node->bytes ? left_at(node->address) : NULL;
         if (!node->bytes && stage == GRAPH_LAUNCHING)
             begin_free(node->address);
         else if (!node->bytes)
-            end_free(node->address, true); /* or refused: nobody knows */
+            end_free(node->address, stage != GRAPH_UNTOUCHED); /* where refused, nobody knows */
         else if (stage == GRAPH_LAUNCHING)
             add_left(node->address);
-        else if (stage == GRAPH_REFUSED)
+        else if (stage == GRAPH_REFUSED || (stage == GRAPH_UNTOUCHED && left && left->fresh))
             drop_left(node->address);
+        else if (stage == GRAPH_LAUNCHED && left)
+            left->fresh = false;
+    }
     pthread_mutex_unlock(&lock);
 }
 

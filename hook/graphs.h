@@ -76,8 +76,9 @@ bool graph_needs(struct graph_launch *launch, CUgraphExec exec);
 bool graph_keeps(const struct graph_launch *launch, int place, uint64_t *bytes);
 
 /* What it leaves is there, and what it frees is gone: said before the driver is asked, so that who frees it
- * in another thread has the last word. Nobody knows what one has freed that the driver refused. */
-enum graph_stage { GRAPH_LAUNCHING, GRAPH_LAUNCHED, GRAPH_REFUSED };
+ * in another thread has the last word. Nobody knows what one has freed that the driver refused, unless it did
+ * so before it touched anything. */
+enum graph_stage { GRAPH_LAUNCHING, GRAPH_LAUNCHED, GRAPH_REFUSED, GRAPH_UNTOUCHED };
 void graph_leaves(const struct graph_launch *launch, enum graph_stage stage);
 
 /* Around a call in which the program frees what a graph may have left to it; or, where it is captured

@@ -170,3 +170,22 @@ def test_a_launch_that_the_driver_refuses_may_have_freed_it(node: Node) -> None:
     told, errors = tenant.communicate("\n", timeout=60)
     assert json.loads(told) == {"r": [0, 999, 0, 2, [96, 96], 0, 0, 0, [64, 64]]}, errors
     assert node.sim.peak_mib(GPU) <= 100
+
+
+@pytest.mark.parametrize(
+    ("code", "then"),
+    [
+        pytest.param(906, 0, id="for the sake of a capture"),
+        pytest.param(999, 2, id="for what nobody knows"),
+    ],
+)
+def test_after_a_launch_that_the_driver_refuses(node: Node, code: int, then: int) -> None:
+    """What a graph left is still there where nothing was touched; otherwise it counts as taken."""
+    steps = f"""
+_, e, a = leaving(60)
+r += [launch(e), launch(e)]
+with refused("cuGraphLaunch", {code}):
+    r.append(launch(e))
+r += [launch(e), launch(e)]
+"""
+    assert run(node, steps) == [0, 0, code, then, then]

@@ -36,6 +36,7 @@ class Stage(IntEnum):
     LAUNCHING = 0
     LAUNCHED = 1
     REFUSED = 2
+    UNTOUCHED = 3  # refused before anything was done, as for the sake of a capture
 
 
 class Graphs:
@@ -143,3 +144,26 @@ def test_after_a_refused_launch_nobody_knows(graphs: Graphs) -> None:
     graphs.leave(Stage.LAUNCHING, Stage.REFUSED)
     graphs.freed(False)
     assert graphs.kept == 0
+
+
+def test_what_was_there_is_there_where_the_driver_touched_nothing(graphs: Graphs) -> None:
+    graphs.leave(Stage.LAUNCHING, Stage.UNTOUCHED)
+    assert graphs.kept == ALL
+    graphs.node(Stage.LAUNCHING)
+    assert graphs.kept == 0
+    graphs.node(Stage.UNTOUCHED)
+    assert graphs.kept == ALL
+
+
+def test_what_was_not_left_yet_is_not_there_then() -> None:
+    graphs = Graphs()
+    graphs.leave(Stage.LAUNCHING, Stage.LAUNCHING, Stage.UNTOUCHED)
+    assert graphs.kept == 0
+    graphs.leave(Stage.UNTOUCHED)
+    assert graphs.kept == 0
+
+
+def test_of_two_launches_at_once_one_that_was_made_leaves_it() -> None:
+    graphs = Graphs()
+    graphs.leave(Stage.LAUNCHING, Stage.LAUNCHING, Stage.LAUNCHED, Stage.UNTOUCHED)
+    assert graphs.kept == ALL

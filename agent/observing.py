@@ -115,6 +115,7 @@ class Observing:
                 seen=self.enforcement.seen,
                 kernel=self.kernel.kept.now,
                 priorities_of_regions=config.priority_from == "region",
+                per_process=config.metrics_per_process,
             ),
             metering,
             TotalsFile(config.state_dir),

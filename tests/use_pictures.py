@@ -111,6 +111,7 @@ EVERYTHING = NodeUse(
                                         throttled_ns=125_000_000),
                         ProcessCounters(peak_bytes=0, refusals=0, charged_ns=0, throttled_ns=0),
                     ),
+                    gpu_ns=(9_250_000_000, None),
                 ),
                 ProcessUse(pid=17, host_pid=0, used_bytes=(GIB, 0)),
             ),
@@ -188,7 +189,8 @@ def _one_of_many(uuid: str, gpu: int, number: int, processes: int) -> ContainerU
                        used_bytes=(used // processes,),
                        counters=(ProcessCounters(peak_bytes=used // processes + 5, refusals=1,
                                                  charged_ns=12_345_678_901 + n,
-                                                 throttled_ns=3_456_789_012),))
+                                                 throttled_ns=3_456_789_012),),
+                       gpu_ns=(12_345_678_901 + n,))
             for n in range(processes)
         ),
         last_kernel_s=int(NOW_S) - 1,

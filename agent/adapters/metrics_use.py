@@ -163,11 +163,9 @@ PROCESS_FAMILIES: Sequence[tuple[Family, Callable[[ProcessUse, DeviceUse], float
     ),
     (
         Family("vgpu_process_gpu_seconds_total", OF_PROCESS,
-               "Self-reported: GPU time that the process was charged since it began; absent while "
-               "its container has no core limit."),
-        lambda process, device: (
-            _counter(process, device, "charged_ns", NS_PER_S) if _counts(device, "gpu_ns") else None
-        ),
+               "Self-reported: GPU time that the process was charged since it began; without a "
+               "core limit what the driver says of it adds up here."),
+        lambda process, device: _gpu_s(process, device.place),
     ),
     (
         Family("vgpu_process_throttled_seconds_total", OF_PROCESS,
@@ -283,6 +281,11 @@ def _counter(process: ProcessUse, device: DeviceUse, name: str, unit: float = 1)
     if device.place >= len(process.counters):
         return None
     return float(getattr(process.counters[device.place], name)) / unit
+
+
+def _gpu_s(process: ProcessUse, place: int) -> float | None:
+    gpu_ns = process.gpu_ns[place] if place < len(process.gpu_ns) else None
+    return None if gpu_ns is None else gpu_ns / NS_PER_S
 
 
 def _rejected(reasons: Mapping[str, int]) -> Iterable[tuple[str, float]]:

@@ -111,6 +111,8 @@ class ProcessUse:
     used_bytes: tuple[int, ...]
     # Since it began, no more than its container's; none: its library does not count by process.
     counters: tuple[ProcessCounters, ...] = ()
+    # GPU time as its library counted it, and as the driver told while that did not; None: neither.
+    gpu_ns: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ PER_SECOND: Mapping[str, int] = MappingProxyType({
     "refusals": 1_000_000, "refused_bytes": 1 << 50, "launches": 10_000_000,
 })  # fmt: skip
 
-Key = tuple[str, str, str]  # pod uid, container, GPU
+Key = tuple[str, str, str]  # pod uid, container, GPU, or a process on it
+OF_PROCESS = "#"  # in the third, between the GPU and the process's pid on the node
 
 
 class MalformedTotals(ValueError):
@@ -109,11 +110,11 @@ def kept(ledger: Ledger, containers: Iterable[tuple[str, str]]) -> Ledger:
 
 
 def encode(ledger: Ledger) -> bytes:
-    """One JSON object. What goes beyond MAX_ENTRIES is left out, the newest first kept."""
-    newest = sorted(ledger.items(), key=lambda item: -item[1].at_s)[:MAX_ENTRIES]
+    """One JSON object. Beyond MAX_ENTRIES processes are left out first, and what is older."""
+    newest = sorted(ledger.items(), key=lambda item: (OF_PROCESS in item[0][2], -item[1].at_s))
     entries = [
         [*key, entry.at_s, *map(_numbers, (entry.totals, entry.counted, entry.spare))]
-        for key, entry in newest
+        for key, entry in newest[:MAX_ENTRIES]
     ]
     return json.dumps({"version": VERSION, "entries": entries}).encode() + b"\n"
 

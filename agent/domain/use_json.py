@@ -82,6 +82,7 @@ def _container(picture: NodePicture, one: ContainerUse) -> Document:
             {
                 "pid": process.pid,
                 "host_pid": process.host_pid or None,
+                "gpu_ns": list(process.gpu_ns),
                 "self_reported": _process(process, one.devices),
             }
             for process in one.processes

@@ -96,6 +96,9 @@ class _Fields:
     def each_count(self, name: str) -> tuple[int, ...]:
         return tuple(_Fields({"": value}, where).count("") for value, where in self._listed(name))
 
+    def each_whole(self, name: str) -> tuple[int | None, ...]:
+        return tuple(_Fields({"": value}, where).whole("") for value, where in self._listed(name))
+
     def counts(self, name: str) -> dict[str, int]:
         inner = self.inner(name)
         return {} if inner is None else {key: inner.count(key) for key in inner._fields}
@@ -236,6 +239,7 @@ def _process(fields: _Fields) -> ProcessUse:
         host_pid=fields.count("host_pid"),
         used_bytes=reported.each_count("used_bytes") if reported else (),
         counters=_counters(reported) if reported else (),
+        gpu_ns=fields.each_whole("gpu_ns"),
     )
 
 

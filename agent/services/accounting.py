@@ -68,6 +68,7 @@ class Books:
     # containers whose memory the kernel limits
     kernel: Callable[[], Collection[tuple[str, str]]] = frozenset
     priorities_of_regions: bool = False  # what libraries write down is believed, as by HAMi
+    per_process: bool = False  # the GPU time of single processes is wanted, too
 
 
 _Name = tuple[str, str, str]  # namespace, pod, container
@@ -94,7 +95,7 @@ class Accounting:
         """`idle_every_s`: while no container has a grant, for the GPUs' own figures."""
         self._books = books
         self._metering = metering
-        self._figures = DeviceFigures(store)
+        self._figures = DeviceFigures(store, per_process=books.per_process)
         self._every_s, self._idle_every_s = every_s, max(every_s, idle_every_s)
         self._on_disagree = on_disagree
         self._now_s, self._clock = now_s, clock
@@ -276,6 +277,7 @@ class Accounting:
             for place, limit in enumerate(limits)
         )
         use = container_use(subject, findings, devices, places, moment.now_s)
+        use = self._figures.with_process_time(use, findings.pids, moment)
         return replace(use, tier=Tier.KERNEL) if subject.key in self._books.kernel() else use
 
     def _bounded(

@@ -8,7 +8,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from agent import logs
-from agent.domain.accounting import DeviceUse, GpuUse, SelfReported, Totals
+from agent.domain.accounting import (
+    ContainerUse,
+    DeviceUse,
+    GpuUse,
+    ProcessUse,
+    SelfReported,
+    Totals,
+)
 from agent.domain.container_use import (
     Findings,
     device_use,
@@ -22,7 +29,16 @@ from agent.domain.cross_check import Agreement, compared, tolerance_bytes
 from agent.domain.enforcement import State
 from agent.domain.limits_file import DeviceLimit
 from agent.domain.subjects import Subject
-from agent.domain.totals import EMPTY, Entry, Key, Ledger, advance, driven, kept
+from agent.domain.totals import (
+    EMPTY,
+    OF_PROCESS,
+    Entry,
+    Key,
+    Ledger,
+    advance,
+    driven,
+    kept,
+)
 from agent.errors import AgentError
 from agent.ports import TotalsStore
 
@@ -54,8 +70,11 @@ class _Busy:
 class DeviceFigures:
     """Used by one thread."""
 
-    def __init__(self, store: TotalsStore) -> None:
+    def __init__(self, store: TotalsStore, *, per_process: bool = False) -> None:
+        """`per_process`: add up, too, what the driver says of single processes."""
         self._store = store
+        self._per_process = per_process
+        self._pids: dict[tuple[str, str], frozenset[int]] = {}  # of containers, in this look
         self._ledger: dict[Key, Entry] | None = None
         self._saved: Ledger = EMPTY
         self._busy: dict[Key, _Busy] = {}
@@ -69,6 +88,7 @@ class DeviceFigures:
 
     def save(self) -> None:
         """Keep what is about to be shown. What cannot be written is shown all the same."""
+        self._forget_ended()
         now = self._ledger or {}
         shown, before = _shown(now), _shown(self._saved)
         if shown == before:
@@ -128,6 +148,52 @@ class DeviceFigures:
             monotonic_ns=int(moment.clock_s * _S),
         )
         return replace(use, driver_sm_percent=busy_percent)
+
+    def with_process_time(
+        self, use: ContainerUse, pids: frozenset[int] | None, moment: Moment
+    ) -> ContainerUse:
+        """The container, with the GPU time of its processes. `pids`: its own, on the node."""
+        if not self._per_process:
+            return use
+        if pids is not None:
+            self._pids[use.pod_uid, use.container] = pids
+        processes = (
+            replace(
+                process,
+                gpu_ns=tuple(self._gpu_ns(use, process, d, pids, moment) for d in use.devices),
+            )
+            for process in use.processes
+        )
+        return replace(use, processes=tuple(processes))
+
+    def _gpu_ns(
+        self,
+        use: ContainerUse,
+        process: ProcessUse,
+        device: DeviceUse,
+        pids: frozenset[int] | None,
+        moment: Moment,
+    ) -> int | None:
+        key = (use.pod_uid, use.container, f"{device.uuid}{OF_PROCESS}{process.host_pid}")
+        counted = device.reported is not None and device.reported.gpu_ns is not None
+        if pids is None or process.host_pid in pids:  # by its own word it may be another's
+            known = not counted and device.driver_sm_percent is not None
+            percent = _percent_of(moment.gpus[device.uuid], process.host_pid) if known else None
+            self._drive(key, self._entry(key), percent, moment.now_s)
+        entry = self._entry(key)
+        charged = process.counters[device.place].charged_ns if process.counters else None
+        if entry is None:
+            return charged if counted else None
+        return entry.totals.gpu_ns + (charged or 0)
+
+    def _forget_ended(self) -> None:
+        """Drop the processes that are gone, of containers whose processes were seen."""
+        ledger = self._ledger or {}
+        for key in [key for key in ledger if OF_PROCESS in key[2] and key[:2] in self._pids]:
+            pid = key[2].rpartition(OF_PROCESS)[2]
+            if not pid.isdecimal() or int(pid) not in self._pids[key[:2]]:
+                del ledger[key]
+        self._pids.clear()
 
     def _advance(
         self, key: Key, raw: Totals, subject: Subject, processes: int, now_s: float
@@ -197,6 +263,11 @@ class DeviceFigures:
         )
         self._agreements[key] = agreement
         return agreement.disagrees
+
+
+def _percent_of(gpu: GpuUse, pid: int) -> int | None:
+    told = [process.sm_percent for process in gpu.processes or () if process.pid == pid]
+    return min(sum(percent or 0 for percent in told), 100) if told else None
 
 
 def _shown(ledger: Ledger) -> dict[Key, Totals]:

@@ -32,9 +32,11 @@ def stack() -> Iterator[ExitStack]:
         yield things
 
 
-def run(node: SimNode, name: str, stack: ExitStack) -> tuple[RanPod, Container]:
+def run(
+    node: SimNode, name: str, stack: ExitStack, core_percent: int = 30
+) -> tuple[RanPod, Container]:
     """A pod with a workload, in a cgroup named as kubelet names a pod's."""
-    pod = node.run_pod(name, [Ask(memory_mib=1000, core_percent=30)])
+    pod = node.run_pod(name, [Ask(memory_mib=1000, core_percent=core_percent)])
     assert pod.admitted.ok, pod.admitted.message
     grant = pod.admitted.containers["main"]
     mounts = [SimMount(m.container_path, m.host_path, m.read_only) for m in grant.mounts]
@@ -119,3 +121,16 @@ def test_sharers_of_a_gpu_have_their_own_figures(node: SimNode, stack: ExitStack
     eventually(lambda: values(node, used, pod="first") == [100 * MIB])
     eventually(lambda: values(node, used, pod="second") == [200 * MIB])
     eventually(lambda: values(node, "vgpu_gpu_memory_used_bytes", gpu=GPU) == [300 * MIB])
+
+
+def test_without_a_core_limit_the_driver_says_who_had_how_much_gpu_time(
+    node: SimNode, stack: ExitStack
+) -> None:
+    _, tenant = run(node, "trainer", stack, core_percent=0)
+    assert tenant.ask("alloc 100").ok
+    seconds = ("vgpu_container_gpu_seconds_total", "vgpu_process_gpu_seconds_total")
+    eventually(lambda: [values(node, name, pod="trainer") for name in seconds] == [[0], [0]])
+    for pid in tree(tenant.pid):
+        node.driver.process(0, pid, 0, kind="graphics", sm_percent=20)
+    for name in seconds:
+        eventually(lambda name=name: values(node, name, pod="trainer")[0] > 0, what=name)

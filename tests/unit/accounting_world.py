@@ -213,13 +213,13 @@ class World:
         self.priorities_of_regions = False
         self.start()
 
-    def start(self) -> None:
+    def start(self, *, per_process: bool = False) -> None:
         """An agent starts anew."""
         self.metering = _Asked(self.meter, clock=lambda: self.clock_s)
         books = Books(
             grants=self.grants, pods=self.pods, regions=self.regions, limits=self.limits,
             states=self.states, seen=self.seen, boot_s=lambda: self.clock_s,
-            priorities_of_regions=self.priorities_of_regions,
+            priorities_of_regions=self.priorities_of_regions, per_process=per_process,
         )  # fmt: skip
         self.accounting = Accounting(
             books, self.metering, self.store,

@@ -271,6 +271,47 @@ def test_gpu_time_is_counted_where_a_share_of_it_is_kept(
     assert device.totals.gpu_ns == (S if counted else S + 10 * S * 70 // 100)
 
 
+def test_processes_have_gpu_time_by_the_driver_where_none_is_counted(world: World) -> None:
+    """Each its own, over a restart of the agent; one that names another's pid gets nothing of it."""
+    slots = (slot(host_pid=500), slot(pid=8, host_pid=501), slot(pid=9, host_pid=600))
+    world.give(record(), region(*slots))
+    free = replace(FORCED, devices=(replace(LINE, core_permille=0),))
+    world.limits.files["uid-train", "main"] = free
+    world.see(process(500), process(501, pid_inside=8), process(502, pid_inside=9))
+
+    def told_ns() -> list[int | None]:
+        return [one.gpu_ns[0] if one.gpu_ns else None for one in world.only(5.0).processes]
+
+    shares = {500: 40, 501: 20, 502: 0, 600: 30}
+    held = (GpuProcess(pid=pid, used_bytes=MIB, sm_percent=part) for pid, part in shares.items())
+    world.meter.gpus = (gpu(A, *held),)
+    assert told_ns() == [None, None, None]  # nobody has asked for them
+    world.start(per_process=True)
+    assert told_ns() == [0, 0, None]
+    assert told_ns() == [2 * S, S, None]
+    world.seen.publish(replace(world.seen.now(), seeing=False))
+    world.start(per_process=True)
+    assert told_ns() == [2 * S, S, None]
+    world.see(process(501, pid_inside=8))
+    assert told_ns() == [2 * S]
+    assert len(world.store.saved) == 2  # the container's, and the process's that lives
+
+
+def test_what_a_process_counted_and_what_the_driver_told_add_up(world: World) -> None:
+    counted = ProcessCounters(peak_bytes=0, refusals=0, charged_ns=S, throttled_ns=0)
+    mine = replace(slot(host_pid=500), counters=(counted,))
+    world.start(per_process=True)
+    world.give(record(), region(mine, charged_ns=S))
+    world.see(process(500))
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=MIB, sm_percent=50)),)
+    free = replace(FORCED, devices=(replace(LINE, core_permille=0),))
+    told = []
+    for limits in (FORCED, FORCED, free, free, FORCED, free):
+        world.limits.files["uid-train", "main"] = limits
+        told.append(world.only(5.0).processes[0].gpu_ns)
+    assert told == [(S,), (S,), (S,), (7 * S // 2,), (7 * S // 2,), (6 * S,)]
+
+
 def test_hami_cores_containers_have_gpu_time_by_the_driver(world: World) -> None:
     """From the first look on, and not for looks at which nobody knows whose the processes are."""
     world.give(record(), region(slot(), ours=False))

@@ -237,7 +237,9 @@ def forged(container: ContainerUse) -> ContainerUse:
         for device in container.devices
     )
     counters = ProcessCounters(peak_bytes=1, refusals=2, charged_ns=3, throttled_ns=4)
-    process = ProcessUse(pid=99, host_pid=0, used_bytes=(5, 5), counters=(counters, counters))
+    process = ProcessUse(
+        pid=99, host_pid=0, used_bytes=(5, 5), counters=(counters, counters), gpu_ns=(3, 3)
+    )
     return replace(container, devices=tuple(devices), processes=(process,), last_kernel_s=12)
 
 

@@ -151,6 +151,12 @@ def test_the_newest_are_saved_of_too_many() -> None:
     assert ("2", "main", "G") in read
 
 
+def test_of_too_many_processes_are_left_out_first() -> None:
+    old = {("u", "main", "G"): Entry(at_s=0.0)}
+    new = {("u", "main", f"G#{pid}"): Entry(at_s=1.0) for pid in range(MAX_ENTRIES)}
+    assert decode(encode({**new, **old})).keys() >= old.keys()
+
+
 def line(**changes: object) -> str:
     values = {"uid": "u", "container": "c", "gpu": "g", "at_s": 1.0, "totals": [0] * 5,
               "counted": [0] * 5, **changes}  # fmt: skip

@@ -96,6 +96,14 @@ def driven(entry: Entry | None, percent: int, now_s: float, *, since_s: float | 
     )
 
 
+def passed_over(entry: Entry, gpu_ns: int) -> Entry:
+    """The entry for which GPU time that the container counts up to here is not believed.
+
+    Of the same time the driver's figure is: both together would be more than passed.
+    """
+    return replace(entry, counted=replace(entry.counted, gpu_ns=min(max(0, gpu_ns), MOST)))
+
+
 def _sum(totals: Totals, steps: Mapping[str, int]) -> Totals:
     return Totals(**{name: min(getattr(totals, name) + steps[name], MOST) for name in NAMES})
 

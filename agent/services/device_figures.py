@@ -38,6 +38,7 @@ from agent.domain.totals import (
     advance,
     driven,
     kept,
+    passed_over,
 )
 from agent.errors import AgentError
 from agent.ports import TotalsStore
@@ -126,9 +127,11 @@ class DeviceFigures:
             device = region.devices[found]
             raw = raw_totals(device)
             busy = None if raw is None else self._busy_percent(key, raw.gpu_ns, moment.clock_s)
-            if raw is not None:
-                self._advance(key, raw, subject, len(findings.slots), moment.now_s)
             kept = keeps_share(limit, findings.limits, region)
+            if raw is not None:
+                if before is not None and not kept:  # the driver's figure is what is believed
+                    self._put(key, passed_over(before, raw.gpu_ns))
+                self._advance(key, raw, subject, len(findings.slots), moment.now_s)
             reported = self_reported(device, findings.slots, found, busy, keeps_share=kept)
         gpu = moment.gpus.get(limit.uuid)
         held = driver_bytes(gpu, findings.pids)

@@ -233,6 +233,7 @@ def test_limits_are_shown_as_they_are_now(
 
 
 FORCED = LimitsFile(devices=(LINE,), core_policy=CorePolicy.FORCE)
+FREE = replace(FORCED, devices=(replace(LINE, core_permille=0),))
 
 
 @pytest.mark.parametrize(
@@ -310,6 +311,19 @@ def test_what_a_process_counted_and_what_the_driver_told_add_up(world: World) ->
         world.limits.files["uid-train", "main"] = limits
         told.append(world.only(5.0).processes[0].gpu_ns)
     assert told == [(S,), (S,), (S,), (7 * S // 2,), (7 * S // 2,), (6 * S,)]
+
+
+def test_gpu_time_that_the_driver_tells_of_is_not_believed_a_second_time(world: World) -> None:
+    """Not what a tenant writes where nothing counts, nor what was charged before its limit went."""
+    world.give(record(), region(slot(), charged_ns=S))
+    world.see(process(500))
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=MIB, sm_percent=100)),)
+    told = []
+    for turn, limits in enumerate((FORCED, FREE, FREE, FREE, FORCED)):
+        world.limits.files["uid-train", "main"] = limits
+        world.count(region(slot(), charged_ns=(1 + 4 * turn) * S))
+        told.append(world.device(5.0).totals.gpu_ns)
+    assert told == [S, 6 * S, 11 * S, 16 * S, 20 * S]
 
 
 def test_hami_cores_containers_have_gpu_time_by_the_driver(world: World) -> None:

@@ -17,8 +17,10 @@ from agent.domain.totals import (
     MalformedTotals,
     advance,
     decode,
+    driven,
     encode,
     kept,
+    passed_over,
 )
 
 S = 1_000_000_000
@@ -90,6 +92,32 @@ def test_whatever_a_tenant_writes_totals_only_grow_and_only_as_time_allows(
             assert getattr(before, name) <= getattr(entry.totals, name) <= MOST
         assert entry.totals.gpu_ns <= passed_s * PER_SECOND["gpu_ns"] + 1
         assert entry.totals.throttled_ns <= 1024 * (passed_s * PER_SECOND["throttled_ns"] + 1)
+
+
+TURNS = st.tuples(st.floats(-100, 1000), COUNT, st.integers(0, 100), st.sampled_from("kdn"))
+
+
+@given(st.lists(TURNS, max_size=20))
+def test_the_driver_and_a_tenant_together_tell_of_no_more_than_the_time(
+    turns: list[tuple[float, int, int, str]],
+) -> None:
+    """A share is kept, or not and the driver is asked, or there is no region: in any order."""
+    now_s, passed_s, entry = GRANTED, 0.0, None
+    for step_s, gpu_ns, percent, what in turns:
+        before, since_s = entry, entry.at_s if entry else None
+        now_s += step_s
+        passed_s += max(0.0, step_s)
+        if what != "n":
+            if before is not None and what == "d":
+                entry = passed_over(before, gpu_ns)
+            raw = Totals(gpu_ns=gpu_ns)
+            entry = advance(entry, raw, granted_at_s=GRANTED, now_s=now_s, processes=1)
+        if what != "k":
+            entry = driven(entry, percent, now_s, since_s=since_s)
+        assert entry is not None
+        told_ns = entry.totals.gpu_ns
+        assert (before.totals.gpu_ns if before else 0) <= told_ns
+        assert told_ns <= passed_s * PER_SECOND["gpu_ns"] + 1000
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), max_size=30))

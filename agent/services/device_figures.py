@@ -187,7 +187,7 @@ class DeviceFigures:
         charged = process.counters[device.place].charged_ns if process.counters else None
         if entry is None:
             return charged if counted else None
-        return entry.totals.gpu_ns + (charged or 0)
+        return min(entry.totals.gpu_ns + (charged or 0), device.totals.gpu_ns)
 
     def _forget_ended(self) -> None:
         """Drop the processes that are gone, of containers whose processes were seen."""

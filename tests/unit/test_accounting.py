@@ -313,6 +313,18 @@ def test_what_a_process_counted_and_what_the_driver_told_add_up(world: World) ->
     assert told == [(S,), (S,), (S,), (7 * S // 2,), (7 * S // 2,), (6 * S,)]
 
 
+def test_no_process_had_more_gpu_time_than_its_container(world: World) -> None:
+    forged = ProcessCounters(peak_bytes=0, refusals=0, charged_ns=1000 * S, throttled_ns=0)
+    world.start(per_process=True)
+    world.give(record(), region(replace(slot(host_pid=500), counters=(forged,))))
+    world.limits.files["uid-train", "main"] = FREE
+    world.see(process(500))
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=MIB, sm_percent=50)),)
+    world.look()
+    use = world.only(10.0)
+    assert use.processes[0].gpu_ns == (use.devices[0].totals.gpu_ns,) == (5 * S,)
+
+
 def test_gpu_time_that_the_driver_tells_of_is_not_believed_a_second_time(world: World) -> None:
     """Not what a tenant writes where nothing counts, nor what was charged before its limit went."""
     world.give(record(), region(slot(), charged_ns=S))

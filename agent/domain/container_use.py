@@ -126,9 +126,14 @@ def raw_totals(device: RegionDevice) -> Totals | None:
 
 def keeps_share(limit: DeviceLimit, limits: LimitsFile | None, region: Region) -> bool:
     """Whether our library keeps a share of this GPU's time: only then it counts that time."""
-    policy = limits.core_policy if limits else CorePolicy.DEFAULT
-    by_monitor = policy is CorePolicy.DEFAULT and region.utilisation_switch != 0
-    return 0 < limit.core_permille < 1000 and (policy is CorePolicy.FORCE or by_monitor)  # noqa: PLR2004
+    forced = limits is not None and limits.core_policy is CorePolicy.FORCE
+    return may_keep_share(limit, limits) and (forced or region.utilisation_switch != 0)
+
+
+def may_keep_share(limit: DeviceLimit, limits: LimitsFile | None) -> bool:
+    """Whether it can be that our library does, whatever the container's region says."""
+    disabled = limits is not None and limits.core_policy is CorePolicy.DISABLE
+    return 0 < limit.core_permille < 1000 and not disabled  # noqa: PLR2004
 
 
 def self_reported(

@@ -22,6 +22,7 @@ from agent.domain.container_use import (
     driver_bytes,
     driver_sm_percent,
     keeps_share,
+    may_keep_share,
     raw_totals,
     self_reported,
 )
@@ -137,7 +138,9 @@ class DeviceFigures:
         held = driver_bytes(gpu, findings.pids)
         busy_percent = driver_sm_percent(gpu, findings.pids)
         counted = reported is not None and reported.gpu_ns is not None
-        if not counted and not findings.reading.problem:
+        # What a library counts in a region that is not read now is believed when it is read again.
+        unread = findings.reading.problem and may_keep_share(limit, findings.limits)
+        if not counted and not unread:
             self._drive(key, before, busy_percent, moment.now_s)
         entry = self._entry(key)
         use = device_use(

@@ -313,6 +313,29 @@ def test_what_a_process_counted_and_what_the_driver_told_add_up(world: World) ->
     assert told == [(S,), (S,), (S,), (7 * S // 2,), (7 * S // 2,), (6 * S,)]
 
 
+@pytest.mark.parametrize(
+    ("limits", "told_s"),
+    [
+        pytest.param(FREE, 10, id="no core limit"),
+        pytest.param(replace(FORCED, core_policy=CorePolicy.DISABLE), 10, id="shares are not kept"),
+        pytest.param(FORCED, 8, id="its library may go on counting there"),
+    ],
+)
+def test_whose_library_counts_no_gpu_time_cannot_hide_it_with_its_region(
+    world: World, limits: LimitsFile, told_s: int
+) -> None:
+    world.give(record(), region(slot()))
+    world.limits.files["uid-train", "main"] = limits
+    world.see(process(500))
+    world.meter.gpus = (gpu(A, GpuProcess(pid=500, used_bytes=MIB, sm_percent=100)),)
+    world.look()
+    key = ("uid-train", "main")
+    world.regions.readings[key] = RegionReading(rejected=Rejected.FOREIGN, problem="it is none")
+    assert world.device(5.0).totals.gpu_ns == (0 if limits is FORCED else 5 * S)
+    world.count(region(slot(), charged_ns=8 * S))
+    assert world.device(5.0).totals.gpu_ns == told_s * S
+
+
 def test_no_process_had_more_gpu_time_than_its_container(world: World) -> None:
     forged = ProcessCounters(peak_bytes=0, refusals=0, charged_ns=1000 * S, throttled_ns=0)
     world.start(per_process=True)

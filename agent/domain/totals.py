@@ -118,8 +118,12 @@ def kept(ledger: Ledger, containers: Iterable[tuple[str, str]]) -> Ledger:
 
 
 def encode(ledger: Ledger) -> bytes:
-    """One JSON object. Beyond MAX_ENTRIES processes are left out first, and what is older."""
-    newest = sorted(ledger.items(), key=lambda item: (OF_PROCESS in item[0][2], -item[1].at_s))
+    """One JSON object. Beyond MAX_ENTRIES processes are left out first, and what is older.
+
+    So is what is named at such length that it would not be read back, and all the others with it.
+    """
+    named = [item for item in ledger.items() if all(len(n) <= MAX_NAME_CHARS for n in item[0])]
+    newest = sorted(named, key=lambda item: (OF_PROCESS in item[0][2], -item[1].at_s))
     entries = [
         [*key, entry.at_s, *map(_numbers, (entry.totals, entry.counted, entry.spare))]
         for key, entry in newest[:MAX_ENTRIES]

@@ -10,6 +10,7 @@ from agent.domain.accounting import Totals
 from agent.domain.totals import (
     EMPTY,
     MAX_ENTRIES,
+    MAX_NAME_CHARS,
     MOST,
     NAMES,
     PER_SECOND,
@@ -169,6 +170,13 @@ def test_a_wait_that_is_counted_at_its_end_is_believed_after_a_restart() -> None
 def test_what_an_older_agent_saved_is_read() -> None:
     (entry,) = decode(line(totals=[1, 2, 3, 4, 5]).encode()).values()
     assert entry == Entry(totals=Totals(**dict(zip(NAMES, range(1, 6), strict=True))), at_s=1.0)
+
+
+def test_a_name_too_long_to_be_read_back_takes_no_other_entry_with_it() -> None:
+    """A pod's annotation can name any GPU, and with each process on it the name is longer."""
+    longest = ("uid", "main", "G" * MAX_NAME_CHARS)
+    ledger = {longest: Entry(), ("uid", "main", longest[2] + "#1"): Entry()}
+    assert set(decode(encode(ledger))) == {longest}
 
 
 def test_the_newest_are_saved_of_too_many() -> None:

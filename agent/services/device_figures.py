@@ -86,7 +86,11 @@ class DeviceFigures:
         """Take up what was saved, the first time."""
         if self._ledger is None:
             self._saved = self._store.load()
-            self._ledger = dict(self._saved)
+            self._ledger = {
+                key: entry
+                for key, entry in self._saved.items()
+                if self._per_process or OF_PROCESS not in key[2]  # nobody would see that they end
+            }
 
     def save(self) -> None:
         """Keep what is about to be shown. What cannot be written is shown all the same."""

@@ -296,6 +296,9 @@ def test_processes_have_gpu_time_by_the_driver_where_none_is_counted(world: Worl
     world.see(process(501, pid_inside=8))
     assert told_ns() == [2 * S]
     assert len(world.store.saved) == 2  # the container's, and the process's that lives
+    world.start()
+    assert told_ns() == [None]
+    assert len(world.store.saved) == 1  # nobody asks for them any more
 
 
 def test_what_a_process_counted_and_what_the_driver_told_add_up(world: World) -> None:

@@ -243,9 +243,9 @@ static enum graph_stage stage_of(CUresult result)
 
 void graph_memory_after_launch(struct graph_launch *launch, CUresult result)
 {
-    bool launched = launch->runs && result == CUDA_SUCCESS;
     if (!launch->follow)
         return;
+    bool launched = launch->runs && result == CUDA_SUCCESS;
     if (launch->runs)
         graph_leaves(launch, stage_of(result));
     for (int i = 0; i < MAX_DEVICES; i++) {

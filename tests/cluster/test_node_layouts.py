@@ -157,8 +157,11 @@ ALL = pytest.mark.parametrize(
 @ALL
 def test_pods_and_static_pods_get_slices_with_nothing_set(laid_out: LaidOut) -> None:
     static = laid_out.kubelet.static_pods / "static.json"
-    static.with_suffix(".part").write_text(json.dumps(laid_out.pod("static", 1)))
-    static.with_suffix(".part").rename(static)
+    whole = (
+        static.parent.parent / "static.json"
+    )  # in its directory kubelet takes any file for a pod
+    whole.write_text(json.dumps(laid_out.pod("static", 1)))
+    whole.rename(static)
     laid_out.api.request("POST", "/api/v1/namespaces/default/pods", laid_out.pod("web", 2))
     a_slice, two = laid_out.container(f"static-{NODE}"), laid_out.container("web")
     assert dict(a_slice.envs)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "11517m"
@@ -168,6 +171,13 @@ def test_pods_and_static_pods_get_slices_with_nothing_set(laid_out: LaidOut) -> 
         eventually(lambda owned=owned: laid_out.said(owned), within_s=60, what=owned)
     elsewhere = laid_out.kubelet.host / "var/lib/k0s/kubelet/device-plugins"
     assert not elsewhere.exists()  # kubelet's --root-dir does not move it
+    pods = "/api/v1/namespaces/default/pods"
+    for pod in (f"static-{NODE}", "web"):  # until then kubelet may admit a static pod once more
+        eventually(
+            lambda pod=pod: laid_out.api.get(f"{pods}/{pod}")["status"].get("phase") == "Running",
+            within_s=60,
+            what=f"{pod} runs",
+        )
     static.unlink()
     left = laid_out.files.vgpu / "containers"
     eventually(lambda: len(list(left.iterdir())) == 1, within_s=120, what="its files go")

@@ -1,3 +1,13 @@
 #include "depth.h"
 
-_Thread_local unsigned depth_of_thread;
+enum { CLEANUP_PHASE = 2, CONTINUE_UNWIND = 8 }; /* _UA_CLEANUP_PHASE and _URC_CONTINUE_UNWIND */
+
+_Thread_local int depth_of_thread;
+
+int depth_unwound(int version, int actions, uint64_t kind, void *exception, void *frame)
+{
+    (void)version, (void)kind, (void)exception, (void)frame;
+    if (actions & CLEANUP_PHASE) /* before, somebody is only looked for who catches it */
+        depth_of_thread = 0;
+    return CONTINUE_UNWIND;
+}

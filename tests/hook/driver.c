@@ -7,6 +7,7 @@
  *          name that meant another function before
  * FOLDED   two functions, of the same code, that the linker made one, which has a third name besides
  * SELF     looks its own functions up
+ * LOUD     an allocation of ODD_BYTES is told to the program's callback, and fails
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -38,10 +39,32 @@ static void __attribute__((constructor)) loaded(void)
 #endif
 #endif
 
+#ifdef LOUD
+enum { ODD_BYTES = 13 };
+
+typedef void (*told)(void *data, int level, char *message, size_t length);
+static told listener;
+static void *its_data;
+
+EXPORT int cuLogsRegisterCallback(told callback, void *data, void **handle)
+{
+    listener = callback;
+    its_data = data;
+    *handle = &listener;
+    return 0;
+}
+#endif
+
 static ptr next = 0x1000;
 
 static int allocated(ptr *address, size_t bytes)
 {
+#ifdef LOUD
+    if (bytes == ODD_BYTES) {
+        listener(its_data, 0, (char[]){"odd"}, 3);
+        return 1;
+    }
+#endif
     *address = next;
     next += bytes;
     return 0;

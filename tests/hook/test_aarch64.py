@@ -92,3 +92,13 @@ def test_a_linked_program_is_limited(node: Node, aarch64: Path) -> None:
     )
     driver = str(aarch64 / "sim" / "libcuda.so.1")
     assert run(node, aarch64, [], driver, source=source, LD_BIND_NOW="1") == ["0 0 2"]
+
+
+def test_who_catches_an_exception_out_of_the_driver_is_limited(node: Node, aarch64: Path) -> None:
+    driver = compiled(
+        "driver.c", "-DLOUD", "-shared", "-fPIC", "-fexceptions", "-Wl,-soname,libcuda.so.1",
+        arch="aarch64", name="libcuda.so.1",
+    )  # fmt: skip
+    flags = (str(driver), "-fexceptions", "-lunwind")
+    said = run(node, aarch64, [], *flags, source="exceptions.c", LD_LIBRARY_PATH=str(driver.parent))
+    assert said == ["0 0 caught 1 2"]

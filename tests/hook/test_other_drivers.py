@@ -144,6 +144,15 @@ def test_a_linked_program_has_the_driver_that_it_was_linked_to(
     assert (done.stdout, done.stderr) == (said, "")
 
 
+def test_who_catches_an_exception_out_of_the_driver_is_limited(
+    node: Node, limited: dict[str, str]
+) -> None:
+    linked = driver("-DLOUD")
+    program = compiled("exceptions.c", str(linked), "-fexceptions", "-lunwind")
+    done = node.run_program([str(program)], **limited | {"LD_LIBRARY_PATH": str(linked.parent)})
+    assert (done.stdout, done.stderr) == ("0 0 caught 1 2\n", "")
+
+
 PLUGIN = """
 #include <dlfcn.h>
 int cuInit(unsigned), cuMemAlloc_v2(unsigned long long *, unsigned long);

@@ -110,15 +110,11 @@ bool parse_bytes(const char *text, uint64_t *bytes)
 bool parse_percent(const char *text, uint32_t *permille)
 {
     struct number number;
-    unsigned shift = 0;
-    if (!parse_number(text, &number))
-        return false;
-    if (strcmp(number.unit, "%") != 0 && !parse_unit(number.unit, &shift))
+    if (!parse_number(text, &number) || (*number.unit && strcmp(number.unit, "%") != 0))
         return false;
     /* Never less than asked. */
-    uint64_t tenths = ((number.fraction << shift) * 10 + number.scale - 1) / number.scale;
-    bool whole_gpu = number.whole >= 100 || (number.whole && shift);
-    uint64_t share = whole_gpu ? WHOLE_GPU_PERMILLE : number.whole * 10 + tenths;
+    uint64_t tenths = (number.fraction * 10 + number.scale - 1) / number.scale;
+    uint64_t share = number.whole >= 100 ? WHOLE_GPU_PERMILLE : number.whole * 10 + tenths;
     if (is_lost(&number, share))
         return false;
     *permille = (uint32_t)(share < WHOLE_GPU_PERMILLE ? share : WHOLE_GPU_PERMILLE);

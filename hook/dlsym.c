@@ -52,11 +52,29 @@ __attribute__((noinline, disable_tail_calls)) static void *behind_us(dlsym_funct
     return libc(RTLD_NEXT, name);
 }
 
+/* The function of ours that takes the place of one of libc's, or NULL. */
+static void *in_libcs_place(const char *name)
+{
+    if (same_text(name, "dlsym"))
+        return (void *)&dlsym;
+    return same_text(name, "dlvsym") ? (void *)&dlvsym : NULL;
+}
+
+/* Whether that is a lookup of libc's own, taken from its handle. What comes next is asked for by who has one
+ * of that name himself. */
+static bool is_libcs(void *handle, const void *found)
+{
+    return handle != RTLD_NEXT && (found == (void *)real_dlsym() || found == (void *)real_dlvsym());
+}
+
 EXPORT void *dlsym(void *handle, const char *name)
 {
     dlsym_function *libc = real_dlsym();
     if (!libc)
         return NULL;
+    void *ours = in_libcs_place(name);
+    if (ours && is_libcs(handle, libc(handle, name)))
+        return ours;
     enum row row = names_form(name) && !depth_inside() ? names_row(name) : NO_ROW;
     if (row == NO_ROW)
         MUSTTAIL return libc(handle, name);
@@ -73,14 +91,6 @@ EXPORT void *dlsym(void *handle, const char *name)
     MUSTTAIL return libc(handle, name);
 }
 
-/* The function of ours that takes the place of one of libc's, or NULL. */
-static void *in_libcs_place(const char *name)
-{
-    if (same_text(name, "dlsym"))
-        return (void *)&dlsym;
-    return same_text(name, "dlvsym") ? (void *)&dlvsym : NULL;
-}
-
 /* Whether libc's lookup would come to us first, if our functions had the versions of libc's. */
 static bool comes_to_us_first(void *handle, const char *name, const void *ours, const void *caller)
 {
@@ -94,7 +104,8 @@ EXPORT void *dlvsym(void *handle, const char *name, const char *version)
         return NULL;
     const void *caller = __builtin_return_address(0);
     void *ours = in_libcs_place(name);
-    if (ours && comes_to_us_first(handle, name, ours, caller) && libc(handle, name, version))
+    void *found = ours ? libc(handle, name, version) : NULL;
+    if (found && (comes_to_us_first(handle, name, ours, caller) || is_libcs(handle, found)))
         return ours;
     enum row row = names_form(name) && !depth_inside() ? names_row(name) : NO_ROW;
     if (row != NO_ROW && answer_to(row, libc(handle, name, version), caller) == OURS)

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-enum { POOL_NOT_COUNTED = -1 };
+enum { POOL_NOT_COUNTED = -1, NO_POOL_ACCOUNT = -2 };
 
 /* An account is never freed, only used for another pool when this one is gone with all it had. */
 struct pool {
@@ -21,7 +21,7 @@ struct pool {
     _Atomic unsigned visits; /* of threads that ask the driver about it, though it may be another's */
 };
 
-/* The number of the pool's account; POOL_NOT_COUNTED: there are too many. `*device`, where it is first used,
+/* The number of the pool's account; NO_POOL_ACCOUNT: there are too many. `*device`, where it is first used,
  * becomes the pool's, or POOL_NOT_COUNTED for one that is not to be counted. */
 int pool_account_of(CUmemoryPool handle, CUdevice *device);
 

@@ -87,6 +87,8 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
         pooled->as = POOLED_CAPTURED;
         return CUDA_SUCCESS;
     }
+    if (pooled->pool == NO_POOL_ACCOUNT) /* what the driver reserves for it could not be counted */
+        return CUDA_ERROR_OUT_OF_MEMORY;
     pooled->bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
     pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
     CUresult result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);

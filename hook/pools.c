@@ -46,7 +46,7 @@ static bool vacant(struct pool *pool)
     return !pool->handle && !pool->ending && reserve_unused(&pool->reserve);
 }
 
-/* Called with the lock held. The number of an account for the handle; POOL_NOT_COUNTED when there are too
+/* Called with the lock held. The number of an account for the handle; NO_POOL_ACCOUNT when there are too
  * many. */
 static int add(CUmemoryPool handle, CUdevice device, int place)
 {
@@ -54,10 +54,10 @@ static int add(CUmemoryPool handle, CUdevice device, int place)
     while (i < count && !vacant(pool_at(i)))
         i++;
     if (i == MAX_POOLS)
-        return POOL_NOT_COUNTED;
+        return NO_POOL_ACCOUNT;
     struct pool *pool = i < count ? pool_at(i) : calloc(1, sizeof *pool);
     if (!pool)
-        return POOL_NOT_COUNTED;
+        return NO_POOL_ACCOUNT;
     if (i < count)
         reserve_reset(&pool->reserve, place);
     else

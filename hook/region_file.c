@@ -302,11 +302,22 @@ static struct region *map_made(int fd, const struct made_region *made, const cha
     return NULL;
 }
 
+/* Made only where there is none: asked to make what another user has made in a directory like /tmp, the
+ * kernel may refuse to open it (fs.protected_regular). */
+static int open_anybodys(void)
+{
+    int fd;
+    do
+        fd = open_path(0);
+    while (fd < 0 && errno == ENOENT && (fd = open_path(O_CREAT | O_EXCL)) < 0 && errno == EEXIST);
+    return fd;
+}
+
 struct region *region_file_open(const char **problem)
 {
     struct stat status;
     const struct made_region made = limits_region();
-    int fd = open_path(made.inode ? 0 : O_CREAT);
+    int fd = made.inode ? open_path(0) : open_anybodys();
     if (fd < 0) {
         *problem = strerror(errno);
         return NULL;

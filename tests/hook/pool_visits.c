@@ -41,7 +41,6 @@ static CUresult device(CUdevice *into)
 static struct real_cuda driver = {.cuCtxGetDevice = device, .cuMemPoolTrimTo = trim};
 static const struct real_cuda *const known = &driver;
 _Atomic(const void *) real_known[2] = {&driver};
-_Thread_local unsigned depth_of_thread;
 
 bool charging_bytes(uint64_t bytes)
 {

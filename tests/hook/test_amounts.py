@@ -92,11 +92,10 @@ def bytes_by_oracle(text: str) -> int | None:
 def permille_by_oracle(text: str) -> int | None:
     """Rounded up to a tenth of a percent; 1000 is the whole GPU."""
     found = number(text)
-    shift = (0 if found[3] == "%" else shift_of(found[3])) if found else None
-    if not found or shift is None:
+    if not found or found[3] not in ("", "%"):
         return None
     whole, fraction, something, _ = found
-    share = min(ceil((whole + fraction) * 2**shift * 10), 1000)
+    share = min(ceil((whole + fraction) * 10), 1000)
     return None if something and not share else share
 
 
@@ -205,10 +204,10 @@ def test_an_amount_of_memory(amounts: ctypes.CDLL, text: str, value: int | None)
         pytest.param("100", 1000, id="all of it"),
         pytest.param("99.95", 1000, id="all of it, rounded up"),
         pytest.param("150", 1000, id="more than all"),
-        pytest.param("5k", 1000, id="far more than all"),
-        pytest.param("0.5k", 1000, id="512 percent"),
-        pytest.param("0.05k", 512, id="51.2 percent"),
-        pytest.param("0.5t", 1000, id="the largest unit"),
+        pytest.param("5k", None, id="a unit of memory"),
+        pytest.param("30m", None, id="in the form of the memory limit"),
+        pytest.param("0.2g", None, id="the same with a fraction"),
+        pytest.param("30b", None, id="bytes"),
         pytest.param("-5", None, id="negative"),
         pytest.param("nan", None, id="not a number"),
         pytest.param("abc", None, id="no number"),

@@ -13,7 +13,6 @@ ALONE = """
 #include "graph_launches.h"
 #include "real.h"
 #include "settings.h"
-_Thread_local unsigned depth_of_thread;
 _Atomic(const void *) real_known[2];
 const void *real_search(enum driver driver, bool load) { (void)driver; (void)load; return NULL; }
 bool charging(void) { return true; }
@@ -44,7 +43,7 @@ class Graphs:
 
     def __init__(self) -> None:
         hook = ROOT / "hook"
-        sources = (str(hook / "graphs.c"), str(hook / "table.c"))
+        sources = (str(hook / name) for name in ("depth.c", "graphs.c", "table.c"))
         self.inside = ctypes.CDLL(str(library(ALONE, f"-I{hook}", *sources, "-lpthread")))
         self.inside.kept.restype = ctypes.c_uint64
         leaving, freeing = ctypes.c_void_p(1), ctypes.c_void_p(2)

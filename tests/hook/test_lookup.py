@@ -96,6 +96,24 @@ def test_what_the_driver_does_not_have_is_not_made_up(node: Node, name: str, ver
     assert (said["result"], said["pointer"]) == (500, 0)
 
 
+@pytest.mark.parametrize("library", ["libc.so.6", "libdl.so.2"])
+def test_a_lookup_that_is_taken_from_its_library_is_ours(node: Node, library: str) -> None:
+    """As by those who look for the true dlsym."""
+    code = (
+        "import platform\n"
+        "version = {'x86_64': b'GLIBC_2.2.5', 'aarch64': b'GLIBC_2.17'}[platform.machine()]\n"
+        f"handle = ctypes.c_void_p(ctypes.CDLL({library!r})._handle)\n"
+        "libc.dlvsym.restype = ctypes.c_void_p\n"
+        "lookup = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)\n"
+        "ways = [looked_up('dlsym', handle.value), libc.dlvsym(handle, b'dlsym', version)]\n"
+        "say(found=[owner(lookup(way)(cuda._handle, b'cuMemAlloc_v2')) for way in ways],\n"
+        "    dlvsym=owner(looked_up('dlvsym', handle.value)))"
+    )
+    said = node.run(code)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert [*said["found"], said["dlvsym"]] == ["libvgpu.so"] * 3
+
+
 @pytest.mark.parametrize("function", ["", "_v2"], ids=["v1", "v2"])
 def test_null_arguments_are_the_drivers_business(node: Node, function: str) -> None:
     more = ", None" if function else ""

@@ -50,6 +50,17 @@ def test_both_counts_agree_from_the_first_byte_to_the_last(
     assert node.sim.peak_mib(GPU) <= 199
 
 
+def test_of_more_pools_than_can_be_counted_nothing_is_given(node: Node) -> None:
+    """What the driver reserves for them, a step of 32 MiB each, would be past the limit."""
+    code = (
+        "drawn = [draw(0.001, pool())[0] for _ in range(1027)]\n"
+        "say(given=drawn.count(0), after=drawn[1024:], both=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "40000m"})
+    assert (said["given"], said["after"]) == (1024, [2, 2, 2])
+    assert said["both"] == [1024 * 32] * 2
+
+
 def test_what_a_pool_keeps_stays_charged_and_costs_nothing_to_use_again(node: Node) -> None:
     code = (
         "keep(default_pool(), 1000)\n"
@@ -134,7 +145,10 @@ POOLS = ("pools.c", "pooled.c")
 
 def test_a_pool_ends_after_its_last_use_and_has_one_account_till_then() -> None:
     """Not its child's, nor that of the next pool of its handle."""
-    parts = [str(ROOT / "hook" / name) for name in (*POOLS, "blocks.c", "reserve.c", "table.c")]
+    parts = [
+        str(ROOT / "hook" / name)
+        for name in (*POOLS, "blocks.c", "depth.c", "reserve.c", "table.c")
+    ]
     program = compiled("pool_visits.c", f"-I{ROOT / 'hook'}", *parts, "-lpthread")
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1 1 0 2 in time\n"

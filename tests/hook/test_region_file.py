@@ -183,6 +183,26 @@ def test_a_process_that_may_not_write_large_files_lives(node: Node) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, '{"init": 304}')
 
 
+PROTECTED = Path("/proc/sys/fs/protected_regular")
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not PROTECTED.exists() or PROTECTED.read_text().strip() == "0",
+    reason="only root gives files away, and this kernel may not mind who has made them",
+)
+def test_another_user_of_the_container_may_have_made_it(node: Node, tmp_path: Path) -> None:
+    """In a directory like /tmp, where the default is, the kernel is asked not to make it again."""
+    common = tmp_path / "common"
+    common.mkdir()
+    common.chmod(0o1777)
+    cache = common / "region.cache"
+    settings = {LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(cache)}
+    assert node.run(START, **settings)["init"] == MADE
+    os.chown(cache, 65534, 65534)
+    again = node.run(START, **settings)
+    assert (again["init"], again["stderr"]) == (MADE, "")
+
+
 def test_who_keeps_the_file_locked_stops_nobody(node: Node) -> None:
     """The lock is only needed to make the file and to add a device to it."""
     assert node.run("start(); say(given=alloc(1)[0])", **{LIMIT: "1g"})["given"] == 0

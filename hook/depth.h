@@ -20,7 +20,8 @@ static inline bool depth_inside(void)
 }
 
 /* A personality routine of the C++ ABI for functions without handlers: it lets the exception pass. */
-int depth_unwound(int version, int actions, uint64_t kind, void *exception, void *frame);
+int depth_unwound(int version, int actions, uint64_t kind, void *exception, void *frame)
+    __attribute__((visibility("hidden")));
 
 #ifdef __GCC_HAVE_DWARF2_CFI_ASM
 #define DEPTH_PERSONALITY __asm__ volatile(".cfi_personality 0x1b, depth_unwound") /* 32 bits, from here */

@@ -196,12 +196,13 @@ void limits_place(int place, const char *uuid)
 {
     if (place < 0 || place >= MAX_DEVICES || atomic_load(&places[place].known))
         return;
-    uint64_t bytes = settings_limit_bytes(uuid);
-    uint32_t permille = settings_core_permille(uuid);
+    int line_number = line_of(uuid); /* UNKNOWN without a file */
+    uint64_t bytes = settings_limit_bytes(uuid, line_number);
+    uint32_t permille = settings_core_permille(uuid, line_number);
     pthread_mutex_lock(&lock);
     bool known = atomic_load(&places[place].known);
     if (!known) {
-        places[place].line = line_of(uuid);
+        places[place].line = line_number;
         places[place].settings_bytes = bytes;
         places[place].settings_permille = permille;
         atomic_store(&places[place].known, true);

@@ -20,8 +20,8 @@ static int add_device(struct region *region, const char *uuid)
     for (int i = 0; i < MAX_DEVICES; i++) {
         if (region_has_device(region, i))
             continue;
-        atomic_store(&region->limit_bytes[i], settings_limit_bytes(uuid));
-        atomic_store(&region->sm_percent[i], (settings_core_permille(uuid) + 9) / 10);
+        atomic_store(&region->limit_bytes[i], settings_limit_bytes(uuid, -1));
+        atomic_store(&region->sm_percent[i], (settings_core_permille(uuid, -1) + 9) / 10);
         memcpy(&region->uuids[i][1], &uuid[1], strlen(uuid));
         __atomic_store_n(&region->uuids[i][0], uuid[0], __ATOMIC_RELEASE);
         atomic_store(&region->device_count, (uint64_t)i + 1);

@@ -152,23 +152,23 @@ const struct settings *settings_gather(void)
 }
 
 /* Position of a device in the lists, -1 when it is not known by uuid. */
-static int position_of(const char *uuid)
+static int position_of(const char *uuid, int listed_at)
 {
     const struct settings *now = settings();
     for (size_t i = 0; i < now->uuid_count; i++)
         if (strcasecmp(now->uuids[i], uuid) == 0)
             return (int)i;
-    return -1;
+    return listed_at;
 }
 
-uint64_t settings_limit_bytes(const char *uuid)
+uint64_t settings_limit_bytes(const char *uuid, int listed_at)
 {
-    int i = position_of(uuid);
+    int i = position_of(uuid, listed_at);
     return i < 0 ? settings()->smallest_limit_bytes : settings()->limit_bytes[i];
 }
 
-uint32_t settings_core_permille(const char *uuid)
+uint32_t settings_core_permille(const char *uuid, int listed_at)
 {
-    int i = position_of(uuid);
+    int i = position_of(uuid, listed_at);
     return i < 0 ? settings()->smallest_core_permille : settings()->core_permille[i];
 }

@@ -21,6 +21,7 @@
  * NVIDIA_VISIBLE_DEVICES           if a list of GPU uuids: which device is the i-th. Otherwise the devices'
  *                                  numbers say nothing (CUDA and the scheduler count differently), and each
  *                                  device gets the smallest of the limits; so does one that is not listed.
+ *                                  Where there is a limits file, its order says so then.
  * LIBCUDA_LOG_LEVEL                see log.h
  * CUDA_LAUNCH_BLOCKING             the driver's own: how launches are measured goes by it
  *
@@ -67,10 +68,11 @@ static inline const struct settings *settings(void)
     return __builtin_expect(known != NULL, 1) ? known : settings_gather();
 }
 
-/* The limit of a device by the environment alone, by uuid; 0: none. */
-uint64_t settings_limit_bytes(const char *uuid);
+/* The limit of a device by the environment alone, by uuid; 0: none. `listed_at`: its line in the limits file,
+ * which says which one it is where NVIDIA_VISIBLE_DEVICES does not; negative: it has none. */
+uint64_t settings_limit_bytes(const char *uuid, int listed_at);
 
 /* Its share of time by the environment alone, 1 to WHOLE_GPU_PERMILLE. */
-uint32_t settings_core_permille(const char *uuid);
+uint32_t settings_core_permille(const char *uuid, int listed_at);
 
 #endif

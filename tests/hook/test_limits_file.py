@@ -71,6 +71,37 @@ def test_a_limit_can_be_raised_above_what_allocate_wrote(
     assert (said["total"], said["info"]) == (mib, [mib, mib])
 
 
+@pytest.mark.parametrize(
+    "visible",
+    [
+        pytest.param(
+            {"NVIDIA_VISIBLE_DEVICES": f"{B},{A}"}, id="uuids, in the order of the claims"
+        ),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "0,1"}, id="index strategy"),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "all"}, id="all"),
+        pytest.param({}, id="CDI alone"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("env_mib", "mib"),
+    [
+        pytest.param((3000, 500), [1000, 4000], id="what Allocate put there does not lower"),
+        pytest.param((2500, 500), [1000, 2500], id="a lower one is of its own device"),
+    ],
+)
+def test_gpus_of_unequal_limits_keep_their_own_however_they_are_made_visible(
+    bed: LimitsBed, visible: dict[str, str], env_mib: tuple[int, int], mib: list[int]
+) -> None:
+    """Both were raised since Allocate."""
+    bed.node.sim.add_gpu(gpu=SimGpu(uuid=B))
+    bed.write(gpu(B, 4000, told_memory_mib=3000), gpu(A, 1000, told_memory_mib=500))
+    env = visible | {f"{LIMIT}_{place}": f"{limit}m" for place, limit in enumerate(env_mib)}
+    said = bed.node.run(
+        "say(init=start(), totals=[total_mib(0), total_mib(1)])", **bed.environment(**env)
+    )
+    assert (said["init"], said["totals"]) == (0, mib)
+
+
 def test_a_process_without_environment_is_limited_and_counts_with_the_others(
     bed: LimitsBed,
 ) -> None:
@@ -341,6 +372,16 @@ def test_a_share_can_be_raised_above_what_allocate_wrote(
 ) -> None:
     bed.write(gpu(core_permille=500, told_core_permille=told))
     assert shares(bed, open_library, **{SM: env})[:2] == [True, expected]
+
+
+@pytest.mark.parametrize("visible", ["0,1", "all"])
+def test_a_share_of_its_own_is_of_the_device_in_its_line(
+    bed: LimitsBed, open_library: Path, visible: str
+) -> None:
+    bed.node.sim.add_gpu(gpu=SimGpu(uuid=B))
+    bed.write(gpu(B, core_permille=500), gpu(A, core_permille=900))
+    env = {"NVIDIA_VISIBLE_DEVICES": visible, f"{SM}_0": "20", f"{SM}_1": "70"}
+    assert shares(bed, open_library, "say(share=share(1))", **env)[:2] == [True, 700]
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ const struct settings *settings_gather(void)
     return &own;
 }
 
-uint64_t settings_limit_bytes(const char *uuid)
+uint64_t settings_limit_bytes(const char *uuid, int listed_at)
 {
     return strlen(uuid) << 20;
 }
 
-uint32_t settings_core_permille(const char *uuid)
+uint32_t settings_core_permille(const char *uuid, int listed_at)
 {
     return strlen(uuid) % 2 ? 300 : WHOLE_GPU_PERMILLE;
 }

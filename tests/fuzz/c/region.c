@@ -34,14 +34,14 @@ const struct settings *settings_gather(void)
     return &own;
 }
 
-uint64_t settings_limit_bytes(const char *uuid)
+uint64_t settings_limit_bytes(const char *uuid, int listed_at)
 {
-    return strlen(uuid) << 20;
+    return listed_at < 0 ? strlen(uuid) << 20 : 0;
 }
 
-uint32_t settings_core_permille(const char *uuid)
+uint32_t settings_core_permille(const char *uuid, int listed_at)
 {
-    return strlen(uuid) ? WHOLE_GPU_PERMILLE : 1;
+    return strlen(uuid) && listed_at < 0 ? WHOLE_GPU_PERMILLE : 1;
 }
 
 bool limits_uuid(int i, char *text)

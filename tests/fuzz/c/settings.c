@@ -34,8 +34,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_insist(current.uuid_count <= MAX_DEVICES && strlen(current.problem) < sizeof current.problem);
     fuzz_insist(!current.malformed == !current.problem[0]);
     for (size_t i = 0; i < current.uuid_count; i++) {
-        settings_limit_bytes(current.uuids[i]);
-        fuzz_insist(settings_core_permille(current.uuids[i]) <= WHOLE_GPU_PERMILLE);
+        settings_limit_bytes(current.uuids[i], -1);
+        fuzz_insist(settings_core_permille(current.uuids[i], -1) <= WHOLE_GPU_PERMILLE);
     }
     for (int i = 0; i < NAMES; i++)
         unsetenv(names[i]);

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -85,7 +84,7 @@ static bool owner_is_dead(struct region_slot *slot, uint64_t owner, int fd, int 
     bool visible = namespace && namespace == this_namespace();
     enum lock_answer lock = owner & OWNER_UNLOCKED ? LOCK_UNKNOWN : ask_lock(fd, index);
     if (lock == LOCK_BUSY) /* even so, if a child copied the open file in the middle of our taking the lock */
-        return visible && kill(pid_in(owner), 0) != 0 && errno == ESRCH;
+        return visible && process_gone(pid_in(owner), start_time_in(owner));
     if (lock == LOCK_TAKEN) /* its memory is gone, but as long as it exits its GPU memory may not be */
         return !visible || !process_is_exiting(pid_in(owner), start_time_in(owner));
     return (visible || !namespace) && process_gone(pid_in(owner), start_time_in(owner));

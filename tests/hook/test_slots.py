@@ -57,12 +57,14 @@ def locked(path: Path, at: int) -> Iterator[None]:
             os.getpid(), READY, HERE ^ 1, "free", "exiting", True,
             id="lock free, and a stranger has its pid",
         ),
-        pytest.param(os.getpid(), READY, HERE, "held", "gone", False, id="lock held"),
+        pytest.param(os.getpid(), READY, HERE, "held", "alive", False, id="lock held"),
+        pytest.param(NOBODY, READY, HERE, "held", "gone", True, id="lock held by a child of it"),
         pytest.param(
-            NOBODY, READY, HERE, "held", "alive", True, id="lock held by a child of it"
+            os.getpid(), READY, HERE, "held", "gone", True,
+            id="the same, and it is a zombie or its pid is another's",
         ),
         pytest.param(
-            NOBODY, READY, HERE ^ 1, "held", "alive", False,
+            NOBODY, READY, HERE ^ 1, "held", "gone", False,
             id="lock held in another pid namespace",
         ),
         pytest.param(

@@ -12,10 +12,26 @@ bool charging_bytes(uint64_t bytes)
     return bytes > 0 && bytes < addresses && charging();
 }
 
+bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes)
+{
+    return bytes == 0 || (place >= 0 && region_reserve(place, kind, bytes));
+}
+
+void charge_from_the_dead(void)
+{
+    region_sweep();
+}
+
 CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
-    if (bytes == 0 || (place >= 0 && region_reserve(place, kind, bytes)))
+    if (charge_at_once(place, kind, bytes))
         return CUDA_SUCCESS;
+    charge_from_the_dead();
+    return charge_at_once(place, kind, bytes) ? CUDA_SUCCESS : charge_refused(place, bytes, function);
+}
+
+CUresult charge_refused(int place, uint64_t bytes, const char *function)
+{
     if (function)
         region_note_refusal(place, bytes, function);
     return CUDA_ERROR_OUT_OF_MEMORY;

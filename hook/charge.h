@@ -36,6 +36,13 @@ bool charging_bytes(uint64_t bytes);
  * yet). A place < 0 is a device that cannot be counted: refused. */
 CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function);
 
+/* The parts that `charge` is made of, for who must not be interrupted between looking and claiming: claim
+ * what fits, in one step; give what dead processes hold back, which may take milliseconds; put the refusal on
+ * record, and answer CUDA_ERROR_OUT_OF_MEMORY. */
+bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes);
+void charge_from_the_dead(void);
+CUresult charge_refused(int place, uint64_t bytes, const char *function);
+
 /* What the driver has taken already and cannot be refused any more. May exceed the limit. */
 void charge_anyway(int place, enum charge_kind kind, uint64_t bytes);
 

@@ -272,12 +272,14 @@ bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
         return false;
     struct region_device *device = region_device_at(place);
     struct region_usage *usage = &atomic_load(&mine)->used[place];
-    if (!still_there(atomic_load(&mine)))
-        return false;
-    if (try_reserve(device, usage, kind, limits_memory_bytes(place), bytes))
-        return true;
-    sweep(region_mapped()); /* the dead may hold what we need */
-    return try_reserve(device, usage, kind, limits_memory_bytes(place), bytes);
+    return still_there(atomic_load(&mine))
+        && try_reserve(device, usage, kind, limits_memory_bytes(place), bytes);
+}
+
+void region_sweep(void)
+{
+    if (region_join())
+        sweep(region_mapped());
 }
 
 void region_take(int place, enum charge_kind kind, uint64_t bytes)

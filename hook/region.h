@@ -37,9 +37,12 @@ int region_device(const char *uuid);
 /* What all living processes hold of a device. The dead are looked for at most every 100 ms. */
 uint64_t region_used_bytes(int place);
 
-/* Claim bytes for this process if they fit under the device's limit. All or nothing; nothing is refused
- * before the dead were looked for. */
+/* Claim bytes for this process if they fit under the device's limit. All or nothing, in one step of the
+ * ledger once the process has joined. */
 bool region_reserve(int place, enum charge_kind kind, uint64_t bytes);
+
+/* Look for the dead, before something is refused. */
+void region_sweep(void);
 
 /* Count bytes that are taken already, over the limit if need be. */
 void region_take(int place, enum charge_kind kind, uint64_t bytes);

@@ -24,29 +24,34 @@ static uint64_t stepped(const struct reserve *reserve, uint64_t bytes)
     return over && bytes <= UINT64_MAX - reserve->step_bytes ? bytes - over + reserve->step_bytes : bytes;
 }
 
-/* Charge so that `live` bytes more are live, or `least` are charged. What another thread has claimed and was
- * not granted yet does not count, for it may be refused: two that claim the same step at once charge it twice
- * for a moment, never too little. */
-static CUresult claim(struct reserve *reserve, uint64_t live, uint64_t least, const char *function)
+/* Charge so that `live` bytes more are live, or `least` are charged; false, and `*missing` bytes, when that
+ * does not fit. With the lock held, or two that need the same step would both claim it. */
+static bool grow(struct reserve *reserve, uint64_t live, uint64_t least, uint64_t *missing)
 {
     pthread_mutex_lock(&reserve->lock);
-    uint64_t charged = reserve->charged_bytes, wanted = reserve->live_bytes += live;
-    if (least > wanted)
-        wanted = least;
-    uint64_t steps = stepped(reserve, wanted), growth = steps > charged ? steps - charged : 0;
-    reserve->claims++;
-    reserve->changes++;
-    pthread_mutex_unlock(&reserve->lock);
-    CUresult result = charge(reserve->place, CHARGE_DATA, growth, function);
-    pthread_mutex_lock(&reserve->lock);
-    if (result == CUDA_SUCCESS) {
-        reserve->charged_bytes += growth;
-    } else {
-        reserve->live_bytes -= live;
-        reserve->claims--;
+    uint64_t wanted = reserve->live_bytes + live;
+    uint64_t steps = stepped(reserve, least > wanted ? least : wanted);
+    *missing = steps > reserve->charged_bytes ? steps - reserve->charged_bytes : 0;
+    bool fits = charge_at_once(reserve->place, CHARGE_DATA, *missing);
+    if (fits) {
+        reserve->live_bytes = wanted;
+        reserve->charged_bytes += *missing;
+        reserve->claims++;
+        reserve->changes++;
     }
     pthread_mutex_unlock(&reserve->lock);
-    return result;
+    return fits;
+}
+
+static CUresult claim(struct reserve *reserve, uint64_t live, uint64_t least, const char *function)
+{
+    uint64_t missing;
+    if (grow(reserve, live, least, &missing))
+        return CUDA_SUCCESS;
+    charge_from_the_dead();
+    if (grow(reserve, live, least, &missing))
+        return CUDA_SUCCESS;
+    return charge_refused(reserve->place, missing, function);
 }
 
 CUresult reserve_claim(struct reserve *reserve, uint64_t bytes, const char *function)
@@ -91,6 +96,15 @@ static void learn(struct reserve *reserve, uint64_t reserved_bytes)
         reserve->step_bytes /= 2;
 }
 
+/* Charge what is there and was not charged; false, and `*missing` bytes, when that does not fit. */
+static bool catch_up(struct reserve *reserve, uint64_t held, uint64_t *missing)
+{
+    *missing = held > reserve->charged_bytes ? held - reserve->charged_bytes : 0;
+    bool fits = charge_at_once(reserve->place, CHARGE_DATA, *missing);
+    reserve->charged_bytes += fits ? *missing : 0;
+    return fits;
+}
+
 bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
                     const char *function)
 {
@@ -99,25 +113,27 @@ bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved
     learn(reserve, reserved_bytes);
     /* What is live is within what the driver has reserved, but for claims that are paid for apart. */
     uint64_t held = reserved_bytes ? reserved_bytes : reserve->live_bytes;
-    uint64_t charged = reserve->charged_bytes, missing = held > charged ? held - charged : 0, spare = 0;
-    if (held < charged && !reserve->claims && reserve->changes == changes) {
-        spare = charged - held;
+    uint64_t missing, spare = 0;
+    if (held < reserve->charged_bytes && !reserve->claims && reserve->changes == changes) {
+        spare = reserve->charged_bytes - held;
         reserve->charged_bytes = held;
     }
-    if (anyway)
+    bool fits = catch_up(reserve, held, &missing);
+    if (!fits && anyway) {
+        charge_anyway(place, CHARGE_DATA, missing);
         reserve->charged_bytes += missing;
+    }
     pthread_mutex_unlock(&reserve->lock);
     charge_back(place, CHARGE_DATA, spare);
-    if (anyway)
-        charge_anyway(place, CHARGE_DATA, missing);
-    if (anyway || !missing)
+    if (fits || anyway)
         return true;
-    if (charge(place, CHARGE_DATA, missing, function) != CUDA_SUCCESS)
-        return false;
+    charge_from_the_dead();
     pthread_mutex_lock(&reserve->lock);
-    reserve->charged_bytes += missing;
+    fits = catch_up(reserve, held, &missing);
     pthread_mutex_unlock(&reserve->lock);
-    return true;
+    if (!fits)
+        charge_refused(place, missing, function);
+    return fits;
 }
 
 bool reserve_unused(struct reserve *reserve)

@@ -4,7 +4,8 @@
  * What is charged is never less than what the driver was last seen to have reserved, or where it does not
  * tell, than what is live.
  * Before pieces are asked for, the steps that they may add are claimed; afterwards the charge follows what
- * the driver says. Thread safe; never calls the driver, and calls nothing with its lock held.
+ * the driver says. Thread safe; never calls the driver, and holds its lock for no more than a step of the
+ * ledger.
  */
 #ifndef VGPU_RESERVE_H
 #define VGPU_RESERVE_H

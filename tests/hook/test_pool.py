@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from built_hook import ROOT
+from built_hook import ROOT, built
 from c_programs import compiled
 from hooked_programs import LIMIT, Node
 from region_files import RegionFile
@@ -152,6 +152,13 @@ def test_a_pool_ends_after_its_last_use_and_has_one_account_till_then() -> None:
     program = compiled("pool_visits.c", f"-I{ROOT / 'hook'}", *parts, "-lpthread")
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1 1 0 2 in time\n"
+
+
+def test_threads_that_share_a_step_are_not_refused_for_each_others_sake(node: Node) -> None:
+    """Eight of them need 8 MiB, for which the driver reserves 32."""
+    libraries = (str(built() / "sim" / "libcuda.so.1"), "-ldl", "-lpthread")
+    done = node.run_program([str(compiled("pool_racers.c", *libraries)), "200"], **{LIMIT: "40m"})
+    assert (done.stdout, done.stderr) == ("0 0\n", "")
 
 
 def test_a_destroyed_pool_is_charged_until_its_last_piece_is_free(node: Node) -> None:

@@ -10,13 +10,24 @@ MIB = 1 << 20
 BUDGET = """
 #include "charge.h"
 long held = 0, limit = 1L << 40;
-CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
+long of_the_dead = 0;
+bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes)
 {
-    (void)place, (void)kind, (void)function;
+    (void)place, (void)kind;
     if (held + (long)bytes > limit)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return false;
     held += (long)bytes;
-    return CUDA_SUCCESS;
+    return true;
+}
+void charge_from_the_dead(void)
+{
+    held -= of_the_dead;
+    of_the_dead = 0;
+}
+CUresult charge_refused(int place, uint64_t bytes, const char *function)
+{
+    (void)place, (void)bytes, (void)function;
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
 {
@@ -136,3 +147,16 @@ def test_a_claim_that_does_not_fit_leaves_everything_as_it_was() -> None:
     assert (reserve.claim(40), reserve.held_mib) == (0, 64)
     reserve.claimed(40)
     assert (reserve.settle(reserve.changes(), 64), reserve.held_mib) == (True, 64)
+
+
+def test_what_the_dead_held_is_looked_for_before_anything_is_refused() -> None:
+    reserve = Reserve()
+    reserve.limit.value = 100 * MIB
+    reserve.held.value = 70 * MIB
+    dead = ctypes.c_long.in_dll(reserve.inside, "of_the_dead")
+    dead.value = 70 * MIB
+    assert (reserve.claim(40), reserve.held_mib) == (0, 64)
+    reserve.claimed(40)
+    reserve.held.value, dead.value = 100 * MIB, 36 * MIB
+    assert reserve.settle(reserve.changes(), 96, anyway=False)
+    assert reserve.held_mib == 96

@@ -83,6 +83,7 @@ static void use(void)
     region_used_bytes(place);
     if (place < 0)
         return;
+    region_sweep();
     if (region_reserve(place, CHARGE_DATA, 1 << 20))
         region_release(place, CHARGE_DATA, 1 << 20);
     region_take(place, CHARGE_MODULE, 1 << 10);

@@ -123,6 +123,7 @@ ARTIFACTS = (
             "gpu_time.c",
             "gpu_watch.c",
             "graph_launches.c",
+            "graph_left.c",
             "graphs.c",
             "late.c",
             "launch_cost.c",

@@ -3,6 +3,7 @@
 #include "depth.h"
 #include "devices.h"
 #include "graph_launches.h"
+#include "graph_left.h"
 #include "real.h"
 #include "settings.h"
 #include "table.h"
@@ -20,16 +21,6 @@ struct node {
     int place;
 };
 
-/* An address that a launch has left, or that is being freed. */
-struct left {
-    struct entry entry;
-    unsigned
-        frees; /* under way: until they are over nobody knows which of them freed it, or what came before */
-    bool there; /* left, and not freed since, */
-    bool fresh; /* unless none of the launches that leave it was made yet */
-    bool before; /* it was there when they began, and none has freed it */
-};
-
 /* What the nodes of a graph, or of an executable one, take and free. */
 struct nodes {
     struct entry entry;
@@ -42,7 +33,6 @@ struct nodes {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table graphs, execs;
-static struct table lefts; /* by address */
 static _Atomic bool any; /* this process has a graph that allocates */
 
 static void forget_after_fork(void)
@@ -50,7 +40,7 @@ static void forget_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     memset(&graphs, 0, sizeof graphs);
     memset(&execs, 0, sizeof execs);
-    memset(&lefts, 0, sizeof lefts);
+    left_forget();
     graph_memory_forget();
     atomic_store(&any, false);
 }
@@ -137,65 +127,6 @@ uint64_t graph_bytes_sum(uint64_t one, uint64_t other)
     return one < most && other < most && one + other < most ? one + other : most;
 }
 
-/* --- what launches leave; called with the lock held ------------------------------------------------------
- */
-
-static struct left *left_at(CUdeviceptr address)
-{
-    return (struct left *)table_find(&lefts, address);
-}
-
-/* The same, made if need be. NULL when there is no memory. */
-static struct left *left_made(CUdeviceptr address)
-{
-    struct left *left = left_at(address);
-    if (!left && (left = calloc(1, sizeof *left)))
-        table_add(&lefts, &left->entry, address);
-    return left;
-}
-
-static void add_left(CUdeviceptr address)
-{
-    struct left *left = left_made(address);
-    if (!left)
-        return;
-    left->fresh |= !left->there;
-    left->there = true;
-}
-
-static void drop_left(CUdeviceptr address)
-{
-    struct left *left = left_at(address);
-    if (!left)
-        return;
-    left->there = left->fresh = left->before = false;
-    if (left->frees)
-        return;
-    table_remove(&lefts, &left->entry);
-    free(left);
-}
-
-static void begin_free(CUdeviceptr address)
-{
-    struct left *left = left_made(address);
-    if (!left)
-        return;
-    left->before |= left->there;
-    left->there = false;
-    left->frees++;
-}
-
-static void end_free(CUdeviceptr address, bool freed)
-{
-    struct left *left = left_at(address);
-    if (!left)
-        return;
-    left->frees -= left->frees > 0;
-    left->there |= left->before;
-    if (freed || !left->there)
-        drop_left(address);
-}
-
 /* --- nodes ---------------------------------------------------------------------------------------------- */
 
 /* Called with the lock held. */
@@ -240,7 +171,7 @@ void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr
     } else if (nodes) {
         nodes->needs.bytes[place] = graph_bytes_sum(nodes->needs.bytes[place], bytes);
         add_node(nodes, address, bytes, place);
-        drop_left(address); /* of one that ended with its context */
+        left_drop(address); /* of one that ended with its context */
     }
     pthread_mutex_unlock(&lock);
 }
@@ -365,8 +296,7 @@ bool graph_keeps(const struct graph_launch *launch, int place, uint64_t *bytes)
     const struct nodes *nodes = (struct nodes *)table_find(&execs, launch->key);
     for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
         if (node->bytes && node->place == place) {
-            const struct left *left = left_at(node->address);
-            bool there = left && left->there && !left->frees;
+            bool there = left_there(node->address);
             *bytes += there ? node->bytes : 0;
             all &= there;
         }
@@ -378,26 +308,22 @@ void graph_leaves(const struct graph_launch *launch, enum graph_stage stage)
 {
     pthread_mutex_lock(&lock);
     const struct nodes *nodes = (struct nodes *)table_find(&execs, launch->key);
-    for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next) {
-        struct left *left = node->bytes ? left_at(node->address) : NULL;
+    for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
         if (!node->bytes && stage == GRAPH_LAUNCHING)
-            begin_free(node->address);
+            left_free_begins(node->address);
         else if (!node->bytes)
-            end_free(node->address, stage != GRAPH_UNTOUCHED); /* where refused, nobody knows */
+            left_free_ends(node->address, stage != GRAPH_UNTOUCHED); /* where refused, nobody knows */
         else if (stage == GRAPH_LAUNCHING)
-            add_left(node->address);
-        else if (stage == GRAPH_REFUSED || (stage == GRAPH_UNTOUCHED && left && left->fresh))
-            drop_left(node->address);
-        else if (stage == GRAPH_LAUNCHED && left)
-            left->fresh = false;
-    }
+            left_add(node->address);
+        else
+            left_launched(node->address, stage);
     pthread_mutex_unlock(&lock);
 }
 
 void graph_freeing(CUdeviceptr address)
 {
     pthread_mutex_lock(&lock);
-    begin_free(address);
+    left_free_begins(address);
     pthread_mutex_unlock(&lock);
 }
 
@@ -409,7 +335,7 @@ void graph_freed(CUgraph into, CUdeviceptr address, bool freed)
         return;
     }
     pthread_mutex_lock(&lock);
-    end_free(address, freed);
+    left_free_ends(address, freed);
     pthread_mutex_unlock(&lock);
 }
 

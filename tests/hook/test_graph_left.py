@@ -1,4 +1,4 @@
-"""What graphs leave, by address: graphs.c by itself, its calls one after the other as threads may make them."""
+"""What graphs leave, by address: graphs.c and graph_left.c by themselves, their calls one after the other as threads may make them."""
 
 import ctypes
 from enum import IntEnum
@@ -43,7 +43,8 @@ class Graphs:
 
     def __init__(self) -> None:
         hook = ROOT / "hook"
-        sources = (str(hook / name) for name in ("depth.c", "graphs.c", "table.c"))
+        names = ("depth.c", "graph_left.c", "graphs.c", "table.c")
+        sources = [str(hook / name) for name in names]
         self.inside = ctypes.CDLL(str(library(ALONE, f"-I{hook}", *sources, "-lpthread")))
         self.inside.kept.restype = ctypes.c_uint64
         leaving, freeing = ctypes.c_void_p(1), ctypes.c_void_p(2)

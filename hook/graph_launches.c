@@ -178,13 +178,12 @@ CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exe
                                     bool per_thread, bool runs, const char *function)
 {
     launch->follow = false;
+    launch->into = NULL;
     if (!graphs_allocate() || !charging() || !graph_needs(launch, exec))
         return CUDA_SUCCESS;
-    CUgraph into = graph_captured(stream, per_thread);
-    if (into) {
-        graph_takes_in(into, exec);
+    launch->into = graph_captured(stream, per_thread);
+    if (launch->into)
         return CUDA_SUCCESS;
-    }
     launch->follow = true;
     launch->runs = runs;
     launch->stream = gpu_time_stream(stream, per_thread || (uintptr_t)stream == OWN_STREAM);
@@ -243,6 +242,8 @@ static enum graph_stage stage_of(CUresult result)
 
 void graph_memory_after_launch(struct graph_launch *launch, CUresult result)
 {
+    if (launch->into && result == CUDA_SUCCESS)
+        graph_takes_in(launch->into, launch);
     if (!launch->follow)
         return;
     bool launched = launch->runs && result == CUDA_SUCCESS;

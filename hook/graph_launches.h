@@ -13,7 +13,8 @@
 
 /* One launch or upload. Nobody else looks inside. */
 struct graph_launch {
-    bool follow; /* nothing else is set where it is false */
+    bool follow; /* nothing else is set where it is false, */
+    CUgraph into; /* but this: what it is captured into, with its key */
     bool runs; /* it is launched, not uploaded */
     bool leaves; /* memory to the program */
     uint64_t key, stream, trims;
@@ -31,8 +32,9 @@ struct graph_launch {
 CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exec, CUstream stream,
                                     bool per_thread, bool runs, const char *function);
 
-/* Called after the driver has answered the launch, whatever it said: the charge becomes what is reserved. If
- * it was launched, that also says what it needs. */
+/* Called after the driver has answered the launch, whatever it said: the charge becomes what is reserved, or,
+ * where the driver has captured it, that graph has its nodes. If it was launched, what is reserved also says
+ * what it needs. */
 void graph_memory_after_launch(struct graph_launch *launch, CUresult result);
 
 /* Its handle may be given out anew while its work is still under way. */

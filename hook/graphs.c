@@ -187,35 +187,42 @@ void graph_frees(CUgraph graph, CUdeviceptr address)
     pthread_mutex_unlock(&lock);
 }
 
-/* Called with the lock held. */
-static void add_nodes(struct nodes *nodes, const struct nodes *source)
+/* Called with the lock held. `captured` are those that a capture adds: of what is captured anew they take the
+ * place, as they are the same. */
+static void add_nodes(struct nodes *nodes, const struct nodes *source, bool captured)
 {
-    for (int i = 0; i < MAX_DEVICES; i++)
-        nodes->needs.bytes[i] = graph_bytes_sum(nodes->needs.bytes[i], source->needs.bytes[i]);
-    nodes->needs.unsure |= source->needs.unsure;
     for (const struct node *node = source->outlasting; node; node = node->next)
-        if (node->bytes)
-            add_node(nodes, node->address, node->bytes, node->place);
-        else
+        if (!node->bytes)
             add_free(nodes, node->address);
+        else if (!captured || !nodes->again_bytes[node->place])
+            add_node(nodes, node->address, node->bytes, node->place);
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        uint64_t bytes = source->needs.bytes[i], again = captured ? nodes->again_bytes[i] : 0;
+        if (again > bytes)
+            again = bytes;
+        nodes->again_bytes[i] -= again;
+        nodes->needs.bytes[i] = graph_bytes_sum(nodes->needs.bytes[i], bytes - again);
+    }
+    nodes->needs.unsure |= source->needs.unsure;
 }
 
 /* Let the entry for `to` have what the one for `from` has, besides what it has. */
-static void copy(struct table *table, const void *to, const struct table *from_table, const void *from)
+static void copy(struct table *table, const void *to, const struct table *from_table, uint64_t from,
+                 bool captured)
 {
     if (!graphs_allocate())
         return;
     pthread_mutex_lock(&lock);
-    const struct nodes *source = (struct nodes *)table_find(from_table, key_of(from));
+    const struct nodes *source = (struct nodes *)table_find(from_table, from);
     struct nodes *nodes = source ? nodes_of(table, to) : NULL;
     if (nodes)
-        add_nodes(nodes, source);
+        add_nodes(nodes, source, captured);
     pthread_mutex_unlock(&lock);
 }
 
-void graph_takes_in(CUgraph graph, CUgraphExec exec)
+void graph_takes_in(CUgraph graph, const struct graph_launch *launch)
 {
-    copy(&graphs, graph, &execs, exec);
+    copy(&graphs, graph, &execs, launch->key, true);
 }
 
 void graph_made(CUgraph graph)
@@ -225,7 +232,7 @@ void graph_made(CUgraph graph)
 
 void graph_contains(CUgraph whole, CUgraph part)
 {
-    copy(&graphs, whole, &graphs, part);
+    copy(&graphs, whole, &graphs, key_of(part), false);
 }
 
 void graph_captured_into(CUgraph graph, bool again)
@@ -260,7 +267,7 @@ void graph_ended_capture(CUgraph captured, CUgraph graph)
 void graph_instantiated(CUgraphExec exec, CUgraph graph)
 {
     drop(take(&execs, exec));
-    copy(&execs, exec, &graphs, graph);
+    copy(&execs, exec, &graphs, key_of(graph), false);
 }
 
 struct nodes *graph_exec_ending(CUgraphExec exec)

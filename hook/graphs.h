@@ -57,9 +57,6 @@ struct graph_needs {
     bool unsure; /* it may leave more to the program than is noted here */
 };
 
-/* `exec` was launched into the capture that makes `graph`. */
-void graph_takes_in(CUgraph graph, CUgraphExec exec);
-
 /* How its last launch found and left what is reserved for graphs; counts are of graph_launches.c. */
 struct graph_use {
     bool launched;
@@ -67,6 +64,9 @@ struct graph_use {
 };
 
 struct graph_launch;
+
+/* The driver has taken it into the capture that makes `graph`. */
+void graph_takes_in(CUgraph graph, const struct graph_launch *launch);
 
 /* What `exec` needs and did; false when its nodes take nothing and free nothing. */
 bool graph_needs(struct graph_launch *launch, CUgraphExec exec);

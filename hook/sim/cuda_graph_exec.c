@@ -241,6 +241,26 @@ static uint64_t length_ns(const struct cuda_call *call, const struct CUgraphExec
     return ns;
 }
 
+/* A launch into a capture becomes one node: a graph of the same steps, with the same memory. */
+static CUresult capture_steps(struct CUstream_st *stream, const struct CUgraphExec_st *executable)
+{
+    struct node_content content = {.kind = GRAPH_NODE_CHILD_GRAPH, .child = graph_new()};
+    for (size_t i = 0; content.child && i < executable->count; i++) {
+        const struct step *step = &executable->steps[i];
+        struct node_content part = {.kind = step->kind,
+                                    .function = step->function,
+                                    .allocation = step->allocation,
+                                    .address = step->address};
+        if (part.allocation)
+            graph_allocation_keep(part.allocation);
+        if (!graph_add(content.child, part, NULL, 0)) {
+            graph_delete(content.child);
+            content.child = NULL;
+        }
+    }
+    return content.child ? capture_node(stream, content, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static CUresult launch(const char *function, CUgraphExec executable, CUstream stream, bool per_thread)
 {
     struct stream_call call;
@@ -253,13 +273,8 @@ static CUresult launch(const char *function, CUgraphExec executable, CUstream st
     if (result == CUDA_SUCCESS)
         clock_spend(1000ULL
                     * call.call.node->launch_us); /* the GPU hears of it when the call is nearly over */
-    if (result == CUDA_SUCCESS && capturing) { /* a launch of a graph becomes its nodes */
-        for (size_t i = 0; i < executable->count && result == CUDA_SUCCESS; i++)
-            if (executable->steps[i].kind == GRAPH_NODE_KERNEL)
-                result = capture_node(call.stream,
-                                      (struct node_content){.kind = GRAPH_NODE_KERNEL,
-                                                            .function = executable->steps[i].function},
-                                      NULL);
+    if (result == CUDA_SUCCESS && capturing) {
+        result = capture_steps(call.stream, executable);
     } else if (result == CUDA_SUCCESS) {
         result = run_memory(executable);
         uint64_t ns = result == CUDA_SUCCESS ? length_ns(&call.call, executable) : 0;

@@ -72,10 +72,26 @@ struct CUgraphNode_st *graph_add(CUgraph graph, struct node_content content,
     return node;
 }
 
+/* Graphs within one, from a launch of the same nodes in the same order, with their very memory. */
+static bool same_child(const struct CUgraph_st *one, const struct CUgraph_st *other)
+{
+    if (!one || !other || one->count != other->count)
+        return one == other;
+    const struct CUgraphNode_st *a = one->nodes, *b = other->nodes;
+    while (a && a->content.kind == b->content.kind && a->content.address == b->content.address
+           && a->content.allocation == b->content.allocation
+           && same_child(a->content.child, b->content.child)) {
+        a = a->next;
+        b = b->next;
+    }
+    return !a;
+}
+
 static bool same_memory(const struct node_content *one, const struct node_content *other)
 {
     const struct graph_allocation *a = one->allocation, *b = other->allocation;
-    return one->address == other->address && (!a || (a->device == b->device && a->bytes == b->bytes));
+    return one->address == other->address && (!a || (a->device == b->device && a->bytes == b->bytes))
+        && same_child(one->child, other->child);
 }
 
 struct CUgraphNode_st *graph_recapture(CUgraph graph, size_t position, struct node_content content,
@@ -87,8 +103,12 @@ struct CUgraphNode_st *graph_recapture(CUgraph graph, size_t position, struct no
     bool same = node && node->content.kind == content.kind && node->dependency_count == count
         && (!count || memcmp(node->dependencies, dependencies, count * sizeof *dependencies) == 0)
         && same_memory(&node->content, &content);
-    if (same)
+    if (same) {
+        CUgraph before = node->content.child;
         node->content.function = content.function;
+        node->content.child = content.child;
+        content.child = before;
+    }
     drop_content(&content);
     return same ? node : NULL;
 }

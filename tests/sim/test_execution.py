@@ -348,6 +348,37 @@ def test_memory_is_recaptured_as_it_was(node: Node, change: str) -> None:
     assert say(node, code) == [0, True, 0, 0, 901]
 
 
+CHILD_CAPTURED = (
+    "from cuda_calls import free\nfrom memory_calls import add_allocation, graph as empty, held_mib\n"
+    "def leaving(mib):\n    of = empty(); _, address = add_allocation(of, mib)\n"
+    "    return executable(of), address\n"
+    "def into(e): return [cuda.cuGraphLaunch(e, s), end(s)[0]]\n"
+    "s, (e, a), (other, _) = stream(), leaving(60), leaving(60)\n"
+    "assert begin(s) == 0 == cuda.cuGraphLaunch(e, s)\n_, graph = end(s)\n"
+)
+
+
+def test_a_graph_that_is_launched_into_a_capture_is_part_of_it_with_its_memory(node: Node) -> None:
+    code = (
+        f"{CHILD_CAPTURED}held, run = held_mib(), executable(graph)\n"
+        "said = [held, cuda.cuGraphLaunch(run, None), held_mib(), cuda.cuGraphLaunch(e, None)]\n"
+        "said += [free(a), cuda.cuGraphLaunch(e, None), held_mib()]"
+    )
+    assert say(node, code) == [0, 0, 64, 1, 0, 0, 64]
+
+
+@pytest.mark.parametrize(
+    ("second", "answers"),
+    [
+        pytest.param("e", [0, 0], id="the same"),
+        pytest.param("other", [918, 901], id="one with other memory"),
+        pytest.param("executable(empty())", [918, 901], id="one without"),
+    ],
+)
+def test_it_is_recaptured_as_it_was(node: Node, second: str, answers: list[int]) -> None:
+    assert say(node, f"{CHILD_CAPTURED}said = [{RECAPTURE}, *into({second})]") == [0, *answers]
+
+
 UNSUPPORTED, INVALIDATED, MERGE, UNMATCHED, UNJOINED, ISOLATION, IMPLICIT, EVENT, THREAD = range(
     900, 909
 )

@@ -134,6 +134,7 @@ ARTIFACTS = (
             "limits_file.c",
             "loaded.c",
             "log.c",
+            "monotonic.c",
             "names.c",
             "nvml_memory.c",
             "nvml_place.c",

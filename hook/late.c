@@ -32,8 +32,8 @@
     X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
     X(pthread_attr_init) X(pthread_attr_setdetachstate) \
     X(pthread_attr_setstacksize) X(pthread_create) X(pthread_mutex_init) X(pthread_mutex_lock) \
-    X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) X(pwrite) X(qsort) X(realloc) \
-    X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
+    X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) X(pthread_setcancelstate) X(pwrite) \
+    X(qsort) X(realloc) X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
     X(strcpy) X(strcspn) X(strerror) X(strlen) X(strncasecmp) X(strncmp) X(strncpy) X(strnlen) X(strrchr) \
     X(strspn) X(strstr) X(strtol) X(strtoul) X(strtoull) X(syscall) X(sysconf) X(time) X(usleep) \
     X(vsnprintf)
@@ -205,7 +205,8 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *before)
 /* --- where no thread is cancelled ------------------------------------------------------------------------
  *
  * Few of the driver's calls are places for it, and who is cancelled in one of these would keep a lock or a
- * descriptor for ever. libc's own are such places, its syscall is none. Who waits for GPU time holds nothing.
+ * descriptor for ever. libc's own are such places, its syscall is none. Who waits for GPU time holds nothing;
+ * who sleeps otherwise (monotonic.c) may.
  */
 
 int open_with(const char *path, int flags, unsigned permissions) __asm__("open");

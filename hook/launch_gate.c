@@ -278,7 +278,7 @@ static void pass_slowly(struct launch *launch, int place)
     }
     note_activity(launch->lane, now_ns);
     while ((wait_ns = ask(launch, place, now_ns)) > 0) {
-        monotonic_sleep_until(now_ns + wait_ns);
+        monotonic_sleep_holding_nothing(now_ns + wait_ns);
         now_ns = monotonic_ns();
         if (now_ns - noted_ns >= (uint64_t)SHARE_WAIT_NOTED_NS) { /* it may last for hours */
             note_wait(launch, place, now_ns - noted_ns);

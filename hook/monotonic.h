@@ -18,11 +18,10 @@ static inline int64_t elapsed_ns(uint64_t then_ns, uint64_t now_ns)
     return (int64_t)(now_ns - then_ns);
 }
 
-/* Sleep until then; a signal may end it early. */
-static inline void monotonic_sleep_until(uint64_t ns)
-{
-    struct timespec until = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
-}
+/* Sleep until then; a signal may end it early. Nobody is cancelled there. */
+void monotonic_sleep_until(uint64_t ns);
+
+/* The same for who holds nothing: a thread may be cancelled there. */
+void monotonic_sleep_holding_nothing(uint64_t ns);
 
 #endif

@@ -4,7 +4,7 @@ import fcntl
 import subprocess
 
 import pytest
-from built_hook import built
+from built_hook import ROOT, built
 from c_programs import compiled, library
 from hooked_programs import LIMIT, Node
 from region_files import RegionFile
@@ -86,6 +86,17 @@ def test_a_thread_that_is_cancelled_as_it_fails_keeps_nothing_from_the_others(no
     )
     assert done.stdout == "another 304 0\n"
     assert done.stderr.count("cannot count memory in") == 2
+
+
+def test_a_thread_that_is_cancelled_as_it_launches_keeps_nothing_of_any_device(node: Node) -> None:
+    """It has asked the first device for memory, and waits for the second: it ends behind our answer."""
+    abi = f"-I{ROOT / 'hook'}"
+    driver = library(
+        "cancelled_launch.c", "-DDRIVER", abi, "-Wl,-soname,libcuda.so.1", name="libcuda.so.1"
+    )
+    words = [str(compiled("cancelled_launch.c", abi, "-ldl", "-lpthread"))]
+    done = node.run_program(words, **{LIMIT: "100m", "LD_LIBRARY_PATH": str(driver.parent)})
+    assert (done.returncode, done.stdout) == (0, "cancelled 0\n")
 
 
 def test_who_opened_and_closed_it_forks_and_ends_as_ever(node: Node) -> None:

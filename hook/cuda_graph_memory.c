@@ -104,12 +104,14 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph)
     DESTROY(cuGraphDestroy, graph_ending, graph_ended, graph);
 }
 
-/* Ended, whether or not there is a graph of it: so is an invalidated one, unless the stream had only joined
- * it, and is in it still. Any other answer is about the question, and the capture goes on. */
+/* Ended, whether or not there is a graph of it: so is one that was invalidated, or not recaptured whole,
+ * unless the stream had only joined it, and is in it still. Any other answer is about the question, and the
+ * capture goes on. */
 static bool is_over(CUresult result, CUstream stream, bool per_thread)
 {
     return result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-        || (result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED && !graph_captured(stream, per_thread));
+        || ((result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED || result == CUDA_ERROR_GRAPH_RECAPTURE_FAILURE)
+            && !graph_captured(stream, per_thread));
 }
 
 #define END_CAPTURE(symbol, per_thread)                                                                      \

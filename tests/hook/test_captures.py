@@ -206,6 +206,53 @@ say(ended=ended, counted=launched() - before)
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
+@pytest.mark.parametrize(
+    ("begin", "spoil", "result"),
+    [
+        pytest.param("begin(here)", "", 0, id="in order"),
+        pytest.param("begin(here)", "cuda.cuStreamSynchronize(here)", 901, id="invalidated"),
+        pytest.param(
+            "again()", "launch(short, here), launch(short, here)", 901, id="recaptured otherwise"
+        ),
+        pytest.param("again()", "", 918, id="not recaptured whole"),
+    ],
+)
+def test_no_launch_asks_for_captures_when_the_last_has_ended(
+    node: Node, begin: str, spoil: str, result: int, suffix: str
+) -> None:
+    """One that asked would be answered that it is captured, and not counted."""
+    code = f"""
+from memory_calls import refused
+
+here, there = stream(), stream()
+assert begin(there) == 0 == launch(short, there) == launch(short, there)
+ended, two = end(there)
+
+
+def again():
+    return cuda.cuStreamBeginRecaptureToGraph{suffix}(here, RELAXED, two, None, None)
+
+
+def launched():
+    for _ in range(200):
+        assert launch(short, there) == 0
+    region = Path(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).read_bytes()
+    return struct.unpack_from("<Q", region, CHARGED_AT + 16)[0]
+
+
+before = launched()
+assert ended == 0 == {begin} == launch(short, here)
+{spoil}
+ended = cuda.cuStreamEndCapture{suffix}(here, ctypes.byref(Handle()))
+with refused("cuStreamIsCapturing", 906):
+    say(ended=ended, counted=launched() - before)
+"""
+    said = node.run(BEGIN + code, **LIMITED)
+    assert (said["rc"], said["stderr"], said["ended"]) == (0, "", result)
+    assert said["counted"] == pytest.approx(200, abs=70)  # they are told 64 at a time
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
 def test_a_stream_that_only_joined_an_invalidated_capture_does_not_end_it(
     node: Node, suffix: str
 ) -> None:

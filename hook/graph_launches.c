@@ -204,12 +204,16 @@ CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exe
     return CUDA_SUCCESS;
 }
 
-/* It was not launched: refused, or only uploaded. What others used it may have. */
-static void forgo(int place)
+/* It was not launched: refused, or only uploaded. What others used it may have. But where it was the last
+ * that was launched, and is refused now, what it used is there for it still: left, or freed and nobody
+ * else's. */
+static void forgo(const struct graph_launch *launch, int place)
 {
     pthread_mutex_lock(&lock);
-    sharings[place].last = 0;
-    sharings[place].taken++;
+    struct sharing *sharing = &sharings[place];
+    if (!launch->runs || sharing->last != launch->key)
+        sharing->last = 0;
+    sharing->taken++;
     pthread_mutex_unlock(&lock);
 }
 
@@ -258,7 +262,7 @@ void graph_memory_after_launch(struct graph_launch *launch, CUresult result)
         if (launched) /* otherwise what is reserved is of other graphs */
             learn(launch, i, reserved);
         else
-            forgo(i);
+            forgo(launch, i);
         end(launch, i);
     }
 }

@@ -112,7 +112,7 @@ CUresult sim_graph_memory_allocate(CUdeviceptr address)
         pthread_mutex_unlock(&lock);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    CUresult result = cuda_begin_device(&call, "cuGraphLaunch", node->device);
+    CUresult result = cuda_begin_device(&call, "cuGraphLaunch.memory", node->device);
     if (result == CUDA_SUCCESS)
         result = grow(&call, node->device, node->bytes);
     if (result == CUDA_SUCCESS) {

@@ -5,6 +5,7 @@ GPU's must agree; how much the GPU held at most is the test's to look at. Who fr
 needs is never refused.
 """
 
+import contextlib
 import ctypes
 import random
 import threading
@@ -22,10 +23,12 @@ from memory_calls import (
     instantiate,
     new_stream,
     put,
+    refused,
 )
 
 SIZES_MIB = (3, 10, 20, 31, 33, 50, 70)
 SUCCESS, OUT_OF_MEMORY = 0, 2
+REFUSALS = ("cuGraphLaunch", "cuGraphLaunch.memory")  # having done nothing, or freed what was left
 
 
 @dataclass
@@ -90,14 +93,16 @@ class Tenant:
         self.graphs.append(Graph(made, instantiate(made, self.flags), left, others))
 
     def launch(self) -> None:
-        """One, on any stream, sometimes uploaded before."""
+        """One, on any stream, sometimes uploaded before, sometimes refused by the driver."""
         if not self.graphs:
             return
         chosen = self.random.choice(self.graphs)
         stream = self.random.choice(self.streams)
         if self.random.random() < 0.1:
             cuda.cuGraphUpload(chosen.executable, stream)
-        result = cuda.cuGraphLaunch(chosen.executable, stream)
+        unlucky = self.random.choice((None,) * 18 + REFUSALS)
+        with refused(unlucky) if unlucky else contextlib.nullcontext():
+            result = cuda.cuGraphLaunch(chosen.executable, stream)
         if result == OUT_OF_MEMORY and chosen.keeps_all and self.live.issuperset(chosen.left):
             self.wrong = "refused what it frees itself"
         if result == SUCCESS:

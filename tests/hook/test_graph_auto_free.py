@@ -172,20 +172,56 @@ def test_a_launch_that_the_driver_refuses_may_have_freed_it(node: Node) -> None:
     assert node.sim.peak_mib(GPU) <= 100
 
 
-@pytest.mark.parametrize(
-    ("code", "then"),
-    [
-        pytest.param(906, 0, id="for the sake of a capture"),
-        pytest.param(999, 2, id="for what nobody knows"),
-    ],
-)
-def test_after_a_launch_that_the_driver_refuses(node: Node, code: int, then: int) -> None:
-    """What a graph left is still there where nothing was touched; otherwise it counts as taken."""
+REFUSALS = [
+    pytest.param("cuGraphLaunch", 906, id="for the sake of a capture"),
+    pytest.param("cuGraphLaunch", 999, id="having done nothing"),
+    pytest.param("cuGraphLaunch.memory", 999, id="having freed what was left"),
+]
+
+
+@pytest.mark.parametrize(("call", "code"), REFUSALS)
+def test_after_a_launch_that_the_driver_refuses_there_is_room_for_the_next(
+    node: Node, call: str, code: int
+) -> None:
+    """What the graph left is there or free, but no other's."""
     steps = f"""
 _, e, a = leaving(60)
 r += [launch(e), launch(e)]
-with refused("cuGraphLaunch", {code}):
+with refused("{call}", {code}):
+    r += [launch(e), launch(e)]
+r += [launch(e), launch(e), both()]
+"""
+    assert run(node, steps) == [0, 0, code, code, 0, 0, [64, 64]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("launch(f)", "", id="another graph before"),
+        pytest.param("", "launch(f)", id="another graph"),
+        pytest.param("", "free(a), alloc(60)", id="another use, after a trim"),
+    ],
+)
+def test_unless_others_may_have_got_that(node: Node, before: str, after: str) -> None:
+    """Nobody knows whether there was something to get: it is asked for again."""
+    steps = f"""
+(_, e, a), (_, f, _) = leaving(60), leaving(30)
+r.append(launch(e))
+{before}
+with refused("cuGraphLaunch"):
     r.append(launch(e))
+{after}
 r += [launch(e), launch(e)]
 """
-    assert run(node, steps) == [0, 0, code, then, then]
+    assert run(node, steps) == [0, 999, 2, 2]
+
+
+def test_others_get_what_a_refused_launch_has_freed(node: Node) -> None:
+    steps = """
+(_, e, a), (_, f, _) = leaving(60), leaving(30)
+r.append(launch(e))
+with refused("cuGraphLaunch.memory"):
+    r.append(launch(e))
+r += [launch(f), launch(e), both(), launch(e), both()]
+"""
+    assert run(node, steps) == [0, 999, 0, 0, [96, 96], 0, [96, 96]]

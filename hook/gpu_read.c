@@ -29,13 +29,24 @@ static void correct(struct measured_lane *lane, int64_t ns)
     atomic_fetch_add(&lane->lane.unreported_ns, ns);
 }
 
+/* Its part of the time that its stream had between its events: other threads may have launched there, too. */
+static int64_t of_own(const struct measured_lane *lane, const struct trace *trace, int64_t ns)
+{
+    int64_t others_ns = trace->others_ns == OTHERS_MEASURED
+        ? past_others_ns(&lane->past, trace->run, trace->begin_call, trace->end_call)
+        : trace->others_ns;
+    double expected_ns = (double)trace->expected_ns;
+    return others_ns ? (int64_t)((double)ns * expected_ns / (expected_ns + (double)others_ns)) : ns;
+}
+
 /* What a launch that ran between two moments cost: without the time that others had the GPU, which is seen to
  * the millisecond, and with the part of ours that is its own. */
 static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns,
                       int64_t until_ns)
 {
-    return past_part_ns(&lane->past, trace->stream, from_ns, until_ns)
-        - gpu_probe_away_ns(&lane->probe, from_ns, until_ns, true);
+    return of_own(lane, trace,
+                  past_part_ns(&lane->past, trace->stream, from_ns, until_ns)
+                      - gpu_probe_away_ns(&lane->probe, from_ns, until_ns, true));
 }
 
 /* The same for one of a short kind, which others' turn seldom falls into; then it is many times as long as
@@ -49,7 +60,7 @@ static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, i
     if (!back_ns || ran_ns - away_ns > MS_NS)
         return own;
     return back_ns < trace->ran_until_ns
-        ? 2 * past_part_ns(&lane->past, trace->stream, back_ns, trace->ran_until_ns)
+        ? 2 * of_own(lane, trace, past_part_ns(&lane->past, trace->stream, back_ns, trace->ran_until_ns))
         : 0;
 }
 
@@ -97,6 +108,12 @@ static bool was_over(struct measured_lane *lane, struct trace *trace, int64_t un
     return false;
 }
 
+static void note_run(struct measured_lane *lane, struct trace *trace, int64_t from_ns)
+{
+    trace->run = past_began(&lane->past, trace->stream, from_ns);
+    past_launched(&lane->past, trace->run, trace->launch_call, trace->expected_ns);
+}
+
 /* It has ended: when it ran. False when that cannot be told. */
 static bool measure(struct measured_lane *lane, struct trace *trace)
 {
@@ -114,7 +131,7 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     else if (trace->launched_ns - trace->began_ns >= PUT_ASIDE_NS)
         trace->edge = true;
     if (!trace->running_since_ns)
-        trace->run = past_began(&lane->past, trace->stream, from_ns);
+        note_run(lane, trace, from_ns);
     trace->running_since_ns = from_ns;
     trace->ran_until_ns = until_ns;
     past_ended(&lane->past, trace->run, from_ns, until_ns);
@@ -188,6 +205,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     correct(lane, beyond_ns);
     trace->charged_ns = own;
     int64_t tokens_ns = atomic_exchange(&lane->lane.tokens_ns, 0);
+    atomic_fetch_sub(&lane->lane.granted_ns, tokens_ns);
     correct(lane, -tokens_ns);
     return 0;
 }
@@ -198,7 +216,7 @@ static void see_running(struct measured_lane *lane, struct trace *trace, int64_t
         return;
     int64_t since_ns = gpu_probe_time(&lane->probe, trace->begin);
     trace->running_since_ns = since_ns ? began_ns(trace, since_ns, now_ns, false) : now_ns;
-    trace->run = past_began(&lane->past, trace->stream, trace->running_since_ns);
+    note_run(lane, trace, trace->running_since_ns);
 }
 
 /* See what has ended, then what runs: what ran beside something that has ended must be known by then. */

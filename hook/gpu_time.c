@@ -138,9 +138,18 @@ static struct trace *take_place(struct measured_lane *lane, CUcontext context, b
     return NULL;
 }
 
+enum { LEGACY_STREAM = 1, OWN_STREAM = 2 }; /* as handles: CU_STREAM_LEGACY, CU_STREAM_PER_THREAD */
+
 uint64_t gpu_time_stream(CUstream stream, bool per_thread)
 {
-    return per_thread && (uintptr_t)stream <= 2 ? (uint64_t)pthread_self() | 1 : (uintptr_t)stream;
+    bool own = (uintptr_t)stream == OWN_STREAM || (per_thread && !stream);
+    return own ? (uint64_t)pthread_self() | 1 : (uintptr_t)stream & ~(uint64_t)LEGACY_STREAM;
+}
+
+/* What the launches of the lane were charged, ever. */
+static int64_t spent_ns(const struct lane *lane)
+{
+    return atomic_load(&lane->granted_ns) - atomic_load(&lane->tokens_ns);
 }
 
 static struct trace *start_trace(struct measured_lane *lane, CUcontext context, CUstream stream,
@@ -153,6 +162,8 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
     trace->stream = gpu_time_stream(stream, per_thread);
     if (make_events(lane, trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS) {
         trace->began_ns = (int64_t)monotonic_ns();
+        trace->others_ns = -spent_ns(&lane->lane);
+        trace->begin_call = atomic_fetch_add(&lane->lane.calls, 1);
         return trace;
     }
     atomic_store(&trace->state, TRACE_FREE);
@@ -183,12 +194,14 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
     return trace;
 }
 
-void gpu_time_begin_again(struct trace *trace, CUstream stream, bool per_thread)
+void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread)
 {
     depth_enter();
     record(trace->begin, stream, per_thread);
     depth_leave();
     trace->began_ns = (int64_t)monotonic_ns();
+    trace->others_ns = -spent_ns(lane);
+    trace->begin_call = atomic_fetch_add(&lane->calls, 1);
 }
 
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
@@ -197,6 +210,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     trace->edge = false;
     trace->sweep = sweep;
     trace->launched_ns = (int64_t)monotonic_ns();
+    trace->launch_call = atomic_fetch_add(&lane->calls, 1);
     trace->key = key;
     trace->expected_ns = trace->charged_ns = charged_ns;
     trace->running_since_ns = 0;
@@ -205,6 +219,12 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
     depth_leave();
     trace->recorded_ns = (int64_t)monotonic_ns();
+    trace->end_call = atomic_fetch_add(&lane->calls, 1);
+    trace->others_ns += spent_ns(lane);
+    if (gpu_time_several_streams(lane, (uint64_t)trace->recorded_ns))
+        trace->others_ns = OTHERS_MEASURED;
+    else if (trace->others_ns < 0)
+        trace->others_ns = 0;
     if (recorded)
         estimate_claim(&gpu_time_predictor, key);
     if (recorded)

@@ -14,10 +14,13 @@
 #define VGPU_GPU_TIME_H
 
 #include "cuda_abi.h"
+#include "monotonic.h"
 #include "settings.h"
 #include "throttle.h"
 
 enum { GUESSES = 16 }; /* that may be out at once */
+
+#define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after that was last seen */
 
 struct trace;
 
@@ -25,11 +28,13 @@ struct trace;
 struct lane {
     _Atomic(struct share *) share; /* of the container; set by whichever threads look first */
     _Atomic int64_t tokens_ns; /* taken from the share, not spent yet */
+    _Atomic int64_t granted_ns; /* taken from it, ever, and not given back unspent */
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t measured_at_ns; /* when one was last measured */
     _Atomic uint64_t overlong_at_ns; /* when one was last seen to run for far longer than it should */
     _Atomic uint64_t last_stream, several_streams_at_ns;
+    _Atomic int64_t calls; /* around launches that are measured, in the order in which they were made */
     _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
     _Atomic int64_t unswept_ns; /* and what was taken from the share since */
@@ -61,6 +66,13 @@ static inline struct lane *gpu_lane(int place)
 /* What tells the streams of the process apart. */
 uint64_t gpu_time_stream(CUstream stream, bool per_thread);
 
+/* Whether launches go to more than one. */
+static inline bool gpu_time_several_streams(const struct lane *lane, uint64_t now_ns)
+{
+    uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
+    return several_ns && elapsed_ns(several_ns, now_ns) <= SEVERAL_STREAMS_NS;
+}
+
 /* By which such a stream is noted, one of 64: two may have the same. */
 static inline uint64_t gpu_time_stream_bit(uint64_t stream)
 {
@@ -72,7 +84,7 @@ static inline uint64_t gpu_time_stream_bit(uint64_t stream)
 struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread, bool guess);
 
 /* The same launch is about to be made only now: measure from here. */
-void gpu_time_begin_again(struct trace *trace, CUstream stream, bool per_thread);
+void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread);
 
 /* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed.
  * `sweep`: when the one began of which the launches are settled together, and this one too; or 0. Whether it

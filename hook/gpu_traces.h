@@ -7,7 +7,7 @@
 #include "gpu_time.h"
 #include "past.h"
 
-enum { TRACES = 256, DOUBTS = 64 };
+enum { TRACES = 256, DOUBTS = 64, OTHERS_MEASURED = -1 };
 
 enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
 
@@ -18,6 +18,10 @@ struct trace {
     uint64_t stream;
     uint64_t key;
     int64_t expected_ns, charged_ns;
+    /* What launches of other threads between its events were charged, in its stream; OTHERS_MEASURED: to be
+     * asked of the past, as there are several streams. */
+    int64_t others_ns;
+    int64_t begin_call, launch_call, end_call; /* of the lane's */
     int64_t began_ns, launched_ns,
         recorded_ns; /* CPU time before the launch, after it, and after the end event */
     int64_t running_since_ns; /* 0: not seen running yet */

@@ -47,7 +47,7 @@ void graph_memory_known(int place, CUdevice device)
     reserve_made[place] = true;
 }
 
-enum { WAIT_MS = 200, LOOK_MS = 1, OWN_STREAM = 2 /* CU_STREAM_PER_THREAD */ };
+enum { WAIT_MS = 200, LOOK_MS = 1 };
 
 static uint64_t reserved_bytes(CUdevice device)
 {
@@ -62,10 +62,15 @@ static uint64_t reserved_bytes(CUdevice device)
     return bytes;
 }
 
-static void settle(int place)
+/* What is reserved, and charged from now on. */
+static uint64_t settle(int place)
 {
-    uint64_t changes = reserve_changes(&reserves[place]);
-    reserve_settle(&reserves[place], changes, reserved_bytes(ordinals[place]), true, "cuGraphLaunch");
+    uint64_t changes, reserved;
+    do {
+        changes = reserve_changes(&reserves[place]);
+        reserved = reserved_bytes(ordinals[place]);
+    } while (reserve_settle(&reserves[place], changes, reserved, true, "cuGraphLaunch") == ASK_AGAIN);
+    return reserved;
 }
 
 void graph_memory_trims(void)
@@ -186,7 +191,7 @@ CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exe
         return CUDA_SUCCESS;
     launch->follow = true;
     launch->runs = runs;
-    launch->stream = gpu_time_stream(stream, per_thread || (uintptr_t)stream == OWN_STREAM);
+    launch->stream = gpu_time_stream(stream, per_thread);
     for (int i = 0; i < MAX_DEVICES; i++) {
         CUresult result = launch->needs.bytes[i] ? require(launch, i, function) : CUDA_SUCCESS;
         if (result == CUDA_SUCCESS)
@@ -257,8 +262,7 @@ void graph_memory_after_launch(struct graph_launch *launch, CUresult result)
         if (!launch->needs.bytes[i])
             continue;
         reserve_claimed(&reserves[i], 0, true);
-        uint64_t changes = reserve_changes(&reserves[i]), reserved = reserved_bytes(ordinals[i]);
-        reserve_settle(&reserves[i], changes, reserved, true, "cuGraphLaunch");
+        uint64_t reserved = settle(i);
         if (launched) /* otherwise what is reserved is of other graphs */
             learn(launch, i, reserved);
         else

@@ -9,7 +9,6 @@ enum {
 };
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
-#define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after it was last seen */
 #define SWEEP_EVERY_NS (60 * MS_NS)
 #define SWEEP_VARYING_EVERY_NS (12 * MS_NS) /* of GPU time: one in 7 launches of 8 us */
 #define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
@@ -76,12 +75,13 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     atomic_store(&lane->went_on_at_ns, 0);
     atomic_store(&lane->sweep_left, launches < SWEEP_MOST ? launches : SWEEP_MOST);
     int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
+    atomic_fetch_sub(&lane->granted_ns, tokens_ns);
     share_correct(lane->share, -tokens_ns);
     atomic_fetch_sub(&lane->unreported_ns, tokens_ns);
 }
 
-/* Whether several streams are in use; if so, begin a sweep now and then. */
-static bool several_streams(const struct launch *launch, uint64_t now_ns, bool varies)
+/* Note which stream it goes to. Whether several are in use. */
+static bool several_streams(const struct launch *launch, uint64_t now_ns)
 {
     struct lane *lane = launch->lane;
     uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
@@ -89,23 +89,26 @@ static bool several_streams(const struct launch *launch, uint64_t now_ns, bool v
     atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(stream));
     if (last && last != stream)
         atomic_store(&lane->several_streams_at_ns, now_ns);
-    uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
-    if (!several_ns || elapsed_ns(several_ns, now_ns) > SEVERAL_STREAMS_NS)
-        return false;
+    return gpu_time_several_streams(lane, now_ns);
+}
+
+static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)
+{
     bool due = elapsed_ns(atomic_load(&lane->swept_at_ns), now_ns) >= SWEEP_EVERY_NS
         || (varies && atomic_load(&lane->unswept_ns) >= SWEEP_VARYING_EVERY_NS);
     if (due && atomic_load(&lane->sweep_left) <= 0 && atomic_load(&lane->sweep_out) <= 0)
         begin_sweep(lane, now_ns);
-    return true;
 }
 
 bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
+    bool several = several_streams(launch, now_ns);
     if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || estimate_measures_all(estimate))
         return true;
-    if (several_streams(launch, now_ns, estimate_measures_often(estimate))) {
+    if (several) {
         struct lane *lane = launch->lane;
+        sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));
         bool sweep = atomic_load(&lane->sweep_left) > 0 && atomic_fetch_sub(&lane->sweep_left, 1) > 0;
         launch->sweep = sweep ? atomic_load(&lane->swept_at_ns) : 0;
         return sweep;

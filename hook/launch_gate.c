@@ -174,6 +174,7 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
     }
     if (!taken_ns)
         return false;
+    atomic_fetch_add(&lane->granted_ns, taken_ns);
     atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
     atomic_fetch_add(&lane->unreported_ns, taken_ns);
     atomic_fetch_add(&lane->unswept_ns, taken_ns);
@@ -377,7 +378,7 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
 void launch_gate_delayed(struct launch *launch)
 {
     if (launch->trace)
-        gpu_time_begin_again(launch->trace, launch->stream, launch->per_thread);
+        gpu_time_begin_again(launch->lane, launch->trace, launch->stream, launch->per_thread);
 }
 
 SELDOM static void settle(struct launch *launch, CUresult result)

@@ -12,8 +12,47 @@ struct edge {
 uint64_t past_began(struct past *past, uint64_t stream, int64_t from_ns)
 {
     uint64_t number = ++past->last;
-    past->runs[number % PAST_RUNS] = (struct past_run){number, stream, from_ns, INT64_MAX};
+    past->runs[number % PAST_RUNS] =
+        (struct past_run){.number = number, .stream = stream, .from_ns = from_ns, .until_ns = INT64_MAX};
     return number;
+}
+
+void past_launched(struct past *past, uint64_t number, int64_t call, int64_t cost_ns)
+{
+    struct past_run *run = &past->runs[number % PAST_RUNS];
+    run->call = call;
+    run->cost_ns = cost_ns;
+}
+
+int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_call, int64_t until_call)
+{
+    const struct past_run *its = &past->runs[number % PAST_RUNS];
+    int64_t others_ns = 0;
+    for (size_t i = 0; i < PAST_RUNS; i++) {
+        const struct past_run *run = &past->runs[i];
+        if (run != its && run->number && run->stream == its->stream && run->call > from_call
+            && run->call < until_call)
+            others_ns += run->cost_ns;
+    }
+    return others_ns;
+}
+
+/* The launches of several threads in one stream are each seen from before another's until behind it. What one
+ * of them is seen to have is not another's: together they have what the stream had. */
+static void set_apart(struct past *past, struct past_run *run)
+{
+    for (size_t i = 0; i < PAST_RUNS; i++) {
+        struct past_run *other = &past->runs[i];
+        if (other == run || !other->number || other->stream != run->stream || other->until_ns == INT64_MAX
+            || other->from_ns >= run->until_ns || other->until_ns <= run->from_ns)
+            continue;
+        if (other->from_ns <= run->from_ns)
+            run->from_ns = other->until_ns < run->until_ns ? other->until_ns : run->until_ns;
+        else if (other->until_ns >= run->until_ns)
+            run->until_ns = other->from_ns;
+        else
+            other->until_ns = other->from_ns;
+    }
 }
 
 void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns)
@@ -23,6 +62,20 @@ void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t unt
         return;
     run->from_ns = from_ns;
     run->until_ns = until_ns;
+    set_apart(past, run);
+}
+
+/* Whether it runs, and an earlier one of its stream does, beside which it counts as one. */
+static bool runs_behind(const struct past *past, const struct past_run *run)
+{
+    for (size_t i = 0; run->until_ns == INT64_MAX && i < PAST_RUNS; i++) {
+        const struct past_run *other = &past->runs[i];
+        if (other->number && other->stream == run->stream && other->until_ns == INT64_MAX
+            && (other->from_ns < run->from_ns
+                || (other->from_ns == run->from_ns && other->number < run->number)))
+            return true;
+    }
+    return false;
 }
 
 static size_t insert(struct edge *edges, size_t count, int64_t at_ns, int change)
@@ -43,7 +96,7 @@ int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, 
     for (size_t i = 0; i < PAST_RUNS && count + 2 <= 2 * MOST_BESIDE; i++) {
         const struct past_run *run = &past->runs[i];
         if (!run->number || run->stream == stream || run->from_ns >= run->until_ns || run->from_ns >= until_ns
-            || run->until_ns <= from_ns)
+            || run->until_ns <= from_ns || runs_behind(past, run))
             continue;
         if (run->from_ns <= from_ns)
             running++;

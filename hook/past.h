@@ -6,6 +6,7 @@
 #ifndef VGPU_PAST_H
 #define VGPU_PAST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { PAST_RUNS = 512 };
@@ -14,13 +15,21 @@ struct past {
     struct past_run {
         uint64_t number; /* counts from 1 */
         uint64_t stream;
-        int64_t from_ns, until_ns; /* INT64_MAX while it runs */
+        int64_t from_ns,
+            until_ns; /* INT64_MAX while it runs; those of a stream that have ended do not overlap */
+        int64_t call, cost_ns; /* the number of its call, and what was expected; 0: not told */
     } runs[PAST_RUNS]; /* at number modulo PAST_RUNS */
     uint64_t last;
 };
 
 /* Something runs since `from_ns`. Gives its number. */
 uint64_t past_began(struct past *past, uint64_t stream, int64_t from_ns);
+
+/* By which call it was launched (they count up), and what it was expected to cost. */
+void past_launched(struct past *past, uint64_t number, int64_t call, int64_t cost_ns);
+
+/* What the others of its stream were expected to cost that were launched between two calls. */
+int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_call, int64_t until_call);
 
 /* It ran until `until_ns`, and since `from_ns` as it turned out; not at all, if they are the same. */
 void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns);

@@ -178,8 +178,12 @@ static uint64_t reserved_bytes(CUmemoryPool handle)
 
 bool pool_settle(struct pool *pool, bool anyway, const char *function)
 {
-    uint64_t changes = reserve_changes(&pool->reserve), reserved = reserved_bytes(pool->handle);
-    return reserve_settle(&pool->reserve, changes, reserved, anyway, function);
+    enum settled settled;
+    do {
+        uint64_t changes = reserve_changes(&pool->reserve), reserved = reserved_bytes(pool->handle);
+        settled = reserve_settle(&pool->reserve, changes, reserved, anyway, function);
+    } while (settled == ASK_AGAIN);
+    return settled == SETTLED;
 }
 
 /* --- pools as a whole ----------------------------------------------------------------------------------- */

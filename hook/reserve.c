@@ -2,6 +2,8 @@
 
 #define MOST_STEP_BYTES (UINT64_C(32) << 20)
 #define LEAST_STEP_BYTES (UINT64_C(2) << 20)
+#define CLAIMS                                                                                               \
+    UINT64_C(0xffffffff) /* which changes are counted there; above, how often the charge was lowered */
 
 void reserve_init(struct reserve *reserve, int place)
 {
@@ -105,8 +107,8 @@ static bool catch_up(struct reserve *reserve, uint64_t held, uint64_t *missing)
     return fits;
 }
 
-bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
-                    const char *function)
+enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
+                            const char *function)
 {
     pthread_mutex_lock(&reserve->lock);
     int place = reserve->place;
@@ -114,9 +116,14 @@ bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved
     /* What is live is within what the driver has reserved, but for claims that are paid for apart. */
     uint64_t held = reserved_bytes ? reserved_bytes : reserve->live_bytes;
     uint64_t missing, spare = 0;
-    if (held < reserve->charged_bytes && !reserve->claims && reserve->changes == changes) {
+    if (held > reserve->charged_bytes && (reserve->changes ^ changes) & ~CLAIMS) {
+        pthread_mutex_unlock(&reserve->lock);
+        return ASK_AGAIN;
+    }
+    if (held < reserve->charged_bytes && !reserve->claims && !((reserve->changes ^ changes) & CLAIMS)) {
         spare = reserve->charged_bytes - held;
         reserve->charged_bytes = held;
+        reserve->changes += CLAIMS + 1;
     }
     bool fits = catch_up(reserve, held, &missing);
     if (!fits && anyway) {
@@ -126,14 +133,14 @@ bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved
     pthread_mutex_unlock(&reserve->lock);
     charge_back(place, CHARGE_DATA, spare);
     if (fits || anyway)
-        return true;
+        return SETTLED;
     charge_from_the_dead();
     pthread_mutex_lock(&reserve->lock);
     fits = catch_up(reserve, held, &missing);
     pthread_mutex_unlock(&reserve->lock);
     if (!fits)
         charge_refused(place, missing, function);
-    return fits;
+    return fits ? SETTLED : TOO_MUCH;
 }
 
 bool reserve_unused(struct reserve *reserve)

@@ -47,10 +47,12 @@ void reserve_freed(struct reserve *reserve, uint64_t bytes);
 /* Ask before the driver is asked what it has reserved, and pass it on with the answer. */
 uint64_t reserve_changes(struct reserve *reserve);
 
-/* The driver has `reserved_bytes`, of which the charge then is. False when it has more than is charged and
- * the difference does not fit under the limit: the caller gives memory back, or says `anyway`. */
-bool reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
-                    const char *function);
+/* The driver has `reserved_bytes`, of which the charge then is. TOO_MUCH when that is more than is charged
+ * and the difference does not fit under the limit: the caller gives memory back, or says `anyway`. ASK_AGAIN
+ * when it is more, and from before somebody settled for less: the driver may have given memory back since. */
+enum settled { SETTLED, TOO_MUCH, ASK_AGAIN };
+enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
+                            const char *function);
 
 /* Nothing is live, charged, or about to be. */
 bool reserve_unused(struct reserve *reserve);

@@ -9,6 +9,8 @@
  *   by=WAY      kernel (default), ex, cooperative, graph
  *   nodes=N     kernels in a graph (default 10)
  *   streams=N   streams per thread, used in turn (default 1; 0: the default stream)
+ *   shared=1    all threads have the same ones
+ *   handle=N    launch on the stream of this handle instead: 1 the legacy stream, 2 the thread's own
  *   sync=N      wait for the stream after every N launches (default 0: never)
  *   burst=N     launches in a burst (default 0: without end), then wait for them and sleep
  *   idle_us=N   for so long (default 0)
@@ -105,6 +107,8 @@ static bool good(CUresult result)
 
 /* --- one thread's work ---------------------------------------------------------------------------------- */
 
+static _Atomic(CUstream) streams[MAX_OWN_STREAMS]; /* of all threads */
+
 struct worker {
     const struct phase *phase;
     CUfunction functions[MAX_MIX];
@@ -154,15 +158,22 @@ static bool prepare(struct worker *worker)
     bool done = true;
     for (size_t i = 0; done && i < phase->mix_count; i++)
         done = good(cuda.cuModuleGetFunction(&worker->functions[i], module, phase->mix[i]));
-    for (unsigned long i = 0; done && i < phase->streams; i++)
+    for (unsigned long i = 0; done && i < phase->streams; i++) {
+        CUstream common = NULL;
         done = good(cuda.cuStreamCreate(&worker->streams[i], 1));
+        if (phase->shared && done
+            && !atomic_compare_exchange_strong(&streams[i], &common, worker->streams[i])) {
+            done = good(cuda.cuStreamDestroy_v2(worker->streams[i]));
+            worker->streams[i] = common;
+        }
+    }
     return done && (phase->way != BY_GRAPH || make_graph(worker));
 }
 
 static void clean_up(struct worker *worker)
 {
     for (unsigned long i = 0; i < worker->phase->streams; i++)
-        if (worker->streams[i])
+        if (worker->streams[i] && !worker->phase->shared)
             cuda.cuStreamDestroy_v2(worker->streams[i]);
     if (worker->graph)
         cuda.cuGraphExecDestroy(worker->graph);
@@ -173,7 +184,9 @@ static bool launch_until(struct worker *worker, uint64_t end_ns)
     const struct phase *phase = worker->phase;
     unsigned long done = 0;
     while (now_ns() < end_ns) {
-        CUstream stream = phase->streams ? worker->streams[worker->turn % phase->streams] : NULL;
+        CUstream stream = phase->handle ? (CUstream)phase->handle
+            : phase->streams            ? worker->streams[worker->turn % phase->streams]
+                                        : NULL;
         if (!good(launch_on(worker, phase->way, stream)))
             return false;
         worker->turn++;
@@ -317,7 +330,8 @@ int main(int count, char **words)
     if (!take_arguments(count, words)) {
         fprintf(stderr,
                 "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
-                "[--device N] ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,sync=N,burst=N,idle_us=N ...\n");
+                "[--device N] "
+                "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,handle=N,sync=N,burst=N,idle_us=N ...\n");
         return 2;
     }
     const char *missing = load_cuda(&library);

@@ -1,6 +1,7 @@
 """The charge of what a driver reserves in steps: reserve.c by itself, its calls one after the other as threads may."""
 
 import ctypes
+from enum import IntEnum
 
 import pytest
 from built_hook import ROOT
@@ -42,6 +43,12 @@ void charge_back(int place, enum charge_kind kind, uint64_t bytes)
 """
 
 
+class Settled(IntEnum):
+    SETTLED = 0
+    TOO_MUCH = 1
+    ASK_AGAIN = 2
+
+
 class Reserve:
     """One reserve, and what is charged for it."""
 
@@ -50,7 +57,6 @@ class Reserve:
             str(library(BUDGET, f"-I{ROOT / 'hook'}", str(ROOT / "hook" / "reserve.c")))
         )
         self.inside.reserve_changes.restype = ctypes.c_uint64
-        self.inside.reserve_settle.restype = ctypes.c_bool
         self.memory = ctypes.create_string_buffer(256)
         self.inside.reserve_init(self.memory, 0)
         self.held.value = 0
@@ -78,20 +84,19 @@ class Reserve:
     def changes(self) -> int:
         return int(self.inside.reserve_changes(self.memory))
 
-    def settle(self, changes: int, mib: int, anyway: bool = True) -> bool:
+    def settle(self, changes: int, mib: int, anyway: bool = True) -> Settled:
         size = ctypes.c_uint64(mib * MIB)
-        return bool(
-            self.inside.reserve_settle(
-                self.memory, ctypes.c_uint64(changes), size, ctypes.c_bool(anyway), None
-            )
+        answer = self.inside.reserve_settle(
+            self.memory, ctypes.c_uint64(changes), size, ctypes.c_bool(anyway), None
         )
+        return Settled(answer)
 
 
 def test_what_is_claimed_becomes_what_the_driver_reserved() -> None:
     reserve = Reserve()
     assert (reserve.claim(40), reserve.held_mib) == (0, 64)
     reserve.claimed(40)
-    assert (reserve.settle(reserve.changes(), 40), reserve.held_mib) == (True, 40)
+    assert (reserve.settle(reserve.changes(), 40), reserve.held_mib) == (Settled.SETTLED, 40)
 
 
 def test_the_next_claim_is_in_the_steps_that_the_driver_was_seen_to_take() -> None:
@@ -108,16 +113,16 @@ def test_a_figure_from_before_a_claim_takes_nothing_from_it() -> None:
     changes = reserve.changes()
     reserve.claim(40)
     reserve.claimed(40)
-    assert (reserve.settle(changes, 0), reserve.held_mib) == (True, 64)
-    assert (reserve.settle(reserve.changes(), 64), reserve.held_mib) == (True, 64)
+    assert (reserve.settle(changes, 0), reserve.held_mib) == (Settled.SETTLED, 64)
+    assert (reserve.settle(reserve.changes(), 64), reserve.held_mib) == (Settled.SETTLED, 64)
 
 
 def test_a_figure_from_the_middle_of_a_claim_takes_nothing_from_it() -> None:
     reserve = Reserve()
     reserve.claim(40)
-    assert (reserve.settle(reserve.changes(), 0), reserve.held_mib) == (True, 64)
+    assert (reserve.settle(reserve.changes(), 0), reserve.held_mib) == (Settled.SETTLED, 64)
     reserve.claimed(40, kept=False)
-    assert (reserve.settle(reserve.changes(), 0), reserve.held_mib) == (True, 0)
+    assert (reserve.settle(reserve.changes(), 0), reserve.held_mib) == (Settled.SETTLED, 0)
 
 
 def test_two_claims_of_one_step_are_each_paid_for() -> None:
@@ -127,7 +132,7 @@ def test_two_claims_of_one_step_are_each_paid_for() -> None:
     assert reserve.held_mib >= 40
     reserve.claimed(20, kept=False)
     reserve.claimed(20)
-    assert (reserve.settle(reserve.changes(), 32), reserve.held_mib) == (True, 32)
+    assert (reserve.settle(reserve.changes(), 32), reserve.held_mib) == (Settled.SETTLED, 32)
 
 
 @pytest.mark.parametrize("anyway", [False, True], ids=["may be refused", "has been taken"])
@@ -136,7 +141,7 @@ def test_what_the_driver_took_beyond_the_claim_is_charged_or_refused(anyway: boo
     reserve.limit.value = 100 * MIB
     reserve.claim(40)
     reserve.claimed(40)
-    assert reserve.settle(reserve.changes(), 128, anyway) is anyway
+    assert reserve.settle(reserve.changes(), 128, anyway) is Settled(not anyway)
     assert reserve.held_mib == (128 if anyway else 64)
 
 
@@ -146,7 +151,7 @@ def test_a_claim_that_does_not_fit_leaves_everything_as_it_was() -> None:
     assert (reserve.claim(200), reserve.held_mib) == (2, 0)
     assert (reserve.claim(40), reserve.held_mib) == (0, 64)
     reserve.claimed(40)
-    assert (reserve.settle(reserve.changes(), 64), reserve.held_mib) == (True, 64)
+    assert (reserve.settle(reserve.changes(), 64), reserve.held_mib) == (Settled.SETTLED, 64)
 
 
 def test_what_the_dead_held_is_looked_for_before_anything_is_refused() -> None:
@@ -158,5 +163,24 @@ def test_what_the_dead_held_is_looked_for_before_anything_is_refused() -> None:
     assert (reserve.claim(40), reserve.held_mib) == (0, 64)
     reserve.claimed(40)
     reserve.held.value, dead.value = 100 * MIB, 36 * MIB
-    assert reserve.settle(reserve.changes(), 96, anyway=False)
+    assert reserve.settle(reserve.changes(), 96, anyway=False) is Settled.SETTLED
     assert reserve.held_mib == 96
+
+
+def test_a_figure_from_before_another_thread_trimmed_is_asked_for_anew() -> None:
+    reserve = Reserve()
+    reserve.claim(40)
+    reserve.claimed(40)
+    seen = reserve.changes()
+    assert (reserve.settle(reserve.changes(), 44), reserve.held_mib) == (Settled.SETTLED, 44)
+    assert (reserve.settle(seen, 64), reserve.held_mib) == (Settled.ASK_AGAIN, 44)
+    assert (reserve.settle(reserve.changes(), 64), reserve.held_mib) == (Settled.SETTLED, 64)
+
+
+def test_of_two_that_saw_less_the_later_one_settles_too() -> None:
+    reserve = Reserve()
+    reserve.claim(40)
+    reserve.claimed(40)
+    seen = reserve.changes()
+    assert (reserve.settle(seen, 48), reserve.held_mib) == (Settled.SETTLED, 48)
+    assert (reserve.settle(seen, 44), reserve.held_mib) == (Settled.SETTLED, 44)

@@ -164,6 +164,46 @@ def test_short_kernels_on_many_streams(
 
 
 @pytest.mark.parametrize(
+    ("threads", "us", "phase"),
+    [
+        pytest.param(8, 20, "handle=2,sync=1", id="8 x the thread's own, waited for"),
+        pytest.param(4, 50, "handle=2", id="4 x the thread's own"),
+        pytest.param(4, 50, "handle=1", id="4 x the legacy stream"),
+    ],
+)
+def test_streams_that_are_named_by_a_handle_of_the_reference(
+    tmp_path: Path, threads: int, us: int, phase: str
+) -> None:
+    """As cudaStreamPerThread is: each thread has its own, through whichever function."""
+    (container,) = run(
+        tmp_path, [Tenant(50, (f"ms=3500,{phase}",), threads=threads)], {"kernel": us}
+    )
+    assert holds([container]), container.worst_error()
+
+
+@pytest.mark.parametrize(
+    ("threads", "us", "phase"),
+    [
+        pytest.param(4, 50, "streams=0", id="the default stream"),
+        pytest.param(8, 5, "streams=1,shared=1", id="one stream of short kernels"),
+        pytest.param(4, (2, 20), "streams=1,shared=1", id="one stream, and they vary"),
+        pytest.param(4, (20, 2000), "streams=1,shared=1", id="one stream, and they vary by much"),
+        pytest.param(4, 50, "streams=2,shared=1", id="two streams"),
+        pytest.param(8, 20, "streams=4,shared=1", id="four streams"),
+        pytest.param(4, (20, 2000), "streams=2,shared=1", id="two streams, and they vary"),
+    ],
+)
+def test_threads_that_launch_into_the_same_streams(
+    tmp_path: Path, threads: int, us: int | tuple[int, int], phase: str
+) -> None:
+    """Between the events around a launch of one there are launches of others."""
+    (container,) = run(
+        tmp_path, [Tenant(50, (f"ms=3500,{phase}",), threads=threads)], {"kernel": us}
+    )
+    assert holds([container]), container.worst_error()
+
+
+@pytest.mark.parametrize(
     ("threads", "streams", "us"),
     [
         pytest.param(8, 4, 5, id="8 x 4"),

@@ -309,28 +309,67 @@ def test_when_others_turn_ended_is_told(
 class Past(ctypes.Structure):
     """Room for `struct past`, never looked into."""
 
-    _fields_ = [("bytes", ctypes.c_uint64 * 2400)]
+    _fields_ = [("bytes", ctypes.c_uint64 * 3200)]
 
 
-def test_runs_beside_each_other_share_the_time_they_took(library: ctypes.CDLL) -> None:
-    library.past_began.restype = ctypes.c_uint64
-    library.past_began.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64]
-    library.past_ended.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64]
-    library.past_part_ns.restype = ctypes.c_int64
-    library.past_part_ns.argtypes = [
+@pytest.fixture
+def past(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The functions of past.h, typed."""
+    number, ns = ctypes.c_uint64, ctypes.c_int64
+    library.past_began.restype = number
+    library.past_began.argtypes = [ctypes.c_void_p, number, ns]
+    library.past_launched.argtypes = [ctypes.c_void_p, number, ns, ns]
+    library.past_ended.argtypes = [ctypes.c_void_p, number, ns, ns]
+    library.past_part_ns.restype = library.past_others_ns.restype = ns
+    library.past_part_ns.argtypes = library.past_others_ns.argtypes = [
         ctypes.c_void_p,
-        ctypes.c_uint64,
-        ctypes.c_int64,
-        ctypes.c_int64,
+        number,
+        ns,
+        ns,
     ]
-    past = ctypes.byref(Past())
-    library.past_began(past, 1, 0)
-    second = library.past_began(past, 2, 400)
-    library.past_began(past, 3, 600)
-    library.past_ended(past, second, 400, 800)
+    return library
+
+
+def test_runs_beside_each_other_share_the_time_they_took(past: ctypes.CDLL) -> None:
+    all_ = ctypes.byref(Past())
+    past.past_began(all_, 1, 0)
+    second = past.past_began(all_, 2, 400)
+    past.past_began(all_, 3, 600)
+    past.past_ended(all_, second, 400, 800)
     # Alone until 400, then two, then three until 800, then with stream 3, which still runs.
-    assert library.past_part_ns(past, 1, 0, 1000) == pytest.approx(400 + 100 + 66 + 100, abs=1)
-    assert library.past_part_ns(past, 2, 400, 800) == pytest.approx(100 + 66, abs=1)
+    assert past.past_part_ns(all_, 1, 0, 1000) == pytest.approx(400 + 100 + 66 + 100, abs=1)
+    assert past.past_part_ns(all_, 2, 400, 800) == pytest.approx(100 + 66, abs=1)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param([(0, 600), (200, 800)], id="one behind the other"),
+        pytest.param([(200, 800), (0, 600)], id="the later one is seen first"),
+        pytest.param([(0, 800), (200, 600)], id="one within the other"),
+        pytest.param([(200, 600), (0, 800)], id="and seen first"),
+        pytest.param([(0, 300), (500, 800), (200, 600)], id="between two"),
+        pytest.param([(0, None), (200, None), (600, None)], id="all run still"),
+    ],
+)
+def test_what_several_threads_have_in_one_stream_is_no_more_than_the_stream_had(
+    past: ctypes.CDLL, runs: list[tuple[int, int | None]]
+) -> None:
+    all_ = ctypes.byref(Past())
+    for from_ns, until_ns in runs:
+        number = past.past_began(all_, 1, from_ns)
+        if until_ns is not None:
+            past.past_ended(all_, number, from_ns, until_ns)
+    assert past.past_part_ns(all_, 2, 0, 800) == 400
+
+
+def test_launches_between_two_calls_are_those_of_the_same_stream(past: ctypes.CDLL) -> None:
+    all_ = ctypes.byref(Past())
+    launches = ((5, 1, 100), (2, 1, 1), (4, 1, 20), (6, 2, 300), (7, 1, 4000), (9, 1, 5))
+    numbers = [past.past_began(all_, stream, 0) for _, stream, _ in launches]
+    for number, (call, _, cost_ns) in zip(numbers, launches, strict=True):
+        past.past_launched(all_, number, call, cost_ns)
+    assert past.past_others_ns(all_, numbers[0], 2, 9) == 20 + 4000
 
 
 # --- what launches cost ---------------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ class StandInKubelet:
         self._rng = random.Random(seed)  # noqa: S311 - imitates the order of a Go map
         self._books = Books(device_plugins_dir / CHECKPOINT)
         self._pods: dict[str, PodSpec] = {}
+        self._admitting = ""
         self._published: set[str] = set()  # resources that the Node object has ever named
         self._events: list[Event] = []
         self._lock = threading.Lock()
@@ -180,7 +181,9 @@ class StandInKubelet:
         self._servers = [_Server(self.socket, rpc.registration_handler(self._plugins.register))]
         if self.pod_resources_socket is not None:
             self.pod_resources_socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            servicer = PodResources(self._books, self._active, behaviour=self.behaviour)
+            servicer = PodResources(
+                self._books, self._active, self._take_back, behaviour=self.behaviour
+            )
             self._servers.append(
                 _Server(self.pod_resources_socket, rpc.pod_resources_handler(servicer))
             )
@@ -215,15 +218,18 @@ class StandInKubelet:
         with self._one_pod_at_a_time:
             admission = self._admission()
             with self._lock:
-                active = {*self._pods, pod.uid}
-            self._books.free_all_but(active)
+                self._admitting = pod.uid
+            self._take_back()
             try:
                 grants = admission.give_to_pod(pod)
                 self._check_capacity(pod)
             except PodRejected as refusal:
+                with self._lock:
+                    self._admitting = ""
                 return self._reject(pod, refusal)
             with self._lock:
                 self._pods[pod.uid] = pod
+                self._admitting = ""
         self._note("admitted", "", {"pod": pod.uid})
         return AdmitResult(ok=True, containers=grants)
 
@@ -250,6 +256,11 @@ class StandInKubelet:
     def pods(self) -> tuple[PodSpec, ...]:
         """The admitted pods."""
         return tuple(self._active())
+
+    def _take_back(self) -> None:
+        """Of pods that are gone: before each that comes, and when somebody asks who has what."""
+        with self._lock:
+            self._books.free_all_but({*self._pods, self._admitting})
 
     def _active(self) -> Iterable[PodSpec]:
         with self._lock:

@@ -122,15 +122,13 @@ class Books:
                 self.in_use.setdefault(assignment.resource, set()).update(assignment.device_ids)
 
     def free_all_but(self, active: Iterable[str]) -> None:
-        """Take the devices of pods that no longer exist back."""
+        """Take the devices of pods that no longer exist back; the file still lists them."""
         with self.lock:
             kept = set(active)
             gone = [key for key in self.assignments if key[0] not in kept]
             for key in gone:
-                del self.assignments[key]
-            if gone:
-                self.recount()
-                self.save()
+                assignment = self.assignments.pop(key)
+                self.in_use.get(assignment.resource, set()).difference_update(assignment.device_ids)
 
     # --- the file --------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The stand-in kubelet's PodResources API: what it says about its own assignments.
 
-Does not imitate: CPU, memory and DRA fields, the limit of 100 requests per second.
+Does not imitate: CPU, memory and DRA fields, the limit of 100 requests per second, and that 1.20
+forgets, when it is asked, the devices of a pod that it is just admitting.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,16 +18,24 @@ class PodResources:
     """Answers from the books. Kubelet 1.20 knows only `List`."""
 
     def __init__(
-        self, books: Books, pods: Callable[[], Iterable[PodSpec]], *, behaviour: str
+        self,
+        books: Books,
+        pods: Callable[[], Iterable[PodSpec]],
+        take_back: Callable[[], None],
+        *,
+        behaviour: str,
     ) -> None:
+        """`take_back`: whatever pods had that are gone."""
         self._books = books
         self._pods = pods
+        self._take_back = take_back
         self._complete = behaviour != "1.20"
 
     def list_pod_resources(
         self, _request: pr.ListPodResourcesRequest, _: rpc.Context
     ) -> pr.ListPodResourcesResponse:
         """All pods on the node, with or without devices."""
+        self._take_back()
         return pr.ListPodResourcesResponse(pod_resources=[self._of(pod) for pod in self._pods()])
 
     def get_allocatable_resources(

@@ -11,6 +11,7 @@ import pytest
 from toy_plugin import GPU, ToyNode, allocatable, pod, register
 from waiting import eventually
 
+from agent.adapters.podresources import PodResourcesClient
 from agent.sim.kubelet import ContainerSpec, NodeStatus, PodSpec, StandInKubelet
 from agent.wire import deviceplugin_pb2 as dp
 from agent.wire import podresources_pb2 as pr
@@ -260,6 +261,20 @@ def test_checkpoint_has_kubelets_shape(node: ToyNode) -> None:
     [entry] = data["PodDeviceEntries"]
     assert (entry["PodUID"], entry["ContainerName"], entry["ResourceName"]) == ("1", "c0", GPU)
     assert entry["DeviceIDs"] == {"-1": ["a"]}
+
+
+def test_who_is_gone_is_in_the_checkpoint_until_it_is_written(node: ToyNode) -> None:
+    """Asked who holds what, kubelet takes back what they had, but writes at the next list only."""
+    kubelet, plugin = node(ids="ab")
+    kubelet.admit(pod("1", 1))
+    kubelet.remove("1")
+    path = kubelet.directory / CHECKPOINT
+    assert kubelet.pod_resources_socket
+    assert not PodResourcesClient(kubelet.pod_resources_socket).assignments()
+    assert json.loads(path.read_text())["Data"]["PodDeviceEntries"]
+    plugin.set_health({"a": rpc.HEALTHY})
+    eventually(lambda: allocatable(kubelet) == 1)
+    assert not json.loads(path.read_text())["Data"]["PodDeviceEntries"]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class BoundedCalls:
 class Answers:
     """What is answered to kubelet, on whichever socket it asks. Lives as long as the agent."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired once, by name
         self,
         inventory: Inventory,
         vgpus: Callable[[GpuInventory], Sequence[Vgpu]],
@@ -173,17 +173,19 @@ class Answers:
         preference: Preference | None,
         *,
         also: Published[int] | None = None,
+        again: Published[int] | None = None,
         budget_s: float = ALLOCATE_BUDGET_S,
         on_overdue: Callable[[float], None] = lambda _took_s: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`vgpus` gives a value: two are equal when kubelet need not be told again.
 
-        `also` counts changes of what the list depends on beside the inventory. Without a
-        `preference` kubelet is told not to ask for one.
+        `also` counts changes of what the list depends on beside the inventory; with each of `again`
+        kubelet is told all the same. Without a `preference` it is told not to ask for one.
         """
         self.inventory = inventory
         self._also = also
+        self.again = again or Published(0)
         self._vgpus = vgpus
         self._allocator = allocator
         self._preference = preference
@@ -204,7 +206,7 @@ class Answers:
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Have `wake` called when the list may have changed; gives the undo."""
-        stops = [self.inventory.listen(wake)]
+        stops = [self.inventory.listen(wake), self.again.listen(wake)]
         if self._also is not None:
             stops.append(self._also.listen(wake))
 
@@ -337,14 +339,15 @@ class DevicePlugin:
             self._on_stream(False)
 
     async def _send_lists(self, woken: asyncio.Event, context: rpc.AsyncContext) -> None:
-        sent: Sequence[Vgpu] | None = None
+        sent: tuple[Sequence[Vgpu], int] | None = None
         while not self._closing:
             woken.clear()  # before looking: what changes after the look wakes us
-            vgpus = self._answers.vgpus()
-            if vgpus != sent:
-                sent = vgpus
+            vgpus, again = self._answers.vgpus(), self._answers.again.now()
+            if (vgpus, again) != sent:
+                say = log.info if sent is None or vgpus != sent[0] else log.debug
+                sent = vgpus, again
                 message, healthy = await encoded_list(vgpus)
-                log.info("list sent", vgpus=len(vgpus), healthy=healthy)
+                say("list sent", vgpus=len(vgpus), healthy=healthy)
                 await context.write(message)
                 self._answers.healthy_told = healthy
             await woken.wait()

@@ -202,7 +202,7 @@ def listed(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
     """Pod uids (or names) of the grants that are held now, as far as kubelet says so.
 
     The checkpoint still lists who is gone, the API does not. So whoever is in the checkpoint counts
-    while the API lists a container of the same pod.
+    while the API lists a container of the same pod, or has never done so (see `doubtful`).
     """
     own = [record for record in records if is_identity(record.pod_uid)]
     found = owners(own, look)
@@ -218,7 +218,7 @@ def listed(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
             return (record.namespace, record.pod_name) in pods
         entry = by_grant.get(record.pod_uid)
         return record.pod_uid in found and (
-            look.assigned is None or entry is None or entry.pod_uid in names
+            look.assigned is None or entry is None or entry.pod_uid in names or not record.named
         )
 
     return frozenset(record.pod_uid for record in records if held(record))
@@ -227,8 +227,11 @@ def listed(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
 def doubtful(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
     """Grants that the checkpoint lists and the API never did.
 
-    Of a pod of which nothing but an init container has devices, or that was gone before the API was
-    asked.
+    Of a pod of which nothing but an init container has devices, which may yet start (an image is
+    pulled for minutes) or start again, or that was gone before the API was asked. A checkpoint that
+    kubelet wrote after the API was asked tells which: asked, kubelet takes back what pods had that
+    are gone, and forgets to write that down. Source: Kubernetes 1.20 and later, cm/devicemanager
+    (UpdateAllocatedDevices, genericDeviceUpdateCallback) and apis/podresources (List).
     """
     inside = {entry.grant for entry in look.entries or ()}
     return frozenset(

@@ -80,12 +80,14 @@ class HamiMode:
             on_outcome=parts.metrics.allocation,
         )
         others: list[Service] = []
+        again: Published[int] | None = None
         answering: Answering = allocator
         if parts.all_pods is not None:
             from agent.modes.unannotated import for_unannotated
 
-            answering, others = for_unannotated(parts, grants, limits, host, allocator)
-        plugin = _plugin(parts, answering, Preference(turns), host.tried)
+            answering, watch = for_unannotated(parts, grants, limits, host, allocator)
+            others, again = [watch], watch.again
+        plugin = _plugin(parts, answering, Preference(turns), host.tried, again)
         self.plugins = (plugin,)
         self._view = view
         self._registrar = _registrar(parts)
@@ -132,6 +134,7 @@ def _plugin(
     allocator: Answering,
     preference: Preference,
     prepared: Callable[[float], bool],
+    again: Published[int] | None,
 ) -> Plugin:
     config, metrics = parts.config, parts.metrics
     answers = Answers(
@@ -139,6 +142,7 @@ def _plugin(
         lambda picture: advertised(picture, config.sharing),
         allocator,
         preference,
+        again=again,
         budget_s=_budget_s(config),
         on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
     )

@@ -67,6 +67,7 @@ class SlicesMode:
             ).adopt,
         )
         self._books.changed.listen(pods.wake)
+        self._again = pods.again
         self._allocator = SliceAllocator(
             parts.inventory,
             config.sharing,
@@ -99,6 +100,7 @@ class SlicesMode:
             _Granting(self._allocator, offer),
             _Choosing(self._preference, offer),
             also=self._books.changed,
+            again=self._again,
             budget_s=config.allocate_budget_s,
             on_overdue=lambda took_s: metrics.allocation("budget_exceeded", took_s),
         )

@@ -9,12 +9,12 @@ from agent.modes.host_side import HostSide
 from agent.modes.slices import kubelet_pods, running_of
 from agent.parts import Parts
 from agent.services.grant_writer import GrantWriter
+from agent.services.kubelet_pods import KubeletPods
 from agent.services.lost_grants import LostGrants
 from agent.services.published import Pods, PodTable, Published
 from agent.services.slice_allocator import SliceAllocator
 from agent.services.slice_books import SliceBooks
 from agent.services.unannotated import OrSlice, counted_by_itself, merge, promised
-from agent.supervisor import Service
 
 
 def for_unannotated(
@@ -23,7 +23,7 @@ def for_unannotated(
     limits: HostLiveLimits,
     host: HostSide,
     decided: Allocator,
-) -> tuple[Allocator, list[Service]]:
+) -> tuple[Allocator, KubeletPods]:
     """Who answers in the place of `decided`, and who learns whose the slices are."""
     config, cluster = parts.config, parts.view.pods
     books = SliceBooks(
@@ -61,4 +61,4 @@ def for_unannotated(
         running=running,
         on_outcome=parts.metrics.allocation,
     )
-    return OrSlice(decided, slices, offered[0]), [watch]
+    return OrSlice(decided, slices, offered[0]), watch

@@ -36,9 +36,9 @@ LOOKING_S = 30.0
 SOON_S, EVERY_S, IDLE_S = 0.3, 2.0, 10.0
 API_AFTER_S = 1.0  # old kubelets take back what a pod has that they admit while they are asked
 RELEASED_AFTER_S = 4.0  # not listed for so long: what it held can be had again
-DOUBTFUL_AFTER_S = 60.0  # the same of a grant of which kubelet never said whose it is
 GONE_AFTER_S = 60.0  # not listed for so long: it is forgotten
 NOBODY_AFTER_S = 300.0  # the same while kubelet lists nobody at all: it may not know its pods yet
+ANEW_S = 30.0  # so often kubelet has to write its checkpoint for those of whom that alone speaks
 UNNAMED_S = 5.0  # so long nobody speaks of a grant of which it is not known whose it is
 YOUNG_S = 20.0  # granted, and perhaps not in any book yet, unless kubelet has named its owner
 DOUBLE = (
@@ -48,7 +48,11 @@ DOUBLE = (
 
 
 class KubeletPods:
-    """The loop. `released` is told which grants hold nothing any more."""
+    """The loop. `released` is told which grants hold nothing any more.
+
+    `again` counts how often kubelet is to get the list of devices once more, changed or not: it
+    writes its checkpoint then.
+    """
 
     name = "kubelet-pods"
 
@@ -91,6 +95,8 @@ class KubeletPods:
         self._gone_after_s = gone_after_s
         self._clock = clock
         self._now_s = now_s
+        self.again: Published[int] = Published(0)
+        self._anew_s = -ANEW_S
         self._woken: Published[int] = Published(0)
         self._unlisted_since_s: dict[str, float] = {}
         self._ended: frozenset[str] = frozenset()
@@ -133,6 +139,7 @@ class KubeletPods:
         gone = self._gone(records, look) if look.complete else frozenset[str]()
         if look.complete:
             self._given(given_ids(look))
+            self._have_it_written(records, look)
         if gone:
             self._grants.forget(gone)
             log.info("grants released", grants=len(gone))
@@ -227,19 +234,22 @@ class KubeletPods:
             grant: self._unlisted_since_s.get(grant, now_s) for grant in absent
         }
         lasting = {grant: now_s - since_s for grant, since_s in self._unlisted_since_s.items()}
-        doubts = doubtful(records, look)
         self._ended = frozenset(
-            grant
-            for grant, for_s in lasting.items()
-            if for_s >= (DOUBTFUL_AFTER_S if grant in doubts else RELEASED_AFTER_S)
+            grant for grant, for_s in lasting.items() if for_s >= RELEASED_AFTER_S
         )
         self._released(self._ended)
         gone_after_s = self._gone_after_s if look.assigned else NOBODY_AFTER_S
-        return frozenset(
-            grant
-            for grant, for_s in lasting.items()
-            if for_s >= (NOBODY_AFTER_S if grant in doubts else gone_after_s)
-        )
+        return frozenset(grant for grant, for_s in lasting.items() if for_s >= gone_after_s)
+
+    def _have_it_written(self, records: Sequence[GrantRecord], look: KubeletLook) -> None:
+        """Kubelet has just been asked who holds what, so it knows who is gone; its file may not."""
+        old = [record for record in records if not self._young(record)]
+        if look.assigned is None or not doubtful(old, look):
+            return
+        now_s = self._clock()
+        if now_s - self._anew_s >= ANEW_S:
+            self._anew_s = now_s
+            self.again.update(lambda count: count + 1)
 
     # --- what is told ---------------------------------------------------------------------------
 

@@ -123,6 +123,13 @@ class LaidOut:
             },
         }
 
+    def put_static(self, name: str, slices: int) -> Path:
+        """Its file, which is written elsewhere: in the directory kubelet takes any for a pod."""
+        file = self.kubelet.static_pods / f"{name}.json"
+        whole = file.parent.parent / file.name
+        whole.write_text(json.dumps(self.pod(name, slices)))
+        return whole.rename(file)
+
     def container(self, pod: str) -> Container:
         """The container of a pod, once the runtime was told to make it."""
         return eventually(lambda: self._made(pod), within_s=90, what=f"{pod} is started")
@@ -156,12 +163,7 @@ ALL = pytest.mark.parametrize(
 
 @ALL
 def test_pods_and_static_pods_get_slices_with_nothing_set(laid_out: LaidOut) -> None:
-    static = laid_out.kubelet.static_pods / "static.json"
-    whole = (
-        static.parent.parent / "static.json"
-    )  # in its directory kubelet takes any file for a pod
-    whole.write_text(json.dumps(laid_out.pod("static", 1)))
-    whole.rename(static)
+    static = laid_out.put_static("static", 1)
     laid_out.api.request("POST", "/api/v1/namespaces/default/pods", laid_out.pod("web", 2))
     a_slice, two = laid_out.container(f"static-{NODE}"), laid_out.container("web")
     assert dict(a_slice.envs)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "11517m"
@@ -171,16 +173,22 @@ def test_pods_and_static_pods_get_slices_with_nothing_set(laid_out: LaidOut) -> 
         eventually(lambda owned=owned: laid_out.said(owned), within_s=60, what=owned)
     elsewhere = laid_out.kubelet.host / "var/lib/k0s/kubelet/device-plugins"
     assert not elsewhere.exists()  # kubelet's --root-dir does not move it
-    pods = "/api/v1/namespaces/default/pods"
-    for pod in (f"static-{NODE}", "web"):  # until then kubelet may admit a static pod once more
-        eventually(
-            lambda pod=pod: laid_out.api.get(f"{pods}/{pod}")["status"].get("phase") == "Running",
-            within_s=60,
-            what=f"{pod} runs",
-        )
-    static.unlink()
+    static.unlink()  # at once: kubelet may ask for its devices once more while it takes it away
     left = laid_out.files.vgpu / "containers"
     eventually(lambda: len(list(left.iterdir())) == 1, within_s=120, what="its files go")
+
+
+@pytest.mark.parametrize("laid_out", [pytest.param(KUBEADM, id="kubeadm")], indirect=True)
+def test_a_pod_that_never_ran_leaves_nothing(laid_out: LaidOut) -> None:
+    """It is gone before kubelet could say whose its slice was; its checkpoint still lists it."""
+    laid_out.api.request("POST", "/api/v1/namespaces/default/pods", laid_out.pod("web", 2))
+    owned, granted = "pod=default/web container=main", "memory_mib=11517"
+    eventually(lambda: laid_out.said(owned), within_s=60, what=owned)
+    static = laid_out.put_static("static", 1)
+    eventually(lambda: laid_out.said(granted), within_s=60, every_s=0.02, what=granted)
+    static.unlink()
+    left = laid_out.files.vgpu / "containers"
+    eventually(lambda: len(list(left.iterdir())) == 1, within_s=150, what="its files go")
 
 
 @dataclass(frozen=True)

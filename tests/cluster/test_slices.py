@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster.agent_process import TREE, HostFiles, two_gpus
@@ -74,21 +75,27 @@ class Alone:
         log = self.agent.log
         return log.read_text(errors="replace").count(what) if log.exists() else 0
 
-    def put(self, name: str, **resources: int) -> None:
-        """Write a static pod that asks for so many of each size."""
+    def put(self, name: str, *, init: dict[str, Any] | None = None, **resources: int) -> None:
+        """Write a static pod that asks for so many of each size; with `init`, before its own."""
         limits = {f"nvidia.com/gpu-{size}": count for size, count in resources.items()}
+        main = {"name": "main", "image": "none", "resources": {"limits": limits}}
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "namespace": "team"},
             "spec": {
                 "terminationGracePeriodSeconds": 0,
-                "containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}],
+                "initContainers": [init] if init else [],
+                "containers": [main],
             },
         }
         part = self.state / f"{name}.part"
         part.write_text(json.dumps(pod))
         part.rename(self.kubelet.static_pods / f"{name}.json")
+
+    def written(self) -> int:
+        """When kubelet last wrote its checkpoint."""
+        return self.kubelet.checkpoint.stat().st_mtime_ns
 
     def take(self, name: str) -> None:
         (self.kubelet.static_pods / f"{name}.json").unlink()
@@ -135,6 +142,22 @@ def test_static_pods_get_slices_and_give_them_back(alone: Alone) -> None:
     eventually(lambda: len(list(directories.iterdir())) == 1, within_s=90, what="its files go")
     alone.put("again", large=1)
     assert dict(alone.container("again").envs)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "24576m"
+
+
+def test_an_init_container_keeps_its_slice_until_its_pod_is_gone(alone: Alone) -> None:
+    """This kubelet's API never lists it; its checkpoint does, also when it is written anew."""
+    alone.put("serve", small=1)
+    eventually(lambda: alone.owners() == {"serve"}, within_s=60)
+    limits = {"limits": {"nvidia.com/gpu-large": 1}}
+    fetch = {"name": "fetch", "image": "none", "command": ["sleep", "3600"], "resources": limits}
+    alone.put("train", init=fetch)
+    assert dict(alone.container("train").envs)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "24576m"
+    before, directories = alone.written(), alone.files.vgpu / "containers"
+    eventually(lambda: alone.written() != before, within_s=90, what="the checkpoint is written")
+    assert '"ContainerName":"fetch"' in alone.kubelet.checkpoint.read_text()
+    assert len(list(directories.iterdir())) == 2
+    alone.take("train")
+    eventually(lambda: len(list(directories.iterdir())) == 1, within_s=150, what="its files go")
 
 
 def test_agent_and_kubelet_restart(alone: Alone) -> None:

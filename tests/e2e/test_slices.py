@@ -193,6 +193,16 @@ def test_a_deleted_pod_leaves_nothing_and_its_slice_is_given_again(
     assert directory_of(node, second.grant).exists()
 
 
+def test_a_pod_that_never_ran_leaves_nothing(lone: LoneMaker) -> None:
+    """It is gone before kubelet could say whose its slice was; its checkpoint still lists it."""
+    node = lone(gpus=1)
+    stays, gone = node.run_static("stays", asks(1)), node.run_static("gone", asks(1))
+    node.end_static(gone)
+    directory = directory_of(node, grant_of(gone))
+    eventually(lambda: not directory.exists(), within_s=150, what="its directory is deleted")
+    assert directory_of(node, grant_of(stays)).exists()
+
+
 def test_slices_of_a_pod_whose_processes_run_are_not_given_away(
     lone: LoneMaker, run: Runner
 ) -> None:

@@ -86,3 +86,12 @@ def test_slices_beside_decisions_survive_the_agent_and_are_cleaned_up(make_node:
     eventually(
         lambda: [one.name for one in containers.iterdir()] == [f"{decided.uid}_main"], within_s=50
     )
+
+
+def test_a_slice_of_a_pod_that_never_ran_is_cleaned_up(make_node: NodeMaker) -> None:
+    """It is gone before kubelet could say whose it was; its checkpoint still lists it."""
+    node = make_node(*SLICE, "--cache-gc-after", "10s", "--cache-gc-interval", "1s", gpus=1)
+    _stays, gone = unannotated(node, "stays"), unannotated(node, "gone")
+    node.delete_pod(gone)
+    containers = node.root / "host" / "vgpu" / "containers"
+    eventually(lambda: len(list(containers.iterdir())) == 1, within_s=150, what="its files go")

@@ -51,6 +51,7 @@ class Kubelet:
     api: bool = True
     file: bool = True
     knows_pods: bool = True  # False: it has just started and has heard of none
+    lists_heard: int = 0
 
     def in_use(self, resource: str) -> set[str]:
         return {i for one in self.given if one.resource == resource for i in one.ids}
@@ -62,6 +63,11 @@ class Kubelet:
     def take_back(self, pod_uid: str) -> None:
         """A pod is deleted: the checkpoint still lists it."""
         self.given = [one for one in self.given if one.pod_uid != pod_uid]
+
+    def hear_list(self) -> None:
+        """The plugin sends its list: whatever is in it, the checkpoint is written."""
+        self.lists_heard += 1
+        self.write()
 
     def write(self) -> None:
         self.checkpoint = json.dumps(
@@ -139,6 +145,7 @@ class World:
             clock=self.clock,
             now_s=self.clock,
         )
+        self.watch.again.listen(self.kubelet.hear_list)
         self.allocator = SliceAllocator(
             self.inventory,
             self.sharing,

@@ -80,33 +80,76 @@ def test_an_init_container_and_the_next_one_have_the_same_slices() -> None:
     assert world.books.held().of(GPU_A).memory_mib == 4606, "one after the other, not both"
 
 
-def test_a_pod_with_nothing_but_an_init_container_stays_while_that_runs() -> None:
-    """The API never lists it; the checkpoint does, but also who is gone."""
+def files_after(world: World) -> int:
+    """How many directories the collector leaves, long after the last of them was made."""
+    CacheGc(
+        world.caches, world.log, world.pods, after_s=10.0, now_s=lambda: world.clock() + 1000
+    ).collect_once()
+    return len(world.caches.directories)
+
+
+def test_an_init_container_that_starts_late_finds_its_files() -> None:
+    """The API never lists it, and no process of it runs: its image is pulled for half an hour."""
     world = World()
-    given = world.run_pod("a", [A0], container="init", init=True)
-    world.alive["uid-a"] = [given.grant]
+    world.run_pod("a", [A0], container="init", init=True)
+    for _ in range(900):
+        world.look()
+    assert A0 in world.books.held().slices
+    assert files_after(world) == 1
+    world.end_pod("a")
+    for _ in range(200):
+        world.look()
+    assert not world.names()
+    assert files_after(world) == 0
+
+
+@pytest.mark.parametrize(
+    "named_s", [pytest.param(0.0, id="never named"), pytest.param(30.0, id="named before")]
+)
+def test_a_pod_that_never_ran_and_is_gone_is_released_and_forgotten(named_s: float) -> None:
+    """Kubelet asks once more for a pod that it is taking away, and its checkpoint keeps that."""
+    world = World()
+    world.run_pod("a", [A0])
+    world.run_pod("b", [A1])
+    if named_s:
+        world.look(after_s=named_s)
+        world.run_pod("a", [A0])
+    world.end_pod("a")
+    for _ in range(20):
+        world.look()
+    assert A0 not in world.books.held().slices, "40 s"
+    for _ in range(40):
+        world.look()
+    assert sorted(world.names().values()) == ["team/b/main"], "two minutes"
+    assert files_after(world) == 1
+
+
+def test_kubelet_is_not_told_its_list_again_for_nothing() -> None:
+    world = World()
+    world.run_pod("a", [A0])
+    for _ in range(100):
+        world.look()
+    assert world.kubelet.lists_heard == 0, "the API has named it"
+    world.run_pod("b", [A1], container="init", init=True)
+    for _ in range(100):
+        world.look()
+    assert world.kubelet.lists_heard == 7, "each 30 s, after the first 20 s, in 200 s"
+
+
+def test_a_checkpoint_that_kubelet_does_not_write_is_believed() -> None:
+    """No stream of lists is open: nobody knows whether the pod is gone."""
+    world = World()
+    world.kubelet.hear_list = lambda: None  # type: ignore[method-assign]
+    world.restart()
+    world.run_pod("a", [A0])
+    world.end_pod("a")
     for _ in range(400):
         world.look()
     assert len(world.names()) == 1
-    world.alive.clear()
-    for _ in range(29):
-        world.look()
-    assert A0 in world.books.held().slices
+    world.run_pod("b", [A1])
     for _ in range(200):
         world.look()
-    assert not world.names()
-
-
-def test_a_pod_that_ended_at_once_is_forgotten_in_time() -> None:
-    world = World()
-    world.run_pod("a", [A0])
-    world.end_pod("a")
-    for _ in range(60):
-        world.look()
-    assert A0 not in world.books.held().slices
-    for _ in range(200):
-        world.look()
-    assert not world.names()
+    assert sorted(world.names().values()) == ["team/b/main"]
 
 
 def test_a_deleted_pod_is_released_soon_and_forgotten_later() -> None:

@@ -70,6 +70,14 @@ def test_change_that_kubelet_would_not_notice_is_not_sent(served: Served) -> Non
     assert len(watching.lists) == 3
 
 
+def test_the_same_list_is_sent_once_more_where_that_is_wanted(served: Served) -> None:
+    watching = served.watch()
+    assert eventually(lambda: len(watching.lists) == 1)
+    served.answers.again.publish(1)
+    assert eventually(lambda: len(watching.lists) == 2)
+    assert watching.lists[0] == watching.lists[1]
+
+
 def test_health_reaches_every_open_stream_and_allocate_still_answers(served: Served) -> None:
     streams = [served.watch() for _ in range(6)]
     eventually(lambda: all(s.lists for s in streams))

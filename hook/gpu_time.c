@@ -253,19 +253,16 @@ bool gpu_time_measuring(struct lane *lane)
     return false;
 }
 
-static void report(struct lane *lane)
+/* Whether there is more to show. Once, for size. */
+__attribute__((noinline)) static bool report(struct measured_lane *of)
 {
+    struct lane *lane = &of->lane;
     int64_t spent_ns = atomic_exchange(&lane->unreported_ns, 0);
-    if (spent_ns < 0)
+    if (spent_ns > 0)
+        atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
+    else
         atomic_fetch_add(&lane->unreported_ns, spent_ns); /* the counter never goes back */
-    if (spent_ns <= 0)
-        return;
-    int place = (int)((struct measured_lane *)(void *)lane - lanes);
-    struct region_slot *own = region_own_slot();
-    atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
-    if (own)
-        atomic_fetch_add(&own->used[place].charged_ns, (uint64_t)spent_ns);
-    busy_note(region_device_at(place));
+    return busy_charged(&of->shown, (int)(of - lanes), spent_ns);
 }
 
 /* The context is gone (NULL: all are, or as good as gone), and with it our events. */
@@ -315,7 +312,7 @@ static bool look_and_read(struct measured_lane *lane, bool look)
         forget(lane, NULL);
     }
     depth_leave();
-    report(&lane->lane);
+    report(lane);
     atomic_store(&lane->polling, false);
     return any;
 }
@@ -328,6 +325,21 @@ bool gpu_time_read(struct lane *lane)
 bool gpu_time_poll(int place)
 {
     return atomic_load(&gpu_lanes[place]) && look_and_read(&lanes[place], true);
+}
+
+bool gpu_time_show(void)
+{
+    bool left = false;
+    for (int place = 0; place < MAX_DEVICES; place++) {
+        struct measured_lane *lane = &lanes[place];
+        if (!atomic_load(&gpu_lanes[place]))
+            continue;
+        bool others = atomic_exchange(&lane->polling, true);
+        left |= others || report(lane);
+        if (!others)
+            atomic_store(&lane->polling, false);
+    }
+    return left;
 }
 
 /* --- the end of a context ------------------------------------------------------------------------------- */

@@ -106,6 +106,10 @@ bool gpu_time_read(struct lane *lane);
  */
 bool gpu_time_poll(int place);
 
+/* Show monitors what this process uses (busy.h), without asking the driver. Whether that is to be done again
+ * in a second. */
+bool gpu_time_show(void);
+
 /* The context may be about to end: nothing is measured or read in it until gpu_time_context_ended is told the
  * same context and what this gave. `last`: it ends unless the driver refuses; what it is charged for what
  * runs there is known first, as far as that takes at most 10 s. */

@@ -3,6 +3,7 @@
 #ifndef VGPU_GPU_TRACES_H
 #define VGPU_GPU_TRACES_H
 
+#include "busy.h"
 #include "gpu_probe.h"
 #include "gpu_time.h"
 #include "past.h"
@@ -50,6 +51,7 @@ struct measured_lane {
     _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
     struct probe probe;
+    struct busy_shown shown; /* while `polling` */
     struct past past, most; /* what ran, and what may have run beside a sweep that is over */
     uint64_t swept_ns; /* when the last sweep that is over began */
     struct trace traces[TRACES];

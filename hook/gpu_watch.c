@@ -14,7 +14,7 @@ enum { STACK_BYTES = 256 * 1024, STOP_PATIENCE_MS = 100 };
 enum watch_state { WATCH_NONE, WATCH_THERE, WATCH_STOPPED };
 
 static _Atomic int state;
-static _Atomic bool reading;
+static _Atomic bool reading, settling;
 static _Atomic uint64_t asked_at_ns;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -31,6 +31,7 @@ static void forget_after_fork(void)
     int there = WATCH_THERE;
     atomic_compare_exchange_strong(&state, &there, WATCH_NONE);
     atomic_store(&reading, false);
+    atomic_store(&settling, false);
 }
 
 static void prepare(void)
@@ -66,6 +67,16 @@ static bool retire(uint64_t now_ns)
         || !atomic_compare_exchange_strong(&state, &none, WATCH_THERE);
 }
 
+/* Until this process is shown to be idle: one thread, while others may come and go. Who leaves it to that one
+ * is not missed: that one says that it does it no more, and then looks once more. */
+static void settle(void)
+{
+    while (gpu_time_show() && !atomic_exchange(&settling, true)) {
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &(const struct timespec){.tv_sec = 1}, NULL);
+        atomic_store(&settling, false);
+    }
+}
+
 static void *watch(void *unused)
 {
     uint64_t random = monotonic_ns() | 1, next_ns = monotonic_ns();
@@ -77,8 +88,10 @@ static void *watch(void *unused)
         uint64_t now_ns = monotonic_ns();
         next_ns += TICK_NS * 3 / 4 + random % (TICK_NS / 2); /* in step with nothing */
         next_ns = next_ns < now_ns ? now_ns + TICK_NS : next_ns;
-        if (!asked_lately(now_ns) && retire(now_ns))
+        if (!asked_lately(now_ns) && retire(now_ns)) {
+            settle();
             return NULL;
+        }
         monotonic_sleep_until(next_ns);
     }
     return NULL;

@@ -35,7 +35,8 @@ struct region_usage {
 };
 
 struct region_utilisation {
-    uint64_t decoder_percent, encoder_percent, sm_percent; /* other programs' */
+    uint64_t decoder_percent, encoder_percent; /* other programs' */
+    _Atomic uint64_t sm_percent; /* of the GPU's time, for monitors (busy.h) */
     _Atomic uint64_t refusals; /* a counter */
     _Atomic uint64_t counts_since; /* start time of the process that keeps these counters */
     uint64_t unused;

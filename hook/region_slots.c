@@ -170,6 +170,7 @@ static void set_in_order(struct region *region, struct region_slot *slot, int32_
         atomic_store(&usage->peak_bytes, 0);
         atomic_store(&usage->charged_ns, 0);
         atomic_store(&usage->throttled_ns, 0);
+        atomic_store(&slot->utilisation[i].sm_percent, 0);
         atomic_store(&slot->utilisation[i].refusals, 0);
         atomic_store(&slot->utilisation[i].counts_since, start_time);
     }

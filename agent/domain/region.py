@@ -30,7 +30,7 @@ V0: Mapping[str, int] = MappingProxyType({
     "device_count": 48, "uuids": 56, "limit_bytes": 1592, "sm_percent": 1720, "slots": 1848,
     "slot_count": 1197880, "utilisation_switch": 1197884, "recent_kernel": 1197888,
     "priority": 1197892, "slot.pid": 0, "slot.host_pid": 4, "slot.used": 8, "slot.utilisation": 776,
-    "slot.status": 1160, "slot": 1168, "usage": 40,
+    "slot.status": 1160, "slot": 1168, "usage": 40, "utilisation.sm_percent": 16,
 })  # fmt: skip
 V1: Mapping[str, int] = MappingProxyType({
     "device_count": 56, "uuids": 64, "limit_bytes": 1600, "sm_percent": 1728, "slots": 1856,
@@ -39,7 +39,7 @@ V1: Mapping[str, int] = MappingProxyType({
     "slot.used": 8, "slot.utilisation": 1160, "slot.status": 1928, "slot.pid_namespace": 1932,
     "slot.start_time": 1944, "slot": 1960, "usage": 64, "usage.peak_bytes": 40,
     "usage.charged_ns": 48, "usage.throttled_ns": 56, "utilisation": 48,
-    "utilisation.refusals": 24, "utilisation.counts_since": 32,
+    "utilisation.sm_percent": 16, "utilisation.refusals": 24, "utilisation.counts_since": 32,
 })  # fmt: skip
 TAIL: Mapping[str, int] = MappingProxyType({
     "magic": 0, "version": 4, "sweeps": 8, "slots_backed": 12, "refusal_count": 16, "id": 32,
@@ -59,7 +59,6 @@ LEDGER_BYTES_MASK = (1 << 48) - 1  # the bits above count changes
 HEADER_BYTES, TRAILER_BYTES = V1["slots"], 24  # before the slots; what is read behind them
 SLOTS_AT_ONCE = 32
 _UTILISATION_V0_BYTES = 24
-_COMPUTE_AT = 16  # of a device's utilisation, in both layouts
 
 _I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
 _USAGE = struct.Struct("<3Q8xQ")
@@ -354,14 +353,14 @@ def _process(block: bytes, at: int, layout: Mapping[str, int], devices: int) -> 
         has_counters = 0 != start_time == _u64(block, at + since_at)
     utilisation_bytes = layout.get("utilisation", _UTILISATION_V0_BYTES)
     used_at, busy_at = at + layout["slot.used"], at + layout["slot.utilisation"]
+    shown_at = busy_at + layout["utilisation.sm_percent"]
     return RegionProcess(
         pid=_i32(block, at + layout["slot.pid"]),
         host_pid=_i32(block, at + layout["slot.host_pid"]),
         status=_i32(block, at + layout["slot.status"]),
         used=tuple(_usage(block, used_at + layout["usage"] * place) for place in range(devices)),
         sm_percent=tuple(
-            min(_u64(block, busy_at + _COMPUTE_AT + utilisation_bytes * place), 100)
-            for place in range(devices)
+            min(_u64(block, shown_at + utilisation_bytes * place), 100) for place in range(devices)
         ),
         pid_namespace=namespace,
         start_time=start_time,

@@ -45,6 +45,7 @@ def limited(node: Node) -> Node:
 
 
 def test_the_thread_is_there_only_while_something_is_measured(limited: Node) -> None:
+    """And shown to monitors, for two seconds or so."""
     code = "before = threads(); launch(200); during = threads(); cuda.cuCtxSynchronize()\n"
     code += "say(before=before, during=during, gone=eventually(lambda: threads() == 1))"
     said = limited.run(PROGRAM + code, CUDA_DEVICE_SM_LIMIT="50")

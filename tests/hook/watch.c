@@ -1,5 +1,6 @@
 /* The thread that reads measurements, at the moment at which it finds that nobody needs it any more: somebody
- * asks for it just after it has looked at the clock, and must have it. Prints what happened.
+ * asks for it just after it has looked at the clock, and must have it. And as it then settles what is shown,
+ * while others come and go. Prints what happened.
  */
 #include "../../hook/gpu_watch.c"
 
@@ -12,7 +13,7 @@ enum { ROUNDS = 3, PATIENCE_S = 60 };
 #define MOMENT_NS 1000
 
 static pthread_t asking;
-static _Atomic int rounds, polls;
+static _Atomic int rounds, polls, shows;
 
 /* The clock of everything here: whoever reads it as the last act before the thread ends is too early by a
  * moment. */
@@ -29,10 +30,28 @@ int clock_gettime(clockid_t clock, struct timespec *now)
     return result;
 }
 
+/* Of who settles: when he has said that he does it no more, another has just left it to him. */
+bool gpu_time_show(void)
+{
+    return atomic_fetch_add(&shows, 1) < 2;
+}
+
 bool gpu_time_poll(int place)
 {
     atomic_fetch_add(&polls, place == 0);
     return false;
+}
+
+/* Whether one settles until there is nothing more to show; and nobody beside another who does. */
+static bool settles_alone(void)
+{
+    settle();
+    bool settled = atomic_exchange(&shows, 0) == 3 && !atomic_load(&settling);
+    atomic_store(&settling, true);
+    settle();
+    bool left = atomic_load(&shows) == 1;
+    atomic_store(&settling, false);
+    return settled && left;
 }
 
 /* Whether who is there leaves if it was last asked at a time, and is then none. */
@@ -50,6 +69,10 @@ int main(void)
     asking = pthread_self();
     if (!retires(now_ns, now_ns, WATCH_THERE) || !retires(now_ns - 2 * LINGER_NS, now_ns, WATCH_NONE)) {
         printf("left who asked as it was about to, or stayed for nobody\n");
+        return 1;
+    }
+    if (!settles_alone()) {
+        printf("what is past stands\n");
         return 1;
     }
     gpu_watch(monotonic_ns());

@@ -128,6 +128,7 @@ ARTIFACTS = (
             "late.c",
             "launch_cost.c",
             "launch_gate.c",
+            "launch_count.c",
             "leases.c",
             "ledger.c",
             "limits.c",

@@ -3,6 +3,7 @@
 #include "depth.h"
 #include "devices.h"
 #include "gpu_traces.h"
+#include "launch_count.h"
 #include "monotonic.h"
 #include "real.h"
 #include "region.h"
@@ -29,10 +30,12 @@ static void forget_after_fork(void)
     for (int place = 0; place < MAX_DEVICES; place++)
         if (atomic_exchange(&gpu_lanes[place], NULL)) /* pages that were never touched stay so */
             memset(&lanes[place], 0, sizeof lanes[place]);
+    launch_count_forget();
 }
 
 static void watch_forks(void)
 {
+    launch_count_begin();
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 

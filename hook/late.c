@@ -31,19 +31,20 @@
     X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mmap) X(mprotect) X(munmap) \
     X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
     X(pthread_attr_init) X(pthread_attr_setdetachstate) \
-    X(pthread_attr_setstacksize) X(pthread_create) X(pthread_mutex_init) X(pthread_mutex_lock) \
-    X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) X(pthread_setcancelstate) X(pwrite) \
-    X(qsort) X(realloc) X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
+    X(pthread_attr_setstacksize) X(pthread_create) X(pthread_key_create) X(pthread_mutex_init) \
+    X(pthread_mutex_lock) X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) \
+    X(pthread_setcancelstate) X(pthread_setspecific) X(pwrite) X(qsort) X(realloc) \
+    X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
     X(strcpy) X(strcspn) X(strerror) X(strlen) X(strncasecmp) X(strncmp) X(strncpy) X(strnlen) X(strrchr) \
     X(strspn) X(strstr) X(strtol) X(strtoul) X(strtoull) X(syscall) X(sysconf) X(time) X(usleep) \
     X(vsnprintf)
-// clang-format on
+    // clang-format on
 
-enum {
+    enum {
 #define X(name) AT_##name,
-    LATE(X) FUNCTIONS
+        LATE(X) FUNCTIONS
 #undef X
-};
+    };
 
 static const struct {
 #define X(name) char of_##name[sizeof #name];

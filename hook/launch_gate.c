@@ -3,6 +3,7 @@
 #include "devices.h"
 #include "gpu_watch.h"
 #include "launch_cost.h"
+#include "launch_count.h"
 #include "leases.h"
 #include "limits.h"
 #include "monotonic.h"
@@ -40,7 +41,6 @@ static struct {
 struct launch_gate_word launch_gate_words[MAX_DEVICES];
 _Atomic int launch_gate_devices;
 _Atomic(const _Atomic int32_t *) launch_gate_recent;
-_Thread_local uint32_t launch_gate_count __attribute__((tls_model("initial-exec")));
 
 /* --- where ---------------------------------------------------------------------------------------------- */
 
@@ -57,7 +57,7 @@ static int device_count(void)
 SELDOM static int find_place(CUstream stream)
 {
     if (device_count() != 1)
-        return place_of_stream(stream);
+        return launch_count_at(place_of_stream(stream));
     int place = place_of_device(0);
     atomic_store(&only_place, place + 1);
     return place;
@@ -76,9 +76,7 @@ SELDOM static void note_activity(struct lane *lane, uint64_t now_ns)
 {
     struct region *region = region_mapped();
     uint64_t interval_ns = settings()->record_interval_s * UINT64_C(1000000000);
-    if (lane && launch_gate_count)
-        atomic_fetch_add_explicit(&lane->share->launches, launch_gate_count, memory_order_relaxed);
-    launch_gate_count = 0;
+    launch_count_tell(lane);
     if (!region)
         return;
     int32_t recent = atomic_load(&region->recent_kernel);
@@ -306,7 +304,7 @@ static inline bool is_paid(struct launch *launch)
         return false;
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     bool measured = estimate_measures_all(estimate)
-        || (estimate_measures_often(estimate) && launch_gate_count % MEASURE_OFTEN == 0);
+        || (estimate_measures_often(estimate) && launch_count.untold % MEASURE_OFTEN == 0);
     return !measured && spend(launch->lane, launch->cost_ns);
 }
 
@@ -347,7 +345,7 @@ SELDOM static bool is_to_pay(struct launch *launch, int place)
     const struct region *region = region_mapped();
     bool blocked = core.blocked_until_ns || !region
         || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != LAUNCH_GATE_RECENT;
-    if (!blocked && launch_gate_count >= LAUNCH_GATE_NOTE)
+    if (!blocked && launch_count.untold >= LAUNCH_COUNT_MOST)
         note_activity(launch->lane, monotonic_ns());
     if (!blocked && core.enforced)
         return true;
@@ -355,7 +353,7 @@ SELDOM static bool is_to_pay(struct launch *launch, int place)
         pass_slowly(launch, place);
     else
         launch->lane = NULL;
-    if (launch_gate_count == 0 && core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
+    if (launch_count.untold == 0 && core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
         open_gate();
     return false;
 }
@@ -369,8 +367,8 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
     launch->lane = gpu_lane(place);
     if (!launch->lane)
         return;
-    launch_gate_count++; /* whichever way it goes */
-    bool as_noted = launch_gate_count < LAUNCH_GATE_NOTE && is_kept(place);
+    launch_count.untold++; /* whichever way it goes */
+    bool as_noted = launch_count.untold < LAUNCH_COUNT_MOST && is_kept(place);
     if ((as_noted || is_to_pay(launch, place)) && !is_paid(launch))
         pass_slowly(launch, place);
 }

@@ -15,6 +15,7 @@
 #include "cuda_abi.h"
 #include "depth.h"
 #include "gpu_time.h"
+#include "launch_count.h"
 
 struct launch {
     struct lane *lane; /* NULL: not charged */
@@ -35,17 +36,15 @@ struct launch_gate_word {
 extern struct launch_gate_word launch_gate_words[MAX_DEVICES];
 extern _Atomic int launch_gate_devices; /* of this process; 0: the gate was never open */
 extern _Atomic(const _Atomic int32_t *) launch_gate_recent;
-extern _Thread_local uint32_t launch_gate_count
-    __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
-enum { LAUNCH_GATE_RECENT = 2, LAUNCH_GATE_NOTE = 64 };
+enum { LAUNCH_GATE_RECENT = 2 };
 
 /* Whether launches pass without being charged, and it is not time to look whether that is still so. A few
  * nanoseconds. */
 static inline bool launch_gate_is_open(void)
 {
     int devices = atomic_load_explicit(&launch_gate_devices, memory_order_acquire);
-    if (!devices || launch_gate_count + 1 >= LAUNCH_GATE_NOTE || depth_inside()
+    if (!devices || launch_count.untold + 1 >= LAUNCH_COUNT_MOST || depth_inside()
         || atomic_load_explicit(atomic_load_explicit(&launch_gate_recent, memory_order_relaxed),
                                 memory_order_relaxed)
             != LAUNCH_GATE_RECENT)
@@ -54,7 +53,7 @@ static inline bool launch_gate_is_open(void)
         if (atomic_load_explicit(atomic_load_explicit(&of->word, memory_order_relaxed), memory_order_relaxed)
             != atomic_load_explicit(&of->seen, memory_order_relaxed))
             return false;
-    launch_gate_count++; /* otherwise launch_gate_pass counts it */
+    launch_count.untold++; /* otherwise launch_gate_pass counts it */
     return true;
 }
 

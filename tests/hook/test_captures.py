@@ -161,7 +161,7 @@ say(counted=launched() - before)
 """
     said = node.run(BEGIN + code, **LIMITED)
     assert (said["rc"], said["stderr"]) == (0, "")
-    assert said["counted"] == pytest.approx(200, abs=70)  # they are told 64 at a time
+    assert said["counted"] == pytest.approx(200, abs=70)  # they are told 71 at a time
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
@@ -202,7 +202,7 @@ say(ended=ended, counted=launched() - before)
 """
     said = node.run(BEGIN + code, **LIMITED)
     assert (said["rc"], said["stderr"], said["ended"]) == (0, "", result)
-    assert said["counted"] == pytest.approx(200, abs=70)  # they are told 64 at a time
+    assert said["counted"] == pytest.approx(200, abs=70)  # they are told 71 at a time
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
@@ -280,5 +280,5 @@ say(ended=ended, into=into - before, end=end(there)[0], counted=launched() - int
     said = node.run(BEGIN + code, **LIMITED)
     assert (said["rc"], said["stderr"]) == (0, "")
     assert (said["ended"], said["end"]) == ([901, 901], 0)
-    assert said["into"] <= 70  # they are told 64 at a time
+    assert said["into"] <= 70  # they are told 71 at a time
     assert said["counted"] == pytest.approx(200, abs=70)

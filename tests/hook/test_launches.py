@@ -14,7 +14,7 @@ from limits_bed import limits_bed
 from share_bed import RECENT_KERNEL_AT
 
 from agent.domain.limits_file import DeviceLimit
-from agent.domain.region import TAIL, TAIL_OFFSET, V1, decode
+from agent.domain.region import TAIL, TAIL_OFFSET, V1
 from agent.sim.driver import made_up_uuid
 
 UUIDS = [made_up_uuid(number) for number in (0, 1)]
@@ -519,19 +519,3 @@ def test_what_is_waited_is_counted_while_it_is_waited(limited: Node, tmp_path: P
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["seen"]
     assert said["whole"][0] == said["whole"][1] > 0
-
-
-# --- how many there were ------------------------------------------------------------------------------------
-
-
-COUNTED = 64 * 20
-
-
-def test_each_launch_is_counted_once_where_there_is_no_limit(limited: Node) -> None:
-    """Each thread tells of 64 at a time, however they passed."""
-    code = f"for _ in range({COUNTED}): assert launch(function) == 0\nsay(done=1)"
-    said = limited.run_in_virtual_time(BEGIN + code)
-    assert (said["rc"], said["stderr"]) == (0, "")
-    counters = decode(limited.cache.read_bytes()).devices[0].counters
-    assert counters is not None
-    assert counters.launches == COUNTED

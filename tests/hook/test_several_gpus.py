@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from built_hook import ROOT, built, sim_libraries
 from c_programs import compiled
+from hooked_programs import Node
 
 from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
-from agent.sim.driver import SimDriver
+from agent.domain.region import decode
+from agent.sim.driver import SimDriver, made_up_uuid
 
 WORLD = Path(__file__).with_name("several_gpus_world.py")
 UID = "11111111-2222-3333-4444-555555555555"
@@ -26,6 +28,7 @@ KERNEL_US, QUEUE_DEPTH = 100, 16
 STEP_MS, PHASE_MS, WITHIN_MS = 10, 400, 100  # of the world; a change; until it has its effect
 LIMIT, NONE = 300, 0  # permille of a GPU's time
 POINTS = 3.0
+MOST = 71  # launches that a thread has not told yet (hook/launch_count.h)
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,17 @@ class Seen:
     throttled_ns: int
 
 
-def run(directory: Path, gpus: int, phases: Sequence[Phase]) -> list[list[Seen]]:
-    """Let a process with two threads for each GPU, and one that roams, live through the phases.
+@dataclass(frozen=True)
+class Ran:
+    """What each GPU did in each phase, and what was launched and counted on it in all."""
 
-    What each GPU did in each phase, and before the first.
-    """
+    phases: list[list[Seen]]
+    launched: list[int]
+    counted: list[int]
+
+
+def run(directory: Path, gpus: int, phases: Sequence[Phase]) -> Ran:
+    """Let a process with two threads for each GPU, and one that roams, live through the phases."""
     sim = SimDriver(directory, libraries=sim_libraries())
     uuids = [sim.add_gpu().uuid for _ in range(gpus)]
     sim.execution(clock="virtual", queue_depth=QUEUE_DEPTH)
@@ -94,7 +103,17 @@ def run(directory: Path, gpus: int, phases: Sequence[Phase]) -> list[list[Seen]]
     assert (err, world_err) == ("", "")
     told = json.loads(out)
     assert told["result"] == 0
-    return _seen(json.loads(steps), gpus, len(phases) + 1)
+    return Ran(
+        phases=_seen(json.loads(steps), gpus, len(phases) + 1),
+        launched=told["launches"],
+        counted=counted(region, uuids),
+    )
+
+
+def counted(region: Path, uuids: Sequence[str]) -> list[int]:
+    """How many launches the container says that it made on each GPU."""
+    counters = {device.uuid: device.counters for device in decode(region.read_bytes()).devices}
+    return [one.launches for one in (counters[uuid] for uuid in uuids) if one]
 
 
 def _process(words: Sequence[object], environment: dict[str, str]) -> "subprocess.Popen[str]":
@@ -151,7 +170,7 @@ def test_what_is_changed_of_one_gpu_holds_there_and_nowhere_else(
         Phase(limited=tuple(range(gpus))), Phase(),
     ]  # fmt: skip
     ran = run(tmp_path, gpus, phases)
-    for phase, seen in zip([Phase(), *phases], ran, strict=True):
+    for phase, seen in zip([Phase(), *phases], ran.phases, strict=True):
         for number, one in enumerate(seen):
             check(one, phase, number)
 
@@ -159,6 +178,62 @@ def test_what_is_changed_of_one_gpu_holds_there_and_nowhere_else(
 def test_a_block_of_one_gpu_holds_beside_a_limit_of_another(tmp_path: Path) -> None:
     both = Phase(limited=(0,), blocked=(2,))
     ran = run(tmp_path, 3, [both, Phase()])
-    for phase, seen in zip([Phase(), both, Phase()], ran, strict=True):
+    for phase, seen in zip([Phase(), both, Phase()], ran.phases, strict=True):
         for number, one in enumerate(seen):
             check(one, phase, number)
+
+
+# --- how many launches there were -------------------------------------------------------------------------
+
+
+def test_each_launch_is_counted_and_about_where_it_was_made(tmp_path: Path) -> None:
+    """Only of the thread that roams is it not known where, and only while nothing is limited."""
+    phases = [Phase(limited=(1,)), Phase()]
+    ran = run(tmp_path, 3, phases)
+    assert sum(ran.counted) == sum(ran.launched)
+    most_off = MOST * (1 + len(phases))
+    assert ran.counted == [pytest.approx(launches, abs=most_off) for launches in ran.launched]
+
+
+def in_turn(
+    node: Node, gpus: int, turns: int, in_a_row: int, threads: int = 1, *more: str, **env: str
+) -> list[int]:
+    """How many launches are counted for each GPU, when threads have launched on each in turn."""
+    uuids = [made_up_uuid(0), *(node.sim.add_gpu().uuid for _ in range(gpus - 1))]
+    program = compiled("in_turn.c", f"-I{ROOT / 'hook'}", "-lpthread", "-ldl")
+    words = [program, threads, gpus, turns, in_a_row, *more]
+    env["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
+    done = node.run_program([str(word) for word in words], **env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    return counted(node.cache, uuids)
+
+
+@pytest.mark.parametrize(("gpus", "in_a_row"), [(2, 1), (2, 16), (3, 5), (4, 1), (4, 8), (8, 2)])
+def test_gpus_that_are_launched_on_in_turn_are_counted_alike(
+    node: Node, gpus: int, in_a_row: int
+) -> None:
+    """Where there is no limit many launches are told at once, of which is known where the last was."""
+    turns = 4 * MOST
+    found = in_turn(node, gpus, turns, in_a_row)
+    assert sum(found) == gpus * turns * in_a_row
+    assert found == [pytest.approx(turns * in_a_row, abs=MOST)] * gpus
+
+
+@pytest.mark.parametrize(("gpus", "in_a_row"), [(2, 1), (4, 7), (4, 70), (3, 71)])
+def test_beside_a_limit_each_launch_is_counted_where_it_was_made(
+    node: Node, gpus: int, in_a_row: int
+) -> None:
+    turns = 9
+    found = in_turn(node, gpus, turns, in_a_row, CUDA_DEVICE_SM_LIMIT_0="90")
+    assert found == [turns * in_a_row] * gpus
+
+
+@pytest.mark.parametrize("limit", ["0", "90"])
+@pytest.mark.parametrize(("turns", "forks"), [(25, []), (25, ["fork"]), (200, [])])
+def test_each_launch_is_counted_when_its_thread_has_ended(
+    node: Node, limit: str, turns: int, forks: list[str]
+) -> None:
+    """Not by a child of fork, too, which has launched nothing."""
+    threads = 20
+    found = in_turn(node, 1, turns, 1, threads, *forks, CUDA_DEVICE_SM_LIMIT=limit)
+    assert found == [threads * turns]

@@ -1,9 +1,9 @@
-/* Many threads of one process at the launch gate, for sanitizers: they launch
- * kernels of random lengths on random streams and capture some, while contexts
- * end and the limit moves. Prints how many launches the gate let pass.
+/* Many threads of one process at the launch gate, for sanitizers: they launch kernels of random lengths on
+ * random streams of several devices and capture some, while contexts end and the limits move. Prints how many
+ * launches the gate let pass, and whether any passed it open.
  *
- * The driver is a struct of functions in here. A kernel runs for as long as its
- * handle says, beside all others.
+ * The driver is a struct of functions in here. A kernel runs for as long as its handle says, beside all
+ * others.
  */
 #include "../../hook/launch_gate.h"
 #include "../../hook/monotonic.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { THREADS = 6, STREAMS = 3, EVENTS_FAIL_EVERY = 97 };
+enum { THREADS = 6, DEVICES = 3, STREAMS = 3, EVENTS_FAIL_EVERY = 97 };
 
 struct CUevent_st {
     _Atomic uint64_t done_ns;
@@ -25,6 +25,8 @@ struct CUevent_st {
 static _Atomic uint64_t busy_until_ns[STREAMS + 2];
 static _Atomic unsigned calls;
 static long rounds;
+static _Thread_local CUdevice device_of_thread;
+static _Atomic bool was_open;
 
 static bool fails(void)
 {
@@ -38,7 +40,7 @@ static size_t number(CUstream stream)
 
 static CUresult device_of_context(CUdevice *device)
 {
-    *device = 0;
+    *device = device_of_thread;
     return CUDA_SUCCESS;
 }
 
@@ -50,7 +52,7 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 
 static CUresult count_of(int *count)
 {
-    *count = 1;
+    *count = DEVICES;
     return CUDA_SUCCESS;
 }
 
@@ -153,6 +155,7 @@ static unsigned next(unsigned *state)
 static void *work(void *argument)
 {
     unsigned state = (unsigned)(uintptr_t)argument + 1;
+    device_of_thread = (CUdevice)((uintptr_t)argument % DEVICES);
     for (long i = 0; i < rounds; i++) {
         struct launch launch;
         uint64_t us = 1 + next(&state) / 7 % 30;
@@ -161,6 +164,10 @@ static void *work(void *argument)
         if (captured)
             launch_gate_capture(true);
         stream = captured ? (CUstream)(uintptr_t)1 : stream;
+        if (!captured && launch_gate_is_open()) {
+            atomic_store(&was_open, true);
+            continue;
+        }
         launch_gate_pass(&launch, stream, false, estimate_key((void *)(uintptr_t)us, 1, 1, 1, 32, 1, 1, 0));
         uint64_t now_ns = monotonic_ns(), busy_ns = atomic_load(&busy_until_ns[number(stream)]);
         if (!captured)
@@ -183,13 +190,15 @@ int main(int count, char **words)
         pthread_create(&threads[i], NULL, work, (void *)i);
     for (int i = 0; i < 20; i++) {
         monotonic_sleep_until(monotonic_ns() + 2000000);
-        region_tell_limits(0, 0, i % 3 ? 900 : 1000);
+        region_tell_limits(i % DEVICES, 0, i % 2 ? 900 : 1000);
         uint32_t held = gpu_time_context_ending(context, i % 8 == 1);
         gpu_time_context_ended(held, context, i % 8 == 1);
     }
+    for (int place = 0; place < DEVICES; place++)
+        region_tell_limits(place, 0, 1000);
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     gpu_time_context_ended(gpu_time_context_ending(context, true), context, true);
-    printf("%ld\n", THREADS * rounds);
+    printf("%ld %d\n", THREADS * rounds, was_open);
     return 0;
 }

@@ -38,13 +38,13 @@
     X(strcpy) X(strcspn) X(strerror) X(strlen) X(strncasecmp) X(strncmp) X(strncpy) X(strnlen) X(strrchr) \
     X(strspn) X(strstr) X(strtol) X(strtoul) X(strtoull) X(syscall) X(sysconf) X(time) X(usleep) \
     X(vsnprintf)
-    // clang-format on
+// clang-format on
 
-    enum {
+enum {
 #define X(name) AT_##name,
-        LATE(X) FUNCTIONS
+    LATE(X) FUNCTIONS
 #undef X
-    };
+};
 
 static const struct {
 #define X(name) char of_##name[sizeof #name];

@@ -205,14 +205,16 @@ class SimDriver:
         kind: str = "compute",
         sm_percent: int = 0,
         instance: tuple[int, int] | None = None,
+        from_mib: int = 0,
     ) -> None:
         """List a process of the node's other world; real tenants appear by themselves.
 
         `instance`: GPU and compute instance of the MIG device that it uses.
+        `from_mib`: it has its memory only while real tenants hold as much of the GPU.
         """
         line = (
             f"process gpu={number} pid={pid} memory_mib={memory_mib}"
-            f" type={kind} sm_percent={sm_percent}"
+            f" type={kind} sm_percent={sm_percent} from_mib={from_mib}"
             + (f" gi={instance[0]} ci={instance[1]}" if instance else "")
         )
         with self._lock:

@@ -89,6 +89,7 @@ struct sim_process {
     unsigned pid, sm_percent;
     unsigned gpu_instance, compute_instance; /* NVML_NO_INSTANCE: of the whole GPU */
     uint64_t memory_mib;
+    long from_mib; /* holds its memory while programs hold as much of the GPU */
     bool graphics;
 };
 

@@ -238,11 +238,12 @@ static bool parse_fail(const struct line *line, struct sim_node *node)
 static bool parse_process(const struct line *line, struct sim_node *node)
 {
     long pid, memory_mib, sm_percent, gpu_instance, compute_instance;
-    struct sim_process process = {0};
-    const char *type = value_of(line, "type");
+    struct sim_process process = {.graphics = value_of(line, "type")
+                                      && strcmp(value_of(line, "type"), "graphics") == 0};
     if (!gpu_of(line, node, true, &process.gpu)
         || !parse_number(line, "pid", value_of(line, "pid"), 1, INT32_MAX, &pid)
         || !number_of(line, "memory_mib", 0, 1L << 30, 0, &memory_mib)
+        || !number_of(line, "from_mib", 0, 1L << 30, 0, &process.from_mib)
         || !number_of(line, "gi", 0, 255, -1, &gpu_instance)
         || !number_of(line, "ci", 0, 255, -1, &compute_instance)
         || !number_of(line, "sm_percent", 0, 100, 0, &sm_percent))
@@ -254,7 +255,6 @@ static bool parse_process(const struct line *line, struct sim_node *node)
     process.sm_percent = (unsigned)sm_percent;
     process.gpu_instance = gpu_instance < 0 ? NVML_NO_INSTANCE : (unsigned)gpu_instance;
     process.compute_instance = compute_instance < 0 ? NVML_NO_INSTANCE : (unsigned)compute_instance;
-    process.graphics = type && strcmp(type, "graphics") == 0;
     node->processes[node->process_count++] = process;
     return true;
 }

@@ -29,8 +29,10 @@ static uint64_t used_bytes(const struct call *call)
     for (size_t i = 0; !call->mig && i < MAX_MIGS; i++)
         if (call->gpu->migs[i].present)
             bytes += sim_memory_used(call->gpu->migs[i].uuid);
+    uint64_t programs = bytes;
     for (size_t i = 0; i < call->node->process_count; i++)
-        if (counts(call, &call->node->processes[i]))
+        if (counts(call, &call->node->processes[i])
+            && programs >= (uint64_t)call->node->processes[i].from_mib * MIB)
             bytes += call->node->processes[i].memory_mib * MIB;
     return bytes;
 }

@@ -59,7 +59,6 @@ PER_CALL = frozenset(
     {
         "blocks.c",
         "charge.c",
-        "contexts.c",
         "cuda_launch.c",
         "cuda_memory.c",
         "cuda_pool.c",

@@ -7,11 +7,25 @@
 
 /* --- contexts that the program makes -------------------------------------------------------------------- */
 
-/* The shape of a wrapper that makes a context. `undo` ends one that does not fit. */
-#define MAKE_CONTEXT(symbol, of, handle, device, undo, ...)                                                  \
+/* Whether what was made, of which one is NULL, fits; if not, it is ended. */
+static bool fits(struct overhead *overhead, CUcontext context, CUgreenCtx green, CUdevice device)
+{
+    const struct real_cuda *real = real_cuda();
+    uint64_t bytes;
+    if (!overhead_made(overhead, &bytes)
+        && (green ? real->cuGreenCtxDestroy && CALL(cuGreenCtxDestroy, green) == CUDA_SUCCESS
+                  : real->cuCtxDestroy_v2 && CALL(cuCtxDestroy_v2, context) == CUDA_SUCCESS)) {
+        overhead_failed(overhead);
+        return false;
+    }
+    context_made(green ? (void *)green : (void *)context, device, bytes);
+    return true;
+}
+
+/* The shape of a wrapper that makes a context, or a green one, at `handle`. */
+#define MAKE_CONTEXT(symbol, of, handle, device, context, green, ...)                                        \
     const struct real_cuda *real = real_cuda();                                                              \
     struct overhead overhead;                                                                                \
-    uint64_t bytes;                                                                                          \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
     CUresult result = overhead_begin(&overhead, device, of, #symbol);                                        \
@@ -20,44 +34,40 @@
     result = CALL(symbol, __VA_ARGS__);                                                                      \
     if (result != CUDA_SUCCESS || !handle) {                                                                 \
         overhead_failed(&overhead);                                                                          \
-        return result;                                                                                       \
-    }                                                                                                        \
-    if (!overhead_made(&overhead, &bytes) && real->undo && CALL(undo, *handle) == CUDA_SUCCESS) {            \
-        overhead_failed(&overhead);                                                                          \
+    } else if (!fits(&overhead, context, green, device)) {                                                   \
         *handle = NULL;                                                                                      \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
     }                                                                                                        \
-    context_made(*handle, device, bytes);                                                                    \
     return result
 
 EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
 {
-    MAKE_CONTEXT(cuCtxCreate, OVERHEAD_CONTEXT, context, device, cuCtxDestroy_v2, context, flags, device);
+    MAKE_CONTEXT(cuCtxCreate, OVERHEAD_CONTEXT, context, device, *context, NULL, context, flags, device);
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
 {
-    MAKE_CONTEXT(cuCtxCreate_v2, OVERHEAD_CONTEXT, context, device, cuCtxDestroy_v2, context, flags, device);
+    MAKE_CONTEXT(cuCtxCreate_v2, OVERHEAD_CONTEXT, context, device, *context, NULL, context, flags, device);
 }
 
 EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned flags,
                                CUdevice device)
 {
-    MAKE_CONTEXT(cuCtxCreate_v3, OVERHEAD_CONTEXT, context, device, cuCtxDestroy_v2, context, affinity, count,
+    MAKE_CONTEXT(cuCtxCreate_v3, OVERHEAD_CONTEXT, context, device, *context, NULL, context, affinity, count,
                  flags, device);
 }
 
 EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned flags,
                                CUdevice device)
 {
-    MAKE_CONTEXT(cuCtxCreate_v4, OVERHEAD_CONTEXT, context, device, cuCtxDestroy_v2, context, parameters,
+    MAKE_CONTEXT(cuCtxCreate_v4, OVERHEAD_CONTEXT, context, device, *context, NULL, context, parameters,
                  flags, device);
 }
 
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc description, CUdevice device,
                                  unsigned flags)
 {
-    MAKE_CONTEXT(cuGreenCtxCreate, OVERHEAD_PART_OF_CONTEXT, context, device, cuGreenCtxDestroy, context,
+    MAKE_CONTEXT(cuGreenCtxCreate, OVERHEAD_PART_OF_CONTEXT, context, device, NULL, *context, context,
                  description, device, flags);
 }
 

@@ -22,52 +22,61 @@ static CUresult begin(struct loading *loading, const char *function)
     return overhead_begin(&loading->overhead, loading->device, OVERHEAD_MODULE, function);
 }
 
-/* The shape of a wrapper that loads code. `undo` unloads what does not fit. */
-#define LOAD(symbol, handle, undo, ...)                                                                      \
+/* Whether what was loaded, of which one is NULL, fits; if not, it is unloaded. */
+static bool fits(struct loading *loading, CUmodule module, CUlibrary library)
+{
+    const struct real_cuda *real = real_cuda();
+    uint64_t bytes;
+    if (!overhead_made(&loading->overhead, &bytes)
+        && (library ? real->cuLibraryUnload && CALL(cuLibraryUnload, library) == CUDA_SUCCESS
+                    : real->cuModuleUnload && CALL(cuModuleUnload, module) == CUDA_SUCCESS))
+        return false;
+    module_loaded(library ? (void *)library : (void *)module, loading->context, loading->device, bytes);
+    return true;
+}
+
+/* The shape of a wrapper that loads code: a module or a library, at `handle`. */
+#define LOAD(symbol, handle, module, library, ...)                                                           \
     const struct real_cuda *real = real_cuda();                                                              \
     struct loading loading;                                                                                  \
-    uint64_t bytes;                                                                                          \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
     CUresult result = begin(&loading, #symbol);                                                              \
     if (result != CUDA_SUCCESS)                                                                              \
         return result;                                                                                       \
     result = CALL(symbol, __VA_ARGS__);                                                                      \
-    if (result != CUDA_SUCCESS || !handle)                                                                   \
-        return result;                                                                                       \
-    if (!overhead_made(&loading.overhead, &bytes) && real->undo && CALL(undo, *handle) == CUDA_SUCCESS) {    \
+    if (result == CUDA_SUCCESS && handle && !fits(&loading, module, library)) {                              \
         *handle = NULL;                                                                                      \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
     }                                                                                                        \
-    module_loaded(*handle, loading.context, loading.device, bytes);                                          \
     return result
 
 EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
-    LOAD(cuModuleLoad, module, cuModuleUnload, module, path);
+    LOAD(cuModuleLoad, module, *module, NULL, module, path);
 }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
-    LOAD(cuModuleLoadData, module, cuModuleUnload, module, image);
+    LOAD(cuModuleLoadData, module, *module, NULL, module, image);
 }
 
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options,
                                    void **values)
 {
-    LOAD(cuModuleLoadDataEx, module, cuModuleUnload, module, image, count, options, values);
+    LOAD(cuModuleLoadDataEx, module, *module, NULL, module, image, count, options, values);
 }
 
 EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
-    LOAD(cuModuleLoadFatBinary, module, cuModuleUnload, module, image);
+    LOAD(cuModuleLoadFatBinary, module, *module, NULL, module, image);
 }
 
 EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit_options,
                                   void **jit_values, unsigned jit_count, CUlibraryOption *options,
                                   void **values, unsigned count)
 {
-    LOAD(cuLibraryLoadData, library, cuLibraryUnload, library, image, jit_options, jit_values, jit_count,
+    LOAD(cuLibraryLoadData, library, NULL, *library, library, image, jit_options, jit_values, jit_count,
          options, values, count);
 }
 
@@ -75,7 +84,7 @@ EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUji
                                       void **jit_values, unsigned jit_count, CUlibraryOption *options,
                                       void **values, unsigned count)
 {
-    LOAD(cuLibraryLoadFromFile, library, cuLibraryUnload, library, path, jit_options, jit_values, jit_count,
+    LOAD(cuLibraryLoadFromFile, library, NULL, *library, library, path, jit_options, jit_values, jit_count,
          options, values, count);
 }
 

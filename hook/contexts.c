@@ -1,7 +1,7 @@
 #include "contexts.h"
-#include "charge.h"
 #include "devices.h"
 #include "monotonic.h"
+#include "overhead.h"
 #include "settings.h"
 #include "table.h"
 #include "wrap.h"
@@ -93,7 +93,7 @@ static void end_contents(const void *context)
         if (module->context != context)
             continue;
         table_remove(&modules, &module->entry);
-        charge_back(module->place, CHARGE_MODULE, module->bytes);
+        overhead_ended(module->place, CHARGE_MODULE, module->bytes);
         free(module);
     }
     wrap_context_ended(context);
@@ -107,7 +107,7 @@ CUresult context_ended(struct context *context, const void *handle, CUresult res
         pthread_mutex_unlock(&lock);
     }
     if (context && result == CUDA_SUCCESS) {
-        charge_back(context->place, CHARGE_CONTEXT, context->bytes);
+        overhead_ended(context->place, CHARGE_CONTEXT, context->bytes);
         free(context);
     } else if (context) {
         pthread_mutex_lock(&lock);
@@ -129,7 +129,7 @@ void context_grew(const void *handle, CUdevice device, int64_t bytes)
         place = context->place;
     }
     pthread_mutex_unlock(&lock);
-    charge_back(place, CHARGE_CONTEXT, less);
+    overhead_ended(place, CHARGE_CONTEXT, less);
     if (!context && bytes > 0)
         context_made(handle, device, (uint64_t)bytes);
 }
@@ -166,7 +166,7 @@ static void end_primary(struct primary *primary, bool keep_account)
     if (!account)
         return;
     table_remove(&contexts, &account->entry);
-    charge_back(account->place, CHARGE_CONTEXT, account->bytes);
+    overhead_ended(account->place, CHARGE_CONTEXT, account->bytes);
     free(account);
 }
 
@@ -296,7 +296,7 @@ CUresult module_unloaded(struct module *module, CUresult result)
     if (!module)
         return result;
     if (result == CUDA_SUCCESS) {
-        charge_back(module->place, CHARGE_MODULE, module->bytes);
+        overhead_ended(module->place, CHARGE_MODULE, module->bytes);
         free(module);
         return result;
     }

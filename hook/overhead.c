@@ -18,21 +18,30 @@
 #define MIB (UINT64_C(1) << 20)
 #define CONTEXT_MOST_BYTES (2048 * MIB) /* more than any context takes; others' doing beyond it */
 #define MODULE_MOST_BYTES (256 * MIB)
+#define GUESSED UINT64_C(1) /* in what a context cost last: by the GPU's whole use */
 #define DRIFT_LEAST_BYTES (2 * MIB) /* NVML counts in pages of this size */
 
 enum { PROCESSES_AT_FIRST = 64, PROCESSES_AT_MOST = 4096 };
 
 /* Whether NVML lists this process by its own pid: it began to when our first context came to be. */
 static _Atomic bool listed_by_own_pid;
-static _Atomic uint64_t drift_bytes[MAX_DEVICES]; /* charged for what nobody asked for */
+/* What was charged, and the program did not say how much. Changed with the lock held, and charged with it. */
+static struct unsaid {
+    /* Charged for what nobody asked for; negative: so much less is charged than contexts and code were once
+     * charged by a guess, of which whoever ends gives back that much less. */
+    int64_t drift_bytes;
+    uint64_t guessed_bytes; /* charged by guesses, at most, since NVML's figure has borne them out last */
+    _Atomic bool unsettled; /* since the last guess or correction the two were not seen to be equal */
+} unsaid[MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int64_t reconciled_at_s;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static void forget_after_fork(void)
 {
+    pthread_mutex_init(&lock, NULL);
     atomic_store(&listed_by_own_pid, false);
-    for (int i = 0; i < MAX_DEVICES; i++)
-        atomic_store(&drift_bytes[i], 0);
+    memset(unsaid, 0, sizeof unsaid);
 }
 
 static void watch_forks(void)
@@ -95,6 +104,11 @@ static bool used_by(const struct real_nvml *real, nvmlDevice_t device, unsigned 
     return found;
 }
 
+static bool pid_is_known(void)
+{
+    return atomic_load_explicit(&listed_by_own_pid, memory_order_relaxed) || region_host_pid() > 0;
+}
+
 static unsigned pid_on_node(void)
 {
     int32_t told = region_host_pid();
@@ -149,10 +163,16 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     if (place < 0 || !limits_memory_bytes(place))
         return CUDA_SUCCESS;
     pthread_once(&fork_once, watch_forks);
-    uint64_t ahead = of == OVERHEAD_CONTEXT ? region_context_bytes(place) : 0;
-    CUresult result = charge_reclaiming(place, kind_of(overhead), ahead, function);
-    if (result != CUDA_SUCCESS)
-        return result;
+    overhead_settle(place, true);
+    uint64_t last = of == OVERHEAD_CONTEXT ? region_context_bytes(place) : 0, ahead = last & ~GUESSED;
+    overhead->last_guessed = last & GUESSED;
+    overhead->last_bytes = ahead;
+    if (charge_reclaiming(place, kind_of(overhead), ahead, last & GUESSED ? NULL : function)
+        != CUDA_SUCCESS) {
+        if (!overhead->last_guessed)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        ahead = 0; /* it is measured once more before it is refused */
+    }
     struct figures figures = look(place);
     overhead->place = place;
     overhead->charged_bytes = ahead;
@@ -165,23 +185,58 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     return CUDA_SUCCESS;
 }
 
+/* Give back what contexts and code were charged: of either kind, once more was given back of one than it had,
+ * because nobody knows which of the guesses was wrong. */
+static void give_back(int place, enum charge_kind kind, uint64_t bytes)
+{
+    const struct region_slot *slot = region_own_slot();
+    if (!slot || place < 0)
+        return;
+    const struct region_usage *usage = &slot->used[place];
+    uint64_t has = kind == CHARGE_MODULE ? usage->module_bytes : usage->context_bytes;
+    has = has < bytes ? has : bytes;
+    charge_back(place, kind, has);
+    charge_back(place, CHARGE_CONTEXT + CHARGE_MODULE - kind, bytes - has);
+}
+
 void overhead_failed(struct overhead *overhead)
 {
-    charge_back(overhead->place, kind_of(overhead), overhead->charged_bytes);
+    give_back(overhead->place, kind_of(overhead), overhead->charged_bytes);
     overhead->charged_bytes = 0;
 }
 
-/* What was taken, or (negative) given back. */
-static int64_t measure(const struct overhead *overhead)
+void overhead_ended(int place, enum charge_kind kind, uint64_t bytes)
 {
-    struct figures now = look(overhead->place);
+    if (place < 0)
+        return;
+    struct unsaid *of = &unsaid[place];
+    pthread_mutex_lock(&lock);
+    if (of->drift_bytes < 0) {
+        int64_t gone = -of->drift_bytes < (int64_t)bytes ? -of->drift_bytes : (int64_t)bytes;
+        of->drift_bytes += gone;
+        of->guessed_bytes += (uint64_t)gone; /* of another, perhaps: that shows in NVML's figure */
+        of->unsettled = true;
+        bytes -= (uint64_t)gone;
+    }
+    give_back(place, kind, bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+/* What was taken, or (negative) given back. */
+static int64_t measure(struct overhead *overhead)
+{
+    int place = overhead->place;
+    struct figures now = look(place);
     if (now.listed && !overhead->listed_before)
         atomic_store(&listed_by_own_pid, true);
-    if (now.listed && (atomic_load(&listed_by_own_pid) || region_host_pid() > 0))
+    /* While what was guessed before stands, NVML's figure says nothing of this call alone. */
+    overhead->guessed = !now.listed || !pid_is_known() || unsaid[place].unsettled;
+    if (!overhead->guessed)
         return uncharged(&now) + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
-    int64_t last = (int64_t)overhead->charged_bytes;
+    int64_t last = (int64_t)overhead->last_bytes;
     /* What other threads of ours are in the middle of cannot be told from this call's doing. */
-    if (!now.device_known || !overhead->device_known || now.held != overhead->held_before)
+    if ((last && !overhead->last_guessed) || !now.device_known || !overhead->device_known
+        || now.held != overhead->held_before)
         return last;
     int64_t grown = (int64_t)(now.device - overhead->device_before);
     int64_t most = overhead->of == OVERHEAD_MODULE ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;
@@ -193,17 +248,36 @@ static int64_t measure(const struct overhead *overhead)
 /* Make `cost` what is charged; false when that does not fit. */
 static bool charge_cost(struct overhead *overhead, uint64_t cost)
 {
-    uint64_t charged = overhead->charged_bytes;
-    bool fits = cost <= charged
-        || charge_reclaiming(overhead->place, kind_of(overhead), cost - charged, overhead->function)
-            == CUDA_SUCCESS;
+    int place = overhead->place;
+    enum charge_kind kind = kind_of(overhead);
+    uint64_t charged = overhead->charged_bytes, more = cost > charged ? cost - charged : 0;
+    /* A first guess is others' doing, perhaps, and no reason to refuse. Not so what the program chose. */
+    bool guessed = overhead->guessed, first = !overhead->last_bytes;
+    bool lenient = guessed && first && overhead->of != OVERHEAD_PART_OF_CONTEXT;
+    depth_enter(); /* NVML's figure has it already, and must not be compared until it is charged */
+    bool fits = charge_reclaiming(place, kind, more, lenient ? NULL : overhead->function) == CUDA_SUCCESS;
+    depth_leave();
+    if (overhead->of == OVERHEAD_CONTEXT && cost && (!guessed || (first ? fits : overhead->last_guessed)))
+        region_set_context_bytes(place, guessed ? cost | GUESSED : cost);
+    if (!fits && lenient) {
+        uint64_t left = limits_memory_bytes(place) - region_used_bytes(place);
+        more = left - 1 < more ? left : more; /* nothing is left: refused */
+        fits = charge(place, kind, more, overhead->function) == CUDA_SUCCESS;
+    }
+    if (!fits)
+        return false;
     if (cost < charged)
-        charge_back(overhead->place, kind_of(overhead), charged - cost);
-    if (overhead->of == OVERHEAD_CONTEXT && cost)
-        region_set_context_bytes(overhead->place, cost);
-    if (fits)
-        overhead->charged_bytes = cost;
-    return fits;
+        give_back(place, kind, charged - cost);
+    else
+        cost = charged + more;
+    overhead->charged_bytes = cost;
+    if (guessed) {
+        pthread_mutex_lock(&lock);
+        unsaid[place].guessed_bytes += cost;
+        unsaid[place].unsettled = true;
+        pthread_mutex_unlock(&lock);
+    }
+    return true;
 }
 
 bool overhead_made(struct overhead *overhead, uint64_t *bytes)
@@ -234,27 +308,63 @@ static bool is_time(void)
     return now_s != last && atomic_compare_exchange_strong(&reconciled_at_s, &last, now_s);
 }
 
+/* What may be given back, which is never anything that the program asked for. Called with the lock held. */
+static uint64_t doubtful(int place)
+{
+    const struct unsaid *of = &unsaid[place];
+    const struct region_slot *slot = region_own_slot();
+    uint64_t bytes = of->guessed_bytes + (of->drift_bytes > 0 ? (uint64_t)of->drift_bytes : 0);
+    uint64_t held = slot ? slot->used[place].context_bytes + slot->used[place].module_bytes : 0;
+    return bytes < held ? bytes : held;
+}
+
 uint64_t overhead_unseen_bytes(int place)
 {
-    return place >= 0 ? atomic_load_explicit(&drift_bytes[place], memory_order_relaxed) : 0;
+    pthread_mutex_lock(&lock);
+    uint64_t bytes = place >= 0 ? doubtful(place) : 0;
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+void overhead_settle(int place, bool at_once)
+{
+    if (place >= 0 && atomic_load_explicit(&unsaid[place].unsettled, memory_order_relaxed))
+        overhead_reconcile(place, at_once);
+}
+
+/* Called with the lock held: so much more is charged than NVML counts. */
+static void correct(int place, int64_t over)
+{
+    struct unsaid *of = &unsaid[place];
+    int64_t drift = of->drift_bytes, most = (int64_t)doubtful(place);
+    int64_t less = over > most ? most : over;
+    if (less <= 0 && less > -(int64_t)DRIFT_LEAST_BYTES) {
+        of->guessed_bytes = 0; /* borne out, as a whole */
+        of->unsettled = false;
+        return;
+    }
+    of->drift_bytes -= less;
+    if (less < 0) { /* or another thread has not charged yet what it made: no guess is borne out by that */
+        charge_anyway(place, CHARGE_MODULE, (uint64_t)-less);
+        return;
+    }
+    if (of->drift_bytes < 0) { /* of guesses */
+        of->guessed_bytes = (uint64_t)(most - less);
+        if (region_context_bytes(place) & GUESSED)
+            region_set_context_bytes(place, 0);
+    }
+    give_back(place, drift > 0 ? CHARGE_MODULE : CHARGE_CONTEXT, (uint64_t)less);
 }
 
 void overhead_reconcile(int place, bool at_once)
 {
-    bool known = atomic_load_explicit(&listed_by_own_pid, memory_order_relaxed) || region_host_pid() > 0;
-    if (!known || place < 0 || !charging() || !limits_memory_bytes(place) || (!is_time() && !at_once))
+    if (!pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
+        || (!is_time() && !at_once))
         return;
     uint64_t held = region_own_bytes(place);
     struct figures now = look(place);
-    if (!now.listed || held != region_own_bytes(place))
-        return; /* it changed while we looked */
-    uint64_t drift = atomic_load(&drift_bytes[place]);
-    if (now.own > held && now.own - held >= DRIFT_LEAST_BYTES) {
-        atomic_fetch_add(&drift_bytes[place], now.own - held);
-        charge_anyway(place, CHARGE_MODULE, now.own - held);
-    } else if (held > now.own && drift) {
-        uint64_t less = held - now.own < drift ? held - now.own : drift;
-        if (atomic_compare_exchange_strong(&drift_bytes[place], &drift, drift - less))
-            charge_back(place, CHARGE_MODULE, less);
-    }
+    pthread_mutex_lock(&lock);
+    if (now.listed && held == region_own_bytes(place)) /* nothing changed while we looked */
+        correct(place, (int64_t)(held - now.own));
+    pthread_mutex_unlock(&lock);
 }

@@ -2,9 +2,9 @@
  * around the calls that make it take something.
  *
  * The measure is NVML's figure for this process, where NVML lists it under a pid that is known to be ours;
- * otherwise the change of all memory in use on the GPU, which others change as well: that is bounded. Without
- * NVML nothing is measured, and a context is charged what one cost last. Nothing is measured on devices
- * without a limit. Thread safe.
+ * otherwise the change of all memory in use on the GPU, which others change as well: a guess, which is
+ * bounded, and made true as a whole once the pid is known. Without NVML nothing is measured, and a context is
+ * charged what one cost last. Nothing is measured on devices without a limit. Thread safe.
  */
 #ifndef VGPU_OVERHEAD_H
 #define VGPU_OVERHEAD_H
@@ -19,35 +19,45 @@ enum overhead_of { OVERHEAD_CONTEXT, OVERHEAD_PART_OF_CONTEXT, OVERHEAD_MODULE }
 struct overhead {
     int place; /* -1: this call is not counted */
     enum overhead_of of;
+    uint64_t last_bytes; /* what one cost last; 0: not known */
     uint64_t charged_bytes; /* ahead of the call */
     uint64_t device_before, held_before;
     int64_t uncharged_before; /* of other origin */
     bool listed_before, device_known;
+    bool guessed, last_guessed; /* others may have made it more, or less */
     const char *function;
 };
 
-/* Before the call. A context is charged what one cost last: CUDA_ERROR_OUT_OF_MEMORY when that does not fit,
- * and the driver is not to be asked. */
+/* Before the call. A context is charged what one cost last: CUDA_ERROR_OUT_OF_MEMORY when that does not fit
+ * and is no guess, and the driver is not to be asked. */
 CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhead_of of,
                         const char *function);
 
 /* The call has failed: nothing stays charged. */
 void overhead_failed(struct overhead *overhead);
 
-/* The call was made: gives what it took, which is charged then. False when that does not fit: the caller
- * undoes what was made and says overhead_failed. */
+/* The call was made: gives what it took, which is charged then; of a first guess that does not fit, what is
+ * left of the limit. False when that does not fit, or nothing is left: the caller undoes what was made and
+ * says overhead_failed. */
 bool overhead_made(struct overhead *overhead, uint64_t *bytes);
 
 /* The same for a call that may also have given something back: then `bytes` is negative, and what is charged
  * for it is for the caller to give back. */
 bool overhead_changed(struct overhead *overhead, int64_t *bytes);
 
+/* What was charged so much has ended: gives back what is left of it. A guess may have been corrected since.
+ */
+void overhead_ended(int place, enum charge_kind kind, uint64_t bytes);
+
 /* Compare what this process is charged with NVML's figure for it, at most once a second (or now): what the
  * driver took without a call that we see, as for code that is loaded when it first runs, is charged as well,
- * and what is not there any more is not. Not for hot paths. */
+ * and what is not there any more, or was only guessed, is not. Not for hot paths. */
 void overhead_reconcile(int place, bool now);
 
-/* What is charged so. */
+/* The same where something was charged by a guess that was not compared yet. Cheap where there is nothing. */
+void overhead_settle(int place, bool now);
+
+/* What is charged so, or by a guess: some of it may not be there. */
 uint64_t overhead_unseen_bytes(int place);
 
 #endif

@@ -3,6 +3,7 @@
 #include "depth.h"
 #include "devices.h"
 #include "graphs.h"
+#include "overhead.h"
 #include "pool_accounts.h"
 #include "pools.h"
 #include "real.h"
@@ -49,6 +50,7 @@ static CUresult claim(struct pooled *pooled)
     pooled->block = block_new(BLOCK_POOLED, pooled->pool, pooled->bytes);
     if (!pooled->block)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    overhead_settle(reserve->place, false);
     CUresult result =
         reserve_claim(reserve, pooled->bytes, NULL); /* not refused yet, see charge_reclaiming */
     if (result == CUDA_SUCCESS)

@@ -48,6 +48,7 @@ void reclaim(int place)
 
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
+    overhead_settle(place, false);
     CUresult result = charge(place, kind, bytes, NULL); /* not refused yet: nobody is to read that it was */
     if (result != CUDA_ERROR_OUT_OF_MEMORY)
         return result;
@@ -55,6 +56,7 @@ CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, con
         reclaim(place);
         return charge(place, kind, bytes, function);
     }
-    region_note_refusal(place, bytes, function);
+    if (function)
+        region_note_refusal(place, bytes, function);
     return result;
 }

@@ -58,7 +58,7 @@ uint64_t region_own_bytes(int place);
 /* This process's pid as the node sees it, when the agent has told; otherwise 0. */
 int32_t region_host_pid(void);
 
-/* What a context cost when one was made last on this device; 0: never measured. */
+/* What a context cost when one was made last on this device; odd: by a guess; 0: not known. */
 uint64_t region_context_bytes(int place);
 void region_set_context_bytes(int place, uint64_t bytes);
 

@@ -80,7 +80,8 @@ struct region_device {
     struct ledger ledger;
     _Atomic uint64_t peak_bytes;
     _Atomic uint64_t refusals, refused_bytes; /* counters */
-    _Atomic uint64_t context_bytes; /* what a context cost when one was made last; 0: never measured */
+    _Atomic uint64_t
+        context_bytes; /* what a context cost when one was made last; odd: a guess; 0: not known */
     _Atomic uint64_t underflows; /* how often more was given back than was taken: a fault of ours */
     _Atomic uint64_t corrections; /* how often the ledger was made to agree with the living */
     uint64_t reserved0[1];

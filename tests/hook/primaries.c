@@ -63,7 +63,7 @@ int place_of_device(CUdevice device)
     return device;
 }
 
-void charge_back(int place, enum charge_kind kind, uint64_t bytes)
+void overhead_ended(int place, enum charge_kind kind, uint64_t bytes)
 {
     (void)place, (void)kind;
     charged -= (long long)bytes;

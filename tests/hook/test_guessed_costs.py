@@ -1,0 +1,195 @@
+"""What contexts and code cost while nobody can tell this process from its neighbours: guessed, then known."""
+
+import pytest
+from hooked_programs import LIMIT, Node
+
+from agent.sim.driver import SimGpu, made_up_uuid
+from tests.region_files import RegionFile
+
+NEIGHBOUR = 999_999
+BEGIN = (
+    "from memory_calls import *\nr = []\n"
+    "def load():\n"
+    "    made = ctypes.c_void_p()\n"
+    "    return cuda.cuModuleLoadData(ctypes.byref(made), b'x'), made\n"
+    "def context():\n"
+    "    made = ctypes.c_void_p()\n"
+    "    return cuda.cuCtxCreate_v2(ctypes.byref(made), 0, 0), made\n"
+    "def true(mib): settled(mib, 5); r.append(both())\n"
+)
+
+
+@pytest.fixture
+def hidden(node: Node) -> Node:
+    """A node where a context takes 300 MiB and a module 20, and pids are those of the node."""
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=300, module_mib=20))
+    node.sim.hidden_pids()
+    return node
+
+
+def run(node: Node, steps: str, limit: str = "2000m") -> list[object]:
+    """What the steps give, with nothing given back that was not taken."""
+    said = node.run(f"{BEGIN}{steps}\nsay(r=r)", **{LIMIT: limit})
+    assert said["rc"] == 0, said["stderr"]
+    assert RegionFile(node.cache).counter("underflows") == 0
+    answers: list[object] = said["r"]
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("make", "while_mib", "guessed_mib", "true_mib"),
+    [
+        pytest.param("r.append(start())", 300, 500, 300, id="a context"),
+        pytest.param("start(); r.append(load()[0])", 320, 520, 320, id="code"),
+    ],
+)
+def test_what_a_neighbour_took_meanwhile_is_given_back(
+    hidden: Node, make: str, while_mib: int, guessed_mib: int, true_mib: int
+) -> None:
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=while_mib)
+    steps = f"{make}; r.append(both()); pid_told(); true({true_mib})"
+    assert run(hidden, steps) == [0, [guessed_mib, true_mib], [true_mib, true_mib]]
+
+
+def test_an_allocation_finds_out_too(hidden: Node) -> None:
+    """Nobody has to ask how much is free."""
+    hidden.sim.process(0, NEIGHBOUR, 1500, from_mib=300)
+    steps = "start(); r.append(charged_mib()); pid_told(); r += [alloc(900)[0], both()]"
+    assert run(hidden, steps) == [1800, 0, [1200, 1200]]
+
+
+def test_what_ended_before_it_was_known_was_given_back_then(hidden: Node) -> None:
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    steps = (
+        "cuda.cuInit(0); e, c = context(); r += [both(), cuda.cuCtxDestroy_v2(c), held_mib()]\n"
+        "start(); pid_told(); true(300); r.append(load()[0]); true(320)"
+    )
+    assert run(hidden, steps) == [[500, 300], 0, 0, [300, 300], 0, [320, 320]]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_guess_is_given_back_once(hidden: Node, told: bool) -> None:
+    """By whoever ends first, or when it became known, never by both."""
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    know = "pid_told(); settled(300, 5); " if told else ""
+    steps = (
+        f"start(); {know}alloc(100); r.append(charged_mib())\n"
+        "r += [cuda.cuDevicePrimaryCtxReset_v2(0), held_mib()]; start(); pid_told(); true(300)"
+    )
+    assert run(hidden, steps) == [400 if told else 600, 0, 0, [300, 300]]
+
+
+def test_who_ends_gives_back_no_more_than_it_took(hidden: Node) -> None:
+    """Which of the guesses was wrong nobody knows."""
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=320)
+    steps = (
+        "start(); e, one = load(); e, two = load(); r.append(both()); pid_told(); true(340)\n"
+        "cuda.cuModuleUnload(two); r.append(charged_mib() >= held_mib()); true(320)\n"
+        "cuda.cuModuleUnload(one); r.append(charged_mib() >= held_mib()); true(300)\n"
+        "alloc(50); r.append(cuda.cuDevicePrimaryCtxRelease_v2(0)); start(); true(300)"
+    )
+    assert run(hidden, steps) == [
+        [540, 340], [340, 340], True, [320, 320], True, [300, 300], 0, [300, 300],
+    ]  # fmt: skip
+
+
+def test_what_was_guessed_too_low_is_charged_once_it_is_known(hidden: Node) -> None:
+    """The cheapest context before it was none of this kind."""
+    run(hidden, "r.append(start())")
+    hidden.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=500))
+    steps = "start(); settled(300, 5); r.append(both()); pid_told(); r += [alloc(1600)[0], both()]"
+    assert run(hidden, steps) == [[300, 500], 2, [500, 500]]
+
+
+@pytest.mark.parametrize(
+    ("begin", "while_mib", "make", "true_mib"),
+    [
+        pytest.param("cuda.cuInit(0)", 300, "start()", 300, id="a context"),
+        pytest.param("start(); alloc(80)", 400, "load()[0]", 400, id="code"),
+    ],
+)
+def test_a_first_guess_that_does_not_fit_is_no_reason_to_refuse(
+    hidden: Node, begin: str, while_mib: int, make: str, true_mib: int
+) -> None:
+    """The rest of the limit is charged, until it is known."""
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=while_mib)
+    steps = f"{begin}; r += [{make}, both(), alloc(1)[0]]; pid_told(); true({true_mib}); r.append(alloc(50)[0])"
+    assert run(hidden, steps, "450m") == [0, [450, true_mib], 2, [true_mib, true_mib], 0]
+    assert RegionFile(hidden.cache).counter("refusals") == 1
+
+
+def test_where_nothing_is_left_code_is_refused(hidden: Node) -> None:
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=460)
+    steps = "start(); r += [alloc(150)[0], load()[0], both()]"
+    assert run(hidden, steps, "450m") == [0, 2, [450, 450]]
+
+
+def test_a_limit_below_any_context_holds_once_it_is_known(hidden: Node) -> None:
+    steps = "r += [start(), alloc(1)[0]]; pid_told(); r += [alloc(1)[0], context()[0], held_mib()]"
+    assert run(hidden, steps, "200m") == [0, 2, 2, 2, 300]
+    refusals = RegionFile(hidden.cache).refusals()
+    assert [refusal.used >> 20 for refusal in refusals] == [200, 300, 300]
+
+
+def test_what_a_context_cost_by_a_guess_keeps_no_other_process_out(hidden: Node) -> None:
+    """It is measured again; that the neighbour is still there makes no difference then."""
+    hidden.sim.process(0, NEIGHBOUR, 400, from_mib=300)
+    first = hidden.start(
+        "import sys\nsay(e=start()); sys.stdout.flush(); sys.stdin.read()",
+        env={LIMIT: "1200m"},
+    )
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline().strip() == '{"e": 0}'
+        assert run(hidden, "r += [start(), charged_mib(), held_mib()]", "1200m") == [0, 1000, 600]
+        assert run(hidden, "r += [start(), load()[0], context()[0]]", "1200m") == [0, 0, 2]
+    finally:
+        first.communicate(timeout=60)
+
+
+def test_what_a_context_cost_by_nvmls_figure_is_believed(hidden: Node) -> None:
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    assert run(hidden, "cuda.cuInit(0); pid_told(); r += [start(), both()]") == [0, [300, 300]]
+    hidden.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=290))
+    steps = "r.append(start()); settled(300, 5); r.append(both()); pid_told(); true(290)"
+    assert run(hidden, steps) == [0, [300, 290], [290, 290]]
+
+
+def test_a_larger_heap_that_does_not_fit_is_refused(hidden: Node) -> None:
+    """How large it is the program chose."""
+    steps = "start(); r += [cuda.cuCtxSetLimit(2, u64(200 * MIB)), both()]"
+    assert run(hidden, steps, "450m") == [2, [300, 300]]
+
+
+def test_a_child_gives_back_what_it_took_itself(hidden: Node) -> None:
+    """What its parent's guesses were too high by is the parent's."""
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    steps = (
+        "start(); pid_told(); true(300); said, says = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    start(); e, c = context(); before = both(); cuda.cuCtxDestroy_v2(c)\n"
+        "    os.write(says, repr([before, both()]).encode()); os._exit(0)\n"
+        "os.close(says); r.append(os.read(said, 99).decode())"
+    )
+    assert run(hidden, steps) == [[300, 300], "[[900.0, 900.0], [600.0, 600.0]]"]
+
+
+def test_whatever_threads_do_as_it_becomes_known_it_is_true_in_the_end(hidden: Node) -> None:
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=320)
+    steps = (
+        "import threading\nstart(); kept = [load()[1] for _ in range(5)]\n"
+        "def allocate():\n"
+        "    start()\n"
+        "    for _ in range(150): free(alloc(50)[1])\n"
+        "def code():\n"
+        "    start()\n"
+        "    for _ in range(60): cuda.cuModuleUnload(load()[1])\n"
+        "threads = [threading.Thread(target=f) for f in (allocate, code) * 2]\n"
+        "for t in threads: t.start()\n"
+        "threads[0].join(); pid_told()\n"
+        "for t in threads: t.join()\n"
+        "true(400)\n"
+        "for one in kept: cuda.cuModuleUnload(one)\n"
+        "true(300); r.append(cuda.cuDevicePrimaryCtxReset_v2(0)); start(); true(300)"
+    )
+    assert run(hidden, steps, "8000m") == [[400, 400], [300, 300], 0, [300, 300]]

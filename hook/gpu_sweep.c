@@ -104,7 +104,7 @@ static void find_most(struct measured_lane *lane, const struct sweep *sweep)
         others &= ~gpu_time_stream_bit(of->stream);
     }
     for (int left = OF_BIT * __builtin_popcountll(others); left > 0; left--)
-        past_began(most, UINT64_MAX, 0);
+        past_began(most, UINT64_MAX - (uint64_t)left, 0);
 }
 
 static bool is_judged(const struct sweep *sweep, const struct trace *trace)

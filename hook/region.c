@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CORRECTIONS = 16 };
+enum { CORRECTIONS = 16, OPENINGS = 16 };
 #define SWEEP_PAUSE_NS (UINT64_C(100) * 1000000)
 /* A correction from figures that are older is not made: the ledger's count of changes might have come round.
  */
@@ -26,12 +26,17 @@ static atomic_bool leaving; /* the process ends, and is not to be shown again */
 static _Atomic int32_t my_pid; /* as my slot has it */
 static _Atomic(const char *) last_problem, last_advice;
 static _Atomic uint64_t looked_at_ns; /* when this process last saw to the dead */
+static _Atomic int opened; /* our slot's lock is taken by it; another file may have the number since */
 
+/* A child that is forked while we take a slot keeps neither the open file nor its mapping, or our lock would
+ * live on in it. That of vfork or posix_spawn has its own descriptor only until it executes a program. */
 static void forget_after_fork(void)
 {
     atomic_store(&mine, NULL);
     atomic_store(&leaving, false);
     slots_forget();
+    if (region_file_is(atomic_load(&opened)))
+        close(atomic_load(&opened));
     pthread_mutex_init(&opening, NULL);
 }
 
@@ -168,10 +173,22 @@ bool region_open(void)
     return region_mapped() != NULL;
 }
 
+/* The file for our slot's lock, with the number that `opened` says already, so that a fork finds it at every
+ * moment. Another thread that opens a file just then may get that number, but hardly each time. */
+static int open_noted(void)
+{
+    int fd = region_file_reopen();
+    for (int i = 0; fd >= 0 && atomic_exchange(&opened, fd) != fd && i < OPENINGS; i++) {
+        close(fd);
+        fd = region_file_reopen();
+    }
+    return fd;
+}
+
 /* A slot for this process, if need be that of a dead one. NULL with errno set. */
 static struct region_slot *take_slot(struct region *region, bool *before)
 {
-    int fd = region_file_reopen();
+    int fd = open_noted();
     if (fd < 0)
         return NULL;
     struct region_slot *slot = slot_take(region, fd, before);

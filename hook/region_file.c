@@ -62,13 +62,16 @@ static int try_lock(int fd)
     return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 1 : errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
 }
 
-int region_file_reopen(void)
+bool region_file_is(int fd)
 {
     struct stat status;
+    return fstat(fd, &status) == 0 && status.st_dev == mapped_device && status.st_ino == mapped_inode;
+}
+
+int region_file_reopen(void)
+{
     int fd = open_path(0);
-    if (fd < 0)
-        return -1;
-    if (fstat(fd, &status) == 0 && status.st_dev == mapped_device && status.st_ino == mapped_inode)
+    if (fd < 0 || region_file_is(fd))
         return fd;
     close(fd);
     errno = ESTALE;

@@ -16,6 +16,9 @@ enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES };
  * its budget anew. */
 struct region *region_file_open(const char **problem);
 
+/* Whether a descriptor is of the mapped file. */
+bool region_file_is(int fd);
+
 /* The mapped file as a file of its own; -1 with errno set when it is not at its path any more. */
 int region_file_reopen(void);
 

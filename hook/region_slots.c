@@ -22,6 +22,7 @@ enum { OWNER_TIME_SHIFT = 24, PAGE_BYTES = 4096 };
 static _Atomic(struct region_slot *) mine;
 static _Atomic uint64_t my_owner; /* its owner word */
 static _Atomic uint32_t my_namespace; /* 0: not asked yet, or not known */
+static _Atomic(void *) copied; /* what holds our lock, for as long as a fork copies it */
 
 /* --- locks ---------------------------------------------------------------------------------------------- */
 
@@ -78,16 +79,27 @@ static uint64_t start_time_in(uint64_t owner)
     return owner >> OWNER_TIME_SHIFT;
 }
 
+/* 0: not known. */
+static uint32_t namespace_of(struct region_slot *slot, uint64_t owner)
+{
+    return owner & OWNER_READY ? atomic_load(&slot->pid_namespace) : 0;
+}
+
+static bool is_of_our_namespace(struct region_slot *slot, uint64_t owner)
+{
+    uint32_t namespace = namespace_of(slot, owner);
+    return namespace && namespace == this_namespace();
+}
+
 static bool owner_is_dead(struct region_slot *slot, uint64_t owner, int fd, int index)
 {
-    uint32_t namespace = owner & OWNER_READY ? atomic_load(&slot->pid_namespace) : 0;
-    bool visible = namespace && namespace == this_namespace();
+    bool visible = is_of_our_namespace(slot, owner);
     enum lock_answer lock = owner & OWNER_UNLOCKED ? LOCK_UNKNOWN : ask_lock(fd, index);
-    if (lock == LOCK_BUSY) /* even so, if a child copied the open file in the middle of our taking the lock */
+    if (lock == LOCK_BUSY) /* even so, if a child that no handler of fork saw has the open file */
         return visible && process_gone(pid_in(owner), start_time_in(owner));
     if (lock == LOCK_TAKEN) /* its memory is gone, but as long as it exits its GPU memory may not be */
         return !visible || !process_is_exiting(pid_in(owner), start_time_in(owner));
-    return (visible || !namespace) && process_gone(pid_in(owner), start_time_in(owner));
+    return (visible || !namespace_of(slot, owner)) && process_gone(pid_in(owner), start_time_in(owner));
 }
 
 static int32_t slot_count(struct region *region)
@@ -204,24 +216,43 @@ static bool try_slot(struct region *region, int fd, int32_t index, uint64_t me)
     return false;
 }
 
-/* Whether the slot is this process's from before it executed this program; it is free then. */
+/* Whether the slot is this process's from before it executed this program; it is free then. Its lock may not
+ * be: a child can have it. */
 static bool free_from_before(struct region_slot *slot, uint64_t me, int fd, int index)
 {
     uint64_t owner = atomic_load(&slot->owner);
     return (owner & ~(OWNER_READY | OWNER_UNLOCKED)) == me
-        && (owner & OWNER_UNLOCKED || owner_is_dead(slot, owner, fd, index))
+        && (owner & OWNER_UNLOCKED || is_of_our_namespace(slot, owner)
+            || owner_is_dead(slot, owner, fd, index))
         && atomic_compare_exchange_strong(&slot->owner, &owner, 0);
+}
+
+/* Holds the open file, and with it the lock, for as long as this process has its memory. Its place is known
+ * before it is there, so that a fork finds it until none copies it any more. NULL with errno set. */
+static void *keep_open(int fd)
+{
+    void *place = mmap(NULL, PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (place == MAP_FAILED)
+        return NULL;
+    atomic_store(&copied, place);
+    void *kept = mmap(place, PAGE_BYTES, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    int error = errno;
+    if (kept == MAP_FAILED)
+        munmap(place, PAGE_BYTES);
+    else
+        madvise(place, PAGE_BYTES, MADV_DONTFORK);
+    errno = error;
+    atomic_store(&copied, NULL);
+    return kept == MAP_FAILED ? NULL : kept;
 }
 
 struct region_slot *slot_take(struct region *region, int fd, bool *before)
 {
     pid_t pid = getpid();
     uint64_t me = ((uint64_t)pid & OWNER_PID) | process_start_time(pid) << OWNER_TIME_SHIFT;
-    /* Holds the open file, and with it the lock, for as long as this process has its memory. */
-    void *keeper = mmap(NULL, PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
-    if (keeper == MAP_FAILED)
+    void *keeper = keep_open(fd);
+    if (!keeper)
         return NULL;
-    madvise(keeper, PAGE_BYTES, MADV_DONTFORK);
     errno = EUSERS;
     for (int32_t i = 0; i < REGION_SLOTS; i++) {
         struct region_slot *slot = &region->slots[i];
@@ -249,4 +280,7 @@ bool slot_is_mine(struct region_slot *slot)
 void slots_forget(void)
 {
     atomic_store(&mine, NULL);
+    void *copy = atomic_exchange(&copied, NULL);
+    if (copy) /* or a hole, if the fork came as it was not copied any more */
+        munmap(copy, PAGE_BYTES);
 }

@@ -10,8 +10,9 @@
  * equal, it is exactly that, however many are in the middle of something.
  *
  * A process also keeps the file locked at a byte of its own slot, by an open file that lives exactly as long
- * as its memory (a mapping that fork does not copy). The kernel takes that back however the process ends, in
- * whatever pid namespace it was, and at exec. Where the kernel has no such locks, pid and start time decide.
+ * as its memory (a mapping that fork does not copy; what a fork copies before that, the child gives up). The
+ * kernel takes that back however the process ends, in whatever pid namespace it was, and at exec. Where the
+ * kernel has no such locks, pid and start time decide.
  */
 #ifndef VGPU_REGION_SLOTS_H
 #define VGPU_REGION_SLOTS_H
@@ -28,7 +29,7 @@ struct region_slot *slot_take(struct region *region, int fd, bool *before);
 /* Whether the slot is still the one that this process took. */
 bool slot_is_mine(struct region_slot *slot);
 
-/* After fork: this process is another one. */
+/* After fork: this process is another one. Async-signal-safe. */
 void slots_forget(void);
 
 /* Free the slots of the dead; how many there were. `fd` -1: then only pids are looked at. */

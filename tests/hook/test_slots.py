@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 from built_hook import ROOT, built, compiler
 from hooked_programs import LIMIT, Node
-from region_files import FILE_BYTES, FIRST_SLOT, OWNER_AT, SLOT_COUNT_AT, STATUS_AT, RegionFile
+from region_files import (
+    FILE_BYTES,
+    FIRST_SLOT,
+    OWNER_AT,
+    SLOT_BYTES,
+    SLOT_COUNT_AT,
+    STATUS_AT,
+    RegionFile,
+)
 from tenants import tenants
 
 MIB = 1 << 20
@@ -112,6 +120,33 @@ def test_only_the_dead_lose_their_slot(
     left = struct.unpack_from("<Q", region, FIRST_SLOT + OWNER_AT)[0]
     status = struct.unpack_from("<i", region, FIRST_SLOT + STATUS_AT)[0]
     assert (left, status) == ((0, 0) if freed else (owner, 1))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "freed"),
+    [
+        pytest.param(HERE, True, id="of this pid namespace"),
+        pytest.param(HERE ^ 1, False, id="of another, with the same pid and start time"),
+    ],
+)
+def test_what_is_ours_from_before_an_exec_is_freed_though_a_child_has_its_lock(
+    slots: ctypes.CDLL, tmp_path: Path, namespace: int, freed: bool
+) -> None:
+    ctypes.c_bool.in_dll(slots, "said_gone").value = False
+    region = ctypes.create_string_buffer(FILE_BYTES)
+    owner = os.getpid() | READY | STARTED << TIME_SHIFT
+    struct.pack_into("<Q", region, FIRST_SLOT + OWNER_AT, owner)
+    struct.pack_into("<iI", region, FIRST_SLOT + STATUS_AT, 1, namespace & 0xFFFFFFFF)
+    struct.pack_into("<i", region, SLOT_COUNT_AT, 1)
+    path = tmp_path / "region"
+    path.write_bytes(bytes(FILE_BYTES))
+    slots.slot_take.restype = ctypes.c_void_p
+    before = ctypes.c_bool()
+    with path.open("r+b") as file, locked(path, FILE_BYTES):
+        taken = slots.slot_take(region, file.fileno(), ctypes.byref(before))
+    left = struct.unpack_from("<Q", region, FIRST_SLOT + OWNER_AT)[0]
+    assert taken == ctypes.addressof(region) + FIRST_SLOT + SLOT_BYTES  # the lock is not free
+    assert (before.value, left) == (freed, 0 if freed else owner)
 
 
 # --- when one looks -------------------------------------------------------------------------------

@@ -204,11 +204,19 @@ static inline bool is_captured(const struct launch *launch)
 
 /* --- the gate ------------------------------------------------------------------------------------------- */
 
+/* What it takes may differ from device to device, and a CUkernel is the same on all. */
+static inline uint64_t key_at(uint64_t key, int place)
+{
+    return place ? estimate_mix(key, (uint64_t)place) | 1 : key;
+}
+
 void launch_gate_forget(uint64_t key)
 {
-    struct estimate *estimate = estimate_find(&gpu_time_predictor, key);
-    if (estimate)
-        atomic_store(&estimate->samples, 0);
+    for (int place = 0; place < MAX_DEVICES; place++) {
+        struct estimate *estimate = estimate_find(&gpu_time_predictor, key_at(key, place));
+        if (estimate)
+            atomic_store(&estimate->samples, 0);
+    }
 }
 
 /* How long to wait for what was launched last to be known. */
@@ -367,6 +375,7 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
     launch->lane = gpu_lane(place);
     if (!launch->lane)
         return;
+    launch->key = key_at(key, place);
     launch_count.untold++; /* whichever way it goes */
     bool as_noted = launch_count.untold < LAUNCH_COUNT_MOST && is_kept(place);
     if ((as_noted || is_to_pay(launch, place)) && !is_paid(launch))

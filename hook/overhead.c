@@ -34,7 +34,7 @@ static struct unsaid {
     _Atomic bool unsettled; /* since the last guess or correction the two were not seen to be equal */
 } unsaid[MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int64_t reconciled_at_s;
+static _Atomic int64_t reconciled_at_s[MAX_DEVICES];
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static void forget_after_fork(void)
@@ -300,12 +300,13 @@ bool overhead_changed(struct overhead *overhead, int64_t *bytes)
 
 /* --- what came without a call --------------------------------------------------------------------------- */
 
-static bool is_time(void)
+static bool is_time(int place)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    int64_t last = atomic_load_explicit(&reconciled_at_s, memory_order_relaxed), now_s = now.tv_sec;
-    return now_s != last && atomic_compare_exchange_strong(&reconciled_at_s, &last, now_s);
+    _Atomic int64_t *at_s = &reconciled_at_s[place];
+    int64_t last = atomic_load_explicit(at_s, memory_order_relaxed), now_s = now.tv_sec;
+    return now_s != last && atomic_compare_exchange_strong(at_s, &last, now_s);
 }
 
 /* What may be given back, which is never anything that the program asked for. Called with the lock held. */
@@ -328,8 +329,9 @@ uint64_t overhead_unseen_bytes(int place)
 
 void overhead_settle(int place, bool at_once)
 {
-    if (place >= 0 && atomic_load_explicit(&unsaid[place].unsettled, memory_order_relaxed))
-        overhead_reconcile(place, at_once);
+    if (place >= 0)
+        overhead_reconcile(place,
+                           at_once && atomic_load_explicit(&unsaid[place].unsettled, memory_order_relaxed));
 }
 
 /* Called with the lock held: so much more is charged than NVML counts. */
@@ -359,7 +361,7 @@ static void correct(int place, int64_t over)
 void overhead_reconcile(int place, bool at_once)
 {
     if (!pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
-        || (!is_time() && !at_once))
+        || (!is_time(place) && !at_once))
         return;
     uint64_t held = region_own_bytes(place);
     struct figures now = look(place);

@@ -54,7 +54,8 @@ void overhead_ended(int place, enum charge_kind kind, uint64_t bytes);
  * and what is not there any more, or was only guessed, is not. Not for hot paths. */
 void overhead_reconcile(int place, bool now);
 
-/* The same where something was charged by a guess that was not compared yet. Cheap where there is nothing. */
+/* The same before something is charged; `now` only where a guess was not compared yet. Cheap but once a
+ * second. */
 void overhead_settle(int place, bool now);
 
 /* What is charged so, or by a guess: some of it may not be there. */

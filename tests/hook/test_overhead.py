@@ -359,6 +359,23 @@ def test_what_others_allocate_meanwhile_is_not_taken_for_the_cost(node: Node, dr
         other.communicate(timeout=60)
 
 
+UNSEEN = (
+    "import time\nother = unseen_driver(); a = ctypes.c_uint64()\n"
+    "other.cuMemAlloc_v2(ctypes.byref(a), ctypes.c_uint64(300 * MIB))\ntime.sleep(1.1)\n"
+)
+
+
+@pytest.mark.parametrize("ask", ["alloc(800)[0]", "draw(800)[0]", "create(800)[0]"])
+def test_who_never_asks_what_is_free_is_charged_for_what_came_unseen(node: Node, ask: str) -> None:
+    assert run(node, f"start(); alloc(1)\n{UNSEEN}r += [{ask}]") == [2]
+
+
+def test_each_device_is_looked_at_whichever_is_asked_about_first(node: Node) -> None:
+    node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
+    code = f"start(1); used_mib(); start(0); used_mib()\n{UNSEEN}start(1); used_mib(); start(0); r += [used_mib()]"
+    assert run(node, code) == [300]
+
+
 def test_without_a_known_pid_nothing_unseen_is_charged(node: Node) -> None:
     node.sim.hidden_pids()
     steps = (

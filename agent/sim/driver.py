@@ -241,9 +241,15 @@ class SimDriver:
         with self._lock:
             self._change(kernel_us=kernel_us)
 
-    def kernel(self, name: str, us: int, up_to_us: int | None = None) -> None:
-        """Let kernels of this name take `us`, or anything up to `up_to_us`, log-uniformly."""
+    def kernel(
+        self, name: str, us: int, up_to_us: int | None = None, one_in: int | None = None
+    ) -> None:
+        """Let kernels of this name take `us`, or anything up to `up_to_us`, log-uniformly.
+
+        With `one_in`, that many of them take `up_to_us` once, by chance, and `us` otherwise.
+        """
         text = str(us) if up_to_us is None else f"{us}..{up_to_us}"
+        text += "" if one_in is None else f" one_in={one_in}"
         with self._lock:
             self._change(kernels={**self._node.kernels, name: text})
 

@@ -60,6 +60,8 @@ uint64_t function_draw_ns(const struct sim_node *node, CUfunction function)
             continue;
         if (kernel->low_ns == kernel->high_ns)
             return kernel->low_ns;
+        if (kernel->high_one_in)
+            return draw() * kernel->high_one_in < 1 ? kernel->high_ns : kernel->low_ns;
         double low = log((double)kernel->low_ns), high = log((double)kernel->high_ns);
         return (uint64_t)exp(low + draw() * (high - low));
     }

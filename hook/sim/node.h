@@ -99,10 +99,12 @@ struct sim_failure {
     int gpu; /* -1: any */
 };
 
-/* How long kernels of this name run: anything from low to high, each magnitude as likely as the others. */
+/* How long kernels of this name run: anything from low to high, each magnitude as likely as the others; or
+ * low, and one in so many by chance high. */
 struct sim_kernel {
     char name[64];
     uint64_t low_ns, high_ns;
+    unsigned high_one_in; /* 0: anything */
 };
 
 struct sim_pair {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_US = 60000000, RING_ROOM = 1024 };
+enum { MAX_US = 60000000, RING_ROOM = 1024, MAX_ONE_IN = 1000000 };
 
 bool parse_execution(const struct line *line, struct sim_node *node)
 {
@@ -34,7 +34,7 @@ bool parse_kernel(const struct line *line, struct sim_node *node)
     char low[16];
     size_t length = text ? strcspn(text, ".") : 0;
     bool range = text && strncmp(text + length, "..", 2) == 0;
-    long low_us, high_us;
+    long low_us, high_us, one_in = 0;
     if (!copy_text(line, "the name", line->words[1], kernel.name, sizeof kernel.name))
         return false;
     if (!text || length >= sizeof low || (text[length] && !range))
@@ -42,12 +42,15 @@ bool parse_kernel(const struct line *line, struct sim_node *node)
     memcpy(low, text, length);
     low[length] = '\0';
     if (!parse_number(line, "us", low, range, MAX_US, &low_us)
-        || !parse_number(line, "us", range ? text + length + 2 : low, low_us, MAX_US, &high_us))
+        || !parse_number(line, "us", range ? text + length + 2 : low, low_us, MAX_US, &high_us)
+        || (value_of(line, "one_in")
+            && !parse_number(line, "one_in", value_of(line, "one_in"), 1, MAX_ONE_IN, &one_in)))
         return false;
     if (node->kernel_count == MAX_KERNELS)
         return refuse(line, "more than %d kernels", MAX_KERNELS);
     kernel.low_ns = 1000 * (uint64_t)low_us;
     kernel.high_ns = 1000 * (uint64_t)high_us;
+    kernel.high_one_in = (unsigned)one_in;
     node->kernels[node->kernel_count++] = kernel;
     return true;
 }

@@ -195,6 +195,19 @@ def test_lengths_are_drawn_from_their_range_the_same_for_the_same_seed(
     assert 200 < middle < 2000  # half of them below the geometric mean, 632 us
 
 
+def test_of_some_kernels_one_in_so_many_is_long(node: Node, sim: SimDriver) -> None:
+    sim.kernel("any", 2, 50, 10)
+    code = (
+        "k, s = kernel('any'), stream()\nmarks = [record(s)]\n"
+        "for _ in range(500): launch(k, s); marks.append(record(s))\n"
+        "cuda.cuCtxSynchronize()\nsaid = [elapsed_us(a, b) for a, b in zip(marks, marks[1:])]"
+    )
+    lengths = say(node, code)
+    assert isinstance(lengths, list)
+    assert set(lengths) == {2, 50}
+    assert 25 <= lengths.count(50) <= 75
+
+
 def test_gpus_work_side_by_side(node: Node, sim: SimDriver) -> None:
     sim.add_gpu()
     code = (

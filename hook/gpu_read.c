@@ -4,10 +4,12 @@
 #include "real.h"
 #include "settings.h"
 
-enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 64 }; /* that doubts go back, and that are too few to judge by */
+enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
 enum { MOST_UNCLEAR = 16 }; /* launches in a row */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
+#define OWN_TURN_NS (2 * MS_NS) /* that others do not interrupt */
+#define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
 #define OVERLONG_NS (5000 * MS_NS) /* beyond twice what was expected, a launch may wait for a later one */
@@ -66,7 +68,9 @@ static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, i
 
 /* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. Asked of
  * kinds that are known well: a longer launch of another is as likely its own length. That befalls one launch
- * in as many as fit into our own turn; a kind that is long more often than that is long by itself. */
+ * in as many as fit into our own turn; a kind that is long more often than that is long by itself. Where
+ * every launch is measured, what is in doubt is charged all the same, and only says nothing of how the kind
+ * varies. */
 static bool doubtful(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns, int64_t own,
                      int64_t now_ns)
 {
@@ -76,10 +80,10 @@ static bool doubtful(struct measured_lane *lane, const struct trace *trace, int6
     if (++doubt->samples > DOUBT_SAMPLES)
         doubt->samples /= 2, doubt->long_ones /= 2;
     if (!share_contended(lane->lane.share, (uint64_t)now_ns) || own < expected_ns + SWITCH_NS
-        || own > MS_NS + MS_NS / 2)
+        || own > UNSEEN_MOST_NS)
         return false;
     doubt->long_ones++;
-    return doubt->long_ones * MS_NS <= (doubt->samples + DOUBT_FIRST) * expected_ns;
+    return doubt->long_ones * OWN_TURN_NS <= (doubt->samples + DOUBT_FIRST) * expected_ns;
 }
 
 /* When what ran at `until_ns` began to, its first event having been done at `from_ns`: not before it was
@@ -154,11 +158,16 @@ static void judge(struct measured_lane *lane, struct trace *trace, const struct 
     bool is_short = expected_ns && expected_ns < SHORT_NS && !estimate_measures_all(estimate);
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
-    bool is_known = is_short && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
+    bool is_known =
+        expected_ns && expected_ns < SHORT_NS && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
+    bool in_doubt = is_known && doubtful(lane, trace, expected_ns, own, now_ns);
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
-        && !(is_known && doubtful(lane, trace, expected_ns, own, now_ns));
-    trace->single_ns = trace->own_ns = own;
+        && !(is_short && in_doubt);
+    bool blurred = is_known && own <= UNSEEN_MOST_NS
+        && gpu_probe_away_ns(&lane->probe, trace->running_since_ns, trace->ran_until_ns, true) > 0;
+    trace->own_ns = own;
+    trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
     if (trace->sweep)
         gpu_sweep_judge(lane, sweep, trace);
 }

@@ -2,6 +2,7 @@
 
 #include <stddef.h>
 
+#define NS_PARTS 256
 #define LONGEST_REFILL_NS (1000 * MS_NS)
 #define SHORTEST_REFILL_NS 20000
 #define LONGEST_SAVED_NS (UINT64_C(200000) * MS_NS) /* at a share of 999 permille */
@@ -122,14 +123,25 @@ struct estimate *estimate_claim(struct predictor *predictor, uint64_t key)
     return found;
 }
 
+static bool is_held(int64_t deviation)
+{
+    return (deviation & ESTIMATE_HELD) > ESTIMATE_DEVIATES;
+}
+
 /* What is measured always does not go by the estimate, so when to begin and when to end must differ: an
- * estimate that is too low by chance would otherwise be gone by, and one that is too high not. */
+ * estimate that is too low by chance would otherwise be gone by, and one that is too high not. A kind that is
+ * long now and then is at its lowest when none was long for a while, so that one ends long after the last. */
 static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t sample_ns, int64_t samples)
 {
     int64_t off_ns = sample_ns < was_ns ? was_ns - sample_ns : sample_ns - was_ns;
     int64_t was = atomic_load(&estimate->deviation), flags = was & (ESTIMATE_ALWAYS | ESTIMATE_OFTEN);
     was -= flags;
-    int64_t deviation = was + (clamp(off_ns * 1000 / was_ns, 0, 4000) - was) / samples;
+    samples = samples > ESTIMATE_SAMPLES_OFTEN ? ESTIMATE_SAMPLES_OFTEN : samples;
+    int64_t deviation = was + (clamp(off_ns * 1000 / was_ns, 0, ESTIMATE_DEVIATES) - was) / samples;
+    if (is_held(was))
+        deviation = was - 1;
+    if (samples >= ESTIMATE_SAMPLES && 2 * sample_ns > ESTIMATE_FAR * was_ns)
+        deviation = flags ? ESTIMATE_HELD : ESTIMATE_HELD / 2; /* once may be by chance */
     if (was_ns >= ESTIMATE_VARYING_NS && deviation >= ESTIMATE_VARIES)
         flags = ESTIMATE_ALWAYS | ESTIMATE_OFTEN;
     else if (was_ns >= ESTIMATE_OFTEN_NS && deviation >= ESTIMATE_VARIES)
@@ -142,10 +154,14 @@ static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t s
 }
 
 /* How far the mean goes back. More launches go on a low estimate than on a high one, so that what varies is
- * charged too little by the variance of its estimate, where not every launch is measured. */
+ * charged too little by the variance of its estimate, where not every launch is measured. Where every one is,
+ * it is charged by itself, and what counts is that the mean is right once that ends. */
 static int64_t most_samples(struct estimate *estimate, int64_t was_ns, int64_t sample_ns)
 {
-    bool steadied = estimate_measures_often(estimate) && !estimate_measures_all(estimate);
+    int64_t deviation = atomic_load(&estimate->deviation);
+    if (is_held(deviation) || deviation >= ESTIMATE_ALWAYS)
+        return ESTIMATE_SAMPLES_ALL;
+    bool steadied = estimate_measures_often(estimate) && was_ns < ESTIMATE_LONG_NS;
     return steadied && sample_ns < ESTIMATE_LONGER * was_ns ? ESTIMATE_SAMPLES_OFTEN : ESTIMATE_SAMPLES;
 }
 
@@ -161,13 +177,14 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t
     int64_t sample_ns = clamp(ns, -SHARE_DEBT_NS, UINT32_MAX), was_ns = atomic_load(&estimate->ns);
     int64_t samples = atomic_load(&estimate->samples) + 1, most = most_samples(estimate, was_ns, sample_ns);
     samples = samples > most ? most : samples;
-    if (samples >= ESTIMATE_SAMPLES && was_ns < ESTIMATE_LONG_NS && estimate_measures_all(estimate))
-        sample_ns = clamp(sample_ns, was_ns / 4, was_ns * 4); /* each is charged by itself: keep it calm */
     single_ns = clamp(single_ns, -SHARE_DEBT_NS, UINT32_MAX);
-    int64_t is_ns = was_ns ? was_ns + (sample_ns - was_ns) / samples : sample_ns;
+    int64_t was_parts = was_ns * NS_PARTS + atomic_load(&estimate->parts);
+    int64_t is_parts =
+        was_ns ? was_parts + (sample_ns * NS_PARTS - was_parts) / samples : sample_ns * NS_PARTS;
     if (samples > 1 && was_ns)
         learn_deviation(estimate, was_ns, single_ns, samples);
-    estimate_set(estimate, is_ns);
+    estimate_set(estimate, is_parts / NS_PARTS);
+    atomic_store(&estimate->parts, (uint8_t)is_parts);
     atomic_store(&estimate->samples, (uint8_t)samples);
 }
 

@@ -67,19 +67,24 @@ uint64_t share_debt_ns(const struct share *share, uint32_t permille);
 struct estimate {
     _Atomic uint64_t key; /* 0: free */
     _Atomic uint32_t ns; /* 0: never measured */
-    _Atomic uint16_t deviation; /* of samples from it, in permille of it; ESTIMATE_ALWAYS */
-    _Atomic uint8_t samples; /* that went into it, up to ESTIMATE_SAMPLES_OFTEN */
-    uint8_t unused;
+    _Atomic uint16_t deviation; /* of samples from it, in permille of it, or ESTIMATE_HELD; ESTIMATE_ALWAYS */
+    _Atomic uint8_t samples; /* that went into it, up to ESTIMATE_SAMPLES_ALL */
+    _Atomic uint8_t parts; /* of a ns, beyond `ns`: what is rounded off would move a mean of many */
 };
 _Static_assert(sizeof(struct estimate) == 16, "four of them in a cache line");
 
 enum {
     ESTIMATE_ALWAYS = 0x8000, /* every launch is to be measured, as long as the kind varies, */
     ESTIMATE_OFTEN = 0x4000, /* or every few */
+    ESTIMATE_HELD =
+        0x3fff, /* of a kind that was far off: counted down by a sample, and it varies till then */
+    ESTIMATE_FAR = 5, /* halves of what was expected: so much longer is far off */
+    ESTIMATE_DEVIATES = 4000, /* most that a sample deviates, and where the countdown ends */
     ESTIMATE_WAYS = 4, /* places that a key can be in */
     ESTIMATE_SETS = 2048,
     ESTIMATE_SAMPLES = 16, /* that the moving mean goes back, */
     ESTIMATE_SAMPLES_OFTEN = 64, /* and of kinds of which every few launches are measured, */
+    ESTIMATE_SAMPLES_ALL = 255, /* and of those of which all are, or that are now and then far off, */
     ESTIMATE_LONGER = 8, /* unless one takes so many times longer: they may all do from now on */
     ESTIMATE_LEAST_NS = 100, /* or the budget would never be looked at again, nor the kind be measured */
     ESTIMATE_FIRST_NS = 20000, /* of what was never measured, when nothing was */

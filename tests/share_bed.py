@@ -31,7 +31,8 @@ BLOCKED_AT = LINES_AT + 48
 ALONE_POINTS, BESIDE_POINTS = 2.0, 3.0
 ALONE_BEYOND_POINTS, BESIDE_BEYOND_POINTS = 1.0, 3.0  # where the ideal limiter is as far off
 
-Kernels = Mapping[str, int | tuple[int, int]]  # us, or from and to
+Microseconds = int | tuple[int, int] | tuple[int, int, int]  # or from and to; or one in so many
+Kernels = Mapping[str, Microseconds]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from share_bed import (
     ALONE_POINTS,
     BESIDE_POINTS,
     Kernels,
+    Microseconds,
     Tenant,
     allowed_points,
     run,
@@ -36,6 +37,12 @@ from tests.bench.rows import Row, row
 CAPS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 MIXES = ((10, 90), (30, 70), (50, 50), (20, 30, 40), (25,) * 4, (12,) * 8, (5, 15, 25, 45))
 VARYING = ((2, 20), (5, 300), (20, 2000), (2, 20_000))
+RARE = ((20, 2000, 100), (50, 1000, 50), (10, 200, 40))  # one in so many is long
+RARE_BESIDE = (
+    (20, 2000, 100),
+    (100, 3000, 60),
+    (10, 200, 40),
+)  # no turns of others, by length or number
 SKIP_S = 2.0
 SWEEP_EVERY_US = 12_000  # where lengths vary, at a limit of nearly 100 %; at most 60,000
 
@@ -155,6 +162,22 @@ def varying_cases(first_seed: int = 1) -> Iterator[Case]:
                    {"a": 200, "b": (20, 2000)})  # fmt: skip
 
 
+def rare_cases() -> Iterator[Case]:
+    """Kernels that are short and now and then long, alone and beside steady ones."""
+    for rare in RARE:
+        for cap in CAPS[::2]:
+            tenant = Tenant(cap, _lasting("", 1))
+            yield Case(f"alone, {_us(rare)}", f"{cap} %", (tenant,), {"kernel": rare})
+    for rare in RARE_BESIDE:
+        for caps in ((10, 90), (30, 70), (50, 50), (70, 30)):
+            tenants = (
+                Tenant(caps[0], _lasting("kernel=a", 1)),
+                Tenant(caps[1], _lasting("kernel=b", 1)),
+            )
+            yield Case(f"{_us(rare)} beside 100 us", "/".join(map(str, caps)), tenants,
+                       {"a": rare, "b": 100})  # fmt: skip
+
+
 def _of_every_length(where: str, mix: tuple[int, ...], first_seed: int) -> Case:
     """In windows of ten times the longest; judged by what an ideal limiter does."""
     tenants = tuple(Tenant(cap, ("ms=30000",)) for cap in mix)
@@ -163,7 +186,9 @@ def _of_every_length(where: str, mix: tuple[int, ...], first_seed: int) -> Case:
                 {"kernel": (2, 200_000)}, 2, ideal)  # fmt: skip
 
 
-def _us(us: int | tuple[int, int]) -> str:
+def _us(us: Microseconds) -> str:
+    if isinstance(us, tuple) and len(us) == 3:
+        return f"{_us(us[0])}, one in {us[2]} of {_us(us[1])}"
     if isinstance(us, tuple):
         return f"{_us(us[0])} to {_us(us[1])}"
     return f"{us // 1000} ms" if us >= 1000 else f"{us} us"
@@ -187,7 +212,14 @@ def judged(cases: Sequence[Case], first_seed: int = 1) -> list[float]:
 
 def share_area() -> Iterator[Row]:
     """Error of shares of GPU time, in virtual time on the simulated GPU; and what telling it costs."""
-    cases = [*alone_cases(), *ways_cases(), *streams_cases(), *beside_cases(), *varying_cases()]
+    cases = [
+        *alone_cases(),
+        *ways_cases(),
+        *streams_cases(),
+        *beside_cases(),
+        *varying_cases(),
+        *rare_cases(),
+    ]
     beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - _target(case)))
               for case, error in zip(cases, judged(cases), strict=True)]  # fmt: skip
     errors = dict(zip(cases_by_name(cases), beyond, strict=True))
@@ -243,7 +275,7 @@ def main(word: str = "", first_seed: str = "1") -> int:
     """Print the worst error of each case; 1 when one is not met."""
     seed = int(first_seed)
     alone = (*alone_cases(seed), *ways_cases(), *streams_cases())
-    every = (*alone, *beside_cases(), *varying_cases(seed))
+    every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases())
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0
     for case, error in zip(cases, judged(cases, seed), strict=True):

@@ -383,23 +383,28 @@ class Estimate(ctypes.Structure):
         ("ns", ctypes.c_uint32),
         ("deviation", ctypes.c_uint16),
         ("samples", ctypes.c_uint8),
-        ("unused", ctypes.c_uint8),
+        ("parts", ctypes.c_uint8),
     )
 
 
 def learned(library: ctypes.CDLL, samples: list[int]) -> int:
     """What a launch is expected to cost after these, in ns."""
+    return int(learned_of(library, samples).ns)
+
+
+def learned_of(library: ctypes.CDLL, samples: list[int]) -> Estimate:
     library.estimate_learn.argtypes = [
         ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64,
     ]  # fmt: skip
     estimate = Estimate(key=1)
     for ns in samples:
         library.estimate_learn(ctypes.byref(estimate), 1, ns, ns)
-    return int(estimate.ns)
+    return estimate
 
 
 FEW_SHORT = [3000, 90_000, 2000, 11_000, 40_000, 3000, 15_000]
 IN_TURN = [2000, 14_000] * 150
+NOW_AND_THEN = ([20_000] * 99 + [2_000_000]) * 30
 
 
 @pytest.mark.parametrize(
@@ -416,6 +421,11 @@ IN_TURN = [2000, 14_000] * 150
         ),
         pytest.param(IN_TURN, pytest.approx(8000, rel=0.01), id="what varies is steadied"),
         pytest.param(
+            NOW_AND_THEN,
+            pytest.approx(39_800, rel=0.25),
+            id="what is long now and then is not forgotten",
+        ),
+        pytest.param(
             [*IN_TURN, 80_000_000],
             pytest.approx(5_000_000, rel=0.01),
             id="what has become longer is noticed at once",
@@ -426,3 +436,21 @@ def test_what_a_launch_is_expected_to_cost(
     library: ctypes.CDLL, samples: list[int], expected: float
 ) -> None:
     assert learned(library, samples) == expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "measured"),
+    [
+        pytest.param([20_000] * 200, False, id="always the same"),
+        pytest.param(NOW_AND_THEN, True, id="long now and then"),
+        pytest.param([*NOW_AND_THEN, *[20_000] * 10_000], True, id="the last one was long ago"),
+        pytest.param([*NOW_AND_THEN, *[20_000] * 20_000], False, id="it never was again"),
+        pytest.param([*[20_000] * 200, 2_000_000, *[20_000] * 2000], True, id="long once"),
+        pytest.param([*[20_000] * 200, 2_000_000, *[20_000] * 6000], False, id="long only once"),
+    ],
+)
+def test_a_kind_that_was_long_twice_is_measured_for_long_after(
+    library: ctypes.CDLL, samples: list[int], measured: bool
+) -> None:
+    """That none was long lately is no reason to go by the estimate: it is at its lowest then."""
+    assert bool(learned_of(library, samples).deviation & 0x8000) == measured

@@ -69,7 +69,8 @@ class _Node:
     fixed_enumeration: bool = False
     hidden_pids: bool = False
     kernel_us: int = 0
-    kernels: Mapping[str, str] = field(default_factory=dict)  # us=... by name
+    # us=... by name and GPU, None: any
+    kernels: Mapping[tuple[str, int | None], str] = field(default_factory=dict)
     execution: Mapping[str, int | str] = field(default_factory=dict)  # slice_us and the like
     absent: tuple[str, ...] = ()
     gpus: Mapping[int, SimGpu] = field(default_factory=dict)
@@ -242,16 +243,23 @@ class SimDriver:
             self._change(kernel_us=kernel_us)
 
     def kernel(
-        self, name: str, us: int, up_to_us: int | None = None, one_in: int | None = None
+        self,
+        name: str,
+        us: int,
+        up_to_us: int | None = None,
+        one_in: int | None = None,
+        gpu: int | None = None,
     ) -> None:
         """Let kernels of this name take `us`, or anything up to `up_to_us`, log-uniformly.
 
-        With `one_in`, that many of them take `up_to_us` once, by chance, and `us` otherwise.
+        With `one_in`, that many of them take `up_to_us` once, by chance, and `us` otherwise. With
+        `gpu`, on the GPU of this number; what is said of it first goes before what is said of all.
         """
         text = str(us) if up_to_us is None else f"{us}..{up_to_us}"
         text += "" if one_in is None else f" one_in={one_in}"
+        text += "" if gpu is None else f" gpu={gpu}"
         with self._lock:
-            self._change(kernels={**self._node.kernels, name: text})
+            self._change(kernels={**self._node.kernels, (name, gpu): text})
 
     def execution(self, **values: int | str) -> None:
         """Set `slice_us`, `launch_us`, `queue_depth` or `clock` ("real", "virtual").
@@ -320,7 +328,7 @@ def render(node: _Node) -> str:
         f"kernel_us {node.kernel_us}",
         f"enumeration {'fixed' if node.fixed_enumeration else 'live'}",
         *(["hang"] if node.hanging else []),
-        *(f"kernel {name} us={us}" for name, us in node.kernels.items()),
+        *(f"kernel {name} us={us}" for (name, _), us in node.kernels.items()),
         *(f"{word} {value}" for word, value in node.execution.items()),
         *(f"absent call={call}" for call in node.absent),
         *(["pids hidden"] if node.hidden_pids else []),

@@ -52,11 +52,11 @@ static double draw(void)
     return (double)((mixed ^ (mixed >> 31)) >> 11) * 0x1p-53;
 }
 
-uint64_t function_draw_ns(const struct sim_node *node, CUfunction function)
+uint64_t function_draw_ns(const struct sim_node *node, CUfunction function, long gpu)
 {
     for (size_t i = 0; function && i < node->kernel_count; i++) {
         const struct sim_kernel *kernel = &node->kernels[i];
-        if (strcmp(kernel->name, function->name) != 0)
+        if (strcmp(kernel->name, function->name) != 0 || (kernel->gpu != ANY_GPU && kernel->gpu != gpu))
             continue;
         if (kernel->low_ns == kernel->high_ns)
             return kernel->low_ns;

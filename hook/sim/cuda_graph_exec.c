@@ -237,7 +237,7 @@ static uint64_t length_ns(const struct cuda_call *call, const struct CUgraphExec
     uint64_t ns = 0;
     for (size_t i = 0; i < executable->count && functions_take_time(call->node); i++)
         if (executable->steps[i].kind == GRAPH_NODE_KERNEL)
-            ns += function_draw_ns(call->node, executable->steps[i].function);
+            ns += function_draw_ns(call->node, executable->steps[i].function, call->gpu->number);
     return ns;
 }
 

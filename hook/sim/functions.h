@@ -16,8 +16,8 @@ struct CUfunc_st {
 /* The function of this name in the module; the same each time. NULL when there is no memory. */
 CUfunction function_named(CUmodule module, const char *name);
 
-/* How long the next run takes: by its name, else kernel_us. */
-uint64_t function_draw_ns(const struct sim_node *node, CUfunction function);
+/* How long the next run takes on this GPU (its number): by its name, else kernel_us. */
+uint64_t function_draw_ns(const struct sim_node *node, CUfunction function, long gpu);
 
 /* Whether kernels take any time at all. */
 bool functions_take_time(const struct sim_node *node);

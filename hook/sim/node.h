@@ -105,7 +105,10 @@ struct sim_kernel {
     char name[64];
     uint64_t low_ns, high_ns;
     unsigned high_one_in; /* 0: anything */
+    long gpu; /* number of the one that this is for, or ANY_GPU */
 };
+
+enum { ANY_GPU = -1 };
 
 struct sim_pair {
     int first, second; /* second -1: a switch */

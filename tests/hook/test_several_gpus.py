@@ -237,3 +237,29 @@ def test_each_launch_is_counted_when_its_thread_has_ended(
     threads = 20
     found = in_turn(node, 1, turns, 1, threads, *forks, CUDA_DEVICE_SM_LIMIT=limit)
     assert found == [threads * turns]
+
+
+ONE_KERNEL = """
+from gpu_calls import *
+start()
+one, there = kernel("kernel"), [stream()]
+start(1)
+there.append(stream())
+until_us = now_us() + 1_000_000
+while now_us() < until_us:
+    for device, stream_ in enumerate(there):
+        start(device)
+        assert launch(one, stream_) == 0
+say(worked_us=[gpu_us(uuid) for uuid in UUIDS])
+"""
+
+
+def test_a_kernel_that_takes_longer_on_one_of_two_gpus_has_its_share_on_both(node: Node) -> None:
+    """The one that is slower holds the other up, as one thread launches on both in turn."""
+    uuids = [made_up_uuid(0), node.sim.add_gpu().uuid]
+    node.sim.kernel("kernel", 16, gpu=0)
+    node.sim.kernel("kernel", 4, gpu=1)
+    said = node.run_in_virtual_time(f"UUIDS = {uuids!r}\n" + ONE_KERNEL, CUDA_DEVICE_SM_LIMIT="30")
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["worked_us"][0] == pytest.approx(300_000, rel=0.05)
+    assert said["worked_us"][1] == pytest.approx(75_000, rel=0.05)

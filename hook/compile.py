@@ -54,7 +54,14 @@ LINK_FLAGS = (
 )
 LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
 
-# What a program runs at every launch, allocation and lookup. The rest runs once or seldom.
+# As small as it goes: zig takes its own -Oz for -Os, so clang is told past it. What several
+# functions have in common stays in each of them: a function made of it needs tables of its own,
+# which take more than it saves.
+SMALLEST = ("-Os", "-Xclang", "-Oz", "-mno-outline")
+NO_TABLES = "-fno-unwind-tables"
+
+# What a program runs at every launch, allocation and lookup. The rest runs once or seldom, or is
+# little code that these go through.
 PER_CALL = frozenset(
     {
         "blocks.c",
@@ -78,18 +85,59 @@ PER_CALL = frozenset(
     }
 )
 
+# What runs beside driver calls that take microseconds, or once. Some 3 ns are added to a lookup
+# where names.c is among these, and to cuMemGetInfo where limits.c is.
+SELDOM = frozenset(
+    {
+        "cuda_array.c",
+        "cuda_capture.c",
+        "cuda_graph_memory.c",
+        "cuda_module.c",
+        "cuda_vmm.c",
+        "gpu_watch.c",
+        "limits_file.c",
+        "loaded.c",
+        "nvml_processes.c",
+        "nvml_utilization.c",
+        "process.c",
+    }
+)
+
+# What is never on the stack when an exception or the end of a cancelled thread passes: these call
+# each other and functions of libc where no thread is cancelled, never the driver nor through a
+# pointer. So they need no unwind tables, some 40 bytes for each function. A file that is not
+# among these has tables; tests/hook/test_unwind_tables.py says what a file here may not call.
+NEVER_UNWOUND = frozenset(
+    {
+        "amounts.c",
+        "blocks.c",
+        "gpu_sweep.c",
+        "graph_left.c",
+        "launch_count.c",
+        "ledger.c",
+        "names.c",
+        "past.c",
+        "residency.c",
+        "table.c",
+        "throttle.c",
+    }
+)
+
 
 @dataclass(frozen=True)
 class Artifact:
     """One file to build: its place under the output directory, its sources, its extra flags.
 
-    Sources that are not `fast` are compiled for size; with None all are for speed.
+    Sources that are not `fast` are compiled for size, `seldom` ones whatever it costs in speed;
+    with None all are for speed. Those that are `never_unwound` have no unwind tables.
     """
 
     path: str
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
     fast: frozenset[str] | None = None
+    seldom: frozenset[str] = frozenset()
+    never_unwound: frozenset[str] = frozenset()
 
 
 ARTIFACTS = (
@@ -170,6 +218,8 @@ ARTIFACTS = (
             "-Wl,--version-script=libvgpu.map",
         ),
         fast=PER_CALL,
+        seldom=SELDOM,
+        never_unwound=NEVER_UNWOUND,
     ),
     Artifact(
         "sim/libnvidia-ml.so.1",
@@ -288,17 +338,19 @@ def _build(
 ) -> Path:
     path = target / artifact.path
     stamp = target / ".stamps" / artifact.path.replace("/", "_")
-    whole = target / ".objects" / f"{path.name}.o"
-    small, final = _for_size(artifact, arch), _arguments(artifact, arch)
-    wanted = _fingerprint(artifact, version, [*small, *final])
+    objects = _objects(artifact, arch)
+    final = _arguments(artifact, arch)
+    words = [word for arguments in (*objects.values(), final) for word in arguments]
+    wanted = _fingerprint(artifact, version, words)
     if path.exists() and stamp.exists() and stamp.read_text() == wanted:
         return path
     say(f"compiling {artifact.path} for {arch}")
-    for made in (path, stamp, whole):
+    for made in (path, stamp, target / ".objects" / path.name):
         made.parent.mkdir(parents=True, exist_ok=True)
-    if small:
-        _compile(artifact, python, small, whole)
-        final.append(str(whole))
+    for i, arguments in enumerate(objects.values()):
+        made = target / ".objects" / f"{path.name}.{i}.o"
+        _compile(artifact, python, arguments, made)
+        final.append(str(made))
     _compile(artifact, python, final, path)
     stamp.write_text(wanted)
     return path
@@ -323,18 +375,32 @@ def _target(arch: str) -> list[str]:
     return ["-target", f"{arch}-linux-gnu.{GLIBC}"]
 
 
-def _for_size(artifact: Artifact, arch: str) -> list[str]:
-    """How to make one object of the sources that need not be fast; empty if there are none."""
-    if artifact.fast is None:
-        return []
-    flags = [{"-O2": "-Os"}.get(flag, flag) for flag in C_FLAGS if flag != "-s"]
-    slow = [source for source in artifact.sources if source not in artifact.fast]
-    return [*_target(arch), *flags, *slow, "-r"]
+def flags_of(artifact: Artifact, source: str) -> list[str]:
+    """How one source is compiled, whatever the machine."""
+    if artifact.fast is None or source in artifact.fast:
+        pace: tuple[str, ...] = ("-O2",)
+    else:
+        pace = SMALLEST if source in artifact.seldom else ("-Os",)
+    flags = [word for flag in C_FLAGS for word in (pace if flag == "-O2" else (flag,))]
+    if source in artifact.never_unwound:
+        flags[flags.index("-funwind-tables")] = NO_TABLES
+    return flags
+
+
+def _objects(artifact: Artifact, arch: str) -> dict[str, list[str]]:
+    """By what sets their flags apart: how to make one object of sources not for C_FLAGS."""
+    made: dict[str, list[str]] = {}
+    for source in artifact.sources:
+        flags = [flag for flag in flags_of(artifact, source) if flag != "-s"]
+        if flags != [flag for flag in C_FLAGS if flag != "-s"]:
+            kind = " ".join(flag for flag in flags if flag not in C_FLAGS)
+            made.setdefault(kind, [*_target(arch), *flags, "-r"]).append(source)
+    return made
 
 
 def _arguments(artifact: Artifact, arch: str) -> list[str]:
-    fast = [s for s in artifact.sources if artifact.fast is None or s in artifact.fast]
-    return [*_target(arch), *C_FLAGS, *fast, *artifact.flags, *LINK_FLAGS]
+    here = [s for s in artifact.sources if flags_of(artifact, s) == list(C_FLAGS)]
+    return [*_target(arch), *C_FLAGS, *here, *artifact.flags, *LINK_FLAGS]
 
 
 def _fingerprint(artifact: Artifact, version: str, arguments: list[str]) -> str:

@@ -94,9 +94,11 @@ def test_every_exec_in_the_container_pays_little_for_it(library: Path, hook: Elf
     assert hook.copied_pages == 1  # what is relocated; our variables begin at a page of their own
 
 
-def test_what_is_compiled_for_speed_are_files_of_the_library() -> None:
+def test_what_is_compiled_for_speed_or_for_size_are_files_of_the_library() -> None:
     library = next(a for a in compiler().ARTIFACTS if a.path == "libvgpu.so")
     assert library.fast < set(library.sources)
+    assert library.seldom < set(library.sources)
+    assert not library.fast & library.seldom
 
 
 def test_it_does_not_tell_where_it_was_built(library: Path, hook: Elf) -> None:

@@ -2,8 +2,7 @@
 
 #include <pthread.h>
 
-_Thread_local struct launch_count launch_count
-    __attribute__((tls_model("initial-exec"))) = {.untold = LAUNCH_COUNT_FRESH};
+_Thread_local struct launch_count launch_count __attribute__((tls_model("initial-exec")));
 
 static pthread_key_t key; /* the lane that a thread has told last */
 static bool has_key;
@@ -25,13 +24,13 @@ static uint32_t add(struct lane *lane, uint32_t launches)
 /* Where launches were made a lane is open: the gate has passed them on by it. */
 static void tell(void *lane)
 {
-    uint32_t left = launch_count.untold & ~LAUNCH_COUNT_FRESH;
+    uint32_t left = launch_count_untold() & ~LAUNCH_COUNT_FRESH;
     for (int place = 0; place < MAX_DEVICES; place++) {
         left -= add(atomic_load_explicit(&gpu_lanes[place], memory_order_relaxed), launch_count.known[place]);
         launch_count.known[place] = 0;
     }
     add(lane, left);
-    launch_count.untold = 0;
+    launch_count.noted = LAUNCH_COUNT_FRESH;
 }
 
 void launch_count_begin(void)

@@ -17,11 +17,24 @@ enum { LAUNCH_COUNT_MOST = 71 }; /* that are not told yet */
 #define LAUNCH_COUNT_FRESH (UINT32_C(1) << 31) /* of a thread that has told nothing yet */
 
 struct launch_count {
-    uint32_t untold; /* 0 after launch_count_tell */
+    /* Less LAUNCH_COUNT_FRESH, such that a new thread's is 0: initial values would take a page of each
+     * process. */
+    uint32_t noted;
     uint8_t known[MAX_DEVICES]; /* of them, by place, those of which it is known where they were made */
 };
 extern _Thread_local struct launch_count launch_count
     __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+/* 0 after launch_count_tell. */
+static inline uint32_t launch_count_untold(void)
+{
+    return launch_count.noted - LAUNCH_COUNT_FRESH;
+}
+
+static inline void launch_count_add(void)
+{
+    launch_count.noted++;
+}
 
 /* Once, before all others. */
 void launch_count_begin(void);
@@ -35,7 +48,7 @@ void launch_count_tell(struct lane *lane);
 /* The calling thread goes on in a child of fork: what is untold is the parent's. */
 static inline void launch_count_forget(void)
 {
-    launch_count = (struct launch_count){.untold = LAUNCH_COUNT_FRESH};
+    launch_count = (struct launch_count){0};
 }
 
 #endif

@@ -312,7 +312,7 @@ static inline bool is_paid(struct launch *launch)
         return false;
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     bool measured = estimate_measures_all(estimate)
-        || (estimate_measures_often(estimate) && launch_count.untold % MEASURE_OFTEN == 0);
+        || (estimate_measures_often(estimate) && launch_count_untold() % MEASURE_OFTEN == 0);
     return !measured && spend(launch->lane, launch->cost_ns);
 }
 
@@ -353,7 +353,7 @@ SELDOM static bool is_to_pay(struct launch *launch, int place)
     const struct region *region = region_mapped();
     bool blocked = core.blocked_until_ns || !region
         || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != LAUNCH_GATE_RECENT;
-    if (!blocked && launch_count.untold >= LAUNCH_COUNT_MOST)
+    if (!blocked && launch_count_untold() >= LAUNCH_COUNT_MOST)
         note_activity(launch->lane, monotonic_ns());
     if (!blocked && core.enforced)
         return true;
@@ -361,7 +361,7 @@ SELDOM static bool is_to_pay(struct launch *launch, int place)
         pass_slowly(launch, place);
     else
         launch->lane = NULL;
-    if (launch_count.untold == 0 && core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
+    if (launch_count_untold() == 0 && core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
         open_gate();
     return false;
 }
@@ -376,8 +376,8 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
     if (!launch->lane)
         return;
     launch->key = key_at(key, place);
-    launch_count.untold++; /* whichever way it goes */
-    bool as_noted = launch_count.untold < LAUNCH_COUNT_MOST && is_kept(place);
+    launch_count_add(); /* whichever way it goes */
+    bool as_noted = launch_count_untold() < LAUNCH_COUNT_MOST && is_kept(place);
     if ((as_noted || is_to_pay(launch, place)) && !is_paid(launch))
         pass_slowly(launch, place);
 }

@@ -44,7 +44,7 @@ enum { LAUNCH_GATE_RECENT = 2 };
 static inline bool launch_gate_is_open(void)
 {
     int devices = atomic_load_explicit(&launch_gate_devices, memory_order_acquire);
-    if (!devices || launch_count.untold + 1 >= LAUNCH_COUNT_MOST || depth_inside()
+    if (!devices || launch_count_untold() + 1 >= LAUNCH_COUNT_MOST || depth_inside()
         || atomic_load_explicit(atomic_load_explicit(&launch_gate_recent, memory_order_relaxed),
                                 memory_order_relaxed)
             != LAUNCH_GATE_RECENT)
@@ -53,7 +53,7 @@ static inline bool launch_gate_is_open(void)
         if (atomic_load_explicit(atomic_load_explicit(&of->word, memory_order_relaxed), memory_order_relaxed)
             != atomic_load_explicit(&of->seen, memory_order_relaxed))
             return false;
-    launch_count.untold++; /* otherwise launch_gate_pass counts it */
+    launch_count_add(); /* otherwise launch_gate_pass counts it */
     return true;
 }
 

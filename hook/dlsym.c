@@ -46,14 +46,21 @@ static enum answer answer_to(enum row row, const void *found, const void *caller
     return real_gave(driver_of(row), found, caller) ? OURS : LIBCS;
 }
 
+/* What RTLD_NEXT finds for the caller. */
+static const void *next_of(enum row row, const void *caller, const char *name)
+{
+    const void *found = loaded_next_definition(caller, name);
+    return found ? found : real_opened_with(driver_of(row), caller, name);
+}
+
 /* Not by a tail call: libc must see us as the caller. */
 __attribute__((noinline, disable_tail_calls)) static void *behind_us(dlsym_function *libc, const char *name)
 {
     return libc(RTLD_NEXT, name);
 }
 
-/* The function of ours that takes the place of one of libc's, or NULL. */
-static void *in_libcs_place(const char *name)
+/* The function of ours that takes the place of one of libc's, or NULL. Not twice in the library. */
+__attribute__((noinline)) static void *in_libcs_place(const char *name)
 {
     if (same_text(name, "dlsym"))
         return (void *)&dlsym;
@@ -80,8 +87,7 @@ EXPORT void *dlsym(void *handle, const char *name)
         MUSTTAIL return libc(handle, name);
     const void *caller = __builtin_return_address(0);
     bool next = handle == RTLD_NEXT;
-    enum answer answer =
-        answer_to(row, next ? loaded_next_definition(caller, name) : libc(handle, name), caller);
+    enum answer answer = answer_to(row, next ? next_of(row, caller, name) : libc(handle, name), caller);
     if (answer == OURS && next)
         dlerror(); /* as after any lookup that succeeds */
     if (answer == OURS)

@@ -177,3 +177,26 @@ bool real_gave(enum driver driver, const void *function, const void *caller)
         return !within(&real->extent, caller);
     return newly_gave(driver, function, caller);
 }
+
+/* What a library defines, if it is loaded, or else what it was opened with. */
+static __attribute__((noinline)) void *seen_from(const char *library, const char *name)
+{
+    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    void *found = handle ? real_dlsym()(handle, name) : NULL;
+    if (handle)
+        dlclose(handle);
+    return found;
+}
+
+void *real_opened_with(enum driver driver, const void *caller, const char *name)
+{
+    struct loaded asking;
+    if (!loaded_at(caller, &asking) || has_name(&asking, driver))
+        return NULL; /* a driver that is a door to another one must not come back to us */
+    void *found = seen_from(asking.path, name);
+    /* Its own, if it wraps the function: what is behind that can only be guessed. So can what it has from who
+     * opened it, if that is another library. There the limit goes before what would be found without us. */
+    if ((uintptr_t)found - asking.low < asking.high - asking.low || !found)
+        found = seen_from(drivers[driver].library, name);
+    return found;
+}

@@ -66,6 +66,11 @@ void real_cuda_settle(void);
  * another. */
 bool real_gave(enum driver driver, const void *function, const void *caller);
 
+/* What RTLD_NEXT finds for `caller` of what was loaded before it. Where nobody behind it in the list defines
+ * the name, libc still looks through what the caller's library was opened with, and some of that may have
+ * been there already: the driver above all. NULL: nothing, or the caller has a driver's name. */
+void *real_opened_with(enum driver driver, const void *caller, const char *name);
+
 /* libc's dlsym and dlvsym, past ours and everybody else's; NULL where there is none. */
 typedef void *dlsym_function(void *handle, const char *name);
 typedef void *dlvsym_function(void *handle, const char *name, const char *version);

@@ -69,3 +69,94 @@ def test_a_linked_program_under_a_profiler_is_limited(node: Node, first: bool, s
         [str(program)], **{LIMIT: "100m", "LD_PRELOAD": preload(interposer, first=first)}
     )
     assert (done.stdout, done.stderr) == (f"0 0 2, {seen} seen\n", "")
+
+
+PLUGIN = """
+#include <dlfcn.h>
+void *next(const char *name) { void *volatile found = dlsym(RTLD_NEXT, name); return found; }
+#ifdef WRAPS
+int wrapped;
+int cuMemAlloc_v2(unsigned long long *address, unsigned long bytes) {
+    int (*real)(unsigned long long *, unsigned long);
+    *(void **)&real = next("cuMemAlloc_v2");
+    return ++wrapped > 100 ? 77 : real ? real(address, bytes) : 78;
+}
+#endif
+"""
+MOCK = "int cuMemAlloc_v2(void) {\n return 77; }\n"
+GROUP = "int group(void) {\n return 1; }\n"
+LINKED = "-Wl,--no-as-needed"
+
+
+def opened_after_the_driver(plugin: Path, *before: Path) -> str:
+    """Code whose `plugin` was opened when all that it is linked to was there."""
+    paths = [str(path) for path in (*before, plugin)]
+    return f"plugin = [ctypes.CDLL(path) for path in {paths!r}][-1]\nplugin.next.restype = ctypes.c_void_p\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("-DWRAPS",)], ids=["asks", "wraps it too"])
+@pytest.mark.parametrize("linked", ["itself", "by who opens it"])
+def test_a_plugin_that_came_after_the_driver_finds_ours_next(
+    node: Node, flags: tuple[str, ...], linked: str
+) -> None:
+    """Libc then looks through what was opened together, and finds the driver although it was there before."""
+    driver = str(node.sim.libraries / "libcuda.so.1")
+    plugin = library(PLUGIN, *flags, "-ldl", *([LINKED, driver] if linked == "itself" else []),
+                     name="libplugin.so")  # fmt: skip
+    opened = plugin
+    if linked != "itself":
+        opened = library(GROUP, LINKED, str(plugin), driver, f"-Wl,-rpath,{plugin.parent}",
+                         name="libgroup.so")  # fmt: skip
+    code = opened_after_the_driver(opened) + (
+        "start()\nfound = plugin.next(b'cuMemAlloc_v2')\naddress = ctypes.c_uint64()\n"
+        "call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(found)\n"
+        "say(owner=owner(found), nobody=plugin.next(b'cuNothing_v9'),\n"
+        "    results=[call(ctypes.byref(address), 60 << 20) for _ in range(2)])"
+    )
+    said = node.run(code, **{LIMIT: "100m"})
+    assert (said["rc"], said["stderr"], said["nobody"]) == (0, "", None)
+    assert (said["owner"], said["results"]) == ("libvgpu.so", [0, 2])
+
+
+def test_calls_through_a_plugin_that_wraps_are_seen_and_limited(node: Node) -> None:
+    plugin = library(PLUGIN, "-DWRAPS", "-ldl", LINKED, str(node.sim.libraries / "libcuda.so.1"),
+                     name="libplugin.so")  # fmt: skip
+    code = opened_after_the_driver(plugin) + (
+        "start()\naddress = ctypes.c_uint64()\nsize = ctypes.c_size_t(60 << 20)\n"
+        "results = [plugin.cuMemAlloc_v2(ctypes.byref(address), size) for _ in range(2)]\n"
+        "say(results=results, wrapped=ctypes.c_int.in_dll(plugin, 'wrapped').value)"
+    )
+    said = node.run(code, **{LIMIT: "100m"})
+    assert (said["rc"], said["results"], said["wrapped"]) == (0, [0, 2], 2)
+
+
+def test_what_a_plugin_finds_next_in_another_library_stays_that_ones(node: Node) -> None:
+    """A mock that was there before it, and stands before the driver in what it is linked to."""
+    mock = library(MOCK, name="libmock.so")
+    driver = str(node.sim.libraries / "libcuda.so.1")
+    plugin = library(PLUGIN, "-ldl", LINKED, str(mock), driver, f"-Wl,-rpath,{mock.parent}",
+                     name="libplugin.so")  # fmt: skip
+    code = opened_after_the_driver(plugin, mock) + "say(owner=owner(plugin.next(b'cuMemAlloc_v2')))"
+    assert node.run(code, **{LIMIT: "100m"})["owner"] == "libmock.so"
+
+
+def test_a_second_driver_that_asks_for_the_first_is_not_sent_back_to_us(node: Node) -> None:
+    """A program may come to use it as its driver: then each would call the other."""
+    first = str(node.sim.libraries / "libcuda.so.1")
+    second = library(PLUGIN, "-ldl", LINKED, first, name="libcuda.so.2")
+    code = opened_after_the_driver(second) + (
+        "looked_up('cuInit', None)\nsay(owner=owner(plugin.next(b'cuMemAlloc_v2')))"
+    )
+    assert node.run(code, **{LIMIT: "100m"})["owner"] == "libcuda.so.1"
+
+
+def test_a_plugin_that_has_asked_can_still_be_closed(node: Node) -> None:
+    plugin = library(PLUGIN, "-ldl", LINKED, str(node.sim.libraries / "libcuda.so.1"),
+                     name="libplugin.so")  # fmt: skip
+    code = opened_after_the_driver(plugin) + (
+        "found = owner(plugin.next(b'cuMemAlloc_v2'))\nimport _ctypes\n"
+        "_ctypes.dlclose(plugin._handle)\n"
+        "say(found=found, there=open('/proc/self/maps').read().count('libplugin.so'))"
+    )
+    said = node.run(code, **{LIMIT: "100m"})
+    assert (said["found"], said["there"]) == ("libvgpu.so", 0)

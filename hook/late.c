@@ -27,7 +27,8 @@
 #define LATE(X) \
     X(__cxa_atexit) X(__errno_location) X(__fxstat) X(__xstat) X(__isoc99_sscanf) X(atoi) X(calloc) \
     X(clock_gettime) X(clock_nanosleep) X(dladdr) X(dlclose) X(dlerror) X(dlopen) X(fchmod) \
-    X(fcntl) X(flock) X(free) X(ftruncate) X(getenv) X(geteuid) X(getpid) X(getrlimit) X(kill) X(madvise) \
+    X(fcntl) X(flock) X(free) X(ftruncate) X(getauxval) X(getenv) X(geteuid) X(getpid) X(getrlimit) \
+    X(kill) X(madvise) \
     X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mmap) X(mprotect) X(munmap) \
     X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
     X(pthread_attr_init) X(pthread_attr_setdetachstate) \

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -250,9 +251,11 @@ static struct region *map_as_it_is(int fd)
     return region;
 }
 
+/* Unless there is a problem with that already. */
 static struct region *make(int fd, const char **problem)
 {
-    *problem = prepare(fd);
+    if (!*problem)
+        *problem = prepare(fd);
     struct region *region = *problem ? NULL : map(fd, problem);
     if (region && (*problem = put_in_order(region))) {
         munmap(region, FILE_BYTES);
@@ -320,9 +323,14 @@ struct region *region_file_open(const char **problem)
 {
     struct stat status;
     const struct made_region made = limits_region();
-    int fd = made.inode ? open_path(0) : open_anybodys();
+    /* A setuid program is told the path by who has fewer rights: it would make him a file where he may not,
+     * or let everybody write one that is there. */
+    *problem =
+        !made.inode && getauxval(AT_SECURE) ? "a setuid program makes none: start another first" : NULL;
+    int fd = made.inode || *problem ? open_path(0) : open_anybodys();
     if (fd < 0) {
-        *problem = strerror(errno);
+        if (!*problem || errno != ENOENT)
+            *problem = strerror(errno);
         return NULL;
     }
     struct region *region = made.inode ? map_made(fd, &made, problem) : open_or_make(fd, problem);

@@ -13,7 +13,7 @@ enum { FILE_BYTES = TAIL_OFFSET + TAIL_BYTES };
 
 /* Map the file, in order, making it if need be. NULL, with `problem` saying why, when it cannot be had. What
  * the agent has made (limits.h) is never made or mended here: a container that could have it anew would have
- * its budget anew. */
+ * its budget anew. Nor is anything by a setuid program. */
 struct region *region_file_open(const char **problem);
 
 /* Whether a descriptor is of the mapped file. */

@@ -164,6 +164,7 @@ ARTIFACTS = (
             "depth.c",
             "devices.c",
             "dlsym.c",
+            "gpu_clock.c",
             "gpu_probe.c",
             "gpu_read.c",
             "gpu_sweep.c",

@@ -164,6 +164,7 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream, CUstreamCaptureStatus *, cuuint64_t
 CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *,
                                         const CUgraphNode **, size_t *);
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *);
+CUresult cuStreamQuery(CUstream);
 CUresult cuStreamCreateWithPriority(CUstream *, unsigned int, int);
 CUresult cuCtxFromGreenCtx(CUcontext *, CUgreenCtx);
 CUresult cuStreamGetCtx(CUstream, CUcontext *);
@@ -203,7 +204,6 @@ CUresult cuMemGetAllocationGranularity(size_t *, const CUmemAllocationProp *,
 CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
                                  const CUDA_KERNEL_NODE_PARAMS *);
-CUresult cuStreamQuery(CUstream);
 CUresult cuStreamQuery_ptsz(CUstream);
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);
 CUresult cuStreamWaitEvent_ptsz(CUstream, CUevent, unsigned int);

@@ -241,8 +241,10 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
             continue; /* of a sweep, the rest of which is waited for */
         CUresult result = real_cuda()->cuEventQuery(trace->end);
         trace->ended = result == CUDA_SUCCESS;
-        if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace)))
+        if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace))) {
+            atomic_store(&lane->unreadable_at_ns, (uint64_t)now_ns);
             gpu_drop_trace(lane, trace);
+        }
     }
     for (size_t i = 0; any && i < TRACES; i++)
         if (atomic_load(&lane->traces[i].state) == TRACE_OUT && !lane->traces[i].ended)

@@ -2,10 +2,12 @@
 #include "busy.h"
 #include "depth.h"
 #include "devices.h"
+#include "gpu_clock.h"
 #include "gpu_traces.h"
 #include "launch_count.h"
 #include "monotonic.h"
 #include "real.h"
+#include "reclaim.h"
 #include "region.h"
 #include "streams.h"
 
@@ -13,9 +15,8 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { CAPTURE_RELAXED = 2 };
-
 #define LATELY_NS (10 * MS_NS)
+#define TRY_AGAIN_NS (1000 * MS_NS) /* to measure by events, once they could not be read */
 
 struct predictor gpu_time_predictor;
 
@@ -66,23 +67,6 @@ struct lane *gpu_lane_open(int place)
 static struct measured_lane *measured(struct lane *lane)
 {
     return (struct measured_lane *)(void *)lane;
-}
-
-/* Our calls must not end a capture of this program that forbids them to all threads. */
-static int relax_capture(void)
-{
-    const struct real_cuda *real = real_cuda();
-    int mode = CAPTURE_RELAXED;
-    if (!real->cuThreadExchangeStreamCaptureMode
-        || real->cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
-        return -1;
-    return mode;
-}
-
-static void restore_capture(int mode)
-{
-    if (mode >= 0)
-        real_cuda()->cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* --- around a launch ------------------------------------------------------------------------------------ */
@@ -161,6 +145,7 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
     struct trace *trace = take_place(lane, context, guess);
     if (!trace)
         return NULL;
+    trace->by_clock = false;
     trace->guess = guess;
     trace->stream = gpu_time_stream(stream, per_thread);
     if (make_events(lane, trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS) {
@@ -173,35 +158,47 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
     return NULL;
 }
 
-struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess)
+static struct trace *begin_by_events(struct measured_lane *lane, CUcontext context, CUstream stream,
+                                     bool per_thread, bool guess)
 {
-    struct measured_lane *lane = measured(of);
-    struct trace *trace = NULL;
-    if (!gpu_probe_possible() || atomic_load(&lane->unreadable))
+    uint64_t unreadable_ns = atomic_load(&lane->unreadable_at_ns);
+    if (!gpu_probe_possible()
+        || (unreadable_ns && elapsed_ns(unreadable_ns, monotonic_ns()) < TRY_AGAIN_NS))
         return NULL;
-    depth_enter();
-    int mode = relax_capture();
-    CUcontext entered = stream_enter(stream), context = entered;
     if (!context)
         real_cuda()->cuCtxGetCurrent(&context);
     if (context && !lane->probe.context && !atomic_exchange(&lane->polling, true)) {
-        if (!lane->probe.context && !gpu_probe_open(&lane->probe, context))
-            atomic_store(&lane->unreadable, true);
+        if (!lane->probe.context)
+            gpu_probe_open(&lane->probe, context);
         atomic_store(&lane->polling, false);
     }
-    if (context && lane->probe.context && context != atomic_load(&lane->ending))
-        trace = start_trace(lane, context, stream, per_thread, guess);
+    if (!context || !lane->probe.context || context == atomic_load(&lane->ending))
+        return NULL;
+    return start_trace(lane, context, stream, per_thread, guess);
+}
+
+struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess)
+{
+    struct measured_lane *lane = measured(of);
+    struct quiet quiet = quiet_begin();
+    CUcontext entered = stream_enter(stream);
+    struct trace *trace = begin_by_events(lane, entered, stream, per_thread, guess);
+    if (!trace && (trace = take_place(lane, NULL, guess))) {
+        trace->by_clock = true;
+        trace->began_ns = gpu_clock_wait(stream, per_thread); /* what it is to do yet was charged already */
+    }
     stream_leave(entered);
-    restore_capture(mode);
-    depth_leave();
+    quiet_end(quiet);
     return trace;
 }
 
 void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread)
 {
-    depth_enter();
-    record(trace->begin, stream, per_thread);
-    depth_leave();
+    if (!trace->by_clock) {
+        depth_enter();
+        record(trace->begin, stream, per_thread);
+        depth_leave();
+    }
     trace->began_ns = (int64_t)monotonic_ns();
     trace->others_ns = -spent_ns(lane);
     trace->begin_call = atomic_fetch_add(&lane->calls, 1);
@@ -210,6 +207,12 @@ void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream strea
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
                   int64_t charged_ns, uint64_t sweep, bool launched)
 {
+    if (trace->by_clock) {
+        if (launched)
+            gpu_clock_end(measured(lane), trace, stream, per_thread, key, charged_ns);
+        atomic_store(&trace->state, TRACE_FREE);
+        return false;
+    }
     trace->edge = false;
     trace->sweep = sweep;
     trace->launched_ns = (int64_t)monotonic_ns();
@@ -222,6 +225,8 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
     depth_leave();
     trace->recorded_ns = (int64_t)monotonic_ns();
+    if (launched && !recorded)
+        atomic_store(&measured(lane)->unreadable_at_ns, (uint64_t)trace->recorded_ns);
     trace->end_call = atomic_fetch_add(&lane->calls, 1);
     trace->others_ns += spent_ns(lane);
     if (gpu_time_several_streams(lane, (uint64_t)trace->recorded_ns))
@@ -304,14 +309,14 @@ static bool look_and_read(struct measured_lane *lane, bool look)
     CUcontext context = context_to_read(lane);
     if (context && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
         int64_t now_ns = (int64_t)monotonic_ns();
-        int mode = relax_capture();
+        struct quiet quiet = quiet_begin();
         any = gpu_read_traces(lane, now_ns);
         if (look && (any || now_ns - (int64_t)atomic_load(&lane->lane.launched_at_ns) < LATELY_NS))
             gpu_probe_send(&lane->probe, now_ns);
-        restore_capture(mode);
+        quiet_end(quiet);
         real->cuCtxPopCurrent_v2(&context);
     } else if (context) {
-        atomic_store(&lane->unreadable, true);
+        atomic_store(&lane->unreadable_at_ns, monotonic_ns());
         forget(lane, NULL);
     }
     depth_leave();
@@ -391,7 +396,7 @@ void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended)
             continue;
         if (ended) {
             forget(lane, context);
-            atomic_store(&lane->unreadable, false); /* in another, it may be possible */
+            atomic_store(&lane->unreadable_at_ns, 0); /* in another, it may be possible */
         }
         if (atomic_load(&lane->ending) == context)
             atomic_store(&lane->ending, NULL);

@@ -6,9 +6,10 @@
  * of its kind, by which the ones that are not measured are charged. Time that other processes had the GPU is
  * taken off (residency.h), and time during which other launches of ours ran beside it is shared with them.
  *
- * A failure of the driver in any of our own calls ends that measurement, never the tenant's call; charges
- * then stay what was estimated. No lock is held while the driver is called, and nothing here is called on a
- * stream that is being captured. Thread safe; a child of fork starts empty.
+ * A failure of the driver in any of our own calls ends that measurement, never the tenant's call. What
+ * would be measured is then waited for (gpu_clock.h), as it is for a second after a measurement could not be
+ * read. No lock is held while the driver is called, and nothing here is
+ * called on a stream that is being captured. Thread safe; a child of fork starts empty.
  */
 #ifndef VGPU_GPU_TIME_H
 #define VGPU_GPU_TIME_H
@@ -86,7 +87,8 @@ struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread
 /* The same launch is about to be made only now: measure from here. */
 void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread);
 
-/* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed.
+/* The launch of this kind, on the same stream, has been made and was charged `charged_ns`; or it failed. May
+ * wait for it.
  * `sweep`: when the one began of which the launches are settled together, and this one too; or 0. Whether it
  * is being measured. */
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,

@@ -36,6 +36,7 @@ struct trace {
     _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
     uint64_t sweep; /* settled together with others: when theirs began; or 0 */
     bool edge; /* it says what ran, not what it cost */
+    bool by_clock; /* it is waited for, and has no events */
 };
 
 /* How many times of a short kind were long enough to hold a turn of others that was not seen. */
@@ -48,7 +49,8 @@ struct measured_lane {
     struct lane lane;
     _Atomic bool polling;
     _Atomic(CUcontext) ending; /* nothing is measured in it */
-    _Atomic bool unreadable; /* the driver refuses to: nothing is measured */
+    _Atomic uint64_t unreadable_at_ns; /* when the driver last refused to say what was measured; 0: never */
+    _Atomic int64_t clocked_until_ns; /* the time up to then is charged to launches that were waited for */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
     struct probe probe;
     struct busy_shown shown; /* while `polling` */

@@ -396,7 +396,7 @@ SELDOM static void settle(struct launch *launch, CUresult result)
                         launch->cost_ns, launch->sweep, launched);
     if (!measured)
         launch_cost_drop_guess(launch);
-    if (measured)
+    if (launch->trace)
         gpu_watch(monotonic_ns()); /* from now on: the call may have taken longer than who watches lingers */
     if (launch->lane && !launched)
         atomic_fetch_add(&launch->lane->tokens_ns, launch->cost_ns);

@@ -162,6 +162,7 @@
     X(cuStreamGetCaptureInfo_v2, "cuStreamGetCaptureInfo", 11030, 0)                                          \
     X(cuStreamGetCaptureInfo_v2_ptsz, "cuStreamGetCaptureInfo", 11030, PER_THREAD)                            \
     X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 10010, 0)                       \
+    X(cuStreamQuery, "cuStreamQuery", 2000, 0)                                                                \
     X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", 5050, 0)                                      \
     X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 12040, 0)                                                       \
     X(cuStreamGetCtx, "cuStreamGetCtx", 9020, 0)                                                              \
@@ -199,7 +200,6 @@
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity", 10020, 0)                               \
     X(cuMulticastAddDevice, "cuMulticastAddDevice", 12010, 0)                                                 \
     X(cuGraphAddKernelNode_v2, "cuGraphAddKernelNode", 12000, 0)                                              \
-    X(cuStreamQuery, "cuStreamQuery", 2000, 0)                                                                \
     X(cuStreamQuery_ptsz, "cuStreamQuery", 7000, PER_THREAD)                                                  \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, 0)                                                        \
     X(cuStreamWaitEvent_ptsz, "cuStreamWaitEvent", 7000, PER_THREAD)                                          \

@@ -228,6 +228,38 @@ def test_where_nothing_could_be_measured_another_context_is_another_chance(limit
     assert charged(limited, code + END) == [RIGHT]
 
 
+@pytest.mark.parametrize(
+    "call",
+    ["cuStreamCreateWithPriority", "cuEventCreate", "cuEventRecord", "cuEventQuery",
+     "cuEventElapsedTime", "cuCtxPushCurrent_v2"],
+)  # fmt: skip
+def test_a_failure_that_passes_leaves_the_share_as_it_was(limited: Node, call: str) -> None:
+    """As where the GPU was full for a moment: charged 20 us instead of 3 ms, such a program had all of it."""
+    code = (
+        f"fail('{call}')\nfor _ in range(2): assert launch(function) == 0; cuda.cuCtxSynchronize()\n"
+        "time.sleep(0.05); heal(); before, began = gpu_us(UUIDS[0]), time.monotonic()\n"
+        "while time.monotonic() < began + 3: assert launch(function) == 0\n"
+        "cuda.cuCtxSynchronize()\n"
+        "say(percent=(gpu_us(UUIDS[0]) - before) / (time.monotonic() - began) / 1e4)"
+    )
+    said = limited.run_in_virtual_time(BEGIN + code, CUDA_DEVICE_SM_LIMIT="30")
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["percent"] == pytest.approx(30, abs=1)
+
+
+def test_a_kernel_that_waits_for_the_program_is_not_waited_for_for_ever(limited: Node) -> None:
+    """Where nothing can be measured: for as long as one launch is charged, before the next and after it."""
+    limited.sim.fail("cuEventRecord", 999)
+    limited.sim.kernel("endless", 40_000_000)
+    code = (
+        "endless = kernel('endless'); began = time.monotonic()\n"
+        "say(result=launch(endless), waited_s=time.monotonic() - began)"
+    )
+    said = limited.run_in_virtual_time(BEGIN + code, CUDA_DEVICE_SM_LIMIT="60")
+    assert (said["rc"], said["result"]) == (0, 0)
+    assert said["waited_s"] == pytest.approx(10, abs=1)
+
+
 @pytest.mark.parametrize("first", ["primary", "other"])
 def test_the_end_of_one_context_is_not_the_end_of_another(limited: Node, first: str) -> None:
     code = (

@@ -626,10 +626,7 @@ def test_what_is_captured_is_not_charged(tmp_path: Path) -> None:
      "cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"],
 )  # fmt: skip
 def test_a_failure_in_our_own_calls_is_not_the_programs(tmp_path: Path, call: str) -> None:
-    """Launches go on, and are charged what is expected of them."""
-    (container,) = run(tmp_path, [Tenant(30, ("ms=500",))], SHORT, failing={call: 2})
+    """Launches go on, and get at most the share: what cannot be measured is waited for."""
+    (container,) = run(tmp_path, [Tenant(30, ("ms=1000",))], {"kernel": 200}, failing={call: 2})
     assert container.results == [0]
-    assert container.launches > 100
-    assert (
-        max(container.worked_ns) < 80_000_000
-    )  # of 100 ms, where 20 us are expected instead of 50
+    assert container.percents(0.5, 0.5) == [pytest.approx(28.5, abs=2)]

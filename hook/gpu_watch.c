@@ -2,11 +2,17 @@
 #include "gpu_time.h"
 #include "monotonic.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 
-enum { STACK_BYTES = 256 * 1024, STOP_PATIENCE_MS = 100 };
+enum {
+    STACK_BYTES = 256 * 1024, /* enough for us; thread-local storage of the program may need more: */
+    STACK_MORE = 8, /* times as much then, */
+    STACK_MOST_BYTES = 128 * 1024 * 1024, /* of which only what is used is memory */
+    STOP_PATIENCE_MS = 100,
+};
 
 #define TICK_NS MS_NS
 #define LINGER_NS (20 * MS_NS)
@@ -104,14 +110,17 @@ static bool start(void)
     sigset_t all, before;
     if (pthread_attr_init(&attributes) != 0)
         return false;
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: signals are the program's own */
-    bool started = pthread_create(&thread, &attributes, watch, NULL) == 0;
+    int error = EINVAL;
+    for (size_t bytes = STACK_BYTES; error == EINVAL && bytes <= STACK_MOST_BYTES; bytes *= STACK_MORE) {
+        pthread_attr_setstacksize(&attributes, bytes);
+        error = pthread_create(&thread, &attributes, watch, NULL);
+    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    return started;
+    return error == 0;
 }
 
 void gpu_watch(uint64_t now_ns)
@@ -121,6 +130,9 @@ void gpu_watch(uint64_t now_ns)
     if (atomic_load(&state) != WATCH_NONE)
         return;
     pthread_once(&once, prepare);
-    if (atomic_compare_exchange_strong(&state, &none, WATCH_THERE) && !start())
-        atomic_store(&state, WATCH_NONE);
+    if (!atomic_compare_exchange_strong(&state, &none, WATCH_THERE) || start())
+        return;
+    read_all();
+    none = WATCH_THERE;
+    atomic_compare_exchange_strong(&state, &none, WATCH_NONE);
 }

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from built_hook import ROOT, compiler
+from built_hook import ROOT, built, compiler
+from c_programs import library
 from hooked_programs import Node
 from share_bed import SHARE_AT
 
@@ -50,6 +51,30 @@ def test_the_thread_is_there_only_while_something_is_measured(limited: Node) -> 
     code += "say(before=before, during=during, gone=eventually(lambda: threads() == 1))"
     said = limited.run(PROGRAM + code, CUDA_DEVICE_SM_LIMIT="50")
     assert (said["before"], said["during"], said["gone"]) == (1, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "threads"),
+    [
+        pytest.param(
+            "much_thread_local.c", 2, id="with much thread-local storage, in a larger one"
+        ),
+        pytest.param("no_threads.c", 1, id="without, by who launches"),
+    ],
+)
+def test_what_is_measured_is_charged_whatever_the_thread_needs(
+    limited: Node, source: str, threads: int
+) -> None:
+    more = library(source, name=source.replace(".c", ".so"))
+    code = (
+        "from gpu_calls import settled_us\nlaunch(100); during = threads()\n"
+        "for _ in range(100): launch(1); cuda.cuCtxSynchronize()\n"
+        "say(during=during, charged=settled_us(57_000))"
+    )
+    preload = f"{built() / 'libvgpu.so'}:{more}"
+    said = limited.run(PROGRAM + code, CUDA_DEVICE_SM_LIMIT="50", LD_PRELOAD=preload)
+    assert (said["rc"], said["stderr"], said["during"]) == (0, "", threads)
+    assert said["charged"] >= 57_000  # of 60,000
 
 
 def test_without_a_limit_there_is_no_thread(limited: Node) -> None:
@@ -110,7 +135,7 @@ def test_who_asks_for_the_thread_as_it_leaves_has_it(tmp_path: Path) -> None:
     program = tmp_path / "watch"
     flags = [flag for flag in compiler().C_FLAGS if flag != "-fvisibility=hidden"]
     subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", *flags, str(ROOT / "tests/hook/watch.c"), str(ROOT / "hook/monotonic.c"), "-pthread",
+        [sys.executable, "-m", "ziglang", "cc", *flags, str(ROOT / "tests/hook/watch.c"), "monotonic.c", "-pthread",
          "-o", str(program)],
         cwd=ROOT / "hook", check=True, capture_output=True,
     )  # fmt: skip

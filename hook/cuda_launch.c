@@ -1,6 +1,7 @@
 /* Everything that makes the GPU compute. */
 #include "graph_launches.h"
 #include "launch_gate.h"
+#include "streams.h"
 #include "wrap.h"
 
 enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
@@ -103,11 +104,15 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
     struct launch launches[MOST_DEVICES];
     if (!real || !real->cuLaunchCooperativeKernelMultiDevice)
         return CUDA_ERROR_NOT_INITIALIZED;
-    unsigned charged =
-        entries && count <= MOST_DEVICES ? count : 0; /* more devices than there are: an error */
-    for (unsigned i = 0; i < charged; i++) {
-        const CUDA_LAUNCH_PARAMS *e = &entries[i];
-        launch_gate_pass(&launches[i], e->hStream, false,
+    unsigned charged = 0;
+    uint64_t seen = 0; /* a device twice is an error as well; that one is not to wait for the first */
+    while (entries && count <= MOST_DEVICES && charged < count) { /* more devices than there are: an error */
+        const CUDA_LAUNCH_PARAMS *e = &entries[charged];
+        uint64_t device = UINT64_C(1) << (place_of_stream(e->hStream) & (MOST_DEVICES - 1));
+        if (seen & device)
+            break;
+        seen |= device;
+        launch_gate_pass(&launches[charged++], e->hStream, false,
                          estimate_key(e->function, e->gridDimX, e->gridDimY, e->gridDimZ, e->blockDimX,
                                       e->blockDimY, e->blockDimZ, e->sharedMemBytes));
     }

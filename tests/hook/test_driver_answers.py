@@ -30,8 +30,21 @@ def letter(kind: str) -> str:
     return "n" if is_number else "h"
 
 
+@pytest.fixture(params=["0", "50"], ids=["", "a share"])
+def percent(request: pytest.FixtureRequest) -> str:
+    """Of the GPU's time: with a share, what launches passes the gate as well."""
+    return str(request.param)
+
+
 def answers(
-    node: Node, tmp_path: Path, state: str, arguments: str, code: int, *, hook: bool
+    node: Node,
+    tmp_path: Path,
+    state: str,
+    arguments: str,
+    code: int,
+    *,
+    hook: bool,
+    percent: str = "0",
 ) -> dict[str, Answer]:
     """What each function of the table answers."""
     kinds = {row.name: "".join(map(letter, parameters(row.name))) for row in cuda_symbols()}
@@ -39,7 +52,7 @@ def answers(
     words = [f"{name}:{letters}" for name, letters in kinds.items()]
     config = tmp_path / f"{'hooked' if hook else 'bare'}.conf"
     config.write_text(node.sim.config_path.read_text())
-    env = {LIMIT: "1g"} | ({} if hook else {"LD_PRELOAD": ""})
+    env = {LIMIT: "1g", "CUDA_DEVICE_SM_LIMIT": percent} | ({} if hook else {"LD_PRELOAD": ""})
     program = compiled("call_each.c", "-ldl")
     done = node.run_program([str(program), str(config), state, arguments, str(code), *words], **env)
     assert (done.returncode, done.stderr) == (0, "")
@@ -59,9 +72,11 @@ def answers(
         pytest.param("current", id="context"),
     ],
 )
-def test_calls_answer_as_without_us(node: Node, tmp_path: Path, state: str, arguments: str) -> None:
+def test_calls_answer_as_without_us(
+    node: Node, tmp_path: Path, state: str, arguments: str, percent: str
+) -> None:
     bare = answers(node, tmp_path, state, arguments, 0, hook=False)
-    hooked = answers(node, tmp_path, state, arguments, 0, hook=True)
+    hooked = answers(node, tmp_path, state, arguments, 0, hook=True, percent=percent)
     assert len(bare) > 90
     different = {
         name: (answer.result, hooked[name].result)
@@ -81,10 +96,10 @@ def test_calls_answer_as_without_us(node: Node, tmp_path: Path, state: str, argu
     ],
 )
 def test_a_refusal_of_the_driver_comes_back_and_leaves_nothing_charged(
-    node: Node, tmp_path: Path, state: str
+    node: Node, tmp_path: Path, state: str, percent: str
 ) -> None:
     bare = answers(node, tmp_path, state, "buffers", REFUSED, hook=False)
-    hooked = answers(node, tmp_path, state, "buffers", REFUSED, hook=True)
+    hooked = answers(node, tmp_path, state, "buffers", REFUSED, hook=True, percent=percent)
     everything = {row.name for row in cuda_symbols()}
     assert {name for name, answer in bare.items() if answer.result != REFUSED} == set()
     assert {name for name, answer in hooked.items() if answer.result != REFUSED} == set()

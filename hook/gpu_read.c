@@ -205,7 +205,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     int64_t own = trace->running_since_ns ? own_ns(lane, trace, trace->running_since_ns, now_ns) : 0;
     int64_t beyond_ns = own - trace->charged_ns;
     if (own > OVERLONG_NS + 2 * trace->expected_ns)
-        atomic_store(&lane->lane.overlong_at_ns, (uint64_t)now_ns);
+        atomic_store(&lane->lane.share->overlong_at_ns, (uint64_t)now_ns);
     if (beyond_ns < (contended ? MS_NS : MS_NS / 10)) /* others' turns are seen to the millisecond */
         return beyond_ns < 0 ? -beyond_ns : 0;
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);

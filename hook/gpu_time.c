@@ -50,6 +50,7 @@ SAME(throttled_ns);
 SAME(launches);
 SAME(waits);
 SAME(contended_at_ns);
+SAME(overlong_at_ns);
 #undef SAME
 
 struct lane *gpu_lane_open(int place)

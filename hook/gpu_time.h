@@ -33,7 +33,6 @@ struct lane {
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t measured_at_ns; /* when one was last measured */
-    _Atomic uint64_t overlong_at_ns; /* when one was last seen to run for far longer than it should */
     _Atomic uint64_t last_stream, several_streams_at_ns;
     _Atomic int64_t calls; /* around launches that are measured, in the order in which they were made */
     _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */

@@ -150,12 +150,12 @@ static int64_t chunk(uint64_t now_ns)
     return SHARE_CHUNK_NS / 2 + (int64_t)(estimate_mix(now_ns, 1) % (uint64_t)(SHARE_CHUNK_NS / 2));
 }
 
-/* A launch of ours has run for so much longer than it should that what it waits for may be what waits here.
- * One more goes out now and then. */
+/* A launch of the container has run for so much longer than it should that what it waits for may be what
+ * waits here. One more of each process goes out now and then. */
 static bool stuck(struct lane *lane, uint64_t now_ns)
 {
     return elapsed_ns(atomic_load(&lane->launched_at_ns), now_ns) > STUCK_NS
-        && elapsed_ns(atomic_load(&lane->overlong_at_ns), now_ns) < OVERLONG_NS;
+        && now_ns - atomic_load(&lane->share->overlong_at_ns) < (uint64_t)OVERLONG_NS;
 }
 
 static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t now_ns)

@@ -6,8 +6,8 @@
  * monitor's when it has not answered for 7 s.
  *
  * A launch that waits holds no lock and looks at its limits at least every 10 ms. One that has waited for 5
- * s longer than the container's debt explains is let through: what it waits for may wait for it. Thread,
- * process and fork safe. Never called with a lock held.
+ * s longer than the container's debt explains is let through: what the container runs may wait for it.
+ * Thread, process and fork safe. Never called with a lock held.
  */
 #ifndef VGPU_LAUNCH_GATE_H
 #define VGPU_LAUNCH_GATE_H

@@ -91,7 +91,7 @@ struct region_device {
     _Atomic uint64_t refilled_at_ns; /* CLOCK_MONOTONIC */
     _Atomic uint64_t charged_ns, throttled_ns, launches, waits; /* counters */
     _Atomic uint64_t contended_at_ns; /* CLOCK_MONOTONIC: when others were last seen to have the GPU */
-    uint64_t reserved1[1];
+    _Atomic uint64_t overlong_at_ns; /* the same: when a launch was last seen to run for far too long */
 
     /* What charged_ns was at two moments, the older first (busy.h). */
     _Atomic uint64_t seen_at_ns[2], seen_charged_ns[2];

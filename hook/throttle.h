@@ -34,6 +34,7 @@ struct share {
     _Atomic uint64_t charged_ns, throttled_ns, launches, waits; /* counters */
     _Atomic uint64_t
         contended_at_ns; /* when others were last seen to have the GPU while we had work for it */
+    _Atomic uint64_t overlong_at_ns; /* when a launch was last seen to run for far longer than it should */
 };
 
 /* Whether others are there who want the GPU as well. */

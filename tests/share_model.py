@@ -33,6 +33,7 @@ class Share(ctypes.Structure):
             "launches",
             "waits",
             "contended_at_ns",
+            "overlong_at_ns",
         )
     ]
 

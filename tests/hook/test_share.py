@@ -335,6 +335,14 @@ def test_what_a_launch_may_wait_for_goes_out_now_and_then(tmp_path: Path) -> Non
     assert 7 <= container.launches <= 9  # one in 5 s, from 5 s on
 
 
+def test_what_another_process_may_wait_for_goes_out_too(tmp_path: Path) -> None:
+    """Of two that share a GPU and wait for each other, as ranks of one program do."""
+    first = Tenant(50, ("ms=100,kernel=none", "ms=19000,kernel=long,streams=1,sync=1"), container=0)
+    other = Tenant(50, ("ms=4000,kernel=none", "ms=16000,kernel=b,streams=1,sync=1"), container=0)
+    (container,) = run(tmp_path, [first, other], {"long": 30_000_000, "b": 20})
+    assert container.launches == 1 + 4  # from 5 s on
+
+
 UNEQUAL = [
     pytest.param([10, 90], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 10"),
     pytest.param([30, 70], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 30"),

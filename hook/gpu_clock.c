@@ -11,12 +11,15 @@ enum {
 
 int64_t gpu_clock_wait(CUstream stream, bool per_thread)
 {
+    const struct real_cuda *real = real_cuda();
     uint64_t began_ns = monotonic_ns(), now_ns = began_ns;
-    struct quiet quiet = quiet_begin();
     CUresult result;
+    if (!real->cuStreamQuery)
+        return 0;
+    struct quiet quiet = quiet_begin();
     if (per_thread && !stream)
         stream = (CUstream)OWN_STREAM;
-    while ((result = real_cuda()->cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY
+    while ((result = real->cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY
            && now_ns - began_ns < (uint64_t)SHARE_DEBT_NS) {
         monotonic_sleep_until(now_ns + FIRST_LOOK_NS + (now_ns - began_ns) / LOOKS);
         now_ns = monotonic_ns();

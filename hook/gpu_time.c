@@ -163,8 +163,7 @@ static struct trace *begin_by_events(struct measured_lane *lane, CUcontext conte
                                      bool per_thread, bool guess)
 {
     uint64_t unreadable_ns = atomic_load(&lane->unreadable_at_ns);
-    if (!gpu_probe_possible()
-        || (unreadable_ns && elapsed_ns(unreadable_ns, monotonic_ns()) < TRY_AGAIN_NS))
+    if (!gpu_probe_possible() || (unreadable_ns && elapsed_ns(unreadable_ns, monotonic_ns()) < TRY_AGAIN_NS))
         return NULL;
     if (!context)
         real_cuda()->cuCtxGetCurrent(&context);

@@ -7,6 +7,7 @@ from built_hook import ROOT
 from c_programs import compiled
 
 HOOK = f"-I{ROOT / 'hook'}"
+SLEEP = str(ROOT / "hook" / "monotonic.c")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,10 @@ def test_when_things_happen_on_the_gpu_is_told(put_aside_us: int, first_us: int,
 def test_a_context_that_another_thread_makes_anew_has_ended() -> None:
     """Our events were in it; where nobody can tell, they are given up, too."""
     ran = subprocess.run(
-        [compiled("primaries.c", HOOK, "-pthread")], capture_output=True, text=True, check=True
+        [compiled("primaries.c", HOOK, SLEEP, "-pthread")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     # alone; held by others, whom we did not see; anew; while it was released; and before
     assert ran.stdout.split()[:5] == ["1", "0", "1", "1", "0"]
@@ -45,7 +49,10 @@ def test_a_context_that_another_thread_makes_anew_has_ended() -> None:
 def test_a_context_that_another_thread_makes_anew_leaves_nothing_charged() -> None:
     """What was in the one before has ended with it, wherever the new one lies."""
     ran = subprocess.run(
-        [compiled("primaries.c", HOOK, "-pthread")], capture_output=True, text=True, check=True
+        [compiled("primaries.c", HOOK, SLEEP, "-pthread")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     # bytes that stay charged, and whether it was known: elsewhere; in its place; not made
     assert ran.stdout.split()[5:] == ["0", "1", "0", "1", "0", "1"]
@@ -76,6 +83,6 @@ def test_what_a_sweep_tells_of_launches(way: str, expected_ns: int, known_ns: in
 def test_who_looked_at_the_clock_first_is_not_ages_ahead() -> None:
     """Of two threads one may come second to what the other has noted at a later time."""
     ran = subprocess.run(
-        [compiled("clocks.c", HOOK, "-pthread")], capture_output=True, text=True, check=True
+        [compiled("clocks.c", HOOK, SLEEP, "-pthread")], capture_output=True, text=True, check=True
     )
     assert ran.stdout.split() == ["1"] * 4  # the block holds; nothing is measured by itself

@@ -19,7 +19,8 @@ def test_threads_at_the_launch_gate_race_on_nothing(tmp_path: Path, sanitizer: s
     """Under a limit of all devices, and where one of them has a limit now and then."""
     program = tmp_path / "launches"
     gate = sources_of("libvgpu.so", without=(*WRAPPERS, *LOADING))
-    build(sanitizer, program, [*gate, ROOT / "tests/hook/launches.c"])
+    more = [ROOT / "hook/nvml_stride.c", ROOT / "tests/hook/launches.c"]
+    build(sanitizer, program, [*gate, *more])
     for percent, passed in (("90", "18000 0\n"), ("0", "18000 1\n")):
         environment = {
             "CUDA_DEVICE_SM_LIMIT": percent,

@@ -2,6 +2,7 @@
 #include "depth.h"
 #include "devices.h"
 #include "limits.h"
+#include "monotonic.h"
 #include "nvml_stride.h"
 #include "real.h"
 #include "reclaim.h"
@@ -19,6 +20,8 @@
 #define CONTEXT_MOST_BYTES (2048 * MIB) /* more than any context takes; others' doing beyond it */
 #define MODULE_MOST_BYTES (256 * MIB)
 #define GUESSED UINT64_C(1) /* in what a context cost last: by the GPU's whole use */
+#define MEASURED GUESSED /* a process of the container is making its first: nothing is known yet */
+#define MEASURED_MS 1000 /* for so long others wait for it */
 #define DRIFT_LEAST_BYTES (2 * MIB) /* NVML counts in pages of this size */
 
 enum { PROCESSES_AT_FIRST = 64, PROCESSES_AT_MOST = 4096 };
@@ -151,6 +154,28 @@ static int64_t uncharged(const struct figures *figures)
 
 /* --- around a call -------------------------------------------------------------------------------------- */
 
+/* What a context cost last. Where nobody knows that and processes of the container start together, each would
+ * take the contexts of all others for its own: so one goes first, and the others wait for it. */
+static uint64_t last_context_bytes(struct overhead *overhead, int place)
+{
+    uint64_t last = region_context_bytes(place);
+    if (pid_is_known())
+        return last == MEASURED ? 0 : last;
+    for (int ms = 0; last == MEASURED && ms < MEASURED_MS; ms++) {
+        monotonic_sleep_until(monotonic_ns() + 1000000);
+        last = region_context_bytes(place);
+    }
+    overhead->first = last <= MEASURED && region_exchange_context_bytes(place, last, MEASURED);
+    return last <= MEASURED ? 0 : last;
+}
+
+/* It came to nothing that can be told to others: let the next one measure. */
+static void stand_back(const struct overhead *overhead)
+{
+    if (overhead->first)
+        region_exchange_context_bytes(overhead->place, MEASURED, 0);
+}
+
 static enum charge_kind kind_of(const struct overhead *overhead)
 {
     return overhead->of == OVERHEAD_MODULE ? CHARGE_MODULE : CHARGE_CONTEXT;
@@ -164,7 +189,7 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
         return CUDA_SUCCESS;
     pthread_once(&fork_once, watch_forks);
     overhead_settle(place, true);
-    uint64_t last = of == OVERHEAD_CONTEXT ? region_context_bytes(place) : 0, ahead = last & ~GUESSED;
+    uint64_t last = of == OVERHEAD_CONTEXT ? last_context_bytes(overhead, place) : 0, ahead = last & ~GUESSED;
     overhead->last_guessed = last & GUESSED;
     overhead->last_bytes = ahead;
     if (charge_reclaiming(place, kind_of(overhead), ahead, last & GUESSED ? NULL : function)
@@ -182,6 +207,8 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     overhead->device_before = figures.device;
     overhead->device_known = figures.device_known;
     overhead->held_before = figures.held;
+    if (!figures.device_known) /* nothing will be measured */
+        stand_back(overhead);
     return CUDA_SUCCESS;
 }
 
@@ -201,6 +228,7 @@ static void give_back(int place, enum charge_kind kind, uint64_t bytes)
 
 void overhead_failed(struct overhead *overhead)
 {
+    stand_back(overhead);
     give_back(overhead->place, kind_of(overhead), overhead->charged_bytes);
     overhead->charged_bytes = 0;
 }
@@ -289,6 +317,7 @@ bool overhead_made(struct overhead *overhead, uint64_t *bytes)
     if (!charge_cost(overhead, cost > 0 ? (uint64_t)cost : 0))
         return false;
     *bytes = overhead->charged_bytes;
+    stand_back(overhead);
     return true;
 }
 

@@ -25,6 +25,7 @@ struct overhead {
     int64_t uncharged_before; /* of other origin */
     bool listed_before, device_known;
     bool guessed, last_guessed; /* others may have made it more, or less */
+    bool first; /* other processes of the container wait for what it cost */
     const char *function;
 };
 

@@ -350,6 +350,12 @@ uint64_t region_context_bytes(int place)
     return device ? atomic_load(&device->context_bytes) : 0;
 }
 
+bool region_exchange_context_bytes(int place, uint64_t from, uint64_t bytes)
+{
+    struct region_device *device = region_device_at(place);
+    return device && atomic_compare_exchange_strong(&device->context_bytes, &from, bytes);
+}
+
 void region_set_context_bytes(int place, uint64_t bytes)
 {
     struct region_device *device = region_device_at(place);

@@ -62,6 +62,9 @@ int32_t region_host_pid(void);
 uint64_t region_context_bytes(int place);
 void region_set_context_bytes(int place, uint64_t bytes);
 
+/* The same if it was `from`; whether it was. */
+bool region_exchange_context_bytes(int place, uint64_t from, uint64_t bytes);
+
 /* --- what the region's readers are told, and tell us ---------------------------------------------------- */
 
 /* The limit of a device as it stands in the file, which holds where the agent gave none; 0: none. */

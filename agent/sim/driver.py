@@ -54,6 +54,7 @@ class SimGpu:
     migs: tuple[SimMig, ...] = ()
     lost: bool = False
     context_mib: int = 0  # memory that each context takes
+    context_ms: int = 0  # real time that the first context of a process takes
     module_mib: int = 0  # and each module
     pool_step_mib: int = 32  # what memory pools grow by
 
@@ -362,7 +363,7 @@ def _gpu_lines(number: int, gpu: SimGpu) -> list[str]:
         f"minor={number if gpu.minor is None else gpu.minor}",
         f"mig={'on' if gpu.mig else 'off'} cc={gpu.compute_capability} events={gpu.events}",
         f"gpu_percent={gpu.gpu_percent}",
-        f"context_mib={gpu.context_mib} module_mib={gpu.module_mib}",
+        f"context_mib={gpu.context_mib} context_ms={gpu.context_ms} module_mib={gpu.module_mib}",
         f"pool_step_mib={gpu.pool_step_mib}",
         *([f"bus={gpu.bus_id}"] if gpu.bus_id else []),
     ]

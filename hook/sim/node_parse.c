@@ -85,7 +85,8 @@ static bool parse_event_types(const struct line *line, struct sim_gpu *gpu)
 static bool parse_gpu(const struct line *line, struct sim_node *node)
 {
     struct sim_gpu gpu = {0};
-    long memory_mib, reserved_mib, numa, minor, busy, memory_busy, context_mib, module_mib, pool_step_mib;
+    long memory_mib, reserved_mib, numa, minor, busy, memory_busy, context_mib, context_ms, module_mib,
+        pool_step_mib;
     char default_bus[32], default_serial[32];
     if (!parse_number(line, "gpu", line->words[1], 0, 4095, &gpu.number))
         return false;
@@ -106,6 +107,7 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
         || !number_of(line, "gpu_percent", 0, 100, 0, &busy)
         || !number_of(line, "memory_percent", 0, 100, 0, &memory_busy)
         || !number_of(line, "context_mib", 0, 1L << 20, 0, &context_mib)
+        || !number_of(line, "context_ms", 0, 10000, 0, &context_ms)
         || !number_of(line, "module_mib", 0, 1L << 20, 0, &module_mib)
         || !number_of(line, "pool_step_mib", 0, 1L << 20, 32, &pool_step_mib) || !parse_capability(line, &gpu)
         || !parse_event_types(line, &gpu))
@@ -125,6 +127,7 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
     gpu.gpu_percent = (unsigned)busy;
     gpu.memory_percent = (unsigned)memory_busy;
     gpu.context_mib = (uint64_t)context_mib;
+    gpu.context_ms = context_ms;
     gpu.module_mib = (uint64_t)module_mib;
     gpu.pool_step_mib = (uint64_t)pool_step_mib;
     node->gpus[node->gpu_count++] = gpu;

@@ -1,5 +1,7 @@
 """What contexts and code cost while nobody can tell this process from its neighbours: guessed, then known."""
 
+import json
+
 import pytest
 from hooked_programs import LIMIT, Node
 
@@ -193,3 +195,20 @@ def test_whatever_threads_do_as_it_becomes_known_it_is_true_in_the_end(hidden: N
         "true(300); r.append(cuda.cuDevicePrimaryCtxReset_v2(0)); start(); true(300)"
     )
     assert run(hidden, steps, "8000m") == [[400, 400], [300, 300], 0, [300, 300]]
+
+
+def test_processes_that_start_together_do_not_take_each_others_contexts_for_their_own(
+    node: Node,
+) -> None:
+    """The first one measures, the others go by that, however long a context takes."""
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=300, context_ms=100))
+    node.sim.hidden_pids()
+    code = "say(result=start())\nimport sys; sys.stdout.flush(); input()"
+    started = [node.start(code, env={LIMIT: "2500m"}) for _ in range(8)]
+    try:
+        said = [json.loads(process.stdout.readline()) for process in started if process.stdout]
+        assert [one["result"] for one in said] == [0] * 8
+        assert RegionFile(node.cache).ledger() == 8 * 300 << 20
+    finally:
+        for process in started:
+            process.communicate("\n", timeout=60)

@@ -298,16 +298,25 @@ def test_of_several_contexts_the_cheapest_tells_what_one_costs(
     assert run(node, steps) == [0, charged]
 
 
+IN_THREAD = (  # which waits for NVML itself once a second, and then for as long as that hangs
+    "def in_thread(what):\n"
+    "    beside = threading.Thread(target=lambda: (start(), eval(what)))\n"
+    "    beside.start(); beside.join(0.02)\n"
+    "    return beside\n"
+)
+
+
 def test_what_is_allocated_while_nvml_is_asked_is_not_charged_twice(node: Node) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
     steps = (
         "import threading\nstart(); settled(300)\n"
-        "def look(): start(); charged_mib()\n"
+        + IN_THREAD
+        + "def look(): start(); charged_mib()\n"
         "time.sleep(1.1)\n"  # it is looked at once a second
         "with nvml_hanging():\n"
         "    asking = threading.Thread(target=look); asking.start(); time.sleep(0.1)\n"
-        "    alloc(50)\n"
-        "asking.join(); r += [both()]"
+        "    beside = in_thread('alloc(50)')\n"
+        "asking.join(); beside.join(); r += [both()]"
     )
     assert run(node, steps) == [[350, 350]]
 
@@ -326,9 +335,10 @@ def test_what_is_allocated_while_code_is_loaded_is_not_charged_twice(
         "    start()\n"
         "    while go: cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), b'x')\n"
         "loading = threading.Thread(target=load); loading.start()\n"
-        "for _ in range(20):\n"
-        f"    with nvml_hanging(): {meanwhile}\n"
-        "    time.sleep(0.005)\n"
+        + IN_THREAD
+        + "for _ in range(20):\n"
+        f"    with nvml_hanging(): beside = in_thread({meanwhile!r})\n"
+        "    beside.join(); time.sleep(0.005)\n"
         "go = False; loading.join(); charged, held = both(); r += [charged <= held]"
     )
     assert run(node, steps, **{LIMIT: "64g"}) == [True]

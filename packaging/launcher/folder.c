@@ -21,7 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { DEEPEST = 16, TRIES = 100, HASH_DIGITS = 16, CHANCE_DIGITS = 16 };
+enum { DEEPEST = 16, TRIES = 100, PAUSE_US = 10000, HASH_DIGITS = 16, CHANCE_DIGITS = 16 };
 
 static const char PREFIX[] = "vgpu-agent-";
 static const char MAKING[] = ".making-";
@@ -217,13 +217,18 @@ static int made(int place, char making[FOLDER_SIZE], const char **why)
     return -1;
 }
 
-/* Give the folder that we share its name. Where the name leads to one that others run although it is not
- * whole, or that is being removed, ours gets one of chance. */
+/* Give the folder that we share its name, unless (`late`) somebody was faster. Where the name leads to one
+ * that others run although it is not whole, ours gets one of chance; as it does where one is being removed
+ * for longer than that takes. */
 static const char *take_name(int place, const struct payload *payload, const char *making,
-                             char name[FOLDER_SIZE])
+                             char name[FOLDER_SIZE], bool *late)
 {
-    if (renameat(place, making, place, name) == 0)
-        return NULL;
+    for (int i = 0; i < TRIES; i++) {
+        *late = share_whole(place, payload, name);
+        if (*late || renameat(place, making, place, name) == 0)
+            return NULL;
+        (void)usleep(PAUSE_US);
+    }
     char digits[CHANCE_DIGITS + 1];
     chance(digits);
     set_name(payload, digits, name);
@@ -243,9 +248,9 @@ const char *folder_ready(int place, const struct payload *payload, char name[FOL
         if (folder < 0)
             return why;
         why = payload_unpack(payload, folder);
-        bool late = !why && share_whole(place, payload, name); /* somebody was faster */
-        if (!why && !late)
-            why = take_name(place, payload, making, name);
+        bool late = false;
+        if (!why)
+            why = take_name(place, payload, making, name, &late);
         if (why || late)
             close(folder); /* nobody runs it */
     }

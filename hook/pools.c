@@ -176,6 +176,13 @@ static uint64_t reserved_bytes(CUmemoryPool handle)
     return reserved;
 }
 
+static void trim(CUmemoryPool handle)
+{
+    const struct real_cuda *real = real_cuda();
+    if (real && real->cuMemPoolTrimTo)
+        real->cuMemPoolTrimTo(handle, 0);
+}
+
 bool pool_settle(struct pool *pool, bool anyway, const char *function)
 {
     enum settled settled;
@@ -213,6 +220,10 @@ struct pool *pool_ending(CUmemoryPool handle)
     pthread_mutex_unlock(&lock);
     while (pool && pool->visits)
         sched_yield(); /* they ask for a figure, or trim */
+    if (pool) { /* what has no live piece goes now, the rest with the last one */
+        trim(handle);
+        reserve_leave(&pool->reserve, reserved_bytes(handle));
+    }
     return pool;
 }
 
@@ -226,6 +237,8 @@ CUresult pool_ended(struct pool *pool, CUresult result)
         pool->handle = NULL;
     }
     pthread_mutex_unlock(&lock);
+    if (pool->handle)
+        reserve_leave(&pool->reserve, 0);
     pool_settle(pool, true, NULL);
     pthread_mutex_lock(&lock);
     pool->ending = false; /* from here on another pool may have the account */
@@ -264,13 +277,11 @@ uint64_t pools_idle_bytes(int place)
 
 void pools_trim(int place)
 {
-    const struct real_cuda *real = real_cuda();
     for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++) {
         struct pool *pool = pool_at(i);
         if (!reserve_idle_bytes(&pool->reserve) || !visit(pool, place))
             continue;
-        if (real && real->cuMemPoolTrimTo)
-            real->cuMemPoolTrimTo(pool->handle, 0);
+        trim(pool->handle);
         pool_settle(pool, true, NULL);
         unvisit(pool);
     }

@@ -16,7 +16,7 @@ void reserve_reset(struct reserve *reserve, int place)
     pthread_mutex_lock(&reserve->lock);
     reserve->place = place;
     reserve->step_bytes = MOST_STEP_BYTES;
-    reserve->live_bytes = reserve->charged_bytes = 0;
+    reserve->live_bytes = reserve->charged_bytes = reserve->left_bytes = 0;
     pthread_mutex_unlock(&reserve->lock);
 }
 
@@ -114,7 +114,8 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
     int place = reserve->place;
     learn(reserve, reserved_bytes);
     /* What is live is within what the driver has reserved, but for claims that are paid for apart. */
-    uint64_t held = reserved_bytes ? reserved_bytes : reserve->live_bytes;
+    uint64_t live = reserve->live_bytes, left = live ? reserve->left_bytes : 0;
+    uint64_t held = reserved_bytes ? reserved_bytes : live > left ? live : left;
     uint64_t missing, spare = 0;
     if (held > reserve->charged_bytes && (reserve->changes ^ changes) & ~CLAIMS) {
         pthread_mutex_unlock(&reserve->lock);
@@ -141,6 +142,13 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
     if (!fits)
         charge_refused(place, missing, function);
     return fits ? SETTLED : TOO_MUCH;
+}
+
+void reserve_leave(struct reserve *reserve, uint64_t bytes)
+{
+    pthread_mutex_lock(&reserve->lock);
+    reserve->left_bytes = bytes;
+    pthread_mutex_unlock(&reserve->lock);
 }
 
 bool reserve_unused(struct reserve *reserve)

@@ -20,6 +20,7 @@ struct reserve {
     pthread_mutex_t lock;
     int place;
     uint64_t live_bytes, charged_bytes;
+    uint64_t left_bytes; /* while anything is live, where the driver tells no more */
     uint64_t step_bytes; /* what the driver was seen to grow by; at first the most it is known to */
     unsigned claims; /* under way: between claim and settled */
     uint64_t changes; /* so that a figure from before a change is told from one after it */
@@ -53,6 +54,9 @@ uint64_t reserve_changes(struct reserve *reserve);
 enum settled { SETTLED, TOO_MUCH, ASK_AGAIN };
 enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
                             const char *function);
+
+/* The driver will be asked no more: `bytes` are reserved until the last piece is free. 0: it will be. */
+void reserve_leave(struct reserve *reserve, uint64_t bytes);
 
 /* Nothing is live, charged, or about to be. */
 bool reserve_unused(struct reserve *reserve);

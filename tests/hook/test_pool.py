@@ -173,6 +173,19 @@ def test_a_destroyed_pool_is_charged_until_its_last_piece_is_free(node: Node) ->
     assert said["half"] >= 60
 
 
+def test_a_destroyed_pool_is_charged_what_the_driver_keeps_for_its_pieces(node: Node) -> None:
+    code = (
+        "p = pool()\nkeep(p, 1000)\n_, a = draw(1, p)\n_, b = draw(60, p)\nput(b)\n"
+        "cuda.cuCtxSynchronize()\nbefore = both()\n"
+        "destroyed = cuda.cuMemPoolDestroy(p)\nleft = both()\n"
+        "more = alloc(80)[0]\nput(a)\nsettled(0)\n"
+        "say(destroyed=destroyed, before=before, left=left, more=more, after=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert (said["destroyed"], said["before"], said["left"]) == (0, [64, 64], [32, 32])
+    assert (said["more"], said["after"]) == (2, [0, 0])
+
+
 def test_the_current_pool_of_the_device_is_the_one_that_is_charged(node: Node) -> None:
     code = (
         "p = pool()\nkeep(p, 1000)\nset = cuda.cuDeviceSetMemPool(0, p)\n"

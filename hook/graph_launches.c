@@ -69,7 +69,7 @@ static uint64_t settle(int place)
     do {
         changes = reserve_changes(&reserves[place]);
         reserved = reserved_bytes(ordinals[place]);
-    } while (reserve_settle(&reserves[place], changes, reserved, true, "cuGraphLaunch") == ASK_AGAIN);
+    } while (reserve_settle(&reserves[place], changes, reserved, true) == ASK_AGAIN);
     return reserved;
 }
 

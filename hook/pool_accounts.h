@@ -29,6 +29,6 @@ struct pool *pool_at(int number);
 
 /* Make the charge what the driver has reserved. False when that is more than is charged, and over the limit,
  * unless `anyway`. */
-bool pool_settle(struct pool *pool, bool anyway, const char *function);
+bool pool_settle(struct pool *pool, bool anyway);
 
 #endif

@@ -117,8 +117,8 @@ static CUresult give_back(struct pooled *pooled, struct pool *pool, CUdeviceptr 
     if (real->cuMemPoolTrimTo && pooled->handle)
         real->cuMemPoolTrimTo(pooled->handle, 0);
     quiet_end(quiet);
-    pool_settle(pool, true, pooled->function);
-    return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    pool_settle(pool, true);
+    return *address ? CUDA_SUCCESS : charge_refused(pool->reserve.place, pooled->bytes, pooled->function);
 }
 
 CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address)
@@ -142,7 +142,7 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     else
         block_free(pooled->block);
     reserve_claimed(&pool->reserve, pooled->bytes, given);
-    bool fits = pool_settle(pool, !given, pooled->function);
+    bool fits = pool_settle(pool, !given);
     return fits ? result : give_back(pooled, pool, address);
 }
 
@@ -155,7 +155,7 @@ CUresult pooled_freed(struct block *block, CUresult result)
     struct pool *pool = pool_at(block_device(block));
     reserve_freed(&pool->reserve, block_bytes(block));
     if (!pool->handle)
-        pool_settle(pool, true, NULL);
+        pool_settle(pool, true);
     block_free(block);
     return result;
 }

@@ -183,12 +183,12 @@ static void trim(CUmemoryPool handle)
         real->cuMemPoolTrimTo(handle, 0);
 }
 
-bool pool_settle(struct pool *pool, bool anyway, const char *function)
+bool pool_settle(struct pool *pool, bool anyway)
 {
     enum settled settled;
     do {
         uint64_t changes = reserve_changes(&pool->reserve), reserved = reserved_bytes(pool->handle);
-        settled = reserve_settle(&pool->reserve, changes, reserved, anyway, function);
+        settled = reserve_settle(&pool->reserve, changes, reserved, anyway);
     } while (settled == ASK_AGAIN);
     return settled == SETTLED;
 }
@@ -239,7 +239,7 @@ CUresult pool_ended(struct pool *pool, CUresult result)
     pthread_mutex_unlock(&lock);
     if (pool->handle)
         reserve_leave(&pool->reserve, 0);
-    pool_settle(pool, true, NULL);
+    pool_settle(pool, true);
     pthread_mutex_lock(&lock);
     pool->ending = false; /* from here on another pool may have the account */
     pthread_mutex_unlock(&lock);
@@ -252,7 +252,7 @@ void pool_true_up(CUmemoryPool handle)
     struct pool *pool = find(handle);
     pthread_mutex_unlock(&lock);
     if (pool)
-        pool_settle(pool, true, NULL);
+        pool_settle(pool, true);
 }
 
 void pools_true_up(int place)
@@ -261,7 +261,7 @@ void pools_true_up(int place)
         struct pool *pool = pool_at(i);
         if (!reserve_idle_bytes(&pool->reserve) || !visit(pool, place))
             continue;
-        pool_settle(pool, true, NULL);
+        pool_settle(pool, true);
         unvisit(pool);
     }
 }
@@ -282,7 +282,7 @@ void pools_trim(int place)
         if (!reserve_idle_bytes(&pool->reserve) || !visit(pool, place))
             continue;
         trim(pool->handle);
-        pool_settle(pool, true, NULL);
+        pool_settle(pool, true);
         unvisit(pool);
     }
 }

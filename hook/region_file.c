@@ -49,12 +49,36 @@ static void pause_briefly(long *pause_ns)
     nanosleep(&(struct timespec){.tv_nsec = *pause_ns}, NULL);
 }
 
+/* A program that has closed its standard output or error may still write there, which must not land in the
+ * region: until the file is open these numbers are taken by what nobody can write to. */
+static unsigned occupy_standard(void)
+{
+    unsigned taken = 0;
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/", O_PATH | O_CLOEXEC) == fd)
+            taken |= 1u << fd;
+    return taken;
+}
+
+static void vacate_standard(unsigned taken)
+{
+    int error = errno;
+    for (int fd = 0; taken; fd++, taken >>= 1)
+        if (taken & 1 && fcntl(fd, F_GETFL) & O_PATH) /* not what the program has put there meanwhile */
+            close(fd);
+    errno = error;
+}
+
 /* A descriptor of its own each time: one that is inherited over fork would share its locks with the parent.
  */
 static int open_path(int flags)
 {
-    return open(settings()->cache_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags,
-                PERMISSIONS);
+    unsigned taken = occupy_standard();
+    int fd = open(settings()->cache_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags,
+                  PERMISSIONS);
+    if (taken)
+        vacate_standard(taken);
+    return fd;
 }
 
 /* 1 with the lock, 0 while somebody else has it, -1 with errno set. */

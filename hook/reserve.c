@@ -26,18 +26,18 @@ static uint64_t stepped(const struct reserve *reserve, uint64_t bytes)
     return over && bytes <= UINT64_MAX - reserve->step_bytes ? bytes - over + reserve->step_bytes : bytes;
 }
 
-/* Charge so that `live` bytes more are live, or `least` are charged; false, and `*missing` bytes, when that
- * does not fit. With the lock held, or two that need the same step would both claim it. */
-static bool grow(struct reserve *reserve, uint64_t live, uint64_t least, uint64_t *missing)
+/* Charge so that `live` bytes more are live, or `least` are charged; false when that does not fit. With the
+ * lock held, or two that need the same step would both claim it. */
+static bool grow(struct reserve *reserve, uint64_t live, uint64_t least)
 {
     pthread_mutex_lock(&reserve->lock);
     uint64_t wanted = reserve->live_bytes + live;
     uint64_t steps = stepped(reserve, least > wanted ? least : wanted);
-    *missing = steps > reserve->charged_bytes ? steps - reserve->charged_bytes : 0;
-    bool fits = charge_at_once(reserve->place, CHARGE_DATA, *missing);
+    uint64_t missing = steps > reserve->charged_bytes ? steps - reserve->charged_bytes : 0;
+    bool fits = charge_at_once(reserve->place, CHARGE_DATA, missing);
     if (fits) {
         reserve->live_bytes = wanted;
-        reserve->charged_bytes += *missing;
+        reserve->charged_bytes += missing;
         reserve->claims++;
         reserve->changes++;
     }
@@ -47,13 +47,12 @@ static bool grow(struct reserve *reserve, uint64_t live, uint64_t least, uint64_
 
 static CUresult claim(struct reserve *reserve, uint64_t live, uint64_t least, const char *function)
 {
-    uint64_t missing;
-    if (grow(reserve, live, least, &missing))
+    if (grow(reserve, live, least))
         return CUDA_SUCCESS;
     charge_from_the_dead();
-    if (grow(reserve, live, least, &missing))
+    if (grow(reserve, live, least))
         return CUDA_SUCCESS;
-    return charge_refused(reserve->place, missing, function);
+    return charge_refused(reserve->place, live ? live : least, function);
 }
 
 CUresult reserve_claim(struct reserve *reserve, uint64_t bytes, const char *function)
@@ -107,8 +106,7 @@ static bool catch_up(struct reserve *reserve, uint64_t held, uint64_t *missing)
     return fits;
 }
 
-enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
-                            const char *function)
+enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway)
 {
     pthread_mutex_lock(&reserve->lock);
     int place = reserve->place;
@@ -139,8 +137,6 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
     pthread_mutex_lock(&reserve->lock);
     fits = catch_up(reserve, held, &missing);
     pthread_mutex_unlock(&reserve->lock);
-    if (!fits)
-        charge_refused(place, missing, function);
     return fits ? SETTLED : TOO_MUCH;
 }
 

@@ -52,8 +52,7 @@ uint64_t reserve_changes(struct reserve *reserve);
  * and the difference does not fit under the limit: the caller gives memory back, or says `anyway`. ASK_AGAIN
  * when it is more, and from before somebody settled for less: the driver may have given memory back since. */
 enum settled { SETTLED, TOO_MUCH, ASK_AGAIN };
-enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway,
-                            const char *function);
+enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway);
 
 /* The driver will be asked no more: `bytes` are reserved until the last piece is free. 0: it will be. */
 void reserve_leave(struct reserve *reserve, uint64_t bytes);

@@ -32,6 +32,7 @@ class Tenant:
     percent: int  # of the GPU's time; 100: no limit
     phases: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    line: Mapping[str, int] = field(default_factory=dict)  # what else its limits file says
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Host:
             (self.root / name).mkdir(mode=0o755)
         return self
 
-    def container(self, number: int, uuid: str, percent: int) -> Path:
+    def container(self, number: int, uuid: str, percent: int, **line: int) -> Path:
         """Give a container a usage region and a limits file, as Allocate does; its directory.
 
         The hook lies there, too, and finds the limits file beside itself.
@@ -54,7 +55,7 @@ class Host:
         home = self.root / "containers" / name
         home.mkdir(mode=0o777)
         shutil.copy(built() / "libvgpu.so", home)
-        device = DeviceLimit(uuid=uuid, core_permille=percent * 10)
+        device = DeviceLimit(uuid=uuid, core_permille=percent * 10, **line)
         region = home / "region.cache"
         limits = LimitsFile(devices=(device,), cache_path=str(region), region_id=7)
         with region.open("wb") as file:
@@ -107,7 +108,7 @@ def run(
     parties = len(tenants) + 1
     processes = []
     for number, tenant in enumerate(tenants):
-        home = host.container(number, gpu.uuid, tenant.percent)
+        home = host.container(number, gpu.uuid, tenant.percent, **tenant.line)
         words = ["--virtual", str(parties), str(number), "--window-ms", str(step_ms)]
         processes.append(_process(
             [sim.libraries / "sim-gpu-tenant", *words, *tenant.phases],

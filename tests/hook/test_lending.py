@@ -125,6 +125,13 @@ def test_what_is_lent_ends_with_the_agents_last_lease(tmp_path: Path) -> None:
     assert one.between(1500 + LEASE_NS // MS + STEP_MS, 2500) == about(30)
 
 
+def test_a_lease_of_before_the_node_was_started_again_lends_nothing(tmp_path: Path) -> None:
+    """It ends at an uptime that this boot has not reached, and no agent is there to take it back."""
+    left = {"lent_permille": 700, "lent_until_ns": 1 << 62}
+    (one,) = run(tmp_path, [Tenant(30, ("ms=1500",), line=left)], SHORT, until_ms=1)
+    assert one.between(500, 1500) == about(30)
+
+
 def test_two_borrow_in_proportion_to_their_shares(tmp_path: Path) -> None:
     tenants = [
         Tenant(20, ("ms=2000",)),

@@ -1,6 +1,7 @@
 """The usage region at the first use of CUDA: what each state of the file does."""
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -284,6 +285,15 @@ def test_a_refusal_is_on_record_with_who_holds_most(node: Node) -> None:
         assert region.counter("underflows") == 0
 
 
+def test_a_refusal_of_a_pool_says_what_was_asked_not_the_step_that_was_missing(node: Node) -> None:
+    code = "from memory_calls import *\nstart()\n_, kept = alloc(30)\nsay(asked=[draw(5)[0], draw(6)[0]])"
+    said = node.run(code, **{LIMIT: "40m"})
+    region = RegionFile(node.cache)
+    assert said["asked"] == [2, 2]
+    assert [record.asked >> 20 for record in region.refusals()] == [5, 6]
+    assert region.counter("refused_bytes") == 11 << 20
+
+
 def test_what_is_hopeless_never_shows_as_held(node: Node) -> None:
     """Readers of the region, and who corrects the ledger by it, would take it for memory."""
     code = (
@@ -317,6 +327,29 @@ def test_only_the_newest_refusals_are_kept(node: Node) -> None:
         records = RegionFile(node.cache).refusals()
         assert [record.number for record in records] == list(range(9, 41))
         assert [record.asked >> 20 for record in records] == list(range(208, 240))
+
+
+def test_a_program_that_closed_its_standard_error_does_not_write_into_the_region(
+    node: Node,
+) -> None:
+    """The region is opened anew for each look at the dead, and gets the lowest number that is free."""
+    code = (
+        "import os, threading\n"
+        "start()\n_, kept = alloc(90)\nos.close(2)\n"
+        "ended = threading.Event()\nanswers = set()\n"
+        "def complain():\n"
+        "    while not ended.is_set():\n"
+        "        try: os.write(2, b'W: a line for nobody')\n"
+        "        except OSError as error: answers.add(error.errno)\n"
+        "other = threading.Thread(target=complain)\nother.start()\n"
+        "for _ in range(2000): alloc(90)\n"
+        "ended.set()\nother.join()\n"
+        "say(answers=sorted(answers), open=os.path.exists('/proc/self/fd/2'))"
+    )
+    said = node.run(code, **{LIMIT: "100m"})
+    assert (said["answers"], said["open"]) == ([errno.EBADF], False)
+    assert node.cache.read_bytes()[:4] == hami_file()[:4]
+    assert node.run("say(init=cuda.cuInit(0))", **{LIMIT: "100m"})["init"] == 0
 
 
 def test_signals_of_the_program_stay_its_own(node: Node) -> None:

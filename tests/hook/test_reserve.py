@@ -87,7 +87,7 @@ class Reserve:
     def settle(self, changes: int, mib: int, anyway: bool = True) -> Settled:
         size = ctypes.c_uint64(mib * MIB)
         answer = self.inside.reserve_settle(
-            self.memory, ctypes.c_uint64(changes), size, ctypes.c_bool(anyway), None
+            self.memory, ctypes.c_uint64(changes), size, ctypes.c_bool(anyway)
         )
         return Settled(answer)
 

@@ -288,6 +288,7 @@ ARTIFACTS = (
             "sim/cuda_function.c",
             "sim/cuda_graph.c",
             "sim/cuda_graph_exec.c",
+            "sim/cuda_green.c",
             "sim/cuda_launch.c",
             "sim/cuda_lookup.c",
             "sim/cuda_memory.c",

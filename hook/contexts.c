@@ -19,6 +19,7 @@ struct context {
     struct entry entry;
     int place;
     uint64_t bytes;
+    CUdevice green_of; /* -1: it is not green */
 };
 
 struct module {
@@ -60,14 +61,15 @@ static uint64_t key_of(const void *handle)
 
 /* --- contexts ------------------------------------------------------------------------------------------- */
 
-void context_made(const void *handle, CUdevice device, uint64_t bytes)
+void context_made(CUcontext handle, CUdevice device, uint64_t bytes, bool green)
 {
-    struct context *context = bytes ? calloc(1, sizeof *context) : NULL;
+    struct context *context = bytes || green ? calloc(1, sizeof *context) : NULL;
     if (!context)
         return; /* costs nothing; or is charged for ever, there being no memory */
     pthread_once(&fork_once, watch_forks);
     context->place = place_of_device(device);
     context->bytes = bytes;
+    context->green_of = green && device < MAX_ORDINALS ? device : -1;
     pthread_mutex_lock(&lock);
     table_add(&contexts, &context->entry, key_of(handle));
     pthread_mutex_unlock(&lock);
@@ -81,6 +83,22 @@ struct context *context_ending(const void *handle)
         table_remove(&contexts, entry);
     pthread_mutex_unlock(&lock);
     return (struct context *)entry;
+}
+
+CUcontext context_whole(CUcontext handle)
+{
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&lock);
+    const struct context *context = (struct context *)table_find(&contexts, key_of(handle));
+    if (context && context->green_of >= 0)
+        handle = primaries[context->green_of].context;
+    pthread_mutex_unlock(&lock);
+    return handle;
+}
+
+CUdevice context_retains(const struct context *account)
+{
+    return account ? account->green_of : -1;
 }
 
 /* All that was in a context has ended with it. Called with the lock held: nothing of another context that is
@@ -117,7 +135,7 @@ CUresult context_ended(struct context *context, const void *handle, CUresult res
     return result;
 }
 
-void context_grew(const void *handle, CUdevice device, int64_t bytes)
+void context_grew(CUcontext handle, CUdevice device, int64_t bytes)
 {
     uint64_t less = bytes < 0 ? (uint64_t)-bytes : 0;
     int place = -1;
@@ -131,7 +149,7 @@ void context_grew(const void *handle, CUdevice device, int64_t bytes)
     pthread_mutex_unlock(&lock);
     overhead_ended(place, CHARGE_CONTEXT, less);
     if (!context && bytes > 0)
-        context_made(handle, device, (uint64_t)bytes);
+        context_made(handle, device, (uint64_t)bytes, false);
 }
 
 /* --- primary contexts ----------------------------------------------------------------------------------- */

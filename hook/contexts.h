@@ -9,8 +9,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A context (or green context) was made for `bytes`. */
-void context_made(const void *context, CUdevice device, uint64_t bytes);
+struct context; /* an account */
+
+/* A context was made for `bytes`; `green`: by cuCtxFromGreenCtx, and the primary context of its device is
+ * retained for it until it has ended. */
+void context_made(CUcontext context, CUdevice device, uint64_t bytes, bool green);
+
+/* The context for what other threads use as well: of a green one, which may be current to one thread at a
+ * time, the primary context of its device, of which it is a part; otherwise the same. */
+CUcontext context_whole(CUcontext context);
+
+/* The device whose primary context is retained for this account's; -1: none. */
+CUdevice context_retains(const struct context *account);
 
 /* It is about to end: gives its account, NULL if it has none. */
 struct context *context_ending(const void *context);
@@ -19,7 +29,7 @@ struct context *context_ending(const void *context);
 CUresult context_ended(struct context *context, const void *handle, CUresult result);
 
 /* A limit of the context was raised, which was charged so many bytes; or lowered, which gives them back. */
-void context_grew(const void *context, CUdevice device, int64_t bytes);
+void context_grew(CUcontext context, CUdevice device, int64_t bytes);
 
 /* The primary context of a device is one, however often it is retained. True when this retain is the first.
  */

@@ -7,6 +7,19 @@
 
 /* --- contexts that the program makes -------------------------------------------------------------------- */
 
+static CUresult retain(CUcontext *context, CUdevice device);
+static CUresult release(CUdevice device);
+
+/* As what a green context is made current; and noted here. */
+static CUcontext own_context(CUgreenCtx green)
+{
+    const struct real_cuda *real = real_cuda();
+    CUcontext context;
+    return real->cuCtxFromGreenCtx && CALL(cuCtxFromGreenCtx, &context, green) == CUDA_SUCCESS
+        ? context
+        : (CUcontext)(void *)green;
+}
+
 /* Whether what was made, of which one is NULL, fits; if not, it is ended. */
 static bool fits(struct overhead *overhead, CUcontext context, CUgreenCtx green, CUdevice device)
 {
@@ -18,7 +31,7 @@ static bool fits(struct overhead *overhead, CUcontext context, CUgreenCtx green,
         overhead_failed(overhead);
         return false;
     }
-    context_made(green ? (void *)green : (void *)context, device, bytes);
+    context_made(green ? own_context(green) : context, device, bytes, green != NULL);
     return true;
 }
 
@@ -64,11 +77,30 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters
                  flags, device);
 }
 
-EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc description, CUdevice device,
-                                 unsigned flags)
+static CUresult make_green(CUgreenCtx *context, CUdevResourceDesc description, CUdevice device,
+                           unsigned flags)
 {
     MAKE_CONTEXT(cuGreenCtxCreate, OVERHEAD_PART_OF_CONTEXT, context, device, NULL, *context, context,
                  description, device, flags);
+}
+
+/* The driver retains the primary context for it. We do so as well, to know that context, and when it ends. */
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc description, CUdevice device,
+                                 unsigned flags)
+{
+    const struct real_cuda *real = real_cuda();
+    CUcontext primary;
+    if (!real || !real->cuGreenCtxCreate)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!charging())
+        return real->cuGreenCtxCreate(context, description, device, flags);
+    CUresult result = retain(&primary, device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = make_green(context, description, device, flags);
+    if (result != CUDA_SUCCESS)
+        release(device);
+    return result;
 }
 
 static CUresult end_context(CUresult (*end)(CUcontext), CUcontext context)
@@ -102,19 +134,18 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
     const struct real_cuda *real = real_cuda();
-    CUcontext context = NULL;
     if (!real || !real->cuGreenCtxDestroy)
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (!charging())
+    if (!green || !charging())
         return real->cuGreenCtxDestroy(green);
-    if (!real->cuCtxFromGreenCtx || CALL(cuCtxFromGreenCtx, &context, green) != CUDA_SUCCESS)
-        context = NULL;
-    uint32_t held = gpu_time_context_ending(context, true);
     stream_ends(NULL);
-    struct context *account = context_ending(green);
-    CUresult result = CALL(cuGreenCtxDestroy, green);
-    gpu_time_context_ended(held, context, result == CUDA_SUCCESS);
-    return context_ended(account, green, result);
+    struct context *account = context_ending(own_context(green));
+    CUdevice retained = context_retains(account);
+    /* What is measured there, and memory that was allocated there, is the primary context's. */
+    CUresult result = context_ended(account, green, CALL(cuGreenCtxDestroy, green));
+    if (result == CUDA_SUCCESS && retained >= 0)
+        release(retained);
+    return result;
 }
 
 /* --- a device's own context ----------------------------------------------------------------------------- */
@@ -153,7 +184,7 @@ static CUresult retain_first(const struct real_cuda *real, CUcontext *context, C
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+static CUresult retain(CUcontext *context, CUdevice device)
 {
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuDevicePrimaryCtxRetain)
@@ -165,6 +196,11 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     CUresult result = CALL(cuDevicePrimaryCtxRetain, context, device);
     primary_retained(device, *context, false, result, 0);
     return result;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    return retain(context, device);
 }
 
 static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool reset)
@@ -193,9 +229,14 @@ EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
     END_PRIMARY(cuDevicePrimaryCtxRelease, false);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+static CUresult release(CUdevice device)
 {
     END_PRIMARY(cuDevicePrimaryCtxRelease_v2, false);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    return release(device);
 }
 
 EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)

@@ -149,45 +149,54 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
     trace->by_clock = false;
     trace->guess = guess;
     trace->stream = gpu_time_stream(stream, per_thread);
-    if (make_events(lane, trace, context) && record(trace->begin, stream, per_thread) == CUDA_SUCCESS) {
-        trace->began_ns = (int64_t)monotonic_ns();
-        trace->others_ns = -spent_ns(&lane->lane);
-        trace->begin_call = atomic_fetch_add(&lane->lane.calls, 1);
+    if (make_events(lane, trace, context))
         return trace;
-    }
     atomic_store(&trace->state, TRACE_FREE);
     return NULL;
 }
 
-static struct trace *begin_by_events(struct measured_lane *lane, CUcontext context, CUstream stream,
-                                     bool per_thread, bool guess)
+static void begin_now(struct lane *lane, struct trace *trace)
+{
+    trace->began_ns = (int64_t)monotonic_ns();
+    trace->others_ns = -spent_ns(lane);
+    trace->begin_call = atomic_fetch_add(&lane->calls, 1);
+}
+
+/* What is ours lies in the whole context, which other threads may have current. The NULL stream is that of
+ * the program's own. */
+static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream, bool per_thread, bool guess)
 {
     uint64_t unreadable_ns = atomic_load(&lane->unreadable_at_ns);
     if (!gpu_probe_possible() || (unreadable_ns && elapsed_ns(unreadable_ns, monotonic_ns()) < TRY_AGAIN_NS))
         return NULL;
-    if (!context)
-        real_cuda()->cuCtxGetCurrent(&context);
+    CUcontext context = stream_enter(stream);
+    struct trace *trace = NULL;
     if (context && !lane->probe.context && !atomic_exchange(&lane->polling, true)) {
         if (!lane->probe.context)
             gpu_probe_open(&lane->probe, context);
         atomic_store(&lane->polling, false);
     }
-    if (!context || !lane->probe.context || context == atomic_load(&lane->ending))
+    if (context && lane->probe.context && context != atomic_load(&lane->ending))
+        trace = start_trace(lane, context, stream, per_thread, guess);
+    stream_leave(context);
+    if (trace && record(trace->begin, stream, per_thread) != CUDA_SUCCESS) {
+        atomic_store(&trace->state, TRACE_FREE);
         return NULL;
-    return start_trace(lane, context, stream, per_thread, guess);
+    }
+    if (trace)
+        begin_now(&lane->lane, trace);
+    return trace;
 }
 
 struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess)
 {
     struct measured_lane *lane = measured(of);
     struct quiet quiet = quiet_begin();
-    CUcontext entered = stream_enter(stream);
-    struct trace *trace = begin_by_events(lane, entered, stream, per_thread, guess);
+    struct trace *trace = begin_by_events(lane, stream, per_thread, guess);
     if (!trace && (trace = take_place(lane, NULL, guess))) {
         trace->by_clock = true;
         trace->began_ns = gpu_clock_wait(stream, per_thread); /* what it is to do yet was charged already */
     }
-    stream_leave(entered);
     quiet_end(quiet);
     return trace;
 }
@@ -199,9 +208,7 @@ void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream strea
         record(trace->begin, stream, per_thread);
         depth_leave();
     }
-    trace->began_ns = (int64_t)monotonic_ns();
-    trace->others_ns = -spent_ns(lane);
-    trace->begin_call = atomic_fetch_add(&lane->calls, 1);
+    begin_now(lane, trace);
 }
 
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,

@@ -8,23 +8,18 @@
 #include "pools.h"
 #include "real.h"
 #include "reclaim.h"
+#include "streams.h"
 #include "wrap.h"
 
 enum { GRANULE = 512, SPECIAL_STREAMS = 2 };
 
 static CUresult device_of_stream(const struct real_cuda *real, CUstream stream, CUdevice *device)
 {
-    CUcontext its = NULL, current = NULL;
     if (!real->cuCtxGetDevice)
         return CUDA_ERROR_NOT_INITIALIZED;
-    if ((uintptr_t)stream <= SPECIAL_STREAMS || !real->cuStreamGetCtx || !real->cuCtxGetCurrent
-        || !real->cuCtxPushCurrent_v2 || !real->cuCtxPopCurrent_v2
-        || real->cuStreamGetCtx(stream, &its) != CUDA_SUCCESS || !its
-        || real->cuCtxGetCurrent(&current) != CUDA_SUCCESS || its == current
-        || real->cuCtxPushCurrent_v2(its) != CUDA_SUCCESS)
-        return real->cuCtxGetDevice(device);
+    CUcontext entered = (uintptr_t)stream > SPECIAL_STREAMS ? stream_enter(stream) : NULL;
     CUresult result = real->cuCtxGetDevice(device);
-    real->cuCtxPopCurrent_v2(&its);
+    stream_leave(entered);
     return result;
 }
 

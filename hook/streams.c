@@ -1,4 +1,5 @@
 #include "streams.h"
+#include "contexts.h"
 #include "devices.h"
 #include "real.h"
 
@@ -12,14 +13,33 @@ static _Atomic uint64_t *word_of(CUstream stream)
     return &known[(uintptr_t)stream * UINT64_C(0x9e3779b97f4a7c15) >> (64 - KNOWN_BITS)];
 }
 
-CUcontext stream_enter(CUstream stream)
+/* NULL for streams that have none of their own. */
+static CUcontext context_of(CUstream stream)
 {
     const struct real_cuda *real = real_cuda();
     CUcontext context = NULL;
-    bool told = (uintptr_t)stream > LAST_SPECIAL && real->cuStreamGetCtx && real->cuCtxPushCurrent_v2
-        && real->cuCtxPopCurrent_v2 && real->cuStreamGetCtx(stream, &context) == CUDA_SUCCESS
-        && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+    bool told = (uintptr_t)stream > LAST_SPECIAL && real->cuStreamGetCtx
+        && real->cuStreamGetCtx(stream, &context) == CUDA_SUCCESS;
     return told ? context : NULL;
+}
+
+static CUcontext enter(CUcontext context)
+{
+    const struct real_cuda *real = real_cuda();
+    context = context ? context_whole(context) : NULL;
+    return context && real->cuCtxPushCurrent_v2 && real->cuCtxPopCurrent_v2
+            && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS
+        ? context
+        : NULL;
+}
+
+CUcontext stream_enter(CUstream stream)
+{
+    const struct real_cuda *real = real_cuda();
+    CUcontext context = context_of(stream);
+    if (!context && real->cuCtxGetCurrent)
+        real->cuCtxGetCurrent(&context);
+    return enter(context);
 }
 
 void stream_leave(CUcontext entered)
@@ -35,7 +55,7 @@ int place_of_stream(CUstream stream)
     uint64_t seen = atomic_load_explicit(word_of(stream), memory_order_relaxed);
     if (seen && seen >> PLACE_BITS == handle)
         return (int)(seen & ((1 << PLACE_BITS) - 1)) - 1;
-    CUcontext entered = stream_enter(stream);
+    CUcontext entered = enter(context_of(stream));
     place_of_context(&place);
     stream_leave(entered);
     if (entered && place >= 0 && handle >> (64 - PLACE_BITS) == 0)

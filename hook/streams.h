@@ -12,8 +12,8 @@
  * context. */
 int place_of_stream(CUstream stream);
 
-/* Make the context of a stream current; NULL, and nothing is changed, for those that have none of their own,
- * and when the driver refuses. */
+/* Make the context of a stream current, as a whole (contexts.h): that which is current already, for those
+ * that have none of their own. NULL, and nothing is changed, when there is none or the driver refuses. */
 CUcontext stream_enter(CUstream stream);
 void stream_leave(CUcontext entered);
 

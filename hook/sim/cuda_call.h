@@ -20,7 +20,13 @@ struct CUctx_st {
     unsigned references; /* of a primary context */
     unsigned long long id;
     uint64_t bytes, heap_bytes; /* what it holds of the GPU */
+    CUcontext parent; /* of a green context: the primary one, of which its events are; else NULL */
 };
+
+static inline CUcontext whole_context(CUcontext context)
+{
+    return context && context->parent ? context->parent : context;
+}
 
 struct cuda_call {
     const struct sim_node *node;

@@ -2,6 +2,7 @@
  * listed there by NVML, with the memory it holds.
  */
 #include "clock.h"
+#include "contexts.h"
 #include "cuda_call.h"
 #include "memory.h"
 #include "pools.h"
@@ -24,11 +25,6 @@ enum { /* CUlimit */
        LIMIT_PRINTF_FIFO_SIZE = 1,
        LIMIT_MALLOC_HEAP_SIZE = 2,
        LIMITS = 8,
-};
-
-struct CUgreenCtx_st {
-    struct CUctx_st context; /* what cuCtxFromGreenCtx gives */
-    uint64_t bytes;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -58,8 +54,7 @@ static uint64_t limit_bytes(const struct CUctx_st *context)
     return context->heap_bytes;
 }
 
-/* Take what a context costs; a process that has one is listed. */
-static CUresult appear(const struct cuda_call *call, uint64_t bytes)
+CUresult sim_context_appears(const struct cuda_call *call, uint64_t bytes)
 {
     switch (sim_memory_take(call->gpu->uuid, bytes, capacity_bytes(call))) {
     case SIM_MEMORY_DONE:
@@ -78,7 +73,7 @@ static unsigned long long next_id(void)
     return ++made;
 }
 
-static uint64_t context_bytes(const struct cuda_call *call)
+uint64_t sim_context_bytes(const struct cuda_call *call)
 {
     return call->gpu->context_mib * MIB;
 }
@@ -91,33 +86,38 @@ static void spend_half(const struct cuda_call *call)
     while (us && nanosleep(&left, &left) != 0) { }
 }
 
+CUresult sim_primary_retain(const struct cuda_call *call, CUdevice device, CUcontext *context)
+{
+    pthread_mutex_lock(&lock);
+    struct CUctx_st *primary = &primaries[device];
+    bool first = !primary->references;
+    uint64_t cost = first ? sim_context_bytes(call) : 0;
+    if (first)
+        spend_half(call);
+    CUresult result = sim_context_appears(call, cost);
+    if (first)
+        spend_half(call);
+    if (result == CUDA_SUCCESS) {
+        primary->device = device;
+        primary->primary = true;
+        primary->references++;
+        primary->bytes += cost;
+        if (primary->references == 1)
+            primary->id = next_id();
+        *context = primary;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     struct cuda_call call;
     CUresult result = cuda_begin_device(&call, __func__, device);
     if (result == CUDA_SUCCESS && !context)
         result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        struct CUctx_st *primary = &primaries[device];
-        bool first = !primary->references;
-        uint64_t cost = first ? context_bytes(&call) : 0;
-        if (first)
-            spend_half(&call);
-        result = appear(&call, cost);
-        if (first)
-            spend_half(&call);
-        if (result == CUDA_SUCCESS) {
-            primary->device = device;
-            primary->primary = true;
-            primary->references++;
-            primary->bytes += cost;
-            if (primary->references == 1)
-                primary->id = next_id();
-            *context = primary;
-        }
-        pthread_mutex_unlock(&lock);
-    }
+    if (result == CUDA_SUCCESS)
+        result = sim_primary_retain(&call, device, context);
     return cuda_end(&call, result);
 }
 
@@ -131,20 +131,25 @@ static void disappear(const struct cuda_call *call, struct CUctx_st *context)
     context->bytes = context->heap_bytes = 0;
 }
 
+CUresult sim_primary_release(const struct cuda_call *call, CUdevice device)
+{
+    pthread_mutex_lock(&lock);
+    CUresult result = primaries[device].references ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    bool last = primaries[device].references && --primaries[device].references == 0;
+    if (last)
+        disappear(call, &primaries[device]);
+    pthread_mutex_unlock(&lock);
+    if (last)
+        clock_spend(END_NS);
+    return result;
+}
+
 static CUresult release(const char *function, CUdevice device)
 {
     struct cuda_call call;
     CUresult result = cuda_begin_device(&call, function, device);
-    if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&lock);
-        result = primaries[device].references ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-        bool last = primaries[device].references && --primaries[device].references == 0;
-        if (last)
-            disappear(&call, &primaries[device]);
-        pthread_mutex_unlock(&lock);
-        if (last)
-            clock_spend(END_NS);
-    }
+    if (result == CUDA_SUCCESS)
+        result = sim_primary_release(&call, device);
     return cuda_end(&call, result);
 }
 
@@ -200,8 +205,17 @@ static CUresult push(CUcontext context)
 {
     if (depth == STACK_DEPTH)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    if (context->parent)
+        sim_green_enter(context);
     stack[depth++] = context;
     return CUDA_SUCCESS;
+}
+
+static CUcontext pop(void)
+{
+    CUcontext context = stack[--depth];
+    sim_green_leave(context);
+    return context;
 }
 
 static CUresult create(const char *function, CUcontext *context, CUdevice device)
@@ -212,8 +226,8 @@ static CUresult create(const char *function, CUcontext *context, CUdevice device
         result = CUDA_ERROR_INVALID_VALUE;
     struct CUctx_st *made = result == CUDA_SUCCESS ? calloc(1, sizeof *made) : NULL;
     if (made) {
-        *made = (struct CUctx_st){.device = device, .id = next_id(), .bytes = context_bytes(&call)};
-        result = appear(&call, made->bytes);
+        *made = (struct CUctx_st){.device = device, .id = next_id(), .bytes = sim_context_bytes(&call)};
+        result = sim_context_appears(&call, made->bytes);
         if (result == CUDA_SUCCESS && (result = push(made)) != CUDA_SUCCESS)
             sim_memory_give(call.gpu->uuid, made->bytes, false);
         if (result == CUDA_SUCCESS)
@@ -298,7 +312,7 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
         struct CUctx_st *context = current_context();
         pthread_mutex_lock(&lock);
         if (value > context->heap_bytes)
-            result = appear(&call, value - context->heap_bytes);
+            result = sim_context_appears(&call, value - context->heap_bytes);
         else
             sim_memory_give(call.gpu->uuid, context->heap_bytes - value, false);
         if (result == CUDA_SUCCESS)
@@ -321,61 +335,13 @@ EXPORT CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     return cuda_end(&call, result);
 }
 
-/* --- green contexts: a part of the GPU, in memory a quarter of a context -------------------------------- */
-
-EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice device,
-                                 unsigned flags)
-{
-    (void)flags;
-    struct cuda_call call;
-    CUresult result = cuda_begin_device(&call, __func__, device);
-    if (result == CUDA_SUCCESS && (!green || !description))
-        result = CUDA_ERROR_INVALID_VALUE;
-    struct CUgreenCtx_st *made = result == CUDA_SUCCESS ? calloc(1, sizeof *made) : NULL;
-    if (made) {
-        made->context.device = device;
-        made->bytes = context_bytes(&call) / 4;
-        result = appear(&call, made->bytes);
-        if (result == CUDA_SUCCESS)
-            *green = made;
-        else
-            free(made);
-    }
-    return cuda_end(&call, result);
-}
-
-EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
-{
-    FAIL_IF_TOLD;
-    struct cuda_call call;
-    if (!green)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = cuda_begin_device(&call, __func__, green->context.device);
-    if (result == CUDA_SUCCESS) {
-        sim_streams_end_context(&green->context);
-        sim_events_end_context(&green->context);
-        sim_memory_give(call.gpu->uuid, green->bytes, false);
-        free(green);
-    }
-    return cuda_end(&call, result);
-}
-
-EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
-{
-    FAIL_IF_TOLD;
-    if (!context || !green)
-        return CUDA_ERROR_INVALID_VALUE;
-    *context = &green->context;
-    return CUDA_SUCCESS;
-}
-
 /* --- the current context -------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
     FAIL_IF_TOLD;
     if (depth)
-        depth--;
+        pop();
     return context ? push(context) : CUDA_SUCCESS;
 }
 
@@ -399,9 +365,9 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
     FAIL_IF_TOLD;
     if (!depth)
         return CUDA_ERROR_INVALID_CONTEXT;
-    depth--;
+    CUcontext popped = pop();
     if (context)
-        *context = stack[depth];
+        *context = popped;
     return CUDA_SUCCESS;
 }
 

@@ -73,7 +73,7 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
     if (result == CUDA_SUCCESS && !fresh)
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (fresh) {
-        fresh->context = current_context();
+        fresh->context = whole_context(current_context());
         fresh->device = fresh->context->device;
         fresh->timed = !(flags & EVENT_WITHOUT_TIME);
         fresh->row = execution_event(call.gpu->uuid);
@@ -118,7 +118,7 @@ static CUresult record(const char *function, CUevent event, CUstream stream, boo
     if (result == CUDA_SUCCESS)
         result = alive(function, event);
     if (result == CUDA_SUCCESS
-        && ((uintptr_t)stream > 2 ? stream->context : current_context()) != event->context)
+        && whole_context((uintptr_t)stream > 2 ? stream->context : current_context()) != event->context)
         result = CUDA_ERROR_INVALID_HANDLE;
     if (result == CUDA_SUCCESS)
         result = capture_record(event, call.stream, &capturing);

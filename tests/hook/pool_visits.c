@@ -7,6 +7,7 @@
 #include "pools.h"
 #include "real.h"
 #include "reclaim.h"
+#include "streams.h"
 #include "wrap.h"
 
 #include <pthread.h>
@@ -103,6 +104,18 @@ CUdevice device_at(const CUmemLocation *location)
 {
     return location->id;
 }
+
+CUcontext stream_enter(CUstream stream)
+{
+    (void)stream;
+    return NULL; /* that which is current */
+}
+
+void stream_leave(CUcontext entered)
+{
+    (void)entered;
+}
+
 int place_of_device(CUdevice ordinal)
 {
     return ordinal;

@@ -289,6 +289,54 @@ def test_a_green_context_that_ended_is_left_alone(limited: Node) -> None:
     assert charged(limited, code + END) == [RIGHT]
 
 
+GREEN = (
+    "green = made('cuGreenCtxCreate', Handle(1), 0, 1); own = made('cuCtxFromGreenCtx', green)\n"
+    "current(own); here, there = stream(), stream()\n"
+)
+
+
+@pytest.mark.parametrize("where", ["None", "here", "Handle(2)"])
+def test_a_green_context_is_current_to_the_programs_thread_alone(limited: Node, where: str) -> None:
+    """The simulated driver ends a program in which it is made current to a second one."""
+    code = f"{GREEN}{EACH}assert launch(function, {where}) == 0; time.sleep(0.005)"
+    assert charged(limited, code + END) == [RIGHT]
+
+
+def test_streams_of_a_green_context_may_be_launched_on_by_any_thread(limited: Node) -> None:
+    """While it is current to another, or to none."""
+    code = GREEN + (
+        "import threading\n"
+        "def work(where):\n"
+        "    current(primary)\n"
+        "    for _ in range(LAUNCHES): assert launch(function, where) == 0; time.sleep(0.004)\n"
+        "def both():\n"
+        "    threads = [threading.Thread(target=work, args=[s]) for s in (here, there)]\n"
+        "    for thread in threads: thread.start()\n"
+        "    for thread in threads: thread.join()\n"
+        "both(); current(primary); both()\n"
+        "current(own); assert launch(function) == 0"
+    )
+    assert charged(limited, code + END) == [RIGHT]
+
+
+def test_with_the_last_green_context_that_of_its_device_ends(limited: Node) -> None:
+    """The driver retains it for them. What is ours there ends with it, and is not read any more."""
+    code = (
+        "cuda.cuCtxSetCurrent(None); assert release() == 0\n"
+        "def active():\n"
+        "    flags, on = ctypes.c_uint(), ctypes.c_int()\n"
+        "    assert cuda.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(on)) == 0\n"
+        "    return on.value\n"
+        "for _ in range(5):\n"
+        f"    assert not active(); {'; '.join(GREEN.splitlines())}\n"
+        "    function = kernel('kernel'); assert active()\n"
+        "    for _ in range(3): assert launch(function, here) == 0; time.sleep(0.005)\n"
+        "    cuda.cuCtxSetCurrent(None); assert cuda.cuGreenCtxDestroy(green) == 0\n"
+        "assert not active() and events() == 0; current(retain()); told()"
+    )
+    assert charged(limited, code) == [RIGHT]
+
+
 @pytest.mark.parametrize(
     ("step", "most"),
     [

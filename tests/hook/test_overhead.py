@@ -115,6 +115,22 @@ def test_a_green_context_is_charged_what_it_takes(costly: Node) -> None:
     assert run(costly, steps) == [0, [375, 375], 0, [300, 300]]
 
 
+def test_what_a_green_context_stands_on_is_charged_as_long_as_anybody_holds_it(
+    costly: Node,
+) -> None:
+    """Its device's own context, made with it, which the program retains as well."""
+    steps = (
+        "cuda.cuInit(0); g, c = ctypes.c_void_p(), ctypes.c_void_p()\n"
+        "r += [cuda.cuGreenCtxCreate(ctypes.byref(g), ctypes.c_void_p(1), 0, 1), held_mib()]\n"
+        "r += [cuda.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0), cuda.cuCtxSetCurrent(c), both()]\n"
+        "r += [cuda.cuGreenCtxDestroy(g), both()]\n"
+        "r += [cuda.cuDevicePrimaryCtxRelease_v2(0), held_mib(), start(), both()]"
+    )
+    assert run(costly, steps) == [
+        0, 375, 0, 0, [375, 375], 0, [300, 300], 0, 0, 0, [300, 300],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("how", ["start()", "context()[0]"])
 def test_a_context_that_does_not_fit_is_undone(node: Node, how: str) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))

@@ -101,12 +101,13 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
                                                      unsigned flags)
 {
     const struct real_cuda *real = real_cuda();
-    struct launch launches[MOST_DEVICES];
+    struct launch launches[MAX_DEVICES];
     if (!real || !real->cuLaunchCooperativeKernelMultiDevice)
         return CUDA_ERROR_NOT_INITIALIZED;
     unsigned charged = 0;
     uint64_t seen = 0; /* a device twice is an error as well; that one is not to wait for the first */
-    while (entries && count <= MOST_DEVICES && charged < count) { /* more devices than there are: an error */
+    /* More devices than there are is an error, and more than can be counted are not charged. */
+    while (entries && count <= MOST_DEVICES && charged < count && charged < MAX_DEVICES) {
         const CUDA_LAUNCH_PARAMS *e = &entries[charged];
         uint64_t device = UINT64_C(1) << (place_of_stream(e->hStream) & (MOST_DEVICES - 1));
         if (seen & device)

@@ -141,9 +141,7 @@ static int look_for_address(struct dl_phdr_info *info, size_t size, void *contex
     (void)size;
     if (!contains(info, search->address, &library->low, &library->high))
         return 0;
-    size_t length = strnlen(info->dlpi_name, sizeof library->path - 1);
-    memcpy(library->path, info->dlpi_name, length);
-    library->path[length] = '\0';
+    library->path = info->dlpi_name;
     return 1;
 }
 

@@ -14,7 +14,7 @@
 /* A library, from the first to behind the last byte of its mapping. */
 struct loaded {
     uintptr_t low, high;
-    char path[4096]; /* as the loader knows it; "" for the program itself */
+    const char *path; /* as the loader knows it, while it is loaded; "" for the program itself */
 };
 
 /* The library that `address` lies in; false when it lies in none. */

@@ -4,10 +4,11 @@
 
 enum { MOST_BESIDE = 256 };
 
-struct edge {
-    int64_t at_ns;
-    int change; /* in how many run */
-};
+/* When one begins or ends, with the kind in the lowest bit: the program's threads have small stacks. */
+typedef int64_t edge;
+#define EDGE(at_ns, begins) ((at_ns) * 2 + (begins))
+#define EDGE_AT_NS(edge) ((edge) >> 1)
+#define EDGE_CHANGE(edge) ((edge) & 1 ? 1 : -1) /* in how many run */
 
 uint64_t past_began(struct past *past, uint64_t stream, int64_t from_ns)
 {
@@ -78,18 +79,18 @@ static bool runs_behind(const struct past *past, const struct past_run *run)
     return false;
 }
 
-static size_t insert(struct edge *edges, size_t count, int64_t at_ns, int change)
+static size_t insert(edge *edges, size_t count, edge new)
 {
     size_t i = count;
-    for (; i > 0 && edges[i - 1].at_ns > at_ns; i--)
+    for (; i > 0 && edges[i - 1] > new; i--)
         edges[i] = edges[i - 1];
-    edges[i] = (struct edge){at_ns, change};
+    edges[i] = new;
     return count + 1;
 }
 
 int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)
 {
-    struct edge edges[2 * MOST_BESIDE];
+    edge edges[2 * MOST_BESIDE];
     size_t count = 0;
     int64_t at_ns = from_ns;
     int running = 1;
@@ -101,15 +102,15 @@ int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, 
         if (run->from_ns <= from_ns)
             running++;
         else
-            count = insert(edges, count, run->from_ns, 1);
+            count = insert(edges, count, EDGE(run->from_ns, 1));
         if (run->until_ns < until_ns)
-            count = insert(edges, count, run->until_ns, -1);
+            count = insert(edges, count, EDGE(run->until_ns, 0));
     }
     double part_ns = 0;
     for (size_t i = 0; i < count; i++) {
-        part_ns += (double)(edges[i].at_ns - at_ns) / running;
-        at_ns = edges[i].at_ns;
-        running += edges[i].change;
+        part_ns += (double)(EDGE_AT_NS(edges[i]) - at_ns) / running;
+        at_ns = EDGE_AT_NS(edges[i]);
+        running += EDGE_CHANGE(edges[i]);
     }
     return (int64_t)(part_ns + (double)(until_ns - at_ns) / running);
 }

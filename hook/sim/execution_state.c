@@ -76,7 +76,7 @@ static struct execution *map_file(int fd)
 /* Called with map_lock held. */
 static struct execution *map_state(const char *configuration)
 {
-    char path[4096];
+    char path[SIM_PATH_BYTES];
     if (!configuration || snprintf(path, sizeof path, "%s.gpu", configuration) >= (int)sizeof path)
         return NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);

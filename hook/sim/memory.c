@@ -38,7 +38,7 @@ static uint64_t my_start_time;
 
 static bool map_state(void)
 {
-    char path[4096];
+    char path[SIM_PATH_BYTES];
     const char *configuration = sim_node_path();
     if (!configuration || snprintf(path, sizeof path, "%s.state", configuration) >= (int)sizeof path)
         return false;

@@ -9,7 +9,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 4096, LINE_BYTES = 256 };
+enum { LINE_BYTES = 256 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* flock does not keep threads apart */
 
@@ -74,7 +74,7 @@ static void read_state(const char *path, struct mig_state *state)
 
 static bool write_state(const char *path, const struct mig_state *state)
 {
-    char fresh[PATH_BYTES + 8];
+    char fresh[SIM_PATH_BYTES + 8];
     snprintf(fresh, sizeof fresh, "%s.new", path);
     FILE *file = fopen(fresh, "we");
     if (!file)
@@ -96,7 +96,7 @@ static bool write_state(const char *path, const struct mig_state *state)
 
 static nvmlReturn_t within(mig_change *visit, void *argument, bool writes)
 {
-    char path[PATH_BYTES], lock_path[PATH_BYTES + 8];
+    char path[SIM_PATH_BYTES], lock_path[SIM_PATH_BYTES + 8];
     if (!path_of(sim_node_path(), path, sizeof path))
         return NVML_ERROR_UNKNOWN;
     snprintf(lock_path, sizeof lock_path, "%s.lock", path);
@@ -210,7 +210,7 @@ static void add_parts(struct sim_node *node, int position)
 
 void mig_state_apply(struct sim_node *node, const char *configuration)
 {
-    char path[PATH_BYTES];
+    char path[SIM_PATH_BYTES];
     struct mig_state *state = calloc(1, sizeof *state);
     if (state && path_of(configuration, path, sizeof path))
         read_state(path, state);

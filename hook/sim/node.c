@@ -98,7 +98,7 @@ static char *read_file(struct stat *identity, size_t *read_bytes)
 /* What was made through NVML; only asked where something can be. */
 static struct stat look_at_instances(void)
 {
-    char mig[4096];
+    char mig[SIM_PATH_BYTES];
     struct stat now = {0};
     if (snprintf(mig, sizeof mig, "%s.mig", path) >= (int)sizeof mig || stat(mig, &now) != 0)
         memset(&now, 0, sizeof now);

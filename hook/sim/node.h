@@ -148,6 +148,9 @@ bool sim_node_parse(struct sim_node *node, char *text, size_t length, char *prob
 const struct sim_node *sim_node_acquire(void);
 void sim_node_release(const struct sim_node *node);
 
+/* A file beside the configuration has a shorter path: small stacks are to be large enough for the driver. */
+enum { SIM_PATH_BYTES = 1024 };
+
 /* Path of the configuration; NULL when VGPU_SIM_DRIVER is not set. Valid for ever. */
 const char *sim_node_path(void);
 

@@ -12,6 +12,14 @@ from built_hook import ROOT, compiler
 from c_programs import compiled
 from hook_table import cuda_symbols
 from hooked_programs import LIMIT, Node
+from small_stacks import (
+    LEAST_OF_AARCH64_BYTES,
+    RESULTS,
+    SMALLEST_BYTES,
+    STEPS,
+    most_used_bytes,
+    results,
+)
 
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 SYSROOT = Path("/usr/aarch64-linux-gnu")  # Debian and Ubuntu: libc6-arm64-cross
@@ -75,6 +83,16 @@ def test_every_function_of_the_table_is_found(node: Node, aarch64: Path, route: 
     lines = run(node, aarch64, [route, *names, "qsort"], source="find.c")
     found = dict(line.rsplit(maxsplit=2)[:2] for line in lines)
     assert found == dict.fromkeys(names, "libvgpu.so") | {"qsort": "libc.so.6"}
+
+
+def test_little_of_a_stack_is_used(node: Node, aarch64: Path) -> None:
+    """Threads are larger here, but the same sources have to get by with those of x86_64."""
+    node.sim.kernel("kernel", 20, 400)
+    limits = {LIMIT: "1g", "CUDA_DEVICE_SM_LIMIT": "50"}
+    words, abi = [str(LEAST_OF_AARCH64_BYTES), *STEPS], f"-I{ROOT / 'hook'}"
+    lines = run(node, aarch64, words, abi, source="small_stack.c", **limits)
+    assert results(lines) == RESULTS
+    assert most_used_bytes(lines) <= SMALLEST_BYTES, lines
 
 
 def test_a_linked_program_is_limited(node: Node, aarch64: Path) -> None:

@@ -25,10 +25,12 @@ static void finish(struct measured_lane *lane, struct trace *trace)
     atomic_store(&trace->state, TRACE_FREE);
 }
 
-static void correct(struct measured_lane *lane, int64_t ns)
+/* Once, for size. */
+__attribute__((noinline)) void gpu_time_correct(struct lane *lane, int64_t ns)
 {
-    share_correct(lane->lane.share, ns);
-    atomic_fetch_add(&lane->lane.unreported_ns, ns);
+    share_correct(lane->share, ns);
+    atomic_fetch_add(&lane->unreported_ns, ns);
+    atomic_fetch_add(&lane->turn.had_ns, (uint64_t)ns);
 }
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
@@ -176,14 +178,15 @@ static void settle(struct measured_lane *lane, struct trace *trace)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     if (trace->told) {
-        correct(lane, trace->own_ns - trace->charged_ns);
+        gpu_time_correct(&lane->lane, trace->own_ns - trace->charged_ns);
         if (trace->guess && !(estimate && atomic_load(&estimate->samples)))
             learn_guess(&lane->lane, trace->own_ns);
         if (estimate) /* by a sweep, that it varies; what it costs is known by now */
             estimate_learn(estimate, trace->key, trace->sweep ? atomic_load(&estimate->ns) : trace->own_ns,
                            trace->single_ns);
     } else if (trace->charged_ns > trace->expected_ns) {
-        correct(lane, trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
+        gpu_time_correct(&lane->lane,
+                         trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
     }
     finish(lane, trace);
 }
@@ -211,11 +214,11 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     if (estimate)
         estimate_raise(estimate, trace->key, own);
-    correct(lane, beyond_ns);
+    gpu_time_correct(&lane->lane, beyond_ns);
     trace->charged_ns = own;
     int64_t tokens_ns = atomic_exchange(&lane->lane.tokens_ns, 0);
     atomic_fetch_sub(&lane->lane.granted_ns, tokens_ns);
-    correct(lane, -tokens_ns);
+    gpu_time_correct(&lane->lane, -tokens_ns);
     return 0;
 }
 

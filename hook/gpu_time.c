@@ -51,6 +51,7 @@ SAME(launches);
 SAME(waits);
 SAME(contended_at_ns);
 SAME(overlong_at_ns);
+SAME(least_had);
 #undef SAME
 
 struct lane *gpu_lane_open(int place)

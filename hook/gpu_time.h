@@ -31,6 +31,7 @@ struct lane {
     _Atomic int64_t tokens_ns; /* taken from the share, not spent yet */
     _Atomic int64_t granted_ns; /* taken from it, ever, and not given back unspent */
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
+    struct turn turn;
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t measured_at_ns; /* when one was last measured */
     _Atomic uint64_t last_stream, several_streams_at_ns;
@@ -98,6 +99,9 @@ int gpu_time_guesses(struct lane *lane, uint64_t key);
 
 /* Whether anything is being measured. */
 bool gpu_time_measuring(struct lane *lane);
+
+/* What was charged cost `ns` more (less, if negative). */
+void gpu_time_correct(struct lane *lane, int64_t ns);
 
 /* Read what can be read now. Whether anything of this process is being measured there. */
 bool gpu_time_read(struct lane *lane);

@@ -76,8 +76,7 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     atomic_store(&lane->sweep_left, launches < SWEEP_MOST ? launches : SWEEP_MOST);
     int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
     atomic_fetch_sub(&lane->granted_ns, tokens_ns);
-    share_correct(lane->share, -tokens_ns);
-    atomic_fetch_sub(&lane->unreported_ns, tokens_ns);
+    gpu_time_correct(lane, -tokens_ns);
 }
 
 /* Note which stream it goes to. Whether several are in use. */

@@ -167,11 +167,14 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
     share_refill(lane->share, now_ns, permille);
     bool sweeping = atomic_load(&lane->sweep_left) > 0;
     int64_t chunk_ns = sweeping ? cost_ns : chunk(now_ns);
-    int64_t taken_ns = share_take(lane->share, cost_ns, chunk_ns);
+    bool yields = share_is_anothers_turn(lane->share, &lane->turn, now_ns);
+    int64_t taken_ns = yields ? 0 : share_take(lane->share, cost_ns, chunk_ns);
     if (!taken_ns && stuck(lane, now_ns)) {
         share_correct(lane->share, cost_ns);
         taken_ns = cost_ns;
     }
+    atomic_fetch_add(&lane->turn.had_ns, (uint64_t)taken_ns);
+    share_tell_turn(lane->share, &lane->turn, now_ns, permille);
     if (!taken_ns)
         return false;
     atomic_fetch_add(&lane->granted_ns, taken_ns);

@@ -95,7 +95,9 @@ struct region_device {
 
     /* What charged_ns was at two moments, the older first (busy.h). */
     _Atomic uint64_t seen_at_ns[2], seen_charged_ns[2];
-    uint64_t reserved2[12];
+
+    _Atomic uint64_t least_had; /* of the processes that want GPU time: how much and when (throttle.h) */
+    uint64_t reserved2[11];
 };
 
 #define REFUSAL_WRITING (UINT64_C(1) << 63)

@@ -102,6 +102,67 @@ uint64_t share_wait_ns(const struct share *share, uint32_t permille)
                                          : wait_ns;
 }
 
+/* --- whose turn it is ----------------------------------------------------------------------------------- */
+
+/* A word says how much in its upper 44 bits, in units of 1024 ns, and when in the others, in units of about a
+ * millisecond. Both wrap around: after 208 days of GPU time, and 18 minutes. */
+enum { TIME_BITS = 20, HAD_UNIT_BITS = 10 };
+#define TIME_MASK ((UINT64_C(1) << TIME_BITS) - 1)
+
+static uint64_t turn_word(uint64_t had_ns, uint64_t now_ns)
+{
+    return (had_ns >> HAD_UNIT_BITS << TIME_BITS) | (now_ns >> TIME_BITS & TIME_MASK);
+}
+
+static bool is_of_lately(uint64_t word, uint64_t now_ns)
+{
+    uint64_t lately = SHARE_LATELY_NS >> TIME_BITS; /* or a little later: who left it may have a later time */
+    return (((now_ns >> TIME_BITS) - word + lately) & TIME_MASK) <= 2 * lately;
+}
+
+/* How much more one has had than the word says. */
+static int64_t had_beyond_ns(const struct turn *turn, uint64_t word)
+{
+    uint64_t had = atomic_load_explicit(&turn->had_ns, memory_order_relaxed) << (TIME_BITS - HAD_UNIT_BITS);
+    return (int64_t)(had - (word & ~TIME_MASK)) >> (TIME_BITS - HAD_UNIT_BITS);
+}
+
+bool share_is_anothers_turn(const struct share *share, struct turn *turn, uint64_t now_ns)
+{
+    uint64_t word = atomic_load_explicit(&share->least_had, memory_order_relaxed);
+    uint64_t idle_at_ns = atomic_load_explicit(&turn->idle_at_ns, memory_order_relaxed);
+    int64_t beyond_ns = had_beyond_ns(turn, word);
+    if (!idle_at_ns || (now_ns > idle_at_ns && beyond_ns < 0)) { /* new, or it could have had more */
+        atomic_store_explicit(&turn->had_ns, word >> TIME_BITS << HAD_UNIT_BITS, memory_order_relaxed);
+        beyond_ns = 0;
+    }
+    if (beyond_ns <= SHARE_CHUNK_NS || !is_of_lately(word, now_ns)
+        || word == atomic_load_explicit(&turn->told, memory_order_relaxed))
+        return false;
+    bool waits = bounded(atomic_load_explicit(&share->budget_ns, memory_order_relaxed))
+        < SHARE_IDLE_NS - SHARE_CHUNK_NS;
+    int64_t most_ns = waits ? SHARE_DEBT_NS : 0;
+    if (beyond_ns > most_ns)
+        atomic_fetch_sub_explicit(&turn->had_ns, (uint64_t)(beyond_ns - most_ns), memory_order_relaxed);
+    return waits;
+}
+
+void share_tell_turn(struct share *share, struct turn *turn, uint64_t now_ns, uint32_t permille)
+{
+    uint64_t word = atomic_load_explicit(&share->least_had, memory_order_relaxed);
+    uint64_t own = turn_word(atomic_load_explicit(&turn->had_ns, memory_order_relaxed), now_ns);
+    /* As long as the budget is in debt nobody can take from it, whoever wants to. */
+    atomic_store_explicit(&turn->idle_at_ns,
+                          now_ns + (uint64_t)SHARE_LATELY_NS + share_debt_ns(share, permille),
+                          memory_order_relaxed);
+    if (had_beyond_ns(turn, word) >= 0 && is_of_lately(word, now_ns)
+        && word != atomic_load_explicit(&turn->told, memory_order_relaxed))
+        return;
+    if (atomic_compare_exchange_strong_explicit(&share->least_had, &word, own, memory_order_relaxed,
+                                                memory_order_relaxed))
+        atomic_store_explicit(&turn->told, own, memory_order_relaxed);
+}
+
 /* --- what launches cost --------------------------------------------------------------------------------- */
 
 struct estimate *estimate_claim(struct predictor *predictor, uint64_t key)

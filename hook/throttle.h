@@ -35,6 +35,8 @@ struct share {
     _Atomic uint64_t
         contended_at_ns; /* when others were last seen to have the GPU while we had work for it */
     _Atomic uint64_t overlong_at_ns; /* when a launch was last seen to run for far longer than it should */
+    uint64_t of_others[4];
+    _Atomic uint64_t least_had; /* see below */
 };
 
 /* Whether others are there who want the GPU as well. */
@@ -61,6 +63,26 @@ uint64_t share_wait_ns(const struct share *share, uint32_t permille);
 
 /* How long a debt of the budget takes to be repaid, in ns. */
 uint64_t share_debt_ns(const struct share *share, uint32_t permille);
+
+/* --- whose turn it is among the processes of a container ------------------------------------------------ */
+
+/* Who has had less of the GPU goes first. A process that looks at the budget leaves in `least_had` how much
+ * it has had, and when it looked: unless another did lately who has had less. That holds for SHARE_LATELY_NS,
+ * so nobody waits for one that is gone. Nor is any of the budget lost: who has had more waits only while it
+ * could be saved up for later, and what others leave until then is not held against who takes it. */
+struct turn {
+    _Atomic uint64_t had_ns; /* counted from what another had had when this one began to want some */
+    _Atomic uint64_t told; /* the word that it left last */
+    _Atomic uint64_t idle_at_ns; /* if it does not look by then, it wanted none meanwhile */
+};
+
+#define SHARE_LATELY_NS (50 * MS_NS) /* five times as long as who waits sleeps at most */
+
+/* Whether to leave the budget to another that has had less, by more than a chunk. */
+bool share_is_anothers_turn(const struct share *share, struct turn *turn, uint64_t now_ns);
+
+/* Tell the others, having looked at the budget and taken from it or not. */
+void share_tell_turn(struct share *share, struct turn *turn, uint64_t now_ns, uint32_t permille);
 
 /* --- what launches cost --------------------------------------------------------------------------------- */
 

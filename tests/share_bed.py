@@ -86,8 +86,9 @@ class Container:
 
     percent: float
     worked_ns: list[int]  # in each step
+    of_each_ns: list[list[int]]  # the same for each of its processes that was not killed
     together: int  # steps until the first of all tenants ended, and left its time to the others
-    results: list[int]  # of its processes
+    results: list[int]  # of its processes that were not killed
     launches: int
     share: Share
     recent_kernel: int
@@ -101,6 +102,11 @@ class Container:
             sum(self.worked_ns[begin : begin + steps]) / total * 100
             for begin in range(first, self.together - steps + 1)
         ]
+
+    def had_ms(self, skip_s: float = 0) -> list[float]:
+        """What the GPU worked for each process from then on, as long as all were there."""
+        first = round(skip_s * STEPS)
+        return [sum(of_one[first : self.together]) / 1e6 for of_one in self.of_each_ns]
 
     def worst_error(self, window_s: float = 1.0, skip_s: float = 1.0) -> float:
         """Points that it was off its share in the worst window."""
@@ -165,11 +171,11 @@ def run(
         processes.append(_start_world(sim, directory, changes, parties))
     said = [process.communicate(timeout=900) for process in processes]
     assert all(not err for _, err in said), said
-    told = [json.loads(out) for out, _ in said[: len(tenants)]]
-    together = min(_whole_steps(one) for one in told)
+    told = [json.loads(out) if out else None for out, _ in said[: len(tenants)]]
+    together = min(_whole_steps(one) for one in told if one)
     return [
         _judged(directory, number, tenants[numbers.index(number)].percent,
-                [told[i] for i, n in enumerate(numbers) if n == number], together)
+                [one for one, n in zip(told, numbers, strict=True) if one and n == number], together)
         for number in sorted(set(numbers))
     ]  # fmt: skip
 
@@ -259,6 +265,7 @@ def _judged(
     return Container(
         percent=percent,
         worked_ns=[sum(one["windows_ns"][i] for one in told) for i in range(steps)],
+        of_each_ns=[one["windows_ns"][:steps] for one in told],
         together=together,
         results=[int(one["result"]) for one in told],  # type: ignore[call-overload]
         launches=sum(int(one["launches"]) for one in told),  # type: ignore[call-overload]

@@ -36,6 +36,13 @@ class Share(ctypes.Structure):
             "overlong_at_ns",
         )
     ]
+    _fields_ += [("of_others", ctypes.c_uint64 * 4), ("least_had", ctypes.c_uint64)]
+
+
+class Turn(ctypes.Structure):
+    """`struct turn`, of a process."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("had_ns", "told", "idle_at_ns")]
 
 
 def load(directory: Path) -> ctypes.CDLL:
@@ -53,6 +60,11 @@ def load(directory: Path) -> ctypes.CDLL:
     library.share_take.argtypes = [share, ctypes.c_int64, ctypes.c_int64]
     library.share_take.restype = ctypes.c_int64
     library.share_correct.argtypes = [share, ctypes.c_int64]
+    turn = ctypes.POINTER(Turn)
+    library.share_is_anothers_turn.argtypes = [share, turn, ctypes.c_uint64]
+    library.share_is_anothers_turn.restype = ctypes.c_bool
+    library.share_tell_turn.argtypes = [share, turn, ctypes.c_uint64, ctypes.c_uint32]
+    library.share_tell_turn.restype = None
     library.share_wait_ns.argtypes = [share, ctypes.c_uint32]
     library.share_wait_ns.restype = ctypes.c_uint64
     library.share_debt_ns.argtypes = [share, ctypes.c_uint32]

@@ -49,7 +49,7 @@ TAIL: Mapping[str, int] = MappingProxyType({
     "device.budget_ns": 64, "device.refilled_at_ns": 72, "device.charged_ns": 80,
     "device.throttled_ns": 88, "device.launches": 96, "device.waits": 104,
     "device.contended_at_ns": 112, "device.overlong_at_ns": 120,
-    "device.seen_at_ns": 128, "device.seen_charged_ns": 144,
+    "device.seen_at_ns": 128, "device.seen_charged_ns": 144, "device.least_had": 160,
     "device": 256,
     "refusal.number": 0, "refusal.time_ns": 8, "refusal.pid": 16, "refusal.device": 20,
     "refusal.asked_bytes": 24, "refusal.used_bytes": 32, "refusal.limit_bytes": 40,

@@ -497,7 +497,6 @@ def test_a_kernel_of_seconds_is_paid_for(tmp_path: Path) -> None:
 
 
 def test_short_kernels_go_on_beside_long_ones_of_another_container(tmp_path: Path) -> None:
-    """Of processes in one container that is not so: docs/compute-share.md."""
     tenants = [
         Tenant(10, container=0),
         Tenant(10, ("ms=3000,sync=1,kernel=b",), container=1),

@@ -1,0 +1,92 @@
+"""The processes of one container get even parts of its share, whatever each of them launches.
+
+The whole hook on a simulated GPU, in virtual time, as in test_share.py. One launch is never cut in
+two, so parts are even but for the longest one.
+"""
+
+from pathlib import Path
+
+import pytest
+from share_bed import STEPS, Container, Kernels, Tenant, run
+
+KERNELS: Kernels = {"short": 20, "a": 30, "ms": 1000, "b": 10_000, "d": 60_000, "long": 200_000}
+AROUND_MS = 30  # a chunk and what was launched by the time that others' has begun
+
+
+def together(
+    directory: Path, percent: float, *phases: str | tuple[str, ...], threads: int = 1
+) -> Container:
+    """Processes of one container, each with its phases."""
+    tenants = [
+        Tenant(percent, (one,) if isinstance(one, str) else one, threads=threads, container=0)
+        for one in phases
+    ]
+    (container,) = run(directory, tenants, KERNELS)
+    return container
+
+
+def is_used_up(container: Container, longest_ms: int) -> bool:
+    """Whether the processes together had what is the container's, but for one launch."""
+    share_ms = container.percent * 10 * container.together / STEPS
+    return abs(sum(container.had_ms()) - share_ms) <= longest_ms + AROUND_MS
+
+
+SIDE_BY_SIDE = [  # percent, what each launches, the longest in ms
+    pytest.param(20, ["kernel=short", "kernel=long,sync=1"], 200, id="20 us beside 200 ms"),
+    pytest.param(20, ["kernel=a", "kernel=b,sync=1"], 10, id="30 us beside 10 ms"),
+    pytest.param(90, ["kernel=short,sync=1", "kernel=long"], 200, id="each of 20 us waited for"),
+    pytest.param(
+        20, ["kernel=short,burst=500,idle_us=10000", "kernel=long"], 200, id="20 us in bursts"
+    ),
+    pytest.param(50, ["kernel=d,sync=1", "kernel=long,sync=1"], 200, id="60 ms, as it ran"),
+    pytest.param(
+        30, ["kernel=short", "kernel=b", "kernel=long,sync=1"], 200, id="three, the first of 20 us"
+    ),
+]
+
+
+@pytest.mark.parametrize(("percent", "each", "longest_ms"), SIDE_BY_SIDE)
+def test_parts_are_even(tmp_path: Path, percent: int, each: list[str], longest_ms: int) -> None:
+    """At 20 %, 20 us had 0.8 ms of 1800 beside 200 ms, and 30 us 33 of 1614 beside 10 ms."""
+    container = together(tmp_path, percent, *(f"ms=8000,{phase}" for phase in each))
+    had_ms = container.had_ms()
+    assert max(had_ms) - min(had_ms) <= longest_ms + AROUND_MS, had_ms
+    assert is_used_up(container, longest_ms), had_ms
+
+
+def test_what_one_leaves_the_other_has(tmp_path: Path) -> None:
+    """A third of what the container has is asked for by the one, and the share is used up."""
+    container = together(
+        tmp_path, 20, "ms=8000,kernel=ms,burst=1,idle_us=15000", "ms=8000,kernel=long,sync=1"
+    )
+    assert is_used_up(container, 200), container.had_ms()
+
+
+@pytest.mark.parametrize(
+    ("stays", "comes_back", "longest_ms"),
+    [
+        pytest.param("kernel=short", "kernel=long,sync=1", 200, id="200 ms come back to 20 us"),
+        pytest.param("kernel=b,sync=1", "kernel=short", 10, id="20 us come back to 10 ms"),
+    ],
+)
+def test_who_was_idle_has_saved_up_nothing(
+    tmp_path: Path, stays: str, comes_back: str, longest_ms: int
+) -> None:
+    """From when it comes back parts are even; meanwhile all was the other's."""
+    phases = (f"ms=2000,{comes_back}", "ms=4000,kernel=none", f"ms=6000,{comes_back}")
+    container = together(tmp_path, 20, f"ms=12000,{stays}", phases)
+    had_ms = container.had_ms(6)
+    assert max(had_ms) - min(had_ms) <= longest_ms + AROUND_MS, had_ms
+    assert is_used_up(container, longest_ms), container.had_ms()
+    assert sum(container.of_each_ns[1][30:60]) == 0
+    assert sum(container.of_each_ns[0][30:60]) / 1e6 == pytest.approx(600, abs=AROUND_MS)
+
+
+def test_nobody_waits_for_one_that_was_killed(tmp_path: Path) -> None:
+    """It had less than the other, and waited: one thread of it kills it beside another that does."""
+    container = together(
+        tmp_path, 20, "ms=3000,kernel=short,kill=1", "ms=9000,kernel=long,sync=1", threads=2
+    )
+    (had_ns,) = container.of_each_ns  # of who is left
+    assert sum(had_ns[:30]) / 1e6 <= 400 + AROUND_MS  # of 600, while the other was there
+    assert sum(had_ns[45:85]) / 1e6 == pytest.approx(800, abs=200)

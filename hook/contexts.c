@@ -18,14 +18,14 @@ enum { MAX_ORDINALS = 64 };
 struct context {
     struct entry entry;
     int place;
-    uint64_t bytes;
+    struct cost cost;
     CUdevice green_of; /* -1: it is not green */
 };
 
 struct module {
     struct entry entry;
     int place;
-    uint64_t bytes;
+    struct cost cost;
     const void *context;
 };
 
@@ -61,14 +61,14 @@ static uint64_t key_of(const void *handle)
 
 /* --- contexts ------------------------------------------------------------------------------------------- */
 
-void context_made(CUcontext handle, CUdevice device, uint64_t bytes, bool green)
+void context_made(CUcontext handle, CUdevice device, struct cost cost, bool green)
 {
-    struct context *context = bytes || green ? calloc(1, sizeof *context) : NULL;
+    struct context *context = cost.bytes || green ? calloc(1, sizeof *context) : NULL;
     if (!context)
         return; /* costs nothing; or is charged for ever, there being no memory */
     pthread_once(&fork_once, watch_forks);
     context->place = place_of_device(device);
-    context->bytes = bytes;
+    context->cost = cost;
     context->green_of = green && device < MAX_ORDINALS ? device : -1;
     pthread_mutex_lock(&lock);
     table_add(&contexts, &context->entry, key_of(handle));
@@ -111,7 +111,7 @@ static void end_contents(const void *context)
         if (module->context != context)
             continue;
         table_remove(&modules, &module->entry);
-        overhead_ended(module->place, CHARGE_MODULE, module->bytes);
+        overhead_ended(module->place, CHARGE_MODULE, module->cost);
         free(module);
     }
     wrap_context_ended(context);
@@ -125,7 +125,7 @@ CUresult context_ended(struct context *context, const void *handle, CUresult res
         pthread_mutex_unlock(&lock);
     }
     if (context && result == CUDA_SUCCESS) {
-        overhead_ended(context->place, CHARGE_CONTEXT, context->bytes);
+        overhead_ended(context->place, CHARGE_CONTEXT, context->cost);
         free(context);
     } else if (context) {
         pthread_mutex_lock(&lock);
@@ -135,21 +135,36 @@ CUresult context_ended(struct context *context, const void *handle, CUresult res
     return result;
 }
 
-void context_grew(CUcontext handle, CUdevice device, int64_t bytes)
+void context_grew(CUcontext handle, CUdevice device, struct cost cost)
 {
-    uint64_t less = bytes < 0 ? (uint64_t)-bytes : 0;
+    pthread_mutex_lock(&lock);
+    struct context *context = (struct context *)table_find(&contexts, key_of(handle));
+    if (context) {
+        context->cost.bytes += cost.bytes;
+        context->cost.guessed_bytes += cost.guessed_bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!context)
+        context_made(handle, device, cost, false);
+}
+
+void context_shrank(CUcontext handle, uint64_t bytes)
+{
+    struct cost less = {0};
     int place = -1;
     pthread_mutex_lock(&lock);
     struct context *context = (struct context *)table_find(&contexts, key_of(handle));
     if (context) {
-        less = less < context->bytes ? less : context->bytes;
-        context->bytes = context->bytes + (bytes > 0 ? (uint64_t)bytes : 0) - less;
+        struct cost *cost = &context->cost;
+        less.bytes = bytes < cost->bytes ? bytes : cost->bytes;
+        cost->bytes -= less.bytes;
+        if (cost->guessed_bytes > cost->bytes) /* what was not guessed goes first: guesses stay in doubt */
+            less.guessed_bytes = cost->guessed_bytes - cost->bytes;
+        cost->guessed_bytes -= less.guessed_bytes;
         place = context->place;
     }
     pthread_mutex_unlock(&lock);
     overhead_ended(place, CHARGE_CONTEXT, less);
-    if (!context && bytes > 0)
-        context_made(handle, device, (uint64_t)bytes, false);
 }
 
 /* --- primary contexts ----------------------------------------------------------------------------------- */
@@ -184,7 +199,7 @@ static void end_primary(struct primary *primary, bool keep_account)
     if (!account)
         return;
     table_remove(&contexts, &account->entry);
-    overhead_ended(account->place, CHARGE_CONTEXT, account->bytes);
+    overhead_ended(account->place, CHARGE_CONTEXT, account->cost);
     free(account);
 }
 
@@ -238,14 +253,14 @@ static void replace(CUdevice device, CUcontext context, bool first)
     pthread_mutex_unlock(&lock);
 }
 
-void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, uint64_t bytes)
+void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, struct cost cost)
 {
     if (device < 0 || device >= MAX_ORDINALS)
         return;
     if (result == CUDA_SUCCESS) {
         replace(device, context, first);
         if (first)
-            context_grew(context, device, (int64_t)bytes);
+            context_grew(context, device, cost);
     }
     pthread_mutex_lock(&lock);
     if (first)
@@ -285,14 +300,14 @@ bool primary_released(CUdevice device, bool last, bool reset)
 
 /* --- modules -------------------------------------------------------------------------------------------- */
 
-void module_loaded(const void *handle, const void *context, CUdevice device, uint64_t bytes)
+void module_loaded(const void *handle, const void *context, CUdevice device, struct cost cost)
 {
-    struct module *module = bytes ? calloc(1, sizeof *module) : NULL;
+    struct module *module = cost.bytes ? calloc(1, sizeof *module) : NULL;
     if (!module)
         return;
     pthread_once(&fork_once, watch_forks);
     module->place = place_of_device(device);
-    module->bytes = bytes;
+    module->cost = cost;
     module->context = context;
     pthread_mutex_lock(&lock);
     table_add(&modules, &module->entry, key_of(handle));
@@ -314,7 +329,7 @@ CUresult module_unloaded(struct module *module, CUresult result)
     if (!module)
         return result;
     if (result == CUDA_SUCCESS) {
-        overhead_ended(module->place, CHARGE_MODULE, module->bytes);
+        overhead_ended(module->place, CHARGE_MODULE, module->cost);
         free(module);
         return result;
     }

@@ -5,15 +5,16 @@
 #define VGPU_CONTEXTS_H
 
 #include "cuda_abi.h"
+#include "overhead.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 struct context; /* an account */
 
-/* A context was made for `bytes`; `green`: by cuCtxFromGreenCtx, and the primary context of its device is
+/* A context was made for `cost`; `green`: by cuCtxFromGreenCtx, and the primary context of its device is
  * retained for it until it has ended. */
-void context_made(CUcontext context, CUdevice device, uint64_t bytes, bool green);
+void context_made(CUcontext context, CUdevice device, struct cost cost, bool green);
 
 /* The context for what other threads use as well: of a green one, which may be current to one thread at a
  * time, the primary context of its device, of which it is a part; otherwise the same. */
@@ -28,14 +29,15 @@ struct context *context_ending(const void *context);
 /* It has ended, and all that was loaded into it; or the driver refused. */
 CUresult context_ended(struct context *context, const void *handle, CUresult result);
 
-/* A limit of the context was raised, which was charged so many bytes; or lowered, which gives them back. */
-void context_grew(CUcontext context, CUdevice device, int64_t bytes);
+/* A limit of the context was raised, which was charged so much; or lowered, which gives bytes back. */
+void context_grew(CUcontext context, CUdevice device, struct cost cost);
+void context_shrank(CUcontext context, uint64_t bytes);
 
 /* The primary context of a device is one, however often it is retained. True when this retain is the first.
  */
 bool primary_retaining(CUdevice device);
 
-void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, uint64_t bytes);
+void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, struct cost cost);
 
 /* The primary context of a device, as far as it was retained; `last`: with one release more it ends. */
 CUcontext primary_releasing(CUdevice device, bool *last);
@@ -44,8 +46,8 @@ CUcontext primary_releasing(CUdevice device, bool *last);
  * before. */
 bool primary_released(CUdevice device, bool last, bool reset);
 
-/* Code was loaded into the context for `bytes`. */
-void module_loaded(const void *module, const void *context, CUdevice device, uint64_t bytes);
+/* Code was loaded into the context for `cost`. */
+void module_loaded(const void *module, const void *context, CUdevice device, struct cost cost);
 struct module *module_unloading(const void *module);
 CUresult module_unloaded(struct module *module, CUresult result);
 

@@ -24,14 +24,14 @@ static CUcontext own_context(CUgreenCtx green)
 static bool fits(struct overhead *overhead, CUcontext context, CUgreenCtx green, CUdevice device)
 {
     const struct real_cuda *real = real_cuda();
-    uint64_t bytes;
-    if (!overhead_made(overhead, &bytes)
+    struct cost cost;
+    if (!overhead_made(overhead, &cost)
         && (green ? real->cuGreenCtxDestroy && CALL(cuGreenCtxDestroy, green) == CUDA_SUCCESS
                   : real->cuCtxDestroy_v2 && CALL(cuCtxDestroy_v2, context) == CUDA_SUCCESS)) {
         overhead_failed(overhead);
         return false;
     }
-    context_made(green ? own_context(green) : context, device, bytes, green != NULL);
+    context_made(green ? own_context(green) : context, device, cost, green != NULL);
     return true;
 }
 
@@ -154,33 +154,33 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 static CUresult retain_first(const struct real_cuda *real, CUcontext *context, CUdevice device)
 {
     struct overhead overhead;
-    uint64_t bytes = 0;
+    struct cost cost = {0};
     CUresult result = overhead_begin(&overhead, device, OVERHEAD_CONTEXT, "cuDevicePrimaryCtxRetain");
     if (result != CUDA_SUCCESS) {
-        primary_retained(device, NULL, true, result, 0);
+        primary_retained(device, NULL, true, result, cost);
         return result;
     }
     result = CALL(cuDevicePrimaryCtxRetain, context, device);
     if (result != CUDA_SUCCESS) {
         overhead_failed(&overhead);
-        primary_retained(device, NULL, true, result, 0);
+        primary_retained(device, NULL, true, result, cost);
         return result;
     }
     CUresult (*release)(CUdevice) = real->cuDevicePrimaryCtxRelease_v2 ? real->cuDevicePrimaryCtxRelease_v2
                                                                        : real->cuDevicePrimaryCtxRelease;
-    bool fits = overhead_made(&overhead, &bytes), undone = false;
+    bool fits = overhead_made(&overhead, &cost), undone = false;
     if (!fits && release) {
         depth_enter();
         undone = release(device) == CUDA_SUCCESS;
         depth_leave();
     }
     if (!undone) {
-        primary_retained(device, *context, true, CUDA_SUCCESS, fits ? bytes : overhead.charged_bytes);
+        primary_retained(device, *context, true, CUDA_SUCCESS, cost);
         return result;
     }
     overhead_failed(&overhead);
     *context = NULL;
-    primary_retained(device, NULL, true, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    primary_retained(device, NULL, true, CUDA_ERROR_OUT_OF_MEMORY, cost);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -194,7 +194,7 @@ static CUresult retain(CUcontext *context, CUdevice device)
     if (primary_retaining(device))
         return retain_first(real, context, device);
     CUresult result = CALL(cuDevicePrimaryCtxRetain, context, device);
-    primary_retained(device, *context, false, result, 0);
+    primary_retained(device, *context, false, result, (struct cost){0});
     return result;
 }
 
@@ -256,7 +256,8 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     const struct real_cuda *real = real_cuda();
     struct overhead overhead;
-    int64_t bytes;
+    struct cost cost;
+    uint64_t less;
     size_t before = 0;
     CUcontext context = NULL;
     CUdevice device;
@@ -270,12 +271,15 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     if (result != CUDA_SUCCESS)
         return result;
     result = CALL(cuCtxSetLimit, limit, value);
-    if (result != CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && overhead_changed(&overhead, &cost, &less)) {
+        context_grew(context, device, cost);
+        context_shrank(context, less);
         return result;
-    if (!overhead_changed(&overhead, &bytes)) {
-        CALL(cuCtxSetLimit, limit, before);
-        return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    context_grew(context, device, bytes);
+    if (result == CUDA_SUCCESS) {
+        CALL(cuCtxSetLimit, limit, before);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    overhead_failed(&overhead);
     return result;
 }

@@ -22,21 +22,31 @@ static CUresult begin(struct loading *loading, const char *function)
     return overhead_begin(&loading->overhead, loading->device, OVERHEAD_MODULE, function);
 }
 
-/* Whether what was loaded, of which one is NULL, fits; if not, it is unloaded. */
-static bool fits(struct loading *loading, CUmodule module, CUlibrary library)
+/* What was loaded is charged; or unloaded if it does not fit. */
+static CUresult loaded(struct loading *loading, CUresult result, CUmodule *module, CUlibrary *library)
 {
     const struct real_cuda *real = real_cuda();
-    uint64_t bytes;
-    if (!overhead_made(&loading->overhead, &bytes)
-        && (library ? real->cuLibraryUnload && CALL(cuLibraryUnload, library) == CUDA_SUCCESS
-                    : real->cuModuleUnload && CALL(cuModuleUnload, module) == CUDA_SUCCESS))
-        return false;
-    module_loaded(library ? (void *)library : (void *)module, loading->context, loading->device, bytes);
-    return true;
+    struct cost cost;
+    bool made = result == CUDA_SUCCESS && (module || library);
+    if (made && !overhead_made(&loading->overhead, &cost)
+        && (library ? real->cuLibraryUnload && CALL(cuLibraryUnload, *library) == CUDA_SUCCESS
+                    : real->cuModuleUnload && CALL(cuModuleUnload, *module) == CUDA_SUCCESS)) {
+        if (library)
+            *library = NULL;
+        else
+            *module = NULL;
+        made = false;
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (made)
+        module_loaded(library ? (void *)*library : (void *)*module, loading->context, loading->device, cost);
+    else
+        overhead_failed(&loading->overhead);
+    return result;
 }
 
-/* The shape of a wrapper that loads code: a module or a library, at `handle`. */
-#define LOAD(symbol, handle, module, library, ...)                                                           \
+/* The shape of a wrapper that loads code: a module or a library; the other is NULL. */
+#define LOAD(symbol, module, library, ...)                                                                   \
     const struct real_cuda *real = real_cuda();                                                              \
     struct loading loading;                                                                                  \
     if (!real || !real->symbol)                                                                              \
@@ -45,47 +55,43 @@ static bool fits(struct loading *loading, CUmodule module, CUlibrary library)
     if (result != CUDA_SUCCESS)                                                                              \
         return result;                                                                                       \
     result = CALL(symbol, __VA_ARGS__);                                                                      \
-    if (result == CUDA_SUCCESS && handle && !fits(&loading, module, library)) {                              \
-        *handle = NULL;                                                                                      \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
-    }                                                                                                        \
-    return result
+    return loaded(&loading, result, module, library)
 
 EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
-    LOAD(cuModuleLoad, module, *module, NULL, module, path);
+    LOAD(cuModuleLoad, module, NULL, module, path);
 }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
-    LOAD(cuModuleLoadData, module, *module, NULL, module, image);
+    LOAD(cuModuleLoadData, module, NULL, module, image);
 }
 
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options,
                                    void **values)
 {
-    LOAD(cuModuleLoadDataEx, module, *module, NULL, module, image, count, options, values);
+    LOAD(cuModuleLoadDataEx, module, NULL, module, image, count, options, values);
 }
 
 EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
-    LOAD(cuModuleLoadFatBinary, module, *module, NULL, module, image);
+    LOAD(cuModuleLoadFatBinary, module, NULL, module, image);
 }
 
 EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit_options,
                                   void **jit_values, unsigned jit_count, CUlibraryOption *options,
                                   void **values, unsigned count)
 {
-    LOAD(cuLibraryLoadData, library, NULL, *library, library, image, jit_options, jit_values, jit_count,
-         options, values, count);
+    LOAD(cuLibraryLoadData, NULL, library, library, image, jit_options, jit_values, jit_count, options,
+         values, count);
 }
 
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit_options,
                                       void **jit_values, unsigned jit_count, CUlibraryOption *options,
                                       void **values, unsigned count)
 {
-    LOAD(cuLibraryLoadFromFile, library, NULL, *library, library, path, jit_options, jit_values, jit_count,
-         options, values, count);
+    LOAD(cuLibraryLoadFromFile, NULL, library, library, path, jit_options, jit_values, jit_count, options,
+         values, count);
 }
 
 #define UNLOAD(symbol, handle)                                                                               \

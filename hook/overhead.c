@@ -23,22 +23,32 @@
 #define MEASURED GUESSED /* a process of the container is making its first: nothing is known yet */
 #define MEASURED_MS 1000 /* for so long others wait for it */
 #define DRIFT_LEAST_BYTES (2 * MIB) /* NVML counts in pages of this size */
+#define CALL_BEGINS (UINT64_C(1) << 16 | 1)
+#define CALLS_UNDER_WAY UINT64_C(0xFFFF)
 
 enum { PROCESSES_AT_FIRST = 64, PROCESSES_AT_MOST = 4096 };
 
 /* Whether NVML lists this process by its own pid: it began to when our first context came to be. */
 static _Atomic bool listed_by_own_pid;
-/* What was charged, and the program did not say how much. Changed with the lock held, and charged with it. */
+/* What was charged, and the program did not say how much: what each context and each piece of code was, and
+ * unseen_bytes, less corrected_bytes. Changed with the lock held, and charged with it. */
 static struct unsaid {
-    /* Charged for what nobody asked for; negative: so much less is charged than contexts and code were once
-     * charged by a guess, of which whoever ends gives back that much less. */
-    int64_t drift_bytes;
-    uint64_t guessed_bytes; /* charged by guesses, at most, since NVML's figure has borne them out last */
-    _Atomic bool unsettled; /* since the last guess or correction the two were not seen to be equal */
+    uint64_t unseen_bytes; /* for what nobody asked for */
+    uint64_t guessed_bytes; /* by guesses, for what has not ended yet */
+    uint64_t corrected_bytes; /* of that, given back: whoever of them ends gives back that much less */
+    /* NVML's figure was not seen to bear out the guesses since the last one, or the last end of one. It bears
+     * out all of them together: one may be too high by what another is too low by, and that one end. */
+    _Atomic bool unsettled;
+    _Atomic uint64_t calls; /* measured: under way in the low bits, begun ever above them */
 } unsaid[MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int64_t reconciled_at_s[MAX_DEVICES];
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static uint64_t least(uint64_t one, uint64_t other)
+{
+    return one < other ? one : other;
+}
 
 static void forget_after_fork(void)
 {
@@ -198,6 +208,7 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
             return CUDA_ERROR_OUT_OF_MEMORY;
         ahead = 0; /* it is measured once more before it is refused */
     }
+    overhead->calls = atomic_fetch_add(&unsaid[place].calls, CALL_BEGINS) + CALL_BEGINS;
     struct figures figures = look(place);
     overhead->place = place;
     overhead->charged_bytes = ahead;
@@ -210,6 +221,16 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     if (!figures.device_known) /* nothing will be measured */
         stand_back(overhead);
     return CUDA_SUCCESS;
+}
+
+/* What it cost is charged, or it has failed. */
+static void leave(struct overhead *overhead)
+{
+    stand_back(overhead);
+    if (overhead->calls)
+        atomic_fetch_sub(&unsaid[overhead->place].calls, 1);
+    overhead->first = false;
+    overhead->calls = 0;
 }
 
 /* Give back what contexts and code were charged: of either kind, once more was given back of one than it had,
@@ -228,25 +249,25 @@ static void give_back(int place, enum charge_kind kind, uint64_t bytes)
 
 void overhead_failed(struct overhead *overhead)
 {
-    stand_back(overhead);
-    give_back(overhead->place, kind_of(overhead), overhead->charged_bytes);
+    overhead_ended(overhead->place, kind_of(overhead), (struct cost){overhead->charged_bytes, 0});
     overhead->charged_bytes = 0;
+    leave(overhead);
 }
 
-void overhead_ended(int place, enum charge_kind kind, uint64_t bytes)
+void overhead_ended(int place, enum charge_kind kind, struct cost cost)
 {
     if (place < 0)
         return;
     struct unsaid *of = &unsaid[place];
     pthread_mutex_lock(&lock);
-    if (of->drift_bytes < 0) {
-        int64_t gone = -of->drift_bytes < (int64_t)bytes ? -of->drift_bytes : (int64_t)bytes;
-        of->drift_bytes += gone;
-        of->guessed_bytes += (uint64_t)gone; /* of another, perhaps: that shows in NVML's figure */
+    if (cost.guessed_bytes) {
+        uint64_t gone = least(of->corrected_bytes, cost.guessed_bytes);
+        of->guessed_bytes -= cost.guessed_bytes;
+        of->corrected_bytes -= gone; /* of another, perhaps: that shows in NVML's figure */
         of->unsettled = true;
-        bytes -= (uint64_t)gone;
+        cost.bytes -= gone;
     }
-    give_back(place, kind, bytes);
+    give_back(place, kind, cost.bytes);
     pthread_mutex_unlock(&lock);
 }
 
@@ -257,9 +278,12 @@ static int64_t measure(struct overhead *overhead)
     struct figures now = look(place);
     if (now.listed && !overhead->listed_before)
         atomic_store(&listed_by_own_pid, true);
-    /* While what was guessed before stands, NVML's figure says nothing of this call alone. */
-    overhead->guessed = !now.listed || !pid_is_known() || unsaid[place].unsettled;
-    if (!overhead->guessed)
+    /* While what was guessed before stands, NVML's figure says nothing of this call alone; nor of one of two
+     * at once, either of which may take what both made for its own. */
+    bool known = now.listed && pid_is_known() && !unsaid[place].unsettled;
+    overhead->guessed = !known || (overhead->calls & CALLS_UNDER_WAY) != 1
+        || atomic_load(&unsaid[place].calls) != overhead->calls;
+    if (known)
         return uncharged(&now) + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
     int64_t last = (int64_t)overhead->last_bytes;
     /* What other threads of ours are in the middle of cannot be told from this call's doing. */
@@ -285,7 +309,8 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
     depth_enter(); /* NVML's figure has it already, and must not be compared until it is charged */
     bool fits = charge_reclaiming(place, kind, more, lenient ? NULL : overhead->function) == CUDA_SUCCESS;
     depth_leave();
-    if (overhead->of == OVERHEAD_CONTEXT && cost && (!guessed || (first ? fits : overhead->last_guessed)))
+    if (overhead->of == OVERHEAD_CONTEXT && cost
+        && (!guessed || (first ? fits : overhead->last_guessed && cost <= overhead->last_bytes)))
         region_set_context_bytes(place, guessed ? cost | GUESSED : cost);
     if (!fits && lenient) {
         uint64_t left = limits_memory_bytes(place) - region_used_bytes(place);
@@ -295,7 +320,7 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
     if (!fits)
         return false;
     if (cost < charged)
-        give_back(place, kind, charged - cost);
+        overhead_ended(place, kind, (struct cost){charged - cost, 0});
     else
         cost = charged + more;
     overhead->charged_bytes = cost;
@@ -308,23 +333,21 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
     return true;
 }
 
-bool overhead_made(struct overhead *overhead, uint64_t *bytes)
+bool overhead_changed(struct overhead *overhead, struct cost *cost, uint64_t *less)
 {
-    *bytes = 0;
-    if (overhead->place < 0)
-        return true;
-    int64_t cost = measure(overhead);
-    if (!charge_cost(overhead, cost > 0 ? (uint64_t)cost : 0))
-        return false;
-    *bytes = overhead->charged_bytes;
-    stand_back(overhead);
-    return true;
+    int64_t bytes = overhead->place < 0 ? 0 : measure(overhead);
+    *less = bytes < 0 ? (uint64_t)-bytes : 0;
+    bool fits = overhead->place < 0 || charge_cost(overhead, bytes > 0 ? (uint64_t)bytes : 0);
+    /* If it does not fit and cannot be undone either, it stays charged what it was ahead. */
+    *cost = (struct cost){overhead->charged_bytes, fits && overhead->guessed ? overhead->charged_bytes : 0};
+    leave(overhead);
+    return fits;
 }
 
-bool overhead_changed(struct overhead *overhead, int64_t *bytes)
+bool overhead_made(struct overhead *overhead, struct cost *cost)
 {
-    *bytes = overhead->place < 0 ? 0 : measure(overhead);
-    return *bytes <= 0 || charge_cost(overhead, (uint64_t)*bytes);
+    uint64_t less;
+    return overhead_changed(overhead, cost, &less);
 }
 
 /* --- what came without a call --------------------------------------------------------------------------- */
@@ -342,10 +365,7 @@ static bool is_time(int place)
 static uint64_t doubtful(int place)
 {
     const struct unsaid *of = &unsaid[place];
-    const struct region_slot *slot = region_own_slot();
-    uint64_t bytes = of->guessed_bytes + (of->drift_bytes > 0 ? (uint64_t)of->drift_bytes : 0);
-    uint64_t held = slot ? slot->used[place].context_bytes + slot->used[place].module_bytes : 0;
-    return bytes < held ? bytes : held;
+    return of->unseen_bytes + (of->unsettled ? of->guessed_bytes - of->corrected_bytes : 0);
 }
 
 uint64_t overhead_unseen_bytes(int place)
@@ -363,28 +383,28 @@ void overhead_settle(int place, bool at_once)
                            at_once && atomic_load_explicit(&unsaid[place].unsettled, memory_order_relaxed));
 }
 
-/* Called with the lock held: so much more is charged than NVML counts. */
-static void correct(int place, int64_t over)
+/* Called with the lock held: so much more is charged than NVML counts. `quiet`: nothing was being measured,
+ * so that it is not what another thread has made and not charged yet. */
+static void correct(int place, int64_t over, bool quiet)
 {
     struct unsaid *of = &unsaid[place];
-    int64_t drift = of->drift_bytes, most = (int64_t)doubtful(place);
-    int64_t less = over > most ? most : over;
+    int64_t most = (int64_t)doubtful(place), less = over > most ? most : over;
     if (less <= 0 && less > -(int64_t)DRIFT_LEAST_BYTES) {
-        of->guessed_bytes = 0; /* borne out, as a whole */
-        of->unsettled = false;
+        of->unsettled = of->unsettled && !quiet;
         return;
     }
-    of->drift_bytes -= less;
-    if (less < 0) { /* or another thread has not charged yet what it made: no guess is borne out by that */
+    of->unsettled = of->unsettled || !quiet; /* who measures now does so while this changes */
+    if (less < 0) {
+        of->unseen_bytes += (uint64_t)-less;
         charge_anyway(place, CHARGE_MODULE, (uint64_t)-less);
         return;
     }
-    if (of->drift_bytes < 0) { /* of guesses */
-        of->guessed_bytes = (uint64_t)(most - less);
-        if (region_context_bytes(place) & GUESSED)
-            region_set_context_bytes(place, 0);
-    }
-    give_back(place, drift > 0 ? CHARGE_MODULE : CHARGE_CONTEXT, (uint64_t)less);
+    uint64_t seen = least((uint64_t)less, of->unseen_bytes), guesses = (uint64_t)less - seen;
+    of->unseen_bytes -= seen;
+    of->corrected_bytes += guesses;
+    if (guesses && region_context_bytes(place) & GUESSED)
+        region_set_context_bytes(place, 0);
+    give_back(place, seen ? CHARGE_MODULE : CHARGE_CONTEXT, (uint64_t)less);
 }
 
 void overhead_reconcile(int place, bool at_once)
@@ -392,10 +412,11 @@ void overhead_reconcile(int place, bool at_once)
     if (!pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
         || (!is_time(place) && !at_once))
         return;
-    uint64_t held = region_own_bytes(place);
+    uint64_t held = region_own_bytes(place), calls = atomic_load(&unsaid[place].calls);
     struct figures now = look(place);
     pthread_mutex_lock(&lock);
     if (now.listed && held == region_own_bytes(place)) /* nothing changed while we looked */
-        correct(place, (int64_t)(held - now.own));
+        correct(place, (int64_t)(held - now.own),
+                !(calls & CALLS_UNDER_WAY) && calls == atomic_load(&unsaid[place].calls));
     pthread_mutex_unlock(&lock);
 }

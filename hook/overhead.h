@@ -14,6 +14,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What something was charged, and how much of that by a guess. */
+struct cost {
+    uint64_t bytes, guessed_bytes;
+};
+
 enum overhead_of { OVERHEAD_CONTEXT, OVERHEAD_PART_OF_CONTEXT, OVERHEAD_MODULE };
 
 struct overhead {
@@ -23,8 +28,9 @@ struct overhead {
     uint64_t charged_bytes; /* ahead of the call */
     uint64_t device_before, held_before;
     int64_t uncharged_before; /* of other origin */
+    uint64_t calls; /* measured in this process, as of then; 0: not among them, or not any more */
     bool listed_before, device_known;
-    bool guessed, last_guessed; /* others may have made it more, or less */
+    bool guessed, last_guessed; /* others, or our other threads, may have made it more, or less */
     bool first; /* other processes of the container wait for what it cost */
     const char *function;
 };
@@ -40,15 +46,15 @@ void overhead_failed(struct overhead *overhead);
 /* The call was made: gives what it took, which is charged then; of a first guess that does not fit, what is
  * left of the limit. False when that does not fit, or nothing is left: the caller undoes what was made and
  * says overhead_failed. */
-bool overhead_made(struct overhead *overhead, uint64_t *bytes);
+bool overhead_made(struct overhead *overhead, struct cost *cost);
 
-/* The same for a call that may also have given something back: then `bytes` is negative, and what is charged
- * for it is for the caller to give back. */
-bool overhead_changed(struct overhead *overhead, int64_t *bytes);
+/* The same for a call that may also have given something back: then that is `less`, and what is charged for
+ * it is for the caller to give back. */
+bool overhead_changed(struct overhead *overhead, struct cost *cost, uint64_t *less);
 
 /* What was charged so much has ended: gives back what is left of it. A guess may have been corrected since.
  */
-void overhead_ended(int place, enum charge_kind kind, uint64_t bytes);
+void overhead_ended(int place, enum charge_kind kind, struct cost cost);
 
 /* Compare what this process is charged with NVML's figure for it, at most once a second (or now): what the
  * driver took without a call that we see, as for code that is loaded when it first runs, is charged as well,

@@ -197,6 +197,74 @@ def test_whatever_threads_do_as_it_becomes_known_it_is_true_in_the_end(hidden: N
     assert run(hidden, steps, "8000m") == [[400, 400], [300, 300], 0, [300, 300]]
 
 
+def test_two_guesses_that_are_right_together_only_are_seen_apart_when_one_ends(
+    hidden: Node,
+) -> None:
+    """The neighbour made the first too high, and the second was charged what the first had cost."""
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    steps = (
+        "cuda.cuInit(0); e, one = context(); change('context_mib=300', 'context_mib=700')\n"
+        "e, two = context(); r.append(both()); pid_told(); true(1000)\n"
+        "cuda.cuCtxDestroy_v2(two); true(300); cuda.cuCtxDestroy_v2(one); r.append(held_mib())\n"
+        "start(); true(700)"
+    )
+    assert run(hidden, steps) == [[1000, 1000], [1000, 1000], [300, 300], 0, [700, 700]]
+
+
+def test_what_came_unseen_is_given_back_whatever_was_corrected_before(hidden: Node) -> None:
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    steps = (
+        "start(); r.append(both()); pid_told(); true(300); time.sleep(1.1); true(300)\n"
+        "take, a = unseen('cuMemAlloc_v2', ctypes.c_void_p, ctypes.c_size_t), ctypes.c_uint64()\n"
+        "take(ctypes.byref(a), 300 * MIB); true(600); free(a.value); true(300)"
+    )
+    assert run(hidden, steps) == [[500, 300], [300, 300], [300, 300], [600, 600], [300, 300]]
+
+
+@pytest.mark.parametrize("told", ["at first", "meanwhile"])
+@pytest.mark.parametrize("kind", ["contexts", "primaries"])
+def test_whatever_contexts_come_and_go_on_two_gpus_it_is_true_in_the_end(
+    hidden: Node, kind: str, told: str
+) -> None:
+    """In threads, and beside a neighbour that takes memory as well."""
+    hidden.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1), context_mib=300, context_ms=2))
+    for gpu in (0, 1):
+        hidden.sim.process(gpu, NEIGHBOUR, 200, from_mib=320)
+    steps = (
+        "import random, threading\nkept = []\n"
+        "for gpu in (0, 1): start(gpu); cuda.cuDevicePrimaryCtxReset_v2(gpu)\n"
+        "def contexts(gpu, chance):\n"
+        "    mine, made = [], ctypes.c_void_p()\n"
+        "    for _ in range(12):\n"
+        "        assert cuda.cuCtxCreate_v2(ctypes.byref(made), 0, gpu) == 0\n"
+        "        mine.append(made.value)\n"
+        "        if chance.random() < 0.6:\n"
+        "            cuda.cuCtxDestroy_v2(ctypes.c_void_p(mine.pop(chance.randrange(len(mine)))))\n"
+        "    kept.extend((gpu, one) for one in mine)\n"
+        "def primaries(gpu, chance):\n"
+        "    for _ in range(12):\n"
+        "        start(gpu)\n"
+        "        cuda.cuCtxSetCurrent(None)\n"
+        "        if chance.random() < 0.2: cuda.cuDevicePrimaryCtxReset_v2(gpu)\n"
+        "        else: cuda.cuDevicePrimaryCtxRelease_v2(gpu)\n"
+        "    cuda.cuDevicePrimaryCtxReset_v2(gpu)\n"
+        "def true_of(gpu):\n"
+        "    start(gpu); settled(held_mib(gpu), 3); r.append([charged_mib(), held_mib(gpu)])\n"
+        f"if {told == 'at first'}: pid_told()\n"
+        f"threads = [threading.Thread(target={kind}, args=(n % 2, random.Random(n))) for n in range(6)]\n"
+        "for t in threads: t.start()\n"
+        "time.sleep(0.01); pid_told()\n"
+        "for t in threads: t.join()\n"
+        "for gpu in (0, 1): true_of(gpu)\n"
+        "while kept:\n"
+        "    gpu, one = kept.pop(); cuda.cuCtxDestroy_v2(ctypes.c_void_p(one)); true_of(gpu)\n"
+        "r.append([held_mib(0), held_mib(1)])"
+    )
+    answers = run(hidden, steps, "32000m")
+    assert answers.pop() == [300, 300]
+    assert all(charged == held for charged, held in answers), answers
+
+
 def test_processes_that_start_together_do_not_take_each_others_contexts_for_their_own(
     node: Node,
 ) -> None:

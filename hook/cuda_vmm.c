@@ -1,4 +1,6 @@
 /* Physical memory by handle: charged when made, until neither a handle nor a mapping is left. */
+#include "devices.h"
+#include "overhead.h"
 #include "vmm.h"
 #include "wrap.h"
 
@@ -66,8 +68,14 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     if (!real || !real->cuMemImportFromShareableHandle)
         return CUDA_ERROR_NOT_INITIALIZED;
     CUresult result = CALL(cuMemImportFromShareableHandle, handle, shareable, type);
-    if (result == CUDA_SUCCESS && handle)
+    if (result == CUDA_SUCCESS && handle) {
+        CUmemAllocationProp properties;
         physical_known(*handle, 0);
+        /* What was imported before is ours to account for if its exporter has let go of it. */
+        if (charging() && real->cuMemGetAllocationPropertiesFromHandle
+            && CALL(cuMemGetAllocationPropertiesFromHandle, &properties, *handle) == CUDA_SUCCESS)
+            overhead_reconcile(place_of_device(device_at(&properties.location)), true);
+    }
     return result;
 }
 

@@ -1,5 +1,6 @@
 /* Simulated CUDA driver: physical memory by handle, mapped at reserved addresses and shared between
- * processes. What another process imports stays its exporter's.
+ * processes. It lives until the last of them lets go of it; until then it is its exporter's, and then that of
+ * whoever imported it first, as NVIDIA's kernel modules count it.
  */
 #include "memory.h"
 #include "vmm.h"
@@ -7,12 +8,14 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define PAGE_BYTES (UINT64_C(2) << 20)
 
 struct exported {
+    struct sim_sharing sharing;
     char uuid[TEXT_BYTES];
     uint64_t bytes;
     pid_t owner;
@@ -41,8 +44,13 @@ static void unuse(struct physical *physical)
 {
     if (--physical->users)
         return;
-    if (physical->taken)
+    if (physical->sharing) {
+        sim_memory_let_go(physical->uuid, physical->sharing);
+        munmap(physical->sharing, sizeof(struct exported));
+        close(physical->fd);
+    } else if (physical->taken) {
         sim_memory_give(physical->uuid, physical->bytes, false);
+    }
     for (struct view **link = &vmm_views; *link;) {
         if ((*link)->multicast == physical) {
             vmm_end_view(link);
@@ -298,6 +306,35 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAcc
 
 /* --- for other processes -------------------------------------------------------------------------------- */
 
+/* Hold what the file stands for; takes the file. False, having closed it, if that is not possible. */
+static bool share(struct physical *physical, int fd)
+{
+    void *mapped = mmap(NULL, sizeof(struct exported), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped != MAP_FAILED && sim_memory_hold(mapped)) {
+        physical->sharing = mapped;
+        physical->fd = fd;
+        return true;
+    }
+    if (mapped != MAP_FAILED)
+        munmap(mapped, sizeof(struct exported));
+    close(fd);
+    return false;
+}
+
+/* Make the file that stands for memory of ours. */
+static void stand_for(struct physical *physical, CUmemGenericAllocationHandle value)
+{
+    struct exported exported = {.bytes = physical->bytes, .owner = getpid(), .value = value};
+    exported.sharing.bytes = physical->taken ? physical->bytes : 0;
+    exported.properties = physical->properties;
+    memcpy(exported.uuid, physical->uuid, TEXT_BYTES);
+    int fd = (int)syscall(SYS_memfd_create, "sim-memory", 0);
+    if (fd >= 0 && pwrite(fd, &exported, sizeof exported, 0) == (ssize_t)sizeof exported)
+        share(physical, fd);
+    else if (fd >= 0)
+        close(fd);
+}
+
 EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle value,
                                              CUmemAllocationHandleType type, unsigned long long flags)
 {
@@ -308,11 +345,10 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
     if (result == CUDA_SUCCESS && (!handle || !shareable))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
-        struct exported exported = {.bytes = handle->physical->bytes, .owner = getpid(), .value = value};
-        exported.properties = handle->physical->properties;
-        memcpy(exported.uuid, handle->physical->uuid, TEXT_BYTES);
-        int fd = (int)syscall(SYS_memfd_create, "sim-memory", 0);
-        if (fd < 0 || pwrite(fd, &exported, sizeof exported, 0) != (ssize_t)sizeof exported)
+        if (!handle->physical->sharing)
+            stand_for(handle->physical, value);
+        int fd = handle->physical->sharing ? dup(handle->physical->fd) : -1;
+        if (fd < 0)
             result = CUDA_ERROR_OPERATING_SYSTEM;
         *(int *)shareable = fd;
     }
@@ -339,6 +375,11 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *val
     if (!own) {
         *physical = (struct physical){.bytes = exported.bytes, .properties = exported.properties};
         memcpy(physical->uuid, exported.uuid, TEXT_BYTES);
+        int fd = dup((int)(intptr_t)shareable);
+        if (fd < 0 || !share(physical, fd)) {
+            free(physical);
+            return vmm_end(&call, CUDA_ERROR_OPERATING_SYSTEM);
+        }
     }
     return vmm_end(&call, vmm_new_handle(physical, value));
 }

@@ -105,9 +105,19 @@ static int gpu_row(const char *uuid, bool add)
     return -1;
 }
 
+static struct sim_holder me(void)
+{
+    return (struct sim_holder){(uint32_t)opened_by, my_start_time};
+}
+
+static bool is_of(const struct row *row, struct sim_holder who)
+{
+    return row->pid == who.pid && row->start_time == who.start_time;
+}
+
 static bool mine(const struct row *row)
 {
-    return row->pid == (uint32_t)opened_by && row->start_time == my_start_time;
+    return is_of(row, me());
 }
 
 /* Whether the row's process lives; frees the row if not. */
@@ -136,11 +146,11 @@ static uint64_t used(int gpu)
     return bytes;
 }
 
-static struct row *my_row(int gpu, bool add)
+static struct row *row_of(struct sim_holder who, int gpu, bool add)
 {
     struct row *row, *vacant = NULL;
     for (uint32_t i = 0; (row = row_at(i)); i++) {
-        if (mine(row) && (int)row->gpu == gpu)
+        if (is_of(row, who) && (int)row->gpu == gpu)
             return row;
         if (row->pid == 0 && !vacant)
             vacant = row;
@@ -150,8 +160,13 @@ static struct row *my_row(int gpu, bool add)
     if (!vacant && state->row_count < ROWS)
         vacant = &state->rows[state->row_count++];
     if (vacant)
-        *vacant = (struct row){.pid = (uint32_t)opened_by, .gpu = (uint32_t)gpu, .start_time = my_start_time};
+        *vacant = (struct row){.pid = who.pid, .gpu = (uint32_t)gpu, .start_time = who.start_time};
     return vacant;
+}
+
+static struct row *my_row(int gpu, bool add)
+{
+    return row_of(me(), gpu, add);
 }
 
 uint64_t sim_memory_used(const char *uuid)
@@ -213,5 +228,57 @@ void sim_memory_give(const char *uuid, uint64_t bytes, bool gone)
         if (gone)
             *row = (struct row){0};
     }
+    leave();
+}
+
+/* --- held by several ------------------------------------------------------------------------------------ */
+
+bool sim_memory_hold(struct sim_sharing *sharing)
+{
+    int i = 0;
+    if (!enter())
+        return false;
+    while (i < SIM_HOLDERS && sharing->holders[i].pid)
+        i++;
+    if (i < SIM_HOLDERS)
+        sharing->holders[i] = me();
+    leave();
+    return i < SIM_HOLDERS;
+}
+
+/* Called with the locks held, as is the next. */
+static void remove_holder(struct sim_sharing *sharing, int i)
+{
+    size_t later = (size_t)(SIM_HOLDERS - 1 - i);
+    memmove(&sharing->holders[i], &sharing->holders[i + 1], later * sizeof *sharing->holders);
+    sharing->holders[SIM_HOLDERS - 1] = (struct sim_holder){0};
+}
+
+static void next_owner(int gpu, struct sim_sharing *sharing)
+{
+    struct row *from = my_row(gpu, false);
+    struct sim_holder *next = sharing->holders;
+    while (next->pid && process_gone((int32_t)next->pid, next->start_time))
+        remove_holder(sharing, 0);
+    if (from)
+        from->bytes -= sharing->bytes < from->bytes ? sharing->bytes : from->bytes;
+    struct row *to = next->pid ? row_of(*next, gpu, true) : NULL;
+    if (to)
+        to->bytes += sharing->bytes;
+}
+
+void sim_memory_let_go(const char *uuid, struct sim_sharing *sharing)
+{
+    if (!enter())
+        return;
+    int i = 0, gpu = gpu_row(uuid, false);
+    struct sim_holder self = me();
+    while (i < SIM_HOLDERS
+           && (sharing->holders[i].pid != self.pid || sharing->holders[i].start_time != self.start_time))
+        i++;
+    if (i < SIM_HOLDERS)
+        remove_holder(sharing, i);
+    if (i == 0 && gpu >= 0)
+        next_owner(gpu, sharing);
     leave();
 }

@@ -29,6 +29,24 @@ enum sim_memory_answer { SIM_MEMORY_DONE, SIM_MEMORY_FULL, SIM_MEMORY_BROKEN };
  * `capacity_bytes`. */
 enum sim_memory_answer sim_memory_take(const char *uuid, uint64_t bytes, uint64_t capacity_bytes);
 
+/* Memory that several processes hold is its owner's: who made it, and once that has let go of it whoever
+ * imported it next. In memory that all of them map. */
+enum { SIM_HOLDERS = 32 };
+
+struct sim_sharing {
+    uint64_t bytes; /* of the GPU */
+    struct sim_holder {
+        uint32_t pid; /* 0: nobody, nor any later one */
+        uint64_t start_time;
+    } holders[SIM_HOLDERS]; /* the owner first */
+};
+
+/* This process holds it as well; false where no more may. */
+bool sim_memory_hold(struct sim_sharing *sharing);
+
+/* This process has let go of it, as often as it held it: it is the next one's, or given back. */
+void sim_memory_let_go(const char *uuid, struct sim_sharing *sharing);
+
 /* Give back. With `leave` the process is no longer listed on this GPU. */
 void sim_memory_give(const char *uuid, uint64_t bytes, bool leave);
 

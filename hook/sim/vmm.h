@@ -5,11 +5,14 @@
 #define VGPU_SIM_VMM_H
 
 #include "cuda_call.h"
+#include "memory.h"
 
 struct physical {
     char uuid[TEXT_BYTES];
     uint64_t bytes;
     bool taken; /* of the GPU, by this process */
+    struct sim_sharing *sharing; /* with other processes; NULL: nobody else has had it */
+    int fd; /* that stands for it then */
     bool multicast;
     CUmemAllocationProp properties;
     unsigned users; /* handles, mappings and bindings */

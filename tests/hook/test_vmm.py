@@ -201,6 +201,46 @@ def test_what_an_exporter_held_is_not_charged_after_it_is_gone(node: Node) -> No
     assert run(node, steps) == [60, 0, 0, 0]
 
 
+def test_what_its_exporter_lets_go_of_is_the_importers(node: Node) -> None:
+    """At the latest when it imports the next; what is said to be used is never more than the limit."""
+    steps = (
+        "import socket\n"
+        "ours, theirs = socket.socketpair(); said, says = os.pipe()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    ours.close(); start(); kept = []\n"
+        "    while fds := socket.recv_fds(theirs, 1, 1)[1]:\n"
+        "        kept.append(take_in(fds[0])); os.close(fds[0]); theirs.send(b'x')\n"
+        "    settled(100, 5); before = both()\n"
+        "    for one in kept: release(one)\n"
+        "    settled(0, 5); os.write(says, json.dumps([before, both()]).encode()); os._exit(0)\n"
+        "theirs.close()\n"
+        "for _ in range(5):\n"
+        "    e, h = create(60); r.append(e)\n"
+        "    if e: break\n"
+        "    fd = export(h); socket.send_fds(ours, [b'x'], [fd]); ours.recv(1); os.close(fd); release(h)\n"
+        "r += [held_mib(), charged_mib()]\n"
+        "ours.close(); r.append(json.loads(os.read(said, 99))); os.wait(); settled(0, 5); r += [both(), create(60)[0]]"
+    )
+    assert run(node, steps) == [0, 0, 2, 120, 60, [[100, 120], NONE], NONE, 0]
+
+
+def test_what_several_import_is_charged_once_and_given_back_with_the_last(node: Node) -> None:
+    steps = (
+        "ready, told = os.pipe(); go, going = os.pipe()\n"
+        "_, h = create(60); fd = export(h); children = []\n"
+        "for _ in range(3):\n"
+        "    children.append(os.fork())\n"
+        "    if children[-1] == 0:\n"
+        "        start(); k = take_in(fd); charged_mib(); os.write(told, b'x'); os.read(go, 1); release(k); os._exit(0)\n"
+        "for _ in children: os.read(ready, 1)\n"
+        "r += [both(), create(60)[0], release(h), held_mib()]\n"
+        "for child in children: r.append(held_mib()); os.write(going, b'x'); os.wait()\n"
+        "settled(0, 5); r += [both(), create(60)[0]]"
+    )
+    assert run(node, steps) == [ALL, 2, 0, 60, 60, 60, 60, NONE, 0]
+
+
 def test_what_comes_back_to_its_own_process_is_charged_once(node: Node) -> None:
     steps = "_, h = create(60); k = take_in(export(h)); r += [both(), release(k), both(), release(h), both()]"
     assert run(node, steps) == [ALL, 0, ALL, 0, NONE]

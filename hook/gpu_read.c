@@ -222,13 +222,23 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     return 0;
 }
 
+/* Whether calls of others were made between those around it: in its stream, they ended before it does. */
+static bool holds_others(const struct trace *trace)
+{
+    return trace->end_call > trace->begin_call + 2;
+}
+
 static void see_running(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
 {
-    if (trace->running_since_ns || real_cuda()->cuEventQuery(trace->begin) != CUDA_SUCCESS)
+    if (!trace->running_since_ns && real_cuda()->cuEventQuery(trace->begin) != CUDA_SUCCESS)
         return;
-    int64_t since_ns = gpu_probe_time(&lane->probe, trace->begin);
-    trace->running_since_ns = since_ns ? began_ns(trace, since_ns, now_ns, false) : now_ns;
-    note_run(lane, trace, trace->running_since_ns);
+    if (!trace->running_since_ns) {
+        int64_t since_ns = gpu_probe_time(&lane->probe, trace->begin);
+        trace->running_since_ns = since_ns ? began_ns(trace, since_ns, now_ns, false) : now_ns;
+        note_run(lane, trace, trace->running_since_ns);
+    }
+    if (holds_others(trace))
+        past_ended(&lane->past, trace->run, trace->running_since_ns, INT64_MAX);
 }
 
 /* See what has ended, then what runs: what ran beside something that has ended must be known by then. */

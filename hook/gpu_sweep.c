@@ -112,6 +112,14 @@ static bool is_judged(const struct sweep *sweep, const struct trace *trace)
     return trace->running_since_ns >= sweep->from_ns && trace->running_since_ns < sweep->last_ns;
 }
 
+/* Whether launches that are not measured may lie between its events: other threads went on, perhaps in its
+ * stream, before this one had recorded the second one. How many there are is not known. */
+static bool was_gone_on_in(struct measured_lane *lane, const struct trace *trace)
+{
+    int64_t call = atomic_load(&lane->lane.went_on_call);
+    return call && trace->begin_call < call && trace->end_call >= call;
+}
+
 /* It is waited for no more, and tells nothing. */
 static void let_go(struct measured_lane *lane, struct trace *trace)
 {
@@ -166,7 +174,7 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
 void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, struct trace *trace)
 {
     int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns;
-    trace->told &= until_ns > from_ns && is_judged(sweep, trace);
+    trace->told &= until_ns > from_ns && is_judged(sweep, trace) && !was_gone_on_in(lane, trace);
     if (!trace->told || (sweep->together && until_ns <= sweep->until_ns))
         return;
     double part_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);

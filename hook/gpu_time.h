@@ -42,6 +42,7 @@ struct lane {
     _Atomic int sweep_left; /* launches, of those to be measured all */
     _Atomic int sweep_out; /* that are not settled yet */
     _Atomic uint64_t went_on_at_ns; /* when others were first launched after them, 0: not yet */
+    _Atomic int64_t went_on_call; /* and how many calls there had been by then; 0: not yet */
     /* Kinds that were never measured: how many launches of them are out, and what the first of other kinds
      * cost lately. */
     _Atomic int guesses;

@@ -74,6 +74,7 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     atomic_store(&lane->unswept_ns, 0);
     atomic_store(&lane->went_on_at_ns, 0);
     atomic_store(&lane->sweep_left, launches < SWEEP_MOST ? launches : SWEEP_MOST);
+    atomic_store(&lane->went_on_call, 0); /* after that, or a thread that is late would note it at once */
     int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
     atomic_fetch_sub(&lane->granted_ns, tokens_ns);
     gpu_time_correct(lane, -tokens_ns);
@@ -99,10 +100,18 @@ static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)
         begin_sweep(lane, now_ns);
 }
 
+/* Here comes what pays for launches that pass without a look, before any of them does. */
+static void note_going_on(struct lane *lane)
+{
+    if (atomic_load(&lane->sweep_left) <= 0 && !atomic_load(&lane->went_on_call))
+        atomic_store(&lane->went_on_call, atomic_load(&lane->calls));
+}
+
 bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     bool several = several_streams(launch, now_ns);
+    note_going_on(launch->lane);
     if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || estimate_measures_all(estimate))
         return true;
     if (several) {

@@ -31,7 +31,8 @@ void past_launched(struct past *past, uint64_t number, int64_t call, int64_t cos
 /* What the others of its stream were expected to cost that were launched between two calls. */
 int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_call, int64_t until_call);
 
-/* It ran until `until_ns`, and since `from_ns` as it turned out; not at all, if they are the same. */
+/* It ran until `until_ns`, and since `from_ns` as it turned out; not at all, if they are the same. Or it
+ * still runs (INT64_MAX), and what has ended of its stream meanwhile was seen within its time. */
 void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns);
 
 /* Its part of the time between two moments: at each of them, one share of as many as there were streams

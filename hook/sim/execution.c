@@ -98,7 +98,8 @@ static uint64_t push_item(uint32_t stream, struct item item, unsigned depth)
     uint64_t pushed = 0;
     if (row) {
         depth = depth < 1 ? 1 : depth > RING ? RING : depth;
-        if (row->tail - row->head >= depth) /* go on when some room is there, as drivers do */
+        /* Go on when some room is there, as drivers do, and no other thread took it. */
+        while (row->tail - row->head >= depth)
             await(execution,
                   (struct awaited){.stream = stream, .target = row->tail - depth + 1 + depth / 16});
         struct lane_row *lane = &execution->lanes[row->lane];

@@ -72,12 +72,8 @@ PER_CALL = frozenset(
         "cuda_view.c",
         "devices.c",
         "dlsym.c",
-        "launch_gate.c",
         "ledger.c",
-        "pooled.c",
-        "pools.c",
         "region.c",
-        "reserve.c",
         "streams.c",
         "table.c",
         "throttle.c",
@@ -120,6 +116,9 @@ SELDOM = frozenset(
         "busy.c",
         "amounts.c",
         "gpu_clock.c",
+        "pools.c",
+        "pooled.c",
+        "reserve.c",
     }
 )
 

@@ -11,7 +11,7 @@ struct block {
     struct block *next;
     unsigned long long key;
     uint64_t bytes;
-    enum block_space space;
+    unsigned space : 8, managed : 1;
     int device;
     const void *context; /* NULL: it outlives contexts */
 };
@@ -229,6 +229,16 @@ unsigned long long block_key(const struct block *block)
 int block_device(const struct block *block)
 {
     return block->device;
+}
+
+void block_set_managed(struct block *block)
+{
+    block->managed = true;
+}
+
+bool block_managed(const struct block *block)
+{
+    return block->managed;
 }
 
 uint64_t block_bytes(const struct block *block)

@@ -34,6 +34,10 @@ struct block *block_take(enum block_space space, unsigned long long key);
 /* It goes with this context. */
 void block_set_context(struct block *block, const void *context);
 
+/* It is managed memory. */
+void block_set_managed(struct block *block);
+bool block_managed(const struct block *block);
+
 /* Take out all that goes with the context, as a list. */
 struct block *blocks_take_of(const void *context);
 struct block *block_next(const struct block *block);

@@ -20,11 +20,14 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 
 /* The GPU is full though the container is not: where its share may exceed the GPU, what does not fit lives in
  * the host's memory. */
-static bool spill(const struct real_cuda *real, const struct block *block, CUresult result,
-                  CUdeviceptr *address, uint64_t bytes)
+static bool spill(const struct real_cuda *real, struct block *block, CUresult result, CUdeviceptr *address,
+                  uint64_t bytes)
 {
-    return result == CUDA_ERROR_OUT_OF_MEMORY && block && limits_oversubscribe(block_device(block))
-        && real->cuMemAllocManaged && CALL(cuMemAllocManaged, address, bytes, ATTACH_GLOBAL) == CUDA_SUCCESS;
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || !block || !limits_oversubscribe(block_device(block))
+        || !real->cuMemAllocManaged)
+        return false;
+    wrap_managed(block);
+    return CALL(cuMemAllocManaged, address, bytes, ATTACH_GLOBAL) == CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
@@ -49,7 +52,16 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
 {
-    ALLOCATE(cuMemAllocManaged, BLOCK_ADDRESS, in_granules(bytes), *address, address, bytes, flags);
+    const struct real_cuda *real = real_cuda();
+    struct block *block;
+    if (!real || !real->cuMemAllocManaged)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = wrap_reserve(&block, BLOCK_ADDRESS, in_granules(bytes), "cuMemAllocManaged");
+    if (result != CUDA_SUCCESS)
+        return result;
+    wrap_managed(block);
+    result = CALL(cuMemAllocManaged, address, bytes, flags);
+    return wrap_settle(block, result, result == CUDA_SUCCESS && block ? *address : 0);
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,

@@ -1,10 +1,10 @@
 #include "overhead.h"
 #include "depth.h"
 #include "devices.h"
+#include "figures.h"
 #include "limits.h"
+#include "log.h"
 #include "monotonic.h"
-#include "nvml_stride.h"
-#include "real.h"
 #include "reclaim.h"
 #include "region.h"
 #include "settings.h"
@@ -18,6 +18,7 @@
 
 #define MIB (UINT64_C(1) << 20)
 #define CONTEXT_MOST_BYTES (2048 * MIB) /* more than any context takes; others' doing beyond it */
+#define CONTEXT_UNKNOWN_BYTES (512 * MIB) /* where nothing can be measured: few take more */
 #define MODULE_MOST_BYTES (256 * MIB)
 #define GUESSED UINT64_C(1) /* in what a context cost last: by the GPU's whole use */
 #define MEASURED GUESSED /* a process of the container is making its first: nothing is known yet */
@@ -26,10 +27,8 @@
 #define CALL_BEGINS (UINT64_C(1) << 16 | 1)
 #define CALLS_UNDER_WAY UINT64_C(0xFFFF)
 
-enum { PROCESSES_AT_FIRST = 64, PROCESSES_AT_MOST = 4096 };
+enum { LOOKS = 3 };
 
-/* Whether NVML lists this process by its own pid: it began to when our first context came to be. */
-static _Atomic bool listed_by_own_pid;
 /* What was charged, and the program did not say how much: what each context and each piece of code was, and
  * unseen_bytes, less corrected_bytes. Changed with the lock held, and charged with it. */
 static struct unsaid {
@@ -41,6 +40,8 @@ static struct unsaid {
     _Atomic bool unsettled;
     _Atomic uint64_t calls; /* measured: under way in the low bits, begun ever above them */
 } unsaid[MAX_DEVICES];
+/* Live managed memory: charged in full, while NVML counts those of its pages that are on the GPU. */
+static _Atomic uint64_t managed_bytes[MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int64_t reconciled_at_s[MAX_DEVICES];
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -50,11 +51,17 @@ static uint64_t least(uint64_t one, uint64_t other)
     return one < other ? one : other;
 }
 
+static uint64_t most(uint64_t one, uint64_t other)
+{
+    return one > other ? one : other;
+}
+
 static void forget_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL);
-    atomic_store(&listed_by_own_pid, false);
+    figures_listed_by_own_pid(false);
     memset(unsaid, 0, sizeof unsaid);
+    memset(managed_bytes, 0, sizeof managed_bytes);
 }
 
 static void watch_forks(void)
@@ -62,104 +69,12 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 
-/* --- what NVML says ------------------------------------------------------------------------------------- */
-
-/* Its handle of the device at `place`; false when NVML cannot be used. */
-static bool find_device(const struct real_nvml *real, int place, nvmlDevice_t *device)
-{
-    const struct region *region = region_mapped();
-    if (!real || !region || place < 0 || !real->nvmlInit_v2 || !real->nvmlDeviceGetHandleByUUID)
-        return false;
-    const char *uuid = region->uuids[place];
-    /* Told to look again only when it was not started: each start would be one more to end. */
-    nvmlReturn_t result = real->nvmlDeviceGetHandleByUUID(uuid, device);
-    if (result == NVML_ERROR_UNINITIALIZED && real->nvmlInit_v2() == NVML_SUCCESS)
-        result = real->nvmlDeviceGetHandleByUUID(uuid, device);
-    return result == NVML_SUCCESS;
-}
-
-/* `infos` has room for `count` of the longest entries that any driver writes. How long they are: */
-static enum nvml_stride list(const struct real_nvml *real, nvmlDevice_t device, unsigned *count, void *infos,
-                             nvmlReturn_t *result)
-{
-    *result = NVML_ERROR_FUNCTION_NOT_FOUND;
-    if (real->nvmlDeviceGetComputeRunningProcesses_v3) {
-        *result = real->nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
-        return nvml_stride_v3(real);
-    }
-    if (real->nvmlDeviceGetComputeRunningProcesses_v2)
-        *result = real->nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos);
-    return STRIDE_V2;
-}
-
-/* What the process with this pid holds; false when it is not listed. */
-static bool used_by(const struct real_nvml *real, nvmlDevice_t device, unsigned pid, uint64_t *bytes)
-{
-    bool found = false;
-    for (unsigned room = PROCESSES_AT_FIRST; room <= PROCESSES_AT_MOST; room *= 4) {
-        char *infos = calloc(room, STRIDE_DETAIL);
-        unsigned count = room;
-        nvmlReturn_t result = NVML_ERROR_MEMORY;
-        size_t stride = infos ? (size_t)list(real, device, &count, infos, &result) : 0;
-        for (unsigned i = 0; result == NVML_SUCCESS && i < count && i < room; i++) {
-            struct nvml_process_info info;
-            memcpy(&info, infos + i * stride, sizeof info);
-            /* all bits: the driver does not tell */
-            if (info.pid != pid || info.used_bytes > LEDGER_MOST_BYTES)
-                continue;
-            *bytes = info.used_bytes;
-            found = true;
-        }
-        free(infos);
-        if (result != NVML_ERROR_INSUFFICIENT_SIZE)
-            break;
-    }
-    return found;
-}
-
-static bool pid_is_known(void)
-{
-    return atomic_load_explicit(&listed_by_own_pid, memory_order_relaxed) || region_host_pid() > 0;
-}
-
-static unsigned pid_on_node(void)
-{
-    int32_t told = region_host_pid();
-    return told > 0 ? (unsigned)told : (unsigned)getpid();
-}
-
-struct figures {
-    uint64_t own, device;
-    uint64_t held; /* what this process was charged, at most, while NVML was asked */
-    bool listed, device_known;
-};
-
-static struct figures look(int place)
-{
-    const struct real_nvml *real = real_nvml();
-    struct figures figures = {0};
-    struct nvml_memory memory;
-    nvmlDevice_t device;
-    depth_enter();
-    figures.held = region_own_bytes(place);
-    if (find_device(real, place, &device)) {
-        figures.listed = used_by(real, device, pid_on_node(), &figures.own);
-        figures.device_known =
-            real->nvmlDeviceGetMemoryInfo && real->nvmlDeviceGetMemoryInfo(device, &memory) == NVML_SUCCESS;
-        figures.device = figures.device_known ? memory.used : 0;
-    }
-    depth_leave();
-    uint64_t held = region_own_bytes(place);
-    figures.held = held > figures.held ? held : figures.held;
-    return figures;
-}
-
 /* What NVML counts for this process and nobody was charged. Memory is charged before the driver gives it and
  * until after the driver has it back, so what other threads are in the middle of makes this less, not more.
  */
 static int64_t uncharged(const struct figures *figures)
 {
-    return (int64_t)(figures->own - figures->held);
+    return (int64_t)(figures->own - most(figures->held_before, figures->held_after));
 }
 
 /* --- around a call -------------------------------------------------------------------------------------- */
@@ -169,7 +84,7 @@ static int64_t uncharged(const struct figures *figures)
 static uint64_t last_context_bytes(struct overhead *overhead, int place)
 {
     uint64_t last = region_context_bytes(place);
-    if (pid_is_known())
+    if (figures_pid_is_known())
         return last == MEASURED ? 0 : last;
     for (int ms = 0; last == MEASURED && ms < MEASURED_MS; ms++) {
         monotonic_sleep_until(monotonic_ns() + 1000000);
@@ -209,7 +124,7 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
         ahead = 0; /* it is measured once more before it is refused */
     }
     overhead->calls = atomic_fetch_add(&unsaid[place].calls, CALL_BEGINS) + CALL_BEGINS;
-    struct figures figures = look(place);
+    struct figures figures = figures_now(place);
     overhead->place = place;
     overhead->charged_bytes = ahead;
     int64_t before = uncharged(&figures) + (int64_t)ahead;
@@ -217,7 +132,7 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     overhead->listed_before = figures.listed;
     overhead->device_before = figures.device;
     overhead->device_known = figures.device_known;
-    overhead->held_before = figures.held;
+    overhead->held_before = most(figures.held_before, figures.held_after);
     if (!figures.device_known) /* nothing will be measured */
         stand_back(overhead);
     return CUDA_SUCCESS;
@@ -271,24 +186,36 @@ void overhead_ended(int place, enum charge_kind kind, struct cost cost)
     pthread_mutex_unlock(&lock);
 }
 
+/* Nobody says what is in use before there is a context, where NVML is not. */
+static uint64_t unknown_context_bytes(const struct figures *now)
+{
+    log_warning(
+        "NVML does not tell what a CUDA context takes: %d MiB are charged, if so much is in use; with "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility it would be what it takes",
+        (int)(CONTEXT_UNKNOWN_BYTES / MIB));
+    return now->device_known ? least(now->device, CONTEXT_UNKNOWN_BYTES) : CONTEXT_UNKNOWN_BYTES;
+}
+
 /* What was taken, or (negative) given back. */
 static int64_t measure(struct overhead *overhead)
 {
     int place = overhead->place;
-    struct figures now = look(place);
+    struct figures now = figures_now(place);
     if (now.listed && !overhead->listed_before)
-        atomic_store(&listed_by_own_pid, true);
+        figures_listed_by_own_pid(true);
     /* While what was guessed before stands, NVML's figure says nothing of this call alone; nor of one of two
      * at once, either of which may take what both made for its own. */
-    bool known = now.listed && pid_is_known() && !unsaid[place].unsettled;
-    overhead->guessed = !known || (overhead->calls & CALLS_UNDER_WAY) != 1
-        || atomic_load(&unsaid[place].calls) != overhead->calls;
+    bool known = now.listed && figures_pid_is_known() && !unsaid[place].unsettled;
+    overhead->guessed = !known || atomic_load(&managed_bytes[place])
+        || (overhead->calls & CALLS_UNDER_WAY) != 1 || atomic_load(&unsaid[place].calls) != overhead->calls;
     if (known)
         return uncharged(&now) + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
     int64_t last = (int64_t)overhead->last_bytes;
+    if (!last && !overhead->device_known && overhead->of == OVERHEAD_CONTEXT)
+        return (int64_t)unknown_context_bytes(&now);
     /* What other threads of ours are in the middle of cannot be told from this call's doing. */
     if ((last && !overhead->last_guessed) || !now.device_known || !overhead->device_known
-        || now.held != overhead->held_before)
+        || most(now.held_before, now.held_after) != overhead->held_before)
         return last;
     int64_t grown = (int64_t)(now.device - overhead->device_before);
     int64_t most = overhead->of == OVERHEAD_MODULE ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;
@@ -407,16 +334,47 @@ static void correct(int place, int64_t over, bool quiet)
     give_back(place, seen ? CHARGE_MODULE : CHARGE_CONTEXT, (uint64_t)less);
 }
 
+void overhead_managed(int place, int64_t bytes)
+{
+    if (place >= 0)
+        atomic_fetch_add(&managed_bytes[place], (uint64_t)bytes);
+}
+
+/* What NVML counts and nobody was charged, or (negative) the other way round: of several looks what all of
+ * them bear out, where other threads allocate all the time. False when the process is not listed. */
+static bool find_missing(int place, int64_t *missing, bool *quiet)
+{
+    uint64_t calls = atomic_load(&unsaid[place].calls);
+    int64_t fewest = INT64_MAX, largest = INT64_MIN;
+    bool still = false;
+    for (int looks = 0; looks < LOOKS && !still; looks++) {
+        struct figures now = figures_now(place);
+        if (!now.listed)
+            return false;
+        still = now.held_before == now.held_after; /* nothing changed while we looked */
+        int64_t before = (int64_t)(now.own - now.held_before), after = (int64_t)(now.own - now.held_after);
+        int64_t less = before < after ? before : after, more = before < after ? after : before;
+        fewest = still || less < fewest ? less : fewest;
+        largest = still || more > largest ? more : largest;
+    }
+    *missing = fewest > 0 ? fewest : largest < 0 ? largest : 0;
+    *quiet = still && !(calls & CALLS_UNDER_WAY) && calls == atomic_load(&unsaid[place].calls);
+    return true;
+}
+
 void overhead_reconcile(int place, bool at_once)
 {
-    if (!pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
-        || (!is_time(place) && !at_once))
+    int64_t missing;
+    bool quiet;
+    if (!figures_pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
+        || (!is_time(place) && !at_once) || !find_missing(place, &missing, &quiet))
         return;
-    uint64_t held = region_own_bytes(place), calls = atomic_load(&unsaid[place].calls);
-    struct figures now = look(place);
+    int64_t elsewhere = (int64_t)atomic_load(&managed_bytes[place]);
+    if (missing < 0 && elsewhere) {
+        missing = missing + elsewhere < 0 ? missing + elsewhere : 0;
+        quiet = false;
+    }
     pthread_mutex_lock(&lock);
-    if (now.listed && held == region_own_bytes(place)) /* nothing changed while we looked */
-        correct(place, (int64_t)(held - now.own),
-                !(calls & CALLS_UNDER_WAY) && calls == atomic_load(&unsaid[place].calls));
+    correct(place, -missing, quiet);
     pthread_mutex_unlock(&lock);
 }

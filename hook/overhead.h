@@ -65,6 +65,10 @@ void overhead_reconcile(int place, bool now);
  * second. */
 void overhead_settle(int place, bool now);
 
+/* Managed memory was charged (negative: is not any more): as much of the charge may be of pages that are not
+ * on the GPU, and is no sign that something else has gone. */
+void overhead_managed(int place, int64_t bytes);
+
 /* What is charged so, or by a guess: some of it may not be there. */
 uint64_t overhead_unseen_bytes(int place);
 

@@ -110,6 +110,21 @@ static const void *adopt(enum driver driver, const struct loaded *library)
 
 /* --- which library -------------------------------------------------------------------------------------- */
 
+/* Where the program has opened libcuda by its path, the loader may not know of the directory. */
+static void *open_beside_cuda(const char *library)
+{
+    const struct functions *cuda = atomic_load(&real_known[DRIVER_CUDA]);
+    struct loaded at;
+    char path[512];
+    const char *slash = cuda && loaded_at((const void *)cuda->extent.low, &at) ? strrchr(at.path, '/') : NULL;
+    size_t directory = slash ? (size_t)(slash + 1 - at.path) : 0, name = strlen(library) + 1;
+    if (!slash || directory + name > sizeof path)
+        return NULL;
+    memcpy(path, at.path, directory);
+    memcpy(path + directory, library, name);
+    return dlopen(path, RTLD_LAZY);
+}
+
 /* What a call of the driver's first function would reach without us; NULL when it would reach nothing. */
 static const void *without_us(enum driver driver, bool load)
 {
@@ -123,6 +138,7 @@ static const void *without_us(enum driver driver, bool load)
         found = lookup(RTLD_NEXT, first);
     if (!found && load) {
         handle = dlopen(library, RTLD_LAZY);
+        handle = handle ? handle : open_beside_cuda(library);
         found = handle ? lookup(handle, first) : NULL;
     }
     dlerror();

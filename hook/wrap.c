@@ -1,4 +1,5 @@
 #include "wrap.h"
+#include "overhead.h"
 #include "reclaim.h"
 
 CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t bytes, const char *function)
@@ -27,8 +28,18 @@ CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t byt
     return result;
 }
 
+void wrap_managed(struct block *block)
+{
+    if (!block)
+        return;
+    block_set_managed(block);
+    overhead_managed(block_device(block), (int64_t)block_bytes(block));
+}
+
 static void undo(struct block *block)
 {
+    if (block_managed(block))
+        overhead_managed(block_device(block), -(int64_t)block_bytes(block));
     charge_back(block_device(block), CHARGE_DATA, block_bytes(block));
     block_free(block);
 }

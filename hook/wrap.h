@@ -29,6 +29,9 @@
  * when this call is not counted. */
 CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t bytes, const char *function);
 
+/* What it is kept for is managed memory. */
+void wrap_managed(struct block *block);
+
 /* Keep the charge under the key the driver gave, or give it back if the driver refused. */
 CUresult wrap_settle(struct block *block, CUresult result, unsigned long long key);
 

@@ -22,6 +22,14 @@ def charged_mib() -> float:
     return (total.value - room.value) / MIB
 
 
+def ledger_mib() -> float:
+    """What the usage region says that the container is charged on its first GPU (region_layout.h)."""
+    ledger_at, bytes_bits = 2031616 + 64, 48
+    with Path(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).open("rb") as file:
+        (word,) = struct.unpack("<Q", os.pread(file.fileno(), 8, ledger_at))
+    return (int(word) & ((1 << bytes_bits) - 1)) / MIB
+
+
 UUIDS_AT, GPUS, UUID_BYTES, ROW = 8, 64, 96, struct.Struct("<IIQQ")
 ROWS_AT = UUIDS_AT + GPUS * UUID_BYTES + GPUS * 8
 

@@ -1,5 +1,9 @@
 """What the driver takes for itself: contexts, code, heaps; measured, and charged when they are made."""
 
+import shutil
+import sys
+from pathlib import Path
+
 import pytest
 from hooked_programs import LIMIT, Node
 
@@ -247,12 +251,45 @@ def test_a_context_on_a_device_without_a_limit_is_not_measured(node: Node) -> No
 
 
 @pytest.mark.parametrize(
-    "call", ["nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetComputeRunningProcesses_v3"]
+    ("failing", "charged"),
+    [
+        pytest.param("", 512, id="no NVML in the container"),
+        pytest.param("nvmlDeviceGetHandleByUUID", 512, id="not of this device"),
+        pytest.param("nvmlDeviceGetComputeRunningProcesses_v3", 300, id="only of the whole GPU"),
+    ],
 )
-def test_without_nvml_contexts_are_made_all_the_same(node: Node, call: str) -> None:
+def test_where_nvml_tells_nothing_a_first_context_is_charged_what_many_take(
+    node: Node, tmp_path: Path, failing: str, charged: int
+) -> None:
+    """Of further ones, and of code, the driver's own figure of the whole GPU tells."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, module_mib=20))
+    without = {}
+    if failing:
+        node.sim.fail(failing, 999)
+    else:
+        (tmp_path / "lib").mkdir()
+        shutil.copy(node.sim.libraries / "libcuda.so.1", tmp_path / "lib")
+        without = {"LD_LIBRARY_PATH": str(tmp_path / "lib")}
+    steps = (
+        "r += [start(), charged_mib(), context()[0], charged_mib()]\n"
+        "cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), b'x'); r += [charged_mib()]"
+    )
+    said = run(node, steps, **{LIMIT: "8g", **without})
+    assert said == [0, charged, 0, charged + 300, charged + 320]
+
+
+def test_nvml_is_found_beside_a_libcuda_that_was_opened_by_its_path(node: Node) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
-    node.sim.fail(call, 999)
-    assert run(node, "r += [start(), alloc(500)[0]]") == [0, 0]
+    code = (
+        "import ctypes\n"
+        f"c = ctypes.CDLL({str(node.sim.libraries / 'libcuda.so.1')!r})\n"
+        "x, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()\n"
+        "c.cuInit(0); c.cuDevicePrimaryCtxRetain(ctypes.byref(x), 0); c.cuCtxSetCurrent(x)\n"
+        "c.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))\n"
+        "print((total.value - free.value) >> 20)"
+    )
+    done = node.run_program([sys.executable, "-c", code], **{LIMIT: "1000m", "LD_LIBRARY_PATH": ""})
+    assert (done.stdout, done.stderr) == ("300\n", "")
 
 
 def test_a_process_is_known_by_the_pid_that_the_agent_told(node: Node) -> None:
@@ -394,6 +431,32 @@ UNSEEN = (
 @pytest.mark.parametrize("ask", ["alloc(800)[0]", "draw(800)[0]", "create(800)[0]"])
 def test_who_never_asks_what_is_free_is_charged_for_what_came_unseen(node: Node, ask: str) -> None:
     assert run(node, f"start(); alloc(1)\n{UNSEEN}r += [{ask}]") == [2]
+
+
+def test_what_came_unseen_is_charged_though_others_allocate_meanwhile(node: Node) -> None:
+    """The look during which something was allocated tells nothing, and is made again."""
+    steps = (
+        f"import threading\nstart(); alloc(1)\n{UNSEEN}"
+        "def look(): start(); charged_mib()\n"
+        "with nvml_hanging():\n"
+        "    asking = threading.Thread(target=look); asking.start(); time.sleep(0.1)\n"
+        "    e, _ = alloc(50)\n"
+        "asking.join(); r += [e, ledger_mib()]"
+    )
+    assert run(node, steps) == [0, 351]
+
+
+def test_managed_memory_on_the_host_is_no_sign_that_something_has_gone(node: Node) -> None:
+    """NVML counts it where its pages are: here on the host, as a neighbour has filled the GPU."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, memory_mib=2000))
+    node.sim.process(0, 1_000_000, 1500)
+    steps = (
+        "start(); alloc(1)\n" + UNSEEN + "alloc(1); before = ledger_mib()\n"
+        "e, m = alloc(400, 'cuMemAllocManaged', 1); time.sleep(1.1); charged_mib()\n"
+        "r += [before, e, ledger_mib()]\n"
+        "free(m); time.sleep(1.1); charged_mib(); r += [ledger_mib()]"
+    )
+    assert run(node, steps) == [302, 0, 702, 302]
 
 
 def test_each_device_is_looked_at_whichever_is_asked_about_first(node: Node) -> None:

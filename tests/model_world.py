@@ -58,6 +58,7 @@ class Holding:
     device: int
     mib: int
     words: str  # what commands call it
+    of: "Holding | None" = None  # what cuMemCreate gave, for its handles and mappings in other hands
 
 
 class Process:
@@ -68,6 +69,7 @@ class Process:
         self._connection = connection
         self.pid = self._answer()[1]
         self.holdings: list[Holding] = []
+        self._created: list[Holding] = []
         self.pools: set[int] = set()  # the devices whose it has drawn from
 
     def _answer(self) -> tuple[int, int]:
@@ -83,15 +85,26 @@ class Process:
         self.tell(*words, fds=fds)
         return self._answer()
 
-    def hold(self, kind: str, device: int, mib: int, words: str | int) -> None:
-        self.holdings.append(Holding(kind, device, mib, str(words)))
+    def hold(
+        self, kind: str, device: int, mib: int, words: str | int, of: Holding | None = None
+    ) -> None:
+        self.holdings.append(Holding(kind, device, mib, str(words), of))
         if kind == "draw":
             self.pools.add(device)
+        elif kind == "create":
+            self._created.append(self.holdings[-1])
 
     def give(self, holding: Holding, command: str) -> int:
         """CUresult of giving it back."""
         self.holdings.remove(holding)
         return self.ask(command, holding.device, holding.words)[0]
+
+    def created(self, memory: Holding) -> bool:
+        return memory in self._created
+
+    def parts(self, memory: Holding) -> list[Holding]:
+        """Its handles and mappings of what was created."""
+        return [h for h in self.holdings if memory in (h, h.of)]
 
     def drawn_mib(self, device: int) -> int:
         """What is live of the device's pool."""
@@ -152,9 +165,8 @@ class Container:
     def books(self) -> list[int]:
         """What the driver says is held of each device, and so what the ledgers have to say.
 
-        Importers hold nothing, neither in the simulated driver nor in the ledgers. A real driver keeps for
-        them what its exporter has given back, which no ledger has (docs/hook.md, "Not exact"): what is to be
-        said of that, once the simulated one does so too, is to be said here.
+        Importers hold nothing as long as the exporter lives and has it. What it lets go of before they do is
+        theirs at a moment that cannot be foretold (docs/hook.md), so nobody does so here: test_vmm.py has that.
         """
         raw = Path(f"{self.sim.config_path}.state").read_bytes()
         held = [0] * DEVICES

@@ -109,7 +109,16 @@ class Machine(RuleBasedStateMachine):
 
     def give(self, data: Any) -> None:
         process, holding = data.draw(st.sampled_from(self._held(*ENDS)))
-        assert process.give(holding, data.draw(st.sampled_from(ENDS[holding.kind]))) == SUCCESS
+        self._give(process, holding, data.draw(st.sampled_from(ENDS[holding.kind])))
+
+    def _give(self, process: Process, holding: Holding, command: str) -> None:
+        """Importers go before the last that their exporter has."""
+        memory = holding.of or holding
+        if process.created(memory) and process.parts(memory) == [holding]:
+            for other in self._processes():
+                for part in other.parts(memory) if other is not process else []:
+                    assert other.give(part, ENDS[part.kind][0]) == SUCCESS
+        assert process.give(holding, command) == SUCCESS
 
     def quieten(self, data: Any) -> None:
         """The driver then has back what pools do not need."""
@@ -121,7 +130,8 @@ class Machine(RuleBasedStateMachine):
         process, handle = data.draw(st.sampled_from(self._held(*HANDLES)))
         result, address = process.ask("map", handle.device, handle.words, handle.mib)
         assert result == SUCCESS
-        process.hold("map", handle.device, handle.mib, f"{address} {handle.mib}")
+        words = f"{address} {handle.mib}"
+        process.hold("map", handle.device, handle.mib, words, handle.of or handle)
 
     # --- memory of others -------------------------------------------------------------------------
 
@@ -131,7 +141,7 @@ class Machine(RuleBasedStateMachine):
         _, fd = exporter.ask("export", handle.device, handle.words)
         _, imported = importer.ask("import", handle.device, fds=[fd])
         os.close(fd)
-        importer.hold("import", handle.device, handle.mib, imported)
+        importer.hold("import", handle.device, handle.mib, imported, handle.of or handle)
 
     def open(self, data: Any) -> None:
         exporter, memory = data.draw(st.sampled_from(self._held("alloc")))
@@ -156,7 +166,7 @@ class Machine(RuleBasedStateMachine):
         """With empty hands: the driver's books would take the new program for the old one."""
         process: Process = data.draw(st.sampled_from(self.others))
         for holding in list(process.holdings):
-            assert process.give(holding, ENDS[holding.kind][0]) == SUCCESS
+            self._give(process, holding, ENDS[holding.kind][0])
         assert process.ask("synchronize", 0)[0] == SUCCESS
         process.tell("exec")
         process.close()

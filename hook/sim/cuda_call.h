@@ -18,7 +18,7 @@ struct CUctx_st {
     CUdevice device;
     bool primary;
     unsigned references; /* of a primary context */
-    unsigned long long id;
+    unsigned long long id; /* 0: a green one */
     uint64_t bytes, heap_bytes; /* what it holds of the GPU */
     CUcontext parent; /* of a green context: the primary one, of which its events are; else NULL */
 };
@@ -50,6 +50,13 @@ CUresult cuda_told_to_fail(const char *function);
         if (told_ != CUDA_SUCCESS)                                                                           \
             return told_;                                                                                    \
     } while (0)
+
+/* What the context is called in execution.h. Green contexts take their turns with their device's primary one.
+ */
+static inline uint64_t context_number(const struct CUctx_st *context)
+{
+    return context->primary ? 0 : context->id;
+}
 
 /* The context on top of this thread's stack, or NULL. */
 CUcontext current_context(void);

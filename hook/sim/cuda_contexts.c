@@ -4,6 +4,7 @@
 #include "clock.h"
 #include "contexts.h"
 #include "cuda_call.h"
+#include "execution.h"
 #include "memory.h"
 #include "pools.h"
 
@@ -277,6 +278,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
         pthread_mutex_lock(&lock);
         disappear(&call, context);
         pthread_mutex_unlock(&lock);
+        execution_end_context(call.gpu->uuid, context_number(context));
         clock_spend(END_NS);
         free(context);
     }

@@ -76,7 +76,7 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
         fresh->context = whole_context(current_context());
         fresh->device = fresh->context->device;
         fresh->timed = !(flags & EVENT_WITHOUT_TIME);
-        fresh->row = execution_event(call.gpu->uuid);
+        fresh->row = execution_event(call.gpu->uuid, context_number(fresh->context));
         result = fresh->row ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (result == CUDA_SUCCESS) {

@@ -10,10 +10,10 @@
 #include <stdlib.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct CUstream_st legacy[MAX_GPUS];
-static _Thread_local struct CUstream_st *per_thread_streams[MAX_GPUS]; /* freed with the process */
+static struct CUstream_st legacy[MAX_GPUS]; /* of primary contexts */
+static _Thread_local struct CUstream_st *per_thread_streams; /* freed with the process */
 
-static struct CUstream_st *created;
+static struct CUstream_st *created; /* and legacy streams of other contexts */
 
 /* No stream survives fork. */
 static void forget_after_fork(void)
@@ -27,11 +27,47 @@ static __attribute__((constructor)) void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 
-static struct CUstream_st *own_stream(CUdevice device)
+static struct CUstream_st *make_default(struct CUstream_st **list, CUcontext context, unsigned flags)
 {
-    if (!per_thread_streams[device])
-        per_thread_streams[device] = calloc(1, sizeof *per_thread_streams[device]);
-    return per_thread_streams[device];
+    struct CUstream_st *fresh = calloc(1, sizeof *fresh);
+    if (fresh) {
+        fresh->device = context->device;
+        fresh->context = context;
+        fresh->number = context_number(context);
+        fresh->flags = flags;
+        fresh->next = *list;
+        *list = fresh;
+    }
+    return fresh;
+}
+
+static struct CUstream_st *own_stream(CUcontext context)
+{
+    struct CUstream_st *stream = per_thread_streams;
+    while (stream && (stream->device != context->device || stream->number != context_number(context)))
+        stream = stream->next;
+    return stream ? stream : make_default(&per_thread_streams, context, 0);
+}
+
+static struct CUstream_st *legacy_stream(CUcontext context)
+{
+    bool primary = context_number(context) == 0;
+    struct CUstream_st *stream = &legacy[context->device];
+    if (primary && atomic_load_explicit(&stream->known, memory_order_acquire))
+        return stream;
+    pthread_mutex_lock(&lock);
+    if (primary) {
+        stream->device = context->device;
+        stream->context = context;
+        stream->flags = STREAM_LEGACY;
+        atomic_store_explicit(&stream->known, true, memory_order_release);
+    } else {
+        for (stream = created; stream && (stream->context != context || stream->flags != STREAM_LEGACY);)
+            stream = stream->next;
+        stream = stream ? stream : make_default(&created, context, STREAM_LEGACY);
+    }
+    pthread_mutex_unlock(&lock);
+    return stream;
 }
 
 CUresult stream_begin(struct stream_call *call, const char *function, CUstream handle, bool per_thread)
@@ -48,18 +84,8 @@ CUresult stream_begin(struct stream_call *call, const char *function, CUstream h
         return CUDA_SUCCESS;
     }
     per_thread = (uintptr_t)handle == 2 || (per_thread && !handle);
-    call->stream = per_thread ? own_stream(context->device) : &legacy[context->device];
-    if (!call->stream)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!atomic_load_explicit(&call->stream->known, memory_order_acquire)) {
-        pthread_mutex_lock(&lock);
-        call->stream->device = context->device;
-        call->stream->context = context;
-        call->stream->flags = per_thread ? 0 : STREAM_LEGACY;
-        atomic_store_explicit(&call->stream->known, true, memory_order_release);
-        pthread_mutex_unlock(&lock);
-    }
-    return CUDA_SUCCESS;
+    call->stream = per_thread ? own_stream(context) : legacy_stream(context);
+    return call->stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 uint32_t stream_row(struct stream_call *call)
@@ -70,7 +96,8 @@ uint32_t stream_row(struct stream_call *call)
         return row;
     pthread_mutex_lock(&lock);
     if (!atomic_load(&stream->row))
-        atomic_store(&stream->row, execution_stream(device_uuid(stream->device), stream->flags));
+        atomic_store(&stream->row,
+                     execution_stream(device_uuid(stream->device), stream->number, stream->flags));
     row = atomic_load(&stream->row);
     pthread_mutex_unlock(&lock);
     return row;
@@ -93,6 +120,7 @@ static CUresult create(const char *function, CUstream *stream, unsigned flags, i
     if (result == CUDA_SUCCESS) {
         fresh->context = current_context();
         fresh->device = fresh->context->device;
+        fresh->number = context_number(fresh->context);
         fresh->flags = flags & STREAM_CREATED_NON_BLOCKING ? STREAM_NON_BLOCKING : 0;
         fresh->priority = priority;
         fresh->mark = STREAM_MARK;
@@ -256,11 +284,10 @@ static CUresult synchronize_context(const char *function, CUcontext context)
     CUresult result = cuda_begin_context(&call, function);
     if (result == CUDA_SUCCESS)
         result = capture_look(NULL);
-    const char *uuid =
-        result == CUDA_SUCCESS ? device_uuid((context ? context : current_context())->device) : NULL;
+    context = result != CUDA_SUCCESS || context ? context : current_context();
     result = cuda_end(&call, result);
-    if (uuid) {
-        execution_wait_all(uuid);
+    if (result == CUDA_SUCCESS) {
+        execution_wait_all(device_uuid(context->device), context_number(context));
         sim_pools_synchronised();
     }
     return result;

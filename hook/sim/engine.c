@@ -1,5 +1,5 @@
-/* Work within a stream is done in order; kernels of different streams of a process share its GPU evenly;
- * processes take turns on the GPU in slices, and what a process has not finished waits for its next turn.
+/* Work within a stream is done in order; kernels of different streams of a context share its GPU evenly;
+ * contexts take turns on the GPU in slices, and what one has not finished waits for its next turn.
  */
 #include "engine.h"
 
@@ -23,7 +23,7 @@ static bool empty(const struct stream_row *stream)
     for (uint32_t index = (execution)->lanes[lane].streams, bound_ = 0;                                      \
          index < MAX_STREAMS && bound_ < MAX_STREAMS; index = (execution)->streams[index].next, bound_++)
 
-/* The legacy stream and the blocking streams of a process wait for each other's earlier work. */
+/* The legacy stream and the blocking streams of a context wait for each other's earlier work. */
 static bool out_of_order(const struct execution *execution, const struct stream_row *stream)
 {
     if (stream->flags & STREAM_NON_BLOCKING)

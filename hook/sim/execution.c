@@ -28,12 +28,12 @@ static void collect(struct execution *execution, uint32_t lane)
     }
 }
 
-uint32_t execution_stream(const char *uuid, uint32_t flags)
+uint32_t execution_stream(const char *uuid, uint64_t context, uint32_t flags)
 {
     struct execution *execution = execution_lock();
     if (!execution)
         return 0;
-    uint32_t lane = execution_lane(execution, uuid, true);
+    uint32_t lane = execution_lane(execution, uuid, context, true);
     uint32_t stream = 0;
     if (lane != NOTHING) {
         execution_catch_up(execution);
@@ -155,12 +155,12 @@ void execution_wait(uint32_t stream, uint64_t target)
     execution_unlock(execution);
 }
 
-void execution_wait_all(const char *uuid)
+void execution_wait_all(const char *uuid, uint64_t context)
 {
     struct execution *execution = execution_lock();
     if (!execution)
         return;
-    uint32_t lane = execution_lane(execution, uuid, false);
+    uint32_t lane = execution_lane(execution, uuid, context, false);
     uint32_t streams[MAX_STREAMS];
     uint64_t targets[MAX_STREAMS];
     size_t count = 0;
@@ -177,13 +177,13 @@ void execution_wait_all(const char *uuid)
 
 /* --- events --------------------------------------------------------------------------------------------- */
 
-uint32_t execution_event(const char *uuid)
+uint32_t execution_event(const char *uuid, uint64_t context)
 {
     struct execution *execution = execution_lock();
     if (!execution)
         return 0;
     static uint32_t hint;
-    uint32_t lane = execution_lane(execution, uuid, true);
+    uint32_t lane = execution_lane(execution, uuid, context, true);
     uint32_t event = 0;
     for (uint32_t i = 0; lane != NOTHING && !event && i < MAX_STREAM_EVENTS; i++) {
         uint32_t place = (hint + i) % MAX_STREAM_EVENTS;

@@ -1,13 +1,14 @@
 /* The work that this process has on its GPUs: streams, events, waiting. Thread safe; after a fork the child
- * has none. Streams and events are numbers; 0 is none, given when there is no room or no state.
+ * has none. Streams and events are numbers; 0 is none, given when there is no room or no state. Contexts are
+ * numbers too, which are never used again; 0 is the primary one of the GPU.
  */
 #ifndef VGPU_SIM_EXECUTION_H
 #define VGPU_SIM_EXECUTION_H
 
 #include "execution_state.h"
 
-/* A stream on the GPU with this uuid. `flags` of enum stream_flags. */
-uint32_t execution_stream(const char *uuid, uint32_t flags);
+/* A stream of a context on the GPU with this uuid. `flags` of enum stream_flags. */
+uint32_t execution_stream(const char *uuid, uint64_t context, uint32_t flags);
 
 /* The stream goes when its work is done. */
 void execution_close(uint32_t stream);
@@ -23,10 +24,10 @@ uint64_t execution_pushed(uint32_t stream);
 bool execution_done(uint32_t stream, uint64_t target);
 void execution_wait(uint32_t stream, uint64_t target);
 
-/* Wait for everything this process has on the GPU. */
-void execution_wait_all(const char *uuid);
+/* Wait for everything this context has on the GPU. */
+void execution_wait_all(const char *uuid, uint64_t context);
 
-uint32_t execution_event(const char *uuid);
+uint32_t execution_event(const char *uuid, uint64_t context);
 void execution_event_free(uint32_t event);
 
 /* Record the event at the end of a stream: gives the turn of this record, and as `pushed` what to wait for in

@@ -1,8 +1,8 @@
 /* What all processes of the simulated node know of its GPUs at work: one file, `<configuration>.gpu`, mapped
  * by each. Changed only under the lock in it, which is robust: a holder that is killed does not keep it.
  *
- * A lane is one process on one GPU, the unit that takes turns. It stays, as the record of the GPU time the
- * process had, until its place is needed for another.
+ * A lane is one context of a process on one GPU, the unit that takes turns. It stays, as the record of the
+ * GPU time the process had there, until its place is needed for another.
  */
 #ifndef VGPU_SIM_EXECUTION_LAYOUT_H
 #define VGPU_SIM_EXECUTION_LAYOUT_H
@@ -59,7 +59,7 @@ enum lane_state { LANE_FREE, LANE_LIVE, LANE_ENDED };
 struct lane_row {
     uint32_t pid, gpu, state, streams; /* first of its streams, or NOTHING */
     uint64_t start_time;
-    uint64_t busy_ns; /* the GPU worked for this process */
+    uint64_t busy_ns; /* the GPU worked for this context */
     uint64_t kernels; /* finished */
     uint64_t order; /* of the next item */
     uint64_t pending; /* items */

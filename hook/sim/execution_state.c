@@ -15,13 +15,15 @@
 
 enum { LOOK_NS = 10 * 1000 * 1000 }; /* between two looks for processes that died */
 
+#define CONTEXT_ENDED UINT64_MAX /* and its work may not be done yet */
+
 static pthread_mutex_t map_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct execution *_Atomic mapped;
 static const char *_Atomic mapped_for; /* the configuration */
 static _Atomic uint32_t my_pid; /* 0: not known yet, also after a fork */
 static uint64_t my_start_time;
-static uint32_t my_lanes[MAX_GPUS]; /* lane + 1; by gpu row */
+static uint64_t my_lanes[MAX_LANES]; /* what each that is ours is of: the context + 1, or CONTEXT_ENDED */
 
 /* --- the file ------------------------------------------------------------------------------------------- */
 
@@ -197,9 +199,22 @@ static uint32_t vacant_lane(struct execution *execution)
     return oldest;
 }
 
-static uint32_t claim_lane(struct execution *execution, uint32_t place)
+/* Lanes of contexts that are over end when their work is done. */
+static void end_the_idle(struct execution *execution, struct gpu_row *gpu)
+{
+    for (uint32_t place = gpu->lane_count; place-- > 0;) {
+        uint32_t lane = gpu->lanes[place];
+        if (my_lanes[lane] == CONTEXT_ENDED && !execution->lanes[lane].pending) {
+            engine_end_lane(execution, lane);
+            my_lanes[lane] = 0;
+        }
+    }
+}
+
+static uint32_t claim_lane(struct execution *execution, uint32_t place, uint64_t context)
 {
     struct gpu_row *gpu = &execution->gpus[place];
+    end_the_idle(execution, gpu);
     if (gpu->lane_count == MAX_LIVE_LANES)
         end_the_dead(execution, gpu, true);
     uint32_t lane = gpu->lane_count < MAX_LIVE_LANES ? vacant_lane(execution) : NOTHING;
@@ -208,23 +223,39 @@ static uint32_t claim_lane(struct execution *execution, uint32_t place)
     execution->lanes[lane] = (struct lane_row){
         .pid = my_pid, .start_time = my_start_time, .gpu = place, .streams = NOTHING, .state = LANE_LIVE};
     gpu->lanes[gpu->lane_count++] = lane;
-    my_lanes[place] = lane + 1;
+    my_lanes[lane] = context + 1;
     return lane;
 }
 
-uint32_t execution_lane(struct execution *execution, const char *uuid, bool add)
+uint32_t execution_lane(struct execution *execution, const char *uuid, uint64_t context, bool add)
 {
     uint32_t place = execution_gpu(execution, uuid, add);
     if (place == NOTHING)
         return NOTHING;
-    if (my_lanes[place])
-        return my_lanes[place] - 1;
-    return add ? claim_lane(execution, place) : NOTHING;
+    const struct gpu_row *gpu = &execution->gpus[place];
+    for (uint32_t i = 0; i < gpu->lane_count; i++)
+        if (my_lanes[gpu->lanes[i]] == context + 1)
+            return gpu->lanes[i];
+    return add ? claim_lane(execution, place, context) : NOTHING;
+}
+
+void execution_end_context(const char *uuid, uint64_t context)
+{
+    struct execution *execution = execution_lock();
+    if (!execution)
+        return;
+    execution_catch_up(execution);
+    uint32_t lane = execution_lane(execution, uuid, context, false);
+    if (lane != NOTHING) {
+        my_lanes[lane] = CONTEXT_ENDED;
+        end_the_idle(execution, &execution->gpus[execution->lanes[lane].gpu]);
+    }
+    execution_unlock(execution);
 }
 
 bool execution_owns(const struct execution *execution, uint32_t lane)
 {
-    return lane < MAX_LANES && my_lanes[execution->lanes[lane].gpu] == lane + 1;
+    return lane < MAX_LANES && my_lanes[lane] && execution->lanes[lane].state == LANE_LIVE;
 }
 
 __attribute__((destructor)) static void leave(void)
@@ -236,9 +267,9 @@ __attribute__((destructor)) static void leave(void)
     if (!execution)
         return;
     execution_catch_up(execution);
-    for (size_t i = 0; i < MAX_GPUS; i++)
-        if (my_lanes[i])
-            engine_end_lane(execution, my_lanes[i] - 1);
+    for (uint32_t lane = 0; lane < MAX_LANES; lane++)
+        if (my_lanes[lane])
+            engine_end_lane(execution, lane);
     memset(my_lanes, 0, sizeof my_lanes);
     execution_unlock(execution);
 }

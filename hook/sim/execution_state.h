@@ -10,6 +10,9 @@
 struct execution *execution_lock(void);
 void execution_unlock(struct execution *execution);
 
+/* A context of this process is over: it leaves the GPU when its work is done. */
+void execution_end_context(const char *uuid, uint64_t context);
+
 /* All below: with the state locked. */
 
 /* This process. */
@@ -22,9 +25,10 @@ void execution_catch_up(struct execution *execution);
 /* Forget processes that are gone. */
 void execution_end_the_dead(struct execution *execution);
 
-/* Row of the GPU, or of this process's lane on it; NOTHING when there is none and none to be had. */
+/* Row of the GPU, or of the lane on it of a context of this process; NOTHING when there is none and none to
+ * be had. */
 uint32_t execution_gpu(struct execution *execution, const char *uuid, bool add);
-uint32_t execution_lane(struct execution *execution, const char *uuid, bool add);
+uint32_t execution_lane(struct execution *execution, const char *uuid, uint64_t context, bool add);
 
 /* Whether the lane is this process's own: what a forked child has of its parent is not. */
 bool execution_owns(const struct execution *execution, uint32_t lane);

@@ -34,10 +34,10 @@ static bool take_pair(struct phase *phase, char *pair)
     const struct {
         const char *key;
         unsigned long *value;
-    } numbers[] = {{"ms", &phase->ms},         {"nodes", &phase->nodes},     {"streams", &phase->streams},
-                   {"shared", &phase->shared}, {"handle", &phase->handle},   {"sync", &phase->sync},
-                   {"burst", &phase->burst},   {"idle_us", &phase->idle_us}, {"kill", &phase->kill},
-                   {"shapes", &phase->shapes}};
+    } numbers[] = {{"ms", &phase->ms},         {"nodes", &phase->nodes},      {"streams", &phase->streams},
+                   {"shared", &phase->shared}, {"handle", &phase->handle},    {"sync", &phase->sync},
+                   {"burst", &phase->burst},   {"idle_us", &phase->idle_us},  {"kill", &phase->kill},
+                   {"shapes", &phase->shapes}, {"contexts", &phase->contexts}};
     char *value = strchr(pair, '=');
     if (!value)
         return false;
@@ -58,12 +58,12 @@ static bool take_pair(struct phase *phase, char *pair)
 
 bool phase_take(struct phase *phase, char *text)
 {
-    *phase =
-        (struct phase){.ms = 1000, .nodes = 10, .streams = 1, .mix = {"kernel"}, .mix_count = 1, .shapes = 1};
+    *phase = (struct phase){
+        .ms = 1000, .nodes = 10, .streams = 1, .mix = {"kernel"}, .mix_count = 1, .shapes = 1, .contexts = 1};
     char *rest = NULL;
     for (char *pair = strtok_r(text, ",", &rest); pair; pair = strtok_r(NULL, ",", &rest))
         if (!take_pair(phase, pair))
             return false;
-    return phase->streams <= MAX_OWN_STREAMS && phase->shapes > 0
-        && (phase->way != BY_GRAPH || phase->streams > 0);
+    return phase->streams <= MAX_OWN_STREAMS && phase->shapes > 0 && phase->contexts > 0
+        && phase->contexts <= MAX_CONTEXTS && (phase->way != BY_GRAPH || phase->streams > 0);
 }

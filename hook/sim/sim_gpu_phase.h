@@ -5,12 +5,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { MAX_MIX = 8, MAX_OWN_STREAMS = 64 };
+enum { MAX_MIX = 8, MAX_OWN_STREAMS = 64, MAX_CONTEXTS = 16 };
 
 enum way { BY_KERNEL, BY_EX, BY_COOPERATIVE, BY_GRAPH };
 
 struct phase {
-    unsigned long ms, nodes, streams, shared, handle, sync, burst, idle_us, kill, shapes;
+    unsigned long ms, nodes, streams, shared, handle, sync, burst, idle_us, kill, shapes, contexts;
     enum way way;
     char mix[MAX_MIX][64];
     size_t mix_count;

@@ -15,6 +15,7 @@
  *   burst=N     launches in a burst (default 0: without end), then wait for them and sleep
  *   idle_us=N   for so long (default 0)
  *   shapes=N    grids of so many sizes, in turn (default 1); not with graphs or cooperative launches
+ *   contexts=N  threads have so many contexts, in turn (default 1): the primary one, others made for it
  *   kill=1      the process kills itself when the phase is over
  *
  * At its end it prints one line: {"pid","result","launches","wall_ns","gpu_ns","windows_ns":[...]}. gpu_ns is
@@ -43,6 +44,7 @@ enum { MAX_PHASES = 32, MAX_WINDOWS = 4096, MAX_WORKERS = 64, EXIT_NO_CUDA = 3 }
     X(cuInit)                                                                                                \
     X(cuDeviceGetUuid)                                                                                       \
     X(cuDevicePrimaryCtxRetain)                                                                              \
+    X(cuCtxCreate_v2)                                                                                        \
     X(cuCtxSetCurrent)                                                                                       \
     X(cuCtxSynchronize)                                                                                      \
     X(cuModuleLoadData)                                                                                      \
@@ -70,8 +72,11 @@ static struct {
 static struct phase phases[MAX_PHASES];
 static size_t phase_count;
 static unsigned long threads = 1, window_ms, processes, rank, device;
-static CUcontext context;
-static CUmodule module;
+static struct {
+    CUcontext context;
+    CUmodule module;
+} contexts[MAX_CONTEXTS]; /* the first is the primary one; others are made when first used */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static char uuid_text[64];
 static _Atomic uint64_t launches;
 static _Atomic int first_result;
@@ -111,6 +116,7 @@ static _Atomic(CUstream) streams[MAX_OWN_STREAMS]; /* of all threads */
 
 struct worker {
     const struct phase *phase;
+    CUmodule module;
     CUfunction functions[MAX_MIX];
     CUstream streams[MAX_OWN_STREAMS];
     CUgraphExec graph;
@@ -152,12 +158,25 @@ static bool make_graph(struct worker *worker)
         && good(cuda.cuGraphDestroy(graph));
 }
 
-static bool prepare(struct worker *worker)
+/* Of the threads' contexts the one with this number. */
+static bool enter(struct worker *worker, unsigned long number)
+{
+    pthread_mutex_lock(&contexts_lock);
+    CUcontext *context = &contexts[number].context;
+    bool done = *context ? good(cuda.cuCtxSetCurrent(*context))
+                         : good(cuda.cuCtxCreate_v2(context, 0, (int)device))
+            && good(cuda.cuModuleLoadData(&contexts[number].module, "image"));
+    worker->module = contexts[number].module;
+    pthread_mutex_unlock(&contexts_lock);
+    return done;
+}
+
+static bool prepare(struct worker *worker, unsigned long thread)
 {
     const struct phase *phase = worker->phase;
-    bool done = true;
+    bool done = enter(worker, thread % phase->contexts);
     for (size_t i = 0; done && i < phase->mix_count; i++)
-        done = good(cuda.cuModuleGetFunction(&worker->functions[i], module, phase->mix[i]));
+        done = good(cuda.cuModuleGetFunction(&worker->functions[i], worker->module, phase->mix[i]));
     for (unsigned long i = 0; done && i < phase->streams; i++) {
         CUstream common = NULL;
         done = good(cuda.cuStreamCreate(&worker->streams[i], 1));
@@ -204,15 +223,17 @@ static bool launch_until(struct worker *worker, uint64_t end_ns)
     return true;
 }
 
-static void *work(void *start)
+static uint64_t start_ns;
+
+static void *work(void *number)
 {
-    uint64_t end_ns = *(uint64_t *)start;
-    bool going_on = good(cuda.cuCtxSetCurrent(context));
+    uint64_t end_ns = start_ns;
+    bool going_on = true;
     for (size_t i = 0; going_on && i < phase_count; i++) {
         struct worker worker = {.phase = &phases[i]};
         end_ns += phases[i].ms * 1000000ULL;
         if (phases[i].mix_count)
-            going_on = prepare(&worker) && launch_until(&worker, end_ns);
+            going_on = prepare(&worker, (unsigned long)(uintptr_t)number) && launch_until(&worker, end_ns);
         sleep_until(end_ns);
         if (phases[i].kill)
             raise(SIGKILL);
@@ -284,8 +305,9 @@ static const char *load_cuda(void **library)
 static bool start_cuda(void)
 {
     CUuuid uuid = {{0}};
-    bool done = good(cuda.cuInit(0)) && good(cuda.cuDevicePrimaryCtxRetain(&context, (int)device))
-        && good(cuda.cuCtxSetCurrent(context)) && good(cuda.cuModuleLoadData(&module, "image"))
+    bool done = good(cuda.cuInit(0)) && good(cuda.cuDevicePrimaryCtxRetain(&contexts[0].context, (int)device))
+        && good(cuda.cuCtxSetCurrent(contexts[0].context))
+        && good(cuda.cuModuleLoadData(&contexts[0].module, "image"))
         && good(cuda.cuDeviceGetUuid(&uuid, (int)device));
     int length = snprintf(uuid_text, sizeof uuid_text, "GPU-");
     for (int i = 0; i < 16; i++)
@@ -308,12 +330,14 @@ static void report(uint64_t wall_ns, uint64_t worked_ns)
 static void run(void)
 {
     pthread_t workers[MAX_WORKERS], looker;
-    uint64_t start_ns = now_ns(), before_ns = gpu_ns();
+    start_ns = now_ns();
+    uint64_t before_ns = gpu_ns();
     bool looks = window_ms && pthread_create(&looker, NULL, look, NULL) == 0;
     unsigned long started = 1;
-    while (started < threads && pthread_create(&workers[started], NULL, work, &start_ns) == 0)
+    while (started < threads
+           && pthread_create(&workers[started], NULL, work, (void *)(uintptr_t)started) == 0)
         started++;
-    work(&start_ns);
+    work(NULL);
     uint64_t worked_ns = gpu_ns() - before_ns, wall_ns = now_ns() - start_ns;
     for (unsigned long i = 1; i < started; i++)
         pthread_join(workers[i], NULL);
@@ -331,7 +355,8 @@ int main(int count, char **words)
         fprintf(stderr,
                 "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
                 "[--device N] "
-                "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,handle=N,sync=N,burst=N,idle_us=N ...\n");
+                "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,handle=N,sync=N,burst=N,idle_us=N,"
+                "contexts=N ...\n");
         return 2;
     }
     const char *missing = load_cuda(&library);

@@ -19,10 +19,11 @@ struct CUstream_st {
     struct CUstream_st *next; /* of those that were created */
     CUdevice device;
     CUcontext context;
+    uint64_t number; /* of the context */
     unsigned flags; /* of enum stream_flags */
     int priority;
     _Atomic uint32_t row; /* of execution.h; 0 until there was work */
-    atomic_bool known; /* of those that are made when first used */
+    atomic_bool known; /* of legacy ones of primary contexts */
     struct capture *_Atomic capture; /* changed under capture_lock; NULL: not being captured */
     struct CUgraphNode_st **tips; /* what the next captured node depends on */
     size_t tip_count;

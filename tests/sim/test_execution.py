@@ -107,6 +107,58 @@ def test_the_null_stream_and_blocking_streams_wait_for_each_other(
     assert say(node, code) == us
 
 
+TWO = """
+primary = Handle()
+cuda.cuCtxGetCurrent(ctypes.byref(primary))
+"""
+OTHER = "other = made('cuCtxCreate_v2', 0, 0)\n"
+GREEN = (
+    "green = made('cuGreenCtxCreate', Handle(1), 0, 1); other = made('cuCtxFromGreenCtx', green)\n"
+    "cuda.cuCtxSetCurrent(other)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "streams", "us"),
+    [
+        # a slice of each of the two, then what is left of each
+        pytest.param(OTHER, "stream()", [5000, 4000], id="two contexts: in turn"),
+        pytest.param(OTHER, "None", [5000, 4000], id="each with a NULL stream of its own"),
+        pytest.param("other = primary\n", "stream()", [6000, 6000], id="two streams: at once"),
+        pytest.param("other = primary\n", "None", [3000, 3000], id="one NULL stream"),
+        pytest.param(GREEN, "stream()", [6000, 6000], id="a green one is part of its device's own"),
+    ],
+)
+def test_contexts_of_a_process_take_turns(
+    node: Node, other: str, streams: str, us: list[int]
+) -> None:
+    """Two kernels of 3 ms, and slices of 2 ms."""
+    code = (
+        TWO
+        + other
+        + f"cuda.cuCtxSetCurrent(other); t = {streams}; before, after = event(), event()\n"
+        f"cuda.cuCtxSetCurrent(primary); s = {streams}\n"
+        "first = record(s); launch(k3, s); last = record(s)\ncuda.cuCtxSetCurrent(other)\n"
+        "cuda.cuEventRecord(before, t); launch(k3, t); cuda.cuEventRecord(after, t)\n"
+        "assert cuda.cuEventSynchronize(after) == cuda.cuEventSynchronize(last) == 0\n"
+        "said = [elapsed_us(first, last), elapsed_us(before, after)]"
+    )
+    assert say(node, code) == us
+
+
+def test_contexts_that_come_and_go_leave_the_gpu_and_their_time_is_known(node: Node) -> None:
+    """More than can be there at once; what they had to do yet is done when they are gone."""
+    code = (
+        "for wait in [True] * 200 + [False]:\n"
+        "    other = made('cuCtxCreate_v2', 0, 0); assert launch(k1) == 0\n"
+        "    if wait: cuda.cuCtxSynchronize()\n"
+        "    assert cuda.cuCtxDestroy_v2(other) == 0\n"
+        "assert launch(k3) == 0; cuda.cuCtxSynchronize()\n"
+        f"said = gpu_us({A!r}, os.getpid())"
+    )
+    assert say(node, code) == 204_000
+
+
 def test_a_launch_returns_before_the_kernel_ends(node: Node) -> None:
     code = (
         "s = stream()\nfor _ in range(3): launch(k3, s)\nlast = record(s)\n"
@@ -572,6 +624,11 @@ def tenants(sim: SimDriver, *workloads: str) -> list[Report]:
             ["--threads 3 ms=1000,kernel=k50us", "ms=1000,kernel=k50us"],
             [0.5] * 2,
             id="nor do threads",
+        ),
+        pytest.param(
+            ["--threads 2 ms=1000,kernel=k50us,contexts=2", "ms=1000,kernel=k50us"],
+            [2 / 3, 1 / 3],
+            id="but contexts do",
         ),
         pytest.param(
             ["ms=1000,kernel=k50us", "ms=1000,kernel=k50us,by=graph"], [0.5] * 2, id="graphs"

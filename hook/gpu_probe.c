@@ -32,7 +32,7 @@ bool gpu_probe_open(struct probe *probe, CUcontext context)
     const struct real_cuda *real = real_cuda();
     CUevent *events[] = {&probe->anchor, &probe->next_anchor, &probe->mark};
     size_t made = 0;
-    /* All but the context, which others may be looking at. */
+    /* All but what others may be looking at. */
     memset(&probe->stream, 0, sizeof *probe - offsetof(struct probe, stream));
     if (real->cuStreamCreateWithPriority(&probe->stream, NON_BLOCKING, 0) != CUDA_SUCCESS)
         return false;

@@ -16,6 +16,8 @@
 
 struct probe {
     _Atomic(CUcontext) context; /* NULL: not opened */
+    _Atomic int64_t measured_ns; /* when the last launch that is measured was made there, */
+    _Atomic uint64_t user; /* and in which stream and by whom */
     CUstream stream;
     CUevent anchor, next_anchor, mark;
     int64_t anchor_at_ns; /* its time, 0: not handled yet */
@@ -24,7 +26,8 @@ struct probe {
     int delays;
     bool anchoring; /* the next one is out */
     bool out, precise;
-    int running; /* launches that are being measured: begun and not ended, as far as seen */
+    int running; /* launches that are being measured: begun and not ended, as far as seen, */
+    int queued; /* and not begun */
     struct residency residency;
 };
 

@@ -6,6 +6,7 @@
 
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
 enum { MOST_UNCLEAR = 16 }; /* launches in a row */
+enum { UNSHARP_MOST = 32 }; /* in a row of a kind */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define OWN_TURN_NS (2 * MS_NS) /* that others do not interrupt */
@@ -50,22 +51,49 @@ static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int
 {
     return of_own(lane, trace,
                   past_part_ns(&lane->past, trace->stream, from_ns, until_ns)
-                      - gpu_probe_away_ns(&lane->probe, from_ns, until_ns, true));
+                      - gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true));
+}
+
+/* Whether it may have waited for a turn of another of our contexts before it began, as nothing was before it
+ * on its stream. There are many such turns, short ones too, where the contexts' queues are short. */
+static bool may_have_waited(const struct measured_lane *lane, const struct trace *trace)
+{
+    return gpu_time_several_contexts(&lane->lane) && trace->running_since_ns <= trace->launched_ns;
 }
 
 /* The same for one of a short kind, which others' turn seldom falls into; then it is many times as long as
  * the launch, and an error in it would be the estimate. When that turn ended is known exactly, and where it
- * cut the launch is as good as random: so on average the launch took twice what was left of it. */
+ * cut the launch is as good as random: so on average the launch took twice what was left of it. One that
+ * waited was not cut. */
 static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, int64_t own)
 {
-    int64_t back_ns = residency_back_ns(&lane->probe.residency, trace->running_since_ns, trace->ran_until_ns);
+    int64_t back_ns =
+        residency_back_ns(&trace_probe(lane, trace)->residency, trace->running_since_ns, trace->ran_until_ns);
     int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
-    int64_t away_ns = gpu_probe_away_ns(&lane->probe, trace->running_since_ns, trace->ran_until_ns, false);
+    int64_t away_ns =
+        gpu_probe_away_ns(trace_probe(lane, trace), trace->running_since_ns, trace->ran_until_ns, false);
     if (!back_ns || ran_ns - away_ns > MS_NS)
         return own;
-    return back_ns < trace->ran_until_ns
-        ? 2 * of_own(lane, trace, past_part_ns(&lane->past, trace->stream, back_ns, trace->ran_until_ns))
-        : 0;
+    return back_ns < trace->ran_until_ns ? (may_have_waited(lane, trace) ? 1 : 2)
+            * of_own(lane, trace, past_part_ns(&lane->past, trace->stream, back_ns, trace->ran_until_ns))
+                                         : 0;
+}
+
+static struct doubt *doubt_of(struct measured_lane *lane, const struct trace *trace)
+{
+    struct doubt *doubt = &lane->doubts[trace->key >> 32 & (DOUBTS - 1)];
+    if (doubt->key != trace->key)
+        *doubt = (struct doubt){.key = trace->key};
+    return doubt;
+}
+
+/* Whether it tells nothing, as it may have waited. A kind that always may have is charged what it waited,
+ * too. */
+static bool unsharp(struct measured_lane *lane, const struct trace *trace)
+{
+    int *in_row = &doubt_of(lane, trace)->unsharp;
+    *in_row = may_have_waited(lane, trace) && *in_row < UNSHARP_MOST ? *in_row + 1 : 0;
+    return *in_row > 0;
 }
 
 /* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. Asked of
@@ -76,9 +104,7 @@ static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, i
 static bool doubtful(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns, int64_t own,
                      int64_t now_ns)
 {
-    struct doubt *doubt = &lane->doubts[trace->key >> 32 & (DOUBTS - 1)];
-    if (doubt->key != trace->key)
-        *doubt = (struct doubt){.key = trace->key};
+    struct doubt *doubt = doubt_of(lane, trace);
     if (++doubt->samples > DOUBT_SAMPLES)
         doubt->samples /= 2, doubt->long_ones /= 2;
     if (!share_contended(lane->lane.share, (uint64_t)now_ns) || own < expected_ns + SWITCH_NS
@@ -127,7 +153,7 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     if (real_cuda()->cuEventElapsedTime(&ms, trace->begin, trace->end) != CUDA_SUCCESS
         || !(ms >= 0 && ms < 1e9F))
         return false;
-    int64_t from_ns = gpu_probe_time(&lane->probe, trace->begin);
+    int64_t from_ns = gpu_probe_time(trace_probe(lane, trace), trace->begin);
     bool timed = from_ns != 0;
     if (!timed)
         from_ns = trace->began_ns;
@@ -162,12 +188,14 @@ static void judge(struct measured_lane *lane, struct trace *trace, const struct 
         own = short_ns(lane, trace, own);
     bool is_known =
         expected_ns && expected_ns < SHORT_NS && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
-    bool in_doubt = is_known && doubtful(lane, trace, expected_ns, own, now_ns);
+    bool waited = is_short && is_known && unsharp(lane, trace);
+    bool in_doubt = is_known && !waited && doubtful(lane, trace, expected_ns, own, now_ns);
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
-        && !(is_short && in_doubt);
+        && !(is_short && in_doubt) && !waited;
     bool blurred = is_known && own <= UNSEEN_MOST_NS
-        && gpu_probe_away_ns(&lane->probe, trace->running_since_ns, trace->ran_until_ns, true) > 0;
+        && gpu_probe_away_ns(trace_probe(lane, trace), trace->running_since_ns, trace->ran_until_ns, true)
+            > 0;
     trace->own_ns = own;
     trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
     if (trace->sweep)
@@ -203,7 +231,8 @@ void gpu_drop_trace(struct measured_lane *lane, struct trace *trace)
 static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
 {
     bool contended = share_contended(lane->lane.share, (uint64_t)now_ns);
-    if (lane->probe.out && lane->probe.residency.undecided > 1)
+    const struct probe *probe = trace_probe(lane, trace);
+    if (probe->out && probe->residency.undecided > 1)
         return 0; /* nothing of ours runs at the moment */
     int64_t own = trace->running_since_ns ? own_ns(lane, trace, trace->running_since_ns, now_ns) : 0;
     int64_t beyond_ns = own - trace->charged_ns;
@@ -233,7 +262,7 @@ static void see_running(struct measured_lane *lane, struct trace *trace, int64_t
     if (!trace->running_since_ns && real_cuda()->cuEventQuery(trace->begin) != CUDA_SUCCESS)
         return;
     if (!trace->running_since_ns) {
-        int64_t since_ns = gpu_probe_time(&lane->probe, trace->begin);
+        int64_t since_ns = gpu_probe_time(trace_probe(lane, trace), trace->begin);
         trace->running_since_ns = since_ns ? began_ns(trace, since_ns, now_ns, false) : now_ns;
         note_run(lane, trace, trace->running_since_ns);
     }
@@ -281,9 +310,11 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
 {
     bool any = look_at_traces(lane, now_ns);
     int64_t uncertain_ns = 0, queued_ns = 0;
-    lane->probe.running = 0;
-    if (gpu_probe_read(&lane->probe, now_ns))
-        atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
+    for (size_t i = 0; i < PROBES; i++) {
+        lane->probes[i].running = lane->probes[i].queued = 0;
+        if (gpu_probe_read(&lane->probes[i], now_ns))
+            atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
+    }
     struct sweep sweep;
     gpu_sweep_see(lane, &sweep, now_ns);
     for (size_t i = 0; any && i < TRACES; i++)
@@ -298,7 +329,8 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
         } else if (atomic_load(&trace->state) == TRACE_OUT && !trace->ended) {
             uncertain_ns += charge_so_far(lane, trace, now_ns);
             queued_ns = earlier(queued_ns, trace);
-            lane->probe.running += trace->running_since_ns != 0;
+            trace->running_since_ns ? trace_probe(lane, trace)->running++
+                                    : trace_probe(lane, trace)->queued++;
         }
     }
     atomic_store(&lane->lane.queued_ns, queued_ns);

@@ -79,9 +79,6 @@ static void find_last(struct measured_lane *lane, struct sweep *sweep)
     }
     if (sweep->went_on_ns > sweep->until_ns)
         sweep->until_ns = sweep->went_on_ns;
-    for (int i = 0; i < sweep->streams; i++)
-        sweep->running +=
-            sweep->of[i].launched_ns < sweep->until_ns && sweep->of[i].until_ns >= sweep->until_ns;
     sweep->last_ns = sweep->until_ns;
     if (sweep->until_ns < INT64_MAX && ended)
         sweep->last_ns -= took_ns / ended;
@@ -101,7 +98,7 @@ static void find_most(struct measured_lane *lane, const struct sweep *sweep)
             past_ended(most, past_began(most, of->stream, of->launched_ns), of->launched_ns, of->from_ns);
         if (sweep->went_on_ns < INT64_MAX)
             past_began(most, of->stream, of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns);
-        others &= ~gpu_time_stream_bit(of->stream);
+        others &= ~gpu_time_stream_bit(past_stream_only(of->stream));
     }
     for (int left = OF_BIT * __builtin_popcountll(others); left > 0; left--)
         past_began(most, UINT64_MAX - (uint64_t)left, 0);
@@ -171,6 +168,16 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
     find_most(lane, sweep);
 }
 
+/* Streams of its context that ran at the end, itself among them. */
+static int running_beside(const struct sweep *sweep, uint64_t stream)
+{
+    int running = 0;
+    for (const struct swept *of = sweep->of; of < sweep->of + sweep->streams; of++)
+        running += past_context(of->stream) == past_context(stream) && of->launched_ns < sweep->until_ns
+            && of->until_ns >= sweep->until_ns;
+    return running;
+}
+
 void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, struct trace *trace)
 {
     int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns;
@@ -180,10 +187,11 @@ void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, stru
     double part_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
     part_ns = part_ns < 1 ? 1 : part_ns;
     /* Later, launches that were not measured ran beside it, as many as before. */
+    int running = running_beside(sweep, trace->stream);
     int64_t known_ns = until_ns < sweep->until_ns ? until_ns : sweep->until_ns;
     const struct past *past = sweep->together ? &lane->past : &lane->most;
     double least_ns = (double)past_part_ns(past, trace->stream, from_ns, known_ns)
-        + (double)(until_ns - known_ns) / (sweep->running ? sweep->running : 1);
+        + (double)(until_ns - known_ns) / (running ? running : 1);
     trace->least_ns = (double)trace->own_ns * least_ns / part_ns;
     if (sweep->together && least_ns < part_ns)
         trace->single_ns = trace->own_ns = (int64_t)trace->least_ns;

@@ -22,7 +22,6 @@ struct sweep {
     bool over; /* nothing of it is left to come: its launches can be settled */
     bool together; /* every stream was being measured for long enough to judge by: */
     int64_t from_ns, last_ns, until_ns; /* when; and what began by then is judged */
-    int running; /* streams that ran at the end of that */
     bool contended;
     int64_t went_on_ns; /* when anything else was launched after it, or INT64_MAX */
     int streams;

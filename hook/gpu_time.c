@@ -141,7 +141,45 @@ static int64_t spent_ns(const struct lane *lane)
     return atomic_load(&lane->granted_ns) - atomic_load(&lane->tokens_ns);
 }
 
-static struct trace *start_trace(struct measured_lane *lane, CUcontext context, CUstream stream,
+/* The number of the context's probe, or PROBES. */
+static size_t find_probe(const struct measured_lane *lane, CUcontext context)
+{
+    size_t i = 0;
+    while (i < PROBES && lane->probes[i].context != context)
+        i++;
+    return i;
+}
+
+/* The same, of a probe that is opened unless there is one. Where there are too many contexts, or somebody
+ * reads just now, there is none. */
+static size_t probe_in(struct measured_lane *lane, CUcontext context)
+{
+    size_t number = find_probe(lane, context);
+    if (number < PROBES || find_probe(lane, NULL) == PROBES || atomic_exchange(&lane->polling, true))
+        return number;
+    number = find_probe(lane, context); /* another thread may have been faster */
+    if (number == PROBES && (number = find_probe(lane, NULL)) < PROBES) {
+        if (gpu_probe_open(&lane->probes[number], context))
+            atomic_fetch_add(&lane->lane.contexts, 1);
+        else
+            number = PROBES;
+    }
+    atomic_store(&lane->polling, false);
+    return number;
+}
+
+/* Whose context it is tells whether streams run beside each other. Several threads in one stream are told
+ * apart by what tells several streams. */
+static void note_context(struct measured_lane *lane, const struct trace *trace)
+{
+    struct probe *probe = trace_probe(lane, trace);
+    uint64_t user = trace->stream ^ (uint64_t)pthread_self();
+    probe->measured_ns = trace->began_ns;
+    if (atomic_exchange(&probe->user, user) != user && gpu_time_several_contexts(&lane->lane))
+        atomic_store(&lane->lane.several_streams_at_ns, (uint64_t)trace->began_ns);
+}
+
+static struct trace *start_trace(struct measured_lane *lane, CUcontext context, size_t probe, CUstream stream,
                                  bool per_thread, bool guess)
 {
     struct trace *trace = take_place(lane, context, guess);
@@ -149,7 +187,8 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
         return NULL;
     trace->by_clock = false;
     trace->guess = guess;
-    trace->stream = gpu_time_stream(stream, per_thread);
+    trace->stream =
+        past_stream_only(gpu_time_stream(stream, per_thread)) | (uint64_t)probe << PAST_CONTEXT_AT;
     if (make_events(lane, trace, context))
         return trace;
     atomic_store(&trace->state, TRACE_FREE);
@@ -171,21 +210,19 @@ static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream
     if (!gpu_probe_possible() || (unreadable_ns && elapsed_ns(unreadable_ns, monotonic_ns()) < TRY_AGAIN_NS))
         return NULL;
     CUcontext context = stream_enter(stream);
+    size_t probe = context ? probe_in(lane, context) : PROBES;
     struct trace *trace = NULL;
-    if (context && !lane->probe.context && !atomic_exchange(&lane->polling, true)) {
-        if (!lane->probe.context)
-            gpu_probe_open(&lane->probe, context);
-        atomic_store(&lane->polling, false);
-    }
-    if (context && lane->probe.context && context != atomic_load(&lane->ending))
-        trace = start_trace(lane, context, stream, per_thread, guess);
+    if (probe < PROBES && context != atomic_load(&lane->ending))
+        trace = start_trace(lane, context, probe, stream, per_thread, guess);
     stream_leave(context);
     if (trace && record(trace->begin, stream, per_thread) != CUDA_SUCCESS) {
         atomic_store(&trace->state, TRACE_FREE);
         return NULL;
     }
-    if (trace)
+    if (trace) {
         begin_now(&lane->lane, trace);
+        note_context(lane, trace);
+    }
     return trace;
 }
 
@@ -237,7 +274,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
         atomic_store(&measured(lane)->unreadable_at_ns, (uint64_t)trace->recorded_ns);
     trace->end_call = atomic_fetch_add(&lane->calls, 1);
     trace->others_ns += spent_ns(lane);
-    if (gpu_time_several_streams(lane, (uint64_t)trace->recorded_ns))
+    if (gpu_time_several_streams(lane, (uint64_t)trace->recorded_ns) || gpu_time_several_contexts(lane))
         trace->others_ns = OTHERS_MEASURED;
     else if (trace->others_ns < 0)
         trace->others_ns = 0;
@@ -284,8 +321,10 @@ __attribute__((noinline)) static bool report(struct measured_lane *of)
 /* The context is gone (NULL: all are, or as good as gone), and with it our events. */
 static void forget(struct measured_lane *lane, CUcontext context)
 {
-    if (!context || lane->probe.context == context)
-        lane->probe.context = NULL;
+    for (size_t i = 0; i < PROBES; i++)
+        if ((!context || lane->probes[i].context == context)
+            && atomic_exchange(&lane->probes[i].context, NULL))
+            atomic_fetch_sub(&lane->lane.contexts, 1);
     for (size_t i = 0; i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
         if (context && trace->context != context)
@@ -300,11 +339,28 @@ static void forget(struct measured_lane *lane, CUcontext context)
 /* A context that there is something to read in. */
 static CUcontext context_to_read(const struct measured_lane *lane)
 {
-    CUcontext context = lane->probe.context;
+    CUcontext context = NULL;
+    for (size_t i = 0; i < PROBES && !context; i++)
+        context = lane->probes[i].context;
     for (size_t i = 0; i < TRACES && !context; i++)
         if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
             context = lane->traces[i].context;
     return context;
+}
+
+/* Look in each context that has something to do. A probe in another would have the GPU change to it. */
+static void send_probes(struct measured_lane *lane, int64_t now_ns)
+{
+    const struct real_cuda *real = real_cuda();
+    for (struct probe *probe = lane->probes; probe < lane->probes + PROBES; probe++) {
+        CUcontext context = probe->context;
+        bool lately = (int64_t)atomic_load(&lane->lane.measured_at_ns) - probe->measured_ns < LATELY_NS;
+        if (!context || !(lately || probe->running || probe->queued)
+            || real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+            continue;
+        gpu_probe_send(probe, now_ns);
+        real->cuCtxPopCurrent_v2(&context);
+    }
 }
 
 static bool look_and_read(struct measured_lane *lane, bool look)
@@ -320,7 +376,7 @@ static bool look_and_read(struct measured_lane *lane, bool look)
         struct quiet quiet = quiet_begin();
         any = gpu_read_traces(lane, now_ns);
         if (look && (any || now_ns - (int64_t)atomic_load(&lane->lane.launched_at_ns) < LATELY_NS))
-            gpu_probe_send(&lane->probe, now_ns);
+            send_probes(lane, now_ns);
         quiet_end(quiet);
         real->cuCtxPopCurrent_v2(&context);
     } else if (context) {
@@ -366,7 +422,7 @@ bool gpu_time_show(void)
 
 static bool in_use(const struct measured_lane *lane, CUcontext context, bool measuring)
 {
-    bool used = lane->probe.context == context && !measuring;
+    bool used = find_probe(lane, context) < PROBES && !measuring;
     for (size_t i = 0; i < TRACES && !used; i++)
         used = lane->traces[i].context == context
             && (!measuring || atomic_load(&lane->traces[i].state) != TRACE_FREE);

@@ -3,8 +3,9 @@
  * waits).
  *
  * A measurement corrects twice: the budget, by what the measured launch was charged wrongly, and the estimate
- * of its kind, by which the ones that are not measured are charged. Time that other processes had the GPU is
- * taken off (residency.h), and time during which other launches of ours ran beside it is shared with them.
+ * of its kind, by which the ones that are not measured are charged. Time that other processes had the GPU, or
+ * other contexts of this one, is taken off (residency.h), and time during which other launches of its context
+ * ran beside it is shared with them.
  *
  * A failure of the driver in any of our own calls ends that measurement, never the tenant's call. What
  * would be measured is then waited for (gpu_clock.h), as it is for a second after a measurement could not be
@@ -35,6 +36,7 @@ struct lane {
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t measured_at_ns; /* when one was last measured */
     _Atomic uint64_t last_stream, several_streams_at_ns;
+    _Atomic int contexts; /* that were launched in, and are told apart */
     _Atomic int64_t calls; /* around launches that are measured, in the order in which they were made */
     _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
@@ -68,11 +70,18 @@ static inline struct lane *gpu_lane(int place)
 /* What tells the streams of the process apart. */
 uint64_t gpu_time_stream(CUstream stream, bool per_thread);
 
-/* Whether launches go to more than one. */
+/* Whether launches go to more than one, of one context. */
 static inline bool gpu_time_several_streams(const struct lane *lane, uint64_t now_ns)
 {
     uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
     return several_ns && elapsed_ns(several_ns, now_ns) <= SEVERAL_STREAMS_NS;
+}
+
+/* Whether they may go to more than one context. These take turns, so that one stream of each is not several.
+ */
+static inline bool gpu_time_several_contexts(const struct lane *lane)
+{
+    return atomic_load(&lane->contexts) > 1;
 }
 
 /* By which such a stream is noted, one of 64: two may have the same. */

@@ -8,7 +8,7 @@
 #include "gpu_time.h"
 #include "past.h"
 
-enum { TRACES = 256, DOUBTS = 64, OTHERS_MEASURED = -1 };
+enum { TRACES = 256, DOUBTS = 64, OTHERS_MEASURED = -1, PROBES = 4 };
 
 enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
 
@@ -16,7 +16,7 @@ struct trace {
     _Atomic int state;
     _Atomic(CUcontext) context; /* that the events are of, NULL: none yet */
     CUevent begin, end;
-    uint64_t stream;
+    uint64_t stream; /* of past.h; its context is the number of a probe */
     uint64_t key;
     int64_t expected_ns, charged_ns;
     /* What launches of other threads between its events were charged, in its stream; OTHERS_MEASURED: to be
@@ -39,10 +39,12 @@ struct trace {
     bool by_clock; /* it is waited for, and has no events */
 };
 
-/* How many times of a short kind were long enough to hold a turn of others that was not seen. */
+/* How many times of a short kind were long enough to hold a turn of others that was not seen; and began when
+ * nothing was before it on its stream, so that it may have waited for another of our contexts. */
 struct doubt {
     uint64_t key;
     int64_t samples, long_ones;
+    int unsharp; /* in a row */
 };
 
 struct measured_lane {
@@ -52,7 +54,7 @@ struct measured_lane {
     _Atomic uint64_t unreadable_at_ns; /* when the driver last refused to say what was measured; 0: never */
     _Atomic int64_t clocked_until_ns; /* the time up to then is charged to launches that were waited for */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
-    struct probe probe;
+    struct probe probes[PROBES]; /* of the contexts that launch: each has turns of its own */
     struct busy_shown shown; /* while `polling` */
     struct past past, most; /* what ran, and what may have run beside a sweep that is over */
     uint64_t swept_ns; /* when the last sweep that is over began */
@@ -61,8 +63,14 @@ struct measured_lane {
 };
 
 /* See what has ended and what runs, and charge it. Whether there is anything. The lane is being polled by the
- * caller alone, with the probe's context current. */
+ * caller alone, with a context current that has a probe. */
 bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns);
+
+/* What tells others' turns from those of its context. */
+static inline struct probe *trace_probe(struct measured_lane *lane, const struct trace *trace)
+{
+    return &lane->probes[past_context(trace->stream)];
+}
 
 /* Measure this one no more. */
 void gpu_drop_trace(struct measured_lane *lane, struct trace *trace);

@@ -87,7 +87,7 @@ static bool several_streams(const struct launch *launch, uint64_t now_ns)
     uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
     uint64_t last = atomic_exchange(&lane->last_stream, stream);
     atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(stream));
-    if (last && last != stream)
+    if (last && last != stream && !gpu_time_several_contexts(lane)) /* or see gpu_time.c */
         atomic_store(&lane->several_streams_at_ns, now_ns);
     return gpu_time_several_streams(lane, now_ns);
 }

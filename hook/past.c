@@ -79,6 +79,12 @@ static bool runs_behind(const struct past *past, const struct past_run *run)
     return false;
 }
 
+static bool beside(uint64_t stream, uint64_t other)
+{
+    return stream != other
+        && (past_context(stream) == past_context(other) || past_context(other) == PAST_ANY_CONTEXT);
+}
+
 static size_t insert(edge *edges, size_t count, edge new)
 {
     size_t i = count;
@@ -96,8 +102,8 @@ int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, 
     int running = 1;
     for (size_t i = 0; i < PAST_RUNS && count + 2 <= 2 * MOST_BESIDE; i++) {
         const struct past_run *run = &past->runs[i];
-        if (!run->number || run->stream == stream || run->from_ns >= run->until_ns || run->from_ns >= until_ns
-            || run->until_ns <= from_ns || runs_behind(past, run))
+        if (!run->number || !beside(stream, run->stream) || run->from_ns >= run->until_ns
+            || run->from_ns >= until_ns || run->until_ns <= from_ns || runs_behind(past, run))
             continue;
         if (run->from_ns <= from_ns)
             running++;

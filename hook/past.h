@@ -1,7 +1,8 @@
 /* What ran on a device lately, as far as it was measured: from when until when, and on which stream.
  *
  * Launches on different streams run beside each other and slow each other down, so the time that each took
- * adds up to more than the GPU worked. Pure. One user at a time; times in ns.
+ * adds up to more than the GPU worked. Only streams of one context do so: contexts take turns. A stream's
+ * highest byte says which it is of. Pure. One user at a time; times in ns.
  */
 #ifndef VGPU_PAST_H
 #define VGPU_PAST_H
@@ -9,7 +10,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { PAST_RUNS = 512 };
+enum { PAST_RUNS = 512, PAST_CONTEXT_AT = 56 };
+
+#define PAST_ANY_CONTEXT UINT64_C(0xff) /* it may be beside those of each */
+
+static inline uint64_t past_context(uint64_t stream)
+{
+    return stream >> PAST_CONTEXT_AT;
+}
+
+/* The stream, as it is called without its context. */
+static inline uint64_t past_stream_only(uint64_t stream)
+{
+    return stream & ((UINT64_C(1) << PAST_CONTEXT_AT) - 1);
+}
 
 struct past {
     struct past_run {
@@ -36,7 +50,7 @@ int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_ca
 void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns);
 
 /* Its part of the time between two moments: at each of them, one share of as many as there were streams
- * running. */
+ * of its context running. */
 int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns);
 
 #endif

@@ -1,5 +1,6 @@
-/* When a context had the GPU, and when another process did. GPUs without partitions are shared in time: an
- * event measures how long a kernel took, and if others had their turn meanwhile that is more than it cost.
+/* When a context had the GPU, and when another one did, of this process or another. GPUs without partitions
+ * are shared in time: an event measures how long a kernel took, and if others had their turn meanwhile that
+ * is more than it cost.
  *
  * Told by probes: events on a stream of our own that is idle otherwise, one at a time. The GPU comes to them
  * only while it works for our context, so a probe that is handled at once says that we have the GPU, and one

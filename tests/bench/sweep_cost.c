@@ -132,9 +132,9 @@ int main(int count, char **words)
     int64_t expected_ns = count > 2 ? atol(words[2]) : 11000;
     char way = count < 2 ? 't' : words[1][1] == 'u' ? 'u' : words[1][0]; /* the first letter, or of turns the second */
     lane.lane.share = &share;
-    lane.probe.context = (CUcontext)(void *)&driver;
-    lane.probe.anchor = &anchor;
-    lane.probe.anchor_at_ns = 1;
+    lane.probes[0].context = (CUcontext)(void *)&driver;
+    lane.probes[0].anchor = &anchor;
+    lane.probes[0].anchor_at_ns = 1;
     estimate_claim(&gpu_time_predictor, 1);
     for (int i = 0; i < ESTIMATE_SAMPLES; i++)
         estimate_learn(estimate_find(&gpu_time_predictor, 1), 1, expected_ns, expected_ns);

@@ -74,7 +74,7 @@ static void judge(int64_t now_ns) {
     printf("- -");
   else
     printf("%.1f %d", (double)(sweep.until_ns - BEGAN_NS) / 1000,
-           sweep.running);
+           running_beside(&sweep, 0));
   for (size_t i = 0; i < launches; i++)
     if (lane.traces[i].told)
       printf(" %lld", (long long)lane.traces[i].own_ns);

@@ -11,6 +11,7 @@ from built_hook import ROOT
 from c_programs import compiled
 
 STEADY = 128  # launches that count as much as what was known before
+SECOND_CONTEXT = 1 << 56  # in the number of a stream
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,12 @@ def test_what_runs_on_after_the_end_ran_beside_as_many_as_before() -> None:
     found = swept(launches, 10.0, went_on=2.0)
     assert (found.until, found.running) == (401.0, 2)
     assert {cost for cost in found.costs if cost} == {14.137}  # of 19 x 10, 9 x 20 and 40
+
+
+def test_streams_of_two_contexts_do_not_run_beside_each_other() -> None:
+    """The time of each is its own: what the other had was taken off already, as a turn of others."""
+    launches = in_turn(1, 20, 20.0) + in_turn(SECOND_CONTEXT + 1, 20, 20.0)
+    assert {cost for cost in swept(launches, 20.0, went_on=2.0).costs if cost} == {20.0}
 
 
 @pytest.mark.parametrize(("queued", "together"), [(280.0, True), (320.0, False)])

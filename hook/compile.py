@@ -119,7 +119,6 @@ SELDOM = frozenset(
         "nvml_memory.c",
         "busy.c",
         "amounts.c",
-        "gpu_clock.c",
         "pools.c",
         "pooled.c",
         "reserve.c",

@@ -5,6 +5,7 @@
 #define NS_PARTS 256
 #define LONGEST_REFILL_NS (1000 * MS_NS)
 #define SHORTEST_REFILL_NS 20000
+#define TURNS_NS (UINT64_C(10) * MS_NS) /* of ours and others: they are still there */
 #define LONGEST_SAVED_NS (UINT64_C(200000) * MS_NS) /* at a share of 999 permille */
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
@@ -50,15 +51,30 @@ static int64_t most_saved(const struct share *share, uint64_t now_ns, uint32_t p
     return most_ns > SHARE_IDLE_NS ? most_ns : SHARE_IDLE_NS;
 }
 
+/* Of the last `since_ns`, how long nobody else was seen to have the GPU. What comes due then is no more than
+ * any idle container saves: others may have been processes of our own, which pause as well. */
+static uint64_t alone(const struct share *share, uint64_t now_ns, uint64_t since_ns)
+{
+    uint64_t contended_ns = atomic_load_explicit(&share->contended_at_ns, memory_order_relaxed);
+    uint64_t alone_ns = contended_ns < now_ns ? now_ns - contended_ns : 0;
+    alone_ns = alone_ns > TURNS_NS ? alone_ns - TURNS_NS : 0;
+    return alone_ns < since_ns ? alone_ns : since_ns;
+}
+
 void share_refill(struct share *share, uint64_t now_ns, uint32_t permille)
 {
-    int64_t gain_ns = part((int64_t)claim_time(share, now_ns), permille);
-    if (gain_ns <= 0)
+    uint64_t since_ns = claim_time(share, now_ns), alone_ns = alone(share, now_ns, since_ns);
+    int64_t gain_ns = part((int64_t)(since_ns - alone_ns), permille),
+            idle_ns = part((int64_t)alone_ns, permille);
+    if (gain_ns + idle_ns <= 0)
         return;
     int64_t most_ns = most_saved(share, now_ns, permille);
     int64_t was_ns = atomic_load_explicit(&share->budget_ns, memory_order_relaxed), is_ns;
     do {
-        is_ns = clamp(bounded(was_ns) + gain_ns, -SHARE_DEBT_NS, most_ns);
+        is_ns = bounded(was_ns) + gain_ns;
+        if (is_ns < SHARE_IDLE_NS)
+            is_ns = is_ns + idle_ns < SHARE_IDLE_NS ? is_ns + idle_ns : SHARE_IDLE_NS;
+        is_ns = clamp(is_ns, -SHARE_DEBT_NS, most_ns);
     } while (!atomic_compare_exchange_weak_explicit(&share->budget_ns, &was_ns, is_ns, memory_order_relaxed,
                                                     memory_order_relaxed));
 }

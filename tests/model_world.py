@@ -58,7 +58,9 @@ class Holding:
     device: int
     mib: int
     words: str  # what commands call it
-    of: "Holding | None" = None  # what cuMemCreate gave, for its handles and mappings in other hands
+    of: "Holding | None" = (
+        None  # what cuMemCreate gave, for its handles and mappings in other hands
+    )
 
 
 class Process:

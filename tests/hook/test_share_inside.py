@@ -90,3 +90,15 @@ def test_nobody_waits_for_one_that_was_killed(tmp_path: Path) -> None:
     (had_ns,) = container.of_each_ns  # of who is left
     assert sum(had_ns[:30]) / 1e6 <= 400 + AROUND_MS  # of 600, while the other was there
     assert sum(had_ns[45:85]) / 1e6 == pytest.approx(800, abs=200)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_that_pause_together_save_no_more_than_one(
+    tmp_path: Path, processes: int
+) -> None:
+    """They have the GPU in turns, and none of that is others': the best second had 92 % of 80."""
+    phases = ("ms=1000,kernel=short", *("ms=160,kernel=none", "ms=1000,kernel=short") * 3)
+    container = together(tmp_path, 80, *[phases] * processes)
+    seconds = range(len(container.worked_ns) - STEPS + 1)
+    best = max(sum(container.worked_ns[i : i + STEPS]) / 1e7 for i in seconds)
+    assert 78 < best <= 82

@@ -122,6 +122,7 @@ SELDOM = frozenset(
         "pools.c",
         "pooled.c",
         "reserve.c",
+        "gpu_read.c",
     }
 )
 

@@ -114,6 +114,14 @@ static bool doubtful(struct measured_lane *lane, const struct trace *trace, int6
     return doubt->long_ones * OWN_TURN_NS <= (doubt->samples + DOUBT_FIRST) * expected_ns;
 }
 
+/* Whether others were there when nobody of ours was let run, and it ended then. What others had of it is not
+ * told by anything, and may be most. */
+static bool is_unseen(struct measured_lane *lane, const struct trace *trace)
+{
+    return share_contended(lane->lane.share, (uint64_t)trace->launched_ns)
+        && residency_unseen(&trace_probe(lane, trace)->residency, trace->launched_ns, trace->ran_until_ns);
+}
+
 /* When what ran at `until_ns` began to, its first event having been done at `from_ns`: not before it was
  * launched. On a stream that was idle the event was done at once, long before the launch if that took long,
  * as the first of a kind does while its code is loaded. `called`: it may have run while the launch was made.
@@ -192,7 +200,7 @@ static void judge(struct measured_lane *lane, struct trace *trace, const struct 
     bool in_doubt = is_known && !waited && doubtful(lane, trace, expected_ns, own, now_ns);
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
-        && !(is_short && in_doubt) && !waited;
+        && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace));
     bool blurred = is_known && own <= UNSEEN_MOST_NS
         && gpu_probe_away_ns(trace_probe(lane, trace), trace->running_since_ns, trace->ran_until_ns, true)
             > 0;

@@ -52,6 +52,7 @@ SAME(waits);
 SAME(contended_at_ns);
 SAME(overlong_at_ns);
 SAME(least_had);
+SAME(caught_up_at_ns);
 #undef SAME
 
 struct lane *gpu_lane_open(int place)

@@ -23,6 +23,7 @@ enum { MEASURE_OFTEN = 7, FEW_LOOKS = 20 };
 #define QUEUE_LENT_NS (7 * MS_NS)
 #define STUCK_NS (5000 * MS_NS) /* between launches that are let out to somebody who may wait for them */
 #define LONGEST_LEASE_NS (5000 * MS_NS) /* what is lent for longer is left from another boot */
+#define HELD_UP_NS (2 * MS_NS) /* who wakes so late was not let run */
 #define OVERLONG_NS (1000 * MS_NS) /* for so long after it was last seen */
 
 #define SELDOM __attribute__((noinline)) /* so that other launches need not save the registers it uses */
@@ -250,6 +251,8 @@ static uint64_t repaid_ns(struct launch *launch, uint32_t permille, int64_t cost
 static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
 {
     struct core_share core = limits_core(place);
+    uint64_t due_ns = launch->due_ns;
+    launch->due_ns = 0;
     uint64_t blocked_ns = leases_until_ns(place, core.blocked_until_ns, now_ns);
     if (blocked_ns)
         return blocked_ns - now_ns < (uint64_t)SHARE_WAIT_MOST_NS ? blocked_ns - now_ns
@@ -265,9 +268,13 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
         cost_ns = launch_cost_ns(launch); /* unless its kind varies: what was waited for says nothing of it */
     if (!cost_ns)
         return look_ns;
+    if (due_ns && now_ns > due_ns + (uint64_t)HELD_UP_NS)
+        share_held_up(launch->lane->share, now_ns, now_ns - due_ns, permille);
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
         launch_cost_drop_guess(launch);
-        return repaid_ns(launch, permille, cost_ns);
+        uint64_t wait_ns = repaid_ns(launch, permille, cost_ns);
+        launch->due_ns = now_ns + wait_ns;
+        return wait_ns;
     }
     launch->cost_ns = cost_ns;
     return 0;

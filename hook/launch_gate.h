@@ -26,6 +26,7 @@ struct launch {
     bool per_thread, guess;
     uint64_t sweep; /* when the sweep that it is of began; 0: of none */
     int looks; /* for what a launch waits for that is about to be measured */
+    uint64_t due_ns; /* when it wanted to look at the budget again; 0: it was not that it waited for */
 };
 
 /* What an open gate is told by: for each device a word that would have to change, and what it was. */

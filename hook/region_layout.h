@@ -97,7 +97,9 @@ struct region_device {
     _Atomic uint64_t seen_at_ns[2], seen_charged_ns[2];
 
     _Atomic uint64_t least_had; /* of the processes that want GPU time: how much and when (throttle.h) */
-    uint64_t reserved2[11];
+    _Atomic uint64_t
+        caught_up_at_ns; /* CLOCK_MONOTONIC: until then what came due unspent may be (throttle.h) */
+    uint64_t reserved2[10];
 };
 
 #define REFUSAL_WRITING (UINT64_C(1) << 63)

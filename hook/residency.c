@@ -1,5 +1,6 @@
 #include "residency.h"
 
+#define UNSEEN_NS 5000000 /* without a look, while something runs: nobody was let look */
 #define OUTSIDE_NS 2000000 /* looks are never so far apart while something runs */
 
 void residency_look(struct residency *residency, int64_t now_ns, int running)
@@ -53,6 +54,14 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
     return after_ns > from_ns && after_ns < until_ns && known == RESIDENCY_LOOKS
         ? (int64_t)((double)away_ns / (double)(until_ns - after_ns) * (double)(until_ns - from_ns))
         : away_ns;
+}
+
+bool residency_unseen(const struct residency *residency, int64_t launched_ns, int64_t until_ns)
+{
+    int64_t at_ns = INT64_MAX;
+    for (uint64_t back = 1; back <= RESIDENCY_LOOKS && at_ns > until_ns; back++)
+        at_ns = residency->looks[(residency->count - back) % RESIDENCY_LOOKS].at_ns;
+    return at_ns < until_ns - UNSEEN_NS && launched_ns < at_ns + OUTSIDE_NS;
 }
 
 int64_t residency_back_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns)

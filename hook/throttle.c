@@ -13,7 +13,8 @@ static int64_t clamp(int64_t value, int64_t least, int64_t most)
     return value < least ? least : value > most ? most : value;
 }
 
-static int64_t part(int64_t ns, uint32_t permille)
+/* Once, for size: not for each launch. */
+__attribute__((noinline)) static int64_t part(int64_t ns, uint32_t permille)
 {
     return ns / SHARE_WHOLE_PERMILLE * permille + ns % SHARE_WHOLE_PERMILLE * permille / SHARE_WHOLE_PERMILLE;
 }
@@ -39,16 +40,32 @@ static uint64_t claim_time(struct share *share, uint64_t now_ns)
     return !possible ? 0 : since_ns > LONGEST_REFILL_NS ? (uint64_t)LONGEST_REFILL_NS : since_ns;
 }
 
+/* Most that is saved up by now while nobody else has the GPU. */
+static int64_t most_alone(const struct share *share, uint64_t now_ns, uint32_t permille)
+{
+    uint64_t left_ns = atomic_load_explicit(&share->caught_up_at_ns, memory_order_relaxed) - now_ns;
+    return SHARE_IDLE_NS
+        + (left_ns > LONGEST_SAVED_NS ? 0 : part((int64_t)left_ns, SHARE_WHOLE_PERMILLE - permille));
+}
+
 /* Most that may be saved up by now. */
 static int64_t most_saved(const struct share *share, uint64_t now_ns, uint32_t permille)
 {
     uint64_t contended_ns = atomic_load_explicit(&share->contended_at_ns, memory_order_relaxed);
-    if (!contended_ns || contended_ns > now_ns || now_ns - contended_ns > LONGEST_SAVED_NS
-        || permille >= SHARE_WHOLE_PERMILLE)
-        return SHARE_IDLE_NS;
-    int64_t most_ns = part(SHARE_BANK_NS, permille)
-        - part((int64_t)(now_ns - contended_ns), SHARE_WHOLE_PERMILLE - permille);
-    return most_ns > SHARE_IDLE_NS ? most_ns : SHARE_IDLE_NS;
+    int64_t alone_ns = most_alone(share, now_ns, permille), most_ns = 0;
+    if (permille < SHARE_WHOLE_PERMILLE && contended_ns && contended_ns <= now_ns
+        && now_ns - contended_ns <= LONGEST_SAVED_NS)
+        most_ns = part(SHARE_BANK_NS, permille)
+            - part((int64_t)(now_ns - contended_ns), SHARE_WHOLE_PERMILLE - permille);
+    return most_ns > alone_ns ? most_ns : alone_ns;
+}
+
+void share_held_up(struct share *share, uint64_t now_ns, uint64_t late_ns, uint32_t permille)
+{
+    uint64_t most_ns = (uint64_t)SHARE_BANK_NS;
+    late_ns = (late_ns < most_ns ? late_ns : most_ns) * permille / (SHARE_WHOLE_PERMILLE - permille);
+    if (atomic_load(&share->caught_up_at_ns) - now_ns - late_ns > LONGEST_SAVED_NS) /* earlier */
+        atomic_store(&share->caught_up_at_ns, now_ns + late_ns);
 }
 
 /* Of the last `since_ns`, how long nobody else was seen to have the GPU. What comes due then is no more than
@@ -68,12 +85,12 @@ void share_refill(struct share *share, uint64_t now_ns, uint32_t permille)
             idle_ns = part((int64_t)alone_ns, permille);
     if (gain_ns + idle_ns <= 0)
         return;
-    int64_t most_ns = most_saved(share, now_ns, permille);
+    int64_t most_ns = most_saved(share, now_ns, permille), idle_most_ns = most_alone(share, now_ns, permille);
     int64_t was_ns = atomic_load_explicit(&share->budget_ns, memory_order_relaxed), is_ns;
     do {
         is_ns = bounded(was_ns) + gain_ns;
-        if (is_ns < SHARE_IDLE_NS)
-            is_ns = is_ns + idle_ns < SHARE_IDLE_NS ? is_ns + idle_ns : SHARE_IDLE_NS;
+        if (is_ns < idle_most_ns)
+            is_ns = is_ns + idle_ns < idle_most_ns ? is_ns + idle_ns : idle_most_ns;
         is_ns = clamp(is_ns, -SHARE_DEBT_NS, most_ns);
     } while (!atomic_compare_exchange_weak_explicit(&share->budget_ns, &was_ns, is_ns, memory_order_relaxed,
                                                     memory_order_relaxed));

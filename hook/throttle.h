@@ -37,6 +37,7 @@ struct share {
     _Atomic uint64_t overlong_at_ns; /* when a launch was last seen to run for far longer than it should */
     uint64_t of_others[4];
     _Atomic uint64_t least_had; /* see below */
+    _Atomic uint64_t caught_up_at_ns; /* until then may be spent what came due while nobody could spend it */
 };
 
 /* Whether others are there who want the GPU as well. */
@@ -49,6 +50,10 @@ static inline bool share_contended(const struct share *share, uint64_t now_ns)
 /* Add what `permille` of the time since the last refill is worth. What the container cannot spend because
  * others have the GPU is saved up, and lost again as fast as it could have been spent since. */
 void share_refill(struct share *share, uint64_t now_ns, uint32_t permille);
+
+/* Somebody who waited for the budget went on `late_ns` later than it wanted to: it was not let run, as where
+ * a container's processor time is used up. What came due meanwhile is saved up, like the above. */
+void share_held_up(struct share *share, uint64_t now_ns, uint64_t late_ns, uint32_t permille);
 
 /* Take GPU time for a launch of `cost_ns`, and up to `chunk_ns` for those after it. 0: the budget is spent;
  * otherwise at least `cost_ns`. */

@@ -46,6 +46,7 @@ class Tenant:
     policy: str = ""  # GPU_CORE_UTILIZATION_POLICY
     limits_file: bool = False  # the share comes from there, not from the environment
     priority: int = 1  # CUDA_TASK_PRIORITY
+    quota_ms: tuple[int, int] | None = None  # its threads run for so much of each so many
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,8 @@ def _start(
         str(rank),
     ]
     words += ["--window-ms", str(STEP_MS), "--threads", str(tenant.threads), *tenant.phases]
+    if tenant.quota_ms:
+        words[1:1] = ["--quota", *map(str, tenant.quota_ms)]
     return _process(words, environment)
 
 

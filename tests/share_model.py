@@ -37,6 +37,7 @@ class Share(ctypes.Structure):
         )
     ]
     _fields_ += [("of_others", ctypes.c_uint64 * 4), ("least_had", ctypes.c_uint64)]
+    _fields_ += [("caught_up_at_ns", ctypes.c_uint64)]
 
 
 class Turn(ctypes.Structure):
@@ -57,6 +58,7 @@ def load(directory: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     share = ctypes.POINTER(Share)
     library.share_refill.argtypes = [share, ctypes.c_uint64, ctypes.c_uint32]
+    library.share_held_up.argtypes = [share, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32]
     library.share_take.argtypes = [share, ctypes.c_int64, ctypes.c_int64]
     library.share_take.restype = ctypes.c_int64
     library.share_correct.argtypes = [share, ctypes.c_int64]

@@ -1,6 +1,7 @@
 /* A program that keeps a GPU busy in a chosen way, and says what the GPU really did for it.
  *
- *   sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] [--device N] PHASE...
+ *   sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] [--device N] [--quota ON PERIOD]
+ *                  PHASE...
  *
  * A phase is a list such as ms=1000,kernel=short+long,sync=1 of
  *
@@ -21,7 +22,8 @@
  * At its end it prints one line: {"pid","result","launches","wall_ns","gpu_ns","windows_ns":[...]}. gpu_ns is
  * what the simulated GPU worked for this process from the first phase to the end of the last, windows_ns the
  * same for each window in between, whose ends are the multiples of its length; "result" is the first
- * CUresult that was not 0. With --virtual it takes part in the virtual clock.
+ * CUresult that was not 0. With --virtual it takes part in the virtual clock; with --quota its
+ * threads run for ON of each PERIOD ms of that.
  */
 #include "../cuda_abi.h"
 #include "sim_gpu_phase.h"
@@ -71,7 +73,7 @@ static struct {
 
 static struct phase phases[MAX_PHASES];
 static size_t phase_count;
-static unsigned long threads = 1, window_ms, processes, rank, device;
+static unsigned long threads = 1, window_ms, processes, rank, device, on_ms, period_ms;
 static struct {
     CUcontext context;
     CUmodule module;
@@ -273,6 +275,8 @@ static bool take_arguments(int count, char **words)
             first = &threads;
         else if (strcmp(words[i], "--device") == 0)
             first = &device;
+        else if (strcmp(words[i], "--quota") == 0)
+            first = &on_ms, second = &period_ms;
         else if (phase_count == MAX_PHASES || !phase_take(&phases[phase_count++], words[i]))
             return false;
         if (first && i + 1 + (second != NULL) >= count)
@@ -354,7 +358,7 @@ int main(int count, char **words)
     if (!take_arguments(count, words)) {
         fprintf(stderr,
                 "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
-                "[--device N] "
+                "[--device N] [--quota ON PERIOD] "
                 "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,handle=N,sync=N,burst=N,idle_us=N,"
                 "contexts=N ...\n");
         return 2;
@@ -369,6 +373,7 @@ int main(int count, char **words)
             fprintf(stderr, "sim-gpu-tenant: the simulated driver's clock is not virtual\n");
             return EXIT_NO_CUDA;
         }
+        virtual_time_quota(on_ms * 1000000ULL, period_ms * 1000000ULL);
     }
     if (start_cuda())
         run();

@@ -34,6 +34,7 @@ static struct {
     __typeof__(&sim_clock_sleep_until) sleep_until;
 } virtual;
 static bool there;
+static uint64_t quota_on_ns, quota_period_ns; /* 0: there is none */
 
 #define FIND(name) (*(void **)&virtual.name = dlsym(libcuda, "sim_clock_" #name))
 
@@ -50,6 +51,22 @@ bool virtual_time_join(void *libcuda, unsigned processes, unsigned rank)
         sched_setaffinity(0, sizeof one, &one);
     }
     return there && virtual.join(processes, rank) == 0;
+}
+
+void virtual_time_quota(uint64_t on_ns, uint64_t period_ns)
+{
+    quota_on_ns = on_ns;
+    quota_period_ns = period_ns;
+}
+
+/* When a thread goes on that would wake at `ns`. */
+static uint64_t let_run_at(uint64_t ns)
+{
+    uint64_t now_ns = virtual.read();
+    ns = ns > now_ns ? ns : now_ns;
+    return quota_period_ns && ns % quota_period_ns >= quota_on_ns
+        ? ns - ns % quota_period_ns + quota_period_ns
+        : ns;
 }
 
 static bool takes_part(void)
@@ -109,7 +126,7 @@ int clock_nanosleep(clockid_t clock, int flags, const struct timespec *time, str
         ns += virtual.read();
     else if (clock == CLOCK_REALTIME)
         ns = ns > EPOCH_NS ? ns - EPOCH_NS : 0;
-    virtual.sleep_until(ns);
+    virtual.sleep_until(quota_period_ns ? let_run_at(ns) : ns);
     return 0;
 }
 

@@ -10,7 +10,8 @@ enum { MAX_MIX = 8, MAX_OWN_STREAMS = 64, MAX_CONTEXTS = 16 };
 enum way { BY_KERNEL, BY_EX, BY_COOPERATIVE, BY_GRAPH };
 
 struct phase {
-    unsigned long ms, nodes, streams, shared, handle, sync, burst, idle_us, kill, shapes, contexts;
+    unsigned long ms, nodes, streams, shared, handle, sync, burst, idle_us, kill, shapes, blocking, legacy;
+    unsigned long contexts;
     enum way way;
     char mix[MAX_MIX][64];
     size_t mix_count;

@@ -11,6 +11,8 @@
  *   nodes=N     kernels in a graph (default 10)
  *   streams=N   streams per thread, used in turn (default 1; 0: the default stream)
  *   shared=1    all threads have the same ones
+ *   blocking=1  streams that wait for the legacy stream, and it for them
+ *   legacy=N    launch on the legacy stream instead, one of every N launches of all threads
  *   handle=N    launch on the stream of this handle instead: 1 the legacy stream, 2 the thread's own
  *   sync=N      wait for the stream after every N launches (default 0: never)
  *   burst=N     launches in a burst (default 0: without end), then wait for them and sleep
@@ -81,6 +83,7 @@ static struct {
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static char uuid_text[64];
 static _Atomic uint64_t launches;
+static _Atomic unsigned long launched; /* those about to be made, too, where one in so many is another */
 static _Atomic int first_result;
 static _Atomic bool over;
 static uint64_t windows_ns[MAX_WINDOWS];
@@ -181,7 +184,7 @@ static bool prepare(struct worker *worker, unsigned long thread)
         done = good(cuda.cuModuleGetFunction(&worker->functions[i], worker->module, phase->mix[i]));
     for (unsigned long i = 0; done && i < phase->streams; i++) {
         CUstream common = NULL;
-        done = good(cuda.cuStreamCreate(&worker->streams[i], 1));
+        done = good(cuda.cuStreamCreate(&worker->streams[i], !phase->blocking));
         if (phase->shared && done
             && !atomic_compare_exchange_strong(&streams[i], &common, worker->streams[i])) {
             done = good(cuda.cuStreamDestroy_v2(worker->streams[i]));
@@ -208,6 +211,8 @@ static bool launch_until(struct worker *worker, uint64_t end_ns)
         CUstream stream = phase->handle ? (CUstream)phase->handle
             : phase->streams            ? worker->streams[worker->turn % phase->streams]
                                         : NULL;
+        if (phase->legacy && atomic_fetch_add(&launched, 1) % phase->legacy == 0)
+            stream = NULL;
         if (!good(launch_on(worker, phase->way, stream)))
             return false;
         worker->turn++;
@@ -359,8 +364,8 @@ int main(int count, char **words)
         fprintf(stderr,
                 "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
                 "[--device N] [--quota ON PERIOD] "
-                "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,handle=N,sync=N,burst=N,idle_us=N,"
-                "contexts=N ...\n");
+                "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,blocking=N,legacy=N,handle=N,sync=N,"
+                "burst=N,idle_us=N,contexts=N ...\n");
         return 2;
     }
     const char *missing = load_cuda(&library);

@@ -71,11 +71,7 @@ PER_CALL = frozenset(
         "cuda_pool.c",
         "cuda_view.c",
         "devices.c",
-        "dlsym.c",
         "ledger.c",
-        "region.c",
-        "streams.c",
-        "table.c",
         "throttle.c",
         "wrap.c",
     }

@@ -4,9 +4,11 @@
 
 #include <string.h>
 
-enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 64 };
+enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 64, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
 
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
+#define PROMPT_NS 20000 /* below, nothing was before it */
+#define ROUNDED_NS 1000 /* times of events that are the same may differ by as much */
 #define PRECISE_NS 50000 /* of a call during which this thread was not put aside */
 #define ANCHOR_NS INT64_C(500000000) /* elapsed times are floats: coarse when they are long */
 
@@ -32,9 +34,12 @@ bool gpu_probe_open(struct probe *probe, CUcontext context)
     const struct real_cuda *real = real_cuda();
     CUevent *events[] = {&probe->anchor, &probe->next_anchor, &probe->mark};
     size_t made = 0;
+    int priority = 0; /* the greatest, if there are several: another queue than those of most streams */
+    if (real->cuCtxGetStreamPriorityRange)
+        real->cuCtxGetStreamPriorityRange(NULL, &priority);
     /* All but what others may be looking at. */
     memset(&probe->stream, 0, sizeof *probe - offsetof(struct probe, stream));
-    if (real->cuStreamCreateWithPriority(&probe->stream, NON_BLOCKING, 0) != CUDA_SUCCESS)
+    if (real->cuStreamCreateWithPriority(&probe->stream, NON_BLOCKING, priority) != CUDA_SUCCESS)
         return false;
     while (made < 3 && real->cuEventCreate(events[made], TIMING) == CUDA_SUCCESS)
         made++;
@@ -103,7 +108,39 @@ static void move_anchor(struct probe *probe, int64_t now_ns)
     probe->anchoring = real_cuda()->cuEventRecord(probe->next_anchor, probe->stream) == CUDA_SUCCESS;
 }
 
-bool gpu_probe_read(struct probe *probe, int64_t now_ns)
+static signed char *behind_of(struct probe *probe, uint64_t stream)
+{
+    return &probe->behind[stream * UINT64_C(0x9e3779b97f4a7c15) >> (64 - PROBE_STREAM_BITS)];
+}
+
+/* Whether it was late because it stood behind our own launches, in a queue of the hardware's. It did if one
+ * ended meanwhile, as we had the GPU then. One that ended together with it is what it waited for, or was over
+ * when others' turn began, its event being due. Where probes stand behind what runs on a stream, none is
+ * prompt while something does; others' turns leave more of those than of ends that are due. */
+static bool stood_behind(struct probe *probe, const struct past *past, uint64_t context, int64_t handled_ns)
+{
+    int64_t late_ns = probe->sent_ns + PATIENCE_NS;
+    bool prompt = handled_ns < probe->sent_ns + PROMPT_NS, behind = false;
+    for (size_t i = 0; i < PAST_RUNS; i++) {
+        const struct past_run *run = &past->runs[i];
+        if (past_context(run->stream) != context)
+            continue;
+        signed char *score = behind_of(probe, run->stream);
+        if (prompt)
+            *score -= *score > 0 && run->from_ns < probe->sent_ns && run->until_ns > handled_ns + ROUNDED_NS;
+        else if (run->until_ns <= late_ns || run->until_ns > handled_ns + ROUNDED_NS)
+            continue;
+        else if (run->until_ns < handled_ns - ROUNDED_NS)
+            behind = (*score = BEHIND_MOST);
+        else {
+            behind |= *score > BEHIND_ENOUGH;
+            *score += *score < BEHIND_MOST;
+        }
+    }
+    return behind;
+}
+
+bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t context, int64_t now_ns)
 {
     const struct real_cuda *real = real_cuda();
     if (!probe->context)
@@ -118,6 +155,8 @@ bool gpu_probe_read(struct probe *probe, int64_t now_ns)
     if (handled_ns)
         calibrate(probe, handled_ns);
     probe->out = false;
+    if (stood_behind(probe, past, context, handled_ns))
+        handled_ns = 0;
     return residency_handled(&probe->residency, handled_ns ? handled_ns : probe->sent_ns, PATIENCE_NS);
 }
 

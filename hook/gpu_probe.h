@@ -1,18 +1,22 @@
-/* A stream of our own in a context, and the events on it: when things happen on the GPU, in the time of this
- * machine, and whether the GPU works for this context (residency.h).
+/* A stream of our own in a context, of the greatest priority, and the events on it: when things happen on the
+ * GPU, in the time of this machine, and whether the GPU works for this context (residency.h).
  *
  * That a probe is handled only while the GPU works for our context is an assumption about hardware, checked
  * by the suite for real GPUs. Where it does not hold, or the driver refuses any of this, time that others had
  * the GPU is not told from our own: then a limited container gets less than its share beside others, not
- * more. One thread at a time, with the context current.
+ * more. Where it waits for our own launches instead, in a hardware queue that it shares with them, that is
+ * told from others' turns by when launches ended. One thread at a time, with the context current.
  */
 #ifndef VGPU_GPU_PROBE_H
 #define VGPU_GPU_PROBE_H
 
 #include "cuda_abi.h"
+#include "past.h"
 #include "residency.h"
 
 #include <stdatomic.h>
+
+enum { PROBE_STREAM_BITS = 6 };
 
 struct probe {
     _Atomic(CUcontext) context; /* NULL: not opened */
@@ -28,6 +32,8 @@ struct probe {
     bool out, precise;
     int running; /* launches that are being measured: begun and not ended, as far as seen, */
     int queued; /* and not begun */
+    signed char
+        behind[1 << PROBE_STREAM_BITS]; /* how much speaks for it that they do behind a stream of ours */
     struct residency residency;
 };
 
@@ -37,8 +43,9 @@ bool gpu_probe_possible(void);
 /* Open in the current context. */
 bool gpu_probe_open(struct probe *probe, CUcontext context);
 
-/* See what has become of the probe that is out. Whether others have the GPU, or had it while it was out. */
-bool gpu_probe_read(struct probe *probe, int64_t now_ns);
+/* See what has become of the probe that is out, what has ended being known. Whether others have the GPU, or
+ * had it while it was out. `context`: which one of the past is its own. */
+bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t context, int64_t now_ns);
 
 /* Look: send a probe unless one is out. */
 void gpu_probe_send(struct probe *probe, int64_t now_ns);

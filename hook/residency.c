@@ -1,6 +1,7 @@
 #include "residency.h"
 
 #define UNSEEN_NS 5000000 /* without a look, while something runs: nobody was let look */
+#define ROUNDED_NS 1000 /* times of events that are the same may differ by as much */
 #define OUTSIDE_NS 2000000 /* looks are never so far apart while something runs */
 
 void residency_look(struct residency *residency, int64_t now_ns, int running)
@@ -45,7 +46,9 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
         before_ns = before_ns < from_ns - OUTSIDE_NS ? from_ns - OUTSIDE_NS : before_ns;
         after_ns = back == 1 ? 2 * at_ns - before_ns : after_ns;
         after_ns = after_ns > until_ns + OUTSIDE_NS ? until_ns + OUTSIDE_NS : after_ns;
-        if (at_ns < until_ns && residency->looks[i].away)
+        /* A turn of others that ends is followed by the rest of what it cut. */
+        if (at_ns < until_ns && residency->looks[i].away
+            && residency->looks[i].back_ns <= until_ns + ROUNDED_NS)
             away_ns += residency->looks[i].away * (after_ns - before_ns)
                 / (part ? 2 * residency->looks[i].running : 2);
         after_ns = at_ns;

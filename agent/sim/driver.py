@@ -263,9 +263,9 @@ class SimDriver:
             self._change(kernels={**self._node.kernels, (name, gpu): text})
 
     def execution(self, **values: int | str) -> None:
-        """Set `slice_us`, `launch_us`, `queue_depth` or `clock` ("real", "virtual").
+        """Set `slice_us`, `launch_us`, `queue_depth`, `connections` or `clock` ("real", "virtual").
 
-        The clock and the slice are those of the first program that uses a GPU of the node.
+        The clock, the slice and the connections are those of the first program that uses a GPU of the node.
         """
         with self._lock:
             self._change(execution={**self._node.execution, **values})

@@ -9,6 +9,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+enum { GREATEST_PRIORITY = -5 };
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUstream_st legacy[MAX_GPUS]; /* of primary contexts */
 static _Thread_local struct CUstream_st *per_thread_streams; /* freed with the process */
@@ -108,6 +110,12 @@ uint64_t stream_push(struct stream_call *call, uint64_t ns)
     return execution_push(stream_row(call), ns, call->call.node->queue_depth);
 }
 
+/* Priorities count down; what is out of the range is taken to be at its end. */
+static unsigned urgency(int priority)
+{
+    return priority < GREATEST_PRIORITY ? -GREATEST_PRIORITY : priority > 0 ? 0 : (unsigned)-priority;
+}
+
 static CUresult create(const char *function, CUstream *stream, unsigned flags, int priority)
 {
     struct cuda_call call;
@@ -124,6 +132,7 @@ static CUresult create(const char *function, CUstream *stream, unsigned flags, i
         fresh->flags = flags & STREAM_CREATED_NON_BLOCKING ? STREAM_NON_BLOCKING : 0;
         fresh->priority = priority;
         fresh->mark = STREAM_MARK;
+        fresh->flags |= urgency(priority) << STREAM_PRIORITY_SHIFT;
         pthread_mutex_lock(&lock);
         fresh->next = created;
         created = fresh;
@@ -150,7 +159,7 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     if (result == CUDA_SUCCESS && least)
         *least = 0;
     if (result == CUDA_SUCCESS && greatest)
-        *greatest = -5;
+        *greatest = GREATEST_PRIORITY;
     return cuda_end(&call, result);
 }
 

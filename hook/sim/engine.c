@@ -40,12 +40,33 @@ static bool out_of_order(const struct execution *execution, const struct stream_
     return false;
 }
 
+/* Streams that share a hardware queue: what stands in it waits until all that was put there before, into
+ * other streams, has begun. An event or a wait begins when it is over. */
+static bool queued_behind(const struct execution *execution, const struct stream_row *stream)
+{
+    uint32_t queues = execution->connections;
+    if (!queues)
+        return false;
+    uint64_t order = head_in(stream)->order;
+    EACH_STREAM (execution, stream->lane, i) {
+        const struct stream_row *other = &execution->streams[i];
+        if (other == stream || empty(other) || other->number % queues != stream->number % queues
+            || STREAM_PRIORITY(other->flags) != STREAM_PRIORITY(stream->flags))
+            continue;
+        uint64_t first = other->head + (head_in(other)->kind == ITEM_KERNEL);
+        if (first < other->tail && other->ring[first % RING].order < order)
+            return true;
+    }
+    return false;
+}
+
 static bool ready(const struct execution *execution, const struct stream_row *stream)
 {
     if (empty(stream))
         return false;
     const struct item *item = head_in(stream);
-    if (item->arrival_ns > execution->now_ns || out_of_order(execution, stream))
+    if (item->arrival_ns > execution->now_ns || out_of_order(execution, stream)
+        || queued_behind(execution, stream))
         return false;
     return item->kind != ITEM_WAIT || item->event >= MAX_STREAM_EVENTS
         || execution->events[item->event].done_turn >= item->turn;

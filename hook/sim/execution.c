@@ -28,6 +28,14 @@ static void collect(struct execution *execution, uint32_t lane)
     }
 }
 
+static uint32_t streams_as_urgent(const struct execution *execution, uint32_t lane, uint32_t flags)
+{
+    uint32_t count = 0;
+    for (uint32_t i = execution->lanes[lane].streams; i < MAX_STREAMS; i = execution->streams[i].next)
+        count += STREAM_PRIORITY(execution->streams[i].flags) == STREAM_PRIORITY(flags);
+    return count;
+}
+
 uint32_t execution_stream(const char *uuid, uint64_t context, uint32_t flags)
 {
     struct execution *execution = execution_lock();
@@ -45,6 +53,7 @@ uint32_t execution_stream(const char *uuid, uint64_t context, uint32_t flags)
             continue;
         row->head = row->tail; /* counting goes on: somebody may still wait for what was done before */
         row->lane = lane;
+        row->number = streams_as_urgent(execution, lane, flags);
         row->flags = flags | STREAM_IN_USE;
         row->next = execution->lanes[lane].streams;
         execution->lanes[lane].streams = i;

@@ -37,12 +37,14 @@ struct item {
 };
 
 enum stream_flags { STREAM_IN_USE = 1, STREAM_LEGACY = 2, STREAM_NON_BLOCKING = 4, STREAM_CLOSING = 8 };
+enum { STREAM_PRIORITY_SHIFT = 8 }; /* above them, how urgent it is */
+#define STREAM_PRIORITY(flags) ((flags) >> STREAM_PRIORITY_SHIFT)
 
 struct stream_row {
     uint32_t lane;
     uint32_t flags;
     uint32_t next; /* stream of the lane, or NOTHING */
-    uint32_t unused;
+    uint32_t number; /* among those of the lane that are as urgent, at first */
     uint64_t head, tail; /* counts of items ever finished and ever pushed */
     struct item ring[RING];
 };
@@ -110,7 +112,8 @@ struct execution {
     uint32_t running_thread; /* whose turn it is, or NOTHING */
     uint32_t processes_expected, processes_joined;
     uint32_t processor; /* + 1; that the threads of the virtual clock should run on */
-    uint32_t unused;
+    uint32_t
+        connections; /* hardware queues of a process, for streams that are as urgent; 0: as many as streams */
     uint32_t event_high; /* rows in use lie below */
     uint64_t event_turns;
     uint64_t given_ns; /* real time when the turn was given */

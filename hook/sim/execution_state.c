@@ -51,6 +51,7 @@ static bool begin_state(struct execution *execution)
     execution->virtual_clock = node && sim_node_virtual_clock(node);
     execution->slice_ns = 1000ULL * (node ? node->slice_us : 1);
     execution->now_ns = execution->virtual_clock ? VIRTUAL_START_NS : clock_real_ns();
+    execution->connections = node ? node->connections : 0;
     execution->running_thread = NOTHING;
     execution->bytes = sizeof *execution;
     sim_node_release(node);

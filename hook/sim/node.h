@@ -25,6 +25,7 @@
  *   slice_us 2000
  *   launch_us 2
  *   queue_depth 1024
+ *   connections 8
  *   clock real | virtual
  *   absent call=cuMemCreate
  *
@@ -124,7 +125,7 @@ struct sim_node {
     char driver_version[80];
     int cuda_version;
     bool virtual_clock;
-    unsigned kernel_us, slice_us, launch_us, queue_depth;
+    unsigned kernel_us, slice_us, launch_us, queue_depth, connections;
     size_t gpu_count, event_count, process_count, failure_count, pair_count, kernel_count, absent_count;
     struct sim_gpu gpus[MAX_GPUS];
     size_t part_count;

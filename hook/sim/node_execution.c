@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_US = 60000000, RING_ROOM = 1024, MAX_ONE_IN = 1000000 };
+enum { MAX_US = 60000000, RING_ROOM = 1024, MAX_CONNECTIONS = 32, MAX_ONE_IN = 1000000 };
 
 bool parse_execution(const struct line *line, struct sim_node *node)
 {
@@ -14,7 +14,8 @@ bool parse_execution(const struct line *line, struct sim_node *node)
     } numbers[] = {{"kernel_us", 0, MAX_US, &node->kernel_us},
                    {"slice_us", 1, MAX_US, &node->slice_us},
                    {"launch_us", 0, MAX_US, &node->launch_us},
-                   {"queue_depth", 1, RING_ROOM, &node->queue_depth}};
+                   {"queue_depth", 1, RING_ROOM, &node->queue_depth},
+                   {"connections", 0, MAX_CONNECTIONS, &node->connections}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         long number;
         if (strcmp(line->words[0], numbers[i].word) != 0)

@@ -34,11 +34,20 @@ static bool take_pair(struct phase *phase, char *pair)
     const struct {
         const char *key;
         unsigned long *value;
-    } numbers[] = {{"ms", &phase->ms},         {"nodes", &phase->nodes},       {"streams", &phase->streams},
-                   {"shared", &phase->shared}, {"handle", &phase->handle},     {"sync", &phase->sync},
-                   {"burst", &phase->burst},   {"idle_us", &phase->idle_us},   {"kill", &phase->kill},
-                   {"shapes", &phase->shapes}, {"blocking", &phase->blocking}, {"legacy", &phase->legacy},
-                   {"contexts", &phase->contexts}};
+    } numbers[] = {{"ms", &phase->ms},
+                   {"nodes", &phase->nodes},
+                   {"streams", &phase->streams},
+                   {"shared", &phase->shared},
+                   {"handle", &phase->handle},
+                   {"sync", &phase->sync},
+                   {"burst", &phase->burst},
+                   {"idle_us", &phase->idle_us},
+                   {"kill", &phase->kill},
+                   {"shapes", &phase->shapes},
+                   {"blocking", &phase->blocking},
+                   {"legacy", &phase->legacy},
+                   {"contexts", &phase->contexts},
+                   {"urgent", &phase->urgent}};
     char *value = strchr(pair, '=');
     if (!value)
         return false;

@@ -13,6 +13,7 @@
  *   shared=1    all threads have the same ones
  *   blocking=1  streams that wait for the legacy stream, and it for them
  *   legacy=N    launch on the legacy stream instead, one of every N launches of all threads
+ *   urgent=1    they have the greatest priority
  *   handle=N    launch on the stream of this handle instead: 1 the legacy stream, 2 the thread's own
  *   sync=N      wait for the stream after every N launches (default 0: never)
  *   burst=N     launches in a burst (default 0: without end), then wait for them and sleep
@@ -53,7 +54,8 @@ enum { MAX_PHASES = 32, MAX_WINDOWS = 4096, MAX_WORKERS = 64, EXIT_NO_CUDA = 3 }
     X(cuCtxSynchronize)                                                                                      \
     X(cuModuleLoadData)                                                                                      \
     X(cuModuleGetFunction)                                                                                   \
-    X(cuStreamCreate)                                                                                        \
+    X(cuStreamCreateWithPriority)                                                                            \
+    X(cuCtxGetStreamPriorityRange)                                                                           \
     X(cuStreamSynchronize)                                                                                   \
     X(cuStreamDestroy_v2)                                                                                    \
     X(cuLaunchKernel)                                                                                        \
@@ -179,12 +181,14 @@ static bool enter(struct worker *worker, unsigned long number)
 static bool prepare(struct worker *worker, unsigned long thread)
 {
     const struct phase *phase = worker->phase;
-    bool done = enter(worker, thread % phase->contexts);
+    int priority = 0;
+    bool done = enter(worker, thread % phase->contexts)
+        && (!phase->urgent || good(cuda.cuCtxGetStreamPriorityRange(NULL, &priority)));
     for (size_t i = 0; done && i < phase->mix_count; i++)
         done = good(cuda.cuModuleGetFunction(&worker->functions[i], worker->module, phase->mix[i]));
     for (unsigned long i = 0; done && i < phase->streams; i++) {
         CUstream common = NULL;
-        done = good(cuda.cuStreamCreate(&worker->streams[i], !phase->blocking));
+        done = good(cuda.cuStreamCreateWithPriority(&worker->streams[i], !phase->blocking, priority));
         if (phase->shared && done
             && !atomic_compare_exchange_strong(&streams[i], &common, worker->streams[i])) {
             done = good(cuda.cuStreamDestroy_v2(worker->streams[i]));
@@ -364,8 +368,8 @@ int main(int count, char **words)
         fprintf(stderr,
                 "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
                 "[--device N] [--quota ON PERIOD] "
-                "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,blocking=N,legacy=N,handle=N,sync=N,"
-                "burst=N,idle_us=N,contexts=N ...\n");
+                "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,blocking=N,legacy=N,urgent=N,handle=N,"
+                "sync=N,burst=N,idle_us=N,contexts=N ...\n");
         return 2;
     }
     const char *missing = load_cuda(&library);

@@ -8,6 +8,7 @@
  * GPU; its clock is so fast
  */
 #include "gpu_probe.c"
+#include "past.c"
 #include "residency.c"
 
 #include <stdio.h>
@@ -83,6 +84,7 @@ const void *real_search(enum driver which, bool load)
 int main(int count, char **words)
 {
     static struct probe probe;
+    static struct past past;
     int64_t most_ns = 0;
     put_aside_ns = count > 1 ? atol(words[1]) * 1000 : 0;
     first_ns = count > 2 ? atol(words[2]) * 1000 : 0;
@@ -91,7 +93,7 @@ int main(int count, char **words)
         return 1;
     for (int i = 0; i < PROBES; i++) {
         now_ns += 1000000;
-        gpu_probe_read(&probe, now_ns);
+        gpu_probe_read(&probe, &past, 0, now_ns);
         gpu_probe_send(&probe, now_ns);
         struct CUevent_st event = {.done_ns = now_ns};
         int64_t told_ns = gpu_probe_time(&probe, &event);

@@ -306,6 +306,14 @@ def test_when_others_turn_ended_is_told(
     assert back == int(expected_ms * MS)
 
 
+def test_a_turn_that_outlasts_a_launch_did_not_interrupt_it(library: ctypes.CDLL) -> None:
+    """Others had the GPU until 464.6 ms; what ended by then was ours, and what the probe waited for."""
+    residency = ctypes.byref(looked(library, 2.3, 2.3))
+    cut = library.residency_away_ns(residency, 461 * MS, 465 * MS, False)
+    assert cut == pytest.approx(2.3 * MS, abs=MS)
+    assert library.residency_away_ns(residency, 461 * MS, int(464.5 * MS), False) == 0
+
+
 class Past(ctypes.Structure):
     """Room for `struct past`, never looked into."""
 

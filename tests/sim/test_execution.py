@@ -159,6 +159,40 @@ def test_contexts_that_come_and_go_leave_the_gpu_and_their_time_is_known(node: N
     assert say(node, code) == 204_000
 
 
+URGENT = "t = made('cuStreamCreateWithPriority', 1, -5)"
+
+
+@pytest.mark.parametrize(
+    ("connections", "second", "us"),
+    [
+        pytest.param(0, "", 0, id="no queues"),
+        pytest.param(1, "", 2000, id="one queue: behind the first kernel and its event"),
+        pytest.param(2, "", 0, id="two queues"),
+        pytest.param(1, URGENT, 0, id="another queue for another priority"),
+    ],
+)
+def test_streams_share_the_queues_of_the_hardware(
+    node: Node, sim: SimDriver, connections: int, second: str, us: int
+) -> None:
+    sim.execution(connections=connections)
+    code = (
+        f"s, t = stream(), stream()\n{second}\nfirst = record(s)\nlaunch(k2, s)\nrecord(s)\n"
+        "last = record(t)\nassert cuda.cuCtxSynchronize() == 0\nsaid = elapsed_us(first, last)"
+    )
+    assert say(node, code) == us
+
+
+def test_what_has_begun_is_waited_for_by_nobody_in_its_queue(node: Node, sim: SimDriver) -> None:
+    """Two kernels run beside each other; a third stands behind what waits for the first of them."""
+    sim.execution(connections=1)
+    code = (
+        "s, t = stream(), stream()\nfirst = record(s)\nlaunch(k2, s)\nlaunch(k1, t)\n"
+        "launch(k1, s)\nlaunch(k1, t)\nlast = record(t)\n"
+        "assert cuda.cuCtxSynchronize() == 0\nsaid = elapsed_us(first, last)"
+    )
+    assert say(node, code) == 5000
+
+
 def test_a_launch_returns_before_the_kernel_ends(node: Node) -> None:
     code = (
         "s = stream()\nfor _ in range(3): launch(k3, s)\nlast = record(s)\n"

@@ -265,7 +265,7 @@ class SimDriver:
     def execution(self, **values: int | str) -> None:
         """Set `slice_us`, `launch_us`, `queue_depth`, `connections` or `clock` ("real", "virtual").
 
-        The clock, the slice and the connections are those of the first program that uses a GPU of the node.
+        Clock, slice and connections are those of the first program that uses a GPU of the node.
         """
         with self._lock:
             self._change(execution={**self._node.execution, **values})

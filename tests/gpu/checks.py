@@ -57,7 +57,7 @@ CHECKS: Mapping[str, Check] = {
     ),
     "pools": _of_bed(memory_checks.pools, 30),
     "overhead": _of_bed(time_checks.overhead, 60),
-    "events": _of_bed(time_checks.events, 40),
+    "events": _of_bed(time_checks.events, 60),
     "illegal": _of_bed(program_checks.illegal, 40),
     "step": _of_bed(share_checks.step, 30),
     "share-small": _shares("small kernels"),

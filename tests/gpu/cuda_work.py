@@ -5,7 +5,9 @@
     cuda_work.py launches           what a launch costs the caller
     cuda_work.py allocations        what cuMemAlloc and cuMemFree cost the caller
     cuda_work.py illegal            a kernel that writes where nothing is
-    cuda_work.py events             what cuEventRecord costs, and how long an idle stream's event takes
+    cuda_work.py events [STREAMS]   what cuEventRecord costs, and how long an idle stream's event takes,
+                                    while so many others are kept full (default 0), or:
+    cuda_work.py events context     while a stream of another context of ours is
     cuda_work.py context            what a context takes of the memory that CUDA shows
     cuda_work.py pools              in which steps the default pool grows, and when it shrinks
 
@@ -15,8 +17,9 @@ Standard library only, and no CUDA toolkit: the kernel is text that the driver c
 import ctypes
 import json
 import sys
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -96,6 +99,10 @@ class Gpu:
         """Make the context, and compile the kernel."""
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
         self.call("cuCtxSetCurrent", self.context)
+        return self.load()
+
+    def load(self) -> "Gpu":
+        """Compile the kernel for the context."""
         self.call("cuModuleLoadData", ctypes.byref(self.module), WORK)
         self.call("cuModuleGetFunction", ctypes.byref(self.function), self.module, b"work")
         return self
@@ -110,11 +117,20 @@ class Gpu:
         self.call("cuEventCreate", ctypes.byref(made), 0)
         return made
 
-    def stream(self) -> ctypes.c_void_p:
-        """A new stream that waits for no other."""
-        made = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(made), NON_BLOCKING)
+    def stream(self, *, urgent: bool = False) -> ctypes.c_void_p:
+        """A new stream that waits for no other; `urgent`: of the greatest priority, as the hook's."""
+        made, priority = ctypes.c_void_p(), ctypes.c_int()
+        if urgent:
+            self.call("cuCtxGetStreamPriorityRange", None, ctypes.byref(priority))
+        self.call("cuStreamCreateWithPriority", ctypes.byref(made), NON_BLOCKING, priority)
         return made
+
+    def another(self) -> "Gpu":
+        """The same GPU in another context of this process, which is current to this thread."""
+        other = Gpu()
+        other.rounds.value = self.rounds.value
+        other.call("cuCtxCreate_v2", ctypes.byref(other.context), 0, 0)
+        return other.load()
 
     def last(self, wanted_ns: int, launch: Callable[[], None] | None = None) -> None:
         """Make a kernel take about so long, with nobody else on the GPU."""
@@ -211,27 +227,61 @@ def illegal() -> None:
     say(result=launched or gpu.cuda.cuCtxSynchronize())
 
 
-def events() -> None:
+def keep_full(gpu: Gpu, streams: int, over: threading.Event) -> None:
+    """Let that many streams always have something to do, in this context."""
+    gpu.call("cuCtxSetCurrent", gpu.context)
+    queue = deque((gpu.stream(), gpu.event()) for _ in range(streams))
+    queue.extend((stream, gpu.event()) for stream, _ in tuple(queue))
+    for stream, event in queue:
+        gpu.launch(stream)
+        gpu.call("cuEventRecord", event, stream)
+    while not over.is_set():
+        stream, event = queue[0]
+        gpu.call("cuEventSynchronize", event)
+        gpu.launch(stream)
+        gpu.call("cuEventRecord", event, stream)
+        queue.rotate(-1)
+    gpu.call("cuCtxSynchronize")
+
+
+def delay_us(gpu: Gpu, stream: ctypes.c_void_p, event: ctypes.c_void_p) -> float:
+    """How long an event on this stream takes now."""
+    began = time.perf_counter_ns()
+    gpu.call("cuEventRecord", event, stream)
+    while (result := gpu.cuda.cuEventQuery(event)) == NOT_READY:
+        pass
+    if result:
+        raise CudaError(f"cuEventQuery answers {result}")
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+def events(kept_full: str = "0") -> None:
     """The delays are those of an event on a stream of ours that has nothing else to do."""
     gpu = Gpu().start()
-    stream, event = gpu.stream(), gpu.event()
+    stream, urgent, event = gpu.stream(), gpu.stream(urgent=True), gpu.event()
     record, query = gpu.cuda.cuEventRecord, gpu.cuda.cuEventQuery
     cost = each_ns(
         lambda: record(event, stream), 500, 20, lambda: gpu.call("cuStreamSynchronize", stream)
     )
     asked = each_ns(lambda: query(event), 500, 20)
+    over = threading.Event()
+    if kept_full != "0":
+        gpu.last(1_000_000)
+        working = gpu.another() if kept_full == "context" else gpu
+        gpu.call("cuCtxSetCurrent", gpu.context)
+        streams = 1 if kept_full == "context" else int(kept_full)
+        threading.Thread(target=keep_full, args=(working, streams, over), daemon=True).start()
+        time.sleep(0.1)
     go()
-    delays_us = []
+    delays_us, urgent_us = [], []
     for _ in range(400):
-        began = time.perf_counter_ns()
-        gpu.call("cuEventRecord", event, stream)
-        while (result := query(event)) == NOT_READY:
-            pass
-        if result:
-            raise CudaError(f"cuEventQuery answers {result}")
-        delays_us.append((time.perf_counter_ns() - began) / 1e3)
-        time.sleep(0.003)
-    say(record_ns=median(cost), query_ns=median(asked), delays_us=sorted(delays_us))
+        delays_us.append(delay_us(gpu, stream, event))
+        time.sleep(0.0015)
+        urgent_us.append(delay_us(gpu, urgent, event))
+        time.sleep(0.0015)
+    over.set()
+    say(record_ns=median(cost), query_ns=median(asked), delays_us=sorted(delays_us),
+        urgent_us=sorted(urgent_us))  # fmt: skip
 
 
 def context() -> None:
@@ -278,7 +328,7 @@ PROGRAMS = {
     "launches": lambda _: launches(),
     "allocations": lambda _: allocations(),
     "illegal": lambda _: illegal(),
-    "events": lambda _: events(),
+    "events": lambda words: events(*words),
     "context": lambda _: context(),
     "pools": lambda _: pools(),
 }

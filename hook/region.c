@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CORRECTIONS = 16, OPENINGS = 16 };
+enum { CORRECTIONS = 16 };
 #define SWEEP_PAUSE_NS (UINT64_C(100) * 1000000)
 /* A correction from figures that are older is not made: the ledger's count of changes might have come round.
  */
@@ -173,22 +173,10 @@ bool region_open(void)
     return region_mapped() != NULL;
 }
 
-/* The file for our slot's lock, with the number that `opened` says already, so that a fork finds it at every
- * moment. Another thread that opens a file just then may get that number, but hardly each time. */
-static int open_noted(void)
-{
-    int fd = region_file_reopen();
-    for (int i = 0; fd >= 0 && atomic_exchange(&opened, fd) != fd && i < OPENINGS; i++) {
-        close(fd);
-        fd = region_file_reopen();
-    }
-    return fd;
-}
-
 /* A slot for this process, if need be that of a dead one. NULL with errno set. */
 static struct region_slot *take_slot(struct region *region, bool *before)
 {
-    int fd = open_noted();
+    int fd = region_file_reopen_noted(&opened);
     if (fd < 0)
         return NULL;
     struct region_slot *slot = slot_take(region, fd, before);

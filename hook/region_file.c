@@ -17,6 +17,7 @@ enum {
     PAUSE_NS = 200 * 1000,
     MOST_PAUSE_NS = 20 * PAUSE_NS,
     PERMISSIONS = 0666,
+    OPENINGS = 16,
     HEADER_MISSING = 0
 };
 
@@ -73,12 +74,8 @@ static void vacate_standard(unsigned taken)
  */
 static int open_path(int flags)
 {
-    unsigned taken = occupy_standard();
-    int fd = open(settings()->cache_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags,
-                  PERMISSIONS);
-    if (taken)
-        vacate_standard(taken);
-    return fd;
+    return open(settings()->cache_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags,
+                PERMISSIONS);
 }
 
 /* 1 with the lock, 0 while somebody else has it, -1 with errno set. */
@@ -93,7 +90,7 @@ bool region_file_is(int fd)
     return fstat(fd, &status) == 0 && status.st_dev == mapped_device && status.st_ino == mapped_inode;
 }
 
-int region_file_reopen(void)
+static int reopen(void)
 {
     int fd = open_path(0);
     if (fd < 0 || region_file_is(fd))
@@ -101,6 +98,26 @@ int region_file_reopen(void)
     close(fd);
     errno = ESTALE;
     return -1;
+}
+
+int region_file_reopen(void)
+{
+    unsigned taken = occupy_standard();
+    int fd = reopen();
+    vacate_standard(taken);
+    return fd;
+}
+
+int region_file_reopen_noted(_Atomic int *noted)
+{
+    unsigned taken = occupy_standard();
+    int fd = reopen();
+    for (int i = 0; fd >= 0 && atomic_exchange(noted, fd) != fd && i < OPENINGS; i++) {
+        close(fd);
+        fd = reopen();
+    }
+    vacate_standard(taken);
+    return fd;
 }
 
 int region_file_lock(int patience_ms)
@@ -351,7 +368,9 @@ struct region *region_file_open(const char **problem)
      * or let everybody write one that is there. */
     *problem =
         !made.inode && getauxval(AT_SECURE) ? "a setuid program makes none: start another first" : NULL;
+    unsigned taken = occupy_standard();
     int fd = made.inode || *problem ? open_path(0) : open_anybodys();
+    vacate_standard(taken);
     if (fd < 0) {
         if (!*problem || errno != ENOENT)
             *problem = strerror(errno);

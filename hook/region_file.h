@@ -22,6 +22,10 @@ bool region_file_is(int fd);
 /* The mapped file as a file of its own; -1 with errno set when it is not at its path any more. */
 int region_file_reopen(void);
 
+/* The same with the number that `noted` says already, so that a fork finds it at every moment. Another thread
+ * that opens a file just then may get that number, but hardly each time. */
+int region_file_reopen_noted(_Atomic int *noted);
+
 /* The same with its lock held, waiting at most that long. The kernel takes the lock back from whoever dies;
  * waiting for one that is stopped ends. */
 int region_file_lock(int patience_ms);

@@ -27,6 +27,11 @@ int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, st
     return 0;
 }
 
+void gpu_time_correct(struct lane *lane, int64_t ns)
+{
+    (void)lane, (void)ns;
+}
+
 int gpu_time_guesses(struct lane *lane, uint64_t key)
 {
     (void)lane, (void)key;

@@ -18,6 +18,7 @@ static bool is_active, retain_meanwhile, make_meanwhile;
 static unsigned long long id = 1;
 static long long charged;
 static const void *ended;
+static const struct cost nothing;
 
 static CUresult id_told(CUcontext context, unsigned long long *told)
 {
@@ -30,7 +31,7 @@ static bool make(CUcontext context)
 {
     bool first = primary_retaining(0);
     charged += first ? BYTES : 0;
-    primary_retained(0, context, first, CUDA_SUCCESS, first ? BYTES : 0);
+    primary_retained(0, context, first, CUDA_SUCCESS, (struct cost){first ? BYTES : 0, 0});
     return first;
 }
 
@@ -63,10 +64,10 @@ int place_of_device(CUdevice device)
     return device;
 }
 
-void overhead_ended(int place, enum charge_kind kind, uint64_t bytes)
+void overhead_ended(int place, enum charge_kind kind, struct cost cost)
 {
     (void)place, (void)kind;
-    charged -= (long long)bytes;
+    charged -= (long long)cost.bytes;
 }
 
 void wrap_context_ended(const void *context)
@@ -81,7 +82,7 @@ static bool released(bool active, bool meanwhile)
     is_active = active;
     retain_meanwhile = meanwhile;
     bool first = primary_retaining(0);
-    primary_retained(0, context, first, CUDA_SUCCESS, 0);
+    primary_retained(0, context, first, CUDA_SUCCESS, nothing);
     bool ended = first && primary_released(0, true, false);
     primary_released(0, true, true);
     return ended;
@@ -93,12 +94,12 @@ static bool crossed(bool before)
 {
     CUcontext context = (CUcontext)(void *)&driver;
     bool last, first = primary_retaining(0);
-    primary_retained(0, context, first, CUDA_SUCCESS, 0);
+    primary_retained(0, context, first, CUDA_SUCCESS, nothing);
     if (before)
-        primary_retained(0, context, primary_retaining(0), CUDA_SUCCESS, 0);
+        primary_retained(0, context, primary_retaining(0), CUDA_SUCCESS, nothing);
     primary_releasing(0, &last);
     if (!before)
-        primary_retained(0, context, primary_retaining(0), CUDA_SUCCESS, 0);
+        primary_retained(0, context, primary_retaining(0), CUDA_SUCCESS, nothing);
     bool ended = primary_released(0, last, false);
     primary_released(0, true, true);
     return ended;
@@ -152,7 +153,7 @@ static void made_nowhere(void)
     primary_releasing(0, &last);
     bool other = primary_retaining(0);
     primary_released(0, last, false);
-    primary_retained(0, NULL, other, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    primary_retained(0, NULL, other, CUDA_ERROR_OUT_OF_MEMORY, nothing);
     finish(first, "\n");
 }
 

@@ -232,7 +232,7 @@ static const char *counted(pid_t pid, const char *library)
 	for (long step = 0; step == 0 || !its_own(pid); step++, before = at) {
 		at = word_of(pid, offsetof(struct user_regs_struct, rip));
 		int inside = from <= at && at < to, was_inside = from <= before && before < to;
-		if (inside)
+		if (inside && at != before) /* one that repeats itself (rep stos) is stopped at only once */
 			add(at - from);
 		if (!inside && was_inside && !returns_at(pid, before)) {
 			unsigned long stack = word_of(pid, offsetof(struct user_regs_struct, rsp));

@@ -68,21 +68,24 @@ void share_held_up(struct share *share, uint64_t now_ns, uint64_t late_ns, uint3
         atomic_store(&share->caught_up_at_ns, now_ns + late_ns);
 }
 
-/* Of the last `since_ns`, how long nobody else was seen to have the GPU. What comes due then is no more than
- * any idle container saves: others may have been processes of our own, which pause as well. */
-static uint64_t alone(const struct share *share, uint64_t now_ns, uint64_t since_ns)
+/* Of the last `since_ns`, how long the container paused: nobody looked at the budget, and nobody else was seen
+ * to have the GPU. What comes due then is no more than any idle container saves: who had the GPU before may
+ * have been processes of our own, which pause as well. */
+static uint64_t paused(const struct share *share, uint64_t now_ns, uint64_t since_ns)
 {
     uint64_t contended_ns = atomic_load_explicit(&share->contended_at_ns, memory_order_relaxed);
     uint64_t alone_ns = contended_ns < now_ns ? now_ns - contended_ns : 0;
-    alone_ns = alone_ns > TURNS_NS ? alone_ns - TURNS_NS : 0;
+    if (since_ns <= TURNS_NS || alone_ns <= TURNS_NS)
+        return 0;
+    alone_ns -= TURNS_NS;
     return alone_ns < since_ns ? alone_ns : since_ns;
 }
 
 void share_refill(struct share *share, uint64_t now_ns, uint32_t permille)
 {
-    uint64_t since_ns = claim_time(share, now_ns), alone_ns = alone(share, now_ns, since_ns);
-    int64_t gain_ns = part((int64_t)(since_ns - alone_ns), permille),
-            idle_ns = part((int64_t)alone_ns, permille);
+    uint64_t since_ns = claim_time(share, now_ns), paused_ns = paused(share, now_ns, since_ns);
+    int64_t gain_ns = part((int64_t)(since_ns - paused_ns), permille),
+            idle_ns = part((int64_t)paused_ns, permille);
     if (gain_ns + idle_ns <= 0)
         return;
     int64_t most_ns = most_saved(share, now_ns, permille), idle_most_ns = most_alone(share, now_ns, permille);

@@ -68,9 +68,9 @@ void share_held_up(struct share *share, uint64_t now_ns, uint64_t late_ns, uint3
         atomic_store(&share->caught_up_at_ns, now_ns + late_ns);
 }
 
-/* Of the last `since_ns`, how long the container paused: nobody looked at the budget, and nobody else was seen
- * to have the GPU. What comes due then is no more than any idle container saves: who had the GPU before may
- * have been processes of our own, which pause as well. */
+/* Of the last `since_ns`, how long the container paused: nobody looked at the budget, and nobody else was
+ * seen to have the GPU. What comes due then is no more than any idle container saves: who had the GPU before
+ * may have been processes of our own, which pause as well. */
 static uint64_t paused(const struct share *share, uint64_t now_ns, uint64_t since_ns)
 {
     uint64_t contended_ns = atomic_load_explicit(&share->contended_at_ns, memory_order_relaxed);

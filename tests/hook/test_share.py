@@ -398,6 +398,7 @@ VARYING_PAIRS = [
     pytest.param([20, 30, 40], VARYING, [""] * 3, id="20, 30 and 40"),
     pytest.param([10, 20, 30, 40], VARYING, [""] * 4, id="10 to 40"),
     pytest.param([12] * 8, VARYING, [""] * 8, id="8 of 12"),
+    pytest.param([12] * 8, {"kernel": (2, 20)}, [""] * 8, id="8 of 12, 2 to 20 us"),
     pytest.param([30, 70], {"kernel": (10, 1000)}, ["", ""], id="10 us to 1 ms"),
     pytest.param([30, 70], {"kernel": (5, 300)}, ["", ""], id="5 to 300 us"),
     pytest.param([30, 70], {"kernel": (2, 20_000)}, ["", ""], id="2 us to 20 ms"),

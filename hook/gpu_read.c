@@ -217,9 +217,7 @@ static void settle(struct measured_lane *lane, struct trace *trace)
         gpu_time_correct(&lane->lane, trace->own_ns - trace->charged_ns);
         if (trace->guess && !(estimate && atomic_load(&estimate->samples)))
             learn_guess(&lane->lane, trace->own_ns);
-        /* By a sweep, that it varies; what it costs is known by now. Less than nothing, as a turn of others
-         * was taken for one in it, goes into the charge, where what was not taken for one makes up for it. */
-        if (estimate && trace->own_ns >= -SWITCH_NS)
+        if (estimate) /* by a sweep, that it varies; what it costs is known by now */
             estimate_learn(estimate, trace->key, trace->sweep ? atomic_load(&estimate->ns) : trace->own_ns,
                            trace->single_ns);
     } else if (trace->charged_ns > trace->expected_ns) {

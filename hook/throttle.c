@@ -278,6 +278,10 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t
     int64_t was_parts = was_ns * NS_PARTS + atomic_load(&estimate->parts);
     int64_t is_parts =
         was_ns ? was_parts + (sample_ns * NS_PARTS - was_parts) / samples : sample_ns * NS_PARTS;
+    /* Less than nothing, as a turn of others was taken for one in it: others make up for that, if they are
+     * measured, which below this they hardly are. */
+    if (sample_ns < 0 && was_ns >= ESTIMATE_OFTEN_NS && is_parts < (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS)
+        is_parts = (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS;
     if (samples > 1 && was_ns)
         learn_deviation(estimate, was_ns, single_ns, samples);
     estimate_set(estimate, is_parts / NS_PARTS);

@@ -55,6 +55,7 @@ enum { MAX_PHASES = 32, MAX_WINDOWS = 4096, MAX_WORKERS = 64, EXIT_NO_CUDA = 3 }
     X(cuModuleLoadData)                                                                                      \
     X(cuModuleGetFunction)                                                                                   \
     X(cuStreamCreateWithPriority)                                                                            \
+    X(cuStreamCreate)                                                                                        \
     X(cuCtxGetStreamPriorityRange)                                                                           \
     X(cuStreamSynchronize)                                                                                   \
     X(cuStreamDestroy_v2)                                                                                    \
@@ -188,7 +189,9 @@ static bool prepare(struct worker *worker, unsigned long thread)
         done = good(cuda.cuModuleGetFunction(&worker->functions[i], worker->module, phase->mix[i]));
     for (unsigned long i = 0; done && i < phase->streams; i++) {
         CUstream common = NULL;
-        done = good(cuda.cuStreamCreateWithPriority(&worker->streams[i], !phase->blocking, priority));
+        done = phase->urgent
+            ? good(cuda.cuStreamCreateWithPriority(&worker->streams[i], !phase->blocking, priority))
+            : good(cuda.cuStreamCreate(&worker->streams[i], !phase->blocking));
         if (phase->shared && done
             && !atomic_compare_exchange_strong(&streams[i], &common, worker->streams[i])) {
             done = good(cuda.cuStreamDestroy_v2(worker->streams[i]));

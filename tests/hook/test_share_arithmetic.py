@@ -187,12 +187,25 @@ def test_what_was_saved_beside_others_goes_as_fast_as_it_could_be_spent(
     share = Share(refilled_at_ns=SECOND, contended_at_ns=SECOND + 100 * MS)
     library.share_refill(share, SECOND + 100 * MS, 500)
     assert share.budget_ns == 50 * MS
-    library.share_refill(share, SECOND + 140 * MS, 500)
+    for ms in range(110, 150, 10):
+        library.share_refill(share, SECOND + ms * MS, 500)
     assert share.budget_ns == 70 * MS  # no more than 100 ms less 20 ms
-    library.share_refill(share, SECOND + 200 * MS, 500)
+    for ms in range(150, 210, 10):
+        library.share_refill(share, SECOND + ms * MS, 500)
     assert share.budget_ns == 50 * MS
     library.share_refill(share, SECOND + 600 * MS, 500)
     assert share.budget_ns == 10 * MS
+
+
+def test_while_all_pause_no_more_is_saved_than_by_an_idle_container(library: ctypes.CDLL) -> None:
+    """What was saved before stays, as far as it could not have been spent since."""
+    begun = SECOND + 100 * MS
+    empty = Share(refilled_at_ns=begun, contended_at_ns=begun)
+    library.share_refill(empty, begun + 160 * MS, 800)
+    assert empty.budget_ns == 10 * MS
+    saved = Share(refilled_at_ns=begun, contended_at_ns=begun, budget_ns=100 * MS)
+    library.share_refill(saved, begun + 160 * MS, 800)
+    assert saved.budget_ns == 108 * MS  # and what came due in the 10 ms before the pause
 
 
 # --- who has the GPU ---------------------------------------------------------------------------------------

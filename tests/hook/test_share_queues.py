@@ -66,7 +66,7 @@ def test_beside_another(tmp_path: Path, connections: int, phase: str, other: str
     ("connections", "phase", "points"),
     [
         pytest.param(1, "", BESIDE_POINTS, id="one queue"),
-        pytest.param(8, ",streams=16", 5, id="eight queues"),  # docs/compute-share.md says 34.7
+        pytest.param(8, ",streams=16", 8, id="eight queues"),  # docs/compute-share.md says 35
     ],
 )
 def test_urgent_streams_beside_another_have_little_more_than_their_share(

@@ -35,7 +35,8 @@ def test_alone(
     tenant = Tenant(percent, (f"ms=4000,{phase}".rstrip(","),))
     (container,) = run(tmp_path, [tenant], {"kernel": us}, connections=connections)
     assert container.results == [0]
-    assert holds([container], skip_s=SKIP_S), container.worst_error(skip_s=SKIP_S)
+    points = ALONE_POINTS if percent >= 30 else 3  # docs/compute-share.md: 12.3 of 10
+    assert abs(container.worst_error(skip_s=SKIP_S)) <= points
 
 
 def test_several_threads_in_eight_queues(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_urgent_streams_beside_another_have_little_more_than_their_share(
     for one in containers:
         assert max(one.percents(1, SKIP_S)) <= one.percent + points
     assert min(containers[0].percents(1, SKIP_S)) > 15
-    assert min(containers[1].percents(1, SKIP_S)) > 70 - BESIDE_POINTS
+    assert min(containers[1].percents(1, SKIP_S)) > 70 - points
 
 
 def test_with_the_limiter_off_the_same_judgement_fails(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_alone(
     tenant = Tenant(percent, (f"ms=4000,{phase}".rstrip(","),))
     (container,) = run(tmp_path, [tenant], {"kernel": us}, connections=connections)
     assert container.results == [0]
-    points = ALONE_POINTS if percent >= 30 else 3  # docs/compute-share.md: 12.3 of 10
+    points = ALONE_POINTS if percent >= 30 else 2.5  # docs/compute-share.md: 12.3 of 10
     assert abs(container.worst_error(skip_s=SKIP_S)) <= points
 
 
@@ -67,7 +67,7 @@ def test_beside_another(tmp_path: Path, connections: int, phase: str, other: str
     ("connections", "phase", "points"),
     [
         pytest.param(1, "", BESIDE_POINTS, id="one queue"),
-        pytest.param(8, ",streams=16", 8, id="eight queues"),  # docs/compute-share.md says 35
+        pytest.param(8, ",streams=16", 6, id="eight queues"),  # docs/compute-share.md says 35
     ],
 )
 def test_urgent_streams_beside_another_have_little_more_than_their_share(

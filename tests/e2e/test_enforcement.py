@@ -180,7 +180,8 @@ def test_a_process_learns_its_pid_on_the_node(own_pids: Pod) -> None:
     inside, outside = pod.slot()
     assert outside == host_pid_of(inside, pod.cgroup.pids()) != inside
     eventually(lambda: pod.metric() == " 1.0")
-    assert "limits_enforced in=enforcement container=team/pod/main" in pod.node.log_text()
+    enforced = "limits_enforced in=enforcement container=team/pod/main"
+    eventually(lambda: enforced in pod.node.log_text(), what="the log says so as well")
     pod.tell(1)
     eventually(lambda: pod.slot() == (inside, outside), what="what somebody else wrote is mended")
     tenant.kill()

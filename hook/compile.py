@@ -68,7 +68,6 @@ PER_CALL = frozenset(
         "charge.c",
         "cuda_launch.c",
         "cuda_memory.c",
-        "cuda_pool.c",
         "cuda_view.c",
         "devices.c",
         "ledger.c",
@@ -88,6 +87,7 @@ SELDOM = frozenset(
         "cuda_vmm.c",
         "gpu_clock.c",
         "gpu_probe.c",
+        "names.c",
         "gpu_time.c",
         "gpu_watch.c",
         "limits_file.c",
@@ -119,6 +119,13 @@ SELDOM = frozenset(
         "pooled.c",
         "reserve.c",
         "gpu_read.c",
+        "proc_address.c",
+        "dlsym.c",
+        "monotonic.c",
+        "residency.c",
+        "gpu_sweep.c",
+        "graph_left.c",
+        "region.c",
     }
 )
 

@@ -7,6 +7,7 @@
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
 enum { MOST_UNCLEAR = 16 }; /* launches in a row */
 enum { UNSHARP_MOST = 32 }; /* in a row of a kind */
+enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stream */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define OWN_TURN_NS (2 * MS_NS) /* that others do not interrupt */
@@ -44,14 +45,15 @@ static int64_t of_own(const struct measured_lane *lane, const struct trace *trac
     return others_ns ? (int64_t)((double)ns * expected_ns / (expected_ns + (double)others_ns)) : ns;
 }
 
-/* What a launch that ran between two moments cost: without the time that others had the GPU, which is seen to
+/* What a launch that runs until then cost: without the time that others had the GPU, which is seen to
  * the millisecond, and with the part of ours that is its own. */
-static int64_t own_ns(struct measured_lane *lane, const struct trace *trace, int64_t from_ns,
-                      int64_t until_ns)
+static int64_t own_ns(struct measured_lane *lane, struct trace *trace, int64_t until_ns)
 {
-    return of_own(lane, trace,
-                  past_part_ns(&lane->past, trace->stream, from_ns, until_ns)
-                      - gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true));
+    int64_t from_ns = trace->running_since_ns;
+    trace->part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
+    int64_t away_ns = gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true);
+    trace->whole = away_ns == 0;
+    return of_own(lane, trace, trace->part_ns - away_ns);
 }
 
 /* Whether it may have waited for a turn of another of our contexts before it began, as nothing was before it
@@ -172,6 +174,7 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
         trace->edge = true;
     if (!trace->running_since_ns)
         note_run(lane, trace, from_ns);
+    lane->in_turn = past_stream_only(trace->stream) ? lane->in_turn - (lane->in_turn > 0) : LEGACY_LATELY;
     trace->running_since_ns = from_ns;
     trace->ran_until_ns = until_ns;
     past_ended(&lane->past, trace->run, from_ns, until_ns);
@@ -186,11 +189,11 @@ static void learn_guess(struct lane *lane, int64_t own)
 }
 
 /* What an ended launch cost, or that it cannot be told. */
-static void judge(struct measured_lane *lane, struct trace *trace, const struct sweep *sweep, int64_t now_ns)
+static void judge(struct measured_lane *lane, struct trace *trace, struct sweep *sweep, int64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     int64_t expected_ns = estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : 0;
-    int64_t own = own_ns(lane, trace, trace->running_since_ns, trace->ran_until_ns);
+    int64_t own = own_ns(lane, trace, trace->ran_until_ns);
     bool is_short = expected_ns && expected_ns < SHORT_NS && !estimate_measures_all(estimate);
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
@@ -201,13 +204,14 @@ static void judge(struct measured_lane *lane, struct trace *trace, const struct 
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
         && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace));
-    bool blurred = is_known && own <= UNSEEN_MOST_NS
-        && gpu_probe_away_ns(trace_probe(lane, trace), trace->running_since_ns, trace->ran_until_ns, true)
-            > 0;
+    bool blurred = is_known && own <= UNSEEN_MOST_NS && !trace->whole;
     trace->own_ns = own;
     trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
     if (trace->sweep)
         gpu_sweep_judge(lane, sweep, trace);
+    else if (trace->others_ns == OTHERS_MEASURED && trace->whole && lane->in_turn)
+        trace->own_ns +=
+            past_had_ns(&lane->past, trace->run, 0, INT64_MAX) - of_own(lane, trace, trace->part_ns);
 }
 
 static void settle(struct measured_lane *lane, struct trace *trace)
@@ -242,7 +246,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     const struct probe *probe = trace_probe(lane, trace);
     if (probe->out && probe->residency.undecided > 1)
         return 0; /* nothing of ours runs at the moment */
-    int64_t own = trace->running_since_ns ? own_ns(lane, trace, trace->running_since_ns, now_ns) : 0;
+    int64_t own = trace->running_since_ns ? own_ns(lane, trace, now_ns) : 0;
     int64_t beyond_ns = own - trace->charged_ns;
     if (own > OVERLONG_NS + 2 * trace->expected_ns)
         atomic_store(&lane->lane.share->overlong_at_ns, (uint64_t)now_ns);

@@ -178,14 +178,15 @@ static int running_beside(const struct sweep *sweep, uint64_t stream)
     return running;
 }
 
-void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, struct trace *trace)
+void gpu_sweep_judge(struct measured_lane *lane, struct sweep *sweep, struct trace *trace)
 {
     int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns;
+    if (trace->whole && lane->in_turn)
+        sweep->had_ns += (double)past_had_ns(&lane->past, trace->run, sweep->from_ns, sweep->until_ns);
     trace->told &= until_ns > from_ns && is_judged(sweep, trace) && !was_gone_on_in(lane, trace);
     if (!trace->told || (sweep->together && until_ns <= sweep->until_ns))
         return;
-    double part_ns = (double)past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
-    part_ns = part_ns < 1 ? 1 : part_ns;
+    double part_ns = trace->part_ns < 1 ? 1 : (double)trace->part_ns;
     /* Later, launches that were not measured ran beside it, as many as before. */
     int running = running_beside(sweep, trace->stream);
     int64_t known_ns = until_ns < sweep->until_ns ? until_ns : sweep->until_ns;
@@ -206,38 +207,63 @@ static void learn(struct estimate *estimate, double ns, int count)
     estimate_set(estimate, (int64_t)ns);
 }
 
-/* Those of the kind of the first of them. */
-static void learn_kind(const struct sweep *sweep, struct trace **kind, int count)
+/* How much of the launch was in the window of the sweep. */
+static double within(const struct sweep *sweep, const struct trace *trace)
+{
+    int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns, took_ns = until_ns - from_ns;
+    from_ns = from_ns > sweep->from_ns ? from_ns : sweep->from_ns;
+    until_ns = until_ns < sweep->until_ns ? until_ns : sweep->until_ns;
+    return until_ns > from_ns ? (double)(until_ns - from_ns) / (double)took_ns : 0;
+}
+
+/* Those of the kind of the first of them. Launches of several threads may be in one stream, and streams may
+ * wait for each other: so what each is told is right beside what the others are, and together they are given
+ * what the GPU worked. The first time, that is only added up. */
+static void learn_kind(struct sweep *sweep, struct trace **kind, int count, bool add_up)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, kind[0]->key);
-    double sum_ns = 0, least_ns = 0;
+    double ns = 0, least_ns = 0, launches = 0, expected_ns = estimate ? atomic_load(&estimate->ns) : 0;
+    int told = 0;
     for (int i = 0; i < count; i++) {
-        sum_ns += (double)kind[i]->own_ns;
-        least_ns += kind[i]->least_ns;
+        launches += kind[i]->whole ? within(sweep, kind[i]) : 0;
+        if (kind[i]->told) {
+            ns += (double)kind[i]->own_ns;
+            least_ns += kind[i]->least_ns;
+            told++;
+        }
     }
-    double ns = sum_ns / count, expected_ns = estimate ? atomic_load(&estimate->ns) : 0;
-    bool told = true;
+    ns = told ? ns / told : expected_ns;
+    if (add_up)
+        sweep->told_ns += launches * ns;
+    if (add_up || !told)
+        return;
+    double all = sweep->had_ns > 0 && sweep->told_ns > 0 ? sweep->had_ns / sweep->told_ns : 1;
+    ns *= all;
+    least_ns *= all / told;
+    bool says = true;
     if (!sweep->together) {
-        least_ns *= (sweep->contended ? CONTENDED_LEAST : 1) / count;
-        told = expected_ns < least_ns || expected_ns > ns;
+        least_ns *= sweep->contended ? CONTENDED_LEAST : 1;
+        says = expected_ns < least_ns || expected_ns > ns;
         ns = expected_ns < least_ns ? least_ns : ns;
     }
     for (int i = 0; i < count; i++) {
-        kind[i]->told = told;
+        if (!kind[i]->told)
+            continue;
+        kind[i]->told = says;
         kind[i]->own_ns = (int64_t)ns;
         if (!sweep->together)
             kind[i]->single_ns = (int64_t)ns;
     }
-    if (told && estimate)
-        learn(estimate, ns, count);
+    if (says && estimate)
+        learn(estimate, ns, told);
 }
 
-void gpu_sweep_learn(struct measured_lane *lane, const struct sweep *sweep)
+static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool add_up)
 {
     struct trace *kind[TRACES], *all[TRACES];
     int left = 0;
     for (size_t i = 0; i < TRACES; i++)
-        if (of_sweep(&lane->traces[i]) && lane->traces[i].told)
+        if (of_sweep(&lane->traces[i]))
             all[left++] = &lane->traces[i];
     while (left > 0) {
         uint64_t key = all[0]->key;
@@ -247,7 +273,13 @@ void gpu_sweep_learn(struct measured_lane *lane, const struct sweep *sweep)
                 kind[count++] = all[i];
             else
                 all[others++] = all[i];
-        learn_kind(sweep, kind, count);
+        learn_kind(sweep, kind, count, add_up);
         left = others;
     }
+}
+
+void gpu_sweep_learn(struct measured_lane *lane, struct sweep *sweep)
+{
+    learn_kinds(lane, sweep, true);
+    learn_kinds(lane, sweep, false);
 }

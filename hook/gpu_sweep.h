@@ -22,6 +22,7 @@ struct sweep {
     bool over; /* nothing of it is left to come: its launches can be settled */
     bool together; /* every stream was being measured for long enough to judge by: */
     int64_t from_ns, last_ns, until_ns; /* when; and what began by then is judged */
+    double had_ns, told_ns; /* what its launches had in that time, and would have by what each is told */
     bool contended;
     int64_t went_on_ns; /* when anything else was launched after it, or INT64_MAX */
     int streams;
@@ -36,9 +37,9 @@ struct sweep {
 void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns);
 
 /* A launch of the sweep seems to have cost `own_ns`, if that is told: what it says of its kind. */
-void gpu_sweep_judge(struct measured_lane *lane, const struct sweep *sweep, struct trace *trace);
+void gpu_sweep_judge(struct measured_lane *lane, struct sweep *sweep, struct trace *trace);
 
 /* All have been judged: learn what launches of each kind cost, which is what each of them is charged. */
-void gpu_sweep_learn(struct measured_lane *lane, const struct sweep *sweep);
+void gpu_sweep_learn(struct measured_lane *lane, struct sweep *sweep);
 
 #endif

@@ -29,8 +29,10 @@ struct trace {
     int64_t ran_until_ns; /* of one that has ended */
     uint64_t run; /* its number in the past */
     bool ended;
+    bool whole; /* nobody else had a turn meanwhile */
     bool told; /* what it cost: */
     int64_t single_ns, own_ns; /* by itself, and in the mean of its kind in the sweep */
+    int64_t part_ns; /* of the time that its stream had between its events */
     double least_ns; /* that one of a sweep may have cost */
     bool guess; /* of what it costs: little is known of its kind, */
     _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
@@ -53,6 +55,7 @@ struct measured_lane {
     _Atomic(CUcontext) ending; /* nothing is measured in it */
     _Atomic uint64_t unreadable_at_ns; /* when the driver last refused to say what was measured; 0: never */
     _Atomic int64_t clocked_until_ns; /* the time up to then is charged to launches that were waited for */
+    int in_turn; /* launches for which streams are taken to wait for the legacy one, and it for them */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
     struct probe probes[PROBES]; /* of the contexts that launch: each has turns of its own */
     struct busy_shown shown; /* while `polling` */

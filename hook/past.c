@@ -38,34 +38,6 @@ int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_ca
     return others_ns;
 }
 
-/* The launches of several threads in one stream are each seen from before another's until behind it. What one
- * of them is seen to have is not another's: together they have what the stream had. */
-static void set_apart(struct past *past, struct past_run *run)
-{
-    for (size_t i = 0; i < PAST_RUNS; i++) {
-        struct past_run *other = &past->runs[i];
-        if (other == run || !other->number || other->stream != run->stream || other->until_ns == INT64_MAX
-            || other->from_ns >= run->until_ns || other->until_ns <= run->from_ns)
-            continue;
-        if (other->from_ns <= run->from_ns)
-            run->from_ns = other->until_ns < run->until_ns ? other->until_ns : run->until_ns;
-        else if (other->until_ns >= run->until_ns)
-            run->until_ns = other->from_ns;
-        else
-            other->until_ns = other->from_ns;
-    }
-}
-
-void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns)
-{
-    struct past_run *run = &past->runs[number % PAST_RUNS];
-    if (run->number != number)
-        return;
-    run->from_ns = from_ns;
-    run->until_ns = until_ns;
-    set_apart(past, run);
-}
-
 /* Whether it runs, and an earlier one of its stream does, beside which it counts as one. */
 static bool runs_behind(const struct past *past, const struct past_run *run)
 {
@@ -119,4 +91,44 @@ int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, 
         running += EDGE_CHANGE(edges[i]);
     }
     return (int64_t)(part_ns + (double)(until_ns - at_ns) / running);
+}
+
+/* The launches of several threads in one stream are each seen from before another's until behind it. What one
+ * of them is seen to have is not another's: together they have what the stream had. */
+static void set_apart(struct past *past, struct past_run *run)
+{
+    for (size_t i = 0; i < PAST_RUNS; i++) {
+        struct past_run *other = &past->runs[i];
+        if (other == run || !other->number || other->stream != run->stream || other->until_ns == INT64_MAX
+            || other->from_ns >= run->until_ns || other->until_ns <= run->from_ns)
+            continue;
+        if (other->from_ns <= run->from_ns)
+            run->from_ns = other->until_ns < run->until_ns ? other->until_ns : run->until_ns;
+        else if (other->until_ns >= run->until_ns)
+            run->until_ns = other->from_ns;
+        else {
+            if (other->asked)
+                run->held_ns += past_part_ns(past, other->stream, other->from_ns, other->until_ns);
+            other->until_ns = other->from_ns;
+        }
+    }
+}
+
+void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns)
+{
+    struct past_run *run = &past->runs[number % PAST_RUNS];
+    if (run->number != number)
+        return;
+    run->from_ns = from_ns;
+    run->until_ns = until_ns;
+    set_apart(past, run);
+}
+
+int64_t past_had_ns(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns)
+{
+    struct past_run *run = &past->runs[number % PAST_RUNS];
+    run->asked = true;
+    from_ns = from_ns > run->from_ns ? from_ns : run->from_ns;
+    until_ns = until_ns < run->until_ns ? until_ns : run->until_ns;
+    return (until_ns > from_ns ? past_part_ns(past, run->stream, from_ns, until_ns) : 0) - run->held_ns;
 }

@@ -32,6 +32,8 @@ struct past {
         int64_t from_ns,
             until_ns; /* INT64_MAX while it runs; those of a stream that have ended do not overlap */
         int64_t call, cost_ns; /* the number of its call, and what was expected; 0: not told */
+        bool asked; /* what it had was, and */
+        int64_t held_ns; /* what others of its stream had within it, whose was asked before it ended */
     } runs[PAST_RUNS]; /* at number modulo PAST_RUNS */
     uint64_t last;
 };
@@ -48,6 +50,10 @@ int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_ca
 /* It ran until `until_ns`, and since `from_ns` as it turned out; not at all, if they are the same. Or it
  * still runs (INT64_MAX), and what has ended of its stream meanwhile was seen within its time. */
 void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns);
+
+/* What it had of the time between two moments, once it has ended: all that it had its part of, unless another
+ * one of its stream is told that. Together they have what the GPU worked. To be asked once. */
+int64_t past_had_ns(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns);
 
 /* Its part of the time between two moments: at each of them, one share of as many as there were streams
  * of its context running. */

@@ -63,7 +63,7 @@ static void judge(int64_t now_ns) {
     trace->told = trace->sweep != 0;
     if (!trace->told)
       continue;
-    trace->own_ns = trace->single_ns =
+    trace->own_ns = trace->single_ns = trace->part_ns =
         past_part_ns(&lane.past, trace->stream, trace->running_since_ns,
                      trace->ran_until_ns);
     gpu_sweep_judge(&lane, &sweep, trace);

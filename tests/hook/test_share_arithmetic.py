@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from share_model import MS, SECOND, Share, Tenant, kernels_of, load, run
 
@@ -330,10 +330,10 @@ def test_a_turn_that_outlasts_a_launch_did_not_interrupt_it(library: ctypes.CDLL
 class Past(ctypes.Structure):
     """Room for `struct past`, never looked into."""
 
-    _fields_ = [("bytes", ctypes.c_uint64 * 3200)]
+    _fields_ = [("bytes", ctypes.c_uint64 * 4200)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def past(library: ctypes.CDLL) -> ctypes.CDLL:
     """The functions of past.h, typed."""
     number, ns = ctypes.c_uint64, ctypes.c_int64
@@ -348,6 +348,8 @@ def past(library: ctypes.CDLL) -> ctypes.CDLL:
         ns,
         ns,
     ]
+    library.past_had_ns.restype = ns
+    library.past_had_ns.argtypes = [ctypes.c_void_p, number, ns, ns]
     return library
 
 
@@ -382,6 +384,47 @@ def test_what_several_threads_have_in_one_stream_is_no_more_than_the_stream_had(
         if until_ns is not None:
             past.past_ended(all_, number, from_ns, until_ns)
     assert past.past_part_ns(all_, 2, 0, 800) == 400
+
+
+Runs = list[tuple[tuple[int, int], bool]]  # from when until when, and whether it is asked at once
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.tuples(st.integers(0, 90), st.integers(0, 90)).map(
+                lambda ends: (min(ends), max(ends))
+            ),
+            st.booleans(),
+        ),
+        max_size=8,
+    )
+)
+@example([((20, 30), True), ((0, 90), True)])  # one that was asked, within another
+@example([((20, 30), False), ((10, 40), True), ((0, 90), False)])
+def test_what_all_of_a_stream_had_is_what_the_stream_had(past: ctypes.CDLL, runs: Runs) -> None:
+    """Each is asked once: as soon as it ended, or at the end."""
+    all_ = ctypes.byref(Past())
+    had_ns, later = 0, []
+    for (from_ns, until_ns), at_once in runs:
+        number = past.past_began(all_, 1, from_ns)
+        past.past_ended(all_, number, from_ns, until_ns)
+        if at_once:
+            had_ns += past.past_had_ns(all_, number, 0, 100)
+        else:
+            later.append(number)
+    had_ns += sum(past.past_had_ns(all_, number, 0, 100) for number in later)
+    assert had_ns == len({ns for (from_ns, until_ns), _ in runs for ns in range(from_ns, until_ns)})
+
+
+def test_what_one_had_of_a_window(past: ctypes.CDLL) -> None:
+    all_ = ctypes.byref(Past())
+    number = past.past_began(all_, 1, 20)
+    beside = past.past_began(all_, 2, 60)
+    past.past_ended(all_, number, 20, 80)
+    past.past_ended(all_, beside, 60, 80)
+    assert past.past_had_ns(all_, number, 40, 70) == 20 + 10 // 2
+    assert past.past_had_ns(all_, number, 80, 90) == 0
 
 
 def test_launches_between_two_calls_are_those_of_the_same_stream(past: ctypes.CDLL) -> None:

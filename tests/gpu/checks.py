@@ -37,11 +37,11 @@ def _of_bed(find: Callable[[Bed], Iterable[Result]], limit_s: float, needs: str 
     )
 
 
-def _shares(load: str, needs: str = "") -> Check:
-    words = share_checks.LOADS[load]
+def _shares(name: str, needs: str = "") -> Check:
+    load = share_checks.LOADS[name]
     return Check(
-        f"Shares of GPU time are what was given: {load}.",
-        lambda suite: share_checks.shares(suite.bed, load, words, suite.seconds),
+        f"Shares of GPU time are what was given: {name}.",
+        lambda suite: share_checks.shares(suite.bed, name, load, suite.seconds),
         limit_s=90,
         needs=needs,
     )
@@ -63,6 +63,10 @@ CHECKS: Mapping[str, Check] = {
     "share-small": _shares("small kernels"),
     "share-graph": _shares("CUDA graph"),
     "share-memory": _shares("memory-bound"),
+    "share-streams": _shares("16 streams"),
+    "share-one-queue": _shares("16 streams in one queue"),
+    "share-contexts": _shares("two contexts"),
+    "share-legacy": _shares("legacy stream and blocking ones"),
     "share-matmul": _shares("matmul", needs="torch"),
     "memory": _of_bed(memory_checks.torch_memory, 60, needs="torch"),
     "training": _of_bed(program_checks.training, 90, needs="torch"),

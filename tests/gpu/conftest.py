@@ -16,6 +16,8 @@ from built_hook import built
 from gpu.machine import CudaProgram, Machine, NoGpuError, real_machine, simulated_machine
 
 from agent.sim.node import SimNode
+from tests.gpu.simulated_bed import simulated_bed
+from tests.gpu.tenants import Bed
 
 ROOT = Path(__file__).resolve().parents[2]
 Programs = Callable[..., CudaProgram]
@@ -87,3 +89,9 @@ def node(machine: Machine) -> Iterator[SimNode]:
         yield node
         sys.stderr.write(node.log_text())
     shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    """The first of two simulated GPUs whose kernels take 2 ms."""
+    return simulated_bed(tmp_path)

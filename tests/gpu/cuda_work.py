@@ -65,6 +65,8 @@ MANY = 20_000
 NON_BLOCKING = 1
 NOT_READY = 600
 RESERVED_MEM_CURRENT = 5  # CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
+MULTIPROCESSORS, THREADS_OF_EACH = 16, 39  # numbers of CUdevice_attribute
+THREADS = 256  # of a block; as many of them as fit fill a multiprocessor of any model
 MIB = 1 << 20
 
 
@@ -82,6 +84,7 @@ class Gpu:
             raise CudaError("there is no libcuda.so.1, the library of NVIDIA's driver") from None
         self.context, self.module = ctypes.c_void_p(), ctypes.c_void_p()
         self.function, self.rounds = ctypes.c_void_p(), ctypes.c_uint64(FIRST_ROUNDS)
+        self.grid: tuple[int, ...] = (1,) * 6  # one thread
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.rounds))
         self.call("cuInit", 0)
         count = ctypes.c_int()
@@ -98,8 +101,12 @@ class Gpu:
     def start(self) -> "Gpu":
         """Make the context, and compile the kernel."""
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
-        self.call("cuCtxSetCurrent", self.context)
+        self.enter()
         return self.load()
+
+    def enter(self) -> None:
+        """Make the context current to this thread."""
+        self.call("cuCtxSetCurrent", self.context)
 
     def load(self) -> "Gpu":
         """Compile the kernel for the context."""
@@ -107,9 +114,17 @@ class Gpu:
         self.call("cuModuleGetFunction", ctypes.byref(self.function), self.module, b"work")
         return self
 
+    def fill(self) -> None:
+        """Let a kernel have all of the GPU's threads, so that two at once take twice as long as one."""
+        number, threads = ctypes.c_int(), 1
+        for attribute in (MULTIPROCESSORS, THREADS_OF_EACH):
+            self.call("cuDeviceGetAttribute", ctypes.byref(number), attribute, 0)
+            threads *= number.value
+        self.grid = (threads // THREADS, 1, 1, THREADS, 1, 1)
+
     def launch(self, stream: ctypes.c_void_p | None = None) -> None:
-        """One thread that computes for `rounds`; the GPU has that process's turn all the same."""
-        self.call("cuLaunchKernel", self.function, *(1,) * 6, 0, stream, self._arguments, None)
+        """What computes for `rounds`; one thread has the GPU for its process's turn all the same."""
+        self.call("cuLaunchKernel", self.function, *self.grid, 0, stream, self._arguments, None)
 
     def event(self) -> ctypes.c_void_p:
         """A new event, with timing."""
@@ -117,18 +132,22 @@ class Gpu:
         self.call("cuEventCreate", ctypes.byref(made), 0)
         return made
 
-    def stream(self, *, urgent: bool = False) -> ctypes.c_void_p:
-        """A new stream that waits for no other; `urgent`: of the greatest priority, as the hook's."""
+    def stream(self, *, urgent: bool = False, blocking: bool = False) -> ctypes.c_void_p:
+        """A new stream; `urgent`: of the greatest priority, as the hook's.
+
+        `blocking`: it and the legacy stream wait for each other; otherwise it waits for none.
+        """
         made, priority = ctypes.c_void_p(), ctypes.c_int()
         if urgent:
             self.call("cuCtxGetStreamPriorityRange", None, ctypes.byref(priority))
-        self.call("cuStreamCreateWithPriority", ctypes.byref(made), NON_BLOCKING, priority)
+        flags = 0 if blocking else NON_BLOCKING
+        self.call("cuStreamCreateWithPriority", ctypes.byref(made), flags, priority)
         return made
 
     def another(self) -> "Gpu":
         """The same GPU in another context of this process, which is current to this thread."""
         other = Gpu()
-        other.rounds.value = self.rounds.value
+        other.rounds.value, other.grid = self.rounds.value, self.grid
         other.call("cuCtxCreate_v2", ctypes.byref(other.context), 0, 0)
         return other.load()
 
@@ -229,7 +248,7 @@ def illegal() -> None:
 
 def keep_full(gpu: Gpu, streams: int, over: threading.Event) -> None:
     """Let that many streams always have something to do, in this context."""
-    gpu.call("cuCtxSetCurrent", gpu.context)
+    gpu.enter()
     queue = deque((gpu.stream(), gpu.event()) for _ in range(streams))
     queue.extend((stream, gpu.event()) for stream, _ in tuple(queue))
     for stream, event in queue:
@@ -268,7 +287,7 @@ def events(kept_full: str = "0") -> None:
     if kept_full != "0":
         gpu.last(1_000_000)
         working = gpu.another() if kept_full == "context" else gpu
-        gpu.call("cuCtxSetCurrent", gpu.context)
+        gpu.enter()
         streams = 1 if kept_full == "context" else int(kept_full)
         threading.Thread(target=keep_full, args=(working, streams, over), daemon=True).start()
         time.sleep(0.1)
@@ -287,7 +306,7 @@ def events(kept_full: str = "0") -> None:
 def context() -> None:
     gpu = Gpu()
     gpu.call("cuDevicePrimaryCtxRetain", ctypes.byref(gpu.context), 0)
-    gpu.call("cuCtxSetCurrent", gpu.context)
+    gpu.enter()
     room, total = ctypes.c_size_t(), ctypes.c_size_t()
     gpu.call("cuMemGetInfo_v2", ctypes.byref(room), ctypes.byref(total))
     say(used_mib=(total.value - room.value) / MIB, total_mib=total.value / MIB)

@@ -4,6 +4,11 @@
     load_work.py graph [ROUNDS]     a CUDA graph of 20 such kernels, replayed
     load_work.py memory [ROUNDS]    kernels on the whole GPU that copy memory, and do nothing else
     load_work.py compute [ROUNDS]   kernels of 5 ms
+    load_work.py streams [ROUNDS]   kernels of 500 us on the whole GPU, on 16 streams in turn
+    load_work.py contexts [ROUNDS]  such kernels, in turn on a stream of the primary context and on one
+                                    of another context of this process
+    load_work.py legacy [ROUNDS]    such kernels, every second one in the legacy stream, the others in 8
+                                    streams that wait for it
 
 ROUNDS: what an earlier run has told, so that all do the same work. Then see pace.py for what can be
 asked for. Standard library only, and no CUDA toolkit: kernels are text that the driver compiles.
@@ -11,7 +16,9 @@ asked for. Standard library only, and no CUDA toolkit: kernels are text that the
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 from cuda_work import FIRST_ROUNDS, MIB, CudaError, Gpu, say
@@ -57,11 +64,54 @@ done:
     ret;
 }
 \0"""
-SMALL_NS, COMPUTE_NS, COPY_NS = 50_000, 5_000_000, 1_000_000
-SMALL_ONES = 20
+SMALL_NS, COMPUTE_NS, COPY_NS, PLACED_NS = 50_000, 5_000_000, 1_000_000, 500_000
+SMALL_ONES, PLACED_ONES = 20, 16
+STREAMS, BLOCKING_STREAMS = 16, 8  # a program has 8 queues of the hardware by default
 COPIED_MIB = 256  # more than any cache of a GPU holds
 BLOCKS, THREADS = 2048, 256
 THREAD_LOCAL = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where kernels go: a stream, by default the legacy one, of a context."""
+
+    gpu: Gpu
+    stream: ctypes.c_void_p | None = None
+
+    def launch(self) -> None:
+        """Put a kernel there."""
+        self.gpu.enter()
+        self.gpu.launch(self.stream)
+
+    def mark(self, old: Any) -> Any:
+        """Put an event there, behind what is there."""
+        self.gpu.enter()
+        event = old or self.gpu.event()
+        self.gpu.call("cuEventRecord", event, self.stream)
+        return event
+
+    def wait(self, event: Any) -> None:
+        """Wait for an event that was put there."""
+        self.gpu.enter()
+        self.gpu.call("cuEventSynchronize", event)
+
+
+class Work:
+    """What a piece is: how it is put into the GPU's queues, and the places where it ends."""
+
+    def __init__(self, enqueue: Callable[[], None], ends: Sequence[Place]) -> None:
+        self.enqueue, self._ends = enqueue, ends
+
+    def mark(self, old: Any) -> Any:
+        """Events behind it, in the place of old ones if there are any."""
+        events = old or [None] * len(self._ends)
+        return [place.mark(event) for place, event in zip(self._ends, events, strict=True)]
+
+    def wait(self, events: Any) -> None:
+        """Wait for what is before these events."""
+        for place, event in zip(self._ends, events, strict=True):
+            place.wait(event)
 
 
 class Copier:
@@ -98,8 +148,61 @@ def graph_of(gpu: Gpu, kernels: int) -> Callable[[], None]:
     return lambda: gpu.call("cuGraphLaunch", ready, None)
 
 
-def load(gpu: Gpu, kind: str, rounds: int) -> Callable[[], None]:
-    """What puts a piece of this kind into the GPU's queue."""
+def in_streams(gpu: Gpu) -> Work:
+    """Kernels on many streams in turn, none of which waits for another."""
+    places = [Place(gpu, gpu.stream()) for _ in range(STREAMS)]
+    return Work(in_turn(places), places)
+
+
+def in_contexts(gpu: Gpu) -> Work:
+    """Kernels in two contexts in turn, on a stream of each; the GPU changes between them."""
+    places = [Place(gpu, gpu.stream())]
+    other = gpu.another()
+    places.append(Place(other, other.stream()))
+    return Work(in_turn(places), places)
+
+
+def beside_legacy(gpu: Gpu) -> Work:
+    """Kernels in the legacy stream and, in turn, in streams of which each waits for it, and it for them."""
+    legacy = Place(gpu)
+    places = [
+        place
+        for _ in range(BLOCKING_STREAMS)
+        for place in (Place(gpu, gpu.stream(blocking=True)), legacy)
+    ]
+    return Work(in_turn(places), [legacy])
+
+
+def in_turn(places: Sequence[Place]) -> Callable[[], None]:
+    """What launches the kernels of a piece, each in the next of these places."""
+
+    def some() -> None:
+        for place in islice(cycle(places), PLACED_ONES):
+            place.launch()
+
+    return some
+
+
+PLACED: Mapping[str, Callable[[Gpu], Work]] = {
+    "streams": in_streams,
+    "contexts": in_contexts,
+    "legacy": beside_legacy,
+}
+
+
+def load(gpu: Gpu, kind: str, rounds: int) -> Work:
+    """Work of this kind; the GPU's rounds are those of its kernels from then on."""
+    if kind not in PLACED:
+        return Work(queued(gpu, kind, rounds), [Place(gpu)])
+    gpu.fill()
+    gpu.rounds.value = rounds or FIRST_ROUNDS
+    if not rounds:
+        gpu.last(PLACED_NS)
+    return PLACED[kind](gpu)
+
+
+def queued(gpu: Gpu, kind: str, rounds: int) -> Callable[[], None]:
+    """What puts a piece of this kind into the legacy stream."""
     gpu.rounds.value = rounds or FIRST_ROUNDS
     if kind == "memory":
         copier = Copier(gpu)
@@ -123,15 +226,8 @@ def load(gpu: Gpu, kind: str, rounds: int) -> Callable[[], None]:
 
 def main(kind: str, rounds: str = "0") -> None:
     gpu = Gpu().start()
-    enqueue = load(gpu, kind, int(rounds))
-
-    def mark(old: Any) -> Any:
-        event = old or gpu.event()
-        gpu.call("cuEventRecord", event, None)
-        return event
-
-    pieces = Pieces(enqueue, mark, lambda event: gpu.call("cuEventSynchronize", event))
-    serve(pieces, say, rounds=gpu.rounds.value)
+    work = load(gpu, kind, int(rounds))
+    serve(Pieces(work.enqueue, work.mark, work.wait), say, rounds=gpu.rounds.value)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from agent.domain.limits_file import CorePolicy
 from tests.gpu.granted import Granted
 from tests.gpu.page import Result, control_result, share_result, step_results
-from tests.gpu.tenants import Bed, Tenant, TenantError
+from tests.gpu.tenants import ONE_QUEUE, Bed, Tenant, TenantError
 
 ALONE = (10, 25, 50, 75, 90)
 TOGETHER = ((10, 90), (30, 70), (50, 50), (25, 25, 25, 25))
@@ -19,11 +19,33 @@ SKIP_S = 1.0  # what has just begun, or been changed, settles
 STEPS = ((0.0, 30), (1.5, 70), (3.0, 20))  # from when on which share holds
 STEPS_S = 4.5
 CONTAINERS = count()
-LOADS: Mapping[str, tuple[str, str]] = {
-    "matmul": ("torch_work.py", "matmul"),
-    "small kernels": ("load_work.py", "small"),
-    "CUDA graph": ("load_work.py", "graph"),
-    "memory-bound": ("load_work.py", "memory"),
+FEW_ALONE, FEW_TOGETHER = (30, 80), ((30, 70),)  # of what is about measuring, and not about shares
+
+
+@dataclass(frozen=True)
+class Load:
+    """A program that works, what it finds in its environment, and the shares that it is given."""
+
+    words: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    alone: Sequence[int] = ALONE
+    together: Sequence[Sequence[int]] = TOGETHER
+
+    @classmethod
+    def of_few(cls, kind: str, env: Mapping[str, str] | None = None) -> "Load":
+        """Work of this kind, at fewer shares."""
+        return cls(("load_work.py", kind), env or {}, FEW_ALONE, FEW_TOGETHER)
+
+
+LOADS: Mapping[str, Load] = {
+    "matmul": Load(("torch_work.py", "matmul")),
+    "small kernels": Load(("load_work.py", "small")),
+    "CUDA graph": Load(("load_work.py", "graph")),
+    "memory-bound": Load(("load_work.py", "memory")),
+    "16 streams": Load.of_few("streams"),
+    "16 streams in one queue": Load.of_few("streams", ONE_QUEUE),
+    "two contexts": Load.of_few("contexts"),
+    "legacy stream and blocking ones": Load.of_few("legacy"),
 }
 
 
@@ -82,15 +104,16 @@ class Loads:
         ]  # fmt: skip
 
 
-def shares(bed: Bed, load: str, words: Sequence[str], seconds: float) -> Iterator[Result]:
+def shares(bed: Bed, name: str, load: Load, seconds: float) -> Iterator[Result]:
     """Every share alone and in company, then the same limits with nobody who keeps them."""
-    check = f"share of GPU time, {load}"
-    loads = Loads.measured(bed, check, words, seconds)
+    check = f"share of GPU time, {name}"
+    bed = replace(bed, environ={**bed.environ, **load.env})
+    loads = Loads.measured(bed, check, load.words, seconds)
     yield Result(check=check, name="uncapped", value=f"{loads.whole:.1f} pieces a second",
                  wanted="for the record")  # fmt: skip
     with ExitStack() as stack:
-        running = loads.start(stack, bed, CorePolicy.FORCE, max(map(len, TOGETHER)))
-        for percents in (*((percent,) for percent in ALONE), *TOGETHER):
+        running = loads.start(stack, bed, CorePolicy.FORCE, max(map(len, load.together)))
+        for percents in (*((percent,) for percent in load.alone), *load.together):
             yield from loads.shares(running, percents)
     with ExitStack() as stack:
         running = loads.start(stack, bed, CorePolicy.DISABLE, max(map(len, CONTROLS)))
@@ -101,7 +124,7 @@ def shares(bed: Bed, load: str, words: Sequence[str], seconds: float) -> Iterato
 def step(bed: Bed) -> Iterator[Result]:
     """How soon a limit that is changed while the container works holds."""
     check = "live limit"
-    words = LOADS["small kernels"]
+    words = LOADS["small kernels"].words
     loads = Loads.measured(bed, check, words, 1.0)
     granted = Granted.make(bed, f"c{next(CONTAINERS)}", core_percent=STEPS[0][1])
     with granted.start([*words, loads.rounds]) as tenant:

@@ -25,6 +25,7 @@ MEMORY, CORES, POLICY = (
     "CUDA_DEVICE_SM_LIMIT",
     "GPU_CORE_UTILIZATION_POLICY",
 )
+ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # of the hardware, for all streams of a program
 
 
 class TenantError(Exception):

@@ -14,12 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from built_hook import ROOT, built, sim_libraries
+from built_hook import ROOT, built
 
 import tests.gpu.suite
-from agent.sim.driver import SimDriver
 from tests import provenance
-from tests.gpu import share_checks
 from tests.gpu.checks import CHECKS, Check, Suite
 from tests.gpu.pace import rate
 from tests.gpu.page import (
@@ -34,7 +32,7 @@ from tests.gpu.page import (
     step_results,
     view_results,
 )
-from tests.gpu.share_checks import LOADS, Loads
+from tests.gpu.simulated_bed import quick
 from tests.gpu.smi import smi
 from tests.gpu.suite import MISSING, look, picture, publish, run
 from tests.gpu.tenants import Bed
@@ -229,23 +227,6 @@ def test_results_are_compared_where_they_can_be(
     assert same_results("JAX", "a", again, hooked, twice=True)[-1].passed is passed
 
 
-@pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    """The first of two simulated GPUs whose kernels take 2 ms."""
-    sim = SimDriver(tmp_path, libraries=sim_libraries())
-    gpu, second = sim.add_gpu(), sim.add_gpu()
-    sim.kernel_us(2000)
-    environ = {"PATH": "/usr/bin:/bin", **sim.environment(), "SECOND": second.uuid}
-    return Bed(sys.executable, built() / "libvgpu.so", tmp_path, environ, gpu.uuid)
-
-
-def quick(bed: Bed, kernel_us: int = 0) -> Bed:
-    """The same GPU, with other kernels, by default some that take no time."""
-    config = Path(bed.environ["VGPU_SIM_DRIVER"])
-    config.write_text(config.read_text().replace("kernel_us 2000", f"kernel_us {kernel_us}"))
-    return bed
-
-
 def test_it_knows_what_it_runs_on(bed: Bed) -> None:
     nameless = replace(bed, uuid="")
     suite, facts = look(nameless)
@@ -287,29 +268,6 @@ def test_the_steps_of_a_pool_are_told(bed: Bed) -> None:
     assert len(values) == 4
     assert all("32 MiB" in grows for grows in values[::2]), values  # as the simulated driver does
     assert all("0 after a trim" in kept for kept in values[1::2]), values
-
-
-@pytest.mark.parametrize("load", [load for load in LOADS if load != "matmul"])
-def test_shares_of_each_load_are_measured(
-    bed: Bed, load: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not how exact they are: a loaded machine is no place for that."""
-    monkeypatch.setattr(share_checks, "SKIP_S", 0.05)
-    results = list(share_checks.shares(quick(bed, 20), load, LOADS[load], 0.1))
-    assert len(results) == 1 + 5 + 2 + 2 + 2 + 4 + 1
-    assert all(result.value.endswith("%") for result in results[1:-1]), results
-
-
-def test_a_share_that_is_changed_is_followed(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share_checks, "SKIP_S", 0.05)
-    monkeypatch.setattr(share_checks, "STEPS", ((0.0, 30), (0.3, 70), (0.6, 20)))
-    monkeypatch.setattr(share_checks, "STEPS_S", 1.0)
-    results = run(Suite(bed), ["step"])
-    assert [result.name for result in results] == [
-        "to 70 %: arrives after", "to 20 %: arrives after", "course",
-    ]  # fmt: skip
-    assert results[-1].data
-    assert [percent for _, percent in results[-1].data["steps"]] == [30, 70, 20]
 
 
 def test_an_illegal_access_is_the_culprits_alone(bed: Bed) -> None:
@@ -381,12 +339,6 @@ def test_a_program_is_waited_for_no_longer_than_its_check_may_take(
     check = {"slow": Check("It waits.", lambda suite: [suite.bed.run(["cuda_work.py"])], 0.3)}
     (result,) = run(Suite(slow), ["slow"], checks=check)
     assert "the time for this check is over" in result.value
-
-
-def test_rates_are_work_against_uncapped_work(bed: Bed) -> None:
-    loads = Loads.measured(bed, "share", ("load_work.py", "compute"), 0.3)
-    assert loads.whole > 0
-    assert loads.rounds > 0
 
 
 def program(path: Path, text: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from tests.gpu.page import Result
-from tests.gpu.tenants import CORES, MEMORY, POLICY, Bed
+from tests.gpu.tenants import CORES, MEMORY, ONE_QUEUE, POLICY, Bed
 
 HANDLED_AT_ONCE_US = 100.0  # what the hook takes for "at once"
 ROUNDS = 3
@@ -16,7 +16,6 @@ COLUMNS: tuple[tuple[str, dict[str, str]], ...] = (
     ("hook, the same limits, limiter disabled", {**HALF, POLICY: "disable"}),
 )
 
-ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 OWN_KERNELS: tuple[tuple[str, str, dict[str, str]], ...] = (  # what keeps the GPU busy meanwhile
     ("a stream of ours is full", "1", {}),
     ("16 streams of ours are full", "16", {}),

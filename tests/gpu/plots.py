@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MISSING = 3
+IN_A_ROW = 4  # panels
 Found = Sequence[Mapping[str, Any]]
 
 
@@ -19,10 +20,14 @@ def shares(pyplot: Any, found: Found) -> Any:
     loads = list(dict.fromkeys(one["check"] for one in points))
     if not loads:
         return None
+    columns = min(len(loads), IN_A_ROW)
+    rows = -(-len(loads) // columns)
     figure, panels = pyplot.subplots(
-        1, len(loads), figsize=(3.4 * len(loads), 3.6), sharey=True, squeeze=False
+        rows, columns, figsize=(3.4 * columns, 3.6 * rows), sharey=True, squeeze=False
     )
-    for panel, load in zip(panels[0], loads, strict=True):
+    for panel in panels.flat[len(loads) :]:
+        panel.set_axis_off()
+    for panel, load in zip(panels.flat, loads, strict=False):
         for alone, name, mark in ((True, "alone", "o"), (False, "in company", "x")):
             some = [
                 one["data"] for one in points
@@ -32,7 +37,8 @@ def shares(pyplot: Any, found: Found) -> Any:
             panel.scatter(wanted, got, marker=mark, label=name)
         panel.plot((0, 100), (0, 100), color="grey", linewidth=0.8)
         panel.set(title=load.split(", ")[-1], xlabel="share that was given, %")
-    panels[0][0].set_ylabel("work done, % of uncapped work")
+    for row in panels:
+        row[0].set_ylabel("work done, % of uncapped work")
     panels[0][0].legend()
     return figure
 

@@ -1,5 +1,4 @@
 #include "gpu_time.h"
-#include "busy.h"
 #include "depth.h"
 #include "devices.h"
 #include "gpu_clock.h"
@@ -15,14 +14,13 @@
 #include <stddef.h>
 #include <string.h>
 
-#define LATELY_NS (10 * MS_NS)
 #define TRY_AGAIN_NS (1000 * MS_NS) /* to measure by events, once they could not be read */
 
 struct predictor gpu_time_predictor;
 
 _Atomic(struct lane *) gpu_lanes[MAX_DEVICES];
 
-static struct measured_lane lanes[MAX_DEVICES];
+struct measured_lane gpu_measured[MAX_DEVICES];
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 /* The parent's contexts, streams and events do not exist in the child. */
@@ -30,7 +28,7 @@ static void forget_after_fork(void)
 {
     for (int place = 0; place < MAX_DEVICES; place++)
         if (atomic_exchange(&gpu_lanes[place], NULL)) /* pages that were never touched stay so */
-            memset(&lanes[place], 0, sizeof lanes[place]);
+            memset(&gpu_measured[place], 0, sizeof gpu_measured[place]);
     launch_count_forget();
 }
 
@@ -61,15 +59,10 @@ struct lane *gpu_lane_open(int place)
     if (!device)
         return NULL;
     pthread_once(&fork_once, watch_forks);
-    struct lane *lane = &lanes[place].lane;
+    struct lane *lane = &gpu_measured[place].lane;
     lane->share = (struct share *)(void *)&device->budget_ns;
     atomic_store_explicit(&gpu_lanes[place], lane, memory_order_release);
     return lane;
-}
-
-static struct measured_lane *measured(struct lane *lane)
-{
-    return (struct measured_lane *)(void *)lane;
 }
 
 /* --- around a launch ------------------------------------------------------------------------------------ */
@@ -142,24 +135,15 @@ static int64_t spent_ns(const struct lane *lane)
     return atomic_load(&lane->granted_ns) - atomic_load(&lane->tokens_ns);
 }
 
-/* The number of the context's probe, or PROBES. */
-static size_t find_probe(const struct measured_lane *lane, CUcontext context)
-{
-    size_t i = 0;
-    while (i < PROBES && lane->probes[i].context != context)
-        i++;
-    return i;
-}
-
-/* The same, of a probe that is opened unless there is one. Where there are too many contexts, or somebody
- * reads just now, there is none. */
+/* The number of the context's probe, that is opened unless there is one. Where there are too many contexts,
+ * or somebody reads just now, there is none. */
 static size_t probe_in(struct measured_lane *lane, CUcontext context)
 {
-    size_t number = find_probe(lane, context);
-    if (number < PROBES || find_probe(lane, NULL) == PROBES || atomic_exchange(&lane->polling, true))
+    size_t number = trace_find_probe(lane, context);
+    if (number < PROBES || trace_find_probe(lane, NULL) == PROBES || atomic_exchange(&lane->polling, true))
         return number;
-    number = find_probe(lane, context); /* another thread may have been faster */
-    if (number == PROBES && (number = find_probe(lane, NULL)) < PROBES) {
+    number = trace_find_probe(lane, context); /* another thread may have been faster */
+    if (number == PROBES && (number = trace_find_probe(lane, NULL)) < PROBES) {
         if (gpu_probe_open(&lane->probes[number], context))
             atomic_fetch_add(&lane->lane.contexts, 1);
         else
@@ -229,7 +213,7 @@ static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream
 
 struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess)
 {
-    struct measured_lane *lane = measured(of);
+    struct measured_lane *lane = traces_of(of);
     struct quiet quiet = quiet_begin();
     struct trace *trace = begin_by_events(lane, stream, per_thread, guess);
     if (!trace && (trace = take_place(lane, NULL, guess))) {
@@ -255,7 +239,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
 {
     if (trace->by_clock) {
         if (launched)
-            gpu_clock_end(measured(lane), trace, stream, per_thread, key, charged_ns);
+            gpu_clock_end(traces_of(lane), trace, stream, per_thread, key, charged_ns);
         atomic_store(&trace->state, TRACE_FREE);
         return false;
     }
@@ -272,7 +256,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     depth_leave();
     trace->recorded_ns = (int64_t)monotonic_ns();
     if (launched && !recorded)
-        atomic_store(&measured(lane)->unreadable_at_ns, (uint64_t)trace->recorded_ns);
+        atomic_store(&traces_of(lane)->unreadable_at_ns, (uint64_t)trace->recorded_ns);
     trace->end_call = atomic_fetch_add(&lane->calls, 1);
     trace->others_ns += spent_ns(lane);
     if (gpu_time_several_streams(lane, (uint64_t)trace->recorded_ns) || gpu_time_several_contexts(lane))
@@ -295,177 +279,14 @@ int gpu_time_guesses(struct lane *lane, uint64_t key)
 {
     int guesses = 0;
     for (size_t i = 0; i < TRACES; i++)
-        guesses += atomic_load_explicit(&measured(lane)->traces[i].guessed_key, memory_order_relaxed) == key;
+        guesses += atomic_load_explicit(&traces_of(lane)->traces[i].guessed_key, memory_order_relaxed) == key;
     return guesses;
 }
 
 bool gpu_time_measuring(struct lane *lane)
 {
     for (size_t i = 0; i < TRACES; i++)
-        if (atomic_load_explicit(&measured(lane)->traces[i].state, memory_order_relaxed) == TRACE_OUT)
+        if (atomic_load_explicit(&traces_of(lane)->traces[i].state, memory_order_relaxed) == TRACE_OUT)
             return true;
     return false;
-}
-
-/* Whether there is more to show. Once, for size. */
-__attribute__((noinline)) static bool report(struct measured_lane *of)
-{
-    struct lane *lane = &of->lane;
-    int64_t spent_ns = atomic_exchange(&lane->unreported_ns, 0);
-    if (spent_ns > 0)
-        atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
-    else
-        atomic_fetch_add(&lane->unreported_ns, spent_ns); /* the counter never goes back */
-    return busy_charged(&of->shown, (int)(of - lanes), spent_ns);
-}
-
-/* The context is gone (NULL: all are, or as good as gone), and with it our events. */
-static void forget(struct measured_lane *lane, CUcontext context)
-{
-    for (size_t i = 0; i < PROBES; i++)
-        if ((!context || lane->probes[i].context == context)
-            && atomic_exchange(&lane->probes[i].context, NULL))
-            atomic_fetch_sub(&lane->lane.contexts, 1);
-    for (size_t i = 0; i < TRACES; i++) {
-        struct trace *trace = &lane->traces[i];
-        if (context && trace->context != context)
-            continue;
-        trace->context = NULL;
-        if (atomic_load(&trace->state) == TRACE_OUT)
-            gpu_drop_trace(lane, trace);
-    }
-    atomic_store(&lane->lane.queued_ns, 0);
-}
-
-/* A context that there is something to read in. */
-static CUcontext context_to_read(const struct measured_lane *lane)
-{
-    CUcontext context = NULL;
-    for (size_t i = 0; i < PROBES && !context; i++)
-        context = lane->probes[i].context;
-    for (size_t i = 0; i < TRACES && !context; i++)
-        if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
-            context = lane->traces[i].context;
-    return context;
-}
-
-/* Look in each context that has something to do. A probe in another would have the GPU change to it. */
-static void send_probes(struct measured_lane *lane, int64_t now_ns)
-{
-    const struct real_cuda *real = real_cuda();
-    for (struct probe *probe = lane->probes; probe < lane->probes + PROBES; probe++) {
-        CUcontext context = probe->context;
-        bool lately = (int64_t)atomic_load(&lane->lane.measured_at_ns) - probe->measured_ns < LATELY_NS;
-        if (!context || !(lately || probe->running || probe->queued)
-            || real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-            continue;
-        gpu_probe_send(probe, now_ns);
-        real->cuCtxPopCurrent_v2(&context);
-    }
-}
-
-static bool look_and_read(struct measured_lane *lane, bool look)
-{
-    const struct real_cuda *real = real_cuda();
-    if (atomic_exchange(&lane->polling, true))
-        return false;
-    depth_enter();
-    bool any = false;
-    CUcontext context = context_to_read(lane);
-    if (context && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
-        int64_t now_ns = (int64_t)monotonic_ns();
-        struct quiet quiet = quiet_begin();
-        any = gpu_read_traces(lane, now_ns);
-        if (look && (any || now_ns - (int64_t)atomic_load(&lane->lane.launched_at_ns) < LATELY_NS))
-            send_probes(lane, now_ns);
-        quiet_end(quiet);
-        real->cuCtxPopCurrent_v2(&context);
-    } else if (context) {
-        atomic_store(&lane->unreadable_at_ns, monotonic_ns());
-        forget(lane, NULL);
-    }
-    depth_leave();
-    report(lane);
-    atomic_store(&lane->polling, false);
-    return any;
-}
-
-bool gpu_time_read(struct lane *lane)
-{
-    return look_and_read(measured(lane), false);
-}
-
-bool gpu_time_poll(int place)
-{
-    return atomic_load(&gpu_lanes[place]) && look_and_read(&lanes[place], true);
-}
-
-bool gpu_time_show(void)
-{
-    bool left = false;
-    for (int place = 0; place < MAX_DEVICES; place++) {
-        struct measured_lane *lane = &lanes[place];
-        if (!atomic_load(&gpu_lanes[place]))
-            continue;
-        bool others = atomic_exchange(&lane->polling, true);
-        left |= others || report(lane);
-        if (!others)
-            atomic_store(&lane->polling, false);
-    }
-    return left;
-}
-
-/* --- the end of a context ------------------------------------------------------------------------------- */
-
-/* How long a launch is waited for: as much of it as is charged. */
-#define PATIENCE_NS SHARE_DEBT_NS
-#define LOOK_EVERY_NS 200000
-
-static bool in_use(const struct measured_lane *lane, CUcontext context, bool measuring)
-{
-    bool used = find_probe(lane, context) < PROBES && !measuring;
-    for (size_t i = 0; i < TRACES && !used; i++)
-        used = lane->traces[i].context == context
-            && (!measuring || atomic_load(&lane->traces[i].state) != TRACE_FREE);
-    return used;
-}
-
-uint32_t gpu_time_context_ending(CUcontext context, bool last)
-{
-    uint32_t held = 0;
-    for (int i = 0; context && i < MAX_DEVICES; i++) {
-        struct measured_lane *lane = &lanes[i];
-        if (!atomic_load(&gpu_lanes[i]) || !in_use(lane, context, false))
-            continue;
-        uint64_t now_ns = monotonic_ns(), until_ns = now_ns + PATIENCE_NS;
-        atomic_store(&lane->ending, context);
-        for (; last && now_ns < until_ns && in_use(lane, context, true); now_ns += LOOK_EVERY_NS) {
-            look_and_read(lane, false);
-            monotonic_sleep_until(now_ns + LOOK_EVERY_NS);
-        }
-        bool theirs = atomic_exchange(&lane->polling, true);
-        for (; theirs && now_ns < until_ns; now_ns += LOOK_EVERY_NS) {
-            monotonic_sleep_until(now_ns + LOOK_EVERY_NS);
-            theirs = atomic_exchange(&lane->polling, true);
-        }
-        held |= theirs ? 0 : UINT32_C(1) << i;
-    }
-    return held;
-}
-
-void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended)
-{
-    for (int i = 0; context && i < MAX_DEVICES; i++) {
-        struct measured_lane *lane = &lanes[i];
-        if (!atomic_load(&gpu_lanes[i]))
-            continue;
-        if (ended) {
-            forget(lane, context);
-            atomic_store(&lane->unreadable_at_ns, 0); /* in another, it may be possible */
-        }
-        if (atomic_load(&lane->ending) == context)
-            atomic_store(&lane->ending, NULL);
-        if (held & UINT32_C(1) << i)
-            atomic_store(&lane->polling, false);
-    }
 }

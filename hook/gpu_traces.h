@@ -1,4 +1,5 @@
-/* What gpu_time.c and gpu_read.c share: the launches of this process that are being measured on one device.
+/* What gpu_time.c, gpu_poll.c and gpu_read.c share: the launches of this process that are being measured on
+ * one device.
  */
 #ifndef VGPU_GPU_TRACES_H
 #define VGPU_GPU_TRACES_H
@@ -64,6 +65,22 @@ struct measured_lane {
     struct trace traces[TRACES];
     struct doubt doubts[DOUBTS];
 };
+
+extern struct measured_lane gpu_measured[MAX_DEVICES]; /* by place */
+
+static inline struct measured_lane *traces_of(struct lane *lane)
+{
+    return (struct measured_lane *)(void *)lane;
+}
+
+/* The number of the context's probe, or PROBES. */
+static inline size_t trace_find_probe(const struct measured_lane *lane, CUcontext context)
+{
+    size_t i = 0;
+    while (i < PROBES && lane->probes[i].context != context)
+        i++;
+    return i;
+}
 
 /* See what has ended and what runs, and charge it. Whether there is anything. The lane is being polled by the
  * caller alone, with a context current that has a probe. */

@@ -1,0 +1,172 @@
+/* Who looks at what is being measured, and the end of what it is measured in. */
+#include "busy.h"
+#include "depth.h"
+#include "gpu_traces.h"
+#include "monotonic.h"
+#include "real.h"
+#include "reclaim.h"
+
+#define LATELY_NS (10 * MS_NS)
+
+/* Whether there is more to show. Once, for size. */
+__attribute__((noinline)) static bool report(struct measured_lane *of)
+{
+    struct lane *lane = &of->lane;
+    int64_t spent_ns = atomic_exchange(&lane->unreported_ns, 0);
+    if (spent_ns > 0)
+        atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
+    else
+        atomic_fetch_add(&lane->unreported_ns, spent_ns); /* the counter never goes back */
+    return busy_charged(&of->shown, (int)(of - gpu_measured), spent_ns);
+}
+
+/* The context is gone (NULL: all are, or as good as gone), and with it our events. */
+static void forget(struct measured_lane *lane, CUcontext context)
+{
+    for (size_t i = 0; i < PROBES; i++)
+        if ((!context || lane->probes[i].context == context)
+            && atomic_exchange(&lane->probes[i].context, NULL))
+            atomic_fetch_sub(&lane->lane.contexts, 1);
+    for (size_t i = 0; i < TRACES; i++) {
+        struct trace *trace = &lane->traces[i];
+        if (context && trace->context != context)
+            continue;
+        trace->context = NULL;
+        if (atomic_load(&trace->state) == TRACE_OUT)
+            gpu_drop_trace(lane, trace);
+    }
+    atomic_store(&lane->lane.queued_ns, 0);
+}
+
+/* A context that there is something to read in. */
+static CUcontext context_to_read(const struct measured_lane *lane)
+{
+    CUcontext context = NULL;
+    for (size_t i = 0; i < PROBES && !context; i++)
+        context = lane->probes[i].context;
+    for (size_t i = 0; i < TRACES && !context; i++)
+        if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
+            context = lane->traces[i].context;
+    return context;
+}
+
+/* Look in each context that has something to do. A probe in another would have the GPU change to it. */
+static void send_probes(struct measured_lane *lane, int64_t now_ns)
+{
+    const struct real_cuda *real = real_cuda();
+    for (struct probe *probe = lane->probes; probe < lane->probes + PROBES; probe++) {
+        CUcontext context = probe->context;
+        bool lately = (int64_t)atomic_load(&lane->lane.measured_at_ns) - probe->measured_ns < LATELY_NS;
+        if (!context || !(lately || probe->running || probe->queued)
+            || real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+            continue;
+        gpu_probe_send(probe, now_ns);
+        real->cuCtxPopCurrent_v2(&context);
+    }
+}
+
+static bool look_and_read(struct measured_lane *lane, bool look)
+{
+    const struct real_cuda *real = real_cuda();
+    if (atomic_exchange(&lane->polling, true))
+        return false;
+    depth_enter();
+    bool any = false;
+    CUcontext context = context_to_read(lane);
+    if (context && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+        int64_t now_ns = (int64_t)monotonic_ns();
+        struct quiet quiet = quiet_begin();
+        any = gpu_read_traces(lane, now_ns);
+        if (look && (any || now_ns - (int64_t)atomic_load(&lane->lane.launched_at_ns) < LATELY_NS))
+            send_probes(lane, now_ns);
+        quiet_end(quiet);
+        real->cuCtxPopCurrent_v2(&context);
+    } else if (context) {
+        atomic_store(&lane->unreadable_at_ns, monotonic_ns());
+        forget(lane, NULL);
+    }
+    depth_leave();
+    report(lane);
+    atomic_store(&lane->polling, false);
+    return any;
+}
+
+bool gpu_time_read(struct lane *lane)
+{
+    return look_and_read(traces_of(lane), false);
+}
+
+bool gpu_time_poll(int place)
+{
+    return atomic_load(&gpu_lanes[place]) && look_and_read(&gpu_measured[place], true);
+}
+
+bool gpu_time_show(void)
+{
+    bool left = false;
+    for (int place = 0; place < MAX_DEVICES; place++) {
+        struct measured_lane *lane = &gpu_measured[place];
+        if (!atomic_load(&gpu_lanes[place]))
+            continue;
+        bool others = atomic_exchange(&lane->polling, true);
+        left |= others || report(lane);
+        if (!others)
+            atomic_store(&lane->polling, false);
+    }
+    return left;
+}
+
+/* --- the end of a context ------------------------------------------------------------------------------- */
+
+/* How long a launch is waited for: as much of it as is charged. */
+#define PATIENCE_NS SHARE_DEBT_NS
+#define LOOK_EVERY_NS 200000
+
+static bool in_use(const struct measured_lane *lane, CUcontext context, bool measuring)
+{
+    bool used = trace_find_probe(lane, context) < PROBES && !measuring;
+    for (size_t i = 0; i < TRACES && !used; i++)
+        used = lane->traces[i].context == context
+            && (!measuring || atomic_load(&lane->traces[i].state) != TRACE_FREE);
+    return used;
+}
+
+uint32_t gpu_time_context_ending(CUcontext context, bool last)
+{
+    uint32_t held = 0;
+    for (int i = 0; context && i < MAX_DEVICES; i++) {
+        struct measured_lane *lane = &gpu_measured[i];
+        if (!atomic_load(&gpu_lanes[i]) || !in_use(lane, context, false))
+            continue;
+        uint64_t now_ns = monotonic_ns(), until_ns = now_ns + PATIENCE_NS;
+        atomic_store(&lane->ending, context);
+        for (; last && now_ns < until_ns && in_use(lane, context, true); now_ns += LOOK_EVERY_NS) {
+            look_and_read(lane, false);
+            monotonic_sleep_until(now_ns + LOOK_EVERY_NS);
+        }
+        bool theirs = atomic_exchange(&lane->polling, true);
+        for (; theirs && now_ns < until_ns; now_ns += LOOK_EVERY_NS) {
+            monotonic_sleep_until(now_ns + LOOK_EVERY_NS);
+            theirs = atomic_exchange(&lane->polling, true);
+        }
+        held |= theirs ? 0 : UINT32_C(1) << i;
+    }
+    return held;
+}
+
+void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended)
+{
+    for (int i = 0; context && i < MAX_DEVICES; i++) {
+        struct measured_lane *lane = &gpu_measured[i];
+        if (!atomic_load(&gpu_lanes[i]))
+            continue;
+        if (ended) {
+            forget(lane, context);
+            atomic_store(&lane->unreadable_at_ns, 0); /* in another, it may be possible */
+        }
+        if (atomic_load(&lane->ending) == context)
+            atomic_store(&lane->ending, NULL);
+        if (held & UINT32_C(1) << i)
+            atomic_store(&lane->polling, false);
+    }
+}

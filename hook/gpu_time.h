@@ -34,7 +34,8 @@ struct lane {
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     struct turn turn;
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
-    _Atomic uint64_t measured_at_ns; /* when one was last measured */
+    _Atomic uint64_t measured_at_ns; /* when one was last measured, */
+    _Atomic uint64_t sampled_at_ns; /* and one that need not have been */
     _Atomic uint64_t last_stream, several_streams_at_ns;
     _Atomic int contexts; /* that were launched in, and are told apart */
     _Atomic int64_t calls; /* around launches that are measured, in the order in which they were made */

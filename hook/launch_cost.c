@@ -121,6 +121,11 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         launch->sweep = sweep ? atomic_load(&lane->swept_at_ns) : 0;
         return sweep;
     }
-    return estimate_measures_often(estimate)
-        || elapsed_ns(atomic_load(&launch->lane->measured_at_ns), now_ns) >= MEASURE_EVERY_NS;
+    if (estimate_measures_often(estimate))
+        return true;
+    /* Kinds that are measured anyway would else have all the measurements. */
+    bool due = elapsed_ns(atomic_load(&launch->lane->sampled_at_ns), now_ns) >= MEASURE_EVERY_NS;
+    if (due)
+        atomic_store(&launch->lane->sampled_at_ns, now_ns);
+    return due;
 }

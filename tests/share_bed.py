@@ -31,7 +31,18 @@ BLOCKED_AT = LINES_AT + 48
 ALONE_POINTS, BESIDE_POINTS = 2.0, 3.0
 ALONE_BEYOND_POINTS, BESIDE_BEYOND_POINTS = 1.0, 3.0  # where the ideal limiter is as far off
 
-Microseconds = int | tuple[int, int] | tuple[int, int, int]  # or from and to; or one in so many
+
+@dataclass(frozen=True)
+class Grows:
+    """Kernels that take longer after so many launches of a process."""
+
+    us: int
+    to_us: int
+    after: int = 300
+
+
+# How long; or from and to; or from, to, and one in so many of that.
+Microseconds = int | tuple[int, int] | tuple[int, int, int] | Grows
 Kernels = Mapping[str, Microseconds]
 
 
@@ -152,7 +163,10 @@ def run(
     gpu = sim.add_gpu()
     sim.execution(clock="virtual", **execution)
     for name, us in kernels.items():
-        sim.kernel(name, *((us,) if isinstance(us, int) else us))
+        if isinstance(us, Grows):
+            sim.kernel(name, us.us, us.to_us, after=us.after)
+        else:
+            sim.kernel(name, *((us,) if isinstance(us, int) else us))
     for call, code in (failing or {}).items():
         sim.fail(call, code)
     numbers = [index if t.container is None else t.container for index, t in enumerate(tenants)]

@@ -9,7 +9,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUfunc_st *functions;
-static _Atomic uint64_t draws;
+static _Atomic uint64_t draws, launches[MAX_KERNELS];
 
 CUfunction function_named(CUmodule module, const char *name)
 {
@@ -60,6 +60,8 @@ uint64_t function_draw_ns(const struct sim_node *node, CUfunction function, long
             continue;
         if (kernel->low_ns == kernel->high_ns)
             return kernel->low_ns;
+        if (kernel->high_after)
+            return atomic_fetch_add(&launches[i], 1) < kernel->high_after ? kernel->low_ns : kernel->high_ns;
         if (kernel->high_one_in)
             return draw() * kernel->high_one_in < 1 ? kernel->high_ns : kernel->low_ns;
         double low = log((double)kernel->low_ns), high = log((double)kernel->high_ns);

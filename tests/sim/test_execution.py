@@ -294,6 +294,16 @@ def test_of_some_kernels_one_in_so_many_is_long(node: Node, sim: SimDriver) -> N
     assert 25 <= lengths.count(50) <= 75
 
 
+def test_some_kernels_become_long(node: Node, sim: SimDriver) -> None:
+    sim.kernel("any", 2, 50, after=3)
+    code = (
+        "k, s = kernel('any'), stream()\nmarks = [record(s)]\n"
+        "for _ in range(6): launch(k, s); marks.append(record(s))\n"
+        "cuda.cuCtxSynchronize()\nsaid = [elapsed_us(a, b) for a, b in zip(marks, marks[1:])]"
+    )
+    assert say(node, code) == [2, 2, 2, 50, 50, 50]
+
+
 def test_gpus_work_side_by_side(node: Node, sim: SimDriver) -> None:
     sim.add_gpu()
     code = (

@@ -255,7 +255,8 @@ class SimDriver:
         """Let kernels of this name take `us`, or anything up to `up_to_us`, log-uniformly.
 
         With `one_in`, that many of them take `up_to_us` once, by chance, and `us` otherwise. With
-        `after`, so many of a process take `us`, and all later ones `up_to_us`. With `gpu`, on the GPU of this number; what is said of it first goes before what is said of all.
+        `after`, so many of a process take `us`, and all later ones `up_to_us`. With `gpu`, on the
+        GPU of this number; what is said of it first goes before what is said of all.
         """
         text = str(us) if up_to_us is None else f"{us}..{up_to_us}"
         text += "" if one_in is None else f" one_in={one_in}"

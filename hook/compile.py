@@ -283,6 +283,7 @@ ARTIFACTS = (
             "process.c",
             "sim/captures.c",
             "sim/clock.c",
+            "sim/contents.c",
             "sim/cuda_array.c",
             "sim/cuda_call.c",
             "sim/cuda_capture.c",

@@ -1,17 +1,15 @@
 /* Simulated CUDA driver: arrays and mipmaps. A row takes whole 512 bytes, a sparse or deferred one nothing.
  */
+#include "contents.h"
 #include "cuda_call.h"
-#include "memory.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { ROW_GRANULE = 512, ARRAY_LAYERED = 1, MARK = 0x61727279 };
 
 struct CUarray_st {
     unsigned mark;
-    uint64_t bytes;
-    char uuid[TEXT_BYTES];
+    struct sim_content content;
     CUDA_ARRAY3D_DESCRIPTOR descriptor;
 };
 
@@ -78,12 +76,12 @@ static CUresult create(const char *function, CUarray *array, const CUDA_ARRAY3D_
         return cuda_end(&call, result);
     uint64_t bytes = array_bytes(descriptor, levels);
     CUarray made = calloc(1, sizeof *made);
-    if (!made || sim_memory_take(call.gpu->uuid, bytes, capacity_bytes(&call)) != SIM_MEMORY_DONE) {
+    if (!made || !sim_content_take(&call, &made->content, bytes)) {
         free(made);
         return cuda_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
     }
-    *made = (struct CUarray_st){.mark = MARK, .bytes = bytes, .descriptor = *descriptor};
-    memcpy(made->uuid, call.gpu->uuid, TEXT_BYTES);
+    made->mark = MARK;
+    made->descriptor = *descriptor;
     *array = made;
     return cuda_end(&call, CUDA_SUCCESS);
 }
@@ -95,7 +93,7 @@ static CUresult destroy(const char *function, CUarray array)
     if (result == CUDA_SUCCESS && (!array || array->mark != MARK))
         result = CUDA_ERROR_INVALID_HANDLE;
     if (result == CUDA_SUCCESS) {
-        sim_memory_give(array->uuid, array->bytes, false);
+        sim_content_give(&array->content);
         array->mark = 0;
         free(array);
     }

@@ -20,7 +20,7 @@ struct CUctx_st {
     unsigned references; /* of a primary context */
     unsigned long long id; /* 0: a green one */
     uint64_t bytes, heap_bytes; /* what it holds of the GPU */
-    CUcontext parent; /* of a green context: the primary one, of which its events are; else NULL */
+    CUcontext parent; /* of a green context: the primary one, of which all but its streams is; else NULL */
 };
 
 static inline CUcontext whole_context(CUcontext context)

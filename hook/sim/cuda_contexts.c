@@ -2,6 +2,7 @@
  * listed there by NVML, with the memory it holds.
  */
 #include "clock.h"
+#include "contents.h"
 #include "contexts.h"
 #include "cuda_call.h"
 #include "execution.h"
@@ -126,6 +127,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 static void disappear(const struct cuda_call *call, struct CUctx_st *context)
 {
     sim_memory_end_context(context);
+    sim_contents_end_context(context);
     sim_streams_end_context(context);
     sim_events_end_context(context);
     sim_memory_give(call->gpu->uuid, context->bytes + limit_bytes(context), false);
@@ -311,7 +313,7 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     if (result == CUDA_SUCCESS && (limit < 0 || limit >= LIMITS))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS && limit == LIMIT_MALLOC_HEAP_SIZE) {
-        struct CUctx_st *context = current_context();
+        struct CUctx_st *context = whole_context(current_context());
         pthread_mutex_lock(&lock);
         if (value > context->heap_bytes)
             result = sim_context_appears(&call, value - context->heap_bytes);
@@ -331,7 +333,7 @@ EXPORT CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     if (result == CUDA_SUCCESS && (!value || limit < 0 || limit >= LIMITS))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        *value = limit == LIMIT_MALLOC_HEAP_SIZE ? current_context()->heap_bytes
+        *value = limit == LIMIT_MALLOC_HEAP_SIZE ? whole_context(current_context())->heap_bytes
             : limit == LIMIT_STACK_SIZE          ? 1024
                                                  : MIB;
     return cuda_end(&call, result);

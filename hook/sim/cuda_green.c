@@ -1,5 +1,6 @@
 /* Simulated CUDA driver: green contexts. Each is a part of the GPU, costs a quarter of a context besides the
- * device's primary one, which it retains, and can be current to one thread at a time.
+ * device's primary one, which it retains, and can be current to one thread at a time. Memory, code and heap
+ * are the primary one's, whichever of the two is current.
  */
 #include "contexts.h"
 #include "memory.h"
@@ -12,7 +13,8 @@
 enum { MOST_CURRENT = 64 };
 
 struct CUgreenCtx_st {
-    struct CUctx_st context; /* what cuCtxFromGreenCtx gives */
+    struct CUctx_st at_handle, apart; /* what cuCtxFromGreenCtx gives is one of them */
+    CUcontext context;
     uint64_t bytes;
 };
 
@@ -99,10 +101,12 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
     if (result == CUDA_SUCCESS && (!green || !description))
         result = CUDA_ERROR_INVALID_VALUE;
     struct CUgreenCtx_st *made = result == CUDA_SUCCESS ? calloc(1, sizeof *made) : NULL;
+    if (made)
+        made->context = call.node->green_apart ? &made->apart : &made->at_handle;
     if (result == CUDA_SUCCESS)
-        result = made ? sim_primary_retain(&call, device, &made->context.parent) : CUDA_ERROR_OUT_OF_MEMORY;
+        result = made ? sim_primary_retain(&call, device, &made->context->parent) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
-        made->context.device = device;
+        made->context->device = device;
         made->bytes = sim_context_bytes(&call) / 4;
         result = sim_context_appears(&call, made->bytes);
         if (result != CUDA_SUCCESS)
@@ -121,11 +125,11 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     struct cuda_call call;
     if (!green)
         return CUDA_ERROR_INVALID_VALUE;
-    CUdevice device = green->context.device;
+    CUdevice device = green->context->device;
     CUresult result = cuda_begin_device(&call, __func__, device);
     if (result == CUDA_SUCCESS) {
-        leave_for_good(&green->context);
-        sim_streams_end_context(&green->context);
+        leave_for_good(green->context);
+        sim_streams_end_context(green->context);
         sim_memory_give(call.gpu->uuid, green->bytes, false);
         free(green);
         sim_primary_release(&call, device);
@@ -138,6 +142,6 @@ EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
     FAIL_IF_TOLD;
     if (!context || !green)
         return CUDA_ERROR_INVALID_VALUE;
-    *context = &green->context;
+    *context = green->context;
     return CUDA_SUCCESS;
 }

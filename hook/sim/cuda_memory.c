@@ -50,7 +50,7 @@ static CUresult take(const struct cuda_call *call, uint64_t bytes, bool low, uns
         return answer == SIM_MEMORY_BROKEN ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
     }
     block->bytes = bytes;
-    block->context = current_context();
+    block->context = whole_context(current_context());
     memcpy(block->uuid, call->gpu->uuid, TEXT_BYTES);
     pthread_mutex_lock(&lock);
     unsigned long long *cursor = low ? &next_low_address : &next_address;

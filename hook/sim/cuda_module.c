@@ -1,10 +1,9 @@
 /* Simulated CUDA driver: modules and libraries, which take memory of the GPU when they are loaded. */
+#include "contents.h"
 #include "cuda_call.h"
 #include "functions.h"
-#include "memory.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -12,8 +11,7 @@ enum { MARK = 0x6d6f6475 };
 
 struct CUmod_st {
     unsigned mark;
-    uint64_t bytes;
-    char uuid[TEXT_BYTES];
+    struct sim_content content;
 };
 
 static CUresult load(const char *function, CUmodule *module, const void *image)
@@ -25,13 +23,11 @@ static CUresult load(const char *function, CUmodule *module, const void *image)
     if (result != CUDA_SUCCESS)
         return cuda_end(&call, result);
     struct CUmod_st *made = calloc(1, sizeof *made);
-    uint64_t bytes = call.gpu->module_mib * MIB;
-    if (!made || sim_memory_take(call.gpu->uuid, bytes, capacity_bytes(&call)) != SIM_MEMORY_DONE) {
+    if (!made || !sim_content_take(&call, &made->content, call.gpu->module_mib * MIB)) {
         free(made);
         return cuda_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
     }
-    *made = (struct CUmod_st){.mark = MARK, .bytes = bytes};
-    memcpy(made->uuid, call.gpu->uuid, TEXT_BYTES);
+    made->mark = MARK;
     *module = made;
     return cuda_end(&call, CUDA_SUCCESS);
 }
@@ -43,7 +39,7 @@ static CUresult unload(const char *function, CUmodule module)
     if (result == CUDA_SUCCESS && (!module || module->mark != MARK))
         result = CUDA_ERROR_INVALID_HANDLE;
     if (result == CUDA_SUCCESS) {
-        sim_memory_give(module->uuid, module->bytes, false);
+        sim_content_give(&module->content);
         module->mark = 0; /* never freed: functions of it may be asked about */
     }
     return cuda_end(&call, result);

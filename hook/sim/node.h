@@ -28,6 +28,7 @@
  *   connections 8
  *   clock real | virtual
  *   absent call=cuMemCreate
+ *   green_contexts same | apart
  *
  * The file is looked at on every call and read again when its inode, size or time changed. A file that does
  * not parse leaves the last good one in force and is reported once on stderr. Thread safe.
@@ -126,6 +127,7 @@ struct sim_node {
     char driver_version[80];
     int cuda_version;
     bool virtual_clock;
+    bool green_apart; /* a green context is another pointer than its CUcontext */
     unsigned kernel_us, slice_us, launch_us, queue_depth, connections;
     size_t gpu_count, event_count, process_count, failure_count, pair_count, kernel_count, absent_count;
     struct sim_gpu gpus[MAX_GPUS];

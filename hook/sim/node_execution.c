@@ -63,9 +63,12 @@ bool parse_kernel(const struct line *line, struct sim_node *node)
 
 bool parse_clock(const struct line *line, struct sim_node *node)
 {
-    node->virtual_clock = strcmp(line->words[1], "virtual") == 0;
-    return node->virtual_clock || strcmp(line->words[1], "real") == 0
-        || refuse(line, "clock must be real or virtual");
+    return parse_choice(line, "real", "virtual", &node->virtual_clock);
+}
+
+bool parse_green_contexts(const struct line *line, struct sim_node *node)
+{
+    return parse_choice(line, "same", "apart", &node->green_apart);
 }
 
 bool parse_absent(const struct line *line, struct sim_node *node)

@@ -9,6 +9,7 @@
 bool parse_execution(const struct line *line, struct sim_node *node);
 bool parse_kernel(const struct line *line, struct sim_node *node);
 bool parse_clock(const struct line *line, struct sim_node *node);
+bool parse_green_contexts(const struct line *line, struct sim_node *node);
 bool parse_absent(const struct line *line, struct sim_node *node);
 
 #endif

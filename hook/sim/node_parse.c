@@ -211,16 +211,12 @@ static bool parse_hang(const struct line *line, struct sim_node *node)
 
 static bool parse_enumeration(const struct line *line, struct sim_node *node)
 {
-    node->fixed_enumeration = strcmp(line->words[1], "fixed") == 0;
-    return node->fixed_enumeration || strcmp(line->words[1], "live") == 0
-        || refuse(line, "enumeration must be live or fixed");
+    return parse_choice(line, "live", "fixed", &node->fixed_enumeration);
 }
 
 static bool parse_pids(const struct line *line, struct sim_node *node)
 {
-    node->hidden_pids = strcmp(line->words[1], "hidden") == 0;
-    return node->hidden_pids || strcmp(line->words[1], "visible") == 0
-        || refuse(line, "pids must be visible or hidden");
+    return parse_choice(line, "visible", "hidden", &node->hidden_pids);
 }
 
 static bool parse_fail(const struct line *line, struct sim_node *node)
@@ -324,6 +320,7 @@ static const struct {
     {"kernel", 3, parse_kernel},
     {"clock", 2, parse_clock},
     {"absent", 2, parse_absent},
+    {"green_contexts", 2, parse_green_contexts},
 };
 
 static bool parse_line(struct line *line, char *text, struct sim_node *node)

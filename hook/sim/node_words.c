@@ -108,6 +108,13 @@ bool number_or_unsupported(const struct line *line, const char *key, long high, 
     return number_of(line, key, 0, high, absent, number);
 }
 
+bool parse_choice(const struct line *line, const char *usual, const char *other, bool *is_other)
+{
+    *is_other = strcmp(line->words[1], other) == 0;
+    return *is_other || strcmp(line->words[1], usual) == 0
+        || refuse(line, "%s must be %s or %s", line->words[0], usual, other);
+}
+
 bool copy_text(const struct line *line, const char *what, const char *text, char *to, size_t bytes)
 {
     if (!text || !*text || strlen(text) >= bytes)

@@ -36,6 +36,9 @@ bool number_of(const struct line *line, const char *key, long low, long high, lo
 /* A number from 0, or the word "unsupported", which gives UNKNOWN. */
 bool number_or_unsupported(const struct line *line, const char *key, long high, long absent, long *number);
 
+/* The word behind the statement, one of two: whether it is the other. */
+bool parse_choice(const struct line *line, const char *usual, const char *other, bool *is_other);
+
 /* `text` (which may be NULL), if it is neither empty nor too long. */
 bool copy_text(const struct line *line, const char *what, const char *text, char *to, size_t bytes);
 

@@ -110,6 +110,16 @@ def test_each_context_is_charged_until_it_is_destroyed(costly: Node, make: str, 
     assert run(costly, steps) == [0, [600, 600], 0, 0, [300, 300]]
 
 
+def test_what_was_made_in_a_context_ends_with_it(costly: Node) -> None:
+    steps = (
+        "start(); e, c = context(); m = ctypes.c_void_p(); r += [e, alloc(100)[0]]\n"
+        "r += [array('cuArrayCreate_v2', Array2D(6400, 1024, FLOAT, 4))[0]]\n"
+        "r += [cuda.cuModuleLoadData(ctypes.byref(m), b'x'), both()]\n"
+        "r += [cuda.cuCtxDestroy_v2(c), start(), both()]"
+    )
+    assert run(costly, steps) == [0, 0, 0, 0, [820, 820], 0, 0, [300, 300]]
+
+
 def test_a_green_context_is_charged_what_it_takes(costly: Node) -> None:
     steps = (
         "start(); g = ctypes.c_void_p()\n"

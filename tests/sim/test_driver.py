@@ -79,7 +79,7 @@ GPU = "gpu 0 uuid=GPU-a memory_mib=100\n"
         pytest.param(
             GPU
             + "kernel a us=5\nkernel b us=2..200000\nkernel c us=20..2000 one_in=100\nkernel d us=20..500 after=300\nslice_us 1\nlaunch_us 0\nqueue_depth 1024\nconnections 32\n"
-            "clock virtual\nclock real\nabsent call=cuMemCreate\n",
+            "clock virtual\nclock real\nabsent call=cuMemCreate\ngreen_contexts apart\ngreen_contexts same\n",
             1,
             id="how work runs",
         ),
@@ -138,7 +138,10 @@ def test_what_the_configuration_can_say(tmp_path: Path, text: str, count: int) -
         pytest.param("slice_us 0\n", "slice_us must be", id="no slice"),
         pytest.param("queue_depth 1025\n", "queue_depth must be", id="too deep a queue"),
         pytest.param("connections 33\n", "connections must be", id="too many connections"),
-        pytest.param("clock fast\n", "clock must be", id="clock"),
+        pytest.param("clock fast\n", "clock must be real or virtual", id="clock"),
+        pytest.param(
+            "green_contexts far\n", "green_contexts must be same or apart", id="green contexts"
+        ),
         pytest.param("absent cuMemCreate\n", "call must have", id="absent what"),
         pytest.param("x " * 30, "more than 24 words", id="too many words"),
         pytest.param(

@@ -7,6 +7,7 @@
 #include "wrap.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +41,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table contexts, modules;
 static struct primary primaries[MAX_ORDINALS];
+static _Atomic bool green_made; /* ever: until then, who asks for the whole of a context takes no lock */
 
 static void forget_after_fork(void)
 {
@@ -72,6 +74,8 @@ void context_made(CUcontext handle, CUdevice device, struct cost cost, bool gree
     context->green_of = green && device < MAX_ORDINALS ? device : -1;
     pthread_mutex_lock(&lock);
     table_add(&contexts, &context->entry, key_of(handle));
+    if (green)
+        green_made = true;
     pthread_mutex_unlock(&lock);
 }
 
@@ -87,7 +91,8 @@ struct context *context_ending(const void *handle)
 
 CUcontext context_whole(CUcontext handle)
 {
-    pthread_once(&fork_once, watch_forks);
+    if (!atomic_load_explicit(&green_made, memory_order_relaxed))
+        return handle;
     pthread_mutex_lock(&lock);
     const struct context *context = (struct context *)table_find(&contexts, key_of(handle));
     if (context && context->green_of >= 0)
@@ -119,7 +124,7 @@ static void end_contents(const void *context)
 
 CUresult context_ended(struct context *context, const void *handle, CUresult result)
 {
-    if (result == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && handle) {
         pthread_mutex_lock(&lock);
         end_contents(handle);
         pthread_mutex_unlock(&lock);

@@ -16,8 +16,9 @@ struct context; /* an account */
  * retained for it until it has ended. */
 void context_made(CUcontext context, CUdevice device, struct cost cost, bool green);
 
-/* The context for what other threads use as well: of a green one, which may be current to one thread at a
- * time, the primary context of its device, of which it is a part; otherwise the same. */
+/* The context that owns what is allocated, loaded or measured in this one: of a green one, which is a part of
+ * it and may be current to one thread at a time, the primary context of its device; otherwise the same. Takes
+ * no lock where no green context was ever made. */
 CUcontext context_whole(CUcontext context);
 
 /* The device whose primary context is retained for this account's; -1: none. */
@@ -26,7 +27,8 @@ CUdevice context_retains(const struct context *account);
 /* It is about to end: gives its account, NULL if it has none. */
 struct context *context_ending(const void *context);
 
-/* It has ended, and all that was loaded into it; or the driver refused. */
+/* It has ended, and all that was in it; or the driver refused. `handle` NULL: it was green, and owned
+ * nothing. */
 CUresult context_ended(struct context *context, const void *handle, CUresult result);
 
 /* A limit of the context was raised, which was charged so much; or lowered, which gives bytes back. */

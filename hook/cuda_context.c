@@ -141,8 +141,8 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     stream_ends(NULL);
     struct context *account = context_ending(own_context(green));
     CUdevice retained = context_retains(account);
-    /* What is measured there, and memory that was allocated there, is the primary context's. */
-    CUresult result = context_ended(account, green, CALL(cuGreenCtxDestroy, green));
+    /* What is measured, allocated or loaded there is the primary context's, and noted as such. */
+    CUresult result = context_ended(account, NULL, CALL(cuGreenCtxDestroy, green));
     if (result == CUDA_SUCCESS && retained >= 0)
         release(retained);
     return result;
@@ -272,6 +272,7 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
         return result;
     result = CALL(cuCtxSetLimit, limit, value);
     if (result == CUDA_SUCCESS && overhead_changed(&overhead, &cost, &less)) {
+        context = context_whole(context);
         context_grew(context, device, cost);
         context_shrank(context, less);
         return result;

@@ -19,6 +19,7 @@ static CUresult begin(struct loading *loading, const char *function)
         || real->cuCtxGetDevice(&loading->device) != CUDA_SUCCESS
         || real->cuCtxGetCurrent(&loading->context) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
+    loading->context = context_whole(loading->context);
     return overhead_begin(&loading->overhead, loading->device, OVERHEAD_MODULE, function);
 }
 

@@ -1,4 +1,5 @@
 #include "wrap.h"
+#include "contexts.h"
 #include "overhead.h"
 #include "reclaim.h"
 
@@ -23,7 +24,7 @@ CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t byt
     const struct real_cuda *real = real_cuda();
     CUcontext context = NULL;
     if (real->cuCtxGetCurrent && real->cuCtxGetCurrent(&context) == CUDA_SUCCESS)
-        block_set_context(kept, context);
+        block_set_context(kept, context_whole(context));
     *block = kept;
     return result;
 }

@@ -134,6 +134,14 @@ static struct tables tables_in(const struct dl_phdr_info *info)
     return (struct tables){0};
 }
 
+/* By libc's own walk: a program may have put a list of its own in its place, without what came later. */
+static int walk(int (*look)(struct dl_phdr_info *, size_t, void *), struct search *search)
+{
+    __typeof__(&dl_iterate_phdr) libcs;
+    *(void **)&libcs = loaded_libc("dl_iterate_phdr");
+    return (libcs ? libcs : dl_iterate_phdr)(look, search);
+}
+
 static int look_for_address(struct dl_phdr_info *info, size_t size, void *context)
 {
     struct search *search = context;
@@ -148,7 +156,7 @@ static int look_for_address(struct dl_phdr_info *info, size_t size, void *contex
 bool loaded_at(const void *address, struct loaded *library)
 {
     struct search search = {.address = address, .library = library};
-    return dl_iterate_phdr(look_for_address, &search) == 1;
+    return walk(look_for_address, &search) == 1;
 }
 
 static int look_behind(struct dl_phdr_info *info, size_t size, void *context)
@@ -168,10 +176,10 @@ static int look_behind(struct dl_phdr_info *info, size_t size, void *context)
 void *loaded_next_definition(const void *caller, const char *name)
 {
     struct search search = {.address = caller, .name = name};
-    dl_iterate_phdr(look_behind, &search);
+    walk(look_behind, &search);
     if (!search.passed) { /* code that no library holds counts as the program's */
         search.address = NULL;
-        dl_iterate_phdr(look_behind, &search);
+        walk(look_behind, &search);
     }
     return search.found;
 }

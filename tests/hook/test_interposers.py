@@ -71,6 +71,49 @@ def test_a_linked_program_under_a_profiler_is_limited(node: Node, first: bool, s
     assert (done.stdout, done.stderr) == (f"0 0 2, {seen} seen\n", "")
 
 
+CACHED = """
+/* A program that has the list of libraries by heart, so that its exceptions do not take the loader's lock. */
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+typedef int look(struct dl_phdr_info *, size_t, void *);
+static struct dl_phdr_info known[256];
+static int count;
+static int keep(struct dl_phdr_info *library, size_t size, void *nothing) {
+    known[count++] = *library;
+    return nothing || size < sizeof *library || count == 256;
+}
+int dl_iterate_phdr(look *each, void *context) {
+    int said = 0;
+    for (int i = 0; i < count && !said; i++)
+        said = each(&known[i], sizeof known[i], context);
+    return said;
+}
+int main(void) {
+    int (*walk)(look *, void *), (*init)(unsigned), (*retain)(void **, int), (*enter)(void *);
+    int (*allocate)(unsigned long long *, unsigned long);
+    *(void **)&walk = dlsym(RTLD_NEXT, "dl_iterate_phdr");
+    walk(keep, NULL);
+    void *context, *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    *(void **)&init = dlsym(driver, "cuInit");
+    *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
+    *(void **)&enter = dlsym(driver, "cuCtxSetCurrent");
+    *(void **)&allocate = dlsym(driver, "cuMemAlloc_v2");
+    unsigned long long address;
+    int start = init(0) | retain(&context, 0) | enter(context);
+    int first = allocate(&address, 60 << 20), second = allocate(&address, 60 << 20);
+    printf("%d %d %d", start, first, second);
+    return 0;
+}
+"""
+
+
+def test_a_program_with_a_list_of_the_libraries_of_its_own_is_limited(node: Node) -> None:
+    """It lacks the driver, which the program opens later."""
+    done = node.run_program([str(compiled(CACHED, "-rdynamic", "-ldl"))], **{LIMIT: "100m"})
+    assert (done.stdout, done.stderr) == ("0 0 2", "")
+
+
 PLUGIN = """
 #include <dlfcn.h>
 void *next(const char *name) { void *volatile found = dlsym(RTLD_NEXT, name); return found; }

@@ -14,19 +14,20 @@ EXPORT CUresult cuInit(unsigned flags)
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuInit)
         return CUDA_ERROR_NO_DEVICE;
-    if (!depth_inside() && settings()->malformed) {
-        log_refusal("CUDA does not start: %s", settings()->problem);
+    const struct settings *asked = settings();
+    if (!depth_inside() && asked->malformed) {
+        log_refusal("CUDA does not start: %s", asked->problem);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (settings()->active && !depth_inside() && !region_join()) {
-        log_refusal("CUDA does not start: device memory cannot be counted in %s: %s; %s",
-                    settings()->cache_path, region_problem(), region_advice());
+    if (asked->active && !depth_inside() && !region_join()) {
+        log_refusal("CUDA does not start: device memory cannot be counted in %s: %s; %s", asked->cache_path,
+                    region_problem(), region_advice());
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     depth_enter();
     CUresult result = real->cuInit(flags);
     depth_leave();
     if (result == CUDA_SUCCESS)
-        real_cuda_settle();
+        real_cuda_settle(asked->active);
     return result;
 }

@@ -99,7 +99,7 @@ static unsigned pid_on_node(void)
 
 struct figures figures_now(int place)
 {
-    const struct real_nvml *real = real_nvml();
+    const struct real_nvml *real = real_nvml_of_ours();
     struct figures figures = {0};
     struct nvml_memory memory;
     nvmlDevice_t device;

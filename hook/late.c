@@ -25,7 +25,8 @@
 
 // clang-format off
 #define LATE(X) \
-    X(__cxa_atexit) X(__errno_location) X(__fxstat) X(__xstat) X(__isoc99_sscanf) X(atoi) X(calloc) \
+    X(__cxa_atexit) X(__errno_location) X(__fxstat) X(__xstat) X(__isoc99_sscanf) X(__register_atfork) \
+    X(atoi) X(calloc) \
     X(clock_gettime) X(clock_nanosleep) X(dladdr) X(dlclose) X(dlerror) X(dlopen) X(fchmod) \
     X(fcntl) X(flock) X(free) X(ftruncate) X(getauxval) X(getenv) X(geteuid) X(getpid) X(getrlimit) \
     X(kill) X(madvise) \
@@ -169,6 +170,7 @@ __asm__(".set late_index, 0\n" LATE(X) ".popsection\n");
 enum { GLIBC_ONCE_DONE = 2 };
 
 extern void *__dso_handle;
+int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *library);
 
 int pthread_once(pthread_once_t *once, void (*routine)(void))
 {
@@ -190,11 +192,12 @@ int pthread_once(pthread_once_t *once, void (*routine)(void))
 
 int pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
 {
-    int (*glibcs)(void (*)(void), void (*)(void), void (*)(void), void *);
     __typeof__(&pthread_atfork) real;
-    *(void **)&glibcs = libcs("__register_atfork"); /* its pthread_atfork is linked into each library */
-    if (glibcs)
-        return glibcs(prepare, parent, child, &__dso_handle);
+    /* What glibc's calls, which is linked into each library. Never looked up by this call: it may come while
+     * the loader's lock is held for who waits for us. */
+    int result = __register_atfork(prepare, parent, child, &__dso_handle);
+    if (result >= 0)
+        return result;
     *(void **)&real = libcs("pthread_atfork");
     return real ? real(prepare, parent, child) : ENOMEM;
 }

@@ -10,9 +10,9 @@
 
 _Atomic(dlsym_function *) real_dlsym_known;
 _Atomic(const void *) real_known[DRIVERS];
+atomic_bool real_cuda_settled;
 
 static _Atomic(dlvsym_function *) dlvsym_known;
-static atomic_bool cuda_settled;
 
 struct functions {
     struct extent extent;
@@ -159,10 +159,13 @@ void *real_function(const void *real, int row)
     return functions->of_row[row < CUDA_END ? row : row - CUDA_END];
 }
 
-void real_cuda_settle(void)
+void real_cuda_settle(bool asks_nvml)
 {
-    if (!atomic_load_explicit(&cuda_settled, memory_order_relaxed))
-        atomic_store_explicit(&cuda_settled, true, memory_order_relaxed);
+    if (atomic_load(&real_cuda_settled))
+        return;
+    if (asks_nvml)
+        real_search(DRIVER_NVML, true);
+    atomic_store(&real_cuda_settled, true);
 }
 
 /* libcuda.so, libcuda.so.1, libcuda.so.570.86.15 ... */
@@ -176,7 +179,7 @@ static bool has_name(const struct loaded *library, enum driver driver)
 static bool newly_gave(enum driver driver, const void *function, const void *caller)
 {
     struct loaded library, asking;
-    bool settled = driver == DRIVER_NVML || atomic_load(&cuda_settled);
+    bool settled = driver == DRIVER_NVML || atomic_load(&real_cuda_settled);
     if ((settled && atomic_load(&real_known[driver])) || !loaded_at(function, &library)
         || !has_name(&library, driver))
         return false;

@@ -38,6 +38,7 @@ struct real_nvml {
 enum driver { DRIVER_CUDA, DRIVER_NVML, DRIVERS };
 
 extern _Atomic(const void *) real_known[DRIVERS] __attribute__((visibility("hidden")));
+extern atomic_bool real_cuda_settled __attribute__((visibility("hidden")));
 
 /* The functions of the library that the program has loaded, or else, where `load`, by loading it. */
 const void *real_search(enum driver driver, bool load);
@@ -55,11 +56,23 @@ static inline const struct real_nvml *real_nvml(void)
     return __builtin_expect(real != NULL, 1) ? real : real_search(DRIVER_NVML, true);
 }
 
+/* The same for questions of our own. Not looked for any more once CUDA has settled: NULL until the program
+ * comes to use one. */
+static inline const struct real_nvml *real_nvml_of_ours(void)
+{
+    const struct real_nvml *real = atomic_load_explicit(&real_known[DRIVER_NVML], memory_order_acquire);
+    return real || atomic_load_explicit(&real_cuda_settled, memory_order_relaxed)
+        ? real
+        : real_search(DRIVER_NVML, true);
+}
+
 /* The function of a row (names.h) in what real_search gave; NULL when the driver lacks it. */
 void *real_function(const void *real, int row);
 
-/* CUDA has started: from now on it has one driver in this process, whatever else is loaded. */
-void real_cuda_settle(void);
+/* CUDA has started: from now on it has one driver in this process, whatever else is loaded. `asks_nvml`: and
+ * one NVML that we ask, if there is any. Found here, where the driver itself loads libraries: later the
+ * thread that needs it may be one that a library's constructor waits for, with the loader's lock held. */
+void real_cuda_settle(bool asks_nvml);
 
 /* Whether `function` lies in the driver's library, and the one who asks, `caller`, does not. A library of the
  * driver's name that the program has come to use becomes the driver, as long as CUDA has not started with

@@ -44,6 +44,7 @@ static int begun[2]; /* a pipe from its children */
 static int files[MOST_FILES], file_count;
 
 _Atomic(const void *) real_known[DRIVERS]; /* no driver */
+atomic_bool real_cuda_settled;
 
 const void *real_search(enum driver which, bool load)
 {

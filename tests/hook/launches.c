@@ -148,6 +148,7 @@ static struct real_cuda driver = {.cuCtxGetDevice = device_of_context,
                                   .cuThreadExchangeStreamCaptureMode = exchange_mode};
 static struct real_nvml without; /* any function */
 _Atomic(const void *) real_known[DRIVERS] = {&driver, &without};
+atomic_bool real_cuda_settled;
 
 const void *real_search(enum driver which, bool load)
 {

@@ -33,6 +33,7 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 
 static struct real_cuda driver = {.cuCtxGetDevice = device_of_context, .cuDeviceGetUuid = uuid_of};
 _Atomic(const void *) real_known[DRIVERS] = {&driver, &driver};
+atomic_bool real_cuda_settled;
 
 const void *real_search(enum driver which, bool load)
 {

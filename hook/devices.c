@@ -68,7 +68,7 @@ CUresult place_of_context(int *place)
     CUdevice device;
     *place = -1;
     if (!real || !real->cuCtxGetDevice)
-        return CUDA_ERROR_NOT_INITIALIZED;
+        return CUDA_ERROR_NOT_SUPPORTED; /* none that means nothing can be allocated: something may be */
     CUresult result = real->cuCtxGetDevice(&device);
     if (result == CUDA_SUCCESS)
         *place = place_of_device(device);

@@ -125,6 +125,16 @@ static void *open_beside_cuda(const char *library)
     return dlopen(path, RTLD_LAZY);
 }
 
+/* What a library defines, if it is loaded, or else what it was opened with. */
+static __attribute__((noinline)) void *seen_from(const char *library, const char *name)
+{
+    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    void *found = handle ? real_dlsym()(handle, name) : NULL;
+    if (handle)
+        dlclose(handle);
+    return found;
+}
+
 /* What a call of the driver's first function would reach without us; NULL when it would reach nothing. */
 static const void *without_us(enum driver driver, bool load)
 {
@@ -132,12 +142,11 @@ static const void *without_us(enum driver driver, bool load)
     dlsym_function *lookup = real_dlsym();
     if (!lookup)
         return NULL;
-    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-    void *found = handle ? lookup(handle, first) : NULL;
+    void *found = seen_from(library, first);
     if (!found) /* what the program is linked to may have any name */
         found = lookup(RTLD_NEXT, first);
     if (!found && load) {
-        handle = dlopen(library, RTLD_LAZY);
+        void *handle = dlopen(library, RTLD_LAZY);
         handle = handle ? handle : open_beside_cuda(library);
         found = handle ? lookup(handle, first) : NULL;
     }
@@ -157,15 +166,6 @@ void *real_function(const void *real, int row)
 {
     const struct functions *functions = real;
     return functions->of_row[row < CUDA_END ? row : row - CUDA_END];
-}
-
-void real_cuda_settle(bool asks_nvml)
-{
-    if (atomic_load(&real_cuda_settled))
-        return;
-    if (asks_nvml)
-        real_search(DRIVER_NVML, true);
-    atomic_store(&real_cuda_settled, true);
 }
 
 /* libcuda.so, libcuda.so.1, libcuda.so.570.86.15 ... */
@@ -197,14 +197,18 @@ bool real_gave(enum driver driver, const void *function, const void *caller)
     return newly_gave(driver, function, caller);
 }
 
-/* What a library defines, if it is loaded, or else what it was opened with. */
-static __attribute__((noinline)) void *seen_from(const char *library, const char *name)
+void real_cuda_settle(bool asks_nvml)
 {
-    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-    void *found = handle ? real_dlsym()(handle, name) : NULL;
-    if (handle)
-        dlclose(handle);
-    return found;
+    const struct functions *so_far = atomic_load(&real_known[DRIVER_CUDA]);
+    if (atomic_load(&real_cuda_settled))
+        return;
+    /* What was called may be stubs in a library of another name, which have loaded the driver now. */
+    real_gave(DRIVER_CUDA, seen_from(drivers[DRIVER_CUDA].library, drivers[DRIVER_CUDA].first),
+              (const void *)so_far->extent.low);
+    dlerror();
+    if (asks_nvml)
+        real_search(DRIVER_NVML, true);
+    atomic_store(&real_cuda_settled, true);
 }
 
 void *real_opened_with(enum driver driver, const void *caller, const char *name)

@@ -1,6 +1,7 @@
 /* A CUDA driver of two functions, in the shapes that drivers come in; the simulated one has but one shape.
  *
  * STUB     the toolkit's library to link against: nothing works
+ * NOWHERE  does not tell the device of a context
  * DOOR     forwards to INNER, a library of the driver's name elsewhere: as soon as it is loaded, or (LAZY) at
  *          the first call
  * ENTRIES  cuGetProcAddress gives other entries to the functions than those that are exported, and under a
@@ -82,6 +83,7 @@ EXPORT int cuInit(unsigned flags)
 #endif
 }
 
+#ifndef NOWHERE
 EXPORT int cuCtxGetDevice(int *into)
 {
 #ifdef DOOR
@@ -92,6 +94,7 @@ EXPORT int cuCtxGetDevice(int *into)
     return 0;
 #endif
 }
+#endif
 
 EXPORT int cuDeviceGetUuid(char *into, int ordinal)
 {

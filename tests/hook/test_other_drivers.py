@@ -144,6 +144,85 @@ def test_a_linked_program_has_the_driver_that_it_was_linked_to(
     assert (done.stdout, done.stderr) == (said, "")
 
 
+LAZY_STUBS = """
+/* What lets a program start without a driver: some of its functions, each opening it when it is called. */
+#include <dlfcn.h>
+#include <stddef.h>
+static void *drivers(const char *name) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return driver ? dlsym(driver, name) : NULL;
+}
+#define STUB(name, parameters, arguments) \
+    int name parameters { \
+        static int (*real) parameters; \
+        if (!real) \
+            *(void **)&real = drivers(#name); \
+        return real ? real arguments : 3; \
+    }
+STUB(cuInit, (unsigned flags), (flags))
+#ifdef FEW
+STUB(cuDevicePrimaryCtxRetain, (void **context, int device), (context, device))
+STUB(cuCtxSetCurrent, (void *context), (context))
+STUB(cuMemAlloc_v2, (unsigned long long *address, size_t bytes), (address, bytes))
+#endif
+#ifdef WITH_DEVICE
+STUB(cuCtxGetDevice, (int *device), (device))
+#endif
+"""
+STUBBED = """
+/* Linked to the stubs, with a library inside (the CUDA runtime) that looks the driver up itself. */
+#include <dlfcn.h>
+#include <stdio.h>
+int cuInit(unsigned);
+int cuDevicePrimaryCtxRetain(void **, int) __attribute__((weak)), cuCtxSetCurrent(void *) __attribute__((weak));
+int cuMemAlloc_v2(unsigned long long *, unsigned long) __attribute__((weak));
+int main(void) {
+    unsigned long long address = 0;
+    void *context = NULL, *driver = NULL;
+    int (*retain)(void **, int) = cuDevicePrimaryCtxRetain, (*enter)(void *) = cuCtxSetCurrent;
+    int (*allocate)(unsigned long long *, unsigned long) = cuMemAlloc_v2, start = cuInit(0);
+    for (int round = 0; round < 2; round++) {
+        if (INITIALIZED_ALONE || round) {
+            driver = dlopen("libcuda.so.1", RTLD_NOW);
+            *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
+            *(void **)&enter = dlsym(driver, "cuCtxSetCurrent");
+            *(void **)&allocate = dlsym(driver, "cuMemAlloc_v2");
+        }
+        start |= retain(&context, 0) | enter(context);
+        printf("%d %d ", allocate(&address, 40 << 20), allocate(&address, 40 << 20));
+    }
+    printf("%d", start);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "alone"),
+    [
+        pytest.param(("-DFEW",), 0, id="some functions"),
+        pytest.param(("-DFEW", "-DWITH_DEVICE"), 0, id="and the device of a context"),
+        pytest.param((), 1, id="cuInit alone"),
+    ],
+)
+def test_the_driver_is_what_stubs_of_another_name_have_loaded(
+    node: Node, flags: tuple[str, ...], alone: int
+) -> None:
+    """Else what they lack is lacking for good, and the driver itself is a second one, not limited."""
+    stubs = library(LAZY_STUBS, *flags, "-ldl", "-Wl,-soname,libstubs.so", name="libstubs.so")
+    program = compiled(STUBBED, f"-DINITIALIZED_ALONE={alone}", str(stubs), "-ldl")
+    search = f"{stubs.parent}:{node.sim.libraries}"
+    done = node.run_program([str(program)], **{LIMIT: "100m", "LD_LIBRARY_PATH": search})
+    assert (done.stdout, done.stderr) == ("0 0 2 2 0", "")
+
+
+def test_a_driver_that_does_not_tell_the_device_gives_nothing(
+    node: Node, limited: dict[str, str]
+) -> None:
+    said = node.run(opened(driver("-DNOWHERE")) + ALLOCATE_TWICE, **limited)
+    assert (said["init"], said["results"]) == (0, [801, 801])
+
+
 def test_who_catches_an_exception_out_of_the_driver_is_limited(
     node: Node, limited: dict[str, str]
 ) -> None:

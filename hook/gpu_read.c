@@ -35,6 +35,13 @@ __attribute__((noinline)) void gpu_time_correct(struct lane *lane, int64_t ns)
     atomic_fetch_add(&lane->turn.had_ns, (uint64_t)ns);
 }
 
+__attribute__((noinline)) void gpu_time_drop_tokens(struct lane *lane)
+{
+    int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0);
+    atomic_fetch_sub(&lane->granted_ns, tokens_ns);
+    gpu_time_correct(lane, -tokens_ns);
+}
+
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
 static int64_t of_own(const struct measured_lane *lane, const struct trace *trace, int64_t ns)
 {
@@ -217,6 +224,8 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
 static void settle(struct measured_lane *lane, struct trace *trace)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
+    if (trace->own_ns > 2 * trace->expected_ns)
+        gpu_time_drop_tokens(&lane->lane);
     if (trace->told) {
         gpu_time_correct(&lane->lane, trace->own_ns - trace->charged_ns);
         if (trace->guess && !(estimate && atomic_load(&estimate->samples)))
@@ -257,9 +266,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
         estimate_raise(estimate, trace->key, own);
     gpu_time_correct(&lane->lane, beyond_ns);
     trace->charged_ns = own;
-    int64_t tokens_ns = atomic_exchange(&lane->lane.tokens_ns, 0);
-    atomic_fetch_sub(&lane->lane.granted_ns, tokens_ns);
-    gpu_time_correct(&lane->lane, -tokens_ns);
+    gpu_time_drop_tokens(&lane->lane);
     return 0;
 }
 

@@ -7,7 +7,7 @@ enum {
     OF_BIT = 2, /* streams that one noted by a bit may be, at most where a bound is set by them */
 };
 
-#define PATIENCE_NS (300 * MS_NS) /* for so long the end of what was launched last is waited for, */
+#define PATIENCE_NS (3000 * MS_NS) /* for so long the end of what was launched last is waited for, */
 #define IDLE_NS (50 * MS_NS) /* and for so long another launch */
 #define STEADY 128.0 /* launches that count as much as what was known before */
 #define CONTENDED_LEAST 0.75 /* of the least that a launch may have cost, as others' turns blur it */

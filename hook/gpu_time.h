@@ -114,6 +114,9 @@ bool gpu_time_measuring(struct lane *lane);
 /* What was charged cost `ns` more (less, if negative). */
 void gpu_time_correct(struct lane *lane, int64_t ns);
 
+/* Let nothing more go on what was taken from the share before: it is given back. */
+void gpu_time_drop_tokens(struct lane *lane);
+
 /* Read what can be read now. Whether anything of this process is being measured there. */
 bool gpu_time_read(struct lane *lane);
 

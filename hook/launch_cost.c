@@ -75,9 +75,7 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     atomic_store(&lane->went_on_at_ns, 0);
     atomic_store(&lane->sweep_left, launches < SWEEP_MOST ? launches : SWEEP_MOST);
     atomic_store(&lane->went_on_call, 0); /* after that, or a thread that is late would note it at once */
-    int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0); /* all of them come here */
-    atomic_fetch_sub(&lane->granted_ns, tokens_ns);
-    gpu_time_correct(lane, -tokens_ns);
+    gpu_time_drop_tokens(lane); /* all launches come here */
 }
 
 /* Note which stream it goes to. Whether several are in use. */
@@ -112,7 +110,10 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     bool several = several_streams(launch, now_ns);
     note_going_on(launch->lane);
-    if (!estimate || atomic_load(&estimate->samples) < FEW_SAMPLES || estimate_measures_all(estimate))
+    int samples = estimate ? atomic_load(&estimate->samples) : 0;
+    if (samples == FEW_SAMPLES - 1) /* it is just being measured */
+        atomic_store(&launch->lane->sampled_at_ns, now_ns);
+    if (samples < FEW_SAMPLES || estimate_measures_all(estimate))
         return true;
     if (several) {
         struct lane *lane = launch->lane;
@@ -121,11 +122,9 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         launch->sweep = sweep ? atomic_load(&lane->swept_at_ns) : 0;
         return sweep;
     }
-    if (estimate_measures_often(estimate))
-        return true;
-    /* Kinds that are measured anyway would else have all the measurements. */
+    /* Kinds of which all are measured would else have all the measurements. */
     bool due = elapsed_ns(atomic_load(&launch->lane->sampled_at_ns), now_ns) >= MEASURE_EVERY_NS;
     if (due)
         atomic_store(&launch->lane->sampled_at_ns, now_ns);
-    return due;
+    return due || estimate_measures_often(estimate);
 }

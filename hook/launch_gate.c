@@ -22,7 +22,6 @@ enum { MEASURE_OFTEN = 7, FEW_LOOKS = 20 };
 #define UNCERTAIN_WAIT_NS MS_NS
 #define QUEUE_LENT_NS (7 * MS_NS)
 #define STUCK_NS (5000 * MS_NS) /* between launches that are let out to somebody who may wait for them */
-#define LONGEST_LEASE_NS (5000 * MS_NS) /* what is lent for longer is left from another boot */
 #define HELD_UP_NS (2 * MS_NS) /* who wakes so late was not let run */
 #define OVERLONG_NS (1000 * MS_NS) /* for so long after it was last seen */
 
@@ -131,7 +130,7 @@ static bool queues(const struct lane *lane, uint64_t now_ns)
 static uint32_t share_now(const struct core_share *core, const struct lane *lane, uint64_t now_ns)
 {
     uint32_t permille = core->enforced ? core->permille : SHARE_WHOLE_PERMILLE;
-    bool lent = core->lent_until_ns > now_ns && core->lent_until_ns - now_ns <= LONGEST_LEASE_NS;
+    bool lent = core->lent_until_ns > now_ns && core->lent_until_ns - now_ns <= LEASES_LONGEST_NS;
     if (core->enforced && core->lent_permille && lent && !queues(lane, now_ns))
         permille += core->lent_permille < SHARE_WHOLE_PERMILLE ? core->lent_permille : SHARE_WHOLE_PERMILLE;
     return permille < SHARE_WHOLE_PERMILLE ? permille : SHARE_WHOLE_PERMILLE;

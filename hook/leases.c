@@ -16,7 +16,7 @@ static struct {
 /* Until when the agent blocks the device; 0: it does not. */
 static uint64_t blocked_by_agent(int place, uint64_t until_ns, uint64_t now_ns)
 {
-    if (until_ns <= now_ns)
+    if (until_ns - now_ns - 1 >= (uint64_t)LEASES_LONGEST_NS) /* or it is over */
         return 0;
     if (atomic_exchange(&agent_blocks[place].until_ns, until_ns) != until_ns)
         atomic_store(&agent_blocks[place].seen_at_ns, now_ns);

@@ -520,7 +520,7 @@ def test_a_block_of_one_device_holds_beside_another_that_is_free(
     """However many launches on that one have passed: the gate is open where nobody is kept at all."""
     limited.sim.kernel("kernel", 20)
     bed = limits_bed(limited, tmp_path / "library")
-    until_ns = time.monotonic_ns() + 3_600_000_000_000
+    until_ns = time.monotonic_ns() + 4_000_000_000
     bed.write(DeviceLimit(uuid=UUIDS[0]), DeviceLimit(uuid=UUIDS[1], blocked_until_ns=until_ns))
     code = (
         f"{BOTH}for _ in range(200): assert launch(function, here) == 0\n"
@@ -549,7 +549,7 @@ def test_a_block_by_the_agent_holds_from_the_next_launch_on(
     bed.write(DeviceLimit(uuid=UUIDS[0], core_permille=900))
     code = (
         f"{PAID}with open({str(bed.path)!r}, 'r+b') as file, mmap.mmap(file.fileno(), 0) as memory:\n"
-        "    Line(memory, LINES_AT).change(0, permille=900, blocked=time.monotonic_ns() + 10**12)"
+        "    Line(memory, LINES_AT).change(0, permille=900, blocked=time.monotonic_ns() + 4 * 10**9)"
     )
     imports = "import mmap, threading\nfrom limits_bed import LINES_AT, Line\n"
     path = f"{CALLS_AT}:{CALLS_AT.parent}:{ROOT}"

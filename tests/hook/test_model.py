@@ -112,12 +112,14 @@ class Machine(RuleBasedStateMachine):
         self._give(process, holding, data.draw(st.sampled_from(ENDS[holding.kind])))
 
     def _give(self, process: Process, holding: Holding, command: str) -> None:
-        """Importers go before the last that their exporter has."""
+        """Importers go before the last that their exporter has; it may be one of them itself."""
         memory = holding.of or holding
-        if process.created(memory) and process.parts(memory) == [holding]:
+        own = process.parts(memory)
+        if process.created(memory) and (own == [holding] or any(p.kind == "import" for p in own)):
             for other in self._processes():
-                for part in other.parts(memory) if other is not process else []:
-                    assert other.give(part, ENDS[part.kind][0]) == SUCCESS
+                for part in other.parts(memory):
+                    if part is not holding:
+                        assert other.give(part, ENDS[part.kind][0]) == SUCCESS
         assert process.give(holding, command) == SUCCESS
 
     def quieten(self, data: Any) -> None:

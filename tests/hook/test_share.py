@@ -582,7 +582,7 @@ def test_the_monitor_lifts_its_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize("percent", [50, 100])
 @pytest.mark.parametrize(
     ("until_s", "ends_s"),
-    [pytest.param(1.7, 1.7, id="in time"), pytest.param(3600, 2, id="of an agent that died")],
+    [pytest.param(1.7, 1.7, id="in time"), pytest.param(5.9, 2, id="of an agent that died")],
 )
 def test_a_block_of_the_agent_is_a_lease(
     tmp_path: Path, percent: int, until_s: float, ends_s: float
@@ -593,6 +593,14 @@ def test_a_block_of_the_agent_is_a_lease(
     first = next(i for i in range(15, 40) if container.worked_ns[i])
     assert sum(container.worked_ns[14:first]) == 0
     assert first == pytest.approx(ends_s * 10, abs=1)
+
+
+def test_a_block_of_before_the_node_was_started_again_blocks_nothing(tmp_path: Path) -> None:
+    """It ends at an uptime that this boot has not reached; one process after the other believed it for 1 s."""
+    tenant = Tenant(50, ("ms=2000",), limits_file=True)
+    left = Change(500, 0, "limits", BLOCKED_AT, "<Qt", 30 * 86_400 * 10**9)
+    (container,) = run(tmp_path, [tenant], {"kernel": 300}, [left])
+    assert container.percents(0.5, 1)[0] == pytest.approx(50, abs=2)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from share_bed import Grows, Kernels, Tenant, holds, run
 
 GROWS = Grows(20, 500)
+LATE_POINTS = 8  # more than usual, in the second in which it becomes long: 15 it was
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,24 @@ def test_in_a_pair(tmp_path: Path) -> None:
     tenants = [Tenant(30, ("ms=4000,kernel=c+g",)), Tenant(70, ("ms=4000,kernel=b",))]
     containers = run(tmp_path, tenants, kernels, launch_us=2)
     assert holds(containers), [one.percents(1, 1) for one in containers]
+
+
+@pytest.mark.parametrize(("threads", "streams"), [(1, 2), (2, 1), (1, 4)])
+def test_on_several_streams_that_are_never_waited_for(
+    tmp_path: Path, threads: int, streams: int
+) -> None:
+    """Their queues are 0.5 to 2 s long by the time that it is looked at again: it had all of the GPU for good."""
+    tenant = Tenant(50, (f"ms=7000,kernel=g,streams={streams}",), threads=threads)
+    (container,) = run(tmp_path, [tenant], {"g": GROWS}, launch_us=2)
+    assert holds([container], skip_s=5), container.percents(1, 1)
+
+
+def test_beside_others_it_is_known_within_half_a_second(tmp_path: Path) -> None:
+    """Its launches went on what was taken when they were short, and were looked at once in 56 ms."""
+    kernels: Kernels = {"c": 1000, "g": Grows(20, 500, 4000), "b": 100}
+    tenants = [
+        Tenant(30, ("ms=5000,kernel=g+g+g+g+g+c,sync=12",)),
+        Tenant(70, ("ms=5000,kernel=b",)),
+    ]
+    one, _ = run(tmp_path, tenants, kernels, launch_us=2)
+    assert max(one.percents(1, 1)) <= 30 + LATE_POINTS, one.percents(1, 1)

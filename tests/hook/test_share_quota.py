@@ -7,7 +7,7 @@ its threads for the rest of each 100 ms once they have run for as long as it say
 from pathlib import Path
 
 import pytest
-from share_bed import Microseconds, Tenant, holds, run
+from share_bed import BESIDE_POINTS, Microseconds, Tenant, holds, run
 from share_model import Share, load
 
 MS = 1_000_000
@@ -26,15 +26,21 @@ def test_who_is_stopped_alone_has_its_share(
     assert holds(found), container.percents(1, 1)
 
 
-@pytest.mark.parametrize("us", [50, 2000, (20, 2000)])
-def test_who_is_stopped_beside_another_has_its_share(tmp_path: Path, us: Microseconds) -> None:
+@pytest.mark.parametrize(
+    ("us", "points"),
+    [(50, BESIDE_POINTS), (1500, BESIDE_POINTS), (2000, 5), ((20, 2000), BESIDE_POINTS)],
+)
+def test_who_is_stopped_beside_another_has_its_share(
+    tmp_path: Path, us: Microseconds, points: float
+) -> None:
     """What the other had while nobody looked was charged: of 70 % it had 57 to 60."""
     tenants = [
         Tenant(30, ("ms=4000,kernel=k",)),
         Tenant(70, ("ms=4000,kernel=o",), quota_ms=(50, 100)),
     ]
     found = run(tmp_path, tenants, {"k": us, "o": 100}, launch_us=2)
-    assert holds(found), [container.percents(1, 1) for container in found]
+    worst = [abs(container.worst_error()) for container in found]
+    assert max(worst) <= points, [container.percents(1, 1) for container in found]
 
 
 @pytest.mark.parametrize(

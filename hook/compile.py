@@ -77,8 +77,8 @@ PER_CALL = frozenset(
 )
 
 # What runs beside driver calls that take microseconds, or once; and lookups, which take 10 ns more
-# by that and have room for it. Some 3 ns more are added to them where names.c is among these, and to
-# cuMemGetInfo where limits.c is.
+# by that and have room for it. Some 3 ns more are added to them where names.c is among these, and
+# to cuMemGetInfo where limits.c is.
 SELDOM = frozenset(
     {
         "amounts.c",

@@ -111,7 +111,7 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     bool several = several_streams(launch, now_ns);
     note_going_on(launch->lane);
     int samples = estimate ? atomic_load(&estimate->samples) : 0;
-    if (samples == FEW_SAMPLES - 1) /* it is just being measured */
+    if (samples == FEW_SAMPLES - 1) /* the last of the first ones counts as a sample */
         atomic_store(&launch->lane->sampled_at_ns, now_ns);
     if (samples < FEW_SAMPLES || estimate_measures_all(estimate))
         return true;

@@ -7,10 +7,10 @@ The whole hook on a simulated GPU, in virtual time, as in test_share.py.
 from pathlib import Path
 
 import pytest
-from share_bed import Grows, Kernels, Tenant, holds, run
+from share_bed import BESIDE_POINTS, Grows, Kernels, Tenant, holds, run
 
 GROWS = Grows(20, 500)
-LATE_POINTS = 8  # more than usual, in the second in which it becomes long: 15 it was
+LATE_POINTS = 8  # in the second in which it becomes long, more than what is promised: 3; it was 15
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,14 @@ def test_on_several_streams_that_are_never_waited_for(
     assert holds([container], skip_s=5), container.percents(1, 1)
 
 
-def test_beside_others_it_is_known_within_half_a_second(tmp_path: Path) -> None:
-    """Its launches went on what was taken when they were short, and were looked at once in 56 ms."""
+def test_the_second_in_which_it_becomes_long_beside_others(tmp_path: Path) -> None:
+    """Not within what is promised yet. Its launches went on what was taken when they were short, and were looked at once in 56 ms."""
     kernels: Kernels = {"c": 1000, "g": Grows(20, 500, 4000), "b": 100}
     tenants = [
         Tenant(30, ("ms=5000,kernel=g+g+g+g+g+c,sync=12",)),
         Tenant(70, ("ms=5000,kernel=b",)),
     ]
     one, _ = run(tmp_path, tenants, kernels, launch_us=2)
-    assert max(one.percents(1, 1)) <= 30 + LATE_POINTS, one.percents(1, 1)
+    percents = one.percents(1, 1)
+    assert max(percents) <= 30 + LATE_POINTS, percents
+    assert abs(percents[-1] - 30) <= BESIDE_POINTS, percents

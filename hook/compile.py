@@ -64,14 +64,12 @@ NO_TABLES = "-fno-unwind-tables"
 # little code that these go through.
 PER_CALL = frozenset(
     {
-        "blocks.c",
         "charge.c",
         "cuda_launch.c",
         "cuda_memory.c",
         "cuda_view.c",
         "devices.c",
         "ledger.c",
-        "throttle.c",
         "wrap.c",
     }
 )
@@ -84,6 +82,7 @@ SELDOM = frozenset(
         "amounts.c",
         "busy.c",
         "contexts.c",
+        "credit.c",
         "cuda_array.c",
         "cuda_capture.c",
         "cuda_context.c",
@@ -127,6 +126,7 @@ SELDOM = frozenset(
         "reserve.c",
         "residency.c",
         "settings.c",
+        "throttle.c",
         "vmm.c",
     }
 )
@@ -139,6 +139,7 @@ NEVER_UNWOUND = frozenset(
     {
         "amounts.c",
         "blocks.c",
+        "credit.c",
         "gpu_sweep.c",
         "graph_left.c",
         "launch_count.c",
@@ -176,6 +177,7 @@ ARTIFACTS = (
             "busy.c",
             "charge.c",
             "contexts.c",
+            "credit.c",
             "cuda_array.c",
             "cuda_capture.c",
             "cuda_context.c",

@@ -1,4 +1,5 @@
 /* What measured launches cost, once the driver tells when they ran. */
+#include "credit.h"
 #include "gpu_sweep.h"
 #include "gpu_traces.h"
 #include "real.h"
@@ -14,7 +15,8 @@ enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stre
 #define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
-#define OVERLONG_NS (5000 * MS_NS) /* beyond twice what was expected, a launch may wait for a later one */
+#define WAITS_NS MS_NS /* beyond what was expected, a launch may wait for one on another GPU, */
+#define OVERLONG_NS (5000 * MS_NS) /* and beyond twice that, for any later one */
 #define AT_ONCE_NS 20000 /* after an event was recorded on an idle stream, it is done */
 
 static void finish(struct measured_lane *lane, struct trace *trace)
@@ -221,6 +223,14 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
             past_had_ns(&lane->past, trace->run, 0, INT64_MAX) - of_own(lane, trace, trace->part_ns);
 }
 
+/* Whether it waited for a launch on another GPU, which says nothing of what its kind takes. Only asked of
+ * what is charged by what it took. */
+static bool met_another(struct measured_lane *lane, const struct trace *trace, struct estimate *estimate)
+{
+    return trace->waits && estimate_measures_all(estimate)
+        && credit_was_given(&lane->lane, trace->running_since_ns);
+}
+
 static void settle(struct measured_lane *lane, struct trace *trace)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
@@ -231,12 +241,16 @@ static void settle(struct measured_lane *lane, struct trace *trace)
         if (trace->guess && !(estimate && atomic_load(&estimate->samples)))
             learn_guess(&lane->lane, trace->own_ns);
         if (estimate) /* by a sweep, that it varies; what it costs is known by now */
-            estimate_learn(estimate, trace->key, trace->sweep ? atomic_load(&estimate->ns) : trace->own_ns,
+            estimate_learn(estimate, trace->key,
+                           trace->sweep || met_another(lane, trace, estimate) ? atomic_load(&estimate->ns)
+                                                                              : trace->own_ns,
                            trace->single_ns);
     } else if (trace->charged_ns > trace->expected_ns) {
         gpu_time_correct(&lane->lane,
                          trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
     }
+    if (trace->waits)
+        credit_had(&lane->lane);
     finish(lane, trace);
 }
 
@@ -257,6 +271,9 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
         return 0; /* nothing of ours runs at the moment */
     int64_t own = trace->running_since_ns ? own_ns(lane, trace, now_ns) : 0;
     int64_t beyond_ns = own - trace->charged_ns;
+    trace->waits = own > WAITS_NS + trace->expected_ns;
+    if (trace->waits)
+        credit_ask(&lane->lane, now_ns);
     if (own > OVERLONG_NS + 2 * trace->expected_ns)
         atomic_store(&lane->lane.share->overlong_at_ns, (uint64_t)now_ns);
     if (beyond_ns < (contended ? MS_NS : MS_NS / 10)) /* others' turns are seen to the millisecond */

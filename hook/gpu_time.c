@@ -51,6 +51,8 @@ SAME(contended_at_ns);
 SAME(overlong_at_ns);
 SAME(least_had);
 SAME(caught_up_at_ns);
+SAME(waits_at_ns);
+SAME(let_out_at_ns);
 #undef SAME
 
 struct lane *gpu_lane_open(int place)
@@ -250,7 +252,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     trace->key = key;
     trace->expected_ns = trace->charged_ns = charged_ns;
     trace->running_since_ns = 0;
-    trace->ended = trace->told = false;
+    trace->ended = trace->told = trace->waits = false;
     depth_enter();
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
     depth_leave();

@@ -34,6 +34,8 @@ struct lane {
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     struct turn turn;
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
+    _Atomic uint64_t credit_at_ns; /* since when launches go out on credit (credit.h), */
+    _Atomic int64_t credit_ns; /* and what more may go out at once */
     _Atomic uint64_t measured_at_ns; /* when one was last measured, */
     _Atomic uint64_t sampled_at_ns; /* and one that need not have been */
     _Atomic uint64_t last_stream, several_streams_at_ns;

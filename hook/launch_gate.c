@@ -1,5 +1,6 @@
 #include "launch_gate.h"
 #include "charge.h"
+#include "credit.h"
 #include "devices.h"
 #include "gpu_watch.h"
 #include "launch_cost.h"
@@ -169,7 +170,7 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
     int64_t chunk_ns = sweeping ? cost_ns : chunk(now_ns);
     bool yields = share_is_anothers_turn(lane->share, &lane->turn, now_ns);
     int64_t taken_ns = yields ? 0 : share_take(lane->share, cost_ns, chunk_ns);
-    if (!taken_ns && stuck(lane, now_ns)) {
+    if (!taken_ns && (stuck(lane, now_ns) || credit_for(lane, cost_ns, now_ns))) {
         share_correct(lane->share, cost_ns);
         taken_ns = cost_ns;
     }
@@ -272,6 +273,8 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     if (!take(launch->lane, cost_ns, permille, now_ns)) {
         launch_cost_drop_guess(launch);
         uint64_t wait_ns = repaid_ns(launch, permille, cost_ns);
+        if (credit_may_come(launch->lane, now_ns))
+            wait_ns = SHARE_WAIT_LEAST_NS;
         launch->due_ns = now_ns + wait_ns;
         return wait_ns;
     }

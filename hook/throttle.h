@@ -38,6 +38,8 @@ struct share {
     uint64_t of_others[4];
     _Atomic uint64_t least_had; /* see below */
     _Atomic uint64_t caught_up_at_ns; /* until then may be spent what came due while nobody could spend it */
+    _Atomic uint64_t waits_at_ns; /* when a launch was last seen that may wait for another GPU, */
+    _Atomic uint64_t let_out_at_ns; /* and when one was let out there for it */
 };
 
 /* Whether others are there who want the GPU as well. */

@@ -41,8 +41,16 @@ class Grows:
     after: int = 300
 
 
+@dataclass(frozen=True)
+class Meets:
+    """Kernels that wait for each other on so many GPUs, and take so long from then on."""
+
+    us: int
+    gpus: int = 2
+
+
 # How long; or from and to; or from, to, and one in so many of that.
-Microseconds = int | tuple[int, int] | tuple[int, int, int] | Grows
+Microseconds = int | tuple[int, int] | tuple[int, int, int] | Grows | Meets
 Kernels = Mapping[str, Microseconds]
 
 
@@ -58,6 +66,7 @@ class Tenant:
     limits_file: bool = False  # the share comes from there, not from the environment
     priority: int = 1  # CUDA_TASK_PRIORITY
     quota_ms: tuple[int, int] | None = None  # its threads run for so much of each so many
+    gpu: int = 0  # that it uses; its container has all that its processes use
 
 
 @dataclass(frozen=True)
@@ -101,17 +110,28 @@ class Container:
     of_each_ns: list[list[int]]  # the same for each of its processes that was not killed
     together: int  # steps until the first of all tenants ended, and left its time to the others
     results: list[int]  # of its processes that were not killed
-    launches: int
+    launches_of_each: list[int]  # likewise
     share: Share
     recent_kernel: int
     last_kernel_s: int
 
+    @property
+    def launches(self) -> int:
+        return sum(self.launches_of_each)
+
     def percents(self, window_s: float, skip_s: float) -> list[float]:
         """Its part of the GPU in every window of the steady state."""
+        return self._percents(self.worked_ns, window_s, skip_s)
+
+    def percents_of_each(self, window_s: float, skip_s: float) -> list[list[float]]:
+        """The same for each process: their parts of a GPU each, where it has several."""
+        return [self._percents(of_one, window_s, skip_s) for of_one in self.of_each_ns]
+
+    def _percents(self, worked_ns: Sequence[int], window_s: float, skip_s: float) -> list[float]:
         steps, first = round(window_s * STEPS), round(skip_s * STEPS)
         total = window_s * 1e9
         return [
-            sum(self.worked_ns[begin : begin + steps]) / total * 100
+            sum(worked_ns[begin : begin + steps]) / total * 100
             for begin in range(first, self.together - steps + 1)
         ]
 
@@ -160,21 +180,23 @@ def run(
     What the monitor saw is in the file `rounds` of the directory, a line of JSON for each round.
     """
     sim = SimDriver(directory, libraries=sim_libraries())
-    gpu = sim.add_gpu()
+    gpus = [sim.add_gpu().uuid for _ in range(1 + max(tenant.gpu for tenant in tenants))]
     sim.execution(clock="virtual", **execution)
     for name, us in kernels.items():
         if isinstance(us, Grows):
             sim.kernel(name, us.us, us.to_us, after=us.after)
+        elif isinstance(us, Meets):
+            sim.kernel(name, us.us, meets=us.gpus)
         else:
             sim.kernel(name, *((us,) if isinstance(us, int) else us))
     for call, code in (failing or {}).items():
         sim.fail(call, code)
     numbers = [index if t.container is None else t.container for index, t in enumerate(tenants)]
     for number in set(numbers):
-        _make_container(directory, number, tenants[numbers.index(number)], gpu.uuid)
+        _make_container(directory, number, tenants[numbers.index(number)], gpus)
     parties = len(tenants) + bool(changes) + bool(monitor)
     processes = [
-        _start(sim, directory / f"c{number}", tenant, gpu.uuid, parties, rank, first_seed + rank)
+        _start(sim, directory / f"c{number}", tenant, gpus, parties, rank, first_seed + rank)
         for rank, (tenant, number) in enumerate(zip(tenants, numbers, strict=True))
     ]
     if monitor:
@@ -195,25 +217,33 @@ def run(
     ]  # fmt: skip
 
 
-def _make_container(directory: Path, number: int, tenant: Tenant, uuid: str) -> None:
+def _make_container(directory: Path, number: int, tenant: Tenant, gpus: Sequence[str]) -> None:
     home = directory / f"c{number}"
     home.mkdir()
     shutil.copy(built() / "libvgpu.so", home)
     if tenant.limits_file:
-        device = DeviceLimit(uuid=uuid, core_permille=round(tenant.percent * 10))
-        limits = LimitsFile(devices=(device,), cache_path=str(home / "region.cache"))
+        devices = tuple(
+            DeviceLimit(uuid=uuid, core_permille=round(tenant.percent * 10)) for uuid in gpus
+        )
+        limits = LimitsFile(devices=devices, cache_path=str(home / "region.cache"))
         (home / "vgpu.limits").write_bytes(encode(limits))
 
 
 def _start(
-    sim: SimDriver, home: Path, tenant: Tenant, uuid: str, parties: int, rank: int, seed: int
+    sim: SimDriver,
+    home: Path,
+    tenant: Tenant,
+    gpus: Sequence[str],
+    parties: int,
+    rank: int,
+    seed: int,
 ) -> "subprocess.Popen[str]":
     environment = {
         "PATH": os.environ["PATH"],
         **sim.environment(),
         "LD_PRELOAD": str(home / "libvgpu.so"),
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(home / "region.cache"),
-        "NVIDIA_VISIBLE_DEVICES": uuid,
+        "NVIDIA_VISIBLE_DEVICES": ",".join(gpus),
         "GPU_CORE_UTILIZATION_POLICY": tenant.policy,
         "CUDA_TASK_PRIORITY": str(tenant.priority),
         "VGPU_SIM_SEED": str(seed),
@@ -227,6 +257,8 @@ def _start(
         str(rank),
     ]
     words += ["--window-ms", str(STEP_MS), "--threads", str(tenant.threads), *tenant.phases]
+    if tenant.gpu:
+        words[1:1] = ["--device", str(tenant.gpu)]
     if tenant.quota_ms:
         words[1:1] = ["--quota", *map(str, tenant.quota_ms)]
     return _process(words, environment)
@@ -285,7 +317,7 @@ def _judged(
         of_each_ns=[one["windows_ns"][:steps] for one in told],
         together=together,
         results=[int(one["result"]) for one in told],  # type: ignore[call-overload]
-        launches=sum(int(one["launches"]) for one in told),  # type: ignore[call-overload]
+        launches_of_each=[int(one["launches"]) for one in told],  # type: ignore[call-overload]
         share=Share(budget, charged, throttled, launches, waits),
         recent_kernel=struct.unpack_from("<i", region, RECENT_KERNEL_AT)[0],
         last_kernel_s=struct.unpack_from("<Q", region, 2008912)[0],

@@ -251,17 +251,20 @@ class SimDriver:
         one_in: int | None = None,
         gpu: int | None = None,
         after: int | None = None,
+        meets: int | None = None,
     ) -> None:
         """Let kernels of this name take `us`, or anything up to `up_to_us`, log-uniformly.
 
         With `one_in`, that many of them take `up_to_us` once, by chance, and `us` otherwise. With
         `after`, so many of a process take `us`, and all later ones `up_to_us`. With `gpu`, on the
         GPU of this number; what is said of it first goes before what is said of all.
+        With `meets`, its runs on so many GPUs wait for each other there, and then take so long.
         """
         text = str(us) if up_to_us is None else f"{us}..{up_to_us}"
         text += "" if one_in is None else f" one_in={one_in}"
         text += "" if gpu is None else f" gpu={gpu}"
         text += "" if after is None else f" after={after}"
+        text += "" if meets is None else f" meets={meets}"
         with self._lock:
             self._change(kernels={**self._node.kernels, (name, gpu): text})
 

@@ -14,7 +14,7 @@ static CUresult copy_now(const char *function, CUdeviceptr address, const void *
     if (result == CUDA_SUCCESS)
         result = capture_work(call.stream, &capturing);
     uint32_t row = result == CUDA_SUCCESS && functions_take_time(call.call.node) ? stream_row(&call) : 0;
-    uint64_t pushed = row ? stream_push(&call, 0) : 0;
+    uint64_t pushed = row ? stream_push(&call, 0, NO_MEETING) : 0;
     result = cuda_end(&call.call, result);
     if (row)
         execution_wait(row, pushed);
@@ -48,6 +48,6 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t by
     if (result == CUDA_SUCCESS && capturing)
         result = capture_node(call.stream, (struct node_content){.kind = GRAPH_NODE_COPY}, NULL);
     else if (result == CUDA_SUCCESS && functions_take_time(call.call.node))
-        result = stream_push(&call, 0) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        result = stream_push(&call, 0, NO_MEETING) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     return cuda_end(&call.call, result);
 }

@@ -52,22 +52,38 @@ static double draw(void)
     return (double)((mixed ^ (mixed >> 31)) >> 11) * 0x1p-53;
 }
 
-uint64_t function_draw_ns(const struct sim_node *node, CUfunction function, long gpu)
+static const struct sim_kernel *kernel_of(const struct sim_node *node, CUfunction function, long gpu)
 {
     for (size_t i = 0; function && i < node->kernel_count; i++) {
         const struct sim_kernel *kernel = &node->kernels[i];
-        if (strcmp(kernel->name, function->name) != 0 || (kernel->gpu != ANY_GPU && kernel->gpu != gpu))
-            continue;
-        if (kernel->low_ns == kernel->high_ns)
-            return kernel->low_ns;
-        if (kernel->high_after)
-            return atomic_fetch_add(&launches[i], 1) < kernel->high_after ? kernel->low_ns : kernel->high_ns;
-        if (kernel->high_one_in)
-            return draw() * kernel->high_one_in < 1 ? kernel->high_ns : kernel->low_ns;
-        double low = log((double)kernel->low_ns), high = log((double)kernel->high_ns);
-        return (uint64_t)exp(low + draw() * (high - low));
+        if (strcmp(kernel->name, function->name) == 0 && (kernel->gpu == ANY_GPU || kernel->gpu == gpu))
+            return kernel;
     }
-    return 1000ULL * node->kernel_us;
+    return NULL;
+}
+
+uint64_t function_draw_ns(const struct sim_node *node, CUfunction function, long gpu)
+{
+    const struct sim_kernel *kernel = kernel_of(node, function, gpu);
+    if (!kernel)
+        return 1000ULL * node->kernel_us;
+    if (kernel->low_ns == kernel->high_ns)
+        return kernel->low_ns;
+    if (kernel->high_after)
+        return atomic_fetch_add(&launches[kernel - node->kernels], 1) < kernel->high_after ? kernel->low_ns
+                                                                                           : kernel->high_ns;
+    if (kernel->high_one_in)
+        return draw() * kernel->high_one_in < 1 ? kernel->high_ns : kernel->low_ns;
+    double low = log((double)kernel->low_ns), high = log((double)kernel->high_ns);
+    return (uint64_t)exp(low + draw() * (high - low));
+}
+
+struct meeting function_meeting(const struct sim_node *node, CUfunction function, long gpu)
+{
+    const struct sim_kernel *kernel = kernel_of(node, function, gpu);
+    if (!kernel || !kernel->meets)
+        return (struct meeting){0};
+    return (struct meeting){.number = (uint32_t)(kernel - node->kernels) + 1, .gpus = kernel->meets};
 }
 
 EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)

@@ -1,5 +1,5 @@
 /* Simulated CUDA driver: executable graphs. One runs as a piece of work as long as its kernels one after the
- * other; its memory comes and goes at the launch.
+ * other, none of which meets others; its memory comes and goes at the launch.
  */
 #include "captures.h"
 #include "clock.h"
@@ -279,7 +279,7 @@ static CUresult launch(const char *function, CUgraphExec executable, CUstream st
         result = run_memory(executable);
         uint64_t ns = result == CUDA_SUCCESS ? length_ns(&call.call, executable) : 0;
         if (ns)
-            result = stream_push(&call, ns) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+            result = stream_push(&call, ns, NO_MEETING) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     return cuda_end(&call.call, result);
 }

@@ -33,7 +33,8 @@ static CUresult launch(const char *name, CUfunction function, const unsigned sha
         result = capture_node(call.stream,
                               (struct node_content){.kind = GRAPH_NODE_KERNEL, .function = function}, NULL);
     else if (result == CUDA_SUCCESS && functions_take_time(call.call.node))
-        result = stream_push(&call, function_draw_ns(call.call.node, function, call.call.gpu->number))
+        result = stream_push(&call, function_draw_ns(call.call.node, function, call.call.gpu->number),
+                             function_meeting(call.call.node, function, call.call.gpu->number))
             ? CUDA_SUCCESS
             : CUDA_ERROR_OUT_OF_MEMORY;
     uint32_t row = result == CUDA_SUCCESS && !capturing && waits_for_launches() ? call.stream->row : 0;

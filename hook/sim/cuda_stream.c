@@ -105,9 +105,9 @@ uint32_t stream_row(struct stream_call *call)
     return row;
 }
 
-uint64_t stream_push(struct stream_call *call, uint64_t ns)
+uint64_t stream_push(struct stream_call *call, uint64_t ns, struct meeting meeting)
 {
-    return execution_push(stream_row(call), ns, call->call.node->queue_depth);
+    return execution_push(stream_row(call), ns, meeting, call->call.node->queue_depth);
 }
 
 /* Priorities count down; what is out of the range is taken to be at its end. */

@@ -72,6 +72,23 @@ static bool ready(const struct execution *execution, const struct stream_row *st
         || execution->events[item->event].done_turn >= item->turn;
 }
 
+/* Whether what runs waits for its counterparts on other GPUs. */
+static bool waits_in_place(const struct execution *execution, const struct item *item)
+{
+    unsigned begun = 0;
+    for (size_t i = 0; item->meeting.number && i < MAX_GPUS; i++)
+        begun += execution->met[item->meeting.number - 1].begun[i] > item->turn;
+    return begun < item->meeting.gpus;
+}
+
+static void begin(struct execution *execution, const struct lane_row *lane, const struct item *item)
+{
+    uint64_t *begun =
+        item->meeting.number ? &execution->met[item->meeting.number - 1].begun[lane->gpu] : NULL;
+    if (begun && *begun <= item->turn)
+        *begun = item->turn + 1;
+}
+
 static bool lane_ready(const struct execution *execution, uint32_t lane)
 {
     if (!execution->lanes[lane].pending)
@@ -114,7 +131,10 @@ static bool drain(struct execution *execution, uint32_t lane_index, uint32_t *ru
                 retire(execution, lane, stream);
                 more = true; /* another stream may have waited for it */
             }
-            *running += ready(execution, stream);
+            if (ready(execution, stream)) {
+                begin(execution, lane, head_of(stream));
+                ++*running;
+            }
         }
         retired |= more;
     }
@@ -179,7 +199,8 @@ static uint64_t next_decision(const struct execution *execution, const struct gp
             uint64_t arrival_ns = head_in(stream)->arrival_ns;
             if (arrival_ns > execution->now_ns)
                 limit_ns = least(limit_ns, arrival_ns);
-            else if (has_gpu && ready(execution, stream)) /* a slice only ends when somebody waits */
+            else if (has_gpu && ready(execution, stream) && !waits_in_place(execution, head_in(stream)))
+                /* a slice only ends when somebody waits */
                 limit_ns = least(
                     limit_ns,
                     execution->now_ns
@@ -199,7 +220,7 @@ static void work(struct execution *execution, struct gpu_row *gpu, uint64_t elap
     uint64_t share = (elapsed_ns << WORK_SHIFT) / gpu->running;
     EACH_STREAM (execution, lane, i) {
         struct stream_row *stream = &execution->streams[i];
-        if (ready(execution, stream)) {
+        if (ready(execution, stream) && !waits_in_place(execution, head_in(stream))) {
             struct item *item = head_of(stream);
             item->work -= least(item->work, share);
         }
@@ -244,6 +265,9 @@ void engine_end_lane(struct execution *execution, uint32_t lane_index)
         execution->streams[i].head = execution->streams[i].tail;
         execution->streams[i].flags = 0;
     }
+    for (size_t i = 0; i < MAX_KERNELS; i++)
+        if (execution->met[i].pushed[lane->gpu])
+            execution->met[i].begun[lane->gpu] = UINT64_MAX; /* who is gone is waited for no more */
     lane->streams = NOTHING;
     lane->pending = 0;
     lane->state = LANE_ENDED;

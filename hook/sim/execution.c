@@ -114,6 +114,8 @@ static uint64_t push_item(uint32_t stream, struct item item, unsigned depth)
         struct lane_row *lane = &execution->lanes[row->lane];
         item.arrival_ns = execution->virtual_clock ? clock_local_ns(execution) : clock_real_ns();
         item.order = lane->order++;
+        if (item.meeting.number)
+            item.turn = execution->met[item.meeting.number - 1].pushed[lane->gpu]++;
         if (!execution->virtual_clock && !lane->pending)
             execution_catch_up(execution); /* before anything is there that could be thought to have run */
         row->ring[row->tail % RING] = item;
@@ -124,9 +126,10 @@ static uint64_t push_item(uint32_t stream, struct item item, unsigned depth)
     return pushed;
 }
 
-uint64_t execution_push(uint32_t stream, uint64_t ns, unsigned depth)
+uint64_t execution_push(uint32_t stream, uint64_t ns, struct meeting meeting, unsigned depth)
 {
-    return push_item(stream, (struct item){.kind = ITEM_KERNEL, .work = ns << WORK_SHIFT}, depth);
+    return push_item(stream, (struct item){.kind = ITEM_KERNEL, .work = ns << WORK_SHIFT, .meeting = meeting},
+                     depth);
 }
 
 uint64_t execution_pushed(uint32_t stream)

@@ -14,8 +14,9 @@ uint32_t execution_stream(const char *uuid, uint64_t context, uint32_t flags);
 void execution_close(uint32_t stream);
 
 /* Put work of `ns` at the end of a stream; waits while `depth` items are before it. Gives the count of items
- * pushed, which is what to wait for. */
-uint64_t execution_push(uint32_t stream, uint64_t ns, unsigned depth);
+ * pushed, which is what to wait for. What is of a meeting has the GPU and does nothing there until its
+ * counterparts on as many GPUs have begun. */
+uint64_t execution_push(uint32_t stream, uint64_t ns, struct meeting meeting, unsigned depth);
 
 /* How many items were ever pushed. */
 uint64_t execution_pushed(uint32_t stream);

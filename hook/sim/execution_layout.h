@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 
 enum {
-    EXECUTION_VERSION = 2,
+    EXECUTION_VERSION = 3,
     MAX_LANES = 1024,
     MAX_LIVE_LANES = 128, /* on one GPU */
     MAX_STREAMS = 1024,
@@ -27,13 +27,21 @@ enum {
 
 enum item_kind { ITEM_KERNEL, ITEM_EVENT, ITEM_WAIT };
 
+/* What a kernel works together with: as many GPUs' of the same number among those pushed there. */
+struct meeting {
+    uint32_t number, gpus; /* number 0: with nothing */
+};
+
+#define NO_MEETING ((struct meeting){0})
+
 struct item {
     uint64_t arrival_ns; /* not before */
     uint64_t order; /* among all items of the lane */
     uint64_t work; /* left */
     uint32_t kind;
     uint32_t event; /* of ITEM_EVENT and ITEM_WAIT */
-    uint64_t turn; /* of the event */
+    uint64_t turn; /* of the event, or of the meeting on this GPU */
+    struct meeting meeting; /* of ITEM_KERNEL */
 };
 
 enum stream_flags { STREAM_IN_USE = 1, STREAM_LEGACY = 2, STREAM_NON_BLOCKING = 4, STREAM_CLOSING = 8 };
@@ -120,6 +128,9 @@ struct execution {
     struct thread_row threads[MAX_THREADS];
     struct event_row events[MAX_STREAM_EVENTS];
     struct stream_row streams[MAX_STREAMS];
+    struct {
+        uint64_t pushed[MAX_GPUS], begun[MAX_GPUS]; /* of each GPU, counts */
+    } met[MAX_KERNELS];
 };
 
 /* agent/sim/driver.py reads these. */

@@ -21,7 +21,7 @@
  *   topology N M level=internal | single | multiple | hostbridge | node | system
  *   kernel_us 50
  *   pids visible | hidden
- *   kernel NAME us=50 | us=2..200000 [one_in=100 | after=100]
+ *   kernel NAME us=50 | us=2..200000 [one_in=100 | after=100] [meets=2]
  *   slice_us 2000
  *   launch_us 2
  *   queue_depth 1024
@@ -111,6 +111,7 @@ struct sim_kernel {
     unsigned high_one_in; /* 0: anything, or */
     unsigned high_after; /* so many */
     long gpu; /* number of the one that this is for, or ANY_GPU */
+    unsigned meets; /* works only while so many GPUs have begun theirs of the same number; 0: alone */
 };
 
 enum { ANY_GPU = -1 };

@@ -54,7 +54,7 @@ struct stream_call {
 CUresult stream_begin(struct stream_call *call, const char *function, CUstream stream, bool per_thread);
 
 /* Put work on it; 0: impossible. */
-uint64_t stream_push(struct stream_call *call, uint64_t ns);
+uint64_t stream_push(struct stream_call *call, uint64_t ns, struct meeting meeting);
 
 /* The stream's row, with one made if it has none. */
 uint32_t stream_row(struct stream_call *call);

@@ -1,0 +1,105 @@
+"""Launches on several GPUs of a container that wait for each other, as collectives do, under a share.
+
+Each GPU has a budget of its own, and what waits on one is charged there. Without credit.c a container
+with 30 % of each of two GPUs had one iteration in a hundred of what its share is worth.
+The whole hook on simulated GPUs, in virtual time, as in test_share.py.
+"""
+
+from pathlib import Path
+
+import pytest
+from share_bed import ALONE_POINTS, BESIDE_POINTS, Container, Kernels, Meets, Tenant, run
+
+SECONDS = 6
+STEP: Kernels = {"c": 1000, "m": Meets(100)}
+EIGHT: Kernels = {"c": 1000, "m": Meets(100, 8)}
+
+
+def on_each(percent: float, phases: list[str]) -> list[Tenant]:
+    """A container with a process on each GPU."""
+    return [Tenant(percent, (phase,), container=0, gpu=gpu) for gpu, phase in enumerate(phases)]
+
+
+def errors(container: Container, skip_s: float = 1) -> list[float]:
+    """Points that it was off on each GPU, in the worst second."""
+    return [
+        max(abs(found - container.percent) for found in percents)
+        for percents in container.percents_of_each(1, skip_s)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("percent", "kernels", "gpus", "phase", "takes_us", "least"),
+    [
+        pytest.param(90, STEP, 2, "kernel=c+m", 1100, 0.9, id="90 %: nothing to wait for"),
+        pytest.param(50, STEP, 2, "kernel=c+m", 1100, 0.5, id="50 %"),
+        pytest.param(30, STEP, 2, "kernel=c+m", 1100, 0.4, id="30 %"),
+        pytest.param(10, STEP, 2, "kernel=c+m", 1100, 0.33, id="10 %"),
+        pytest.param(30, STEP, 2, "kernel=c+m,sync=2", 1100, 0.4, id="waiting for each"),
+        pytest.param(30, {**STEP, "c": (200, 2000)}, 2, "kernel=c+m", 880, 0.3, id="that vary"),
+        pytest.param(30, {**STEP, "c": 100}, 2, "kernel=c+c+c+c+c+m", 600, 0.3, id="many short ones"),
+        pytest.param(30, {**STEP, "c": 20000}, 2, "kernel=c+m", 20100, 0.8, id="long ones"),
+        pytest.param(30, {**STEP, "c": 100}, 2, "kernel=c+c+c+c+c+m,streams=2", 600, 0.3, id="two streams"),
+        pytest.param(30, EIGHT, 8, "kernel=c+m", 1100, 0.3, id="eight GPUs"),
+        pytest.param(30, EIGHT, 8, "kernel=c+m,sync=2", 1100, 0.3, id="eight, waiting for each"),
+    ],
+)  # fmt: skip
+def test_they_get_on_within_their_share(
+    tmp_path: Path,
+    percent: int,
+    kernels: Kernels,
+    gpus: int,
+    phase: str,
+    takes_us: int,
+    least: float,
+) -> None:
+    """`least`: of the iterations of `takes_us` that the share is worth."""
+    tenants = on_each(percent, [f"ms={SECONDS}000,{phase}"] * gpus)
+    (container,) = run(tmp_path, tenants, kernels, launch_us=2)
+    assert max(errors(container)) <= ALONE_POINTS, container.percents_of_each(1, 1)
+    iterations = min(container.launches_of_each) / (1 + phase.count("+"))
+    assert iterations >= least * SECONDS * 1e6 * percent / 100 / takes_us
+
+
+def test_one_has_twice_as_much_to_do(tmp_path: Path) -> None:
+    """What the other waits for it, its share pays."""
+    phases = [f"ms={SECONDS}000,kernel=c+m", f"ms={SECONDS}000,kernel=c+c+m"]
+    (container,) = run(tmp_path, on_each(30, phases), STEP, launch_us=2)
+    assert max(errors(container)) <= ALONE_POINTS, container.percents_of_each(1, 1)
+    assert container.launches_of_each[1] / 3 >= 0.5 * SECONDS * 1e6 * 0.3 / 2100
+
+
+def test_beside_another_container(tmp_path: Path) -> None:
+    """Which has no part in it, and loses none of its share."""
+    tenants = on_each(30, [f"ms={SECONDS}000,kernel=c+m"] * 2)
+    tenants.append(Tenant(70, (f"ms={SECONDS}000,kernel=b",), container=1))
+    one, other = run(tmp_path, tenants, {**STEP, "b": 100}, launch_us=2)
+    assert max(errors(one)) <= BESIDE_POINTS, one.percents_of_each(1, 1)
+    assert abs(other.worst_error()) <= BESIDE_POINTS, other.percents(1, 1)
+    assert min(one.launches_of_each) / 2 >= 0.3 * SECONDS * 1e6 * 0.3 / 1100
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(50, (2, 20000), id="50 us, 2 us to 20 ms"),
+        pytest.param(1000, (20, 2000), id="1 ms, 20 us to 2 ms"),
+        pytest.param((20, 2000), (2, 20000), id="20 us to 2 ms, 2 us to 20 ms"),
+    ],
+)
+def test_gpus_that_have_nothing_to_do_with_each_other(
+    tmp_path: Path, one: int | tuple[int, int], other: tuple[int, int]
+) -> None:
+    """A launch that is long by itself is taken for one that waits: the others' shares stand it."""
+    phases = [f"ms={SECONDS}000,kernel={name}" for name in ("o", "v")]
+    (container,) = run(tmp_path, on_each(30, phases), {"o": one, "v": other}, launch_us=2)
+    assert max(errors(container)) <= ALONE_POINTS, container.percents_of_each(1, 1)
+
+
+def test_one_that_is_killed_while_the_other_waits(tmp_path: Path) -> None:
+    """What it said last of its launch is believed for 3 ms; the other has its share after that."""
+    kill = "ms=2000,kernel=c+m,kill=1"
+    tenants = on_each(30, [kill, f"ms={SECONDS}000,kernel=c+m"])
+    (container,) = run(tmp_path, tenants, STEP, launch_us=2)
+    (percents,) = container.percents_of_each(1, 3)
+    assert max(abs(found - 30) for found in percents) <= ALONE_POINTS, percents

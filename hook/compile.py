@@ -66,8 +66,6 @@ PER_CALL = frozenset(
     {
         "charge.c",
         "cuda_launch.c",
-        "cuda_memory.c",
-        "cuda_view.c",
         "devices.c",
         "ledger.c",
         "wrap.c",
@@ -89,6 +87,7 @@ SELDOM = frozenset(
         "cuda_graph_memory.c",
         "cuda_module.c",
         "cuda_pool.c",
+        "cuda_view.c",
         "cuda_vmm.c",
         "dlsym.c",
         "figures.c",
@@ -126,6 +125,7 @@ SELDOM = frozenset(
         "reserve.c",
         "residency.c",
         "settings.c",
+        "streams.c",
         "throttle.c",
         "vmm.c",
     }

@@ -1,10 +1,15 @@
 #include "credit.h"
+#include "gpu_traces.h"
 #include "region.h"
 #include "region_file.h"
 
 #define FRESH_NS (UINT64_C(3) * MS_NS) /* who waits says so every millisecond */
 #define AT_ONCE_NS MS_NS /* that goes out, until it is seen whether that was enough */
-#define CREDIT_MOST_NS (500 * MS_NS)
+#define DEEP_NS (100 * MS_NS)
+#define TOGETHER_NS UINT64_C(20000) /* what ends with something on another GPU does so to this */
+
+/* By chance one launch in some tens ends with one on another GPU. */
+enum { MET = 3, MET_ENOUGH = 3, MET_MOST = 32 };
 
 static bool waits(const struct share *share, uint64_t now_ns)
 {
@@ -12,30 +17,91 @@ static bool waits(const struct share *share, uint64_t now_ns)
     return at_ns && now_ns - at_ns + FRESH_NS <= 2 * FRESH_NS; /* who left it may have a later time */
 }
 
-/* Whether what goes out at once is used up. */
-static bool is_enough(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
+static bool meets(const struct share *share)
 {
-    if (elapsed_ns(atomic_load(&lane->credit_at_ns), now_ns) >= AT_ONCE_NS) {
-        atomic_store(&lane->credit_at_ns, now_ns);
-        atomic_store(&lane->credit_ns, AT_ONCE_NS);
+    return atomic_load(&share->met) >= MET_ENOUGH;
+}
+
+static void note_met(struct share *share, int64_t by)
+{
+    int64_t met = atomic_load(&share->met) + by;
+    atomic_store(&share->met, met < 0 ? 0 : met > MET_MOST ? MET_MOST : met);
+}
+
+static bool together(const _Atomic uint64_t *one_ns, uint64_t other_ns)
+{
+    return atomic_load(one_ns) - other_ns + TOGETHER_NS <= 2 * TOGETHER_NS;
+}
+
+/* Which of two ends is seen first is chance. */
+void credit_ended(struct lane *lane, uint64_t until_ns, bool waited)
+{
+    struct region_device *device = region_tail(region_mapped())->devices;
+    bool met = false;
+    atomic_store(&lane->share->ended_at_ns[lane->ends++ % SHARE_ENDS], until_ns);
+    for (const struct region_device *end = device + MAX_DEVICES; device < end; device++) {
+        struct share *other = (struct share *)(void *)&device->budget_ns;
+        if (other == lane->share)
+            continue;
+        for (int i = 0; i < SHARE_ENDS; i++)
+            met |= together(&other->ended_at_ns[i], until_ns);
+        if (together(&other->waited_until_ns, until_ns)) {
+            atomic_store(&other->waited_until_ns, 0);
+            note_met(other, MET + 1);
+        }
     }
-    return atomic_fetch_sub(&lane->credit_ns, cost_ns) <= 0;
+    if (!waited)
+        return;
+    note_met(lane->share, met ? MET : -1);
+    atomic_store(&lane->share->waited_until_ns, met ? 0 : until_ns);
+    atomic_store(&lane->share->waits_at_ns, 0);
+}
+
+/* Whether one of ours waits; and whether what was let out has not ended yet. */
+static bool is_waiting(struct lane *lane, bool *let_out)
+{
+    const struct trace *trace = traces_of(lane)->traces;
+    bool waiting = false;
+    for (const struct trace *end = trace + TRACES; trace < end; trace++)
+        if (atomic_load(&trace->state) == TRACE_OUT && !trace->ended) {
+            waiting |= trace->waits;
+            *let_out |= trace->on_credit;
+        }
+    return waiting;
+}
+
+bool credit_is_asked(const struct lane *lane, uint64_t now_ns)
+{
+    const struct region_device *device = region_tail(region_mapped())->devices;
+    bool asked = false;
+    for (const struct region_device *end = device + MAX_DEVICES; device < end && !asked; device++) {
+        const struct share *other = (const struct share *)(const void *)&device->budget_ns;
+        asked = other != lane->share && waits(other, now_ns);
+    }
+    return asked;
 }
 
 bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
 {
-    struct region_device *devices = region_tail(region_mapped())->devices;
+    struct region_device *device = region_tail(region_mapped())->devices;
     int64_t budget_ns = atomic_load(&lane->share->budget_ns);
-    if (budget_ns < -CREDIT_MOST_NS || waits(lane->share, now_ns))
-        return false; /* as ours wait themselves, it is another that they wait for */
-    for (struct region_device *device = devices; device < devices + MAX_DEVICES; device++) {
+    /* As much debt as the other has, and three quarters where that is deep: what is let out may be long
+     * itself. */
+    int64_t most_ns = budget_ns < -DEEP_NS ? budget_ns / 3 * 4 : budget_ns;
+    bool let_out = false;
+    if (is_waiting(lane, &let_out))
+        return false; /* it is another that those wait for */
+    for (const struct region_device *end = device + MAX_DEVICES; device < end; device++) {
         struct share *other = (struct share *)(void *)&device->budget_ns;
-        if (!waits(other, now_ns) || atomic_load(&other->budget_ns) > budget_ns)
+        if (other == lane->share || !waits(other, now_ns) || !meets(other)
+            || atomic_load(&other->budget_ns) > most_ns)
             continue;
-        if (is_enough(lane, cost_ns, now_ns))
-            return false;
         atomic_store(&other->let_out_at_ns, now_ns);
-        return true;
+        /* What went out is over, and was not enough: it waits since then. */
+        if (!let_out && atomic_load(&other->waits_at_ns) > atomic_load(&lane->credit_ended_ns))
+            atomic_store(&lane->credit_ns, AT_ONCE_NS);
+        atomic_store(&lane->credit_at_ns, now_ns);
+        return atomic_fetch_sub(&lane->credit_ns, cost_ns) > 0;
     }
     return false;
 }

@@ -2,9 +2,11 @@
  *
  * Each GPU has a budget of its own, and what waits on one for its counterpart on another works there, and is
  * charged. So who has more goes first, waits, and has less then, by more than it had more: below half of each
- * GPU that difference grows each time. Therefore a GPU for which a launch on another may wait spends on
- * credit as long as it owes less than that one. Both owe as much then, come due together, and have nothing to
+ * GPU that difference grows each time. Therefore a GPU for which a launch on another waits spends on credit
+ * as long as it owes no more than that one. Both owe as much then, come due together, and have nothing to
  * wait for. What is owed is paid: over time each has its share and no more.
+ *
+ * A launch that is only long is told from one that waits by its end: that one ends with what it waited for.
  *
  * Told by words of the region, so between processes, too. Thread and process safe.
  */
@@ -21,17 +23,17 @@ static inline void credit_ask(struct lane *lane, int64_t now_ns)
     atomic_store(&lane->share->waits_at_ns, (uint64_t)now_ns);
 }
 
-/* It has ended. */
-static inline void credit_had(struct lane *lane)
-{
-    atomic_store(&lane->share->waits_at_ns, 0);
-}
+/* One has ended then, which may have waited so. */
+void credit_ended(struct lane *lane, uint64_t until_ns, bool waited);
 
-/* Whether another GPU's was let out for one of ours that runs since then. */
+/* Whether another GPU's was let out, or held, while one of ours waited that runs since then. */
 static inline bool credit_was_given(struct lane *lane, int64_t since_ns)
 {
     return (int64_t)atomic_load(&lane->share->let_out_at_ns) > since_ns;
 }
+
+/* Whether one on another GPU may wait for what is launched here now. */
+bool credit_is_asked(const struct lane *lane, uint64_t now_ns);
 
 /* Whether a launch of `cost_ns` goes out although the budget is spent. */
 bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns);

@@ -13,6 +13,7 @@ enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stre
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define OWN_TURN_NS (2 * MS_NS) /* that others do not interrupt */
 #define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
+#define STOPPED_NS (100 * MS_NS) /* nobody of ours may have been let look for so long: limits.cpu */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
 #define WAITS_NS MS_NS /* beyond what was expected, a launch may wait for one on another GPU, */
@@ -118,7 +119,7 @@ static bool doubtful(struct measured_lane *lane, const struct trace *trace, int6
     struct doubt *doubt = doubt_of(lane, trace);
     if (++doubt->samples > DOUBT_SAMPLES)
         doubt->samples /= 2, doubt->long_ones /= 2;
-    if (!share_contended(lane->lane.share, (uint64_t)now_ns) || own < expected_ns + SWITCH_NS
+    if (!share_contended(lane->lane.share, (uint64_t)(now_ns - STOPPED_NS)) || own < expected_ns + SWITCH_NS
         || own > UNSEEN_MOST_NS)
         return false;
     doubt->long_ones++;
@@ -127,10 +128,11 @@ static bool doubtful(struct measured_lane *lane, const struct trace *trace, int6
 
 /* Whether others were there when nobody of ours was let run, and it ended then. What others had of it is not
  * told by anything, and may be most. */
-static bool is_unseen(struct measured_lane *lane, const struct trace *trace)
+static bool is_unseen(struct measured_lane *lane, const struct trace *trace, int64_t now_ns)
 {
     return share_contended(lane->lane.share, (uint64_t)trace->launched_ns)
-        && residency_unseen(&trace_probe(lane, trace)->residency, trace->launched_ns, trace->ran_until_ns);
+        && residency_unseen(&trace_probe(lane, trace)->residency, trace->launched_ns, trace->running_since_ns,
+                            trace->ran_until_ns, now_ns);
 }
 
 /* When what ran at `until_ns` began to, its first event having been done at `from_ns`: not before it was
@@ -186,6 +188,9 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     lane->in_turn = past_stream_only(trace->stream) ? lane->in_turn - (lane->in_turn > 0) : LEGACY_LATELY;
     trace->running_since_ns = from_ns;
     trace->ran_until_ns = until_ns;
+    credit_ended(&lane->lane, (uint64_t)until_ns, trace->waits);
+    if (trace->on_credit)
+        atomic_store(&lane->lane.credit_ended_ns, (uint64_t)until_ns);
     past_ended(&lane->past, trace->run, from_ns, until_ns);
     return true;
 }
@@ -212,7 +217,7 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
     bool in_doubt = is_known && !waited && doubtful(lane, trace, expected_ns, own, now_ns);
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
-        && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace));
+        && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace, now_ns));
     bool blurred = is_known && own <= UNSEEN_MOST_NS && !trace->whole;
     trace->own_ns = own;
     trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
@@ -249,8 +254,6 @@ static void settle(struct measured_lane *lane, struct trace *trace)
         gpu_time_correct(&lane->lane,
                          trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
     }
-    if (trace->waits)
-        credit_had(&lane->lane);
     finish(lane, trace);
 }
 

@@ -53,6 +53,9 @@ SAME(least_had);
 SAME(caught_up_at_ns);
 SAME(waits_at_ns);
 SAME(let_out_at_ns);
+SAME(waited_until_ns);
+SAME(ended_at_ns);
+SAME(met);
 #undef SAME
 
 struct lane *gpu_lane_open(int place)
@@ -237,7 +240,7 @@ void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream strea
 }
 
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
-                  int64_t charged_ns, uint64_t sweep, bool launched)
+                  int64_t charged_ns, uint64_t sweep, bool on_credit, bool launched)
 {
     if (trace->by_clock) {
         if (launched)
@@ -247,6 +250,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     }
     trace->edge = false;
     trace->sweep = sweep;
+    trace->on_credit = on_credit;
     trace->launched_ns = (int64_t)monotonic_ns();
     trace->launch_call = atomic_fetch_add(&lane->calls, 1);
     trace->key = key;

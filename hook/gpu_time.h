@@ -34,8 +34,9 @@ struct lane {
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     struct turn turn;
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
-    _Atomic uint64_t credit_at_ns; /* since when launches go out on credit (credit.h), */
-    _Atomic int64_t credit_ns; /* and what more may go out at once */
+    _Atomic uint64_t credit_at_ns, credit_ended_ns; /* when one last went out on credit, and was over; */
+    _Atomic int64_t credit_ns; /* and what more may at once (credit.h) */
+    unsigned ends; /* that were told to other GPUs */
     _Atomic uint64_t measured_at_ns; /* when one was last measured, */
     _Atomic uint64_t sampled_at_ns; /* and one that need not have been */
     _Atomic uint64_t last_stream, several_streams_at_ns;
@@ -105,7 +106,7 @@ void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream strea
  * `sweep`: when the one began of which the launches are settled together, and this one too; or 0. Whether it
  * is being measured. */
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
-                  int64_t charged_ns, uint64_t sweep, bool launched);
+                  int64_t charged_ns, uint64_t sweep, bool on_credit, bool launched);
 
 /* How many launches of this kind are out whose cost was guessed. */
 int gpu_time_guesses(struct lane *lane, uint64_t key);

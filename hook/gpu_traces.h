@@ -31,6 +31,7 @@ struct trace {
     uint64_t run; /* its number in the past */
     bool ended;
     bool whole; /* nobody else had a turn meanwhile */
+    bool on_credit; /* it is to be seen whether it was enough */
     bool waits; /* it runs for so long that it may wait for another GPU */
     bool told; /* what it cost: */
     int64_t single_ns, own_ns; /* by itself, and in the mean of its kind in the sweep */

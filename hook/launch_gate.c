@@ -161,8 +161,9 @@ static bool stuck(struct lane *lane, uint64_t now_ns)
         && now_ns - atomic_load(&lane->share->overlong_at_ns) < (uint64_t)OVERLONG_NS;
 }
 
-static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
+static bool take(struct launch *launch, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
 {
+    struct lane *lane = launch->lane;
     if (spend(lane, cost_ns))
         return true;
     share_refill(lane->share, now_ns, permille);
@@ -170,7 +171,8 @@ static bool take(struct lane *lane, int64_t cost_ns, uint32_t permille, uint64_t
     int64_t chunk_ns = sweeping ? cost_ns : chunk(now_ns);
     bool yields = share_is_anothers_turn(lane->share, &lane->turn, now_ns);
     int64_t taken_ns = yields ? 0 : share_take(lane->share, cost_ns, chunk_ns);
-    if (!taken_ns && (stuck(lane, now_ns) || credit_for(lane, cost_ns, now_ns))) {
+    launch->on_credit = !taken_ns && credit_for(lane, cost_ns, now_ns);
+    if (!taken_ns && (launch->on_credit || stuck(lane, now_ns))) {
         share_correct(lane->share, cost_ns);
         taken_ns = cost_ns;
     }
@@ -270,7 +272,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
         return look_ns;
     if (due_ns && now_ns > due_ns + (uint64_t)HELD_UP_NS)
         share_held_up(launch->lane->share, now_ns, now_ns - due_ns, permille);
-    if (!take(launch->lane, cost_ns, permille, now_ns)) {
+    if (!take(launch, cost_ns, permille, now_ns)) {
         launch_cost_drop_guess(launch);
         uint64_t wait_ns = repaid_ns(launch, permille, cost_ns);
         if (credit_may_come(launch->lane, now_ns))
@@ -310,7 +312,8 @@ static void pass_slowly(struct launch *launch, int place)
         atomic_fetch_add(&launch->lane->share->waits, 1);
         note_wait(launch, place, now_ns - noted_ns);
     }
-    if (launch->cost_ns && launch_cost_is_to_be_measured(launch, now_ns)) {
+    if (launch->cost_ns
+        && (launch_cost_is_to_be_measured(launch, now_ns) || credit_is_asked(launch->lane, now_ns))) {
         atomic_store(&launch->lane->measured_at_ns, now_ns);
         launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess);
     }
@@ -407,7 +410,7 @@ SELDOM static void settle(struct launch *launch, CUresult result)
     bool launched = result == CUDA_SUCCESS;
     bool measured = launch->trace
         && gpu_time_end(launch->lane, launch->trace, launch->stream, launch->per_thread, launch->key,
-                        launch->cost_ns, launch->sweep, launched);
+                        launch->cost_ns, launch->sweep, launch->on_credit, launched);
     if (!measured)
         launch_cost_drop_guess(launch);
     if (launch->trace)

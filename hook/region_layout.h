@@ -99,9 +99,12 @@ struct region_device {
     _Atomic uint64_t least_had; /* of the processes that want GPU time: how much and when (throttle.h) */
     _Atomic uint64_t
         caught_up_at_ns; /* CLOCK_MONOTONIC: until then what came due unspent may be (throttle.h) */
-    _Atomic uint64_t waits_at_ns; /* the same: when a launch was last seen that may wait for another GPU */
-    _Atomic uint64_t let_out_at_ns; /* the same: when another GPU's went out on credit for that */
-    uint64_t reserved2[8];
+    _Atomic uint64_t waits_at_ns; /* the same: when a launch was last seen that may wait for another GPU, */
+    _Atomic uint64_t let_out_at_ns; /* when one there was last held, or let out, meanwhile, */
+    _Atomic uint64_t waited_until_ns; /* when such a one ended last, */
+    _Atomic uint64_t ended_at_ns[4]; /* and the last ones that were measured; */
+    _Atomic int64_t met; /* how often such a one ended with one on another GPU (credit.h) */
+    uint64_t reserved2[2];
 };
 
 #define REFUSAL_WRITING (UINT64_C(1) << 63)

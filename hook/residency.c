@@ -1,6 +1,7 @@
 #include "residency.h"
 
 #define UNSEEN_NS 5000000 /* without a look, while something runs: nobody was let look */
+#define UNLOOKED_NS 1000000 /* and more: what began with that ended in it */
 #define ROUNDED_NS 1000 /* times of events that are the same may differ by as much */
 #define OUTSIDE_NS 2000000 /* looks are never so far apart while something runs */
 
@@ -59,12 +60,17 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
         : away_ns;
 }
 
-bool residency_unseen(const struct residency *residency, int64_t launched_ns, int64_t until_ns)
+bool residency_unseen(const struct residency *residency, int64_t launched_ns, int64_t from_ns,
+                      int64_t until_ns, int64_t now_ns)
 {
-    int64_t at_ns = INT64_MAX;
-    for (uint64_t back = 1; back <= RESIDENCY_LOOKS && at_ns > until_ns; back++)
+    int64_t at_ns = now_ns, after_ns;
+    for (uint64_t back = 1; back <= RESIDENCY_LOOKS && at_ns > from_ns; back++) {
+        after_ns = at_ns;
         at_ns = residency->looks[(residency->count - back) % RESIDENCY_LOOKS].at_ns;
-    return at_ns < until_ns - UNSEEN_NS && launched_ns < at_ns + OUTSIDE_NS;
+        if (at_ns < after_ns - UNSEEN_NS && at_ns < until_ns - UNLOOKED_NS)
+            return launched_ns < at_ns + OUTSIDE_NS;
+    }
+    return false;
 }
 
 int64_t residency_back_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns)

@@ -40,7 +40,8 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
 
 /* Whether what was launched and ended so was still to run when looks ceased for long, and over when they went
  * on: as where a container's processor time is used up. What others had of its time is not known. */
-bool residency_unseen(const struct residency *residency, int64_t launched_ns, int64_t until_ns);
+bool residency_unseen(const struct residency *residency, int64_t launched_ns, int64_t from_ns,
+                      int64_t until_ns, int64_t now_ns);
 
 /* When the last turn of others that ended between the two moments did so; 0: none that was seen. */
 int64_t residency_back_ns(const struct residency *residency, int64_t from_ns, int64_t until_ns);

@@ -25,7 +25,7 @@
 #define SHARE_WAIT_LEAST_NS MS_NS
 #define SHARE_WAIT_NOTED_NS (100 * MS_NS) /* what is waited is counted at least this often */
 #define SHARE_CONTENDED_NS (50 * MS_NS) /* others that had the GPU so lately are still there */
-enum { SHARE_WHOLE_PERMILLE = 1000 };
+enum { SHARE_WHOLE_PERMILLE = 1000, SHARE_ENDS = 4 };
 
 /* Words of the shared region; their order is that of region_device. */
 struct share {
@@ -38,8 +38,12 @@ struct share {
     uint64_t of_others[4];
     _Atomic uint64_t least_had; /* see below */
     _Atomic uint64_t caught_up_at_ns; /* until then may be spent what came due while nobody could spend it */
+    /* Of credit.h: */
     _Atomic uint64_t waits_at_ns; /* when a launch was last seen that may wait for another GPU, */
-    _Atomic uint64_t let_out_at_ns; /* and when one was let out there for it */
+    _Atomic uint64_t let_out_at_ns; /* when one that may be waited for was last held, or let out, there, */
+    _Atomic uint64_t waited_until_ns; /* when such a one ended last, */
+    _Atomic uint64_t ended_at_ns[SHARE_ENDS]; /* and the last ones that were measured */
+    _Atomic int64_t met; /* how often such a one ended with one on another GPU */
 };
 
 /* Whether others are there who want the GPU as well. */

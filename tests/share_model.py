@@ -38,8 +38,10 @@ class Share(ctypes.Structure):
     ]
     _fields_ += [("of_others", ctypes.c_uint64 * 4), ("least_had", ctypes.c_uint64)]
     _fields_ += [
-        (name, ctypes.c_uint64) for name in ("caught_up_at_ns", "waits_at_ns", "let_out_at_ns")
+        (name, ctypes.c_uint64)
+        for name in ("caught_up_at_ns", "waits_at_ns", "let_out_at_ns", "waited_until_ns")
     ]
+    _fields_ += [("ended_at_ns", ctypes.c_uint64 * 4), ("met", ctypes.c_int64)]
 
 
 class Turn(ctypes.Structure):

@@ -170,7 +170,7 @@ def test_a_share_that_the_agent_changes_holds_within_half_a_second(tmp_path: Pat
     sim.execution(clock="virtual")
     sim.kernel("kernel", 300)
     tenant = share_bed.Tenant(30, ("ms=6000",), limits_file=True)
-    share_bed._make_container(tmp_path, 0, tenant, gpu.uuid)
+    share_bed._make_container(tmp_path, 0, tenant, [gpu.uuid])
     home, host = tmp_path / "c0", tmp_path / "host"
     (host / "limits").mkdir(parents=True)
     os.link(home / "vgpu.limits", host / "limits" / f"{UID}_main")
@@ -179,7 +179,7 @@ def test_a_share_that_the_agent_changes_holds_within_half_a_second(tmp_path: Pat
         host / "state", UID, json.dumps([[2000, 700], [4000, 300]]),
     ]  # fmt: skip
     processes = [
-        share_bed._start(sim, home, tenant, gpu.uuid, 2, 0, 1),
+        share_bed._start(sim, home, tenant, [gpu.uuid], 2, 0, 1),
         share_bed._process(
             [str(word) for word in words], {"PATH": os.environ["PATH"], **sim.environment()}
         ),

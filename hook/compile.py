@@ -66,7 +66,6 @@ PER_CALL = frozenset(
     {
         "charge.c",
         "cuda_launch.c",
-        "devices.c",
         "ledger.c",
         "wrap.c",
     }

@@ -63,7 +63,8 @@ static bool is_waiting(struct lane *lane, bool *let_out)
     const struct trace *trace = traces_of(lane)->traces;
     bool waiting = false;
     for (const struct trace *end = trace + TRACES; trace < end; trace++)
-        if (atomic_load(&trace->state) == TRACE_OUT && !trace->ended) {
+        if (atomic_load_explicit(&trace->state, memory_order_acquire) == TRACE_OUT
+            && !atomic_load_explicit(&trace->ended, memory_order_relaxed)) {
             waiting |= trace->waits;
             *let_out |= trace->on_credit;
         }

@@ -29,10 +29,10 @@ struct trace {
     int64_t running_since_ns; /* 0: not seen running yet */
     int64_t ran_until_ns; /* of one that has ended */
     uint64_t run; /* its number in the past */
-    bool ended;
+    _Atomic bool ended; /* these three are looked at by who waits to launch, too */
     bool whole; /* nobody else had a turn meanwhile */
-    bool on_credit; /* it is to be seen whether it was enough */
-    bool waits; /* it runs for so long that it may wait for another GPU */
+    _Atomic bool on_credit; /* it is to be seen whether it was enough */
+    _Atomic bool waits; /* it runs for so long that it may wait for another GPU */
     bool told; /* what it cost: */
     int64_t single_ns, own_ns; /* by itself, and in the mean of its kind in the sweep */
     int64_t part_ns; /* of the time that its stream had between its events */

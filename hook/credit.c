@@ -9,12 +9,19 @@
 #define TOGETHER_NS UINT64_C(20000) /* what ends with something on another GPU does so to this */
 
 /* By chance one launch in some tens ends with one on another GPU. */
-enum { MET = 3, MET_ENOUGH = 3, MET_MOST = 32 };
+enum { MET = 3, MET_ENOUGH = 3, MET_MOST = 32 }; /* and a little more */
 
 static bool waits(const struct share *share, uint64_t now_ns)
 {
     uint64_t at_ns = atomic_load(&share->waits_at_ns);
     return at_ns && now_ns - at_ns + FRESH_NS <= 2 * FRESH_NS; /* who left it may have a later time */
+}
+
+/* As much, and where that is deep by a third more: what is let out may be long itself. */
+static bool owes_more(const struct share *share, int64_t budget_ns)
+{
+    int64_t other_ns = atomic_load(&share->budget_ns);
+    return budget_ns < -DEEP_NS ? other_ns / 4 <= budget_ns / 3 : other_ns <= budget_ns;
 }
 
 static bool meets(const struct share *share)
@@ -24,8 +31,9 @@ static bool meets(const struct share *share)
 
 static void note_met(struct share *share, int64_t by)
 {
-    int64_t met = atomic_load(&share->met) + by;
-    atomic_store(&share->met, met < 0 ? 0 : met > MET_MOST ? MET_MOST : met);
+    int64_t met = atomic_load(&share->met);
+    met = (met < 0 || met > MET_MOST ? 0 : met) + by;
+    atomic_store(&share->met, met > 0 ? met : 0);
 }
 
 static bool together(const _Atomic uint64_t *one_ns, uint64_t other_ns)
@@ -86,16 +94,12 @@ bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
 {
     struct region_device *device = region_tail(region_mapped())->devices;
     int64_t budget_ns = atomic_load(&lane->share->budget_ns);
-    /* As much debt as the other has, and three quarters where that is deep: what is let out may be long
-     * itself. */
-    int64_t most_ns = budget_ns < -DEEP_NS ? budget_ns / 3 * 4 : budget_ns;
     bool let_out = false;
     if (is_waiting(lane, &let_out))
         return false; /* it is another that those wait for */
     for (const struct region_device *end = device + MAX_DEVICES; device < end; device++) {
         struct share *other = (struct share *)(void *)&device->budget_ns;
-        if (other == lane->share || !waits(other, now_ns) || !meets(other)
-            || atomic_load(&other->budget_ns) > most_ns)
+        if (other == lane->share || !waits(other, now_ns) || !meets(other) || !owes_more(other, budget_ns))
             continue;
         atomic_store(&other->let_out_at_ns, now_ns);
         /* What went out is over, and was not enough: it waits since then. */

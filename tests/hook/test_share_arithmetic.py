@@ -255,6 +255,36 @@ def looked(
 
 
 @pytest.mark.parametrize(
+    ("launched_ms", "from_ms", "until_ms", "now_ms", "unseen"),
+    [
+        pytest.param(98, 98.5, 99.5, 160, False, id="over before looks ceased"),
+        pytest.param(98, 99.5, 101.9, 160, True, id="runs as they cease, and ends soon"),
+        pytest.param(98, 120, 120.1, 160, True, id="runs while nobody looks"),
+        pytest.param(98, 148, 150.5, 160, True, id="ends as they go on"),
+        pytest.param(98, 120, 120.1, 150, True, id="they have not gone on yet"),
+        pytest.param(151, 151, 152, 160, False, id="launched after"),
+        pytest.param(98, 151, 152, 160, False, id="begins after"),
+    ],
+)
+def test_what_ran_while_nobody_was_let_look_is_told(
+    library: ctypes.CDLL,
+    launched_ms: float,
+    from_ms: float,
+    until_ms: float,
+    now_ms: float,
+    unseen: bool,
+) -> None:
+    """Looks each millisecond until 99 ms, and again from 150 ms on."""
+    residency = looked(library, 1000, 0, 100 * MS)
+    for at_ms in range(150, int(now_ms)):
+        library.residency_look(ctypes.byref(residency), at_ms * MS, 1)
+    library.residency_unseen.restype = ctypes.c_bool
+    library.residency_unseen.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4]
+    times = (int(ms * MS) for ms in (launched_ms, from_ms, until_ms, now_ms))
+    assert library.residency_unseen(ctypes.byref(residency), *times) == unseen
+
+
+@pytest.mark.parametrize(
     ("slice_ms", "others_ms", "expected"),
     [
         pytest.param(2.3, 2.3, 0.5, id="one other"),

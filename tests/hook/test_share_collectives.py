@@ -11,6 +11,8 @@ import pytest
 from share_bed import (
     ALONE_POINTS,
     BESIDE_POINTS,
+    SHARE_AT,
+    Change,
     Container,
     Grows,
     Kernels,
@@ -140,3 +142,21 @@ def test_one_that_is_killed_while_the_other_waits(tmp_path: Path) -> None:
     (container,) = run(tmp_path, tenants, STEP, launch_us=2)
     (percents,) = container.percents_of_each(1, 3)
     assert max(abs(found - 30) for found in percents) <= ALONE_POINTS, percents
+
+
+WORDS = {"waits_at_ns": 112, "waited_until_ns": 128, "ended_at_ns": 136, "met": 168}  # of the share
+
+
+@pytest.mark.parametrize("work", ["kernel=c", "kernel=c+m"], ids=["alone", "collectives"])
+@pytest.mark.parametrize("value", [-(1 << 63), -1, 32, 1 << 62, (1 << 63) - 1])
+def test_nonsense_in_the_region(tmp_path: Path, value: int, work: str) -> None:
+    """A tenant may write what it likes there: its share stays what it is."""
+    changes = [
+        Change(at_ms, 0, "region", SHARE_AT + place, "<q", value)
+        for at_ms in range(1000, 2000, 50)
+        for place in WORDS.values()
+    ]
+    tenants = on_each(30, [f"ms=4000,{work}"] * 2)
+    (container,) = run(tmp_path, tenants, STEP, changes, launch_us=2)
+    assert container.results == [0, 0]
+    assert max(errors(container, 2)) <= ALONE_POINTS, container.percents_of_each(1, 1)

@@ -4,7 +4,7 @@
 #include "region_file.h"
 
 #define FRESH_NS (UINT64_C(3) * MS_NS) /* who waits says so every millisecond */
-#define AT_ONCE_NS MS_NS /* that goes out, until it is seen whether that was enough */
+#define LET_OUT_NS MS_NS /* that goes out, until it is seen whether that was enough */
 #define DEEP_NS (100 * MS_NS)
 #define TOGETHER_NS UINT64_C(20000) /* what ends with something on another GPU does so to this */
 
@@ -104,7 +104,7 @@ bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
         atomic_store(&other->let_out_at_ns, now_ns);
         /* What went out is over, and was not enough: it waits since then. */
         if (!let_out && atomic_load(&other->waits_at_ns) > atomic_load(&lane->credit_ended_ns))
-            atomic_store(&lane->credit_ns, AT_ONCE_NS);
+            atomic_store(&lane->credit_ns, LET_OUT_NS);
         atomic_store(&lane->credit_at_ns, now_ns);
         return atomic_fetch_sub(&lane->credit_ns, cost_ns) > 0;
     }

@@ -9,6 +9,7 @@
  * together, but one more launch of each sweep is only seen when that is over and others run that are not
  * measured.
  */
+#include "credit.c"
 #include "gpu_probe.c"
 #undef PATIENCE_NS
 #undef PUT_ASIDE_NS
@@ -28,16 +29,18 @@ struct CUevent_st {
 };
 
 struct predictor gpu_time_predictor;
+static _Alignas(64) unsigned char region_file[TAIL_OFFSET + TAIL_BYTES];
+_Atomic(struct region *) region_known;
 static struct measured_lane lane;
 static struct share share;
 static const struct settings setting;
 _Atomic(const struct settings *) settings_known = &setting;
 static struct CUevent_st begins[LAUNCHES], ends[LAUNCHES], anchor = {1};
-static int64_t now_ns = 1000 * MS_NS;
+static int64_t clock_ns = 1000 * MS_NS;
 
 static CUresult query(CUevent event)
 {
-    return event->done_ns <= now_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return event->done_ns <= clock_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 static CUresult elapsed_ms(float *ms, CUevent from, CUevent until)
@@ -66,7 +69,7 @@ static void launch_all(char way)
     static uint64_t random = 1;
     int64_t free_ns[STREAMS], beside = way == 'u' ? 1 : STREAMS;
     for (int i = 0; i < STREAMS; i++)
-        free_ns[i] = now_ns + (way == 'a' ? 3 * MS_NS * i : way == 'u' ? MS_NS * i : 0);
+        free_ns[i] = clock_ns + (way == 'a' ? 3 * MS_NS * i : way == 'u' ? MS_NS * i : 0);
     for (int i = 0; i < LAUNCHES; i++) {
         struct trace *trace = &lane.traces[i];
         int64_t *from_ns = &free_ns[i % STREAMS];
@@ -80,22 +83,22 @@ static void launch_all(char way)
         trace->key = 1;
         trace->expected_ns = trace->charged_ns = 11000;
         trace->began_ns = trace->launched_ns = trace->recorded_ns =
-            way == 'u' ? begins[i].done_ns : now_ns + i;
+            way == 'u' ? begins[i].done_ns : clock_ns + i;
         trace->running_since_ns = 0;
         trace->ended = trace->edge = false;
-        trace->sweep = (uint64_t)now_ns;
+        trace->sweep = (uint64_t)clock_ns;
         atomic_store(&trace->state, TRACE_OUT);
     }
-    atomic_store(&lane.lane.swept_at_ns, (uint64_t)now_ns);
+    atomic_store(&lane.lane.swept_at_ns, (uint64_t)clock_ns);
     atomic_store(&lane.lane.sweep_out, LAUNCHES);
-    atomic_store(&lane.lane.went_on_at_ns, way == 'u' ? 0 : (uint64_t)now_ns + 1000);
+    atomic_store(&lane.lane.went_on_at_ns, way == 'u' ? 0 : (uint64_t)clock_ns + 1000);
 }
 
 static void launch_late(void)
 {
     struct trace *trace = &lane.traces[0];
-    begins[0].done_ns = trace->began_ns = trace->launched_ns = trace->recorded_ns = now_ns;
-    ends[0].done_ns = now_ns + INT64_C(11000) * STREAMS;
+    begins[0].done_ns = trace->began_ns = trace->launched_ns = trace->recorded_ns = clock_ns;
+    ends[0].done_ns = clock_ns + INT64_C(11000) * STREAMS;
     trace->running_since_ns = 0;
     trace->ended = trace->edge = false;
     trace->sweep = atomic_load(&lane.lane.swept_at_ns);
@@ -108,8 +111,8 @@ static void settle_all(void)
     for (int look = 0; atomic_load(&lane.lane.sweep_out) > 0; look++) {
         if (look > 400)
             exit(1);
-        now_ns += MS_NS;
-        gpu_read_traces(&lane, now_ns);
+        clock_ns += MS_NS;
+        gpu_read_traces(&lane, clock_ns);
     }
 }
 
@@ -131,6 +134,7 @@ int main(int count, char **words)
     static int64_t took_ns[SWEEPS];
     int64_t expected_ns = count > 2 ? atol(words[2]) : 11000;
     char way = count < 2 ? 't' : words[1][1] == 'u' ? 'u' : words[1][0]; /* the first letter, or of turns the second */
+    region_known = (struct region *)(void *)region_file;
     lane.lane.share = &share;
     lane.probes[0].context = (CUcontext)(void *)&driver;
     lane.probes[0].anchor = &anchor;
@@ -147,7 +151,7 @@ int main(int count, char **words)
             launch_late();
             settle_all();
         }
-        now_ns += 20 * MS_NS;
+        clock_ns += 20 * MS_NS;
     }
     qsort(took_ns, SWEEPS, sizeof *took_ns, compare);
     printf("%.1f %u\n", (double)took_ns[SWEEPS / 2] / 1e3,

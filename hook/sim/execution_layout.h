@@ -127,10 +127,10 @@ struct execution {
     uint64_t given_ns; /* real time when the turn was given */
     struct thread_row threads[MAX_THREADS];
     struct event_row events[MAX_STREAM_EVENTS];
-    struct stream_row streams[MAX_STREAMS];
     struct {
         uint64_t pushed[MAX_GPUS], begun[MAX_GPUS]; /* of each GPU, counts */
     } met[MAX_KERNELS];
+    struct stream_row streams[MAX_STREAMS]; /* the tests of loads find them from the end */
 };
 
 /* agent/sim/driver.py reads these. */

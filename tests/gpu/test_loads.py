@@ -85,7 +85,7 @@ def test_each_program_of_a_load_is_told_its_number_of_queues(
 
 
 # What the simulated GPU keeps of each stream, its last items among it: hook/sim/execution_layout.h.
-HEAD, STREAM, ITEM = struct.Struct("<II"), struct.Struct("<IIIIQQ"), struct.Struct("<QQQIIQ")
+HEAD, STREAM, ITEM = struct.Struct("<II"), struct.Struct("<IIIIQQ"), struct.Struct("<QQQIIQ8x")
 STREAMS, RING = 1024, 1024
 STREAM_BYTES = STREAM.size + RING * ITEM.size
 IN_USE, LEGACY, NON_BLOCKING, PRIORITIES = 1, 2, 4, 8

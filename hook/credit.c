@@ -8,7 +8,7 @@
 #define DEEP_NS (100 * MS_NS)
 #define TOGETHER_NS UINT64_C(20000) /* what ends with something on another GPU does so to this */
 
-/* By chance one launch in some tens ends with one on another GPU. */
+/* What each that does so counts, as one that does not takes one off: by chance, few do. */
 enum { MET = 3, MET_ENOUGH = 3, MET_MOST = 32 }; /* and a little more */
 
 static bool waits(const struct share *share, uint64_t now_ns)

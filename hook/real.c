@@ -142,10 +142,11 @@ static const void *without_us(enum driver driver, bool load)
     dlsym_function *lookup = real_dlsym();
     if (!lookup)
         return NULL;
-    void *found = seen_from(library, first);
-    if (!found) /* what the program is linked to may have any name */
-        found = lookup(RTLD_NEXT, first);
-    if (!found && load) {
+    void *found = lookup(RTLD_NEXT, first); /* what the program is linked to may have any name */
+    if (found || !load) {
+        void *seen = seen_from(library, first);
+        found = seen ? seen : found;
+    } else { /* at once: to ask first whether it is loaded would search for its file twice */
         void *handle = dlopen(library, RTLD_LAZY);
         handle = handle ? handle : open_beside_cuda(library);
         found = handle ? lookup(handle, first) : NULL;

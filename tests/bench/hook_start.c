@@ -3,7 +3,8 @@
  *   hook_start PROCESSES [ROUNDS]
  *
  * Each process loads the driver, waits until all have, then times its cuInit, in wall-clock time and in its
- * own processor time. Run it with and without the hook; the driver is whatever libcuda.so.1 is found first.
+ * own processor time, and stays until all have done so. Run it with and without the hook; the driver is
+ * whatever libcuda.so.1 is found first.
  */
 #include <dlfcn.h>
 #include <sched.h>
@@ -35,7 +36,15 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int be_one(struct shared *shared, int me)
+/* All have once nobody has the writing end open, whatever became of him. */
+static void wait_for_all(const int ends[2])
+{
+    char nothing;
+    close(ends[1]);
+    while (read(ends[0], &nothing, 1) > 0) { }
+}
+
+static int be_one(struct shared *shared, int me, const int ends[2])
 {
     int (*init)(unsigned);
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -49,21 +58,26 @@ static int be_one(struct shared *shared, int me)
     int result = init(0);
     shared->wall_us[me] = now_us(CLOCK_MONOTONIC) - wall;
     shared->processor_us[me] = now_us(CLOCK_PROCESS_CPUTIME_ID) - processor;
+    wait_for_all(ends); /* to end takes time as well, which is not that of a start */
     return result;
 }
 
 static int run_round(struct shared *shared, int processes)
 {
-    int failed = 0, status;
+    int failed = 0, status, ends[2];
     shared->waiting = shared->started = 0;
+    if (pipe(ends) != 0)
+        return processes;
     for (int i = 0; i < processes; i++)
         if (fork() == 0)
-            _exit(be_one(shared, i));
+            _exit(be_one(shared, i, ends));
+    close(ends[1]);
     while (shared->waiting < processes)
         usleep(1000);
     shared->started = 1;
     while (wait(&status) > 0)
         failed += status != 0;
+    close(ends[0]);
     return failed;
 }
 

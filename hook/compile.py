@@ -71,9 +71,9 @@ PER_CALL = frozenset(
     }
 )
 
-# What runs beside driver calls that take microseconds, or once; and lookups, which take 10 ns more
-# by that and have room for it. Some 3 ns more are added to them where names.c is among these, and
-# to cuMemGetInfo where limits.c is.
+# What runs beside driver calls that take microseconds, or once; and lookups and allocations, which
+# take 10 ns more by that and have room for it. Some 3 ns more are added to them where names.c is
+# among these, and to cuMemGetInfo where limits.c is.
 SELDOM = frozenset(
     {
         "amounts.c",
@@ -84,6 +84,7 @@ SELDOM = frozenset(
         "cuda_capture.c",
         "cuda_context.c",
         "cuda_graph_memory.c",
+        "cuda_memory.c",
         "cuda_module.c",
         "cuda_pool.c",
         "cuda_view.c",

@@ -6,6 +6,8 @@
 #define FRESH_NS (UINT64_C(3) * MS_NS) /* who waits says so every millisecond */
 #define LET_OUT_NS MS_NS /* that goes out, until it is seen whether that was enough */
 #define DEEP_NS (100 * MS_NS)
+#define HELD_NS                                                                                              \
+    (UINT64_C(50) * MS_NS) /* who was held for so long is let out unproved, if it cannot do harm */
 #define TOGETHER_NS UINT64_C(20000) /* what ends with something on another GPU does so to this */
 
 /* What each that does so counts, as one that does not takes one off: by chance, few do. */
@@ -90,17 +92,21 @@ bool credit_is_asked(const struct lane *lane, uint64_t now_ns)
     return asked;
 }
 
+/* Where one of the container waits here as well, both may wait for ever for what neither is let launch: then
+ * it is not asked who owes more. The GPU works anyway. */
 bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
 {
     struct region_device *device = region_tail(region_mapped())->devices;
     int64_t budget_ns = atomic_load(&lane->share->budget_ns);
-    bool let_out = false;
-    if (is_waiting(lane, &let_out))
-        return false; /* it is another that those wait for */
+    bool mutual = waits(lane->share, now_ns), let_out = false;
+    bool held = mutual && now_ns - atomic_load(&lane->launched_at_ns) > HELD_NS;
     for (const struct region_device *end = device + MAX_DEVICES; device < end; device++) {
         struct share *other = (struct share *)(void *)&device->budget_ns;
-        if (other == lane->share || !waits(other, now_ns) || !meets(other) || !owes_more(other, budget_ns))
+        if (other == lane->share || !waits(other, now_ns) || !(meets(other) || held)
+            || !(mutual || owes_more(other, budget_ns)))
             continue;
+        if (is_waiting(lane, &let_out))
+            return false; /* it is another that those wait for */
         atomic_store(&other->let_out_at_ns, now_ns);
         /* What went out is over, and was not enough: it waits since then. */
         if (!let_out && atomic_load(&other->waits_at_ns) > atomic_load(&lane->credit_ended_ns))

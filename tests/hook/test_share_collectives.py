@@ -104,6 +104,54 @@ def test_one_pauses_for_seconds(tmp_path: Path, pause: str) -> None:
     assert max(errors(container, 16)) <= ALONE_POINTS, container.percents_of_each(1, 1)
 
 
+TWO_JOBS: Kernels = {**STEP, "n": Meets(100)}
+
+
+def sums(container: Container, gpus: list[int], skip_s: int) -> list[float]:
+    """Percent that all processes had of each GPU, in windows of a second."""
+    steps = range(skip_s * 10, container.together - 9, 10)
+    return [
+        sum(
+            sum(own[step : step + 10])
+            for own, at in zip(container.of_each_ns, gpus, strict=True)
+            if at == gpu
+        )
+        / 1e7
+        for gpu in set(gpus)
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize(
+    ("percent", "waits", "least", "points"),
+    [
+        pytest.param(90, "", 0.45, ALONE_POINTS, id="90 %"),
+        pytest.param(70, "", 0.35, ALONE_POINTS, id="70 %"),
+        pytest.param(50, "", 0.25, ALONE_POINTS, id="50 %"),
+        pytest.param(50, ",sync=2", 0.25, ALONE_POINTS, id="50 %, waiting for each"),
+        pytest.param(30, "", 0.05, 5, id="30 %"),
+        pytest.param(30, ",sync=2", 0.25, ALONE_POINTS, id="30 %, waiting for each"),
+    ],
+)
+def test_two_programs_on_the_same_gpus(
+    tmp_path: Path, percent: int, waits: str, least: float, points: float
+) -> None:
+    """Each keeps the GPU busy that the other needs: neither went on, from 90 % down.
+
+    `least`: of the iterations that half the share is worth.
+    """
+    gpus = [0, 1, 0, 1]
+    tenants = [
+        Tenant(percent, (f"ms={SECONDS}000,kernel=c+{job}{waits}",), container=0, gpu=gpu)
+        for job, gpu in zip("mmnn", gpus, strict=True)
+    ]
+    (container,) = run(tmp_path, tenants, TWO_JOBS, launch_us=2)
+    had = sums(container, gpus, LEARNED_S)
+    assert max(abs(percents - percent) for percents in had) <= points, had
+    iterations = min(container.launches_of_each) / 2
+    assert iterations >= least * SECONDS * 1e6 * percent / 100 / 2 / 1100
+
+
 UNRELATED = [
     pytest.param([50, (2, 20000)], id="50 us, 2 us to 20 ms"),
     pytest.param([1000, (20, 2000)], id="1 ms, 20 us to 2 ms"),
@@ -133,6 +181,21 @@ def test_another_container_beside_one_of_them(tmp_path: Path) -> None:
     tenants.append(Tenant(70, (f"ms={SECONDS}000,kernel=s",), container=1, gpu=1))
     _, other = run(tmp_path, tenants, {"v": (2, 200000), "s": 50}, launch_us=2)
     assert abs(other.worst_error()) <= BESIDE_POINTS, other.percents(1, 1)
+
+
+@pytest.mark.parametrize("other", [50, 5000], ids=["short", "long"])
+def test_a_process_beside_two_that_vary(tmp_path: Path, other: int) -> None:
+    """Launches of the container that are long on both GPUs are not taken for two that wait."""
+    gpus = [0, 1, 1]
+    tenants = [
+        Tenant(30, (f"ms={SECONDS}000,kernel={kernel}",), container=0, gpu=gpu)
+        for kernel, gpu in zip("vvs", gpus, strict=True)
+    ]
+    tenants.append(Tenant(70, (f"ms={SECONDS}000,kernel=s",), container=1, gpu=1))
+    one, neighbour = run(tmp_path, tenants, {"v": (2, 20000), "s": other}, launch_us=2)
+    had = sums(one, gpus, 1)
+    assert max(abs(percents - 30) for percents in had) <= BESIDE_POINTS, had
+    assert abs(neighbour.worst_error()) <= BESIDE_POINTS, neighbour.percents(1, 1)
 
 
 def test_one_that_is_killed_while_the_other_waits(tmp_path: Path) -> None:

@@ -43,8 +43,10 @@ static bool together(const _Atomic uint64_t *one_ns, uint64_t other_ns)
     return atomic_load(one_ns) - other_ns + TOGETHER_NS <= 2 * TOGETHER_NS;
 }
 
-/* Which of two ends is seen first is chance. */
-void credit_ended(struct lane *lane, uint64_t until_ns, bool waited)
+/* Which of two ends is seen first is chance. Of two that both ran for longer than expected the one that began
+ * later waited for nothing, and neither did if they began together: kernels of the same length do, in step.
+ */
+bool credit_ended(struct lane *lane, uint64_t since_ns, uint64_t until_ns, bool waited)
 {
     struct region_device *device = region_tail(region_mapped())->devices;
     bool met = false;
@@ -53,18 +55,22 @@ void credit_ended(struct lane *lane, uint64_t until_ns, bool waited)
         struct share *other = (struct share *)(void *)&device->budget_ns;
         if (other == lane->share)
             continue;
+        bool both = together(&other->waited_until_ns, until_ns);
+        int64_t later_ns = both ? (int64_t)(since_ns - atomic_load(&other->waited_since_ns)) : -MS_NS;
         for (int i = 0; i < SHARE_ENDS; i++)
-            met |= together(&other->ended_at_ns[i], until_ns);
-        if (together(&other->waited_until_ns, until_ns)) {
+            met |= later_ns <= -MS_NS && together(&other->ended_at_ns[i], until_ns);
+        if (later_ns >= MS_NS) {
             atomic_store(&other->waited_until_ns, 0);
             note_met(other, MET + 1);
         }
     }
     if (!waited)
-        return;
+        return false;
     note_met(lane->share, met ? MET : -1);
+    atomic_store(&lane->share->waited_since_ns, since_ns);
     atomic_store(&lane->share->waited_until_ns, met ? 0 : until_ns);
     atomic_store(&lane->share->waits_at_ns, 0);
+    return met;
 }
 
 /* Whether one of ours waits; and whether what was let out has not ended yet. */
@@ -99,10 +105,10 @@ bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
     struct region_device *device = region_tail(region_mapped())->devices;
     int64_t budget_ns = atomic_load(&lane->share->budget_ns);
     bool mutual = waits(lane->share, now_ns), let_out = false;
-    bool held = mutual && now_ns - atomic_load(&lane->launched_at_ns) > HELD_NS;
+    bool proved = meets(lane->share) || (mutual && now_ns - atomic_load(&lane->launched_at_ns) > HELD_NS);
     for (const struct region_device *end = device + MAX_DEVICES; device < end; device++) {
         struct share *other = (struct share *)(void *)&device->budget_ns;
-        if (other == lane->share || !waits(other, now_ns) || !(meets(other) || held)
+        if (other == lane->share || !waits(other, now_ns) || !(proved || meets(other))
             || !(mutual || owes_more(other, budget_ns)))
             continue;
         if (is_waiting(lane, &let_out))

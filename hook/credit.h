@@ -23,8 +23,16 @@ static inline void credit_ask(struct lane *lane, int64_t now_ns)
     atomic_store(&lane->share->waits_at_ns, (uint64_t)now_ns);
 }
 
-/* One has ended then, which may have waited so. */
-void credit_ended(struct lane *lane, uint64_t until_ns, bool waited);
+#define CREDIT_SEEN_NS (3 * MS_NS) /* after it ended, another process has looked, too */
+
+/* One has run from then till then, which may have waited so. Whether one on another GPU, that began later,
+ * was seen to end with it; where that is seen later, until CREDIT_SEEN_NS, credit_was_met says so. */
+bool credit_ended(struct lane *lane, uint64_t since_ns, uint64_t until_ns, bool waited);
+
+static inline bool credit_was_met(const struct lane *lane)
+{
+    return !atomic_load(&lane->share->waited_until_ns);
+}
 
 /* Whether another GPU's was let out, or held, while one of ours waited that runs since then. */
 static inline bool credit_was_given(struct lane *lane, int64_t since_ns)

@@ -6,6 +6,8 @@
 
 enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
 
+#define SELDOM __attribute__((minsize)) /* of functions whose launches are few, or long */
+
 /* The shape of a launching wrapper: pass the gate, call. `kind` is the key of its estimate. */
 #define LAUNCH(symbol, stream, own_stream, kind, ...)                                                        \
     const struct real_cuda *real = real_cuda();                                                              \
@@ -58,18 +60,19 @@ EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f
            config, function, parameters, extra);
 }
 
-EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
-                                          unsigned block_x, unsigned block_y, unsigned block_z,
-                                          unsigned shared_bytes, CUstream stream, void **parameters)
+SELDOM EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
+                                                 unsigned block_x, unsigned block_y, unsigned block_z,
+                                                 unsigned shared_bytes, CUstream stream, void **parameters)
 {
     LAUNCH(cuLaunchCooperativeKernel, stream, 0,
            estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
            block_x, block_y, block_z, shared_bytes, stream, parameters);
 }
 
-EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned x, unsigned y, unsigned z,
-                                               unsigned block_x, unsigned block_y, unsigned block_z,
-                                               unsigned shared_bytes, CUstream stream, void **parameters)
+SELDOM EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned x, unsigned y, unsigned z,
+                                                      unsigned block_x, unsigned block_y, unsigned block_z,
+                                                      unsigned shared_bytes, CUstream stream,
+                                                      void **parameters)
 {
     LAUNCH(cuLaunchCooperativeKernel_ptsz, stream, OWN_STREAM,
            estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
@@ -78,18 +81,18 @@ EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned x, 
 
 /* The functions of CUDA 2: their block is a property of the function, their stream the legacy one. */
 
-EXPORT CUresult cuLaunch(CUfunction function)
+SELDOM EXPORT CUresult cuLaunch(CUfunction function)
 {
     LAUNCH(cuLaunch, NULL, 0, estimate_key(function, 1, 1, 1, 0, 0, 0, 0), function);
 }
 
-EXPORT CUresult cuLaunchGrid(CUfunction function, int x, int y)
+SELDOM EXPORT CUresult cuLaunchGrid(CUfunction function, int x, int y)
 {
     LAUNCH(cuLaunchGrid, NULL, 0, estimate_key(function, (unsigned)x, (unsigned)y, 1, 0, 0, 0, 0), function,
            x, y);
 }
 
-EXPORT CUresult cuLaunchGridAsync(CUfunction function, int x, int y, CUstream stream)
+SELDOM EXPORT CUresult cuLaunchGridAsync(CUfunction function, int x, int y, CUstream stream)
 {
     LAUNCH(cuLaunchGridAsync, stream, 0, estimate_key(function, (unsigned)x, (unsigned)y, 1, 0, 0, 0, 0),
            function, x, y, stream);
@@ -97,8 +100,8 @@ EXPORT CUresult cuLaunchGridAsync(CUfunction function, int x, int y, CUstream st
 
 /* --- on several devices at once ------------------------------------------------------------------------- */
 
-EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries, unsigned count,
-                                                     unsigned flags)
+SELDOM EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries, unsigned count,
+                                                            unsigned flags)
 {
     const struct real_cuda *real = real_cuda();
     struct launch launches[MAX_DEVICES];
@@ -144,12 +147,12 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *entries
     graph_memory_after_launch(&memory, result);                                                              \
     return result
 
-EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+SELDOM EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
     LAUNCH_GRAPH(cuGraphLaunch, exec, stream, 0);
 }
 
-EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
+SELDOM EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
     LAUNCH_GRAPH(cuGraphLaunch_ptsz, exec, stream, OWN_STREAM);
 }

@@ -3,6 +3,8 @@
 #include "gpu_sweep.h"
 #include "gpu_traces.h"
 #include "real.h"
+#include "region.h"
+#include "region_file.h"
 #include "settings.h"
 
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
@@ -188,7 +190,7 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     lane->in_turn = past_stream_only(trace->stream) ? lane->in_turn - (lane->in_turn > 0) : LEGACY_LATELY;
     trace->running_since_ns = from_ns;
     trace->ran_until_ns = until_ns;
-    credit_ended(&lane->lane, (uint64_t)until_ns, trace->waits);
+    trace->met = credit_ended(&lane->lane, (uint64_t)from_ns, (uint64_t)until_ns, trace->waits);
     if (trace->on_credit)
         atomic_store(&lane->lane.credit_ended_ns, (uint64_t)until_ns);
     past_ended(&lane->past, trace->run, from_ns, until_ns);
@@ -228,12 +230,22 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
             past_had_ns(&lane->past, trace->run, 0, INT64_MAX) - of_own(lane, trace, trace->part_ns);
 }
 
-/* Whether it waited for a launch on another GPU, which says nothing of what its kind takes. Only asked of
- * what is charged by what it took. */
-static bool met_another(struct measured_lane *lane, const struct trace *trace, struct estimate *estimate)
+/* Whether it says only that its kind varies: of a sweep, what it costs is known by now, and what waited for a
+ * launch on another GPU took as long as that. Where such an end is not seen but likely, only asked of what is
+ * charged by what it took. */
+static bool tells_nothing(struct measured_lane *lane, const struct trace *trace, struct estimate *estimate)
 {
-    return trace->waits && estimate_measures_all(estimate)
-        && credit_was_given(&lane->lane, trace->running_since_ns);
+    return trace->sweep
+        || (trace->waits
+            && (trace->met
+                || (estimate && estimate_measures_all(estimate)
+                    && credit_was_given(&lane->lane, trace->running_since_ns))));
+}
+
+/* Without it. While the first of a kind runs its estimate is how long it has. */
+static int64_t known_ns(const struct trace *trace, struct estimate *estimate)
+{
+    return estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : trace->expected_ns;
 }
 
 static void settle(struct measured_lane *lane, struct trace *trace)
@@ -243,13 +255,11 @@ static void settle(struct measured_lane *lane, struct trace *trace)
         gpu_time_drop_tokens(&lane->lane);
     if (trace->told) {
         gpu_time_correct(&lane->lane, trace->own_ns - trace->charged_ns);
+        int64_t lesson_ns = tells_nothing(lane, trace, estimate) ? known_ns(trace, estimate) : trace->own_ns;
         if (trace->guess && !(estimate && atomic_load(&estimate->samples)))
-            learn_guess(&lane->lane, trace->own_ns);
-        if (estimate) /* by a sweep, that it varies; what it costs is known by now */
-            estimate_learn(estimate, trace->key,
-                           trace->sweep || met_another(lane, trace, estimate) ? atomic_load(&estimate->ns)
-                                                                              : trace->own_ns,
-                           trace->single_ns);
+            learn_guess(&lane->lane, lesson_ns);
+        if (estimate)
+            estimate_learn(estimate, trace->key, lesson_ns, trace->single_ns);
     } else if (trace->charged_ns > trace->expected_ns) {
         gpu_time_correct(&lane->lane,
                          trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
@@ -318,8 +328,10 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
         if (atomic_load(&trace->state) != TRACE_OUT)
             continue;
         any = true;
-        if (trace->ended)
-            continue; /* of a sweep, the rest of which is waited for */
+        if (trace->ended) { /* of a sweep, the rest of which is waited for, or seen by us first */
+            trace->met |= credit_was_met(&lane->lane);
+            continue;
+        }
         CUresult result = real_cuda()->cuEventQuery(trace->end);
         trace->ended = result == CUDA_SUCCESS;
         if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace))) {
@@ -333,9 +345,11 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
     return any;
 }
 
-static bool can_settle(struct trace *trace, const struct sweep *sweep)
+static bool can_settle(struct trace *trace, const struct sweep *sweep, int64_t now_ns)
 {
-    return atomic_load(&trace->state) == TRACE_OUT && trace->ended && (!trace->sweep || sweep->over);
+    bool seen = !trace->waits || trace->met || !region_has_device(region_mapped(), 1)
+        || now_ns - trace->ran_until_ns > CREDIT_SEEN_NS;
+    return atomic_load(&trace->state) == TRACE_OUT && trace->ended && seen && (!trace->sweep || sweep->over);
 }
 
 /* When the first was launched of those that have not begun. */
@@ -357,13 +371,13 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
     struct sweep sweep;
     gpu_sweep_see(lane, &sweep, now_ns);
     for (size_t i = 0; any && i < TRACES; i++)
-        if (can_settle(&lane->traces[i], &sweep))
+        if (can_settle(&lane->traces[i], &sweep, now_ns))
             judge(lane, &lane->traces[i], &sweep, now_ns);
     if (sweep.over)
         gpu_sweep_learn(lane, &sweep);
     for (size_t i = 0; any && i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
-        if (can_settle(trace, &sweep)) {
+        if (can_settle(trace, &sweep, now_ns)) {
             settle(lane, trace);
         } else if (atomic_load(&trace->state) == TRACE_OUT && !trace->ended) {
             uncertain_ns += charge_so_far(lane, trace, now_ns);

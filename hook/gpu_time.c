@@ -56,6 +56,7 @@ SAME(let_out_at_ns);
 SAME(waited_until_ns);
 SAME(ended_at_ns);
 SAME(met);
+SAME(waited_since_ns);
 #undef SAME
 
 struct lane *gpu_lane_open(int place)

@@ -33,6 +33,7 @@ struct trace {
     bool whole; /* nobody else had a turn meanwhile */
     _Atomic bool on_credit; /* it is to be seen whether it was enough */
     _Atomic bool waits; /* it runs for so long that it may wait for another GPU */
+    bool met; /* one on another GPU ended with it, so it did wait */
     bool told; /* what it cost: */
     int64_t single_ns, own_ns; /* by itself, and in the mean of its kind in the sweep */
     int64_t part_ns; /* of the time that its stream had between its events */

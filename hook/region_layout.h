@@ -104,7 +104,8 @@ struct region_device {
     _Atomic uint64_t waited_until_ns; /* when such a one ended last, */
     _Atomic uint64_t ended_at_ns[4]; /* and the last ones that were measured; */
     _Atomic int64_t met; /* how often such a one ended with one on another GPU (credit.h) */
-    uint64_t reserved2[2];
+    _Atomic uint64_t waited_since_ns; /* when the one that ended at waited_until_ns had begun */
+    uint64_t reserved2[1];
 };
 
 #define REFUSAL_WRITING (UINT64_C(1) << 63)

@@ -44,6 +44,7 @@ struct share {
     _Atomic uint64_t waited_until_ns; /* when such a one ended last, */
     _Atomic uint64_t ended_at_ns[SHARE_ENDS]; /* and the last ones that were measured */
     _Atomic int64_t met; /* how often such a one ended with one on another GPU */
+    _Atomic uint64_t waited_since_ns; /* when the one that ended at waited_until_ns had begun */
 };
 
 /* Whether others are there who want the GPU as well. */

@@ -42,6 +42,7 @@ class Share(ctypes.Structure):
         for name in ("caught_up_at_ns", "waits_at_ns", "let_out_at_ns", "waited_until_ns")
     ]
     _fields_ += [("ended_at_ns", ctypes.c_uint64 * 4), ("met", ctypes.c_int64)]
+    _fields_ += [("waited_since_ns", ctypes.c_uint64)]
 
 
 class Turn(ctypes.Structure):

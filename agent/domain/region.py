@@ -52,6 +52,7 @@ TAIL: Mapping[str, int] = MappingProxyType({
     "device.seen_at_ns": 128, "device.seen_charged_ns": 144, "device.least_had": 160,
     "device.caught_up_at_ns": 168, "device.waits_at_ns": 176, "device.let_out_at_ns": 184,
     "device.waited_until_ns": 192, "device.ended_at_ns": 200, "device.met": 232,
+    "device.waited_since_ns": 240,
     "device": 256,
     "refusal.number": 0, "refusal.time_ns": 8, "refusal.pid": 16, "refusal.device": 20,
     "refusal.asked_bytes": 24, "refusal.used_bytes": 32, "refusal.limit_bytes": 40,

@@ -207,7 +207,10 @@ def test_one_that_is_killed_while_the_other_waits(tmp_path: Path) -> None:
     assert max(abs(found - 30) for found in percents) <= ALONE_POINTS, percents
 
 
-WORDS = {"waits_at_ns": 112, "waited_until_ns": 128, "ended_at_ns": 136, "met": 168}  # of the share
+WORDS = {
+    "waits_at_ns": 112, "waited_until_ns": 128, "ended_at_ns": 136, "met": 168,
+    "waited_since_ns": 176,
+}  # of the share  # fmt: skip
 
 
 @pytest.mark.parametrize("work", ["kernel=c", "kernel=c+m"], ids=["alone", "collectives"])

@@ -248,6 +248,23 @@ static int64_t known_ns(const struct trace *trace, struct estimate *estimate)
     return estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : trace->expected_ns;
 }
 
+static bool has_more_gpus(void)
+{
+    return region_has_device(region_mapped(), 1);
+}
+
+/* The first of a kind that ran for so long, where it may have waited unseen, as programs on several GPUs do
+ * that start apart. The next one says. */
+static bool leave_out(const struct trace *trace, struct estimate *estimate)
+{
+    if (!trace->waits || trace->met || !has_more_gpus() || !estimate || atomic_load(&estimate->samples)
+        || atomic_load(&estimate->parts))
+        return false;
+    estimate_set(estimate, trace->expected_ns);
+    atomic_store(&estimate->parts, 1);
+    return true;
+}
+
 static void settle(struct measured_lane *lane, struct trace *trace)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
@@ -256,9 +273,10 @@ static void settle(struct measured_lane *lane, struct trace *trace)
     if (trace->told) {
         gpu_time_correct(&lane->lane, trace->own_ns - trace->charged_ns);
         int64_t lesson_ns = tells_nothing(lane, trace, estimate) ? known_ns(trace, estimate) : trace->own_ns;
-        if (trace->guess && !(estimate && atomic_load(&estimate->samples)))
+        bool left_out = leave_out(trace, estimate);
+        if (trace->guess && !left_out && !(estimate && atomic_load(&estimate->samples)))
             learn_guess(&lane->lane, lesson_ns);
-        if (estimate)
+        if (estimate && !left_out)
             estimate_learn(estimate, trace->key, lesson_ns, trace->single_ns);
     } else if (trace->charged_ns > trace->expected_ns) {
         gpu_time_correct(&lane->lane,
@@ -347,8 +365,8 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
 
 static bool can_settle(struct trace *trace, const struct sweep *sweep, int64_t now_ns)
 {
-    bool seen = !trace->waits || trace->met || !region_has_device(region_mapped(), 1)
-        || now_ns - trace->ran_until_ns > CREDIT_SEEN_NS;
+    bool seen =
+        !trace->waits || trace->met || !has_more_gpus() || now_ns - trace->ran_until_ns > CREDIT_SEEN_NS;
     return atomic_load(&trace->state) == TRACE_OUT && trace->ended && seen && (!trace->sweep || sweep->over);
 }
 

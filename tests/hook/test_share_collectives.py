@@ -33,6 +33,11 @@ def on_each(percent: float, phases: list[str]) -> list[Tenant]:
     return [Tenant(percent, (phase,), container=0, gpu=gpu) for gpu, phase in enumerate(phases)]
 
 
+def made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
 def errors(container: Container, skip_s: float = 1, window_s: float = 1) -> list[float]:
     """Points that it was off on each GPU, in the worst window."""
     return [
@@ -71,6 +76,41 @@ def test_they_get_on_within_their_share(
     assert max(errors(container, LEARNED_S)) <= ALONE_POINTS, container.percents_of_each(1, 1)
     iterations = min(container.launches_of_each) / (1 + phase.count("+"))
     assert iterations >= least * SECONDS * 1e6 * percent / 100 / takes_us
+
+
+@pytest.mark.parametrize(
+    ("percent", "late_ms", "least"),
+    [
+        pytest.param(50, 300, 0.6, id="50 %, 300 ms"),
+        pytest.param(30, 100, 0.6, id="30 %, 100 ms"),
+        pytest.param(30, 300, 0.6, id="30 %, 300 ms"),
+        pytest.param(30, 1000, 0.6, id="30 %, 1 s"),
+        pytest.param(20, 300, 0.5, id="20 %, 300 ms"),
+        pytest.param(20, 1000, 0.5, id="20 %, 1 s"),
+    ],
+)
+def test_one_begins_later(tmp_path: Path, percent: int, late_ms: int, least: float) -> None:
+    """The first wait is not learned as what a collective takes: it was charged ahead, for good.
+
+    `least`: of the launches of two that begin together.
+    """
+    work = "kernel=c+m,sync=2"
+    together, apart = (
+        run(
+            made(tmp_path / str(late)),
+            [
+                Tenant(percent, (f"ms=12000,{work}",), container=0),
+                Tenant(
+                    percent, (f"ms={late or 1},kernel=none", f"ms=12000,{work}"), container=0, gpu=1
+                ),
+            ],
+            STEP,
+            launch_us=2,
+        )[0]
+        for late in (0, late_ms)
+    )
+    assert min(apart.launches_of_each) >= least * min(together.launches_of_each)
+    assert max(errors(apart, 7)) <= ALONE_POINTS, apart.percents_of_each(1, 1)
 
 
 def test_one_has_twice_as_much_to_do(tmp_path: Path) -> None:

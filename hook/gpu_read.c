@@ -19,6 +19,7 @@ enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stre
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
 #define WAITS_NS MS_NS /* beyond what was expected, a launch may wait for one on another GPU, */
+#define APART_NS (200 * MS_NS) /* few kernels take so long, and few processes start together so exactly */
 #define OVERLONG_NS (5000 * MS_NS) /* and beyond twice that, for any later one */
 #define AT_ONCE_NS 20000 /* after an event was recorded on an idle stream, it is done */
 
@@ -257,8 +258,8 @@ static bool has_more_gpus(void)
  * that start apart. The next one says. */
 static bool leave_out(const struct trace *trace, struct estimate *estimate)
 {
-    if (!trace->waits || trace->met || !has_more_gpus() || !estimate || atomic_load(&estimate->samples)
-        || atomic_load(&estimate->parts))
+    if (trace->own_ns < APART_NS || trace->met || !has_more_gpus() || !estimate
+        || atomic_load(&estimate->samples) || atomic_load(&estimate->parts))
         return false;
     estimate_set(estimate, trace->expected_ns);
     atomic_store(&estimate->parts, 1);

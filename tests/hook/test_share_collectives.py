@@ -52,12 +52,12 @@ def errors(container: Container, skip_s: float = 1, window_s: float = 1) -> list
         pytest.param(90, STEP, 2, "kernel=c+m", 1100, 0.9, id="90 %: nothing to wait for"),
         pytest.param(50, STEP, 2, "kernel=c+m", 1100, 0.45, id="50 %"),
         pytest.param(30, STEP, 2, "kernel=c+m", 1100, 0.4, id="30 %"),
-        pytest.param(10, STEP, 2, "kernel=c+m", 1100, 0.15, id="10 %"),
+        pytest.param(10, STEP, 2, "kernel=c+m", 1100, 0.3, id="10 %"),
         pytest.param(30, STEP, 2, "kernel=c+m,sync=2", 1100, 0.33, id="waiting for each"),
         pytest.param(30, {**STEP, "c": (200, 2000)}, 2, "kernel=c+m", 880, 0.3, id="that vary"),
         pytest.param(30, {**STEP, "c": 100}, 2, "kernel=c+c+c+c+c+m", 600, 0.25, id="many short ones"),
         pytest.param(30, {**STEP, "c": 20000}, 2, "kernel=c+m", 20100, 0.8, id="long ones"),
-        pytest.param(30, EIGHT, 8, "kernel=c+m", 1100, 0.25, id="eight GPUs"),
+        pytest.param(30, EIGHT, 8, "kernel=c+m", 1100, 0.35, id="eight GPUs"),
         pytest.param(30, EIGHT, 8, "kernel=c+m,sync=2", 1100, 0.25, id="eight, waiting for each"),
     ],
 )  # fmt: skip
@@ -163,18 +163,18 @@ def sums(container: Container, gpus: list[int], skip_s: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("percent", "waits", "least", "points"),
+    ("percent", "waits", "least"),
     [
-        pytest.param(90, "", 0.45, ALONE_POINTS, id="90 %"),
-        pytest.param(70, "", 0.35, ALONE_POINTS, id="70 %"),
-        pytest.param(50, "", 0.25, ALONE_POINTS, id="50 %"),
-        pytest.param(50, ",sync=2", 0.25, ALONE_POINTS, id="50 %, waiting for each"),
-        pytest.param(30, "", 0.05, 5, id="30 %"),
-        pytest.param(30, ",sync=2", 0.25, ALONE_POINTS, id="30 %, waiting for each"),
+        pytest.param(90, "", 0.45, id="90 %"),
+        pytest.param(70, "", 0.35, id="70 %"),
+        pytest.param(50, "", 0.35, id="50 %"),
+        pytest.param(50, ",sync=2", 0.3, id="50 %, waiting for each"),
+        pytest.param(30, "", 0.35, id="30 %"),
+        pytest.param(30, ",sync=2", 0.35, id="30 %, waiting for each"),
     ],
 )
 def test_two_programs_on_the_same_gpus(
-    tmp_path: Path, percent: int, waits: str, least: float, points: float
+    tmp_path: Path, percent: int, waits: str, least: float
 ) -> None:
     """Each keeps the GPU busy that the other needs: neither went on, from 90 % down.
 
@@ -187,7 +187,7 @@ def test_two_programs_on_the_same_gpus(
     ]
     (container,) = run(tmp_path, tenants, TWO_JOBS, launch_us=2)
     had = sums(container, gpus, LEARNED_S)
-    assert max(abs(percents - percent) for percents in had) <= points, had
+    assert max(abs(percents - percent) for percents in had) <= ALONE_POINTS, had
     iterations = min(container.launches_of_each) / 2
     assert iterations >= least * SECONDS * 1e6 * percent / 100 / 2 / 1100
 

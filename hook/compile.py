@@ -60,24 +60,24 @@ LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
 SMALLEST = ("-Os", "-Xclang", "-Oz", "-mno-outline")
 NO_TABLES = "-fno-unwind-tables"
 
-# What a program runs at every launch, allocation and lookup. The rest runs once or seldom, or is
-# little code that these go through.
+# What a program runs at every launch, and the budget that allocations go through. The rest runs
+# once or seldom, or is little code that these go through.
 PER_CALL = frozenset(
     {
-        "charge.c",
         "cuda_launch.c",
         "ledger.c",
-        "wrap.c",
     }
 )
 
 # What runs beside driver calls that take microseconds, or once; and lookups and allocations, which
-# take 10 ns more by that and have room for it. Some 3 ns more are added to them where names.c is
-# among these, and to cuMemGetInfo where limits.c is.
+# take some 15 ns more by that and have room for it, as cuMemGetInfo has for 3 ns by limits.c. Some
+# 3 ns more are added to lookups where names.c is among these.
 SELDOM = frozenset(
     {
         "amounts.c",
+        "blocks.c",
         "busy.c",
+        "charge.c",
         "contexts.c",
         "credit.c",
         "cuda_array.c",
@@ -89,6 +89,7 @@ SELDOM = frozenset(
         "cuda_pool.c",
         "cuda_view.c",
         "cuda_vmm.c",
+        "devices.c",
         "dlsym.c",
         "figures.c",
         "gpu_clock.c",
@@ -103,6 +104,7 @@ SELDOM = frozenset(
         "graphs.c",
         "late.c",
         "leases.c",
+        "limits.c",
         "limits_file.c",
         "loaded.c",
         "log.c",
@@ -128,6 +130,7 @@ SELDOM = frozenset(
         "streams.c",
         "throttle.c",
         "vmm.c",
+        "wrap.c",
     }
 )
 

@@ -82,11 +82,12 @@ void context_made(CUcontext handle, CUdevice device, struct cost cost, bool gree
 struct context *context_ending(const void *handle)
 {
     pthread_mutex_lock(&lock);
-    struct entry *entry = table_find(&contexts, key_of(handle));
-    if (entry)
-        table_remove(&contexts, entry);
+    struct context *context = (struct context *)table_find(&contexts, key_of(handle));
+    if (context)
+        table_remove(&contexts, &context->entry);
     pthread_mutex_unlock(&lock);
-    return (struct context *)entry;
+    overhead_calls(true);
+    return context;
 }
 
 CUcontext context_whole(CUcontext handle)
@@ -137,6 +138,7 @@ CUresult context_ended(struct context *context, const void *handle, CUresult res
         table_add(&contexts, &context->entry, context->entry.key);
         pthread_mutex_unlock(&lock);
     }
+    overhead_calls(false);
     return result;
 }
 
@@ -322,24 +324,24 @@ void module_loaded(const void *handle, const void *context, CUdevice device, str
 struct module *module_unloading(const void *handle)
 {
     pthread_mutex_lock(&lock);
-    struct entry *entry = table_find(&modules, key_of(handle));
-    if (entry)
-        table_remove(&modules, entry);
+    struct module *module = (struct module *)table_find(&modules, key_of(handle));
+    if (module)
+        table_remove(&modules, &module->entry);
     pthread_mutex_unlock(&lock);
-    return (struct module *)entry;
+    overhead_calls(true);
+    return module;
 }
 
 CUresult module_unloaded(struct module *module, CUresult result)
 {
-    if (!module)
-        return result;
-    if (result == CUDA_SUCCESS) {
+    if (module && result == CUDA_SUCCESS) {
         overhead_ended(module->place, CHARGE_MODULE, module->cost);
         free(module);
-        return result;
+    } else if (module) {
+        pthread_mutex_lock(&lock);
+        table_add(&modules, &module->entry, module->entry.key);
+        pthread_mutex_unlock(&lock);
     }
-    pthread_mutex_lock(&lock);
-    table_add(&modules, &module->entry, module->entry.key);
-    pthread_mutex_unlock(&lock);
+    overhead_calls(false);
     return result;
 }

@@ -20,23 +20,32 @@ static CUcontext own_context(CUgreenCtx green)
         : (CUcontext)(void *)green;
 }
 
-/* Whether what was made, of which one is NULL, fits; if not, it is ended. */
-static bool fits(struct overhead *overhead, CUcontext context, CUgreenCtx green, CUdevice device)
+/* What was made, of which one is NULL, is charged; if it does not fit, it is ended. */
+static CUresult made(struct overhead *overhead, CUresult result, CUcontext *context, CUgreenCtx *green,
+                     CUdevice device)
 {
     const struct real_cuda *real = real_cuda();
     struct cost cost;
-    if (!overhead_made(overhead, &cost)
-        && (green ? real->cuGreenCtxDestroy && CALL(cuGreenCtxDestroy, green) == CUDA_SUCCESS
-                  : real->cuCtxDestroy_v2 && CALL(cuCtxDestroy_v2, context) == CUDA_SUCCESS)) {
+    if (result != CUDA_SUCCESS || (!context && !green)) {
         overhead_failed(overhead);
-        return false;
+        return result;
     }
-    context_made(green ? own_context(green) : context, device, cost, green != NULL);
-    return true;
+    if (!overhead_made(overhead, &cost)
+        && (green ? real->cuGreenCtxDestroy && CALL(cuGreenCtxDestroy, *green) == CUDA_SUCCESS
+                  : real->cuCtxDestroy_v2 && CALL(cuCtxDestroy_v2, *context) == CUDA_SUCCESS)) {
+        overhead_failed(overhead);
+        if (green)
+            *green = NULL;
+        else
+            *context = NULL;
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    context_made(green ? own_context(*green) : *context, device, cost, green != NULL);
+    return result;
 }
 
-/* The shape of a wrapper that makes a context, or a green one, at `handle`. */
-#define MAKE_CONTEXT(symbol, of, handle, device, context, green, ...)                                        \
+/* The shape of a wrapper that makes a context at `context`, or a green one at `green`. */
+#define MAKE_CONTEXT(symbol, of, device, context, green, ...)                                                \
     const struct real_cuda *real = real_cuda();                                                              \
     struct overhead overhead;                                                                                \
     if (!real || !real->symbol)                                                                              \
@@ -44,44 +53,36 @@ static bool fits(struct overhead *overhead, CUcontext context, CUgreenCtx green,
     CUresult result = overhead_begin(&overhead, device, of, #symbol);                                        \
     if (result != CUDA_SUCCESS)                                                                              \
         return result;                                                                                       \
-    result = CALL(symbol, __VA_ARGS__);                                                                      \
-    if (result != CUDA_SUCCESS || !handle) {                                                                 \
-        overhead_failed(&overhead);                                                                          \
-    } else if (!fits(&overhead, context, green, device)) {                                                   \
-        *handle = NULL;                                                                                      \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
-    }                                                                                                        \
-    return result
+    return made(&overhead, CALL(symbol, __VA_ARGS__), context, green, device)
 
 EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
 {
-    MAKE_CONTEXT(cuCtxCreate, OVERHEAD_CONTEXT, context, device, *context, NULL, context, flags, device);
+    MAKE_CONTEXT(cuCtxCreate, OVERHEAD_CONTEXT, device, context, NULL, context, flags, device);
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
 {
-    MAKE_CONTEXT(cuCtxCreate_v2, OVERHEAD_CONTEXT, context, device, *context, NULL, context, flags, device);
+    MAKE_CONTEXT(cuCtxCreate_v2, OVERHEAD_CONTEXT, device, context, NULL, context, flags, device);
 }
 
 EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned flags,
                                CUdevice device)
 {
-    MAKE_CONTEXT(cuCtxCreate_v3, OVERHEAD_CONTEXT, context, device, *context, NULL, context, affinity, count,
-                 flags, device);
+    MAKE_CONTEXT(cuCtxCreate_v3, OVERHEAD_CONTEXT, device, context, NULL, context, affinity, count, flags,
+                 device);
 }
 
 EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned flags,
                                CUdevice device)
 {
-    MAKE_CONTEXT(cuCtxCreate_v4, OVERHEAD_CONTEXT, context, device, *context, NULL, context, parameters,
-                 flags, device);
+    MAKE_CONTEXT(cuCtxCreate_v4, OVERHEAD_CONTEXT, device, context, NULL, context, parameters, flags, device);
 }
 
 static CUresult make_green(CUgreenCtx *context, CUdevResourceDesc description, CUdevice device,
                            unsigned flags)
 {
-    MAKE_CONTEXT(cuGreenCtxCreate, OVERHEAD_PART_OF_CONTEXT, context, device, NULL, *context, context,
-                 description, device, flags);
+    MAKE_CONTEXT(cuGreenCtxCreate, OVERHEAD_PART_OF_CONTEXT, device, NULL, context, context, description,
+                 device, flags);
 }
 
 /* The driver retains the primary context for it. We do so as well, to know that context, and when it ends. */
@@ -150,38 +151,34 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 
 /* --- a device's own context ----------------------------------------------------------------------------- */
 
+/* It does not fit. False where that cannot be undone. */
+static bool undo_retain(const struct real_cuda *real, CUdevice device)
+{
+    CUresult (*release)(CUdevice) = real->cuDevicePrimaryCtxRelease_v2 ? real->cuDevicePrimaryCtxRelease_v2
+                                                                       : real->cuDevicePrimaryCtxRelease;
+    depth_enter();
+    bool undone = release && release(device) == CUDA_SUCCESS;
+    depth_leave();
+    return undone;
+}
+
 /* The first retain makes it; all later ones only count. */
 static CUresult retain_first(const struct real_cuda *real, CUcontext *context, CUdevice device)
 {
     struct overhead overhead;
     struct cost cost = {0};
     CUresult result = overhead_begin(&overhead, device, OVERHEAD_CONTEXT, "cuDevicePrimaryCtxRetain");
-    if (result != CUDA_SUCCESS) {
-        primary_retained(device, NULL, true, result, cost);
-        return result;
+    if (result == CUDA_SUCCESS) {
+        result = CALL(cuDevicePrimaryCtxRetain, context, device);
+        if (result == CUDA_SUCCESS && !overhead_made(&overhead, &cost) && undo_retain(real, device)) {
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+            *context = NULL;
+        }
+        if (result != CUDA_SUCCESS)
+            overhead_failed(&overhead);
     }
-    result = CALL(cuDevicePrimaryCtxRetain, context, device);
-    if (result != CUDA_SUCCESS) {
-        overhead_failed(&overhead);
-        primary_retained(device, NULL, true, result, cost);
-        return result;
-    }
-    CUresult (*release)(CUdevice) = real->cuDevicePrimaryCtxRelease_v2 ? real->cuDevicePrimaryCtxRelease_v2
-                                                                       : real->cuDevicePrimaryCtxRelease;
-    bool fits = overhead_made(&overhead, &cost), undone = false;
-    if (!fits && release) {
-        depth_enter();
-        undone = release(device) == CUDA_SUCCESS;
-        depth_leave();
-    }
-    if (!undone) {
-        primary_retained(device, *context, true, CUDA_SUCCESS, cost);
-        return result;
-    }
-    overhead_failed(&overhead);
-    *context = NULL;
-    primary_retained(device, NULL, true, CUDA_ERROR_OUT_OF_MEMORY, cost);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    primary_retained(device, result == CUDA_SUCCESS ? *context : NULL, true, result, cost);
+    return result;
 }
 
 static CUresult retain(CUcontext *context, CUdevice device)
@@ -213,10 +210,12 @@ static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool res
     CUcontext context = primary_releasing(device, &last);
     uint32_t held = gpu_time_context_ending(context, reset || last);
     stream_ends(NULL);
+    overhead_calls(true);
     depth_enter();
     CUresult result = end(device);
     depth_leave();
     gpu_time_context_ended(held, context, result == CUDA_SUCCESS && primary_released(device, last, reset));
+    overhead_calls(false);
     return result;
 }
 

@@ -97,23 +97,22 @@ static unsigned pid_on_node(void)
     return told > 0 ? (unsigned)told : (unsigned)getpid();
 }
 
-struct figures figures_now(int place)
+void figures_now(int place, struct figures *figures)
 {
     const struct real_nvml *real = real_nvml_of_ours();
-    struct figures figures = {0};
     struct nvml_memory memory;
     nvmlDevice_t device;
+    *figures = (struct figures){0};
     depth_enter();
-    figures.held_before = region_own_bytes(place);
+    figures->held_before = region_own_bytes(place);
     if (find_device(real, place, &device)) {
-        figures.listed = used_by(real, device, pid_on_node(), &figures.own);
-        figures.device_known =
+        figures->listed = used_by(real, device, pid_on_node(), &figures->own);
+        figures->device_known =
             real->nvmlDeviceGetMemoryInfo && real->nvmlDeviceGetMemoryInfo(device, &memory) == NVML_SUCCESS;
-        figures.device = figures.device_known ? memory.used : 0;
+        figures->device = figures->device_known ? memory.used : 0;
     }
-    if (!figures.device_known)
-        figures.device_known = used_by_all(place, &figures.device);
+    if (!figures->device_known)
+        figures->device_known = used_by_all(place, &figures->device);
     depth_leave();
-    figures.held_after = region_own_bytes(place);
-    return figures;
+    figures->held_after = region_own_bytes(place);
 }

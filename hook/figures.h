@@ -13,7 +13,7 @@ struct figures {
     bool listed, device_known; /* whether `own` and `device` are known */
 };
 
-struct figures figures_now(int place);
+void figures_now(int place, struct figures *figures);
 
 /* Whether the pid is known by which NVML lists this process: the agent has told it, or it is its own. */
 bool figures_pid_is_known(void);

@@ -5,6 +5,7 @@
 #include "limits.h"
 #include "log.h"
 #include "monotonic.h"
+#include "pools.h"
 #include "reclaim.h"
 #include "region.h"
 #include "settings.h"
@@ -24,8 +25,13 @@
 #define MEASURED GUESSED /* a process of the container is making its first: nothing is known yet */
 #define MEASURED_MS 1000 /* for so long others wait for it */
 #define DRIFT_LEAST_BYTES (2 * MIB) /* NVML counts in pages of this size */
-#define CALL_BEGINS (UINT64_C(1) << 16 | 1)
-#define CALLS_UNDER_WAY UINT64_C(0xFFFF)
+/* How many calls are under way, how many of them measured, and how many began ever: a thread is in one at a
+ * time, and no process has so many of them. */
+#define CALL UINT64_C(1)
+#define CALL_MEASURED (UINT64_C(1) << 20)
+#define CALL_BEGINS (UINT64_C(1) << 32)
+#define CALLS_UNDER_WAY (CALL_MEASURED - 1)
+#define CALLS_MEASURED (CALL_BEGINS - CALL_MEASURED)
 
 enum { LOOKS = 3 };
 
@@ -38,8 +44,9 @@ static struct unsaid {
     /* NVML's figure was not seen to bear out the guesses since the last one, or the last end of one. It bears
      * out all of them together: one may be too high by what another is too low by, and that one end. */
     _Atomic bool unsettled;
-    _Atomic uint64_t calls; /* measured: under way in the low bits, begun ever above them */
 } unsaid[MAX_DEVICES];
+static _Atomic uint64_t
+    calls_at[1 + MAX_DEVICES]; /* that change what the driver holds; first those of no place */
 /* Live managed memory: charged in full, while NVML counts those of its pages that are on the GPU. */
 static _Atomic uint64_t managed_bytes[MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -61,6 +68,7 @@ static void forget_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     figures_listed_by_own_pid(false);
     memset(unsaid, 0, sizeof unsaid);
+    memset(calls_at, 0, sizeof calls_at);
     memset(managed_bytes, 0, sizeof managed_bytes);
 }
 
@@ -69,12 +77,54 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 
+void overhead_call_begins(int place)
+{
+    atomic_fetch_add(&calls_at[1 + place], CALL_BEGINS + CALL);
+}
+
+void overhead_call_ended(int place)
+{
+    atomic_fetch_sub(&calls_at[1 + place], CALL);
+}
+
+void overhead_calls(bool begin)
+{
+    for (int i = 0; i < MAX_DEVICES; i++)
+        atomic_fetch_add(&calls_at[1 + i], begin ? CALL_BEGINS + CALL : -CALL);
+}
+
 /* What NVML counts for this process and nobody was charged. Memory is charged before the driver gives it and
  * until after the driver has it back, so what other threads are in the middle of makes this less, not more.
  */
 static int64_t uncharged(const struct figures *figures)
 {
     return (int64_t)(figures->own - most(figures->held_before, figures->held_after));
+}
+
+/* Charged, and maybe not on the GPU: pages that are elsewhere, and what pools and graphs do not use, which
+ * the driver takes back when it likes. */
+static int64_t elsewhere(int place)
+{
+    return (int64_t)(atomic_load(&managed_bytes[place]) + pools_idle_bytes(place)
+                     + graph_memory_idle_bytes(place));
+}
+
+/* Look until what is charged is there: but for `ours` no call was under way, and none began meanwhile. False
+ * when that was not to be seen; `uncharged` is the least of all looks then, or the most. */
+static bool look(int place, uint64_t ours, bool least_of_all, struct look *seen)
+{
+    _Atomic uint64_t *calls = &calls_at[1 + place];
+    bool quiet = false;
+    for (int looks = 0; looks < LOOKS && !quiet; looks++) {
+        seen->calls = atomic_load(calls);
+        seen->elsewhere_bytes = elsewhere(place);
+        figures_now(place, &seen->now);
+        quiet = (seen->calls & CALLS_UNDER_WAY) == ours && seen->calls == atomic_load(calls);
+        int64_t found = uncharged(&seen->now);
+        if (!looks || quiet || (found < seen->uncharged) == least_of_all)
+            seen->uncharged = found;
+    }
+    return quiet;
 }
 
 /* --- around a call -------------------------------------------------------------------------------------- */
@@ -110,9 +160,9 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
 {
     *overhead = (struct overhead){.place = -1, .of = of, .function = function};
     int place = charging() ? place_of_device(device) : -1;
+    pthread_once(&fork_once, watch_forks);
     if (place < 0 || !limits_memory_bytes(place))
         return CUDA_SUCCESS;
-    pthread_once(&fork_once, watch_forks);
     overhead_settle(place, true);
     uint64_t last = of == OVERHEAD_CONTEXT ? last_context_bytes(overhead, place) : 0, ahead = last & ~GUESSED;
     overhead->last_guessed = last & GUESSED;
@@ -122,18 +172,15 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
         if (!overhead->last_guessed)
             return CUDA_ERROR_OUT_OF_MEMORY;
         ahead = 0; /* it is measured once more before it is refused */
+        overhead_call_begins(place);
     }
-    overhead->calls = atomic_fetch_add(&unsaid[place].calls, CALL_BEGINS) + CALL_BEGINS;
-    struct figures figures = figures_now(place);
+    overhead->calls = atomic_fetch_add(&calls_at[1 + place], CALL_MEASURED) + CALL_MEASURED;
     overhead->place = place;
     overhead->charged_bytes = ahead;
-    int64_t before = uncharged(&figures) + (int64_t)ahead;
+    look(place, CALL, false, &overhead->before);
+    int64_t before = overhead->before.uncharged + (int64_t)ahead;
     overhead->uncharged_before = before > 0 ? before : 0;
-    overhead->listed_before = figures.listed;
-    overhead->device_before = figures.device;
-    overhead->device_known = figures.device_known;
-    overhead->held_before = most(figures.held_before, figures.held_after);
-    if (!figures.device_known) /* nothing will be measured */
+    if (!overhead->before.now.device_known) /* nothing will be measured */
         stand_back(overhead);
     return CUDA_SUCCESS;
 }
@@ -143,7 +190,7 @@ static void leave(struct overhead *overhead)
 {
     stand_back(overhead);
     if (overhead->calls)
-        atomic_fetch_sub(&unsaid[overhead->place].calls, 1);
+        atomic_fetch_sub(&calls_at[1 + overhead->place], CALL + CALL_MEASURED);
     overhead->first = false;
     overhead->calls = 0;
 }
@@ -197,31 +244,42 @@ static uint64_t unknown_context_bytes(const struct figures *now)
 }
 
 /* What was taken, or (negative) given back. */
-static int64_t measure(struct overhead *overhead)
+static int64_t measured(struct overhead *overhead, const struct look *seen)
 {
     int place = overhead->place;
-    struct figures now = figures_now(place);
-    if (now.listed && !overhead->listed_before)
+    const struct figures *now = &seen->now, *before = &overhead->before.now;
+    if (now->listed && !before->listed)
         figures_listed_by_own_pid(true);
     /* While what was guessed before stands, NVML's figure says nothing of this call alone; nor of one of two
      * at once, either of which may take what both made for its own. */
-    bool known = now.listed && figures_pid_is_known() && !unsaid[place].unsettled;
-    overhead->guessed = !known || atomic_load(&managed_bytes[place])
-        || (overhead->calls & CALLS_UNDER_WAY) != 1 || atomic_load(&unsaid[place].calls) != overhead->calls;
+    bool known = now->listed && figures_pid_is_known() && !unsaid[place].unsettled;
+    overhead->doubtful =
+        !known || atomic_load(&managed_bytes[place]) || (seen->calls & CALLS_MEASURED) != CALL_MEASURED;
     if (known)
-        return uncharged(&now) + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
+        return seen->uncharged + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
     int64_t last = (int64_t)overhead->last_bytes;
-    if (!last && !overhead->device_known && overhead->of == OVERHEAD_CONTEXT)
-        return (int64_t)unknown_context_bytes(&now);
+    if (!last && !before->device_known && overhead->of == OVERHEAD_CONTEXT)
+        return (int64_t)unknown_context_bytes(now);
     /* What other threads of ours are in the middle of cannot be told from this call's doing. */
-    if ((last && !overhead->last_guessed) || !now.device_known || !overhead->device_known
-        || most(now.held_before, now.held_after) != overhead->held_before)
+    if ((last && !overhead->last_guessed) || !now->device_known || !before->device_known
+        || most(now->held_before, now->held_after) != most(before->held_before, before->held_after))
         return last;
-    int64_t grown = (int64_t)(now.device - overhead->device_before);
+    int64_t grown = (int64_t)(now->device - before->device);
     int64_t most = overhead->of == OVERHEAD_MODULE ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;
     grown = grown < 0 ? 0 : grown > most ? most : grown;
     /* Others make it more rather than less: of several contexts the cheapest is the truest. */
     return last && (grown == 0 || grown > last) ? last : grown;
+}
+
+/* The same. Beside other threads, which make it less by what they are in the middle of, no less than what was
+ * charged ahead: a context has taken that. */
+static int64_t measure(struct overhead *overhead)
+{
+    struct look seen;
+    bool alone = look(overhead->place, CALL, false, &seen) && seen.calls == overhead->calls;
+    int64_t cost = measured(overhead, &seen), last = (int64_t)overhead->last_bytes;
+    overhead->guessed = overhead->doubtful || !alone;
+    return alone || cost > last ? cost : last;
 }
 
 /* Make `cost` what is charged; false when that does not fit. */
@@ -232,10 +290,12 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
     uint64_t charged = overhead->charged_bytes, more = cost > charged ? cost - charged : 0;
     /* A first guess is others' doing, perhaps, and no reason to refuse. Not so what the program chose. */
     bool guessed = overhead->guessed, first = !overhead->last_bytes;
-    bool lenient = guessed && first && overhead->of != OVERHEAD_PART_OF_CONTEXT;
+    bool lenient = overhead->doubtful && first && overhead->of != OVERHEAD_PART_OF_CONTEXT;
     depth_enter(); /* NVML's figure has it already, and must not be compared until it is charged */
     bool fits = charge_reclaiming(place, kind, more, lenient ? NULL : overhead->function) == CUDA_SUCCESS;
     depth_leave();
+    if (fits)
+        overhead_call_ended(place); /* that is counted already */
     if (overhead->of == OVERHEAD_CONTEXT && cost
         && (!guessed || (first ? fits : overhead->last_guessed && cost <= overhead->last_bytes)))
         region_set_context_bytes(place, guessed ? cost | GUESSED : cost);
@@ -310,8 +370,8 @@ void overhead_settle(int place, bool at_once)
                            at_once && atomic_load_explicit(&unsaid[place].unsettled, memory_order_relaxed));
 }
 
-/* Called with the lock held: so much more is charged than NVML counts. `quiet`: nothing was being measured,
- * so that it is not what another thread has made and not charged yet. */
+/* Called with the lock held: so much more is charged than NVML counts. `quiet`: that is no other thread's
+ * doing. */
 static void correct(int place, int64_t over, bool quiet)
 {
     struct unsaid *of = &unsaid[place];
@@ -329,6 +389,8 @@ static void correct(int place, int64_t over, bool quiet)
     uint64_t seen = least((uint64_t)less, of->unseen_bytes), guesses = (uint64_t)less - seen;
     of->unseen_bytes -= seen;
     of->corrected_bytes += guesses;
+    atomic_fetch_add(&calls_at[1 + place],
+                     CALL_BEGINS); /* who has seen the same must not give it back again */
     if (guesses && region_context_bytes(place) & GUESSED)
         region_set_context_bytes(place, 0);
     give_back(place, seen ? CHARGE_MODULE : CHARGE_CONTEXT, (uint64_t)less);
@@ -340,41 +402,23 @@ void overhead_managed(int place, int64_t bytes)
         atomic_fetch_add(&managed_bytes[place], (uint64_t)bytes);
 }
 
-/* What NVML counts and nobody was charged, or (negative) the other way round: of several looks what all of
- * them bear out, where other threads allocate all the time. False when the process is not listed. */
-static bool find_missing(int place, int64_t *missing, bool *quiet)
-{
-    uint64_t calls = atomic_load(&unsaid[place].calls);
-    int64_t fewest = INT64_MAX, largest = INT64_MIN;
-    bool still = false;
-    for (int looks = 0; looks < LOOKS && !still; looks++) {
-        struct figures now = figures_now(place);
-        if (!now.listed)
-            return false;
-        still = now.held_before == now.held_after; /* nothing changed while we looked */
-        int64_t before = (int64_t)(now.own - now.held_before), after = (int64_t)(now.own - now.held_after);
-        int64_t less = before < after ? before : after, more = before < after ? after : before;
-        fewest = still || less < fewest ? less : fewest;
-        largest = still || more > largest ? more : largest;
-    }
-    *missing = fewest > 0 ? fewest : largest < 0 ? largest : 0;
-    *quiet = still && !(calls & CALLS_UNDER_WAY) && calls == atomic_load(&unsaid[place].calls);
-    return true;
-}
-
 void overhead_reconcile(int place, bool at_once)
 {
-    int64_t missing;
-    bool quiet;
+    struct look seen;
     if (!figures_pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
-        || (!is_time(place) && !at_once) || !find_missing(place, &missing, &quiet))
+        || (!is_time(place) && !at_once))
         return;
-    int64_t elsewhere = (int64_t)atomic_load(&managed_bytes[place]);
-    if (missing < 0 && elsewhere) {
-        missing = missing + elsewhere < 0 ? missing + elsewhere : 0;
-        quiet = false;
-    }
+    bool quiet = look(place, 0, true, &seen);
+    int64_t missing = seen.uncharged;
+    if (!seen.now.listed)
+        return;
     pthread_mutex_lock(&lock);
+    if (missing < 0) { /* what others are in the middle of looks the same, and what one of them corrected */
+        quiet = quiet && seen.calls == atomic_load(&calls_at[1 + place]);
+        missing += seen.elsewhere_bytes;
+        missing = quiet && missing < 0 ? missing : 0;
+        quiet = quiet && !seen.elsewhere_bytes;
+    }
     correct(place, -missing, quiet);
     pthread_mutex_unlock(&lock);
 }

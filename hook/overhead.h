@@ -10,6 +10,7 @@
 #define VGPU_OVERHEAD_H
 
 #include "charge.h"
+#include "figures.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,19 +22,36 @@ struct cost {
 
 enum overhead_of { OVERHEAD_CONTEXT, OVERHEAD_PART_OF_CONTEXT, OVERHEAD_MODULE };
 
+struct look {
+    struct figures now;
+    uint64_t calls; /* as of before */
+    int64_t uncharged, elsewhere_bytes;
+};
+
 struct overhead {
     int place; /* -1: this call is not counted */
     enum overhead_of of;
     uint64_t last_bytes; /* what one cost last; 0: not known */
     uint64_t charged_bytes; /* ahead of the call */
-    uint64_t device_before, held_before;
+    struct look before;
     int64_t uncharged_before; /* of other origin */
-    uint64_t calls; /* measured in this process, as of then; 0: not among them, or not any more */
-    bool listed_before, device_known;
+    uint64_t calls; /* of this process, as of then; 0: this is not among them, or not any more */
     bool guessed, last_guessed; /* others, or our other threads, may have made it more, or less */
+    bool doubtful; /* guessed, and maybe for the most part of others' making */
     bool first; /* other processes of the container wait for what it cost */
     const char *function;
 };
+
+/* Around each call of this process after which the driver holds more or less of the place's memory: from
+ * before that is charged until it has been given, or from before it is taken back until the charge is as
+ * well. Meanwhile NVML's figure says nothing of what was charged too much. One that never ends, of a thread
+ * that was cancelled, keeps guesses from being given back. What is measured here is such a call by itself. A
+ * place < 0 is none. */
+void overhead_call_begins(int place);
+void overhead_call_ended(int place);
+
+/* The same where nobody knows yet which places it is of. */
+void overhead_calls(bool begin);
 
 /* Before the call. A context is charged what one cost last: CUDA_ERROR_OUT_OF_MEMORY when that does not fit
  * and is no guess, and the driver is not to be asked. */

@@ -45,16 +45,20 @@ static CUresult claim(struct pooled *pooled)
     pooled->block = block_new(BLOCK_POOLED, pooled->pool, pooled->bytes);
     if (!pooled->block)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    overhead_settle(reserve->place, false);
+    int place = reserve->place;
+    overhead_settle(place, false);
+    overhead_call_begins(place);
     CUresult result =
         reserve_claim(reserve, pooled->bytes, NULL); /* not refused yet, see charge_reclaiming */
     if (result == CUDA_SUCCESS)
         return result;
-    if (reclaimable(reserve->place))
-        reclaim(reserve->place);
+    if (reclaimable(place))
+        reclaim(place);
     result = reserve_claim(reserve, pooled->bytes, pooled->function);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS) {
+        overhead_call_ended(place);
         block_free(pooled->block);
+    }
     return result;
 }
 
@@ -132,25 +136,55 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     default:
         return result;
     }
+    int place = pool->reserve.place;
     if (given)
         block_add(pooled->block, *address);
     else
         block_free(pooled->block);
     reserve_claimed(&pool->reserve, pooled->bytes, given);
-    bool fits = pool_settle(pool, !given);
-    return fits ? result : give_back(pooled, pool, address);
+    if (!pool_settle(pool, !given))
+        result = give_back(pooled, pool, address);
+    overhead_call_ended(place);
+    return result;
 }
 
-CUresult pooled_freed(struct block *block, CUresult result)
+bool freeing_begin(struct freeing *freeing, CUdeviceptr address)
 {
+    *freeing = (struct freeing){.address = address, .block = wrap_freeing(BLOCK_ADDRESS, address)};
+    if (freeing->block)
+        return false;
+    freeing->pooled = block_take(BLOCK_POOLED, address);
+    if (freeing->pooled)
+        overhead_call_begins(pool_at(block_device(freeing->pooled))->reserve.place);
+    return freeing->of_graph = !freeing->pooled && address && graphs_allocate();
+}
+
+void freeing_into(struct freeing *freeing, CUgraph captured)
+{
+    freeing->into = captured;
+    if (!captured)
+        graph_freeing(freeing->address);
+}
+
+static CUresult freed(struct block *block, CUresult result)
+{
+    struct pool *pool = pool_at(block_device(block));
+    int place = pool->reserve.place;
     if (result != CUDA_SUCCESS) {
         block_add(block, block_key(block));
-        return result;
+    } else {
+        reserve_freed(&pool->reserve, block_bytes(block));
+        if (!pool->handle)
+            pool_settle(pool, true);
+        block_free(block);
     }
-    struct pool *pool = pool_at(block_device(block));
-    reserve_freed(&pool->reserve, block_bytes(block));
-    if (!pool->handle)
-        pool_settle(pool, true);
-    block_free(block);
+    overhead_call_ended(place);
     return result;
+}
+
+CUresult freeing_end(const struct freeing *freeing, CUresult result)
+{
+    if (freeing->of_graph)
+        graph_freed(freeing->into, freeing->address, result == CUDA_SUCCESS);
+    return freeing->pooled ? freed(freeing->pooled, result) : wrap_freed(freeing->block, result);
 }

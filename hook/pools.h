@@ -38,27 +38,32 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
  * memory is given back, *address is 0 and the answer CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address);
 
-/* The shape of a freeing wrapper of addresses, whoever they are from. `captured`: the graph that the free
- * becomes a node of, if it does. */
+/* One address that is being freed, whoever it is from. */
+struct freeing {
+    CUdeviceptr address;
+    struct block *block, *pooled;
+    CUgraph into; /* it becomes a node of */
+    bool of_graph;
+};
+
+/* Before the driver is asked. True where it may be a graph's: then freeing_into, with what the stream is
+ * being captured into. */
+bool freeing_begin(struct freeing *freeing, CUdeviceptr address);
+void freeing_into(struct freeing *freeing, CUgraph captured);
+CUresult freeing_end(const struct freeing *freeing, CUresult result);
+
+/* The shape of a freeing wrapper of addresses. `captured`: the graph that the free becomes a node of, if it
+ * does. */
 #define FREE_ADDRESS(symbol, captured, address, ...)                                                         \
     const struct real_cuda *real = real_cuda();                                                              \
+    struct freeing freeing;                                                                                  \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
     if (depth_inside())                                                                                      \
         return real->symbol(__VA_ARGS__);                                                                    \
-    struct block *pooled = NULL, *block = block_take(BLOCK_ADDRESS, address);                                \
-    if (!block)                                                                                              \
-        pooled = block_take(BLOCK_POOLED, address);                                                          \
-    bool of_graph = !block && !pooled && (address) && graphs_allocate();                                     \
-    CUgraph into = of_graph ? (captured) : NULL;                                                             \
-    if (of_graph && !into)                                                                                   \
-        graph_freeing(address);                                                                              \
-    CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
-    if (of_graph)                                                                                            \
-        graph_freed(into, address, result == CUDA_SUCCESS);                                                  \
-    return pooled ? pooled_freed(pooled, result) : wrap_freed(block, result)
-
-CUresult pooled_freed(struct block *block, CUresult result);
+    if (freeing_begin(&freeing, address))                                                                    \
+        freeing_into(&freeing, captured);                                                                    \
+    return freeing_end(&freeing, CALL(symbol, __VA_ARGS__))
 
 /* What is made known of pools. */
 void pool_created(CUmemoryPool pool, const CUmemPoolProps *properties);

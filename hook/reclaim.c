@@ -38,25 +38,30 @@ bool reclaimable(int place)
 
 void reclaim(int place)
 {
+    overhead_call_ended(place); /* all that is charged is there */
     struct quiet quiet = quiet_begin();
     pools_trim(place);
     graph_memory_trim(place);
     quiet_end(quiet);
     if (overhead_unseen_bytes(place))
         overhead_reconcile(place, true);
+    overhead_call_begins(place);
 }
 
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
     overhead_settle(place, false);
+    overhead_call_begins(place);
     CUresult result = charge(place, kind, bytes, NULL); /* not refused yet: nobody is to read that it was */
-    if (result != CUDA_ERROR_OUT_OF_MEMORY)
+    if (result == CUDA_SUCCESS)
         return result;
     if (reclaimable(place)) {
         reclaim(place);
-        return charge(place, kind, bytes, function);
-    }
-    if (function)
+        result = charge(place, kind, bytes, function);
+    } else if (function) {
         region_note_refusal(place, bytes, function);
+    }
+    if (result != CUDA_SUCCESS)
+        overhead_call_ended(place);
     return result;
 }

@@ -9,7 +9,8 @@
 
 #include <stdbool.h>
 
-/* Charge; when that is refused, give unused memory of the device back and try once more. */
+/* Charge; when that is refused, give unused memory of the device back and try once more. What was charged is
+ * for a call that has begun then: overhead_call_ended. */
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function);
 
 /* Make what is charged what the driver has now; it may have given memory back without our seeing it. */
@@ -18,7 +19,7 @@ void true_up(int place);
 /* Whether this process may be charged for memory of the device that it does not use. */
 bool reclaimable(int place);
 
-/* Give it back. */
+/* Give it back, for a call that has begun: while it is not charged, it is none. */
 void reclaim(int place);
 
 /* Calls between these two do not disturb a capture that another stream of the process is in. */

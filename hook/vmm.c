@@ -1,6 +1,7 @@
 #include "vmm.h"
 #include "devices.h"
 #include "log.h"
+#include "overhead.h"
 #include "real.h"
 #include "reclaim.h"
 #include "settings.h"
@@ -60,7 +61,8 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
 
-/* What the last use of some memory leaves to be given back, after the lock is given up. */
+/* What the last use of some memory leaves to be given back, after the lock is given up. From before the
+ * driver is asked until then a call is under way. */
 struct ended {
     uint64_t bytes[MAX_DEVICES]; /* by place */
 };
@@ -69,6 +71,7 @@ static void give_back(const struct ended *ended)
 {
     for (int i = 0; i < MAX_DEVICES; i++)
         charge_back(i, CHARGE_DATA, ended->bytes[i]);
+    overhead_calls(false);
 }
 
 /* Called with the lock held. An object with bindings keeps what is bound alive until it goes itself. */
@@ -149,14 +152,16 @@ CUresult physical_made(struct physical *physical, CUresult result, CUmemGenericA
 {
     if (!physical)
         return result;
+    int place = physical->place;
     if (result != CUDA_SUCCESS) {
-        charge_back(physical->place, CHARGE_DATA, physical->bytes);
+        charge_back(place, CHARGE_DATA, physical->bytes);
         free(physical);
-        return result;
+    } else {
+        pthread_mutex_lock(&lock);
+        add_handle(physical, handle);
+        pthread_mutex_unlock(&lock);
     }
-    pthread_mutex_lock(&lock);
-    add_handle(physical, handle);
-    pthread_mutex_unlock(&lock);
+    overhead_call_ended(place);
     return result;
 }
 
@@ -190,6 +195,8 @@ struct physical *physical_releasing(CUmemGenericAllocationHandle value)
         free(handle);
     }
     pthread_mutex_unlock(&lock);
+    if (physical)
+        overhead_calls(true);
     return physical;
 }
 
@@ -267,6 +274,8 @@ struct mapping *mappings_ending(uint64_t address, uint64_t bytes)
             take_mapping((struct mapping *)entry, &ending);
     }
     pthread_mutex_unlock(&lock);
+    if (ending)
+        overhead_calls(true);
     return ending;
 }
 
@@ -320,6 +329,7 @@ void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, u
     struct ended ended = {0};
     if (!charging())
         return;
+    overhead_calls(true);
     pthread_mutex_lock(&lock);
     struct handle *object = find_handle(multicast);
     for (struct binding **link = &bindings; object && *link;) {

@@ -45,22 +45,36 @@ static void undo(struct block *block)
     block_free(block);
 }
 
+/* What it was charged for is there, at `key`, or is not. */
+static CUresult end_call(struct block *block, bool there, unsigned long long key, CUresult result)
+{
+    if (!block)
+        return result;
+    int place = block_device(block);
+    if (there)
+        block_add(block, key);
+    else
+        undo(block);
+    overhead_call_ended(place);
+    return result;
+}
+
 CUresult wrap_settle(struct block *block, CUresult result, unsigned long long key)
 {
-    if (block && result == CUDA_SUCCESS)
-        block_add(block, key);
-    else if (block)
-        undo(block);
-    return result;
+    return end_call(block, result == CUDA_SUCCESS, key, result);
+}
+
+struct block *wrap_freeing(enum block_space space, unsigned long long key)
+{
+    struct block *block = block_take(space, key);
+    if (block)
+        overhead_call_begins(block_device(block));
+    return block;
 }
 
 CUresult wrap_freed(struct block *block, CUresult result)
 {
-    if (block && result == CUDA_SUCCESS)
-        undo(block);
-    else if (block)
-        block_add(block, block_key(block));
-    return result;
+    return end_call(block, result != CUDA_SUCCESS, block ? block_key(block) : 0, result);
 }
 
 void wrap_context_ended(const void *context)

@@ -52,10 +52,12 @@ CUresult wrap_settle(struct block *block, CUresult result, unsigned long long ke
     const struct real_cuda *real = real_cuda();                                                              \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    struct block *block = depth_inside() ? NULL : block_take(space, (unsigned long long)(key));              \
+    struct block *block = depth_inside() ? NULL : wrap_freeing(space, (unsigned long long)(key));            \
     CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
     return wrap_freed(block, result)
 
+/* NULL when the key is not ours. */
+struct block *wrap_freeing(enum block_space space, unsigned long long key);
 CUresult wrap_freed(struct block *block, CUresult result);
 
 /* The driver has freed all that was allocated in the context. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MIB (1024ULL * 1024ULL)
 #define UNTOLD_BYTES (128ULL << 30) /* of a GPU that shares the host's memory */
@@ -125,12 +126,23 @@ CUresult cuda_told_to_fail(const char *function)
     return result;
 }
 
+static const struct sim_node *acquire_unless_held(const char *function)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    const struct sim_node *node;
+    while ((node = sim_node_acquire()) && strcmp(node->held, function) == 0) {
+        sim_node_release(node);
+        nanosleep(&pause, NULL);
+    }
+    return node;
+}
+
 CUresult cuda_begin(struct cuda_call *call, const char *function)
 {
     *call = (struct cuda_call){.position = -1};
     if (!atomic_load_explicit(&initialised, memory_order_acquire))
         return CUDA_ERROR_NOT_INITIALIZED;
-    call->node = sim_node_acquire();
+    call->node = acquire_unless_held(function);
     if (!call->node)
         return CUDA_ERROR_UNKNOWN;
     CUresult result = (CUresult)sim_node_failure(call->node, function, -1);

@@ -16,6 +16,7 @@
  *   enumeration live | fixed
  *   hang
  *   fail call=nvmlDeviceGetMemoryInfo code=999 [gpu=N]
+ *   hold call=cuMemAlloc_v2
  *   process gpu=N pid=123 [memory_mib=500] [type=compute | graphics] [sm_percent=0] [gi=1 ci=0]
  *   nvlink N M | switch links=4 [back=4]
  *   topology N M level=internal | single | multiple | hostbridge | node | system
@@ -124,6 +125,7 @@ struct sim_pair {
 
 struct sim_node {
     enum sim_driver driver;
+    char held[64]; /* a CUDA call that waits until it is not any more; or none */
     bool hang, fixed_enumeration, hidden_pids;
     char driver_version[80];
     int cuda_version;

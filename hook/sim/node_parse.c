@@ -209,6 +209,11 @@ static bool parse_hang(const struct line *line, struct sim_node *node)
     return true;
 }
 
+static bool parse_hold(const struct line *line, struct sim_node *node)
+{
+    return copy_text(line, "call", value_of(line, "call"), node->held, sizeof node->held);
+}
+
 static bool parse_enumeration(const struct line *line, struct sim_node *node)
 {
     return parse_choice(line, "live", "fixed", &node->fixed_enumeration);
@@ -309,6 +314,7 @@ static const struct {
     {"hang", 1, parse_hang},
     {"pids", 2, parse_pids},
     {"fail", 2, parse_fail},
+    {"hold", 2, parse_hold},
     {"process", 2, parse_process},
     {"nvlink", 3, parse_nvlink},
     {"topology", 3, parse_topology},

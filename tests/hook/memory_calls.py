@@ -5,6 +5,7 @@ import ctypes
 import os
 import shutil
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,38 @@ def refused(call: str, code: int = 999) -> Iterator[None]:
     _configure(config, f"{before}fail call={call} code={code}\n")
     yield
     _configure(config, before)
+
+
+@contextlib.contextmanager
+def held(call: str) -> Iterator[None]:
+    """Who calls this waits meanwhile, before it does anything."""
+    config = Path(os.environ["VGPU_SIM_DRIVER"])
+    before = config.read_text()
+    _configure(config, f"{before}hold call={call}\n")
+    yield
+    _configure(config, before)
+
+
+@contextlib.contextmanager
+def being_given(mib: int) -> Iterator[None]:
+    """Another thread is charged for as much meanwhile, and does not have it before the end."""
+    charged = ledger_mib()
+    context = ctypes.c_void_p()
+    cuda.cuCtxGetCurrent(ctypes.byref(context))
+
+    def take() -> None:
+        cuda.cuCtxSetCurrent(context)
+        assert pitched(mib)[0] == 0
+
+    taker = threading.Thread(target=take)
+    with held("cuMemAllocPitch_v2"):
+        taker.start()
+        for _ in range(5000):
+            if ledger_mib() >= charged + mib:
+                break
+            time.sleep(0.001)
+        yield
+    taker.join()
 
 
 def change(before: str, after: str) -> None:

@@ -88,6 +88,14 @@ void reclaim(int place)
 {
     (void)place;
 }
+void overhead_call_begins(int place)
+{
+    (void)place;
+}
+void overhead_call_ended(int place)
+{
+    (void)place;
+}
 void overhead_settle(int place, bool now)
 {
     (void)place, (void)now;
@@ -133,6 +141,26 @@ CUresult wrap_settle(struct block *block, CUresult result, unsigned long long ke
 {
     return (void)block, (void)key, result;
 }
+struct block *wrap_freeing(enum block_space space, unsigned long long key)
+{
+    return (void)space, (void)key, NULL;
+}
+CUresult wrap_freed(struct block *block, CUresult result)
+{
+    return (void)block, result;
+}
+bool graphs_allocate(void)
+{
+    return false;
+}
+void graph_freeing(CUdeviceptr address)
+{
+    (void)address;
+}
+void graph_freed(CUgraph into, CUdeviceptr address, bool freed)
+{
+    (void)into, (void)address, (void)freed;
+}
 const void *real_search(enum driver which, bool load)
 {
     return (void)which, (void)load, known;
@@ -151,7 +179,9 @@ static int use(void)
     CUdeviceptr address = 0x1000;
     pooled_begin(&pooled, BYTES, &handle, NULL, false, "cuMemAllocFromPoolAsync");
     pooled_end(&pooled, CUDA_SUCCESS, &address);
-    pooled_freed(block_take(BLOCK_POOLED, address), CUDA_SUCCESS);
+    struct freeing freeing;
+    freeing_begin(&freeing, address);
+    freeing_end(&freeing, CUDA_SUCCESS);
     return pooled.pool;
 }
 

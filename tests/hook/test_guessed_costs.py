@@ -197,6 +197,41 @@ def test_whatever_threads_do_as_it_becomes_known_it_is_true_in_the_end(hidden: N
     assert run(hidden, steps, "8000m") == [[400, 400], [300, 300], 0, [300, 300]]
 
 
+def test_what_another_thread_is_being_given_is_no_guess_that_was_too_high(hidden: Node) -> None:
+    """The code's loading has the guess of the context compared, once the pid is known."""
+    steps = (
+        "start()\n"
+        "with being_given(400): pid_told(); r += [load()[0], ledger_mib(), held_mib(), alloc(300)[0]]\n"
+        "true(720); r.append(alloc(280)[0])"
+    )
+    assert run(hidden, steps, "1000m") == [0, 720, 320, 2, [720, 720], 0]
+
+
+def test_what_was_guessed_too_high_is_given_back_once_no_thread_is_being_given_more(
+    hidden: Node,
+) -> None:
+    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    steps = (
+        "start()\n"
+        "with being_given(100): pid_told(); r += [load()[0], ledger_mib(), held_mib()]\n"
+        "true(420)"
+    )
+    assert run(hidden, steps) == [0, 620, 320, [420, 420]]
+
+
+def test_a_further_context_keeps_its_charge_whatever_another_thread_is_being_given(
+    node: Node,
+) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=300))
+    steps = (
+        "start()\n"
+        "with being_given(100):\n"
+        "    r += [context()[0], ledger_mib(), held_mib(), alloc(400)[0], alloc(300)[0]]\n"
+        "true(1000)"
+    )
+    assert run(node, steps, "1000m") == [0, 700, 600, 2, 0, [1000, 1000]]
+
+
 def test_two_guesses_that_are_right_together_only_are_seen_apart_when_one_ends(
     hidden: Node,
 ) -> None:

@@ -50,7 +50,7 @@ static CUresult made(struct overhead *overhead, CUresult result, CUcontext *cont
     struct overhead overhead;                                                                                \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = overhead_begin(&overhead, device, of, #symbol);                                        \
+    CUresult result = overhead_begin(&overhead, device, of, 0, #symbol);                                     \
     if (result != CUDA_SUCCESS)                                                                              \
         return result;                                                                                       \
     return made(&overhead, CALL(symbol, __VA_ARGS__), context, green, device)
@@ -167,7 +167,7 @@ static CUresult retain_first(const struct real_cuda *real, CUcontext *context, C
 {
     struct overhead overhead;
     struct cost cost = {0};
-    CUresult result = overhead_begin(&overhead, device, OVERHEAD_CONTEXT, "cuDevicePrimaryCtxRetain");
+    CUresult result = overhead_begin(&overhead, device, OVERHEAD_CONTEXT, 0, "cuDevicePrimaryCtxRetain");
     if (result == CUDA_SUCCESS) {
         result = CALL(cuDevicePrimaryCtxRetain, context, device);
         if (result == CUDA_SUCCESS && !overhead_made(&overhead, &cost) && undo_retain(real, device)) {
@@ -266,7 +266,9 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
         || real->cuCtxGetDevice(&device) != CUDA_SUCCESS || real->cuCtxGetCurrent(&context) != CUDA_SUCCESS
         || real->cuCtxGetLimit(&before, limit) != CUDA_SUCCESS)
         return CALL(cuCtxSetLimit, limit, value);
-    CUresult result = overhead_begin(&overhead, device, OVERHEAD_PART_OF_CONTEXT, "cuCtxSetLimit");
+    bool in_bytes = limit == LIMIT_PRINTF_FIFO_SIZE || limit == LIMIT_MALLOC_HEAP_SIZE; /* of the GPU's */
+    CUresult result = overhead_begin(&overhead, device, OVERHEAD_PART_OF_CONTEXT,
+                                     in_bytes && value > before ? value - before : 0, "cuCtxSetLimit");
     if (result != CUDA_SUCCESS)
         return result;
     result = CALL(cuCtxSetLimit, limit, value);

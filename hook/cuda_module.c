@@ -20,7 +20,7 @@ static CUresult begin(struct loading *loading, const char *function)
         || real->cuCtxGetCurrent(&loading->context) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
     loading->context = context_whole(loading->context);
-    return overhead_begin(&loading->overhead, loading->device, OVERHEAD_MODULE, function);
+    return overhead_begin(&loading->overhead, loading->device, OVERHEAD_MODULE, 0, function);
 }
 
 /* What was loaded is charged; or unloaded if it does not fit. */

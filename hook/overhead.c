@@ -156,7 +156,8 @@ static enum charge_kind kind_of(const struct overhead *overhead)
     return overhead->of == OVERHEAD_MODULE ? CHARGE_MODULE : CHARGE_CONTEXT;
 }
 
-CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhead_of of, const char *function)
+CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhead_of of, uint64_t asked_bytes,
+                        const char *function)
 {
     *overhead = (struct overhead){.place = -1, .of = of, .function = function};
     int place = charging() ? place_of_device(device) : -1;
@@ -167,6 +168,7 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     uint64_t last = of == OVERHEAD_CONTEXT ? last_context_bytes(overhead, place) : 0, ahead = last & ~GUESSED;
     overhead->last_guessed = last & GUESSED;
     overhead->last_bytes = ahead;
+    ahead += asked_bytes;
     if (charge_reclaiming(place, kind_of(overhead), ahead, last & GUESSED ? NULL : function)
         != CUDA_SUCCESS) {
         if (!overhead->last_guessed)

@@ -53,9 +53,9 @@ void overhead_call_ended(int place);
 /* The same where nobody knows yet which places it is of. */
 void overhead_calls(bool begin);
 
-/* Before the call. A context is charged what one cost last: CUDA_ERROR_OUT_OF_MEMORY when that does not fit
- * and is no guess, and the driver is not to be asked. */
-CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhead_of of,
+/* Before the call. A context is charged what one cost last, and anything what it is asked for:
+ * CUDA_ERROR_OUT_OF_MEMORY when that does not fit and is no guess, and the driver is not to be asked. */
+CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhead_of of, uint64_t asked_bytes,
                         const char *function);
 
 /* The call has failed: nothing stays charged. */

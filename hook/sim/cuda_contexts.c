@@ -24,8 +24,6 @@ static _Thread_local size_t depth;
 
 enum { /* CUlimit */
        LIMIT_STACK_SIZE = 0,
-       LIMIT_PRINTF_FIFO_SIZE = 1,
-       LIMIT_MALLOC_HEAP_SIZE = 2,
        LIMITS = 8,
 };
 

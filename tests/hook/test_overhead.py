@@ -235,6 +235,15 @@ def test_a_larger_heap_is_charged_and_a_smaller_one_given_back(node: Node) -> No
     assert run(node, steps) == [0, [400, 400], 2, [400, 400], 0, [340, 340]]
 
 
+@pytest.mark.parametrize("limit", [1, 2], ids=["of printf", "of malloc"])
+def test_a_heap_that_does_not_fit_is_never_on_the_gpu(node: Node, limit: int) -> None:
+    """It was taken, measured and given back: 20 GiB of 1000 MiB, for as long as that took."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    steps = f"start(); r += [cuda.cuCtxSetLimit({limit}, u64(20 << 30)), both()]"
+    assert run(node, steps) == [2, [300, 300]]
+    assert node.sim.peak_mib(GPU) <= 1000
+
+
 def test_what_other_threads_allocate_meanwhile_is_not_taken_for_the_cost(node: Node) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=1, module_mib=1))
     steps = (

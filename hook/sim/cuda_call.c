@@ -130,7 +130,7 @@ static const struct sim_node *acquire_unless_held(const char *function)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
     const struct sim_node *node;
-    while ((node = sim_node_acquire()) && *node->held && strcmp(node->held, function) == 0) {
+    while ((node = sim_node_acquire()) && node->held[0] && strcmp(node->held, function) == 0) {
         sim_node_release(node);
         nanosleep(&pause, NULL);
     }

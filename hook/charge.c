@@ -14,7 +14,7 @@ bool charging_bytes(uint64_t bytes)
 
 bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes)
 {
-    return bytes == 0 || (place >= 0 && region_reserve(place, kind, bytes));
+    return bytes == 0 || region_reserve(place, kind, bytes);
 }
 
 void charge_from_the_dead(void)

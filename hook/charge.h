@@ -33,7 +33,8 @@ bool charging_bytes(uint64_t bytes);
 
 /* Claim `bytes` of the device at `place` (devices.h). CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY with nothing
  * claimed and the refusal on record (`function`: the driver's function that asked, a literal; NULL: none
- * yet). A place < 0 is a device that cannot be counted: refused. */
+ * yet). A place < 0 is a device that cannot be counted, as the seventeenth: refused where any memory is
+ * limited, or else given and not counted. */
 CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function);
 
 /* The parts that `charge` is made of, for who must not be interrupted between looking and claiming: claim

@@ -6,7 +6,7 @@
 
 enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
 
-#define SELDOM __attribute__((minsize)) /* of functions whose launches are few, or long */
+#define SELDOM __attribute__((minsize)) /* of what few programs launch by, or seldom: some ns more */
 
 /* The shape of a launching wrapper: pass the gate, call. `kind` is the key of its estimate. */
 #define LAUNCH(symbol, stream, own_stream, kind, ...)                                                        \
@@ -30,9 +30,10 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsi
            block_x, block_y, block_z, shared_bytes, stream, parameters, extra);
 }
 
-EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned block_x,
-                                    unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                    CUstream stream, void **parameters, void **extra)
+SELDOM EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned x, unsigned y, unsigned z,
+                                           unsigned block_x, unsigned block_y, unsigned block_z,
+                                           unsigned shared_bytes, CUstream stream, void **parameters,
+                                           void **extra)
 {
     LAUNCH(cuLaunchKernel_ptsz, stream, OWN_STREAM,
            estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
@@ -53,8 +54,8 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
            function, parameters, extra);
 }
 
-EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                                      void **extra)
+SELDOM EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function,
+                                             void **parameters, void **extra)
 {
     LAUNCH(cuLaunchKernelEx_ptsz, config ? config->hStream : NULL, OWN_STREAM, config_key(config, function),
            config, function, parameters, extra);

@@ -12,12 +12,16 @@
 
 enum { PROCESSES_AT_FIRST = 64, PROCESSES_AT_MOST = 4096 };
 
-/* Whether NVML lists this process by its own pid: it began to when our first context came to be. */
-static _Atomic bool listed_by_own_pid;
+/* By which pid NVML lists this process: the node's, which the agent tells, or, as drivers do that know pid
+ * namespaces, its own. Known from when it was first seen: an entry of the other is another process's then. */
+enum { NOT_SEEN, BY_OWN_PID, BY_TOLD_PID };
+static _Atomic int seen;
+static _Atomic int unlisted_place; /* where neither was listed last, and 1 */
 
 void figures_listed_by_own_pid(bool listed)
 {
-    atomic_store(&listed_by_own_pid, listed);
+    if (!listed || atomic_load(&seen) == NOT_SEEN)
+        atomic_store(&seen, listed ? BY_OWN_PID : NOT_SEEN);
 }
 
 /* Its handle of the device at `place`; false when NVML cannot be used. */
@@ -48,10 +52,12 @@ static enum nvml_stride list(const struct real_nvml *real, nvmlDevice_t device, 
     return STRIDE_V2;
 }
 
-/* What the process with this pid holds; false when it is not listed. */
-static bool used_by(const struct real_nvml *real, nvmlDevice_t device, unsigned pid, uint64_t *bytes)
+/* By which pid this process is listed, and what it holds: by any, or by the known one. */
+static int used_by(const struct real_nvml *real, nvmlDevice_t device, int known, unsigned told,
+                   uint64_t *bytes)
 {
-    bool found = false;
+    unsigned own = (unsigned)getpid();
+    int found = NOT_SEEN;
     for (unsigned room = PROCESSES_AT_FIRST; room <= PROCESSES_AT_MOST; room *= 4) {
         char *infos = calloc(room, STRIDE_DETAIL);
         unsigned count = room;
@@ -60,11 +66,12 @@ static bool used_by(const struct real_nvml *real, nvmlDevice_t device, unsigned 
         for (unsigned i = 0; result == NVML_SUCCESS && i < count && i < room; i++) {
             struct nvml_process_info info;
             memcpy(&info, infos + i * stride, sizeof info);
+            int by = info.pid && info.pid == told ? BY_TOLD_PID : info.pid == own ? BY_OWN_PID : NOT_SEEN;
             /* all bits: the driver does not tell */
-            if (info.pid != pid || info.used_bytes > LEDGER_MOST_BYTES)
+            if (by == NOT_SEEN || by < found || (known && by != known) || info.used_bytes > LEDGER_MOST_BYTES)
                 continue;
             *bytes = info.used_bytes;
-            found = true;
+            found = by;
         }
         free(infos);
         if (result != NVML_ERROR_INSUFFICIENT_SIZE)
@@ -88,25 +95,41 @@ static bool used_by_all(int place, uint64_t *bytes)
 
 bool figures_pid_is_known(void)
 {
-    return atomic_load_explicit(&listed_by_own_pid, memory_order_relaxed) || region_host_pid() > 0;
+    return atomic_load_explicit(&seen, memory_order_relaxed) || region_host_pid() > 0;
 }
 
-static unsigned pid_on_node(void)
+/* What this process holds; false when it is not listed.
+ *
+ * The pid that was told is believed at once: nobody else on the node has it. Our own may be another's there,
+ * so it has to be seen to come while we look, which we do around the making of a context and with one only,
+ * and then the other pid, if it is what NVML goes by, is listed too. Before any was told, who measures the
+ * first context sees to that (figures_listed_by_own_pid). */
+static bool used_by_us(const struct real_nvml *real, nvmlDevice_t device, int place, uint64_t *bytes)
 {
     int32_t told = region_host_pid();
-    return told > 0 ? (unsigned)told : (unsigned)getpid();
+    int known = atomic_load(&seen), by = used_by(real, device, known, (unsigned)told, bytes);
+    if (by == NOT_SEEN)
+        atomic_store(&unlisted_place, place + 1);
+    else if (told > 0) {
+        if (by == BY_OWN_PID && known == NOT_SEEN && atomic_load(&unlisted_place) != place + 1)
+            return false;
+        atomic_store(&seen, by);
+    }
+    return by != NOT_SEEN;
 }
 
 void figures_now(int place, struct figures *figures)
 {
     const struct real_nvml *real = real_nvml_of_ours();
     struct nvml_memory memory;
+    uint64_t own = 0;
     nvmlDevice_t device;
     *figures = (struct figures){0};
     depth_enter();
     figures->held_before = region_own_bytes(place);
     if (find_device(real, place, &device)) {
-        figures->listed = used_by(real, device, pid_on_node(), &figures->own);
+        figures->listed = used_by_us(real, device, place, &own);
+        figures->own = figures->listed ? own : 0;
         figures->device_known =
             real->nvmlDeviceGetMemoryInfo && real->nvmlDeviceGetMemoryInfo(device, &memory) == NVML_SUCCESS;
         figures->device = figures->device_known ? memory.used : 0;

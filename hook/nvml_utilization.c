@@ -97,18 +97,22 @@ static int limited_place(const struct real_nvml *real, nvmlDevice_t device)
     return limited ? place : -1;
 }
 
-/* If a pid that the driver names is a process of this container, make it the pid that the container knows. */
+/* If a pid that the driver names is a process of this container, make it the pid that the container knows.
+ * It goes by pids on the node, which are told and come first, or by their own, if it knows pid namespaces.
+ * Where it goes by the node's, another's may be as one of ours in here: that then shows with the other's
+ * load, and nothing is charged by it. */
 static bool translate(int place, unsigned *pid)
 {
     struct member member;
-    for (int32_t i = 0; slots_next(region_mapped(), place, &i, &member);) {
-        int32_t named = member.host_pid ? member.host_pid : member.pid;
-        if (named > 0 && (unsigned)named == *pid) {
+    bool own = false;
+    for (int32_t i = 0; slots_next(region_mapped(), place, &i, &member) && *pid;) {
+        if ((unsigned)member.host_pid == *pid) {
             *pid = (unsigned)member.pid;
             return true;
         }
+        own |= (unsigned)member.pid == *pid;
     }
-    return false;
+    return own;
 }
 
 /* Percent of the GPU as percent of the share. */

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,11 +17,13 @@ struct process {
     unsigned long long start_time;
 };
 
+/* Of this one only if /proc is of our pid namespace: one that was mounted outside, and stayed, has another by
+ * our number. */
 static bool read_process(int32_t pid, struct process *process)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(pid == getpid() ? "/proc/self/stat" : path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
     ssize_t length = read(fd, text, sizeof text - 1);
@@ -33,7 +36,8 @@ static bool read_process(int32_t pid, struct process *process)
         && sscanf(field + 1,
                   " %c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu",
                   &process->state, &process->flags, &process->threads, &process->start_time)
-        == 4;
+        == 4
+        && atoi(text) == pid;
 }
 
 /* Waits to be reaped. Its first thread may wait for that while others live. */
@@ -59,10 +63,11 @@ bool process_gone(int32_t pid, uint64_t start_time)
     if (pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH))
         return true;
     uint64_t found = process_start_time(pid);
-    if (found)
-        return start_time && found != start_time;
-    /* It exists, so it is a zombie, unless /proc hides it or is not there at all. */
-    return kill(pid, 0) == 0 && process_start_time((int32_t)getpid()) != 0;
+    if (found && (!start_time || found == start_time))
+        return false;
+    /* Another has its number, or it exists and is a zombie, unless /proc hides it, is not there or not ours.
+     */
+    return (found || kill(pid, 0) == 0) && process_start_time((int32_t)getpid()) != 0;
 }
 
 bool process_is_exiting(int32_t pid, uint64_t start_time)

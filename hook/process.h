@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Clock ticks since boot; 0 when the process is gone, waits to be reaped, or cannot be seen. A process whose
- * first thread ended lives on in the others. */
+/* Clock ticks since boot; 0 when the process is gone, waits to be reaped, or cannot be seen, as this one
+ * where /proc is of another pid namespace. A process whose first thread ended lives on in the others. */
 uint64_t process_start_time(int32_t pid);
 
 /* Whether the process that had this pid and start time (0: not known) has ended. In doubt, no. */

@@ -273,7 +273,10 @@ static bool still_there(struct region_slot *slot)
 
 bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
 {
-    if (place < 0 || bytes > LEDGER_MOST_AT_ONCE || !region_join())
+    char listed[UUID_BYTES];
+    if (place < 0)
+        return !settings()->smallest_limit_bytes && !limits_uuid(0, listed);
+    if (bytes > LEDGER_MOST_AT_ONCE || !region_join())
         return false;
     struct region_device *device = region_device_at(place);
     struct region_usage *usage = &atomic_load(&mine)->used[place];

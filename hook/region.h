@@ -38,7 +38,8 @@ int region_device(const char *uuid);
 uint64_t region_used_bytes(int place);
 
 /* Claim bytes for this process if they fit under the device's limit. All or nothing, in one step of the
- * ledger once the process has joined. */
+ * ledger once the process has joined. A place < 0, as that of a seventeenth device, has none: true where no
+ * memory is limited, neither by the environment nor by a limits file, and nothing is claimed. */
 bool region_reserve(int place, enum charge_kind kind, uint64_t bytes);
 
 /* Look for the dead, before something is refused. */

@@ -58,11 +58,12 @@ static enum lock_answer ask_lock(int fd, int index)
 
 /* --- who is alive --------------------------------------------------------------------------------------- */
 
+/* 0 where /proc is not of it, and nobody there is who has the number: locks decide then. */
 static uint32_t this_namespace(void)
 {
     struct stat status;
     uint32_t known = atomic_load(&my_namespace);
-    if (!known && stat("/proc/self/ns/pid", &status) == 0) {
+    if (!known && process_start_time((int32_t)getpid()) && stat("/proc/self/ns/pid", &status) == 0) {
         known = (uint32_t)status.st_ino;
         atomic_store(&my_namespace, known);
     }

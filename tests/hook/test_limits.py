@@ -250,6 +250,36 @@ def test_without_limits_usage_is_still_counted(node: Node) -> None:
     assert node.cache.exists()
 
 
+@pytest.mark.parametrize(
+    ("env", "given"),
+    [
+        pytest.param({}, [0, 0, 0, 0, 0], id="nothing limited"),
+        pytest.param({"CUDA_DEVICE_SM_LIMIT": "50"}, [0, 0, 0, 0, 0], id="a share of time"),
+        pytest.param({LIMIT: "1g"}, [0, 2, 2, 2, 0], id="a limit for each"),
+        pytest.param({f"{LIMIT}_3": "1g"}, [0, 2, 2, 2, 0], id="a limit for one"),
+    ],
+)
+def test_a_device_more_than_are_counted_works_where_no_memory_is_limited(
+    node: Node, env: dict[str, str], given: list[int]
+) -> None:
+    for number in range(1, 17):
+        node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(number)))
+    code = (
+        "from memory_calls import *\n"
+        "first = [start(d) for d in range(16)]\n"
+        "a, h = ctypes.c_uint64(), ctypes.c_uint64()\n"
+        "r = [start(16)]\n"
+        "e, p = alloc(10); r.append(e); e or cuda.cuMemFree_v2(u64(p))\n"
+        "e = cuda.cuMemAllocAsync(ctypes.byref(a), u64(10 * MIB), None); r.append(e)\n"
+        "e or cuda.cuMemFreeAsync(a, None)\n"
+        "e, h = create(10, device=16); r.append(e); e or release(h)\n"
+        "start(0); r.append(alloc(10)[0])\n"
+        "say(r=r, first=first)"
+    )
+    said = node.run(code, **env)
+    assert (said.get("r"), said.get("first")) == (given, [0] * 16), said["stderr"]
+
+
 @pytest.mark.parametrize("version", ["", "_v2"])
 def test_nvml_tells_the_same_story(node: Node, version: str) -> None:
     code = (

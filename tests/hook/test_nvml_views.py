@@ -464,6 +464,20 @@ def test_a_pid_of_the_node_becomes_the_containers(node: Node, call: str) -> None
 
 
 @BY_PROCESS
+def test_a_pid_of_the_containers_own_is_known_though_another_was_told(
+    node: Node, call: str
+) -> None:
+    """Some drivers list a container's processes by their own pids."""
+    env = {LIMIT: "1000m"}
+    with tenants(node, 1, env) as (tenant,):
+        tenant.ask("alloc(1)")
+        node.sim.process(0, tenant.pid, 1, sm_percent=30)
+        with node.cache.open("r+b") as file:  # as the agent does
+            os.pwrite(file.fileno(), struct.pack("<i", OTHER), FIRST_SLOT + HOST_PID_OFFSET)
+        assert look(node, f"{call}(handle())", **env) == [[tenant.pid, 30]]
+
+
+@BY_PROCESS
 def test_without_limits_everybody_is_shown(node: Node, call: str) -> None:
     node.sim.process(0, OTHER, 9000, sm_percent=60)
     assert look(node, f"{call}(handle())") == [[OTHER, 60]]

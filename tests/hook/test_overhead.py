@@ -1,5 +1,6 @@
 """What the driver takes for itself: contexts, code, heaps; measured, and charged when they are made."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -322,6 +323,37 @@ def test_a_process_is_known_by_the_pid_that_the_agent_told(node: Node) -> None:
         "cuda.cuCtxSetLimit(2, u64(100 * MIB)); cuda.cuCtxSetLimit(2, u64(20 * MIB)); r += [both()]"
     )
     assert run(node, steps) == [0, [300, 300], [320, 320]]
+
+
+@pytest.mark.parametrize("first", ["cuda.cuInit(0)", "start()"], ids=["before", "with a context"])
+def test_nvml_may_go_by_a_process_own_pid_though_another_was_told(node: Node, first: str) -> None:
+    """As NVIDIA's open kernel modules do in a pod, while the agent tells the node's."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    steps = (
+        f"{first}; pid_told(); r += [start(), both()]\n"
+        "take, a = unseen('cuMemAlloc_v2', ctypes.c_void_p, ctypes.c_size_t), ctypes.c_uint64()\n"
+        "r += [take(ctypes.byref(a), 400 * MIB)]; settled(700, 5); r += [both(), alloc(400)[0]]"
+    )
+    assert run(node, steps) == [0, [300, 300], 0, [700, 700], 2]
+
+
+@pytest.mark.parametrize("first", ["cuda.cuInit(0)", "start()"], ids=["before", "with a context"])
+def test_another_process_of_the_node_with_our_own_pid_is_not_us(node: Node, first: str) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    node.sim.hidden_pids()
+    steps = (
+        "import sys; print(os.getpid(), flush=True); sys.stdin.readline()\n"
+        f"{first}; pid_told(); r += [start(), charged_mib()]; time.sleep(1.1); r += [charged_mib()]\n"
+        "r += [cuda.cuDevicePrimaryCtxReset_v2(0), start(), charged_mib()]"
+    )
+    program = node.start(f"{BEGIN}{steps}\nsay(r=r)", env={LIMIT: "1000m"})
+    try:
+        assert program.stdout is not None
+        node.sim.process(0, int(program.stdout.readline()), 200)
+        said, _ = program.communicate("\n", timeout=60)
+    finally:
+        program.kill()
+    assert json.loads(said)["r"] == [0, 300, 300, 0, 0, 300]
 
 
 NEWEST = "570.86.15"

@@ -1,6 +1,7 @@
 """Who counts: the living, wherever and however they live; and nobody after that."""
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -277,6 +278,37 @@ def test_a_process_in_a_pid_namespace_of_its_own_counts_until_it_ends(node: Node
     finally:
         inside.kill()
         inside.communicate()
+
+
+# /proc stays that of outside, which has nobody by the number of the other: it looks as if it were gone.
+WITHOUT_PROC = """
+import os, subprocess, sys
+from cuda_calls import *
+HOLD = "from cuda_calls import *; start(); print(alloc(700)[0], flush=True); input()"
+start()
+for _ in range(200):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    if not os.path.exists(f"/proc/{child + 1}"):
+        break
+other = subprocess.Popen([sys.executable, "-c", HOLD], stdin=-1, stdout=-1, text=True)
+r = [other.stdout.readline(), used_mib(), alloc(700)[0]]
+other.communicate("\\n")
+say(r=r)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="no unshare here")
+def test_a_process_lives_though_the_proc_here_is_of_another_pid_namespace(node: Node) -> None:
+    if not namespaces():
+        pytest.skip("may not make a pid namespace here")
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", WITHOUT_PROC],
+        env=node.environment(**{LIMIT: "1000m"}), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["r"] == ["0\n", 700, 2]
 
 
 @pytest.mark.parametrize(

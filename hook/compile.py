@@ -56,8 +56,8 @@ LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
 
 # As small as it goes: zig takes its own -Oz for -Os, so clang is told past it. What several
 # functions have in common stays in each of them: a function made of it needs tables of its own,
-# which take more than it saves.
-SMALLEST = ("-Os", "-Xclang", "-Oz", "-mno-outline")
+# which take more than it saves. A comparison of bytes stays memcmp, which late.c finds.
+SMALLEST = ("-Os", "-Xclang", "-Oz", "-mno-outline", "-fno-builtin-bcmp")
 NO_TABLES = "-fno-unwind-tables"
 
 # What a program runs at every launch, and the budget that allocations go through. The rest runs

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -75,23 +76,23 @@ def unseen(function: str, *types: Any) -> Any:
 
 
 @contextlib.contextmanager
-def refused(call: str, code: int = 999) -> Iterator[None]:
+def told(line: str) -> Iterator[None]:
+    """The driver does so meanwhile."""
+    config = Path(os.environ["VGPU_SIM_DRIVER"])
+    before = config.read_text()
+    _configure(config, f"{before}{line}\n")
+    yield
+    _configure(config, before)
+
+
+def refused(call: str, code: int = 999) -> AbstractContextManager[None]:
     """The driver refuses this call meanwhile."""
-    config = Path(os.environ["VGPU_SIM_DRIVER"])
-    before = config.read_text()
-    _configure(config, f"{before}fail call={call} code={code}\n")
-    yield
-    _configure(config, before)
+    return told(f"fail call={call} code={code}")
 
 
-@contextlib.contextmanager
-def held(call: str) -> Iterator[None]:
+def held(call: str) -> AbstractContextManager[None]:
     """Who calls this waits meanwhile, before it does anything."""
-    config = Path(os.environ["VGPU_SIM_DRIVER"])
-    before = config.read_text()
-    _configure(config, f"{before}hold call={call}\n")
-    yield
-    _configure(config, before)
+    return told(f"hold call={call}")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ enum { PROCESSES_AT_FIRST = 64, PROCESSES_AT_MOST = 4096 };
  * namespaces, its own. Known from when it was first seen: an entry of the other is another process's then. */
 enum { NOT_SEEN, BY_OWN_PID, BY_TOLD_PID };
 static _Atomic int seen;
-static _Atomic int unlisted_place; /* where neither was listed last, and 1 */
+static _Atomic uint32_t unlisted; /* places where neither was when it was looked for, a bit each */
 
 void figures_listed_by_own_pid(bool listed)
 {
@@ -109,9 +109,9 @@ static bool used_by_us(const struct real_nvml *real, nvmlDevice_t device, int pl
     int32_t told = region_host_pid();
     int known = atomic_load(&seen), by = used_by(real, device, known, (unsigned)told, bytes);
     if (by == NOT_SEEN)
-        atomic_store(&unlisted_place, place + 1);
+        atomic_fetch_or(&unlisted, UINT32_C(1) << place);
     else if (told > 0) {
-        if (by == BY_OWN_PID && known == NOT_SEEN && atomic_load(&unlisted_place) != place + 1)
+        if (by == BY_OWN_PID && known == NOT_SEEN && !(atomic_load(&unlisted) >> place & 1))
             return false;
         atomic_store(&seen, by);
     }

@@ -167,8 +167,8 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     overhead_settle(place, true);
     uint64_t last = of == OVERHEAD_CONTEXT ? last_context_bytes(overhead, place) : 0, ahead = last & ~GUESSED;
     overhead->last_guessed = last & GUESSED;
-    overhead->last_bytes = ahead;
     ahead += asked_bytes;
+    overhead->last_bytes = ahead;
     if (charge_reclaiming(place, kind_of(overhead), ahead, last & GUESSED ? NULL : function)
         != CUDA_SUCCESS) {
         if (!overhead->last_guessed)

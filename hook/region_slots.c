@@ -281,6 +281,7 @@ bool slot_is_mine(struct region_slot *slot)
 void slots_forget(void)
 {
     atomic_store(&mine, NULL);
+    atomic_store(&my_namespace, 0); /* a child may be in another one */
     void *copy = atomic_exchange(&copied, NULL);
     if (copy) /* or a hole, if the fork came as it was not copied any more */
         munmap(copy, PAGE_BYTES);

@@ -232,6 +232,21 @@ def test_a_further_context_keeps_its_charge_whatever_another_thread_is_being_giv
     assert run(node, steps, "1000m") == [0, 700, 600, 2, 0, [1000, 1000]]
 
 
+@pytest.mark.parametrize("pids", ["visible", "hidden"])
+def test_a_heap_keeps_its_charge_whatever_another_thread_is_being_given(
+    node: Node, pids: str
+) -> None:
+    if pids == "hidden":
+        node.sim.hidden_pids()
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=300))
+    steps = (
+        "start()\n"
+        "with being_given(100): r += [cuda.cuCtxSetLimit(2, u64(200 * MIB))]\n"
+        "r += [both(), alloc(450)[0]]"
+    )
+    assert run(node, steps, "1000m") == [0, [600, 600], 2]
+
+
 def test_two_guesses_that_are_right_together_only_are_seen_apart_when_one_ends(
     hidden: Node,
 ) -> None:

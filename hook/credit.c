@@ -6,8 +6,7 @@
 #define FRESH_NS (UINT64_C(3) * MS_NS) /* who waits says so every millisecond */
 #define LET_OUT_NS MS_NS /* that goes out, until it is seen whether that was enough */
 #define DEEP_NS (100 * MS_NS)
-#define HELD_NS                                                                                              \
-    (UINT64_C(50) * MS_NS) /* who was held for so long is let out unproved, if it cannot do harm */
+#define HELD_NS (UINT64_C(50) * MS_NS) /* who was held for so long is let out without a proof */
 #define TOGETHER_NS UINT64_C(20000) /* what ends with something on another GPU does so to this */
 
 /* What each that does so counts, as one that does not takes one off: by chance, few do. */

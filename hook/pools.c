@@ -270,7 +270,7 @@ uint64_t pools_idle_bytes(int place)
 {
     uint64_t bytes = 0;
     for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++)
-        if (pool_at(i)->reserve.place == place)
+        if (atomic_load_explicit(&pool_at(i)->reserve.place, memory_order_relaxed) == place)
             bytes += reserve_idle_bytes(&pool_at(i)->reserve);
     return bytes;
 }

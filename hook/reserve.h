@@ -18,7 +18,7 @@
 
 struct reserve {
     pthread_mutex_t lock;
-    int place;
+    _Atomic int place; /* changes where another pool takes an unused account */
     uint64_t live_bytes, charged_bytes;
     uint64_t left_bytes; /* while anything is live, where the driver tells no more */
     uint64_t step_bytes; /* what the driver was seen to grow by; at first the most it is known to */

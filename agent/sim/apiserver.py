@@ -11,12 +11,14 @@ As a process of its own: `python -m agent.sim.apiserver --port 0 --kubeconfig FI
 
 import argparse
 import json
+import os
 import select
 import socket
 import socketserver
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +103,7 @@ class ApiServer:
         self.roles: dict[str, frozenset[tuple[str, str]]] = {}  # by a client, see `allow_only`
         self.denied: frozenset[tuple[str, str]] = frozenset()  # (verb, resource) in access reviews
         self._listener: _Listener | None = None
+        self._keeps_port = False
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -113,8 +116,9 @@ class ApiServer:
         """Listen and serve; on the same port as before, if there was a before."""
         self._stopping = threading.Event()
         handler = type("BoundHandler", (Handler,), {"api": self, "stopping": self._stopping})
+        if not self._keeps_port:
+            self._keep_port()
         self._listener = _Listener(("127.0.0.1", self.port), handler)
-        self.port = self._listener.server_address[1]
         if self._tls:
             self._listener.socket = self._tls.wrap_socket(
                 self._listener.socket, server_side=True, do_handshake_on_connect=False
@@ -124,6 +128,15 @@ class ApiServer:
         )
         self._thread.start()
         return self
+
+    def _keep_port(self) -> None:
+        """Bind, and never listen: between `stop` and `start` nobody else answers in our name."""
+        kept = socket.socket()
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", self.port))
+        self.port = kept.getsockname()[1]
+        weakref.finalize(self, os.close, kept.detach())
+        self._keeps_port = True
 
     def stop(self) -> None:
         """Stop listening and cut every connection, as a process that is killed."""

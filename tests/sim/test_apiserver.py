@@ -1,5 +1,6 @@
 """The stand-in API server answers as kube-apiserver does, and fails when told to."""
 
+import errno
 import http.client
 import json
 import socket
@@ -455,6 +456,16 @@ def test_events_can_be_held_back_doubled_and_delayed(server: ApiServer) -> None:
         server.event_delay_s = 0.1
         server.objects.delete("nodes", "n3")
         eventually(lambda: it.names[1:] == [("DELETED", "n3")] * 2)
+
+
+def test_nobody_else_gets_the_port_of_one_that_is_stopped(server: ApiServer) -> None:
+    server.stop()
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", server.port)) == errno.ECONNREFUSED
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", server.port))
+    server.start()
+    assert ask(server, "GET", NODE)[0] == 200
 
 
 @pytest.mark.parametrize("lose_history", [False, True])

@@ -70,8 +70,7 @@ PER_CALL = frozenset(
 )
 
 # What runs beside driver calls that take microseconds, or once; and lookups and allocations, which
-# take some 15 ns more by that and have room for it, as cuMemGetInfo has for 3 ns by limits.c. Some
-# 3 ns more are added to lookups where names.c is among these.
+# take some 18 ns more by that and have room for it, as cuMemGetInfo has for 3 ns by limits.c.
 SELDOM = frozenset(
     {
         "amounts.c",
@@ -109,6 +108,7 @@ SELDOM = frozenset(
         "loaded.c",
         "log.c",
         "monotonic.c",
+        "names.c",
         "nvml_memory.c",
         "nvml_processes.c",
         "nvml_utilization.c",

@@ -40,25 +40,43 @@ SELDOM EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned x, unsi
            block_x, block_y, block_z, shared_bytes, stream, parameters, extra);
 }
 
-static uint64_t config_key(const CUlaunchConfig *c, CUfunction function)
+typedef CUresult by_config(const CUlaunchConfig *, CUfunction, void **, void **);
+
+/* A launch without a configuration is for the driver to refuse. */
+static __attribute__((noinline)) CUresult launch_by_config(by_config *call, bool own_stream,
+                                                           const CUlaunchConfig *c, CUfunction function,
+                                                           void **parameters, void **extra)
 {
-    return c ? estimate_key(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY,
-                            c->blockDimZ, c->sharedMemBytes)
-             : 1;
+    struct launch launch;
+    bool limited = c && !launch_gate_is_open();
+    if (limited)
+        launch_gate_pass(&launch, c->hStream, own_stream,
+                         estimate_key(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX,
+                                      c->blockDimY, c->blockDimZ, c->sharedMemBytes));
+    depth_enter();
+    CUresult result = call(c, function, parameters, extra);
+    depth_leave();
+    if (limited)
+        launch_gate_passed(&launch, result);
+    return result;
 }
 
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
                                  void **extra)
 {
-    LAUNCH(cuLaunchKernelEx, config ? config->hStream : NULL, 0, config_key(config, function), config,
-           function, parameters, extra);
+    const struct real_cuda *real = real_cuda();
+    return real && real->cuLaunchKernelEx
+        ? launch_by_config(real->cuLaunchKernelEx, false, config, function, parameters, extra)
+        : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-SELDOM EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function,
-                                             void **parameters, void **extra)
+EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                                      void **extra)
 {
-    LAUNCH(cuLaunchKernelEx_ptsz, config ? config->hStream : NULL, OWN_STREAM, config_key(config, function),
-           config, function, parameters, extra);
+    const struct real_cuda *real = real_cuda();
+    return real && real->cuLaunchKernelEx_ptsz
+        ? launch_by_config(real->cuLaunchKernelEx_ptsz, true, config, function, parameters, extra)
+        : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 SELDOM EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned x, unsigned y, unsigned z,

@@ -16,7 +16,6 @@ enum { PROCESSES_AT_FIRST = 64, PROCESSES_AT_MOST = 4096 };
  * namespaces, its own. Known from when it was first seen: an entry of the other is another process's then. */
 enum { NOT_SEEN, BY_OWN_PID, BY_TOLD_PID };
 static _Atomic int seen;
-static _Atomic uint32_t unlisted; /* places where neither was when it was looked for, a bit each */
 
 void figures_listed_by_own_pid(bool listed)
 {
@@ -101,17 +100,17 @@ bool figures_pid_is_known(void)
 /* What this process holds; false when it is not listed.
  *
  * The pid that was told is believed at once: nobody else on the node has it. Our own may be another's there,
- * so it has to be seen to come while we look, which we do around the making of a context and with one only,
- * and then the other pid, if it is what NVML goes by, is listed too. Before any was told, who measures the
- * first context sees to that (figures_listed_by_own_pid). */
-static bool used_by_us(const struct real_nvml *real, nvmlDevice_t device, int place, uint64_t *bytes)
+ * so it has to be seen to come around the making of a context, before which it was `absent`: the other pid,
+ * if it is what NVML goes by, comes then too. Before any was told, who measures the first context sees to
+ * that (figures_listed_by_own_pid). */
+static bool used_by_us(const struct real_nvml *real, nvmlDevice_t device, bool *absent, uint64_t *bytes)
 {
     int32_t told = region_host_pid();
     int known = atomic_load(&seen), by = used_by(real, device, known, (unsigned)told, bytes);
-    if (by == NOT_SEEN)
-        atomic_fetch_or(&unlisted, UINT32_C(1) << place);
-    else if (told > 0) {
-        if (by == BY_OWN_PID && known == NOT_SEEN && !(atomic_load(&unlisted) >> place & 1))
+    bool came = *absent;
+    *absent = by == NOT_SEEN;
+    if (by != NOT_SEEN && told > 0) {
+        if (by == BY_OWN_PID && known == NOT_SEEN && !came)
             return false;
         atomic_store(&seen, by);
     }
@@ -124,11 +123,11 @@ void figures_now(int place, struct figures *figures)
     struct nvml_memory memory;
     uint64_t own = 0;
     nvmlDevice_t device;
-    *figures = (struct figures){0};
+    *figures = (struct figures){.absent = figures->absent};
     depth_enter();
     figures->held_before = region_own_bytes(place);
     if (find_device(real, place, &device)) {
-        figures->listed = used_by_us(real, device, place, &own);
+        figures->listed = used_by_us(real, device, &figures->absent, &own);
         figures->own = figures->listed ? own : 0;
         figures->device_known =
             real->nvmlDeviceGetMemoryInfo && real->nvmlDeviceGetMemoryInfo(device, &memory) == NVML_SUCCESS;

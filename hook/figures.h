@@ -11,8 +11,10 @@ struct figures {
     uint64_t own, device; /* in use: by this process, by everybody */
     uint64_t held_before, held_after; /* what this process was charged, around the question */
     bool listed, device_known; /* whether `own` and `device` are known */
+    bool absent; /* this process was looked for, and not there; to be set before, see below */
 };
 
+/* Where `figures` comes as absent, nobody was there by our own pid when the call that is measured began. */
 void figures_now(int place, struct figures *figures);
 
 /* Whether the pid is known by which NVML lists this process: the agent has told it, or it is its own. */

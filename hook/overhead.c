@@ -179,7 +179,7 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     overhead->calls = atomic_fetch_add(&calls_at[1 + place], CALL_MEASURED) + CALL_MEASURED;
     overhead->place = place;
     overhead->charged_bytes = ahead;
-    look(place, CALL, false, &overhead->before);
+    overhead->quiet = look(place, CALL, false, &overhead->before);
     int64_t before = overhead->before.uncharged + (int64_t)ahead;
     overhead->uncharged_before = before > 0 ? before : 0;
     if (!overhead->before.now.device_known) /* nothing will be measured */
@@ -245,43 +245,43 @@ static uint64_t unknown_context_bytes(const struct figures *now)
     return now->device_known ? least(now->device, CONTEXT_UNKNOWN_BYTES) : CONTEXT_UNKNOWN_BYTES;
 }
 
-/* What was taken, or (negative) given back. */
-static int64_t measured(struct overhead *overhead, const struct look *seen)
+/* What was taken, or (negative) given back. Beside other threads, which make it less by what they are in the
+ * middle of, no less than what was charged ahead, or than what came meanwhile. */
+static int64_t measure(struct overhead *overhead)
 {
     int place = overhead->place;
-    const struct figures *now = &seen->now, *before = &overhead->before.now;
+    const struct figures *before = &overhead->before.now;
+    struct look seen = {.now.absent = before->absent};
+    const struct figures *now = &seen.now;
+    bool quiet = look(place, CALL, false, &seen), alone = quiet && seen.calls == overhead->calls;
+    bool apart =
+        alone || (quiet && overhead->quiet); /* what others did is on both sides of what is compared */
     if (now->listed && !before->listed)
         figures_listed_by_own_pid(true);
     /* While what was guessed before stands, NVML's figure says nothing of this call alone; nor of one of two
      * at once, either of which may take what both made for its own. */
     bool known = now->listed && figures_pid_is_known() && !unsaid[place].unsettled;
     overhead->doubtful =
-        !known || atomic_load(&managed_bytes[place]) || (seen->calls & CALLS_MEASURED) != CALL_MEASURED;
-    if (known)
-        return seen->uncharged + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
+        !known || atomic_load(&managed_bytes[place]) || (seen.calls & CALLS_MEASURED) != CALL_MEASURED;
+    overhead->guessed = overhead->doubtful || !apart;
     int64_t last = (int64_t)overhead->last_bytes;
-    if (!last && !before->device_known && overhead->of == OVERHEAD_CONTEXT)
+    if (!known && !last && !before->device_known && overhead->of == OVERHEAD_CONTEXT)
         return (int64_t)unknown_context_bytes(now);
-    /* What other threads of ours are in the middle of cannot be told from this call's doing. */
-    if ((last && !overhead->last_guessed) || !now->device_known || !before->device_known
-        || most(now->held_before, now->held_after) != most(before->held_before, before->held_after))
-        return last;
-    int64_t grown = (int64_t)(now->device - before->device);
+    int64_t grown = known ? (int64_t)(now->own - before->own) : (int64_t)(now->device - before->device);
+    if (!known && quiet)
+        grown -= (int64_t)(now->held_after - before->held_after);
     int64_t most = overhead->of == OVERHEAD_MODULE ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;
     grown = grown < 0 ? 0 : grown > most ? most : grown;
+    if (known) {
+        int64_t cost = seen.uncharged + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
+        int64_t floor = last ? last : grown;
+        return apart || cost > floor ? cost : floor;
+    }
     /* Others make it more rather than less: of several contexts the cheapest is the truest. */
-    return last && (grown == 0 || grown > last) ? last : grown;
-}
-
-/* The same. Beside other threads, which make it less by what they are in the middle of, no less than what was
- * charged ahead: a context has taken that. */
-static int64_t measure(struct overhead *overhead)
-{
-    struct look seen;
-    bool alone = look(overhead->place, CALL, false, &seen) && seen.calls == overhead->calls;
-    int64_t cost = measured(overhead, &seen), last = (int64_t)overhead->last_bytes;
-    overhead->guessed = overhead->doubtful || !alone;
-    return alone || cost > last ? cost : last;
+    if ((last && (!overhead->last_guessed || !alone || grown == 0 || grown > last)) || !now->device_known
+        || !before->device_known)
+        return last;
+    return grown;
 }
 
 /* Make `cost` what is charged; false when that does not fit. */
@@ -407,6 +407,7 @@ void overhead_managed(int place, int64_t bytes)
 void overhead_reconcile(int place, bool at_once)
 {
     struct look seen;
+    seen.now.absent = false; /* no call is measured */
     if (!figures_pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
         || (!is_time(place) && !at_once))
         return;

@@ -36,6 +36,7 @@ struct overhead {
     struct look before;
     int64_t uncharged_before; /* of other origin */
     uint64_t calls; /* of this process, as of then; 0: this is not among them, or not any more */
+    bool quiet; /* and no call of another thread was under way */
     bool guessed, last_guessed; /* others, or our other threads, may have made it more, or less */
     bool doubtful; /* guessed, and maybe for the most part of others' making */
     bool first; /* other processes of the container wait for what it cost */

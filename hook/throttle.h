@@ -167,6 +167,15 @@ static inline bool estimate_measures_all(struct estimate *estimate)
         || atomic_load_explicit(&estimate->deviation, memory_order_relaxed) >= ESTIMATE_ALWAYS;
 }
 
+/* The same where what runs beside it is not measured, which would be charged to it: not of a kind that
+ * varies, but for one that is now and then far off, or long. */
+static inline bool estimate_measures_all_alone(struct estimate *estimate)
+{
+    int deviation = atomic_load_explicit(&estimate->deviation, memory_order_relaxed);
+    return atomic_load_explicit(&estimate->ns, memory_order_relaxed) >= ESTIMATE_LONG_NS
+        || (deviation >= ESTIMATE_ALWAYS && (deviation & ESTIMATE_HELD) > ESTIMATE_DEVIATES);
+}
+
 /* Whether one in a few is. */
 static inline bool estimate_measures_often(struct estimate *estimate)
 {

@@ -44,6 +44,8 @@ struct binding {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table handles, mappings;
+static struct table
+    ending; /* mappings that the driver is being asked to end: their memory can still be retained */
 static uint64_t mapping_count;
 static struct binding *bindings;
 
@@ -52,6 +54,7 @@ static void forget_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     memset(&handles, 0, sizeof handles);
     memset(&mappings, 0, sizeof mappings);
+    memset(&ending, 0, sizeof ending);
     mapping_count = 0;
     bindings = NULL;
 }
@@ -100,14 +103,20 @@ static struct handle *find_handle(CUmemGenericAllocationHandle handle)
     return (struct handle *)table_find(&handles, handle);
 }
 
-static struct mapping *find_mapping(uint64_t address)
+static struct mapping *find_among(struct table *table, uint64_t address)
 {
-    struct entry *entry = table_find(&mappings, address);
+    struct entry *entry = table_find(table, address);
     if (!entry)
-        for (entry = table_next(&mappings, NULL); entry; entry = table_next(&mappings, entry))
+        for (entry = table_next(table, NULL); entry; entry = table_next(table, entry))
             if (address >= entry->key && address - entry->key < ((struct mapping *)entry)->bytes)
                 break;
     return (struct mapping *)entry;
+}
+
+static struct mapping *find_mapping(uint64_t address)
+{
+    struct mapping *mapping = find_among(&mappings, address);
+    return mapping ? mapping : find_among(&ending, address);
 }
 
 /* Called with the lock held. */
@@ -230,6 +239,7 @@ static void take_mapping(struct mapping *mapping, struct mapping **taken)
 {
     table_remove(&mappings, &mapping->entry);
     mapping_count--;
+    table_add(&ending, &mapping->entry, mapping->entry.key);
     mapping->next = *taken;
     *taken = mapping;
 }
@@ -255,7 +265,7 @@ void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHan
 
 struct mapping *mappings_ending(uint64_t address, uint64_t bytes)
 {
-    struct mapping *ending = NULL;
+    struct mapping *taken = NULL;
     if (!charging() || bytes > UINT64_MAX - address)
         return NULL;
     pthread_mutex_lock(&lock);
@@ -265,29 +275,30 @@ struct mapping *mappings_ending(uint64_t address, uint64_t bytes)
         struct mapping *mapping = (struct mapping *)table_find(&mappings, at);
         at += mapping ? mapping->bytes : PAGE_BYTES;
         if (mapping)
-            take_mapping(mapping, &ending);
+            take_mapping(mapping, &taken);
     }
     struct entry *next, *entry = by_address ? NULL : table_next(&mappings, NULL);
     for (; entry; entry = next) {
         next = table_next(&mappings, entry);
         if (entry->key - address < bytes)
-            take_mapping((struct mapping *)entry, &ending);
+            take_mapping((struct mapping *)entry, &taken);
     }
     pthread_mutex_unlock(&lock);
-    if (ending)
+    if (taken)
         overhead_calls(true);
-    return ending;
+    return taken;
 }
 
-CUresult mappings_ended(struct mapping *ending, CUresult result)
+CUresult mappings_ended(struct mapping *taken, CUresult result)
 {
     struct ended ended = {0};
-    if (!ending)
+    if (!taken)
         return result;
     pthread_mutex_lock(&lock);
-    while (ending) {
-        struct mapping *mapping = ending;
-        ending = mapping->next;
+    while (taken) {
+        struct mapping *mapping = taken;
+        taken = mapping->next;
+        table_remove(&ending, &mapping->entry);
         if (result == CUDA_SUCCESS) {
             unuse(mapping->physical, &ended);
             free(mapping);

@@ -371,6 +371,33 @@ def test_what_another_process_may_wait_for_goes_out_too(tmp_path: Path) -> None:
     assert container.launches == 1 + 4  # from 5 s on
 
 
+TWO_KINDS = [
+    pytest.param([50, 50], 1, (60, 40), "kernel=a+b", id="steps beside transfers: one had 39.3"),
+    pytest.param([50, 50], 1, (100, 100), "kernel=a+b", id="equally long"),
+    pytest.param([50, 50], 1, (60, 40), "kernel=a+b,sync=200", id="waiting now and then"),
+    pytest.param([50, 50], 1, (200, 90), "kernel=a+b+a+b+c,sync=200", id="each on both: had 44.8"),
+    pytest.param([25, 25, 50], 1, (60, 40), "kernel=a+b", id="three containers"),
+    pytest.param([50], 4, (20, 5), "kernel=a+b,sync=20", id="four threads alone: had 43"),
+    pytest.param([80], 4, (20, 5), "kernel=a+b,sync=100", id="waiting less often: had 67.7"),
+    pytest.param([30, 70], 1, ((30, 60), 100), "kernel=a+b", id="one varies"),
+]
+
+
+@pytest.mark.parametrize(("percents", "threads", "kernels_us", "phase"), TWO_KINDS)
+def test_two_kinds_on_two_streams(
+    tmp_path: Path,
+    percents: list[int],
+    threads: int,
+    kernels_us: tuple[int | tuple[int, int], int],
+    phase: str,
+) -> None:
+    """One that was taken for varying, as turns of others had been in it, was charged what ran beside it."""
+    kernels: Kernels = {"a": kernels_us[0], "b": kernels_us[1], "c": 4}
+    tenants = [Tenant(percent, (f"ms=4000,{phase},streams=2",) * threads) for percent in percents]
+    containers = run(tmp_path, tenants, kernels)
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
 UNEQUAL = [
     pytest.param([10, 90], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 10"),
     pytest.param([30, 70], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 30"),

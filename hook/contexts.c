@@ -79,15 +79,48 @@ void context_made(CUcontext handle, CUdevice device, struct cost cost, bool gree
     pthread_mutex_unlock(&lock);
 }
 
-struct context *context_ending(const void *handle)
+/* Called with the lock held. */
+static void take_contents(struct context_end *end, const void *context)
 {
+    struct entry *entry = table_next(&modules, NULL), *next;
+    for (; entry; entry = next) {
+        next = table_next(&modules, entry);
+        if (((struct module *)entry)->context != context)
+            continue;
+        table_remove(&modules, entry);
+        entry->next = (struct entry *)end->modules;
+        end->modules = (struct module *)entry;
+    }
+    end->blocks = blocks_take_of(context);
+}
+
+/* Called with the lock held: they have ended, or are where they were. */
+static void settle_contents(struct context_end *end, bool ended)
+{
+    struct module *module = end->modules, *next;
+    for (; module; module = next) {
+        next = (struct module *)module->entry.next;
+        if (!ended) {
+            table_add(&modules, &module->entry, module->entry.key);
+            continue;
+        }
+        overhead_ended(module->place, CHARGE_MODULE, module->cost);
+        free(module);
+    }
+    wrap_context_ended(end->blocks, ended);
+}
+
+void context_ending(struct context_end *end, const void *handle, bool owns)
+{
+    *end = (struct context_end){0};
     pthread_mutex_lock(&lock);
-    struct context *context = (struct context *)table_find(&contexts, key_of(handle));
-    if (context)
-        table_remove(&contexts, &context->entry);
+    end->account = (struct context *)table_find(&contexts, key_of(handle));
+    if (end->account)
+        table_remove(&contexts, &end->account->entry);
+    if (owns)
+        take_contents(end, handle);
     pthread_mutex_unlock(&lock);
     overhead_calls(true);
-    return context;
 }
 
 CUcontext context_whole(CUcontext handle)
@@ -107,36 +140,18 @@ CUdevice context_retains(const struct context *account)
     return account ? account->green_of : -1;
 }
 
-/* All that was in a context has ended with it. Called with the lock held: nothing of another context that is
- * given the same handle afterwards can be among it. */
-static void end_contents(const void *context)
+CUresult context_ended(struct context_end *end, CUresult result)
 {
-    struct module *module = (struct module *)table_next(&modules, NULL), *next;
-    for (; module; module = next) {
-        next = (struct module *)table_next(&modules, &module->entry);
-        if (module->context != context)
-            continue;
-        table_remove(&modules, &module->entry);
-        overhead_ended(module->place, CHARGE_MODULE, module->cost);
-        free(module);
-    }
-    wrap_context_ended(context);
-}
-
-CUresult context_ended(struct context *context, const void *handle, CUresult result)
-{
-    if (result == CUDA_SUCCESS && handle) {
-        pthread_mutex_lock(&lock);
-        end_contents(handle);
-        pthread_mutex_unlock(&lock);
-    }
-    if (context && result == CUDA_SUCCESS) {
+    struct context *context = end->account;
+    bool ended = result == CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    settle_contents(end, ended);
+    if (context && !ended)
+        table_add(&contexts, &context->entry, context->entry.key);
+    pthread_mutex_unlock(&lock);
+    if (context && ended) {
         overhead_ended(context->place, CHARGE_CONTEXT, context->cost);
         free(context);
-    } else if (context) {
-        pthread_mutex_lock(&lock);
-        table_add(&contexts, &context->entry, context->entry.key);
-        pthread_mutex_unlock(&lock);
     }
     overhead_calls(false);
     return result;
@@ -199,7 +214,9 @@ bool primary_retaining(CUdevice device)
 /* Called with the lock held. The account stays for one that was made in its place without being measured. */
 static void end_primary(struct primary *primary, bool keep_account)
 {
-    end_contents(primary->context);
+    struct context_end end = {0};
+    take_contents(&end, primary->context);
+    settle_contents(&end, true);
     struct context *account =
         keep_account ? NULL : (struct context *)table_find(&contexts, key_of(primary->context));
     primary->context = NULL;

@@ -24,12 +24,19 @@ CUcontext context_whole(CUcontext context);
 /* The device whose primary context is retained for this account's; -1: none. */
 CUdevice context_retains(const struct context *account);
 
-/* It is about to end: gives its account, NULL if it has none. */
-struct context *context_ending(const void *context);
+/* What ends with a context. It leaves the tables first, before another context can be given the same handle.
+ */
+struct context_end {
+    struct context *account; /* NULL: it has none */
+    struct module *modules;
+    struct block *blocks;
+};
 
-/* It has ended, and all that was in it; or the driver refused. `handle` NULL: it was green, and owned
- * nothing. */
-CUresult context_ended(struct context *context, const void *handle, CUresult result);
+/* It is about to end, with all that is in it; one that does not `own` anything is green. */
+void context_ending(struct context_end *end, const void *context, bool owns);
+
+/* It has ended, or the driver refused. */
+CUresult context_ended(struct context_end *end, CUresult result);
 
 /* A limit of the context was raised, which was charged so much; or lowered, which gives bytes back. */
 void context_grew(CUcontext context, CUdevice device, struct cost cost);

@@ -112,12 +112,13 @@ static CUresult end_context(CUresult (*end)(CUcontext), CUcontext context)
         return end(context);
     uint32_t held = gpu_time_context_ending(context, true);
     stream_ends(NULL);
-    struct context *account = context_ending(context);
+    struct context_end ending;
+    context_ending(&ending, context, true);
     depth_enter();
     CUresult result = end(context);
     depth_leave();
     gpu_time_context_ended(held, context, result == CUDA_SUCCESS);
-    return context_ended(account, context, result);
+    return context_ended(&ending, result);
 }
 
 EXPORT CUresult cuCtxDestroy(CUcontext context)
@@ -140,10 +141,11 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     if (!green || !charging())
         return real->cuGreenCtxDestroy(green);
     stream_ends(NULL);
-    struct context *account = context_ending(own_context(green));
-    CUdevice retained = context_retains(account);
+    struct context_end ending;
+    context_ending(&ending, own_context(green), false);
+    CUdevice retained = context_retains(ending.account);
     /* What is measured, allocated or loaded there is the primary context's, and noted as such. */
-    CUresult result = context_ended(account, NULL, CALL(cuGreenCtxDestroy, green));
+    CUresult result = context_ended(&ending, CALL(cuGreenCtxDestroy, green));
     if (result == CUDA_SUCCESS && retained >= 0)
         release(retained);
     return result;

@@ -48,6 +48,8 @@ static __attribute__((noinline)) CUresult launch_by_config(by_config *call, bool
                                                            void **parameters, void **extra)
 {
     struct launch launch;
+    if (!call)
+        return CUDA_ERROR_NOT_INITIALIZED;
     bool limited = c && !launch_gate_is_open();
     if (limited)
         launch_gate_pass(&launch, c->hStream, own_stream,
@@ -65,27 +67,45 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
                                  void **extra)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchKernelEx
-        ? launch_by_config(real->cuLaunchKernelEx, false, config, function, parameters, extra)
-        : CUDA_ERROR_NOT_INITIALIZED;
+    return launch_by_config(real ? real->cuLaunchKernelEx : NULL, false, config, function, parameters, extra);
 }
 
 EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
                                       void **extra)
 {
     const struct real_cuda *real = real_cuda();
-    return real && real->cuLaunchKernelEx_ptsz
-        ? launch_by_config(real->cuLaunchKernelEx_ptsz, true, config, function, parameters, extra)
-        : CUDA_ERROR_NOT_INITIALIZED;
+    return launch_by_config(real ? real->cuLaunchKernelEx_ptsz : NULL, true, config, function, parameters,
+                            extra);
+}
+
+/* Few programs launch so, and a further call adds little. */
+#define COOPERATIVE(symbol, own_stream)                                                                      \
+    const struct real_cuda *real = real_cuda();                                                              \
+    return launch_cooperative(real ? real->symbol : NULL, own_stream, function, x, y, z, block_x, block_y,   \
+                              block_z, shared_bytes, stream, parameters)
+
+static __attribute__((noinline, minsize))
+CUresult launch_cooperative(__typeof__(&cuLaunchCooperativeKernel) call, bool own_stream, CUfunction function,
+                            unsigned x, unsigned y, unsigned z, unsigned block_x, unsigned block_y,
+                            unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters)
+{
+    struct launch launch;
+    if (!call)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    launch_gate_pass(&launch, stream, own_stream,
+                     estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes));
+    depth_enter();
+    CUresult result = call(function, x, y, z, block_x, block_y, block_z, shared_bytes, stream, parameters);
+    depth_leave();
+    launch_gate_passed(&launch, result);
+    return result;
 }
 
 SELDOM EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
                                                  unsigned block_x, unsigned block_y, unsigned block_z,
                                                  unsigned shared_bytes, CUstream stream, void **parameters)
 {
-    LAUNCH(cuLaunchCooperativeKernel, stream, 0,
-           estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
-           block_x, block_y, block_z, shared_bytes, stream, parameters);
+    COOPERATIVE(cuLaunchCooperativeKernel, false);
 }
 
 SELDOM EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned x, unsigned y, unsigned z,
@@ -93,9 +113,7 @@ SELDOM EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsig
                                                       unsigned shared_bytes, CUstream stream,
                                                       void **parameters)
 {
-    LAUNCH(cuLaunchCooperativeKernel_ptsz, stream, OWN_STREAM,
-           estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
-           block_x, block_y, block_z, shared_bytes, stream, parameters);
+    COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true);
 }
 
 /* The functions of CUDA 2: their block is a property of the function, their stream the legacy one. */
@@ -150,28 +168,37 @@ SELDOM EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *
 /* Memory is asked for behind the gate: what is asked for and not taken yet nobody else gets, however long
  * that waits for its share. */
 
-#define LAUNCH_GRAPH(symbol, exec, stream, own_stream)                                                       \
-    const struct real_cuda *real = real_cuda();                                                              \
-    struct launch launch;                                                                                    \
-    struct graph_launch memory;                                                                              \
-    if (!real || !real->symbol)                                                                              \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    launch_gate_pass(&launch, stream, own_stream, graph_kind(exec));                                         \
-    CUresult result = graph_memory_before_launch(&memory, exec, stream, own_stream, true, #symbol);          \
-    if (memory.follow)                                                                                       \
-        launch_gate_delayed(&launch);                                                                        \
-    if (result == CUDA_SUCCESS)                                                                              \
-        result = CALL(symbol, exec, stream);                                                                 \
-    launch_gate_passed(&launch, result);                                                                     \
-    graph_memory_after_launch(&memory, result);                                                              \
-    return result
+typedef CUresult by_graph(CUgraphExec, CUstream);
 
-SELDOM EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+static __attribute__((noinline)) CUresult launch_graph(by_graph *call, bool own_stream, CUgraphExec exec,
+                                                       CUstream stream, const char *function)
 {
-    LAUNCH_GRAPH(cuGraphLaunch, exec, stream, 0);
+    struct launch launch;
+    struct graph_launch memory;
+    if (!call)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    launch_gate_pass(&launch, stream, own_stream, graph_kind(exec));
+    CUresult result = graph_memory_before_launch(&memory, exec, stream, own_stream, true, function);
+    if (memory.follow)
+        launch_gate_delayed(&launch);
+    if (result == CUDA_SUCCESS) {
+        depth_enter();
+        result = call(exec, stream);
+        depth_leave();
+    }
+    launch_gate_passed(&launch, result);
+    graph_memory_after_launch(&memory, result);
+    return result;
 }
 
-SELDOM EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
+EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
-    LAUNCH_GRAPH(cuGraphLaunch_ptsz, exec, stream, OWN_STREAM);
+    const struct real_cuda *real = real_cuda();
+    return launch_graph(real ? real->cuGraphLaunch : NULL, false, exec, stream, "cuGraphLaunch");
+}
+
+EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
+{
+    const struct real_cuda *real = real_cuda();
+    return launch_graph(real ? real->cuGraphLaunch_ptsz : NULL, true, exec, stream, "cuGraphLaunch_ptsz");
 }

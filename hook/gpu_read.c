@@ -226,9 +226,10 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
     trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
     if (trace->sweep)
         gpu_sweep_judge(lane, sweep, trace);
-    else if (trace->others_ns == OTHERS_MEASURED && trace->whole && lane->in_turn)
-        trace->own_ns +=
-            past_had_ns(&lane->past, trace->run, 0, INT64_MAX) - of_own(lane, trace, trace->part_ns);
+    else if (trace->others_ns == OTHERS_MEASURED && trace->whole && lane->in_turn) {
+        int64_t part_ns = of_own(lane, trace, trace->part_ns);
+        trace->own_ns += past_had_ns(&lane->past, trace->run, 0, INT64_MAX, part_ns) - part_ns;
+    }
 }
 
 /* Whether it says only that its kind varies: of a sweep, what it costs is known by now, and what waited for a

@@ -182,7 +182,8 @@ void gpu_sweep_judge(struct measured_lane *lane, struct sweep *sweep, struct tra
 {
     int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns;
     if (trace->whole && lane->in_turn)
-        sweep->had_ns += (double)past_had_ns(&lane->past, trace->run, sweep->from_ns, sweep->until_ns);
+        sweep->had_ns +=
+            (double)past_had_ns(&lane->past, trace->run, sweep->from_ns, sweep->until_ns, trace->part_ns);
     trace->told &= until_ns > from_ns && is_judged(sweep, trace) && !was_gone_on_in(lane, trace);
     if (!trace->told || (sweep->together && until_ns <= sweep->until_ns))
         return;

@@ -16,7 +16,7 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { MEASURE_OFTEN = 7, FEW_LOOKS = 20 };
+enum { MEASURE_OFTEN = 7, CALLS_OF_LAUNCH = 3, SLIP_CALLS = 32, FEW_LOOKS = 20 };
 
 #define LATER_LOOK_NS 500000
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
@@ -321,6 +321,14 @@ static void pass_slowly(struct launch *launch, int place)
         launch->lane = NULL;
 }
 
+/* Launches from one that is measured to the next: one less now and then, so that all of a pattern of as many
+ * is seen. */
+static inline uint32_t measured_apart(const struct lane *lane)
+{
+    int64_t calls = atomic_load_explicit(&lane->calls, memory_order_relaxed);
+    return MEASURE_OFTEN - (calls % SLIP_CALLS < CALLS_OF_LAUNCH);
+}
+
 /* Whether the launch is paid for already. */
 static inline bool is_paid(struct launch *launch)
 {
@@ -329,7 +337,7 @@ static inline bool is_paid(struct launch *launch)
         return false;
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     bool measured = estimate_measures_all(estimate)
-        || (estimate_measures_often(estimate) && launch_count_untold() % MEASURE_OFTEN == 0);
+        || (estimate_measures_often(estimate) && launch_count_untold() % measured_apart(launch->lane) == 0);
     return !measured && spend(launch->lane, launch->cost_ns);
 }
 

@@ -274,7 +274,8 @@ static int64_t measure(struct overhead *overhead)
     grown = grown < 0 ? 0 : grown > most ? most : grown;
     if (known) {
         int64_t cost = seen.uncharged + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
-        int64_t floor = last ? last : grown;
+        int64_t more = seen.uncharged - overhead->before.uncharged, floor = more < grown ? more : grown;
+        floor = last ? last : floor;
         return apart || cost > floor ? cost : floor;
     }
     /* Others make it more rather than less: of several contexts the cheapest is the truest. */
@@ -382,6 +383,8 @@ static void correct(int place, int64_t over, bool quiet)
         of->unsettled = of->unsettled && !quiet;
         return;
     }
+    if (of->unsettled && region_context_bytes(place) & GUESSED)
+        region_set_context_bytes(place, 0); /* too high or too low: the next one is measured anew */
     of->unsettled = of->unsettled || !quiet; /* who measures now does so while this changes */
     if (less < 0) {
         of->unseen_bytes += (uint64_t)-less;
@@ -393,8 +396,6 @@ static void correct(int place, int64_t over, bool quiet)
     of->corrected_bytes += guesses;
     atomic_fetch_add(&calls_at[1 + place],
                      CALL_BEGINS); /* who has seen the same must not give it back again */
-    if (guesses && region_context_bytes(place) & GUESSED)
-        region_set_context_bytes(place, 0);
     give_back(place, seen ? CHARGE_MODULE : CHARGE_CONTEXT, (uint64_t)less);
 }
 

@@ -29,7 +29,7 @@ int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_ca
 {
     const struct past_run *its = &past->runs[number % PAST_RUNS];
     int64_t others_ns = 0;
-    for (size_t i = 0; i < PAST_RUNS; i++) {
+    for (size_t i = 0; i < PAST_RUNS && its->number == number; i++) {
         const struct past_run *run = &past->runs[i];
         if (run != its && run->number && run->stream == its->stream && run->call > from_call
             && run->call < until_call)
@@ -124,9 +124,12 @@ void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t unt
     set_apart(past, run);
 }
 
-int64_t past_had_ns(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns)
+int64_t past_had_ns(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns,
+                    int64_t forgotten_ns)
 {
     struct past_run *run = &past->runs[number % PAST_RUNS];
+    if (run->number != number)
+        return forgotten_ns;
     run->asked = true;
     from_ns = from_ns > run->from_ns ? from_ns : run->from_ns;
     until_ns = until_ns < run->until_ns ? until_ns : run->until_ns;

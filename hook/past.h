@@ -52,8 +52,10 @@ int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_ca
 void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns);
 
 /* What it had of the time between two moments, once it has ended: all that it had its part of, unless another
- * one of its stream is told that. Together they have what the GPU worked. To be asked once. */
-int64_t past_had_ns(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns);
+ * one of its stream is told that. Together they have what the GPU worked. To be asked once. `forgotten_ns`
+ * where its place is another's by now, which may still run. */
+int64_t past_had_ns(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns,
+                    int64_t forgotten_ns);
 
 /* Its part of the time between two moments: at each of them, one share of as many as there were streams
  * of its context running. */

@@ -244,10 +244,10 @@ static const char *prepare(int fd)
         return strerror(errno);
     if (complaint_of(&status))
         return complaint_of(&status);
+    if (status.st_uid == geteuid() && (status.st_mode & 0777) != PERMISSIONS)
+        fchmod(fd, PERMISSIONS); /* other users of the container count here too, and may have begun to */
     if ((status.st_size < FILE_BYTES && (!may_grow() || ftruncate(fd, FILE_BYTES) != 0)) || !has_blocks(fd))
         return strerror(errno);
-    if (status.st_uid == geteuid() && (status.st_mode & 0777) != PERMISSIONS)
-        fchmod(fd, PERMISSIONS); /* other users of the container count here too */
     return NULL;
 }
 

@@ -77,10 +77,13 @@ CUresult wrap_freed(struct block *block, CUresult result)
     return end_call(block, result != CUDA_SUCCESS, block ? block_key(block) : 0, result);
 }
 
-void wrap_context_ended(const void *context)
+void wrap_context_ended(struct block *blocks, bool ended)
 {
-    for (struct block *block = blocks_take_of(context), *next; block; block = next) {
+    for (struct block *block = blocks, *next; block; block = next) {
         next = block_next(block);
-        undo(block);
+        if (ended)
+            undo(block);
+        else
+            block_add(block, block_key(block));
     }
 }

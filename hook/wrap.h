@@ -60,7 +60,7 @@ CUresult wrap_settle(struct block *block, CUresult result, unsigned long long ke
 struct block *wrap_freeing(enum block_space space, unsigned long long key);
 CUresult wrap_freed(struct block *block, CUresult result);
 
-/* The driver has freed all that was allocated in the context. */
-void wrap_context_ended(const void *context);
+/* The driver has freed all that was allocated in a context, or (not `ended`) refused. */
+void wrap_context_ended(struct block *blocks, bool ended);
 
 #endif

@@ -5,7 +5,9 @@
  * that it was released; and held twice. Then what stays charged when all have
  * released it, and whether what was in the first one has ended before that, of
  * one that was made anew: by a retain that was not the first, at another place;
- * by one that was, at the same place; and not at all.
+ * by one that was, at the same place; and not at all. Then what is charged of a
+ * context and its code that end, or that the driver refuses to end, beside code
+ * of another that was given the same handle before we knew.
  */
 #include "contexts.c"
 #include "table.c"
@@ -75,9 +77,15 @@ void overhead_calls(bool begin)
     (void)begin;
 }
 
-void wrap_context_ended(const void *context)
+struct block *blocks_take_of(const void *context)
 {
     ended = context;
+    return NULL;
+}
+
+void wrap_context_ended(struct block *blocks, bool their_end)
+{
+    (void)blocks, (void)their_end;
 }
 
 /* Whether it is known to have ended. */
@@ -162,6 +170,23 @@ static void made_nowhere(void)
     finish(first, "\n");
 }
 
+static void given_anew(CUresult result)
+{
+    CUcontext context = (CUcontext)(void *)&id;
+    const struct cost own = {BYTES, 0}, of_other = {1, 0};
+    struct context_end ending;
+    charged = 2 * BYTES + 1;
+    context_made(context, 0, own, false);
+    module_loaded(&driver, context, 0, own);
+    context_ending(&ending, context, true);
+    module_loaded(&is_active, context, 0, of_other);
+    context_ended(&ending, result);
+    printf("%lld ", charged);
+    context_ending(&ending, context, true);
+    context_ended(&ending, CUDA_SUCCESS);
+    printf("%lld\n", charged);
+}
+
 int main(void)
 {
     printf("%d %d %d ", released(false, false), released(true, false), released(true, true));
@@ -169,5 +194,7 @@ int main(void)
     made_elsewhere();
     made_there();
     made_nowhere();
+    given_anew(CUDA_SUCCESS);
+    given_anew(CUDA_ERROR_INVALID_CONTEXT);
     return 0;
 }

@@ -232,6 +232,28 @@ def test_a_further_context_keeps_its_charge_whatever_another_thread_is_being_giv
     assert run(node, steps, "1000m") == [0, 700, 600, 2, 0, [1000, 1000]]
 
 
+def test_code_is_charged_whatever_another_thread_is_being_given(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=300, module_mib=100))
+    steps = (
+        "start()\n"
+        "with being_given(200): r += [load()[0], ledger_mib(), held_mib(), alloc(450)[0]]\n"
+        "true(600)"
+    )
+    assert run(node, steps, "1000m") == [0, 600, 400, 2, [600, 600]]
+
+
+def test_code_is_charged_though_another_thread_allocates_meanwhile(hidden: Node) -> None:
+    steps = (
+        "start(); context = ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(context))\n"
+        "import threading\n"
+        "def code(): cuda.cuCtxSetCurrent(context); r.append(load()[0])\n"
+        "thread = threading.Thread(target=code)\n"
+        "with held('cuModuleLoadData'): thread.start(); time.sleep(0.3); r.append(alloc(100)[0])\n"
+        "thread.join(); r.append(both())"
+    )
+    assert run(hidden, steps, "1000m") == [0, 0, [420, 420]]
+
+
 @pytest.mark.parametrize("pids", ["visible", "hidden"])
 def test_a_heap_keeps_its_charge_whatever_another_thread_is_being_given(
     node: Node, pids: str

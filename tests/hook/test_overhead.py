@@ -337,12 +337,19 @@ def test_nvml_may_go_by_a_process_own_pid_though_another_was_told(node: Node, fi
     assert run(node, steps) == [0, [300, 300], 0, [700, 700], 2]
 
 
+ASKED = "from nvml_calls import handle, memory; cuda.cuInit(0); pid_told(); memory(handle())"
+
+
+@pytest.mark.parametrize("before", ["", ASKED], ids=["not asked", "NVML asked before it came"])
 @pytest.mark.parametrize("first", ["cuda.cuInit(0)", "start()"], ids=["before", "with a context"])
-def test_another_process_of_the_node_with_our_own_pid_is_not_us(node: Node, first: str) -> None:
+def test_another_process_of_the_node_with_our_own_pid_is_not_us(
+    node: Node, first: str, before: str
+) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
     node.sim.hidden_pids()
     steps = (
-        "import sys; print(os.getpid(), flush=True); sys.stdin.readline()\n"
+        f"import sys; {before}\n"
+        "print(os.getpid(), flush=True); sys.stdin.readline()\n"
         f"{first}; pid_told(); r += [start(), charged_mib()]; time.sleep(1.1); r += [charged_mib()]\n"
         "r += [cuda.cuDevicePrimaryCtxReset_v2(0), start(), charged_mib()]"
     )

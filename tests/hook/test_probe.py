@@ -55,7 +55,18 @@ def test_a_context_that_another_thread_makes_anew_leaves_nothing_charged() -> No
         check=True,
     )
     # bytes that stay charged, and whether it was known: elsewhere; in its place; not made
-    assert ran.stdout.split()[5:] == ["0", "1", "0", "1", "0", "1"]
+    assert ran.stdout.split()[5:11] == ["0", "1", "0", "1", "0", "1"]
+
+
+def test_a_context_ends_with_nothing_of_another_that_has_its_handle() -> None:
+    ran = subprocess.run(
+        [compiled("primaries.c", HOOK, SLEEP, "-pthread")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # ended, then the other as well; refused, then ended with the other
+    assert ran.stdout.split()[11:] == ["1", "0", "201", "0"]
 
 
 @pytest.mark.parametrize(

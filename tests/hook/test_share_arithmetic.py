@@ -357,6 +357,9 @@ def test_a_turn_that_outlasts_a_launch_did_not_interrupt_it(library: ctypes.CDLL
     assert library.residency_away_ns(residency, 461 * MS, int(464.5 * MS), False) == 0
 
 
+PAST_RUNS, FORGOTTEN = 512, -1
+
+
 class Past(ctypes.Structure):
     """Room for `struct past`, never looked into."""
 
@@ -379,7 +382,7 @@ def past(library: ctypes.CDLL) -> ctypes.CDLL:
         ns,
     ]
     library.past_had_ns.restype = ns
-    library.past_had_ns.argtypes = [ctypes.c_void_p, number, ns, ns]
+    library.past_had_ns.argtypes = [ctypes.c_void_p, number, ns, ns, ns]
     return library
 
 
@@ -440,10 +443,10 @@ def test_what_all_of_a_stream_had_is_what_the_stream_had(past: ctypes.CDLL, runs
         number = past.past_began(all_, 1, from_ns)
         past.past_ended(all_, number, from_ns, until_ns)
         if at_once:
-            had_ns += past.past_had_ns(all_, number, 0, 100)
+            had_ns += past.past_had_ns(all_, number, 0, 100, FORGOTTEN)
         else:
             later.append(number)
-    had_ns += sum(past.past_had_ns(all_, number, 0, 100) for number in later)
+    had_ns += sum(past.past_had_ns(all_, number, 0, 100, FORGOTTEN) for number in later)
     assert had_ns == len({ns for (from_ns, until_ns), _ in runs for ns in range(from_ns, until_ns)})
 
 
@@ -453,8 +456,18 @@ def test_what_one_had_of_a_window(past: ctypes.CDLL) -> None:
     beside = past.past_began(all_, 2, 60)
     past.past_ended(all_, number, 20, 80)
     past.past_ended(all_, beside, 60, 80)
-    assert past.past_had_ns(all_, number, 40, 70) == 20 + 10 // 2
-    assert past.past_had_ns(all_, number, 80, 90) == 0
+    assert past.past_had_ns(all_, number, 40, 70, FORGOTTEN) == 20 + 10 // 2
+    assert past.past_had_ns(all_, number, 80, 90, FORGOTTEN) == 0
+
+
+def test_what_one_had_whose_place_is_anothers_is_forgotten(past: ctypes.CDLL) -> None:
+    """The other runs still: 5.5e18 ns were charged, and the container stood still."""
+    all_ = ctypes.byref(Past())
+    number = past.past_began(all_, 1, 20)
+    past.past_ended(all_, number, 20, 80)
+    for _ in range(PAST_RUNS):
+        past.past_began(all_, 1, 30)
+    assert past.past_had_ns(all_, number, 0, 2**63 - 1, FORGOTTEN) == FORGOTTEN
 
 
 def test_launches_between_two_calls_are_those_of_the_same_stream(past: ctypes.CDLL) -> None:

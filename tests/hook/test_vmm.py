@@ -60,6 +60,17 @@ def test_a_handle_that_is_had_from_an_address_keeps_the_memory(node: Node) -> No
     assert run(node, steps) == [0, ALL, 0, NONE]
 
 
+def test_a_handle_keeps_the_memory_though_another_thread_is_unmapping_it(node: Node) -> None:
+    steps = (
+        "import threading\n"
+        "_, h = create(60); a = reserve(60); map_at(a, 60, h); release(h)\n"
+        "thread = threading.Thread(target=unmap, args=(a, 60))\n"
+        "with held('cuMemUnmap'): thread.start(); time.sleep(0.3); k = retain(a)\n"
+        "thread.join(); r += [both(), release(k), both()]"
+    )
+    assert run(node, steps) == [ALL, 0, NONE]
+
+
 def test_a_range_of_several_mappings_ends_at_once(node: Node) -> None:
     steps = (
         "a = reserve(60)\n"

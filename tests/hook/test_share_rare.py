@@ -24,6 +24,7 @@ ALONE = [
     pytest.param(70, (10, 200, 40), "", id="10 us, one in 40 of 200 us, at 70"),
     pytest.param(30, (5, 100, 20), "", id="5 us, one in 20 of 100 us: 3.7 too little"),
     pytest.param(50, (3, 60, 30), "", id="3 us, one in 30 of 60 us: one in 7 is measured"),
+    pytest.param(70, (4, 100, 14), "", id="4 us, one in 14 of 100 us: 75 had"),
     pytest.param(70, (20, 80, 30), "", id="20 us, one in 30 of 80 us"),
     pytest.param(70, (20, 60, 20), "", id="20 us, one in 20 of 60 us: never far off twice in 16"),
     pytest.param(70, (20, 50, 10), "", id="20 us, one in 10 of 50 us"),

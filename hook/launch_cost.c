@@ -114,7 +114,8 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     if (samples == FEW_SAMPLES - 1) /* the last of the first ones counts as a sample */
         atomic_store(&launch->lane->sampled_at_ns, now_ns);
     if (samples < FEW_SAMPLES
-        || (several ? estimate_measures_all_alone(estimate) : estimate_measures_all(estimate)))
+        || (several && !gpu_time_several_contexts(launch->lane) ? estimate_measures_all_alone(estimate)
+                                                                : estimate_measures_all(estimate)))
         return true;
     if (several) {
         struct lane *lane = launch->lane;

@@ -211,7 +211,8 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     int64_t expected_ns = estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : 0;
     int64_t own = own_ns(lane, trace, trace->ran_until_ns);
-    bool is_short = expected_ns && expected_ns < SHORT_NS && !estimate_measures_all(estimate);
+    bool is_short =
+        expected_ns && expected_ns < SHORT_NS && (trace->sweep || !estimate_measures_all(estimate));
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
     bool is_known =

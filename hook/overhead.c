@@ -238,10 +238,9 @@ void overhead_ended(int place, enum charge_kind kind, struct cost cost)
 /* Nobody says what is in use before there is a context, where NVML is not. */
 static uint64_t unknown_context_bytes(const struct figures *now)
 {
-    log_warning(
-        "NVML does not tell what a CUDA context takes: %d MiB are charged, if so much is in use; with "
-        "NVIDIA_DRIVER_CAPABILITIES=compute,utility it would be what it takes",
-        (int)(CONTEXT_UNKNOWN_BYTES / MIB));
+    log_warning("NVML does not tell what a CUDA context takes: %d MiB are charged; with "
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility it would be what it takes",
+                (int)(CONTEXT_UNKNOWN_BYTES / MIB));
     return now->device_known ? least(now->device, CONTEXT_UNKNOWN_BYTES) : CONTEXT_UNKNOWN_BYTES;
 }
 

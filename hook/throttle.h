@@ -126,6 +126,7 @@ enum {
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
     ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */
     ESTIMATE_VARYING_NS = 9000, /* and from here on, twice what it takes, every one of a kind that varies, */
+    ESTIMATE_ALONE_NS = 12000, /* or, where others run beside it, from here on, */
     ESTIMATE_OFTEN_NS = 2000, /* and from here on one in a few of those */
 };
 
@@ -168,12 +169,14 @@ static inline bool estimate_measures_all(struct estimate *estimate)
 }
 
 /* The same where what runs beside it is not measured, which would be charged to it: not of a kind that
- * varies, but for one that is now and then far off, or long. */
+ * varies, but for one that is long, or not short and now and then far off. */
 static inline bool estimate_measures_all_alone(struct estimate *estimate)
 {
+    uint32_t ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     int deviation = atomic_load_explicit(&estimate->deviation, memory_order_relaxed);
-    return atomic_load_explicit(&estimate->ns, memory_order_relaxed) >= ESTIMATE_LONG_NS
-        || (deviation >= ESTIMATE_ALWAYS && (deviation & ESTIMATE_HELD) > ESTIMATE_DEVIATES);
+    return ns >= ESTIMATE_LONG_NS
+        || (ns >= ESTIMATE_ALONE_NS && deviation >= ESTIMATE_ALWAYS
+            && (deviation & ESTIMATE_HELD) > ESTIMATE_DEVIATES);
 }
 
 /* Whether one in a few is. */

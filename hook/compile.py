@@ -70,7 +70,7 @@ PER_CALL = frozenset(
 )
 
 # What runs beside driver calls that take microseconds, or once; and lookups and allocations, which
-# take some 18 ns more by that and have room for it, as cuMemGetInfo has for 3 ns by limits.c.
+# take some ns more by that (15, and by names.c 3), as cuMemGetInfo does by limits.c (3).
 SELDOM = frozenset(
     {
         "amounts.c",

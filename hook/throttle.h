@@ -125,8 +125,9 @@ enum {
     ESTIMATE_FIRST_NS = 20000, /* of what was never measured, when nothing was */
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
     ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */
-    ESTIMATE_VARYING_NS = 9000, /* and from here on, twice what it takes, every one of a kind that varies, */
-    ESTIMATE_ALONE_NS = 12000, /* or, where others run beside it, from here on, */
+    ESTIMATE_VARYING_NS =
+        9000, /* and from here on every one of a kind that varies, as measuring takes less, */
+    ESTIMATE_ALONE_NS = 12000, /* and where others run beside it, of one that is now and then far off, */
     ESTIMATE_OFTEN_NS = 2000, /* and from here on one in a few of those */
 };
 

@@ -50,8 +50,11 @@ class Node:
 
     def run(self, code: str, *, hook: bool = True, **env: str) -> dict[str, Any]:
         """Run such a program to its end; gives what it said, its stderr and exit code."""
-        process = self.start(code, hook=hook, env=env)
-        out, err = process.communicate(timeout=60)
+        with self.start(code, hook=hook, env=env) as process:
+            try:
+                out, err = process.communicate(timeout=60)
+            finally:
+                process.kill()  # who hangs here fails this test, and no later one
         said = json.loads(out.splitlines()[-1]) if out.strip() else {}
         return {**said, "stderr": err, "rc": process.returncode}
 

@@ -170,6 +170,19 @@ void context_grew(CUcontext handle, CUdevice device, struct cost cost)
         context_made(handle, device, cost, false);
 }
 
+void context_doubted(CUcontext handle, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    struct context *context = (struct context *)table_find(&contexts, key_of(handle));
+    if (context) {
+        uint64_t sure = context->cost.bytes - context->cost.guessed_bytes;
+        bytes = bytes < sure ? bytes : sure;
+        context->cost.guessed_bytes += bytes;
+        overhead_doubted(context->place, bytes);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 void context_shrank(CUcontext handle, uint64_t bytes)
 {
     struct cost less = {0};

@@ -42,6 +42,9 @@ CUresult context_ended(struct context_end *end, CUresult result);
 void context_grew(CUcontext context, CUdevice device, struct cost cost);
 void context_shrank(CUcontext context, uint64_t bytes);
 
+/* It was lowered beside calls of other threads, and may have given so much back: NVML's figure will tell. */
+void context_doubted(CUcontext context, uint64_t bytes);
+
 /* The primary context of a device is one, however often it is retained. True when this retain is the first.
  */
 bool primary_retaining(CUdevice device);

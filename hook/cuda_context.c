@@ -278,6 +278,8 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
         context = context_whole(context);
         context_grew(context, device, cost);
         context_shrank(context, less);
+        if (overhead.guessed && in_bytes && before > value + less)
+            context_doubted(context, before - value - less);
         return result;
     }
     if (result == CUDA_SUCCESS) {

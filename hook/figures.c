@@ -51,9 +51,18 @@ static enum nvml_stride list(const struct real_nvml *real, nvmlDevice_t device, 
     return STRIDE_V2;
 }
 
+static void see(const struct nvml_process_info *info, struct figures *figures, const struct figures *before)
+{
+    unsigned at = info->pid % FIGURES_PIDS;
+    figures->pids[at / 64] |= UINT64_C(1) << at % 64;
+    if (before && before->absent && !(before->pids[at / 64] >> at % 64 & 1)
+        && info->used_bytes > figures->come)
+        figures->come = info->used_bytes;
+}
+
 /* By which pid this process is listed, and what it holds: by any, or by the known one. */
 static int used_by(const struct real_nvml *real, nvmlDevice_t device, int known, unsigned told,
-                   uint64_t *bytes)
+                   struct figures *figures, const struct figures *before)
 {
     unsigned own = (unsigned)getpid();
     int found = NOT_SEEN;
@@ -65,14 +74,17 @@ static int used_by(const struct real_nvml *real, nvmlDevice_t device, int known,
         for (unsigned i = 0; result == NVML_SUCCESS && i < count && i < room; i++) {
             struct nvml_process_info info;
             memcpy(&info, infos + i * stride, sizeof info);
-            int by = info.pid && info.pid == told ? BY_TOLD_PID : info.pid == own ? BY_OWN_PID : NOT_SEEN;
-            /* all bits: the driver does not tell */
-            if (by == NOT_SEEN || by < found || (known && by != known) || info.used_bytes > LEDGER_MOST_BYTES)
+            if (info.used_bytes > LEDGER_MOST_BYTES) /* all bits: the driver does not tell */
                 continue;
-            *bytes = info.used_bytes;
+            see(&info, figures, before);
+            int by = info.pid && info.pid == told ? BY_TOLD_PID : info.pid == own ? BY_OWN_PID : NOT_SEEN;
+            if (by == NOT_SEEN || by < found || (known && by != known))
+                continue;
+            figures->own = info.used_bytes;
             found = by;
         }
         free(infos);
+        figures->absent = result == NVML_SUCCESS && found == NOT_SEEN;
         if (result != NVML_ERROR_INSUFFICIENT_SIZE)
             break;
     }
@@ -97,38 +109,37 @@ bool figures_pid_is_known(void)
     return atomic_load_explicit(&seen, memory_order_relaxed) || region_host_pid() > 0;
 }
 
-/* What this process holds; false when it is not listed.
+/* Whether this process is listed, and so what it holds.
  *
  * The pid that was told is believed at once: nobody else on the node has it. Our own may be another's there,
- * so it has to be seen to come around the making of a context, before which it was `absent`: the other pid,
- * if it is what NVML goes by, comes then too. Before any was told, who measures the first context sees to
- * that (figures_listed_by_own_pid). */
-static bool used_by_us(const struct real_nvml *real, nvmlDevice_t device, bool *absent, uint64_t *bytes)
+ * so it has to be seen to come around the making of a context: the other pid, if it is what NVML goes by,
+ * comes then too. Before any was told, who measures the first context sees to that
+ * (figures_listed_by_own_pid).
+ */
+static bool is_listed(const struct real_nvml *real, nvmlDevice_t device, struct figures *figures,
+                      const struct figures *before)
 {
     int32_t told = region_host_pid();
-    int known = atomic_load(&seen), by = used_by(real, device, known, (unsigned)told, bytes);
-    bool came = *absent;
-    *absent = by == NOT_SEEN;
+    int known = atomic_load(&seen), by = used_by(real, device, known, (unsigned)told, figures, before);
     if (by != NOT_SEEN && told > 0) {
-        if (by == BY_OWN_PID && known == NOT_SEEN && !came)
+        if (by == BY_OWN_PID && known == NOT_SEEN && !(before && before->absent))
             return false;
         atomic_store(&seen, by);
     }
     return by != NOT_SEEN;
 }
 
-void figures_now(int place, struct figures *figures)
+void figures_now(int place, struct figures *figures, const struct figures *before)
 {
     const struct real_nvml *real = real_nvml_of_ours();
     struct nvml_memory memory;
-    uint64_t own = 0;
     nvmlDevice_t device;
-    *figures = (struct figures){.absent = figures->absent};
+    *figures = (struct figures){0};
     depth_enter();
     figures->held_before = region_own_bytes(place);
     if (find_device(real, place, &device)) {
-        figures->listed = used_by_us(real, device, &figures->absent, &own);
-        figures->own = figures->listed ? own : 0;
+        figures->listed = is_listed(real, device, figures, before);
+        figures->own = figures->listed ? figures->own : 0;
         figures->device_known =
             real->nvmlDeviceGetMemoryInfo && real->nvmlDeviceGetMemoryInfo(device, &memory) == NVML_SUCCESS;
         figures->device = figures->device_known ? memory.used : 0;

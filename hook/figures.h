@@ -7,15 +7,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { FIGURES_PIDS = 1024 };
+
 struct figures {
     uint64_t own, device; /* in use: by this process, by everybody */
+    uint64_t come; /* by the largest process that was not there before; 0: there is none */
     uint64_t held_before, held_after; /* what this process was charged, around the question */
     bool listed, device_known; /* whether `own` and `device` are known */
-    bool absent; /* this process was looked for, and not there; to be set before, see below */
+    bool absent; /* NVML told who is there, and this process is not, as far as its pid is known */
+    uint64_t pids[FIGURES_PIDS / 64]; /* who is, by a bit for each pid; some pids share one */
 };
 
-/* Where `figures` comes as absent, nobody was there by our own pid when the call that is measured began. */
-void figures_now(int place, struct figures *figures);
+/* `before`: as it was when the call that is measured began; NULL: none is. */
+void figures_now(int place, struct figures *figures, const struct figures *before);
 
 /* Whether the pid is known by which NVML lists this process: the agent has told it, or it is its own. */
 bool figures_pid_is_known(void);

@@ -111,14 +111,14 @@ static int64_t elsewhere(int place)
 
 /* Look until what is charged is there: but for `ours` no call was under way, and none began meanwhile. False
  * when that was not to be seen; `uncharged` is the least of all looks then, or the most. */
-static bool look(int place, uint64_t ours, bool least_of_all, struct look *seen)
+static bool look(int place, uint64_t ours, bool least_of_all, struct look *seen, const struct figures *before)
 {
     _Atomic uint64_t *calls = &calls_at[1 + place];
     bool quiet = false;
     for (int looks = 0; looks < LOOKS && !quiet; looks++) {
         seen->calls = atomic_load(calls);
         seen->elsewhere_bytes = elsewhere(place);
-        figures_now(place, &seen->now);
+        figures_now(place, &seen->now, before);
         quiet = (seen->calls & CALLS_UNDER_WAY) == ours && seen->calls == atomic_load(calls);
         int64_t found = uncharged(&seen->now);
         if (!looks || quiet || (found < seen->uncharged) == least_of_all)
@@ -179,7 +179,7 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     overhead->calls = atomic_fetch_add(&calls_at[1 + place], CALL_MEASURED) + CALL_MEASURED;
     overhead->place = place;
     overhead->charged_bytes = ahead;
-    overhead->quiet = look(place, CALL, false, &overhead->before);
+    overhead->quiet = look(place, CALL, false, &overhead->before, NULL);
     int64_t before = overhead->before.uncharged + (int64_t)ahead;
     overhead->uncharged_before = before > 0 ? before : 0;
     if (!overhead->before.now.device_known) /* nothing will be measured */
@@ -250,9 +250,9 @@ static int64_t measure(struct overhead *overhead)
 {
     int place = overhead->place;
     const struct figures *before = &overhead->before.now;
-    struct look seen = {.now.absent = before->absent};
+    struct look seen;
     const struct figures *now = &seen.now;
-    bool quiet = look(place, CALL, false, &seen), alone = quiet && seen.calls == overhead->calls;
+    bool quiet = look(place, CALL, false, &seen, before), alone = quiet && seen.calls == overhead->calls;
     bool apart =
         alone || (quiet && overhead->quiet); /* what others did is on both sides of what is compared */
     if (now->listed && !before->listed)
@@ -277,11 +277,25 @@ static int64_t measure(struct overhead *overhead)
         floor = last ? last : floor;
         return apart || cost > floor ? cost : floor;
     }
+    /* Others that have come to the GPU began their first contexts after this one, and are behind. */
+    bool came = overhead->of == OVERHEAD_CONTEXT && before->held_before == overhead->charged_bytes;
+    if (came && now->come && (!last || overhead->last_guessed))
+        return (int64_t)least(now->come, CONTEXT_MOST_BYTES);
     /* Others make it more rather than less: of several contexts the cheapest is the truest. */
     if ((last && (!overhead->last_guessed || !alone || grown == 0 || grown > last)) || !now->device_known
         || !before->device_known)
         return last;
     return grown;
+}
+
+void overhead_doubted(int place, uint64_t bytes)
+{
+    if (place < 0)
+        return;
+    pthread_mutex_lock(&lock);
+    unsaid[place].guessed_bytes += bytes;
+    unsaid[place].unsettled = true;
+    pthread_mutex_unlock(&lock);
 }
 
 /* Make `cost` what is charged; false when that does not fit. */
@@ -313,12 +327,8 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
     else
         cost = charged + more;
     overhead->charged_bytes = cost;
-    if (guessed) {
-        pthread_mutex_lock(&lock);
-        unsaid[place].guessed_bytes += cost;
-        unsaid[place].unsettled = true;
-        pthread_mutex_unlock(&lock);
-    }
+    if (guessed)
+        overhead_doubted(place, cost);
     return true;
 }
 
@@ -407,11 +417,10 @@ void overhead_managed(int place, int64_t bytes)
 void overhead_reconcile(int place, bool at_once)
 {
     struct look seen;
-    seen.now.absent = false; /* no call is measured */
     if (!figures_pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
         || (!is_time(place) && !at_once))
         return;
-    bool quiet = look(place, 0, true, &seen);
+    bool quiet = look(place, 0, true, &seen, NULL);
     int64_t missing = seen.uncharged;
     if (!seen.now.listed)
         return;

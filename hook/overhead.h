@@ -2,9 +2,10 @@
  * around the calls that make it take something.
  *
  * The measure is NVML's figure for this process, where NVML lists it under a pid that is known to be ours;
- * otherwise the change of all memory in use on the GPU, which others change as well: a guess, which is
- * bounded, and made true as a whole once the pid is known. Without NVML nothing is measured, and a context is
- * charged what one cost last. Nothing is measured on devices without a limit. Thread safe.
+ * otherwise, of its first context, that of the largest process that has come to the GPU meanwhile, or where
+ * there is none, and of all else, the change of all memory in use on the GPU, which others change as well: a
+ * guess, which is bounded, and made true as a whole once the pid is known. Without NVML nothing is measured,
+ * and a context is charged what one cost last. Nothing is measured on devices without a limit. Thread safe.
  */
 #ifndef VGPU_OVERHEAD_H
 #define VGPU_OVERHEAD_H
@@ -70,6 +71,9 @@ bool overhead_made(struct overhead *overhead, struct cost *cost);
 /* The same for a call that may also have given something back: then that is `less`, and what is charged for
  * it is for the caller to give back. */
 bool overhead_changed(struct overhead *overhead, struct cost *cost, uint64_t *less);
+
+/* Of what was charged before, so much may have been given back, which could not be measured: a guess now. */
+void overhead_doubted(int place, uint64_t bytes);
 
 /* What was charged so much has ended: gives back what is left of it. A guess may have been corrected since.
  */

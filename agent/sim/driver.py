@@ -212,7 +212,7 @@ class SimDriver:
         """List a process of the node's other world; real tenants appear by themselves.
 
         `instance`: GPU and compute instance of the MIG device that it uses.
-        `from_mib`: it has its memory only while real tenants hold as much of the GPU.
+        `from_mib`: it is there only while real tenants hold as much of the GPU.
         """
         line = (
             f"process gpu={number} pid={pid} memory_mib={memory_mib}"

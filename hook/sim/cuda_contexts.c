@@ -91,10 +91,12 @@ CUresult sim_primary_retain(const struct cuda_call *call, CUdevice device, CUcon
     pthread_mutex_lock(&lock);
     struct CUctx_st *primary = &primaries[device];
     bool first = !primary->references;
-    uint64_t cost = first ? sim_context_bytes(call) : 0;
+    uint64_t cost = first ? sim_context_bytes(call) : 0, early = call->gpu->context_ms ? cost / 2 : 0;
+    CUresult result = sim_context_appears(call, early);
     if (first)
         spend_half(call);
-    CUresult result = sim_context_appears(call, cost);
+    if (result == CUDA_SUCCESS && (result = sim_context_appears(call, cost - early)) != CUDA_SUCCESS)
+        sim_memory_give(call->gpu->uuid, early, false);
     if (first)
         spend_half(call);
     if (result == CUDA_SUCCESS) {

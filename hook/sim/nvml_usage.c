@@ -23,16 +23,26 @@ static bool counts(const struct call *call, const struct sim_process *process)
                 && process->compute_instance == call->mig->compute_instance));
 }
 
-static uint64_t used_bytes(const struct call *call)
+static uint64_t programs_bytes(const struct call *call)
 {
     uint64_t bytes = sim_memory_used(call->mig ? call->mig->uuid : call->gpu->uuid);
     for (size_t i = 0; !call->mig && i < MAX_MIGS; i++)
         if (call->gpu->migs[i].present)
             bytes += sim_memory_used(call->gpu->migs[i].uuid);
-    uint64_t programs = bytes;
+    return bytes;
+}
+
+/* Of the world outside: whether it is there while the programs hold so much. */
+static bool is_there(const struct call *call, const struct sim_process *process, uint64_t programs)
+{
+    return counts(call, process) && programs >= (uint64_t)process->from_mib * MIB;
+}
+
+static uint64_t used_bytes(const struct call *call)
+{
+    uint64_t programs = programs_bytes(call), bytes = programs;
     for (size_t i = 0; i < call->node->process_count; i++)
-        if (counts(call, &call->node->processes[i])
-            && programs >= (uint64_t)call->node->processes[i].from_mib * MIB)
+        if (is_there(call, &call->node->processes[i], programs))
             bytes += call->node->processes[i].memory_mib * MIB;
     return bytes;
 }
@@ -139,9 +149,10 @@ static void add(struct list *list, unsigned pid, uint64_t bytes, unsigned gpu_in
 
 static void add_played(const struct call *call, bool graphics, struct list *list)
 {
+    uint64_t programs = programs_bytes(call);
     for (size_t i = 0; i < call->node->process_count; i++) {
         const struct sim_process *process = &call->node->processes[i];
-        if (counts(call, process) && process->graphics == graphics)
+        if (is_there(call, process, programs) && process->graphics == graphics)
             add(list, process->pid, process->memory_mib * MIB, process->gpu_instance,
                 process->compute_instance);
     }

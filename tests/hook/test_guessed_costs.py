@@ -1,6 +1,7 @@
 """What contexts and code cost while nobody can tell this process from its neighbours: guessed, then known."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hooked_programs import LIMIT, Node
@@ -9,6 +10,7 @@ from agent.sim.driver import SimGpu, made_up_uuid
 from tests.region_files import RegionFile
 
 NEIGHBOUR = 999_999
+NO_LIST = "fail call=nvmlDeviceGetComputeRunningProcesses_v3 code=3"
 BEGIN = (
     "from memory_calls import *\nr = []\n"
     "def load():\n"
@@ -29,6 +31,11 @@ def hidden(node: Node) -> Node:
     return node
 
 
+def comes_meanwhile(node: Node, mib: int) -> None:
+    """A neighbour that is new when our context has been made: the larger one is taken for ours."""
+    node.sim.process(0, NEIGHBOUR, mib, from_mib=300)
+
+
 def run(node: Node, steps: str, limit: str = "2000m") -> list[object]:
     """What the steps give, with nothing given back that was not taken."""
     said = node.run(f"{BEGIN}{steps}\nsay(r=r)", **{LIMIT: limit})
@@ -39,29 +46,57 @@ def run(node: Node, steps: str, limit: str = "2000m") -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("make", "while_mib", "guessed_mib", "true_mib"),
+    ("make", "while_mib", "takes_mib", "guessed_mib", "true_mib"),
     [
-        pytest.param("r.append(start())", 300, 500, 300, id="a context"),
-        pytest.param("start(); r.append(load()[0])", 320, 520, 320, id="code"),
+        pytest.param("r.append(start())", 300, 500, 500, 300, id="a context"),
+        pytest.param("start(); r.append(load()[0])", 320, 200, 520, 320, id="code"),
     ],
 )
 def test_what_a_neighbour_took_meanwhile_is_given_back(
-    hidden: Node, make: str, while_mib: int, guessed_mib: int, true_mib: int
+    hidden: Node, make: str, while_mib: int, takes_mib: int, guessed_mib: int, true_mib: int
 ) -> None:
-    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=while_mib)
+    hidden.sim.process(0, NEIGHBOUR, takes_mib, from_mib=while_mib)
     steps = f"{make}; r.append(both()); pid_told(); true({true_mib})"
     assert run(hidden, steps) == [0, [guessed_mib, true_mib], [true_mib, true_mib]]
 
 
+@pytest.mark.parametrize("others", [3200, 1920], ids=["allocates", "frees"])
+def test_what_a_neighbour_does_with_its_memory_meanwhile_is_not_ours(
+    hidden: Node, others: int
+) -> None:
+    """Who was there before this process was is another one."""
+    hidden.sim.process(0, NEIGHBOUR, 2000)
+    steps = (
+        "import threading, time\ncuda.cuInit(0); change('context_ms=0', 'context_ms=400')\n"
+        "making = threading.Thread(target=start); making.start(); time.sleep(0.2)\n"
+        f"change('memory_mib=2000', 'memory_mib={others}'); making.join(); r.append(ledger_mib())"
+    )
+    assert run(hidden, steps) == [300]
+
+
+def test_containers_that_start_together_do_not_take_each_others_contexts_for_their_own(
+    hidden: Node,
+) -> None:
+    """Whoever began later has less of its context by then."""
+    hidden.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=300, context_ms=200))
+    code = "from memory_calls import *\nsay(e=start(), m=charged_mib())"
+    containers = [
+        replace(hidden, cache=hidden.cache.with_name(f"{number}.cache")) for number in range(4)
+    ]
+    programs = [one.start(code, env={LIMIT: "2000m"}) for one in containers]
+    told = [json.loads(program.communicate(timeout=60)[0]) for program in programs]
+    assert told == [{"e": 0, "m": 300}] * 4
+
+
 def test_an_allocation_finds_out_too(hidden: Node) -> None:
     """Nobody has to ask how much is free."""
-    hidden.sim.process(0, NEIGHBOUR, 1500, from_mib=300)
+    comes_meanwhile(hidden, 1800)
     steps = "start(); r.append(charged_mib()); pid_told(); r += [alloc(900)[0], both()]"
     assert run(hidden, steps) == [1800, 0, [1200, 1200]]
 
 
 def test_what_ended_before_it_was_known_was_given_back_then(hidden: Node) -> None:
-    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    comes_meanwhile(hidden, 500)
     steps = (
         "cuda.cuInit(0); e, c = context(); r += [both(), cuda.cuCtxDestroy_v2(c), held_mib()]\n"
         "start(); pid_told(); true(300); r.append(load()[0]); true(320)"
@@ -72,7 +107,7 @@ def test_what_ended_before_it_was_known_was_given_back_then(hidden: Node) -> Non
 @pytest.mark.parametrize("told", [True, False])
 def test_a_guess_is_given_back_once(hidden: Node, told: bool) -> None:
     """By whoever ends first, or when it became known, never by both."""
-    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    comes_meanwhile(hidden, 500)
     know = "pid_told(); settled(300, 5); " if told else ""
     steps = (
         f"start(); {know}alloc(100); r.append(charged_mib())\n"
@@ -96,25 +131,29 @@ def test_who_ends_gives_back_no_more_than_it_took(hidden: Node) -> None:
 
 
 def test_what_was_guessed_too_low_is_charged_once_it_is_known(hidden: Node) -> None:
-    """The cheapest context before it was none of this kind."""
+    """NVML told of nobody, and the cheapest context before it was none of this kind."""
+    hidden.sim.fail("nvmlDeviceGetComputeRunningProcesses_v3", 3)
     run(hidden, "r.append(start())")
     hidden.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=500))
-    steps = "start(); settled(300, 5); r.append(both()); pid_told(); r += [alloc(1600)[0], both()]"
+    steps = (
+        f"start(); settled(300, 5); r.append(both()); change('{NO_LIST}', ''); pid_told()\n"
+        "r += [alloc(1600)[0], both()]"
+    )
     assert run(hidden, steps) == [[300, 500], 2, [500, 500]]
 
 
 @pytest.mark.parametrize(
-    ("begin", "while_mib", "make", "true_mib"),
+    ("begin", "while_mib", "takes_mib", "make", "true_mib"),
     [
-        pytest.param("cuda.cuInit(0)", 300, "start()", 300, id="a context"),
-        pytest.param("start(); alloc(80)", 400, "load()[0]", 400, id="code"),
+        pytest.param("cuda.cuInit(0)", 300, 500, "start()", 300, id="a context"),
+        pytest.param("start(); alloc(80)", 400, 200, "load()[0]", 400, id="code"),
     ],
 )
 def test_a_first_guess_that_does_not_fit_is_no_reason_to_refuse(
-    hidden: Node, begin: str, while_mib: int, make: str, true_mib: int
+    hidden: Node, begin: str, while_mib: int, takes_mib: int, make: str, true_mib: int
 ) -> None:
     """The rest of the limit is charged, until it is known."""
-    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=while_mib)
+    hidden.sim.process(0, NEIGHBOUR, takes_mib, from_mib=while_mib)
     steps = f"{begin}; r += [{make}, both(), alloc(1)[0]]; pid_told(); true({true_mib}); r.append(alloc(50)[0])"
     assert run(hidden, steps, "450m") == [0, [450, true_mib], 2, [true_mib, true_mib], 0]
     assert RegionFile(hidden.cache).counter("refusals") == 1
@@ -135,7 +174,7 @@ def test_a_limit_below_any_context_holds_once_it_is_known(hidden: Node) -> None:
 
 def test_what_a_context_cost_by_a_guess_keeps_no_other_process_out(hidden: Node) -> None:
     """It is measured again; that the neighbour is still there makes no difference then."""
-    hidden.sim.process(0, NEIGHBOUR, 400, from_mib=300)
+    comes_meanwhile(hidden, 700)
     first = hidden.start(
         "import sys\nsay(e=start()); sys.stdout.flush(); sys.stdin.read()",
         env={LIMIT: "1200m"},
@@ -210,7 +249,7 @@ def test_what_another_thread_is_being_given_is_no_guess_that_was_too_high(hidden
 def test_what_was_guessed_too_high_is_given_back_once_no_thread_is_being_given_more(
     hidden: Node,
 ) -> None:
-    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    comes_meanwhile(hidden, 500)
     steps = (
         "start()\n"
         "with being_given(100): pid_told(); r += [load()[0], ledger_mib(), held_mib()]\n"
@@ -269,11 +308,30 @@ def test_a_heap_keeps_its_charge_whatever_another_thread_is_being_given(
     assert run(node, steps, "1000m") == [0, [600, 600], 2]
 
 
+def test_whatever_threads_make_of_a_heap_it_is_true_in_the_end(node: Node) -> None:
+    """What a lowered one gave back cannot be measured beside the others."""
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=300))
+    steps = (
+        "import random, threading\nstart(); main = ctypes.c_void_p()\n"
+        "cuda.cuCtxGetCurrent(ctypes.byref(main))\n"
+        "def change_heap(seed):\n"
+        "    cuda.cuCtxSetCurrent(main); draw = random.Random(seed)\n"
+        "    for _ in range(1000):\n"
+        "        mine = [alloc(draw.randint(1, 200))[1] for _ in range(draw.randint(0, 2))]\n"
+        "        cuda.cuCtxSetLimit(2, u64(draw.choice([8, 16, 100]) * MIB))\n"
+        "        [free(m) for m in mine if m]\n"
+        "threads = [threading.Thread(target=change_heap, args=(i,)) for i in range(4)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "cuda.cuCtxSetLimit(2, u64(16 * MIB)); true(held_mib()); r.append(both()[0] == held_mib())"
+    )
+    assert run(node, steps, "1000m")[1] is True
+
+
 def test_two_guesses_that_are_right_together_only_are_seen_apart_when_one_ends(
     hidden: Node,
 ) -> None:
     """The neighbour made the first too high, and the second was charged what the first had cost."""
-    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    comes_meanwhile(hidden, 500)
     steps = (
         "cuda.cuInit(0); e, one = context(); change('context_mib=300', 'context_mib=700')\n"
         "e, two = context(); r.append(both()); pid_told(); true(1000)\n"
@@ -284,7 +342,7 @@ def test_two_guesses_that_are_right_together_only_are_seen_apart_when_one_ends(
 
 
 def test_what_came_unseen_is_given_back_whatever_was_corrected_before(hidden: Node) -> None:
-    hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
+    comes_meanwhile(hidden, 500)
     steps = (
         "start(); r.append(both()); pid_told(); true(300); time.sleep(1.1); true(300)\n"
         "take, a = unseen('cuMemAlloc_v2', ctypes.c_void_p, ctypes.c_size_t), ctypes.c_uint64()\n"

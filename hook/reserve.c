@@ -16,7 +16,7 @@ void reserve_reset(struct reserve *reserve, int place)
     pthread_mutex_lock(&reserve->lock);
     reserve->place = place;
     reserve->step_bytes = MOST_STEP_BYTES;
-    reserve->live_bytes = reserve->charged_bytes = reserve->left_bytes = 0;
+    reserve->live_bytes = reserve->charged_bytes = reserve->left_bytes = reserve->seen_bytes = 0;
     pthread_mutex_unlock(&reserve->lock);
 }
 
@@ -90,11 +90,17 @@ uint64_t reserve_changes(struct reserve *reserve)
     return changes;
 }
 
-/* A reserve that is no multiple of the step shows that the driver's steps are smaller. */
-static void learn(struct reserve *reserve, uint64_t reserved_bytes)
+/* One that has grown by no multiple of the step, nor to one, shows that the driver's steps are smaller. What
+ * it was lowered to shows nothing: a threshold is any number of bytes. `current`: nobody grows it meanwhile.
+ */
+static void learn(struct reserve *reserve, uint64_t reserved_bytes, bool current)
 {
-    while (reserve->step_bytes > LEAST_STEP_BYTES && reserved_bytes % reserve->step_bytes)
+    uint64_t grown = reserved_bytes > reserve->seen_bytes ? reserved_bytes - reserve->seen_bytes : 0;
+    while (current && reserve->step_bytes > LEAST_STEP_BYTES && reserved_bytes % reserve->step_bytes
+           && grown % reserve->step_bytes)
         reserve->step_bytes /= 2;
+    if (current || grown)
+        reserve->seen_bytes = reserved_bytes;
 }
 
 /* Charge what is there and was not charged; false, and `*missing` bytes, when that does not fit. */
@@ -110,7 +116,7 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
 {
     pthread_mutex_lock(&reserve->lock);
     int place = reserve->place;
-    learn(reserve, reserved_bytes);
+    bool current = !reserve->claims && !((reserve->changes ^ changes) & CLAIMS);
     /* What is live is within what the driver has reserved, but for claims that are paid for apart. */
     uint64_t live = reserve->live_bytes, left = live ? reserve->left_bytes : 0;
     uint64_t held = reserved_bytes ? reserved_bytes : live > left ? live : left;
@@ -119,7 +125,8 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
         pthread_mutex_unlock(&reserve->lock);
         return ASK_AGAIN;
     }
-    if (held < reserve->charged_bytes && !reserve->claims && !((reserve->changes ^ changes) & CLAIMS)) {
+    learn(reserve, reserved_bytes, current);
+    if (held < reserve->charged_bytes && current) {
         spare = reserve->charged_bytes - held;
         reserve->charged_bytes = held;
         reserve->changes += CLAIMS + 1;

@@ -21,6 +21,7 @@ struct reserve {
     _Atomic int place; /* changes where another pool takes an unused account */
     uint64_t live_bytes, charged_bytes;
     uint64_t left_bytes; /* while anything is live, where the driver tells no more */
+    uint64_t seen_bytes; /* what the driver had when it told last, or more */
     uint64_t step_bytes; /* what the driver was seen to grow by; at first the most it is known to */
     unsigned claims; /* under way: between claim and settled */
     uint64_t changes; /* so that a figure from before a change is told from one after it */

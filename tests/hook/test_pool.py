@@ -73,6 +73,18 @@ def test_what_a_pool_keeps_stays_charged_and_costs_nothing_to_use_again(node: No
     assert (said["again"], said["reused"]) == (0, [128, 128])
 
 
+def test_a_pool_that_keeps_part_of_a_step_still_grows_by_whole_ones(node: Node) -> None:
+    code = (
+        "s = new_stream(); p = pool(); keep(p, 50)\n"
+        "_, a = draw(100, p, s); put(a, s); cuda.cuStreamSynchronize(s)\n"
+        "r = [both(), alloc(846)[0], draw(51, p, s)[0], both()]\n"
+        "say(r=r)"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "900m"})
+    assert said["r"] == [[50, 50], 0, 2, [846, 846]]
+    assert node.sim.peak_mib(GPU) <= 900
+
+
 @pytest.mark.parametrize(
     "wait",
     [

@@ -107,6 +107,21 @@ def test_the_next_claim_is_in_the_steps_that_the_driver_was_seen_to_take() -> No
     assert (reserve.claim(1), reserve.held_mib) == (0, 48)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["alone", "beside one with an old figure"])
+def test_what_it_was_lowered_to_says_nothing_of_the_drivers_steps(late: bool) -> None:
+    """A pool keeps what its threshold says, to the byte, and grows in steps from there."""
+    reserve = Reserve()
+    before = reserve.changes()
+    reserve.claim(100)
+    reserve.claimed(100, kept=False)
+    reserve.settle(reserve.changes(), 128)
+    assert (reserve.settle(reserve.changes(), 50), reserve.held_mib) == (Settled.SETTLED, 50)
+    if late:
+        reserve.settle(before, 32)
+        reserve.settle(reserve.changes(), 50)
+    assert (reserve.claim(51), reserve.held_mib) == (0, 64)
+
+
 def test_a_figure_from_before_a_claim_takes_nothing_from_it() -> None:
     """One thread asks the driver; another one claims, is given its memory, and settles; the first goes on."""
     reserve = Reserve()

@@ -360,17 +360,33 @@ static int open_anybodys(void)
     return fd;
 }
 
+/* Its maker opens it to all before he gives it a size: until then his umask may keep other users out. He may
+ * have done both since. */
+static bool was_being_made(int fd)
+{
+    struct stat status;
+    return fd < 0 && errno == EACCES && stat(settings()->cache_path, &status) == 0
+        && (status.st_size == 0 || status.st_mode & S_IWOTH);
+}
+
 struct region *region_file_open(const char **problem)
 {
     struct stat status;
+    int fd;
+    long pause_ns = 0;
+    uint64_t deadline_ns = now_ns() + (uint64_t)MAKING_PATIENCE_MS * 1000000;
     const struct made_region made = limits_region();
     /* A setuid program is told the path by who has fewer rights: it would make him a file where he may not,
      * or let everybody write one that is there. */
     *problem =
         !made.inode && getauxval(AT_SECURE) ? "a setuid program makes none: start another first" : NULL;
-    unsigned taken = occupy_standard();
-    int fd = made.inode || *problem ? open_path(0) : open_anybodys();
-    vacate_standard(taken);
+    for (;; pause_briefly(&pause_ns)) {
+        unsigned taken = occupy_standard();
+        fd = made.inode || *problem ? open_path(0) : open_anybodys();
+        vacate_standard(taken);
+        if (!was_being_made(fd) || now_ns() > deadline_ns)
+            break;
+    }
     if (fd < 0) {
         if (!*problem || errno != ENOENT)
             *problem = strerror(errno);

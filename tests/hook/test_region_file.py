@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,6 +203,31 @@ def test_another_user_of_the_container_may_have_made_it(node: Node, tmp_path: Pa
     os.chown(cache, 65534, 65534)
     again = node.run(START, **settings)
     assert (again["init"], again["stderr"]) == (MADE, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("result", [MADE, REFUSED], ids=["and opens it then", "and dies there"])
+def test_another_users_file_may_be_closed_for_as_long_as_he_makes_it(
+    node: Node, result: int
+) -> None:
+    """By his umask. Where he died it is refused, some seconds later."""
+    asks = "from cuda_calls import *\nprint('asks', flush=True)\n" + START
+    drop_bound, dac_override = 24, 1  # of prctl and capabilities: root then minds permissions
+    code = (
+        f"import os, sys\nlibc.prctl({drop_bound}, {dac_override}, 0, 0, 0)\n"
+        f"os.execv(sys.executable, [sys.executable, '-c', {asks!r}])"
+    )
+    node.cache.touch(0o600)
+    os.chown(node.cache, 65534, 65534)
+    with node.start(code, env={LIMIT: "1g", "LIBCUDA_LOG_LEVEL": "1"}) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "asks\n"
+        time.sleep(0.3)
+        if result == MADE:
+            node.cache.chmod(0o666)
+        out, complaint = program.communicate(timeout=60)
+    assert out == f'{{"init": {result}}}\n'
+    assert ("Permission denied" in complaint) == (result == REFUSED)
 
 
 def test_who_keeps_the_file_locked_stops_nobody(node: Node) -> None:

@@ -49,7 +49,7 @@ struct region_slot {
     uint64_t monitor_used[MAX_DEVICES];
     struct region_utilisation utilisation[MAX_DEVICES];
     _Atomic int32_t status; /* for readers: 0 free, 1 running, 2 suspended by another program */
-    _Atomic uint32_t pid_namespace; /* its inode number; 0: not known */
+    _Atomic uint32_t pid_namespace; /* its inode number, and what tells time namespaces apart; 0: not known */
     _Atomic uint64_t
         sequence; /* even: not being written, for readers of version 1.2; ours are single words */
     _Atomic uint64_t start_time; /* of the process, so that a reused pid is told apart; unused in HAMi-core */

@@ -19,6 +19,9 @@
 #define OWNER_READY (UINT64_C(1) << 23)
 enum { OWNER_TIME_SHIFT = 24, PAGE_BYTES = 4096 };
 
+#define FIRST_TIME_NAMESPACE UINT32_C(0xeffffffa) /* its inode number: PROC_TIME_INIT_INO of Linux */
+#define SPREAD UINT32_C(0x10001) /* inode numbers are close together: sums of two are to differ */
+
 static _Atomic(struct region_slot *) mine;
 static _Atomic uint64_t my_owner; /* its owner word */
 static _Atomic uint32_t my_namespace; /* 0: not asked yet, or not known */
@@ -58,13 +61,16 @@ static enum lock_answer ask_lock(int fd, int index)
 
 /* --- who is alive --------------------------------------------------------------------------------------- */
 
-/* 0 where /proc is not of it, and nobody there is who has the number: locks decide then. */
+/* 0 where /proc is not of it, and nobody there is who has the number: locks decide then. In a time namespace
+ * of its own a process sees other start times than the others: to them it is as of another pid namespace. */
 static uint32_t this_namespace(void)
 {
     struct stat status;
     uint32_t known = atomic_load(&my_namespace);
     if (!known && process_start_time((int32_t)getpid()) && stat("/proc/self/ns/pid", &status) == 0) {
         known = (uint32_t)status.st_ino;
+        if (stat("/proc/self/ns/time", &status) == 0)
+            known += SPREAD * ((uint32_t)status.st_ino - FIRST_TIME_NAMESPACE);
         atomic_store(&my_namespace, known);
     }
     return known;

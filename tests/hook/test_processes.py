@@ -250,18 +250,24 @@ def test_a_killed_thread_group_without_its_first_thread_is_found_dead(node: Node
         program.communicate()
 
 
-def namespaces() -> bool:
-    done = subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True, check=False)
+PIDS, TIME = ["--pid"], ["--time", "--boottime", "100000"]
+
+
+def namespaces(kind: list[str]) -> bool:
+    done = subprocess.run(["unshare", *kind, "--fork", "true"], capture_output=True, check=False)
     return done.returncode == 0
 
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="no unshare here")
-def test_a_process_in_a_pid_namespace_of_its_own_counts_until_it_ends(node: Node) -> None:
-    """Its pid means somebody else, or nobody, to the others."""
-    if not namespaces():
-        pytest.skip("may not make a pid namespace here")
+@pytest.mark.parametrize("kind", [PIDS, TIME], ids=["pids", "time"])
+def test_a_process_in_a_namespace_of_its_own_counts_until_it_ends(
+    node: Node, kind: list[str]
+) -> None:
+    """Its pid means somebody else, or nobody, to the others; or they see that it started at another time."""
+    if not namespaces(kind):
+        pytest.skip("may not make such a namespace here")
     inside = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c",
+        ["unshare", *kind, "--fork", "--kill-child", sys.executable, "-c",
          "from cuda_calls import *\nstart(); print(alloc(900)[0], flush=True); input()"],
         env=node.environment(**{LIMIT: "1000m"}),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -278,6 +284,21 @@ def test_a_process_in_a_pid_namespace_of_its_own_counts_until_it_ends(node: Node
     finally:
         inside.kill()
         inside.communicate()
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="no unshare here")
+def test_a_process_in_a_time_namespace_of_its_own_takes_nobody_for_dead(node: Node) -> None:
+    """To it, they all started at another time than they say."""
+    if not namespaces(TIME):
+        pytest.skip("may not make a time namespace here")
+    code = "from cuda_calls import *\nsay(r=[start(), alloc(500)[0], used_mib()])"
+    with tenants(node, 1, **{LIMIT: "1000m"}) as (outside,):
+        assert outside.ask("alloc 900")["ok"]
+        done = subprocess.run(
+            ["unshare", *TIME, "--fork", "--kill-child", sys.executable, "-c", code],
+            env=node.environment(**{LIMIT: "1000m"}), capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert json.loads(done.stdout)["r"] == [0, 2, 900]
 
 
 # /proc stays that of outside, which has nobody by the number of the other: it looks as if it were gone.
@@ -302,7 +323,7 @@ say(r=r)
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="no unshare here")
 def test_a_process_lives_though_the_proc_here_is_of_another_pid_namespace(node: Node) -> None:
-    if not namespaces():
+    if not namespaces(PIDS):
         pytest.skip("may not make a pid namespace here")
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", WITHOUT_PROC],

@@ -276,10 +276,13 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     result = CALL(cuCtxSetLimit, limit, value);
     if (result == CUDA_SUCCESS && overhead_changed(&overhead, &cost, &less)) {
         context = context_whole(context);
+        uint64_t lowered = in_bytes && before > value ? before - value : 0;
+        if (overhead.guessed && less > lowered)
+            less = lowered; /* the rest neighbours gave back */
         context_grew(context, device, cost);
         context_shrank(context, less);
-        if (overhead.guessed && in_bytes && before > value + less)
-            context_doubted(context, before - value - less);
+        if (overhead.guessed)
+            context_doubted(context, lowered - less);
         return result;
     }
     if (result == CUDA_SUCCESS) {

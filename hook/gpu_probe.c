@@ -11,6 +11,7 @@ enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 64, BEHIND_MOST = 24, BEHIND_ENOUG
 #define ROUNDED_NS 1000 /* times of events that are the same may differ by as much */
 #define PRECISE_NS 50000 /* of a call during which this thread was not put aside */
 #define ANCHOR_NS INT64_C(500000000) /* elapsed times are floats: coarse when they are long */
+#define STALE_NS (2 * ANCHOR_NS) /* nobody looked meanwhile, and the clocks have drifted apart */
 
 bool gpu_probe_possible(void)
 {
@@ -82,30 +83,35 @@ static void calibrate(struct probe *probe, int64_t handled_ns)
     probe->delays = 0;
 }
 
-static void read_anchor(struct probe *probe)
+static void read_anchor(struct probe *probe, int64_t now_ns)
 {
     const struct real_cuda *real = real_cuda();
     int64_t since_ns;
-    if (!probe->anchor_at_ns && real->cuEventQuery(probe->anchor) == CUDA_SUCCESS)
+    if (!probe->anchor_at_ns && probe->anchored_ns && real->cuEventQuery(probe->anchor) == CUDA_SUCCESS)
         probe->anchor_at_ns = probe->anchored_ns;
-    if (!probe->anchoring || real->cuEventQuery(probe->next_anchor) != CUDA_SUCCESS)
-        return;
-    probe->anchoring = false;
-    if (!probe->anchor_at_ns || !elapsed(probe->anchor, probe->next_anchor, &since_ns))
-        return;
-    CUevent before = probe->anchor;
-    probe->anchor = probe->next_anchor;
-    probe->next_anchor = before;
-    probe->anchor_at_ns += since_ns;
+    if (probe->anchoring && real->cuEventQuery(probe->next_anchor) == CUDA_SUCCESS) {
+        probe->anchoring = false;
+        if (elapsed(probe->anchor, probe->next_anchor, &since_ns)) {
+            CUevent before = probe->anchor;
+            probe->anchor = probe->next_anchor;
+            probe->next_anchor = before;
+            probe->anchor_at_ns += since_ns;
+        }
+    }
+    if (!probe->anchoring && probe->anchor_at_ns && now_ns - probe->anchor_at_ns > STALE_NS)
+        probe->anchor_at_ns = probe->anchored_ns = probe->delays = 0;
 }
 
 /* Elapsed times are exact only from an anchor that is near. */
 static void move_anchor(struct probe *probe, int64_t now_ns)
 {
-    if (probe->anchoring || now_ns - probe->anchored_ns < ANCHOR_NS)
+    bool anew = !probe->anchored_ns;
+    if (probe->anchoring || (!anew && (!probe->anchor_at_ns || now_ns - probe->anchored_ns < ANCHOR_NS)))
+        return;
+    if (real_cuda()->cuEventRecord(anew ? probe->anchor : probe->next_anchor, probe->stream) != CUDA_SUCCESS)
         return;
     probe->anchored_ns = now_ns;
-    probe->anchoring = real_cuda()->cuEventRecord(probe->next_anchor, probe->stream) == CUDA_SUCCESS;
+    probe->anchoring = !anew;
 }
 
 static signed char *behind_of(struct probe *probe, uint64_t stream)
@@ -145,7 +151,7 @@ bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t conte
     const struct real_cuda *real = real_cuda();
     if (!probe->context)
         return false;
-    read_anchor(probe);
+    read_anchor(probe, now_ns);
     if (!probe->out)
         return false;
     CUresult result = real->cuEventQuery(probe->mark);
@@ -164,8 +170,7 @@ void gpu_probe_send(struct probe *probe, int64_t now_ns)
 {
     if (!probe->context)
         return;
-    if (probe->anchor_at_ns)
-        move_anchor(probe, now_ns);
+    move_anchor(probe, now_ns);
     if (!probe->out) {
         int64_t before_ns = (int64_t)monotonic_ns();
         if (real_cuda()->cuEventRecord(probe->mark, probe->stream) != CUDA_SUCCESS)

@@ -25,7 +25,7 @@ struct probe {
     CUstream stream;
     CUevent anchor, next_anchor, mark;
     int64_t anchor_at_ns; /* its time, 0: not handled yet */
-    int64_t anchored_ns; /* when the anchor was sent, or the next one */
+    int64_t anchored_ns; /* when the anchor was sent, or the next one; 0: it is to be sent anew */
     int64_t sent_ns, least_delay_ns; /* since the anchor's time was corrected last */
     int delays;
     bool anchoring; /* the next one is out */

@@ -44,6 +44,7 @@ static struct unsaid {
     /* NVML's figure was not seen to bear out the guesses since the last one, or the last end of one. It bears
      * out all of them together: one may be too high by what another is too low by, and that one end. */
     _Atomic bool unsettled;
+    _Atomic uint64_t context_bytes; /* what a context was guessed to cost last */
 } unsaid[MAX_DEVICES];
 static _Atomic uint64_t
     calls_at[1 + MAX_DEVICES]; /* that change what the driver holds; first those of no place */
@@ -270,7 +271,8 @@ static int64_t measure(struct overhead *overhead)
     if (!known && quiet)
         grown -= (int64_t)(now->held_after - before->held_after);
     int64_t most = overhead->of == OVERHEAD_MODULE ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;
-    grown = grown < 0 ? 0 : grown > most ? most : grown;
+    bool may_shrink = alone && overhead->of == OVERHEAD_PART_OF_CONTEXT;
+    grown = grown < 0 && !may_shrink ? 0 : grown > most ? most : grown;
     if (known) {
         int64_t cost = seen.uncharged + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
         int64_t more = seen.uncharged - overhead->before.uncharged, floor = more < grown ? more : grown;
@@ -280,7 +282,7 @@ static int64_t measure(struct overhead *overhead)
     /* Others that have come to the GPU began their first contexts after this one, and are behind. */
     bool came = overhead->of == OVERHEAD_CONTEXT && before->held_before == overhead->charged_bytes;
     if (came && now->come && (!last || overhead->last_guessed))
-        return (int64_t)least(now->come, CONTEXT_MOST_BYTES);
+        return (int64_t)least(now->come, last ? overhead->last_bytes : CONTEXT_MOST_BYTES);
     /* Others make it more rather than less: of several contexts the cheapest is the truest. */
     if ((last && (!overhead->last_guessed || !alone || grown == 0 || grown > last)) || !now->device_known
         || !before->device_known)
@@ -315,6 +317,8 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
     if (overhead->of == OVERHEAD_CONTEXT && cost
         && (!guessed || (first ? fits : overhead->last_guessed && cost <= overhead->last_bytes)))
         region_set_context_bytes(place, guessed ? cost | GUESSED : cost);
+    if (overhead->of == OVERHEAD_CONTEXT && guessed)
+        atomic_store(&unsaid[place].context_bytes, cost);
     if (!fits && lenient) {
         uint64_t left = limits_memory_bytes(place) - region_used_bytes(place);
         more = left - 1 < more ? left : more; /* nothing is left: refused */
@@ -389,7 +393,12 @@ static void correct(int place, int64_t over, bool quiet)
     struct unsaid *of = &unsaid[place];
     int64_t most = (int64_t)doubtful(place), less = over > most ? most : over;
     if (less <= 0 && less > -(int64_t)DRIFT_LEAST_BYTES) {
-        of->unsettled = of->unsettled && !quiet;
+        if (of->unsettled
+            && quiet) { /* all of them are borne out, so what others go by is no guess any more */
+            uint64_t context_bytes = atomic_load(&of->context_bytes);
+            region_exchange_context_bytes(place, context_bytes | GUESSED, context_bytes);
+            of->unsettled = false;
+        }
         return;
     }
     if (of->unsettled && region_context_bytes(place) & GUESSED)

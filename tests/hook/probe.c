@@ -3,9 +3,9 @@
  * clock. Prints by how much the time of an event is off after many probes, in
  * us, at most.
  *
- *     probe PUT_ASIDE_US FIRST_US PPM   each tenth call that sends a probe
- * takes so long after the GPU has it; the first of all waits so long for the
- * GPU; its clock is so fast
+ *     probe PUT_ASIDE_US FIRST_US PPM IDLE_MS   each tenth call that sends a
+ * probe takes so long after the GPU has it; the first of all waits so long for
+ * the GPU; its clock is so fast; once nobody looks for so long
  */
 #include "gpu_probe.c"
 #include "past.c"
@@ -89,10 +89,11 @@ int main(int count, char **words)
     put_aside_ns = count > 1 ? atol(words[1]) * 1000 : 0;
     first_ns = count > 2 ? atol(words[2]) * 1000 : 0;
     clock_rate = count > 3 ? 1 + atof(words[3]) / 1e6 : 1;
+    int64_t idle_ns = count > 4 ? atol(words[4]) * 1000000 : 0;
     if (!gpu_probe_open(&probe, (CUcontext)(void *)&driver))
         return 1;
     for (int i = 0; i < PROBES; i++) {
-        now_ns += 1000000;
+        now_ns += i == PROBES / 4 ? idle_ns : 1000000;
         gpu_probe_read(&probe, &past, 0, now_ns);
         gpu_probe_send(&probe, now_ns);
         struct CUevent_st event = {.done_ns = now_ns};

@@ -188,6 +188,46 @@ def test_what_a_context_cost_by_a_guess_keeps_no_other_process_out(hidden: Node)
         first.communicate(timeout=60)
 
 
+def test_whoever_comes_makes_no_context_dearer_than_the_last_one(hidden: Node) -> None:
+    """Of another container, or a worker of this one that has allocated already."""
+    run(hidden, "r.append(start())", "1000m")
+    comes_meanwhile(hidden, 2000)
+    assert run(hidden, "r += [start()]; true(300)", "1000m") == [0, [300, 300]]
+
+
+def test_once_a_guess_is_borne_out_no_context_is_made_that_does_not_fit(hidden: Node) -> None:
+    """Until then each is measured again before it is refused."""
+    first = hidden.start(
+        "from memory_calls import *\nimport sys\nstart(); load = ctypes.c_void_p()\n"
+        "cuda.cuModuleLoadData(ctypes.byref(load), b'x')\n"
+        "pid_told(); settled(320, 5); e = alloc(500)[0]; time.sleep(1.1); say(e=e, m=charged_mib())\n"
+        "sys.stdout.flush(); sys.stdin.read()",
+        env={LIMIT: "1000m"},
+    )
+    with first:
+        assert first.stdout is not None
+        assert json.loads(first.stdout.readline()) == {"e": 0, "m": 820}
+        assert run(hidden, "r += [start()]", "1000m") == [2]
+        assert hidden.sim.peak_mib(made_up_uuid(0)) == 820
+        first.communicate(timeout=60)
+
+
+def test_a_heap_that_goes_up_and_down_is_charged_once(hidden: Node) -> None:
+    steps = (
+        "start()\nfor mib in (208, 8, 208, 8): r += [cuda.cuCtxSetLimit(2, u64(mib * MIB)), both()]"
+    )
+    up, down = [508, 508], [308, 308]
+    assert run(hidden, steps, "1000m") == [0, up, 0, down, 0, up, 0, down]
+
+
+def test_what_a_neighbour_frees_is_not_taken_for_more_than_a_heap_was_lowered_by(
+    hidden: Node,
+) -> None:
+    hidden.sim.process(0, NEIGHBOUR, 500, from_mib=400)
+    steps = "start(); cuda.cuCtxSetLimit(2, u64(208 * MIB)); r.append(both())\ncuda.cuCtxSetLimit(2, u64(8 * MIB)); r.append(both())"
+    assert run(hidden, steps) == [[508, 508], [308, 308]]
+
+
 def test_what_a_context_cost_by_nvmls_figure_is_believed(hidden: Node) -> None:
     hidden.sim.process(0, NEIGHBOUR, 200, from_mib=300)
     assert run(hidden, "cuda.cuInit(0); pid_told(); r += [start(), both()]") == [0, [300, 300]]

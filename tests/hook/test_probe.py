@@ -34,6 +34,25 @@ def test_when_things_happen_on_the_gpu_is_told(put_aside_us: int, first_us: int,
     assert int(ran.stdout) <= 20  # us
 
 
+@pytest.mark.parametrize(
+    ("ppm", "idle_ms"),
+    [
+        pytest.param(20, 10_000, id="ten seconds, the GPU's clock is fast"),
+        pytest.param(-20, 10_000, id="ten seconds, the GPU's clock is slow"),
+        pytest.param(0, 18_000_137, id="five hours: elapsed times are whole milliseconds"),
+        pytest.param(5, 1_000_000_000, id="eleven days: elapsed times are too long to be believed"),
+    ],
+)
+def test_when_things_happen_on_the_gpu_is_told_after_nobody_looked(ppm: int, idle_ms: int) -> None:
+    ran = subprocess.run(
+        [compiled("probe.c", HOOK), "0", "0", str(ppm), str(idle_ms)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(ran.stdout) <= 20  # us
+
+
 def test_a_context_that_another_thread_makes_anew_has_ended() -> None:
     """Our events were in it; where nobody can tell, they are given up, too."""
     ran = subprocess.run(

@@ -55,8 +55,11 @@ static void see(const struct nvml_process_info *info, struct figures *figures, c
 {
     unsigned at = info->pid % FIGURES_PIDS;
     figures->pids[at / 64] |= UINT64_C(1) << at % 64;
-    if (before && before->absent && !(before->pids[at / 64] >> at % 64 & 1)
-        && info->used_bytes > figures->come)
+    figures->processes++;
+    if (!before || !before->absent || before->pids[at / 64] >> at % 64 & 1)
+        return;
+    figures->newcomers++;
+    if (info->used_bytes > figures->come)
         figures->come = info->used_bytes;
 }
 
@@ -85,6 +88,8 @@ static int used_by(const struct real_nvml *real, nvmlDevice_t device, int known,
         }
         free(infos);
         figures->absent = result == NVML_SUCCESS && found == NOT_SEEN;
+        if (before && figures->processes > before->processes + figures->newcomers)
+            figures->come = 0; /* one of those that share a bit: this process, perhaps */
         if (result != NVML_ERROR_INSUFFICIENT_SIZE)
             break;
     }

@@ -13,6 +13,7 @@ struct figures {
     uint64_t own, device; /* in use: by this process, by everybody */
     uint64_t come; /* by the largest process that was not there before; 0: there is none */
     uint64_t held_before, held_after; /* what this process was charged, around the question */
+    unsigned processes, newcomers; /* in NVML's list, and of those that were not there before */
     bool listed, device_known; /* whether `own` and `device` are known */
     bool absent; /* NVML told who is there, and this process is not, as far as its pid is known */
     uint64_t pids[FIGURES_PIDS / 64]; /* who is, by a bit for each pid; some pids share one */

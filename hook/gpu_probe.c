@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 64, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
+enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 8, LATE_MOST = 32, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
 
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
 #define PROMPT_NS 20000 /* below, nothing was before it */
@@ -63,6 +63,13 @@ int64_t gpu_probe_time(const struct probe *probe, CUevent event)
     return probe->anchor_at_ns + since_ns;
 }
 
+/* With the next probe: its times are not known until then. */
+static void begin_anew(struct probe *probe)
+{
+    probe->anchor_at_ns = probe->anchored_ns = probe->delays = probe->late = 0;
+    probe->anchoring = false;
+}
+
 /* The anchor is handled some time after it was sent, how much later is not known, and the two clocks drift.
  * But nothing is handled before it was sent, and of many probes one is handled at once. */
 static void calibrate(struct probe *probe, int64_t handled_ns)
@@ -78,9 +85,13 @@ static void calibrate(struct probe *probe, int64_t handled_ns)
         probe->least_delay_ns = delay_ns;
     if (++probe->delays < DELAYS)
         return;
-    if (probe->least_delay_ns < PATIENCE_NS)
-        probe->anchor_at_ns -= probe->least_delay_ns;
     probe->delays = 0;
+    if (probe->least_delay_ns < PATIENCE_NS) {
+        probe->anchor_at_ns -= probe->least_delay_ns;
+        probe->late = 0;
+    } else if (++probe->late >= LATE_MOST) {
+        begin_anew(probe); /* nobody has the GPU whenever we look: the clocks have drifted apart */
+    }
 }
 
 static void read_anchor(struct probe *probe, int64_t now_ns)
@@ -99,7 +110,7 @@ static void read_anchor(struct probe *probe, int64_t now_ns)
         }
     }
     if (!probe->anchoring && probe->anchor_at_ns && now_ns - probe->anchor_at_ns > STALE_NS)
-        probe->anchor_at_ns = probe->anchored_ns = probe->delays = 0;
+        begin_anew(probe);
 }
 
 /* Elapsed times are exact only from an anchor that is near. */
@@ -158,6 +169,11 @@ bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t conte
     if (result == CUDA_ERROR_NOT_READY)
         return now_ns - probe->sent_ns > PATIENCE_NS;
     int64_t handled_ns = result == CUDA_SUCCESS ? gpu_probe_time(probe, probe->mark) : 0;
+    int64_t beyond_ns = handled_ns - (int64_t)monotonic_ns(); /* nor is anything after it was seen to be */
+    if (beyond_ns > 0) {
+        probe->anchor_at_ns -= beyond_ns;
+        handled_ns -= beyond_ns;
+    }
     if (handled_ns)
         calibrate(probe, handled_ns);
     probe->out = false;

@@ -27,7 +27,7 @@ struct probe {
     int64_t anchor_at_ns; /* its time, 0: not handled yet */
     int64_t anchored_ns; /* when the anchor was sent, or the next one; 0: it is to be sent anew */
     int64_t sent_ns, least_delay_ns; /* since the anchor's time was corrected last */
-    int delays;
+    int delays, late; /* that were looked at since, and how often none of them was handled at once */
     bool anchoring; /* the next one is out */
     bool out, precise;
     int running; /* launches that are being measured: begun and not ended, as far as seen, */

@@ -281,8 +281,9 @@ static int64_t measure(struct overhead *overhead)
     }
     /* Others that have come to the GPU began their first contexts after this one, and are behind. */
     bool came = overhead->of == OVERHEAD_CONTEXT && before->held_before == overhead->charged_bytes;
+    overhead->sure = came && now->come && now->newcomers == 1;
     if (came && now->come && (!last || overhead->last_guessed))
-        return (int64_t)least(now->come, last ? overhead->last_bytes : CONTEXT_MOST_BYTES);
+        return (int64_t)least(now->come, last && !overhead->sure ? overhead->last_bytes : CONTEXT_MOST_BYTES);
     /* Others make it more rather than less: of several contexts the cheapest is the truest. */
     if ((last && (!overhead->last_guessed || !alone || grown == 0 || grown > last)) || !now->device_known
         || !before->device_known)
@@ -315,8 +316,9 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
     if (fits)
         overhead_call_ended(place); /* that is counted already */
     if (overhead->of == OVERHEAD_CONTEXT && cost
-        && (!guessed || (first ? fits : overhead->last_guessed && cost <= overhead->last_bytes)))
-        region_set_context_bytes(place, guessed ? cost | GUESSED : cost);
+        && (!guessed || overhead->sure
+            || (first ? fits : overhead->last_guessed && cost <= overhead->last_bytes)))
+        region_set_context_bytes(place, guessed && !overhead->sure ? cost | GUESSED : cost);
     if (overhead->of == OVERHEAD_CONTEXT && guessed)
         atomic_store(&unsaid[place].context_bytes, cost);
     if (!fits && lenient) {
@@ -401,7 +403,8 @@ static void correct(int place, int64_t over, bool quiet)
         }
         return;
     }
-    if (of->unsettled && region_context_bytes(place) & GUESSED)
+    uint64_t last = region_context_bytes(place);
+    if (of->unsettled && (last & GUESSED || last == atomic_load(&of->context_bytes)))
         region_set_context_bytes(place, 0); /* too high or too low: the next one is measured anew */
     of->unsettled = of->unsettled || !quiet; /* who measures now does so while this changes */
     if (less < 0) {

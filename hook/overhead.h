@@ -39,6 +39,7 @@ struct overhead {
     uint64_t calls; /* of this process, as of then; 0: this is not among them, or not any more */
     bool quiet; /* and no call of another thread was under way */
     bool guessed, last_guessed; /* others, or our other threads, may have made it more, or less */
+    bool sure; /* guessed by the only process that has come: that goes for other processes of the container */
     bool doubtful; /* guessed, and maybe for the most part of others' making */
     bool first; /* other processes of the container wait for what it cost */
     const char *function;

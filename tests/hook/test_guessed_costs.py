@@ -195,12 +195,27 @@ def test_whoever_comes_makes_no_context_dearer_than_the_last_one(hidden: Node) -
     assert run(hidden, "r += [start()]; true(300)", "1000m") == [0, [300, 300]]
 
 
-def test_once_a_guess_is_borne_out_no_context_is_made_that_does_not_fit(hidden: Node) -> None:
-    """Until then each is measured again before it is refused."""
+def test_who_alone_came_to_the_gpu_makes_a_context_dearer_than_the_last_one(hidden: Node) -> None:
+    """The last one was guessed too low, where NVML told of nobody."""
+    hidden.sim.fail("nvmlDeviceGetComputeRunningProcesses_v3", 3)
+    run(hidden, "r.append(start())")
+    hidden.sim.heal()
+    hidden.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=500))
+    assert run(hidden, "r += [start()]; true(500)") == [0, [500, 500]]
+
+
+@pytest.mark.parametrize("other_comes", [False, True], ids=["it came alone", "and was borne out"])
+def test_a_guess_that_is_surely_right_lets_no_context_be_made_that_does_not_fit(
+    hidden: Node, other_comes: bool
+) -> None:
+    """By another guess it would be made, measured and ended again."""
+    if other_comes:
+        hidden.sim.process(0, NEIGHBOUR, 10, from_mib=300)
     first = hidden.start(
         "from memory_calls import *\nimport sys\nstart(); load = ctypes.c_void_p()\n"
         "cuda.cuModuleLoadData(ctypes.byref(load), b'x')\n"
-        "pid_told(); settled(320, 5); e = alloc(500)[0]; time.sleep(1.1); say(e=e, m=charged_mib())\n"
+        + ("pid_told(); settled(320, 5); " if other_comes else "")
+        + "e = alloc(500)[0]; time.sleep(1.1); say(e=e, m=charged_mib())\n"
         "sys.stdout.flush(); sys.stdin.read()",
         env={LIMIT: "1000m"},
     )

@@ -153,13 +153,22 @@ def test_a_context_that_does_not_fit_is_undone(node: Node, how: str) -> None:
     assert run(node, steps, **{LIMIT: "200m"}) == [2, 0, 2, 0]
 
 
-@pytest.mark.parametrize(("hidden", "result"), [(False, 2), (True, 999)])
+@pytest.mark.parametrize(
+    ("hidden", "listed", "result"),
+    [
+        pytest.param(False, True, 2, id="pids visible"),
+        pytest.param(True, True, 2, id="pids hidden"),
+        pytest.param(True, False, 999, id="nobody listed"),
+    ],
+)
 def test_the_second_time_the_driver_is_not_even_asked(
-    node: Node, hidden: bool, result: int
+    node: Node, hidden: bool, listed: bool, result: int
 ) -> None:
-    """Unless what one cost is a guess."""
+    """Unless what one cost is a guess by the GPU's whole use."""
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
     node.sim.hidden_pids(hidden)
+    if not listed:
+        node.sim.fail("nvmlDeviceGetComputeRunningProcesses_v3", 3)
     run(node, "r += [start()]")
     node.sim.fail("cuCtxCreate_v2", 999)
     assert run(node, "start(); settled(300); r += [alloc(500)[0], context()[0]]") == [0, result]
@@ -401,7 +410,7 @@ def test_of_several_contexts_the_cheapest_tells_what_one_costs(
 ) -> None:
     """Where others cannot be told from us: what they take or give back meanwhile is in the figure."""
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
-    node.sim.hidden_pids()
+    node.sim.fail("nvmlDeviceGetComputeRunningProcesses_v3", 3)
     steps = (
         f"start(); change('context_mib=300', 'context_mib={second}')\n"
         "r += [context()[0], charged_mib()]"

@@ -388,6 +388,15 @@ void overhead_settle(int place, bool at_once)
                            at_once && atomic_load_explicit(&unsaid[place].unsettled, memory_order_relaxed));
 }
 
+/* All guesses are right, so what other processes go by is none any more. */
+static void bear_out(int place)
+{
+    uint64_t context_bytes = atomic_load(&unsaid[place].context_bytes);
+    if (context_bytes)
+        region_exchange_context_bytes(place, context_bytes | GUESSED, context_bytes);
+    unsaid[place].unsettled = false;
+}
+
 /* Called with the lock held: so much more is charged than NVML counts. `quiet`: that is no other thread's
  * doing. */
 static void correct(int place, int64_t over, bool quiet)
@@ -395,12 +404,8 @@ static void correct(int place, int64_t over, bool quiet)
     struct unsaid *of = &unsaid[place];
     int64_t most = (int64_t)doubtful(place), less = over > most ? most : over;
     if (less <= 0 && less > -(int64_t)DRIFT_LEAST_BYTES) {
-        if (of->unsettled
-            && quiet) { /* all of them are borne out, so what others go by is no guess any more */
-            uint64_t context_bytes = atomic_load(&of->context_bytes);
-            region_exchange_context_bytes(place, context_bytes | GUESSED, context_bytes);
-            of->unsettled = false;
-        }
+        if (of->unsettled && quiet)
+            bear_out(place);
         return;
     }
     uint64_t last = region_context_bytes(place);

@@ -200,7 +200,7 @@ EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent e
             || !execution_event_done(end->row, end->turn, &to_ns)))
         result = CUDA_ERROR_NOT_READY;
     if (result == CUDA_SUCCESS)
-        *milliseconds = (float)((double)(int64_t)(to_ns - from_ns) / 1e6);
+        *milliseconds = (float)((double)(int64_t)(to_ns - from_ns) / 1e6 * (1 + call.node->drift_ppm / 1e6));
     return cuda_end(&call, result);
 }
 

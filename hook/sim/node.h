@@ -27,6 +27,7 @@
  *   launch_us 2
  *   queue_depth 1024
  *   connections 8
+ *   drift_ppm 20
  *   clock real | virtual
  *   absent call=cuMemCreate
  *   green_contexts same | apart
@@ -131,7 +132,7 @@ struct sim_node {
     int cuda_version;
     bool virtual_clock;
     bool green_apart; /* a green context is another pointer than its CUcontext */
-    unsigned kernel_us, slice_us, launch_us, queue_depth, connections;
+    unsigned kernel_us, slice_us, launch_us, queue_depth, connections, drift_ppm;
     size_t gpu_count, event_count, process_count, failure_count, pair_count, kernel_count, absent_count;
     struct sim_gpu gpus[MAX_GPUS];
     size_t part_count;

@@ -3,7 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_US = 60000000, RING_ROOM = 1024, MAX_CONNECTIONS = 32, MAX_ONE_IN = 1000000 };
+enum {
+    MAX_US = 60000000,
+    RING_ROOM = 1024,
+    MAX_CONNECTIONS = 32,
+    MAX_DRIFT_PPM = 1000,
+    MAX_ONE_IN = 1000000
+};
 
 bool parse_execution(const struct line *line, struct sim_node *node)
 {
@@ -15,7 +21,8 @@ bool parse_execution(const struct line *line, struct sim_node *node)
                    {"slice_us", 1, MAX_US, &node->slice_us},
                    {"launch_us", 0, MAX_US, &node->launch_us},
                    {"queue_depth", 1, RING_ROOM, &node->queue_depth},
-                   {"connections", 0, MAX_CONNECTIONS, &node->connections}};
+                   {"connections", 0, MAX_CONNECTIONS, &node->connections},
+                   {"drift_ppm", 0, MAX_DRIFT_PPM, &node->drift_ppm}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         long number;
         if (strcmp(line->words[0], numbers[i].word) != 0)

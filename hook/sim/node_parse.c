@@ -323,6 +323,7 @@ static const struct {
     {"launch_us", 2, parse_execution},
     {"queue_depth", 2, parse_execution},
     {"connections", 2, parse_execution},
+    {"drift_ppm", 2, parse_execution},
     {"kernel", 3, parse_kernel},
     {"clock", 2, parse_clock},
     {"absent", 2, parse_absent},

@@ -71,6 +71,23 @@ def test_kernels_of_two_microseconds(tmp_path: Path) -> None:
     alone(tmp_path, 50, {"kernel": 2}, "ms=2500")
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(("ms=2000,kernel=a", "ms=38000,kernel=none"), id="a pause"),
+        pytest.param(("ms=40000,kernel=a,burst=4,idle_us=1000000",), id="bursts"),
+    ],
+)
+def test_a_gpu_whose_clock_drifts_from_ours(tmp_path: Path, before: tuple[str, ...]) -> None:
+    """Nobody looks at it for long: then when it does something is told anew."""
+    tenants = [
+        Tenant(30, (*before, "ms=4000,kernel=a")),
+        Tenant(70, ("ms=40000,kernel=none", "ms=4000,kernel=b")),
+    ]
+    containers = run(tmp_path, tenants, {"a": 5000, "b": 100}, drift_ppm=50)
+    assert holds(containers, skip_s=41), [one.worst_error(skip_s=41) for one in containers]
+
+
 EVERY_LENGTH = [[10], [30], [50], [70], [90], [30, 70], [10, 90], [20, 30, 40], [12] * 8]
 
 

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 8, LATE_MOST = 32, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
+enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 64, LATE_MOST = 4, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
 
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
 #define PROMPT_NS 20000 /* below, nothing was before it */
@@ -169,11 +169,6 @@ bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t conte
     if (result == CUDA_ERROR_NOT_READY)
         return now_ns - probe->sent_ns > PATIENCE_NS;
     int64_t handled_ns = result == CUDA_SUCCESS ? gpu_probe_time(probe, probe->mark) : 0;
-    int64_t beyond_ns = handled_ns - (int64_t)monotonic_ns(); /* nor is anything after it was seen to be */
-    if (beyond_ns > 0) {
-        probe->anchor_at_ns -= beyond_ns;
-        handled_ns -= beyond_ns;
-    }
     if (handled_ns)
         calibrate(probe, handled_ns);
     probe->out = false;

@@ -35,28 +35,27 @@ def test_when_things_happen_on_the_gpu_is_told(put_aside_us: int, first_us: int,
 
 
 @pytest.mark.parametrize(
-    ("ppm", "idle_ms", "every", "us"),
+    ("ppm", "idle_ms", "every"),
     [
-        pytest.param(20, 10_000, 0, 20, id="ten seconds, the GPU's clock is fast"),
-        pytest.param(-20, 10_000, 0, 20, id="ten seconds, the GPU's clock is slow"),
-        pytest.param(0, 18_000_137, 0, 20, id="five hours: elapsed times are whole milliseconds"),
-        pytest.param(5, 1_000_000_000, 0, 20, id="eleven days: elapsed times are believed no more"),
-        pytest.param(50, 300, 5, 100, id="bursts, 0.3 s apart, the GPU's clock is fast"),
-        pytest.param(50, 1000, 5, 100, id="bursts, a second apart, the GPU's clock is fast"),
-        pytest.param(-50, 300, 5, 100, id="bursts, 0.3 s apart, the GPU's clock is slow"),
+        pytest.param(20, 10_000, 0, id="ten seconds, the GPU's clock is fast"),
+        pytest.param(-20, 10_000, 0, id="ten seconds, the GPU's clock is slow"),
+        pytest.param(0, 18_000_137, 0, id="five hours: elapsed times are whole milliseconds"),
+        pytest.param(5, 1_000_000_000, 0, id="eleven days: elapsed times are believed no more"),
+        pytest.param(50, 300, 5, id="bursts, 0.3 s apart, the GPU's clock is fast"),
+        pytest.param(50, 1000, 5, id="bursts, a second apart, the GPU's clock is fast"),
+        pytest.param(-50, 300, 5, id="bursts, 0.3 s apart, the GPU's clock is slow"),
     ],
 )
 def test_when_things_happen_on_the_gpu_is_told_after_nobody_looked(
-    ppm: int, idle_ms: int, every: int, us: int
+    ppm: int, idle_ms: int, every: int
 ) -> None:
-    """What is late by 100 us is taken for others' turn."""
     ran = subprocess.run(
         [compiled("probe.c", HOOK), "0", "0", str(ppm), str(idle_ms), str(every)],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert 0 <= int(ran.stdout) <= us
+    assert 0 <= int(ran.stdout) <= 20  # us
 
 
 def test_a_context_that_another_thread_makes_anew_has_ended() -> None:

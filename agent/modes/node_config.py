@@ -54,7 +54,7 @@ def watching(parts: Parts) -> list[Service]:
         lambda value: config.config_choice.name(value, configurations(folder)),
         label=config.config_label,
         chosen=config.config_file.name if config.config_file else "",
-        anew=lambda: os.kill(os.getpid(), signal.SIGHUP),  # as NVIDIA's config-manager does it
+        anew=lambda: os.kill(os.getpid(), signal.SIGTERM),  # SIGHUP is ignored below nohup
     )
     return [NodeWatch(cluster, view), watch]
 

@@ -142,6 +142,7 @@ SELDOM = frozenset(
 NEVER_UNWOUND = frozenset(
     {
         "amounts.c",
+        "beside.c",
         "blocks.c",
         "credit.c",
         "gpu_sweep.c",
@@ -177,6 +178,7 @@ ARTIFACTS = (
         "libvgpu.so",
         (
             "amounts.c",
+            "beside.c",
             "blocks.c",
             "busy.c",
             "charge.c",

@@ -21,6 +21,7 @@ enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stre
 #define WAITS_NS MS_NS /* beyond what was expected, a launch may wait for one on another GPU, */
 #define APART_NS (200 * MS_NS) /* few kernels take so long, and few processes start together so exactly */
 #define OVERLONG_NS (5000 * MS_NS) /* and beyond twice that, for any later one */
+#define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 #define AT_ONCE_NS 20000 /* after an event was recorded on an idle stream, it is done */
 
 static void finish(struct measured_lane *lane, struct trace *trace)
@@ -58,15 +59,39 @@ static int64_t of_own(const struct measured_lane *lane, const struct trace *trac
     return others_ns ? (int64_t)((double)ns * expected_ns / (expected_ns + (double)others_ns)) : ns;
 }
 
+/* Whether what runs beside it on other streams is not measured, though it is itself. */
+static bool is_beside_unmeasured(const struct measured_lane *lane, const struct trace *trace)
+{
+    return trace->always && !lane->in_turn
+        && trace->launched_ns - (int64_t)atomic_load(&lane->lane.unmeasured_at_ns) < BESIDE_NS;
+}
+
 /* What a launch that runs until then cost: without the time that others had the GPU, which is seen to
- * the millisecond, and with the part of ours that is its own. */
-static int64_t own_ns(struct measured_lane *lane, struct trace *trace, int64_t until_ns)
+ * the millisecond, and with the part of ours that is its own. `seen`: what ran beside it was measured. */
+static int64_t own_ns(struct measured_lane *lane, struct trace *trace, int64_t until_ns, bool seen)
 {
     int64_t from_ns = trace->running_since_ns;
     trace->part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
     int64_t away_ns = gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true);
+    int64_t own = trace->part_ns - away_ns;
+    double part = !seen && is_beside_unmeasured(lane, trace) ? beside_part(&lane->beside, trace->stream) : 0;
+    if (part > 0) {
+        int64_t ran_ns =
+            until_ns - from_ns - gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, false);
+        int64_t had_ns = (int64_t)((double)ran_ns * part);
+        own = had_ns < own ? had_ns : own;
+    }
     trace->whole = away_ns == 0;
-    return of_own(lane, trace, trace->part_ns - away_ns);
+    return of_own(lane, trace, own);
+}
+
+/* The least that one of a kind that is always measured cost, and what is said of its kind by that: how long
+ * it took says nothing while what ran beside it is not known, but for one that was far longer. */
+static int64_t single_ns(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns)
+{
+    uint64_t streams = atomic_load(&lane->lane.streams_seen) | atomic_load(&lane->lane.streams_seen_before);
+    int64_t least_ns = trace->part_ns / (1 + __builtin_popcountll(streams));
+    return 2 * least_ns > ESTIMATE_FAR * expected_ns ? least_ns : expected_ns;
 }
 
 /* Whether it may have waited for a turn of another of our contexts before it began, as nothing was before it
@@ -167,7 +192,7 @@ static bool was_over(struct measured_lane *lane, struct trace *trace, int64_t un
 static void note_run(struct measured_lane *lane, struct trace *trace, int64_t from_ns)
 {
     trace->run = past_began(&lane->past, trace->stream, from_ns);
-    past_launched(&lane->past, trace->run, trace->launch_call, trace->expected_ns);
+    past_launched(&lane->past, trace->run, trace->launch_call, trace->expected_ns, trace->always);
 }
 
 /* It has ended: when it ran. False when that cannot be told. */
@@ -210,9 +235,9 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     int64_t expected_ns = estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : 0;
-    int64_t own = own_ns(lane, trace, trace->ran_until_ns);
-    bool is_short =
-        expected_ns && expected_ns < SHORT_NS && (trace->sweep || !estimate_measures_all(estimate));
+    bool averaged = trace->sweep && !trace->always, seen = averaged || gpu_sweep_saw(sweep, trace);
+    int64_t own = own_ns(lane, trace, trace->ran_until_ns, seen);
+    bool is_short = expected_ns && expected_ns < SHORT_NS && (averaged || !estimate_measures_all(estimate));
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
     bool is_known =
@@ -225,7 +250,11 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
     bool blurred = is_known && own <= UNSEEN_MOST_NS && !trace->whole;
     trace->own_ns = own;
     trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
-    if (trace->sweep)
+    if (expected_ns && seen)
+        trace->single_ns = gpu_sweep_single_ns(sweep, trace, trace->single_ns, expected_ns);
+    else if (expected_ns && is_beside_unmeasured(lane, trace))
+        trace->single_ns = single_ns(lane, trace, expected_ns);
+    if (averaged)
         gpu_sweep_judge(lane, sweep, trace);
     else if (trace->others_ns == OTHERS_MEASURED && trace->whole && lane->in_turn) {
         int64_t part_ns = of_own(lane, trace, trace->part_ns);
@@ -238,7 +267,7 @@ static void judge(struct measured_lane *lane, struct trace *trace, struct sweep 
  * charged by what it took. */
 static bool tells_nothing(struct measured_lane *lane, const struct trace *trace, struct estimate *estimate)
 {
-    return trace->sweep
+    return (trace->sweep && !trace->always)
         || (trace->waits
             && (trace->met
                 || (estimate && estimate_measures_all(estimate)
@@ -303,7 +332,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     const struct probe *probe = trace_probe(lane, trace);
     if (probe->out && probe->residency.undecided > 1)
         return 0; /* nothing of ours runs at the moment */
-    int64_t own = trace->running_since_ns ? own_ns(lane, trace, now_ns) : 0;
+    int64_t own = trace->running_since_ns ? own_ns(lane, trace, now_ns, false) : 0;
     int64_t beyond_ns = own - trace->charged_ns;
     trace->waits = own > WAITS_NS + trace->expected_ns;
     if (trace->waits)

@@ -59,8 +59,10 @@ static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t
         const struct swept *of = &sweep->of[i];
         if (of->launches < OFTEN)
             continue;
-        if (was_queued(of) && of->from_ns > sweep->from_ns)
+        if (of->from_ns > sweep->from_ns)
             sweep->from_ns = of->from_ns;
+        if (was_queued(of) && of->from_ns > sweep->queued_until_ns)
+            sweep->queued_until_ns = of->from_ns;
         sweep->until_ns = of->until_ns < sweep->until_ns ? of->until_ns : sweep->until_ns;
     }
 }
@@ -87,7 +89,7 @@ static void find_last(struct measured_lane *lane, struct sweep *sweep)
 /* All that may have run, beside what was measured: what was queued on each stream before it, what was
  * launched there later, and streams of which none was measured, as a thread whose queues are full launches
  * nothing. */
-static void find_most(struct measured_lane *lane, const struct sweep *sweep)
+static void find_most(struct measured_lane *lane, struct sweep *sweep)
 {
     struct past *most = &lane->most;
     uint64_t others = atomic_load(&lane->lane.streams_seen) | atomic_load(&lane->lane.streams_seen_before);
@@ -100,6 +102,7 @@ static void find_most(struct measured_lane *lane, const struct sweep *sweep)
             past_began(most, of->stream, of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns);
         others &= ~gpu_time_stream_bit(past_stream_only(of->stream));
     }
+    sweep->others = __builtin_popcountll(others);
     for (int left = OF_BIT * __builtin_popcountll(others); left > 0; left--)
         past_began(most, UINT64_MAX - (uint64_t)left, 0);
 }
@@ -107,6 +110,22 @@ static void find_most(struct measured_lane *lane, const struct sweep *sweep)
 static bool is_judged(const struct sweep *sweep, const struct trace *trace)
 {
     return trace->running_since_ns >= sweep->from_ns && trace->running_since_ns < sweep->last_ns;
+}
+
+int64_t gpu_sweep_single_ns(const struct sweep *sweep, const struct trace *trace, int64_t own,
+                            int64_t expected_ns)
+{
+    int unknown = sweep->others;
+    for (const struct swept *of = sweep->of; of < sweep->of + sweep->streams; of++)
+        unknown += of->from_ns > trace->running_since_ns;
+    bool far = 2 * own > ESTIMATE_FAR * expected_ns;
+    return far && 2 * own <= ESTIMATE_FAR * expected_ns * (1 + unknown) ? expected_ns : own;
+}
+
+bool gpu_sweep_saw(const struct sweep *sweep, const struct trace *trace)
+{
+    return trace->sweep && sweep->together && trace->running_since_ns >= sweep->queued_until_ns
+        && trace->running_since_ns < sweep->last_ns && trace->ran_until_ns <= sweep->until_ns;
 }
 
 /* Whether launches that are not measured may lie between its events: other threads went on, perhaps in its
@@ -120,7 +139,7 @@ static bool was_gone_on_in(struct measured_lane *lane, const struct trace *trace
 /* It is waited for no more, and tells nothing. */
 static void let_go(struct measured_lane *lane, struct trace *trace)
 {
-    trace->edge = true;
+    trace->edge |= !trace->always;
     trace->sweep = 0;
     atomic_fetch_sub(&lane->lane.sweep_out, 1);
 }
@@ -138,6 +157,8 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
             let_go(lane, trace);
             continue;
         }
+        if (trace->always)
+            continue;
         last_ns = trace->launched_ns > last_ns ? trace->launched_ns : last_ns;
         running |= !trace->ended;
     }
@@ -264,7 +285,7 @@ static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool ad
     struct trace *kind[TRACES], *all[TRACES];
     int left = 0;
     for (size_t i = 0; i < TRACES; i++)
-        if (of_sweep(&lane->traces[i]))
+        if (of_sweep(&lane->traces[i]) && !lane->traces[i].always)
             all[left++] = &lane->traces[i];
     while (left > 0) {
         uint64_t key = all[0]->key;
@@ -281,6 +302,8 @@ static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool ad
 
 void gpu_sweep_learn(struct measured_lane *lane, struct sweep *sweep)
 {
+    if (sweep->together)
+        beside_learn(&lane->beside, &lane->past, sweep->from_ns, sweep->until_ns);
     learn_kinds(lane, sweep, true);
     learn_kinds(lane, sweep, false);
 }

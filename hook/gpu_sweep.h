@@ -22,9 +22,12 @@ struct sweep {
     bool over; /* nothing of it is left to come: its launches can be settled */
     bool together; /* every stream was being measured for long enough to judge by: */
     int64_t from_ns, last_ns, until_ns; /* when; and what began by then is judged */
+    int64_t queued_until_ns; /* what was queued before it on streams that had something in it soon ran until
+                                then */
     double had_ns, told_ns; /* what its launches had in that time, and would have by what each is told */
     bool contended;
     int64_t went_on_ns; /* when anything else was launched after it, or INT64_MAX */
+    int others; /* streams used lately that have no launch in it */
     int streams;
     struct swept {
         uint64_t stream;
@@ -38,6 +41,14 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
 
 /* A launch of the sweep seems to have cost `own_ns`, if that is told: what it says of its kind. */
 void gpu_sweep_judge(struct measured_lane *lane, struct sweep *sweep, struct trace *trace);
+
+/* What it says of how its kind varies, that had `own` of the time: that it was far longer only if it was so
+ * whatever the streams did that are not known to have been measured then. */
+int64_t gpu_sweep_single_ns(const struct sweep *sweep, const struct trace *trace, int64_t own,
+                            int64_t expected_ns);
+
+/* Whether all that ran beside it was measured. */
+bool gpu_sweep_saw(const struct sweep *sweep, const struct trace *trace);
 
 /* All have been judged: learn what launches of each kind cost, which is what each of them is charged. */
 void gpu_sweep_learn(struct measured_lane *lane, struct sweep *sweep);

@@ -217,7 +217,7 @@ static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream
     return trace;
 }
 
-struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess)
+struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess, bool always)
 {
     struct measured_lane *lane = traces_of(of);
     struct quiet quiet = quiet_begin();
@@ -226,6 +226,8 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
         trace->by_clock = true;
         trace->began_ns = gpu_clock_wait(stream, per_thread); /* what it is to do yet was charged already */
     }
+    if (trace)
+        trace->always = always;
     quiet_end(quiet);
     return trace;
 }

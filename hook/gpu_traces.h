@@ -4,6 +4,7 @@
 #ifndef VGPU_GPU_TRACES_H
 #define VGPU_GPU_TRACES_H
 
+#include "beside.h"
 #include "busy.h"
 #include "gpu_probe.h"
 #include "gpu_time.h"
@@ -41,6 +42,7 @@ struct trace {
     bool guess; /* of what it costs: little is known of its kind, */
     _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
     uint64_t sweep; /* settled together with others: when theirs began; or 0 */
+    bool always; /* its kind is measured always, in sweeps too */
     bool edge; /* it says what ran, not what it cost */
     bool by_clock; /* it is waited for, and has no events */
 };
@@ -65,6 +67,7 @@ struct measured_lane {
     struct busy_shown shown; /* while `polling` */
     struct past past, most; /* what ran, and what may have run beside a sweep that is over */
     uint64_t swept_ns; /* when the last sweep that is over began */
+    struct beside beside; /* what sweeps tell of launches that are always measured */
     struct trace traces[TRACES];
     struct doubt doubts[DOUBTS];
 };

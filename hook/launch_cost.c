@@ -113,16 +113,21 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     int samples = estimate ? atomic_load(&estimate->samples) : 0;
     if (samples == FEW_SAMPLES - 1) /* the last of the first ones counts as a sample */
         atomic_store(&launch->lane->sampled_at_ns, now_ns);
-    if (samples < FEW_SAMPLES
-        || (several && !gpu_time_several_contexts(launch->lane) ? estimate_measures_all_alone(estimate)
-                                                                : estimate_measures_all(estimate)))
+    bool beside = several && !gpu_time_several_contexts(launch->lane); /* which take turns */
+    if (samples < FEW_SAMPLES || (!beside && estimate_measures_all(estimate)))
         return true;
+    launch->always = beside && estimate_measures_all_alone(estimate);
     if (several) {
         struct lane *lane = launch->lane;
-        sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));
-        bool sweep = atomic_load(&lane->sweep_left) > 0 && atomic_fetch_sub(&lane->sweep_left, 1) > 0;
+        if (!launch->always) {
+            atomic_store(&lane->unmeasured_at_ns, now_ns);
+            sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));
+        }
+        bool sweep = atomic_load(&lane->sweep_left) > 0
+            && (launch->always ? atomic_load(&lane->sweep_out) < SWEEP_MOST
+                               : atomic_fetch_sub(&lane->sweep_left, 1) > 0);
         launch->sweep = sweep ? atomic_load(&lane->swept_at_ns) : 0;
-        return sweep;
+        return sweep || launch->always;
     }
     /* Kinds of which all are measured would else have all the measurements. */
     bool due = elapsed_ns(atomic_load(&launch->lane->sampled_at_ns), now_ns) >= MEASURE_EVERY_NS;

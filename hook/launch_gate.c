@@ -315,7 +315,8 @@ static void pass_slowly(struct launch *launch, int place)
     if (launch->cost_ns
         && (launch_cost_is_to_be_measured(launch, now_ns) || credit_is_asked(launch->lane, now_ns))) {
         atomic_store(&launch->lane->measured_at_ns, now_ns);
-        launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess);
+        launch->trace =
+            gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess, launch->always);
     }
     if (!launch->cost_ns)
         launch->lane = NULL;

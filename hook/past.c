@@ -18,11 +18,12 @@ uint64_t past_began(struct past *past, uint64_t stream, int64_t from_ns)
     return number;
 }
 
-void past_launched(struct past *past, uint64_t number, int64_t call, int64_t cost_ns)
+void past_launched(struct past *past, uint64_t number, int64_t call, int64_t cost_ns, bool always)
 {
     struct past_run *run = &past->runs[number % PAST_RUNS];
     run->call = call;
     run->cost_ns = cost_ns;
+    run->always = always;
 }
 
 int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_call, int64_t until_call)

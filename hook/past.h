@@ -33,6 +33,7 @@ struct past {
             until_ns; /* INT64_MAX while it runs; those of a stream that have ended do not overlap */
         int64_t call, cost_ns; /* the number of its call, and what was expected; 0: not told */
         bool asked; /* what it had was, and */
+        bool always; /* its kind is always measured */
         int64_t held_ns; /* what others of its stream had within it, whose was asked before it ended */
     } runs[PAST_RUNS]; /* at number modulo PAST_RUNS */
     uint64_t last;
@@ -41,8 +42,9 @@ struct past {
 /* Something runs since `from_ns`. Gives its number. */
 uint64_t past_began(struct past *past, uint64_t stream, int64_t from_ns);
 
-/* By which call it was launched (they count up), and what it was expected to cost. */
-void past_launched(struct past *past, uint64_t number, int64_t call, int64_t cost_ns);
+/* By which call it was launched (they count up), what it was expected to cost, and whether its
+ * kind is always measured. */
+void past_launched(struct past *past, uint64_t number, int64_t call, int64_t cost_ns, bool always);
 
 /* What the others of its stream were expected to cost that were launched between two calls. */
 int64_t past_others_ns(const struct past *past, uint64_t number, int64_t from_call, int64_t until_call);

@@ -1,0 +1,52 @@
+#include "beside.h"
+
+#include <stddef.h>
+
+#define KEPT 0.75 /* of what is known, at each sweep */
+
+/* Its place, or NULL. */
+static const struct beside_stream *find(const struct beside *beside, uint64_t stream)
+{
+    for (const struct beside_stream *of = beside->of; of < beside->of + BESIDE_STREAMS; of++)
+        if (of->ran_ns > 0 && of->stream == stream)
+            return of;
+    return NULL;
+}
+
+/* The same; otherwise that of the one that ran least lately. */
+static struct beside_stream *take(struct beside *beside, uint64_t stream)
+{
+    struct beside_stream *of = (struct beside_stream *)find(beside, stream);
+    if (of)
+        return of;
+    of = beside->of;
+    for (size_t i = 1; i < BESIDE_STREAMS; i++)
+        if (beside->of[i].ran_ns < of->ran_ns)
+            of = &beside->of[i];
+    *of = (struct beside_stream){.stream = stream};
+    return of;
+}
+
+void beside_learn(struct beside *beside, const struct past *past, int64_t from_ns, int64_t until_ns)
+{
+    for (size_t i = 0; i < BESIDE_STREAMS; i++) {
+        beside->of[i].part_ns *= KEPT;
+        beside->of[i].ran_ns *= KEPT;
+    }
+    for (size_t i = 0; i < PAST_RUNS; i++) {
+        const struct past_run *run = &past->runs[i];
+        int64_t began_ns = run->from_ns > from_ns ? run->from_ns : from_ns;
+        int64_t ended_ns = run->until_ns < until_ns ? run->until_ns : until_ns;
+        if (!run->number || !run->always || began_ns >= ended_ns || ended_ns == INT64_MAX)
+            continue;
+        struct beside_stream *of = take(beside, run->stream);
+        of->part_ns += (double)past_part_ns(past, run->stream, began_ns, ended_ns);
+        of->ran_ns += (double)(ended_ns - began_ns);
+    }
+}
+
+double beside_part(const struct beside *beside, uint64_t stream)
+{
+    const struct beside_stream *of = find(beside, stream);
+    return of ? of->part_ns / of->ran_ns : 0;
+}

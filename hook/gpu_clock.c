@@ -37,6 +37,6 @@ void gpu_clock_end(struct measured_lane *lane, const struct trace *trace, CUstre
     int64_t from_ns = atomic_exchange(&lane->clocked_until_ns, until_ns);
     from_ns = from_ns > trace->began_ns ? from_ns : trace->began_ns; /* the same time is charged once */
     int64_t own = until_ns - from_ns;
-    gpu_time_correct(&lane->lane, own - charged_ns);
+    gpu_time_correct(&lane->lane, trace->turn, own - charged_ns);
     estimate_learn(estimate_claim(&gpu_time_predictor, key), key, own, own);
 }

@@ -35,18 +35,20 @@ static void finish(struct measured_lane *lane, struct trace *trace)
 }
 
 /* Once, for size. */
-__attribute__((noinline)) void gpu_time_correct(struct lane *lane, int64_t ns)
+__attribute__((noinline)) void gpu_time_correct(struct lane *lane, struct turn *turn, int64_t ns)
 {
     share_correct(lane->share, ns);
     atomic_fetch_add(&lane->unreported_ns, ns);
     atomic_fetch_add(&lane->turn.had_ns, (uint64_t)ns);
+    atomic_fetch_add(&turn->had_ns, (uint64_t)ns);
 }
 
 __attribute__((noinline)) void gpu_time_drop_tokens(struct lane *lane)
 {
     int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0);
     atomic_fetch_sub(&lane->granted_ns, tokens_ns);
-    gpu_time_correct(lane, -tokens_ns);
+    if (tokens_ns)
+        gpu_time_correct(lane, atomic_load(&lane->payer), -tokens_ns);
 }
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
@@ -303,7 +305,7 @@ static void settle(struct measured_lane *lane, struct trace *trace)
     if (trace->own_ns > 2 * trace->expected_ns)
         gpu_time_drop_tokens(&lane->lane);
     if (trace->told) {
-        gpu_time_correct(&lane->lane, trace->own_ns - trace->charged_ns);
+        gpu_time_correct(&lane->lane, trace->turn, trace->own_ns - trace->charged_ns);
         int64_t lesson_ns = tells_nothing(lane, trace, estimate) ? known_ns(trace, estimate) : trace->own_ns;
         bool left_out = leave_out(trace, estimate);
         if (trace->guess && !left_out && !(estimate && atomic_load(&estimate->samples)))
@@ -311,7 +313,7 @@ static void settle(struct measured_lane *lane, struct trace *trace)
         if (estimate && !left_out)
             estimate_learn(estimate, trace->key, lesson_ns, trace->single_ns);
     } else if (trace->charged_ns > trace->expected_ns) {
-        gpu_time_correct(&lane->lane,
+        gpu_time_correct(&lane->lane, trace->turn,
                          trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
     }
     finish(lane, trace);
@@ -344,7 +346,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     if (estimate)
         estimate_raise(estimate, trace->key, own);
-    gpu_time_correct(&lane->lane, beyond_ns);
+    gpu_time_correct(&lane->lane, trace->turn, beyond_ns);
     trace->charged_ns = own;
     gpu_time_drop_tokens(&lane->lane);
     return 0;

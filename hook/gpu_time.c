@@ -111,6 +111,11 @@ static CUresult record(CUevent event, CUstream stream, bool per_thread)
     return real->cuEventRecord(event, stream);
 }
 
+struct turn *gpu_time_own_turn(struct lane *lane, uint64_t now_ns)
+{
+    return share_turn_of(&lane->threads, (uint64_t)pthread_self() | 1, now_ns);
+}
+
 /* A free place, if possible one with events of this context. */
 static struct trace *take_place(struct measured_lane *lane, CUcontext context, bool guess)
 {
@@ -120,8 +125,10 @@ static struct trace *take_place(struct measured_lane *lane, CUcontext context, b
             struct trace *trace = &lane->traces[i];
             int is_free = TRACE_FREE;
             if ((again || trace->context == context)
-                && atomic_compare_exchange_strong(&trace->state, &is_free, TRACE_TAKEN))
+                && atomic_compare_exchange_strong(&trace->state, &is_free, TRACE_TAKEN)) {
+                trace->turn = gpu_time_own_turn(&lane->lane, 0);
                 return trace;
+            }
         }
     }
     return NULL;

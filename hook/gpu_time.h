@@ -32,7 +32,9 @@ struct lane {
     _Atomic int64_t tokens_ns; /* taken from the share, not spent yet */
     _Atomic int64_t granted_ns; /* taken from it, ever, and not given back unspent */
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
-    struct turn turn;
+    struct turn turn; /* of this process among those of the container */
+    struct thread_turns threads;
+    _Atomic(struct turn *) payer; /* whose thread took last; NULL: none did */
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t credit_at_ns, credit_ended_ns; /* when one last went out on credit, and was over; */
     _Atomic int64_t credit_ns; /* and what more may at once (credit.h) */
@@ -116,8 +118,11 @@ int gpu_time_guesses(struct lane *lane, uint64_t key);
 /* Whether anything is being measured. */
 bool gpu_time_measuring(struct lane *lane);
 
-/* What was charged cost `ns` more (less, if negative). */
-void gpu_time_correct(struct lane *lane, int64_t ns);
+/* What was charged for a launch of a thread cost `ns` more (less, if negative). */
+void gpu_time_correct(struct lane *lane, struct turn *turn, int64_t ns);
+
+/* The turn of the calling thread. */
+struct turn *gpu_time_own_turn(struct lane *lane, uint64_t now_ns);
 
 /* Let nothing more go on what was taken from the share before: it is given back. */
 void gpu_time_drop_tokens(struct lane *lane);

@@ -20,6 +20,7 @@ struct trace {
     CUevent begin, end;
     uint64_t stream; /* of past.h; its context is the number of a probe */
     uint64_t key;
+    struct turn *turn; /* of the thread that launches it */
     int64_t expected_ns, charged_ns;
     /* What launches of other threads between its events were charged, in its stream; OTHERS_MEASURED: to be
      * asked of the past, as there are several streams. */

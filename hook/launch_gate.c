@@ -16,7 +16,7 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { MEASURE_OFTEN = 7, CALLS_OF_LAUNCH = 3, SLIP_CALLS = 32, FEW_LOOKS = 20 };
+enum { MEASURE_OFTEN = 7, CALLS_OF_LAUNCH = 3, SLIP_CALLS = 32, FEW_LOOKS = 20, ABOUT = 2 };
 
 #define LATER_LOOK_NS 500000
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
@@ -161,15 +161,38 @@ static bool stuck(struct lane *lane, uint64_t now_ns)
         && now_ns - atomic_load(&lane->share->overlong_at_ns) < (uint64_t)OVERLONG_NS;
 }
 
+/* Whether to leave the budget to another thread of the process. Not for a launch that is about as short as
+ * those of who has had less: as each takes what is there when it looks, neither keeps the other from it. */
+static bool is_another_threads(struct lane *lane, struct turn *turn, int64_t cost_ns, uint64_t now_ns)
+{
+    return share_is_anothers_turn(lane->share, &lane->threads.least_had, turn, now_ns)
+        && cost_ns / ABOUT > atomic_load(&lane->threads.least_cost_ns);
+}
+
+static void tell_threads(struct lane *lane, struct turn *turn, int64_t cost_ns, uint64_t now_ns,
+                         uint32_t permille)
+{
+    share_tell_turn(lane->share, &lane->threads.least_had, turn, now_ns, permille);
+    if (atomic_load(&lane->threads.least_had) == atomic_load(&turn->told))
+        atomic_store(&lane->threads.least_cost_ns, cost_ns);
+}
+
 static bool take(struct launch *launch, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
 {
     struct lane *lane = launch->lane;
-    if (spend(lane, cost_ns))
+    struct turn *turn = gpu_time_own_turn(lane, now_ns), *payer = atomic_load(&lane->payer);
+    if (spend(lane, cost_ns)) {
+        if (payer) {
+            atomic_fetch_sub(&payer->had_ns, (uint64_t)cost_ns);
+            atomic_fetch_add(&turn->had_ns, (uint64_t)cost_ns);
+        }
         return true;
+    }
     share_refill(lane->share, now_ns, permille);
     bool sweeping = atomic_load(&lane->sweep_left) > 0;
     int64_t chunk_ns = sweeping ? cost_ns : chunk(now_ns);
-    bool yields = share_is_anothers_turn(lane->share, &lane->turn, now_ns);
+    bool yields = share_is_anothers_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns);
+    yields |= is_another_threads(lane, turn, cost_ns, now_ns);
     int64_t taken_ns = yields ? 0 : share_take(lane->share, cost_ns, chunk_ns);
     launch->on_credit = !taken_ns && credit_for(lane, cost_ns, now_ns);
     if (!taken_ns && (launch->on_credit || stuck(lane, now_ns))) {
@@ -177,9 +200,12 @@ static bool take(struct launch *launch, int64_t cost_ns, uint32_t permille, uint
         taken_ns = cost_ns;
     }
     atomic_fetch_add(&lane->turn.had_ns, (uint64_t)taken_ns);
-    share_tell_turn(lane->share, &lane->turn, now_ns, permille);
+    atomic_fetch_add(&turn->had_ns, (uint64_t)taken_ns);
+    share_tell_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns, permille);
+    tell_threads(lane, turn, cost_ns, now_ns, permille);
     if (!taken_ns)
         return false;
+    atomic_store(&lane->payer, turn);
     atomic_fetch_add(&lane->granted_ns, taken_ns);
     atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
     atomic_fetch_add(&lane->unreported_ns, taken_ns);

@@ -163,9 +163,10 @@ static int64_t had_beyond_ns(const struct turn *turn, uint64_t word)
     return (int64_t)(had - (word & ~TIME_MASK)) >> (TIME_BITS - HAD_UNIT_BITS);
 }
 
-bool share_is_anothers_turn(const struct share *share, struct turn *turn, uint64_t now_ns)
+bool share_is_anothers_turn(const struct share *share, const _Atomic uint64_t *least_had, struct turn *turn,
+                            uint64_t now_ns)
 {
-    uint64_t word = atomic_load_explicit(&share->least_had, memory_order_relaxed);
+    uint64_t word = atomic_load_explicit(least_had, memory_order_relaxed);
     uint64_t idle_at_ns = atomic_load_explicit(&turn->idle_at_ns, memory_order_relaxed);
     int64_t beyond_ns = had_beyond_ns(turn, word);
     if (!idle_at_ns || (now_ns > idle_at_ns && beyond_ns < 0)) { /* new, or it could have had more */
@@ -183,9 +184,10 @@ bool share_is_anothers_turn(const struct share *share, struct turn *turn, uint64
     return waits;
 }
 
-void share_tell_turn(struct share *share, struct turn *turn, uint64_t now_ns, uint32_t permille)
+void share_tell_turn(const struct share *share, _Atomic uint64_t *least_had, struct turn *turn,
+                     uint64_t now_ns, uint32_t permille)
 {
-    uint64_t word = atomic_load_explicit(&share->least_had, memory_order_relaxed);
+    uint64_t word = atomic_load_explicit(least_had, memory_order_relaxed);
     uint64_t own = turn_word(atomic_load_explicit(&turn->had_ns, memory_order_relaxed), now_ns);
     /* As long as the budget is in debt nobody can take from it, whoever wants to. */
     atomic_store_explicit(&turn->idle_at_ns,
@@ -194,9 +196,28 @@ void share_tell_turn(struct share *share, struct turn *turn, uint64_t now_ns, ui
     if (had_beyond_ns(turn, word) >= 0 && is_of_lately(word, now_ns)
         && word != atomic_load_explicit(&turn->told, memory_order_relaxed))
         return;
-    if (atomic_compare_exchange_strong_explicit(&share->least_had, &word, own, memory_order_relaxed,
+    if (atomic_compare_exchange_strong_explicit(least_had, &word, own, memory_order_relaxed,
                                                 memory_order_relaxed))
         atomic_store_explicit(&turn->told, own, memory_order_relaxed);
+}
+
+struct turn *share_turn_of(struct thread_turns *all, uint64_t thread, uint64_t now_ns)
+{
+    size_t first = estimate_mix(thread, 0) % SHARE_THREADS, idle = SHARE_THREADS;
+    for (size_t i = 0; i < SHARE_THREADS; i++) {
+        size_t place = (first + i) % SHARE_THREADS;
+        uint64_t whose = atomic_load_explicit(&all->threads[place], memory_order_relaxed);
+        if (whose == thread
+            || (!whose && atomic_compare_exchange_strong(&all->threads[place], &whose, thread)))
+            return &all->turns[place];
+        if (atomic_load_explicit(&all->turns[place].idle_at_ns, memory_order_relaxed) < now_ns)
+            idle = place;
+    }
+    if (idle == SHARE_THREADS)
+        return &all->turns[first];
+    atomic_store(&all->threads[idle], thread);
+    atomic_store(&all->turns[idle].idle_at_ns, 0); /* it is new */
+    return &all->turns[idle];
 }
 
 /* --- what launches cost --------------------------------------------------------------------------------- */

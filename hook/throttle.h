@@ -76,12 +76,14 @@ uint64_t share_wait_ns(const struct share *share, uint32_t permille);
 /* How long a debt of the budget takes to be repaid, in ns. */
 uint64_t share_debt_ns(const struct share *share, uint32_t permille);
 
-/* --- whose turn it is among the processes of a container ------------------------------------------------ */
+/* --- whose turn it is among the processes of a container, and the threads of a process -------------------
+ */
 
-/* Who has had less of the GPU goes first. A process that looks at the budget leaves in `least_had` how much
- * it has had, and when it looked: unless another did lately who has had less. That holds for SHARE_LATELY_NS,
- * so nobody waits for one that is gone. Nor is any of the budget lost: who has had more waits only while it
- * could be saved up for later, and what others leave until then is not held against who takes it. */
+/* Who has had less of the GPU goes first. One that looks at the budget leaves in `least_had`, a word of all
+ * that are compared, how much it has had, and when it looked: unless another did lately who has had less.
+ * That holds for SHARE_LATELY_NS, so nobody waits for one that is gone. Nor is any of the budget lost: who
+ * has had more waits only while it could be saved up for later, and what others leave until then is not held
+ * against who takes it. */
 struct turn {
     _Atomic uint64_t had_ns; /* counted from what another had had when this one began to want some */
     _Atomic uint64_t told; /* the word that it left last */
@@ -91,10 +93,26 @@ struct turn {
 #define SHARE_LATELY_NS (50 * MS_NS) /* five times as long as who waits sleeps at most */
 
 /* Whether to leave the budget to another that has had less, by more than a chunk. */
-bool share_is_anothers_turn(const struct share *share, struct turn *turn, uint64_t now_ns);
+bool share_is_anothers_turn(const struct share *share, const _Atomic uint64_t *least_had, struct turn *turn,
+                            uint64_t now_ns);
 
 /* Tell the others, having looked at the budget and taken from it or not. */
-void share_tell_turn(struct share *share, struct turn *turn, uint64_t now_ns, uint32_t permille);
+void share_tell_turn(const struct share *share, _Atomic uint64_t *least_had, struct turn *turn,
+                     uint64_t now_ns, uint32_t permille);
+
+enum { SHARE_THREADS = 64 };
+
+/* Those of the threads of a process. All zero is empty. */
+struct thread_turns {
+    _Atomic uint64_t least_had;
+    _Atomic int64_t least_cost_ns; /* of a launch of who left it */
+    _Atomic uint64_t threads[SHARE_THREADS]; /* whose each is; 0: nobody's yet */
+    struct turn turns[SHARE_THREADS];
+};
+
+/* The turn of a thread, by a number that is not 0. Where all places are taken, one that did not look for long
+ * loses its own; where none is such, two threads count as one. */
+struct turn *share_turn_of(struct thread_turns *all, uint64_t thread, uint64_t now_ns);
 
 /* --- what launches cost --------------------------------------------------------------------------------- */
 

@@ -111,6 +111,7 @@ class Container:
     together: int  # steps until the first of all tenants ended, and left its time to the others
     results: list[int]  # of its processes that were not killed
     launches_of_each: list[int]  # likewise
+    launches_of_threads: list[list[int]]  # of each of these, by thread
     share: Share
     recent_kernel: int
     last_kernel_s: int
@@ -318,6 +319,7 @@ def _judged(
         together=together,
         results=[int(one["result"]) for one in told],  # type: ignore[call-overload]
         launches_of_each=[int(one["launches"]) for one in told],  # type: ignore[call-overload]
+        launches_of_threads=[one["launches_of_threads"] for one in told],
         share=Share(budget, charged, throttled, launches, waits),
         recent_kernel=struct.unpack_from("<i", region, RECENT_KERNEL_AT)[0],
         last_kernel_s=struct.unpack_from("<Q", region, 2008912)[0],

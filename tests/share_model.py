@@ -46,9 +46,20 @@ class Share(ctypes.Structure):
 
 
 class Turn(ctypes.Structure):
-    """`struct turn`, of a process."""
+    """`struct turn`, of a process or a thread."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in ("had_ns", "told", "idle_at_ns")]
+
+
+class ThreadTurns(ctypes.Structure):
+    """`struct thread_turns`."""
+
+    _fields_ = [
+        ("least_had", ctypes.c_uint64),
+        ("least_cost_ns", ctypes.c_int64),
+        ("threads", ctypes.c_uint64 * 64),
+        ("turns", Turn * 64),
+    ]
 
 
 def load(directory: Path) -> ctypes.CDLL:
@@ -68,10 +79,17 @@ def load(directory: Path) -> ctypes.CDLL:
     library.share_take.restype = ctypes.c_int64
     library.share_correct.argtypes = [share, ctypes.c_int64]
     turn = ctypes.POINTER(Turn)
-    library.share_is_anothers_turn.argtypes = [share, turn, ctypes.c_uint64]
+    word = ctypes.POINTER(ctypes.c_uint64)
+    library.share_is_anothers_turn.argtypes = [share, word, turn, ctypes.c_uint64]
     library.share_is_anothers_turn.restype = ctypes.c_bool
-    library.share_tell_turn.argtypes = [share, turn, ctypes.c_uint64, ctypes.c_uint32]
+    library.share_tell_turn.argtypes = [
+        share, word, turn, ctypes.c_uint64, ctypes.c_uint32,
+    ]  # fmt: skip
     library.share_tell_turn.restype = None
+    library.share_turn_of.argtypes = [
+        ctypes.POINTER(ThreadTurns), ctypes.c_uint64, ctypes.c_uint64,
+    ]  # fmt: skip
+    library.share_turn_of.restype = turn
     library.share_wait_ns.argtypes = [share, ctypes.c_uint32]
     library.share_wait_ns.restype = ctypes.c_uint64
     library.share_debt_ns.argtypes = [share, ctypes.c_uint32]

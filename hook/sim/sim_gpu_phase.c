@@ -47,7 +47,8 @@ static bool take_pair(struct phase *phase, char *pair)
                    {"blocking", &phase->blocking},
                    {"legacy", &phase->legacy},
                    {"contexts", &phase->contexts},
-                   {"urgent", &phase->urgent}};
+                   {"urgent", &phase->urgent},
+                   {"thread", &phase->thread}};
     char *value = strchr(pair, '=');
     if (!value)
         return false;

@@ -21,8 +21,11 @@
  *   shapes=N    grids of so many sizes, in turn (default 1); not with graphs or cooperative launches
  *   contexts=N  threads have so many contexts, in turn (default 1): the primary one, others made for it
  *   kill=1      the process kills itself when the phase is over
+ *   thread=N    only the Nth thread has this phase, counted from 1 (default 0: all have it); the others go on
+ *               with their next one
  *
- * At its end it prints one line: {"pid","result","launches","wall_ns","gpu_ns","windows_ns":[...]}. gpu_ns is
+ * At its end it prints one line: {"pid","result","launches","launches_of_threads":[...],"wall_ns","gpu_ns",
+ * "windows_ns":[...]}. gpu_ns is
  * what the simulated GPU worked for this process from the first phase to the end of the last, windows_ns the
  * same for each window in between, whose ends are the multiples of its length; "result" is the first
  * CUresult that was not 0. With --virtual it takes part in the virtual clock; with --quota its
@@ -85,7 +88,7 @@ static struct {
 } contexts[MAX_CONTEXTS]; /* the first is the primary one; others are made when first used */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static char uuid_text[64];
-static _Atomic uint64_t launches;
+static _Atomic uint64_t launches_of[MAX_WORKERS];
 static _Atomic unsigned long launched; /* those about to be made, too, where one in so many is another */
 static _Atomic int first_result;
 static _Atomic bool over;
@@ -124,6 +127,7 @@ static _Atomic(CUstream) streams[MAX_OWN_STREAMS]; /* of all threads */
 
 struct worker {
     const struct phase *phase;
+    unsigned long thread;
     CUmodule module;
     CUfunction functions[MAX_MIX];
     CUstream streams[MAX_OWN_STREAMS];
@@ -179,11 +183,11 @@ static bool enter(struct worker *worker, unsigned long number)
     return done;
 }
 
-static bool prepare(struct worker *worker, unsigned long thread)
+static bool prepare(struct worker *worker)
 {
     const struct phase *phase = worker->phase;
     int priority = 0;
-    bool done = enter(worker, thread % phase->contexts)
+    bool done = enter(worker, worker->thread % phase->contexts)
         && (!phase->urgent || good(cuda.cuCtxGetStreamPriorityRange(NULL, &priority)));
     for (size_t i = 0; done && i < phase->mix_count; i++)
         done = good(cuda.cuModuleGetFunction(&worker->functions[i], worker->module, phase->mix[i]));
@@ -224,7 +228,7 @@ static bool launch_until(struct worker *worker, uint64_t end_ns)
             return false;
         worker->turn++;
         done++;
-        atomic_fetch_add(&launches, 1);
+        atomic_fetch_add(&launches_of[worker->thread], 1);
         if (phase->sync && done % phase->sync == 0 && !good(cuda.cuStreamSynchronize(stream)))
             return false;
         if (phase->burst && done % phase->burst == 0) {
@@ -242,12 +246,15 @@ static uint64_t start_ns;
 static void *work(void *number)
 {
     uint64_t end_ns = start_ns;
+    unsigned long thread = (unsigned long)(uintptr_t)number;
     bool going_on = true;
     for (size_t i = 0; going_on && i < phase_count; i++) {
-        struct worker worker = {.phase = &phases[i]};
+        struct worker worker = {.phase = &phases[i], .thread = thread};
+        if (phases[i].thread && phases[i].thread != thread + 1)
+            continue;
         end_ns += phases[i].ms * 1000000ULL;
         if (phases[i].mix_count)
-            going_on = prepare(&worker, (unsigned long)(uintptr_t)number) && launch_until(&worker, end_ns);
+            going_on = prepare(&worker) && launch_until(&worker, end_ns);
         sleep_until(end_ns);
         if (phases[i].kill)
             raise(SIGKILL);
@@ -334,9 +341,15 @@ static bool start_cuda(void)
 
 static void report(uint64_t wall_ns, uint64_t worked_ns)
 {
-    printf("{\"pid\":%d,\"result\":%d,\"launches\":%llu,\"wall_ns\":%llu,\"gpu_ns\":%llu,\"windows_ns\":[",
-           (int)getpid(), atomic_load(&first_result), (unsigned long long)launches,
-           (unsigned long long)wall_ns, (unsigned long long)worked_ns);
+    unsigned long long launches = 0;
+    for (unsigned long i = 0; i < threads; i++)
+        launches += launches_of[i];
+    printf("{\"pid\":%d,\"result\":%d,\"launches\":%llu,\"launches_of_threads\":[", (int)getpid(),
+           atomic_load(&first_result), launches);
+    for (unsigned long i = 0; i < threads; i++)
+        printf("%s%llu", i ? "," : "", (unsigned long long)launches_of[i]);
+    printf("],\"wall_ns\":%llu,\"gpu_ns\":%llu,\"windows_ns\":[", (unsigned long long)wall_ns,
+           (unsigned long long)worked_ns);
     for (size_t i = 0; i < window_count; i++)
         printf("%s%llu", i ? "," : "", (unsigned long long)windows_ns[i]);
     printf("]}\n");
@@ -372,7 +385,7 @@ int main(int count, char **words)
                 "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
                 "[--device N] [--quota ON PERIOD] "
                 "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,blocking=N,legacy=N,urgent=N,handle=N,"
-                "sync=N,burst=N,idle_us=N,contexts=N ...\n");
+                "sync=N,burst=N,idle_us=N,contexts=N,thread=N ...\n");
         return 2;
     }
     const char *missing = load_cuda(&library);

@@ -1,7 +1,7 @@
-"""The processes of one container get even parts of its share, whatever each of them launches.
+"""Even parts of a container's share for its processes, and of a process's for its threads.
 
-The whole hook on a simulated GPU, in virtual time, as in test_share.py. One launch is never cut in
-two, so parts are even but for the longest one.
+Whatever each of them launches. The whole hook on a simulated GPU, in virtual time, as in test_share.py. One
+launch is never cut in two, so parts are even but for the longest one.
 """
 
 from pathlib import Path
@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from share_bed import STEPS, Container, Kernels, Tenant, run
 
-KERNELS: Kernels = {"short": 20, "a": 30, "ms": 1000, "b": 10_000, "d": 60_000, "long": 200_000}
+KERNELS: Kernels = {
+    "short": 20,
+    "a": 30,
+    "half": 500,
+    "ms": 1000,
+    "b": 10_000,
+    "d": 60_000,
+    "long": 200_000,
+}
 AROUND_MS = 30  # a chunk and what was launched by the time that others' has begun
 
 
@@ -102,3 +110,90 @@ def test_processes_that_pause_together_save_no_more_than_one(
     seconds = range(len(container.worked_ns) - STEPS + 1)
     best = max(sum(container.worked_ns[i : i + STEPS]) / 1e7 for i in seconds)
     assert 78 < best <= 82
+
+
+# --- the threads of a process -------------------------------------------------------------------------------
+
+
+def threads(*each: str) -> tuple[str, ...]:
+    """The phases of a process of which each thread does something else, on streams of its own."""
+    return tuple(f"thread={number},{phase}" for number, phase in enumerate(each, 1))
+
+
+def parts_ms(container: Container, *us: int) -> list[list[float]]:
+    """GPU time of what each thread of each process launched, the kernels of each being so long."""
+    return [
+        [count * one / 1000 for count, one in zip(launched, us, strict=True)]
+        for launched in container.launches_of_threads
+    ]
+
+
+def of_threads_ms(longest_ms: int) -> int:
+    """How uneven their parts may be: some are of a kind that is not known yet, or not run in the end."""
+    return 4 * longest_ms + 2 * AROUND_MS
+
+
+THREADS = [  # percent, what each launches, how long that is in us
+    pytest.param(30, ["kernel=short", "kernel=b"], [20, 10_000], id="20 us beside 10 ms"),
+    pytest.param(20, ["kernel=short", "kernel=long,sync=1"], [20, 200_000], id="beside 200 ms"),
+    pytest.param(
+        50, ["kernel=short,sync=1", "kernel=d"], [20, 60_000], id="each of 20 us waited for"
+    ),
+    pytest.param(
+        30, ["kernel=short", "kernel=ms", "kernel=b"], [20, 1000, 10_000], id="three threads"
+    ),
+    pytest.param(30, ["kernel=short", "kernel=half"], [20, 500], id="beside what chunks pay for"),
+]
+
+
+@pytest.mark.parametrize(("percent", "each", "us"), THREADS)
+def test_parts_of_threads_are_even(
+    tmp_path: Path, percent: int, each: list[str], us: list[int]
+) -> None:
+    """At 30 %, 20 us had 19 ms of 2400 beside 10 ms, when whoever looked first took."""
+    longest_ms = -(-max(us) // 1000)
+    phases = threads(*(f"ms=8000,{phase}" for phase in each))
+    container = together(tmp_path, percent, phases, threads=len(each))
+    (had_ms,) = parts_ms(container, *us)
+    assert max(had_ms) - min(had_ms) <= of_threads_ms(longest_ms), had_ms
+    assert is_used_up(container, longest_ms), had_ms
+
+
+def test_a_thread_that_wants_little_has_it(tmp_path: Path) -> None:
+    """Inference beside training, in one process: bursts of 1 ms, 5 ms apart, of which 6 ms in all were left to it."""
+    phases = threads("ms=4000,kernel=short,burst=50,idle_us=5000", "ms=4000,kernel=b,burst=10")
+    container = together(tmp_path, 30, phases, threads=2)
+    ((little_ms, _),) = parts_ms(container, 20, 10_000)
+    assert little_ms > 500
+    assert abs(container.worst_error()) <= 2
+
+
+def test_threads_share_what_is_their_processs(tmp_path: Path) -> None:
+    """The other process has as much alone as both of them have."""
+    container = together(
+        tmp_path,
+        40,
+        threads("ms=8000,kernel=short", "ms=8000,kernel=b"),
+        threads("ms=8000,kernel=short", "ms=8000,kernel=none"),
+        threads=2,
+    )
+    (short_ms, b_ms), _ = parts_ms(container, 20, 10_000)
+    both_ms, other_ms = container.had_ms()
+    assert abs(both_ms - other_ms) <= 10 + AROUND_MS
+    assert abs(short_ms - b_ms) <= of_threads_ms(10)
+    assert is_used_up(container, 10)
+
+
+def test_a_thread_that_was_idle_has_saved_up_nothing(tmp_path: Path) -> None:
+    """While it was, all was the other's, and from when it comes back parts are even."""
+    phases = (
+        "thread=1,ms=9000,kernel=b",
+        "thread=2,ms=1000,kernel=short",
+        "thread=2,ms=4000,kernel=none",
+        "thread=2,ms=4000,kernel=short",
+    )
+    container = together(tmp_path, 20, phases, threads=2)
+    ((b_ms, short_ms),) = parts_ms(container, 10_000, 20)
+    assert short_ms == pytest.approx(500, abs=of_threads_ms(10))
+    assert b_ms == pytest.approx(1300, abs=of_threads_ms(10))
+    assert is_used_up(container, 10)

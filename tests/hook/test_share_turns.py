@@ -1,12 +1,13 @@
-"""Whose turn it is among the processes of a container (throttle.c): pure, and called as the gate does."""
+"""Whose turn it is among processes and threads (throttle.c): pure, and called as the gate does."""
 
 import ctypes
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from share_model import MS, SECOND, Share, Turn, load
+from share_model import MS, SECOND, Share, ThreadTurns, Turn, load
 
 UINT64 = st.integers(0, (1 << 64) - 1)
 PERMILLE = 200
@@ -31,11 +32,17 @@ class Process:
     share: Share
     turn: Turn = field(default_factory=Turn)
 
+    @property
+    def word(self) -> Any:
+        """Where all leave what they have had."""
+        at = ctypes.addressof(self.share) + Share.least_had.offset
+        return ctypes.cast(at, ctypes.POINTER(ctypes.c_uint64))
+
     def look(self, now_ns: int, takes_ns: int = 0) -> bool:
         """Whether it may take; then it has had so much more."""
-        may = not self.library.share_is_anothers_turn(self.share, self.turn, now_ns)
+        may = not self.library.share_is_anothers_turn(self.share, self.word, self.turn, now_ns)
         self.turn.had_ns += takes_ns if may else 0
-        self.library.share_tell_turn(self.share, self.turn, now_ns, PERMILLE)
+        self.library.share_tell_turn(self.share, self.word, self.turn, now_ns, PERMILLE)
         return may
 
 
@@ -137,3 +144,45 @@ def test_no_more_is_held_against_anybody_than_a_debt(
     if not one.look(now_ns):
         beyond_ns = (one.turn.had_ns - (word >> 20) * UNIT_NS) % HAD_WRAPS_NS
         assert CHUNK_NS < beyond_ns <= BOUND_NS + UNIT_NS
+
+
+# --- which turn is whose, of the threads of a process -------------------------------------------------------
+
+THREADS = 64
+
+
+def place_of(library: ctypes.CDLL, turns: ThreadTurns, thread: int, now_ns: int = SECOND) -> int:
+    """Which of the turns the thread has."""
+    at = ctypes.addressof(library.share_turn_of(turns, thread, now_ns).contents)
+    place, rest = divmod(
+        at - ctypes.addressof(turns) - ThreadTurns.turns.offset, ctypes.sizeof(Turn)
+    )
+    assert rest == 0
+    assert 0 <= place < THREADS
+    return place
+
+
+@given(threads=st.sets(st.integers(1, (1 << 64) - 1), min_size=1, max_size=THREADS))
+def test_each_thread_has_a_turn_of_its_own(library: ctypes.CDLL, threads: set[int]) -> None:
+    """As many as there are turns, and whatever their numbers are: they keep them."""
+    turns = ThreadTurns()
+    places = {}
+    for thread in sorted(threads):
+        places[thread] = place_of(library, turns, thread)
+        turns.turns[places[thread]].idle_at_ns = 2 * SECOND
+    assert len(set(places.values())) == len(threads)
+    assert {thread: place_of(library, turns, thread) for thread in places} == places
+
+
+def test_who_comes_when_all_turns_are_taken(library: ctypes.CDLL) -> None:
+    """It counts as one with another, until one of those does not look any more; then it is new there."""
+    turns = ThreadTurns()
+    for thread in range(1, THREADS + 1):
+        turns.turns[place_of(library, turns, thread)].idle_at_ns = 2 * SECOND
+    place_of(library, turns, THREADS + 1)
+    assert THREADS + 1 not in turns.threads
+    gone = place_of(library, turns, 7)
+    turns.turns[gone].idle_at_ns = SECOND // 2
+    assert place_of(library, turns, THREADS + 1) == gone
+    assert turns.threads[gone] == THREADS + 1
+    assert turns.turns[gone].idle_at_ns == 0

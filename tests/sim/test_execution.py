@@ -628,6 +628,7 @@ class Report:
     pid: int
     result: int
     launches: int
+    launches_of_threads: list[int]
     wall_ns: int
     gpu_ns: int
     windows_ns: list[int]

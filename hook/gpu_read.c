@@ -38,6 +38,8 @@ static void finish(struct measured_lane *lane, struct trace *trace)
 __attribute__((noinline)) void gpu_time_correct(struct lane *lane, struct turn *turn, int64_t ns)
 {
     share_correct(lane->share, ns);
+    if (atomic_load(&lane->own_permille))
+        share_correct(&lane->own, ns);
     atomic_fetch_add(&lane->unreported_ns, ns);
     atomic_fetch_add(&lane->turn.had_ns, (uint64_t)ns);
     atomic_fetch_add(&turn->had_ns, (uint64_t)ns);

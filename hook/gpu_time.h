@@ -33,8 +33,6 @@ struct lane {
     _Atomic int64_t granted_ns; /* taken from it, ever, and not given back unspent */
     _Atomic int64_t unreported_ns; /* spent, not in the share's counter yet */
     struct turn turn; /* of this process among those of the container */
-    struct thread_turns threads;
-    _Atomic(struct turn *) payer; /* whose thread took last; NULL: none did */
     _Atomic uint64_t launched_at_ns; /* when a launch last took from the share */
     _Atomic uint64_t credit_at_ns, credit_ended_ns; /* when one last went out on credit, and was over; */
     _Atomic int64_t credit_ns; /* and what more may at once (credit.h) */
@@ -60,6 +58,10 @@ struct lane {
     _Atomic int64_t guess_ns; /* 0: nothing was measured yet */
     _Atomic int64_t
         queued_ns; /* since when a launch waits for the GPU that others have; 0: none was seen to */
+    _Atomic(struct turn *) payer; /* whose thread took last from the share; NULL: none did */
+    struct thread_turns threads;
+    struct share own; /* of a process that has lowered its own share, which takes from both */
+    _Atomic uint32_t own_permille; /* 0: it has not */
 };
 
 extern _Atomic(struct lane *) gpu_lanes[MAX_DEVICES] __attribute__((visibility("hidden"))); /* in use */

@@ -126,15 +126,33 @@ static bool queues(const struct lane *lane, uint64_t now_ns)
     return since_ns && elapsed_ns(since_ns, now_ns) > QUEUE_LENT_NS && share_contended(lane->share, now_ns);
 }
 
-/* What is ours of the device's time now; SHARE_WHOLE_PERMILLE: no limit. What is lent is not queued: it could
- * not be returned. */
+/* What is the container's of the device's time now; SHARE_WHOLE_PERMILLE: no limit. What is lent is not
+ * queued: it could not be returned. */
 static uint32_t share_now(const struct core_share *core, const struct lane *lane, uint64_t now_ns)
 {
-    uint32_t permille = core->enforced ? core->permille : SHARE_WHOLE_PERMILLE;
+    uint32_t permille = core->enforced ? core->container_permille : SHARE_WHOLE_PERMILLE;
     bool lent = core->lent_until_ns > now_ns && core->lent_until_ns - now_ns <= LEASES_LONGEST_NS;
     if (core->enforced && core->lent_permille && lent && !queues(lane, now_ns))
         permille += core->lent_permille < SHARE_WHOLE_PERMILLE ? core->lent_permille : SHARE_WHOLE_PERMILLE;
     return permille < SHARE_WHOLE_PERMILLE ? permille : SHARE_WHOLE_PERMILLE;
+}
+
+/* The same of a process that has lowered its own, by a budget that only it takes from: that of the container
+ * grows by the container's share whoever looks, or the others would have less, too. What is lent to the
+ * container raises nothing here. */
+static void keep_own(struct lane *lane, uint32_t permille, uint64_t now_ns)
+{
+    struct share *own = &lane->own;
+    if (!permille && atomic_exchange(&lane->own_permille, 0)) {
+        atomic_store(&own->refilled_at_ns, 0);
+        atomic_store(&own->budget_ns, 0);
+    }
+    if (!permille)
+        return;
+    atomic_store(&lane->own_permille, permille);
+    atomic_store(&own->contended_at_ns, atomic_load(&lane->share->contended_at_ns));
+    atomic_store(&own->caught_up_at_ns, atomic_load(&lane->share->caught_up_at_ns));
+    share_refill(own, now_ns, permille);
 }
 
 /* --- what it costs -------------------------------------------------------------------------------------- */
@@ -163,16 +181,17 @@ static bool stuck(struct lane *lane, uint64_t now_ns)
 
 /* Whether to leave the budget to another thread of the process. Not for a launch that is about as short as
  * those of who has had less: as each takes what is there when it looks, neither keeps the other from it. */
-static bool is_another_threads(struct lane *lane, struct turn *turn, int64_t cost_ns, uint64_t now_ns)
+static bool is_another_threads(struct lane *lane, const struct share *share, struct turn *turn,
+                               int64_t cost_ns, uint64_t now_ns)
 {
-    return share_is_anothers_turn(lane->share, &lane->threads.least_had, turn, now_ns)
+    return share_is_anothers_turn(share, &lane->threads.least_had, turn, now_ns)
         && cost_ns / ABOUT > atomic_load(&lane->threads.least_cost_ns);
 }
 
-static void tell_threads(struct lane *lane, struct turn *turn, int64_t cost_ns, uint64_t now_ns,
-                         uint32_t permille)
+static void tell_threads(struct lane *lane, const struct share *share, struct turn *turn, int64_t cost_ns,
+                         uint64_t now_ns, uint32_t permille)
 {
-    share_tell_turn(lane->share, &lane->threads.least_had, turn, now_ns, permille);
+    share_tell_turn(share, &lane->threads.least_had, turn, now_ns, permille);
     if (atomic_load(&lane->threads.least_had) == atomic_load(&turn->told))
         atomic_store(&lane->threads.least_cost_ns, cost_ns);
 }
@@ -191,18 +210,26 @@ static bool take(struct launch *launch, int64_t cost_ns, uint32_t permille, uint
     share_refill(lane->share, now_ns, permille);
     bool sweeping = atomic_load(&lane->sweep_left) > 0;
     int64_t chunk_ns = sweeping ? cost_ns : chunk(now_ns);
-    bool yields = share_is_anothers_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns);
-    yields |= is_another_threads(lane, turn, cost_ns, now_ns);
-    int64_t taken_ns = yields ? 0 : share_take(lane->share, cost_ns, chunk_ns);
+    uint32_t own_permille = atomic_load(&lane->own_permille);
+    struct share *own = own_permille ? &lane->own : lane->share;
+    bool wants = atomic_load(&own->budget_ns) > 0 || !own_permille; /* or it could not use its turn */
+    bool yields = is_another_threads(lane, own, turn, cost_ns, now_ns);
+    yields |= wants && share_is_anothers_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns);
+    if (own_permille)
+        chunk_ns = yields ? 0 : share_take(own, cost_ns, chunk_ns);
+    int64_t taken_ns = yields || !chunk_ns ? 0 : share_take(lane->share, cost_ns, chunk_ns);
     launch->on_credit = !taken_ns && credit_for(lane, cost_ns, now_ns);
     if (!taken_ns && (launch->on_credit || stuck(lane, now_ns))) {
         share_correct(lane->share, cost_ns);
         taken_ns = cost_ns;
     }
+    if (own_permille)
+        share_correct(own, taken_ns - chunk_ns);
     atomic_fetch_add(&lane->turn.had_ns, (uint64_t)taken_ns);
     atomic_fetch_add(&turn->had_ns, (uint64_t)taken_ns);
-    share_tell_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns, permille);
-    tell_threads(lane, turn, cost_ns, now_ns, permille);
+    if (wants)
+        share_tell_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns, permille);
+    tell_threads(lane, own, turn, cost_ns, now_ns, own_permille ? own_permille : permille);
     if (!taken_ns)
         return false;
     atomic_store(&lane->payer, turn);
@@ -265,8 +292,13 @@ static uint64_t look_again_ns(struct launch *launch)
  * cost less: that may be all the debt there is. Of what is short, it is repaid as soon as it is known. */
 static uint64_t repaid_ns(struct launch *launch, uint32_t permille, int64_t cost_ns)
 {
-    const struct share *share = launch->lane->share;
+    const struct share *share = launch->lane->share, *own = &launch->lane->own;
+    uint32_t own_permille = atomic_load(&launch->lane->own_permille);
     uint64_t wait_ns = share_wait_ns(share, permille);
+    if (own_permille && share_wait_ns(own, own_permille) > wait_ns) {
+        share = own;
+        wait_ns = share_wait_ns(own, own_permille);
+    }
     if (!gpu_time_measuring(launch->lane) || wait_ns <= (uint64_t)UNCERTAIN_WAIT_NS)
         return wait_ns;
     if (cost_ns < ESTIMATE_LONG_NS)
@@ -286,8 +318,10 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
         return blocked_ns - now_ns < (uint64_t)SHARE_WAIT_MOST_NS ? blocked_ns - now_ns
                                                                   : (uint64_t)SHARE_WAIT_MOST_NS;
     uint32_t permille = share_now(&core, launch->lane, now_ns);
+    bool lowered = core.enforced && core.permille < core.container_permille;
     launch->cost_ns = 0;
-    if (permille == SHARE_WHOLE_PERMILLE)
+    keep_own(launch->lane, lowered ? core.permille : 0, now_ns);
+    if (permille == SHARE_WHOLE_PERMILLE && !lowered)
         return 0;
     int64_t cost_ns = launch_cost_ns(launch);
     uint64_t look_ns = cost_ns ? 0 : look_again_ns(launch);
@@ -296,7 +330,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
         cost_ns = launch_cost_ns(launch); /* unless its kind varies: what was waited for says nothing of it */
     if (!cost_ns)
         return look_ns;
-    if (due_ns && now_ns > due_ns + (uint64_t)HELD_UP_NS)
+    if (due_ns && now_ns > due_ns + (uint64_t)HELD_UP_NS && permille < SHARE_WHOLE_PERMILLE)
         share_held_up(launch->lane->share, now_ns, now_ns - due_ns, permille);
     if (!take(launch, cost_ns, permille, now_ns)) {
         launch_cost_drop_guess(launch);

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { READ_ATTEMPTS = 200, FIRST_READ_PATIENCE_MS = 500, UNKNOWN = -1 };
+enum { READ_ATTEMPTS = 200, FIRST_READ_PATIENCE_MS = 500, UNKNOWN = -1, PERMILLE_OF_PERCENT = 10 };
 
 /* What a line says, in one piece. */
 struct line {
@@ -299,21 +299,25 @@ static enum core_policy policy(void)
 struct core_share limits_core(int place)
 {
     struct line line;
-    struct core_share share = {.permille = WHOLE_GPU_PERMILLE};
+    struct core_share share = {.permille = WHOLE_GPU_PERMILLE, .container_permille = WHOLE_GPU_PERMILLE};
     if (!known(place))
         return share;
     share.permille = places[place].settings_permille;
     if (file) {
         line_at(place, &line);
-        if (share_in(&line) < share.permille || share.permille == line.told_core_permille)
-            share.permille = share_in(&line);
+        share.container_permille = share_in(&line);
+        if (share.permille == line.told_core_permille)
+            share.permille = share.container_permille;
         share.lent_permille = settings()->core_policy == CORES_FORCE ? 0 : line.lent_permille;
         share.lent_until_ns = line.lent_until_ns;
         share.blocked_until_ns = line.blocked_until_ns;
     } else {
-        uint32_t told = region_told_permille(place);
-        share.permille = told < share.permille ? told : share.permille;
+        share.container_permille = region_told_permille(place);
+        if (share.container_permille - share.permille < PERMILLE_OF_PERCENT)
+            share.container_permille = share.permille; /* that is told in whole percents, rounded up */
     }
+    if (share.container_permille < share.permille)
+        share.permille = share.container_permille;
     enum core_policy now = policy();
     share.enforced = share.permille < WHOLE_GPU_PERMILLE
         && (now == CORES_FORCE || (now == CORES_DEFAULT && region_switch_is_on()));

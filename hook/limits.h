@@ -25,6 +25,7 @@ bool limits_oversubscribe(int place);
 struct core_share {
     bool enforced; /* false: permille and lent_permille do not matter; blocked_until_ns does */
     uint32_t permille; /* 1 to 1000 of the GPU's time; 1000 is all of it */
+    uint32_t container_permille; /* the container's: more than that where this process lowered its own */
     uint32_t lent_permille; /* on top until lent_until_ns; the sum may exceed 1000 */
     uint64_t lent_until_ns; /* CLOCK_MONOTONIC */
     uint64_t blocked_until_ns; /* nothing is to be launched before; never believe more than 1 s from now */

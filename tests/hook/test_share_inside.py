@@ -197,3 +197,57 @@ def test_a_thread_that_was_idle_has_saved_up_nothing(tmp_path: Path) -> None:
     assert short_ms == pytest.approx(500, abs=of_threads_ms(10))
     assert b_ms == pytest.approx(1300, abs=of_threads_ms(10))
     assert is_used_up(container, 10)
+
+
+# --- a process that lowers its own share --------------------------------------------------------------------
+
+LOWERED = [  # of the container, from a file or not; of each that lowers its own; the kernels of these
+    pytest.param(90, True, [1], "a", id="one of 1 %"),
+    pytest.param(90, True, [5] * 4, "a", id="four of 5 %"),
+    pytest.param(90, True, [10], "ms", id="one of 10 %"),
+    pytest.param(50, False, [10], "a", id="without a file"),
+    pytest.param(50, False, [10], "b", id="without a file, 10 ms"),
+]
+
+
+@pytest.mark.parametrize(("percent", "limits_file", "own", "kernel"), LOWERED)
+def test_a_process_that_lowers_its_own_share_is_held_to_it(
+    tmp_path: Path, percent: int, limits_file: bool, own: list[int], kernel: str
+) -> None:
+    """And the container has its own: of 90 %, 1 % had 40.2 and the other 41.3."""
+    first = Tenant(percent, ("ms=5000,kernel=ms",), container=0, limits_file=limits_file)
+    lower = [Tenant(one, (f"ms=5000,kernel={kernel}",), container=0) for one in own]
+    (container,) = run(tmp_path, [first, *lower], KERNELS)
+    assert abs(container.worst_error()) <= 2, container.percents(1, 1)
+    for one, found in zip(own, container.percents_of_each(1, 1)[1:], strict=True):
+        assert max(abs(percents - one) for percents in found) <= 1, found
+
+
+def test_one_that_lowers_its_own_where_the_container_has_no_limit(tmp_path: Path) -> None:
+    """Nobody else looks at the budget."""
+    lower = Tenant(10, ("ms=5000,kernel=ms",), container=0)
+    first = Tenant(100, ("ms=5000,kernel=ms",), container=0, limits_file=True)
+    (container,) = run(tmp_path, [first, lower], KERNELS)
+    found = container.percents_of_each(1, 1)[1]
+    assert max(abs(percents - 10) for percents in found) <= 2, found
+
+
+def test_threads_of_one_that_lowers_its_own(tmp_path: Path) -> None:
+    """Parts of what it has are even as well, and who is beside it has the rest."""
+    first = Tenant(50, ("ms=8000,kernel=ms",), container=0)
+    lower = Tenant(10, threads("ms=8000,kernel=short", "ms=8000,kernel=b"), threads=2, container=0)
+    (container,) = run(tmp_path, [first, lower], KERNELS)
+    short_ms, b_ms = (
+        launched * us / 1000
+        for launched, us in zip(container.launches_of_threads[1], (20, 10_000), strict=True)
+    )
+    assert abs(short_ms - b_ms) <= of_threads_ms(10)
+    assert container.had_ms()[1] == pytest.approx(800, abs=10 + AROUND_MS)
+    assert is_used_up(container, 10)
+
+
+def test_tenths_of_a_percent_are_the_containers(tmp_path: Path) -> None:
+    """Without a file the container's share is told in whole percents: that lowers nobody's own."""
+    tenants = [Tenant(10.5, ("ms=6000,kernel=a",), container=0)] * 2
+    (container,) = run(tmp_path, tenants, KERNELS)
+    assert container.percents(4, 1)[0] == pytest.approx(10.5, abs=0.2)

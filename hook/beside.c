@@ -5,7 +5,7 @@
 #define KEPT 0.75 /* of what is known, at each sweep */
 
 /* Its place, or NULL. */
-static const struct beside_stream *find(const struct beside *beside, uint64_t stream)
+static const struct beside_stream *known_place(const struct beside *beside, uint64_t stream)
 {
     for (const struct beside_stream *of = beside->of; of < beside->of + BESIDE_STREAMS; of++)
         if (of->ran_ns > 0 && of->stream == stream)
@@ -14,9 +14,9 @@ static const struct beside_stream *find(const struct beside *beside, uint64_t st
 }
 
 /* The same; otherwise that of the one that ran least lately. */
-static struct beside_stream *take(struct beside *beside, uint64_t stream)
+static struct beside_stream *place_of(struct beside *beside, uint64_t stream)
 {
-    struct beside_stream *of = (struct beside_stream *)find(beside, stream);
+    struct beside_stream *of = (struct beside_stream *)known_place(beside, stream);
     if (of)
         return of;
     of = beside->of;
@@ -39,7 +39,7 @@ void beside_learn(struct beside *beside, const struct past *past, int64_t from_n
         int64_t ended_ns = run->until_ns < until_ns ? run->until_ns : until_ns;
         if (!run->number || !run->always || began_ns >= ended_ns || ended_ns == INT64_MAX)
             continue;
-        struct beside_stream *of = take(beside, run->stream);
+        struct beside_stream *of = place_of(beside, run->stream);
         of->part_ns += (double)past_part_ns(past, run->stream, began_ns, ended_ns);
         of->ran_ns += (double)(ended_ns - began_ns);
     }
@@ -47,6 +47,6 @@ void beside_learn(struct beside *beside, const struct past *past, int64_t from_n
 
 double beside_part(const struct beside *beside, uint64_t stream)
 {
-    const struct beside_stream *of = find(beside, stream);
+    const struct beside_stream *of = known_place(beside, stream);
     return of ? of->part_ns / of->ran_ns : 0;
 }

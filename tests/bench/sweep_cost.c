@@ -9,6 +9,7 @@
  * together, but one more launch of each sweep is only seen when that is over and others run that are not
  * measured.
  */
+#include "beside.c"
 #include "credit.c"
 #include "gpu_probe.c"
 #undef PATIENCE_NS

@@ -2,6 +2,8 @@
  *
  *     launch STREAM LAUNCHED BEGAN ENDED KIND
  *                              one of the sweep; ENDED is - for one that still runs
+ *     always STREAM LAUNCHED BEGAN ENDED KIND
+ *                              the same of a kind that is always measured
  *     expected KIND COST       what its kind was expected to cost, once it was measured
  *     went_on AT               when anything else was first launched after them
  *     contended                others have the GPU now
@@ -12,8 +14,12 @@
  *     now AT                   judge: prints whether all streams were measured together for a while, until when,
  *                              and how many ran then (- where that has no end); and of each launch what it is
  *                              said to cost, in ns, or -
+ *     part STREAM              prints what part of its time one has that is always measured
+ *     seen_launch NUMBER       prints whether all beside that launch was measured, and what one says of its kind,
+ *                              in ns, that is so long, beside what its kind was expected to cost, 10 us
  *     kind KIND                prints what one is expected to cost, in ns
  */
+#include "beside.c"
 #include "gpu_sweep.c"
 #include "past.c"
 #include "throttle.c"
@@ -33,8 +39,8 @@ static int64_t at_ns(const char *us) {
   return BEGAN_NS + (int64_t)(atof(us) * 1000);
 }
 
-static void launch(const char *stream, const char *launched, const char *began,
-                   const char *ended, const char *kind) {
+static void launch(bool always, const char *stream, const char *launched,
+                   const char *began, const char *ended, const char *kind) {
   struct trace *trace = &lane.traces[launches++];
   trace->stream = strtoull(stream, NULL, 10);
   trace->key = strtoull(kind, NULL, 10);
@@ -47,12 +53,15 @@ static void launch(const char *stream, const char *launched, const char *began,
     past_ended(&lane.past, trace->run, trace->running_since_ns,
                trace->ran_until_ns);
   trace->sweep = (uint64_t)BEGAN_NS;
+  trace->always = always;
+  past_launched(&lane.past, trace->run, 0, 0, always);
   atomic_store(&trace->state, TRACE_OUT);
   atomic_fetch_add(&lane.lane.sweep_out, 1);
 }
 
+static struct sweep sweep;
+
 static void judge(int64_t now_ns) {
-  struct sweep sweep;
   gpu_sweep_see(&lane, &sweep, now_ns);
   if (!sweep.over) {
     printf("not over\n");
@@ -60,7 +69,7 @@ static void judge(int64_t now_ns) {
   }
   for (size_t i = 0; i < launches; i++) {
     struct trace *trace = &lane.traces[i];
-    trace->told = trace->sweep != 0;
+    trace->told = trace->sweep != 0 && !trace->always;
     if (!trace->told)
       continue;
     trace->own_ns = trace->single_ns = trace->part_ns =
@@ -87,6 +96,12 @@ static struct estimate *estimate_of(const char *kind) {
   return estimate_claim(&gpu_time_predictor, strtoull(kind, NULL, 10));
 }
 
+static void seen_launch(const struct trace *trace) {
+  int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
+  printf("%d %lld\n", gpu_sweep_saw(&sweep, trace),
+         (long long)gpu_sweep_single_ns(&sweep, trace, ran_ns, 10000));
+}
+
 int main(void) {
   char line[200], word[5][32];
   lane.lane.share = &share;
@@ -96,7 +111,13 @@ int main(void) {
     int count = sscanf(line, "%15s %31s %31s %31s %31s %31s", what, word[0],
                        word[1], word[2], word[3], word[4]);
     if (count == 6 && strcmp(what, "launch") == 0)
-      launch(word[0], word[1], word[2], word[3], word[4]);
+      launch(false, word[0], word[1], word[2], word[3], word[4]);
+    else if (count == 6 && strcmp(what, "always") == 0)
+      launch(true, word[0], word[1], word[2], word[3], word[4]);
+    else if (count == 2 && strcmp(what, "part") == 0)
+      printf("%.3f\n", beside_part(&lane.beside, strtoull(word[0], NULL, 10)));
+    else if (count == 2 && strcmp(what, "seen_launch") == 0)
+      seen_launch(&lane.traces[atoi(word[0])]);
     else if (count == 3 && strcmp(what, "expected") == 0)
       estimate_set(estimate_of(word[0]), (int64_t)(atof(word[1]) * 1000));
     else if (count == 2 && strcmp(what, "went_on") == 0)

@@ -32,6 +32,23 @@ class Swept:
 Launch = tuple[int, float, float, float | None]  # stream, launched, began, ended
 
 
+def told(launches: list[Launch], always: list[Launch], *questions: str) -> list[str]:
+    """What is answered once the sweep is over, to which the ones of a kind that is always measured belong."""
+    lines = [
+        f"{kind} {stream} {launched} {began} {ended} {number}"
+        for kind, number, of_kind in (("launch", 1, launches), ("always", 2, always))
+        for stream, launched, began, ended in of_kind
+    ]
+    said = subprocess.run(
+        [compiled("sweeps.c", f"-I{ROOT / 'hook'}")],
+        input="\n".join([*lines, "expected 1 10", "went_on 2", "now 20000", *questions]),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    return said[1:]
+
+
 def swept(
     launches: list[Launch],
     expected: float = 10.0,
@@ -176,13 +193,14 @@ def test_where_few_ran_before_one_stream_was_measured_no_more_all_are_judged() -
     assert found.expected == pytest.approx(10.0, abs=0.05)
 
 
-def test_a_stream_that_was_idle_does_not_put_off_the_beginning() -> None:
-    """Nothing ran there before, so all is known from the first launch of the others on."""
+def test_a_stream_of_which_none_was_measured_yet_puts_off_the_beginning() -> None:
+    """Its thread may have waited for what it launched before the sweep, which ran beside the others."""
     launches = in_turn(1, 20, 10.0)[:10]
     late = [(2, 101.0 + i / 1000, 101.0 + i * 20, 121.0 + i * 20) for i in range(10)]
     launches += [(1, 1.1, 101.0 + i * 20, 121.0 + i * 20) for i in range(10)]
     found = swept(launches + late, 10.0, went_on=2.0)
-    assert (found.together, found.told) == (True, 30)
+    assert (found.together, found.told) == (True, 20)
+    assert [i for i, cost in enumerate(found.costs) if cost] == list(range(10, 30))
     assert {cost for cost in found.costs if cost} == {10.0}
 
 
@@ -216,3 +234,43 @@ def test_a_few_launches_are_none_to_judge_by(queued: float, together: bool) -> N
 def test_a_stream_with_few_launches_is_not_waited_for() -> None:
     found = swept([*four_streams(40.0), *in_turn(5, 2, 40.0)], 10.0, went_on=2.0)
     assert (found.together, found.until) == (True, 401.0)
+
+
+def test_what_is_always_measured_is_told_what_part_of_its_time_it_had() -> None:
+    """Half of it beside the other stream, all of it in the time before and after that is not asked of."""
+    found = told(in_turn(1, 20, 20.0), in_turn(2, 10, 20.0), "part 2", "part 1")
+    assert found == ["0.500", "0.000"]  # of the other stream each is known by its kind
+
+
+def test_what_part_it_had_is_known_by_time_not_by_launches() -> None:
+    """A long one runs beside the others' queue, short ones when that is empty."""
+    others = [(1, 1.1, 1.0 + i * 20, 21.0 + i * 20) for i in range(20)] + [(1, 1.2, 900.0, 920.0)]
+    long = (2, 1.1, 1.0, 401.0)
+    short = [(2, 1.2 + i / 1000, 401.0 + i * 50, 451.0 + i * 50) for i in range(8)]
+    assert told(others, [long, *short], "part 2") == ["0.750"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "took", "answer"),
+    [
+        pytest.param(10, 20.0, "1 20000", id="twice as long as expected"),
+        pytest.param(11, 40.0, "1 40000", id="far longer, all streams being measured"),
+        pytest.param(9, 60.0, "1 60000", id="far longer, also if it was not"),
+        pytest.param(9, 40.0, "1 10000", id="far longer only if the other stream was idle"),
+    ],
+)
+def test_one_is_far_longer_only_if_no_stream_may_have_run_beside_it_unseen(
+    launch: int, took: float, answer: str
+) -> None:
+    """The second stream's first one was launched late, as its thread waited."""
+    lengths = (
+        [10.0] * 9 + [took if launch == 9 else 10.0] + [20.0] + [took if launch == 11 else 20.0]
+    )
+    began, launches = 1.0, []
+    for length in lengths:
+        launches.append((1, 1.0 + len(launches) / 1000, began, began + length))
+        began += length
+    second = launches[10][2]
+    launches += [(1, 1.1, began + i * 20, began + 20 + i * 20) for i in range(20)]
+    late = [(2, second, second + i * 20, second + 20 + i * 20) for i in range(30)]
+    assert told(launches + late, [], f"seen_launch {launch}") == [answer]

@@ -1,0 +1,134 @@
+"""Several kinds of launches on several streams or threads: what each is charged for what runs beside it.
+
+Kinds that are now and then far longer are measured always, the others in sweeps only. As in test_share.py,
+the GPU itself says what was worked for whom.
+"""
+
+from pathlib import Path
+
+import pytest
+from share_bed import Kernels, Tenant, holds, run
+
+SKIP_S = 2  # until what each kind costs is known
+FAR: Kernels = {"a": (20, 400, 20), "b": 40}  # one in 20 of 400 us
+RARE: Kernels = {"a": (20, 2000, 100), "b": 40}
+
+FAR_LONGER = [
+    pytest.param([50], 1, FAR, "kernel=a+b,streams=2", id="beside a steady kind: 40.5 had"),
+    pytest.param([90], 1, FAR, "kernel=a+b,streams=2", id="a limit of 90: 68.6 had"),
+    pytest.param([10], 1, FAR, "kernel=a+b,streams=2", id="a limit of 10"),
+    pytest.param([80], 1, FAR, "kernel=a+b,streams=2,sync=50", id="waited for: 61.9 had"),
+    pytest.param([40], 1, FAR, "kernel=a+b,streams=2,burst=100,idle_us=3000", id="bursts"),
+    pytest.param([50], 1, RARE, "kernel=a+b,streams=2", id="one in 100 of 2 ms: 41.6 had"),
+    pytest.param([80], 1, RARE, "kernel=a+b,streams=2,sync=40", id="the same, waited for: 64.7"),
+    pytest.param(
+        [30], 1, {"a": (50, 1000, 50), "b": 60}, "kernel=a+b+b+b,streams=4", id="four streams"
+    ),
+    pytest.param(
+        [70],
+        1,
+        {"a": (20, 400, 20), "b": 15, "c": 30},
+        "kernel=a+b+c,streams=3",
+        id="beside two: 50.9 had",
+    ),
+    pytest.param(
+        [50],
+        1,
+        {"a": (20, 400, 20), "b": 15, "c": 30},
+        "kernel=a+b+a+b+c,streams=2",
+        id="each on both: 40.9 had",
+    ),
+    pytest.param(
+        [50],
+        1,
+        {"a": (20, 400, 20), "b": 15, "c": (30, 300, 10)},
+        "kernel=a+b+c,streams=3",
+        id="two such kinds",
+    ),
+    pytest.param(
+        [50], 4, {"a": (20, 400, 20), "b": 10}, "kernel=a+b,streams=2,sync=20", id="four threads"
+    ),
+    pytest.param(
+        [30], 8, {"a": (20, 400, 20), "b": 10}, "kernel=a+b,streams=2,sync=20", id="eight threads"
+    ),
+    pytest.param(
+        [50],
+        3,
+        {"a": (20, 400, 20), "b": 15},
+        "kernel=a+b,streams=2,shared=1,sync=30",
+        id="threads that share their streams: 40.7 had",
+    ),
+    pytest.param([30, 70], 1, FAR, "kernel=a+b,streams=2", id="a pair: 25.4 and 54.4 had"),
+    pytest.param(
+        [30, 70],
+        1,
+        {"a": (20, 1000, 50), "b": 30},
+        "kernel=a+b,streams=2,sync=100",
+        id="a pair that waits: 24.8 and 61.7 had",
+    ),
+    pytest.param(
+        [20, 30, 50],
+        1,
+        {"a": (30, 600, 30), "b": 30},
+        "kernel=a+b,streams=2",
+        id="three containers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("percents", "threads", "kernels", "phase"), FAR_LONGER)
+def test_a_kind_that_is_far_longer_now_and_then(
+    tmp_path: Path, percents: list[int], threads: int, kernels: Kernels, phase: str
+) -> None:
+    """Between sweeps it was charged as if it had had the GPU alone."""
+    tenants = [Tenant(percent, (f"ms=6000,{phase}",), threads=threads) for percent in percents]
+    containers = run(tmp_path, tenants, kernels)
+    found = [one.worst_error(skip_s=SKIP_S) for one in containers]
+    assert holds(containers, skip_s=SKIP_S), found
+
+
+EIGHT: Kernels = {"a": 5, "b": 8, "c": 12, "d": 20, "e": 30, "f": 45, "g": 60, "h": 80}
+ALL_EIGHT = "kernel=a+b+c+d+e+f+g+h"
+SEVERAL_KINDS = [
+    pytest.param(70, 8, EIGHT, f"{ALL_EIGHT},sync=100", id="eight kinds: 62.3 had"),
+    pytest.param(90, 8, EIGHT, f"{ALL_EIGHT},sync=100", id="eight kinds, at 90"),
+    pytest.param(70, 4, EIGHT, f"{ALL_EIGHT},sync=100", id="four threads: 66.3 had"),
+    pytest.param(70, 8, EIGHT, ALL_EIGHT, id="that never wait"),
+    pytest.param(70, 4, EIGHT, "kernel=d+h+a+d,sync=12", id="5, 20 and 80 us: 63.7 had"),
+    pytest.param(50, 4, {"a": 25, "b": 5}, "kernel=a+b,sync=5", id="two kinds: 46.8 had"),
+    pytest.param(70, 4, {"a": 100, "b": 50}, "kernel=a+b,sync=5", id="longer ones: 66.1 had"),
+    pytest.param(90, 4, {"a": (10, 50), "b": 5}, "kernel=a+b,sync=5", id="one varies: 82 had"),
+    pytest.param(
+        30, 8, {"a": 39, "b": 10}, "kernel=a+b,streams=2,sync=20", id="two streams each: 28.4 had"
+    ),
+]
+
+
+@pytest.mark.parametrize(("percent", "threads", "kernels", "phase"), SEVERAL_KINDS)
+def test_threads_that_wait_launch_several_kinds(
+    tmp_path: Path, percent: int, threads: int, kernels: Kernels, phase: str
+) -> None:
+    """What a thread that waits had launched before a sweep ran beside it, and was not seen."""
+    tenant = Tenant(percent, (f"ms=4500,{phase}",), threads=threads)
+    (container,) = run(tmp_path, [tenant], kernels)
+    assert holds([container], skip_s=1.5), container.worst_error(skip_s=1.5)
+
+
+def test_a_sweep_beside_others_puts_nobody_into_debt(tmp_path: Path) -> None:
+    """One charged 150 launches 0.7 ms too much each: the container stood still for 0.3 s."""
+    kernels: Kernels = {"a": (100, 3000), "b": 300, "c": (50, 500), "d": 1500}
+    bursts = "ms=6000,kernel=a+b,streams=2,blocking=1,burst=50,idle_us=5000"
+    tenants = [
+        Tenant(40, (bursts,)),
+        Tenant(60, ("ms=6000,kernel=d+c+a+b,streams=3",), threads=3),
+    ]
+    containers = run(tmp_path, tenants, kernels)
+    assert holds(containers), [one.worst_error() for one in containers]
+
+
+@pytest.mark.parametrize("percents", [[50], [30, 70]], ids=str)
+def test_with_the_limiter_off_the_same_judgement_fails(tmp_path: Path, percents: list[int]) -> None:
+    tenants = [
+        Tenant(percent, ("ms=4000,kernel=a+b,streams=2",), policy="disable") for percent in percents
+    ]
+    assert not holds(run(tmp_path, tenants, FAR), skip_s=SKIP_S)

@@ -157,6 +157,9 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
             let_go(lane, trace);
             continue;
         }
+        if (!last_ns) /* there may be none but of kinds that are always measured, which do not put off its end
+                       */
+            last_ns = (int64_t)trace->sweep;
         if (trace->always)
             continue;
         last_ns = trace->launched_ns > last_ns ? trace->launched_ns : last_ns;

@@ -3,7 +3,10 @@
  * only launches are judged that began while every stream was being measured, early enough to have ended then,
  * mostly. They are taken as they began, as many short ones would else be in it and few long ones.
  *
- * A stream that was idle when its first one was launched had nothing before: it need not be waited for.
+ * A stream counts from its first one on, also if it was idle when that was launched: its thread may have
+ * waited until then for what it had launched before, unmeasured. Launches of kinds that are always measured
+ * are in a sweep as well. Each is charged what it had itself, not the mean of its kind, and may lie before
+ * that.
  *
  * Where there is no such time, as streams with long queues drift apart, it is not known whether what was
  * queued on a stream before ran, or waited for something. A launch cost no less than if it ran, and no more

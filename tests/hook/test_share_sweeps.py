@@ -250,6 +250,11 @@ def test_what_part_it_had_is_known_by_time_not_by_launches() -> None:
     assert told(others, [long, *short], "part 2") == ["0.750"]
 
 
+def test_a_sweep_of_nothing_else_comes_to_an_end() -> None:
+    """The one that began it could not be measured."""
+    assert told([], in_turn(2, 10, 20.0), "part 2") == ["1.000"]
+
+
 @pytest.mark.parametrize(
     ("launch", "took", "answer"),
     [

@@ -24,6 +24,8 @@
 #define GUESSED UINT64_C(1) /* in what a context cost last: by the GPU's whole use */
 #define MEASURED GUESSED /* a process of the container is making its first: nothing is known yet */
 #define MEASURED_MS 1000 /* for so long others wait for it */
+#define OTHERS_TRIES 500 /* to see this process while no other thread changes what it holds */
+#define OTHERS_TRY_NS 10000000
 #define DRIFT_LEAST_BYTES (2 * MIB) /* NVML counts in pages of this size */
 /* How many calls are under way, how many of them measured, and how many began ever: a thread is in one at a
  * time, and no process has so many of them. */
@@ -179,7 +181,7 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     }
     overhead->calls = atomic_fetch_add(&calls_at[1 + place], CALL_MEASURED) + CALL_MEASURED;
     overhead->place = place;
-    overhead->charged_bytes = ahead;
+    overhead->charged.bytes = ahead;
     overhead->quiet = look(place, CALL, false, &overhead->before, NULL);
     int64_t before = overhead->before.uncharged + (int64_t)ahead;
     overhead->uncharged_before = before > 0 ? before : 0;
@@ -214,9 +216,11 @@ static void give_back(int place, enum charge_kind kind, uint64_t bytes)
 
 void overhead_failed(struct overhead *overhead)
 {
-    overhead_ended(overhead->place, kind_of(overhead), (struct cost){overhead->charged_bytes, 0});
-    overhead->charged_bytes = 0;
+    overhead_ended(overhead->place, kind_of(overhead), overhead->charged);
+    overhead->charged = (struct cost){0};
     leave(overhead);
+    if (overhead->unsure) /* and charged by who saw it meanwhile, perhaps */
+        overhead_reconcile(overhead->place, true);
 }
 
 void overhead_ended(int place, enum charge_kind kind, struct cost cost)
@@ -251,6 +255,7 @@ static int64_t measure(struct overhead *overhead)
 {
     int place = overhead->place;
     const struct figures *before = &overhead->before.now;
+    uint64_t managed = atomic_load(&managed_bytes[place]);
     struct look seen;
     const struct figures *now = &seen.now;
     bool quiet = look(place, CALL, false, &seen, before), alone = quiet && seen.calls == overhead->calls;
@@ -261,9 +266,12 @@ static int64_t measure(struct overhead *overhead)
     /* While what was guessed before stands, NVML's figure says nothing of this call alone; nor of one of two
      * at once, either of which may take what both made for its own. */
     bool known = now->listed && figures_pid_is_known() && !unsaid[place].unsettled;
-    overhead->doubtful =
-        !known || atomic_load(&managed_bytes[place]) || (seen.calls & CALLS_MEASURED) != CALL_MEASURED;
-    overhead->guessed = overhead->doubtful || !apart;
+    /* Pages that come to the GPU are no more than there are. */
+    overhead->doubtful_bytes =
+        known && (seen.calls & CALLS_MEASURED) == CALL_MEASURED ? managed : LEDGER_MOST_BYTES;
+    overhead->guessed = overhead->doubtful_bytes || !apart;
+    overhead->unsure = overhead->guessed && now->listed
+        && (int64_t)region_used_bytes(place) + seen.uncharged > (int64_t)limits_memory_bytes(place);
     int64_t last = (int64_t)overhead->last_bytes;
     if (!known && !last && !before->device_known && overhead->of == OVERHEAD_CONTEXT)
         return (int64_t)unknown_context_bytes(now);
@@ -274,13 +282,13 @@ static int64_t measure(struct overhead *overhead)
     bool may_shrink = alone && overhead->of == OVERHEAD_PART_OF_CONTEXT;
     grown = grown < 0 && !may_shrink ? 0 : grown > most ? most : grown;
     if (known) {
-        int64_t cost = seen.uncharged + (int64_t)overhead->charged_bytes - overhead->uncharged_before;
+        int64_t cost = seen.uncharged + (int64_t)overhead->charged.bytes - overhead->uncharged_before;
         int64_t more = seen.uncharged - overhead->before.uncharged, floor = more < grown ? more : grown;
         floor = last ? last : floor;
         return apart || cost > floor ? cost : floor;
     }
     /* Others that have come to the GPU began their first contexts after this one, and are behind. */
-    bool came = overhead->of == OVERHEAD_CONTEXT && before->held_before == overhead->charged_bytes;
+    bool came = overhead->of == OVERHEAD_CONTEXT && before->held_before == overhead->charged.bytes;
     overhead->sure = came && now->come && now->newcomers == 1;
     if (came && now->come && (!last || overhead->last_guessed))
         return (int64_t)least(now->come, last && !overhead->sure ? overhead->last_bytes : CONTEXT_MOST_BYTES);
@@ -306,10 +314,10 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
 {
     int place = overhead->place;
     enum charge_kind kind = kind_of(overhead);
-    uint64_t charged = overhead->charged_bytes, more = cost > charged ? cost - charged : 0;
+    uint64_t charged = overhead->charged.bytes, more = cost > charged ? cost - charged : 0;
     /* A first guess is others' doing, perhaps, and no reason to refuse. Not so what the program chose. */
     bool guessed = overhead->guessed, first = !overhead->last_bytes;
-    bool lenient = overhead->doubtful && first && overhead->of != OVERHEAD_PART_OF_CONTEXT;
+    bool lenient = overhead->doubtful_bytes && first && overhead->of != OVERHEAD_PART_OF_CONTEXT;
     depth_enter(); /* NVML's figure has it already, and must not be compared until it is charged */
     bool fits = charge_reclaiming(place, kind, more, lenient ? NULL : overhead->function) == CUDA_SUCCESS;
     depth_leave();
@@ -323,8 +331,10 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
         atomic_store(&unsaid[place].context_bytes, cost);
     if (!fits && lenient) {
         uint64_t left = limits_memory_bytes(place) - region_used_bytes(place);
-        more = left - 1 < more ? left : more; /* nothing is left: refused */
+        uint64_t sure = more > overhead->doubtful_bytes ? more - overhead->doubtful_bytes : 1;
+        more = left >= sure && left < more ? left : more; /* not even that is left: refused */
         fits = charge(place, kind, more, overhead->function) == CUDA_SUCCESS;
+        overhead->unsure = true;
     }
     if (!fits)
         return false;
@@ -332,9 +342,31 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
         overhead_ended(place, kind, (struct cost){charged - cost, 0});
     else
         cost = charged + more;
-    overhead->charged_bytes = cost;
+    overhead->charged = (struct cost){cost, guessed ? cost : 0};
     if (guessed)
         overhead_doubted(place, cost);
+    return true;
+}
+
+/* What was found was more than fits, and maybe of others' making. Whether it was not, by what NVML says that
+ * this process holds, once no other thread changes that; where they never let that be seen, it is believed.
+ */
+static bool is_over(const struct overhead *overhead)
+{
+    int place = overhead->place;
+    struct look seen;
+    if (!overhead->unsure || overhead->of == OVERHEAD_PART_OF_CONTEXT || !figures_pid_is_known())
+        return false;
+    bool quiet = look(place, 0, true, &seen, NULL);
+    for (int tries = 0; !quiet && tries < OTHERS_TRIES; tries++) {
+        monotonic_sleep_until(monotonic_ns() + OTHERS_TRY_NS);
+        quiet = look(place, 0, true, &seen, NULL);
+    }
+    int64_t limit = (int64_t)limits_memory_bytes(place), over = (int64_t)region_used_bytes(place) - limit;
+    over += seen.uncharged > 0 ? seen.uncharged : 0;
+    if (!quiet || !seen.now.listed || !limit || over <= 0)
+        return false;
+    charge_refused(place, overhead->charged.bytes + (uint64_t)over, overhead->function);
     return true;
 }
 
@@ -344,9 +376,9 @@ bool overhead_changed(struct overhead *overhead, struct cost *cost, uint64_t *le
     *less = bytes < 0 ? (uint64_t)-bytes : 0;
     bool fits = overhead->place < 0 || charge_cost(overhead, bytes > 0 ? (uint64_t)bytes : 0);
     /* If it does not fit and cannot be undone either, it stays charged what it was ahead. */
-    *cost = (struct cost){overhead->charged_bytes, fits && overhead->guessed ? overhead->charged_bytes : 0};
+    *cost = overhead->charged;
     leave(overhead);
-    return fits;
+    return fits && !is_over(overhead);
 }
 
 bool overhead_made(struct overhead *overhead, struct cost *cost)

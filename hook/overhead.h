@@ -33,14 +33,15 @@ struct overhead {
     int place; /* -1: this call is not counted */
     enum overhead_of of;
     uint64_t last_bytes; /* what one cost last; 0: not known */
-    uint64_t charged_bytes; /* ahead of the call */
+    struct cost charged; /* ahead of the call */
     struct look before;
     int64_t uncharged_before; /* of other origin */
     uint64_t calls; /* of this process, as of then; 0: this is not among them, or not any more */
     bool quiet; /* and no call of another thread was under way */
     bool guessed, last_guessed; /* others, or our other threads, may have made it more, or less */
     bool sure; /* guessed by the only process that has come: that goes for other processes of the container */
-    bool doubtful; /* guessed, and maybe for the most part of others' making */
+    uint64_t doubtful_bytes; /* as much of it may be of others' making, or of managed memory that has moved */
+    bool unsure; /* and with it more was there than fits: looked at again once others are done */
     bool first; /* other processes of the container wait for what it cost */
     const char *function;
 };

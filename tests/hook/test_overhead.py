@@ -560,3 +560,66 @@ def test_where_others_cannot_be_told_from_us_a_cost_has_bounds(
     node.sim.change_gpu(0, gpu)
     node.sim.hidden_pids()
     assert run(node, f"start()\n{steps}\nr += [charged_mib()]", **{LIMIT: "8g"}) == [expected]
+
+
+LOAD = (
+    "import threading\n"
+    "def load(function='cuModuleLoadData', *more):\n"
+    "    made = ctypes.c_void_p()\n"
+    "    return getattr(cuda, function)(ctypes.byref(made), b'x', *more)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("managed_mib", "load"),
+    [
+        pytest.param(1, "load()", id="hardly any managed memory"),
+        pytest.param(200, "load()", id="as much managed memory as code"),
+        pytest.param(500, "load()", id="more managed memory than code"),
+        pytest.param(1, "load('cuLibraryLoadData', None, None, 0, None, None, 0)", id="a library"),
+    ],
+)
+def test_code_that_does_not_fit_is_refused_beside_managed_memory(
+    node: Node, managed_mib: int, load: str
+) -> None:
+    """Its pages are on the GPU already, so what the process grew by is the code."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, module_mib=200))
+    steps = (
+        f"start(); alloc({managed_mib}, 'cuMemAllocManaged', 1); alloc({690 - managed_mib})\n"
+        f"r += [both(), {load}, both()]; time.sleep(1.1); r += [both()]"
+    )
+    full = [990, 990]
+    assert run(node, "import time\n" + LOAD + steps) == [full, 2, full, full]
+
+
+def test_code_that_fits_is_loaded_beside_managed_memory(node: Node) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, module_mib=200))
+    steps = "start(); alloc(500, 'cuMemAllocManaged', 1); r += [load(), both(), load(), both()]"
+    assert run(node, LOAD + steps) == [0, [1000, 1000], 2, [1000, 1000]]
+
+
+@pytest.mark.parametrize(
+    ("mib", "result"),
+    [pytest.param(200, 2, id="does not fit"), pytest.param(5, 0, id="fits")],
+)
+def test_code_that_is_loaded_while_another_thread_loads_some_stays_within_the_limit(
+    node: Node, mib: int, result: int
+) -> None:
+    """What is left of the limit is charged at first; what it took is seen when the other has ended."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, module_mib=200))
+    steps = (
+        "start(); alloc(690); main = ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(main))\n"
+        "said = {}\n"
+        "def other(function): cuda.cuCtxSetCurrent(main); said[function] = load(function)\n"
+        "def thread(function):\n"
+        "    made = threading.Thread(target=other, args=(function,)); made.start(); return made\n"
+        "with held('cuModuleLoadFatBinary'):\n"
+        "    late = thread('cuModuleLoadFatBinary'); time.sleep(0.3)\n"
+        f"    change('module_mib=200', 'module_mib={mib}'); first = thread('cuModuleLoadData')\n"
+        "    while said == {} and ledger_mib() == 990: time.sleep(0.001)\n"
+        "late.join(); first.join()\n"
+        "r += [said['cuModuleLoadData'], said['cuModuleLoadFatBinary']]\n"
+        "settled(held_mib(), 5); r += [both()]"
+    )
+    kept = 990 + (mib if result == 0 else 0)
+    assert run(node, "import time\n" + LOAD + steps) == [result, 2, [kept, kept]]

@@ -24,7 +24,7 @@
 #define GUESSED UINT64_C(1) /* in what a context cost last: by the GPU's whole use */
 #define MEASURED GUESSED /* a process of the container is making its first: nothing is known yet */
 #define MEASURED_MS 1000 /* for so long others wait for it */
-#define OTHERS_TRIES 500 /* to see this process while no other thread changes what it holds */
+#define OTHERS_TRIES 100 /* to see this process while no other thread changes what it holds */
 #define OTHERS_TRY_NS 10000000
 #define DRIFT_LEAST_BYTES (2 * MIB) /* NVML counts in pages of this size */
 /* How many calls are under way, how many of them measured, and how many began ever: a thread is in one at a

@@ -555,12 +555,23 @@ say(answers=answers, charged=charged_us() - before)
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
+@pytest.mark.parametrize(
+    ("failing", "env"),
+    [
+        pytest.param("", {}, id="by events"),
+        pytest.param("", {"CUDA_LAUNCH_BLOCKING": "1"}, id="launches are waited for"),
+        pytest.param("cuEventCreate", {}, id="no events can be made"),
+        pytest.param("cuEventRecord", {}, id="no events can be recorded"),
+    ],
+)
 def test_a_graph_is_not_charged_for_the_time_that_it_waits_for_its_memory(
-    node: Node, suffix: str
+    node: Node, failing: str, env: dict[str, str], suffix: str
 ) -> None:
-    """Of graphs that are over when the call returns, the call is what is measured; 5 ms of it are waiting."""
+    """5 ms of each call are waiting. Where launches are waited for, or events fail, calls are measured."""
     node.sim.kernel("work", 10)
-    limits = {LIMIT: "100m", "CUDA_DEVICE_SM_LIMIT": "50"}
+    if failing:
+        node.sim.fail(failing, 999)
+    limits = {LIMIT: "100m", "CUDA_DEVICE_SM_LIMIT": "50", **env}
     said = node.run_in_virtual_time(WAITING.replace("{suffix}", suffix), **limits)
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["answers"] == [0] * 120

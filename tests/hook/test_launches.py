@@ -599,3 +599,170 @@ def test_what_is_waited_is_counted_while_it_is_waited(limited: Node, tmp_path: P
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["seen"]
     assert said["whole"][0] == said["whole"][1] > 0
+
+
+# --- launches that fail, and graphs that become others -------------------------------------------------------
+
+HERE = f"""{SECOND}current(primary); here, held = stream(), 0
+from memory_calls import draw, put
+assert begin(here) == 0
+error, address = draw(60, stream=here)
+assert error == 0 == launch(function, here) == put(address, here)
+graph = executable(end(here)[1])
+"""
+TIMED = """
+def launches(fail):
+    began = time.monotonic()
+    for _ in range({count}): assert ({step} != 0) == fail
+    cuda.cuCtxSynchronize()
+    return time.monotonic() - began
+launches(False); time.sleep(0.5)
+{spoil}
+failing_s = launches(True); heal(); free(held)
+say(failing_s=failing_s, launched_s=launches(False))
+"""
+
+
+@pytest.mark.parametrize("us", [50, 3000], ids=["paid for ahead", "measured each"])
+@pytest.mark.parametrize(
+    ("spoil", "step"),
+    [
+        pytest.param("fail('cuLaunchKernel')", "launch(function, here)", id="cuLaunchKernel"),
+        pytest.param(
+            "fail('cuLaunchKernel_ptsz')",
+            "launch(function, here, 'cuLaunchKernel_ptsz')",
+            id="ptsz",
+        ),
+        pytest.param(
+            "fail('cuLaunchKernelEx')",
+            "cuda.cuLaunchKernelEx(ctypes.byref(Config(shape, here)), function, None, None)",
+            id="cuLaunchKernelEx",
+        ),
+        pytest.param(
+            "fail('cuLaunchCooperativeKernel')",
+            "cuda.cuLaunchCooperativeKernel(function, 1, 1, 1, 32, 1, 1, 0, here, None)",
+            id="cooperative",
+        ),
+        pytest.param(
+            "fail('cuLaunchCooperativeKernelMultiDevice')",
+            "cuda.cuLaunchCooperativeKernelMultiDevice("
+            "(Entry * 2)(Entry(function, shape, here), Entry(function, shape, there)), 2, 0)",
+            id="on two devices",
+        ),
+        pytest.param("fail('cuLaunch')", "cuda.cuLaunch(function)", id="cuLaunch"),
+        pytest.param("fail('cuGraphLaunch')", "cuda.cuGraphLaunch(graph, here)", id="graph"),
+        pytest.param(
+            "error, held = alloc(60); assert error == 0",
+            "cuda.cuGraphLaunch(graph, here)",
+            id="graph without memory",
+        ),
+    ],
+)
+def test_a_launch_that_fails_costs_nothing_of_the_share(
+    limited: Node, spoil: str, step: str, us: int
+) -> None:
+    """Launches of 100 ms of GPU time fail at once; made well again, they take some 300 ms."""
+    limited.sim.kernel("kernel", us)
+    code = BEGIN + HERE + TIMED.format(count=100_000 // us, step=step, spoil=spoil)
+    said = limited.run_in_virtual_time(
+        code,
+        NVIDIA_VISIBLE_DEVICES=",".join(UUIDS),
+        CUDA_DEVICE_SM_LIMIT="30",
+        CUDA_DEVICE_MEMORY_LIMIT="100m",
+    )
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["failing_s"] < 0.02
+    assert said["launched_s"] > 0.25
+
+
+# Graphs of one short kernel that are known well, and what makes `again` of them, whose kernel is long.
+KNOWN = """
+from memory_calls import draw, put
+here, graphs = stream(), {}
+for name in ("short", "long"):
+    function = kernel(name)
+    assert begin(here) == 0 == launch(function, here)
+    error, address = draw(1, stream=here)
+    assert error == 0 == put(address, here)
+    graphs[name] = end(here)[1]
+known, graph = [executable(graphs["short"]) for _ in range(20)], graphs["long"]
+for _ in range(20):
+    for exec in known: assert cuda.cuGraphLaunch(exec, here) == 0
+    cuda.cuStreamSynchronize(here)
+"""
+UPDATED = "again = known\nfor exec in known: assert cuda.{} == 0\n"
+MADE_ANEW = """
+def another():
+    made_now = Handle()
+    exec = ctypes.byref(made_now)
+    assert cuda.{} == 0
+    return made_now
+before = {{exec.value for exec in known}}
+for exec in known: assert cuda.cuGraphExecDestroy(exec) == 0
+again = [exec for exec in [another() for _ in range(40)] if exec.value in before]
+assert again
+"""
+ALL_LAUNCHED = """
+worked, began = gpu_us(UUIDS[0]), time.monotonic()
+for i in range(100): assert cuda.cuGraphLaunch(again[i % len(again)], here) == 0
+cuda.cuStreamSynchronize(here)
+say(percent=(gpu_us(UUIDS[0]) - worked) / (time.monotonic() - began) / 1e4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("become", "call"),
+    [
+        pytest.param(
+            UPDATED,
+            "cuGraphExecUpdate(exec, graph, None, ctypes.byref(ctypes.c_int()))",
+            id="cuGraphExecUpdate",
+        ),
+        pytest.param(
+            UPDATED,
+            "cuGraphExecUpdate_v2(exec, graph, ctypes.create_string_buffer(64))",
+            id="cuGraphExecUpdate_v2",
+        ),
+        pytest.param(
+            MADE_ANEW,
+            "cuGraphInstantiate(exec, graph, None, None, ctypes.c_size_t(0))",
+            id="cuGraphInstantiate",
+        ),
+        pytest.param(
+            MADE_ANEW,
+            "cuGraphInstantiate_v2(exec, graph, None, None, ctypes.c_size_t(0))",
+            id="cuGraphInstantiate_v2",
+        ),
+        pytest.param(
+            MADE_ANEW,
+            "cuGraphInstantiateWithFlags(exec, graph, ctypes.c_uint64(0))",
+            id="cuGraphInstantiateWithFlags",
+        ),
+        pytest.param(
+            MADE_ANEW,
+            "cuGraphInstantiateWithParams(exec, graph, (ctypes.c_uint64 * 4)(0))",
+            id="cuGraphInstantiateWithParams",
+        ),
+        pytest.param(
+            MADE_ANEW,
+            "cuGraphInstantiateWithParams_ptsz(exec, graph, (ctypes.c_uint64 * 4)(0))",
+            id="cuGraphInstantiateWithParams_ptsz",
+        ),
+        pytest.param(
+            MADE_ANEW,
+            "cuGraphInstantiateWithParams(exec, graph, (ctypes.c_uint64 * 4)(2))",
+            id="made and uploaded",
+        ),
+    ],
+)
+def test_what_a_graph_cost_says_nothing_of_the_one_that_it_becomes(
+    limited: Node, become: str, call: str
+) -> None:
+    """A hundred of 10 ms, charged 50 us each, would be let out at once, and have all of the GPU."""
+    limited.sim.kernel("short", 50)
+    limited.sim.kernel("long", 10_000)
+    code = f"{BEGIN}{KNOWN}{become.format(call)}{ALL_LAUNCHED}"
+    limits = {"CUDA_DEVICE_SM_LIMIT": "50", "CUDA_DEVICE_MEMORY_LIMIT": "1000m"}
+    said = limited.run_in_virtual_time(code, **limits)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["percent"] == pytest.approx(50, abs=1)

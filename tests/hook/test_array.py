@@ -47,6 +47,10 @@ BEGIN = "from memory_calls import *\nstart()\n"
             "cuMipmappedArrayDestroy", 40, id="mipmap of layers",
         ),
         pytest.param(
+            "array('cuMipmappedArrayCreate', Array3D(1024, 1024, 6, BYTE, 4, CUBEMAP), 3)",
+            "cuMipmappedArrayDestroy", 31.5, id="mipmap of a cube, whose levels have six faces each",
+        ),
+        pytest.param(
             "array('cuMipmappedArrayCreate', Array3D(1, 1, 0, FLOAT, 4), 4000000000)", "cuMipmappedArrayDestroy",
             512 / (1 << 20), id="more levels than there can be",
         ),

@@ -220,18 +220,31 @@ def test_a_list_names_the_containers_processes_only(node: Node, function: str, e
         assert sorted(look(node, with_room, **env)) == wanted
 
 
-def test_version_3_has_the_length_that_this_driver_gives_it(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("driver", "entry"),
+    [
+        pytest.param("525.60.13", "Info", id="an older branch"),
+        pytest.param("535.42.01", "Info", id="the last with short ones"),
+        pytest.param("535.43.02", "Detail", id="the first with long ones"),
+        pytest.param("535.54.03", "Detail", id="one between"),
+        pytest.param("535.97.01", "Detail", id="the last with long ones"),
+        pytest.param("535.98.01", "Info", id="the first with short ones again"),
+        pytest.param("535.104.05", "Info", id="a later one"),
+        pytest.param("550.54.14", "Info", id="a newer branch"),
+    ],
+)
+def test_version_3_has_the_length_that_this_driver_gives_it(
+    node: Node, driver: str, entry: str
+) -> None:
     """From 535.43 to 535.97 its entries were those of the detail list."""
     env = {LIMIT: "1000m"}
-    node.sim.versions(driver="535.54.03")
+    node.sim.versions(driver=driver)
     with tenants(node, 2, env) as some:
         for tenant in some:
             tenant.ask("alloc(100)")
         wanted = sorted([tenant.pid, 100] for tenant in some)
-        ask = "processes(handle(), 'ComputeRunningProcesses_v3', {})"
-        assert sorted(look(node, ask.format("Detail"), **env)) == wanted
-        node.sim.versions(driver="535.104.05")
-        assert sorted(look(node, ask.format("Info"), **env)) == wanted
+        ask = f"processes(handle(), 'ComputeRunningProcesses_v3', {entry})"
+        assert sorted(look(node, ask, **env)) == wanted
 
 
 @pytest.mark.parametrize(

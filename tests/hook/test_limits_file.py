@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from built_hook import ROOT, compiler
+from c_programs import compiled
 from hooked_programs import CALLS, LIMIT, Node
 from limits_bed import LINES_AT, LimitsBed, Talker, limits_bed
 
@@ -267,6 +268,15 @@ def test_no_reader_sees_half_a_change(bed: LimitsBed) -> None:
             line.change(small)
     out, _ = program.communicate(timeout=60)
     assert json.loads(out)["seen"] == [small, large]
+
+
+def test_a_line_that_changes_while_it_is_read_is_read_anew() -> None:
+    """Right before any of its eight words; the ninth time it stays as it was."""
+    flags = (f"-I{ROOT / 'hook'}", "-ffunction-sections", "-Wl,--gc-sections", "-pthread")
+    ran = subprocess.run(
+        [compiled("torn_line.c", *flags)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["12222"] * 8 + ["11111"]
 
 
 # --- shares of time -------------------------------------------------------------------------------

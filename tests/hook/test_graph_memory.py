@@ -508,7 +508,7 @@ def test_a_graph_that_waits_for_its_share_keeps_no_memory_from_others(
     node: Node, suffix: str
 ) -> None:
     """They run one after the other, and each finds room."""
-    node.sim.kernel("work", 100_000)
+    node.sim.kernel("work", 20_000)
     limits = {LIMIT: "100m", "CUDA_DEVICE_SM_LIMIT": "20"}
     said = node.run_in_virtual_time(COMPUTING.replace("{suffix}", suffix), **limits)
     assert (said["rc"], said["stderr"]) == (0, "")

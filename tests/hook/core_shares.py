@@ -14,6 +14,7 @@ class CoreShare(ctypes.Structure):
     _fields_ = (
         ("enforced", ctypes.c_bool),
         ("permille", ctypes.c_uint32),
+        ("container_permille", ctypes.c_uint32),
         ("lent_permille", ctypes.c_uint32),
         ("lent_until_ns", ctypes.c_uint64),
         ("blocked_until_ns", ctypes.c_uint64),
@@ -25,9 +26,15 @@ _hook.limits_core.restype = CoreShare
 
 
 def share(place: int = 0) -> list[int]:
-    """Every field of limits_core, in order."""
+    """Every field of limits_core, in order, but what is the container's."""
     found = _hook.limits_core(place)
-    return [getattr(found, name) for name, _ in CoreShare._fields_]
+    names = [name for name, _ in CoreShare._fields_]
+    return [getattr(found, name) for name in names if name != "container_permille"]
+
+
+def container_permille(place: int = 0) -> int:
+    """What the container has, whatever the process has lowered for itself."""
+    return int(_hook.limits_core(place).container_permille)
 
 
 def change_line(path: str, memory_bytes: int, **more: int) -> None:

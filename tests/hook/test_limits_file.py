@@ -427,6 +427,22 @@ def test_what_is_lent_and_blocked_is_passed_on_live(bed: LimitsBed, open_library
 
 
 @pytest.mark.parametrize(
+    ("permille", "percent", "expected"),
+    [
+        pytest.param(300, "10", [100, 300], id="lowered: for the process"),
+        pytest.param(300, "40", [300, 300], id="not raised"),
+        pytest.param(1000, "10", [100, 1000], id="where the container has no limit"),
+    ],
+)
+def test_what_a_process_lowers_is_its_own_share_only(
+    bed: LimitsBed, open_library: Path, permille: int, percent: str, expected: list[int]
+) -> None:
+    bed.write(gpu(core_permille=permille))
+    code = "say(share=[share()[1], container_permille()])"
+    assert shares(bed, open_library, code, CUDA_DEVICE_SM_LIMIT=percent) == expected
+
+
+@pytest.mark.parametrize(
     ("listed", "expected"),
     [
         pytest.param((gpu(core_permille=300),), [True, 300], id="the only one's"),

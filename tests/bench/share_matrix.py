@@ -178,6 +178,26 @@ def rare_cases() -> Iterator[Case]:
                        {"a": rare, "b": 100})  # fmt: skip
 
 
+FAR_LONGER: Kernels = {"a": (20, 400, 20), "b": 40}
+EIGHT_KINDS: Kernels = {"a": 5, "b": 8, "c": 12, "d": 20, "e": 30, "f": 45, "g": 60, "h": 80}
+SEVERAL_KINDS: tuple[tuple[str, int, Kernels, str], ...] = (
+    ("one far longer now and then, 2 streams", 1, FAR_LONGER, "kernel=a+b,streams=2"),
+    ("the same, waited for", 1, FAR_LONGER, "kernel=a+b,streams=2,sync=50"),
+    ("the same, 4 threads", 4, FAR_LONGER, "kernel=a+b,streams=2,sync=20"),
+    ("eight, 8 threads that wait", 8, EIGHT_KINDS, "kernel=a+b+c+d+e+f+g+h,sync=100"),
+    ("25 and 5 us, 4 threads that wait", 4, {"a": 25, "b": 5}, "kernel=a+b,sync=5"),
+)
+
+
+def kinds_cases() -> Iterator[Case]:
+    """Several kinds of kernels on several streams and threads, alone and in pairs."""
+    for kinds, threads, kernels, phase in SEVERAL_KINDS:
+        for mix in ((10,), (30,), (50,), (70,), (90,), (30, 70), (50, 50)):
+            tenants = tuple(Tenant(cap, _lasting(phase, 1), threads=threads) for cap in mix)
+            group = f"{'alone' if len(mix) == 1 else 'beside others'}, kinds: {kinds}"
+            yield Case(group, "/".join(map(str, mix)), tenants, kernels)
+
+
 def _of_every_length(where: str, mix: tuple[int, ...], first_seed: int) -> Case:
     """In windows of ten times the longest; judged by what an ideal limiter does."""
     tenants = tuple(Tenant(cap, ("ms=30000",)) for cap in mix)
@@ -219,6 +239,7 @@ def share_area() -> Iterator[Row]:
         *beside_cases(),
         *varying_cases(),
         *rare_cases(),
+        *kinds_cases(),
     ]
     beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - _target(case)))
               for case, error in zip(cases, judged(cases), strict=True)]  # fmt: skip
@@ -275,7 +296,7 @@ def main(word: str = "", first_seed: str = "1") -> int:
     """Print the worst error of each case; 1 when one is not met."""
     seed = int(first_seed)
     alone = (*alone_cases(seed), *ways_cases(), *streams_cases())
-    every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases())
+    every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds_cases())
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0
     for case, error in zip(cases, judged(cases, seed), strict=True):

@@ -25,8 +25,7 @@ struct sweep {
     bool over; /* nothing of it is left to come: its launches can be settled */
     bool together; /* every stream was being measured for long enough to judge by: */
     int64_t from_ns, last_ns, until_ns; /* when; and what began by then is judged */
-    int64_t queued_until_ns; /* what was queued before it on streams that had something in it soon ran until
-                                then */
+    int64_t queued_until_ns; /* what had been queued on its streams before it ran until then */
     double had_ns, told_ns; /* what its launches had in that time, and would have by what each is told */
     bool contended;
     int64_t went_on_ns; /* when anything else was launched after it, or INT64_MAX */

@@ -1,7 +1,8 @@
 #include "contexts.h"
 #include "devices.h"
+#include "guesses.h"
+#include "looks.h"
 #include "monotonic.h"
-#include "overhead.h"
 #include "settings.h"
 #include "table.h"
 #include "wrap.h"
@@ -104,7 +105,7 @@ static void settle_contents(struct context_end *end, bool ended)
             table_add(&modules, &module->entry, module->entry.key);
             continue;
         }
-        overhead_ended(module->place, CHARGE_MODULE, module->cost);
+        guesses_ended(module->place, CHARGE_MODULE, module->cost);
         free(module);
     }
     wrap_context_ended(end->blocks, ended);
@@ -120,7 +121,7 @@ void context_ending(struct context_end *end, const void *handle, bool owns)
     if (owns)
         take_contents(end, handle);
     pthread_mutex_unlock(&lock);
-    overhead_calls(true);
+    looks_calls(true);
 }
 
 CUcontext context_whole(CUcontext handle)
@@ -150,10 +151,10 @@ CUresult context_ended(struct context_end *end, CUresult result)
         table_add(&contexts, &context->entry, context->entry.key);
     pthread_mutex_unlock(&lock);
     if (context && ended) {
-        overhead_ended(context->place, CHARGE_CONTEXT, context->cost);
+        guesses_ended(context->place, CHARGE_CONTEXT, context->cost);
         free(context);
     }
-    overhead_calls(false);
+    looks_calls(false);
     return result;
 }
 
@@ -178,7 +179,7 @@ void context_doubted(CUcontext handle, uint64_t bytes)
         uint64_t sure = context->cost.bytes - context->cost.guessed_bytes;
         bytes = bytes < sure ? bytes : sure;
         context->cost.guessed_bytes += bytes;
-        overhead_doubted(context->place, bytes);
+        guesses_made(context->place, bytes);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -199,7 +200,7 @@ void context_shrank(CUcontext handle, uint64_t bytes)
         place = context->place;
     }
     pthread_mutex_unlock(&lock);
-    overhead_ended(place, CHARGE_CONTEXT, less);
+    guesses_ended(place, CHARGE_CONTEXT, less);
 }
 
 /* --- primary contexts ----------------------------------------------------------------------------------- */
@@ -236,7 +237,7 @@ static void end_primary(struct primary *primary, bool keep_account)
     if (!account)
         return;
     table_remove(&contexts, &account->entry);
-    overhead_ended(account->place, CHARGE_CONTEXT, account->cost);
+    guesses_ended(account->place, CHARGE_CONTEXT, account->cost);
     free(account);
 }
 
@@ -358,20 +359,20 @@ struct module *module_unloading(const void *handle)
     if (module)
         table_remove(&modules, &module->entry);
     pthread_mutex_unlock(&lock);
-    overhead_calls(true);
+    looks_calls(true);
     return module;
 }
 
 CUresult module_unloaded(struct module *module, CUresult result)
 {
     if (module && result == CUDA_SUCCESS) {
-        overhead_ended(module->place, CHARGE_MODULE, module->cost);
+        guesses_ended(module->place, CHARGE_MODULE, module->cost);
         free(module);
     } else if (module) {
         pthread_mutex_lock(&lock);
         table_add(&modules, &module->entry, module->entry.key);
         pthread_mutex_unlock(&lock);
     }
-    overhead_calls(false);
+    looks_calls(false);
     return result;
 }

@@ -5,7 +5,7 @@
 #define VGPU_CONTEXTS_H
 
 #include "cuda_abi.h"
-#include "overhead.h"
+#include "guesses.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,6 +1,8 @@
 /* Contexts, and what they cost: measured, and charged when they are made. */
 #include "contexts.h"
 #include "gpu_time.h"
+#include "guesses.h"
+#include "looks.h"
 #include "overhead.h"
 #include "streams.h"
 #include "wrap.h"
@@ -212,12 +214,12 @@ static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool res
     CUcontext context = primary_releasing(device, &last);
     uint32_t held = gpu_time_context_ending(context, reset || last);
     stream_ends(NULL);
-    overhead_calls(true);
+    looks_calls(true);
     depth_enter();
     CUresult result = end(device);
     depth_leave();
     gpu_time_context_ended(held, context, result == CUDA_SUCCESS && primary_released(device, last, reset));
-    overhead_calls(false);
+    looks_calls(false);
     return result;
 }
 

@@ -92,10 +92,10 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsign
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
-    FREE_ADDRESS(cuMemFree_v2, NULL, address, address);
+    FREE_ADDRESS(cuMemFree_v2, NO_STREAM_NUMBER, NULL, address, address);
 }
 
 EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
 {
-    FREE_ADDRESS(cuMemFree, NULL, address, address);
+    FREE_ADDRESS(cuMemFree, NO_STREAM_NUMBER, NULL, address, address);
 }

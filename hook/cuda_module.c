@@ -1,6 +1,7 @@
 /* Code that is loaded, and what it costs: measured, and charged when it is loaded. What the driver loads only
- * when a kernel first runs is seen later (overhead_reconcile). */
+ * when a kernel first runs is seen later (guesses_reconcile). */
 #include "contexts.h"
+#include "guesses.h"
 #include "overhead.h"
 #include "wrap.h"
 

@@ -37,12 +37,14 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-    FREE_ADDRESS(cuMemFreeAsync, graph_captured(stream, false), address, address, stream);
+    FREE_ADDRESS(cuMemFreeAsync, stream_number(stream, false), graph_captured(stream, false), address,
+                 address, stream);
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-    FREE_ADDRESS(cuMemFreeAsync_ptsz, graph_captured(stream, true), address, address, stream);
+    FREE_ADDRESS(cuMemFreeAsync_ptsz, stream_number(stream, true), graph_captured(stream, true), address,
+                 address, stream);
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
@@ -62,6 +64,8 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     if (!real || !real->cuMemPoolDestroy)
         return CUDA_ERROR_NOT_INITIALIZED;
     struct pool *account = depth_inside() ? NULL : pool_ending(pool);
+    if (pool_lingers(account))
+        return CUDA_SUCCESS;
     CUresult result = CALL(cuMemPoolDestroy, pool);
     return pool_ended(account, result);
 }

@@ -1,6 +1,6 @@
 /* Physical memory by handle: charged when made, until neither a handle nor a mapping is left. */
 #include "devices.h"
-#include "overhead.h"
+#include "guesses.h"
 #include "vmm.h"
 #include "wrap.h"
 
@@ -74,7 +74,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
         /* What was imported before is ours to account for if its exporter has let go of it. */
         if (charging() && real->cuMemGetAllocationPropertiesFromHandle
             && CALL(cuMemGetAllocationPropertiesFromHandle, &properties, *handle) == CUDA_SUCCESS)
-            overhead_reconcile(place_of_device(device_at(&properties.location)), true);
+            guesses_reconcile(place_of_device(device_at(&properties.location)), true);
     }
     return result;
 }

@@ -23,8 +23,7 @@ void figures_listed_by_own_pid(bool listed)
         atomic_store(&seen, listed ? BY_OWN_PID : NOT_SEEN);
 }
 
-/* Its handle of the device at `place`; false when NVML cannot be used. */
-static bool find_device(const struct real_nvml *real, int place, nvmlDevice_t *device)
+bool figures_device(const struct real_nvml *real, int place, nvmlDevice_t *device)
 {
     const struct region *region = region_mapped();
     if (!real || !region || place < 0 || !real->nvmlInit_v2 || !real->nvmlDeviceGetHandleByUUID)
@@ -142,7 +141,7 @@ void figures_now(int place, struct figures *figures, const struct figures *befor
     *figures = (struct figures){0};
     depth_enter();
     figures->held_before = region_own_bytes(place);
-    if (find_device(real, place, &device)) {
+    if (figures_device(real, place, &device)) {
         figures->listed = is_listed(real, device, figures, before);
         figures->own = figures->listed ? figures->own : 0;
         figures->device_known =

@@ -4,6 +4,8 @@
 #ifndef VGPU_FIGURES_H
 #define VGPU_FIGURES_H
 
+#include "real.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -21,6 +23,9 @@ struct figures {
 
 /* `before`: as it was when the call that is measured began; NULL: none is. */
 void figures_now(int place, struct figures *figures, const struct figures *before);
+
+/* NVML's handle of the device at `place`; false when NVML cannot be used. */
+bool figures_device(const struct real_nvml *real, int place, nvmlDevice_t *device);
 
 /* Whether the pid is known by which NVML lists this process: the agent has told it, or it is its own. */
 bool figures_pid_is_known(void);

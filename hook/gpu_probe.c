@@ -193,8 +193,3 @@ void gpu_probe_send(struct probe *probe, int64_t now_ns)
     }
     residency_look(&probe->residency, now_ns, probe->running);
 }
-
-int64_t gpu_probe_away_ns(const struct probe *probe, int64_t from_ns, int64_t until_ns, bool part)
-{
-    return probe->context ? residency_away_ns(&probe->residency, from_ns, until_ns, part) : 0;
-}

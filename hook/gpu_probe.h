@@ -55,6 +55,10 @@ int64_t gpu_probe_time(const struct probe *probe, CUevent event);
 
 /* How much of the time since `from_ns` others had the GPU, as far as is known; and what one launch had to
  * wait for of that (residency.h). */
-int64_t gpu_probe_away_ns(const struct probe *probe, int64_t from_ns, int64_t until_ns, bool part);
+static inline int64_t gpu_probe_away_ns(const struct probe *probe, int64_t from_ns, int64_t until_ns,
+                                        bool part)
+{
+    return probe->context ? residency_away_ns(&probe->residency, from_ns, until_ns, part) : 0;
+}
 
 #endif

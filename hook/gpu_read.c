@@ -1,5 +1,6 @@
 /* What measured launches cost, once the driver tells when they ran. */
 #include "credit.h"
+#include "gpu_cost.h"
 #include "gpu_sweep.h"
 #include "gpu_traces.h"
 #include "real.h"
@@ -7,21 +8,13 @@
 #include "region_file.h"
 #include "settings.h"
 
-enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
 enum { MOST_UNCLEAR = 16 }; /* launches in a row */
-enum { UNSHARP_MOST = 32 }; /* in a row of a kind */
 enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stream */
 
-#define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
-#define OWN_TURN_NS (2 * MS_NS) /* that others do not interrupt */
-#define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
-#define STOPPED_NS (100 * MS_NS) /* nobody of ours may have been let look for so long: limits.cpu */
-#define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
 #define WAITS_NS MS_NS /* beyond what was expected, a launch may wait for one on another GPU, */
 #define APART_NS (200 * MS_NS) /* few kernels take so long, and few processes start together so exactly */
 #define OVERLONG_NS (5000 * MS_NS) /* and beyond twice that, for any later one */
-#define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 #define AT_ONCE_NS 20000 /* after an event was recorded on an idle stream, it is done */
 
 static void finish(struct measured_lane *lane, struct trace *trace)
@@ -32,139 +25,6 @@ static void finish(struct measured_lane *lane, struct trace *trace)
         atomic_fetch_sub(&lane->lane.sweep_out, 1);
     atomic_store(&trace->guessed_key, 0);
     atomic_store(&trace->state, TRACE_FREE);
-}
-
-/* Once, for size. */
-__attribute__((noinline)) void gpu_time_correct(struct lane *lane, struct turn *turn, int64_t ns)
-{
-    share_correct(lane->share, ns);
-    if (atomic_load(&lane->own_permille))
-        share_correct(&lane->own, ns);
-    atomic_fetch_add(&lane->unreported_ns, ns);
-    atomic_fetch_add(&lane->turn.had_ns, (uint64_t)ns);
-    atomic_fetch_add(&turn->had_ns, (uint64_t)ns);
-}
-
-__attribute__((noinline)) void gpu_time_drop_tokens(struct lane *lane)
-{
-    int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0);
-    atomic_fetch_sub(&lane->granted_ns, tokens_ns);
-    if (tokens_ns)
-        gpu_time_correct(lane, atomic_load(&lane->payer), -tokens_ns);
-}
-
-/* Its part of the time that its stream had between its events: other threads may have launched there, too. */
-static int64_t of_own(const struct measured_lane *lane, const struct trace *trace, int64_t ns)
-{
-    int64_t others_ns = trace->others_ns == OTHERS_MEASURED
-        ? past_others_ns(&lane->past, trace->run, trace->begin_call, trace->end_call)
-        : trace->others_ns;
-    double expected_ns = (double)trace->expected_ns;
-    return others_ns ? (int64_t)((double)ns * expected_ns / (expected_ns + (double)others_ns)) : ns;
-}
-
-/* Whether what runs beside it on other streams is not measured, though it is itself. */
-static bool is_beside_unmeasured(const struct measured_lane *lane, const struct trace *trace)
-{
-    return trace->always && !lane->in_turn
-        && trace->launched_ns - (int64_t)atomic_load(&lane->lane.unmeasured_at_ns) < BESIDE_NS;
-}
-
-/* What a launch that runs until then cost: without the time that others had the GPU, which is seen to
- * the millisecond, and with the part of ours that is its own. `seen`: what ran beside it was measured. */
-static int64_t own_ns(struct measured_lane *lane, struct trace *trace, int64_t until_ns, bool seen)
-{
-    int64_t from_ns = trace->running_since_ns;
-    trace->part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
-    int64_t away_ns = gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true);
-    int64_t own = trace->part_ns - away_ns;
-    double part = !seen && is_beside_unmeasured(lane, trace) ? beside_part(&lane->beside, trace->stream) : 0;
-    if (part > 0) {
-        int64_t ran_ns =
-            until_ns - from_ns - gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, false);
-        int64_t had_ns = (int64_t)((double)ran_ns * part);
-        own = had_ns < own ? had_ns : own;
-    }
-    trace->whole = away_ns == 0;
-    return of_own(lane, trace, own);
-}
-
-/* The least that one of a kind that is always measured cost, and what is said of its kind by that: how long
- * it took says nothing while what ran beside it is not known, but for one that was far longer. */
-static int64_t single_ns(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns)
-{
-    uint64_t streams = atomic_load(&lane->lane.streams_seen) | atomic_load(&lane->lane.streams_seen_before);
-    int64_t least_ns = trace->part_ns / (1 + __builtin_popcountll(streams));
-    return 2 * least_ns > ESTIMATE_FAR * expected_ns ? least_ns : expected_ns;
-}
-
-/* Whether it may have waited for a turn of another of our contexts before it began, as nothing was before it
- * on its stream. There are many such turns, short ones too, where the contexts' queues are short. */
-static bool may_have_waited(const struct measured_lane *lane, const struct trace *trace)
-{
-    return gpu_time_several_contexts(&lane->lane) && trace->running_since_ns <= trace->launched_ns;
-}
-
-/* The same for one of a short kind, which others' turn seldom falls into; then it is many times as long as
- * the launch, and an error in it would be the estimate. When that turn ended is known exactly, and where it
- * cut the launch is as good as random: so on average the launch took twice what was left of it. One that
- * waited was not cut. */
-static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, int64_t own)
-{
-    int64_t back_ns =
-        residency_back_ns(&trace_probe(lane, trace)->residency, trace->running_since_ns, trace->ran_until_ns);
-    int64_t ran_ns = trace->ran_until_ns - trace->running_since_ns;
-    int64_t away_ns =
-        gpu_probe_away_ns(trace_probe(lane, trace), trace->running_since_ns, trace->ran_until_ns, false);
-    if (!back_ns || ran_ns - away_ns > MS_NS)
-        return own;
-    return back_ns < trace->ran_until_ns ? (may_have_waited(lane, trace) ? 1 : 2)
-            * of_own(lane, trace, past_part_ns(&lane->past, trace->stream, back_ns, trace->ran_until_ns))
-                                         : 0;
-}
-
-static struct doubt *doubt_of(struct measured_lane *lane, const struct trace *trace)
-{
-    struct doubt *doubt = &lane->doubts[trace->key >> 32 & (DOUBTS - 1)];
-    if (doubt->key != trace->key)
-        *doubt = (struct doubt){.key = trace->key};
-    return doubt;
-}
-
-/* Whether it tells nothing, as it may have waited. A kind that always may have is charged what it waited,
- * too. */
-static bool unsharp(struct measured_lane *lane, const struct trace *trace)
-{
-    int *in_row = &doubt_of(lane, trace)->unsharp;
-    *in_row = may_have_waited(lane, trace) && *in_row < UNSHARP_MOST ? *in_row + 1 : 0;
-    return *in_row > 0;
-}
-
-/* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. Asked of
- * kinds that are known well: a longer launch of another is as likely its own length. That befalls one launch
- * in as many as fit into our own turn; a kind that is long more often than that is long by itself. Where
- * every launch is measured, what is in doubt is charged all the same, and only says nothing of how the kind
- * varies. */
-static bool doubtful(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns, int64_t own,
-                     int64_t now_ns)
-{
-    struct doubt *doubt = doubt_of(lane, trace);
-    if (++doubt->samples > DOUBT_SAMPLES)
-        doubt->samples /= 2, doubt->long_ones /= 2;
-    if (!share_contended(lane->lane.share, (uint64_t)(now_ns - STOPPED_NS)) || own < expected_ns + SWITCH_NS
-        || own > UNSEEN_MOST_NS)
-        return false;
-    doubt->long_ones++;
-    return doubt->long_ones * OWN_TURN_NS <= (doubt->samples + DOUBT_FIRST) * expected_ns;
-}
-
-/* Whether others were there when nobody of ours was let run, and it ended then. What others had of it is not
- * told by anything, and may be most. */
-static bool is_unseen(struct measured_lane *lane, const struct trace *trace, int64_t now_ns)
-{
-    return share_contended(lane->lane.share, (uint64_t)trace->launched_ns)
-        && residency_unseen(&trace_probe(lane, trace)->residency, trace->launched_ns, trace->running_since_ns,
-                            trace->ran_until_ns, now_ns);
 }
 
 /* When what ran at `until_ns` began to, its first event having been done at `from_ns`: not before it was
@@ -232,38 +92,6 @@ static void learn_guess(struct lane *lane, int64_t own)
 {
     int64_t was_ns = atomic_load(&lane->guess_ns), is_ns = was_ns ? was_ns + (own - was_ns) / 8 : own;
     atomic_store(&lane->guess_ns, is_ns > 1 ? is_ns : 1);
-}
-
-/* What an ended launch cost, or that it cannot be told. */
-static void judge(struct measured_lane *lane, struct trace *trace, struct sweep *sweep, int64_t now_ns)
-{
-    struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
-    int64_t expected_ns = estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : 0;
-    bool averaged = trace->sweep && !trace->always, seen = averaged || gpu_sweep_saw(sweep, trace);
-    int64_t own = own_ns(lane, trace, trace->ran_until_ns, seen);
-    bool is_short = expected_ns && expected_ns < SHORT_NS && (averaged || !estimate_measures_all(estimate));
-    if (is_short && !trace->edge)
-        own = short_ns(lane, trace, own);
-    bool is_known =
-        expected_ns && expected_ns < SHORT_NS && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
-    bool waited = is_short && is_known && unsharp(lane, trace);
-    bool in_doubt = is_known && !waited && doubtful(lane, trace, expected_ns, own, now_ns);
-    trace->told = !trace->edge
-        && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
-        && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace, now_ns));
-    bool blurred = is_known && own <= UNSEEN_MOST_NS && !trace->whole;
-    trace->own_ns = own;
-    trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
-    if (expected_ns && seen)
-        trace->single_ns = gpu_sweep_single_ns(sweep, trace, trace->single_ns, expected_ns);
-    else if (expected_ns && is_beside_unmeasured(lane, trace))
-        trace->single_ns = single_ns(lane, trace, expected_ns);
-    if (averaged)
-        gpu_sweep_judge(lane, sweep, trace);
-    else if (trace->others_ns == OTHERS_MEASURED && trace->whole && lane->in_turn) {
-        int64_t part_ns = of_own(lane, trace, trace->part_ns);
-        trace->own_ns += past_had_ns(&lane->past, trace->run, 0, INT64_MAX, part_ns) - part_ns;
-    }
 }
 
 /* Whether it says only that its kind varies: of a sweep, what it costs is known by now, and what waited for a
@@ -336,7 +164,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     const struct probe *probe = trace_probe(lane, trace);
     if (probe->out && probe->residency.undecided > 1)
         return 0; /* nothing of ours runs at the moment */
-    int64_t own = trace->running_since_ns ? own_ns(lane, trace, now_ns, false) : 0;
+    int64_t own = trace->running_since_ns ? gpu_cost_own_ns(lane, trace, now_ns, false) : 0;
     int64_t beyond_ns = own - trace->charged_ns;
     trace->waits = own > WAITS_NS + trace->expected_ns;
     if (trace->waits)
@@ -426,7 +254,7 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
     gpu_sweep_see(lane, &sweep, now_ns);
     for (size_t i = 0; any && i < TRACES; i++)
         if (can_settle(&lane->traces[i], &sweep, now_ns))
-            judge(lane, &lane->traces[i], &sweep, now_ns);
+            gpu_cost_judge(lane, &lane->traces[i], &sweep, now_ns);
     if (sweep.over)
         gpu_sweep_learn(lane, &sweep);
     for (size_t i = 0; any && i < TRACES; i++) {

@@ -1,7 +1,8 @@
 #include "gpu_sweep.h"
 
 enum {
-    OFTEN = 3, /* launches of a stream, of which fewer say nothing of what it did before and after */
+    OFTEN = 3, /* launches of a stream, of which fewer say nothing of what it did after, and unless one was
+                  queued, before */
     ENOUGH = 8, /* launches to judge by, */
     MANY = 64, /* and where they set bounds, which chance would move one way only */
     OF_BIT = 2, /* streams that one noted by a bit may be, at most where a bound is set by them */
@@ -57,7 +58,7 @@ static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t
             note(find(sweep, lane->traces[i].stream), &lane->traces[i], now_ns);
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
-        if (of->launches < OFTEN)
+        if (of->launches < OFTEN && !was_queued(of))
             continue;
         if (of->from_ns > sweep->from_ns)
             sweep->from_ns = of->from_ns;

@@ -111,11 +111,6 @@ static CUresult record(CUevent event, CUstream stream, bool per_thread)
     return real->cuEventRecord(event, stream);
 }
 
-struct turn *gpu_time_own_turn(struct lane *lane, uint64_t now_ns)
-{
-    return share_turn_of(&lane->threads, (uint64_t)pthread_self() | 1, now_ns);
-}
-
 /* A free place, if possible one with events of this context. */
 static struct trace *take_place(struct measured_lane *lane, CUcontext context, bool guess)
 {
@@ -132,14 +127,6 @@ static struct trace *take_place(struct measured_lane *lane, CUcontext context, b
         }
     }
     return NULL;
-}
-
-enum { LEGACY_STREAM = 1, OWN_STREAM = 2 }; /* as handles: CU_STREAM_LEGACY, CU_STREAM_PER_THREAD */
-
-uint64_t gpu_time_stream(CUstream stream, bool per_thread)
-{
-    bool own = (uintptr_t)stream == OWN_STREAM || (per_thread && !stream);
-    return own ? (uint64_t)pthread_self() | 1 : (uintptr_t)stream & ~(uint64_t)LEGACY_STREAM;
 }
 
 /* What the launches of the lane were charged, ever. */
@@ -224,7 +211,8 @@ static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream
     return trace;
 }
 
-struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess, bool always)
+struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, bool guess, bool always,
+                             bool edge)
 {
     struct measured_lane *lane = traces_of(of);
     struct quiet quiet = quiet_begin();
@@ -233,8 +221,10 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
         trace->by_clock = true;
         trace->began_ns = gpu_clock_wait(stream, per_thread); /* what it is to do yet was charged already */
     }
-    if (trace)
+    if (trace) {
         trace->always = always;
+        trace->edge = edge;
+    }
     quiet_end(quiet);
     return trace;
 }
@@ -258,7 +248,6 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
         atomic_store(&trace->state, TRACE_FREE);
         return false;
     }
-    trace->edge = false;
     trace->sweep = sweep;
     trace->on_credit = on_credit;
     trace->launched_ns = (int64_t)monotonic_ns();
@@ -289,20 +278,4 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
         atomic_store(&trace->guessed_key, key);
     atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);
     return recorded;
-}
-
-int gpu_time_guesses(struct lane *lane, uint64_t key)
-{
-    int guesses = 0;
-    for (size_t i = 0; i < TRACES; i++)
-        guesses += atomic_load_explicit(&traces_of(lane)->traces[i].guessed_key, memory_order_relaxed) == key;
-    return guesses;
-}
-
-bool gpu_time_measuring(struct lane *lane)
-{
-    for (size_t i = 0; i < TRACES; i++)
-        if (atomic_load_explicit(&traces_of(lane)->traces[i].state, memory_order_relaxed) == TRACE_OUT)
-            return true;
-    return false;
 }

@@ -43,10 +43,12 @@ struct lane {
     _Atomic int contexts; /* that were launched in, and are told apart */
     _Atomic int64_t calls; /* around launches that are measured, in the order in which they were made */
     _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */
+    _Atomic bool always_lately; /* since the last sweep one came that is always measured */
     _Atomic uint64_t unmeasured_at_ns; /* when one last came that is measured in sweeps only */
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
     _Atomic int64_t unswept_ns; /* and what was taken from the share since */
     _Atomic int sweep_left; /* launches, of those to be measured all */
+    _Atomic int sweep_spare; /* of them, which are left out where the others took long */
     _Atomic int sweep_out; /* that are not settled yet */
     _Atomic uint64_t went_on_at_ns; /* when others were first launched after them, 0: not yet */
     _Atomic int64_t went_on_call; /* and how many calls there had been by then; 0: not yet */
@@ -101,8 +103,10 @@ static inline uint64_t gpu_time_stream_bit(uint64_t stream)
 
 /* About to launch on `stream` (0 is the thread's own with `per_thread`): start to measure. NULL when that is
  * not possible now. `guess`: its kind was never measured, and it is one of the lane's guesses until it is.
- * `always`: its kind is always measured, though others beside it are not. */
-struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread, bool guess, bool always);
+ * `always`: its kind is always measured, though others beside it are not. `edge`: only when it runs is asked.
+ */
+struct trace *gpu_time_begin(struct lane *lane, CUstream stream, bool per_thread, bool guess, bool always,
+                             bool edge);
 
 /* The same launch is about to be made only now: measure from here. */
 void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread);

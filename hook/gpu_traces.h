@@ -1,6 +1,4 @@
-/* What gpu_time.c, gpu_poll.c and gpu_read.c share: the launches of this process that are being measured on
- * one device.
- */
+/* What the files of gpu_*.c share: the launches of this process that are being measured on one device. */
 #ifndef VGPU_GPU_TRACES_H
 #define VGPU_GPU_TRACES_H
 
@@ -10,7 +8,7 @@
 #include "gpu_time.h"
 #include "past.h"
 
-enum { TRACES = 256, DOUBTS = 64, OTHERS_MEASURED = -1, PROBES = 4 };
+enum { TRACES = 256, DOUBTS = 256, DOUBT_WAYS = 8, OTHERS_MEASURED = -1, PROBES = 4 };
 
 enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
 

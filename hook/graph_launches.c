@@ -3,8 +3,8 @@
 #include "depth.h"
 #include "devices.h"
 #include "gpu_time.h"
+#include "looks.h"
 #include "monotonic.h"
-#include "overhead.h"
 #include "real.h"
 #include "reclaim.h"
 #include "reserve.h"
@@ -95,7 +95,7 @@ struct attempt {
  * as under way: from then on they are charged for all that it needs. */
 static struct attempt begin(struct graph_launch *launch, int place)
 {
-    overhead_call_begins(place);
+    looks_call_begins(place);
     pthread_mutex_lock(&lock);
     struct sharing *sharing = &sharings[place];
     const struct graph_use *use = &launch->before;
@@ -124,7 +124,7 @@ static void end(const struct graph_launch *launch, int place)
     pthread_mutex_lock(&lock);
     sharings[place].pending_bytes -= launch->needs.bytes[place];
     pthread_mutex_unlock(&lock);
-    overhead_call_ended(place);
+    looks_call_ended(place);
 }
 
 /* Charge what it needs, if that is what is there for it already. */
@@ -166,10 +166,10 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
             return result;
         if (tries)
             monotonic_sleep_until(now_ns + (uint64_t)LOOK_MS * 1000000);
-        overhead_call_begins(place);
+        looks_call_begins(place);
         if (reclaimable(place))
             reclaim(place);
-        overhead_call_ended(place);
+        looks_call_ended(place);
     }
 }
 

@@ -11,6 +11,7 @@ enum {
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SWEEP_EVERY_NS (60 * MS_NS)
 #define SWEEP_VARYING_EVERY_NS (12 * MS_NS) /* of GPU time: one in 7 launches of 8 us */
+#define SWEEP_LONG_NS (8 * MS_NS)
 #define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
 
 /* --- what it costs -------------------------------------------------------------------------------------- */
@@ -70,12 +71,31 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     uint64_t seen = atomic_exchange(&lane->streams_seen, 0);
     int streams = __builtin_popcountll(seen | atomic_exchange(&lane->streams_seen_before, seen));
     int launches = (streams > 1 ? streams : 2) * SWEEP_OF_STREAM;
+    launches = launches < SWEEP_MOST ? launches : SWEEP_MOST;
+    int spare = atomic_exchange(&lane->always_lately, false) ? SWEEP_MOST - launches : 0;
     atomic_store(&lane->swept_at_ns, now_ns);
     atomic_store(&lane->unswept_ns, 0);
     atomic_store(&lane->went_on_at_ns, 0);
-    atomic_store(&lane->sweep_left, launches < SWEEP_MOST ? launches : SWEEP_MOST);
+    atomic_store(&lane->sweep_spare, spare);
+    atomic_store(&lane->sweep_left, launches + spare);
     atomic_store(&lane->went_on_call, 0); /* after that, or a thread that is late would note it at once */
-    gpu_time_drop_tokens(lane); /* all launches come here */
+}
+
+/* What comes next is not measured, and pays for itself, by which that is noted. */
+void launch_cost_end_sweep(struct lane *lane)
+{
+    gpu_time_drop_tokens(lane);
+    atomic_store(&lane->sweep_left, 0);
+}
+
+/* Whether the sweep has had all its launches. What kinds that are always measured run beside comes and goes:
+ * a sweep of short ones goes on for longer, so that it has seen all of that. */
+static bool is_enough(const struct lane *lane, uint64_t now_ns)
+{
+    int left = atomic_load(&lane->sweep_left);
+    bool is_long = elapsed_ns(atomic_load(&lane->swept_at_ns), now_ns) >= SWEEP_LONG_NS;
+    return left <= (is_long ? atomic_load(&lane->sweep_spare) : 0)
+        || atomic_load(&lane->sweep_out) >= SWEEP_MOST;
 }
 
 /* Note which stream it goes to. Whether several are in use. */
@@ -119,13 +139,16 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     launch->always = beside && estimate_measures_all_alone(estimate);
     if (several) {
         struct lane *lane = launch->lane;
-        if (!launch->always) {
+        if (launch->always) {
+            atomic_store(&lane->always_lately, true);
+        } else {
             atomic_store(&lane->unmeasured_at_ns, now_ns);
             sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));
         }
         bool sweep = atomic_load(&lane->sweep_left) > 0
-            && (launch->always ? atomic_load(&lane->sweep_out) < SWEEP_MOST
-                               : atomic_fetch_sub(&lane->sweep_left, 1) > 0);
+            && (launch->always || atomic_fetch_sub(&lane->sweep_left, 1) > 0);
+        if (sweep && is_enough(lane, now_ns))
+            launch_cost_end_sweep(lane);
         launch->sweep = sweep ? atomic_load(&lane->swept_at_ns) : 0;
         return sweep || launch->always;
     }

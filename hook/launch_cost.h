@@ -15,4 +15,7 @@ void launch_cost_drop_guess(struct launch *launch);
 /* Of one that is about to be made. */
 bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns);
 
+/* No more is measured, as there is no room. */
+void launch_cost_end_sweep(struct lane *lane);
+
 #endif

@@ -3,6 +3,7 @@
 #include "credit.h"
 #include "devices.h"
 #include "gpu_watch.h"
+#include "launch_budget.h"
 #include "launch_cost.h"
 #include "launch_count.h"
 #include "leases.h"
@@ -16,15 +17,13 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { MEASURE_OFTEN = 7, CALLS_OF_LAUNCH = 3, SLIP_CALLS = 32, FEW_LOOKS = 20, ABOUT = 2 };
+enum { MEASURE_OFTEN = 7, CALLS_OF_LAUNCH = 3, SLIP_CALLS = 32, FEW_LOOKS = 20 };
 
 #define LATER_LOOK_NS 500000
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
 #define UNCERTAIN_WAIT_NS MS_NS
 #define QUEUE_LENT_NS (7 * MS_NS)
-#define STUCK_NS (5000 * MS_NS) /* between launches that are let out to somebody who may wait for them */
 #define HELD_UP_NS (2 * MS_NS) /* who wakes so late was not let run */
-#define OVERLONG_NS (1000 * MS_NS) /* for so long after it was last seen */
 
 #define SELDOM __attribute__((noinline)) /* so that other launches need not save the registers it uses */
 
@@ -137,111 +136,7 @@ static uint32_t share_now(const struct core_share *core, const struct lane *lane
     return permille < SHARE_WHOLE_PERMILLE ? permille : SHARE_WHOLE_PERMILLE;
 }
 
-/* The same of a process that has lowered its own, by a budget that only it takes from: that of the container
- * grows by the container's share whoever looks, or the others would have less, too. What is lent to the
- * container raises nothing here. */
-static void keep_own(struct lane *lane, uint32_t permille, uint64_t now_ns)
-{
-    struct share *own = &lane->own;
-    if (!permille && atomic_exchange(&lane->own_permille, 0)) {
-        atomic_store(&own->refilled_at_ns, 0);
-        atomic_store(&own->budget_ns, 0);
-    }
-    if (!permille)
-        return;
-    atomic_store(&lane->own_permille, permille);
-    atomic_store(&own->contended_at_ns, atomic_load(&lane->share->contended_at_ns));
-    atomic_store(&own->caught_up_at_ns, atomic_load(&lane->share->caught_up_at_ns));
-    share_refill(own, now_ns, permille);
-}
-
-/* --- what it costs -------------------------------------------------------------------------------------- */
-
-static bool spend(struct lane *lane, int64_t cost_ns)
-{
-    if (atomic_fetch_sub_explicit(&lane->tokens_ns, cost_ns, memory_order_relaxed) >= cost_ns)
-        return true;
-    atomic_fetch_add_explicit(&lane->tokens_ns, cost_ns, memory_order_relaxed);
-    return false;
-}
-
-/* Chunks of different sizes: what is measured at their ends is in step with nothing the program does. */
-static int64_t chunk(uint64_t now_ns)
-{
-    return SHARE_CHUNK_NS / 2 + (int64_t)(estimate_mix(now_ns, 1) % (uint64_t)(SHARE_CHUNK_NS / 2));
-}
-
-/* A launch of the container has run for so much longer than it should that what it waits for may be what
- * waits here. One more of each process goes out now and then. */
-static bool stuck(struct lane *lane, uint64_t now_ns)
-{
-    return elapsed_ns(atomic_load(&lane->launched_at_ns), now_ns) > STUCK_NS
-        && now_ns - atomic_load(&lane->share->overlong_at_ns) < (uint64_t)OVERLONG_NS;
-}
-
-/* Whether to leave the budget to another thread of the process. Not for a launch that is about as short as
- * those of who has had less: as each takes what is there when it looks, neither keeps the other from it. */
-static bool is_another_threads(struct lane *lane, const struct share *share, struct turn *turn,
-                               int64_t cost_ns, uint64_t now_ns)
-{
-    return share_is_anothers_turn(share, &lane->threads.least_had, turn, now_ns)
-        && cost_ns / ABOUT > atomic_load(&lane->threads.least_cost_ns);
-}
-
-static void tell_threads(struct lane *lane, const struct share *share, struct turn *turn, int64_t cost_ns,
-                         uint64_t now_ns, uint32_t permille)
-{
-    share_tell_turn(share, &lane->threads.least_had, turn, now_ns, permille);
-    if (atomic_load(&lane->threads.least_had) == atomic_load(&turn->told))
-        atomic_store(&lane->threads.least_cost_ns, cost_ns);
-}
-
-static bool take(struct launch *launch, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
-{
-    struct lane *lane = launch->lane;
-    struct turn *turn = gpu_time_own_turn(lane, now_ns), *payer = atomic_load(&lane->payer);
-    if (spend(lane, cost_ns)) {
-        if (payer) {
-            atomic_fetch_sub(&payer->had_ns, (uint64_t)cost_ns);
-            atomic_fetch_add(&turn->had_ns, (uint64_t)cost_ns);
-        }
-        return true;
-    }
-    share_refill(lane->share, now_ns, permille);
-    bool sweeping = atomic_load(&lane->sweep_left) > 0;
-    int64_t chunk_ns = sweeping ? cost_ns : chunk(now_ns);
-    uint32_t own_permille = atomic_load(&lane->own_permille);
-    struct share *own = own_permille ? &lane->own : lane->share;
-    bool wants = atomic_load(&own->budget_ns) > 0 || !own_permille; /* or it could not use its turn */
-    bool yields = is_another_threads(lane, own, turn, cost_ns, now_ns);
-    yields |= wants && share_is_anothers_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns);
-    if (own_permille)
-        chunk_ns = yields ? 0 : share_take(own, cost_ns, chunk_ns);
-    int64_t taken_ns = yields || !chunk_ns ? 0 : share_take(lane->share, cost_ns, chunk_ns);
-    launch->on_credit = !taken_ns && credit_for(lane, cost_ns, now_ns);
-    if (!taken_ns && (launch->on_credit || stuck(lane, now_ns))) {
-        share_correct(lane->share, cost_ns);
-        taken_ns = cost_ns;
-    }
-    if (own_permille)
-        share_correct(own, taken_ns - chunk_ns);
-    atomic_fetch_add(&lane->turn.had_ns, (uint64_t)taken_ns);
-    atomic_fetch_add(&turn->had_ns, (uint64_t)taken_ns);
-    if (wants)
-        share_tell_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns, permille);
-    tell_threads(lane, own, turn, cost_ns, now_ns, own_permille ? own_permille : permille);
-    if (!taken_ns)
-        return false;
-    atomic_store(&lane->payer, turn);
-    atomic_fetch_add(&lane->granted_ns, taken_ns);
-    atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
-    atomic_fetch_add(&lane->unreported_ns, taken_ns);
-    atomic_fetch_add(&lane->unswept_ns, taken_ns);
-    atomic_store(&lane->launched_at_ns, now_ns);
-    if (!sweeping && !atomic_load(&lane->went_on_at_ns))
-        atomic_store(&lane->went_on_at_ns, now_ns);
-    return true;
-}
+/* --- captures ------------------------------------------------------------------------------------------- */
 
 /* The legacy stream cannot be told of beside a capture: what is recorded on it would end that. Where the
  * driver fails otherwise, the launch is charged: a share is not to be had by a failure. */
@@ -271,12 +166,16 @@ static inline uint64_t key_at(uint64_t key, int place)
     return place ? estimate_mix(key, (uint64_t)place) | 1 : key;
 }
 
+/* All but a single measurement: of what becomes another before each launch nothing would be known ever, and
+ * each would wait for the one before. Of one that was measured once two go out, and are measured. */
 void launch_gate_forget(uint64_t key)
 {
     for (int place = 0; place < MAX_DEVICES; place++) {
         struct estimate *estimate = estimate_find(&gpu_time_predictor, key_at(key, place));
-        if (estimate)
+        if (estimate && atomic_load(&estimate->samples) > 1) {
             atomic_store(&estimate->samples, 0);
+            atomic_store(&estimate->deviation, 0); /* or it is waited for as one that varies */
+        }
     }
 }
 
@@ -320,7 +219,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     uint32_t permille = share_now(&core, launch->lane, now_ns);
     bool lowered = core.enforced && core.permille < core.container_permille;
     launch->cost_ns = 0;
-    keep_own(launch->lane, lowered ? core.permille : 0, now_ns);
+    launch_budget_keep_own(launch->lane, lowered ? core.permille : 0, now_ns);
     if (permille == SHARE_WHOLE_PERMILLE && !lowered)
         return 0;
     int64_t cost_ns = launch_cost_ns(launch);
@@ -332,7 +231,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
         return look_ns;
     if (due_ns && now_ns > due_ns + (uint64_t)HELD_UP_NS && permille < SHARE_WHOLE_PERMILLE)
         share_held_up(launch->lane->share, now_ns, now_ns - due_ns, permille);
-    if (!take(launch, cost_ns, permille, now_ns)) {
+    if (!launch_budget_take(launch, cost_ns, permille, now_ns)) {
         launch_cost_drop_guess(launch);
         uint64_t wait_ns = repaid_ns(launch, permille, cost_ns);
         if (credit_may_come(launch->lane, now_ns))
@@ -372,11 +271,15 @@ static void pass_slowly(struct launch *launch, int place)
         atomic_fetch_add(&launch->lane->share->waits, 1);
         note_wait(launch, place, now_ns - noted_ns);
     }
-    if (launch->cost_ns
-        && (launch_cost_is_to_be_measured(launch, now_ns) || credit_is_asked(launch->lane, now_ns))) {
+    bool measured = launch->cost_ns && launch_cost_is_to_be_measured(launch, now_ns);
+    bool timed = !measured && launch->cost_ns && credit_is_asked(launch->lane, now_ns);
+    if (measured || timed) {
+        bool alone = measured || !gpu_time_several_streams(launch->lane, now_ns);
         atomic_store(&launch->lane->measured_at_ns, now_ns);
-        launch->trace =
-            gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess, launch->always);
+        launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess,
+                                       launch->always, !alone);
+        if (launch->sweep && !launch->trace)
+            launch_cost_end_sweep(launch->lane);
     }
     if (!launch->cost_ns)
         launch->lane = NULL;
@@ -399,7 +302,8 @@ static inline bool is_paid(struct launch *launch)
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     bool measured = estimate_measures_all(estimate)
         || (estimate_measures_often(estimate) && launch_count_untold() % measured_apart(launch->lane) == 0);
-    return !measured && spend(launch->lane, launch->cost_ns);
+    return !measured && atomic_load_explicit(&launch->lane->sweep_left, memory_order_relaxed) <= 0
+        && launch_budget_spend(launch->lane, launch->cost_ns);
 }
 
 /* Note the device's word, if nothing is kept, lent or blocked there. */
@@ -498,4 +402,9 @@ void launch_gate_capture(bool begun)
 {
     int open = atomic_load(&captures);
     while (!atomic_compare_exchange_weak(&captures, &open, begun ? open + 1 : open > 0 ? open - 1 : 0)) { }
+}
+
+bool launch_gate_captures(void)
+{
+    return atomic_load(&captures) > 0;
 }

@@ -81,4 +81,7 @@ void launch_gate_passed(struct launch *launch, CUresult result);
  */
 void launch_gate_capture(bool begun);
 
+/* Whether one is open, as far as was seen. */
+bool launch_gate_captures(void);
+
 #endif

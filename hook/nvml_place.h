@@ -1,5 +1,5 @@
 /* Which devices of NVML the hook has something to tell about. A MIG device has a place of its own, by its
- * uuid. Thread safe. */
+ * uuid, which its GPU has as well. Thread safe. */
 #ifndef VGPU_NVML_PLACE_H
 #define VGPU_NVML_PLACE_H
 

@@ -67,7 +67,8 @@ static size_t insert(edge *edges, size_t count, edge new)
     return count + 1;
 }
 
-int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)
+static int64_t part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns,
+                       bool of_always)
 {
     edge edges[2 * MOST_BESIDE];
     size_t count = 0;
@@ -75,8 +76,9 @@ int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, 
     int running = 1;
     for (size_t i = 0; i < PAST_RUNS && count + 2 <= 2 * MOST_BESIDE; i++) {
         const struct past_run *run = &past->runs[i];
-        if (!run->number || !beside(stream, run->stream) || run->from_ns >= run->until_ns
-            || run->from_ns >= until_ns || run->until_ns <= from_ns || runs_behind(past, run))
+        if (!run->number || (of_always && !run->always) || !beside(stream, run->stream)
+            || run->from_ns >= run->until_ns || run->from_ns >= until_ns || run->until_ns <= from_ns
+            || runs_behind(past, run))
             continue;
         if (run->from_ns <= from_ns)
             running++;
@@ -85,13 +87,23 @@ int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, 
         if (run->until_ns < until_ns)
             count = insert(edges, count, EDGE(run->until_ns, 0));
     }
-    double part_ns = 0;
+    double part = 0;
     for (size_t i = 0; i < count; i++) {
-        part_ns += (double)(EDGE_AT_NS(edges[i]) - at_ns) / running;
+        part += (double)(EDGE_AT_NS(edges[i]) - at_ns) / running;
         at_ns = EDGE_AT_NS(edges[i]);
         running += EDGE_CHANGE(edges[i]);
     }
-    return (int64_t)(part_ns + (double)(until_ns - at_ns) / running);
+    return (int64_t)(part + (double)(until_ns - at_ns) / running);
+}
+
+int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)
+{
+    return part_ns(past, stream, from_ns, until_ns, false);
+}
+
+int64_t past_part_of_always_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)
+{
+    return part_ns(past, stream, from_ns, until_ns, true);
 }
 
 /* The launches of several threads in one stream are each seen from before another's until behind it. What one

@@ -63,4 +63,7 @@ int64_t past_had_ns(struct past *past, uint64_t number, int64_t from_ns, int64_t
  * of its context running. */
 int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns);
 
+/* The same, were there only those whose kinds are always measured. */
+int64_t past_part_of_always_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns);
+
 #endif

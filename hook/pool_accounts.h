@@ -18,6 +18,7 @@ struct pool {
     CUmemoryPool handle; /* NULL: the pool was destroyed */
     CUdevice device; /* POOL_NOT_COUNTED: it is of other memory, or another process's */
     bool ending; /* the driver is about to destroy it */
+    _Atomic bool ended; /* for the program; the driver destroys it when nothing of it is left */
     _Atomic unsigned visits; /* of threads that ask the driver about it, though it may be another's */
 };
 
@@ -30,5 +31,8 @@ struct pool *pool_at(int number);
 /* Make the charge what the driver has reserved. False when that is more than is charged, and over the limit,
  * unless `anyway`. */
 bool pool_settle(struct pool *pool, bool anyway);
+
+/* Something of a pool that was destroyed is free. */
+void pool_look(struct pool *pool);
 
 #endif

@@ -3,7 +3,8 @@
 #include "depth.h"
 #include "devices.h"
 #include "graphs.h"
-#include "overhead.h"
+#include "guesses.h"
+#include "looks.h"
 #include "pool_accounts.h"
 #include "pools.h"
 #include "real.h"
@@ -11,7 +12,22 @@
 #include "streams.h"
 #include "wrap.h"
 
-enum { GRANULE = 512, SPECIAL_STREAMS = 2 };
+enum { GRANULE = 512, SPECIAL_STREAMS = 2, LEGACY = 3, TRIES = 32 };
+
+/* Threads have numbers of their own: the handle of one may be given to a later one. */
+static _Thread_local uint64_t thread_number __attribute__((tls_model("initial-exec")));
+static _Atomic uint64_t threads;
+
+uint64_t stream_number(CUstream stream, bool per_thread)
+{
+    if ((uintptr_t)stream > SPECIAL_STREAMS)
+        return (uintptr_t)stream; /* even */
+    if ((uintptr_t)stream != SPECIAL_STREAMS && (stream || !per_thread))
+        return LEGACY;
+    if (!thread_number)
+        thread_number = LEGACY + 2 * ++threads;
+    return thread_number;
+}
 
 static CUresult device_of_stream(const struct real_cuda *real, CUstream stream, CUdevice *device)
 {
@@ -39,6 +55,18 @@ static bool find_source(struct pooled *pooled)
     return found;
 }
 
+/* Where the stream is, or was: other threads' streams are waited for as well. */
+static void reclaim_in(int place, CUstream stream)
+{
+    depth_enter();
+    CUcontext entered = stream_enter(stream);
+    depth_leave();
+    reclaim(place);
+    depth_enter();
+    stream_leave(entered);
+    depth_leave();
+}
+
 static CUresult claim(struct pooled *pooled)
 {
     struct reserve *reserve = &pool_at(pooled->pool)->reserve;
@@ -46,20 +74,22 @@ static CUresult claim(struct pooled *pooled)
     if (!pooled->block)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int place = reserve->place;
-    overhead_settle(place, false);
-    overhead_call_begins(place);
+    guesses_settle(place, false);
+    looks_call_begins(place);
     CUresult result =
-        reserve_claim(reserve, pooled->bytes, NULL); /* not refused yet, see charge_reclaiming */
+        reserve_claim(reserve, pooled->in, pooled->bytes, NULL); /* not refused yet, see charge_reclaiming */
+    bool again = result != CUDA_SUCCESS && reclaimable(place);
+    for (int tries = TRIES; again && tries; tries--) {
+        uint64_t freed = reserve_freed_ever(reserve);
+        reclaim_in(place, pooled->stream);
+        result = reserve_claim(reserve, pooled->in, pooled->bytes, NULL);
+        again = result != CUDA_SUCCESS && reserve_freed_ever(reserve) != freed; /* by others, meanwhile */
+    }
     if (result == CUDA_SUCCESS)
         return result;
-    if (reclaimable(place))
-        reclaim(place);
-    result = reserve_claim(reserve, pooled->bytes, pooled->function);
-    if (result != CUDA_SUCCESS) {
-        overhead_call_ended(place);
-        block_free(pooled->block);
-    }
-    return result;
+    looks_call_ended(place);
+    block_free(pooled->block);
+    return charge_refused(place, pooled->bytes, pooled->function);
 }
 
 /* Of a pool that has no account: by the piece, as if it were no pool. */
@@ -91,6 +121,7 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
     if (pooled->pool == NO_POOL_ACCOUNT) /* what the driver reserves for it could not be counted */
         return CUDA_ERROR_OUT_OF_MEMORY;
     pooled->bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
+    pooled->in = stream_number(stream, per_thread);
     pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
     CUresult result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);
     if (result != CUDA_SUCCESS)
@@ -107,7 +138,7 @@ static CUresult give_back(struct pooled *pooled, struct pool *pool, CUdeviceptr 
     __typeof__(real->cuMemFreeAsync) give =
         pooled->per_thread ? real->cuMemFreeAsync_ptsz : real->cuMemFreeAsync;
     if (block && give && give(*address, pooled->stream) == CUDA_SUCCESS) {
-        reserve_freed(&pool->reserve, block_bytes(block));
+        reserve_freed(&pool->reserve, pooled->in, block_bytes(block));
         block_free(block);
         *address = 0;
     } else if (block) {
@@ -144,18 +175,18 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     reserve_claimed(&pool->reserve, pooled->bytes, given);
     if (!pool_settle(pool, !given))
         result = give_back(pooled, pool, address);
-    overhead_call_ended(place);
+    looks_call_ended(place);
     return result;
 }
 
-bool freeing_begin(struct freeing *freeing, CUdeviceptr address)
+bool freeing_begin(struct freeing *freeing, uint64_t in, CUdeviceptr address)
 {
-    *freeing = (struct freeing){.address = address, .block = wrap_freeing(BLOCK_ADDRESS, address)};
+    *freeing = (struct freeing){.address = address, .in = in, .block = wrap_freeing(BLOCK_ADDRESS, address)};
     if (freeing->block)
         return false;
     freeing->pooled = block_take(BLOCK_POOLED, address);
     if (freeing->pooled)
-        overhead_call_begins(pool_at(block_device(freeing->pooled))->reserve.place);
+        looks_call_begins(pool_at(block_device(freeing->pooled))->reserve.place);
     return freeing->of_graph = !freeing->pooled && address && graphs_allocate();
 }
 
@@ -166,19 +197,19 @@ void freeing_into(struct freeing *freeing, CUgraph captured)
         graph_freeing(freeing->address);
 }
 
-static CUresult freed(struct block *block, CUresult result)
+static CUresult freed(struct block *block, uint64_t in, CUresult result)
 {
     struct pool *pool = pool_at(block_device(block));
     int place = pool->reserve.place;
     if (result != CUDA_SUCCESS) {
         block_add(block, block_key(block));
     } else {
-        reserve_freed(&pool->reserve, block_bytes(block));
-        if (!pool->handle)
-            pool_settle(pool, true);
+        reserve_freed(&pool->reserve, in, block_bytes(block));
+        if (!pool->handle || pool->ended)
+            pool_look(pool);
         block_free(block);
     }
-    overhead_call_ended(place);
+    looks_call_ended(place);
     return result;
 }
 
@@ -186,5 +217,5 @@ CUresult freeing_end(const struct freeing *freeing, CUresult result)
 {
     if (freeing->of_graph)
         graph_freed(freeing->into, freeing->address, result == CUDA_SUCCESS);
-    return freeing->pooled ? freed(freeing->pooled, result) : wrap_freed(freeing->block, result);
+    return freeing->pooled ? freed(freeing->pooled, freeing->in, result) : wrap_freed(freeing->block, result);
 }

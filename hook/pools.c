@@ -1,8 +1,10 @@
 #include "pools.h"
 #include "depth.h"
 #include "devices.h"
+#include "launch_gate.h"
 #include "pool_accounts.h"
 #include "real.h"
+#include "reclaim.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -97,6 +99,7 @@ static void make_known(CUmemoryPool handle, CUdevice device, bool located)
     if (old) {
         table_remove(&known, &old->entry);
         old->handle = NULL;
+        old->ended = false;
     }
     if (located)
         add(handle, device, place);
@@ -179,8 +182,20 @@ static uint64_t reserved_bytes(CUmemoryPool handle)
 static void trim(CUmemoryPool handle)
 {
     const struct real_cuda *real = real_cuda();
+    struct quiet quiet = quiet_begin();
     if (real && real->cuMemPoolTrimTo)
         real->cuMemPoolTrimTo(handle, 0);
+    quiet_end(quiet);
+}
+
+/* A driver may keep what a stream has freed until somebody has waited for it. Who waits ends a capture. */
+static void await_streams(void)
+{
+    const struct real_cuda *real = real_cuda();
+    struct quiet quiet = quiet_begin();
+    if (real && real->cuCtxSynchronize && !launch_gate_captures())
+        real->cuCtxSynchronize();
+    quiet_end(quiet);
 }
 
 bool pool_settle(struct pool *pool, bool anyway)
@@ -208,7 +223,36 @@ static bool visit(struct pool *pool, int place)
 
 static void unvisit(struct pool *pool)
 {
-    pool->visits--;
+    CUmemoryPool over = NULL;
+    pthread_mutex_lock(&lock);
+    if (--pool->visits == 0 && pool->ended && reserve_unused(&pool->reserve)) {
+        over = pool->handle;
+        table_remove(&known, &pool->entry);
+        pool->handle = NULL;
+        pool->ended = false;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!over)
+        return;
+    struct quiet quiet = quiet_begin();
+    real_cuda()->cuMemPoolDestroy(over);
+    quiet_end(quiet);
+}
+
+static void look_at(struct pool *pool, bool unused_goes)
+{
+    if (unused_goes || pool->ended)
+        trim(pool->handle);
+    pool_settle(pool, true);
+    unvisit(pool);
+}
+
+void pool_look(struct pool *pool)
+{
+    if (visit(pool, EVERY_PLACE))
+        look_at(pool, false);
+    else
+        pool_settle(pool, true);
 }
 
 struct pool *pool_ending(CUmemoryPool handle)
@@ -220,11 +264,37 @@ struct pool *pool_ending(CUmemoryPool handle)
     pthread_mutex_unlock(&lock);
     while (pool && pool->visits)
         sched_yield(); /* they ask for a figure, or trim */
-    if (pool) { /* what has no live piece goes now, the rest with the last one */
+    if (pool)
         trim(handle);
-        reserve_leave(&pool->reserve, reserved_bytes(handle));
-    }
     return pool;
+}
+
+/* The device's own pool takes the place of the one that ends; of itself the driver destroys none. */
+static bool step_down(const struct pool *pool)
+{
+    const struct real_cuda *real = real_cuda();
+    CUmemoryPool own, current;
+    return real->cuDeviceGetDefaultMemPool && real->cuDeviceGetMemPool && real->cuDeviceSetMemPool
+        && real->cuDeviceGetDefaultMemPool(&own, pool->device) == CUDA_SUCCESS && own != pool->handle
+        && real->cuDeviceGetMemPool(&current, pool->device) == CUDA_SUCCESS
+        && (current != pool->handle || real->cuDeviceSetMemPool(pool->device, own) == CUDA_SUCCESS);
+}
+
+bool pool_lingers(struct pool *pool)
+{
+    if (!pool || !reserved_bytes(pool->handle))
+        return false;
+    depth_enter();
+    bool lingers = step_down(pool);
+    depth_leave();
+    if (lingers) {
+        pthread_mutex_lock(&lock);
+        pool->ended = true;
+        pool->ending = false;
+        pthread_mutex_unlock(&lock);
+        pool_look(pool);
+    }
+    return lingers;
 }
 
 CUresult pool_ended(struct pool *pool, CUresult result)
@@ -237,8 +307,6 @@ CUresult pool_ended(struct pool *pool, CUresult result)
         pool->handle = NULL;
     }
     pthread_mutex_unlock(&lock);
-    if (pool->handle)
-        reserve_leave(&pool->reserve, 0);
     pool_settle(pool, true);
     pthread_mutex_lock(&lock);
     pool->ending = false; /* from here on another pool may have the account */
@@ -261,9 +329,14 @@ void pools_true_up(int place)
         struct pool *pool = pool_at(i);
         if (!reserve_idle_bytes(&pool->reserve) || !visit(pool, place))
             continue;
-        pool_settle(pool, true);
-        unvisit(pool);
+        look_at(pool, false);
     }
+}
+
+void pools_stream_ends(uint64_t stream)
+{
+    for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++)
+        reserve_stream_ends(&pool_at(i)->reserve, stream);
 }
 
 uint64_t pools_idle_bytes(int place)
@@ -277,12 +350,16 @@ uint64_t pools_idle_bytes(int place)
 
 void pools_trim(int place)
 {
+    bool awaited = false;
     for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++) {
         struct pool *pool = pool_at(i);
-        if (!reserve_idle_bytes(&pool->reserve) || !visit(pool, place))
+        if (pool->reserve.place != place || !reserve_idle_bytes(&pool->reserve))
             continue;
-        trim(pool->handle);
-        pool_settle(pool, true);
-        unvisit(pool);
+        if (!awaited && reserve_pending(&pool->reserve)) {
+            await_streams(); /* while nobody waits for a visit to end */
+            awaited = true;
+        }
+        if (visit(pool, place))
+            look_at(pool, true);
     }
 }

@@ -11,6 +11,7 @@
 #include "blocks.h"
 #include "cuda_abi.h"
 #include "graph_launches.h"
+#include "reserve.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,6 +24,7 @@ struct pooled {
     int pool; /* number of the account */
     CUmemoryPool handle;
     CUstream stream;
+    uint64_t in; /* the stream, as a number (reserve.h) */
     uint64_t bytes;
     struct block *block;
     const char *function;
@@ -42,26 +44,30 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
 struct freeing {
     CUdeviceptr address;
     struct block *block, *pooled;
+    uint64_t in; /* the stream's number */
     CUgraph into; /* it becomes a node of */
     bool of_graph;
 };
 
-/* Before the driver is asked. True where it may be a graph's: then freeing_into, with what the stream is
- * being captured into. */
-bool freeing_begin(struct freeing *freeing, CUdeviceptr address);
+/* Tells a stream from others that there are at the same time in its context. */
+uint64_t stream_number(CUstream stream, bool per_thread);
+
+/* Before the driver is asked: freed in this stream, or at once. True where it may be a graph's: then
+ * freeing_into, with what the stream is being captured into. */
+bool freeing_begin(struct freeing *freeing, uint64_t in, CUdeviceptr address);
 void freeing_into(struct freeing *freeing, CUgraph captured);
 CUresult freeing_end(const struct freeing *freeing, CUresult result);
 
-/* The shape of a freeing wrapper of addresses. `captured`: the graph that the free becomes a node of, if it
- * does. */
-#define FREE_ADDRESS(symbol, captured, address, ...)                                                         \
+/* The shape of a freeing wrapper of addresses. `in`: as above. `captured`: the graph that the free becomes a
+ * node of, if it does. */
+#define FREE_ADDRESS(symbol, in, captured, address, ...)                                                     \
     const struct real_cuda *real = real_cuda();                                                              \
     struct freeing freeing;                                                                                  \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
     if (depth_inside())                                                                                      \
         return real->symbol(__VA_ARGS__);                                                                    \
-    if (freeing_begin(&freeing, address))                                                                    \
+    if (freeing_begin(&freeing, in, address))                                                                \
         freeing_into(&freeing, captured);                                                                    \
     return freeing_end(&freeing, CALL(symbol, __VA_ARGS__))
 
@@ -69,8 +75,11 @@ CUresult freeing_end(const struct freeing *freeing, CUresult result);
 void pool_created(CUmemoryPool pool, const CUmemPoolProps *properties);
 void pool_imported(CUmemoryPool pool);
 
-/* Before and after a pool is destroyed: what is live of it stays charged until it is freed. */
+/* Before and after a pool is destroyed. Where it lingers, the driver is not asked: it would tell no more how
+ * long it keeps what is not freed, or was freed in a stream that has not come to that. It is destroyed when
+ * nothing of it is left. */
 struct pool *pool_ending(CUmemoryPool pool);
+bool pool_lingers(struct pool *account);
 CUresult pool_ended(struct pool *account, CUresult result);
 
 /* Make the charges of pools what the driver has reserved for them: of one, or all of a place. */
@@ -78,7 +87,10 @@ enum { EVERY_PLACE = -1 };
 void pool_true_up(CUmemoryPool pool);
 void pools_true_up(int place);
 
-/* Charged for nothing that is live; and give it back. */
+/* The number of this stream, or any, may become another's: SEVERAL_STREAMS. */
+void pools_stream_ends(uint64_t stream);
+
+/* Charged for nothing that is live; and give it back, which waits for what the current context does. */
 uint64_t pools_idle_bytes(int place);
 void pools_trim(int place);
 

@@ -1,7 +1,8 @@
 #include "reclaim.h"
 #include "depth.h"
 #include "graph_launches.h"
-#include "overhead.h"
+#include "guesses.h"
+#include "looks.h"
 #include "pools.h"
 #include "real.h"
 #include "region.h"
@@ -27,31 +28,31 @@ void true_up(int place)
 {
     pools_true_up(place);
     graph_memory_true_up_place(place);
-    overhead_reconcile(place, false);
+    guesses_reconcile(place, false);
 }
 
 bool reclaimable(int place)
 {
     return place >= 0
-        && (pools_idle_bytes(place) || graph_memory_idle_bytes(place) || overhead_unseen_bytes(place));
+        && (pools_idle_bytes(place) || graph_memory_idle_bytes(place) || guesses_unseen_bytes(place));
 }
 
 void reclaim(int place)
 {
-    overhead_call_ended(place); /* all that is charged is there */
+    looks_call_ended(place); /* all that is charged is there */
     struct quiet quiet = quiet_begin();
     pools_trim(place);
     graph_memory_trim(place);
     quiet_end(quiet);
-    if (overhead_unseen_bytes(place))
-        overhead_reconcile(place, true);
-    overhead_call_begins(place);
+    if (guesses_unseen_bytes(place))
+        guesses_reconcile(place, true);
+    looks_call_begins(place);
 }
 
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
-    overhead_settle(place, false);
-    overhead_call_begins(place);
+    guesses_settle(place, false);
+    looks_call_begins(place);
     CUresult result = charge(place, kind, bytes, NULL); /* not refused yet: nobody is to read that it was */
     if (result == CUDA_SUCCESS)
         return result;
@@ -62,6 +63,6 @@ CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, con
         region_note_refusal(place, bytes, function);
     }
     if (result != CUDA_SUCCESS)
-        overhead_call_ended(place);
+        looks_call_ended(place);
     return result;
 }

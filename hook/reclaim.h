@@ -10,7 +10,7 @@
 #include <stdbool.h>
 
 /* Charge; when that is refused, give unused memory of the device back and try once more. What was charged is
- * for a call that has begun then: overhead_call_ended. */
+ * for a call that has begun then: looks_call_ended. */
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function);
 
 /* Make what is charged what the driver has now; it may have given memory back without our seeing it. */

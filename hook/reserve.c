@@ -16,7 +16,7 @@ void reserve_reset(struct reserve *reserve, int place)
     pthread_mutex_lock(&reserve->lock);
     reserve->place = place;
     reserve->step_bytes = MOST_STEP_BYTES;
-    reserve->live_bytes = reserve->charged_bytes = reserve->left_bytes = reserve->seen_bytes = 0;
+    reserve->live_bytes = reserve->charged_bytes = reserve->pending_bytes = reserve->seen_bytes = 0;
     pthread_mutex_unlock(&reserve->lock);
 }
 
@@ -26,17 +26,27 @@ static uint64_t stepped(const struct reserve *reserve, uint64_t bytes)
     return over && bytes <= UINT64_MAX - reserve->step_bytes ? bytes - over + reserve->step_bytes : bytes;
 }
 
+/* Called with the lock held: of what is reserved, what a stream cannot have. */
+static uint64_t taken(const struct reserve *reserve, uint64_t stream)
+{
+    uint64_t bytes = reserve->live_bytes;
+    if (reserve->pending_in == stream || !reserve->pending_bytes)
+        return bytes;
+    bytes += reserve->pending_bytes;
+    return bytes < reserve->charged_bytes ? bytes : reserve->charged_bytes;
+}
+
 /* Charge so that `live` bytes more are live, or `least` are charged; false when that does not fit. With the
  * lock held, or two that need the same step would both claim it. */
-static bool grow(struct reserve *reserve, uint64_t live, uint64_t least)
+static bool grow(struct reserve *reserve, uint64_t stream, uint64_t live, uint64_t least)
 {
     pthread_mutex_lock(&reserve->lock);
-    uint64_t wanted = reserve->live_bytes + live;
+    uint64_t wanted = taken(reserve, stream) + live;
     uint64_t steps = stepped(reserve, least > wanted ? least : wanted);
     uint64_t missing = steps > reserve->charged_bytes ? steps - reserve->charged_bytes : 0;
     bool fits = charge_at_once(reserve->place, CHARGE_DATA, missing);
     if (fits) {
-        reserve->live_bytes = wanted;
+        reserve->live_bytes += live;
         reserve->charged_bytes += missing;
         reserve->claims++;
         reserve->changes++;
@@ -45,24 +55,25 @@ static bool grow(struct reserve *reserve, uint64_t live, uint64_t least)
     return fits;
 }
 
-static CUresult claim(struct reserve *reserve, uint64_t live, uint64_t least, const char *function)
+static CUresult claim(struct reserve *reserve, uint64_t stream, uint64_t live, uint64_t least,
+                      const char *function)
 {
-    if (grow(reserve, live, least))
+    if (grow(reserve, stream, live, least))
         return CUDA_SUCCESS;
     charge_from_the_dead();
-    if (grow(reserve, live, least))
+    if (grow(reserve, stream, live, least))
         return CUDA_SUCCESS;
     return charge_refused(reserve->place, live ? live : least, function);
 }
 
-CUresult reserve_claim(struct reserve *reserve, uint64_t bytes, const char *function)
+CUresult reserve_claim(struct reserve *reserve, uint64_t stream, uint64_t bytes, const char *function)
 {
-    return claim(reserve, bytes, 0, function);
+    return claim(reserve, stream, bytes, 0, function);
 }
 
 CUresult reserve_require(struct reserve *reserve, uint64_t bytes, const char *function)
 {
-    return claim(reserve, 0, bytes, function);
+    return claim(reserve, NO_STREAM_NUMBER, 0, bytes, function);
 }
 
 void reserve_claimed(struct reserve *reserve, uint64_t bytes, bool kept)
@@ -75,11 +86,41 @@ void reserve_claimed(struct reserve *reserve, uint64_t bytes, bool kept)
     pthread_mutex_unlock(&reserve->lock);
 }
 
-void reserve_freed(struct reserve *reserve, uint64_t bytes)
+void reserve_freed(struct reserve *reserve, uint64_t stream, uint64_t bytes)
 {
     pthread_mutex_lock(&reserve->lock);
     reserve->live_bytes -= bytes;
+    reserve->freed_bytes += bytes;
+    if (stream) {
+        reserve->pending_in =
+            reserve->pending_bytes && reserve->pending_in != stream ? SEVERAL_STREAMS : stream;
+        reserve->pending_bytes += bytes;
+    }
     pthread_mutex_unlock(&reserve->lock);
+}
+
+void reserve_stream_ends(struct reserve *reserve, uint64_t stream)
+{
+    pthread_mutex_lock(&reserve->lock);
+    if (reserve->pending_in == stream || stream == SEVERAL_STREAMS)
+        reserve->pending_in = SEVERAL_STREAMS;
+    pthread_mutex_unlock(&reserve->lock);
+}
+
+uint64_t reserve_freed_ever(struct reserve *reserve)
+{
+    pthread_mutex_lock(&reserve->lock);
+    uint64_t bytes = reserve->freed_bytes;
+    pthread_mutex_unlock(&reserve->lock);
+    return bytes;
+}
+
+bool reserve_pending(struct reserve *reserve)
+{
+    pthread_mutex_lock(&reserve->lock);
+    bool pending = reserve->pending_bytes;
+    pthread_mutex_unlock(&reserve->lock);
+    return pending;
 }
 
 uint64_t reserve_changes(struct reserve *reserve)
@@ -118,8 +159,7 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
     int place = reserve->place;
     bool current = !reserve->claims && !((reserve->changes ^ changes) & CLAIMS);
     /* What is live is within what the driver has reserved, but for claims that are paid for apart. */
-    uint64_t live = reserve->live_bytes, left = live ? reserve->left_bytes : 0;
-    uint64_t held = reserved_bytes ? reserved_bytes : live > left ? live : left;
+    uint64_t live = reserve->live_bytes, held = reserved_bytes ? reserved_bytes : live;
     uint64_t missing, spare = 0;
     if (held > reserve->charged_bytes && (reserve->changes ^ changes) & ~CLAIMS) {
         pthread_mutex_unlock(&reserve->lock);
@@ -131,6 +171,9 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
         reserve->charged_bytes = held;
         reserve->changes += CLAIMS + 1;
     }
+    uint64_t idle = held > live ? held - live : 0;
+    if (current && reserve->pending_bytes > idle) /* as by what the stream itself has taken again */
+        reserve->pending_bytes = idle;
     bool fits = catch_up(reserve, held, &missing);
     if (!fits && anyway) {
         charge_anyway(place, CHARGE_DATA, missing);
@@ -145,13 +188,6 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
     fits = catch_up(reserve, held, &missing);
     pthread_mutex_unlock(&reserve->lock);
     return fits ? SETTLED : TOO_MUCH;
-}
-
-void reserve_leave(struct reserve *reserve, uint64_t bytes)
-{
-    pthread_mutex_lock(&reserve->lock);
-    reserve->left_bytes = bytes;
-    pthread_mutex_unlock(&reserve->lock);
 }
 
 bool reserve_unused(struct reserve *reserve)

@@ -20,7 +20,8 @@ struct reserve {
     pthread_mutex_t lock;
     _Atomic int place; /* changes where another pool takes an unused account */
     uint64_t live_bytes, charged_bytes;
-    uint64_t left_bytes; /* while anything is live, where the driver tells no more */
+    uint64_t pending_bytes, pending_in; /* freed in streams that may not have come to it: which */
+    uint64_t freed_bytes; /* ever */
     uint64_t seen_bytes; /* what the driver had when it told last, or more */
     uint64_t step_bytes; /* what the driver was seen to grow by; at first the most it is known to */
     unsigned claims; /* under way: between claim and settled */
@@ -32,9 +33,13 @@ void reserve_init(struct reserve *reserve, int place);
 /* The same for one that was in use and has nothing left. */
 void reserve_reset(struct reserve *reserve, int place);
 
-/* `bytes` are about to be taken from it. CUDA_SUCCESS with the charge large enough, or
+/* What is freed in a stream is that stream's alone until it has come there: others may need as much anew.
+ * Streams are told apart by numbers. */
+enum { NO_STREAM_NUMBER, SEVERAL_STREAMS };
+
+/* `bytes` are about to be taken from it in a stream. CUDA_SUCCESS with the charge large enough, or
  * CUDA_ERROR_OUT_OF_MEMORY with everything as it was. Each success is followed by reserve_claimed. */
-CUresult reserve_claim(struct reserve *reserve, uint64_t bytes, const char *function);
+CUresult reserve_claim(struct reserve *reserve, uint64_t stream, uint64_t bytes, const char *function);
 
 /* The same for a taker that uses what others use at other times: the charge becomes at least `bytes`, nothing
  * more is live. Followed by reserve_claimed with 0 bytes. */
@@ -43,8 +48,18 @@ CUresult reserve_require(struct reserve *reserve, uint64_t bytes, const char *fu
 /* The driver has answered: `kept` whether it gave the bytes. */
 void reserve_claimed(struct reserve *reserve, uint64_t bytes, bool kept);
 
-/* `bytes` of it are free again. The charge stays until the driver's reserve is seen to be smaller. */
-void reserve_freed(struct reserve *reserve, uint64_t bytes);
+/* `bytes` of it are free again, or will be when the stream comes there. The charge stays until the driver's
+ * reserve is seen to be smaller. */
+void reserve_freed(struct reserve *reserve, uint64_t stream, uint64_t bytes);
+
+/* Another stream may be given this number, if it is not SEVERAL_STREAMS: any. */
+void reserve_stream_ends(struct reserve *reserve, uint64_t stream);
+
+/* Whether streams may have to be waited for before all that is free can be used. */
+bool reserve_pending(struct reserve *reserve);
+
+/* Bytes that were ever freed: more, and there may be room by now. */
+uint64_t reserve_freed_ever(struct reserve *reserve);
 
 /* Ask before the driver is asked what it has reserved, and pass it on with the answer. */
 uint64_t reserve_changes(struct reserve *reserve);
@@ -54,9 +69,6 @@ uint64_t reserve_changes(struct reserve *reserve);
  * when it is more, and from before somebody settled for less: the driver may have given memory back since. */
 enum settled { SETTLED, TOO_MUCH, ASK_AGAIN };
 enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t reserved_bytes, bool anyway);
-
-/* The driver will be asked no more: `bytes` are reserved until the last piece is free. 0: it will be. */
-void reserve_leave(struct reserve *reserve, uint64_t bytes);
 
 /* Nothing is live, charged, or about to be. */
 bool reserve_unused(struct reserve *reserve);

@@ -1,6 +1,7 @@
 #include "streams.h"
 #include "contexts.h"
 #include "devices.h"
+#include "pools.h"
 #include "real.h"
 
 enum { KNOWN_BITS = 8, PLACE_BITS = 8, LAST_SPECIAL = 2 };
@@ -68,6 +69,7 @@ void stream_ends(CUstream stream)
 {
     if (stream)
         atomic_store(word_of(stream), 0);
+    pools_stream_ends(stream ? (uintptr_t)stream : SEVERAL_STREAMS);
     for (size_t i = 0; !stream && i < sizeof known / sizeof *known; i++)
         atomic_store(&known[i], 0);
 }

@@ -152,6 +152,7 @@
     X(cuDeviceGetUuid, "cuDeviceGetUuid", 9020, 0)                                                            \
     X(cuDeviceGetUuid_v2, "cuDeviceGetUuid", 11040, 0)                                                        \
     X(cuDeviceGetMemPool, "cuDeviceGetMemPool", 11020, 0)                                                     \
+    X(cuDeviceSetMemPool, "cuDeviceSetMemPool", 11020, 0)                                                     \
     X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, 0)                                       \
     X(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, 0)                                               \
     X(cuDeviceGetGraphMemAttribute, "cuDeviceGetGraphMemAttribute", 11040, 0)                                 \
@@ -220,7 +221,6 @@
     X(cuMemcpyDtoH_v2, "cuMemcpyDtoH", 3020, 0)                                                               \
     X(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", 3020, 0)                                                     \
     X(cuMemsetD8_v2, "cuMemsetD8", 3020, 0)                                                                   \
-    X(cuDeviceSetMemPool, "cuDeviceSetMemPool", 11020, 0)                                                     \
     X(cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", 13000, 0)                                             \
     X(cuMemGetMemPool, "cuMemGetMemPool", 13000, 0)                                                           \
     X(cuDeviceGetDevResource, "cuDeviceGetDevResource", 12040, 0)                                             \
@@ -256,6 +256,7 @@
     X(nvmlInit_v2)                                                  \
     X(nvmlDeviceGetHandleByUUID)                                    \
     X(nvmlDeviceGetUUID)                                            \
+    X(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)                 \
     X(nvmlDeviceGetGpuInstanceId)                                   \
     X(nvmlDeviceGetComputeInstanceId)                               \
     X(nvmlSystemGetDriverVersion)

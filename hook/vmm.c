@@ -1,7 +1,7 @@
 #include "vmm.h"
 #include "devices.h"
 #include "log.h"
-#include "overhead.h"
+#include "looks.h"
 #include "real.h"
 #include "reclaim.h"
 #include "settings.h"
@@ -74,7 +74,7 @@ static void give_back(const struct ended *ended)
 {
     for (int i = 0; i < MAX_DEVICES; i++)
         charge_back(i, CHARGE_DATA, ended->bytes[i]);
-    overhead_calls(false);
+    looks_calls(false);
 }
 
 /* Called with the lock held. An object with bindings keeps what is bound alive until it goes itself. */
@@ -170,7 +170,7 @@ CUresult physical_made(struct physical *physical, CUresult result, CUmemGenericA
         add_handle(physical, handle);
         pthread_mutex_unlock(&lock);
     }
-    overhead_call_ended(place);
+    looks_call_ended(place);
     return result;
 }
 
@@ -205,7 +205,7 @@ struct physical *physical_releasing(CUmemGenericAllocationHandle value)
     }
     pthread_mutex_unlock(&lock);
     if (physical)
-        overhead_calls(true);
+        looks_calls(true);
     return physical;
 }
 
@@ -285,7 +285,7 @@ struct mapping *mappings_ending(uint64_t address, uint64_t bytes)
     }
     pthread_mutex_unlock(&lock);
     if (taken)
-        overhead_calls(true);
+        looks_calls(true);
     return taken;
 }
 
@@ -340,7 +340,7 @@ void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, u
     struct ended ended = {0};
     if (!charging())
         return;
-    overhead_calls(true);
+    looks_calls(true);
     pthread_mutex_lock(&lock);
     struct handle *object = find_handle(multicast);
     for (struct binding **link = &bindings; object && *link;) {

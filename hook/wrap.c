@@ -1,6 +1,6 @@
 #include "wrap.h"
 #include "contexts.h"
-#include "overhead.h"
+#include "looks.h"
 #include "reclaim.h"
 
 CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t bytes, const char *function)
@@ -34,13 +34,13 @@ void wrap_managed(struct block *block)
     if (!block)
         return;
     block_set_managed(block);
-    overhead_managed(block_device(block), (int64_t)block_bytes(block));
+    looks_managed(block_device(block), (int64_t)block_bytes(block));
 }
 
 static void undo(struct block *block)
 {
     if (block_managed(block))
-        overhead_managed(block_device(block), -(int64_t)block_bytes(block));
+        looks_managed(block_device(block), -(int64_t)block_bytes(block));
     charge_back(block_device(block), CHARGE_DATA, block_bytes(block));
     block_free(block);
 }
@@ -55,7 +55,7 @@ static CUresult end_call(struct block *block, bool there, unsigned long long key
         block_add(block, key);
     else
         undo(block);
-    overhead_call_ended(place);
+    looks_call_ended(place);
     return result;
 }
 
@@ -68,7 +68,7 @@ struct block *wrap_freeing(enum block_space space, unsigned long long key)
 {
     struct block *block = block_take(space, key);
     if (block)
-        overhead_call_begins(block_device(block));
+        looks_call_begins(block_device(block));
     return block;
 }
 

@@ -95,7 +95,7 @@ bool sim_pool_known(CUmemoryPool pool)
 /* Keep at least `kept` bytes of what is reserved. Called with the lock held. */
 static void shrink(CUmemoryPool pool, uint64_t kept)
 {
-    uint64_t least = sim_pool_stepped(pool, pool->used);
+    uint64_t least = sim_pool_stepped(pool, pool->used + sim_pool_pending(pool));
     if (kept < least)
         kept = least;
     if (pool->reserved <= kept)
@@ -107,7 +107,7 @@ static void shrink(CUmemoryPool pool, uint64_t kept)
 
 void sim_pool_discard_if_done(CUmemoryPool pool)
 {
-    if (!pool->destroyed || pool->used)
+    if (!pool->destroyed || pool->used || sim_pool_pending(pool))
         return;
     shrink(pool, 0);
     CUmemoryPool *link = &pools;
@@ -117,11 +117,20 @@ void sim_pool_discard_if_done(CUmemoryPool pool)
     free(pool);
 }
 
+void sim_pools_discard(void)
+{
+    for (CUmemoryPool pool = pools, next; pool; pool = next) {
+        next = pool->next;
+        sim_pool_discard_if_done(pool);
+    }
+}
+
 void sim_pools_synchronised(void)
 {
     pthread_mutex_lock(&sim_pools_lock);
     for (CUmemoryPool pool = pools; pool; pool = pool->next)
-        shrink(pool, pool->threshold_bytes);
+        shrink(pool, pool->destroyed ? 0 : pool->threshold_bytes);
+    sim_pools_discard();
     pthread_mutex_unlock(&sim_pools_lock);
 }
 

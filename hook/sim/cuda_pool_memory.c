@@ -1,4 +1,7 @@
-/* Simulated CUDA driver: what streams allocate from pools. What a stream would do later is done at once. */
+/* Simulated CUDA driver: what streams allocate from pools: at once, while what they free waits for their
+ * work.
+ */
+#include "execution.h"
 #include "graph_memory.h"
 #include "memory.h"
 #include "pools.h"
@@ -14,6 +17,13 @@ struct piece {
     CUdeviceptr address;
     uint64_t bytes;
     CUmemoryPool pool; /* NULL: imported, nothing of this process */
+};
+
+/* Freed, but its stream is not there yet. */
+struct pool_pending {
+    struct pool_pending *next;
+    uint32_t row; /* of execution.h */
+    uint64_t until, bytes; /* items of the stream that are to be done */
 };
 
 static struct piece *buckets[BUCKETS];
@@ -45,17 +55,84 @@ static void add(struct piece *piece, uint64_t bytes, CUmemoryPool pool)
     *bucket = piece;
 }
 
-static CUresult grow(const struct cuda_call *call, CUmemoryPool pool, uint64_t bytes)
+/* Of one stream; forgets what is done. */
+static uint64_t pending_in(CUmemoryPool pool, uint32_t row, uint64_t *all)
 {
-    uint64_t wanted = sim_pool_stepped(pool, pool->used + bytes);
-    if (wanted > pool->reserved && !pool->on_host) {
-        enum sim_memory_answer answer =
-            sim_memory_take(pool->uuid, wanted - pool->reserved, capacity_bytes(call));
-        if (answer != SIM_MEMORY_DONE)
-            return answer == SIM_MEMORY_FULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
+    uint64_t own = 0;
+    *all = 0;
+    for (struct pool_pending **link = &pool->pending, *pending; (pending = *link);) {
+        if (!pending->bytes || execution_done(pending->row, pending->until)) {
+            *link = pending->next;
+            free(pending);
+            continue;
+        }
+        *all += pending->bytes;
+        own += pending->row == row ? pending->bytes : 0;
+        link = &pending->next;
     }
-    if (wanted > pool->reserved)
+    return own;
+}
+
+uint64_t sim_pool_pending(CUmemoryPool pool)
+{
+    uint64_t all;
+    pending_in(pool, 0, &all);
+    return all;
+}
+
+static void await_stream(CUmemoryPool pool, uint32_t row, uint64_t bytes)
+{
+    uint64_t until = row ? execution_unfinished(row) : 0;
+    struct pool_pending *last = pool->pending;
+    if (until && last && last->row == row && last->until == until) {
+        last->bytes += bytes;
+        return;
+    }
+    struct pool_pending *pending = until ? malloc(sizeof *pending) : NULL;
+    if (!pending)
+        return;
+    *pending = (struct pool_pending){last, row, until, bytes};
+    pool->pending = pending;
+}
+
+/* Of a stream, or of any (0). Gives what is left to be had. */
+static uint64_t reuse(CUmemoryPool pool, uint32_t row, uint64_t bytes)
+{
+    for (struct pool_pending *pending = pool->pending; pending && bytes; pending = pending->next)
+        if (!row || pending->row == row) {
+            uint64_t part = pending->bytes < bytes ? pending->bytes : bytes;
+            pending->bytes -= part;
+            bytes -= part;
+        }
+    return bytes;
+}
+
+static enum sim_memory_answer reserve(const struct cuda_call *call, CUmemoryPool pool, uint64_t bytes)
+{
+    uint64_t wanted = sim_pool_stepped(pool, bytes);
+    enum sim_memory_answer answer = SIM_MEMORY_DONE;
+    if (wanted <= pool->reserved)
+        return answer;
+    if (!pool->on_host)
+        answer = sim_memory_take(pool->uuid, wanted - pool->reserved, capacity_bytes(call));
+    if (answer == SIM_MEMORY_DONE)
         pool->reserved = wanted;
+    return answer;
+}
+
+static CUresult grow(const struct cuda_call *call, CUmemoryPool pool, uint64_t bytes, uint32_t row)
+{
+    uint64_t all, own = pending_in(pool, row, &all);
+    uint64_t reused = own < bytes ? own : bytes;
+    enum sim_memory_answer answer = reserve(call, pool, pool->used + all - reused + bytes);
+    if (answer == SIM_MEMORY_FULL && all > reused) {
+        reused = all < bytes ? all : bytes;
+        answer = reserve(call, pool, pool->used + all - reused + bytes);
+    }
+    if (answer != SIM_MEMORY_DONE)
+        return answer == SIM_MEMORY_FULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
+    if (reused)
+        reuse(pool, 0, row ? reuse(pool, row, reused) : reused);
     pool->used += bytes;
     if (pool->used_high < pool->used)
         pool->used_high = pool->used;
@@ -64,7 +141,8 @@ static CUresult grow(const struct cuda_call *call, CUmemoryPool pool, uint64_t b
     return CUDA_SUCCESS;
 }
 
-static CUresult cut(const struct cuda_call *call, CUmemoryPool pool, uint64_t bytes, CUdeviceptr *address)
+static CUresult cut(const struct cuda_call *call, CUmemoryPool pool, uint64_t bytes, CUdeviceptr *address,
+                    uint32_t row)
 {
     if (bytes == 0 || !address || pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
@@ -72,7 +150,7 @@ static CUresult cut(const struct cuda_call *call, CUmemoryPool pool, uint64_t by
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t rounded = (bytes + POOL_GRANULE - 1) / POOL_GRANULE * POOL_GRANULE;
     struct piece *piece = calloc(1, sizeof *piece);
-    CUresult result = piece ? grow(call, pool, rounded) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = piece ? grow(call, pool, rounded, row) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS) {
         free(piece);
         return result;
@@ -110,9 +188,11 @@ static CUresult allocate(const char *function, CUdeviceptr *address, uint64_t by
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&sim_pools_lock);
+        sim_pools_discard();
         if (!pool)
             pool = sim_pool_current(&call, device);
-        result = pool ? cut(&call, pool, bytes, address) : CUDA_ERROR_OUT_OF_MEMORY;
+        result = pool ? cut(&call, pool, bytes, address, sim_stream_row(stream, per_thread))
+                      : CUDA_ERROR_OUT_OF_MEMORY;
         pthread_mutex_unlock(&sim_pools_lock);
     }
     return cuda_end(&call, result);
@@ -142,7 +222,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
     return pool ? allocate(__func__, address, bytes, pool, stream, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
-bool sim_pools_free(CUdeviceptr address)
+static bool free_after(CUdeviceptr address, uint32_t row)
 {
     pthread_mutex_lock(&sim_pools_lock);
     struct piece **link = bucket_of(address);
@@ -153,12 +233,18 @@ bool sim_pools_free(CUdeviceptr address)
         *link = piece->next;
         if (piece->pool) {
             piece->pool->used -= piece->bytes;
+            await_stream(piece->pool, row, piece->bytes);
             sim_pool_discard_if_done(piece->pool);
         }
     }
     pthread_mutex_unlock(&sim_pools_lock);
     free(piece);
     return piece != NULL;
+}
+
+bool sim_pools_free(CUdeviceptr address)
+{
+    return free_after(address, 0);
 }
 
 static CUresult free_on(const char *function, CUdeviceptr address, CUstream stream, bool per_thread)
@@ -173,7 +259,7 @@ static CUresult free_on(const char *function, CUdeviceptr address, CUstream stre
         return result;
     if (captured)
         return sim_capture_free(stream, per_thread, address);
-    if (sim_pools_free(address) || sim_graph_memory_free(address))
+    if (free_after(address, sim_stream_row(stream, per_thread)) || sim_graph_memory_free(address))
         return CUDA_SUCCESS;
     return cuMemFree_v2(address);
 }

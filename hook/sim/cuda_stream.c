@@ -72,21 +72,25 @@ static struct CUstream_st *legacy_stream(CUcontext context)
     return stream;
 }
 
+static struct CUstream_st *special_stream(CUstream handle, bool per_thread, CUcontext context)
+{
+    bool own = (uintptr_t)handle == 2 || (per_thread && !handle);
+    return own ? own_stream(context) : legacy_stream(context);
+}
+
 CUresult stream_begin(struct stream_call *call, const char *function, CUstream handle, bool per_thread)
 {
     CUresult result = cuda_begin_context(&call->call, function);
     call->stream = NULL;
     if (result != CUDA_SUCCESS)
         return result;
-    CUcontext context = current_context();
     if (handle && (uintptr_t)handle > 2) {
         if (handle->mark != STREAM_MARK)
             sim_used_after_its_end(function);
         call->stream = handle;
         return CUDA_SUCCESS;
     }
-    per_thread = (uintptr_t)handle == 2 || (per_thread && !handle);
-    call->stream = per_thread ? own_stream(context) : legacy_stream(context);
+    call->stream = special_stream(handle, per_thread, current_context());
     return call->stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -236,6 +240,14 @@ CUresult sim_stream_device(CUstream stream, CUdevice *device)
     else
         return CUDA_ERROR_INVALID_CONTEXT;
     return CUDA_SUCCESS;
+}
+
+uint32_t sim_stream_row(CUstream stream, bool per_thread)
+{
+    CUcontext context = current_context();
+    if ((uintptr_t)stream <= 2)
+        stream = context ? special_stream(stream, per_thread, context) : NULL;
+    return stream ? atomic_load(&stream->row) : 0;
 }
 
 /* --- waiting -------------------------------------------------------------------------------------------- */

@@ -143,18 +143,34 @@ uint64_t execution_pushed(uint32_t stream)
     return pushed;
 }
 
-bool execution_done(uint32_t stream, uint64_t target)
+/* How far the stream has come, and would come. False: it is none. */
+static bool reached(uint32_t stream, uint64_t *done, uint64_t *pushed)
 {
     struct execution *execution = execution_lock();
     if (!execution)
-        return true;
+        return false;
     if (execution->virtual_clock)
         clock_settle(execution);
     execution_catch_up(execution);
     const struct stream_row *row = stream_of(execution, stream);
-    bool done = !row || row->head >= target;
+    if (row) {
+        *done = row->head;
+        *pushed = row->tail;
+    }
     execution_unlock(execution);
-    return done;
+    return row != NULL;
+}
+
+bool execution_done(uint32_t stream, uint64_t target)
+{
+    uint64_t done, pushed;
+    return !reached(stream, &done, &pushed) || done >= target;
+}
+
+uint64_t execution_unfinished(uint32_t stream)
+{
+    uint64_t done, pushed;
+    return reached(stream, &done, &pushed) && done < pushed ? pushed : 0;
 }
 
 void execution_wait(uint32_t stream, uint64_t target)

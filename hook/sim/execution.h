@@ -25,6 +25,9 @@ uint64_t execution_pushed(uint32_t stream);
 bool execution_done(uint32_t stream, uint64_t target);
 void execution_wait(uint32_t stream, uint64_t target);
 
+/* What to wait for until all that was pushed is done; 0: it is. */
+uint64_t execution_unfinished(uint32_t stream);
+
 /* Wait for everything this context has on the GPU. */
 void execution_wait_all(const char *uuid, uint64_t context);
 

@@ -41,4 +41,7 @@ CUresult sim_capture_free(CUstream stream, bool per_thread, CUdeviceptr address)
 /* The device that the stream belongs to. */
 CUresult sim_stream_device(CUstream stream, CUdevice *device);
 
+/* Its row in execution.h; 0: it never had work. */
+uint32_t sim_stream_row(CUstream stream, bool per_thread);
+
 #endif

@@ -1,6 +1,8 @@
 /* Simulated CUDA driver: memory pools. A pool reserves memory of the GPU in steps and keeps what is freed;
- * what it holds beyond its release threshold and does not use goes back when the program synchronises. Thread
- * safe.
+ * what it holds beyond its release threshold and does not use goes back when the program synchronises. What
+ * is freed in a stream with work is that stream's until it has come there, and others' only where the GPU is
+ * full, as by CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES; that who gets it then waits for the other
+ * stream, and that events order streams, is left out. Thread safe.
  */
 #ifndef VGPU_SIM_POOLS_H
 #define VGPU_SIM_POOLS_H
@@ -30,7 +32,11 @@ struct CUmemPoolHandle_st {
     bool on_host, imported, destroyed;
     uint64_t step_bytes, threshold_bytes;
     uint64_t used, used_high, reserved, reserved_high;
+    struct pool_pending *pending;
 };
+
+/* Bytes that were freed in streams which have not come to that yet: they stay reserved. */
+uint64_t sim_pool_pending(CUmemoryPool pool);
 
 extern pthread_mutex_t sim_pools_lock;
 
@@ -41,7 +47,8 @@ CUmemoryPool sim_pool_current(const struct cuda_call *call, CUdevice device);
 
 uint64_t sim_pool_stepped(const struct CUmemPoolHandle_st *pool, uint64_t bytes);
 
-/* A destroyed pool goes with the last that was allocated from it. */
+/* A destroyed pool goes with the last that was allocated from it, when that is free. */
 void sim_pool_discard_if_done(CUmemoryPool pool);
+void sim_pools_discard(void);
 
 #endif

@@ -180,12 +180,22 @@ def rare_cases() -> Iterator[Case]:
 
 FAR_LONGER: Kernels = {"a": (20, 400, 20), "b": 40}
 EIGHT_KINDS: Kernels = {"a": 5, "b": 8, "c": 12, "d": 20, "e": 30, "f": 45, "g": 60, "h": 80}
+ONE_VARIES: Kernels = {"b": (20, 300), "f": 10, "p": 5}
+ONE_OF_FOUR: Kernels = {"a": 5, "b": 30, "c": (10, 200), "d": 15}
+BURSTS = "burst=40,idle_us=300"
 SEVERAL_KINDS: tuple[tuple[str, int, Kernels, str], ...] = (
     ("one far longer now and then, 2 streams", 1, FAR_LONGER, "kernel=a+b,streams=2"),
     ("the same, waited for", 1, FAR_LONGER, "kernel=a+b,streams=2,sync=50"),
     ("the same, 4 threads", 4, FAR_LONGER, "kernel=a+b,streams=2,sync=20"),
     ("eight, 8 threads that wait", 8, EIGHT_KINDS, "kernel=a+b+c+d+e+f+g+h,sync=100"),
     ("25 and 5 us, 4 threads that wait", 4, {"a": 25, "b": 5}, "kernel=a+b,sync=5"),
+    ("one varies widely, 4 threads that wait", 4, ONE_VARIES, "kernel=b+f+p,sync=20"),
+    (
+        "one of four varies, 4 threads in bursts",
+        4,
+        ONE_OF_FOUR,
+        f"kernel=a+b+c+d,streams=4,{BURSTS}",
+    ),
 )
 
 

@@ -14,6 +14,8 @@
 #include "gpu_probe.c"
 #undef PATIENCE_NS
 #undef PUT_ASIDE_NS
+#include "gpu_cost.c"
+#include "gpu_lane.c"
 #include "gpu_read.c"
 #include "gpu_sweep.c"
 #include "past.c"

@@ -50,7 +50,7 @@ int main(int argc, char **argv)
     void *behind = dlopen("libbehind.so", RTLD_LAZY); /* needs both drivers, and so stands before them */
     void *cuda = dlopen("libcuda.so.1", mode), *nvml = dlopen("libnvidia-ml.so.1", mode);
     for (int i = 2; i < argc; i++) {
-        dlerror();
+        dlsym(cuda, "what nobody has"); /* dlerror has something to say, which a later success takes back */
         void *found = find(argv[1], argv[i], cuda, nvml, behind);
         const char *error = dlerror();
         printf("%s %s %s\n", argv[i], file_of(found), error ? "error" : "-");

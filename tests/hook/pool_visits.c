@@ -4,6 +4,7 @@
  */
 #include "devices.h"
 #include "graphs.h"
+#include "launch_gate.h"
 #include "pools.h"
 #include "real.h"
 #include "reclaim.h"
@@ -88,15 +89,19 @@ void reclaim(int place)
 {
     (void)place;
 }
-void overhead_call_begins(int place)
+void looks_call_begins(int place)
 {
     (void)place;
 }
-void overhead_call_ended(int place)
+void looks_call_ended(int place)
 {
     (void)place;
 }
-void overhead_settle(int place, bool now)
+bool launch_gate_captures(void)
+{
+    return false;
+}
+void guesses_settle(int place, bool now)
 {
     (void)place, (void)now;
 }
@@ -180,7 +185,7 @@ static int use(void)
     pooled_begin(&pooled, BYTES, &handle, NULL, false, "cuMemAllocFromPoolAsync");
     pooled_end(&pooled, CUDA_SUCCESS, &address);
     struct freeing freeing;
-    freeing_begin(&freeing, address);
+    freeing_begin(&freeing, NO_STREAM_NUMBER, address);
     freeing_end(&freeing, CUDA_SUCCESS);
     return pooled.pool;
 }

@@ -7,7 +7,9 @@
  * one that was made anew: by a retain that was not the first, at another place;
  * by one that was, at the same place; and not at all. Then what is charged of a
  * context and its code that end, or that the driver refuses to end, beside code
- * of another that was given the same handle before we knew.
+ * of another that was given the same handle before we knew. Last, what is
+ * charged when another made it anew after the driver was asked, and how often
+ * one who comes while the first is being made sleeps.
  */
 #include "contexts.c"
 #include "table.c"
@@ -16,7 +18,8 @@
 
 enum { BYTES = 100 };
 
-static bool is_active, retain_meanwhile, make_meanwhile;
+static bool is_active, retain_meanwhile, make_meanwhile, asked_before, making;
+static int sleeps;
 static unsigned long long id = 1;
 static long long charged;
 static const void *ended;
@@ -43,7 +46,7 @@ static CUresult state_of(CUdevice device, unsigned *flags, int *active)
     if (make_meanwhile) {
         make_meanwhile = false;
         id++;
-        *active = make((CUcontext)(void *)&id);
+        *active = make((CUcontext)(void *)&id) && !asked_before;
         return CUDA_SUCCESS;
     }
     if (retain_meanwhile && !primary_retaining(device))
@@ -66,20 +69,30 @@ int place_of_device(CUdevice device)
     return device;
 }
 
-void overhead_ended(int place, enum charge_kind kind, struct cost cost)
+void guesses_ended(int place, enum charge_kind kind, struct cost cost)
 {
     (void)place, (void)kind;
     charged -= (long long)cost.bytes;
 }
 
-void overhead_doubted(int place, uint64_t bytes)
+void guesses_made(int place, uint64_t bytes)
 {
     (void)place, (void)bytes;
 }
 
-void overhead_calls(bool begin)
+void looks_calls(bool begin)
 {
     (void)begin;
+}
+
+/* Meanwhile the first has been made. */
+void monotonic_sleep_until(uint64_t ns)
+{
+    (void)ns;
+    sleeps++;
+    if (making)
+        primary_retained(0, (CUcontext)(void *)&id, true, CUDA_SUCCESS, nothing);
+    making = false;
 }
 
 struct block *blocks_take_of(const void *context)
@@ -102,6 +115,8 @@ static bool released(bool active, bool meanwhile)
     bool first = primary_retaining(0);
     primary_retained(0, context, first, CUDA_SUCCESS, nothing);
     bool ended = first && primary_released(0, true, false);
+    if (meanwhile)
+        primary_retained(0, context, true, CUDA_SUCCESS, nothing);
     primary_released(0, true, true);
     return ended;
 }
@@ -192,6 +207,23 @@ static void given_anew(CUresult result)
     printf("%lld\n", charged);
 }
 
+/* By one that asked afterwards, too, while the driver's answer was under way. */
+static void made_since(void)
+{
+    begin((CUcontext)(void *)&id);
+    make_meanwhile = asked_before = true;
+    primary_released(0, true, false);
+    printf("%lld ", charged);
+    primary_released(0, true, true);
+}
+
+static void being_made(void)
+{
+    making = primary_retaining(0);
+    bool first = primary_retaining(0);
+    printf("%d %d\n", first, sleeps);
+}
+
 int main(void)
 {
     printf("%d %d %d ", released(false, false), released(true, false), released(true, true));
@@ -201,5 +233,7 @@ int main(void)
     made_nowhere();
     given_anew(CUDA_SUCCESS);
     given_anew(CUDA_ERROR_INVALID_CONTEXT);
+    made_since();
+    being_made();
     return 0;
 }

@@ -183,6 +183,20 @@ def test_what_a_plugin_finds_next_in_another_library_stays_that_ones(node: Node)
     assert node.run(code, **{LIMIT: "100m"})["owner"] == "libmock.so"
 
 
+@pytest.mark.parametrize("style", ["gnu", "sysv", "both"])
+def test_what_stands_before_the_driver_stays_next_however_its_names_are_found(
+    node: Node, style: str
+) -> None:
+    """A library of an old linker, or of another, has no table but the first kind."""
+    mock = library(MOCK, f"-Wl,--hash-style={style}", name="libmock.so")
+    driver = str(node.sim.libraries / "libcuda.so.1")
+    behind = library("find.c", "-DLIBRARY", LINKED, str(mock), driver, name="libbehind.so")
+    paths = ":".join(map(str, (node.sim.libraries, behind.parent, mock.parent)))
+    words = [str(compiled("find.c", "-ldl")), "behind", "cuMemAlloc_v2"]
+    done = node.run_program(words, **{LIMIT: "100m", "LD_LIBRARY_PATH": paths})
+    assert (done.stdout, done.stderr) == ("cuMemAlloc_v2 libmock.so -\n", "")
+
+
 def test_a_second_driver_that_asks_for_the_first_is_not_sent_back_to_us(node: Node) -> None:
     """A program may come to use it as its driver: then each would call the other."""
     first = str(node.sim.libraries / "libcuda.so.1")

@@ -766,3 +766,42 @@ def test_what_a_graph_cost_says_nothing_of_the_one_that_it_becomes(
     said = limited.run_in_virtual_time(code, **limits)
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["percent"] == pytest.approx(50, abs=1)
+
+
+UPDATED_EACH_TIME = """
+streams, waits = [stream() for _ in range({streams})], {waits}
+function = kernel("short")
+assert begin(streams[0]) == 0 == launch(function, streams[0])
+graph = end(streams[0])[1]
+execs, why = [executable(graph) for _ in streams], ctypes.create_string_buffer(64)
+def updated(count):
+    for _ in range(count // len(streams)):
+        for where, exec in zip(streams, execs):
+            assert cuda.cuGraphExecUpdate_v2(exec, graph, why) == 0 == cuda.cuGraphLaunch(exec, where)
+            if waits: cuda.cuStreamSynchronize(where)
+    for where in streams: cuda.cuStreamSynchronize(where)
+updated(2000)
+worked, began = gpu_us(UUIDS[0]), time.monotonic()
+updated(8000)
+say(percent=(gpu_us(UUIDS[0]) - worked) / (time.monotonic() - began) / 1e4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("streams", "waits"),
+    [
+        pytest.param(1, False, id="never waited for"),
+        pytest.param(1, True, id="each waited for"),
+        pytest.param(4, False, id="on four streams"),
+    ],
+)
+def test_a_graph_that_is_updated_before_each_launch_has_its_share(
+    limited: Node, streams: int, waits: bool
+) -> None:
+    """Were nothing known of it each time, each would wait until the one before is known."""
+    limited.sim.kernel("short", 60)
+    code = f"{BEGIN}{UPDATED_EACH_TIME.format(streams=streams, waits=waits)}"
+    limits = {"CUDA_DEVICE_SM_LIMIT": "90", "CUDA_DEVICE_MEMORY_LIMIT": "1000m"}
+    said = limited.run_in_virtual_time(code, **limits)
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["percent"] == pytest.approx(90, abs=1.5)

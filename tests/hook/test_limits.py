@@ -280,6 +280,27 @@ def test_a_device_more_than_are_counted_works_where_no_memory_is_limited(
     assert (said.get("r"), said.get("first")) == (given, [0] * 16), said["stderr"]
 
 
+@pytest.mark.parametrize(
+    ("env", "free_mib"),
+    [
+        pytest.param({}, 68, id="no more than the GPU has left"),
+        pytest.param({"CUDA_OVERSUBSCRIBE": "true"}, 1024, id="what spills needs none of it"),
+    ],
+)
+@pytest.mark.parametrize("function", ["cuMemGetInfo", "cuMemGetInfo_v2"])
+def test_what_is_free_beside_one_who_has_nearly_all(
+    node: Node, env: dict[str, str], free_mib: int, function: str
+) -> None:
+    """Who sizes a cache by it would be refused memory that it was told of."""
+    node.sim.process(0, 4242, FULL - 68)
+    code = (
+        "start(); room, total = ctypes.c_size_t(), ctypes.c_size_t()\n"
+        f"cuda.{function}(ctypes.byref(room), ctypes.byref(total))\n"
+        "say(info=[room.value // MIB, total.value // MIB])"
+    )
+    assert node.run(code, **{LIMIT: "1g", **env})["info"] == [free_mib, 1024]
+
+
 @pytest.mark.parametrize("version", ["", "_v2"])
 def test_nvml_tells_the_same_story(node: Node, version: str) -> None:
     code = (

@@ -167,8 +167,8 @@ class Machine(RuleBasedStateMachine):
     def execute(self, data: Any) -> None:
         """With empty hands: the driver's books would take the new program for the old one."""
         process: Process = data.draw(st.sampled_from(self.others))
-        for holding in list(process.holdings):
-            self._give(process, holding, ENDS[holding.kind][0])
+        while process.holdings:  # one may take others of the same memory with it
+            self._give(process, process.holdings[0], ENDS[process.holdings[0].kind][0])
         assert process.ask("synchronize", 0)[0] == SUCCESS
         process.tell("exec")
         process.close()

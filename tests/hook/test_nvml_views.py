@@ -21,6 +21,7 @@ from limits_bed import LimitsBed, limits_bed
 from waiting import eventually
 
 from agent.domain.limits_file import DeviceLimit
+from agent.domain.region import decode
 from agent.sim.driver import SimGpu, SimMig, made_up_uuid
 
 GPU, OTHER, MIB = made_up_uuid(0), 4242, 1 << 20
@@ -153,14 +154,66 @@ def test_oversubscribed_memory_shows_the_limit(node: Node) -> None:
     assert look(node, "memory(handle())", **env) == [102400, 0, 102400]
 
 
-def test_a_mig_device_is_known_by_its_own_uuid(node: Node, bed: LimitsBed) -> None:
-    uuid = "MIG-c3000000-0000-4000-8000-0000000000d4"
-    mig = SimMig(position=0, uuid=uuid, gpu_instance=7, memory_mib=4864)
-    node.sim.change_gpu(0, SimGpu(uuid=GPU, mig=True, migs=(mig,)))
-    bed.write(DeviceLimit(uuid=uuid, memory_limit_bytes=700 * MIB))
-    assert look(node, "memory(mig(0))", **bed.environment()) == [700, 0, 700]
-    with bed.node.cache.open("rb") as file:
-        assert uuid.encode() in file.read()[64:1600]
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_the_driver_keeps_for_itself_is_no_part_of_the_share(node: Node, version: int) -> None:
+    """It is the GPU's: of a share, used and free are all."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, reserved_mib=300))
+    assert look(node, f"memory(handle(), {version})", **{LIMIT: "1000m"}) == [1000, 0, 1000]
+
+
+MIG = "MIG-c3000000-0000-4000-8000-0000000000d4"
+
+
+@pytest.fixture
+def mig_env(node: Node, bed: LimitsBed) -> dict[str, str]:
+    """What a process is started with that has 700 MiB of an instance of a GPU in MIG mode."""
+    mig = SimMig(position=0, uuid=MIG, gpu_instance=7, memory_mib=4864)
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, mig=True, migs=(mig,), context_mib=100))
+    bed.write(DeviceLimit(uuid=MIG, memory_limit_bytes=700 * MIB))
+    return bed.environment()
+
+
+def test_a_mig_device_is_known_by_its_own_uuid(node: Node, mig_env: dict[str, str]) -> None:
+    assert look(node, "memory(mig(0))", **mig_env) == [700, 0, 700]
+    with node.cache.open("rb") as file:
+        assert MIG.encode() in file.read()[64:1600]
+
+
+@pytest.mark.parametrize(
+    ("asks", "of_the_gpu"),
+    [
+        pytest.param("memory({})", [700, 400, 300], id="memory"),
+        pytest.param("memory({}, 2)", [700, 400, 300], id="memory, version 2"),
+        pytest.param("processes({}, 'ComputeRunningProcesses', InfoV1)", 400, id="processes"),
+        pytest.param("processes({}, 'ComputeRunningProcesses_v3')", 400, id="processes, version 3"),
+        pytest.param("details({})", 400, id="processes in detail"),
+        pytest.param("by_process({})", 30, id="their utilisation"),
+    ],
+)
+@pytest.mark.parametrize("who", ["itself", "another process"])
+def test_a_gpu_in_mig_mode_says_what_the_containers_instance_does(
+    node: Node, mig_env: dict[str, str], asks: str, of_the_gpu: Any, who: str
+) -> None:
+    """And has nothing charged to it: NVML lists what is held on the instance for both."""
+    node.sim.process(0, OTHER, 9000, sm_percent=60)
+    with tenants(node, 1, mig_env) as (tenant,):
+        node.sim.process(0, tenant.pid, 0, sm_percent=30)
+        assert tenant.ask("alloc(300)")[0] == 0
+        if isinstance(of_the_gpu, int):
+            of_the_gpu = [[tenant.pid, of_the_gpu]]
+        for device in ("handle()", "mig(0)", "handle()"):
+            asked = asks.format(device)
+            said = tenant.ask(asked) if who == "itself" else look(node, asked, **mig_env)
+            assert said == of_the_gpu
+        assert cuda_story(tenant) == [700, 400, 300]
+        region = decode(node.cache.read_bytes())
+    assert [device.uuid for device in region.devices] == [MIG]
+    counted = [
+        [used.total_bytes // MIB for used in one.used if used.total_bytes]
+        for one in region.processes
+    ]
+    assert [400] in counted
+    assert sum(map(sum, counted)) == 400
 
 
 @pytest.mark.parametrize(
@@ -268,11 +321,17 @@ def test_the_detail_list_by_mode(node: Node, mode: int, named: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["Graphics", "MPSCompute"])
 @pytest.mark.parametrize("version", ["", "_v2", "_v3"])
-def test_other_lists_are_empty(node: Node, kind: str, version: str) -> None:
+@pytest.mark.parametrize(
+    "room",
+    [
+        pytest.param(None, id="its length first"),
+        pytest.param(9, id="with room at once, as nvidia-smi asks"),
+    ],
+)
+def test_other_lists_are_empty(node: Node, kind: str, version: str, room: int | None) -> None:
     node.sim.process(0, OTHER, 50, kind="graphics")
-    call = (
-        f"processes(handle(), '{kind}RunningProcesses{version}', {'Info' if version else 'InfoV1'})"
-    )
+    entry = "Info" if version else "InfoV1"
+    call = f"processes(handle(), '{kind}RunningProcesses{version}', {entry}, {room})"
     assert look(node, call, **{LIMIT: "1000m"}) == []
 
 

@@ -500,6 +500,18 @@ def test_who_never_asks_what_is_free_is_charged_for_what_came_unseen(node: Node,
     assert run(node, f"start(); alloc(1)\n{UNSEEN}r += [{ask}]") == [2]
 
 
+@pytest.mark.parametrize(
+    ("mib", "charged_mib"),
+    [
+        pytest.param(4, 5, id="more than a page"),
+        pytest.param(1, 1, id="what NVML's pages may be too much by"),
+    ],
+)
+def test_how_little_that_came_unseen_is_charged(node: Node, mib: int, charged_mib: int) -> None:
+    came = UNSEEN.replace("300", str(mib))
+    assert run(node, f"start(); alloc(1)\n{came}r += [charged_mib()]") == [charged_mib]
+
+
 def test_what_came_unseen_is_charged_though_others_allocate_meanwhile(node: Node) -> None:
     """The look during which something was allocated tells nothing, and is made again."""
     steps = (

@@ -58,39 +58,37 @@ def test_when_things_happen_on_the_gpu_is_told_after_nobody_looked(
     assert 0 <= int(ran.stdout) <= 20  # us
 
 
+def primaries() -> list[str]:
+    """What primaries.c prints, which has a clock that nobody sleeps by."""
+    program = compiled("primaries.c", HOOK, "-pthread")
+    return subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_a_context_that_another_thread_makes_anew_has_ended() -> None:
     """Our events were in it; where nobody can tell, they are given up, too."""
-    ran = subprocess.run(
-        [compiled("primaries.c", HOOK, SLEEP, "-pthread")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     # alone; held by others, whom we did not see; anew; while it was released; and before
-    assert ran.stdout.split()[:5] == ["1", "0", "1", "1", "0"]
+    assert primaries()[:5] == ["1", "0", "1", "1", "0"]
 
 
 def test_a_context_that_another_thread_makes_anew_leaves_nothing_charged() -> None:
     """What was in the one before has ended with it, wherever the new one lies."""
-    ran = subprocess.run(
-        [compiled("primaries.c", HOOK, SLEEP, "-pthread")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     # bytes that stay charged, and whether it was known: elsewhere; in its place; not made
-    assert ran.stdout.split()[5:11] == ["0", "1", "0", "1", "0", "1"]
+    assert primaries()[5:11] == ["0", "1", "0", "1", "0", "1"]
 
 
 def test_a_context_ends_with_nothing_of_another_that_has_its_handle() -> None:
-    ran = subprocess.run(
-        [compiled("primaries.c", HOOK, SLEEP, "-pthread")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     # ended, then the other as well; refused, then ended with the other
-    assert ran.stdout.split()[11:] == ["1", "0", "201", "0"]
+    assert primaries()[11:15] == ["1", "0", "201", "0"]
+
+
+def test_a_context_that_another_thread_has_made_anew_stays_charged() -> None:
+    """That there was none was the driver's answer before."""
+    assert primaries()[15] == "100"
+
+
+def test_who_comes_while_the_first_is_made_waits_and_is_not_the_first() -> None:
+    """Else the driver might make it for the second, and the first would measure nothing."""
+    assert primaries()[16:] == ["0", "1"]
 
 
 @pytest.mark.parametrize(

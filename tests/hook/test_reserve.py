@@ -1,6 +1,7 @@
 """The charge of what a driver reserves in steps: reserve.c by itself, its calls one after the other as threads may."""
 
 import ctypes
+from collections.abc import Callable
 from enum import IntEnum
 
 import pytest
@@ -74,8 +75,15 @@ class Reserve:
     def held_mib(self) -> int:
         return self.held.value // MIB
 
-    def claim(self, mib: int) -> int:
-        return int(self.inside.reserve_claim(self.memory, ctypes.c_uint64(mib * MIB), None))
+    def claim(self, mib: int, stream: int = 8) -> int:
+        number, size = ctypes.c_uint64(stream), ctypes.c_uint64(mib * MIB)
+        return int(self.inside.reserve_claim(self.memory, number, size, None))
+
+    def freed(self, mib: int, stream: int = 8) -> None:
+        self.inside.reserve_freed(self.memory, ctypes.c_uint64(stream), ctypes.c_uint64(mib * MIB))
+
+    def ends(self, stream: int) -> None:
+        self.inside.reserve_stream_ends(self.memory, ctypes.c_uint64(stream))
 
     def claimed(self, mib: int, kept: bool = True) -> None:
         size = ctypes.c_uint64(mib * MIB)
@@ -199,3 +207,30 @@ def test_of_two_that_saw_less_the_later_one_settles_too() -> None:
     seen = reserve.changes()
     assert (reserve.settle(seen, 48), reserve.held_mib) == (Settled.SETTLED, 48)
     assert (reserve.settle(seen, 44), reserve.held_mib) == (Settled.SETTLED, 44)
+
+
+def nothing(_reserve: Reserve) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("then", "stream", "held_mib"),
+    [
+        pytest.param(nothing, 8, 32, id="the same stream"),
+        pytest.param(nothing, 16, 64, id="another one"),
+        pytest.param(lambda reserve: reserve.freed(0, stream=16), 8, 64, id="any, beside what others freed"),
+        pytest.param(lambda reserve: reserve.ends(8), 8, 64, id="a later one of the same number"),
+        pytest.param(lambda reserve: reserve.ends(1), 8, 64, id="the same, when any may have ended"),
+        pytest.param(lambda reserve: reserve.ends(24), 8, 32, id="the same, though some other has ended"),
+        pytest.param(lambda reserve: reserve.settle(reserve.changes(), 0), 16, 32, id="another one, of nothing"),
+    ],
+)  # fmt: skip
+def test_what_a_stream_has_freed_is_claimed_once_more_for(
+    then: Callable[[Reserve], object], stream: int, held_mib: int
+) -> None:
+    reserve = Reserve()
+    reserve.claim(32)
+    reserve.claimed(32)
+    reserve.settle(reserve.changes(), 32)
+    reserve.freed(32)
+    then(reserve)
+    assert (reserve.claim(32, stream), reserve.held_mib) == (0, held_mib)

@@ -76,15 +76,21 @@ FAR_LONGER = [
 ]
 
 
+def assert_held(
+    directory: Path, percents: list[int], threads: int, kernels: Kernels, phase: str
+) -> None:
+    tenants = [Tenant(percent, (f"ms=6000,{phase}",), threads=threads) for percent in percents]
+    containers = run(directory, tenants, kernels)
+    found = [one.worst_error(skip_s=SKIP_S) for one in containers]
+    assert holds(containers, skip_s=SKIP_S), found
+
+
 @pytest.mark.parametrize(("percents", "threads", "kernels", "phase"), FAR_LONGER)
 def test_a_kind_that_is_far_longer_now_and_then(
     tmp_path: Path, percents: list[int], threads: int, kernels: Kernels, phase: str
 ) -> None:
     """Between sweeps it was charged as if it had had the GPU alone."""
-    tenants = [Tenant(percent, (f"ms=6000,{phase}",), threads=threads) for percent in percents]
-    containers = run(tmp_path, tenants, kernels)
-    found = [one.worst_error(skip_s=SKIP_S) for one in containers]
-    assert holds(containers, skip_s=SKIP_S), found
+    assert_held(tmp_path, percents, threads, kernels, phase)
 
 
 EIGHT: Kernels = {"a": 5, "b": 8, "c": 12, "d": 20, "e": 30, "f": 45, "g": 60, "h": 80}
@@ -112,6 +118,30 @@ def test_threads_that_wait_launch_several_kinds(
     tenant = Tenant(percent, (f"ms=4500,{phase}",), threads=threads)
     (container,) = run(tmp_path, [tenant], kernels)
     assert holds([container], skip_s=1.5), container.worst_error(skip_s=1.5)
+
+
+VARIES: Kernels = {"b": (20, 300), "f": 10, "p": 5}
+FOUR: Kernels = {"a": 5, "b": 30, "c": (10, 200), "d": 15}
+BURSTS = "kernel=a+b+c+d,streams=4,burst=40,idle_us=300"
+REQUESTS = "kernel=p+p+p+p+p+p+b,burst=28,idle_us=300"
+ONE_VARIES = [
+    pytest.param([60], 4, VARIES, "kernel=b+f+p,sync=20", id="four threads: 65.1 had"),
+    pytest.param([80], 4, VARIES, "kernel=b+f+p,sync=20", id="at 80: 87.8 had"),
+    pytest.param([80], 2, VARIES, "kernel=b+f+p", id="that never wait"),
+    pytest.param([60], 4, VARIES, "kernel=b+f+p,handle=2,sync=20", id="threads' own streams"),
+    pytest.param([80], 4, VARIES, REQUESTS, id="a server's requests"),
+    pytest.param([90], 4, FOUR, BURSTS, id="bursts on four streams each: 83.9 had"),
+    pytest.param([70], 4, FOUR, BURSTS, id="the same at 70"),
+    pytest.param([30, 70], 4, VARIES, "kernel=b+f+p,sync=20", id="a pair"),
+]
+
+
+@pytest.mark.parametrize(("percents", "threads", "kernels", "phase"), ONE_VARIES)
+def test_one_of_several_kinds_varies_widely(
+    tmp_path: Path, percents: list[int], threads: int, kernels: Kernels, phase: str
+) -> None:
+    """Sweeps had no room for it, and let nobody launch but in turn: it ran beside other things in them."""
+    assert_held(tmp_path, percents, threads, kernels, phase)
 
 
 def test_a_sweep_beside_others_puts_nobody_into_debt(tmp_path: Path) -> None:

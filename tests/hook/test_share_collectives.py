@@ -215,6 +215,27 @@ def test_gpus_that_have_nothing_to_do_with_each_other(
     assert max(found[gpu] for gpu in steady) <= ALONE_POINTS, container.percents_of_each(1, 1)
 
 
+@pytest.mark.parametrize(
+    ("threads", "short", "percent"),
+    [
+        pytest.param(2, "kernel=p,sync=30", 60, id="two threads: 53.6 had"),
+        pytest.param(2, "kernel=p,sync=30", 90, id="at 90: 75.0 had"),
+        pytest.param(1, "kernel=p+s,streams=2,sync=10", 70, id="two streams: 63.7 had"),
+    ],
+)
+def test_short_launches_beside_one_that_may_wait_for_them(
+    tmp_path: Path, threads: int, short: str, percent: int
+) -> None:
+    """When they run is asked, and says nothing of what they cost, as those beside them are not measured."""
+    kernels: Kernels = {"l": (200, 4000), "p": 5, "s": 15}
+    tenants = [
+        Tenant(percent, (f"ms={SECONDS}000,kernel=l,sync=1",), threads=2, container=0),
+        Tenant(percent, (f"ms={SECONDS}000,{short}",), threads=threads, container=0, gpu=1),
+    ]
+    (container,) = run(tmp_path, tenants, kernels)
+    assert max(errors(container)) <= ALONE_POINTS, container.percents_of_each(1, 1)
+
+
 def test_another_container_beside_one_of_them(tmp_path: Path) -> None:
     """What a GPU is lent for one that does not wait, its neighbour would lose."""
     tenants = on_each(30, [f"ms={SECONDS}000,kernel=v", f"ms={SECONDS}000,kernel=s"])

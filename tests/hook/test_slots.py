@@ -23,6 +23,7 @@ from region_files import (
     RegionFile,
 )
 from tenants import tenants
+from waiting import eventually
 
 MIB = 1 << 20
 UNLOCKED, READY, TIME_SHIFT, STARTED = 1 << 22, 1 << 23, 24, 1234
@@ -211,3 +212,14 @@ def test_a_size_that_no_gpu_has_is_not_counted_for_a_moment(node: Node) -> None:
     said = node.run("start(); say(given=alloc(10)[0], absurd=alloc(1 << 25)[0])")
     assert (said["given"], said["absurd"]) == (0, 2)
     assert RegionFile(node.cache).counter("peak") == 10 * MIB
+
+
+def test_who_lives_and_was_marked_free_shows_itself_again(node: Node) -> None:
+    """By a sweeper that was stopped for long, perhaps; monitors skip such a slot."""
+    with tenants(node, 1, **{LIMIT: "100m"}) as (only,):
+        assert only.ask("alloc 10")["ok"]
+        with node.cache.open("r+b") as file:
+            os.pwrite(file.fileno(), bytes(4), FIRST_SLOT + STATUS_AT)
+        assert RegionFile(node.cache).shown() == {}
+        shown = {only.process.pid: 10 * MIB}
+        eventually(lambda: only.ask("info") and RegionFile(node.cache).shown() == shown)

@@ -1,0 +1,52 @@
+/* What is known and charged of a lane without asking the driver. */
+#include "gpu_traces.h"
+
+#include <pthread.h>
+
+enum { LEGACY_STREAM = 1, OWN_STREAM = 2 }; /* as handles: CU_STREAM_LEGACY, CU_STREAM_PER_THREAD */
+
+uint64_t gpu_time_stream(CUstream stream, bool per_thread)
+{
+    bool own = (uintptr_t)stream == OWN_STREAM || (per_thread && !stream);
+    return own ? (uint64_t)pthread_self() | 1 : (uintptr_t)stream & ~(uint64_t)LEGACY_STREAM;
+}
+
+struct turn *gpu_time_own_turn(struct lane *lane, uint64_t now_ns)
+{
+    return share_turn_of(&lane->threads, (uint64_t)pthread_self() | 1, now_ns);
+}
+
+int gpu_time_guesses(struct lane *lane, uint64_t key)
+{
+    int guesses = 0;
+    for (size_t i = 0; i < TRACES; i++)
+        guesses += atomic_load_explicit(&traces_of(lane)->traces[i].guessed_key, memory_order_relaxed) == key;
+    return guesses;
+}
+
+bool gpu_time_measuring(struct lane *lane)
+{
+    for (size_t i = 0; i < TRACES; i++)
+        if (atomic_load_explicit(&traces_of(lane)->traces[i].state, memory_order_relaxed) == TRACE_OUT)
+            return true;
+    return false;
+}
+
+/* Once, for size. */
+__attribute__((noinline)) void gpu_time_correct(struct lane *lane, struct turn *turn, int64_t ns)
+{
+    share_correct(lane->share, ns);
+    if (atomic_load(&lane->own_permille))
+        share_correct(&lane->own, ns);
+    atomic_fetch_add(&lane->unreported_ns, ns);
+    atomic_fetch_add(&lane->turn.had_ns, (uint64_t)ns);
+    atomic_fetch_add(&turn->had_ns, (uint64_t)ns);
+}
+
+__attribute__((noinline)) void gpu_time_drop_tokens(struct lane *lane)
+{
+    int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0);
+    atomic_fetch_sub(&lane->granted_ns, tokens_ns);
+    if (tokens_ns)
+        gpu_time_correct(lane, atomic_load(&lane->payer), -tokens_ns);
+}

@@ -230,8 +230,9 @@ class SimNode:
         return self.fetch("/readyz")[0] == http.client.OK
 
     def allocatable(self) -> int:
-        """Healthy vGPUs as kubelet counts them."""
-        return self.kubelet.node_status().allocatable.get(self.resource, 0)
+        """Healthy vGPUs by the node's status, where schedulers read what kubelet counted."""
+        status = self.client.get("nodes", self.name).get("status") or {}
+        return int((status.get("allocatable") or {}).get(self.resource, 0))
 
     def annotations(self) -> dict[str, str]:
         """Annotations of our Node object."""

@@ -122,6 +122,25 @@ def test_a_process_without_environment_is_limited_and_counts_with_the_others(
     first.communicate("\n", timeout=60)
 
 
+def test_memory_that_a_process_lowers_is_what_all_may_hold_when_it_asks(bed: LimitsBed) -> None:
+    bed.write(gpu())
+    code = "start()\nprint(alloc(200)[0], flush=True)\ninput()"
+    lowered = bed.environment(**{LIMIT: "400m"})
+    first = bed.node.start(code, env=lowered)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "0\n"
+    code = "start()\nsay(total=total_mib(), more=[alloc(201)[0], alloc(200)[0]])"
+    assert bed.node.run(code, **lowered) == {"total": 400, "more": [2, 0], "stderr": "", "rc": 0}
+    code = "start()\nsay(total=total_mib(), more=[alloc(801)[0], alloc(800)[0]])"
+    assert bed.node.run(code, **bed.environment()) == {
+        "total": 1000,
+        "more": [2, 0],
+        "stderr": "",
+        "rc": 0,
+    }
+    first.communicate("\n", timeout=60)
+
+
 def test_each_device_has_its_line_in_whatever_order(bed: LimitsBed) -> None:
     bed.node.sim.add_gpu(gpu=SimGpu(uuid=B))
     bed.write(gpu(B, 3000), gpu(A, 2000))

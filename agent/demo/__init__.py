@@ -4,7 +4,9 @@ import argparse
 import json
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -117,17 +119,25 @@ def _made(mode: str, root: Path, screen: "Screen") -> "Story | SlicesStory":
 
 def _run(root: Path, mode: str, *, as_json: bool) -> int:
     """Tell the story on a node in this directory; everything it started has ended afterwards."""
-    from agent.demo.screen import Screen, summary
+    from agent.demo.deadline import END_S, HungError, within
+    from agent.demo.screen import Check, Screen, summary
 
     screen = Screen(silent=as_json)
     story = _made(mode, root, screen)
     node = story.node
     screen.say(f"vgpu-agent demo: a simulated node in {root}")
-    with node:
+    node.start()
+    try:
+        story.tell()
+    finally:
         try:
-            story.tell()
-        finally:
-            story.end()
+            with within(END_S):
+                story.end()
+                node.stop()
+        except (HungError, subprocess.TimeoutExpired) as error:
+            detail = f"{type(error).__name__}: {error}"
+            at_s = time.monotonic() - story.began_s
+            story.checks.append(Check(name="all ended", passed=False, detail=detail, at_s=at_s))
     failed = [check for check in story.checks if not check.passed]
     if as_json:
         print(json.dumps({"passed": not failed, "checks": [asdict(c) for c in story.checks]}))

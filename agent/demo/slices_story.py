@@ -4,13 +4,14 @@ Everything is observed from outside the agent: kubelet's books, what processes i
 told by CUDA, and the commands of an operator.
 """
 
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.demo.operator import Operator
 from agent.demo.screen import Check, GpuRow, Screen, TenantRow, View
-from agent.demo.story import FAILURES, GPUS, MEMORY_MIB, MODEL, SPLIT, must
+from agent.demo.story import GPUS, MEMORY_MIB, MODEL, SPLIT, checked, must
 from agent.sim.container import Container, SimMount
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.kubelet import ContainerSpec
@@ -66,18 +67,12 @@ class SlicesStory:
     def tell(self) -> None:
         """Run all steps; one that fails ends the story."""
         for name, step in self.steps():
-            try:
-                detail, passed = step(), True
-            except FAILURES as error:
-                detail, passed = f"{type(error).__name__}: {error}", False
-            check = Check(
-                name=name, passed=passed, detail=detail, at_s=time.monotonic() - self.began_s
-            )
+            check, _ = checked(name, step, self.began_s)
             self.checks.append(check)
             if step == self.stop_agent:  # after it there is nothing to see but an empty node
                 self.screen.leave_standing()
             self.screen.check(check)
-            if not passed or step == self.stop_agent:
+            if not check.passed or step == self.stop_agent:
                 return
             self.screen.show(self.view(), settled=step == self.push_limits)
             self.screen.linger()
@@ -155,11 +150,7 @@ class SlicesStory:
 
     def kill_agent(self) -> str:
         before = self._allocatable()
-        agent = self.node.agent
-        must(agent is not None, "no agent was started")
-        if agent is not None:
-            agent.kill()
-            agent.wait()
+        self.node.stop_agent(signal.SIGKILL)
         self._start(*self._flags())
         self._offered(before)
         operator = Operator(self.node)

@@ -4,10 +4,12 @@ Everything is observed from outside the agent: kubelet's books, the Node and Pod
 processes in the containers are told by CUDA.
 """
 
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from agent.demo import deadline
 from agent.demo.operator import STOLEN_MIB, Operator, thief
 from agent.demo.screen import Check, GpuRow, Screen, TenantRow, View
 from agent.sim.container import Container, ContainerError, SimMount
@@ -81,13 +83,7 @@ class Story:
     def tell(self) -> None:
         """Run all steps; a step that fails is a failed check and the story goes on if it can."""
         for name, step in self.steps():
-            try:
-                detail, passed = step(), True
-            except FAILURES as error:
-                detail, passed = f"{type(error).__name__}: {error}", False
-            check = Check(
-                name=name, passed=passed, detail=detail, at_s=time.monotonic() - self.began_s
-            )
+            check, hung = checked(name, step, self.began_s)
             self.checks.append(check)
             if step == self.stop_agent:  # after it there is nothing to see but an empty node
                 self.screen.leave_standing()
@@ -96,7 +92,7 @@ class Story:
             self.screen.check(check)
             self.show(settled=name in SHOWN_AFTER)
             self.screen.linger()
-            if not passed and name in ("node registered", "pods placed"):
+            if hung or (not check.passed and name in ("node registered", "pods placed")):
                 return
 
     def end(self) -> None:
@@ -352,8 +348,24 @@ class Story:
         return View(gpus, tenants)
 
 
-FAILURES = (AssertionError, OSError, RuntimeError, ContainerError, NoFit, NodeLocked)
+FAILURES = (
+    *(AssertionError, OSError, RuntimeError, subprocess.SubprocessError),
+    *(ContainerError, NoFit, NodeLocked, deadline.HungError),
+)
 SHOWN_AFTER = ("memory limit enforced", "GPU recovered")
+
+
+def checked(name: str, step: Callable[[], str], began_s: float) -> tuple[Check, bool]:
+    """Do one step of a story that began then: what came of it, and whether it hung."""
+    hung = False
+    try:
+        with deadline.within(deadline.STEP_S):
+            detail, passed = step(), True
+    except FAILURES as error:
+        detail, passed = f"{type(error).__name__}: {error}", False
+        hung = isinstance(error, deadline.HungError)
+    at_s = time.monotonic() - began_s
+    return Check(name=name, passed=passed, detail=detail, at_s=at_s), hung
 
 
 def must(holds: bool, otherwise: str) -> None:

@@ -40,9 +40,11 @@ class LoneNode(SimNode):
 
     def stop(self) -> None:
         """End the agent and kubelet."""
-        if self.agent is not None and self.agent.poll() is None:
-            self.stop_agent()
-        self.kubelet.stop()
+        try:
+            if self.agent is not None and self.agent.poll() is None:
+                self.stop_agent()
+        finally:
+            self.kubelet.stop()
 
     def _arguments(self) -> list[str]:
         words = super()._arguments()

@@ -120,10 +120,12 @@ class SimNode:
 
     def stop(self) -> None:
         """End the agent and the stand-ins."""
-        if self.agent is not None and self.agent.poll() is None:
-            self.stop_agent()
-        self.kubelet.stop()
-        self.api.stop()
+        try:
+            if self.agent is not None and self.agent.poll() is None:
+                self.stop_agent()
+        finally:
+            self.kubelet.stop()
+            self.api.stop()
 
     def __enter__(self) -> Self:
         return self.start()

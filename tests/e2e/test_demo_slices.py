@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import COMMAND
+from tests.e2e.conftest import COMMAND, FROZEN
 
+ROOT = Path(__file__).resolve().parents[2]
 SLICES_STEPS = [
     "node registered",
     "equal slices add up",
@@ -67,4 +68,41 @@ def test_every_step_is_seen(scratch: Path, mode: str, steps: list[str]) -> None:
     assert [check for check in answer["checks"] if not check["passed"]] == []
     assert [check["name"] for check in answer["checks"]] == steps
     assert (done.returncode, answer["passed"], done.stderr) == (0, True, "")
+    assert list(scratch.iterdir()) == []
+
+
+STOPPED_AGENT = """
+import os, signal, sys
+if "demo" in sys.orig_argv:
+    from agent.demo import deadline
+    deadline.STEP_S = 15.0
+if "run" in sys.orig_argv:
+    import asyncio
+    from agent.adapters import device_plugin
+    async def allocate(*_):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        await asyncio.sleep(600)  # a stop takes effect a moment later
+    device_plugin.Answers.allocate = allocate
+"""
+
+
+@pytest.mark.skipif(bool(FROZEN), reason="the release takes no modules from outside")
+@pytest.mark.timeout(300)
+def test_an_agent_that_does_not_answer_kubelet_ends_it(scratch: Path, tmp_path: Path) -> None:
+    """Kubelet waits for Allocate without end; the demo does not."""
+    (tmp_path / "sitecustomize.py").write_text(STOPPED_AGENT)
+    done = subprocess.run(
+        [*COMMAND, "demo", "--json", "--mode", "slices"],
+        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    failed = [check for check in json.loads(done.stdout)["checks"] if not check["passed"]]
+    assert [check["name"] for check in failed] == ["equal slices add up", "all ended"]
+    assert failed[0]["detail"].startswith("HungError")
+    assert "in admit" in done.stderr, "where it hung is told"
+    assert done.returncode == 1
     assert list(scratch.iterdir()) == []

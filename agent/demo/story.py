@@ -255,9 +255,9 @@ class Story:
         return "node unlocked, no claim left over"
 
     def restart_kubelet(self) -> str:
-        before_restart = self.health_at_scheduler()
+        before_restart, counted = self.health_at_scheduler(), self.node.kubelet.told
         self.node.kubelet.restart()
-        self.node.wait("kubelet counts the vGPUs", lambda: self.node.allocatable() == GPUS * SPLIT)
+        self.node.wait("kubelet counts the vGPUs", lambda: self.node.kubelet.told == counted)
         for tenant in self.tenants:
             before = tenant.used_mib
             self.look(tenant)

@@ -17,7 +17,13 @@ class VolcanoStory(Story):
 
     def wait_for_scheduler(self) -> None:
         """See `Story.wait_for_scheduler`: kubelet's status must have all three resources."""
+        self.node.wait("kubelet counts memory and cores", self.all_counted)
         self.node.wait("the scheduler reads the GPUs", self.health_at_scheduler)
+
+    def all_counted(self) -> bool:
+        """Whether the node's status has all three resources."""
+        told = self.node.kubelet.told
+        return told is not None and all(told.allocatable.get(one) for one in (MEMORY, CORES))
 
     def health_at_scheduler(self) -> list[bool]:
         """See `Story.health_at_scheduler`."""

@@ -122,6 +122,7 @@ class StandInKubelet:
         self._plugins = self._new_plugins()
         self._servers: list[_Server] = []
         self._status_thread: threading.Thread | None = None
+        self.told: NodeStatus | None = None  # what `on_node_status` took last, since `start`
 
     # --- life ------------------------------------------------------------------------------
 
@@ -132,13 +133,14 @@ class StandInKubelet:
         self._note("checkpoint", "", {"found": self._books.load(self._clock())})
         self._wipe()
         self._plugins = self._new_plugins()
+        self.told = None
         self._running = True
         self._serve()
         self._note("started", "", {})
         if self._on_node_status is not None:
             self._status_thread = threading.Thread(
                 target=self._push_status,
-                args=(self._on_node_status,),
+                args=(self._on_node_status, self._books),
                 name="kubelet-node-status",
                 daemon=True,
             )
@@ -312,13 +314,16 @@ class StandInKubelet:
         """What kubelet reports; looking also drops resources whose plugin is gone for too long."""
         with self._books.lock:
             now_s = self._clock()
-            for name, known in list(self._books.devices.items()):
-                if known.stopped_at_s is not None and now_s - known.stopped_at_s > GRACE_S:
-                    del self._books.devices[name]
-                    self._note("dropped_resource", name, {})
+            dropped = [
+                name
+                for name, known in self._books.devices.items()
+                if known.stopped_at_s is not None and now_s - known.stopped_at_s > GRACE_S
+            ]
+            for name in dropped:
+                del self._books.devices[name]
             view = self._books.view()
             self._published |= view.keys()
-            return NodeStatus(
+            status = NodeStatus(
                 capacity={
                     name: len(view[name].healthy) + len(view[name].unhealthy) if name in view else 0
                     for name in self._published
@@ -327,6 +332,9 @@ class StandInKubelet:
                     name: len(view[name].healthy) if name in view else 0 for name in self._published
                 },
             )
+        for name in dropped:  # not under the books' lock: who holds ours may be waiting for it
+            self._note("dropped_resource", name, {})
+        return status
 
     def history(self, kind: str = "", resource: str = "") -> list[Event]:
         """What happened so far, optionally only of one kind or about one resource."""
@@ -342,19 +350,25 @@ class StandInKubelet:
             self._events.append(Event(kind, resource, dict(detail)))
         self._changed.set()
 
-    def _push_status(self, push: Callable[[NodeStatus], bool]) -> None:
-        """Tell each change; `push` says whether it arrived, and what did not is told again."""
+    def _push_status(self, push: Callable[[NodeStatus], bool], books: Books) -> None:
+        """Tell each change; `push` says whether it arrived, and what did not is told again.
+
+        `books`: of the kubelet that this belongs to; with others it is a later one's turn.
+        """
         pushed: NodeStatus | None = None
         arrived = True
         while True:
             self._changed.wait(None if arrived else _STATUS_AGAIN_S)
             self._changed.clear()
-            if not self._running:
+            if not self._running or books is not self._books:
+                self._changed.set()  # it may have been for a later one
                 return
             status = self.node_status()
             if status != pushed or not arrived:
                 arrived = push(status)
                 pushed = status
+                if arrived and books is self._books:
+                    self.told = status
 
     # --- mishaps ---------------------------------------------------------------------------
 

@@ -54,10 +54,6 @@ class LoneNode(SimNode):
     def _tell_status(self, status: NodeStatus) -> bool:  # noqa: ARG002 - nobody to tell
         return True
 
-    def allocatable(self) -> int:
-        """See `SimNode.allocatable`; there is nobody but kubelet to ask."""
-        return self.kubelet.node_status().allocatable.get(self.resource, 0)
-
     def run_static(
         self,
         name: str,

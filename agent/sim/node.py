@@ -232,9 +232,13 @@ class SimNode:
         return self.fetch("/readyz")[0] == http.client.OK
 
     def allocatable(self) -> int:
-        """Healthy vGPUs by the node's status, where schedulers read what kubelet counted."""
-        status = self.client.get("nodes", self.name).get("status") or {}
-        return int((status.get("allocatable") or {}).get(self.resource, 0))
+        """Healthy vGPUs by the node's status, where schedulers read what kubelet counted.
+
+        0 until a kubelet that was started anew has told its own: what stands there is the last
+        one's.
+        """
+        told = self.kubelet.told
+        return told.allocatable.get(self.resource, 0) if told else 0
 
     def annotations(self) -> dict[str, str]:
         """Annotations of our Node object."""

@@ -2,7 +2,8 @@
 
 import json
 import stat
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -180,6 +181,45 @@ def test_after_restart_the_resource_is_empty_until_its_plugin_is_back(
 
     assert refused.reason == "UnexpectedAdmissionError"
     assert kubelet.admit(pod("2", 1)).ok
+
+
+def test_after_restart_nothing_counts_as_told_until_the_api_server_took_it(node: ToyNode) -> None:
+    """What the Node object says until then is the status of the kubelet before."""
+    took = threading.Event()
+    took.set()
+
+    def push(_: NodeStatus) -> bool:
+        took.wait(10)
+        return True
+
+    kubelet, _ = node(on_node_status=push)
+    eventually(lambda: kubelet.told == kubelet.node_status())
+    took.clear()
+    kubelet.restart()
+    assert kubelet.told is None
+    took.set()
+    eventually(lambda: kubelet.told == NodeStatus({GPU: 0}, {GPU: 0}))
+
+
+def test_who_reads_the_status_waits_for_nobody_with_the_books_in_hand(
+    node: ToyNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An admission holds the pods' lock and waits for the books; an event takes the pods' lock."""
+    now = 0.0
+    kubelet, plugin = node(clock=lambda: now)
+    plugin.stop()
+    eventually(lambda: allocatable(kubelet) == 0)
+    held = []
+    note = kubelet._note
+
+    def noted(kind: str, resource: str, detail: Mapping[str, object]) -> None:
+        held.append((kind, kubelet._books.lock._is_owned()))
+        note(kind, resource, detail)
+
+    monkeypatch.setattr(kubelet, "_note", noted)
+    now = 301.0
+    kubelet.node_status()
+    assert held == [("dropped_resource", False)]
 
 
 @both

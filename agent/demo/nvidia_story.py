@@ -106,8 +106,10 @@ class NvidiaStory(SlicesStory):
         return said
 
     def fall_ill(self) -> str:
+        self.node.driver.lost(1)  # or it would recover while we look
         self.node.driver.xid(1, XID_OFF_THE_BUS)
         self.node.wait("half are ill", lambda: self._allocatable() == {SHARED: REPLICAS})
+        self.node.driver.lost(1, lost=False)
         self._offered({SHARED: GPUS * REPLICAS})
         return f"all {REPLICAS} of GPU 1, and all back after clean probes"
 

@@ -146,6 +146,7 @@ class SlicesStory:
         self._end("notebook")
         self.node.wait("there is room again", lambda: self._free(LARGE) == 1)
         self._push(self._run("late", LARGE, 1))
+        self._offered({SMALL: 4, LARGE: 2})  # 2 of either in use, and room for 2 small ones
         return f"a {SMALL} ended: the {LARGE} fits, and has its limit"
 
     def kill_agent(self) -> str:

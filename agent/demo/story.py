@@ -270,6 +270,7 @@ class Story:
         return "containers untouched, a new pod served"
 
     def break_gpu(self) -> str:
+        self.node.driver.lost(0)  # or it would recover while we look
         self.node.driver.xid(0, 79)
         self.node.wait("kubelet hears of it", lambda: self.node.allocatable() == (GPUS - 1) * SPLIT)
         self.node.wait(
@@ -283,6 +284,7 @@ class Story:
         return "XID 79 on GPU 0, a new pod went to GPU 1"
 
     def heal_gpu(self) -> str:
+        self.node.driver.lost(0, lost=False)
         self.node.wait("all vGPUs are back", lambda: self.node.allocatable() == GPUS * SPLIT)
         return "by clean probes, without a restart"
 

@@ -121,6 +121,27 @@ if "run" in sys.orig_argv:  # the agent, not the demo
 """
 
 
+SLOW_DEMO = """
+import sys, time
+if "demo" in sys.orig_argv:
+    from agent.sim.driver import SimDriver
+    xid = SimDriver.xid
+    def slowly(*arguments):
+        xid(*arguments)
+        time.sleep(4)
+    SimDriver.xid = slowly
+"""
+
+
+@pytest.mark.skipif(bool(FROZEN), reason="the release takes no modules from outside")
+def test_a_sick_gpu_waits_for_a_machine_that_is_slow(scratch: Path, tmp_path: Path) -> None:
+    """The demo's agent takes a GPU back after 1.5 s of clean probes; who looks may come later."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DEMO)
+    demo = start(scratch, "--json", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    out, _ = demo.communicate(timeout=250)
+    assert [check for check in json.loads(out)["checks"] if not check["passed"]] == []
+
+
 @pytest.mark.skipif(bool(FROZEN), reason="the release takes no modules from outside")
 def test_what_is_not_proved_is_said_and_is_a_failure(scratch: Path, tmp_path: Path) -> None:
     """An agent that writes for old schedulers is not understood by the one of the demo."""

@@ -45,7 +45,7 @@ def lone() -> Iterator[LoneMaker]:
         if started:
             node.start_agent()
             eventually(node.ready, within_s=60, what="/readyz")
-            eventually(lambda: any(_allocatable(node).values()), within_s=60, what="vGPUs")
+            eventually(lambda: _all_listed(node), within_s=60, what="vGPUs")
         return node
 
     yield make
@@ -53,6 +53,13 @@ def lone() -> Iterator[LoneMaker]:
         sys.stderr.write(node.log_text())
         node.stop()
         shutil.rmtree(node.root, ignore_errors=True)
+
+
+def _all_listed(node: LoneNode) -> bool:
+    """Whether kubelet has the devices of every plugin: what it has not is no pod refused for."""
+    counted = _allocatable(node)
+    registered = {event.resource for event in node.kubelet.history("registered")}
+    return any(counted.values()) and registered <= counted.keys()
 
 
 def _allocatable(node: LoneNode) -> dict[str, int]:

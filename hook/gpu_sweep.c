@@ -1,4 +1,5 @@
 #include "gpu_sweep.h"
+#include "gpu_cost.h"
 
 enum {
     OFTEN = 3, /* launches of a stream, of which fewer say nothing of what it did after, and unless one was
@@ -10,7 +11,6 @@ enum {
 
 #define PATIENCE_NS (3000 * MS_NS) /* for so long the end of what was launched last is waited for, */
 #define IDLE_NS (50 * MS_NS) /* and for so long another launch */
-#define STEADY 128.0 /* launches that count as much as what was known before */
 #define CONTENDED_LEAST 0.75 /* of the least that a launch may have cost, as others' turns blur it */
 
 static bool of_sweep(struct trace *trace)
@@ -224,12 +224,14 @@ void gpu_sweep_judge(struct measured_lane *lane, struct sweep *sweep, struct tra
         trace->single_ns = trace->own_ns = (int64_t)trace->least_ns;
 }
 
-/* What a kind is now expected to cost. */
-static void learn(struct estimate *estimate, double ns, int count)
+/* What a kind is now expected to cost. What its first launches were measured to, beside others that were not,
+ * is far too much. */
+static void learn(struct estimate *estimate, int *swept, double ns, int count)
 {
     double was_ns = atomic_load(&estimate->ns), most_ns = (double)ESTIMATE_LONGER * was_ns;
     if (ns < most_ns)
-        ns = was_ns + (ns - was_ns) * count / (count + STEADY);
+        ns = was_ns + (ns - was_ns) * count / (count + *swept);
+    *swept = *swept + count < SWEPT_MOST ? *swept + count : SWEPT_MOST;
     estimate_set(estimate, (int64_t)ns);
 }
 
@@ -245,7 +247,8 @@ static double within(const struct sweep *sweep, const struct trace *trace)
 /* Those of the kind of the first of them. Launches of several threads may be in one stream, and streams may
  * wait for each other: so what each is told is right beside what the others are, and together they are given
  * what the GPU worked. The first time, that is only added up. */
-static void learn_kind(struct sweep *sweep, struct trace **kind, int count, bool add_up)
+static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct trace **kind, int count,
+                       bool add_up)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, kind[0]->key);
     double ns = 0, least_ns = 0, launches = 0, expected_ns = estimate ? atomic_load(&estimate->ns) : 0;
@@ -281,7 +284,7 @@ static void learn_kind(struct sweep *sweep, struct trace **kind, int count, bool
             kind[i]->single_ns = (int64_t)ns;
     }
     if (says && estimate)
-        learn(estimate, ns, told);
+        learn(estimate, &gpu_cost_doubt(lane, kind[0]->key)->swept, ns, told);
 }
 
 static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool add_up)
@@ -299,7 +302,7 @@ static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool ad
                 kind[count++] = all[i];
             else
                 all[others++] = all[i];
-        learn_kind(sweep, kind, count, add_up);
+        learn_kind(lane, sweep, kind, count, add_up);
         left = others;
     }
 }

@@ -8,7 +8,15 @@
 #include "gpu_time.h"
 #include "past.h"
 
-enum { TRACES = 256, DOUBTS = 256, DOUBT_WAYS = 8, OTHERS_MEASURED = -1, PROBES = 4 };
+enum {
+    TRACES = 256,
+    DOUBTS = 256,
+    DOUBT_WAYS = 8,
+    SWEPT_LEAST = 1,
+    SWEPT_MOST = 128,
+    OTHERS_MEASURED = -1,
+    PROBES = 4
+};
 
 enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
 
@@ -52,6 +60,7 @@ struct doubt {
     uint64_t key;
     int64_t samples, long_ones;
     int unsharp; /* in a row */
+    int swept; /* launches that sweeps have told of, from SWEPT_LEAST to SWEPT_MOST */
 };
 
 struct measured_lane {

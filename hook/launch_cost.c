@@ -134,9 +134,10 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     if (samples == FEW_SAMPLES - 1) /* the last of the first ones counts as a sample */
         atomic_store(&launch->lane->sampled_at_ns, now_ns);
     bool beside = several && !gpu_time_several_contexts(launch->lane); /* which take turns */
-    if (samples < FEW_SAMPLES || (!beside && estimate_measures_all(estimate)))
-        return true;
-    launch->always = beside && estimate_measures_all_alone(estimate);
+    bool few = samples < FEW_SAMPLES;
+    launch->always = beside && (few || estimate_measures_all_alone(estimate));
+    if (few || (!beside && estimate_measures_all(estimate)))
+        return true; /* the first ones not as part of a sweep, which others of their kind would wait for */
     if (several) {
         struct lane *lane = launch->lane;
         if (launch->always) {

@@ -50,3 +50,42 @@ __attribute__((noinline)) void gpu_time_drop_tokens(struct lane *lane)
     if (tokens_ns)
         gpu_time_correct(lane, atomic_load(&lane->payer), -tokens_ns);
 }
+
+/* --- launches that are measured ------------------------------------------------------------------------- */
+
+size_t trace_find_probe(const struct measured_lane *lane, CUcontext context)
+{
+    size_t i = 0;
+    while (i < PROBES && lane->probes[i].context != context)
+        i++;
+    return i;
+}
+
+void trace_runs(struct measured_lane *lane, struct trace *trace, int64_t from_ns)
+{
+    trace->run = past_began(&lane->past, trace->stream, from_ns);
+    past_launched(&lane->past, trace->run, trace->launch_call, trace->expected_ns, trace->always);
+}
+
+void trace_charge(struct measured_lane *lane, struct trace *trace, int64_t ns)
+{
+    gpu_time_correct(&lane->lane, trace->turn, ns - trace->charged_ns);
+    trace->charged_ns = ns;
+}
+
+void trace_finish(struct measured_lane *lane, struct trace *trace)
+{
+    if (trace->guess)
+        atomic_fetch_sub(&lane->lane.guesses, 1);
+    if (trace->sweep)
+        atomic_fetch_sub(&lane->lane.sweep_out, 1);
+    atomic_store(&trace->guessed_key, 0);
+    atomic_store(&trace->state, TRACE_FREE);
+}
+
+void trace_drop(struct measured_lane *lane, struct trace *trace)
+{
+    if (trace->running_since_ns)
+        past_ended(&lane->past, trace->run, 0, 0);
+    trace_finish(lane, trace);
+}

@@ -33,7 +33,7 @@ static void forget(struct measured_lane *lane, CUcontext context)
             continue;
         trace->context = NULL;
         if (atomic_load(&trace->state) == TRACE_OUT)
-            gpu_drop_trace(lane, trace);
+            trace_drop(lane, trace);
     }
     atomic_store(&lane->lane.queued_ns, 0);
 }

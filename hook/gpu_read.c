@@ -17,16 +17,6 @@ enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stre
 #define OVERLONG_NS (5000 * MS_NS) /* and beyond twice that, for any later one */
 #define AT_ONCE_NS 20000 /* after an event was recorded on an idle stream, it is done */
 
-static void finish(struct measured_lane *lane, struct trace *trace)
-{
-    if (trace->guess)
-        atomic_fetch_sub(&lane->lane.guesses, 1);
-    if (trace->sweep)
-        atomic_fetch_sub(&lane->lane.sweep_out, 1);
-    atomic_store(&trace->guessed_key, 0);
-    atomic_store(&trace->state, TRACE_FREE);
-}
-
 /* When what ran at `until_ns` began to, its first event having been done at `from_ns`: not before it was
  * launched. On a stream that was idle the event was done at once, long before the launch if that took long,
  * as the first of a kind does while its code is loaded. `called`: it may have run while the launch was made.
@@ -53,12 +43,6 @@ static bool was_over(struct measured_lane *lane, struct trace *trace, int64_t un
     return false;
 }
 
-static void note_run(struct measured_lane *lane, struct trace *trace, int64_t from_ns)
-{
-    trace->run = past_began(&lane->past, trace->stream, from_ns);
-    past_launched(&lane->past, trace->run, trace->launch_call, trace->expected_ns, trace->always);
-}
-
 /* It has ended: when it ran. False when that cannot be told. */
 static bool measure(struct measured_lane *lane, struct trace *trace)
 {
@@ -76,7 +60,7 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     else if (trace->launched_ns - trace->began_ns >= PUT_ASIDE_NS)
         trace->edge = true;
     if (!trace->running_since_ns)
-        note_run(lane, trace, from_ns);
+        trace_runs(lane, trace, from_ns);
     lane->in_turn = past_stream_only(trace->stream) ? lane->in_turn - (lane->in_turn > 0) : LEGACY_LATELY;
     trace->running_since_ns = from_ns;
     trace->ran_until_ns = until_ns;
@@ -134,26 +118,17 @@ static void settle(struct measured_lane *lane, struct trace *trace)
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     if (trace->own_ns > 2 * trace->expected_ns)
         gpu_time_drop_tokens(&lane->lane);
+    /* Untold, it is charged as one that is not measured, whatever it was while it ran. */
+    trace_charge(lane, trace, trace->told ? trace->own_ns : trace->expected_ns);
     if (trace->told) {
-        gpu_time_correct(&lane->lane, trace->turn, trace->own_ns - trace->charged_ns);
         int64_t lesson_ns = tells_nothing(lane, trace, estimate) ? known_ns(trace, estimate) : trace->own_ns;
         bool left_out = leave_out(trace, estimate);
         if (trace->guess && !left_out && !(estimate && atomic_load(&estimate->samples)))
             learn_guess(&lane->lane, lesson_ns);
         if (estimate && !left_out)
             estimate_learn(estimate, trace->key, lesson_ns, trace->single_ns);
-    } else if (trace->charged_ns > trace->expected_ns) {
-        gpu_time_correct(&lane->lane, trace->turn,
-                         trace->expected_ns - trace->charged_ns); /* charged while it ran: as doubtful */
     }
-    finish(lane, trace);
-}
-
-void gpu_drop_trace(struct measured_lane *lane, struct trace *trace)
-{
-    if (trace->running_since_ns)
-        past_ended(&lane->past, trace->run, 0, 0);
-    finish(lane, trace);
+    trace_finish(lane, trace);
 }
 
 /* Charge what has been running for longer than it was charged for, while it runs; and let nothing more go on
@@ -176,8 +151,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     if (estimate)
         estimate_raise(estimate, trace->key, own);
-    gpu_time_correct(&lane->lane, trace->turn, beyond_ns);
-    trace->charged_ns = own;
+    trace_charge(lane, trace, own);
     gpu_time_drop_tokens(&lane->lane);
     return 0;
 }
@@ -195,7 +169,7 @@ static void see_running(struct measured_lane *lane, struct trace *trace, int64_t
     if (!trace->running_since_ns) {
         int64_t since_ns = gpu_probe_time(trace_probe(lane, trace), trace->begin);
         trace->running_since_ns = since_ns ? began_ns(trace, since_ns, now_ns, false) : now_ns;
-        note_run(lane, trace, trace->running_since_ns);
+        trace_runs(lane, trace, trace->running_since_ns);
     }
     if (holds_others(trace))
         past_ended(&lane->past, trace->run, trace->running_since_ns, INT64_MAX);
@@ -218,7 +192,7 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
         trace->ended = result == CUDA_SUCCESS;
         if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace))) {
             atomic_store(&lane->unreadable_at_ns, (uint64_t)now_ns);
-            gpu_drop_trace(lane, trace);
+            trace_drop(lane, trace);
         }
     }
     for (size_t i = 0; any && i < TRACES; i++)
@@ -259,13 +233,20 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
         gpu_sweep_learn(lane, &sweep);
     for (size_t i = 0; any && i < TRACES; i++) {
         struct trace *trace = &lane->traces[i];
+        if (atomic_load(&trace->state) != TRACE_OUT)
+            continue;
         if (can_settle(trace, &sweep, now_ns)) {
             settle(lane, trace);
-        } else if (atomic_load(&trace->state) == TRACE_OUT && !trace->ended) {
+        } else if (!trace->ended) {
             uncertain_ns += charge_so_far(lane, trace, now_ns);
             queued_ns = earlier(queued_ns, trace);
             trace->running_since_ns ? trace_probe(lane, trace)->running++
                                     : trace_probe(lane, trace)->queued++;
+        } else if (trace->always && !trace->told && !trace->edge) {
+            /* Of a sweep. Were what short ones did not take kept until that is over, as what long ones take
+             * is not, less would be launched in it than at other times, and run beside these. */
+            trace->told = true;
+            trace_charge(lane, trace, gpu_cost_own_ns(lane, trace, trace->ran_until_ns, true));
         }
     }
     atomic_store(&lane->lane.queued_ns, queued_ns);

@@ -88,13 +88,19 @@ static inline struct measured_lane *traces_of(struct lane *lane)
 }
 
 /* The number of the context's probe, or PROBES. */
-static inline size_t trace_find_probe(const struct measured_lane *lane, CUcontext context)
-{
-    size_t i = 0;
-    while (i < PROBES && lane->probes[i].context != context)
-        i++;
-    return i;
-}
+size_t trace_find_probe(const struct measured_lane *lane, CUcontext context);
+
+/* It is seen to run since then. */
+void trace_runs(struct measured_lane *lane, struct trace *trace, int64_t from_ns);
+
+/* It is charged so much by now, all in all. */
+void trace_charge(struct measured_lane *lane, struct trace *trace, int64_t ns);
+
+/* All is known of it that will be; its place is free. */
+void trace_finish(struct measured_lane *lane, struct trace *trace);
+
+/* Measure this one no more. */
+void trace_drop(struct measured_lane *lane, struct trace *trace);
 
 /* See what has ended and what runs, and charge it. Whether there is anything. The lane is being polled by the
  * caller alone, with a context current that has a probe. */
@@ -105,8 +111,5 @@ static inline struct probe *trace_probe(struct measured_lane *lane, const struct
 {
     return &lane->probes[past_context(trace->stream)];
 }
-
-/* Measure this one no more. */
-void gpu_drop_trace(struct measured_lane *lane, struct trace *trace);
 
 #endif

@@ -27,6 +27,14 @@ static struct beside_stream *place_of(struct beside *beside, uint64_t stream)
     return of;
 }
 
+/* What ran over an edge of the window: that is where a launch of another stream began or ended, so more ran
+ * beside it there than elsewhere. What is long seldom fits into the window, and is told all the same. */
+static bool is_cut(const struct past_run *run, int64_t from_ns, int64_t until_ns)
+{
+    return (run->from_ns < from_ns || run->until_ns > until_ns)
+        && run->until_ns - run->from_ns < (until_ns - from_ns) / 2;
+}
+
 void beside_learn(struct beside *beside, const struct past *past, int64_t from_ns, int64_t until_ns)
 {
     for (size_t i = 0; i < BESIDE_STREAMS; i++) {
@@ -37,7 +45,8 @@ void beside_learn(struct beside *beside, const struct past *past, int64_t from_n
         const struct past_run *run = &past->runs[i];
         int64_t began_ns = run->from_ns > from_ns ? run->from_ns : from_ns;
         int64_t ended_ns = run->until_ns < until_ns ? run->until_ns : until_ns;
-        if (!run->number || !run->always || began_ns >= ended_ns || ended_ns == INT64_MAX)
+        if (!run->number || !run->always || began_ns >= ended_ns || ended_ns == INT64_MAX
+            || is_cut(run, from_ns, until_ns))
             continue;
         struct beside_stream *of = place_of(beside, run->stream);
         of->part_ns += (double)past_part_ns(past, run->stream, began_ns, ended_ns);

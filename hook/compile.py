@@ -90,6 +90,7 @@ SELDOM = frozenset(
         "cuda_module.c",
         "cuda_pool.c",
         "cuda_start.c",
+        "cuda_stream.c",
         "cuda_view.c",
         "cuda_vmm.c",
         "devices.c",

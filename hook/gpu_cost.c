@@ -77,27 +77,11 @@ static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, i
                                          : 0;
 }
 
-/* Its own place, near that which its key says: were two kinds to share one, every launch of either would
- * seem to be among the first of its kind. */
-struct doubt *gpu_cost_doubt(struct measured_lane *lane, uint64_t key)
-{
-    struct doubt *free = NULL;
-    for (size_t i = 0; i < DOUBT_WAYS; i++) {
-        struct doubt *doubt = &lane->doubts[((key >> 32) + i) & (DOUBTS - 1)];
-        if (doubt->key == key)
-            return doubt;
-        if (!free || (free->key && !doubt->key))
-            free = doubt;
-    }
-    *free = (struct doubt){.key = key, .swept = free->key ? SWEPT_MOST : SWEPT_LEAST};
-    return free;
-}
-
 /* Whether it tells nothing, as it may have waited. A kind that always may have is charged what it waited,
  * too. */
 static bool unsharp(struct measured_lane *lane, const struct trace *trace)
 {
-    int *in_row = &gpu_cost_doubt(lane, trace->key)->unsharp;
+    int *in_row = &trace_doubt(lane, trace->key)->unsharp;
     *in_row = may_have_waited(lane, trace) && *in_row < UNSHARP_MOST ? *in_row + 1 : 0;
     return *in_row > 0;
 }
@@ -110,7 +94,7 @@ static bool unsharp(struct measured_lane *lane, const struct trace *trace)
 static bool doubtful(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns, int64_t own,
                      int64_t now_ns)
 {
-    struct doubt *doubt = gpu_cost_doubt(lane, trace->key);
+    struct doubt *doubt = trace_doubt(lane, trace->key);
     if (++doubt->samples > DOUBT_SAMPLES)
         doubt->samples /= 2, doubt->long_ones /= 2;
     if (!share_contended(lane->lane.share, (uint64_t)(now_ns - STOPPED_NS)) || own < expected_ns + SWITCH_NS

@@ -13,7 +13,4 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
 /* Of one that has ended: fills in what is told of it. */
 void gpu_cost_judge(struct measured_lane *lane, struct trace *trace, struct sweep *sweep, int64_t now_ns);
 
-/* What is in doubt of a kind. */
-struct doubt *gpu_cost_doubt(struct measured_lane *lane, uint64_t key);
-
 #endif

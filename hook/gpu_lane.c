@@ -61,6 +61,22 @@ size_t trace_find_probe(const struct measured_lane *lane, CUcontext context)
     return i;
 }
 
+/* Its own place, near that which its key says: were two kinds to share one, every launch of either would
+ * seem to be among the first of its kind. */
+struct doubt *trace_doubt(struct measured_lane *lane, uint64_t key)
+{
+    struct doubt *free = NULL;
+    for (size_t i = 0; i < DOUBT_WAYS; i++) {
+        struct doubt *doubt = &lane->doubts[((key >> 32) + i) & (DOUBTS - 1)];
+        if (doubt->key == key)
+            return doubt;
+        if (!free || (free->key && !doubt->key))
+            free = doubt;
+    }
+    *free = (struct doubt){.key = key, .swept = free->key ? SWEPT_MOST : SWEPT_LEAST};
+    return free;
+}
+
 void trace_runs(struct measured_lane *lane, struct trace *trace, int64_t from_ns)
 {
     trace->run = past_began(&lane->past, trace->stream, from_ns);

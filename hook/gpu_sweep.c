@@ -1,5 +1,4 @@
 #include "gpu_sweep.h"
-#include "gpu_cost.h"
 
 enum {
     OFTEN = 3, /* launches of a stream, of which fewer say nothing of what it did after, and unless one was
@@ -58,8 +57,11 @@ static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t
             note(find(sweep, lane->traces[i].stream), &lane->traces[i], now_ns);
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
-        if (of->launches < OFTEN && !was_queued(of))
+        if (of->launches < OFTEN && !was_queued(of)) {
+            int64_t known_ns = of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns;
+            sweep->until_ns = known_ns < sweep->until_ns ? known_ns : sweep->until_ns;
             continue;
+        }
         if (of->from_ns > sweep->from_ns)
             sweep->from_ns = of->from_ns;
         if (was_queued(of) && of->from_ns > sweep->queued_until_ns)
@@ -283,8 +285,9 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
         if (!sweep->together)
             kind[i]->single_ns = (int64_t)ns;
     }
+    int steady = SWEPT_MOST; /* a bound says little of what is within */
     if (says && estimate)
-        learn(estimate, &gpu_cost_doubt(lane, kind[0]->key)->swept, ns, told);
+        learn(estimate, sweep->together ? &trace_doubt(lane, kind[0]->key)->swept : &steady, ns, told);
 }
 
 static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool add_up)

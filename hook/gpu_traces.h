@@ -12,7 +12,7 @@ enum {
     TRACES = 256,
     DOUBTS = 256,
     DOUBT_WAYS = 8,
-    SWEPT_LEAST = 1,
+    SWEPT_LEAST = 8,
     SWEPT_MOST = 128,
     OTHERS_MEASURED = -1,
     PROBES = 4
@@ -89,6 +89,9 @@ static inline struct measured_lane *traces_of(struct lane *lane)
 
 /* The number of the context's probe, or PROBES. */
 size_t trace_find_probe(const struct measured_lane *lane, CUcontext context);
+
+/* What is in doubt of a kind. */
+struct doubt *trace_doubt(struct measured_lane *lane, uint64_t key);
 
 /* It is seen to run since then. */
 void trace_runs(struct measured_lane *lane, struct trace *trace, int64_t from_ns);

@@ -46,12 +46,14 @@ static bool stuck(struct lane *lane, uint64_t now_ns)
 }
 
 /* Whether to leave the budget to another thread of the process. Not for a launch that is about as short as
- * those of who has had less: as each takes what is there when it looks, neither keeps the other from it. */
+ * those of who has had less: as each takes what is there when it looks, neither keeps the other from it. Of
+ * long ones each takes more than there is, and who looks first at the end of a debt would have it each time.
+ */
 static bool is_another_threads(struct lane *lane, const struct share *share, struct turn *turn,
                                int64_t cost_ns, uint64_t now_ns)
 {
     return share_is_anothers_turn(share, &lane->threads.least_had, turn, now_ns)
-        && cost_ns / ABOUT > atomic_load(&lane->threads.least_cost_ns);
+        && (cost_ns / ABOUT > atomic_load(&lane->threads.least_cost_ns) || cost_ns > SHARE_WAIT_MOST_NS);
 }
 
 static void tell_threads(struct lane *lane, const struct share *share, struct turn *turn, int64_t cost_ns,

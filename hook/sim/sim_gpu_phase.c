@@ -44,6 +44,8 @@ static bool take_pair(struct phase *phase, char *pair)
                    {"idle_us", &phase->idle_us},
                    {"kill", &phase->kill},
                    {"shapes", &phase->shapes},
+                   {"rare", &phase->rare},
+                   {"fresh", &phase->fresh},
                    {"blocking", &phase->blocking},
                    {"legacy", &phase->legacy},
                    {"contexts", &phase->contexts},
@@ -76,5 +78,6 @@ bool phase_take(struct phase *phase, char *text)
         if (!take_pair(phase, pair))
             return false;
     return phase->streams <= MAX_OWN_STREAMS && phase->shapes > 0 && phase->contexts > 0
-        && phase->contexts <= MAX_CONTEXTS && (phase->way != BY_GRAPH || phase->streams > 0);
+        && phase->contexts <= MAX_CONTEXTS && (!phase->rare || phase->mix_count > 1)
+        && (phase->way != BY_GRAPH || phase->streams > 0);
 }

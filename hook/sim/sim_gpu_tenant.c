@@ -19,6 +19,8 @@
  *   burst=N     launches in a burst (default 0: without end), then wait for them and sleep
  *   idle_us=N   for so long (default 0)
  *   shapes=N    grids of so many sizes, in turn (default 1); not with graphs or cooperative launches
+ *   rare=N      one of every N launches is of the last function, the others are of those before it in turn
+ *   fresh=N     and its grid is another one after every N of them
  *   contexts=N  threads have so many contexts, in turn (default 1): the primary one, others made for it
  *   kill=1      the process kills itself when the phase is over
  *   thread=N    only the Nth thread has this phase, counted from 1 (default 0: all have it); the others go on
@@ -135,10 +137,23 @@ struct worker {
     unsigned long turn;
 };
 
+static CUfunction next_function(const struct worker *worker, unsigned *grid)
+{
+    const struct phase *phase = worker->phase;
+    unsigned long last = phase->mix_count - 1, turn = worker->turn;
+    *grid = 1 + (unsigned)(turn % phase->shapes);
+    if (!phase->rare)
+        return worker->functions[turn % phase->mix_count];
+    if ((turn + 1) % phase->rare)
+        return worker->functions[turn % last];
+    *grid = 1 + (unsigned)(phase->fresh ? turn / phase->rare / phase->fresh : 0);
+    return worker->functions[last];
+}
+
 static CUresult launch_on(const struct worker *worker, enum way way, CUstream stream)
 {
-    CUfunction function = worker->functions[worker->turn % worker->phase->mix_count];
-    unsigned grid = 1 + (unsigned)(worker->turn % worker->phase->shapes);
+    unsigned grid;
+    CUfunction function = next_function(worker, &grid);
     CUlaunchConfig config = {.gridDimX = grid,
                              .gridDimY = 1,
                              .gridDimZ = 1,

@@ -1,8 +1,9 @@
-/* What is doubted of kinds (gpu_cost.c): each number of the input is a kind that was measured once more; prints
+/* What is doubted of kinds (gpu_lane.c): each number of the input is a kind that was measured once more; prints
  * how often it was, as far as that is still known.
  */
 #include "beside.c"
 #include "gpu_cost.c"
+#include "gpu_lane.c"
 #include "gpu_sweep.c"
 #include "past.c"
 #include "residency.c"
@@ -17,6 +18,6 @@ int main(void)
 {
     unsigned long long key;
     while (scanf("%llu", &key) == 1)
-        printf("%lld\n", (long long)++gpu_cost_doubt(&lane, key)->samples);
+        printf("%lld\n", (long long)++trace_doubt(&lane, key)->samples);
     return 0;
 }

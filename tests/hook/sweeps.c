@@ -20,6 +20,7 @@
  *     kind KIND                prints what one is expected to cost, in ns
  */
 #include "beside.c"
+#include "gpu_lane.c"
 #include "gpu_sweep.c"
 #include "past.c"
 #include "throttle.c"

@@ -1,4 +1,4 @@
-"""How often kinds of launches were measured, by which long ones are doubted (gpu_cost.c).
+"""How often kinds of launches were measured, by which long ones are doubted (gpu_lane.c).
 
 Two kinds in one place forgot each other at every launch: all that was long of either was taken for a
 turn of others, and in a process in ten or so 30 % became 50.

@@ -46,6 +46,11 @@ static bool ended(const struct process *process)
     return (process->state == 'Z' || process->state == 'X') && process->threads <= 1;
 }
 
+static bool no_such(int32_t pid)
+{
+    return pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH);
+}
+
 char process_state(int32_t pid)
 {
     struct process process;
@@ -58,21 +63,21 @@ uint64_t process_start_time(int32_t pid)
     return read_process(pid, &process) && !ended(&process) ? process.start_time : 0;
 }
 
+/* One whose entry in /proc cannot be read, as where no descriptor is left or it may not be seen, lives on. */
 bool process_gone(int32_t pid, uint64_t start_time)
 {
-    if (pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH))
+    struct process process;
+    if (no_such(pid))
         return true;
-    uint64_t found = process_start_time(pid);
-    if (found && (!start_time || found == start_time))
-        return false;
-    /* Another has its number, or it exists and is a zombie, unless /proc hides it, is not there or not ours.
-     */
-    return (found || kill(pid, 0) == 0) && process_start_time((int32_t)getpid()) != 0;
+    return read_process(pid, &process)
+        && (ended(&process) || (start_time && process.start_time != start_time))
+        && process_start_time((int32_t)getpid()) != 0; /* or /proc is not ours */
 }
 
 bool process_is_exiting(int32_t pid, uint64_t start_time)
 {
     struct process process;
-    return read_process(pid, &process) && !ended(&process) && process.start_time == start_time
-        && (process.flags & EXITING_FLAG);
+    if (!read_process(pid, &process))
+        return !no_such(pid);
+    return !ended(&process) && process.start_time == start_time && (process.flags & EXITING_FLAG);
 }

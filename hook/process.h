@@ -16,7 +16,8 @@ bool process_gone(int32_t pid, uint64_t start_time);
 /* What a process or a thread does, as in /proc/<pid>/stat; 0: not known. */
 char process_state(int32_t pid);
 
-/* Whether it is about to end: it may still have files open, and so memory of a GPU. In doubt, no. */
+/* Whether it is about to end: it may still have files open, and so memory of a GPU. In doubt, yes, for as
+ * long as there is one of this pid. */
 bool process_is_exiting(int32_t pid, uint64_t start_time);
 
 #endif

@@ -264,11 +264,13 @@ static bool try_reserve(struct region_device *device, struct region_usage *usage
     return true;
 }
 
-/* Whether the slot is as this process left it: a file that somebody wrote over gives no second budget. */
+/* Whether the slot is as this process left it: one that somebody wrote over, took away or gave to another
+ * gives no second budget. HAMi-core writes no owner. */
 static bool still_there(struct region_slot *slot)
 {
     return atomic_load_explicit(&slot->pid, memory_order_relaxed)
-        == atomic_load_explicit(&my_pid, memory_order_relaxed);
+        == atomic_load_explicit(&my_pid, memory_order_relaxed)
+        && slot_is_mine(slot);
 }
 
 bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
@@ -301,7 +303,7 @@ void region_release(int place, enum charge_kind kind, uint64_t bytes)
 {
     struct region_device *device = region_device_at(place);
     struct region_slot *slot = atomic_load(&mine);
-    if (!device || !slot)
+    if (!device || !slot || !slot_is_mine(slot)) /* it left the sum with the slot; this one is another's */
         return;
     struct region_usage *usage = &slot->used[place];
     uint64_t held = atomic_load(part(usage, kind));

@@ -1,6 +1,7 @@
 """Who counts: the living, wherever and however they live; and nobody after that."""
 
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from built_hook import ROOT, compiler
+from c_programs import library
 from hooked_programs import LIMIT, Node
 from region_files import RegionFile
 from tenants import Tenant, tenants
@@ -36,11 +38,11 @@ def proc(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         [sys.executable, "-m", "ziglang", "cc", *flags, "-shared", "process.c", "-o", str(path)],
         cwd=ROOT / "hook", check=True, capture_output=True,
     )  # fmt: skip
-    library = ctypes.CDLL(str(path))
-    library.process_start_time.restype = ctypes.c_uint64
-    library.process_gone.argtypes = [ctypes.c_int32, ctypes.c_uint64]
-    library.process_gone.restype = ctypes.c_bool
-    return library
+    inside = ctypes.CDLL(str(path))
+    inside.process_start_time.restype = ctypes.c_uint64
+    inside.process_gone.argtypes = [ctypes.c_int32, ctypes.c_uint64]
+    inside.process_gone.restype = ctypes.c_bool
+    return inside
 
 
 SLEEP = "import time; time.sleep(100)"
@@ -96,6 +98,50 @@ def test_a_process_outlives_its_first_thread(proc: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("pid", [0, -1, 2**22 + 1], ids=["none", "negative", "above any"])
 def test_what_is_no_pid_is_gone(proc: ctypes.CDLL, pid: int) -> None:
     assert proc.process_gone(pid, 0)
+
+
+UNREADABLE = """
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+int refusal;
+int opened(const char *path, int flags)
+{
+    if (refusal && !strstr(path, "/self/")) {
+        errno = refusal;
+        return -1;
+    }
+    return open(path, flags);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param(errno.EMFILE, id="no descriptor was left for a moment"),
+        pytest.param(errno.EACCES, id="may not be read"),
+        pytest.param(errno.ENOENT, id="hidden"),
+    ],
+)
+def test_who_cannot_be_read_lives_until_there_is_none_of_its_pid(refusal: int) -> None:
+    """And may be ending for as long; though one can be read oneself, so that /proc is there and ours."""
+    double = "int opened(const char *, int);\n#define open opened\n"
+    source = UNREADABLE + double + (ROOT / "hook" / "process.c").read_text()
+    inside = ctypes.CDLL(str(library(source, f"-I{ROOT / 'hook'}")))
+    inside.process_gone.restype = inside.process_is_exiting.restype = ctypes.c_bool
+    inside.process_start_time.restype = ctypes.c_uint64
+    ctypes.c_int.in_dll(inside, "refusal").value = 0
+    with child(SLEEP) as process:
+        began = ctypes.c_uint64(inside.process_start_time(process.pid))
+        assert began.value
+        asked = inside.process_gone, inside.process_is_exiting
+        said = [[ask(process.pid, began) for ask in asked]]
+        ctypes.c_int.in_dll(inside, "refusal").value = refusal
+        assert inside.process_start_time(process.pid) == 0
+        said += [[ask(process.pid, began) for ask in asked]]
+    said += [[ask(process.pid, began) for ask in asked]]
+    assert said == [[False, False], [False, True], [True, False]]
 
 
 # --- deaths ---------------------------------------------------------------------------------------
@@ -330,6 +376,41 @@ def test_a_process_lives_though_the_proc_here_is_of_another_pid_namespace(node: 
         env=node.environment(**{LIMIT: "1000m"}), capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout)["r"] == ["0\n", 700, 2]
+
+
+ONLY_ITSELF = """
+import os, pathlib, struct
+CREATE, ADD, RESTRICT, BENEATH, READ_FILE, NO_NEW_PRIVS = 444, 445, 446, 1, 4, 38
+rules = libc.syscall(CREATE, struct.pack("<Q", READ_FILE), ctypes.c_size_t(8), 0)
+kept = [f"/{name}" for name in os.listdir("/") if name != "proc"] + [f"/proc/{os.getpid()}"]
+for path in kept:
+    fd = os.open(path, os.O_PATH)
+    libc.syscall(ADD, rules, BENEATH, struct.pack("<Qi", READ_FILE, fd), 0)
+    os.close(fd)
+done = libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(RESTRICT, rules, 0)
+def readable(pid):
+    try:
+        return bool(pathlib.Path(f"/proc/{pid}/stat").read_text())
+    except OSError:
+        return False
+"""
+
+
+def test_who_may_not_read_of_others_takes_nobody_for_dead(node: Node) -> None:
+    """As a profile of Landlock, AppArmor or SELinux may say."""
+    version = 1
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), version) < 1:
+        pytest.skip("the kernel here has no Landlock")
+    with tenants(node, 1, **{LIMIT: "1000m"}) as (holder,):
+        assert holder.ask("alloc 900")["ok"]
+        code = (
+            f"{ONLY_ITSELF}start()\n"
+            f"say(rules=[done, readable(os.getpid()), readable({holder.pid})],\n"
+            "    used=used_mib(), given=alloc(900)[0], rest=alloc(100)[0])"
+        )
+        said = node.run(code, **{LIMIT: "1000m"})
+    assert said["rules"] == [0, True, False], said["stderr"]
+    assert (said["used"], said["given"], said["rest"]) == (900, 2, 0)
 
 
 @pytest.mark.parametrize(

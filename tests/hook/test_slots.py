@@ -20,6 +20,8 @@ from region_files import (
     SLOT_BYTES,
     SLOT_COUNT_AT,
     STATUS_AT,
+    USED_AT,
+    USED_BYTES,
     RegionFile,
 )
 from tenants import tenants
@@ -223,3 +225,30 @@ def test_who_lives_and_was_marked_free_shows_itself_again(node: Node) -> None:
         assert RegionFile(node.cache).shown() == {}
         shown = {only.process.pid: 10 * MIB}
         eventually(lambda: only.ask("info") and RegionFile(node.cache).shown() == shown)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        pytest.param(0, id="taken away"),
+        pytest.param(1 | READY | STARTED << TIME_SHIFT, id="given to another"),
+    ],
+)
+def test_whose_slot_is_not_its_own_any_more_gets_nothing_and_gives_back_nothing(
+    node: Node, owner: int
+) -> None:
+    """What it holds does not count there; what is counted there is not what it held."""
+    code = (
+        "import os\n"
+        "start(); first, address = alloc(10)\n"
+        f"fd = os.open({str(node.cache)!r}, os.O_RDWR)\n"
+        f"os.pwrite(fd, {struct.pack('<Q', owner)!r}, {FIRST_SLOT + OWNER_AT})\n"
+        f"def used(): return os.pread(fd, {USED_BYTES}, {FIRST_SLOT + USED_AT})\n"
+        "before = used()\n"
+        "say(first=first, second=alloc(10)[0], freed=free(address), third=alloc(10)[0],\n"
+        "    same=used() == before)"
+    )
+    said = node.run(code, **{LIMIT: "100m"})
+    assert said["rc"] == 0, said["stderr"]
+    assert [said[name] for name in ("first", "second", "freed", "third")] == [0, 2, 0, 2]
+    assert said["same"]

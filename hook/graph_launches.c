@@ -50,16 +50,22 @@ void graph_memory_known(int place, CUdevice device)
 
 enum { WAIT_MS = 200, LOOK_MS = 1 };
 
-static uint64_t reserved_bytes(CUdevice device)
+/* What is charged when the driver does not tell, but has before. */
+static uint64_t reserved_bytes(int place)
 {
+    static atomic_bool told;
     const struct real_cuda *real = real_cuda();
     uint64_t bytes = 0;
     if (!real || !real->cuDeviceGetGraphMemAttribute)
         return 0;
     depth_enter();
-    if (real->cuDeviceGetGraphMemAttribute(device, GRAPH_MEMORY_RESERVED_BYTES, &bytes) != CUDA_SUCCESS)
-        bytes = 0;
+    bool tells = real->cuDeviceGetGraphMemAttribute(ordinals[place], GRAPH_MEMORY_RESERVED_BYTES, &bytes)
+        == CUDA_SUCCESS;
     depth_leave();
+    if (tells)
+        told = true;
+    else
+        bytes = told ? reserve_idle_bytes(&reserves[place]) : 0;
     return bytes;
 }
 
@@ -69,7 +75,7 @@ static uint64_t settle(int place)
     uint64_t changes, reserved;
     do {
         changes = reserve_changes(&reserves[place]);
-        reserved = reserved_bytes(ordinals[place]);
+        reserved = reserved_bytes(place);
     } while (reserve_settle(&reserves[place], changes, reserved, true) == ASK_AGAIN);
     return reserved;
 }
@@ -134,7 +140,7 @@ static bool require_again(struct graph_launch *launch, struct attempt attempt, i
         || reserve_require(&reserves[place], launch->needs.bytes[place], NULL) != CUDA_SUCCESS)
         return false;
     /* From here on the charge does not become less, so what is reserved now stays charged. */
-    uint64_t reserved = reserved_bytes(ordinals[place]);
+    uint64_t reserved = reserved_bytes(place);
     if (attempt.own || reserved >= launch->before.reserved[place]) {
         launch->before.reserved[place] = reserved;
         return launch->again[place] = true;
@@ -153,7 +159,7 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
         struct attempt attempt = begin(launch, place);
         if (require_again(launch, attempt, place))
             return CUDA_SUCCESS;
-        uint64_t used = graph_bytes_sum(reserved_bytes(ordinals[place]), attempt.pending_bytes),
+        uint64_t used = graph_bytes_sum(reserved_bytes(place), attempt.pending_bytes),
                  needed = launch->needs.bytes[place], now_ns = monotonic_ns();
         needed -= attempt.kept_bytes < needed ? attempt.kept_bytes : needed;
         bool last = tries && (!used || now_ns >= until_ns);

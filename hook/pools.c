@@ -165,18 +165,22 @@ int pool_account_of(CUmemoryPool handle, CUdevice *device)
 
 /* --- what the driver says ------------------------------------------------------------------------------- */
 
-/* 0 when it does not tell: then what is live is charged. */
-static uint64_t reserved_bytes(CUmemoryPool handle)
+/* False when it does not tell, but has before. 0 where it never does: then what is live is charged. */
+static bool ask_reserved(CUmemoryPool handle, cuuint64_t *reserved)
 {
+    static atomic_bool told;
     const struct real_cuda *real = real_cuda();
-    cuuint64_t reserved = 0;
+    *reserved = 0;
     if (!handle || !real || !real->cuMemPoolGetAttribute)
-        return 0;
+        return true;
     depth_enter();
-    if (real->cuMemPoolGetAttribute(handle, POOL_RESERVED_BYTES, &reserved) != CUDA_SUCCESS)
-        reserved = 0;
+    bool tells = real->cuMemPoolGetAttribute(handle, POOL_RESERVED_BYTES, reserved) == CUDA_SUCCESS;
     depth_leave();
-    return reserved;
+    if (tells)
+        told = true;
+    else
+        *reserved = 0;
+    return tells || !told;
 }
 
 static void trim(CUmemoryPool handle)
@@ -202,7 +206,10 @@ bool pool_settle(struct pool *pool, bool anyway)
 {
     enum settled settled;
     do {
-        uint64_t changes = reserve_changes(&pool->reserve), reserved = reserved_bytes(pool->handle);
+        cuuint64_t reserved;
+        uint64_t changes = reserve_changes(&pool->reserve);
+        if (!ask_reserved(pool->handle, &reserved))
+            return true; /* it may be as it was: what is charged, and what is live is within that */
         settled = reserve_settle(&pool->reserve, changes, reserved, anyway);
     } while (settled == ASK_AGAIN);
     return settled == SETTLED;
@@ -282,7 +289,8 @@ static bool step_down(const struct pool *pool)
 
 bool pool_lingers(struct pool *pool)
 {
-    if (!pool || !reserved_bytes(pool->handle))
+    cuuint64_t reserved;
+    if (!pool || !ask_reserved(pool->handle, &reserved) || !reserved)
         return false;
     depth_enter();
     bool lingers = step_down(pool);

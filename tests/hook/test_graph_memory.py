@@ -30,6 +30,32 @@ def test_a_graph_is_charged_when_it_is_launched_and_until_it_is_trimmed(node: No
     assert node.sim.peak_mib(GPU) <= 100
 
 
+@pytest.mark.parametrize("then", ["cuda.cuCtxSynchronize()", "launch(e)"], ids=["wait", "launch"])
+def test_a_driver_that_ceases_to_tell_what_graphs_keep_changes_no_charge(
+    node: Node, then: str
+) -> None:
+    """As after a kernel has failed, when it refuses everything. It holds what it held."""
+    steps = (
+        "g = passing(60); e = instantiate(g); launch(e)\n"
+        "with refused('cuDeviceGetGraphMemAttribute', 700):\n"
+        f"    {then}; r += [ledger_mib() >= 64, held_mib(), alloc(50)[0]]\n"
+        "cuda.cuCtxSynchronize(); r += [both(), cuda.cuDeviceGraphMemTrim(0), both()]"
+    )
+    assert run(node, steps) == [True, 64, 2, NONE, 0, NONE]
+    assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_driver_that_never_tells_what_graphs_keep_gives_their_launches_all_the_same(
+    node: Node,
+) -> None:
+    steps = (
+        "g = passing(60); e = instantiate(g)\n"
+        "with refused('cuDeviceGetGraphMemAttribute', 1):\n"
+        "    r += [launch(e), launch(e), ledger_mib()]"
+    )
+    assert run(node, steps) == [0, 0, 0]
+
+
 ADDED = (
     "p = NodeParams(type=ALLOCATION, allocation=allocation(120)); g = graph(); add_params(g, p{})"
 )

@@ -73,6 +73,32 @@ def test_what_a_pool_keeps_stays_charged_and_costs_nothing_to_use_again(node: No
     assert (said["again"], said["reused"]) == (0, [128, 128])
 
 
+def test_a_driver_that_ceases_to_tell_what_a_pool_keeps_changes_no_charge(node: Node) -> None:
+    """As after a kernel has failed, when it refuses everything. It holds what it held."""
+    code = (
+        "p = default_pool(); keep(p, 10000); a = draw(500)[1]; put(a)\n"
+        "with refused('cuMemPoolGetAttribute', 700):\n"
+        "    cuda.cuCtxSynchronize(); idle = both()\n"
+        "    a = draw(300)[1]; used = both(); put(a); cuda.cuCtxSynchronize()\n"
+        "    say(idle=idle, used=used, left=both(), more=alloc(480)[0])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "1000m"})
+    assert (said["idle"], said["used"], said["left"]) == ([512, 512], [512, 512], [512, 512])
+    assert (said["more"], node.sim.peak_mib(GPU) <= 1000) == (0, True)
+
+
+def test_a_driver_that_never_tells_what_a_pool_keeps_is_charged_what_is_live(node: Node) -> None:
+    code = (
+        "with refused('cuMemPoolGetAttribute', 1):\n"
+        "    a = draw(70)[1]; live = ledger_mib(); put(a); cuda.cuCtxSynchronize()\n"
+        "    say(live=live, left=ledger_mib())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "1000m"})
+    assert (said["live"], said["left"]) == (70, 0)
+
+
+
+
 def test_a_pool_that_keeps_part_of_a_step_still_grows_by_whole_ones(node: Node) -> None:
     code = (
         "s = new_stream(); p = pool(); keep(p, 50)\n"

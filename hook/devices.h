@@ -15,4 +15,8 @@ CUresult place_of_context(int *place);
 /* The device that memory at the location is on; -1: on none, or on one that does not exist. */
 CUdevice device_at(const CUmemLocation *location);
 
+/* What an allocation comes to whose device the driver does not tell, and why. CUDA_SUCCESS where nothing can
+ * be allocated: what that is called is the driver's to say. */
+CUresult device_unknown(CUresult result);
+
 #endif

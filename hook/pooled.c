@@ -32,27 +32,25 @@ uint64_t stream_number(CUstream stream, bool per_thread)
 static CUresult device_of_stream(const struct real_cuda *real, CUstream stream, CUdevice *device)
 {
     if (!real->cuCtxGetDevice)
-        return CUDA_ERROR_NOT_INITIALIZED;
+        return CUDA_ERROR_NOT_SUPPORTED;
     CUcontext entered = (uintptr_t)stream > SPECIAL_STREAMS ? stream_enter(stream) : NULL;
     CUresult result = real->cuCtxGetDevice(device);
     stream_leave(entered);
     return result;
 }
 
-/* Where the allocation will come from; false when the driver had better be asked as it is. */
-static bool find_source(struct pooled *pooled)
+/* Where the allocation will come from: what cannot be told is not given. */
+static CUresult find_source(struct pooled *pooled)
 {
     const struct real_cuda *real = real_cuda();
-    bool found = true;
     depth_enter();
     pooled->graph = graph_captured(pooled->stream, pooled->per_thread);
-    if (device_of_stream(real, pooled->stream, &pooled->device) != CUDA_SUCCESS)
-        found = false;
-    else if (!pooled->graph && !pooled->handle && real->cuDeviceGetMemPool
-             && real->cuDeviceGetMemPool(&pooled->handle, pooled->device) != CUDA_SUCCESS)
+    CUresult result = device_of_stream(real, pooled->stream, &pooled->device);
+    if (result == CUDA_SUCCESS && !pooled->graph && !pooled->handle && real->cuDeviceGetMemPool
+        && real->cuDeviceGetMemPool(&pooled->handle, pooled->device) != CUDA_SUCCESS)
         pooled->handle = NULL;
     depth_leave();
-    return found;
+    return result;
 }
 
 /* Where the stream is, or was: other threads' streams are waited for as well. */
@@ -109,8 +107,11 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
 {
     *pooled = (struct pooled){
         .handle = pool, .stream = stream, .per_thread = per_thread, .bytes = bytes, .function = function};
-    if (!charging_bytes(bytes) || !find_source(pooled))
+    if (!charging_bytes(bytes))
         return CUDA_SUCCESS;
+    CUresult result = find_source(pooled);
+    if (result != CUDA_SUCCESS)
+        return device_unknown(result);
     pooled->pool = pooled->handle ? pool_account_of(pooled->handle, &pooled->device) : POOL_NOT_COUNTED;
     if (pooled->device == POOL_NOT_COUNTED)
         return CUDA_SUCCESS;
@@ -123,7 +124,7 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
     pooled->bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
     pooled->in = stream_number(stream, per_thread);
     pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
-    CUresult result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);
+    result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);
     if (result != CUDA_SUCCESS)
         pooled->as = POOLED_NOT;
     return result;

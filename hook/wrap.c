@@ -10,11 +10,8 @@ CUresult wrap_reserve(struct block **block, enum block_space space, uint64_t byt
     if (!charging_bytes(bytes))
         return CUDA_SUCCESS;
     CUresult result = place_of_context(&place);
-    if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED
-        || result == CUDA_ERROR_DEINITIALIZED)
-        return CUDA_SUCCESS; /* nothing can be allocated: what that is called is the driver's to say */
     if (result != CUDA_SUCCESS)
-        return result;
+        return device_unknown(result);
     struct block *kept = block_new(space, place, bytes);
     result = kept ? charge_reclaiming(place, CHARGE_DATA, bytes, function) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS) {

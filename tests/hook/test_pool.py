@@ -97,6 +97,16 @@ def test_a_driver_that_never_tells_what_a_pool_keeps_is_charged_what_is_live(nod
     assert (said["live"], said["left"]) == (70, 0)
 
 
+def test_where_the_driver_does_not_tell_the_device_it_gives_nothing(node: Node) -> None:
+    """It would not be counted. The error is the driver's own."""
+    code = (
+        "p = pool(); s = new_stream()\n"
+        "with refused('cuCtxGetDevice', 719):\n"
+        "    r = [draw(100), draw(100, p), draw(100, None, s)]\n"
+        "say(r=r, left=held_mib(), after=draw(100)[0])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "199m"})
+    assert (said["r"], said["left"], said["after"]) == ([[719, 0]] * 3, 0, 0)
 
 
 def test_a_pool_that_keeps_part_of_a_step_still_grows_by_whole_ones(node: Node) -> None:

@@ -126,8 +126,8 @@ void overhead_failed(struct overhead *overhead)
 /* Nobody says what is in use before there is a context, where NVML is not. */
 static uint64_t unknown_context_bytes(const struct figures *now)
 {
-    log_warning("NVML does not tell what a CUDA context takes: %d MiB are charged; with "
-                "NVIDIA_DRIVER_CAPABILITIES=compute,utility it would be what it takes",
+    log_warning("a CUDA context counts as %d MiB, as NVML does not tell it; with "
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility it does",
                 (int)(CONTEXT_UNKNOWN_BYTES / MIB));
     return now->device_known ? least(now->device, CONTEXT_UNKNOWN_BYTES) : CONTEXT_UNKNOWN_BYTES;
 }

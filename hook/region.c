@@ -19,7 +19,6 @@ enum { CORRECTIONS = 16 };
 
 _Atomic(struct region *) region_known;
 
-static _Atomic(struct region_slot *) mine; /* NULL: not joined */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t watching = PTHREAD_ONCE_INIT;
 static atomic_bool leaving; /* the process ends, and is not to be shown again */
@@ -32,7 +31,7 @@ static _Atomic int opened; /* our slot's lock is taken by it; another file may h
  * live on in it. That of vfork or posix_spawn has its own descriptor only until it executes a program. */
 static void forget_after_fork(void)
 {
-    atomic_store(&mine, NULL);
+    atomic_store(&region_mine, NULL);
     atomic_store(&leaving, false);
     slots_forget();
     if (region_file_is(atomic_load(&opened)))
@@ -44,7 +43,7 @@ static void forget_after_fork(void)
  * for a while. What it holds counts until it is gone: the driver frees its memory only then. */
 static void leave(void)
 {
-    struct region_slot *slot = atomic_load(&mine);
+    struct region_slot *slot = atomic_load(&region_mine);
     if (!slot || atomic_load(&slot->pid) != (int32_t)getpid() || !slot_is_mine(slot))
         return;
     atomic_store(&leaving, true);
@@ -56,12 +55,6 @@ static void watch_forks_and_exit(void)
 {
     pthread_atfork(NULL, NULL, forget_after_fork);
     atexit(leave);
-}
-
-struct region_device *region_device_at(int place)
-{
-    struct region *region = region_mapped();
-    return region && place >= 0 && place < MAX_DEVICES ? &region_tail(region)->devices[place] : NULL;
 }
 
 static struct ledger *ledger_of(struct region *region, int place)
@@ -109,7 +102,7 @@ static void sweep(struct region *region)
 /* Monitors skip slots that are marked free; a sweeper that was stopped for long may have marked ours so. */
 static void mark_mine_running(void)
 {
-    struct region_slot *slot = atomic_load(&mine);
+    struct region_slot *slot = atomic_load(&region_mine);
     int32_t unused = 0;
     if (slot && slot_is_mine(slot) && !atomic_load(&leaving))
         atomic_compare_exchange_strong(&slot->status, &unused, 1);
@@ -190,25 +183,25 @@ static struct region_slot *take_slot(struct region *region, bool *before)
 
 bool region_join(void)
 {
-    if (atomic_load_explicit(&mine, memory_order_acquire))
+    if (atomic_load_explicit(&region_mine, memory_order_acquire))
         return true;
     if (!region_open())
         return false;
     struct region *region = region_mapped();
     pthread_mutex_lock(&opening);
-    if (!atomic_load(&mine)) {
+    if (!atomic_load(&region_mine)) {
         bool before = false;
         struct region_slot *slot = take_slot(region, &before);
         if (!slot)
-            failed(errno == EUSERS ? "as many processes as it has places for are using it" : strerror(errno));
+            failed(errno == EUSERS ? "all its places are taken" : strerror(errno));
         else if (before || atomic_load(&region_tail(region)->sweeps) == 0)
             sweep(region); /* when it was never done, processes of HAMi-core may count here already */
         atomic_store(&my_pid, (int32_t)getpid());
-        atomic_store(&mine, slot);
+        atomic_store(&region_mine, slot);
     }
     pthread_mutex_unlock(&opening);
     sweep_now_and_then(region);
-    return atomic_load(&mine) != NULL;
+    return atomic_load(&region_mine) != NULL;
 }
 
 /* --- bytes ---------------------------------------------------------------------------------------------- */
@@ -281,8 +274,8 @@ bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
     if (bytes > LEDGER_MOST_AT_ONCE || !region_join())
         return false;
     struct region_device *device = region_device_at(place);
-    struct region_usage *usage = &atomic_load(&mine)->used[place];
-    return still_there(atomic_load(&mine))
+    struct region_usage *usage = &atomic_load(&region_mine)->used[place];
+    return still_there(atomic_load(&region_mine))
         && try_reserve(device, usage, kind, limits_memory_bytes(place), bytes);
 }
 
@@ -296,13 +289,13 @@ void region_take(int place, enum charge_kind kind, uint64_t bytes)
 {
     if (place < 0 || bytes > LEDGER_MOST_AT_ONCE || !region_join())
         return;
-    try_reserve(region_device_at(place), &atomic_load(&mine)->used[place], kind, 0, bytes);
+    try_reserve(region_device_at(place), &atomic_load(&region_mine)->used[place], kind, 0, bytes);
 }
 
 void region_release(int place, enum charge_kind kind, uint64_t bytes)
 {
     struct region_device *device = region_device_at(place);
-    struct region_slot *slot = atomic_load(&mine);
+    struct region_slot *slot = atomic_load(&region_mine);
     if (!device || !slot || !slot_is_mine(slot)) /* it left the sum with the slot; this one is another's */
         return;
     struct region_usage *usage = &slot->used[place];
@@ -315,43 +308,4 @@ void region_release(int place, enum charge_kind kind, uint64_t bytes)
     if (ledger_release(&device->ledger, bytes) < bytes)
         atomic_fetch_add(&device->underflows, 1);
     atomic_fetch_sub(&usage->total_bytes, bytes);
-}
-
-/* --- what this process is told, and tells ----------------------------------------------------------------
- */
-
-struct region_slot *region_own_slot(void)
-{
-    return atomic_load(&mine);
-}
-
-uint64_t region_own_bytes(int place)
-{
-    struct region_slot *slot = atomic_load(&mine);
-    return slot && place >= 0 ? atomic_load(&slot->used[place].total_bytes) : 0;
-}
-
-int32_t region_host_pid(void)
-{
-    struct region_slot *slot = atomic_load(&mine);
-    return slot ? atomic_load(&slot->host_pid) : 0;
-}
-
-uint64_t region_context_bytes(int place)
-{
-    struct region_device *device = region_device_at(place);
-    return device ? atomic_load(&device->context_bytes) : 0;
-}
-
-bool region_exchange_context_bytes(int place, uint64_t from, uint64_t bytes)
-{
-    struct region_device *device = region_device_at(place);
-    return device && atomic_compare_exchange_strong(&device->context_bytes, &from, bytes);
-}
-
-void region_set_context_bytes(int place, uint64_t bytes)
-{
-    struct region_device *device = region_device_at(place);
-    if (device)
-        atomic_store(&device->context_bytes, bytes);
 }

@@ -85,7 +85,11 @@ static inline struct region *region_mapped(void)
 struct region_device *region_device_at(int place);
 
 /* Where this process counts; NULL before region_join. */
-struct region_slot *region_own_slot(void);
+extern _Atomic(struct region_slot *) region_mine __attribute__((visibility("hidden")));
+static inline struct region_slot *region_own_slot(void)
+{
+    return atomic_load(&region_mine);
+}
 
 /* The same as limits_memory_bytes. */
 uint64_t region_limit_bytes(int place);

@@ -378,8 +378,7 @@ struct region *region_file_open(const char **problem)
     const struct made_region made = limits_region();
     /* A setuid program is told the path by who has fewer rights: it would make him a file where he may not,
      * or let everybody write one that is there. */
-    *problem =
-        !made.inode && getauxval(AT_SECURE) ? "a setuid program makes none: start another first" : NULL;
+    *problem = !made.inode && getauxval(AT_SECURE) ? "a setuid program makes none: start another" : NULL;
     for (;; pause_briefly(&pause_ns)) {
         unsigned taken = occupy_standard();
         fd = made.inode || *problem ? open_path(0) : open_anybodys();

@@ -286,7 +286,7 @@ def test_a_process_more_than_there_are_places_for_is_refused(node: Node) -> None
     )
     said = node.run(code, **{LIMIT: "1g", "LIBCUDA_LOG_LEVEL": "1"})
     assert (said["started"], said["full"], said["after"]) == (1024, REFUSED, 0)
-    assert "as many processes as it has places for" in said["stderr"]
+    assert "all its places are taken" in said["stderr"]
 
 
 def test_a_refusal_is_on_record_with_who_holds_most(node: Node) -> None:

@@ -20,6 +20,7 @@
 #include "../../../hook/region_slots.c"
 #undef mine
 #include "../../../hook/region.c"
+#include "../../../hook/region_own.c"
 #include "../../../hook/region_places.c"
 #include "fuzz.h"
 

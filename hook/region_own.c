@@ -1,0 +1,42 @@
+/* What of the usage region is this process's own: its slot, and what it reads and tells of each device. */
+#include "region.h"
+#include "region_file.h"
+
+_Atomic(struct region_slot *) region_mine; /* NULL: not joined */
+
+struct region_device *region_device_at(int place)
+{
+    struct region *region = region_mapped();
+    return region && place >= 0 && place < MAX_DEVICES ? &region_tail(region)->devices[place] : NULL;
+}
+
+uint64_t region_own_bytes(int place)
+{
+    struct region_slot *slot = region_own_slot();
+    return slot && place >= 0 ? atomic_load(&slot->used[place].total_bytes) : 0;
+}
+
+int32_t region_host_pid(void)
+{
+    struct region_slot *slot = region_own_slot();
+    return slot ? atomic_load(&slot->host_pid) : 0;
+}
+
+uint64_t region_context_bytes(int place)
+{
+    struct region_device *device = region_device_at(place);
+    return device ? atomic_load(&device->context_bytes) : 0;
+}
+
+bool region_exchange_context_bytes(int place, uint64_t from, uint64_t bytes)
+{
+    struct region_device *device = region_device_at(place);
+    return device && atomic_compare_exchange_strong(&device->context_bytes, &from, bytes);
+}
+
+void region_set_context_bytes(int place, uint64_t bytes)
+{
+    struct region_device *device = region_device_at(place);
+    if (device)
+        atomic_store(&device->context_bytes, bytes);
+}

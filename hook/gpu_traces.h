@@ -12,7 +12,7 @@ enum {
     TRACES = 256,
     DOUBTS = 256,
     DOUBT_WAYS = 8,
-    SWEPT_LEAST = 8,
+    SWEPT_LEAST = 2,
     SWEPT_MOST = 128,
     OTHERS_MEASURED = -1,
     PROBES = 4

@@ -135,7 +135,7 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         atomic_store(&launch->lane->sampled_at_ns, now_ns);
     bool beside = several && !gpu_time_several_contexts(launch->lane); /* which take turns */
     bool few = samples < FEW_SAMPLES;
-    launch->always = beside && (few || estimate_measures_all_alone(estimate));
+    launch->always = beside && few != (estimate && estimate_measures_all_alone(estimate));
     if (few || (!beside && estimate_measures_all(estimate)))
         return true; /* the first ones not as part of a sweep, which others of their kind would wait for */
     if (several) {

@@ -35,11 +35,11 @@ static const char *complaint_of_file(const struct stat *status)
 
 static const char *complaint_of_header(const struct limits_file *mapped)
 {
-    return mapped->magic != LIMITS_MAGIC      ? "is not a limits file"
-        : mapped->version != LIMITS_VERSION   ? "has a version that this library does not know"
-        : mapped->device_count == 0           ? "lists no device"
-        : mapped->device_count > MAX_DEVICES  ? "lists more devices than there can be"
-        : mapped->core_policy > CORES_DISABLE ? "has a core policy that this library does not know"
+    return mapped->magic != LIMITS_MAGIC                       ? "is not a limits file"
+        : mapped->version != LIMITS_VERSION                    ? "has an unknown version"
+        : mapped->device_count == 0                            ? "lists no device"
+        : mapped->device_count > MAX_DEVICES                   ? "lists more devices than there can be"
+        : mapped->core_policy > CORES_DISABLE                  ? "has an unknown core policy"
         : !memchr(mapped->cache_path, '\0', LIMITS_PATH_BYTES) ? "names a usage region without an end"
         : mapped->cache_path[0] != '\0' && mapped->cache_path[0] != '/' ? "names a relative usage region"
                                                                         : NULL;

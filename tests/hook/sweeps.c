@@ -8,6 +8,7 @@
  *     went_on AT               when anything else was first launched after them
  *     contended                others have the GPU now
  *     seen STREAM              a stream that is in use
+ *     known KIND COUNT         sweeps have told of so many of its kind
  *
  * and then
  *
@@ -127,6 +128,8 @@ int main(void) {
       atomic_store(&share.contended_at_ns, (uint64_t)BEGAN_NS);
     else if (count == 2 && strcmp(what, "seen") == 0)
       atomic_fetch_or(&lane.lane.streams_seen, gpu_time_stream_bit(strtoull(word[0], NULL, 10)));
+    else if (count == 3 && strcmp(what, "known") == 0)
+      trace_doubt(&lane, strtoull(word[0], NULL, 10))->swept = atoi(word[1]);
     else if (count == 2 && strcmp(what, "now") == 0)
       judge(at_ns(word[0]));
     else if (count == 2 && strcmp(what, "kind") == 0)

@@ -185,7 +185,7 @@ def _replaced(make: Any) -> Any:
     ("spoil", "complaint"),
     [
         pytest.param(_header(0, 7), "is not a limits file", id="another magic"),
-        pytest.param(_header(4, 2), "has a version that this library does not know", id="version"),
+        pytest.param(_header(4, 2), "has an unknown version", id="version"),
         pytest.param(_header(8, 0), "lists no device", id="no device"),
         pytest.param(_header(8, 17), "lists more devices", id="too many devices"),
         pytest.param(_header(12, 3), "has a core policy", id="core policy"),

@@ -11,6 +11,7 @@ from built_hook import ROOT
 from c_programs import compiled
 
 STEADY = 128  # launches that count as much as what was known before
+LEAST = 2  # the same at first
 SECOND_CONTEXT = 1 << 56  # in the number of a stream
 
 
@@ -56,6 +57,7 @@ def swept(
     contended: bool = False,
     now: float = 20_000.0,
     seen: tuple[int, ...] = (),
+    known: int = 0,
 ) -> Swept:
     lines = [
         f"launch {stream} {launched} {began} {'-' if ended is None else ended} 1"
@@ -65,6 +67,7 @@ def swept(
     lines += [f"went_on {went_on}"] if went_on is not None else []
     lines += ["contended"] if contended else []
     lines += [f"seen {stream}" for stream in seen]
+    lines += [f"known 1 {known}"] if known else []
     program = compiled("sweeps.c", f"-I{ROOT / 'hook'}")
     said = subprocess.run(
         [program],
@@ -97,21 +100,23 @@ def four_streams(took: float) -> list[Launch]:
 
 
 @pytest.mark.parametrize(
-    ("expected", "known"),
+    ("expected", "known", "moved"),
     [
-        pytest.param(10.0, 10.0, id="as it was"),
-        pytest.param(5.0, 5.0 + 5.0 * 36 / (36 + STEADY), id="longer: some of the way"),
-        pytest.param(20.0, 20.0 - 10.0 * 36 / (36 + STEADY), id="shorter: some of the way"),
-        pytest.param(1.0, 10.0, id="ten times longer: at once"),
+        pytest.param(10.0, STEADY, 10.0, id="as it was"),
+        pytest.param(5.0, STEADY, 5.0 + 5.0 * 36 / (36 + STEADY), id="longer: some of the way"),
+        pytest.param(20.0, STEADY, 20.0 - 10.0 * 36 / (36 + STEADY), id="shorter: some of the way"),
+        pytest.param(20.0, 12, 20.0 - 10.0 * 36 / (36 + 12), id="little known: most of the way"),
+        pytest.param(20.0, 0, 20.0 - 10.0 * 36 / (36 + LEAST), id="its first sweep: almost all of it"),
+        pytest.param(1.0, STEADY, 10.0, id="ten times longer: at once"),
     ],
 )
 def test_a_sweep_moves_what_is_expected_by_how_many_launches_say_so(
-    expected: float, known: float
+    expected: float, known: int, moved: float
 ) -> None:
-    found = swept(four_streams(40.0), expected, went_on=2.0)
+    found = swept(four_streams(40.0), expected, went_on=2.0, known=known)
     assert (found.together, found.told) == (True, 36)
     assert {cost for cost in found.costs if cost} == {10.0}
-    assert found.expected == pytest.approx(known, abs=0.01)
+    assert found.expected == pytest.approx(moved, abs=0.01)
 
 
 # Of 100 us. The first stream is measured for 1 ms, the second one for longer, half of that alone.
@@ -231,9 +236,17 @@ def test_a_few_launches_are_none_to_judge_by(queued: float, together: bool) -> N
     assert found.together == together
 
 
-def test_a_stream_with_few_launches_is_not_waited_for() -> None:
-    found = swept([*four_streams(40.0), *in_turn(5, 2, 40.0)], 10.0, went_on=2.0)
-    assert (found.together, found.until) == (True, 401.0)
+@pytest.mark.parametrize(
+    ("went_on", "until"),
+    [
+        pytest.param(300.0, 300.0, id="until others go on: its next launch is not measured"),
+        pytest.param(60.0, 81.0, id="or as long as it ran"),
+        pytest.param(500.0, 500.0, id="nobody did as long as any ran"),
+    ],
+)
+def test_a_stream_with_few_launches_is_not_waited_for(went_on: float, until: float) -> None:
+    found = swept([*four_streams(10.0), *four_streams(40.0), *in_turn(5, 2, 40.0)], 10.0, went_on)
+    assert (found.together, found.until) == (True, until)
 
 
 def test_what_is_always_measured_is_told_what_part_of_its_time_it_had() -> None:

@@ -168,6 +168,14 @@ def test_a_thread_that_wants_little_has_it(tmp_path: Path) -> None:
     assert abs(container.worst_error()) <= 2
 
 
+def test_a_thread_that_begins_with_a_long_kernel_leaves_the_next_turn(tmp_path: Path) -> None:
+    """Both wanted as much by what was known: it had each turn, and the other one launch in 11 s."""
+    phases = threads("ms=6000,kernel=long,sync=1", "ms=6000,kernel=short,sync=40")
+    container = together(tmp_path, 30, phases, threads=2)
+    ((long_ms, short_ms),) = parts_ms(container, 200_000, 20)
+    assert abs(long_ms - short_ms) <= of_threads_ms(200)
+
+
 def test_threads_share_what_is_their_processs(tmp_path: Path) -> None:
     """The other process has as much alone as both of them have."""
     container = together(

@@ -106,7 +106,9 @@ def four_streams(took: float) -> list[Launch]:
         pytest.param(5.0, STEADY, 5.0 + 5.0 * 36 / (36 + STEADY), id="longer: some of the way"),
         pytest.param(20.0, STEADY, 20.0 - 10.0 * 36 / (36 + STEADY), id="shorter: some of the way"),
         pytest.param(20.0, 12, 20.0 - 10.0 * 36 / (36 + 12), id="little known: most of the way"),
-        pytest.param(20.0, 0, 20.0 - 10.0 * 36 / (36 + LEAST), id="its first sweep: almost all of it"),
+        pytest.param(
+            20.0, 0, 20.0 - 10.0 * 36 / (36 + LEAST), id="its first sweep: almost all of it"
+        ),
         pytest.param(1.0, STEADY, 10.0, id="ten times longer: at once"),
     ],
 )

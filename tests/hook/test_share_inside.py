@@ -169,8 +169,12 @@ def test_a_thread_that_wants_little_has_it(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_begins_with_a_long_kernel_leaves_the_next_turn(tmp_path: Path) -> None:
-    """Both wanted as much by what was known: it had each turn, and the other one launch in 11 s."""
-    phases = threads("ms=6000,kernel=long,sync=1", "ms=6000,kernel=short,sync=40")
+    """The other's first was expected to be as long: it looked first each time, and that one had no other."""
+    phases = (
+        "thread=1,ms=6000,kernel=long,sync=1",
+        "thread=2,ms=50,kernel=none",
+        "thread=2,ms=5950,kernel=short,sync=40",
+    )
     container = together(tmp_path, 30, phases, threads=2)
     ((long_ms, short_ms),) = parts_ms(container, 200_000, 20)
     assert abs(long_ms - short_ms) <= of_threads_ms(200)

@@ -188,7 +188,7 @@ def _replaced(make: Any) -> Any:
         pytest.param(_header(4, 2), "has an unknown version", id="version"),
         pytest.param(_header(8, 0), "lists no device", id="no device"),
         pytest.param(_header(8, 17), "lists more devices", id="too many devices"),
-        pytest.param(_header(12, 3), "has a core policy", id="core policy"),
+        pytest.param(_header(12, 3), "has an unknown core policy", id="core policy"),
         pytest.param(_header(1088, 0x2E2E2F2E), "names a relative usage region", id="relative"),
         pytest.param(_header(LINES_AT, 1), "was left half written", id="half written"),
         pytest.param(lambda path: path.write_bytes(b""), "is too short", id="empty"),

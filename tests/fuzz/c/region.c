@@ -16,9 +16,7 @@
 #define nanosleep(pause, rest) ((void)(pause))
 #include "../../../hook/region_file.c"
 #undef nanosleep
-#define mine own_slot
 #include "../../../hook/region_slots.c"
-#undef mine
 #include "../../../hook/region.c"
 #include "../../../hook/region_own.c"
 #include "../../../hook/region_places.c"
@@ -71,7 +69,7 @@ static void forget(void)
     struct region *region = atomic_exchange(&region_known, NULL);
     if (region)
         munmap(region, FILE_BYTES);
-    atomic_store(&mine, NULL);
+    atomic_store(&region_mine, NULL);
     atomic_store(&looked_at_ns, 0);
     slots_forget();
 }

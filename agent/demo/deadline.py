@@ -30,10 +30,10 @@ def within(seconds: float) -> Iterator[None]:
         faulthandler.dump_traceback(sys.__stderr__ or 2)
         raise HungError(f"not done in {seconds:g} s; where it hangs is above the agent's log")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    handler = signal.signal(signal.SIGALRM, ring)
+    before = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *before)  # whoever bounds us goes on doing so
+        signal.signal(signal.SIGALRM, handler)

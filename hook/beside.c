@@ -35,8 +35,20 @@ static bool is_cut(const struct past_run *run, int64_t from_ns, int64_t until_ns
         && run->until_ns - run->from_ns < (until_ns - from_ns) / 2;
 }
 
+/* Until when it is known what ran, where nothing was launched after what was measured. */
+static int64_t last_end_ns(const struct past *past)
+{
+    int64_t last_ns = 0;
+    for (size_t i = 0; i < PAST_RUNS; i++)
+        if (past->runs[i].until_ns != INT64_MAX && past->runs[i].until_ns > last_ns)
+            last_ns = past->runs[i].until_ns;
+    return last_ns;
+}
+
 void beside_learn(struct beside *beside, const struct past *past, int64_t from_ns, int64_t until_ns)
 {
+    if (until_ns == INT64_MAX)
+        until_ns = last_end_ns(past);
     for (size_t i = 0; i < BESIDE_STREAMS; i++) {
         beside->of[i].part_ns *= KEPT;
         beside->of[i].most_ns *= KEPT;
@@ -45,7 +57,7 @@ void beside_learn(struct beside *beside, const struct past *past, int64_t from_n
         const struct past_run *run = &past->runs[i];
         int64_t began_ns = run->from_ns > from_ns ? run->from_ns : from_ns;
         int64_t ended_ns = run->until_ns < until_ns ? run->until_ns : until_ns;
-        if (!run->number || !run->always || began_ns >= ended_ns || ended_ns == INT64_MAX
+        if (!run->number || !run->always || began_ns >= ended_ns
             || is_cut(run, from_ns, until_ns))
             continue;
         struct beside_stream *of = place_of(beside, run->stream);

@@ -50,8 +50,9 @@ void graph_memory_known(int place, CUdevice device)
 
 enum { WAIT_MS = 200, LOOK_MS = 1 };
 
-/* What is charged when the driver does not tell, but has before. */
-static uint64_t reserved_bytes(int place)
+/* When the driver does not tell, but has before: what it had then, and all that was charged for launches
+ * since that it took (`grown`: for one just now). */
+static uint64_t reserved_bytes(int place, bool grown)
 {
     static atomic_bool told;
     const struct real_cuda *real = real_cuda();
@@ -65,17 +66,17 @@ static uint64_t reserved_bytes(int place)
     if (tells)
         told = true;
     else
-        bytes = told ? reserve_idle_bytes(&reserves[place]) : 0;
+        bytes = !told ? 0 : grown ? reserve_idle_bytes(&reserves[place]) : reserve_seen_bytes(&reserves[place]);
     return bytes;
 }
 
-/* What is reserved, and charged from now on. */
-static uint64_t settle(int place)
+/* What is reserved, and charged from now on. `grown`: by what was charged for a launch. */
+static uint64_t settle(int place, bool grown)
 {
     uint64_t changes, reserved;
     do {
         changes = reserve_changes(&reserves[place]);
-        reserved = reserved_bytes(place);
+        reserved = reserved_bytes(place, grown);
     } while (reserve_settle(&reserves[place], changes, reserved, true) == ASK_AGAIN);
     return reserved;
 }
@@ -140,7 +141,7 @@ static bool require_again(struct graph_launch *launch, struct attempt attempt, i
         || reserve_require(&reserves[place], launch->needs.bytes[place], NULL) != CUDA_SUCCESS)
         return false;
     /* From here on the charge does not become less, so what is reserved now stays charged. */
-    uint64_t reserved = reserved_bytes(place);
+    uint64_t reserved = reserved_bytes(place, false);
     if (attempt.own || reserved >= launch->before.reserved[place]) {
         launch->before.reserved[place] = reserved;
         return launch->again[place] = true;
@@ -159,7 +160,7 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
         struct attempt attempt = begin(launch, place);
         if (require_again(launch, attempt, place))
             return CUDA_SUCCESS;
-        uint64_t used = graph_bytes_sum(reserved_bytes(place), attempt.pending_bytes),
+        uint64_t used = graph_bytes_sum(reserved_bytes(place, false), attempt.pending_bytes),
                  needed = launch->needs.bytes[place], now_ns = monotonic_ns();
         needed -= attempt.kept_bytes < needed ? attempt.kept_bytes : needed;
         bool last = tries && (!used || now_ns >= until_ns);
@@ -273,7 +274,7 @@ void graph_memory_after_launch(struct graph_launch *launch, CUresult result)
         if (!launch->needs.bytes[i])
             continue;
         reserve_claimed(&reserves[i], 0, true);
-        uint64_t reserved = settle(i);
+        uint64_t reserved = settle(i, launched);
         if (launched) /* otherwise what is reserved is of other graphs */
             learn(launch, i, reserved);
         else
@@ -286,13 +287,13 @@ void graph_memory_true_up(CUdevice device)
 {
     int place = graphs_allocate() ? place_of_device(device) : -1;
     if (place >= 0 && reserve_made[place])
-        settle(place);
+        settle(place, false);
 }
 
 void graph_memory_true_up_place(int place)
 {
     if (graph_memory_idle_bytes(place))
-        settle(place);
+        settle(place, false);
 }
 
 uint64_t graph_memory_idle_bytes(int place)
@@ -310,5 +311,5 @@ void graph_memory_trim(int place)
     if (real && real->cuDeviceGraphMemTrim)
         real->cuDeviceGraphMemTrim(ordinals[place]);
     graph_memory_trims();
-    settle(place);
+    settle(place, false);
 }

@@ -290,7 +290,7 @@ static bool step_down(const struct pool *pool)
 bool pool_lingers(struct pool *pool)
 {
     cuuint64_t reserved;
-    if (!pool || !ask_reserved(pool->handle, &reserved) || !reserved)
+    if (!pool || (ask_reserved(pool->handle, &reserved) ? !reserved : reserve_unused(&pool->reserve)))
         return false;
     depth_enter();
     bool lingers = step_down(pool);

@@ -287,7 +287,7 @@ void region_sweep(void)
 
 void region_take(int place, enum charge_kind kind, uint64_t bytes)
 {
-    if (place < 0 || bytes > LEDGER_MOST_AT_ONCE || !region_join())
+    if (place < 0 || bytes > LEDGER_MOST_AT_ONCE || !region_join() || !still_there(atomic_load(&region_mine)))
         return;
     try_reserve(region_device_at(place), &atomic_load(&region_mine)->used[place], kind, 0, bytes);
 }

@@ -263,9 +263,11 @@ struct region_slot *slot_take(struct region *region, int fd, bool *before)
     errno = EUSERS;
     for (int32_t i = 0; i < REGION_SLOTS; i++) {
         struct region_slot *slot = &region->slots[i];
-        if (free_from_before(slot, me, fd, i)) {
+        if (free_from_before(slot, me, fd, i)) { /* not to be ours again: a sweeper that found it dead may be
+                                                    about to free it, and would know no difference */
             atomic_store(&slot->status, 0);
             *before = true;
+            continue;
         }
         if (atomic_load(&slot->owner) != 0 || is_foreign(slot))
             continue;

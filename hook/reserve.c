@@ -198,6 +198,14 @@ bool reserve_unused(struct reserve *reserve)
     return unused;
 }
 
+uint64_t reserve_seen_bytes(struct reserve *reserve)
+{
+    pthread_mutex_lock(&reserve->lock);
+    uint64_t seen = reserve->seen_bytes;
+    pthread_mutex_unlock(&reserve->lock);
+    return seen;
+}
+
 uint64_t reserve_idle_bytes(struct reserve *reserve)
 {
     pthread_mutex_lock(&reserve->lock);

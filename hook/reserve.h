@@ -73,6 +73,9 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
 /* Nothing is live, charged, or about to be. */
 bool reserve_unused(struct reserve *reserve);
 
+/* What the driver had when it told last, or more. */
+uint64_t reserve_seen_bytes(struct reserve *reserve);
+
 /* Charged for nothing that is live. */
 uint64_t reserve_idle_bytes(struct reserve *reserve);
 

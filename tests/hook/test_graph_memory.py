@@ -45,6 +45,21 @@ def test_a_driver_that_ceases_to_tell_what_graphs_keep_changes_no_charge(
     assert node.sim.peak_mib(GPU) <= 100
 
 
+def test_launches_that_fail_while_the_driver_does_not_tell_what_graphs_keep_are_given_back(
+    node: Node,
+) -> None:
+    """However many; one that it takes is charged besides."""
+    steps = (
+        "a = instantiate(passing(10)); b = instantiate(passing(20)); launch(a)\n"
+        "with refused('cuDeviceGetGraphMemAttribute', 700):\n"
+        "    with refused('cuGraphLaunch', 700):\n"
+        "        r += [launch(b) for _ in range(9)]; r += [ledger_mib()]\n"
+        "    r += [launch(b), ledger_mib(), launch(b), ledger_mib()]\n"
+        "cuda.cuCtxSynchronize(); r += [both()]"
+    )
+    assert run(node, steps) == [700] * 9 + [32, 0, 64, 0, 64, [32, 32]]
+
+
 def test_a_driver_that_never_tells_what_graphs_keep_gives_their_launches_all_the_same(
     node: Node,
 ) -> None:

@@ -87,6 +87,22 @@ def test_a_driver_that_ceases_to_tell_what_a_pool_keeps_changes_no_charge(node: 
     assert (said["more"], node.sim.peak_mib(GPU) <= 1000) == (0, True)
 
 
+def test_a_pool_that_is_destroyed_while_the_driver_does_not_tell_what_it_keeps_stays_charged(
+    node: Node,
+) -> None:
+    code = (
+        "p = pool(); a = draw(500, p)[1]\n"
+        "with refused('cuMemPoolGetAttribute', 700):\n"
+        "    gone = cuda.cuMemPoolDestroy(p); kept = both(); put(a); freed = ledger_mib()\n"
+        "    more = draw(600)[0]\n"
+        "cuda.cuCtxSynchronize()\n"
+        "say(gone=gone, kept=kept, freed=freed, more=more, left=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "1000m"})
+    assert (said["gone"], said["kept"], said["freed"]) == (0, [512, 512], 512)
+    assert (said["more"], said["left"]) == (2, [0, 0])
+
+
 def test_a_driver_that_never_tells_what_a_pool_keeps_is_charged_what_is_live(node: Node) -> None:
     code = (
         "with refused('cuMemPoolGetAttribute', 1):\n"

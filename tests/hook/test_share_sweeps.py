@@ -33,7 +33,9 @@ class Swept:
 Launch = tuple[int, float, float, float | None]  # stream, launched, began, ended
 
 
-def told(launches: list[Launch], always: list[Launch], *questions: str) -> list[str]:
+def told(
+    launches: list[Launch], always: list[Launch], *questions: str, goes_on: bool = True
+) -> list[str]:
     """What is answered once the sweep is over, to which the ones of a kind that is always measured belong."""
     lines = [
         f"{kind} {stream} {launched} {began} {ended} {number}"
@@ -42,7 +44,9 @@ def told(launches: list[Launch], always: list[Launch], *questions: str) -> list[
     ]
     said = subprocess.run(
         [compiled("sweeps.c", f"-I{ROOT / 'hook'}")],
-        input="\n".join([*lines, "expected 1 10", "went_on 2", "now 20000", *questions]),
+        input="\n".join(
+            [*lines, "expected 1 10", *["went_on 2"][: goes_on], "now 20000", *questions]
+        ),
         capture_output=True,
         text=True,
         check=True,
@@ -263,6 +267,12 @@ def test_what_part_it_had_is_known_by_time_not_by_launches() -> None:
     long = (2, 1.1, 1.0, 401.0)
     short = [(2, 1.2 + i / 1000, 401.0 + i * 50, 451.0 + i * 50) for i in range(8)]
     assert told(others, [long, *short], "part 2") == ["0.750"]
+
+
+def test_a_long_one_that_began_before_is_told_also_where_the_program_waits_after_the_sweep() -> None:
+    """Nothing is launched later, so all is known that ran."""
+    others = [(1, 1.1, 1.0 + i * 20, 21.0 + i * 20) for i in range(20)]
+    assert told(others, [(2, 0.1, 0.2, 401.0)], "part 2", goes_on=False) == ["0.500"]
 
 
 def test_a_sweep_of_nothing_else_comes_to_an_end() -> None:

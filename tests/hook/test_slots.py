@@ -126,14 +126,19 @@ def test_only_the_dead_lose_their_slot(
 
 
 @pytest.mark.parametrize(
-    ("namespace", "freed"),
+    ("namespace", "lock", "freed"),
     [
-        pytest.param(HERE, True, id="of this pid namespace"),
-        pytest.param(HERE ^ 1, False, id="of another, with the same pid and start time"),
+        pytest.param(HERE, "region", True, id="of this pid namespace, a child has its lock"),
+        pytest.param(
+            HERE ^ 1, "region", False, id="of another, with the same pid and start time"
+        ),
+        pytest.param(
+            HERE, "elsewhere", True, id="a sweeper that found it dead may be about to free it"
+        ),
     ],
 )
-def test_what_is_ours_from_before_an_exec_is_freed_though_a_child_has_its_lock(
-    slots: ctypes.CDLL, tmp_path: Path, namespace: int, freed: bool
+def test_what_is_ours_from_before_an_exec_is_freed_and_not_taken_anew(
+    slots: ctypes.CDLL, tmp_path: Path, namespace: int, lock: str, freed: bool
 ) -> None:
     ctypes.c_bool.in_dll(slots, "said_gone").value = False
     region = ctypes.create_string_buffer(FILE_BYTES)
@@ -143,12 +148,13 @@ def test_what_is_ours_from_before_an_exec_is_freed_though_a_child_has_its_lock(
     struct.pack_into("<i", region, SLOT_COUNT_AT, 1)
     path = tmp_path / "region"
     path.write_bytes(bytes(FILE_BYTES))
+    path.with_name("elsewhere").touch()
     slots.slot_take.restype = ctypes.c_void_p
     before = ctypes.c_bool()
-    with path.open("r+b") as file, locked(path, FILE_BYTES):
+    with path.open("r+b") as file, locked(path.with_name(lock), FILE_BYTES):
         taken = slots.slot_take(region, file.fileno(), ctypes.byref(before))
     left = struct.unpack_from("<Q", region, FIRST_SLOT + OWNER_AT)[0]
-    assert taken == ctypes.addressof(region) + FIRST_SLOT + SLOT_BYTES  # the lock is not free
+    assert taken == ctypes.addressof(region) + FIRST_SLOT + SLOT_BYTES
     assert (before.value, left) == (freed, 0 if freed else owner)
 
 

@@ -57,8 +57,7 @@ void beside_learn(struct beside *beside, const struct past *past, int64_t from_n
         const struct past_run *run = &past->runs[i];
         int64_t began_ns = run->from_ns > from_ns ? run->from_ns : from_ns;
         int64_t ended_ns = run->until_ns < until_ns ? run->until_ns : until_ns;
-        if (!run->number || !run->always || began_ns >= ended_ns
-            || is_cut(run, from_ns, until_ns))
+        if (!run->number || !run->always || began_ns >= ended_ns || is_cut(run, from_ns, until_ns))
             continue;
         struct beside_stream *of = place_of(beside, run->stream);
         of->part_ns += (double)past_part_ns(past, run->stream, began_ns, ended_ns);

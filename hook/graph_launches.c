@@ -66,7 +66,9 @@ static uint64_t reserved_bytes(int place, bool grown)
     if (tells)
         told = true;
     else
-        bytes = !told ? 0 : grown ? reserve_idle_bytes(&reserves[place]) : reserve_seen_bytes(&reserves[place]);
+        bytes = !told ? 0
+            : grown   ? reserve_idle_bytes(&reserves[place])
+                      : reserve_seen_bytes(&reserves[place]);
     return bytes;
 }
 

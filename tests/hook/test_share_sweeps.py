@@ -45,7 +45,7 @@ def told(
     said = subprocess.run(
         [compiled("sweeps.c", f"-I{ROOT / 'hook'}")],
         input="\n".join(
-            [*lines, "expected 1 10", *["went_on 2"][: goes_on], "now 20000", *questions]
+            [*lines, "expected 1 10", *["went_on 2"][:goes_on], "now 20000", *questions]
         ),
         capture_output=True,
         text=True,
@@ -269,7 +269,9 @@ def test_what_part_it_had_is_known_by_time_not_by_launches() -> None:
     assert told(others, [long, *short], "part 2") == ["0.750"]
 
 
-def test_a_long_one_that_began_before_is_told_also_where_the_program_waits_after_the_sweep() -> None:
+def test_a_long_one_that_began_before_is_told_also_where_the_program_waits_after_the_sweep() -> (
+    None
+):
     """Nothing is launched later, so all is known that ran."""
     others = [(1, 1.1, 1.0 + i * 20, 21.0 + i * 20) for i in range(20)]
     assert told(others, [(2, 0.1, 0.2, 401.0)], "part 2", goes_on=False) == ["0.500"]

@@ -129,9 +129,7 @@ def test_only_the_dead_lose_their_slot(
     ("namespace", "lock", "freed"),
     [
         pytest.param(HERE, "region", True, id="of this pid namespace, a child has its lock"),
-        pytest.param(
-            HERE ^ 1, "region", False, id="of another, with the same pid and start time"
-        ),
+        pytest.param(HERE ^ 1, "region", False, id="of another, with the same pid and start time"),
         pytest.param(
             HERE, "elsewhere", True, id="a sweeper that found it dead may be about to free it"
         ),

@@ -50,9 +50,9 @@ static bool stuck(struct lane *lane, uint64_t now_ns)
  * long ones each takes more than there is, and who looks first at the end of a debt would have it each time.
  */
 static bool is_another_threads(struct lane *lane, const struct share *share, struct turn *turn,
-                               int64_t cost_ns, uint64_t now_ns)
+                               int64_t cost_ns, uint64_t now_ns, uint32_t permille)
 {
-    return share_is_anothers_turn(share, &lane->threads.least_had, turn, now_ns)
+    return share_is_anothers_turn(share, &lane->threads.least_had, turn, now_ns, permille)
         && (cost_ns / ABOUT > atomic_load(&lane->threads.least_cost_ns) || cost_ns > SHARE_WAIT_MOST_NS);
 }
 
@@ -79,10 +79,12 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
     bool sweeping = atomic_load(&lane->sweep_left) > 0;
     int64_t chunk_ns = sweeping && in_turn(lane, now_ns) ? cost_ns : chunk(now_ns);
     uint32_t own_permille = atomic_load(&lane->own_permille);
+    uint32_t its_permille = own_permille ? own_permille : permille;
     struct share *own = own_permille ? &lane->own : lane->share;
     bool wants = atomic_load(&own->budget_ns) > 0 || !own_permille; /* or it could not use its turn */
-    bool yields = is_another_threads(lane, own, turn, cost_ns, now_ns);
-    yields |= wants && share_is_anothers_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns);
+    bool yields = is_another_threads(lane, own, turn, cost_ns, now_ns, its_permille);
+    yields |=
+        wants && share_is_anothers_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns, permille);
     if (own_permille)
         chunk_ns = yields ? 0 : share_take(own, cost_ns, chunk_ns);
     int64_t taken_ns = yields || !chunk_ns ? 0 : share_take(lane->share, cost_ns, chunk_ns);
@@ -97,7 +99,7 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
     atomic_fetch_add(&turn->had_ns, (uint64_t)taken_ns);
     if (wants)
         share_tell_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns, permille);
-    tell_threads(lane, own, turn, cost_ns, now_ns, own_permille ? own_permille : permille);
+    tell_threads(lane, own, turn, cost_ns, now_ns, its_permille);
     if (!taken_ns)
         return false;
     atomic_store(&lane->payer, turn);

@@ -6,6 +6,7 @@
 #define LONGEST_REFILL_NS (1000 * MS_NS)
 #define SHORTEST_REFILL_NS 20000
 #define TURNS_NS (UINT64_C(10) * MS_NS) /* of ours and others: they are still there */
+#define LEAST_LEFT_NS (3 * MS_NS) /* who wakes for its turn may be late */
 #define LONGEST_SAVED_NS (UINT64_C(200000) * MS_NS) /* at a share of 999 permille */
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
@@ -163,8 +164,16 @@ static int64_t had_beyond_ns(const struct turn *turn, uint64_t word)
     return (int64_t)(had - (word & ~TIME_MASK)) >> (TIME_BITS - HAD_UNIT_BITS);
 }
 
+/* How much is saved up for who has had less. What comes due beyond SHARE_IDLE_NS is lost, and of a large
+ * share it takes long to make up for what the GPU did not do meanwhile: there is more room left then. */
+static int64_t most_left(uint32_t permille)
+{
+    return clamp(part(2 * SHARE_IDLE_NS, SHARE_WHOLE_PERMILLE - permille), LEAST_LEFT_NS,
+                 SHARE_IDLE_NS - SHARE_CHUNK_NS);
+}
+
 bool share_is_anothers_turn(const struct share *share, const _Atomic uint64_t *least_had, struct turn *turn,
-                            uint64_t now_ns)
+                            uint64_t now_ns, uint32_t permille)
 {
     uint64_t word = atomic_load_explicit(least_had, memory_order_relaxed);
     uint64_t idle_at_ns = atomic_load_explicit(&turn->idle_at_ns, memory_order_relaxed);
@@ -176,8 +185,7 @@ bool share_is_anothers_turn(const struct share *share, const _Atomic uint64_t *l
     if (beyond_ns <= SHARE_CHUNK_NS || !is_of_lately(word, now_ns)
         || word == atomic_load_explicit(&turn->told, memory_order_relaxed))
         return false;
-    bool waits = bounded(atomic_load_explicit(&share->budget_ns, memory_order_relaxed))
-        < SHARE_IDLE_NS - SHARE_CHUNK_NS;
+    bool waits = bounded(atomic_load_explicit(&share->budget_ns, memory_order_relaxed)) < most_left(permille);
     int64_t most_ns = waits ? SHARE_DEBT_NS : 0;
     if (beyond_ns > most_ns)
         atomic_fetch_sub_explicit(&turn->had_ns, (uint64_t)(beyond_ns - most_ns), memory_order_relaxed);

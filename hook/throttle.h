@@ -94,7 +94,7 @@ struct turn {
 
 /* Whether to leave the budget to another that has had less, by more than a chunk. */
 bool share_is_anothers_turn(const struct share *share, const _Atomic uint64_t *least_had, struct turn *turn,
-                            uint64_t now_ns);
+                            uint64_t now_ns, uint32_t permille);
 
 /* Tell the others, having looked at the budget and taken from it or not. */
 void share_tell_turn(const struct share *share, _Atomic uint64_t *least_had, struct turn *turn,

@@ -80,7 +80,7 @@ def load(directory: Path) -> ctypes.CDLL:
     library.share_correct.argtypes = [share, ctypes.c_int64]
     turn = ctypes.POINTER(Turn)
     word = ctypes.POINTER(ctypes.c_uint64)
-    library.share_is_anothers_turn.argtypes = [share, word, turn, ctypes.c_uint64]
+    library.share_is_anothers_turn.argtypes = [share, word, turn, ctypes.c_uint64, ctypes.c_uint32]
     library.share_is_anothers_turn.restype = ctypes.c_bool
     library.share_tell_turn.argtypes = [
         share, word, turn, ctypes.c_uint64, ctypes.c_uint32,

@@ -40,7 +40,9 @@ class Process:
 
     def look(self, now_ns: int, takes_ns: int = 0) -> bool:
         """Whether it may take; then it has had so much more."""
-        may = not self.library.share_is_anothers_turn(self.share, self.word, self.turn, now_ns)
+        may = not self.library.share_is_anothers_turn(
+            self.share, self.word, self.turn, now_ns, PERMILLE
+        )
         self.turn.had_ns += takes_ns if may else 0
         self.library.share_tell_turn(self.share, self.word, self.turn, now_ns, PERMILLE)
         return may

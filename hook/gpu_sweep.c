@@ -5,6 +5,7 @@ enum {
                   queued, before */
     ENOUGH = 8, /* launches to judge by, */
     MANY = 64, /* and where they set bounds, which chance would move one way only */
+    AT_FIRST = 32, /* that sweeps have told of, each counts twice: what was known before is no mean */
     OF_BIT = 2, /* streams that one noted by a bit may be, at most where a bound is set by them */
 };
 
@@ -89,13 +90,30 @@ static void find_last(struct measured_lane *lane, struct sweep *sweep)
         sweep->last_ns -= took_ns / ended;
 }
 
+/* Of the streams of these bits, those that were busy when the sweep began with what was launched before. */
+static bool busy_from_before(const struct measured_lane *lane, uint64_t bits)
+{
+    for (int i = 0; i < STREAM_BITS; i++)
+        if (bits >> i & 1 && atomic_load(&lane->lane.busy_until_ns[i]) > lane->swept_ns)
+            return true;
+    return false;
+}
+
+/* Streams in use that have no launch in it, by their bits. */
+static uint64_t others(const struct measured_lane *lane, const struct sweep *sweep)
+{
+    uint64_t bits = atomic_load(&lane->lane.streams_seen) | atomic_load(&lane->lane.streams_seen_before);
+    for (int i = 0; i < sweep->streams; i++)
+        bits &= ~gpu_time_stream_bit(past_stream_only(sweep->of[i].stream));
+    return bits;
+}
+
 /* All that may have run, beside what was measured: what was queued on each stream before it, what was
  * launched there later, and streams of which none was measured, as a thread whose queues are full launches
  * nothing. */
 static void find_most(struct measured_lane *lane, struct sweep *sweep)
 {
     struct past *most = &lane->most;
-    uint64_t others = atomic_load(&lane->lane.streams_seen) | atomic_load(&lane->lane.streams_seen_before);
     *most = lane->past;
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
@@ -103,10 +121,8 @@ static void find_most(struct measured_lane *lane, struct sweep *sweep)
             past_ended(most, past_began(most, of->stream, of->launched_ns), of->launched_ns, of->from_ns);
         if (sweep->went_on_ns < INT64_MAX)
             past_began(most, of->stream, of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns);
-        others &= ~gpu_time_stream_bit(past_stream_only(of->stream));
     }
-    sweep->others = __builtin_popcountll(others);
-    for (int left = OF_BIT * __builtin_popcountll(others); left > 0; left--)
+    for (int left = OF_BIT * sweep->others; left > 0; left--)
         past_began(most, UINT64_MAX - (uint64_t)left, 0);
 }
 
@@ -186,7 +202,9 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
         else if (of_sweep(trace))
             judged += is_judged(sweep, trace), early += trace->running_since_ns < sweep->last_ns;
     }
-    sweep->together = judged >= ENOUGH;
+    uint64_t unseen = others(lane, sweep);
+    sweep->others = __builtin_popcountll(unseen);
+    sweep->together = judged >= ENOUGH && !busy_from_before(lane, unseen);
     if (!sweep->together) {
         sweep->from_ns = 0;
         if (early < MANY)
@@ -231,8 +249,9 @@ void gpu_sweep_judge(struct measured_lane *lane, struct sweep *sweep, struct tra
 static void learn(struct estimate *estimate, int *swept, double ns, int count)
 {
     double was_ns = atomic_load(&estimate->ns), most_ns = (double)ESTIMATE_LONGER * was_ns;
+    int weight = *swept < AT_FIRST ? 2 * count : count;
     if (ns < most_ns)
-        ns = was_ns + (ns - was_ns) * count / (count + *swept);
+        ns = was_ns + (ns - was_ns) * weight / (weight + *swept);
     *swept = *swept + count < SWEPT_MOST ? *swept + count : SWEPT_MOST;
     estimate_set(estimate, (int64_t)ns);
 }

@@ -20,7 +20,10 @@
 #include "settings.h"
 #include "throttle.h"
 
-enum { GUESSES = 16 }; /* that may be out at once */
+enum {
+    GUESSES = 16, /* that may be out at once */
+    STREAM_BITS = 64, /* by which streams are noted: two may have the same */
+};
 
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after that was last seen */
 
@@ -43,6 +46,7 @@ struct lane {
     _Atomic int contexts; /* that were launched in, and are told apart */
     _Atomic int64_t calls; /* around launches that are measured, in the order in which they were made */
     _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */
+    _Atomic uint64_t busy_until_ns[STREAM_BITS]; /* what was launched there and looked at may run till then */
     _Atomic bool always_lately; /* since the last sweep one came that is always measured */
     _Atomic uint64_t unmeasured_at_ns; /* when one last came that is measured in sweeps only */
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
@@ -95,10 +99,15 @@ static inline bool gpu_time_several_contexts(const struct lane *lane)
     return atomic_load(&lane->contexts) > 1;
 }
 
-/* By which such a stream is noted, one of 64: two may have the same. */
+static inline unsigned gpu_time_stream_place(uint64_t stream)
+{
+    return estimate_mix(stream, 0) % STREAM_BITS;
+}
+
+/* The same as one of the bits of a word. */
 static inline uint64_t gpu_time_stream_bit(uint64_t stream)
 {
-    return UINT64_C(1) << (estimate_mix(stream, 0) & 63);
+    return UINT64_C(1) << gpu_time_stream_place(stream);
 }
 
 /* About to launch on `stream` (0 is the thread's own with `per_thread`): start to measure. NULL when that is

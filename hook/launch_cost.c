@@ -6,6 +6,7 @@ enum {
     GUESSES_MEASURED = 96, /* like GUESSES, of kinds that are little known but were measured */
     SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, */
     SWEEP_MOST = 220, /* if they are not more together */
+    BESIDE = 2, /* times as long a launch takes beside others as alone, or longer */
 };
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
@@ -98,12 +99,16 @@ static bool is_enough(const struct lane *lane, uint64_t now_ns)
         || atomic_load(&lane->sweep_out) >= SWEEP_MOST;
 }
 
-/* Note which stream it goes to. Whether several are in use. */
+/* Note which stream it goes to, and until when that may be busy with it beside others. Whether several are in
+ * use. */
 static bool several_streams(const struct launch *launch, uint64_t now_ns)
 {
     struct lane *lane = launch->lane;
     uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
     uint64_t last = atomic_exchange(&lane->last_stream, stream);
+    _Atomic uint64_t *busy_until_ns = &lane->busy_until_ns[gpu_time_stream_place(stream)];
+    uint64_t until_ns = atomic_load(busy_until_ns);
+    atomic_store(busy_until_ns, (until_ns > now_ns ? until_ns : now_ns) + BESIDE * (uint64_t)launch->cost_ns);
     atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(stream));
     if (last && last != stream && !gpu_time_several_contexts(lane)) /* or see gpu_time.c */
         atomic_store(&lane->several_streams_at_ns, now_ns);

@@ -201,3 +201,20 @@ def test_with_the_limiter_off_the_same_judgement_fails(tmp_path: Path, percents:
         Tenant(percent, ("ms=4000,kernel=a+b,streams=2",), policy="disable") for percent in percents
     ]
     assert not holds(run(tmp_path, tenants, FAR), skip_s=SKIP_S)
+
+
+@pytest.mark.parametrize(
+    ("percent", "steady"),
+    [
+        pytest.param(60, "kernel=a", id="52.9 had"),
+        pytest.param(90, "kernel=a", id="at 90: 77.0 had"),
+        pytest.param(90, "kernel=a,sync=4", id="that waits: 76.3 had"),
+        pytest.param(90, "kernel=b,sync=2", id="of 1 ms: 77 had"),
+    ],
+)
+def test_bursts_of_which_a_whole_sweep_is(tmp_path: Path, percent: int, steady: str) -> None:
+    """Beside a launch of another stream that was made before, and is not measured."""
+    phases = (f"thread=1,ms=6000,{steady}", "thread=2,ms=6000,kernel=c,burst=200,idle_us=5000")
+    kernels: Kernels = {"a": 500, "b": 990, "c": 8}
+    (container,) = run(tmp_path, [Tenant(percent, phases, threads=2)], kernels)
+    assert holds([container]), container.worst_error()

@@ -4,7 +4,9 @@ Each row is a sweep made by hand; times in us. A stream runs at one share of as 
 """
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pytest
 from built_hook import ROOT
@@ -62,6 +64,7 @@ def swept(
     now: float = 20_000.0,
     seen: tuple[int, ...] = (),
     known: int = 0,
+    busy: Mapping[int, float] = MappingProxyType({}),
 ) -> Swept:
     lines = [
         f"launch {stream} {launched} {began} {'-' if ended is None else ended} 1"
@@ -71,6 +74,7 @@ def swept(
     lines += [f"went_on {went_on}"] if went_on is not None else []
     lines += ["contended"] if contended else []
     lines += [f"seen {stream}" for stream in seen]
+    lines += [f"busy {stream} {until}" for stream, until in busy.items()]
     lines += [f"known 1 {known}"] if known else []
     program = compiled("sweeps.c", f"-I{ROOT / 'hook'}")
     said = subprocess.run(
@@ -109,9 +113,9 @@ def four_streams(took: float) -> list[Launch]:
         pytest.param(10.0, STEADY, 10.0, id="as it was"),
         pytest.param(5.0, STEADY, 5.0 + 5.0 * 36 / (36 + STEADY), id="longer: some of the way"),
         pytest.param(20.0, STEADY, 20.0 - 10.0 * 36 / (36 + STEADY), id="shorter: some of the way"),
-        pytest.param(20.0, 12, 20.0 - 10.0 * 36 / (36 + 12), id="little known: most of the way"),
+        pytest.param(20.0, 12, 20.0 - 10.0 * 72 / (72 + 12), id="little known: most of the way"),
         pytest.param(
-            20.0, 0, 20.0 - 10.0 * 36 / (36 + LEAST), id="its first sweep: almost all of it"
+            20.0, 0, 20.0 - 10.0 * 72 / (72 + LEAST), id="its first sweep: almost all of it"
         ),
         pytest.param(1.0, STEADY, 10.0, id="ten times longer: at once"),
     ],
@@ -194,6 +198,24 @@ def test_streams_in_use_of_which_none_was_measured_may_have_run(
     found = swept(APART, expected, went_on=2.0, seen=seen)
     assert not found.together
     assert found.expected == pytest.approx(known, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("busy", "expected"),
+    [
+        pytest.param({2: 0.5}, 8.0, id="busy: half may be its"),
+        pytest.param({2: -0.5}, 16.0, id="idle by then"),
+        pytest.param({1: 0.5}, 16.0, id="of the sweep itself"),
+        pytest.param({3: 0.5}, 16.0, id="not in use any more"),
+    ],
+)
+def test_what_a_stream_was_busy_with_when_the_sweep_began_may_have_run_beside(
+    busy: Mapping[int, float], expected: float
+) -> None:
+    """One of 500 us beside a burst of short ones, which the whole sweep is of: 76.6 of 90 % were had."""
+    found = swept(in_turn(1, 90, 16.0), 8.0, went_on=2.0, seen=(1, 2), busy=busy)
+    assert found.expected == pytest.approx(expected, abs=0.2)
+    assert found.together == (expected == 16.0)
 
 
 def test_where_few_ran_before_one_stream_was_measured_no_more_all_are_judged() -> None:

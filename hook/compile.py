@@ -73,7 +73,7 @@ PER_CALL = frozenset(
 )
 
 # What runs beside driver calls that take microseconds, or once; and lookups and allocations, which
-# take some ns more by that, but for those of PER_ALLOCATION.
+# take some ns more by that, but for those of PER_CALL_IF_ROOM.
 SELDOM = frozenset(
     {
         "amounts.c",
@@ -113,6 +113,8 @@ SELDOM = frozenset(
         "late.c",
         "launch_budget.c",
         "launch_cost.c",
+        "launch_gate.c",
+        "launch_wait.c",
         "leases.c",
         "limits.c",
         "limits_file.c",
@@ -151,20 +153,22 @@ SELDOM = frozenset(
     }
 )
 
-# What an allocation and its free go through besides, of those above. There is room for them to be
-# for speed in the file for x86_64 only; that for aarch64 would be larger than it may be.
-PER_ALLOCATION = frozenset(
+# What launches, and an allocation and its free, go through besides, of those above. There is room
+# for them to be for speed in the file for x86_64 only; that for aarch64 would be larger than it may
+# be.
+PER_CALL_IF_ROOM = frozenset(
     {
         "blocks.c",
         "charge.c",
         "devices.c",
+        "launch_gate.c",
         "looks.c",
         "reclaim.c",
         "region.c",
         "wrap.c",
     }
 )
-FAST_ON = {"x86_64": PER_ALLOCATION}
+FAST_ON = {"x86_64": PER_CALL_IF_ROOM}
 
 # What is never on the stack when an exception or the end of a cancelled thread passes: these call
 # each other and functions of libc where no thread is cancelled, never the driver nor through a
@@ -259,6 +263,7 @@ ARTIFACTS = (
             "launch_cost.c",
             "launch_gate.c",
             "launch_count.c",
+            "launch_wait.c",
             "leases.c",
             "ledger.c",
             "limits.c",

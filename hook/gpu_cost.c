@@ -8,6 +8,9 @@ enum { UNSHARP_MOST = 32 }; /* in a row of a kind */
 #define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
 #define STOPPED_NS (100 * MS_NS) /* nobody of ours may have been let look for so long: limits.cpu */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
+#define WATCHED_NS                                                                                           \
+    (4 * MS_NS) /* of the time that one took: what others launch meanwhile runs mostly in it                 \
+                 */
 #define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
@@ -27,13 +30,43 @@ static bool is_beside_unmeasured(const struct measured_lane *lane, const struct 
         && trace->launched_ns - (int64_t)atomic_load(&lane->lane.unmeasured_at_ns) < BESIDE_NS;
 }
 
+/* What was spent on launches that are not always measured. */
+static int64_t spent_unmeasured_ns(const struct measured_lane *lane)
+{
+    return gpu_time_spent_ns(&lane->lane) - atomic_load(&lane->lane.always_ns);
+}
+
+static int streams_lately(const struct measured_lane *lane)
+{
+    return __builtin_popcountll(atomic_load(&lane->lane.streams_seen)
+                                | atomic_load(&lane->lane.streams_seen_before));
+}
+
+void gpu_cost_watch(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+{
+    int64_t spent_ns = spent_unmeasured_ns(lane);
+    if (!trace->seen_ns) {
+        trace->seen_ns = now_ns;
+        trace->seen_spent_ns = spent_ns;
+    }
+    int64_t took_ns = now_ns - trace->seen_ns;
+    took_ns -= gpu_probe_away_ns(trace_probe(lane, trace), trace->seen_ns, now_ns, true);
+    if (took_ns < WATCHED_NS)
+        return;
+    double part = 1 - (double)(spent_ns - trace->seen_spent_ns) / (double)took_ns;
+    double least = 1.0 / (1 + streams_lately(lane));
+    trace->part = part < least ? least : part > 1 ? 1 : part;
+}
+
 int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t until_ns, bool seen)
 {
     int64_t from_ns = trace->running_since_ns;
     trace->part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
     int64_t away_ns = gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true);
     int64_t own = trace->part_ns - away_ns;
-    double part = !seen && is_beside_unmeasured(lane, trace) ? beside_part(&lane->beside, trace->stream) : 0;
+    double part = 0;
+    if (!seen && is_beside_unmeasured(lane, trace))
+        part = trace->part > 0 ? trace->part : beside_part(&lane->beside, trace->stream);
     if (part > 0) {
         int64_t most_ns = past_part_of_always_ns(&lane->past, trace->stream, from_ns, until_ns) - away_ns;
         int64_t had_ns = (int64_t)((double)most_ns * part);
@@ -47,8 +80,7 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
  * it took says nothing while what ran beside it is not known, but for one that was far longer. */
 static int64_t single_ns(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns)
 {
-    uint64_t streams = atomic_load(&lane->lane.streams_seen) | atomic_load(&lane->lane.streams_seen_before);
-    int64_t least_ns = trace->part_ns / (1 + __builtin_popcountll(streams));
+    int64_t least_ns = trace->part_ns / (1 + streams_lately(lane));
     return 2 * least_ns > ESTIMATE_FAR * expected_ns ? least_ns : expected_ns;
 }
 

@@ -50,6 +50,14 @@ static bool was_queued(const struct swept *of)
     return of->from_ns > of->launched_ns;
 }
 
+/* The same, or may have been at the beginning: of the former the first one was idle again when that was
+ * launched, as its thread may have waited until then. */
+static bool was_busy(const struct measured_lane *lane, const struct swept *of)
+{
+    return was_queued(of)
+        || atomic_load(&lane->lane.busy_before) & gpu_time_stream_bit(past_stream_only(of->stream));
+}
+
 /* When every stream was being measured. */
 static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
 {
@@ -58,7 +66,7 @@ static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t
             note(find(sweep, lane->traces[i].stream), &lane->traces[i], now_ns);
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
-        if (of->launches < OFTEN && !was_queued(of)) {
+        if (of->launches < OFTEN && !was_busy(lane, of)) {
             int64_t known_ns = of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns;
             sweep->until_ns = known_ns < sweep->until_ns ? known_ns : sweep->until_ns;
             continue;
@@ -90,15 +98,6 @@ static void find_last(struct measured_lane *lane, struct sweep *sweep)
         sweep->last_ns -= took_ns / ended;
 }
 
-/* Of the streams of these bits, those that were busy when the sweep began with what was launched before. */
-static bool busy_from_before(const struct measured_lane *lane, uint64_t bits)
-{
-    for (int i = 0; i < STREAM_BITS; i++)
-        if (bits >> i & 1 && atomic_load(&lane->lane.busy_until_ns[i]) > lane->swept_ns)
-            return true;
-    return false;
-}
-
 /* Streams in use that have no launch in it, by their bits. */
 static uint64_t others(const struct measured_lane *lane, const struct sweep *sweep)
 {
@@ -118,7 +117,7 @@ static void find_most(struct measured_lane *lane, struct sweep *sweep)
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
         if (was_queued(of))
-            past_ended(most, past_began(most, of->stream, of->launched_ns), of->launched_ns, of->from_ns);
+            past_ended(most, past_began(most, of->stream, 0), 0, of->from_ns);
         if (sweep->went_on_ns < INT64_MAX)
             past_began(most, of->stream, of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns);
     }
@@ -204,7 +203,7 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
     }
     uint64_t unseen = others(lane, sweep);
     sweep->others = __builtin_popcountll(unseen);
-    sweep->together = judged >= ENOUGH && !busy_from_before(lane, unseen);
+    sweep->together = judged >= ENOUGH && !(unseen & atomic_load(&lane->lane.busy_before));
     if (!sweep->together) {
         sweep->from_ns = 0;
         if (early < MANY)

@@ -129,12 +129,6 @@ static struct trace *take_place(struct measured_lane *lane, CUcontext context, b
     return NULL;
 }
 
-/* What the launches of the lane were charged, ever. */
-static int64_t spent_ns(const struct lane *lane)
-{
-    return atomic_load(&lane->granted_ns) - atomic_load(&lane->tokens_ns);
-}
-
 /* The number of the context's probe, that is opened unless there is one. Where there are too many contexts,
  * or somebody reads just now, there is none. */
 static size_t probe_in(struct measured_lane *lane, CUcontext context)
@@ -183,7 +177,7 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
 static void begin_now(struct lane *lane, struct trace *trace)
 {
     trace->began_ns = (int64_t)monotonic_ns();
-    trace->others_ns = -spent_ns(lane);
+    trace->others_ns = -gpu_time_spent_ns(lane);
     trace->begin_call = atomic_fetch_add(&lane->calls, 1);
 }
 
@@ -254,7 +248,8 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     trace->launch_call = atomic_fetch_add(&lane->calls, 1);
     trace->key = key;
     trace->expected_ns = trace->charged_ns = charged_ns;
-    trace->running_since_ns = 0;
+    trace->running_since_ns = trace->seen_ns = 0;
+    trace->part = 0;
     trace->ended = trace->told = trace->waits = false;
     depth_enter();
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;
@@ -263,7 +258,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     if (launched && !recorded)
         atomic_store(&traces_of(lane)->unreadable_at_ns, (uint64_t)trace->recorded_ns);
     trace->end_call = atomic_fetch_add(&lane->calls, 1);
-    trace->others_ns += spent_ns(lane);
+    trace->others_ns += gpu_time_spent_ns(lane);
     if (gpu_time_several_streams(lane, (uint64_t)trace->recorded_ns) || gpu_time_several_contexts(lane))
         trace->others_ns = OTHERS_MEASURED;
     else if (trace->others_ns < 0)

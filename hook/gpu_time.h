@@ -47,8 +47,10 @@ struct lane {
     _Atomic int64_t calls; /* around launches that are measured, in the order in which they were made */
     _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */
     _Atomic uint64_t busy_until_ns[STREAM_BITS]; /* what was launched there and looked at may run till then */
+    _Atomic uint64_t busy_before; /* a bit for each that was so when the last sweep began */
     _Atomic bool always_lately; /* since the last sweep one came that is always measured */
     _Atomic uint64_t unmeasured_at_ns; /* when one last came that is measured in sweeps only */
+    _Atomic int64_t always_ns; /* what those were charged that are always measured, ever */
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
     _Atomic int64_t unswept_ns; /* and what was taken from the share since */
     _Atomic int sweep_left; /* launches, of those to be measured all */
@@ -126,6 +128,12 @@ void gpu_time_begin_again(struct lane *lane, struct trace *trace, CUstream strea
  * is being measured. */
 bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool per_thread, uint64_t key,
                   int64_t charged_ns, uint64_t sweep, bool on_credit, bool launched);
+
+/* What the launches of the lane were charged, ever. */
+static inline int64_t gpu_time_spent_ns(const struct lane *lane)
+{
+    return atomic_load(&lane->granted_ns) - atomic_load(&lane->tokens_ns);
+}
 
 /* How many launches of this kind are out whose cost was guessed. */
 int gpu_time_guesses(struct lane *lane, uint64_t key);

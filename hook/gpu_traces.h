@@ -49,7 +49,9 @@ struct trace {
     bool guess; /* of what it costs: little is known of its kind, */
     _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
     uint64_t sweep; /* settled together with others: when theirs began; or 0 */
-    bool always; /* its kind is measured always, in sweeps too */
+    bool always; /* its kind is measured always, in sweeps too: */
+    int64_t seen_ns, seen_spent_ns; /* since when it was seen to run, what was spent on others by then, */
+    double part; /* and what it had of the time since; 0: not known */
     bool edge; /* it says what ran, not what it cost */
     bool by_clock; /* it is waited for, and has no events */
 };

@@ -6,7 +6,7 @@ enum {
     GUESSES_MEASURED = 96, /* like GUESSES, of kinds that are little known but were measured */
     SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, */
     SWEEP_MOST = 220, /* if they are not more together */
-    BESIDE = 2, /* times as long a launch takes beside others as alone, or longer */
+    BESIDE = 3, /* times as long a launch takes beside others as alone, or longer */
 };
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
@@ -66,6 +66,15 @@ int64_t launch_cost_ns(struct launch *launch)
 
 /* --- what is measured ----------------------------------------------------------------------------------- */
 
+/* Streams, by their bits, that what was launched before may still run on. */
+static uint64_t busy_streams(const struct lane *lane, uint64_t now_ns)
+{
+    uint64_t busy = 0;
+    for (int i = 0; i < STREAM_BITS; i++)
+        busy |= (uint64_t)(atomic_load(&lane->busy_until_ns[i]) > now_ns) << i;
+    return busy;
+}
+
 /* From now on measure all launches for a while: as many as it takes for each stream to have several. */
 static void begin_sweep(struct lane *lane, uint64_t now_ns)
 {
@@ -74,6 +83,7 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     int launches = (streams > 1 ? streams : 2) * SWEEP_OF_STREAM;
     launches = launches < SWEEP_MOST ? launches : SWEEP_MOST;
     int spare = atomic_exchange(&lane->always_lately, false) ? SWEEP_MOST - launches : 0;
+    atomic_store(&lane->busy_before, busy_streams(lane, now_ns));
     atomic_store(&lane->swept_at_ns, now_ns);
     atomic_store(&lane->unswept_ns, 0);
     atomic_store(&lane->went_on_at_ns, 0);
@@ -149,6 +159,7 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         struct lane *lane = launch->lane;
         if (launch->always) {
             atomic_store(&lane->always_lately, true);
+            atomic_fetch_add(&lane->always_ns, launch->cost_ns);
         } else {
             atomic_store(&lane->unmeasured_at_ns, now_ns);
             sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));

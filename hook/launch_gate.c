@@ -6,6 +6,7 @@
 #include "launch_budget.h"
 #include "launch_cost.h"
 #include "launch_count.h"
+#include "launch_wait.h"
 #include "leases.h"
 #include "limits.h"
 #include "monotonic.h"
@@ -17,19 +18,12 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { MEASURE_OFTEN = 7, CALLS_OF_LAUNCH = 3, SLIP_CALLS = 32, FEW_LOOKS = 20 };
-
-#define LATER_LOOK_NS 500000
-#define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
-#define UNCERTAIN_WAIT_NS MS_NS
-#define QUEUE_LENT_NS (7 * MS_NS)
-#define HELD_UP_NS (2 * MS_NS) /* who wakes so late was not let run */
+enum { MEASURE_OFTEN = 7, CALLS_OF_LAUNCH = 3, SLIP_CALLS = 32 };
 
 #define SELDOM __attribute__((noinline)) /* so that other launches need not save the registers it uses */
 
 static _Atomic int captures; /* that are open, as far as seen */
 static _Atomic int devices, only_place; /* 0: not known, otherwise place + 1 of the only device */
-static _Atomic uint64_t noted_at_ns;
 
 /* By place: what the words were that say so when a share was to be kept and the agent blocked nothing. That
  * is so whenever they are the same, so nobody has to take it back. */
@@ -72,24 +66,6 @@ static inline int place_of_launch(CUstream stream)
 
 /* --- who says so ---------------------------------------------------------------------------------------- */
 
-/* Tell the region's readers that we compute. */
-SELDOM static void note_activity(struct lane *lane, uint64_t now_ns)
-{
-    struct region *region = region_mapped();
-    uint64_t interval_ns = settings()->record_interval_s * UINT64_C(1000000000);
-    launch_count_tell(lane);
-    if (!region)
-        return;
-    int32_t recent = atomic_load(&region->recent_kernel);
-    if (recent != LAUNCH_GATE_RECENT && !leases_of_monitor_ns(now_ns))
-        atomic_compare_exchange_strong(&region->recent_kernel, &recent,
-                                       LAUNCH_GATE_RECENT); /* unless it just blocked us */
-    uint64_t noted_ns = atomic_load(&noted_at_ns);
-    if ((!noted_ns || now_ns - noted_ns >= interval_ns)
-        && atomic_compare_exchange_strong(&noted_at_ns, &noted_ns, now_ns))
-        atomic_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
-}
-
 /* What limits_core says; noted for who launches next. */
 static struct core_share look(int place)
 {
@@ -118,29 +94,11 @@ static inline bool is_kept(int place)
         && atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) == LAUNCH_GATE_RECENT;
 }
 
-/* Whether launches wait in the GPU's queues, and others have it. */
-static bool queues(const struct lane *lane, uint64_t now_ns)
-{
-    uint64_t since_ns = (uint64_t)atomic_load_explicit(&lane->queued_ns, memory_order_relaxed);
-    return since_ns && elapsed_ns(since_ns, now_ns) > QUEUE_LENT_NS && share_contended(lane->share, now_ns);
-}
-
-/* What is the container's of the device's time now; SHARE_WHOLE_PERMILLE: no limit. What is lent is not
- * queued: it could not be returned. */
-static uint32_t share_now(const struct core_share *core, const struct lane *lane, uint64_t now_ns)
-{
-    uint32_t permille = core->enforced ? core->container_permille : SHARE_WHOLE_PERMILLE;
-    bool lent = core->lent_until_ns > now_ns && core->lent_until_ns - now_ns <= LEASES_LONGEST_NS;
-    if (core->enforced && core->lent_permille && lent && !queues(lane, now_ns))
-        permille += core->lent_permille < SHARE_WHOLE_PERMILLE ? core->lent_permille : SHARE_WHOLE_PERMILLE;
-    return permille < SHARE_WHOLE_PERMILLE ? permille : SHARE_WHOLE_PERMILLE;
-}
-
 /* --- captures ------------------------------------------------------------------------------------------- */
 
 /* The legacy stream cannot be told of beside a capture: what is recorded on it would end that. Where the
  * driver fails otherwise, the launch is charged: a share is not to be had by a failure. */
-SELDOM static bool being_captured(const struct launch *launch)
+SELDOM bool launch_gate_is_captured(const struct launch *launch)
 {
     const struct real_cuda *real = real_cuda();
     CUstreamCaptureStatus status = CAPTURE_NONE;
@@ -155,7 +113,7 @@ SELDOM static bool being_captured(const struct launch *launch)
  * costs this question at each launch from then on, and nothing else. */
 static inline bool is_captured(const struct launch *launch)
 {
-    return atomic_load_explicit(&captures, memory_order_relaxed) > 0 && being_captured(launch);
+    return atomic_load_explicit(&captures, memory_order_relaxed) > 0 && launch_gate_is_captured(launch);
 }
 
 /* --- the gate ------------------------------------------------------------------------------------------- */
@@ -177,112 +135,6 @@ void launch_gate_forget(uint64_t key)
             atomic_store(&estimate->deviation, 0); /* or it is waited for as one that varies */
         }
     }
-}
-
-/* How long to wait for what was launched last to be known. */
-static uint64_t look_again_ns(struct launch *launch)
-{
-    launch->looks++;
-    gpu_time_read(launch->lane);
-    return launch->looks > FEW_LOOKS ? LATER_LOOK_NS : FIRST_LOOK_NS;
-}
-
-/* The same for the budget to be repaid. What is being measured was charged ahead, and may turn out to have
- * cost less: that may be all the debt there is. Of what is short, it is repaid as soon as it is known. */
-static uint64_t repaid_ns(struct launch *launch, uint32_t permille, int64_t cost_ns)
-{
-    const struct share *share = launch->lane->share, *own = &launch->lane->own;
-    uint32_t own_permille = atomic_load(&launch->lane->own_permille);
-    uint64_t wait_ns = share_wait_ns(share, permille);
-    if (own_permille && share_wait_ns(own, own_permille) > wait_ns) {
-        share = own;
-        wait_ns = share_wait_ns(own, own_permille);
-    }
-    if (!gpu_time_measuring(launch->lane) || wait_ns <= (uint64_t)UNCERTAIN_WAIT_NS)
-        return wait_ns;
-    if (cost_ns < ESTIMATE_LONG_NS)
-        return UNCERTAIN_WAIT_NS;
-    int64_t debt_ns = (int64_t)share_debt_ns(share, SHARE_WHOLE_PERMILLE);
-    return debt_ns < atomic_load(&launch->lane->uncertain_ns) ? look_again_ns(launch) : UNCERTAIN_WAIT_NS;
-}
-
-/* How long to wait before asking again; 0: go. */
-static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
-{
-    struct core_share core = limits_core(place);
-    uint64_t due_ns = launch->due_ns;
-    launch->due_ns = 0;
-    uint64_t blocked_ns = leases_until_ns(place, core.blocked_until_ns, now_ns);
-    if (blocked_ns)
-        return blocked_ns - now_ns < (uint64_t)SHARE_WAIT_MOST_NS ? blocked_ns - now_ns
-                                                                  : (uint64_t)SHARE_WAIT_MOST_NS;
-    uint32_t permille = share_now(&core, launch->lane, now_ns);
-    bool lowered = core.enforced && core.permille < core.container_permille;
-    launch->cost_ns = 0;
-    launch_budget_keep_own(launch->lane, lowered ? core.permille : 0, now_ns);
-    if (permille == SHARE_WHOLE_PERMILLE && !lowered)
-        return 0;
-    int64_t cost_ns = launch_cost_ns(launch);
-    uint64_t look_ns = cost_ns ? 0 : look_again_ns(launch);
-    const struct estimate *known = look_ns ? estimate_find(&gpu_time_predictor, launch->key) : NULL;
-    if (look_ns && (!known || !atomic_load(&known->deviation)))
-        cost_ns = launch_cost_ns(launch); /* unless its kind varies: what was waited for says nothing of it */
-    if (!cost_ns)
-        return look_ns;
-    if (due_ns && now_ns > due_ns + (uint64_t)HELD_UP_NS && permille < SHARE_WHOLE_PERMILLE)
-        share_held_up(launch->lane->share, now_ns, now_ns - due_ns, permille);
-    if (!launch_budget_take(launch, cost_ns, permille, now_ns)) {
-        launch_cost_drop_guess(launch);
-        uint64_t wait_ns = repaid_ns(launch, permille, cost_ns);
-        if (credit_may_come(launch->lane, now_ns))
-            wait_ns = SHARE_WAIT_LEAST_NS;
-        launch->due_ns = now_ns + wait_ns;
-        return wait_ns;
-    }
-    launch->cost_ns = cost_ns;
-    return 0;
-}
-
-static void note_wait(struct launch *launch, int place, uint64_t ns)
-{
-    struct region_slot *own = region_own_slot();
-    atomic_fetch_add(&launch->lane->share->throttled_ns, ns);
-    if (own)
-        atomic_fetch_add(&own->used[place].throttled_ns, ns);
-}
-
-static void pass_slowly(struct launch *launch, int place)
-{
-    uint64_t began_ns = monotonic_ns(), noted_ns = began_ns, now_ns = began_ns, wait_ns;
-    if (being_captured(launch)) { /* by a capture that was not seen to begin */
-        launch->lane = NULL;
-        return;
-    }
-    note_activity(launch->lane, now_ns);
-    while ((wait_ns = ask(launch, place, now_ns)) > 0) {
-        monotonic_sleep_holding_nothing(now_ns + wait_ns);
-        now_ns = monotonic_ns();
-        if (now_ns - noted_ns >= (uint64_t)SHARE_WAIT_NOTED_NS) { /* it may last for hours */
-            note_wait(launch, place, now_ns - noted_ns);
-            noted_ns = now_ns;
-        }
-    }
-    if (now_ns - began_ns >= (uint64_t)SHARE_WAIT_LEAST_NS) {
-        atomic_fetch_add(&launch->lane->share->waits, 1);
-        note_wait(launch, place, now_ns - noted_ns);
-    }
-    bool measured = launch->cost_ns && launch_cost_is_to_be_measured(launch, now_ns);
-    bool timed = !measured && launch->cost_ns && credit_is_asked(launch->lane, now_ns);
-    if (measured || timed) {
-        bool alone = measured || !gpu_time_several_streams(launch->lane, now_ns);
-        atomic_store(&launch->lane->measured_at_ns, now_ns);
-        launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess,
-                                       launch->always, !alone);
-        if (launch->sweep && !launch->trace)
-            launch_cost_end_sweep(launch->lane);
-    }
-    if (!launch->cost_ns)
-        launch->lane = NULL;
 }
 
 /* Launches from one that is measured to the next: one less now and then, so that all of a pattern of as many
@@ -344,11 +196,11 @@ SELDOM static bool is_to_pay(struct launch *launch, int place)
     bool blocked = core.blocked_until_ns || !region
         || atomic_load_explicit(&region->recent_kernel, memory_order_relaxed) != LAUNCH_GATE_RECENT;
     if (!blocked && launch_count_untold() >= LAUNCH_COUNT_MOST)
-        note_activity(launch->lane, monotonic_ns());
+        launch_wait_note(launch->lane, monotonic_ns());
     if (!blocked && core.enforced)
         return true;
     if (blocked)
-        pass_slowly(launch, place);
+        launch_wait(launch, place);
     else
         launch->lane = NULL;
     if (launch_count_untold() == 0 && core.permille >= SHARE_WHOLE_PERMILLE && !core.blocked_until_ns)
@@ -369,7 +221,7 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
     launch_count_add(); /* whichever way it goes */
     bool as_noted = launch_count_untold() < LAUNCH_COUNT_MOST && is_kept(place);
     if ((as_noted || is_to_pay(launch, place)) && !is_paid(launch))
-        pass_slowly(launch, place);
+        launch_wait(launch, place);
 }
 
 void launch_gate_delayed(struct launch *launch)

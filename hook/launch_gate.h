@@ -81,6 +81,9 @@ void launch_gate_passed(struct launch *launch, CUresult result);
  */
 void launch_gate_capture(bool begun);
 
+/* Whether it is made into one. */
+bool launch_gate_is_captured(const struct launch *launch);
+
 /* Whether one is open, as far as was seen. */
 bool launch_gate_captures(void);
 

@@ -8,7 +8,7 @@
  *     went_on AT               when anything else was first launched after them
  *     contended                others have the GPU now
  *     seen STREAM              a stream that is in use
- *     busy STREAM AT           until when one may be, with what was launched there
+ *     busy STREAM              one that was so when the sweep began
  *     known KIND COUNT         sweeps have told of so many of its kind
  *
  * and then
@@ -129,9 +129,8 @@ int main(void) {
       atomic_store(&share.contended_at_ns, (uint64_t)BEGAN_NS);
     else if (count == 2 && strcmp(what, "seen") == 0)
       atomic_fetch_or(&lane.lane.streams_seen, gpu_time_stream_bit(strtoull(word[0], NULL, 10)));
-    else if (count == 3 && strcmp(what, "busy") == 0)
-      atomic_store(&lane.lane.busy_until_ns[gpu_time_stream_place(strtoull(word[0], NULL, 10))],
-                   (uint64_t)at_ns(word[1]));
+    else if (count == 2 && strcmp(what, "busy") == 0)
+      atomic_fetch_or(&lane.lane.busy_before, gpu_time_stream_bit(strtoull(word[0], NULL, 10)));
     else if (count == 3 && strcmp(what, "known") == 0)
       trace_doubt(&lane, strtoull(word[0], NULL, 10))->swept = atoi(word[1]);
     else if (count == 2 && strcmp(what, "now") == 0)

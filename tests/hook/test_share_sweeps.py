@@ -4,9 +4,7 @@ Each row is a sweep made by hand; times in us. A stream runs at one share of as 
 """
 
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import pytest
 from built_hook import ROOT
@@ -64,7 +62,7 @@ def swept(
     now: float = 20_000.0,
     seen: tuple[int, ...] = (),
     known: int = 0,
-    busy: Mapping[int, float] = MappingProxyType({}),
+    busy: tuple[int, ...] = (),
 ) -> Swept:
     lines = [
         f"launch {stream} {launched} {began} {'-' if ended is None else ended} 1"
@@ -74,7 +72,7 @@ def swept(
     lines += [f"went_on {went_on}"] if went_on is not None else []
     lines += ["contended"] if contended else []
     lines += [f"seen {stream}" for stream in seen]
-    lines += [f"busy {stream} {until}" for stream, until in busy.items()]
+    lines += [f"busy {stream}" for stream in busy]
     lines += [f"known 1 {known}"] if known else []
     program = compiled("sweeps.c", f"-I{ROOT / 'hook'}")
     said = subprocess.run(
@@ -203,19 +201,38 @@ def test_streams_in_use_of_which_none_was_measured_may_have_run(
 @pytest.mark.parametrize(
     ("busy", "expected"),
     [
-        pytest.param({2: 0.5}, 8.0, id="busy: half may be its"),
-        pytest.param({2: -0.5}, 16.0, id="idle by then"),
-        pytest.param({1: 0.5}, 16.0, id="of the sweep itself"),
-        pytest.param({3: 0.5}, 16.0, id="not in use any more"),
+        pytest.param((2,), 8.0, id="half may be its"),
+        pytest.param((1,), 16.0, id="of the sweep itself"),
+        pytest.param((3,), 16.0, id="not in use any more"),
+        pytest.param((), 16.0, id="idle"),
     ],
 )
 def test_what_a_stream_was_busy_with_when_the_sweep_began_may_have_run_beside(
-    busy: Mapping[int, float], expected: float
+    busy: tuple[int, ...], expected: float
 ) -> None:
     """One of 500 us beside a burst of short ones, which the whole sweep is of: 76.6 of 90 % were had."""
     found = swept(in_turn(1, 90, 16.0), 8.0, went_on=2.0, seen=(1, 2), busy=busy)
     assert found.expected == pytest.approx(expected, abs=0.2)
     assert found.together == (expected == 16.0)
+
+
+@pytest.mark.parametrize(("busy", "told"), [((2,), 10), ((), 30)])
+def test_a_stream_that_was_busy_puts_off_the_beginning_though_it_has_few_launches(
+    busy: tuple[int, ...], told: int
+) -> None:
+    """Its first one found it idle: what it was busy with had ended by then, and ran beside the others."""
+    launches = [*in_turn(1, 20, 16.0), *in_turn(1, 10, 16.0, 320.0), (2, 321.0, 321.0, 481.0)]
+    found = swept(launches, 8.0, went_on=None, seen=(1, 2), busy=busy)
+    assert sum(cost is not None for cost in found.costs[:30]) == told
+
+
+def test_what_waited_behind_a_stream_that_was_busy_may_have_run_beside_since_the_beginning() -> (
+    None
+):
+    """All but the last of the burst ended before its first one began, which is measured."""
+    found = swept([*in_turn(1, 70, 16.0), (2, 1000.0, 1110.0, 1160.0)], 8.0, went_on=2.0)
+    assert not found.together
+    assert found.expected == 8.0
 
 
 def test_where_few_ran_before_one_stream_was_measured_no_more_all_are_judged() -> None:

@@ -7,6 +7,7 @@
 #include "log.h"
 #include "real.h"
 #include "region.h"
+#include "region_slots.h"
 #include "settings.h"
 
 EXPORT CUresult cuInit(unsigned flags)
@@ -24,6 +25,7 @@ EXPORT CUresult cuInit(unsigned flags)
                     region_problem(), region_advice());
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
+    slot_stays_in_children();
     depth_enter();
     CUresult result = real->cuInit(flags);
     depth_leave();

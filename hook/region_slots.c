@@ -25,7 +25,8 @@ enum { OWNER_TIME_SHIFT = 24, PAGE_BYTES = 4096 };
 static _Atomic(struct region_slot *) mine;
 static _Atomic uint64_t my_owner; /* its owner word */
 static _Atomic uint32_t my_namespace; /* 0: not asked yet, or not known */
-static _Atomic(void *) copied; /* what holds our lock, for as long as a fork copies it */
+static _Atomic(void *) copied; /* what holds our lock, for as long as a fork copies it by chance */
+static _Atomic(void *) holder; /* the same, from then on */
 
 /* --- locks ---------------------------------------------------------------------------------------------- */
 
@@ -98,12 +99,21 @@ static bool is_of_our_namespace(struct region_slot *slot, uint64_t owner)
     return namespace && namespace == this_namespace();
 }
 
+static bool holds_any(struct region_slot *slot)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        bytes |= atomic_load(&slot->used[i].total_bytes);
+    return bytes;
+}
+
 static bool owner_is_dead(struct region_slot *slot, uint64_t owner, int fd, int index)
 {
     bool visible = is_of_our_namespace(slot, owner);
     enum lock_answer lock = owner & OWNER_UNLOCKED ? LOCK_UNKNOWN : ask_lock(fd, index);
-    if (lock == LOCK_BUSY) /* even so, if a child that no handler of fork saw has the open file */
-        return visible && process_gone(pid_in(owner), start_time_in(owner));
+    if (lock == LOCK_BUSY) /* even so, if a child has it: and the driver's files, for as long as which it
+                              keeps the memory */
+        return visible && process_gone(pid_in(owner), start_time_in(owner)) && !holds_any(slot);
     if (lock == LOCK_TAKEN) /* its memory is gone, but as long as it exits its GPU memory may not be */
         return !visible || !process_is_exiting(pid_in(owner), start_time_in(owner));
     return (visible || !namespace_of(slot, owner)) && process_gone(pid_in(owner), start_time_in(owner));
@@ -249,8 +259,16 @@ static void *keep_open(int fd)
     else
         madvise(place, PAGE_BYTES, MADV_DONTFORK);
     errno = error;
+    atomic_store(&holder, kept == MAP_FAILED ? NULL : kept);
     atomic_store(&copied, NULL);
-    return kept == MAP_FAILED ? NULL : kept;
+    return atomic_load(&holder);
+}
+
+void slot_stays_in_children(void)
+{
+    void *kept = atomic_load(&holder);
+    if (kept)
+        madvise(kept, PAGE_BYTES, MADV_DOFORK);
 }
 
 struct region_slot *slot_take(struct region *region, int fd, bool *before)

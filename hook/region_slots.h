@@ -10,9 +10,11 @@
  * equal, it is exactly that, however many are in the middle of something.
  *
  * A process also keeps the file locked at a byte of its own slot, by an open file that lives exactly as long
- * as its memory (a mapping that fork does not copy; what a fork copies before that, the child gives up). The
- * kernel takes that back however the process ends, in whatever pid namespace it was, and at exec. Where the
- * kernel has no such locks, pid and start time decide.
+ * as its memory (a mapping). The kernel takes that back however the process ends, in whatever pid namespace
+ * it was, and at exec. As long as the driver is not open, fork does not copy it, and what a fork copies
+ * before that, the child gives up. From then on children have it, as they have the driver's files: the driver
+ * keeps the memory of a process until nobody has these. Where the kernel has no such locks, pid and start
+ * time decide.
  */
 #ifndef VGPU_REGION_SLOTS_H
 #define VGPU_REGION_SLOTS_H
@@ -25,6 +27,9 @@
 /* Take a slot for this process; `fd` is the region's file. NULL with errno set when there is none. `before`:
  * what this process held before it executed this program was freed, so ledgers have to be corrected. */
 struct region_slot *slot_take(struct region *region, int fd, bool *before);
+
+/* The driver is about to open its files, which children get. */
+void slot_stays_in_children(void);
 
 /* Whether the slot is still the one that this process took. */
 bool slot_is_mine(struct region_slot *slot);

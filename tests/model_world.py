@@ -3,6 +3,7 @@
 Both counts of it are read from outside: the simulated driver's books and the hook's ledgers.
 """
 
+import fcntl
 import os
 import shutil
 import signal
@@ -33,6 +34,11 @@ LONGEST_BYTES = 4096
 _HEAD, _GPUS, _UUID_BYTES = 8, 64, 96
 _ROWS_AT = _HEAD + _GPUS * _UUID_BYTES + _GPUS * 8
 _ROW = struct.Struct("<IIQQ")
+_DEVICES_AT = (
+    _ROWS_AT + _ROW.size * 4096
+)  # a byte for each pid, locked while its device file is open
+_F_OFD_GETLK = 36
+_FLOCK = struct.Struct("hhqqi4x")
 
 # The ways to take memory, and by which of a tenant's commands what came of each is given back.
 TAKES = ("draw", "create", "alloc", "managed", "pitched", "array")
@@ -48,6 +54,14 @@ ENDS = {
     "map": ("unmap",),
     "open": ("close",),
 }
+
+
+def _is_open(state: int, pid: int) -> bool:
+    """Whether somebody has the device file of a process: itself, or a child."""
+    lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _DEVICES_AT + pid, 1, 0)
+    answer: bytes = fcntl.fcntl(state, _F_OFD_GETLK, lock)
+    kind: int = _FLOCK.unpack(answer)[0]
+    return kind != fcntl.F_UNLCK
 
 
 @dataclass(eq=False)
@@ -170,15 +184,17 @@ class Container:
         Importers hold nothing as long as the exporter lives and has it. What it lets go of before they do is
         theirs at a moment that cannot be foretold (docs/hook.md), so nobody does so here: test_vmm.py has that.
         """
-        raw = Path(f"{self.sim.config_path}.state").read_bytes()
+        state = Path(f"{self.sim.config_path}.state")
+        raw = state.read_bytes()
         held = [0] * DEVICES
         uuids = [
             raw[_HEAD + _UUID_BYTES * i :][:_UUID_BYTES].rstrip(b"\0").decode()
             for i in range(_GPUS)
         ]
-        for pid, gpu, _, amount in _ROW.iter_unpack(raw[_ROWS_AT:][: _ROW.size * 4096]):
-            if pid in self._living:
-                held[UUIDS.index(uuids[gpu])] += amount
+        with state.open("r+b") as file:
+            for pid, gpu, _, amount in _ROW.iter_unpack(raw[_ROWS_AT:_DEVICES_AT]):
+                if pid in self._living or (amount and _is_open(file.fileno(), pid)):
+                    held[UUIDS.index(uuids[gpu])] += amount
         return held
 
     def ledgers(self) -> list[int]:

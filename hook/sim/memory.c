@@ -13,6 +13,10 @@
 #include <unistd.h>
 
 enum { ROWS = 4096, STATE_VERSION = 1 };
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
 
 struct row {
     uint32_t pid; /* 0: free */
@@ -35,6 +39,7 @@ static int state_fd = -1;
 static pid_t opened_by;
 static const char *opened_for; /* the configuration it belongs to */
 static uint64_t my_start_time;
+static pid_t device_opened_by;
 
 static bool map_state(void)
 {
@@ -120,12 +125,41 @@ static bool mine(const struct row *row)
     return is_of(row, me());
 }
 
-/* Whether the row's process lives; frees the row if not. */
-static bool living(struct row *row)
+static struct flock device_lock(pid_t pid)
+{
+    return (struct flock){
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)sizeof *state + pid, .l_len = 1};
+}
+
+/* Never closed: it is open for as long as this process, or a child that does not execute a program. */
+static void open_device(void)
+{
+    char path[SIM_PATH_BYTES];
+    struct flock device = device_lock(opened_by);
+    if (device_opened_by == opened_by)
+        return;
+    snprintf(path, sizeof path, "%s.state", opened_for);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &device) == 0)
+        device_opened_by = opened_by;
+    else if (fd >= 0)
+        close(fd);
+}
+
+/* Whether the driver has freed what a process held. */
+static bool is_released(struct sim_holder who)
+{
+    struct flock device = device_lock((pid_t)who.pid);
+    return process_gone((int32_t)who.pid, who.start_time)
+        && (fcntl(state_fd, F_OFD_GETLK, &device) != 0 || device.l_type == F_UNLCK);
+}
+
+/* Whether the row's memory is held; frees the row if not. */
+static bool is_held(struct row *row)
 {
     if (row->pid == 0)
         return false;
-    if (mine(row) || !process_gone((int32_t)row->pid, row->start_time))
+    if (mine(row) || !is_released((struct sim_holder){row->pid, row->start_time}))
         return true;
     *row = (struct row){0};
     return false;
@@ -141,7 +175,7 @@ static uint64_t used(int gpu)
     uint64_t bytes = 0;
     struct row *row;
     for (uint32_t i = 0; (row = row_at(i)); i++)
-        if (row->pid && (int)row->gpu == gpu && living(row))
+        if (row->pid && (int)row->gpu == gpu && is_held(row))
             bytes += row->bytes;
     return bytes;
 }
@@ -187,7 +221,8 @@ size_t sim_memory_shares(const char *uuid, struct sim_share *shares, size_t room
     size_t count = 0;
     struct row *row;
     for (uint32_t i = 0; gpu >= 0 && (row = row_at(i)); i++) {
-        if (!row->pid || (int)row->gpu != gpu || !living(row))
+        if (!row->pid || (int)row->gpu != gpu || !is_held(row)
+            || process_gone((int32_t)row->pid, row->start_time)) /* nobody that could be listed */
             continue;
         if (count < room)
             shares[count] = (struct sim_share){.pid = row->pid, .bytes = row->bytes};
@@ -202,6 +237,7 @@ enum sim_memory_answer sim_memory_take(const char *uuid, uint64_t bytes, uint64_
     if (!enter())
         return SIM_MEMORY_BROKEN;
     enum sim_memory_answer answer = SIM_MEMORY_BROKEN;
+    open_device();
     int gpu = gpu_row(uuid, true);
     uint64_t now = gpu < 0 ? 0 : used(gpu); /* first: it also frees the rows of the dead */
     struct row *row = gpu < 0 ? NULL : my_row(gpu, true);
@@ -258,7 +294,7 @@ static void next_owner(int gpu, struct sim_sharing *sharing)
 {
     struct row *from = my_row(gpu, false);
     struct sim_holder *next = sharing->holders;
-    while (next->pid && process_gone((int32_t)next->pid, next->start_time))
+    while (next->pid && is_released(*next))
         remove_holder(sharing, 0);
     if (from)
         from->bytes -= sharing->bytes < from->bytes ? sharing->bytes : from->bytes;

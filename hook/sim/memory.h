@@ -2,7 +2,10 @@
  *
  * The file is `<configuration>.state`. All changes happen under flock, which dies with its holder; the share
  * of a process that is gone (pid free, or reused: start time differs) no longer counts and its row is taken
- * over. All processes must see each other's pids, so they share one pid namespace. Thread safe, fork safe.
+ * over, but not before its device file is closed everywhere: children have that as well, as those of the real
+ * driver, which frees memory only then. It is the same file, opened once more and locked at a byte that the
+ * pid says. All processes must see each other's pids, so they share one pid namespace. Thread safe, fork
+ * safe.
  */
 #ifndef VGPU_SIM_MEMORY_H
 #define VGPU_SIM_MEMORY_H

@@ -69,7 +69,9 @@ def locked(path: Path, at: int) -> Iterator[None]:
             id="lock free, and a stranger has its pid",
         ),
         pytest.param(os.getpid(), READY, HERE, "held", "alive", False, id="lock held"),
-        pytest.param(NOBODY, READY, HERE, "held", "gone", True, id="lock held by a child of it"),
+        pytest.param(
+            NOBODY, READY, HERE, "held", "gone", True, id="lock held by a child of it, no memory"
+        ),
         pytest.param(
             os.getpid(), READY, HERE, "held", "gone", True,
             id="the same, and it is a zombie or its pid is another's",

@@ -9,7 +9,10 @@ struct loading {
     struct overhead overhead;
     CUcontext context;
     CUdevice device;
+    uint64_t asked_bytes; /* known to be what it takes, as it was loaded before; 0: it was not */
 };
+
+#define AGAIN ((CUresult) - 1)
 
 /* Without a context nothing is loaded to a device: the driver is asked as it is. */
 static CUresult begin(struct loading *loading, const char *function)
@@ -21,16 +24,19 @@ static CUresult begin(struct loading *loading, const char *function)
         || real->cuCtxGetCurrent(&loading->context) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
     loading->context = context_whole(loading->context);
-    return overhead_begin(&loading->overhead, loading->device, OVERHEAD_MODULE, 0, function);
+    return overhead_begin(&loading->overhead, loading->device, OVERHEAD_MODULE, loading->asked_bytes,
+                          function);
 }
 
-/* What was loaded is charged; or unloaded if it does not fit. */
+/* What was loaded is charged; or unloaded if it does not fit. Where it seems to have taken far more than code
+ * does, unloading it shows whether that was its own, and it is loaded again. */
 static CUresult loaded(struct loading *loading, CUresult result, CUmodule *module, CUlibrary *library)
 {
     const struct real_cuda *real = real_cuda();
     struct cost cost;
     bool made = result == CUDA_SUCCESS && (module || library);
-    if (made && !overhead_made(&loading->overhead, &cost)
+    bool fits = !made || overhead_made(&loading->overhead, &cost);
+    if ((!fits || loading->overhead.beyond_bytes)
         && (library ? real->cuLibraryUnload && CALL(cuLibraryUnload, *library) == CUDA_SUCCESS
                     : real->cuModuleUnload && CALL(cuModuleUnload, *module) == CUDA_SUCCESS)) {
         if (library)
@@ -39,6 +45,10 @@ static CUresult loaded(struct loading *loading, CUresult result, CUmodule *modul
             *module = NULL;
         made = false;
         result = CUDA_ERROR_OUT_OF_MEMORY;
+        if (loading->overhead.beyond_bytes) {
+            loading->asked_bytes = overhead_given_back(&loading->overhead);
+            result = AGAIN;
+        }
     }
     if (made)
         module_loaded(library ? (void *)*library : (void *)*module, loading->context, loading->device, cost);
@@ -51,13 +61,16 @@ static CUresult loaded(struct loading *loading, CUresult result, CUmodule *modul
 #define LOAD(symbol, module, library, ...)                                                                   \
     const struct real_cuda *real = real_cuda();                                                              \
     struct loading loading;                                                                                  \
+    CUresult result;                                                                                         \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = begin(&loading, #symbol);                                                              \
-    if (result != CUDA_SUCCESS)                                                                              \
-        return result;                                                                                       \
-    result = CALL(symbol, __VA_ARGS__);                                                                      \
-    return loaded(&loading, result, module, library)
+    loading.asked_bytes = 0;                                                                                 \
+    do {                                                                                                     \
+        result = begin(&loading, #symbol);                                                                   \
+        if (result == CUDA_SUCCESS)                                                                          \
+            result = loaded(&loading, CALL(symbol, __VA_ARGS__), module, library);                           \
+    } while (result == AGAIN);                                                                               \
+    return result
 
 EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
 {

@@ -77,8 +77,10 @@ CUresult place_of_context(int *place)
 
 CUresult device_unknown(CUresult result)
 {
-    return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED
-            || result == CUDA_ERROR_DEINITIALIZED
-        ? CUDA_SUCCESS
-        : result;
+    const struct real_cuda *real = real_cuda();
+    CUcontext current = NULL;
+    bool none = result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED
+        || result == CUDA_ERROR_DEINITIALIZED;
+    none = none && !(real->cuCtxGetCurrent && real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current);
+    return none ? CUDA_SUCCESS : result;
 }

@@ -132,6 +132,23 @@ static uint64_t unknown_context_bytes(const struct figures *now)
     return now->device_known ? least(now->device, CONTEXT_UNKNOWN_BYTES) : CONTEXT_UNKNOWN_BYTES;
 }
 
+/* By how much more of the GPU is in use, but for what this process was charged meanwhile. */
+static int64_t device_grown(const struct look *seen, const struct figures *before, bool quiet)
+{
+    int64_t grown = (int64_t)(seen->now.device - before->device);
+    return quiet ? grown - (int64_t)(seen->now.held_after - before->held_after) : grown;
+}
+
+uint64_t overhead_given_back(struct overhead *overhead)
+{
+    struct look seen;
+    const struct figures *before = &overhead->before.now;
+    bool quiet = look(overhead->place, true, false, &seen, before);
+    int64_t left = device_grown(&seen, before, quiet) + (quiet ? (int64_t)overhead->charged.bytes : 0);
+    int64_t beyond = (int64_t)overhead->beyond_bytes;
+    return left < 0 ? overhead->beyond_bytes : left < beyond ? (uint64_t)(beyond - left) : 1;
+}
+
 /* What was taken, or (negative) given back. Beside other threads, which make it less by what they are in the
  * middle of, no less than what was charged ahead, or than what came meanwhile. */
 static int64_t measure(struct overhead *overhead)
@@ -157,10 +174,11 @@ static int64_t measure(struct overhead *overhead)
     int64_t last = (int64_t)overhead->last_bytes;
     if (!known && !last && !before->device_known && overhead->of == OVERHEAD_CONTEXT)
         return (int64_t)unknown_context_bytes(now);
-    int64_t grown = known ? (int64_t)(now->own - before->own) : (int64_t)(now->device - before->device);
-    if (!known && quiet)
-        grown -= (int64_t)(now->held_after - before->held_after);
-    int64_t most = overhead->of == OVERHEAD_MODULE ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;
+    int64_t grown = known ? (int64_t)(now->own - before->own) : device_grown(&seen, before, quiet);
+    bool module = overhead->of == OVERHEAD_MODULE;
+    int64_t most = module ? MODULE_MOST_BYTES : CONTEXT_MOST_BYTES;
+    if (!known && module && !last && grown > most && before->device_known)
+        overhead->beyond_bytes = (uint64_t)grown;
     bool may_shrink = alone && overhead->of == OVERHEAD_PART_OF_CONTEXT;
     grown = grown < 0 && !may_shrink ? 0 : grown > most ? most : grown;
     if (known) {

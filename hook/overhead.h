@@ -30,6 +30,7 @@ struct overhead {
     bool guessed, last_guessed; /* others, or our other threads, may have made it more, or less */
     bool sure; /* guessed by the only process that has come: that goes for other processes of the container */
     uint64_t doubtful_bytes; /* as much of it may be of others' making, or of managed memory that has moved */
+    uint64_t beyond_bytes; /* by the GPU's whole use a module took so much, which few do; 0: it did not */
     bool unsure; /* and with it more was there than fits: looked at again once others are done */
     bool first; /* other processes of the container wait for what it cost */
     const char *function;
@@ -47,6 +48,10 @@ void overhead_failed(struct overhead *overhead);
  * left of the limit. False when that does not fit, or nothing is left: the caller undoes what was made and
  * says overhead_failed. */
 bool overhead_made(struct overhead *overhead, struct cost *cost);
+
+/* What was made has been undone, as it took more than others of its kind: how much of that was its own, by
+ * what was given back, and not others' doing. To be asked for ahead when it is made again. */
+uint64_t overhead_given_back(struct overhead *overhead);
 
 /* The same for a call that may also have given something back: then that is `less`, and what is charged for
  * it is for the caller to give back. */

@@ -365,6 +365,7 @@ void pools_trim(int place)
             continue;
         if (!awaited && reserve_pending(&pool->reserve)) {
             await_streams(); /* while nobody waits for a visit to end */
+            pools_true_up(EVERY_PLACE); /* others may have shrunk by that as well */
             awaited = true;
         }
         if (visit(pool, place))

@@ -271,8 +271,8 @@ bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
     char listed[UUID_BYTES];
     if (place < 0)
         return !settings()->smallest_limit_bytes && !limits_uuid(0, listed);
-    if (bytes > LEDGER_MOST_AT_ONCE || !region_join())
-        return false;
+    if (settings()->malformed || bytes > LEDGER_MOST_AT_ONCE || !region_join())
+        return false; /* the first where CUDA was started past our cuInit */
     struct region_device *device = region_device_at(place);
     struct region_usage *usage = &atomic_load(&region_mine)->used[place];
     return still_there(atomic_load(&region_mine))

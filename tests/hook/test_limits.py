@@ -79,6 +79,16 @@ def test_a_malformed_limit_never_means_unlimited(node: Node, variable: str, text
     assert said["rc"] == 0
 
 
+def test_a_malformed_limit_gives_nothing_to_who_started_cuda_past_us(node: Node) -> None:
+    code = (
+        "from memory_calls import *\n"
+        "r = [cuda.cuInit(0), unseen('cuInit', ctypes.c_uint)(0)]; c = ctypes.c_void_p()\n"
+        "r += [cuda.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0), cuda.cuCtxSetCurrent(c)]\n"
+        "say(r=[*r, alloc(20000)[0], held_mib()])"
+    )
+    assert node.run(code, **{LIMIT: "1000x"})["r"] == [1, 0, 0, 0, 2, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "init"),
     [

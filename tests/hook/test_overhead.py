@@ -560,8 +560,8 @@ def test_without_a_known_pid_nothing_unseen_is_charged(node: Node) -> None:
         pytest.param(
             SimGpu(uuid=GPU, module_mib=400),
             "m = ctypes.c_void_p(); cuda.cuModuleLoadData(ctypes.byref(m), b'x')",
-            256,
-            id="module",
+            400,
+            id="module: it is unloaded once, by which it is seen",
         ),
     ],
 )
@@ -580,6 +580,35 @@ LOAD = (
     "    made = ctypes.c_void_p()\n"
     "    return getattr(cuda, function)(ctypes.byref(made), b'x', *more)\n"
 )
+
+
+@pytest.mark.parametrize("nvml", [True, False], ids=["hidden pids", "no NVML"])
+def test_code_that_is_far_larger_than_any_is_not_given_past_the_limit(
+    node: Node, nvml: bool
+) -> None:
+    """Large arrays in it, where nobody tells whose memory it is: each module was charged 256 MiB, of 5000."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, module_mib=800))
+    node.sim.hidden_pids()
+    if not nvml:
+        node.sim.fail("nvmlInit_v2", 999)
+    steps = f"{LOAD}start(); r += [load(), load(), load(), load(), ledger_mib(), held_mib()]"
+    assert run(node, steps, **{LIMIT: "2g"}) == [0, 0, 2, 2, *[1900] * 2]
+    assert node.sim.peak_mib(GPU) <= 1900 + 800  # the driver gives it before anybody knows
+
+
+def test_what_a_neighbour_takes_while_code_is_loaded_is_not_the_codes(node: Node) -> None:
+    """It comes as another thread allocates, and stays when the code is unloaded once."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, module_mib=20))
+    node.sim.hidden_pids()
+    node.sim.process(0, 4_000_000, 5000, from_mib=380)
+    steps = (
+        f"{LOAD}start(); c = ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(c))\n"
+        "def go(): cuda.cuCtxSetCurrent(c); r.append(load())\n"
+        "loading = threading.Thread(target=go)\n"
+        "with held('cuModuleLoadData'): loading.start(); alloc(100)\n"
+        "loading.join(); r.append(ledger_mib() - 400 <= 120)"
+    )
+    assert run(node, steps, **{LIMIT: "1g"}) == [0, True]
 
 
 @pytest.mark.parametrize(

@@ -113,16 +113,17 @@ def test_a_driver_that_never_tells_what_a_pool_keeps_is_charged_what_is_live(nod
     assert (said["live"], said["left"]) == (70, 0)
 
 
-def test_where_the_driver_does_not_tell_the_device_it_gives_nothing(node: Node) -> None:
-    """It would not be counted. The error is the driver's own."""
-    code = (
+@pytest.mark.parametrize("code", [719, 3, 4, 201])
+def test_where_the_driver_does_not_tell_the_device_it_gives_nothing(node: Node, code: int) -> None:
+    """It would not be counted, also where it says that there is no context. The error is the driver's own."""
+    steps = (
         "p = pool(); s = new_stream()\n"
-        "with refused('cuCtxGetDevice', 719):\n"
-        "    r = [draw(100), draw(100, p), draw(100, None, s)]\n"
+        f"with refused('cuCtxGetDevice', {code}):\n"
+        "    r = [alloc(100), draw(100), draw(100, p), draw(100, None, s)]\n"
         "say(r=r, left=held_mib(), after=draw(100)[0])"
     )
-    said = node.run(BEGIN + code, **{LIMIT: "199m"})
-    assert (said["r"], said["left"], said["after"]) == ([[719, 0]] * 3, 0, 0)
+    said = node.run(BEGIN + steps, **{LIMIT: "199m"})
+    assert (said["r"], said["left"], said["after"]) == ([[code, 0]] * 4, 0, 0)
 
 
 def test_a_pool_that_keeps_part_of_a_step_still_grows_by_whole_ones(node: Node) -> None:
@@ -297,6 +298,18 @@ def test_a_pool_is_charged_on_its_own_device_whatever_is_current(
     assert (said["too_much"], said["given"], said["freed"]) == (2, 0, 0), said
     assert (said["here"], said["there"], said["left"]) == ([0, 0], [64, 64], [0, 0])
     assert node.sim.peak_mib(OTHER) <= 100
+
+
+def test_what_other_devices_pools_give_back_as_we_wait_is_seen(node: Node) -> None:
+    """For want of memory on one GPU all that runs is waited for; the other's pool has shrunk by then."""
+    node.sim.add_gpu(gpu=SimGpu(uuid=OTHER))
+    code = (
+        "start(1); there = draw(100)[1]; start(0); put(draw(500)[1])\n"
+        "start(1); put(there); start(0); given = alloc(900)[0]; say(given=given, held=held_mib(1))"
+    )
+    env = {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "1g", "NVIDIA_VISIBLE_DEVICES": f"{GPU},{OTHER}"}
+    said = node.run(BEGIN + code, **env)
+    assert (said["given"], said["held"]) == (0, RegionFile(node.cache).ledger(1) / (1 << 20))
 
 
 def test_a_stream_of_another_device_is_charged_there(node: Node) -> None:

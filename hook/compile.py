@@ -163,6 +163,7 @@ PER_CALL_IF_ROOM = frozenset(
         "devices.c",
         "launch_gate.c",
         "looks.c",
+        "reclaim.c",
         "region.c",
         "wrap.c",
     }

@@ -37,28 +37,26 @@ static const uint16_t symbol_at[] = {
 #undef X
 };
 
+/* A name in cuGetProcAddress is what its symbol begins with, so only its length is kept. */
 static const struct {
-#define X(symbol, name, since, flags) char symbol[sizeof name];
-    CUDA_SYMBOLS(X) CUDA_USED(X)
-#undef X
-} api_names = {
-#define X(symbol, name, since, flags) name,
+    uint16_t since;
+    uint8_t name_length, flags;
+} apis[] = {
+#define X(symbol, name, since, flags) {since, sizeof name - 1, flags},
     CUDA_SYMBOLS(X) CUDA_USED(X)
 #undef X
 };
 
-static const struct {
-    uint16_t name_at;
-    uint16_t since, flags;
-} apis[] = {
-#define X(symbol, name, since, flags) {offsetof(__typeof__(api_names), symbol), since, flags},
-    CUDA_SYMBOLS(X) CUDA_USED(X)
+#define X(symbol, name, since, flags)                                                                        \
+    _Static_assert(sizeof name <= NAMES_API_BYTES && sizeof name <= sizeof #symbol,                          \
+                   "it begins with the name");
+CUDA_SYMBOLS(X)
+CUDA_USED(X)
 #undef X
-};
 
 _Static_assert(sizeof symbol_at / sizeof *symbol_at == ROWS, "one row for each symbol");
 _Static_assert(sizeof apis / sizeof *apis == CUDA_END, "one row for each symbol of CUDA");
-_Static_assert(sizeof symbols <= UINT16_MAX && sizeof api_names <= UINT16_MAX, "offsets have 16 bits");
+_Static_assert(sizeof symbols <= UINT16_MAX, "offsets have 16 bits");
 _Static_assert(ROWS < PLACES / 2, "the index must stay sparse");
 
 static _Atomic uint16_t index_of[PLACES]; /* row + 1 */
@@ -69,9 +67,19 @@ const char *names_symbol(enum row row)
     return (const char *)&symbols + symbol_at[row];
 }
 
-const char *names_api(enum row row)
+const char *names_api(enum row row, char name[NAMES_API_BYTES])
 {
-    return (const char *)&api_names + apis[row].name_at;
+    memcpy(name, names_symbol(row), apis[row].name_length);
+    name[apis[row].name_length] = '\0';
+    return name;
+}
+
+bool names_is_api(enum row row, const char *name)
+{
+    const char *symbol = names_symbol(row), *end = symbol + apis[row].name_length;
+    while (symbol < end && *symbol == *name)
+        symbol++, name++;
+    return symbol == end && !*name;
 }
 
 int names_since(enum row row)

@@ -43,8 +43,13 @@ enum row names_row(const char *name);
 
 const char *names_symbol(enum row row);
 
-/* What the symbol is called in cuGetProcAddress. For rows of CUDA only, like the next two. */
-const char *names_api(enum row row);
+enum { NAMES_API_BYTES = 40 };
+
+/* Fills in what the symbol is called in cuGetProcAddress. For rows of CUDA only, like the next two. */
+const char *names_api(enum row row, char name[NAMES_API_BYTES]);
+
+/* Whether it is called so. */
+bool names_is_api(enum row row, const char *name);
 int names_since(enum row row);
 unsigned names_flags(enum row row);
 

@@ -9,7 +9,6 @@
 #include "depth.h"
 #include "names.h"
 #include "real.h"
-#include "same_text.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -56,12 +55,13 @@ static void add(struct by_address *index, const void *function, enum row row)
 static const void *given(const struct real_cuda *real, enum row row)
 {
     void *function = NULL;
+    char name[NAMES_API_BYTES];
     CUresult result = CUDA_ERROR_NOT_FOUND;
+    names_api(row, name);
     if (real->cuGetProcAddress_v2)
-        result =
-            real->cuGetProcAddress_v2(names_api(row), &function, names_since(row), names_flags(row), NULL);
+        result = real->cuGetProcAddress_v2(name, &function, names_since(row), names_flags(row), NULL);
     else if (real->cuGetProcAddress)
-        result = real->cuGetProcAddress(names_api(row), &function, names_since(row), names_flags(row));
+        result = real->cuGetProcAddress(name, &function, names_since(row), names_flags(row));
     return result == CUDA_SUCCESS ? function : NULL;
 }
 
@@ -100,14 +100,15 @@ static void *wrapper_of(const struct real_cuda *real, const void *function, cons
     struct by_address *index = index_for(real);
     enum row row = NO_ROW;
     bool several = false;
+    char its[NAMES_API_BYTES];
     if (!index)
         return NULL;
     for (struct place *place = place_of(index, function); place->function; place = after(index, place)) {
         if (place->function != function)
             continue;
-        if (same_text(names_api(place->row), name))
+        if (names_is_api(place->row, name))
             return names_wrapper(place->row);
-        several = several || (row != NO_ROW && !same_text(names_api(row), names_api(place->row)));
+        several = several || (row != NO_ROW && !names_is_api(row, names_api(place->row, its)));
         row = place->row;
     }
     return row == NO_ROW || several ? NULL : names_wrapper(row);

@@ -68,10 +68,11 @@ static struct functions *pages(size_t bytes)
 static void *function_of(void *handle, enum row row)
 {
     void *function = real_dlsym()(handle, names_symbol(row));
+    char name[NAMES_API_BYTES];
     __typeof__(&cuGetProcAddress) lookup;
     *(void **)&lookup = function || row >= CUDA_END ? NULL : real_dlsym()(handle, "cuGetProcAddress");
     /* What the driver does not export it may still give by cuGetProcAddress. */
-    if (lookup && lookup(names_api(row), &function, names_since(row), names_flags(row)) != CUDA_SUCCESS)
+    if (lookup && lookup(names_api(row, name), &function, names_since(row), names_flags(row)) != CUDA_SUCCESS)
         function = NULL;
     return function;
 }

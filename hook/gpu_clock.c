@@ -38,5 +38,5 @@ void gpu_clock_end(struct measured_lane *lane, const struct trace *trace, CUstre
     from_ns = from_ns > trace->began_ns ? from_ns : trace->began_ns; /* the same time is charged once */
     int64_t own = until_ns - from_ns;
     gpu_time_correct(&lane->lane, trace->turn, own - charged_ns);
-    estimate_learn(estimate_claim(&gpu_time_predictor, key), key, own, own);
+    estimate_learn(&gpu_time_predictor, estimate_claim(&gpu_time_predictor, key), key, own, own);
 }

@@ -126,7 +126,7 @@ static void settle(struct measured_lane *lane, struct trace *trace)
         if (trace->guess && !left_out && !(estimate && atomic_load(&estimate->samples)))
             learn_guess(&lane->lane, lesson_ns);
         if (estimate && !left_out)
-            estimate_learn(estimate, trace->key, lesson_ns, trace->single_ns);
+            estimate_learn(&gpu_time_predictor, estimate, trace->key, lesson_ns, trace->single_ns);
     }
     trace_finish(lane, trace);
 }

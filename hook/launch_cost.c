@@ -70,7 +70,7 @@ int64_t launch_cost_ns(struct launch *launch)
 static uint64_t busy_streams(const struct lane *lane, uint64_t now_ns)
 {
     uint64_t busy = 0;
-    for (int i = 0; i < STREAM_BITS; i++)
+    for (int i = 0; i < STREAM_BITS && !gpu_time_several_contexts(lane); i++) /* which take turns */
         busy |= (uint64_t)(atomic_load(&lane->busy_until_ns[i]) > now_ns) << i;
     return busy;
 }

@@ -121,7 +121,8 @@ static inline bool is_captured(const struct launch *launch)
 /* What it takes may differ from device to device, and a CUkernel is the same on all. */
 static inline uint64_t key_at(uint64_t key, int place)
 {
-    return place ? estimate_mix(key, (uint64_t)place) | 1 : key;
+    return place ? (estimate_mix(key, (uint64_t)place) & ~ESTIMATE_FAMILY) | (key & ESTIMATE_FAMILY) | 1
+                 : key;
 }
 
 /* All but a single measurement: of what becomes another before each launch nothing would be known ever, and

@@ -254,6 +254,28 @@ static bool is_held(int64_t deviation)
     return (deviation & ESTIMATE_HELD) > ESTIMATE_DEVIATES;
 }
 
+/* How a kind of that length is measured that is far longer now and then, though none was seen yet. */
+static void hold(struct estimate *estimate, int64_t ns)
+{
+    int64_t flags = ns >= ESTIMATE_VARYING_NS ? ESTIMATE_ALWAYS | ESTIMATE_OFTEN
+        : ns >= ESTIMATE_OFTEN_NS             ? ESTIMATE_OFTEN
+                                              : 0;
+    if (!is_held(atomic_load(&estimate->deviation)))
+        atomic_store(&estimate->deviation, (uint16_t)(ESTIMATE_HELD / 2 | flags));
+}
+
+/* The first of a kind was far longer, or none was for long. */
+static void tell_family(struct predictor *predictor, uint64_t key, bool far)
+{
+    atomic_bool *known = &predictor->far[key >> FAMILY_AT];
+    struct estimate *estimate = predictor->sets[0], *end = estimate + (size_t)ESTIMATE_SETS * ESTIMATE_WAYS;
+    if (atomic_exchange(known, far) || !far)
+        return;
+    for (; estimate < end; estimate++)
+        if (atomic_load(&estimate->key) >> FAMILY_AT == key >> FAMILY_AT && atomic_load(&estimate->samples))
+            hold(estimate, atomic_load(&estimate->ns));
+}
+
 /* What is measured always does not go by the estimate, so when to begin and when to end must differ: an
  * estimate that is too low by chance would otherwise be gone by, and one that is too high not. A kind that is
  * long now and then is at its lowest when none was long for a while, so that one ends long after the last. */
@@ -296,7 +318,8 @@ void estimate_set(struct estimate *estimate, int64_t ns)
     atomic_store(&estimate->ns, (uint32_t)clamp(ns, ESTIMATE_LEAST_NS, UINT32_MAX));
 }
 
-void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t single_ns)
+void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint64_t key, int64_t ns,
+                    int64_t single_ns)
 {
     if (atomic_load(&estimate->key) != key)
         return; /* its place is another's now */
@@ -311,8 +334,14 @@ void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t
      * measured, which below this they hardly are. */
     if (sample_ns < 0 && was_ns >= ESTIMATE_OFTEN_NS && is_parts < (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS)
         is_parts = (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS;
+    bool was_held = is_held(atomic_load(&estimate->deviation));
     if (samples > 1 && was_ns)
         learn_deviation(estimate, was_ns, single_ns, samples);
+    else if (atomic_load(&predictor->far[key >> FAMILY_AT]))
+        hold(estimate, ns);
+    bool held = is_held(atomic_load(&estimate->deviation));
+    if (held != was_held)
+        tell_family(predictor, key, held);
     estimate_set(estimate, is_parts / NS_PARTS);
     atomic_store(&estimate->parts, (uint8_t)is_parts);
     atomic_store(&estimate->samples, (uint8_t)samples);

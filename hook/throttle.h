@@ -149,9 +149,15 @@ enum {
     ESTIMATE_OFTEN_NS = 2000, /* and from here on one in a few of those */
 };
 
+/* A kernel's shapes are kinds of their own, but what one of them is seen to do now and then, all may: so a
+ * key's highest bits say which kernel it is of, or another with the same bits. */
+enum { FAMILY_AT = 52, FAMILIES = 1 << (64 - FAMILY_AT) };
+#define ESTIMATE_FAMILY (UINT64_C(0xfff) << FAMILY_AT)
+
 /* One per process. All zero is empty. */
 struct predictor {
     struct estimate sets[ESTIMATE_SETS][ESTIMATE_WAYS];
+    atomic_bool far[FAMILIES]; /* one of its kinds is far longer now and then */
 };
 
 static inline uint64_t estimate_mix(uint64_t hash, uint64_t word)
@@ -167,7 +173,9 @@ static inline uint64_t estimate_key(const void *function, unsigned x, unsigned y
 {
     uint64_t hash = estimate_mix((uintptr_t)function, (uint64_t)x << 32 | block_x);
     hash = estimate_mix(hash, (uint64_t)y << 32 | block_y);
-    return estimate_mix(hash, (uint64_t)z << 48 ^ (uint64_t)block_z << 32 ^ shared_bytes) | 1;
+    hash = estimate_mix(hash, (uint64_t)z << 48 ^ (uint64_t)block_z << 32 ^ shared_bytes) | 1;
+    uint64_t family = (uintptr_t)function * UINT64_C(0x9e3779b97f4a7c15);
+    return (hash & ~ESTIMATE_FAMILY) | (family & ESTIMATE_FAMILY);
 }
 
 /* NULL when the key is not there. */
@@ -209,7 +217,8 @@ struct estimate *estimate_claim(struct predictor *predictor, uint64_t key);
 
 /* A launch of this kind cost `ns`; one measurement may say less than nothing, if the mean of many is right.
  * `single_ns`: the same, but for a measurement that is not a mean of several. */
-void estimate_learn(struct estimate *estimate, uint64_t key, int64_t ns, int64_t single_ns);
+void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint64_t key, int64_t ns,
+                    int64_t single_ns);
 
 /* Many launches of it say so. */
 void estimate_set(struct estimate *estimate, int64_t ns);

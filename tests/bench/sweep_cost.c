@@ -146,7 +146,7 @@ int main(int count, char **words)
     lane.probes[0].anchor_at_ns = 1;
     estimate_claim(&gpu_time_predictor, 1);
     for (int i = 0; i < ESTIMATE_SAMPLES; i++)
-        estimate_learn(estimate_find(&gpu_time_predictor, 1), 1, expected_ns, expected_ns);
+        estimate_learn(&gpu_time_predictor, estimate_find(&gpu_time_predictor, 1), 1, expected_ns, expected_ns);
     for (int sweep = 0; sweep < SWEEPS; sweep++) {
         launch_all(way);
         int64_t began_ns = worked_ns();

@@ -77,7 +77,7 @@ static bool unmeasured(void)
     struct launch launch = {.lane = &lane, .key = KIND, .stream = (CUstream)(void *)&share};
     estimate_claim(&gpu_time_predictor, KIND);
     for (int i = 0; i < ESTIMATE_SAMPLES; i++)
-        estimate_learn(estimate_find(&gpu_time_predictor, KIND), KIND, 10000, 10000);
+        estimate_learn(&gpu_time_predictor, estimate_find(&gpu_time_predictor, KIND), KIND, 10000, 10000);
     atomic_store(&lane.last_stream, (uintptr_t)&share);
     atomic_store(&lane.several_streams_at_ns, NOW_NS + 1);
     atomic_store(&lane.measured_at_ns, NOW_NS + 1);

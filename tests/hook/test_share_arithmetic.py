@@ -494,19 +494,37 @@ class Estimate(ctypes.Structure):
     )
 
 
+FAMILY_AT = 52
+
+
+class Predictor(ctypes.Structure):
+    """`struct predictor` of throttle.h, all zero: empty."""
+
+    _fields_ = (
+        ("sets", Estimate * (2048 * 4)),
+        ("far", ctypes.c_bool * (1 << (64 - FAMILY_AT))),
+    )
+
+
 def learned(library: ctypes.CDLL, samples: list[int]) -> int:
     """What a launch is expected to cost after these, in ns."""
     return int(learned_of(library, samples).ns)
 
 
 def learned_of(library: ctypes.CDLL, samples: list[int]) -> Estimate:
+    return learn(library, Predictor(), 1, samples)
+
+
+def learn(library: ctypes.CDLL, predictor: Predictor, key: int, samples: list[int]) -> Estimate:
+    library.estimate_claim.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.estimate_claim.restype = ctypes.POINTER(Estimate)
     library.estimate_learn.argtypes = [
-        ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64,
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64,
     ]  # fmt: skip
-    estimate = Estimate(key=1)
+    estimate = library.estimate_claim(ctypes.byref(predictor), key)
     for ns in samples:
-        library.estimate_learn(ctypes.byref(estimate), 1, ns, ns)
-    return estimate
+        library.estimate_learn(ctypes.byref(predictor), estimate, key, ns, ns)
+    return Estimate.from_buffer_copy(estimate.contents)
 
 
 FEW_SHORT = [3000, 90_000, 2000, 11_000, 40_000, 3000, 15_000]
@@ -561,3 +579,34 @@ def test_a_kind_that_was_long_twice_is_measured_for_long_after(
 ) -> None:
     """That none was long lately is no reason to go by the estimate: it is at its lowest then."""
     assert bool(learned_of(library, samples).deviation & 0x8000) == measured
+
+
+NOW_LONG = [20_000] * 20 + [1_000_000]
+
+
+@pytest.mark.parametrize(
+    ("family", "ns", "measured"),
+    [
+        pytest.param(5, 20_000, 0xC000, id="of the same kernel: always"),
+        pytest.param(5, 4_000, 0x4000, id="short: one in a few"),
+        pytest.param(5, 300, 0, id="too short for that"),
+        pytest.param(6, 20_000, 0, id="of another"),
+    ],
+)
+@pytest.mark.parametrize("before", [True, False], ids=["known before", "new"])
+def test_what_one_shape_is_now_and_then_all_of_the_kernel_may_be(
+    library: ctypes.CDLL, family: int, ns: int, measured: int, before: bool
+) -> None:
+    """With 100 shapes of 20 us, and one launch in 40 of 1 ms, 50 % were 72 for seconds."""
+    predictor, other = Predictor(), (family << FAMILY_AT) + 77
+    if before:
+        learn(library, predictor, other, [ns] * 3)
+    learn(library, predictor, (5 << FAMILY_AT) + 1, NOW_LONG)
+    found = learn(library, predictor, other, [] if before else [ns])
+    assert found.deviation & 0xC000 == measured
+
+
+def test_once_no_shape_is_long_any_more_new_ones_are_as_any(library: ctypes.CDLL) -> None:
+    predictor, family = Predictor(), 5 << FAMILY_AT
+    learn(library, predictor, family + 1, NOW_LONG + [20_000] * 5_000)
+    assert learn(library, predictor, family + 2, [20_000]).deviation == 0

@@ -1,16 +1,15 @@
 #include "gpu_cost.h"
 
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
-enum { UNSHARP_MOST = 32 }; /* in a row of a kind */
+enum { UNSHARP_MOST = 16 }; /* in a row of a kind */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define OWN_TURN_NS (2 * MS_NS) /* that others do not interrupt */
 #define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
 #define STOPPED_NS (100 * MS_NS) /* nobody of ours may have been let look for so long: limits.cpu */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
-#define WATCHED_NS                                                                                           \
-    (4 * MS_NS) /* of the time that one took: what others launch meanwhile runs mostly in it                 \
-                 */
+#define LOOKED_AT_NS (MS_NS / 2) /* kinds from here on run all of a millisecond, or most */
+#define LOOKS_APART_NS (20 * MS_NS) /* after which nothing is known of the time between */
 #define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
@@ -30,10 +29,25 @@ static bool is_beside_unmeasured(const struct measured_lane *lane, const struct 
         && trace->launched_ns - (int64_t)atomic_load(&lane->lane.unmeasured_at_ns) < BESIDE_NS;
 }
 
-/* What was spent on launches that are not always measured. */
-static int64_t spent_unmeasured_ns(const struct measured_lane *lane)
+/* What others were charged in the last millisecond says what part those had that ran all the time. Half of it
+ * is taken for this one's and half for the next one's, as what was launched last is still to run. */
+void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
 {
-    return gpu_time_spent_ns(&lane->lane) - atomic_load(&lane->lane.always_ns);
+    int64_t since_ns = lane->noted_at_ns, took_ns = now_ns - since_ns;
+    if (took_ns < MS_NS)
+        return;
+    int64_t noted_ns = gpu_time_spent_ns(&lane->lane) - atomic_load(&lane->lane.always_ns);
+    int64_t before_ns = lane->spent_ns;
+    lane->spent_ns = noted_ns - lane->noted_ns;
+    lane->noted_ns = noted_ns;
+    lane->noted_at_ns = now_ns;
+    if (took_ns > LOOKS_APART_NS)
+        return;
+    int64_t away_ns[PROBES];
+    for (size_t i = 0; i < PROBES; i++)
+        away_ns[i] =
+            lane->probes[i].context ? gpu_probe_away_ns(&lane->probes[i], since_ns, now_ns, true) : 0;
+    beside_look(&lane->beside, &lane->past, since_ns, now_ns, away_ns, (before_ns + 3 * lane->spent_ns) / 4);
 }
 
 static int streams_lately(const struct measured_lane *lane)
@@ -42,35 +56,21 @@ static int streams_lately(const struct measured_lane *lane)
                                 | atomic_load(&lane->lane.streams_seen_before));
 }
 
-void gpu_cost_watch(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
-{
-    int64_t spent_ns = spent_unmeasured_ns(lane);
-    if (!trace->seen_ns) {
-        trace->seen_ns = now_ns;
-        trace->seen_spent_ns = spent_ns;
-    }
-    int64_t took_ns = now_ns - trace->seen_ns;
-    took_ns -= gpu_probe_away_ns(trace_probe(lane, trace), trace->seen_ns, now_ns, true);
-    if (took_ns < WATCHED_NS)
-        return;
-    double part = 1 - (double)(spent_ns - trace->seen_spent_ns) / (double)took_ns;
-    double least = 1.0 / (1 + streams_lately(lane));
-    trace->part = part < least ? least : part > 1 ? 1 : part;
-}
-
 int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t until_ns, bool seen)
 {
     int64_t from_ns = trace->running_since_ns;
     trace->part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
     int64_t away_ns = gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true);
     int64_t own = trace->part_ns - away_ns;
-    double part = 0;
-    if (!seen && is_beside_unmeasured(lane, trace))
-        part = trace->part > 0 ? trace->part : beside_part(&lane->beside, trace->stream);
+    bool beside = is_beside_unmeasured(lane, trace), looked = trace->expected_ns >= LOOKED_AT_NS;
+    double part = beside && looked ? beside_part_by_looks(&lane->beside, trace->stream) : 0;
+    looked = part > 0; /* on average, so it is that also where it is known better */
+    if (beside && !looked && !seen)
+        part = beside_part(&lane->beside, trace->stream);
     if (part > 0) {
         int64_t most_ns = past_part_of_always_ns(&lane->past, trace->stream, from_ns, until_ns) - away_ns;
         int64_t had_ns = (int64_t)((double)most_ns * part);
-        own = had_ns < own ? had_ns : own;
+        own = looked || had_ns < own ? had_ns : own;
     }
     trace->whole = away_ns == 0;
     return of_own(lane, trace, own);

@@ -6,8 +6,8 @@
 #include "gpu_sweep.h"
 #include "gpu_traces.h"
 
-/* One of a kind that is always measured runs, or has just ended: see what is spent on others meanwhile. */
-void gpu_cost_watch(struct measured_lane *lane, struct trace *trace, int64_t now_ns);
+/* See what was spent on launches that are not always measured: at every look. */
+void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns);
 
 /* Of one that runs until then: without the time that others had the GPU, which is seen to the millisecond,
  * and with the part of ours that is its own. `seen`: what ran beside it was measured. */

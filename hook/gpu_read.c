@@ -190,8 +190,6 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
         }
         CUresult result = real_cuda()->cuEventQuery(trace->end);
         trace->ended = result == CUDA_SUCCESS;
-        if (trace->always && trace->running_since_ns)
-            gpu_cost_watch(lane, trace, now_ns);
         if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace))) {
             atomic_store(&lane->unreadable_at_ns, (uint64_t)now_ns);
             trace_drop(lane, trace);
@@ -220,6 +218,7 @@ static int64_t earlier(int64_t queued_ns, const struct trace *trace)
 bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
 {
     bool any = look_at_traces(lane, now_ns);
+    gpu_cost_note_spent(lane, now_ns);
     int64_t uncertain_ns = 0, queued_ns = 0;
     for (size_t i = 0; i < PROBES; i++) {
         lane->probes[i].running = lane->probes[i].queued = 0;

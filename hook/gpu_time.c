@@ -248,8 +248,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     trace->launch_call = atomic_fetch_add(&lane->calls, 1);
     trace->key = key;
     trace->expected_ns = trace->charged_ns = charged_ns;
-    trace->running_since_ns = trace->seen_ns = 0;
-    trace->part = 0;
+    trace->running_since_ns = 0;
     trace->ended = trace->told = trace->waits = false;
     depth_enter();
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;

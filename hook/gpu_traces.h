@@ -49,9 +49,7 @@ struct trace {
     bool guess; /* of what it costs: little is known of its kind, */
     _Atomic uint64_t guessed_key; /* which is told to other threads here; 0: no guess is out */
     uint64_t sweep; /* settled together with others: when theirs began; or 0 */
-    bool always; /* its kind is measured always, in sweeps too: */
-    int64_t seen_ns, seen_spent_ns; /* since when it was seen to run, what was spent on others by then, */
-    double part; /* and what it had of the time since; 0: not known */
+    bool always; /* its kind is measured always, in sweeps too */
     bool edge; /* it says what ran, not what it cost */
     bool by_clock; /* it is waited for, and has no events */
 };
@@ -78,6 +76,8 @@ struct measured_lane {
     struct past past, most; /* what ran, and what may have run beside a sweep that is over */
     uint64_t swept_ns; /* when the last sweep that is over began */
     struct beside beside; /* what sweeps tell of launches that are always measured */
+    int64_t noted_at_ns, noted_ns,
+        spent_ns; /* what was spent on others, as of then, and in the time before */
     struct trace traces[TRACES];
     struct doubt doubts[DOUBTS];
 };

@@ -17,6 +17,9 @@
  *                              and how many ran then (- where that has no end); and of each launch what it is
  *                              said to cost, in ns, or -
  *     part STREAM              prints what part of its time one has that is always measured
+ *     look FROM UNTIL AWAY SPENT
+ *                              so much was spent on others in that time, of which the GPU was others' for AWAY
+ *     looked STREAM            prints what part of its time one has by looks
  *     seen_launch NUMBER       prints whether all beside that launch was measured, and what one says of its kind,
  *                              in ns, that is so long, beside what its kind was expected to cost, 10 us
  *     kind KIND                prints what one is expected to cost, in ns
@@ -119,6 +122,12 @@ int main(void) {
       launch(true, word[0], word[1], word[2], word[3], word[4]);
     else if (count == 2 && strcmp(what, "part") == 0)
       printf("%.3f\n", beside_part(&lane.beside, strtoull(word[0], NULL, 10)));
+    else if (count == 2 && strcmp(what, "looked") == 0)
+      printf("%.3f\n", beside_part_by_looks(&lane.beside, strtoull(word[0], NULL, 10)));
+    else if (count == 5 && strcmp(what, "look") == 0)
+      beside_look(&lane.beside, &lane.past, at_ns(word[0]), at_ns(word[1]),
+                  (const int64_t[PROBES]){(int64_t)(atof(word[2]) * 1000)},
+                  (int64_t)(atof(word[3]) * 1000));
     else if (count == 2 && strcmp(what, "seen_launch") == 0)
       seen_launch(&lane.traces[atoi(word[0])]);
     else if (count == 3 && strcmp(what, "expected") == 0)

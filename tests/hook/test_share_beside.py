@@ -226,6 +226,8 @@ DIFFERENT_THREADS = [
     pytest.param(80, "kernel=a", "kernel=long+b,sync=2", id="the same: 100 had"),
     pytest.param(90, "kernel=c", "kernel=long+d,sync=2", id="100 us beside 20 ms: 100 had"),
     pytest.param(90, "kernel=a", "kernel=ten+d,sync=2", id="20 us beside 10 ms: 92.8 had"),
+    pytest.param(90, "kernel=v", "kernel=a,sync=20", id="0.1 to 2 ms: 100 had"),
+    pytest.param(30, "kernel=v,sync=2", "kernel=a,burst=20,idle_us=1000", id="beside bursts"),
     pytest.param(70, "kernel=d", "kernel=e,sync=10", id="180 us beside 5 us: 59.1 had"),
     pytest.param(90, "kernel=d", "kernel=e,sync=10", id="the same: 75.2 had"),
     pytest.param(90, "kernel=f", "kernel=e,sync=10", id="60 us beside 5 us: 81.1 had"),
@@ -239,7 +241,10 @@ def test_threads_of_which_each_does_something_else(
     """What part a long one had was taken from sweeps, in which the others always run; and sweeps that one
     thread fills knew nothing of what ran beside.
     """
-    lengths = {"long": 20_000, "ten": 10_000, "a": 20, "b": 30, "c": 100, "d": 180, "e": 5, "f": 60}
+    lengths: Kernels = {
+        "long": 20_000, "ten": 10_000, "v": (100, 2000), "a": 20, "b": 30, "c": 100, "d": 180,
+        "e": 5, "f": 60,
+    }  # fmt: skip
     phases = tuple(both.format(one) for both, one in zip(BOTH, (first, second), strict=True))
     (container,) = run(tmp_path, [Tenant(percent, phases, threads=2)], lengths, launch_us=4)
     assert holds([container], skip_s=SKIP_S), container.worst_error(skip_s=SKIP_S)

@@ -39,6 +39,23 @@ def test_alone(tmp_path: Path, percent: int, us: Microseconds, phase: str) -> No
     assert holds([container], skip_s=SKIP_S), container.worst_error(skip_s=SKIP_S)
 
 
+RARE: Kernels = {"a": (20, 1000, 40), "b": 80}
+SHAPES = [
+    pytest.param(50, "kernel=a,shapes=100", id="100 shapes: 72 had for seconds"),
+    pytest.param(90, "kernel=a,shapes=300", id="300 shapes: 100 had for longer"),
+    pytest.param(50, "kernel=a,shapes=100,sync=20", id="waited for: 73.8 had"),
+    pytest.param(30, "kernel=a+b,streams=2,shapes=300", id="on two streams: 15.6 had"),
+    pytest.param(90, "kernel=a+b,streams=2,shapes=300", id="on two streams, at 90: 41 had"),
+]
+
+
+@pytest.mark.parametrize(("percent", "phase"), SHAPES)
+def test_a_kernel_of_many_shapes(tmp_path: Path, percent: int, phase: str) -> None:
+    """Each is a kind of its own, of which hardly any launch is measured."""
+    (container,) = run(tmp_path, [Tenant(percent, (f"ms=6000,{phase}",))], RARE, launch_us=4)
+    assert holds([container]), container.worst_error()
+
+
 STEADY = {"b": 100}
 BESIDE: list[tuple[Kernels, str, list[int]]] = [
     ({"kernel": (20, 2000, 100)}, "", [30, 70]),

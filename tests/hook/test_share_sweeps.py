@@ -316,6 +316,32 @@ def test_a_long_one_that_began_before_is_told_also_where_the_program_waits_after
     assert told(others, [(2, 0.1, 0.2, 401.0)], "part 2", goes_on=False) == ["0.500"]
 
 
+@pytest.mark.parametrize(
+    ("looks", "part"),
+    [
+        pytest.param([(i * 1000, i * 1000 + 1000, 0, 300) for i in range(20)], "0.700", id="all"),
+        pytest.param(
+            [(i * 1000, i * 1000 + 1000, 500, 150) for i in range(40)], "0.700",
+            id="others have the GPU half of the time",
+        ),
+        pytest.param(
+            [(i * 1000, i * 1000 + 1000, 0, 300 if i < 20 else 900) for i in range(-20, 20)],
+            "0.700", id="before it ran others' time is none of its",
+        ),
+        pytest.param([(i * 1000, i * 1000 + 1000, 0, 300) for i in range(9)], "0.000", id="few"),
+        pytest.param(
+            [(i * 1000, i * 1000 + 1000, 0, 990) for i in range(20)], "0.050", id="not nothing"
+        ),
+    ],
+)  # fmt: skip
+def test_what_part_a_long_one_has_is_known_by_what_others_are_charged_meanwhile(
+    looks: list[tuple[int, int, int, int]], part: str
+) -> None:
+    """In sweeps others always run beside it: throttled, they do not at other times, and 80 % were 100."""
+    lines = [f"look {began} {ended} {away} {spent}" for began, ended, away, spent in looks]
+    assert told([], [(2, 0.0, 0.0, 40_000.0)], *lines, "looked 2")[-1] == part
+
+
 def test_a_sweep_of_nothing_else_comes_to_an_end() -> None:
     """The one that began it could not be measured."""
     assert told([], in_turn(2, 10, 20.0), "part 2") == ["1.000"]

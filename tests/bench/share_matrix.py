@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -208,6 +209,41 @@ def kinds_cases() -> Iterator[Case]:
             yield Case(group, "/".join(map(str, mix)), tenants, kernels)
 
 
+LENGTHS: Kernels = {
+    "a": 20, "b": 8, "c": 180, "d": 500, "e": 1500, "f": 5000, "g": 20_000, "v": (100, 2000), "w": 5,
+}  # fmt: skip
+LONG = ("kernel=c", "kernel=d", "kernel=e,sync=1", "kernel=f,sync=1", "kernel=g+a,sync=2", "kernel=v",
+        "kernel=v,sync=2")  # fmt: skip
+SHORT = ("kernel=a", "kernel=a,sync=20", "kernel=w,sync=10", "kernel=a,burst=50,idle_us=3000",
+         "kernel=b,burst=200,idle_us=5000")  # fmt: skip
+SHAPES: Kernels = {"a": (20, 1000, 40), "b": 80}
+
+
+def threads_cases() -> Iterator[Case]:
+    """A process of which one thread launches long kernels and another one short ones."""
+    for long, short in product(LONG, SHORT):
+        for cap in CAPS[::2]:
+            phases = tuple(
+                f"thread={number},{phase}"
+                for number, each in enumerate((long, short), 1)
+                for phase in _lasting(each, 1)
+            )
+            group = f"alone, threads: {long} | {short}"
+            yield Case(group, f"{cap} %", (Tenant(cap, phases, threads=2),), LENGTHS)
+
+
+def shapes_cases() -> Iterator[Case]:
+    """Kernels that are far longer now and then, in many shapes."""
+    for shapes, way in product(
+        (20, 100, 300), ("kernel=a", "kernel=a,sync=20", "kernel=a+b,streams=2")
+    ):
+        for mix in ((10,), (30,), (50,), (90,), (30, 70)):
+            phases = _lasting(f"{way},shapes={shapes}", 1)
+            tenants = tuple(Tenant(cap, phases) for cap in mix)
+            group = f"{'alone' if len(mix) == 1 else 'beside others'}, {shapes} shapes: {way}"
+            yield Case(group, "/".join(map(str, mix)), tenants, SHAPES)
+
+
 def _of_every_length(where: str, mix: tuple[int, ...], first_seed: int) -> Case:
     """In windows of ten times the longest; judged by what an ideal limiter does."""
     tenants = tuple(Tenant(cap, ("ms=30000",)) for cap in mix)
@@ -250,6 +286,8 @@ def share_area() -> Iterator[Row]:
         *varying_cases(),
         *rare_cases(),
         *kinds_cases(),
+        *threads_cases(),
+        *shapes_cases(),
     ]
     beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - _target(case)))
               for case, error in zip(cases, judged(cases), strict=True)]  # fmt: skip
@@ -306,7 +344,8 @@ def main(word: str = "", first_seed: str = "1") -> int:
     """Print the worst error of each case; 1 when one is not met."""
     seed = int(first_seed)
     alone = (*alone_cases(seed), *ways_cases(), *streams_cases())
-    every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds_cases())
+    kinds = (*kinds_cases(), *threads_cases(), *shapes_cases())
+    every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds)
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0
     for case, error in zip(cases, judged(cases, seed), strict=True):

@@ -238,9 +238,7 @@ DIFFERENT_THREADS = [
 def test_threads_of_which_each_does_something_else(
     tmp_path: Path, percent: int, first: str, second: str
 ) -> None:
-    """What part a long one had was taken from sweeps, in which the others always run; and sweeps that one
-    thread fills knew nothing of what ran beside.
-    """
+    """A long one had the part that it has in sweeps; and sweeps that one thread fills know nothing of the other."""
     lengths: Kernels = {
         "long": 20_000, "ten": 10_000, "v": (100, 2000), "a": 20, "b": 30, "c": 100, "d": 180,
         "e": 5, "f": 60,

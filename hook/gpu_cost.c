@@ -62,7 +62,10 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
     trace->part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
     int64_t away_ns = gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true);
     int64_t own = trace->part_ns - away_ns;
-    bool beside = is_beside_unmeasured(lane, trace), looked = trace->expected_ns >= LOOKED_AT_NS;
+    /* Beside others what is charged waits for turns, and a look says little of when it runs. */
+    bool beside = is_beside_unmeasured(lane, trace),
+         looked =
+             trace->expected_ns >= LOOKED_AT_NS && !share_contended(lane->lane.share, (uint64_t)until_ns);
     double part = beside && looked ? beside_part_by_looks(&lane->beside, trace->stream) : 0;
     looked = part > 0; /* on average, so it is that also where it is known better */
     if (beside && !looked && !seen)

@@ -29,8 +29,9 @@ static bool is_beside_unmeasured(const struct measured_lane *lane, const struct 
         && trace->launched_ns - (int64_t)atomic_load(&lane->lane.unmeasured_at_ns) < BESIDE_NS;
 }
 
-/* What others were charged in the last millisecond says what part those had that ran all the time. Half of it
- * is taken for this one's and half for the next one's, as what was launched last is still to run. */
+/* What others were charged in the last millisecond says what part those had that ran all the time. A quarter
+ * of it counts for the next one: some of what was launched is still to run, more of it where they never wait.
+ */
 void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
 {
     int64_t since_ns = lane->noted_at_ns, took_ns = now_ns - since_ns;

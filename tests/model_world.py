@@ -20,6 +20,7 @@ from typing import Self
 from built_hook import sim_libraries
 from hooked_programs import CALLS, LIMIT, Node
 from region_files import RegionFile
+from waiting import eventually
 
 from agent.sim.driver import SimDriver, SimGpu, made_up_uuid
 
@@ -62,6 +63,15 @@ def _is_open(state: int, pid: int) -> bool:
     answer: bytes = fcntl.fcntl(state, _F_OFD_GETLK, lock)
     kind: int = _FLOCK.unpack(answer)[0]
     return kind != fcntl.F_UNLCK
+
+
+def _has_ended(pid: int) -> bool:
+    """Gone, or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 @dataclass(eq=False)
@@ -171,12 +181,13 @@ class Container:
         return process
 
     def forget(self, process: Process) -> None:
-        """It has ended, or is about to: reap it if it is a child of ours."""
+        """It has ended, or is about to: once it has, its files are closed. Reap it if it is a child of ours."""
         process.close()
         self._living.pop(process.pid, None)
         for child in self._children:
             if child.pid == process.pid:
                 child.wait(WITHIN_S)
+        eventually(lambda: _has_ended(process.pid), within_s=WITHIN_S)
 
     def books(self) -> list[int]:
         """What the driver says is held of each device, and so what the ledgers have to say.

@@ -294,7 +294,7 @@ static void next_owner(int gpu, struct sim_sharing *sharing)
 {
     struct row *from = my_row(gpu, false);
     struct sim_holder *next = sharing->holders;
-    while (next->pid && is_released(*next))
+    while (next->pid && process_gone((int32_t)next->pid, next->start_time))
         remove_holder(sharing, 0);
     if (from)
         from->bytes -= sharing->bytes < from->bytes ? sharing->bytes : from->bytes;

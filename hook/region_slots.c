@@ -233,14 +233,15 @@ static bool try_slot(struct region *region, int fd, int32_t index, uint64_t me)
     return false;
 }
 
-/* Whether the slot is this process's from before it executed this program; it is free then. Its lock may not
- * be: a child can have it. */
+/* Whether the slot is this process's from before it executed this program; it is free then. Not if a child
+ * has its lock and so the driver's files, which keep the memory. */
 static bool free_from_before(struct region_slot *slot, uint64_t me, int fd, int index)
 {
     uint64_t owner = atomic_load(&slot->owner);
     return (owner & ~(OWNER_READY | OWNER_UNLOCKED)) == me
         && (owner & OWNER_UNLOCKED || is_of_our_namespace(slot, owner)
             || owner_is_dead(slot, owner, fd, index))
+        && !(holds_any(slot) && ask_lock(fd, index) == LOCK_BUSY)
         && atomic_compare_exchange_strong(&slot->owner, &owner, 0);
 }
 

@@ -34,10 +34,9 @@ LONGEST_BYTES = 4096
 # The simulated driver's books, hook/sim/memory.c: 64 GPUs, then the rows.
 _HEAD, _GPUS, _UUID_BYTES = 8, 64, 96
 _ROWS_AT = _HEAD + _GPUS * _UUID_BYTES + _GPUS * 8
-_ROW = struct.Struct("<IIQQ")
-_DEVICES_AT = (
-    _ROWS_AT + _ROW.size * 4096
-)  # a byte for each pid, locked while its device file is open
+_ROW = struct.Struct("<I12xQI4xQ")
+_OPENED_AT = _ROWS_AT + _ROW.size * 4096
+_DEVICES_AT = _OPENED_AT + 8  # a byte for each opening of the device file, locked while it is open
 _F_OFD_GETLK = 36
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -57,9 +56,9 @@ ENDS = {
 }
 
 
-def _is_open(state: int, pid: int) -> bool:
-    """Whether somebody has the device file of a process: itself, or a child."""
-    lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _DEVICES_AT + pid, 1, 0)
+def _is_open(state: int, opening: int) -> bool:
+    """Whether somebody has this device file open: who opened it, or a child."""
+    lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _DEVICES_AT + opening, 1, 0)
     answer: bytes = fcntl.fcntl(state, _F_OFD_GETLK, lock)
     kind: int = _FLOCK.unpack(answer)[0]
     return kind != fcntl.F_UNLCK
@@ -97,7 +96,6 @@ class Process:
         self.holdings: list[Holding] = []
         self._created: list[Holding] = []
         self.pools: set[int] = set()  # the devices whose it has drawn from
-        self.has_forked = False
 
     def _answer(self) -> tuple[int, int]:
         packet, fds, _, _ = socket.recv_fds(self._connection, LONGEST_BYTES, 1)
@@ -204,8 +202,8 @@ class Container:
             for i in range(_GPUS)
         ]
         with state.open("r+b") as file:
-            for pid, gpu, _, amount in _ROW.iter_unpack(raw[_ROWS_AT:_DEVICES_AT]):
-                if pid in self._living or (amount and _is_open(file.fileno(), pid)):
+            for pid, opening, gpu, amount in _ROW.iter_unpack(raw[_ROWS_AT:_OPENED_AT]):
+                if pid and _is_open(file.fileno(), opening):
                     held[UUIDS.index(uuids[gpu])] += amount
         return held
 

@@ -119,10 +119,14 @@ def check_single(fd: int, name: str, *, dir_fd: int) -> None:
     Whatever is written in place could otherwise be written into somebody else's file: one that was
     linked here for a moment has a single name again, which is not this one.
     """
-    info, named = os.fstat(fd), os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    here = (named.st_dev, named.st_ino, named.st_nlink)
-    if not stat.S_ISREG(info.st_mode) or here != (info.st_dev, info.st_ino, 1):
-        raise OSError(errno.EMLINK, "it is no plain file with a single name")
+    info = os.fstat(fd)
+    for _ in range(
+        2
+    ):  # the kernel finds by name, then counts: one that went in between is gone now
+        named = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+        here = (named.st_dev, named.st_ino, named.st_nlink)
+        if not stat.S_ISREG(info.st_mode) or here != (info.st_dev, info.st_ino, 1):
+            raise OSError(errno.EMLINK, "it is no plain file with a single name")
 
 
 def set_socket_mode(name: Path | str, mode: int, *, dir_fd: int | None = None) -> None:

@@ -12,16 +12,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { ROWS = 4096, STATE_VERSION = 1 };
+enum { ROWS = 4096, STATE_VERSION = 2 };
 #ifndef F_OFD_GETLK
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #endif
 
 struct row {
-    uint32_t pid; /* 0: free */
+    struct sim_holder who; /* pid 0: free */
     uint32_t gpu; /* position in uuids */
-    uint64_t start_time;
     uint64_t bytes;
 };
 
@@ -30,6 +29,7 @@ struct state {
     char uuids[MAX_GPUS][TEXT_BYTES];
     uint64_t peak_bytes[MAX_GPUS]; /* the most that was ever in use at once, for tests to look at */
     struct row rows[ROWS];
+    uint64_t openings; /* of the device file, so far */
 };
 
 static pthread_mutex_t lock =
@@ -38,8 +38,7 @@ static struct state *state;
 static int state_fd = -1;
 static pid_t opened_by;
 static const char *opened_for; /* the configuration it belongs to */
-static uint64_t my_start_time;
-static pid_t device_opened_by;
+static struct sim_holder self; /* opening 0: has not opened the device */
 
 static bool map_state(void)
 {
@@ -83,7 +82,7 @@ static bool enter(void)
         }
         opened_by = getpid();
         opened_for = sim_node_path();
-        my_start_time = process_start_time(opened_by);
+        self = (struct sim_holder){.pid = (uint32_t)opened_by, .start_time = process_start_time(opened_by)};
     }
     flock(state_fd, LOCK_EX);
     return true;
@@ -110,38 +109,28 @@ static int gpu_row(const char *uuid, bool add)
     return -1;
 }
 
-static struct sim_holder me(void)
+static bool is_same(struct sim_holder a, struct sim_holder b)
 {
-    return (struct sim_holder){(uint32_t)opened_by, my_start_time};
+    return a.pid == b.pid && a.start_time == b.start_time && a.opening == b.opening;
 }
 
-static bool is_of(const struct row *row, struct sim_holder who)
+static struct flock device_lock(uint64_t opening)
 {
-    return row->pid == who.pid && row->start_time == who.start_time;
+    off_t start = (off_t)sizeof *state + (off_t)opening;
+    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = 1};
 }
 
-static bool mine(const struct row *row)
-{
-    return is_of(row, me());
-}
-
-static struct flock device_lock(pid_t pid)
-{
-    return (struct flock){
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)sizeof *state + pid, .l_len = 1};
-}
-
-/* Never closed: it is open for as long as this process, or a child that does not execute a program. */
+/* Never closed: it is open for as long as this process executes this program, or a child of it does. */
 static void open_device(void)
 {
     char path[SIM_PATH_BYTES];
-    struct flock device = device_lock(opened_by);
-    if (device_opened_by == opened_by)
+    if (self.opening)
         return;
     snprintf(path, sizeof path, "%s.state", opened_for);
+    struct flock device = device_lock(++state->openings);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &device) == 0)
-        device_opened_by = opened_by;
+        self.opening = state->openings;
     else if (fd >= 0)
         close(fd);
 }
@@ -149,17 +138,16 @@ static void open_device(void)
 /* Whether the driver has freed what a process held. */
 static bool is_released(struct sim_holder who)
 {
-    struct flock device = device_lock((pid_t)who.pid);
-    return process_gone((int32_t)who.pid, who.start_time)
-        && (fcntl(state_fd, F_OFD_GETLK, &device) != 0 || device.l_type == F_UNLCK);
+    struct flock device = device_lock(who.opening);
+    return fcntl(state_fd, F_OFD_GETLK, &device) != 0 || device.l_type == F_UNLCK;
 }
 
 /* Whether the row's memory is held; frees the row if not. */
 static bool is_held(struct row *row)
 {
-    if (row->pid == 0)
+    if (row->who.pid == 0)
         return false;
-    if (mine(row) || !is_released((struct sim_holder){row->pid, row->start_time}))
+    if (is_same(row->who, self) || !is_released(row->who))
         return true;
     *row = (struct row){0};
     return false;
@@ -175,7 +163,7 @@ static uint64_t used(int gpu)
     uint64_t bytes = 0;
     struct row *row;
     for (uint32_t i = 0; (row = row_at(i)); i++)
-        if (row->pid && (int)row->gpu == gpu && is_held(row))
+        if (row->who.pid && (int)row->gpu == gpu && is_held(row))
             bytes += row->bytes;
     return bytes;
 }
@@ -184,9 +172,9 @@ static struct row *row_of(struct sim_holder who, int gpu, bool add)
 {
     struct row *row, *vacant = NULL;
     for (uint32_t i = 0; (row = row_at(i)); i++) {
-        if (is_of(row, who) && (int)row->gpu == gpu)
+        if (is_same(row->who, who) && (int)row->gpu == gpu)
             return row;
-        if (row->pid == 0 && !vacant)
+        if (row->who.pid == 0 && !vacant)
             vacant = row;
     }
     if (!add)
@@ -194,13 +182,13 @@ static struct row *row_of(struct sim_holder who, int gpu, bool add)
     if (!vacant && state->row_count < ROWS)
         vacant = &state->rows[state->row_count++];
     if (vacant)
-        *vacant = (struct row){.pid = who.pid, .gpu = (uint32_t)gpu, .start_time = who.start_time};
+        *vacant = (struct row){.who = who, .gpu = (uint32_t)gpu};
     return vacant;
 }
 
 static struct row *my_row(int gpu, bool add)
 {
-    return row_of(me(), gpu, add);
+    return row_of(self, gpu, add);
 }
 
 uint64_t sim_memory_used(const char *uuid)
@@ -213,6 +201,17 @@ uint64_t sim_memory_used(const char *uuid)
     return bytes;
 }
 
+/* Not what a child has of one that is gone, or that has executed another program since. */
+static bool is_running(struct row *row)
+{
+    uint64_t newest = 0;
+    struct row *other;
+    for (uint32_t i = 0; (other = row_at(i)); i++)
+        if (other->who.pid == row->who.pid && other->who.opening > newest)
+            newest = other->who.opening;
+    return row->who.opening == newest && !process_gone((int32_t)row->who.pid, row->who.start_time);
+}
+
 size_t sim_memory_shares(const char *uuid, struct sim_share *shares, size_t room)
 {
     if (!enter())
@@ -221,11 +220,11 @@ size_t sim_memory_shares(const char *uuid, struct sim_share *shares, size_t room
     size_t count = 0;
     struct row *row;
     for (uint32_t i = 0; gpu >= 0 && (row = row_at(i)); i++) {
-        if (!row->pid || (int)row->gpu != gpu || !is_held(row)
-            || process_gone((int32_t)row->pid, row->start_time)) /* nobody that could be listed */
+        if (!row->who.pid || (int)row->gpu != gpu || !is_held(row)
+            || !is_running(row)) /* nobody that could be listed */
             continue;
         if (count < room)
-            shares[count] = (struct sim_share){.pid = row->pid, .bytes = row->bytes};
+            shares[count] = (struct sim_share){.pid = row->who.pid, .bytes = row->bytes};
         count++;
     }
     leave();
@@ -277,7 +276,7 @@ bool sim_memory_hold(struct sim_sharing *sharing)
     while (i < SIM_HOLDERS && sharing->holders[i].pid)
         i++;
     if (i < SIM_HOLDERS)
-        sharing->holders[i] = me();
+        sharing->holders[i] = self;
     leave();
     return i < SIM_HOLDERS;
 }
@@ -308,9 +307,7 @@ void sim_memory_let_go(const char *uuid, struct sim_sharing *sharing)
     if (!enter())
         return;
     int i = 0, gpu = gpu_row(uuid, false);
-    struct sim_holder self = me();
-    while (i < SIM_HOLDERS
-           && (sharing->holders[i].pid != self.pid || sharing->holders[i].start_time != self.start_time))
+    while (i < SIM_HOLDERS && !is_same(sharing->holders[i], self))
         i++;
     if (i < SIM_HOLDERS)
         remove_holder(sharing, i);

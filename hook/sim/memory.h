@@ -1,11 +1,10 @@
 /* Device memory in use, by process and GPU: one file, mapped by every process of the simulated node.
  *
- * The file is `<configuration>.state`. All changes happen under flock, which dies with its holder; the share
- * of a process that is gone (pid free, or reused: start time differs) no longer counts and its row is taken
- * over, but not before its device file is closed everywhere: children have that as well, as those of the real
- * driver, which frees memory only then. It is the same file, opened once more and locked at a byte that the
- * pid says. All processes must see each other's pids, so they share one pid namespace. Thread safe, fork
- * safe.
+ * The file is `<configuration>.state`. All changes happen under flock, which dies with its holder. The share
+ * of a process counts until its device file is closed everywhere (children have that as well, as those of the
+ * real driver, which frees memory only then); its row is taken over then. It is the same file, opened once
+ * more and locked at a byte of its own. All processes must see each other's pids, so they share one pid
+ * namespace. Thread safe, fork safe.
  */
 #ifndef VGPU_SIM_MEMORY_H
 #define VGPU_SIM_MEMORY_H
@@ -41,6 +40,7 @@ struct sim_sharing {
     struct sim_holder {
         uint32_t pid; /* 0: nobody, nor any later one */
         uint64_t start_time;
+        uint64_t opening; /* of its device file: which of the programs that it has executed holds it */
     } holders[SIM_HOLDERS]; /* the owner first */
 };
 

@@ -32,7 +32,7 @@ def ledger_mib() -> float:
     return (int(word) & ((1 << bytes_bits) - 1)) / MIB
 
 
-UUIDS_AT, GPUS, UUID_BYTES, ROW = 8, 64, 96, struct.Struct("<IIQQ")
+UUIDS_AT, GPUS, UUID_BYTES, ROW = 8, 64, 96, struct.Struct("<I20xI4xQ")
 ROWS_AT = UUIDS_AT + GPUS * UUID_BYTES + GPUS * 8
 
 
@@ -41,7 +41,7 @@ def held_mib(gpu: int = 0) -> float:
     raw = Path(os.environ["VGPU_SIM_DRIVER"] + ".state").read_bytes()
     rows = struct.unpack_from("<I", raw, 4)[0]
     found = (ROW.unpack_from(raw, ROWS_AT + ROW.size * i) for i in range(rows))
-    return sum(held for pid, at, _, held in found if pid and at == gpu) / MIB
+    return sum(held for pid, at, held in found if pid and at == gpu) / MIB
 
 
 def both() -> list[float]:

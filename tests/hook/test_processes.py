@@ -468,6 +468,27 @@ def test_what_a_process_held_is_kept_for_as_long_as_a_child_has_the_drivers_file
         program.communicate()
 
 
+def test_what_a_process_held_is_kept_in_the_program_that_it_executes_beside_a_child(
+    node: Node,
+) -> None:
+    """The child has the driver's files, and with them the memory; once it has ended, that is there again."""
+    after = (
+        "import os, signal\nfrom cuda_calls import *\nstart()\n"
+        "beside = alloc(600)[0]\n"
+        "os.kill({child}, signal.SIGKILL)\nos.waitpid({child}, 0)\n"
+        "say(beside=beside, then=alloc(600)[0])"
+    )
+    code = (
+        "import os, sys, time\nstart(); alloc(600)\n"
+        "child = os.fork()\n"
+        "if child == 0: time.sleep(100); os._exit(0)\n"
+        f"os.execv(sys.executable, [sys.executable, '-c', {after!r}.format(child=child)])"
+    )
+    said = node.run(code, **{LIMIT: "1000m"})
+    assert (said["beside"], said["then"]) == (2, 0), said["stderr"]
+    assert node.sim.peak_mib(GPU) <= 1000
+
+
 def test_a_program_executed_in_its_place_holds_nothing(node: Node) -> None:
     """Though it has the pid and the start time of what was there before, and uses no CUDA."""
     code = (

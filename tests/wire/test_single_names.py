@@ -70,3 +70,33 @@ def test_a_directory_is_no_plain_file(tmp_path: Path) -> None:
     finally:
         os.close(fd)
         os.close(directory)
+
+
+def test_a_name_that_is_taken_away_while_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel finds the file by it and then counts the names: the other one only."""
+    (tmp_path / "others").write_bytes(b"others")
+    (tmp_path / "file").hardlink_to(tmp_path / "others")
+    stat, looks = os.stat, []
+
+    def found_then_counted(name: str, *, dir_fd: int, follow_symlinks: bool) -> os.stat_result:
+        if looks:
+            return stat(name, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        found = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=dir_fd)
+        try:
+            os.unlink(name, dir_fd=dir_fd)
+            looks.append(os.fstat(found))
+        finally:
+            os.close(found)
+        return looks[0]
+
+    directory, fd = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        monkeypatch.setattr(os, "stat", found_then_counted)
+        with pytest.raises(FileNotFoundError):
+            check_single(fd, "file", dir_fd=directory)
+        assert looks[0].st_nlink == 1
+    finally:
+        os.close(fd)
+        os.close(directory)

@@ -3,14 +3,10 @@
 #include <stddef.h>
 
 #define KEPT 0.92 /* of what is known, at each sweep: few launches of a kind that varies are in one */
-#define KEPT_OF_LOOKS 0.998 /* the same at each look, a millisecond apart */
-#define MOSTLY 0.9 /* of the time between two: what ran for less may not have run beside what was charged */
-#define LEAST_LOOKED_NS 10e6 /* that say something */
-#define LEAST_PART 0.05
 
 static double weight(const struct beside_stream *of)
 {
-    return of->most_ns + of->took_ns;
+    return of->most_ns;
 }
 
 /* Its place, or NULL. */
@@ -72,47 +68,6 @@ void beside_learn(struct beside *beside, const struct past *past, int64_t from_n
         of->part_ns += (double)past_part_ns(past, run->stream, began_ns, ended_ns);
         of->most_ns += (double)past_part_of_always_ns(past, run->stream, began_ns, ended_ns);
     }
-}
-
-/* For how long launches of the stream ran that are always measured. */
-static double ran_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)
-{
-    int64_t ns = 0;
-    for (size_t i = 0; i < PAST_RUNS; i++) {
-        const struct past_run *run = &past->runs[i];
-        int64_t began_ns = run->from_ns > from_ns ? run->from_ns : from_ns;
-        int64_t ended_ns = run->until_ns < until_ns ? run->until_ns : until_ns;
-        if (run->number && run->always && run->stream == stream && ended_ns > began_ns)
-            ns += ended_ns - began_ns;
-    }
-    return (double)ns;
-}
-
-void beside_look(struct beside *beside, const struct past *past, int64_t from_ns, int64_t until_ns,
-                 const int64_t *away_ns, int64_t spent_ns)
-{
-    double took_ns = (double)(until_ns - from_ns);
-    uint64_t last = 0;
-    for (size_t i = 0; i < PAST_RUNS; i++) { /* those that run, or ended since */
-        const struct past_run *run = &past->runs[i];
-        if (!run->number || !run->always || run->until_ns <= from_ns || run->stream == last)
-            continue;
-        last = run->stream;
-        struct beside_stream *of = place_of(beside, last);
-        if (of->looked_at_ns == until_ns || ran_ns(past, last, from_ns, until_ns) < MOSTLY * took_ns)
-            continue;
-        of->looked_at_ns = until_ns;
-        of->took_ns = of->took_ns * KEPT_OF_LOOKS + took_ns - (double)away_ns[past_context(last)];
-        of->spent_ns = of->spent_ns * KEPT_OF_LOOKS + (double)spent_ns;
-    }
-}
-
-double beside_part_by_looks(const struct beside *beside, uint64_t stream)
-{
-    const struct beside_stream *of = known_place(beside, stream);
-    if (!of || of->took_ns < LEAST_LOOKED_NS)
-        return 0;
-    return of->spent_ns < (1 - LEAST_PART) * of->took_ns ? 1 - of->spent_ns / of->took_ns : LEAST_PART;
 }
 
 double beside_part(const struct beside *beside, uint64_t stream)

@@ -77,6 +77,7 @@ PER_CALL = frozenset(
 SELDOM = frozenset(
     {
         "amounts.c",
+        "await.c",
         "beside.c",
         "blocks.c",
         "busy.c",
@@ -147,8 +148,10 @@ SELDOM = frozenset(
         "settings.c",
         "streams.c",
         "table.c",
+        "threads.c",
         "throttle.c",
         "vmm.c",
+        "worked.c",
         "wrap.c",
     }
 )
@@ -163,7 +166,6 @@ PER_CALL_IF_ROOM = frozenset(
         "devices.c",
         "launch_gate.c",
         "looks.c",
-        "reclaim.c",
         "region.c",
         "wrap.c",
     }
@@ -196,6 +198,7 @@ NEVER_UNWOUND = frozenset(
         "residency.c",
         "table.c",
         "throttle.c",
+        "worked.c",
     }
 )
 
@@ -223,6 +226,7 @@ ARTIFACTS = (
         "libvgpu.so",
         (
             "amounts.c",
+            "await.c",
             "beside.c",
             "blocks.c",
             "busy.c",
@@ -297,8 +301,10 @@ ARTIFACTS = (
             "settings.c",
             "streams.c",
             "table.c",
+            "threads.c",
             "throttle.c",
             "vmm.c",
+            "worked.c",
             "wrap.c",
         ),
         (

@@ -4,6 +4,7 @@
 #include "nvml_stride.h"
 #include "real.h"
 #include "region.h"
+#include "region_slots.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -140,7 +141,7 @@ void figures_now(int place, struct figures *figures, const struct figures *befor
     nvmlDevice_t device;
     *figures = (struct figures){0};
     depth_enter();
-    figures->held_before = region_own_bytes(place);
+    figures->held_before = region_own_bytes(place) + slots_before_bytes(place);
     if (figures_device(real, place, &device)) {
         figures->listed = is_listed(real, device, figures, before);
         figures->own = figures->listed ? figures->own : 0;
@@ -151,5 +152,5 @@ void figures_now(int place, struct figures *figures, const struct figures *befor
     if (!figures->device_known)
         figures->device_known = used_by_all(place, &figures->device);
     depth_leave();
-    figures->held_after = region_own_bytes(place);
+    figures->held_after = region_own_bytes(place) + slots_before_bytes(place);
 }

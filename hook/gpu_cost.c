@@ -8,8 +8,7 @@ enum { UNSHARP_MOST = 16 }; /* in a row of a kind */
 #define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
 #define STOPPED_NS (100 * MS_NS) /* nobody of ours may have been let look for so long: limits.cpu */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
-#define LOOKED_AT_NS (MS_NS / 2) /* kinds from here on run all of a millisecond, or most */
-#define LOOKS_APART_NS (20 * MS_NS) /* after which nothing is known of the time between */
+#define LOOKED_AT_NS (MS_NS / 5) /* kinds from here on run all of a millisecond, or most */
 #define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
@@ -29,32 +28,37 @@ static bool is_beside_unmeasured(const struct measured_lane *lane, const struct 
         && trace->launched_ns - (int64_t)atomic_load(&lane->lane.unmeasured_at_ns) < BESIDE_NS;
 }
 
-/* What others were charged in the last millisecond says what part those had that ran all the time. A quarter
- * of it counts for the next one: some of what was launched is still to run, more of it where they never wait.
- */
-void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
-{
-    int64_t since_ns = lane->noted_at_ns, took_ns = now_ns - since_ns;
-    if (took_ns < MS_NS)
-        return;
-    int64_t noted_ns = gpu_time_spent_ns(&lane->lane) - atomic_load(&lane->lane.always_ns);
-    int64_t before_ns = lane->spent_ns;
-    lane->spent_ns = noted_ns - lane->noted_ns;
-    lane->noted_ns = noted_ns;
-    lane->noted_at_ns = now_ns;
-    if (took_ns > LOOKS_APART_NS)
-        return;
-    int64_t away_ns[PROBES];
-    for (size_t i = 0; i < PROBES; i++)
-        away_ns[i] =
-            lane->probes[i].context ? gpu_probe_away_ns(&lane->probes[i], since_ns, now_ns, true) : 0;
-    beside_look(&lane->beside, &lane->past, since_ns, now_ns, away_ns, (before_ns + 3 * lane->spent_ns) / 4);
-}
-
 static int streams_lately(const struct measured_lane *lane)
 {
     return __builtin_popcountll(atomic_load(&lane->lane.streams_seen)
                                 | atomic_load(&lane->lane.streams_seen_before));
+}
+
+/* In order of time, as they were noted, and as of now. */
+void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
+{
+    struct lane *of = &lane->lane;
+    int streams = streams_lately(lane);
+    for (unsigned next = atomic_load(&of->noted_next); lane->noted_read != next; lane->noted_read++) {
+        if (next - lane->noted_read > NOTED)
+            lane->noted_read = next - NOTED;
+        struct noted *noted = &of->noted[lane->noted_read % NOTED];
+        int64_t at_ns = atomic_load(&noted->at_ns);
+        if (at_ns && at_ns < now_ns)
+            worked_charged(&lane->worked, &lane->past, at_ns, atomic_load(&noted->spent_ns), streams);
+        atomic_store(&noted->at_ns, 0);
+    }
+    worked_charged(&lane->worked, &lane->past, now_ns, gpu_time_spent_ns(of) - atomic_load(&of->always_ns),
+                   streams);
+}
+
+/* What one had that runs since then, or did, of what it seems to have had; less than 0 where that is not
+ * known. */
+static int64_t had_beside_ns(struct measured_lane *lane, struct trace *trace, int64_t until_ns)
+{
+    if (trace->own_before_ns < 0)
+        trace->own_before_ns = worked_own_ns(&lane->worked, trace->running_since_ns);
+    return trace->own_before_ns < 0 ? -1 : worked_own_ns(&lane->worked, until_ns) - trace->own_before_ns;
 }
 
 int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t until_ns, bool seen)
@@ -67,14 +71,14 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
     bool beside = is_beside_unmeasured(lane, trace),
          looked =
              trace->expected_ns >= LOOKED_AT_NS && !share_contended(lane->lane.share, (uint64_t)until_ns);
-    double part = beside && looked ? beside_part_by_looks(&lane->beside, trace->stream) : 0;
-    looked = part > 0; /* on average, so it is that also where it is known better */
-    if (beside && !looked && !seen)
-        part = beside_part(&lane->beside, trace->stream);
-    if (part > 0) {
+    int64_t had_ns = beside && looked ? had_beside_ns(lane, trace, until_ns) : -1;
+    if (had_ns >= 0) {
+        own = had_ns - away_ns;
+    } else if (beside && !seen) {
+        double part = beside_part(&lane->beside, trace->stream);
         int64_t most_ns = past_part_of_always_ns(&lane->past, trace->stream, from_ns, until_ns) - away_ns;
-        int64_t had_ns = (int64_t)((double)most_ns * part);
-        own = looked || had_ns < own ? had_ns : own;
+        if (part > 0 && (double)most_ns * part < (double)own)
+            own = (int64_t)((double)most_ns * part);
     }
     trace->whole = away_ns == 0;
     return of_own(lane, trace, own);
@@ -171,7 +175,7 @@ void gpu_cost_judge(struct measured_lane *lane, struct trace *trace, struct swee
     trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
     if (expected_ns && seen)
         trace->single_ns = gpu_sweep_single_ns(sweep, trace, trace->single_ns, expected_ns);
-    else if (expected_ns && is_beside_unmeasured(lane, trace))
+    else if (expected_ns && expected_ns < ESTIMATE_SWEPT_NS && is_beside_unmeasured(lane, trace))
         trace->single_ns = single_ns(lane, trace, expected_ns);
     if (averaged)
         gpu_sweep_judge(lane, sweep, trace);

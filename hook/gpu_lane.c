@@ -16,6 +16,15 @@ struct turn *gpu_time_own_turn(struct lane *lane, uint64_t now_ns)
     return share_turn_of(&lane->threads, (uint64_t)pthread_self() | 1, now_ns);
 }
 
+void gpu_time_note_spent(struct lane *lane, uint64_t now_ns, int64_t beyond_ns)
+{
+    struct noted *noted = &lane->noted[atomic_fetch_add(&lane->noted_next, 1) % NOTED];
+    if (atomic_load(&noted->at_ns)) /* not read yet */
+        return;
+    atomic_store(&noted->spent_ns, gpu_time_spent_ns(lane) - atomic_load(&lane->always_ns) - beyond_ns);
+    atomic_store(&noted->at_ns, (int64_t)now_ns);
+}
+
 int gpu_time_guesses(struct lane *lane, uint64_t key)
 {
     int guesses = 0;

@@ -116,7 +116,7 @@ static void find_most(struct measured_lane *lane, struct sweep *sweep)
     *most = lane->past;
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
-        if (was_queued(of))
+        if (was_busy(lane, of))
             past_ended(most, past_began(most, of->stream, 0), 0, of->from_ns);
         if (sweep->went_on_ns < INT64_MAX)
             past_began(most, of->stream, of->until_ns > sweep->went_on_ns ? of->until_ns : sweep->went_on_ns);
@@ -264,6 +264,16 @@ static double within(const struct sweep *sweep, const struct trace *trace)
     return until_ns > from_ns ? (double)(until_ns - from_ns) / (double)took_ns : 0;
 }
 
+/* Others' turn that was not seen may be in one of its launches, which would be the mean of all. A kind that
+ * does take so long from now on does so in the next sweep, too. */
+static bool is_first_so_long(const struct sweep *sweep, struct doubt *doubt, double ns, double expected_ns)
+{
+    bool was = doubt->longer;
+    doubt->longer =
+        sweep->contended && doubt->swept >= AT_FIRST && ns > (double)ESTIMATE_LONGER * expected_ns;
+    return doubt->longer && !was;
+}
+
 /* Those of the kind of the first of them. Launches of several threads may be in one stream, and streams may
  * wait for each other: so what each is told is right beside what the others are, and together they are given
  * what the GPU worked. The first time, that is only added up. */
@@ -304,8 +314,9 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
             kind[i]->single_ns = (int64_t)ns;
     }
     int steady = SWEPT_MOST; /* a bound says little of what is within */
-    if (says && estimate)
-        learn(estimate, sweep->together ? &trace_doubt(lane, kind[0]->key)->swept : &steady, ns, told);
+    struct doubt *doubt = trace_doubt(lane, kind[0]->key);
+    if (says && estimate && !is_first_so_long(sweep, doubt, ns, expected_ns))
+        learn(estimate, sweep->together ? &doubt->swept : &steady, ns, told);
 }
 
 static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool add_up)

@@ -249,6 +249,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     trace->key = key;
     trace->expected_ns = trace->charged_ns = charged_ns;
     trace->running_since_ns = 0;
+    trace->own_before_ns = -1;
     trace->ended = trace->told = trace->waits = false;
     depth_enter();
     bool recorded = launched && record(trace->end, stream, per_thread) == CUDA_SUCCESS;

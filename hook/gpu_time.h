@@ -22,6 +22,7 @@
 
 enum {
     GUESSES = 16, /* that may be out at once */
+    NOTED = 64,
     STREAM_BITS = 64, /* by which streams are noted: two may have the same */
 };
 
@@ -51,6 +52,10 @@ struct lane {
     _Atomic bool always_lately; /* since the last sweep one came that is always measured */
     _Atomic uint64_t unmeasured_at_ns; /* when one last came that is measured in sweeps only */
     _Atomic int64_t always_ns; /* what those were charged that are always measured, ever */
+    struct noted { /* what the others had been charged when launches were looked at, for who polls */
+        _Atomic int64_t at_ns, spent_ns; /* 0: to be filled */
+    } noted[NOTED];
+    _Atomic unsigned noted_next;
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
     _Atomic int64_t unswept_ns; /* and what was taken from the share since */
     _Atomic int sweep_left; /* launches, of those to be measured all */
@@ -134,6 +139,9 @@ static inline int64_t gpu_time_spent_ns(const struct lane *lane)
 {
     return atomic_load(&lane->granted_ns) - atomic_load(&lane->tokens_ns);
 }
+
+/* Note what those were charged by now that are not always measured. */
+void gpu_time_note_spent(struct lane *lane, uint64_t now_ns, int64_t beyond_ns);
 
 /* How many launches of this kind are out whose cost was guessed. */
 int gpu_time_guesses(struct lane *lane, uint64_t key);

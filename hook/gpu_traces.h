@@ -7,6 +7,7 @@
 #include "gpu_probe.h"
 #include "gpu_time.h"
 #include "past.h"
+#include "worked.h"
 
 enum {
     TRACES = 256,
@@ -36,6 +37,7 @@ struct trace {
         recorded_ns; /* CPU time before the launch, after it, and after the end event */
     int64_t running_since_ns; /* 0: not seen running yet */
     int64_t ran_until_ns; /* of one that has ended */
+    int64_t own_before_ns; /* of worked.h, as it began; less than 0: not known */
     uint64_t run; /* its number in the past */
     _Atomic bool ended; /* these three are looked at by who waits to launch, too */
     bool whole; /* nobody else had a turn meanwhile */
@@ -60,6 +62,7 @@ struct doubt {
     uint64_t key;
     int64_t samples, long_ones;
     int unsharp; /* in a row */
+    bool longer; /* the last sweep said that it takes far longer, which the one before did not */
     int swept; /* launches that sweeps have told of, from SWEPT_LEAST to SWEPT_MOST */
 };
 
@@ -76,8 +79,8 @@ struct measured_lane {
     struct past past, most; /* what ran, and what may have run beside a sweep that is over */
     uint64_t swept_ns; /* when the last sweep that is over began */
     struct beside beside; /* what sweeps tell of launches that are always measured */
-    int64_t noted_at_ns, noted_ns,
-        spent_ns; /* what was spent on others, as of then, and in the time before */
+    struct worked worked; /* of others, beside those */
+    unsigned noted_read;
     struct trace traces[TRACES];
     struct doubt doubts[DOUBTS];
 };

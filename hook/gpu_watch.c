@@ -1,18 +1,12 @@
 #include "gpu_watch.h"
 #include "gpu_time.h"
 #include "monotonic.h"
+#include "threads.h"
 
-#include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
-enum {
-    STACK_BYTES = 256 * 1024, /* enough for us; thread-local storage of the program may need more: */
-    STACK_MORE = 8, /* times as much then, */
-    STACK_MOST_BYTES = 128 * 1024 * 1024, /* of which only what is used is memory */
-    STOP_PATIENCE_MS = 100,
-};
+enum { STOP_PATIENCE_MS = 100 };
 
 #define TICK_NS MS_NS
 #define LINGER_NS (20 * MS_NS)
@@ -103,26 +97,6 @@ static void *watch(void *unused)
     return NULL;
 }
 
-static bool start(void)
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-    sigset_t all, before;
-    if (pthread_attr_init(&attributes) != 0)
-        return false;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: signals are the program's own */
-    int error = EINVAL;
-    for (size_t bytes = STACK_BYTES; error == EINVAL && bytes <= STACK_MOST_BYTES; bytes *= STACK_MORE) {
-        pthread_attr_setstacksize(&attributes, bytes);
-        error = pthread_create(&thread, &attributes, watch, NULL);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return error == 0;
-}
-
 void gpu_watch(uint64_t now_ns)
 {
     int none = WATCH_NONE;
@@ -130,7 +104,7 @@ void gpu_watch(uint64_t now_ns)
     if (atomic_load(&state) != WATCH_NONE)
         return;
     pthread_once(&once, prepare);
-    if (!atomic_compare_exchange_strong(&state, &none, WATCH_THERE) || start())
+    if (!atomic_compare_exchange_strong(&state, &none, WATCH_THERE) || thread_start(watch, NULL))
         return;
     read_all();
     none = WATCH_THERE;

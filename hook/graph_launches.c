@@ -176,7 +176,7 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
         if (tries)
             monotonic_sleep_until(now_ns + (uint64_t)LOOK_MS * 1000000);
         looks_call_begins(place);
-        if (reclaimable(place))
+        if (reclaimable(place, 0))
             reclaim(place);
         looks_call_ended(place);
     }

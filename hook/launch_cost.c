@@ -150,16 +150,15 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         atomic_store(&launch->lane->sampled_at_ns, now_ns);
     bool beside = several && !gpu_time_several_contexts(launch->lane); /* which take turns */
     bool few = samples < FEW_SAMPLES;
-    /* Of a kind that is long by its first launch the next few are not: what part of its time one has is known
-     * by short ones, and these are charged all that they seem to have had. */
-    launch->always = beside && few != (estimate && estimate_measures_all_alone(estimate));
+    launch->always = beside && (few || estimate_measures_all_alone(estimate));
+    if (launch->always)
+        atomic_fetch_add(&launch->lane->always_ns, launch->cost_ns);
     if (few || (!beside && estimate_measures_all(estimate)))
         return true; /* the first ones not as part of a sweep, which others of their kind would wait for */
     if (several) {
         struct lane *lane = launch->lane;
         if (launch->always) {
             atomic_store(&lane->always_lately, true);
-            atomic_fetch_add(&lane->always_ns, launch->cost_ns);
         } else {
             atomic_store(&lane->unmeasured_at_ns, now_ns);
             sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));

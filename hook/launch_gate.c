@@ -146,6 +146,8 @@ static inline uint32_t measured_apart(const struct lane *lane)
     return MEASURE_OFTEN - (calls % SLIP_CALLS < CALLS_OF_LAUNCH);
 }
 
+#define LOOK_AT_ALL_NS 100000 /* launches from here on are known to run, by when they were made */
+
 /* Whether the launch is paid for already. */
 static inline bool is_paid(struct launch *launch)
 {
@@ -155,7 +157,8 @@ static inline bool is_paid(struct launch *launch)
     launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     bool measured = estimate_measures_all(estimate)
         || (estimate_measures_often(estimate) && launch_count_untold() % measured_apart(launch->lane) == 0);
-    return !measured && atomic_load_explicit(&launch->lane->sweep_left, memory_order_relaxed) <= 0
+    return !measured && launch->cost_ns < LOOK_AT_ALL_NS
+        && atomic_load_explicit(&launch->lane->sweep_left, memory_order_relaxed) <= 0
         && launch_budget_spend(launch->lane, launch->cost_ns);
 }
 

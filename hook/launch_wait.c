@@ -136,6 +136,8 @@ void launch_wait(struct launch *launch, int place)
         return;
     }
     launch_wait_note(launch->lane, now_ns);
+    if (gpu_time_several_streams(launch->lane, now_ns))
+        gpu_time_note_spent(launch->lane, now_ns, 0);
     while ((wait_ns = ask(launch, place, now_ns)) > 0) {
         monotonic_sleep_holding_nothing(now_ns + wait_ns);
         now_ns = monotonic_ns();
@@ -147,8 +149,14 @@ void launch_wait(struct launch *launch, int place)
     if (now_ns - began_ns >= (uint64_t)SHARE_WAIT_LEAST_NS) {
         atomic_fetch_add(&launch->lane->share->waits, 1);
         note_wait(launch, place, now_ns - noted_ns);
+        if (gpu_time_several_streams(launch->lane, now_ns))
+            gpu_time_note_spent(launch->lane, now_ns, launch->cost_ns);
     }
     bool measured = launch->cost_ns && launch_cost_is_to_be_measured(launch, now_ns);
+    if (measured && launch->always) { /* when the others go on is noted, too */
+        gpu_time_drop_tokens(launch->lane);
+        gpu_time_note_spent(launch->lane, now_ns, 0);
+    }
     bool timed = !measured && launch->cost_ns && credit_is_asked(launch->lane, now_ns);
     if (measured || timed) {
         bool alone = measured || !gpu_time_several_streams(launch->lane, now_ns);

@@ -146,6 +146,8 @@ uint64_t overhead_given_back(struct overhead *overhead)
     bool quiet = look(overhead->place, true, false, &seen, before);
     int64_t left = device_grown(&seen, before, quiet) + (quiet ? (int64_t)overhead->charged.bytes : 0);
     int64_t beyond = (int64_t)overhead->beyond_bytes;
+    if (left > beyond) /* others took more meanwhile: it says nothing of the code */
+        return MODULE_MOST_BYTES;
     return left < 0 ? overhead->beyond_bytes : left < beyond ? (uint64_t)(beyond - left) : 1;
 }
 

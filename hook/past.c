@@ -106,6 +106,20 @@ int64_t past_part_of_always_ns(const struct past *past, uint64_t stream, int64_t
     return part_ns(past, stream, from_ns, until_ns, true);
 }
 
+int past_always_at(const struct past *past, int64_t at_ns, int64_t *until_ns)
+{
+    int running = 0;
+    for (size_t i = 0; i < PAST_RUNS; i++) {
+        const struct past_run *run = &past->runs[i];
+        if (!run->number || !run->always || run->until_ns <= at_ns || run->from_ns >= run->until_ns)
+            continue;
+        int64_t edge_ns = run->from_ns > at_ns ? run->from_ns : run->until_ns;
+        running += run->from_ns <= at_ns && !runs_behind(past, run);
+        *until_ns = edge_ns < *until_ns ? edge_ns : *until_ns;
+    }
+    return running;
+}
+
 /* The launches of several threads in one stream are each seen from before another's until behind it. What one
  * of them is seen to have is not another's: together they have what the stream had. */
 static void set_apart(struct past *past, struct past_run *run)

@@ -66,4 +66,8 @@ int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, 
 /* The same, were there only those whose kinds are always measured. */
 int64_t past_part_of_always_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns);
 
+/* On how many streams something runs at a moment whose kind is always measured; and in `until_ns`, if that is
+ * earlier, until when nothing else does. */
+int past_always_at(const struct past *past, int64_t at_ns, int64_t *until_ns);
+
 #endif

@@ -76,7 +76,7 @@ static CUresult claim(struct pooled *pooled)
     looks_call_begins(place);
     CUresult result =
         reserve_claim(reserve, pooled->in, pooled->bytes, NULL); /* not refused yet, see charge_reclaiming */
-    bool again = result != CUDA_SUCCESS && reclaimable(place);
+    bool again = result != CUDA_SUCCESS && reclaimable(place, pooled->bytes);
     for (int tries = TRIES; again && tries; tries--) {
         uint64_t freed = reserve_freed_ever(reserve);
         reclaim_in(place, pooled->stream);

@@ -1,4 +1,5 @@
 #include "pools.h"
+#include "await.h"
 #include "depth.h"
 #include "devices.h"
 #include "launch_gate.h"
@@ -27,6 +28,7 @@ static void forget_after_fork(void)
     for (int i = 0; i < MAX_POOLS; i++)
         atomic_store(&pools[i], NULL);
     atomic_store(&pool_count, 0);
+    await_forget();
 }
 
 static void watch_forks(void)
@@ -192,16 +194,6 @@ static void trim(CUmemoryPool handle)
     quiet_end(quiet);
 }
 
-/* A driver may keep what a stream has freed until somebody has waited for it. Who waits ends a capture. */
-static void await_streams(void)
-{
-    const struct real_cuda *real = real_cuda();
-    struct quiet quiet = quiet_begin();
-    if (real && real->cuCtxSynchronize && !launch_gate_captures())
-        real->cuCtxSynchronize();
-    quiet_end(quiet);
-}
-
 bool pool_settle(struct pool *pool, bool anyway)
 {
     enum settled settled;
@@ -246,12 +238,16 @@ static void unvisit(struct pool *pool)
     quiet_end(quiet);
 }
 
+/* Who is cancelled is so afterwards: whoever destroys the pool waits for visits to end. */
 static void look_at(struct pool *pool, bool unused_goes)
 {
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     if (unused_goes || pool->ended)
         trim(pool->handle);
     pool_settle(pool, true);
     unvisit(pool);
+    pthread_setcancelstate(before, NULL);
 }
 
 void pool_look(struct pool *pool)
@@ -364,7 +360,10 @@ void pools_trim(int place)
         if (pool->reserve.place != place || !reserve_idle_bytes(&pool->reserve))
             continue;
         if (!awaited && reserve_pending(&pool->reserve)) {
-            await_streams(); /* while nobody waits for a visit to end */
+            /* A driver may keep what a stream has freed until somebody has waited for it, which would end a
+             * capture. While nobody waits for a visit to end. */
+            if (!launch_gate_captures())
+                await_streams();
             pools_true_up(EVERY_PLACE); /* others may have shrunk by that as well */
             awaited = true;
         }

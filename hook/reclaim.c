@@ -2,6 +2,7 @@
 #include "depth.h"
 #include "graph_launches.h"
 #include "guesses.h"
+#include "limits.h"
 #include "looks.h"
 #include "pools.h"
 #include "real.h"
@@ -31,10 +32,14 @@ void true_up(int place)
     guesses_reconcile(place, false);
 }
 
-bool reclaimable(int place)
+bool reclaimable(int place, uint64_t bytes)
 {
-    return place >= 0
-        && (pools_idle_bytes(place) || graph_memory_idle_bytes(place) || guesses_unseen_bytes(place));
+    if (place < 0)
+        return false;
+    uint64_t idle = pools_idle_bytes(place) + graph_memory_idle_bytes(place) + guesses_unseen_bytes(place),
+             limit = limits_memory_bytes(place), used = region_used_bytes(place);
+    used -= idle < used ? idle : used;
+    return idle && (bytes <= limit && used <= limit - bytes);
 }
 
 void reclaim(int place)
@@ -56,7 +61,7 @@ CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, con
     CUresult result = charge(place, kind, bytes, NULL); /* not refused yet: nobody is to read that it was */
     if (result == CUDA_SUCCESS)
         return result;
-    if (reclaimable(place)) {
+    if (reclaimable(place, bytes)) {
         reclaim(place);
         result = charge(place, kind, bytes, function);
     } else if (function) {

@@ -16,8 +16,9 @@ CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, con
 /* Make what is charged what the driver has now; it may have given memory back without our seeing it. */
 void true_up(int place);
 
-/* Whether this process may be charged for memory of the device that it does not use. */
-bool reclaimable(int place);
+/* Whether this process may be charged for memory of the device that it does not use, with which so much
+ * fits: what does not anyway is not waited for. */
+bool reclaimable(int place, uint64_t bytes);
 
 /* Give it back, for a call that has begun: while it is not charged, it is none. */
 void reclaim(int place);

@@ -24,6 +24,8 @@ enum { OWNER_TIME_SHIFT = 24, PAGE_BYTES = 4096 };
 
 static _Atomic(struct region_slot *) mine;
 static _Atomic uint64_t my_owner; /* its owner word */
+static _Atomic(struct region_slot *) kept_before; /* the last one from before this program, of which */
+static uint64_t kept_owner; /* this is the owner word; as long as it is */
 static _Atomic uint32_t my_namespace; /* 0: not asked yet, or not known */
 static _Atomic(void *) copied; /* what holds our lock, for as long as a fork copies it by chance */
 static _Atomic(void *) holder; /* the same, from then on */
@@ -238,11 +240,23 @@ static bool try_slot(struct region *region, int fd, int32_t index, uint64_t me)
 static bool free_from_before(struct region_slot *slot, uint64_t me, int fd, int index)
 {
     uint64_t owner = atomic_load(&slot->owner);
-    return (owner & ~(OWNER_READY | OWNER_UNLOCKED)) == me
-        && (owner & OWNER_UNLOCKED || is_of_our_namespace(slot, owner)
-            || owner_is_dead(slot, owner, fd, index))
-        && !(holds_any(slot) && ask_lock(fd, index) == LOCK_BUSY)
-        && atomic_compare_exchange_strong(&slot->owner, &owner, 0);
+    if ((owner & ~(OWNER_READY | OWNER_UNLOCKED)) != me
+        || !(owner & OWNER_UNLOCKED || is_of_our_namespace(slot, owner)
+             || owner_is_dead(slot, owner, fd, index)))
+        return false;
+    if (!holds_any(slot) || ask_lock(fd, index) != LOCK_BUSY)
+        return atomic_compare_exchange_strong(&slot->owner, &owner, 0);
+    kept_owner = owner;
+    atomic_store(&kept_before, slot);
+    return false;
+}
+
+uint64_t slots_before_bytes(int place)
+{
+    struct region_slot *before = atomic_load(&kept_before);
+    return before && place >= 0 && atomic_load(&before->owner) == kept_owner
+        ? atomic_load(&before->used[place].total_bytes)
+        : 0;
 }
 
 /* Holds the open file, and with it the lock, for as long as this process has its memory. Its place is known
@@ -308,6 +322,7 @@ bool slot_is_mine(struct region_slot *slot)
 void slots_forget(void)
 {
     atomic_store(&mine, NULL);
+    atomic_store(&kept_before, NULL);
     atomic_store(&my_namespace, 0); /* a child may be in another one */
     void *copy = atomic_exchange(&copied, NULL);
     if (copy) /* or a hole, if the fork came as it was not copied any more */

@@ -143,6 +143,7 @@ enum {
     ESTIMATE_FIRST_NS = 20000, /* of what was never measured, when nothing was */
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
     ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */
+    ESTIMATE_SWEPT_NS = 200000, /* of which the long ones of a kind that varies end after most sweeps, */
     ESTIMATE_VARYING_NS =
         9000, /* and from here on every one of a kind that varies, as measuring takes less, */
     ESTIMATE_ALONE_NS = 12000, /* and where others run beside it, of one that is now and then far off, */
@@ -196,12 +197,12 @@ static inline bool estimate_measures_all(struct estimate *estimate)
 }
 
 /* The same where what runs beside it is not measured, which would be charged to it: not of a kind that
- * varies, but for one that is long, or not short and now and then far off. */
+ * varies, but for one that is long, or for a sweep, or not short and now and then far off. */
 static inline bool estimate_measures_all_alone(struct estimate *estimate)
 {
     uint32_t ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
     int deviation = atomic_load_explicit(&estimate->deviation, memory_order_relaxed);
-    return ns >= ESTIMATE_LONG_NS
+    return ns >= ESTIMATE_LONG_NS || (ns >= ESTIMATE_SWEPT_NS && deviation >= ESTIMATE_ALWAYS)
         || (ns >= ESTIMATE_ALONE_NS && deviation >= ESTIMATE_ALWAYS
             && (deviation & ESTIMATE_HELD) > ESTIMATE_DEVIATES);
 }

@@ -201,28 +201,22 @@ uint64_t sim_memory_used(const char *uuid)
     return bytes;
 }
 
-/* Not what a child has of one that is gone, or that has executed another program since. */
-static bool is_running(struct row *row)
-{
-    uint64_t newest = 0;
-    struct row *other;
-    for (uint32_t i = 0; (other = row_at(i)); i++)
-        if (other->who.pid == row->who.pid && other->who.opening > newest)
-            newest = other->who.opening;
-    return row->who.opening == newest && !process_gone((int32_t)row->who.pid, row->who.start_time);
-}
-
 size_t sim_memory_shares(const char *uuid, struct sim_share *shares, size_t room)
 {
     if (!enter())
         return 0;
     int gpu = gpu_row(uuid, false);
-    size_t count = 0;
+    size_t count = 0, known;
     struct row *row;
     for (uint32_t i = 0; gpu >= 0 && (row = row_at(i)); i++) {
         if (!row->who.pid || (int)row->gpu != gpu || !is_held(row)
-            || !is_running(row)) /* nobody that could be listed */
+            || process_gone((int32_t)row->who.pid, row->who.start_time)) /* nobody that could be listed */
             continue;
+        for (known = 0; known < count && known < room && shares[known].pid != row->who.pid; known++) { }
+        if (known < count && known < room) { /* it has the driver twice, or had it in another program */
+            shares[known].bytes += row->bytes;
+            continue;
+        }
         if (count < room)
             shares[count] = (struct sim_share){.pid = row->who.pid, .bytes = row->bytes};
         count++;

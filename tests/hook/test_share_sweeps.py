@@ -317,29 +317,51 @@ def test_a_long_one_that_began_before_is_told_also_where_the_program_waits_after
 
 
 @pytest.mark.parametrize(
-    ("looks", "part"),
+    ("charged", "asked", "had"),
     [
-        pytest.param([(i * 1000, i * 1000 + 1000, 0, 300) for i in range(20)], "0.700", id="all"),
+        pytest.param([(0, 0), (1000, 0)], (0, 1000), "1000.0", id="alone"),
+        pytest.param([(0, 0), (1000, 300)], (0, 1000), "700.0", id="what was charged was worked"),
         pytest.param(
-            [(i * 1000, i * 1000 + 1000, 500, 150) for i in range(40)], "0.700",
-            id="others have the GPU half of the time",
+            [(0, 0), (1000, 900)], (0, 1000), "500.0", id="no more than in turn with it"
         ),
         pytest.param(
-            [(i * 1000, i * 1000 + 1000, 0, 300 if i < 20 else 900) for i in range(-20, 20)],
-            "0.700", id="before it ran others' time is none of its",
+            [(0, 0), (1000, 900), (2000, 0)], (1000, 2000), "600.0", id="the rest later"
         ),
-        pytest.param([(i * 1000, i * 1000 + 1000, 0, 300) for i in range(9)], "0.000", id="few"),
         pytest.param(
-            [(i * 1000, i * 1000 + 1000, 0, 990) for i in range(20)], "0.050", id="not nothing"
+            [(-1000, 0), (0, 900), (1000, 0)], (0, 1000), "1000.0",
+            id="before it began others had it to themselves",
         ),
+        pytest.param(
+            [(-500, 0), (0.0, 900), (1000, 0)], (0, 1000), "600.0",
+            id="but could not work off all of it",
+        ),
+        pytest.param(
+            [(0, 0), (1.0, 200), (1000, 0)], (0, 1000), "800.0",
+            id="what was charged at once",
+        ),
+        pytest.param([(0, 0), (1000, 300)], (0, 500), "350.0", id="between what was noted"),
+        pytest.param(
+            [(0, 0), (50_000, 300)], (0, 50_000), "50000.0", id="nothing is known of so long a time"
+        ),
+        pytest.param(
+            [(i * 100, 0) for i in range(400)], (1000, 39_000), "-", id="it is too long ago"
+        ),
+        pytest.param([], (0, 1000), "-", id="nothing was noted"),
     ],
 )  # fmt: skip
-def test_what_part_a_long_one_has_is_known_by_what_others_are_charged_meanwhile(
-    looks: list[tuple[int, int, int, int]], part: str
+def test_what_a_long_one_has_is_known_by_what_others_are_charged_meanwhile(
+    charged: list[tuple[float, float]], asked: tuple[int, int], had: str
 ) -> None:
     """In sweeps others always run beside it: throttled, they do not at other times, and 80 % were 100."""
-    lines = [f"look {began} {ended} {away} {spent}" for began, ended, away, spent in looks]
-    assert told([], [(2, 0.0, 0.0, 40_000.0)], *lines, "looked 2")[-1] == part
+    lines = [f"charged {at} {cost} 2" for at, cost in charged]
+    line = f"had {asked[0]} {asked[1]}"
+    assert told([], [(2, 0.0, 0.0, 60_000.0)], *lines, line)[-1] == had
+
+
+def test_two_long_ones_share_what_others_leave() -> None:
+    long = [(2, 0.0, 0.0, 1000.0), (3, 0.0, 500.0, 1000.0)]
+    lines = ["charged 0 0 3", "charged 1000 200 3"]
+    assert told([], long, *lines, "had 0 500", "had 500 1000")[-2:] == ["400.0", "200.0"]
 
 
 def test_a_sweep_of_nothing_else_comes_to_an_end() -> None:

@@ -1,0 +1,73 @@
+#include "await.h"
+#include "monotonic.h"
+#include "real.h"
+#include "reclaim.h"
+#include "threads.h"
+#include "throttle.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define AWAIT_MOST_NS (10000 * MS_NS)
+#define LOOK_FIRST_NS (MS_NS / 20)
+
+enum { AWAITED = 1, LEFT_ALONE };
+
+struct wait {
+    CUcontext context;
+    _Atomic int state; /* 0: both are there */
+};
+
+static _Atomic int left_alone; /* waits that nobody waits for any more */
+
+static void *wait_for_driver(void *of)
+{
+    struct wait *wait = of;
+    struct quiet quiet = quiet_begin();
+    if (real_cuda()->cuCtxSetCurrent(wait->context) == CUDA_SUCCESS)
+        real_cuda()->cuCtxSynchronize();
+    quiet_end(quiet);
+    if (atomic_exchange(&wait->state, AWAITED) == LEFT_ALONE) {
+        atomic_fetch_sub(&left_alone, 1);
+        free(wait);
+    }
+    return NULL;
+}
+
+void await_streams(void)
+{
+    const struct real_cuda *real = real_cuda();
+    CUcontext current = NULL;
+    struct wait *wait = NULL;
+    if (!real || !real->cuCtxSynchronize || !real->cuCtxSetCurrent || !real->cuCtxGetCurrent
+        || atomic_load(&left_alone))
+        return;
+    struct quiet quiet = quiet_begin();
+    if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current)
+        wait = calloc(1, sizeof *wait);
+    quiet_end(quiet);
+    if (!wait)
+        return;
+    wait->context = current;
+    if (!thread_start(wait_for_driver, wait)) {
+        free(wait);
+        return;
+    }
+    uint64_t now_ns = monotonic_ns(), until_ns = now_ns + (uint64_t)AWAIT_MOST_NS,
+             apart_ns = (uint64_t)LOOK_FIRST_NS;
+    while (atomic_load(&wait->state) != AWAITED && now_ns < until_ns) {
+        monotonic_sleep_until(now_ns + apart_ns);
+        now_ns = monotonic_ns();
+        apart_ns = apart_ns < (uint64_t)MS_NS ? 2 * apart_ns : apart_ns;
+    }
+    atomic_fetch_add(&left_alone, 1);
+    if (atomic_exchange(&wait->state, LEFT_ALONE) == AWAITED) {
+        atomic_fetch_sub(&left_alone, 1);
+        free(wait);
+    }
+}
+
+void await_forget(void)
+{
+    atomic_store(&left_alone, 0);
+}

@@ -1,0 +1,13 @@
+/* Waiting for all streams of the current context, but not for ever: one of them may itself wait for what the
+ * waiting thread was to do next. Thread safe; must not be called from inside the driver.
+ */
+#ifndef VGPU_AWAIT_H
+#define VGPU_AWAIT_H
+
+/* For 10 s at most; not at all as long as somebody did so for nothing and the driver still waits. */
+void await_streams(void);
+
+/* In a child of fork, where nobody does. */
+void await_forget(void);
+
+#endif

@@ -40,7 +40,7 @@ void await_streams(void)
     CUcontext current = NULL;
     struct wait *wait = NULL;
     if (!real || !real->cuCtxSynchronize || !real->cuCtxSetCurrent || !real->cuCtxGetCurrent
-        || atomic_load(&left_alone))
+        || atomic_load(&left_alone) > 0)
         return;
     struct quiet quiet = quiet_begin();
     if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current)
@@ -60,11 +60,10 @@ void await_streams(void)
         now_ns = monotonic_ns();
         apart_ns = apart_ns < (uint64_t)MS_NS ? 2 * apart_ns : apart_ns;
     }
-    atomic_fetch_add(&left_alone, 1);
-    if (atomic_exchange(&wait->state, LEFT_ALONE) == AWAITED) {
-        atomic_fetch_sub(&left_alone, 1);
+    if (atomic_exchange(&wait->state, LEFT_ALONE) == AWAITED)
         free(wait);
-    }
+    else
+        atomic_fetch_add(&left_alone, 1); /* it may have ended by now: then it is none again */
 }
 
 void await_forget(void)

@@ -8,7 +8,7 @@ enum { UNSHARP_MOST = 16 }; /* in a row of a kind */
 #define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
 #define STOPPED_NS (100 * MS_NS) /* nobody of ours may have been let look for so long: limits.cpu */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
-#define LOOKED_AT_NS (MS_NS / 5) /* kinds from here on run all of a millisecond, or most */
+#define LOOKED_AT_NS (MS_NS / 5) /* kinds from here on have what others that were charged did not work */
 #define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
@@ -39,6 +39,8 @@ void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
 {
     struct lane *of = &lane->lane;
     int streams = streams_lately(lane);
+    if (!gpu_time_several_streams(of, (uint64_t)now_ns))
+        return;
     for (unsigned next = atomic_load(&of->noted_next); lane->noted_read != next; lane->noted_read++) {
         if (next - lane->noted_read > NOTED)
             lane->noted_read = next - NOTED;

@@ -22,7 +22,7 @@
 
 enum {
     GUESSES = 16, /* that may be out at once */
-    NOTED = 64,
+    NOTED = 64, /* looks at the budget between two polls */
     STREAM_BITS = 64, /* by which streams are noted: two may have the same */
 };
 
@@ -140,7 +140,7 @@ static inline int64_t gpu_time_spent_ns(const struct lane *lane)
     return atomic_load(&lane->granted_ns) - atomic_load(&lane->tokens_ns);
 }
 
-/* Note what those were charged by now that are not always measured. */
+/* Note what those were charged by now that are not always measured, but for `beyond_ns`. */
 void gpu_time_note_spent(struct lane *lane, uint64_t now_ns, int64_t beyond_ns);
 
 /* How many launches of this kind are out whose cost was guessed. */

@@ -99,6 +99,27 @@ def test_a_thread_that_is_cancelled_as_it_launches_keeps_nothing_of_any_device(n
     assert (done.returncode, done.stdout) == (0, "cancelled 0\n")
 
 
+def test_a_pool_ends_though_a_thread_was_cancelled_that_trimmed_it(node: Node) -> None:
+    """Who destroys it waits for that one, which is cancelled only afterwards."""
+    words = [str(compiled("cancelled_trim.c", f"-I{ROOT / 'hook'}", "-ldl", "-lpthread"))]
+    before = node.sim.config_path.read_text()
+    program = subprocess.Popen(
+        words, env=node.environment(**{LIMIT: "1000m"}), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdin is not None and program.stdout is not None
+    try:
+        assert program.stdout.readline() == "kept\n"
+        node.sim.config_path.write_text(f"{before}hold call=cuMemPoolTrimTo\n")
+        print(file=program.stdin, flush=True)
+        assert program.stdout.readline() == "cancelled\n"
+        node.sim.config_path.write_text(before)
+        assert program.communicate("\n", timeout=20)[0] == "destroyed 0\n"
+    finally:
+        program.kill()
+        program.wait()
+
+
 def test_who_opened_and_closed_it_forks_and_ends_as_ever(node: Node) -> None:
     program = compiled("lives.c", "-ldl", "-lpthread")
     words = [str(program), "closed", str(built() / "libvgpu.so")]

@@ -21,6 +21,7 @@
 #include "past.c"
 #include "residency.c"
 #include "throttle.c"
+#include "worked.c"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -107,7 +107,8 @@ def test_a_pool_ends_though_a_thread_was_cancelled_that_trimmed_it(node: Node) -
         words, env=node.environment(**{LIMIT: "1000m"}), stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert program.stdin is not None and program.stdout is not None
+    assert program.stdin is not None
+    assert program.stdout is not None
     try:
         assert program.stdout.readline() == "kept\n"
         node.sim.config_path.write_text(f"{before}hold call=cuMemPoolTrimTo\n")

@@ -150,7 +150,10 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         atomic_store(&launch->lane->sampled_at_ns, now_ns);
     bool beside = several && !gpu_time_several_contexts(launch->lane); /* which take turns */
     bool few = samples < FEW_SAMPLES;
-    launch->always = beside && (few || estimate_measures_all_alone(estimate));
+    bool alone = estimate && estimate_measures_all_alone(estimate);
+    /* Beside other containers what part of its time a long one has is known by short ones of its stream, and
+     * the first ones of its kind are charged all that they seem to have had. */
+    launch->always = beside && (few ? !alone || !share_contended(launch->lane->share, now_ns) : alone);
     if (launch->always)
         atomic_fetch_add(&launch->lane->always_ns, launch->cost_ns);
     if (few || (!beside && estimate_measures_all(estimate)))

@@ -153,8 +153,8 @@ void launch_wait(struct launch *launch, int place)
             gpu_time_note_spent(launch->lane, now_ns, launch->cost_ns);
     }
     bool measured = launch->cost_ns && launch_cost_is_to_be_measured(launch, now_ns);
-    if (measured && launch->always) { /* when the others go on is noted, too */
-        gpu_time_drop_tokens(launch->lane);
+    if (measured && launch->always && !share_contended(launch->lane->share, now_ns)) {
+        gpu_time_drop_tokens(launch->lane); /* so that it is noted, too, when the others go on */
         gpu_time_note_spent(launch->lane, now_ns, 0);
     }
     bool timed = !measured && launch->cost_ns && credit_is_asked(launch->lane, now_ns);

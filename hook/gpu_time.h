@@ -22,7 +22,7 @@
 
 enum {
     GUESSES = 16, /* that may be out at once */
-    NOTED = 64, /* looks at the budget between two polls */
+    NOTED = 64, /* looks at the budget that are kept until the next poll */
     STREAM_BITS = 64, /* by which streams are noted: two may have the same */
 };
 

@@ -143,7 +143,7 @@ uint64_t overhead_given_back(struct overhead *overhead)
 {
     struct look seen;
     const struct figures *before = &overhead->before.now;
-    bool quiet = look(overhead->place, true, false, &seen, before);
+    bool quiet = look(overhead->place, false, false, &seen, before); /* this call is not counted any more */
     int64_t left = device_grown(&seen, before, quiet) + (quiet ? (int64_t)overhead->charged.bytes : 0);
     int64_t beyond = (int64_t)overhead->beyond_bytes;
     if (left > beyond) /* others took more meanwhile: it says nothing of the code */

@@ -605,10 +605,28 @@ def test_what_a_neighbour_takes_while_code_is_loaded_is_not_the_codes(node: Node
         f"{LOAD}start(); c = ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(c))\n"
         "def go(): cuda.cuCtxSetCurrent(c); r.append(load())\n"
         "loading = threading.Thread(target=go)\n"
-        "with held('cuModuleLoadData'): loading.start(); alloc(100)\n"
-        "loading.join(); r.append(ledger_mib() - 400 <= 120)"
+        "with held('cuModuleLoadData'): loading.start(); time.sleep(0.3); alloc(100)\n"
+        "loading.join(); r.append(both())"
     )
-    assert run(node, steps, **{LIMIT: "1g"}) == [0, True]
+    assert run(node, "import time\n" + steps, **{LIMIT: "1g"}) == [0, [420, 420]]
+
+
+def test_code_that_a_neighbour_hides_as_it_is_unloaded_is_charged_what_may_be_the_codes(
+    node: Node,
+) -> None:
+    """What was given back cannot be told then: 1 byte was charged, of 800 MiB."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, module_mib=800))
+    node.sim.hidden_pids()
+    node.sim.process(0, 4_000_000, 1)
+    steps = (
+        f"{LOAD}start(); c = ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(c))\n"
+        "alone = 'process gpu=0 pid=4000000 memory_mib=1 '; hold = 'hold call=cuModuleUnload\\n' + alone\n"
+        "def go(): cuda.cuCtxSetCurrent(c); r.append(load())\n"
+        "change(alone, hold); loading = threading.Thread(target=go); loading.start()\n"
+        "while held_mib() < 1100 or ledger_mib() < 556: time.sleep(0.001)\n"
+        "change(hold, alone.replace('=1 ', '=900 ')); loading.join(); r.append(ledger_mib())"
+    )
+    assert run(node, "import time\n" + steps, **{LIMIT: "2g"}) == [0, 556]
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuMemRelease)
         return CUDA_ERROR_NOT_INITIALIZED;
-    struct physical *physical = charging() ? physical_releasing(handle) : NULL;
+    struct handle *used = handle_use(handle);
     CUresult result = CALL(cuMemRelease, handle);
-    return physical_released(physical, handle, result);
+    handle_used(used, result == CUDA_SUCCESS ? 2 : 1);
+    return result;
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
@@ -34,9 +35,11 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuMemMap)
         return CUDA_ERROR_NOT_INITIALIZED;
+    struct handle *used = handle_use(handle);
     CUresult result = CALL(cuMemMap, address, bytes, offset, handle, flags);
     if (result == CUDA_SUCCESS)
-        physical_mapped(address, bytes, handle);
+        physical_mapped(address, bytes, used);
+    handle_used(used, 1);
     return result;
 }
 
@@ -91,14 +94,30 @@ EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle,
     return result;
 }
 
+struct bound {
+    struct handle *multicast, *memory;
+};
+
+static struct bound bind_begin(CUmemGenericAllocationHandle multicast, CUmemGenericAllocationHandle memory)
+{
+    return (struct bound){handle_use(multicast), memory ? handle_use(memory) : NULL};
+}
+
+static CUresult bind_end(struct bound bound, size_t at, size_t bytes, CUdeviceptr address, CUresult result)
+{
+    if (result == CUDA_SUCCESS)
+        physical_bound(bound.multicast, at, bytes, bound.memory, address);
+    handle_used(bound.memory, 1);
+    handle_used(bound.multicast, 1);
+    return result;
+}
+
 #define BIND(symbol, handle, address, ...)                                                                   \
     const struct real_cuda *real = real_cuda();                                                              \
     if (!real || !real->symbol)                                                                              \
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
-    if (result == CUDA_SUCCESS)                                                                              \
-        physical_bound(multicast, at, bytes, handle, address);                                               \
-    return result
+    struct bound bound = bind_begin(multicast, handle);                                                      \
+    return bind_end(bound, at, bytes, address, CALL(symbol, __VA_ARGS__))
 
 EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t at,
                                    CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,

@@ -25,7 +25,7 @@ struct physical {
 struct handle {
     struct entry entry;
     struct physical *physical;
-    unsigned references;
+    int references; /* the program's, and of calls that use it */
 };
 
 struct mapping {
@@ -192,38 +192,34 @@ void physical_known(CUmemGenericAllocationHandle value, uint64_t address)
     pthread_mutex_unlock(&lock);
 }
 
-struct physical *physical_releasing(CUmemGenericAllocationHandle value)
+struct handle *handle_use(CUmemGenericAllocationHandle value)
 {
+    if (!charging())
+        return NULL;
     pthread_mutex_lock(&lock);
     struct handle *handle = find_handle(value);
-    struct physical *physical = handle ? handle->physical : NULL;
-    if (handle && --handle->references) {
-        physical->users++; /* the same as if it had been a handle of its own */
-    } else if (handle) {
+    if (handle)
+        handle->references++;
+    pthread_mutex_unlock(&lock);
+    if (handle)
+        looks_calls(true);
+    return handle;
+}
+
+void handle_used(struct handle *handle, int references)
+{
+    struct ended ended = {0};
+    if (!handle)
+        return;
+    pthread_mutex_lock(&lock);
+    handle->references -= references;
+    if (handle->references <= 0) {
         table_remove(&handles, &handle->entry);
+        unuse(handle->physical, &ended);
         free(handle);
     }
     pthread_mutex_unlock(&lock);
-    if (physical)
-        looks_calls(true);
-    return physical;
-}
-
-CUresult physical_released(struct physical *physical, CUmemGenericAllocationHandle value, CUresult result)
-{
-    struct ended ended = {0};
-    if (!physical)
-        return result;
-    pthread_mutex_lock(&lock);
-    struct handle *handle = result == CUDA_SUCCESS ? NULL : find_handle(value);
-    if (handle)
-        handle->references++;
-    else if (result != CUDA_SUCCESS)
-        add_handle(physical, value);
-    unuse(physical, &ended);
-    pthread_mutex_unlock(&lock);
     give_back(&ended);
-    return result;
 }
 
 /* --- mappings ------------------------------------------------------------------------------------------- */
@@ -244,23 +240,19 @@ static void take_mapping(struct mapping *mapping, struct mapping **taken)
     *taken = mapping;
 }
 
-void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle value)
+void physical_mapped(uint64_t address, uint64_t bytes, struct handle *handle)
 {
-    if (!charging())
+    struct mapping *mapping = handle ? calloc(1, sizeof *mapping) : NULL;
+    if (!handle)
         return;
-    struct mapping *mapping = calloc(1, sizeof *mapping);
     pthread_mutex_lock(&lock);
-    struct handle *handle = find_handle(value);
-    if (handle)
-        handle->physical->users++; /* without memory for the mapping, for ever: it stays charged */
-    if (handle && mapping) {
+    handle->physical->users++; /* without memory for the mapping, for ever: it stays charged */
+    if (mapping) {
         mapping->bytes = bytes;
         mapping->physical = handle->physical;
         add_mapping(mapping, address);
-        mapping = NULL;
     }
     pthread_mutex_unlock(&lock);
-    free(mapping);
 }
 
 struct mapping *mappings_ending(uint64_t address, uint64_t bytes)
@@ -313,17 +305,16 @@ CUresult mappings_ended(struct mapping *taken, CUresult result)
 
 /* --- multicast ------------------------------------------------------------------------------------------ */
 
-void physical_bound(CUmemGenericAllocationHandle multicast, uint64_t at, uint64_t bytes,
-                    CUmemGenericAllocationHandle value, uint64_t address)
+void physical_bound(struct handle *object, uint64_t at, uint64_t bytes, struct handle *handle,
+                    uint64_t address)
 {
-    if (!charging())
+    struct binding *binding = object ? calloc(1, sizeof *binding) : NULL;
+    if (!object)
         return;
-    struct binding *binding = calloc(1, sizeof *binding);
     pthread_mutex_lock(&lock);
-    struct handle *object = find_handle(multicast), *handle = address ? NULL : find_handle(value);
     struct mapping *mapping = address ? find_mapping(address) : NULL;
     struct physical *memory = handle ? handle->physical : mapping ? mapping->physical : NULL;
-    bool counted = object && memory && memory->place != UNCOUNTED;
+    bool counted = memory && memory->place != UNCOUNTED;
     if (counted)
         memory->users++; /* as above */
     if (counted && binding) {

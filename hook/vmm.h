@@ -3,8 +3,9 @@
  * is its exporter's and counts nothing here, but is followed in the same way. Thread safe; a child of fork
  * starts empty.
  *
- * What ends is taken off the books before the driver is asked, because it may give the handle or address out
- * again at once, and put back if the driver refuses.
+ * A mapping that ends is taken off the books before the driver is asked, because it may give the address out
+ * again at once, and put back if the driver refuses. A handle stays until the driver has released it, as
+ * another thread may be mapping it: one that the driver gives out again meanwhile is found before it.
  */
 #ifndef VGPU_VMM_H
 #define VGPU_VMM_H
@@ -15,6 +16,7 @@
 #include <stdint.h>
 
 struct physical;
+struct handle;
 struct mapping;
 
 /* Charge memory that is about to be made. *physical is NULL when it is not counted.
@@ -27,19 +29,21 @@ CUresult physical_made(struct physical *physical, CUresult result, CUmemGenericA
  * `address` (0: none). */
 void physical_known(CUmemGenericAllocationHandle handle, uint64_t address);
 
-/* One reference of the handle goes. NULL: not ours. */
-struct physical *physical_releasing(CUmemGenericAllocationHandle handle);
-CUresult physical_released(struct physical *physical, CUmemGenericAllocationHandle handle, CUresult result);
+/* Around a call that uses a handle, which another thread may release meanwhile: it is known until the call
+ * has ended. NULL: it is not ours. `references` go then: that of the call, and with a release that was made
+ * one more. */
+struct handle *handle_use(CUmemGenericAllocationHandle handle);
+void handle_used(struct handle *handle, int references);
 
-void physical_mapped(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
+void physical_mapped(uint64_t address, uint64_t bytes, struct handle *handle);
 
 /* All mappings that begin in the range go: the driver refuses a range that parts one. */
 struct mapping *mappings_ending(uint64_t address, uint64_t bytes);
 CUresult mappings_ended(struct mapping *mappings, CUresult result);
 
 /* Memory, by handle or by an address where it is mapped, is bound at an offset of a multicast object. */
-void physical_bound(CUmemGenericAllocationHandle multicast, uint64_t at, uint64_t bytes,
-                    CUmemGenericAllocationHandle handle, uint64_t address);
+void physical_bound(struct handle *multicast, uint64_t at, uint64_t bytes, struct handle *handle,
+                    uint64_t address);
 
 /* What is bound there of the device's memory is not any more. */
 void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, uint64_t at, uint64_t bytes);

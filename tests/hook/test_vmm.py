@@ -319,6 +319,39 @@ def test_a_mapped_multicast_object_keeps_what_is_bound(node: Node) -> None:
     assert run(node, steps) == [0, 0, 0, 0, ALL, 0, NONE]
 
 
+@pytest.mark.parametrize(
+    ("before", "use", "end"),
+    [
+        pytest.param("a = reserve(60)", "map_at(a, 60, h)", "unmap(a, 60)", id="mapped"),
+        pytest.param(
+            "m = multicast(60)",
+            "cuda.cuMulticastBindMem(u64(m), u64(0), u64(h), u64(0), u64(60 * MIB), u64(0))",
+            "release(m)",
+            id="bound",
+        ),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True], ids=["released", "release refused"])
+def test_what_is_used_while_it_is_released_stays_charged(
+    node: Node, before: str, use: str, end: str, fails: bool
+) -> None:
+    """It was taken off the books before the driver was asked: 120 MiB were had of 100."""
+    refusing = "refused('cuMemRelease')" if fails else "contextlib.nullcontext()"
+    steps = (
+        f"_, h = create(60); {before}\n"
+        "thread = threading.Thread(target=lambda: r.append(release(h)))\n"
+        f"with {refusing}:\n"
+        "    with held('cuMemRelease'):\n"
+        f"        thread.start(); time.sleep(0.3); used = {use}\n"
+        "    thread.join()\n"
+        "r += [used, both(), create(60)[0]]\n"
+        "if r[0]: r[0] = release(h)\n"
+        f"r += [{end}, both()]"
+    )
+    header = "import contextlib, threading, time\n"
+    assert run(node, header + steps) == [0, 0, ALL, 2, 0, NONE]
+
+
 def test_many_small_pieces_grow_and_shrink_like_an_expandable_segment(node: Node) -> None:
     steps = (
         "a = reserve(1000); grown = 0\n"

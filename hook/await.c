@@ -1,4 +1,5 @@
 #include "await.h"
+#include "launch_gate.h"
 #include "monotonic.h"
 #include "real.h"
 #include "reclaim.h"
@@ -18,19 +19,24 @@ struct wait {
     _Atomic int state; /* 0: both are there */
 };
 
-static _Atomic int left_alone; /* waits that nobody waits for any more */
+static _Atomic(CUcontext) left_alone; /* in which the driver still waits, and nobody for it */
+
+static void end(struct wait *wait)
+{
+    atomic_compare_exchange_strong(&left_alone, &wait->context, NULL);
+    free(wait);
+}
 
 static void *wait_for_driver(void *of)
 {
     struct wait *wait = of;
     struct quiet quiet = quiet_begin();
-    if (real_cuda()->cuCtxSetCurrent(wait->context) == CUDA_SUCCESS)
+    /* It would end a capture of any thread, and one may have begun until now. */
+    if (real_cuda()->cuCtxSetCurrent(wait->context) == CUDA_SUCCESS && !launch_gate_captures())
         real_cuda()->cuCtxSynchronize();
     quiet_end(quiet);
-    if (atomic_exchange(&wait->state, AWAITED) == LEFT_ALONE) {
-        atomic_fetch_sub(&left_alone, 1);
-        free(wait);
-    }
+    if (atomic_exchange(&wait->state, AWAITED) == LEFT_ALONE)
+        end(wait);
     return NULL;
 }
 
@@ -39,11 +45,10 @@ void await_streams(void)
     const struct real_cuda *real = real_cuda();
     CUcontext current = NULL;
     struct wait *wait = NULL;
-    if (!real || !real->cuCtxSynchronize || !real->cuCtxSetCurrent || !real->cuCtxGetCurrent
-        || atomic_load(&left_alone) > 0)
+    if (!real || !real->cuCtxSynchronize || !real->cuCtxSetCurrent || !real->cuCtxGetCurrent)
         return;
     struct quiet quiet = quiet_begin();
-    if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current)
+    if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current && current != atomic_load(&left_alone))
         wait = calloc(1, sizeof *wait);
     quiet_end(quiet);
     if (!wait)
@@ -60,13 +65,13 @@ void await_streams(void)
         now_ns = monotonic_ns();
         apart_ns = apart_ns < (uint64_t)MS_NS ? 2 * apart_ns : apart_ns;
     }
+    if (atomic_load(&wait->state) != AWAITED)
+        atomic_store(&left_alone, current);
     if (atomic_exchange(&wait->state, LEFT_ALONE) == AWAITED)
-        free(wait);
-    else
-        atomic_fetch_add(&left_alone, 1); /* it may have ended by now: then it is none again */
+        end(wait);
 }
 
 void await_forget(void)
 {
-    atomic_store(&left_alone, 0);
+    atomic_store(&left_alone, NULL);
 }

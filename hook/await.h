@@ -4,7 +4,8 @@
 #ifndef VGPU_AWAIT_H
 #define VGPU_AWAIT_H
 
-/* For 10 s at most; not at all as long as somebody did so for nothing and the driver still waits. */
+/* For 10 s at most; not at all as long as somebody did so for nothing in this context and the driver still
+ * waits there, or beside an open capture, which it would end. */
 void await_streams(void);
 
 /* In a child of fork, where nobody does. */

@@ -3,6 +3,7 @@
 #include "depth.h"
 #include "devices.h"
 #include "gpu_time.h"
+#include "limits.h"
 #include "looks.h"
 #include "monotonic.h"
 #include "real.h"
@@ -176,7 +177,7 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
         if (tries)
             monotonic_sleep_until(now_ns + (uint64_t)LOOK_MS * 1000000);
         looks_call_begins(place);
-        if (reclaimable(place, 0))
+        if (needed <= limits_memory_bytes(place) && reclaimable(place, 0))
             reclaim(place);
         looks_call_ended(place);
     }

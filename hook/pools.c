@@ -2,7 +2,6 @@
 #include "await.h"
 #include "depth.h"
 #include "devices.h"
-#include "launch_gate.h"
 #include "pool_accounts.h"
 #include "real.h"
 #include "reclaim.h"
@@ -360,10 +359,9 @@ void pools_trim(int place)
         if (pool->reserve.place != place || !reserve_idle_bytes(&pool->reserve))
             continue;
         if (!awaited && reserve_pending(&pool->reserve)) {
-            /* A driver may keep what a stream has freed until somebody has waited for it, which would end a
-             * capture. While nobody waits for a visit to end. */
-            if (!launch_gate_captures())
-                await_streams();
+            /* A driver may keep what a stream has freed until somebody has waited for it. While nobody waits
+             * for a visit to end. */
+            await_streams();
             pools_true_up(EVERY_PLACE); /* others may have shrunk by that as well */
             awaited = true;
         }

@@ -118,14 +118,6 @@ _Noreturn void sim_used_after_its_end(const char *function)
     abort();
 }
 
-CUresult cuda_told_to_fail(const char *function)
-{
-    const struct sim_node *node = sim_node_acquire();
-    CUresult result = node ? (CUresult)sim_node_failure(node, function, -1) : CUDA_SUCCESS;
-    sim_node_release(node);
-    return result;
-}
-
 static const struct sim_node *acquire_unless_held(const char *function)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
@@ -135,6 +127,14 @@ static const struct sim_node *acquire_unless_held(const char *function)
         nanosleep(&pause, NULL);
     }
     return node;
+}
+
+CUresult cuda_told_to_fail(const char *function)
+{
+    const struct sim_node *node = acquire_unless_held(function);
+    CUresult result = node ? (CUresult)sim_node_failure(node, function, -1) : CUDA_SUCCESS;
+    sim_node_release(node);
+    return result;
 }
 
 CUresult cuda_begin(struct cuda_call *call, const char *function)

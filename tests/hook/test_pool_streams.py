@@ -222,3 +222,59 @@ def test_a_new_pool_of_a_destroyed_ones_account_is_charged_alone(busy: Node) -> 
         "r += [both(), draw(64, pool())[0], both()]"
     )
     assert run(busy, steps, **{LIMIT: "1000m"}) == [[0, 0], 0, [64, 64]]
+
+
+# --- waiting for streams, beside what other threads do ----------------------------------------------
+
+
+def waiting(node: Node, steps: str) -> list[object]:
+    """What the steps give, by the clock on the wall; kernels may be running at the end."""
+    begin = f"import threading, time\n{BEGIN}context = ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(context))\n"
+    threads = "def threads(): return len(os.listdir('/proc/self/task'))\n"
+    end = "say(r=r); sys.stdout.flush(); os._exit(0)"
+    said = node.run(f"import os, sys\n{begin}{threads}{steps}\n{end}", **{LIMIT: "1000m"})
+    assert said["rc"] == 0, said["stderr"]
+    answers: list[object] = said["r"]
+    return answers
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["global", "of the thread", "relaxed"])
+def test_a_capture_that_begins_meanwhile_is_not_ended(busy: Node, mode: int) -> None:
+    """It was asked for before there was a thread to wait: 42 of 9301 ended with an error."""
+    steps = (
+        "s3 = new_stream(); leave(600); ready = threading.Event()\n"
+        "def allocate():\n"
+        "    cuda.cuCtxSetCurrent(context); ready.wait(); draw(600, stream=s2)\n"
+        "thread = threading.Thread(target=allocate); thread.start(); time.sleep(0.2)\n"
+        "with held('cuCtxSetCurrent'):\n"
+        f"    ready.set(); time.sleep(0.3); r.append(cuda.cuStreamBeginCapture_v2(s3, {mode}))\n"
+        "thread.join(); r += [g.launch(k, s3), cuda.cuStreamEndCapture(s3, ctypes.byref(made))]"
+    )
+    assert waiting(busy, steps) == [0, 0, 0]
+
+
+def test_a_graph_that_never_fits_waits_for_no_stream(node: Node) -> None:
+    """Its launch took 10 s, as a stream had a MiB to free, and left a thread of ours that waited on."""
+    node.sim.kernel("long", 60_000_000)
+    steps = (
+        "huge = instantiate(passing(3000)); leave(1); before = threads()\n"
+        "r += [cuda.cuGraphLaunch(huge, s2), threads() - before]"
+    )
+    assert waiting(node, steps) == [2, 0]
+
+
+def test_a_stream_that_never_ends_is_waited_for_once_and_in_its_own_context(node: Node) -> None:
+    """Allocations on another GPU, which only had to wait a moment, were refused from then on."""
+    node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
+    node.sim.kernel("long", 60_000_000)
+    node.sim.kernel("short", 50_000)
+    steps = (
+        "def crossing(kernel):\n"
+        "    a, b = new_stream(), new_stream(); freed = draw(600, None, a)[1]\n"
+        "    g.launch(g.kernel(kernel), a); put(freed, a); result, other = draw(600, stream=b)\n"
+        "    if result == 0: put(other, b)\n"
+        "    r.append(result)\n"
+        "before = threads(); crossing('long'); r += [draw(600, stream=s2)[0], threads() - before]\n"
+        "start(1); crossing('short'); r.append(threads() - before)"
+    )
+    assert waiting(node, steps) == [2, 2, 1, 0, 1]

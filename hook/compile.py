@@ -166,7 +166,6 @@ PER_CALL_IF_ROOM = frozenset(
         "devices.c",
         "launch_gate.c",
         "looks.c",
-        "region.c",
         "wrap.c",
     }
 )

@@ -14,27 +14,27 @@ enum { MET = 3, MET_ENOUGH = 3, MET_MOST = 32 }; /* and a little more */
 
 static bool waits(const struct share *share, uint64_t now_ns)
 {
-    uint64_t at_ns = atomic_load(&share->waits_at_ns);
+    uint64_t at_ns = loose_load(&share->waits_at_ns);
     return at_ns && now_ns - at_ns + FRESH_NS <= 2 * FRESH_NS; /* who left it may have a later time */
 }
 
 /* As much, and where that is deep by a third more: what is let out may be long itself. */
 static bool owes_more(const struct share *share, int64_t budget_ns)
 {
-    int64_t other_ns = atomic_load(&share->budget_ns);
+    int64_t other_ns = loose_load(&share->budget_ns);
     return budget_ns < -DEEP_NS ? other_ns / 4 <= budget_ns / 3 : other_ns <= budget_ns;
 }
 
 static bool meets(const struct share *share)
 {
-    return atomic_load(&share->met) >= MET_ENOUGH;
+    return loose_load(&share->met) >= MET_ENOUGH;
 }
 
 static void note_met(struct share *share, int64_t by)
 {
-    int64_t met = atomic_load(&share->met);
+    int64_t met = loose_load(&share->met);
     met = (met < 0 || met > MET_MOST ? 0 : met) + by;
-    atomic_store(&share->met, met > 0 ? met : 0);
+    loose_store(&share->met, met > 0 ? met : 0);
 }
 
 static bool together(const _Atomic uint64_t *one_ns, uint64_t other_ns)
@@ -102,9 +102,9 @@ bool credit_is_asked(const struct lane *lane, uint64_t now_ns)
 bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
 {
     struct region_device *device = region_tail(region_mapped())->devices;
-    int64_t budget_ns = atomic_load(&lane->share->budget_ns);
+    int64_t budget_ns = loose_load(&lane->share->budget_ns);
     bool mutual = waits(lane->share, now_ns), let_out = false;
-    bool proved = meets(lane->share) || (mutual && now_ns - atomic_load(&lane->launched_at_ns) > HELD_NS);
+    bool proved = meets(lane->share) || (mutual && now_ns - loose_load(&lane->launched_at_ns) > HELD_NS);
     for (const struct region_device *end = device + MAX_DEVICES; device < end; device++) {
         struct share *other = (struct share *)(void *)&device->budget_ns;
         if (other == lane->share || !waits(other, now_ns) || !(proved || meets(other))
@@ -114,9 +114,9 @@ bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
             return false; /* it is another that those wait for */
         atomic_store(&other->let_out_at_ns, now_ns);
         /* What went out is over, and was not enough: it waits since then. */
-        if (!let_out && atomic_load(&other->waits_at_ns) > atomic_load(&lane->credit_ended_ns))
-            atomic_store(&lane->credit_ns, LET_OUT_NS);
-        atomic_store(&lane->credit_at_ns, now_ns);
+        if (!let_out && loose_load(&other->waits_at_ns) > loose_load(&lane->credit_ended_ns))
+            loose_store(&lane->credit_ns, LET_OUT_NS);
+        loose_store(&lane->credit_at_ns, now_ns);
         return atomic_fetch_sub(&lane->credit_ns, cost_ns) > 0;
     }
     return false;

@@ -25,13 +25,13 @@ static int64_t of_own(const struct measured_lane *lane, const struct trace *trac
 static bool is_beside_unmeasured(const struct measured_lane *lane, const struct trace *trace)
 {
     return trace->always && !lane->in_turn
-        && trace->launched_ns - (int64_t)atomic_load(&lane->lane.unmeasured_at_ns) < BESIDE_NS;
+        && trace->launched_ns - (int64_t)loose_load(&lane->lane.unmeasured_at_ns) < BESIDE_NS;
 }
 
 static int streams_lately(const struct measured_lane *lane)
 {
-    return __builtin_popcountll(atomic_load(&lane->lane.streams_seen)
-                                | atomic_load(&lane->lane.streams_seen_before));
+    return __builtin_popcountll(loose_load(&lane->lane.streams_seen)
+                                | loose_load(&lane->lane.streams_seen_before));
 }
 
 /* In order of time, as they were noted, and as of now. */
@@ -44,13 +44,13 @@ void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
     for (unsigned next = atomic_load(&of->noted_next); lane->noted_read != next; lane->noted_read++) {
         if (next - lane->noted_read > NOTED)
             lane->noted_read = next - NOTED;
-        struct noted *noted = &of->noted[lane->noted_read % NOTED];
+        struct noted *noted = &lane->noted[lane->noted_read % NOTED];
         int64_t at_ns = atomic_load(&noted->at_ns);
         if (at_ns && at_ns < now_ns)
             worked_charged(&lane->worked, &lane->past, at_ns, atomic_load(&noted->spent_ns), streams);
         atomic_store(&noted->at_ns, 0);
     }
-    worked_charged(&lane->worked, &lane->past, now_ns, gpu_time_spent_ns(of) - atomic_load(&of->always_ns),
+    worked_charged(&lane->worked, &lane->past, now_ns, gpu_time_spent_ns(of) - loose_load(&of->always_ns),
                    streams);
 }
 
@@ -71,13 +71,13 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
     int64_t own = trace->part_ns - away_ns;
     /* Beside others what is charged waits for turns, and a look says little of when it runs. */
     bool beside = is_beside_unmeasured(lane, trace),
-         looked =
-             trace->expected_ns >= LOOKED_AT_NS && !share_contended(lane->lane.share, (uint64_t)until_ns);
+         contended = share_contended(lane->lane.share, (uint64_t)until_ns),
+         looked = trace->expected_ns >= LOOKED_AT_NS && !contended;
     int64_t had_ns = beside && looked ? had_beside_ns(lane, trace, until_ns) : -1;
     if (had_ns >= 0) {
         own = had_ns - away_ns;
     } else if (beside && !seen) {
-        double part = beside_part(&lane->beside, trace->stream);
+        double part = beside_part(&lane->beside[contended], trace->stream);
         int64_t most_ns = past_part_of_always_ns(&lane->past, trace->stream, from_ns, until_ns) - away_ns;
         if (part > 0 && (double)most_ns * part < (double)own)
             own = (int64_t)((double)most_ns * part);
@@ -159,14 +159,14 @@ static bool is_unseen(struct measured_lane *lane, const struct trace *trace, int
 void gpu_cost_judge(struct measured_lane *lane, struct trace *trace, struct sweep *sweep, int64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
-    int64_t expected_ns = estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : 0;
+    int64_t expected_ns = estimate && loose_load(&estimate->samples) ? loose_load(&estimate->ns) : 0;
     bool averaged = trace->sweep && !trace->always, seen = averaged || gpu_sweep_saw(sweep, trace);
     int64_t own = gpu_cost_own_ns(lane, trace, trace->ran_until_ns, seen);
     bool is_short = expected_ns && expected_ns < SHORT_NS && (averaged || !estimate_measures_all(estimate));
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
     bool is_known =
-        expected_ns && expected_ns < SHORT_NS && atomic_load(&estimate->samples) >= ESTIMATE_SAMPLES;
+        expected_ns && expected_ns < SHORT_NS && loose_load(&estimate->samples) >= ESTIMATE_SAMPLES;
     bool waited = is_short && is_known && unsharp(lane, trace);
     bool in_doubt = is_known && !waited && doubtful(lane, trace, expected_ns, own, now_ns);
     trace->told = !trace->edge

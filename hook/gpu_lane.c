@@ -13,15 +13,34 @@ uint64_t gpu_time_stream(CUstream stream, bool per_thread)
 
 struct turn *gpu_time_own_turn(struct lane *lane, uint64_t now_ns)
 {
-    return share_turn_of(&lane->threads, (uint64_t)pthread_self() | 1, now_ns);
+    return &lane->threads.of[share_turn_of(&lane->threads, (uint64_t)pthread_self() | 1, now_ns)];
+}
+
+uint64_t gpu_time_stream_bit(struct lane *lane, uint64_t stream, uint64_t now_ns, int64_t busy_ns)
+{
+    struct turns *streams = &traces_of(lane)->streams;
+    unsigned turn = share_turn_of(streams, past_stream_only(stream) + 1, now_ns);
+    uint64_t idle_at_ns = loose_load(&streams->of[turn].idle_at_ns);
+    idle_at_ns = (idle_at_ns > now_ns ? idle_at_ns : now_ns) + (uint64_t)busy_ns;
+    if (busy_ns)
+        loose_store(&streams->of[turn].idle_at_ns, idle_at_ns);
+    return UINT64_C(1) << turn;
+}
+
+uint64_t gpu_time_busy_streams(struct lane *lane, uint64_t now_ns)
+{
+    uint64_t busy = 0;
+    for (int i = 0; i < SHARE_TURNS && !gpu_time_several_contexts(lane); i++) /* which take turns */
+        busy |= (uint64_t)(loose_load(&traces_of(lane)->streams.of[i].idle_at_ns) > now_ns) << i;
+    return busy;
 }
 
 void gpu_time_note_spent(struct lane *lane, uint64_t now_ns, int64_t beyond_ns)
 {
-    struct noted *noted = &lane->noted[atomic_fetch_add(&lane->noted_next, 1) % NOTED];
+    struct noted *noted = &traces_of(lane)->noted[atomic_fetch_add(&lane->noted_next, 1) % NOTED];
     if (atomic_load(&noted->at_ns)) /* not read yet */
         return;
-    atomic_store(&noted->spent_ns, gpu_time_spent_ns(lane) - atomic_load(&lane->always_ns) - beyond_ns);
+    loose_store(&noted->spent_ns, gpu_time_spent_ns(lane) - loose_load(&lane->always_ns) - beyond_ns);
     atomic_store(&noted->at_ns, (int64_t)now_ns);
 }
 
@@ -45,7 +64,7 @@ bool gpu_time_measuring(struct lane *lane)
 __attribute__((noinline)) void gpu_time_correct(struct lane *lane, struct turn *turn, int64_t ns)
 {
     share_correct(lane->share, ns);
-    if (atomic_load(&lane->own_permille))
+    if (loose_load(&lane->own_permille))
         share_correct(&lane->own, ns);
     atomic_fetch_add(&lane->unreported_ns, ns);
     atomic_fetch_add(&lane->turn.had_ns, (uint64_t)ns);

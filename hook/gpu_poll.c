@@ -35,7 +35,7 @@ static void forget(struct measured_lane *lane, CUcontext context)
         if (atomic_load(&trace->state) == TRACE_OUT)
             trace_drop(lane, trace);
     }
-    atomic_store(&lane->lane.queued_ns, 0);
+    loose_store(&lane->lane.queued_ns, 0);
 }
 
 /* A context that there is something to read in. */
@@ -56,7 +56,7 @@ static void send_probes(struct measured_lane *lane, int64_t now_ns)
     const struct real_cuda *real = real_cuda();
     for (struct probe *probe = lane->probes; probe < lane->probes + PROBES; probe++) {
         CUcontext context = probe->context;
-        bool lately = (int64_t)atomic_load(&lane->lane.measured_at_ns) - probe->measured_ns < LATELY_NS;
+        bool lately = (int64_t)loose_load(&lane->lane.measured_at_ns) - probe->measured_ns < LATELY_NS;
         if (!context || !(lately || probe->running || probe->queued)
             || real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
             continue;
@@ -77,7 +77,7 @@ static bool look_and_read(struct measured_lane *lane, bool look)
         int64_t now_ns = (int64_t)monotonic_ns();
         struct quiet quiet = quiet_begin();
         any = gpu_read_traces(lane, now_ns);
-        if (look && (any || now_ns - (int64_t)atomic_load(&lane->lane.launched_at_ns) < LATELY_NS))
+        if (look && (any || now_ns - (int64_t)loose_load(&lane->lane.launched_at_ns) < LATELY_NS))
             send_probes(lane, now_ns);
         quiet_end(quiet);
         real->cuCtxPopCurrent_v2(&context);

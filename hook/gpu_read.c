@@ -66,7 +66,7 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     trace->ran_until_ns = until_ns;
     trace->met = credit_ended(&lane->lane, (uint64_t)from_ns, (uint64_t)until_ns, trace->waits);
     if (trace->on_credit)
-        atomic_store(&lane->lane.credit_ended_ns, (uint64_t)until_ns);
+        loose_store(&lane->lane.credit_ended_ns, (uint64_t)until_ns);
     past_ended(&lane->past, trace->run, from_ns, until_ns);
     return true;
 }
@@ -74,8 +74,8 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
 /* What the first launch of a kind costs. */
 static void learn_guess(struct lane *lane, int64_t own)
 {
-    int64_t was_ns = atomic_load(&lane->guess_ns), is_ns = was_ns ? was_ns + (own - was_ns) / 8 : own;
-    atomic_store(&lane->guess_ns, is_ns > 1 ? is_ns : 1);
+    int64_t was_ns = loose_load(&lane->guess_ns), is_ns = was_ns ? was_ns + (own - was_ns) / 8 : own;
+    loose_store(&lane->guess_ns, is_ns > 1 ? is_ns : 1);
 }
 
 /* Whether it says only that its kind varies: of a sweep, what it costs is known by now, and what waited for a
@@ -93,7 +93,7 @@ static bool tells_nothing(struct measured_lane *lane, const struct trace *trace,
 /* Without it. While the first of a kind runs its estimate is how long it has. */
 static int64_t known_ns(const struct trace *trace, struct estimate *estimate)
 {
-    return estimate && atomic_load(&estimate->samples) ? atomic_load(&estimate->ns) : trace->expected_ns;
+    return estimate && loose_load(&estimate->samples) ? loose_load(&estimate->ns) : trace->expected_ns;
 }
 
 static bool has_more_gpus(void)
@@ -106,10 +106,10 @@ static bool has_more_gpus(void)
 static bool leave_out(const struct trace *trace, struct estimate *estimate)
 {
     if (trace->own_ns < APART_NS || trace->met || !has_more_gpus() || !estimate
-        || atomic_load(&estimate->samples) || atomic_load(&estimate->parts))
+        || loose_load(&estimate->samples) || loose_load(&estimate->parts))
         return false;
     estimate_set(estimate, trace->expected_ns);
-    atomic_store(&estimate->parts, 1);
+    loose_store(&estimate->parts, 1);
     return true;
 }
 
@@ -123,7 +123,7 @@ static void settle(struct measured_lane *lane, struct trace *trace)
     if (trace->told) {
         int64_t lesson_ns = tells_nothing(lane, trace, estimate) ? known_ns(trace, estimate) : trace->own_ns;
         bool left_out = leave_out(trace, estimate);
-        if (trace->guess && !left_out && !(estimate && atomic_load(&estimate->samples)))
+        if (trace->guess && !left_out && !(estimate && loose_load(&estimate->samples)))
             learn_guess(&lane->lane, lesson_ns);
         if (estimate && !left_out)
             estimate_learn(&gpu_time_predictor, estimate, trace->key, lesson_ns, trace->single_ns);
@@ -145,7 +145,7 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     if (trace->waits)
         credit_ask(&lane->lane, now_ns);
     if (own > OVERLONG_NS + 2 * trace->expected_ns)
-        atomic_store(&lane->lane.share->overlong_at_ns, (uint64_t)now_ns);
+        loose_store(&lane->lane.share->overlong_at_ns, (uint64_t)now_ns);
     if (beyond_ns < (contended ? MS_NS : MS_NS / 10)) /* others' turns are seen to the millisecond */
         return beyond_ns < 0 ? -beyond_ns : 0;
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
@@ -223,7 +223,7 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
     for (size_t i = 0; i < PROBES; i++) {
         lane->probes[i].running = lane->probes[i].queued = 0;
         if (gpu_probe_read(&lane->probes[i], &lane->past, i, now_ns))
-            atomic_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
+            loose_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
     }
     struct sweep sweep;
     gpu_sweep_see(lane, &sweep, now_ns);
@@ -250,7 +250,7 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
             trace_charge(lane, trace, gpu_cost_own_ns(lane, trace, trace->ran_until_ns, true));
         }
     }
-    atomic_store(&lane->lane.queued_ns, queued_ns);
-    atomic_store(&lane->lane.uncertain_ns, uncertain_ns);
+    loose_store(&lane->lane.queued_ns, queued_ns);
+    loose_store(&lane->lane.uncertain_ns, uncertain_ns);
     return any;
 }

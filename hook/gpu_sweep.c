@@ -18,7 +18,7 @@ static bool of_sweep(struct trace *trace)
     return atomic_load(&trace->state) == TRACE_OUT && trace->sweep;
 }
 
-static struct swept *find(struct sweep *sweep, uint64_t stream)
+static struct swept *find(struct measured_lane *lane, struct sweep *sweep, uint64_t stream)
 {
     struct swept *of = sweep->of;
     while (of < sweep->of + sweep->streams && of->stream != stream)
@@ -27,6 +27,7 @@ static struct swept *find(struct sweep *sweep, uint64_t stream)
         return of - 1;
     if (of == sweep->of + sweep->streams) {
         *of = (struct swept){.stream = stream, .launched_ns = INT64_MAX};
+        of->bit = gpu_time_stream_bit(&lane->lane, stream, 0, 0);
         sweep->streams++;
     }
     return of;
@@ -54,8 +55,7 @@ static bool was_queued(const struct swept *of)
  * launched, as its thread may have waited until then. */
 static bool was_busy(const struct measured_lane *lane, const struct swept *of)
 {
-    return was_queued(of)
-        || atomic_load(&lane->lane.busy_before) & gpu_time_stream_bit(past_stream_only(of->stream));
+    return was_queued(of) || loose_load(&lane->lane.busy_before) & of->bit;
 }
 
 /* When every stream was being measured. */
@@ -63,7 +63,7 @@ static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t
 {
     for (size_t i = 0; i < TRACES; i++)
         if (of_sweep(&lane->traces[i]))
-            note(find(sweep, lane->traces[i].stream), &lane->traces[i], now_ns);
+            note(find(lane, sweep, lane->traces[i].stream), &lane->traces[i], now_ns);
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
         if (of->launches < OFTEN && !was_busy(lane, of)) {
@@ -101,9 +101,9 @@ static void find_last(struct measured_lane *lane, struct sweep *sweep)
 /* Streams in use that have no launch in it, by their bits. */
 static uint64_t others(const struct measured_lane *lane, const struct sweep *sweep)
 {
-    uint64_t bits = atomic_load(&lane->lane.streams_seen) | atomic_load(&lane->lane.streams_seen_before);
+    uint64_t bits = loose_load(&lane->lane.streams_seen) | loose_load(&lane->lane.streams_seen_before);
     for (int i = 0; i < sweep->streams; i++)
-        bits &= ~gpu_time_stream_bit(past_stream_only(sweep->of[i].stream));
+        bits &= ~sweep->of[i].bit;
     return bits;
 }
 
@@ -203,7 +203,7 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
     }
     uint64_t unseen = others(lane, sweep);
     sweep->others = __builtin_popcountll(unseen);
-    sweep->together = judged >= ENOUGH && !(unseen & atomic_load(&lane->lane.busy_before));
+    sweep->together = judged >= ENOUGH && !(unseen & loose_load(&lane->lane.busy_before));
     if (!sweep->together) {
         sweep->from_ns = 0;
         if (early < MANY)
@@ -241,13 +241,15 @@ void gpu_sweep_judge(struct measured_lane *lane, struct sweep *sweep, struct tra
     trace->least_ns = (double)trace->own_ns * least_ns / part_ns;
     if (sweep->together && least_ns < part_ns)
         trace->single_ns = trace->own_ns = (int64_t)trace->least_ns;
+    if (sweep->together && until_ns - known_ns > known_ns - from_ns && trace->own_ns < trace->expected_ns)
+        trace->told = false; /* what ran beside it may have ended soon after */
 }
 
 /* What a kind is now expected to cost. What its first launches were measured to, beside others that were not,
  * is far too much. */
 static void learn(struct estimate *estimate, int *swept, double ns, int count)
 {
-    double was_ns = atomic_load(&estimate->ns), most_ns = (double)ESTIMATE_LONGER * was_ns;
+    double was_ns = loose_load(&estimate->ns), most_ns = (double)ESTIMATE_LONGER * was_ns;
     int weight = *swept < AT_FIRST ? 2 * count : count;
     if (ns < most_ns)
         ns = was_ns + (ns - was_ns) * weight / (weight + *swept);
@@ -281,7 +283,7 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
                        bool add_up)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, kind[0]->key);
-    double ns = 0, least_ns = 0, launches = 0, expected_ns = estimate ? atomic_load(&estimate->ns) : 0;
+    double ns = 0, least_ns = 0, launches = 0, expected_ns = estimate ? loose_load(&estimate->ns) : 0;
     int told = 0;
     for (int i = 0; i < count; i++) {
         launches += kind[i]->whole ? within(sweep, kind[i]) : 0;
@@ -342,7 +344,7 @@ static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool ad
 void gpu_sweep_learn(struct measured_lane *lane, struct sweep *sweep)
 {
     if (sweep->together)
-        beside_learn(&lane->beside, &lane->past, sweep->from_ns, sweep->until_ns);
+        beside_learn(&lane->beside[sweep->contended], &lane->past, sweep->from_ns, sweep->until_ns);
     learn_kinds(lane, sweep, true);
     learn_kinds(lane, sweep, false);
 }

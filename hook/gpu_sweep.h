@@ -32,7 +32,7 @@ struct sweep {
     int others; /* streams used lately that have no launch in it */
     int streams;
     struct swept {
-        uint64_t stream;
+        uint64_t stream, bit;
         int launches;
         int64_t launched_ns, from_ns, until_ns; /* the first was launched, and began; the last one ended */
     } of[SWEEP_STREAMS];

@@ -155,7 +155,7 @@ static void note_context(struct measured_lane *lane, const struct trace *trace)
     uint64_t user = trace->stream ^ (uint64_t)pthread_self();
     probe->measured_ns = trace->began_ns;
     if (atomic_exchange(&probe->user, user) != user && gpu_time_several_contexts(&lane->lane))
-        atomic_store(&lane->lane.several_streams_at_ns, (uint64_t)trace->began_ns);
+        loose_store(&lane->lane.several_streams_at_ns, (uint64_t)trace->began_ns);
 }
 
 static struct trace *start_trace(struct measured_lane *lane, CUcontext context, size_t probe, CUstream stream,

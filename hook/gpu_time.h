@@ -21,9 +21,7 @@
 #include "throttle.h"
 
 enum {
-    GUESSES = 16, /* that may be out at once */
-    NOTED = 64, /* looks at the budget that are kept until the next poll */
-    STREAM_BITS = 64, /* by which streams are noted: two may have the same */
+    GUESSES = 16 /* that may be out at once */
 };
 
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after that was last seen */
@@ -47,14 +45,10 @@ struct lane {
     _Atomic int contexts; /* that were launched in, and are told apart */
     _Atomic int64_t calls; /* around launches that are measured, in the order in which they were made */
     _Atomic uint64_t streams_seen, streams_seen_before; /* a bit for each, since the last sweep and before */
-    _Atomic uint64_t busy_until_ns[STREAM_BITS]; /* what was launched there and looked at may run till then */
     _Atomic uint64_t busy_before; /* a bit for each that was so when the last sweep began */
     _Atomic bool always_lately; /* since the last sweep one came that is always measured */
     _Atomic uint64_t unmeasured_at_ns; /* when one last came that is measured in sweeps only */
     _Atomic int64_t always_ns; /* what those were charged that are always measured, ever */
-    struct noted { /* what the others had been charged when launches were looked at, for who polls */
-        _Atomic int64_t at_ns, spent_ns; /* 0: to be filled */
-    } noted[NOTED];
     _Atomic unsigned noted_next;
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
     _Atomic int64_t unswept_ns; /* and what was taken from the share since */
@@ -72,9 +66,9 @@ struct lane {
     _Atomic int64_t
         queued_ns; /* since when a launch waits for the GPU that others have; 0: none was seen to */
     _Atomic(struct turn *) payer; /* whose thread took last from the share; NULL: none did */
-    struct thread_turns threads;
     struct share own; /* of a process that has lowered its own share, which takes from both */
     _Atomic uint32_t own_permille; /* 0: it has not */
+    struct turns threads;
 };
 
 extern _Atomic(struct lane *) gpu_lanes[MAX_DEVICES] __attribute__((visibility("hidden"))); /* in use */
@@ -95,7 +89,7 @@ uint64_t gpu_time_stream(CUstream stream, bool per_thread);
 /* Whether launches go to more than one, of one context. */
 static inline bool gpu_time_several_streams(const struct lane *lane, uint64_t now_ns)
 {
-    uint64_t several_ns = atomic_load(&lane->several_streams_at_ns);
+    uint64_t several_ns = loose_load(&lane->several_streams_at_ns);
     return several_ns && elapsed_ns(several_ns, now_ns) <= SEVERAL_STREAMS_NS;
 }
 
@@ -103,19 +97,14 @@ static inline bool gpu_time_several_streams(const struct lane *lane, uint64_t no
  */
 static inline bool gpu_time_several_contexts(const struct lane *lane)
 {
-    return atomic_load(&lane->contexts) > 1;
+    return loose_load(&lane->contexts) > 1;
 }
 
-static inline unsigned gpu_time_stream_place(uint64_t stream)
-{
-    return estimate_mix(stream, 0) % STREAM_BITS;
-}
+/* The bit of a stream, which may be busy with what is launched for so long: its own, up to 64 that may be. */
+uint64_t gpu_time_stream_bit(struct lane *lane, uint64_t stream, uint64_t now_ns, int64_t busy_ns);
 
-/* The same as one of the bits of a word. */
-static inline uint64_t gpu_time_stream_bit(uint64_t stream)
-{
-    return UINT64_C(1) << gpu_time_stream_place(stream);
-}
+/* The bits of those that may be busy with what was launched before. */
+uint64_t gpu_time_busy_streams(struct lane *lane, uint64_t now_ns);
 
 /* About to launch on `stream` (0 is the thread's own with `per_thread`): start to measure. NULL when that is
  * not possible now. `guess`: its kind was never measured, and it is one of the lane's guesses until it is.
@@ -137,7 +126,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
 /* What the launches of the lane were charged, ever. */
 static inline int64_t gpu_time_spent_ns(const struct lane *lane)
 {
-    return atomic_load(&lane->granted_ns) - atomic_load(&lane->tokens_ns);
+    return loose_load(&lane->granted_ns) - loose_load(&lane->tokens_ns);
 }
 
 /* Note what those were charged by now that are not always measured, but for `beyond_ns`. */

@@ -16,7 +16,8 @@ enum {
     SWEPT_LEAST = 2,
     SWEPT_MOST = 128,
     OTHERS_MEASURED = -1,
-    PROBES = 4
+    PROBES = 4,
+    NOTED = 64, /* looks at the budget that are kept until the next poll */
 };
 
 enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
@@ -74,13 +75,17 @@ struct measured_lane {
     _Atomic int64_t clocked_until_ns; /* the time up to then is charged to launches that were waited for */
     int in_turn; /* launches for which streams are taken to wait for the legacy one, and it for them */
     int unclear; /* launches measured last, of which the calls took too long to tell what they cost */
+    uint64_t swept_ns; /* when the last sweep that is over began */
+    unsigned noted_read;
     struct probe probes[PROBES]; /* of the contexts that launch: each has turns of its own */
     struct busy_shown shown; /* while `polling` */
     struct past past, most; /* what ran, and what may have run beside a sweep that is over */
-    uint64_t swept_ns; /* when the last sweep that is over began */
-    struct beside beside; /* what sweeps tell of launches that are always measured */
+    struct beside beside[2]; /* what sweeps tell of launches that are always measured; [1]: beside others */
     struct worked worked; /* of others, beside those */
-    unsigned noted_read;
+    struct noted { /* what the others had been charged when launches were looked at, for who polls */
+        _Atomic int64_t at_ns, spent_ns; /* 0: to be filled */
+    } noted[NOTED];
+    struct turns streams; /* until when each may run what was launched there and looked at */
     struct trace traces[TRACES];
     struct doubt doubts[DOUBTS];
 };

@@ -41,8 +41,8 @@ static bool in_turn(const struct lane *lane, uint64_t now_ns)
  * waits here. One more of each process goes out now and then. */
 static bool stuck(struct lane *lane, uint64_t now_ns)
 {
-    return elapsed_ns(atomic_load(&lane->launched_at_ns), now_ns) > STUCK_NS
-        && now_ns - atomic_load(&lane->share->overlong_at_ns) < (uint64_t)OVERLONG_NS;
+    return elapsed_ns(loose_load(&lane->launched_at_ns), now_ns) > STUCK_NS
+        && now_ns - loose_load(&lane->share->overlong_at_ns) < (uint64_t)OVERLONG_NS;
 }
 
 /* Whether to leave the budget to another thread of the process. Not for a launch that is about as short as
@@ -53,15 +53,15 @@ static bool is_another_threads(struct lane *lane, const struct share *share, str
                                int64_t cost_ns, uint64_t now_ns, uint32_t permille)
 {
     return share_is_anothers_turn(share, &lane->threads.least_had, turn, now_ns, permille)
-        && (cost_ns / ABOUT > atomic_load(&lane->threads.least_cost_ns) || cost_ns > SHARE_WAIT_MOST_NS);
+        && (cost_ns / ABOUT > loose_load(&lane->threads.least_cost_ns) || cost_ns > SHARE_WAIT_MOST_NS);
 }
 
 static void tell_threads(struct lane *lane, const struct share *share, struct turn *turn, int64_t cost_ns,
                          uint64_t now_ns, uint32_t permille)
 {
     share_tell_turn(share, &lane->threads.least_had, turn, now_ns, permille);
-    if (atomic_load(&lane->threads.least_had) == atomic_load(&turn->told))
-        atomic_store(&lane->threads.least_cost_ns, cost_ns);
+    if (loose_load(&lane->threads.least_had) == loose_load(&turn->told))
+        loose_store(&lane->threads.least_cost_ns, cost_ns);
 }
 
 bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permille, uint64_t now_ns)
@@ -78,10 +78,10 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
     share_refill(lane->share, now_ns, permille);
     bool sweeping = atomic_load(&lane->sweep_left) > 0;
     int64_t chunk_ns = sweeping && in_turn(lane, now_ns) ? cost_ns : chunk(now_ns);
-    uint32_t own_permille = atomic_load(&lane->own_permille);
+    uint32_t own_permille = loose_load(&lane->own_permille);
     uint32_t its_permille = own_permille ? own_permille : permille;
     struct share *own = own_permille ? &lane->own : lane->share;
-    bool wants = atomic_load(&own->budget_ns) > 0 || !own_permille; /* or it could not use its turn */
+    bool wants = loose_load(&own->budget_ns) > 0 || !own_permille; /* or it could not use its turn */
     bool yields = is_another_threads(lane, own, turn, cost_ns, now_ns, its_permille);
     yields |=
         wants && share_is_anothers_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns, permille);
@@ -107,7 +107,7 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
     atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
     atomic_fetch_add(&lane->unreported_ns, taken_ns);
     atomic_fetch_add(&lane->unswept_ns, taken_ns);
-    atomic_store(&lane->launched_at_ns, now_ns);
+    loose_store(&lane->launched_at_ns, now_ns);
     if (!sweeping && !atomic_load(&lane->went_on_at_ns))
         atomic_store(&lane->went_on_at_ns, now_ns);
     return true;

@@ -13,6 +13,7 @@ enum {
 #define SWEEP_EVERY_NS (60 * MS_NS)
 #define SWEEP_VARYING_EVERY_NS (12 * MS_NS) /* of GPU time: one in 7 launches of 8 us */
 #define SWEEP_LONG_NS (8 * MS_NS)
+#define SWEEP_MOST_NS (500 * MS_NS) /* who had the GPU is known for a second only (residency.h) */
 #define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
 
 /* --- what it costs -------------------------------------------------------------------------------------- */
@@ -52,9 +53,9 @@ static bool guess(struct launch *launch, int64_t most)
 int64_t launch_cost_ns(struct launch *launch)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    int64_t ns = estimate ? atomic_load(&estimate->ns) : 0,
-            samples = estimate ? atomic_load(&estimate->samples) : 0;
-    int64_t guess_ns = atomic_load(&launch->lane->guess_ns);
+    int64_t ns = estimate ? loose_load(&estimate->ns) : 0,
+            samples = estimate ? loose_load(&estimate->samples) : 0;
+    int64_t guess_ns = loose_load(&launch->lane->guess_ns);
     bool few = samples < FEW_SAMPLES, varies = samples && estimate_measures_often(estimate);
     if (few && launch->looks < MOST_LOOKS
         && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
@@ -66,15 +67,6 @@ int64_t launch_cost_ns(struct launch *launch)
 
 /* --- what is measured ----------------------------------------------------------------------------------- */
 
-/* Streams, by their bits, that what was launched before may still run on. */
-static uint64_t busy_streams(const struct lane *lane, uint64_t now_ns)
-{
-    uint64_t busy = 0;
-    for (int i = 0; i < STREAM_BITS && !gpu_time_several_contexts(lane); i++) /* which take turns */
-        busy |= (uint64_t)(atomic_load(&lane->busy_until_ns[i]) > now_ns) << i;
-    return busy;
-}
-
 /* From now on measure all launches for a while: as many as it takes for each stream to have several. */
 static void begin_sweep(struct lane *lane, uint64_t now_ns)
 {
@@ -83,11 +75,11 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     int launches = (streams > 1 ? streams : 2) * SWEEP_OF_STREAM;
     launches = launches < SWEEP_MOST ? launches : SWEEP_MOST;
     int spare = atomic_exchange(&lane->always_lately, false) ? SWEEP_MOST - launches : 0;
-    atomic_store(&lane->busy_before, busy_streams(lane, now_ns));
-    atomic_store(&lane->swept_at_ns, now_ns);
-    atomic_store(&lane->unswept_ns, 0);
-    atomic_store(&lane->went_on_at_ns, 0);
-    atomic_store(&lane->sweep_spare, spare);
+    loose_store(&lane->busy_before, gpu_time_busy_streams(lane, now_ns));
+    loose_store(&lane->swept_at_ns, now_ns);
+    loose_store(&lane->unswept_ns, 0);
+    loose_store(&lane->went_on_at_ns, 0);
+    loose_store(&lane->sweep_spare, spare);
     atomic_store(&lane->sweep_left, launches + spare);
     atomic_store(&lane->went_on_call, 0); /* after that, or a thread that is late would note it at once */
 }
@@ -104,9 +96,9 @@ void launch_cost_end_sweep(struct lane *lane)
 static bool is_enough(const struct lane *lane, uint64_t now_ns)
 {
     int left = atomic_load(&lane->sweep_left);
-    bool is_long = elapsed_ns(atomic_load(&lane->swept_at_ns), now_ns) >= SWEEP_LONG_NS;
-    return left <= (is_long ? atomic_load(&lane->sweep_spare) : 0)
-        || atomic_load(&lane->sweep_out) >= SWEEP_MOST;
+    int64_t lasted_ns = elapsed_ns(loose_load(&lane->swept_at_ns), now_ns);
+    return left <= (lasted_ns >= SWEEP_LONG_NS ? loose_load(&lane->sweep_spare) : 0)
+        || lasted_ns >= SWEEP_MOST_NS || atomic_load(&lane->sweep_out) >= SWEEP_MOST;
 }
 
 /* Note which stream it goes to, and until when that may be busy with it beside others. Whether several are in
@@ -116,19 +108,18 @@ static bool several_streams(const struct launch *launch, uint64_t now_ns)
     struct lane *lane = launch->lane;
     uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
     uint64_t last = atomic_exchange(&lane->last_stream, stream);
-    _Atomic uint64_t *busy_until_ns = &lane->busy_until_ns[gpu_time_stream_place(stream)];
-    uint64_t until_ns = atomic_load(busy_until_ns);
-    atomic_store(busy_until_ns, (until_ns > now_ns ? until_ns : now_ns) + BESIDE * (uint64_t)launch->cost_ns);
-    atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(stream));
+    /* What was taken with it pays for launches that pass without a look, in this stream as likely as not. */
+    int64_t paid_ns = launch->cost_ns + loose_load(&lane->tokens_ns);
+    atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(lane, stream, now_ns, BESIDE * paid_ns));
     if (last && last != stream && !gpu_time_several_contexts(lane)) /* or see gpu_time.c */
-        atomic_store(&lane->several_streams_at_ns, now_ns);
+        loose_store(&lane->several_streams_at_ns, now_ns);
     return gpu_time_several_streams(lane, now_ns);
 }
 
 static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)
 {
-    bool due = elapsed_ns(atomic_load(&lane->swept_at_ns), now_ns) >= SWEEP_EVERY_NS
-        || (varies && atomic_load(&lane->unswept_ns) >= SWEEP_VARYING_EVERY_NS);
+    bool due = elapsed_ns(loose_load(&lane->swept_at_ns), now_ns) >= SWEEP_EVERY_NS
+        || (varies && loose_load(&lane->unswept_ns) >= SWEEP_VARYING_EVERY_NS);
     if (due && atomic_load(&lane->sweep_left) <= 0 && atomic_load(&lane->sweep_out) <= 0)
         begin_sweep(lane, now_ns);
 }
@@ -145,9 +136,9 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     bool several = several_streams(launch, now_ns);
     note_going_on(launch->lane);
-    int samples = estimate ? atomic_load(&estimate->samples) : 0;
+    int samples = estimate ? loose_load(&estimate->samples) : 0;
     if (samples == FEW_SAMPLES - 1) /* the last of the first ones counts as a sample */
-        atomic_store(&launch->lane->sampled_at_ns, now_ns);
+        loose_store(&launch->lane->sampled_at_ns, now_ns);
     bool beside = several && !gpu_time_several_contexts(launch->lane); /* which take turns */
     bool few = samples < FEW_SAMPLES;
     bool alone = estimate && estimate_measures_all_alone(estimate);
@@ -161,9 +152,9 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     if (several) {
         struct lane *lane = launch->lane;
         if (launch->always) {
-            atomic_store(&lane->always_lately, true);
+            loose_store(&lane->always_lately, true);
         } else {
-            atomic_store(&lane->unmeasured_at_ns, now_ns);
+            loose_store(&lane->unmeasured_at_ns, now_ns);
             sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));
         }
         bool sweep = atomic_load(&lane->sweep_left) > 0
@@ -173,9 +164,10 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         launch->sweep = sweep ? atomic_load(&lane->swept_at_ns) : 0;
         return sweep || launch->always;
     }
+    loose_store(&launch->lane->sweep_left, 0); /* the last one of a sweep, if it failed, did not end it */
     /* Kinds of which all are measured would else have all the measurements. */
-    bool due = elapsed_ns(atomic_load(&launch->lane->sampled_at_ns), now_ns) >= MEASURE_EVERY_NS;
+    bool due = elapsed_ns(loose_load(&launch->lane->sampled_at_ns), now_ns) >= MEASURE_EVERY_NS;
     if (due)
-        atomic_store(&launch->lane->sampled_at_ns, now_ns);
+        loose_store(&launch->lane->sampled_at_ns, now_ns);
     return due || estimate_measures_often(estimate);
 }

@@ -69,7 +69,7 @@ static uint64_t look_again_ns(struct launch *launch)
 static uint64_t repaid_ns(struct launch *launch, uint32_t permille, int64_t cost_ns)
 {
     const struct share *share = launch->lane->share, *own = &launch->lane->own;
-    uint32_t own_permille = atomic_load(&launch->lane->own_permille);
+    uint32_t own_permille = loose_load(&launch->lane->own_permille);
     uint64_t wait_ns = share_wait_ns(share, permille);
     if (own_permille && share_wait_ns(own, own_permille) > wait_ns) {
         share = own;
@@ -80,7 +80,7 @@ static uint64_t repaid_ns(struct launch *launch, uint32_t permille, int64_t cost
     if (cost_ns < ESTIMATE_LONG_NS)
         return UNCERTAIN_WAIT_NS;
     int64_t debt_ns = (int64_t)share_debt_ns(share, SHARE_WHOLE_PERMILLE);
-    return debt_ns < atomic_load(&launch->lane->uncertain_ns) ? look_again_ns(launch) : UNCERTAIN_WAIT_NS;
+    return debt_ns < loose_load(&launch->lane->uncertain_ns) ? look_again_ns(launch) : UNCERTAIN_WAIT_NS;
 }
 
 /* How long to wait before asking again; 0: go. */
@@ -102,7 +102,7 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     int64_t cost_ns = launch_cost_ns(launch);
     uint64_t look_ns = cost_ns ? 0 : look_again_ns(launch);
     const struct estimate *known = look_ns ? estimate_find(&gpu_time_predictor, launch->key) : NULL;
-    if (look_ns && (!known || !atomic_load(&known->deviation)))
+    if (look_ns && (!known || !loose_load(&known->deviation)))
         cost_ns = launch_cost_ns(launch); /* unless its kind varies: what was waited for says nothing of it */
     if (!cost_ns)
         return look_ns;
@@ -160,7 +160,7 @@ void launch_wait(struct launch *launch, int place)
     bool timed = !measured && launch->cost_ns && credit_is_asked(launch->lane, now_ns);
     if (measured || timed) {
         bool alone = measured || !gpu_time_several_streams(launch->lane, now_ns);
-        atomic_store(&launch->lane->measured_at_ns, now_ns);
+        loose_store(&launch->lane->measured_at_ns, now_ns);
         launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess,
                                        launch->always, !alone);
         if (launch->sweep && !launch->trace)

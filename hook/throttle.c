@@ -209,23 +209,22 @@ void share_tell_turn(const struct share *share, _Atomic uint64_t *least_had, str
         atomic_store_explicit(&turn->told, own, memory_order_relaxed);
 }
 
-struct turn *share_turn_of(struct thread_turns *all, uint64_t thread, uint64_t now_ns)
+unsigned share_turn_of(struct turns *all, uint64_t whose, uint64_t now_ns)
 {
-    size_t first = estimate_mix(thread, 0) % SHARE_THREADS, idle = SHARE_THREADS;
-    for (size_t i = 0; i < SHARE_THREADS; i++) {
-        size_t place = (first + i) % SHARE_THREADS;
-        uint64_t whose = atomic_load_explicit(&all->threads[place], memory_order_relaxed);
-        if (whose == thread
-            || (!whose && atomic_compare_exchange_strong(&all->threads[place], &whose, thread)))
-            return &all->turns[place];
-        if (atomic_load_explicit(&all->turns[place].idle_at_ns, memory_order_relaxed) < now_ns)
+    unsigned first = estimate_mix(whose, 0) % SHARE_TURNS, idle = SHARE_TURNS;
+    for (unsigned i = 0; i < SHARE_TURNS; i++) {
+        unsigned place = (first + i) % SHARE_TURNS;
+        uint64_t has = atomic_load_explicit(&all->whose[place], memory_order_relaxed);
+        if (has == whose || (!has && atomic_compare_exchange_strong(&all->whose[place], &has, whose)))
+            return place;
+        if (atomic_load_explicit(&all->of[place].idle_at_ns, memory_order_relaxed) < now_ns)
             idle = place;
     }
-    if (idle == SHARE_THREADS)
-        return &all->turns[first];
-    atomic_store(&all->threads[idle], thread);
-    atomic_store(&all->turns[idle].idle_at_ns, 0); /* it is new */
-    return &all->turns[idle];
+    if (idle == SHARE_TURNS)
+        return first;
+    atomic_store(&all->whose[idle], whose);
+    atomic_store(&all->of[idle].idle_at_ns, 0); /* it is new */
+    return idle;
 }
 
 /* --- what launches cost --------------------------------------------------------------------------------- */
@@ -242,9 +241,9 @@ struct estimate *estimate_claim(struct predictor *predictor, uint64_t key)
     if (found)
         return found;
     found = &set[key >> 40 & (ESTIMATE_WAYS - 1)];
-    atomic_store(&found->ns, 0);
-    atomic_store(&found->samples, 0);
-    atomic_store(&found->deviation, 0);
+    loose_store(&found->ns, 0);
+    loose_store(&found->samples, 0);
+    loose_store(&found->deviation, 0);
     atomic_store(&found->key, key);
     return found;
 }
@@ -260,8 +259,8 @@ static void hold(struct estimate *estimate, int64_t ns)
     int64_t flags = ns >= ESTIMATE_VARYING_NS ? ESTIMATE_ALWAYS | ESTIMATE_OFTEN
         : ns >= ESTIMATE_OFTEN_NS             ? ESTIMATE_OFTEN
                                               : 0;
-    if (!is_held(atomic_load(&estimate->deviation)))
-        atomic_store(&estimate->deviation, (uint16_t)(ESTIMATE_HELD / 2 | flags));
+    if (!is_held(loose_load(&estimate->deviation)))
+        loose_store(&estimate->deviation, (uint16_t)(ESTIMATE_HELD / 2 | flags));
 }
 
 /* The first of a kind was far longer, or none was for long. */
@@ -273,7 +272,7 @@ static void tell_family(struct predictor *predictor, uint64_t key, bool far)
         return;
     for (; estimate < end; estimate++)
         if (atomic_load(&estimate->key) >> FAMILY_AT == key >> FAMILY_AT && atomic_load(&estimate->samples))
-            hold(estimate, atomic_load(&estimate->ns));
+            hold(estimate, loose_load(&estimate->ns));
 }
 
 /* What is measured always does not go by the estimate, so when to begin and when to end must differ: an
@@ -282,7 +281,7 @@ static void tell_family(struct predictor *predictor, uint64_t key, bool far)
 static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t sample_ns, int64_t samples)
 {
     int64_t off_ns = sample_ns < was_ns ? was_ns - sample_ns : sample_ns - was_ns;
-    int64_t was = atomic_load(&estimate->deviation), flags = was & (ESTIMATE_ALWAYS | ESTIMATE_OFTEN);
+    int64_t was = loose_load(&estimate->deviation), flags = was & (ESTIMATE_ALWAYS | ESTIMATE_OFTEN);
     was -= flags;
     samples = samples > ESTIMATE_SAMPLES_OFTEN ? ESTIMATE_SAMPLES_OFTEN : samples;
     int64_t deviation = was + (clamp(off_ns * 1000 / was_ns, 0, ESTIMATE_DEVIATES) - was) / samples;
@@ -298,7 +297,7 @@ static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t s
         flags = 0;
     if (was_ns < ESTIMATE_VARYING_NS / 3)
         flags &= ~ESTIMATE_ALWAYS;
-    atomic_store(&estimate->deviation, (uint16_t)(deviation | flags));
+    loose_store(&estimate->deviation, (uint16_t)(deviation | flags));
 }
 
 /* How far the mean goes back. More launches go on a low estimate than on a high one, so that what varies is
@@ -306,7 +305,7 @@ static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t s
  * it is charged by itself, and what counts is that the mean is right once that ends. */
 static int64_t most_samples(struct estimate *estimate, int64_t was_ns, int64_t sample_ns)
 {
-    int64_t deviation = atomic_load(&estimate->deviation);
+    int64_t deviation = loose_load(&estimate->deviation);
     if (is_held(deviation) || deviation >= ESTIMATE_ALWAYS)
         return ESTIMATE_SAMPLES_ALL;
     bool steadied = estimate_measures_often(estimate) && was_ns < ESTIMATE_LONG_NS;
@@ -315,7 +314,7 @@ static int64_t most_samples(struct estimate *estimate, int64_t was_ns, int64_t s
 
 void estimate_set(struct estimate *estimate, int64_t ns)
 {
-    atomic_store(&estimate->ns, (uint32_t)clamp(ns, ESTIMATE_LEAST_NS, UINT32_MAX));
+    loose_store(&estimate->ns, (uint32_t)clamp(ns, ESTIMATE_LEAST_NS, UINT32_MAX));
 }
 
 void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint64_t key, int64_t ns,
@@ -323,33 +322,33 @@ void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint
 {
     if (atomic_load(&estimate->key) != key)
         return; /* its place is another's now */
-    int64_t sample_ns = clamp(ns, -SHARE_DEBT_NS, UINT32_MAX), was_ns = atomic_load(&estimate->ns);
-    int64_t samples = atomic_load(&estimate->samples) + 1, most = most_samples(estimate, was_ns, sample_ns);
+    int64_t sample_ns = clamp(ns, -SHARE_DEBT_NS, UINT32_MAX), was_ns = loose_load(&estimate->ns);
+    int64_t samples = loose_load(&estimate->samples) + 1, most = most_samples(estimate, was_ns, sample_ns);
     samples = samples > most ? most : samples;
     single_ns = clamp(single_ns, -SHARE_DEBT_NS, UINT32_MAX);
-    int64_t was_parts = was_ns * NS_PARTS + atomic_load(&estimate->parts);
+    int64_t was_parts = was_ns * NS_PARTS + loose_load(&estimate->parts);
     int64_t is_parts =
         was_ns ? was_parts + (sample_ns * NS_PARTS - was_parts) / samples : sample_ns * NS_PARTS;
     /* Less than nothing, as a turn of others was taken for one in it: others make up for that, if they are
      * measured, which below this they hardly are. */
     if (sample_ns < 0 && was_ns >= ESTIMATE_OFTEN_NS && is_parts < (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS)
         is_parts = (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS;
-    bool was_held = is_held(atomic_load(&estimate->deviation));
+    bool was_held = is_held(loose_load(&estimate->deviation));
     if (samples > 1 && was_ns)
         learn_deviation(estimate, was_ns, single_ns, samples);
-    else if (atomic_load(&predictor->far[key >> FAMILY_AT]))
+    else if (loose_load(&predictor->far[key >> FAMILY_AT]))
         hold(estimate, ns);
-    bool held = is_held(atomic_load(&estimate->deviation));
+    bool held = is_held(loose_load(&estimate->deviation));
     if (held != was_held)
         tell_family(predictor, key, held);
     estimate_set(estimate, is_parts / NS_PARTS);
-    atomic_store(&estimate->parts, (uint8_t)is_parts);
-    atomic_store(&estimate->samples, (uint8_t)samples);
+    loose_store(&estimate->parts, (uint8_t)is_parts);
+    loose_store(&estimate->samples, (uint8_t)samples);
 }
 
 void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns)
 {
     if (atomic_load(&estimate->key) == key && atomic_load(&estimate->samples) == 0
-        && ns > atomic_load(&estimate->ns))
-        atomic_store(&estimate->ns, (uint32_t)clamp(ns, 1, UINT32_MAX));
+        && ns > loose_load(&estimate->ns))
+        loose_store(&estimate->ns, (uint32_t)clamp(ns, 1, UINT32_MAX));
 }

@@ -15,6 +15,11 @@
 
 #define MS_NS INT64_C(1000000)
 
+/* Of a number that stands by itself: when it is seen says nothing of other memory. That spares the
+ * instructions that would order it. */
+#define loose_load(object) atomic_load_explicit(object, memory_order_relaxed)
+#define loose_store(object, value) atomic_store_explicit(object, value, memory_order_relaxed)
+
 /* GPU time in ns. The budget grows by the share of the time that passes, and a launch takes from it what it
  * is expected to cost, once the budget is above zero; it may end below. */
 #define SHARE_IDLE_NS (10 * MS_NS) /* most that an idle container saves up: 1 % of a second */
@@ -100,19 +105,20 @@ bool share_is_anothers_turn(const struct share *share, const _Atomic uint64_t *l
 void share_tell_turn(const struct share *share, _Atomic uint64_t *least_had, struct turn *turn,
                      uint64_t now_ns, uint32_t permille);
 
-enum { SHARE_THREADS = 64 };
+enum { SHARE_TURNS = 64 };
 
-/* Those of the threads of a process. All zero is empty. */
-struct thread_turns {
+/* Those of the threads of a process, or of its streams, of which only `idle_at_ns` is used. All zero is
+ * empty. */
+struct turns {
     _Atomic uint64_t least_had;
     _Atomic int64_t least_cost_ns; /* of a launch of who left it */
-    _Atomic uint64_t threads[SHARE_THREADS]; /* whose each is; 0: nobody's yet */
-    struct turn turns[SHARE_THREADS];
+    _Atomic uint64_t whose[SHARE_TURNS]; /* a number; 0: nobody's yet */
+    struct turn of[SHARE_TURNS];
 };
 
-/* The turn of a thread, by a number that is not 0. Where all places are taken, one that did not look for long
- * loses its own; where none is such, two threads count as one. */
-struct turn *share_turn_of(struct thread_turns *all, uint64_t thread, uint64_t now_ns);
+/* Which of them is whose, by a number that is not 0. Where all are taken, one that is idle loses its own;
+ * where none is, two have the same. */
+unsigned share_turn_of(struct turns *all, uint64_t whose, uint64_t now_ns);
 
 /* --- what launches cost --------------------------------------------------------------------------------- */
 

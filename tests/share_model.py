@@ -51,14 +51,14 @@ class Turn(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("had_ns", "told", "idle_at_ns")]
 
 
-class ThreadTurns(ctypes.Structure):
-    """`struct thread_turns`."""
+class Turns(ctypes.Structure):
+    """`struct turns`."""
 
     _fields_ = [
         ("least_had", ctypes.c_uint64),
         ("least_cost_ns", ctypes.c_int64),
-        ("threads", ctypes.c_uint64 * 64),
-        ("turns", Turn * 64),
+        ("whose", ctypes.c_uint64 * 64),
+        ("of", Turn * 64),
     ]
 
 
@@ -87,9 +87,9 @@ def load(directory: Path) -> ctypes.CDLL:
     ]  # fmt: skip
     library.share_tell_turn.restype = None
     library.share_turn_of.argtypes = [
-        ctypes.POINTER(ThreadTurns), ctypes.c_uint64, ctypes.c_uint64,
+        ctypes.POINTER(Turns), ctypes.c_uint64, ctypes.c_uint64,
     ]  # fmt: skip
-    library.share_turn_of.restype = turn
+    library.share_turn_of.restype = ctypes.c_uint
     library.share_wait_ns.argtypes = [share, ctypes.c_uint32]
     library.share_wait_ns.restype = ctypes.c_uint64
     library.share_debt_ns.argtypes = [share, ctypes.c_uint32]

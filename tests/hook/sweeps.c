@@ -139,7 +139,7 @@ int main(void) {
     else if (count == 6 && strcmp(what, "always") == 0)
       launch(true, word[0], word[1], word[2], word[3], word[4]);
     else if (count == 2 && strcmp(what, "part") == 0)
-      printf("%.3f\n", beside_part(&lane.beside, strtoull(word[0], NULL, 10)));
+      printf("%.3f\n", beside_part(&lane.beside[0], strtoull(word[0], NULL, 10)));
     else if (count == 4 && strcmp(what, "charged") == 0)
       charged(word[0], word[1], word[2]);
     else if (count == 3 && strcmp(what, "had") == 0)
@@ -153,9 +153,9 @@ int main(void) {
     else if (count == 1 && strcmp(what, "contended") == 0)
       atomic_store(&share.contended_at_ns, (uint64_t)BEGAN_NS);
     else if (count == 2 && strcmp(what, "seen") == 0)
-      atomic_fetch_or(&lane.lane.streams_seen, gpu_time_stream_bit(strtoull(word[0], NULL, 10)));
+      atomic_fetch_or(&lane.lane.streams_seen, gpu_time_stream_bit(&lane.lane, strtoull(word[0], NULL, 10), 0, 0));
     else if (count == 2 && strcmp(what, "busy") == 0)
-      atomic_fetch_or(&lane.lane.busy_before, gpu_time_stream_bit(strtoull(word[0], NULL, 10)));
+      atomic_fetch_or(&lane.lane.busy_before, gpu_time_stream_bit(&lane.lane, strtoull(word[0], NULL, 10), 0, 0));
     else if (count == 3 && strcmp(what, "known") == 0)
       trace_doubt(&lane, strtoull(word[0], NULL, 10))->swept = atoi(word[1]);
     else if (count == 2 && strcmp(what, "now") == 0)

@@ -675,6 +675,34 @@ def test_a_launch_that_fails_costs_nothing_of_the_share(
     assert said["launched_s"] > 0.25
 
 
+@pytest.mark.parametrize("percent", [50, 80])
+def test_long_launches_that_fail_leave_the_share_as_it_was(limited: Node, percent: int) -> None:
+    """44 of 50 and 70 of 80 were had: short ones passed on what came back, and nobody knew that they ran."""
+    limited.sim.kernel("long", 5000)
+    limited.sim.kernel("short", 20)
+    code = """
+class Config(ctypes.Structure):
+    _fields_ = [("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+                ("count", ctypes.c_uint)]
+long, short, a, b = kernel("long"), kernel("short"), stream(), stream()
+config = Config((ctypes.c_uint * 7)(1, 1, 1, 32, 1, 1, 0), a, None, 0)
+def percent(seconds):
+    before, began = gpu_us(UUIDS[0], os.getpid()), time.monotonic()
+    while time.monotonic() < began + seconds:
+        assert launch(long, a) == 0
+        assert cuda.cuLaunchKernelEx(ctypes.byref(config), long, None, None) != 0
+        for _ in range(100):
+            assert launch(short, b) == 0
+    return (gpu_us(UUIDS[0], os.getpid()) - before) / (time.monotonic() - began) / 1e4
+fail("cuLaunchKernelEx")
+percent(2)
+say(percents=[percent(1) for _ in range(3)])
+"""
+    said = limited.run_in_virtual_time(BEGIN + code, CUDA_DEVICE_SM_LIMIT=str(percent))
+    assert (said["rc"], said["stderr"]) == (0, "")
+    assert said["percents"] == [pytest.approx(percent, abs=2)] * 3
+
+
 # Graphs of one short kernel that are known well, and what makes `again` of them, whose kernel is long.
 KNOWN = """
 from memory_calls import draw, put

@@ -93,11 +93,12 @@ def test_a_kind_that_is_far_longer_now_and_then(
     assert_held(tmp_path, percents, threads, kernels, phase)
 
 
-def test_a_rare_one_that_is_far_longer_and_waited_for(tmp_path: Path) -> None:
-    """64.7 were had. By the seed, as few long ones are in a second: from 1.6 to 2.4 too much in the worst."""
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_rare_one_that_is_far_longer_and_waited_for(tmp_path: Path, seed: int) -> None:
+    """64.7 were had. In single seconds few long ones decide: up to 2.6 too much (docs/compute-share.md)."""
     tenant = Tenant(80, ("ms=6000,kernel=a+b,streams=2,sync=40",))
-    (container,) = run(tmp_path, [tenant], RARE, first_seed=3)
-    assert holds([container], skip_s=SKIP_S), container.worst_error(skip_s=SKIP_S)
+    (container,) = run(tmp_path, [tenant], RARE, first_seed=seed)
+    assert abs(container.worst_error(window_s=4, skip_s=2)) <= 2
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -223,6 +224,56 @@ def test_bursts_of_which_a_whole_sweep_is(tmp_path: Path, percent: int, steady: 
     phases = (f"thread=1,ms=6000,{steady}", "thread=2,ms=6000,kernel=c,burst=200,idle_us=5000")
     kernels: Kernels = {"a": 500, "b": 990, "c": 8}
     (container,) = run(tmp_path, [Tenant(percent, phases, threads=2)], kernels)
+    assert holds([container]), container.worst_error()
+
+
+LONG_AND_SHORT: Kernels = {"long": 5000, "short": 20, "other": 100, "others": 1000}
+
+
+@pytest.mark.parametrize(
+    ("percents", "phases", "threads", "other"),
+    [
+        pytest.param((30, 70), ("kernel=long+short,streams=2",), 1, "other", id="22.3 of 30 had"),
+        pytest.param((20, 80), ("kernel=long+short,streams=2",), 1, "other", id="4.5 of 20 had"),
+        pytest.param((30, 40), ("kernel=long+short,streams=2",), 1, "other", id="GPU idle: 24 had"),
+        pytest.param((30, 70), ("kernel=long+short,streams=4",), 1, "others", id="10.1 of 30 had"),
+        pytest.param(
+            (30, 70),
+            ("thread=1,kernel=long", "thread=2,kernel=short,burst=1,idle_us=20000"),
+            2,
+            "other",
+            id="two threads: 9.9 of 30 had",
+        ),
+    ],
+)
+def test_a_sweep_of_few_short_ones_beside_others(
+    tmp_path: Path, percents: tuple[int, int], phases: tuple[str, ...], threads: int, other: str
+) -> None:
+    """It lasted longer than it is known who had the GPU, so launches of it were charged others' turns."""
+    tenants = [
+        Tenant(percents[0], tuple(f"ms=6500,{phase}" for phase in phases), threads=threads),
+        Tenant(percents[1], (f"ms=6500,kernel={other}",)),
+    ]
+    containers = run(tmp_path, tenants, LONG_AND_SHORT)
+    assert holds(containers, skip_s=SKIP_S), [one.worst_error(skip_s=SKIP_S) for one in containers]
+
+
+@pytest.mark.parametrize(
+    ("percent", "threads"),
+    [
+        pytest.param(90, 4, id="three: 78.5 or 86.3 had"),
+        pytest.param(90, 5, id="four: 84.5 had"),
+        pytest.param(70, 4, id="at 70: 65.1 had"),
+    ],
+)
+def test_bursts_of_several_threads(tmp_path: Path, percent: int, threads: int) -> None:
+    """What is queued of them was not looked at, so a sweep took their streams for idle."""
+    bursts = [
+        f"thread={thread},ms=6000,kernel=c,burst=200,idle_us=5000"
+        for thread in range(2, threads + 1)
+    ]
+    tenant = Tenant(percent, ("thread=1,ms=6000,kernel=a", *bursts), threads=threads)
+    (container,) = run(tmp_path, [tenant], {"a": 500, "c": 8})
     assert holds([container]), container.worst_error()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from share_model import MS, SECOND, Share, ThreadTurns, Turn, load
+from share_model import MS, SECOND, Share, Turn, Turns, load
 
 UINT64 = st.integers(0, (1 << 64) - 1)
 PERMILLE = 200
@@ -148,18 +148,14 @@ def test_no_more_is_held_against_anybody_than_a_debt(
         assert CHUNK_NS < beyond_ns <= BOUND_NS + UNIT_NS
 
 
-# --- which turn is whose, of the threads of a process -------------------------------------------------------
+# --- which turn is whose, of threads or streams -------------------------------------------------------
 
 THREADS = 64
 
 
-def place_of(library: ctypes.CDLL, turns: ThreadTurns, thread: int, now_ns: int = SECOND) -> int:
-    """Which of the turns the thread has."""
-    at = ctypes.addressof(library.share_turn_of(turns, thread, now_ns).contents)
-    place, rest = divmod(
-        at - ctypes.addressof(turns) - ThreadTurns.turns.offset, ctypes.sizeof(Turn)
-    )
-    assert rest == 0
+def place_of(library: ctypes.CDLL, turns: Turns, whose: int, now_ns: int = SECOND) -> int:
+    """Which of the turns the thread or stream has."""
+    place = int(library.share_turn_of(turns, whose, now_ns))
     assert 0 <= place < THREADS
     return place
 
@@ -167,24 +163,24 @@ def place_of(library: ctypes.CDLL, turns: ThreadTurns, thread: int, now_ns: int 
 @given(threads=st.sets(st.integers(1, (1 << 64) - 1), min_size=1, max_size=THREADS))
 def test_each_thread_has_a_turn_of_its_own(library: ctypes.CDLL, threads: set[int]) -> None:
     """As many as there are turns, and whatever their numbers are: they keep them."""
-    turns = ThreadTurns()
+    turns = Turns()
     places = {}
     for thread in sorted(threads):
         places[thread] = place_of(library, turns, thread)
-        turns.turns[places[thread]].idle_at_ns = 2 * SECOND
+        turns.of[places[thread]].idle_at_ns = 2 * SECOND
     assert len(set(places.values())) == len(threads)
     assert {thread: place_of(library, turns, thread) for thread in places} == places
 
 
 def test_who_comes_when_all_turns_are_taken(library: ctypes.CDLL) -> None:
     """It counts as one with another, until one of those does not look any more; then it is new there."""
-    turns = ThreadTurns()
+    turns = Turns()
     for thread in range(1, THREADS + 1):
-        turns.turns[place_of(library, turns, thread)].idle_at_ns = 2 * SECOND
+        turns.of[place_of(library, turns, thread)].idle_at_ns = 2 * SECOND
     place_of(library, turns, THREADS + 1)
-    assert THREADS + 1 not in turns.threads
+    assert THREADS + 1 not in turns.whose
     gone = place_of(library, turns, 7)
-    turns.turns[gone].idle_at_ns = SECOND // 2
+    turns.of[gone].idle_at_ns = SECOND // 2
     assert place_of(library, turns, THREADS + 1) == gone
-    assert turns.threads[gone] == THREADS + 1
-    assert turns.turns[gone].idle_at_ns == 0
+    assert turns.whose[gone] == THREADS + 1
+    assert turns.of[gone].idle_at_ns == 0

@@ -273,6 +273,16 @@ def test_a_list_names_the_containers_processes_only(node: Node, function: str, e
         assert sorted(look(node, with_room, **env)) == wanted
 
 
+def test_a_killed_process_leaves_the_list_of_who_only_asks_for_that(node: Node) -> None:
+    with tenants(node, 2, {LIMIT: "1000m"}) as (asking, killed):
+        listed = "processes(handle(), 'ComputeRunningProcesses', InfoV1)"
+        asking.ask("alloc(100)")
+        killed.ask("alloc(200)")
+        assert sorted(asking.ask(listed)) == sorted([[asking.pid, 100], [killed.pid, 200]])
+        killed.kill()
+        eventually(lambda: asking.ask(listed) == [[asking.pid, 100]])
+
+
 @pytest.mark.parametrize(
     ("driver", "entry"),
     [

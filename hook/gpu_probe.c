@@ -174,6 +174,10 @@ bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t conte
     probe->out = false;
     if (stood_behind(probe, past, context, handled_ns))
         handled_ns = 0;
+    /* It was out as this look began: were that left out, the ends of others' turns would be seldom looked at.
+     */
+    if (handled_ns > now_ns)
+        residency_look(&probe->residency, now_ns, probe->running);
     return residency_handled(&probe->residency, handled_ns ? handled_ns : probe->sent_ns, PATIENCE_NS);
 }
 

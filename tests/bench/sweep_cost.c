@@ -84,7 +84,7 @@ static void launch_all(char way)
         trace->begin = &begins[i];
         trace->end = &ends[i];
         trace->stream = (uint64_t)(i % STREAMS) + 1;
-        trace->turn = lane.lane.threads.turns;
+        trace->turn = lane.lane.threads.of;
         trace->key = 1;
         trace->expected_ns = trace->charged_ns = 11000;
         trace->began_ns = trace->launched_ns = trace->recorded_ns =

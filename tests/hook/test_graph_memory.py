@@ -499,13 +499,14 @@ UPLOADED = (
     "symbol", ["cuGraphInstantiateWithParams", "cuGraphInstantiateWithParams_ptsz"]
 )
 def test_a_graph_that_is_uploaded_as_it_is_made_is_asked_for_then(node: Node, symbol: str) -> None:
-    """What is refused is not there: no handle, and the result says so. Idle graphs gave back theirs."""
+    """What is refused is not there: no handle, and the result says so. Idle graphs give back theirs if that helps."""
     steps = (
         f"result, e, *rest = uploaded(60, '{symbol}'); r += [result, *rest, launch(e), both()]\n"
-        f"result, e, *rest = uploaded(120, '{symbol}'); r += [result, *rest, both()]"
+        f"result, e, *rest = uploaded(120, '{symbol}'); r += [result, *rest, both()]\n"
+        f"result, e, *rest = uploaded(90, '{symbol}'); r += [result, *rest, both()]"
     )
     made, refused = [0, 0, False, 2], [2, 1, True, 2]
-    assert run(node, f"{UPLOADED}{steps}") == [*made, 0, [64, 64], *refused, NONE]
+    assert run(node, f"{UPLOADED}{steps}") == [*made, 0, [64, 64], *refused, [64, 64], *made, NONE]
 
 
 def test_a_graph_that_was_uploaded_has_taken_nothing_yet(node: Node) -> None:

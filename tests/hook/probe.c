@@ -16,16 +16,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { PROBES = 2000, EVENTS = 8 };
+#include "probe_driver.h"
 
-struct CUevent_st {
-    int64_t done_ns;
-};
+enum { PROBES = 2000 };
 
-static struct CUevent_st events[EVENTS];
-static int64_t now_ns = 1000000000, put_aside_ns, first_ns;
-static int made, sent;
-static double clock_rate = 1;
+static int64_t put_aside_ns, first_ns;
+static int sent;
 
 int clock_gettime(clockid_t clock, struct timespec *now)
 {
@@ -35,20 +31,6 @@ int clock_gettime(clockid_t clock, struct timespec *now)
     return 0;
 }
 
-static CUresult make_stream(CUstream *stream, unsigned flags, int priority)
-{
-    (void)flags, (void)priority;
-    *stream = (CUstream)(void *)&events;
-    return CUDA_SUCCESS;
-}
-
-static CUresult make_event(CUevent *event, unsigned flags)
-{
-    (void)flags;
-    *event = &events[made++];
-    return CUDA_SUCCESS;
-}
-
 static CUresult record(CUevent event, CUstream stream)
 {
     (void)stream;
@@ -56,30 +38,6 @@ static CUresult record(CUevent event, CUstream stream)
     event->done_ns = now_ns + (sent == 0 ? first_ns : 0);
     now_ns += ++sent % 10 == 0 ? put_aside_ns : 0;
     return CUDA_SUCCESS;
-}
-
-static CUresult query(CUevent event)
-{
-    return event->done_ns <= now_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-static CUresult elapsed_ms(float *ms, CUevent from, CUevent until)
-{
-    *ms = (float)((double)(until->done_ns - from->done_ns) / 1e6 * clock_rate);
-    return CUDA_SUCCESS;
-}
-
-static struct real_cuda driver = {.cuStreamCreateWithPriority = make_stream,
-                                  .cuEventCreate = make_event,
-                                  .cuEventRecord = record,
-                                  .cuEventQuery = query,
-                                  .cuEventElapsedTime = elapsed_ms};
-_Atomic(const void *) real_known[DRIVERS] = {&driver, &driver};
-
-const void *real_search(enum driver which, bool load)
-{
-    (void)which;
-    return load ? &driver : NULL;
 }
 
 int main(int count, char **words)

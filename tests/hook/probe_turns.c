@@ -12,17 +12,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { LOOKS = 200000, WINDOW = 400, EVENTS = 8 };
+#include "probe_driver.h"
+
+enum { LOOKS = 200000, WINDOW = 400 };
 
 #define TURN_NS 2000000
-
-struct CUevent_st {
-    int64_t done_ns;
-};
-
-static struct CUevent_st events[EVENTS];
-static int64_t now_ns = 1000000000;
-static int made;
 
 int clock_gettime(clockid_t clock, struct timespec *now)
 {
@@ -31,50 +25,12 @@ int clock_gettime(clockid_t clock, struct timespec *now)
     return 0;
 }
 
-static CUresult make_stream(CUstream *stream, unsigned flags, int priority)
-{
-    (void)flags, (void)priority;
-    *stream = (CUstream)(void *)&events;
-    return CUDA_SUCCESS;
-}
-
-static CUresult make_event(CUevent *event, unsigned flags)
-{
-    (void)flags;
-    *event = &events[made++];
-    return CUDA_SUCCESS;
-}
-
 static CUresult record(CUevent event, CUstream stream)
 {
     (void)stream;
     int64_t others = now_ns / TURN_NS % 2;
     event->done_ns = others ? (now_ns / TURN_NS + 1) * TURN_NS : now_ns;
     return CUDA_SUCCESS;
-}
-
-static CUresult query(CUevent event)
-{
-    return event->done_ns <= now_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-static CUresult elapsed_ms(float *ms, CUevent from, CUevent until)
-{
-    *ms = (float)((double)(until->done_ns - from->done_ns) / 1e6);
-    return CUDA_SUCCESS;
-}
-
-static struct real_cuda driver = {.cuStreamCreateWithPriority = make_stream,
-                                  .cuEventCreate = make_event,
-                                  .cuEventRecord = record,
-                                  .cuEventQuery = query,
-                                  .cuEventElapsedTime = elapsed_ms};
-_Atomic(const void *) real_known[DRIVERS] = {&driver, &driver};
-
-const void *real_search(enum driver which, bool load)
-{
-    (void)which;
-    return load ? &driver : NULL;
 }
 
 int main(int count, char **words)

@@ -7,6 +7,7 @@ from built_hook import ROOT
 from c_programs import compiled
 
 HOOK = f"-I{ROOT / 'hook'}"
+DRIVER = f"-I{ROOT / 'tests/hook'}"  # probe_driver.h
 SLEEP = str(ROOT / "hook" / "monotonic.c")
 
 
@@ -24,7 +25,7 @@ SLEEP = str(ROOT / "hook" / "monotonic.c")
 )
 def test_when_things_happen_on_the_gpu_is_told(put_aside_us: int, first_us: int, ppm: int) -> None:
     """Each probe's time is believed only as far as the call that sent it was short."""
-    probe = compiled("probe.c", HOOK)
+    probe = compiled("probe.c", HOOK, DRIVER)
     ran = subprocess.run(
         [probe, str(put_aside_us), str(first_us), str(ppm)],
         capture_output=True,
@@ -50,7 +51,7 @@ def test_when_things_happen_on_the_gpu_is_told_after_nobody_looked(
     ppm: int, idle_ms: int, every: int
 ) -> None:
     ran = subprocess.run(
-        [compiled("probe.c", HOOK), "0", "0", str(ppm), str(idle_ms), str(every)],
+        [compiled("probe.c", HOOK, DRIVER), "0", "0", str(ppm), str(idle_ms), str(every)],
         capture_output=True,
         text=True,
         check=True,
@@ -62,7 +63,10 @@ def test_when_things_happen_on_the_gpu_is_told_after_nobody_looked(
 def test_what_others_had_is_found_however_long_a_look_takes(read_us: int) -> None:
     """The ends of their turns fell between the look and its question: 93 % of it were found with 300 us."""
     ran = subprocess.run(
-        [compiled("probe_turns.c", HOOK), str(read_us)], capture_output=True, text=True, check=True
+        [compiled("probe_turns.c", HOOK, DRIVER), str(read_us)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert float(ran.stdout) == pytest.approx(100, abs=2)
 

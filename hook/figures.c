@@ -51,12 +51,20 @@ static enum nvml_stride list(const struct real_nvml *real, nvmlDevice_t device, 
     return STRIDE_V2;
 }
 
+static bool was_there(const struct figures *before, unsigned pid)
+{
+    for (unsigned i = 0; i < before->processes && i < FIGURES_PIDS; i++)
+        if (before->pids[i] == pid)
+            return true;
+    return false;
+}
+
 static void see(const struct nvml_process_info *info, struct figures *figures, const struct figures *before)
 {
-    unsigned at = info->pid % FIGURES_PIDS;
-    figures->pids[at / 64] |= UINT64_C(1) << at % 64;
+    if (figures->processes < FIGURES_PIDS)
+        figures->pids[figures->processes] = info->pid;
     figures->processes++;
-    if (!before || !before->absent || before->pids[at / 64] >> at % 64 & 1)
+    if (!before || !before->absent || before->processes > FIGURES_PIDS || was_there(before, info->pid))
         return;
     figures->newcomers++;
     if (info->used_bytes > figures->come)
@@ -88,8 +96,6 @@ static int used_by(const struct real_nvml *real, nvmlDevice_t device, int known,
         }
         free(infos);
         figures->absent = result == NVML_SUCCESS && found == NOT_SEEN;
-        if (before && figures->processes > before->processes + figures->newcomers)
-            figures->come = 0; /* one of those that share a bit: this process, perhaps */
         if (result != NVML_ERROR_INSUFFICIENT_SIZE)
             break;
     }

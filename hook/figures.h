@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { FIGURES_PIDS = 1024 };
+enum { FIGURES_PIDS = 128 }; /* of more, nobody is told apart from who was there */
 
 struct figures {
     uint64_t own, device; /* in use: by this process, by everybody */
@@ -18,7 +18,7 @@ struct figures {
     unsigned processes, newcomers; /* in NVML's list, and of those that were not there before */
     bool listed, device_known; /* whether `own` and `device` are known */
     bool absent; /* NVML told who is there, and this process is not, as far as its pid is known */
-    uint64_t pids[FIGURES_PIDS / 64]; /* who is, by a bit for each pid; some pids share one */
+    unsigned pids[FIGURES_PIDS]; /* whose the first are */
 };
 
 /* `before`: as it was when the call that is measured began; NULL: none is. */

@@ -10,6 +10,7 @@ from agent.sim.driver import SimGpu, made_up_uuid
 from tests.region_files import RegionFile
 
 NEIGHBOUR = 999_999
+HIDDEN_BY = 1 << 24  # of pids, in the simulated NVML of another pid namespace
 NO_LIST = "fail call=nvmlDeviceGetComputeRunningProcesses_v3 code=3"
 BEGIN = (
     "from memory_calls import *\nr = []\n"
@@ -76,6 +77,26 @@ def test_what_a_neighbour_does_with_its_memory_meanwhile_is_not_ours(
         f"change('memory_mib=2000', 'memory_mib={others}'); making.join(); r.append(ledger_mib())"
     )
     assert run(hidden, steps) == [300]
+
+
+def test_a_neighbour_is_told_from_this_process_by_all_of_its_pid(hidden: Node) -> None:
+    """A part of it is the same for two of a few hundred."""
+    hidden.sim.process(0, NEIGHBOUR, 1000)
+    steps = (
+        f"cuda.cuInit(0); change('pid={NEIGHBOUR} ', f'pid={{os.getpid() + {HIDDEN_BY + (1 << 16)}}} ')\n"
+        "change('context_ms=0', 'context_ms=400'); import threading\n"
+        "making = threading.Thread(target=start); making.start(); time.sleep(0.2)\n"
+        "change('memory_mib=1000', 'memory_mib=2000'); making.join(); r.append(ledger_mib())"
+    )
+    assert run(hidden, steps) == [300]
+
+
+def test_beside_very_many_a_context_costs_what_the_gpu_says(hidden: Node) -> None:
+    """Who of them has come is not looked at."""
+    for number in range(140):
+        hidden.sim.process(0, NEIGHBOUR + number, 310 + number)
+    hidden.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), memory_mib=80_000, context_mib=300))
+    assert run(hidden, "r.append(start()); r.append(both())") == [0, [300, 300]]
 
 
 def test_containers_that_start_together_do_not_take_each_others_contexts_for_their_own(

@@ -155,6 +155,10 @@ def test_at_first_sight_nobody_lends() -> None:
         pytest.param(activity(refilled_ms=1039, waits=1), 1000, id="one waited"),
         pytest.param(activity(refilled_ms=1039, budget_ms=0), 1000, id="one waits now"),
         pytest.param(activity(refilled_ms=1039, budget_ms=-70), 1000, id="one waits, in debt"),
+        pytest.param(
+            activity(refilled_ms=1026, budget_ms=-70), 1000, id="in debt, asked 14 ms ago"
+        ),
+        pytest.param(activity(refilled_ms=1025, budget_ms=-70), 0, id="in debt, asked 15 ms ago"),
         pytest.param(activity(refilled_ms=1000, budget_ms=-70), 0, id="in debt, asks for nothing"),
     ],
 )

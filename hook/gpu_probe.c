@@ -172,6 +172,7 @@ bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t conte
     if (handled_ns)
         calibrate(probe, handled_ns);
     probe->out = false;
+    probe->residency.next_ns = (int64_t)monotonic_ns();
     if (stood_behind(probe, past, context, handled_ns))
         handled_ns = 0;
     /* It was out as this look began: were that left out, the ends of others' turns would be seldom looked at.

@@ -45,7 +45,8 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
         /* The time it stands for, though it may lie outside: on average that is right, also for a time so
          * short that there is seldom a look in it. But nobody looks while nothing runs. */
         before_ns = before_ns < from_ns - OUTSIDE_NS ? from_ns - OUTSIDE_NS : before_ns;
-        after_ns = back == 1 ? 2 * at_ns - before_ns : after_ns;
+        if (back == 1)
+            after_ns = residency->next_ns > at_ns ? residency->next_ns : 2 * at_ns - before_ns;
         after_ns = after_ns > until_ns + OUTSIDE_NS ? until_ns + OUTSIDE_NS : after_ns;
         /* A turn of others that ends is followed by the rest of what it cut. */
         if (at_ns < until_ns && residency->looks[i].away

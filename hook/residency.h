@@ -24,6 +24,7 @@ struct residency {
     } looks[RESIDENCY_LOOKS]; /* the newest is at count - 1, modulo RESIDENCY_LOOKS */
     uint64_t count;
     uint64_t undecided; /* of the newest ones: the probe is still out */
+    int64_t next_ns; /* when the probe was last seen handled: the next look comes then */
 };
 
 /* We looked, and a probe is out that was not handled yet: sent now, or before. So many launches of ours have

@@ -2,7 +2,8 @@
  * counts and the question to the driver lies what is asked of launches first. Others have the GPU for 2 ms of
  * each 4. Prints what is found of that, in percent.
  *
- *     probe_turns READ_US  how long that takes
+ *     probe_turns READ_US        how long that takes
+ *     probe_turns READ_US ended  each turn is asked about as soon as it is seen to be over
  */
 #include "gpu_probe.c"
 #include "past.c"
@@ -40,6 +41,8 @@ int main(int count, char **words)
     int64_t read_ns = count > 1 ? atol(words[1]) * 1000 : 0, next_ns = now_ns, found_ns = 0, from_ns = 0,
             all_ns = 0;
     uint64_t random = 88172645463325252;
+    bool ended = count > 2;
+    int64_t turns = now_ns / (2 * TURN_NS);
     if (!gpu_probe_open(&probe, (CUcontext)(void *)&driver))
         return 1;
     for (int i = 0; i < LOOKS; i++) {
@@ -48,8 +51,13 @@ int main(int count, char **words)
         now_ns = next_ns;
         now_ns += read_ns;
         gpu_probe_read(&probe, &past, 0, next_ns);
+        if (ended && now_ns / (2 * TURN_NS) != turns) {
+            turns = now_ns / (2 * TURN_NS);
+            found_ns += residency_away_ns(&probe.residency, (4 * turns - 3) * TURN_NS / 2, now_ns, false);
+            all_ns += 2 * TURN_NS;
+        }
         gpu_probe_send(&probe, next_ns);
-        if (i % WINDOW)
+        if (ended || i % WINDOW)
             continue;
         if (from_ns) {
             found_ns += residency_away_ns(&probe.residency, from_ns, now_ns, false);

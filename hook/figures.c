@@ -1,6 +1,7 @@
 #include "figures.h"
 #include "depth.h"
 #include "devices.h"
+#include "loose.h"
 #include "nvml_stride.h"
 #include "real.h"
 #include "region.h"
@@ -20,8 +21,8 @@ static _Atomic int seen;
 
 void figures_listed_by_own_pid(bool listed)
 {
-    if (!listed || atomic_load(&seen) == NOT_SEEN)
-        atomic_store(&seen, listed ? BY_OWN_PID : NOT_SEEN);
+    if (!listed || loose_load(&seen) == NOT_SEEN)
+        loose_store(&seen, listed ? BY_OWN_PID : NOT_SEEN);
 }
 
 bool figures_device(const struct real_nvml *real, int place, nvmlDevice_t *device)
@@ -131,11 +132,11 @@ static bool is_listed(const struct real_nvml *real, nvmlDevice_t device, struct 
                       const struct figures *before)
 {
     int32_t told = region_host_pid();
-    int known = atomic_load(&seen), by = used_by(real, device, known, (unsigned)told, figures, before);
+    int known = loose_load(&seen), by = used_by(real, device, known, (unsigned)told, figures, before);
     if (by != NOT_SEEN && told > 0) {
         if (by == BY_OWN_PID && known == NOT_SEEN && !(before && before->absent))
             return false;
-        atomic_store(&seen, by);
+        loose_store(&seen, by);
     }
     return by != NOT_SEEN;
 }

@@ -3,6 +3,7 @@
 #include "figures.h"
 #include "limits.h"
 #include "looks.h"
+#include "loose.h"
 #include "region.h"
 
 #include <pthread.h>
@@ -57,7 +58,7 @@ bool guesses_unsettled(int place)
 
 void guesses_context(int place, uint64_t bytes)
 {
-    atomic_store(&unsaid[place].context_bytes, bytes);
+    loose_store(&unsaid[place].context_bytes, bytes);
 }
 
 void guesses_ended(int place, enum charge_kind kind, struct cost cost)
@@ -121,7 +122,7 @@ void guesses_settle(int place, bool at_once)
 /* All guesses are right, so what other processes go by is none any more. */
 static void bear_out(int place)
 {
-    uint64_t context_bytes = atomic_load(&unsaid[place].context_bytes);
+    uint64_t context_bytes = loose_load(&unsaid[place].context_bytes);
     if (context_bytes)
         region_exchange_context_bytes(place, context_bytes | CONTEXT_GUESSED, context_bytes);
     unsaid[place].unsettled = false;
@@ -139,7 +140,7 @@ static void correct(int place, int64_t over, bool quiet)
         return;
     }
     uint64_t last = region_context_bytes(place);
-    if (of->unsettled && (last & CONTEXT_GUESSED || last == atomic_load(&of->context_bytes)))
+    if (of->unsettled && (last & CONTEXT_GUESSED || last == loose_load(&of->context_bytes)))
         region_set_context_bytes(place, 0); /* too high or too low: the next one is measured anew */
     of->unsettled = of->unsettled || !quiet; /* who measures now does so while this changes */
     if (less < 0) {

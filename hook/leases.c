@@ -19,8 +19,8 @@ static uint64_t blocked_by_agent(int place, uint64_t until_ns, uint64_t now_ns)
     if (until_ns - now_ns - 1 >= (uint64_t)LEASES_LONGEST_NS) /* or it is over */
         return 0;
     if (atomic_exchange(&agent_blocks[place].until_ns, until_ns) != until_ns)
-        atomic_store(&agent_blocks[place].seen_at_ns, now_ns);
-    uint64_t most_ns = atomic_load(&agent_blocks[place].seen_at_ns) + AGENT_LEASE_NS;
+        loose_store(&agent_blocks[place].seen_at_ns, now_ns);
+    uint64_t most_ns = loose_load(&agent_blocks[place].seen_at_ns) + AGENT_LEASE_NS;
     until_ns = until_ns < most_ns ? until_ns : most_ns;
     return until_ns > now_ns ? until_ns : 0;
 }

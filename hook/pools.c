@@ -2,6 +2,7 @@
 #include "await.h"
 #include "depth.h"
 #include "devices.h"
+#include "loose.h"
 #include "pool_accounts.h"
 #include "real.h"
 #include "reclaim.h"
@@ -25,8 +26,8 @@ static void forget_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     memset(&known, 0, sizeof known);
     for (int i = 0; i < MAX_POOLS; i++)
-        atomic_store(&pools[i], NULL);
-    atomic_store(&pool_count, 0);
+        loose_store(&pools[i], NULL);
+    loose_store(&pool_count, 0);
     await_forget();
 }
 
@@ -37,7 +38,7 @@ static void watch_forks(void)
 
 struct pool *pool_at(int i)
 {
-    return i >= 0 && i < atomic_load_explicit(&pool_count, memory_order_acquire) ? atomic_load(&pools[i])
+    return i >= 0 && i < atomic_load_explicit(&pool_count, memory_order_acquire) ? loose_load(&pools[i])
                                                                                  : NULL;
 }
 
@@ -53,7 +54,7 @@ static bool vacant(struct pool *pool)
  * many. */
 static int add(CUmemoryPool handle, CUdevice device, int place)
 {
-    int i = 0, count = atomic_load(&pool_count);
+    int i = 0, count = loose_load(&pool_count);
     while (i < count && !vacant(pool_at(i)))
         i++;
     if (i == MAX_POOLS)
@@ -68,7 +69,7 @@ static int add(CUmemoryPool handle, CUdevice device, int place)
     pool->handle = handle;
     pool->device = device;
     table_add(&known, &pool->entry, (uint64_t)(uintptr_t)handle);
-    atomic_store(&pools[i], pool);
+    loose_store(&pools[i], pool);
     if (i == count)
         atomic_store_explicit(&pool_count, i + 1, memory_order_release);
     return i;

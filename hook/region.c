@@ -1,6 +1,7 @@
 #include "region.h"
 #include "limits.h"
 #include "log.h"
+#include "loose.h"
 #include "region_file.h"
 #include "region_slots.h"
 #include "shortage.h"
@@ -115,7 +116,7 @@ static void sweep_now_and_then(struct region *region)
     if (now - last < SWEEP_PAUSE_NS || !atomic_compare_exchange_strong(&looked_at_ns, &last, now))
         return;
     _Atomic uint64_t *swept_at_ns = &region_tail(region)->swept_at_ns;
-    uint64_t swept = atomic_load(swept_at_ns);
+    uint64_t swept = loose_load(swept_at_ns);
     mark_mine_running();
     if (now - swept >= SWEEP_PAUSE_NS && atomic_compare_exchange_strong(swept_at_ns, &swept, now))
         sweep(region);
@@ -125,13 +126,13 @@ static void sweep_now_and_then(struct region *region)
 
 const char *region_problem(void)
 {
-    const char *problem = atomic_load(&last_problem);
+    const char *problem = loose_load(&last_problem);
     return problem ? problem : "";
 }
 
 const char *region_advice(void)
 {
-    const char *advice = atomic_load(&last_advice);
+    const char *advice = loose_load(&last_advice);
     return advice ? advice : "";
 }
 
@@ -139,13 +140,12 @@ static void failed(const char *problem)
 {
     int error = errno;
     const char *advice = strcmp(problem, strerror(error)) == 0 ? shortage_advice(error) : NULL;
-    atomic_store(&last_advice,
-                 advice ? advice
-                     : limits_region().inode
-                     ? "delete the pod, so that the node's vGPU agent makes it anew"
-                     : "let this process write there and delete what is no usage region");
-    atomic_store(&last_problem,
-                 problem); /* a literal, or strerror's of an errno that Linux has: a constant */
+    loose_store(&last_advice,
+                advice ? advice
+                    : limits_region().inode
+                    ? "delete the pod, so that the node's vGPU agent makes it anew"
+                    : "let this process write there and delete what is no usage region");
+    loose_store(&last_problem, problem); /* a literal, or strerror's of an errno that Linux has: a constant */
     log_error("cannot count memory in %s: %s", settings()->cache_path, problem);
 }
 
@@ -194,9 +194,9 @@ bool region_join(void)
         struct region_slot *slot = take_slot(region, &before);
         if (!slot)
             failed(errno == EUSERS ? "all its places are taken" : strerror(errno));
-        else if (before || atomic_load(&region_tail(region)->sweeps) == 0)
+        else if (before || loose_load(&region_tail(region)->sweeps) == 0)
             sweep(region); /* when it was never done, processes of HAMi-core may count here already */
-        atomic_store(&my_pid, (int32_t)getpid());
+        loose_store(&my_pid, (int32_t)getpid());
         atomic_store(&region_mine, slot);
     }
     pthread_mutex_unlock(&opening);
@@ -299,7 +299,7 @@ void region_release(int place, enum charge_kind kind, uint64_t bytes)
     if (!device || !slot || !slot_is_mine(slot)) /* it left the sum with the slot; this one is another's */
         return;
     struct region_usage *usage = &slot->used[place];
-    uint64_t held = atomic_load(part(usage, kind));
+    uint64_t held = loose_load(part(usage, kind));
     if (bytes > held) { /* never less than nothing */
         atomic_fetch_add(&device->underflows, 1);
         bytes = held;

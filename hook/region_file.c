@@ -1,5 +1,6 @@
 #include "region_file.h"
 #include "limits.h"
+#include "loose.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -150,15 +151,15 @@ static void write_devices(struct region *region)
     const struct settings *now = settings();
     uint64_t count = 0;
     for (int i = 0; i < MAX_DEVICES; i++)
-        atomic_store(&region->sm_percent[i], 100);
+        loose_store(&region->sm_percent[i], 100);
     for (char uuid[UUID_BYTES]; limits_uuid((int)count, uuid); count++)
         strcpy(region->uuids[count], uuid);
     for (; count < now->uuid_count && !limits_uuid(0, (char[UUID_BYTES]){""}); count++) {
         memcpy(region->uuids[count], now->uuids[count], UUID_BYTES);
-        atomic_store(&region->limit_bytes[count], now->limit_bytes[count]);
-        atomic_store(&region->sm_percent[count], (now->core_permille[count] + 9) / 10);
+        loose_store(&region->limit_bytes[count], now->limit_bytes[count]);
+        loose_store(&region->sm_percent[count], (now->core_permille[count] + 9) / 10);
     }
-    atomic_store(&region->device_count, count);
+    loose_store(&region->device_count, count);
 }
 
 /* A POSIX semaphore that is 1 and shared by processes, as glibc from 2.21 on has it; older ones only see
@@ -176,10 +177,10 @@ static void write_header(struct region *region)
     write_devices(region);
     unlock(region->lock);
     unlock(region->start_lock);
-    atomic_store(&region->utilisation_switch, 1);
-    atomic_store(&region->recent_kernel, 2);
-    atomic_store(&region->priority, settings()->priority);
-    atomic_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
+    loose_store(&region->utilisation_switch, 1);
+    loose_store(&region->recent_kernel, 2);
+    loose_store(&region->priority, settings()->priority);
+    loose_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
     atomic_store(&region->magic, REGION_MAGIC);
 }
 
@@ -339,7 +340,7 @@ static struct region *map_made(int fd, const struct made_region *made, const cha
     struct region *region = status.st_ino == made->inode ? map_as_it_is(fd) : NULL;
     if (region && region_tail(region)->id == made->id) {
         if (settings()->priority != DEFAULT_PRIORITY) /* the agent does not know it */
-            atomic_store(&region->priority, settings()->priority);
+            loose_store(&region->priority, settings()->priority);
         return region;
     }
     if (region)

@@ -1,4 +1,5 @@
 /* What of the usage region is this process's own: its slot, and what it reads and tells of each device. */
+#include "loose.h"
 #include "region.h"
 #include "region_file.h"
 
@@ -19,13 +20,13 @@ uint64_t region_own_bytes(int place)
 int32_t region_host_pid(void)
 {
     struct region_slot *slot = region_own_slot();
-    return slot ? atomic_load(&slot->host_pid) : 0;
+    return slot ? loose_load(&slot->host_pid) : 0;
 }
 
 uint64_t region_context_bytes(int place)
 {
     struct region_device *device = region_device_at(place);
-    return device ? atomic_load(&device->context_bytes) : 0;
+    return device ? loose_load(&device->context_bytes) : 0;
 }
 
 bool region_exchange_context_bytes(int place, uint64_t from, uint64_t bytes)
@@ -38,5 +39,5 @@ void region_set_context_bytes(int place, uint64_t bytes)
 {
     struct region_device *device = region_device_at(place);
     if (device)
-        atomic_store(&device->context_bytes, bytes);
+        loose_store(&device->context_bytes, bytes);
 }

@@ -1,5 +1,6 @@
 /* Which place a device has in the usage region, and what the readers of that are told of it. */
 #include "limits.h"
+#include "loose.h"
 #include "region.h"
 #include "region_file.h"
 
@@ -20,8 +21,8 @@ static int add_device(struct region *region, const char *uuid)
     for (int i = 0; i < MAX_DEVICES; i++) {
         if (region_has_device(region, i))
             continue;
-        atomic_store(&region->limit_bytes[i], settings_limit_bytes(uuid, -1));
-        atomic_store(&region->sm_percent[i], (settings_core_permille(uuid, -1) + 9) / 10);
+        loose_store(&region->limit_bytes[i], settings_limit_bytes(uuid, -1));
+        loose_store(&region->sm_percent[i], (settings_core_permille(uuid, -1) + 9) / 10);
         memcpy(&region->uuids[i][1], &uuid[1], strlen(uuid));
         __atomic_store_n(&region->uuids[i][0], uuid[0], __ATOMIC_RELEASE);
         atomic_store(&region->device_count, (uint64_t)i + 1);
@@ -66,8 +67,8 @@ void region_tell_limits(int place, uint64_t limit_bytes, uint32_t core_permille)
     struct region *region = region_mapped();
     if (!region)
         return;
-    atomic_store(&region->limit_bytes[place], limit_bytes);
-    atomic_store(&region->sm_percent[place], (core_permille + 9) / 10);
+    loose_store(&region->limit_bytes[place], limit_bytes);
+    loose_store(&region->sm_percent[place], (core_permille + 9) / 10);
 }
 
 bool region_switch_is_on(void)

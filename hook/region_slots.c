@@ -1,4 +1,5 @@
 #include "region_slots.h"
+#include "loose.h"
 #include "process.h"
 #include "region_file.h"
 
@@ -69,12 +70,12 @@ static enum lock_answer ask_lock(int fd, int index)
 static uint32_t this_namespace(void)
 {
     struct stat status;
-    uint32_t known = atomic_load(&my_namespace);
+    uint32_t known = loose_load(&my_namespace);
     if (!known && process_start_time((int32_t)getpid()) && stat("/proc/self/ns/pid", &status) == 0) {
         known = (uint32_t)status.st_ino;
         if (stat("/proc/self/ns/time", &status) == 0)
             known += SPREAD * ((uint32_t)status.st_ino - FIRST_TIME_NAMESPACE);
-        atomic_store(&my_namespace, known);
+        loose_store(&my_namespace, known);
     }
     return known;
 }
@@ -158,9 +159,9 @@ bool slots_next(struct region *region, int place, int32_t *index, struct member 
         struct region_slot *slot = &region->slots[(*index)++];
         if (!(atomic_load(&slot->owner) & OWNER_READY) && !is_foreign(slot))
             continue;
-        member->pid = atomic_load(&slot->pid);
-        member->host_pid = atomic_load(&slot->host_pid);
-        member->bytes = atomic_load(&slot->used[place].total_bytes) & LEDGER_MOST_BYTES;
+        member->pid = loose_load(&slot->pid);
+        member->host_pid = loose_load(&slot->host_pid);
+        member->bytes = loose_load(&slot->used[place].total_bytes) & LEDGER_MOST_BYTES;
         return true;
     }
     return false;
@@ -180,7 +181,7 @@ struct holdings slots_hold(struct region *region, int place)
         all.bytes += bytes & LEDGER_MOST_BYTES;
         if (bytes > all.largest_bytes) {
             all.largest_bytes = bytes;
-            all.largest_pid = atomic_load(&slot->pid);
+            all.largest_pid = loose_load(&slot->pid);
         }
     }
     return all;
@@ -194,21 +195,21 @@ static void set_in_order(struct region *region, struct region_slot *slot, int32_
     uint64_t start_time = start_time_in(atomic_load(&slot->owner));
     for (int i = 0; i < MAX_DEVICES; i++) {
         struct region_usage *usage = &slot->used[i];
-        atomic_store(&usage->data_bytes, 0);
-        atomic_store(&usage->module_bytes, 0);
-        atomic_store(&usage->context_bytes, 0);
-        atomic_store(&usage->total_bytes, 0);
-        atomic_store(&usage->peak_bytes, 0);
-        atomic_store(&usage->charged_ns, 0);
-        atomic_store(&usage->throttled_ns, 0);
-        atomic_store(&slot->utilisation[i].sm_percent, 0);
-        atomic_store(&slot->utilisation[i].refusals, 0);
-        atomic_store(&slot->utilisation[i].counts_since, start_time);
+        loose_store(&usage->data_bytes, 0);
+        loose_store(&usage->module_bytes, 0);
+        loose_store(&usage->context_bytes, 0);
+        loose_store(&usage->total_bytes, 0);
+        loose_store(&usage->peak_bytes, 0);
+        loose_store(&usage->charged_ns, 0);
+        loose_store(&usage->throttled_ns, 0);
+        loose_store(&slot->utilisation[i].sm_percent, 0);
+        loose_store(&slot->utilisation[i].refusals, 0);
+        loose_store(&slot->utilisation[i].counts_since, start_time);
     }
-    atomic_store(&slot->host_pid, 0);
-    atomic_store(&slot->start_time, start_time);
-    atomic_store(&slot->pid, (int32_t)getpid());
-    atomic_store(&slot->pid_namespace, this_namespace());
+    loose_store(&slot->host_pid, 0);
+    loose_store(&slot->start_time, start_time);
+    loose_store(&slot->pid, (int32_t)getpid());
+    loose_store(&slot->pid_namespace, this_namespace());
     int32_t count = slot_count(region);
     while (count <= index && !atomic_compare_exchange_weak(&region->slot_count, &count, index + 1)) { }
 }
@@ -255,7 +256,7 @@ uint64_t slots_before_bytes(int place)
 {
     struct region_slot *before = atomic_load(&kept_before);
     return before && place >= 0 && atomic_load(&before->owner) == kept_owner
-        ? atomic_load(&before->used[place].total_bytes)
+        ? loose_load(&before->used[place].total_bytes)
         : 0;
 }
 

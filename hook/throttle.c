@@ -65,8 +65,8 @@ void share_held_up(struct share *share, uint64_t now_ns, uint64_t late_ns, uint3
 {
     uint64_t most_ns = (uint64_t)SHARE_BANK_NS;
     late_ns = (late_ns < most_ns ? late_ns : most_ns) * permille / (SHARE_WHOLE_PERMILLE - permille);
-    if (atomic_load(&share->caught_up_at_ns) - now_ns - late_ns > LONGEST_SAVED_NS) /* earlier */
-        atomic_store(&share->caught_up_at_ns, now_ns + late_ns);
+    if (loose_load(&share->caught_up_at_ns) - now_ns - late_ns > LONGEST_SAVED_NS) /* earlier */
+        loose_store(&share->caught_up_at_ns, now_ns + late_ns);
 }
 
 /* Of the last `since_ns`, how long the container paused: nobody looked at the budget, and nobody else was

@@ -8,17 +8,14 @@
 #ifndef VGPU_THROTTLE_H
 #define VGPU_THROTTLE_H
 
+#include "loose.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define MS_NS INT64_C(1000000)
-
-/* Of a number that stands by itself: when it is seen says nothing of other memory. That spares the
- * instructions that would order it. */
-#define loose_load(object) atomic_load_explicit(object, memory_order_relaxed)
-#define loose_store(object, value) atomic_store_explicit(object, value, memory_order_relaxed)
 
 /* GPU time in ns. The budget grows by the share of the time that passes, and a launch takes from it what it
  * is expected to cost, once the budget is above zero; it may end below. */

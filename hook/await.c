@@ -1,4 +1,5 @@
 #include "await.h"
+#include "contexts.h"
 #include "launch_gate.h"
 #include "monotonic.h"
 #include "real.h"
@@ -15,7 +16,7 @@
 enum { AWAITED = 1, LEFT_ALONE };
 
 struct wait {
-    CUcontext context;
+    CUcontext context; /* no green one: the caller may have that current */
     _Atomic int state; /* 0: both are there */
 };
 
@@ -48,7 +49,9 @@ void await_streams(void)
     if (!real || !real->cuCtxSynchronize || !real->cuCtxSetCurrent || !real->cuCtxGetCurrent)
         return;
     struct quiet quiet = quiet_begin();
-    if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current && current != atomic_load(&left_alone))
+    if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current)
+        current = context_whole(current);
+    if (current && current != atomic_load(&left_alone))
         wait = calloc(1, sizeof *wait);
     quiet_end(quiet);
     if (!wait)

@@ -121,3 +121,19 @@ def test_what_is_the_primary_contexts_stays_when_a_green_one_ends(greens: Node) 
         "alloc(50); r += [both()]"
     )
     assert run(greens, steps) == [[260, 260], [250, 250], [240, 240], [290, 290]]
+
+
+@pytest.mark.parametrize("green_contexts", ["same", "apart"])
+@pytest.mark.parametrize("what", ["alloc(600)[0]", "create(600)[0]"])
+def test_what_is_freed_in_a_stream_is_awaited_beside_a_green_context(
+    node: Node, green_contexts: str, what: str
+) -> None:
+    """By a thread of ours, to which that context cannot be current as well."""
+    node.sim.kernel("long", 1_000_000)
+    node.sim.execution(green_contexts=green_contexts)
+    steps = (
+        "import gpu_calls as g; start(); k = g.kernel('long'); s = new_stream(); keep(default_pool(), 1 << 20)\n"
+        "error, a = draw(600, stream=s); r += [error, g.launch(k, s, 'cuLaunchKernel'), put(a, s)]\n"
+        f"green(); r += [{what}, both()]"
+    )
+    assert run(node, steps) == [0, 0, 0, 0, [600, 600]]

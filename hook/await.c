@@ -51,7 +51,7 @@ void await_streams(void)
     struct quiet quiet = quiet_begin();
     if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current)
         current = context_whole(current);
-    if (current && current != atomic_load(&left_alone))
+    if (current && current != loose_load(&left_alone))
         wait = calloc(1, sizeof *wait);
     quiet_end(quiet);
     if (!wait)
@@ -69,12 +69,12 @@ void await_streams(void)
         apart_ns = apart_ns < (uint64_t)MS_NS ? 2 * apart_ns : apart_ns;
     }
     if (atomic_load(&wait->state) != AWAITED)
-        atomic_store(&left_alone, current);
+        loose_store(&left_alone, current);
     if (atomic_exchange(&wait->state, LEFT_ALONE) == AWAITED)
         end(wait);
 }
 
 void await_forget(void)
 {
-    atomic_store(&left_alone, NULL);
+    loose_store(&left_alone, NULL);
 }

@@ -1,4 +1,5 @@
 #include "busy.h"
+#include "loose.h"
 #include "monotonic.h"
 
 #define WINDOW_LEAST_NS UINT64_C(1000000000)
@@ -13,7 +14,7 @@ __attribute__((noinline)) static void note(struct region_device *device, uint64_
     if (now_ns - newer_ns < WINDOW_LEAST_NS
         || !atomic_compare_exchange_strong(&device->seen_at_ns[NEWER], &newer_ns, now_ns))
         return;
-    atomic_store(&device->seen_charged_ns[NEWER], atomic_load(&device->charged_ns));
+    atomic_store(&device->seen_charged_ns[NEWER], loose_load(&device->charged_ns));
     atomic_store(&device->seen_charged_ns[OLDER], charged_ns);
     atomic_store(&device->seen_at_ns[OLDER], newer_ns);
 }
@@ -55,7 +56,7 @@ uint64_t busy_ns(struct region_device *device, uint64_t *window_ns)
         if (!at_ns || window > WINDOW_MOST_NS)
             continue;
         uint64_t before_ns = atomic_load(&device->seen_charged_ns[i]);
-        uint64_t charged_ns = atomic_load(&device->charged_ns);
+        uint64_t charged_ns = loose_load(&device->charged_ns);
         *window_ns = window > WINDOW_LEAST_NS ? window : WINDOW_LEAST_NS;
         return charged_ns > before_ns ? charged_ns - before_ns : 0;
     }

@@ -49,7 +49,7 @@ bool credit_ended(struct lane *lane, uint64_t since_ns, uint64_t until_ns, bool 
 {
     struct region_device *device = region_tail(region_mapped())->devices;
     bool met = false;
-    atomic_store(&lane->share->ended_at_ns[lane->ends++ % SHARE_ENDS], until_ns);
+    loose_store(&lane->share->ended_at_ns[lane->ends++ % SHARE_ENDS], until_ns);
     for (const struct region_device *end = device + MAX_DEVICES; device < end; device++) {
         struct share *other = (struct share *)(void *)&device->budget_ns;
         if (other == lane->share)
@@ -112,7 +112,7 @@ bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns)
             continue;
         if (is_waiting(lane, &let_out))
             return false; /* it is another that those wait for */
-        atomic_store(&other->let_out_at_ns, now_ns);
+        loose_store(&other->let_out_at_ns, now_ns);
         /* What went out is over, and was not enough: it waits since then. */
         if (!let_out && loose_load(&other->waits_at_ns) > loose_load(&lane->credit_ended_ns))
             loose_store(&lane->credit_ns, LET_OUT_NS);

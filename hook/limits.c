@@ -1,5 +1,6 @@
 #include "limits.h"
 #include "limits_file.h"
+#include "loose.h"
 #include "monotonic.h"
 #include "region.h"
 #include "settings.h"
@@ -83,7 +84,7 @@ static void keep(int i, const struct line *line, uint32_t sequence)
 {
     pthread_mutex_lock(&lock);
     good[i] = *line;
-    atomic_store(&good_sequence[i], sequence);
+    loose_store(&good_sequence[i], sequence);
     pthread_mutex_unlock(&lock);
 }
 
@@ -116,7 +117,7 @@ static bool read_first(void)
                 return false;
             monotonic_sleep_until(monotonic_ns() + 1000000); /* the agent may wait for a processor */
         }
-        atomic_store(&good_sequence[i], sequence);
+        loose_store(&good_sequence[i], sequence);
     }
     return true;
 }
@@ -200,7 +201,7 @@ void limits_place(int place, const char *uuid)
     uint64_t bytes = settings_limit_bytes(uuid, line_number);
     uint32_t permille = settings_core_permille(uuid, line_number);
     pthread_mutex_lock(&lock);
-    bool known = atomic_load(&places[place].known);
+    bool known = loose_load(&places[place].known);
     if (!known) {
         places[place].line = line_number;
         places[place].settings_bytes = bytes;

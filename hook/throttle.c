@@ -223,7 +223,7 @@ unsigned share_turn_of(struct turns *all, uint64_t whose, uint64_t now_ns)
     if (idle == SHARE_TURNS)
         return first;
     atomic_store(&all->whose[idle], whose);
-    atomic_store(&all->of[idle].idle_at_ns, 0); /* it is new */
+    loose_store(&all->of[idle].idle_at_ns, 0); /* it is new */
     return idle;
 }
 
@@ -271,7 +271,7 @@ static void tell_family(struct predictor *predictor, uint64_t key, bool far)
     if (atomic_exchange(known, far) || !far)
         return;
     for (; estimate < end; estimate++)
-        if (atomic_load(&estimate->key) >> FAMILY_AT == key >> FAMILY_AT && atomic_load(&estimate->samples))
+        if (loose_load(&estimate->key) >> FAMILY_AT == key >> FAMILY_AT && loose_load(&estimate->samples))
             hold(estimate, loose_load(&estimate->ns));
 }
 
@@ -320,7 +320,7 @@ void estimate_set(struct estimate *estimate, int64_t ns)
 void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint64_t key, int64_t ns,
                     int64_t single_ns)
 {
-    if (atomic_load(&estimate->key) != key)
+    if (loose_load(&estimate->key) != key)
         return; /* its place is another's now */
     int64_t sample_ns = clamp(ns, -SHARE_DEBT_NS, UINT32_MAX), was_ns = loose_load(&estimate->ns);
     int64_t samples = loose_load(&estimate->samples) + 1, most = most_samples(estimate, was_ns, sample_ns);
@@ -348,7 +348,7 @@ void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint
 
 void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns)
 {
-    if (atomic_load(&estimate->key) == key && atomic_load(&estimate->samples) == 0
+    if (loose_load(&estimate->key) == key && loose_load(&estimate->samples) == 0
         && ns > loose_load(&estimate->ns))
         loose_store(&estimate->ns, (uint32_t)clamp(ns, 1, UINT32_MAX));
 }

@@ -181,11 +181,11 @@ void physical_known(CUmemGenericAllocationHandle value, uint64_t address)
     pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&lock);
     struct handle *handle = find_handle(value);
-    struct mapping *mapping = handle || !address ? NULL : find_mapping(address);
-    struct physical *physical = mapping ? mapping->physical : NULL;
-    if (!handle && !physical && (physical = calloc(1, sizeof *physical)))
+    struct mapping *mapping = address ? find_mapping(address) : NULL;
+    struct physical *physical = mapping ? mapping->physical : handle ? handle->physical : NULL;
+    if (!physical && (physical = calloc(1, sizeof *physical)))
         *physical = (struct physical){.place = UNCOUNTED, .device = ANY_DEVICE};
-    if (handle)
+    if (handle && handle->physical == physical) /* or its value is given out anew while it is released */
         handle->references++;
     else if (physical)
         add_handle(physical, value);

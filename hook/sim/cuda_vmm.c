@@ -27,6 +27,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct handle *handles;
 struct view *vmm_views;
 static CUmemGenericAllocationHandle next_handle = 0x10000;
+static CUmemGenericAllocationHandle given_back; /* to be given out again; 0: none */
 static CUdeviceptr next_address = 0x200000000000ULL;
 
 static void unuse(struct physical *physical);
@@ -75,7 +76,9 @@ CUresult vmm_new_handle(struct physical *physical, CUmemGenericAllocationHandle 
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *handle = (struct handle){.next = handles, .value = next_handle++, .physical = physical, .references = 1};
+    *handle = (struct handle){.next = handles, .physical = physical, .references = 1};
+    handle->value = given_back ? given_back : next_handle++;
+    given_back = 0;
     handles = handle;
     physical->users++;
     *value = handle->value;
@@ -156,8 +159,11 @@ CUresult vmm_end(struct cuda_call *call, CUresult result)
     return cuda_end(call, result);
 }
 
+/* Where `cuMemReleased` is held, who has released a handle is kept from going on, and the handle is given out
+ * again meanwhile. */
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle value)
 {
+    static const char done[] = "cuMemReleased";
     struct cuda_call call;
     CUresult result = vmm_begin(&call, __func__);
     struct handle **link = &handles;
@@ -170,8 +176,10 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle value)
         *link = handle->next;
         unuse(handle->physical);
         free(handle);
+        given_back = strcmp(call.node->held, done) == 0 ? value : 0;
     }
-    return vmm_end(&call, result);
+    result = vmm_end(&call, result);
+    return result == CUDA_SUCCESS ? cuda_told_to_fail(done) : result;
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle value,

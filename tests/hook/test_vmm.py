@@ -352,6 +352,17 @@ def test_what_is_used_while_it_is_released_stays_charged(
     assert run(node, header + steps) == [0, 0, ALL, 2, 0, NONE]
 
 
+def test_a_handle_is_given_out_anew_while_its_release_returns(node: Node) -> None:
+    """It was taken for the one that was being released: what it stands for was not charged."""
+    steps = (
+        "_, other = create(50); a = reserve(50); map_at(a, 50, other); release(other); _, h = create(40)\n"
+        "thread = threading.Thread(target=lambda: r.append(release(h)))\n"
+        "with held('cuMemReleased'): thread.start(); time.sleep(0.3); k = retain(a); r += [k == h, unmap(a, 50)]\n"
+        "thread.join(); r += [both(), create(60)[0], release(k), both(), create(100)[0]]"
+    )
+    assert run(node, steps) == [True, 0, 0, [50, 50], 2, 0, NONE, 0]
+
+
 def test_many_small_pieces_grow_and_shrink_like_an_expandable_segment(node: Node) -> None:
     steps = (
         "a = reserve(1000); grown = 0\n"

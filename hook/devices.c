@@ -59,7 +59,7 @@ CUdevice device_at(const CUmemLocation *location)
     else if (location->type != MEMORY_LOCATION_DEVICE)
         return -1;
     bool counted = real && real->cuDeviceGetCount && real->cuDeviceGetCount(&count) == CUDA_SUCCESS;
-    return counted && device >= count ? -1 : device;
+    return counted && (unsigned)device >= (unsigned)count ? -1 : device;
 }
 
 CUresult place_of_context(int *place)

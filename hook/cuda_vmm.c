@@ -1,6 +1,7 @@
 /* Physical memory by handle: charged when made, until neither a handle nor a mapping is left. */
 #include "devices.h"
 #include "guesses.h"
+#include "loose.h"
 #include "vmm.h"
 #include "wrap.h"
 
@@ -151,8 +152,9 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle multicast, CUdevi
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuMulticastUnbind)
         return CUDA_ERROR_NOT_INITIALIZED;
+    uint64_t until = loose_load(&physical_bindings);
     CUresult result = CALL(cuMulticastUnbind, multicast, device, at, bytes);
     if (result == CUDA_SUCCESS)
-        physical_unbound(multicast, device, at, bytes);
+        physical_unbound(until, multicast, device, at, bytes);
     return result;
 }

@@ -2,6 +2,7 @@
 #include "devices.h"
 #include "log.h"
 #include "looks.h"
+#include "loose.h"
 #include "real.h"
 #include "reclaim.h"
 #include "settings.h"
@@ -39,7 +40,10 @@ struct binding {
     struct binding *next;
     struct physical *memory, *multicast;
     uint64_t at, bytes;
+    uint64_t number; /* in the order in which they were noted */
 };
+
+_Atomic uint64_t physical_bindings;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -318,15 +322,18 @@ void physical_bound(struct handle *object, uint64_t at, uint64_t bytes, struct h
     if (counted)
         memory->users++; /* as above */
     if (counted && binding) {
-        *binding = (struct binding){bindings, memory, object->physical, at, bytes};
+        uint64_t number = loose_load(&physical_bindings) + 1;
+        *binding = (struct binding){bindings, memory, object->physical, at, bytes, number};
         bindings = binding;
+        loose_store(&physical_bindings, number);
         binding = NULL;
     }
     pthread_mutex_unlock(&lock);
     free(binding);
 }
 
-void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, uint64_t at, uint64_t bytes)
+void physical_unbound(uint64_t until, CUmemGenericAllocationHandle multicast, CUdevice device, uint64_t at,
+                      uint64_t bytes)
 {
     struct ended ended = {0};
     if (!charging())
@@ -337,7 +344,7 @@ void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, u
     for (struct binding **link = &bindings; object && *link;) {
         struct binding *binding = *link;
         bool its = binding->multicast == object->physical && binding->at >= at && binding->at - at < bytes
-            && binding->memory->device == device;
+            && binding->memory->device == device && binding->number <= until;
         if (!its) {
             link = &binding->next;
             continue;

@@ -12,6 +12,7 @@
 
 #include "cuda_abi.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -45,7 +46,10 @@ CUresult mappings_ended(struct mapping *mappings, CUresult result);
 void physical_bound(struct handle *multicast, uint64_t at, uint64_t bytes, struct handle *handle,
                     uint64_t address);
 
-/* What is bound there of the device's memory is not any more. */
-void physical_unbound(CUmemGenericAllocationHandle multicast, CUdevice device, uint64_t at, uint64_t bytes);
+/* What was bound there of the device's memory is not any more: of the first so many bindings, which there
+ * were before the driver was asked. */
+extern _Atomic uint64_t physical_bindings; /* that there ever were */
+void physical_unbound(uint64_t until, CUmemGenericAllocationHandle multicast, CUdevice device, uint64_t at,
+                      uint64_t bytes);
 
 #endif

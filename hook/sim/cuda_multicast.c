@@ -112,5 +112,6 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle multicast, CUdevi
     }
     if (result == CUDA_SUCCESS && !found)
         result = CUDA_ERROR_INVALID_VALUE;
-    return vmm_end(&call, result);
+    result = vmm_end(&call, result);
+    return result == CUDA_SUCCESS ? cuda_told_to_fail("cuMulticastUnbound") : result;
 }

@@ -16,7 +16,7 @@
  *   enumeration live | fixed
  *   hang
  *   fail call=nvmlDeviceGetMemoryInfo code=999 [gpu=N]
- *   hold call=cuMemAlloc_v2      before it does anything; cuMemReleased: when it is done
+ *   hold call=cuMemAlloc_v2      before it does anything; cuMemReleased, cuMulticastUnbound: when it is done
  *   process gpu=N pid=123 [memory_mib=500] [type=compute | graphics] [sm_percent=0] [gi=1 ci=0]
  *   nvlink N M | switch links=4 [back=4]
  *   topology N M level=internal | single | multiple | hostbridge | node | system

@@ -366,6 +366,20 @@ def test_a_handle_is_given_out_anew_while_its_release_returns(node: Node) -> Non
     assert run(node, steps) == [True, 0, 0, [50, 50], 2, 0, NONE, 0]
 
 
+def test_what_is_bound_while_another_is_being_unbound_stays_charged(node: Node) -> None:
+    """It is not what the driver has unbound, though it is there when that is noted."""
+    steps = (
+        "def bind(mib):\n"
+        "    _, h = create(mib); size = u64(mib * MIB)\n"
+        "    return cuda.cuMulticastBindMem(u64(m), u64(0), u64(h), u64(0), size, u64(0)), release(h)\n"
+        "def unbind(): r.append(cuda.cuMulticastUnbind(u64(m), 0, u64(0), u64(60 * MIB)))\n"
+        "m = multicast(60); r += bind(60); thread = threading.Thread(target=unbind)\n"
+        "with held('cuMulticastUnbound'): thread.start(); time.sleep(0.3); r += [*bind(40), both()]\n"
+        "thread.join(); r += [both(), create(80)[0]]; unbind(); r += [both()]"
+    )
+    assert run(node, steps) == [0, 0, 0, 0, [100, 40], 0, [40, 40], 2, 0, NONE]
+
+
 def test_many_small_pieces_grow_and_shrink_like_an_expandable_segment(node: Node) -> None:
     steps = (
         "a = reserve(1000); grown = 0\n"

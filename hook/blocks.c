@@ -1,14 +1,19 @@
 #include "blocks.h"
+#include "loose.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#define COUNTED ((uintptr_t)7) /* of an address that is a multiple of eight */
 enum { SHARDS = 64, BUCKETS = 1024, SPARES = 64, ARENA_BYTES = 1 << 16, CACHE_LINE = 64, STACK_SHIFT = 12 };
 
 struct block {
-    struct block *next;
+    union {
+        struct block *next;
+        uintptr_t ended; /* as below, when it was taken out */
+    };
     unsigned long long key;
     uint64_t bytes;
     unsigned space : 8, managed : 1;
@@ -31,6 +36,7 @@ struct blocks {
 };
 
 static _Atomic(struct blocks *) current;
+static _Atomic uintptr_t ended; /* the context that was the last to end, in eights, and in ones a count */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 /* Left where it is: the parent's other threads are not here to unlock it. */
@@ -183,10 +189,18 @@ struct block *block_take(enum block_space space, unsigned long long key)
     while (*link && ((*link)->key != key || (*link)->space != space))
         link = &(*link)->next;
     struct block *block = *link;
-    if (block)
+    if (block) {
         *link = block->next;
+        block->ended = loose_load(&ended);
+    }
     pthread_mutex_unlock(&shard->lock);
     return block;
+}
+
+bool block_lost(const struct block *block)
+{
+    uintptr_t last = loose_load(&ended);
+    return last != block->ended && (last & ~COUNTED) == (uintptr_t)block->context;
 }
 
 void block_set_context(struct block *block, const void *context)
@@ -198,7 +212,9 @@ struct block *blocks_take_of(const void *context)
 {
     struct blocks *all = atomic_load_explicit(&current, memory_order_acquire);
     struct block *taken = NULL;
-    for (int i = 0; all && context && i < SHARDS * BUCKETS; i++) {
+    if (!all || !context)
+        return NULL;
+    for (int i = 0; i < SHARDS * BUCKETS; i++) {
         struct shard *shard = &all->shards[i / BUCKETS];
         pthread_mutex_lock(&shard->lock);
         for (struct block **link = &shard->buckets[i % BUCKETS]; *link;) {
@@ -213,6 +229,7 @@ struct block *blocks_take_of(const void *context)
         }
         pthread_mutex_unlock(&shard->lock);
     }
+    loose_store(&ended, (uintptr_t)context | ((loose_load(&ended) + 1) & COUNTED));
     return taken;
 }
 

@@ -38,7 +38,10 @@ void block_set_context(struct block *block, const void *context);
 void block_set_managed(struct block *block);
 bool block_managed(const struct block *block);
 
-/* Take out all that goes with the context, as a list. */
+/* Whether the context that it goes with has begun to end, the last one that did, since it was taken out. */
+bool block_lost(const struct block *block);
+
+/* Take out all that goes with the context, as a list: it is about to end. */
 struct block *blocks_take_of(const void *context);
 struct block *block_next(const struct block *block);
 

@@ -71,7 +71,9 @@ struct block *wrap_freeing(enum block_space space, unsigned long long key)
 
 CUresult wrap_freed(struct block *block, CUresult result)
 {
-    return end_call(block, result != CUDA_SUCCESS, block ? block_key(block) : 0, result);
+    /* Refused as its context, with which it went, has ended before the driver came to that? */
+    return end_call(block, block && result != CUDA_SUCCESS && !block_lost(block),
+                    block ? block_key(block) : 0, result);
 }
 
 void wrap_context_ended(struct block *blocks, bool ended)

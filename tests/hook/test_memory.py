@@ -190,3 +190,28 @@ def test_a_failure_of_the_host_is_the_drivers_first_answer(node: Node) -> None:
     code = "alloc(600)\nsay(second=alloc(600)[0], used=used_mib())"
     said = node.run(BEGIN + code, **{LIMIT: "1500m", "CUDA_OVERSUBSCRIBE": "true"})
     assert (said["second"], said["used"]) == (2, 600)
+
+
+def test_what_is_being_freed_while_its_context_ends_is_given_back(node: Node) -> None:
+    """The driver refuses that free, which came too late: it stayed charged for as long as the process lived."""
+    code = (
+        "made = ctypes.c_void_p(); cuda.cuCtxCreate_v2(ctypes.byref(made), 0, 0); _, a = alloc(60); r = []\n"
+        "thread = threading.Thread(target=lambda: (cuda.cuCtxSetCurrent(made), r.append(free(a))))\n"
+        "with held('cuMemFree_v2'): thread.start(); time.sleep(0.3); r.append(cuda.cuCtxDestroy_v2(made))\n"
+        "thread.join(); start(); say(r=[*r, both(), alloc(100)[0]])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert (said["rc"], said["r"]) == (0, [0, 1, [0, 0], 0])
+
+
+def test_a_free_that_is_refused_after_another_context_ended_changes_nothing(node: Node) -> None:
+    code = (
+        "own, made = ctypes.c_void_p(), ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(own)); _, a = alloc(60); r = []\n"
+        "cuda.cuCtxCreate_v2(ctypes.byref(made), 0, 0)\n"
+        "thread = threading.Thread(target=lambda: (cuda.cuCtxSetCurrent(own), r.append(free(a))))\n"
+        "with held('cuMemFree_v2'): thread.start(); time.sleep(0.3); r.append(cuda.cuCtxDestroy_v2(made))\n"
+        "thread.join(); start(); say(r=[*r, both(), alloc(100)[0]])"
+    )
+    node.sim.fail("cuMemFree_v2", 999)
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert (said["rc"], said["r"]) == (0, [0, 999, [60, 60], 2])

@@ -2,6 +2,7 @@
 #include "devices.h"
 #include "guesses.h"
 #include "looks.h"
+#include "loose.h"
 #include "monotonic.h"
 #include "settings.h"
 #include "table.h"
@@ -76,7 +77,7 @@ void context_made(CUcontext handle, CUdevice device, struct cost cost, bool gree
     pthread_mutex_lock(&lock);
     table_add(&contexts, &context->entry, key_of(handle));
     if (green)
-        green_made = true;
+        loose_store(&green_made, true);
     pthread_mutex_unlock(&lock);
 }
 

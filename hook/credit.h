@@ -20,7 +20,7 @@
 /* A launch of ours has run for so much longer than expected that it may wait for one on another GPU. */
 static inline void credit_ask(struct lane *lane, int64_t now_ns)
 {
-    atomic_store(&lane->share->waits_at_ns, (uint64_t)now_ns);
+    loose_store(&lane->share->waits_at_ns, (uint64_t)now_ns);
 }
 
 #define CREDIT_SEEN_NS (3 * MS_NS) /* after it ended, another process has looked, too */
@@ -49,7 +49,7 @@ bool credit_for(struct lane *lane, int64_t cost_ns, uint64_t now_ns);
 /* Whether to ask for that again soon. */
 static inline bool credit_may_come(const struct lane *lane, uint64_t now_ns)
 {
-    return now_ns - atomic_load(&lane->credit_at_ns) <= (uint64_t)CREDIT_LATELY_NS;
+    return now_ns - loose_load(&lane->credit_at_ns) <= (uint64_t)CREDIT_LATELY_NS;
 }
 
 #endif

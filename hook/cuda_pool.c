@@ -1,4 +1,6 @@
 /* Stream-ordered memory and its pools. */
+#include "loose.h"
+#include "pool_accounts.h"
 #include "pools.h"
 #include "wrap.h"
 
@@ -64,6 +66,8 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     if (!real || !real->cuMemPoolDestroy)
         return CUDA_ERROR_NOT_INITIALIZED;
     struct pool *account = depth_inside() ? NULL : pool_ending(pool);
+    if (account && loose_load(&account->ended))
+        return CUDA_ERROR_INVALID_VALUE; /* to the program it is destroyed already */
     if (pool_lingers(account))
         return CUDA_SUCCESS;
     CUresult result = CALL(cuMemPoolDestroy, pool);

@@ -101,7 +101,7 @@ static void make_known(CUmemoryPool handle, CUdevice device, bool located)
     if (old) {
         table_remove(&known, &old->entry);
         old->handle = NULL;
-        old->ended = false;
+        loose_store(&old->ended, false);
     }
     if (located)
         add(handle, device, place);
@@ -179,10 +179,10 @@ static bool ask_reserved(CUmemoryPool handle, cuuint64_t *reserved)
     bool tells = real->cuMemPoolGetAttribute(handle, POOL_RESERVED_BYTES, reserved) == CUDA_SUCCESS;
     depth_leave();
     if (tells)
-        told = true;
+        loose_store(&told, true);
     else
         *reserved = 0;
-    return tells || !told;
+    return tells || !loose_load(&told);
 }
 
 static void trim(CUmemoryPool handle)
@@ -224,11 +224,11 @@ static void unvisit(struct pool *pool)
 {
     CUmemoryPool over = NULL;
     pthread_mutex_lock(&lock);
-    if (--pool->visits == 0 && pool->ended && reserve_unused(&pool->reserve)) {
+    if (--pool->visits == 0 && loose_load(&pool->ended) && reserve_unused(&pool->reserve)) {
         over = pool->handle;
         table_remove(&known, &pool->entry);
         pool->handle = NULL;
-        pool->ended = false;
+        loose_store(&pool->ended, false);
     }
     pthread_mutex_unlock(&lock);
     if (!over)
@@ -243,7 +243,7 @@ static void look_at(struct pool *pool, bool unused_goes)
 {
     int before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
-    if (unused_goes || pool->ended)
+    if (unused_goes || loose_load(&pool->ended))
         trim(pool->handle);
     pool_settle(pool, true);
     unvisit(pool);
@@ -262,8 +262,8 @@ struct pool *pool_ending(CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
-    if (pool)
-        pool->ending = true; /* still known: the driver may refuse, and others allocate from it meanwhile */
+    if (pool) /* still known: the driver may refuse, and others allocate from it meanwhile */
+        pool->ending = !loose_load(&pool->ended);
     pthread_mutex_unlock(&lock);
     while (pool && pool->visits)
         sched_yield(); /* they ask for a figure, or trim */
@@ -293,7 +293,7 @@ bool pool_lingers(struct pool *pool)
     depth_leave();
     if (lingers) {
         pthread_mutex_lock(&lock);
-        pool->ended = true;
+        loose_store(&pool->ended, true);
         pool->ending = false;
         pthread_mutex_unlock(&lock);
         pool_look(pool);

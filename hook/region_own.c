@@ -14,7 +14,7 @@ struct region_device *region_device_at(int place)
 uint64_t region_own_bytes(int place)
 {
     struct region_slot *slot = region_own_slot();
-    return slot && place >= 0 ? atomic_load(&slot->used[place].total_bytes) : 0;
+    return slot && place >= 0 ? loose_load(&slot->used[place].total_bytes) : 0;
 }
 
 int32_t region_host_pid(void)

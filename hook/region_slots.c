@@ -124,7 +124,7 @@ static bool owner_is_dead(struct region_slot *slot, uint64_t owner, int fd, int 
 
 static int32_t slot_count(struct region *region)
 {
-    int32_t count = atomic_load(&region->slot_count);
+    int32_t count = loose_load(&region->slot_count);
     return count < 0 ? 0 : count > REGION_SLOTS ? REGION_SLOTS : count;
 }
 

@@ -238,6 +238,14 @@ def test_a_destroyed_pool_is_charged_until_its_last_piece_is_free(node: Node) ->
     assert said["half"] >= 60
 
 
+def test_a_pool_is_destroyed_once_though_something_of_it_is_left(node: Node) -> None:
+    code = (
+        "p = pool()\n_, a = draw(60, p)\nr = [cuda.cuMemPoolDestroy(p) for _ in range(3)]\n"
+        "put(a)\nsettled(0)\nsay(r=[*r, both()])"
+    )
+    assert node.run(BEGIN + code, **{LIMIT: "100m"})["r"] == [0, 1, 1, [0, 0]]
+
+
 def test_a_destroyed_pool_is_charged_what_the_driver_keeps_for_its_pieces(node: Node) -> None:
     code = (
         "p = pool()\nkeep(p, 1000)\n_, a = draw(1, p)\n_, b = draw(60, p)\nput(b)\n"

@@ -39,8 +39,13 @@ void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
 {
     struct lane *of = &lane->lane;
     int streams = streams_lately(lane);
-    if (!gpu_time_several_streams(of, (uint64_t)now_ns))
-        return;
+    const struct probe *probe = lane->probes;
+    while (probe < lane->probes + PROBES - 1 && !probe->context)
+        probe++;
+    if (!gpu_time_several_streams(of, (uint64_t)now_ns) || probe->out)
+        return; /* whose the GPU is now will be known */
+    int64_t since_ns = lane->worked.points[lane->worked.last % WORKED_POINTS].at_ns;
+    lane->worked.away_ns += gpu_probe_away_ns(probe, since_ns - 1, now_ns, false);
     for (unsigned next = atomic_load(&of->noted_next); lane->noted_read != next; lane->noted_read++) {
         if (next - lane->noted_read > NOTED)
             lane->noted_read = next - NOTED;
@@ -69,14 +74,14 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
     trace->part_ns = past_part_ns(&lane->past, trace->stream, from_ns, until_ns);
     int64_t away_ns = gpu_probe_away_ns(trace_probe(lane, trace), from_ns, until_ns, true);
     int64_t own = trace->part_ns - away_ns;
-    /* Beside others what is charged waits for turns, and a look says little of when it runs. */
     bool beside = is_beside_unmeasured(lane, trace),
-         contended = share_contended(lane->lane.share, (uint64_t)until_ns),
-         looked = trace->expected_ns >= LOOKED_AT_NS && !contended;
-    int64_t had_ns = beside && looked ? had_beside_ns(lane, trace, until_ns) : -1;
-    if (had_ns >= 0) {
+         contended = share_contended(lane->lane.share, (uint64_t)until_ns);
+    int64_t had_ns = beside && trace->expected_ns >= LOOKED_AT_NS ? had_beside_ns(lane, trace, until_ns) : -1;
+    if (had_ns >= 0 && (!contended || had_ns - away_ns < own))
         own = had_ns - away_ns;
-    } else if (beside && !seen) {
+    /* Beside other containers what is charged waits for turns, so that it is seldom known for certain when it
+     * ran: either way it seems to have had more rather than less. */
+    if (beside && !seen && (had_ns < 0 || contended)) {
         double part = beside_part(&lane->beside[contended], trace->stream);
         int64_t most_ns = past_part_of_always_ns(&lane->past, trace->stream, from_ns, until_ns) - away_ns;
         if (part > 0 && (double)most_ns * part < (double)own)

@@ -27,7 +27,9 @@ static void work(struct worked *worked, const struct past *past, int64_t until_n
         int64_t came_ns = charged_ns * took_ns / (until_ns - newest.at_ns);
         charged_ns -= came_ns;
         worked->queued_ns += came_ns;
-        int64_t most_ns = took_ns * others / (always + others);
+        int64_t away_ns = worked->away_ns < took_ns ? worked->away_ns : took_ns;
+        worked->away_ns -= away_ns;
+        int64_t most_ns = (took_ns - away_ns) * others / (always + others);
         int64_t did_ns = worked->queued_ns < most_ns ? worked->queued_ns : most_ns;
         did_ns = did_ns > 0 ? did_ns : 0;
         worked->queued_ns -= did_ns;
@@ -51,7 +53,7 @@ void worked_charged(struct worked *worked, const struct past *past, int64_t at_n
         work(worked, past, at_ns, came_ns, streams);
         worked->queued_ns = worked->queued_ns < MOST_QUEUED_NS ? worked->queued_ns : MOST_QUEUED_NS;
     } else {
-        worked->queued_ns = 0;
+        worked->queued_ns = worked->away_ns = 0;
         add_point(worked, at_ns, newest->own_ns + took_ns);
     }
 }

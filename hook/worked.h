@@ -18,6 +18,7 @@ struct worked {
     } points[WORKED_POINTS]; /* at number modulo WORKED_POINTS */
     uint64_t last; /* number of the newest, 0: there is none */
     int64_t charged_ns, queued_ns;
+    int64_t away_ns; /* of the time since the newest: others had the GPU */
 };
 
 /* By then so much had been charged, ever, on `streams`, those of launches that are always measured among

@@ -232,6 +232,30 @@ def threads_cases() -> Iterator[Case]:
             yield Case(group, f"{cap} %", (Tenant(cap, phases, threads=2),), LENGTHS)
 
 
+NEIGHBOUR: Kernels = {
+    "a": 20, "b": 50, "c": 200, "d": 1000, "e": 2000, "v": (5, 300), "r": (20, 400, 20),
+}  # fmt: skip
+WAYS_BESIDE_LONG = (("kernel=a",), ("kernel=c",), ("kernel=e",), ("kernel=v",), ("kernel=v,streams=4",), ("kernel=r",),
+                    ("kernel=d", "kernel=a"), ("kernel=d", "kernel=b"), ("kernel=e", "kernel=a"))  # fmt: skip
+
+
+def long_neighbour_cases() -> Iterator[Case]:
+    """One or two threads beside a container whose kernels are cut into many turns."""
+    for ways, us in product(WAYS_BESIDE_LONG, (20_000, 50_000)):
+        for cap in (50, 70, 80):
+            phases = tuple(
+                f"thread={number},{phase}"
+                for number, each in enumerate(ways, 1)
+                for phase in _lasting(each, 1)
+            )
+            tenants = (
+                Tenant(cap, phases, threads=len(ways)),
+                Tenant(100 - cap, _lasting("kernel=n", 1)),
+            )
+            yield Case(f"beside {_us(us)}: {' | '.join(ways)}", f"{cap}/{100 - cap}", tenants,
+                       {**NEIGHBOUR, "n": us})  # fmt: skip
+
+
 def shapes_cases() -> Iterator[Case]:
     """Kernels that are far longer now and then, in many shapes."""
     for shapes, way in product(
@@ -287,6 +311,7 @@ def share_area() -> Iterator[Row]:
         *rare_cases(),
         *kinds_cases(),
         *threads_cases(),
+        *long_neighbour_cases(),
         *shapes_cases(),
     ]
     beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - _target(case)))
@@ -344,7 +369,7 @@ def main(word: str = "", first_seed: str = "1") -> int:
     """Print the worst error of each case; 1 when one is not met."""
     seed = int(first_seed)
     alone = (*alone_cases(seed), *ways_cases(), *streams_cases())
-    kinds = (*kinds_cases(), *threads_cases(), *shapes_cases())
+    kinds = (*kinds_cases(), *threads_cases(), *long_neighbour_cases(), *shapes_cases())
     every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds)
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0

@@ -19,6 +19,7 @@
  *     part STREAM              prints what part of its time one has that is always measured
  *     charged AT COST STREAMS  by then so much more was charged to what is not always measured, and so many are
  *                              in use
+ *     away TIME                others of the node had the GPU for so long of the time since then
  *     had FROM UNTIL           prints what one had that ran then and is always measured, in us; - if not known
  *     seen_launch NUMBER       prints whether all beside that launch was measured, and what one says of its kind,
  *                              in ns, that is so long, beside what its kind was expected to cost, 10 us
@@ -72,6 +73,10 @@ static void charged(const char *at, const char *cost, const char *streams) {
   charged_ns += (int64_t)(atof(cost) * 1000);
   worked_charged(&lane.worked, &lane.past, at_ns(at), charged_ns,
                  atoi(streams));
+}
+
+static void away(const char *time) {
+  lane.worked.away_ns += (int64_t)(atof(time) * 1000);
 }
 
 static void had(const char *from, const char *until) {
@@ -140,6 +145,8 @@ int main(void) {
       launch(true, word[0], word[1], word[2], word[3], word[4]);
     else if (count == 2 && strcmp(what, "part") == 0)
       printf("%.3f\n", beside_part(&lane.beside[0], strtoull(word[0], NULL, 10)));
+    else if (count == 2 && strcmp(what, "away") == 0)
+      away(word[0]);
     else if (count == 4 && strcmp(what, "charged") == 0)
       charged(word[0], word[1], word[2]);
     else if (count == 3 && strcmp(what, "had") == 0)

@@ -303,3 +303,28 @@ def test_threads_of_which_each_does_something_else(
     phases = tuple(both.format(one) for both, one in zip(BOTH, (first, second), strict=True))
     (container,) = run(tmp_path, [Tenant(percent, phases, threads=2)], lengths, launch_us=4)
     assert holds([container], skip_s=SKIP_S), container.worst_error(skip_s=SKIP_S)
+
+
+LONG_NEIGHBOUR: Kernels = {
+    "n": 50_000, "a": 20, "b": 50, "d": 1000, "e": 2000, "v": (5, 300), "r": (20, 400, 20),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("percent", [50, 80])
+@pytest.mark.parametrize(
+    "phases",
+    [
+        pytest.param(("kernel=v",), id="of 5 to 300 us: 78.3 of 80 had"),
+        pytest.param(("kernel=r",), id="20 us and one in 20 of 0.4 ms: 76.8 had"),
+        pytest.param(("thread=1,kernel=d", "thread=2,kernel=a"), id="1 ms and 20 us: 75.7 had"),
+        pytest.param(("thread=1,kernel=e", "thread=2,kernel=b"), id="2 ms and 50 us"),
+    ],
+)
+def test_beside_kernels_of_50_ms(tmp_path: Path, percent: int, phases: tuple[str, ...]) -> None:
+    """Of each others had 25 turns, and what was launched meanwhile ran after these."""
+    tenants = [
+        Tenant(percent, tuple(f"ms=5500,{phase}" for phase in phases), threads=len(phases)),
+        Tenant(100 - percent, ("ms=5500,kernel=n",)),
+    ]
+    containers = run(tmp_path, tenants, LONG_NEIGHBOUR)
+    assert holds(containers, skip_s=SKIP_S), [one.worst_error(skip_s=SKIP_S) for one in containers]

@@ -56,7 +56,6 @@ def errors(container: Container, skip_s: float = 1, window_s: float = 1) -> list
         pytest.param(30, STEP, 2, "kernel=c+m,sync=2", 1100, 0.33, id="waiting for each"),
         pytest.param(30, {**STEP, "c": (200, 2000)}, 2, "kernel=c+m", 880, 0.3, id="that vary"),
         pytest.param(30, {**STEP, "c": 100}, 2, "kernel=c+c+c+c+c+m", 600, 0.25, id="many short ones"),
-        pytest.param(30, {**STEP, "c": 20000}, 2, "kernel=c+m", 20100, 0.8, id="long ones"),
         pytest.param(30, EIGHT, 8, "kernel=c+m", 1100, 0.35, id="eight GPUs"),
         pytest.param(30, EIGHT, 8, "kernel=c+m,sync=2", 1100, 0.25, id="eight, waiting for each"),
     ],
@@ -76,6 +75,16 @@ def test_they_get_on_within_their_share(
     assert max(errors(container, LEARNED_S)) <= ALONE_POINTS, container.percents_of_each(1, 1)
     iterations = min(container.launches_of_each) / (1 + phase.count("+"))
     assert iterations >= least * SECONDS * 1e6 * percent / 100 / takes_us
+
+
+@pytest.mark.parametrize("us", [18_000, 20_000, 22_000])
+def test_long_ones_get_on_within_their_share(tmp_path: Path, us: int) -> None:
+    """In two seconds: of one, an ideal limiter is off by 1.4 points, and we by 1 to 2.6."""
+    tenants = on_each(30, [f"ms={SECONDS}000,kernel=c+m"] * 2)
+    (container,) = run(tmp_path, tenants, {**STEP, "c": us}, launch_us=2)
+    assert max(errors(container, LEARNED_S, 2)) <= ALONE_POINTS, container.percents_of_each(2, 1)
+    iterations = min(container.launches_of_each) / 2
+    assert iterations >= 0.8 * SECONDS * 1e6 * 0.3 / (us + 100)
 
 
 @pytest.mark.parametrize(

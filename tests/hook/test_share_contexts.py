@@ -14,7 +14,6 @@ SKIP_S = 2  # until it is known that there are several
 ALONE = [
     pytest.param(30, 2, 20, "", id="20 us, 30 %: 35 had"),
     pytest.param(90, 2, 20, "", id="20 us, 90 %"),
-    pytest.param(30, 2, 15, "", id="15 us: each waits for the other's"),
     pytest.param(90, 2, 15, "", id="15 us, 90 %"),
     pytest.param(30, 2, 50, "", id="50 us: 44 had"),
     pytest.param(90, 2, 50, "", id="50 us, 90 %"),
@@ -45,6 +44,13 @@ def test_alone(tmp_path: Path, percent: int, contexts: int, us: Microseconds, mo
     containers = run(tmp_path, [tenant], {"kernel": us})
     assert containers[0].results == [0]
     assert holds(containers, skip_s=SKIP_S), containers[0].worst_error(skip_s=SKIP_S)
+
+
+@pytest.mark.parametrize("us", [13, 14, 15])
+def test_where_each_waits_for_the_others_turn(tmp_path: Path, us: int) -> None:
+    """In two seconds. In one it may be off by 2.2 points, as turns are as short as launches."""
+    (container,) = run(tmp_path, [Tenant(30, phase(2), threads=2)], {"kernel": us})
+    assert holds([container], 2, SKIP_S), container.worst_error(2, SKIP_S)
 
 
 def test_two_threads_in_each(tmp_path: Path) -> None:

@@ -393,3 +393,22 @@ def test_one_is_far_longer_only_if_no_stream_may_have_run_beside_it_unseen(
     launches += [(1, 1.1, began + i * 20, began + 20 + i * 20) for i in range(20)]
     late = [(2, second, second + i * 20, second + 20 + i * 20) for i in range(30)]
     assert told(launches + late, [], f"seen_launch {launch}") == [answer]
+
+
+@pytest.mark.parametrize(
+    ("away", "asked", "had"),
+    [
+        pytest.param(0, (1000, 2000), "1000.0", id="nobody else had the GPU"),
+        pytest.param(600, (0, 1000), "800.0", id="they had it meanwhile: in turn for the rest"),
+        pytest.param(600, (1000, 2000), "800.0", id="and afterwards, for what was queued"),
+        pytest.param(1500, (1000, 2000), "750.0", id="for longer than until the next look"),
+        pytest.param(1500, (2000, 3000), "850.0", id="and what is queued then"),
+    ],
+)
+def test_what_is_queued_while_other_containers_have_the_gpu_is_worked_later(
+    away: int, asked: tuple[int, int], had: str
+) -> None:
+    """A long one was charged what those had had since: at 80 % beside 50 ms kernels 76 were had."""
+    charged = ["charged 0 0 2", f"away {away}", "charged 1000 400 2", "charged 2000 0 2"]
+    lines = [*charged, "charged 3000 0 2", f"had {asked[0]} {asked[1]}"]
+    assert told([], [(2, 0.0, 0.0, 60_000.0)], *lines)[-1] == had

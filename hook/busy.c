@@ -9,8 +9,8 @@ enum { OLDER, NEWER, NOTES };
 /* Once, for size. */
 __attribute__((noinline)) static void note(struct region_device *device, uint64_t now_ns)
 {
-    uint64_t newer_ns = atomic_load(&device->seen_at_ns[NEWER]);
-    uint64_t charged_ns = atomic_load(&device->seen_charged_ns[NEWER]);
+    uint64_t newer_ns = loose_load(&device->seen_at_ns[NEWER]);
+    uint64_t charged_ns = loose_load(&device->seen_charged_ns[NEWER]);
     if (now_ns - newer_ns < WINDOW_LEAST_NS
         || !atomic_compare_exchange_strong(&device->seen_at_ns[NEWER], &newer_ns, now_ns))
         return;

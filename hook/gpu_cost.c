@@ -52,7 +52,7 @@ void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
         struct noted *noted = &lane->noted[lane->noted_read % NOTED];
         int64_t at_ns = atomic_load(&noted->at_ns);
         if (at_ns && at_ns < now_ns)
-            worked_charged(&lane->worked, &lane->past, at_ns, atomic_load(&noted->spent_ns), streams);
+            worked_charged(&lane->worked, &lane->past, at_ns, loose_load(&noted->spent_ns), streams);
         atomic_store(&noted->at_ns, 0);
     }
     worked_charged(&lane->worked, &lane->past, now_ns, gpu_time_spent_ns(of) - loose_load(&of->always_ns),

@@ -76,7 +76,7 @@ __attribute__((noinline)) void gpu_time_drop_tokens(struct lane *lane)
     int64_t tokens_ns = atomic_exchange(&lane->tokens_ns, 0);
     atomic_fetch_sub(&lane->granted_ns, tokens_ns);
     if (tokens_ns)
-        gpu_time_correct(lane, atomic_load(&lane->payer), -tokens_ns);
+        gpu_time_correct(lane, loose_load(&lane->payer), -tokens_ns);
 }
 
 /* --- launches that are measured ------------------------------------------------------------------------- */

@@ -164,7 +164,7 @@ static void let_go(struct measured_lane *lane, struct trace *trace)
 
 void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
 {
-    int64_t last_ns = 0, went_on_ns = (int64_t)atomic_load(&lane->lane.went_on_at_ns);
+    int64_t last_ns = 0, went_on_ns = (int64_t)loose_load(&lane->lane.went_on_at_ns);
     int judged = 0, early = 0;
     bool running = false;
     for (size_t i = 0; i < TRACES; i++) {
@@ -183,11 +183,11 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
         last_ns = trace->launched_ns > last_ns ? trace->launched_ns : last_ns;
         running |= !trace->ended;
     }
-    int64_t patience_ns = running ? PATIENCE_NS : atomic_load(&lane->lane.sweep_left) > 0 ? IDLE_NS : 0;
+    int64_t patience_ns = running ? PATIENCE_NS : loose_load(&lane->lane.sweep_left) > 0 ? IDLE_NS : 0;
     sweep->over = last_ns && now_ns - last_ns >= patience_ns;
     if (!sweep->over)
         return;
-    lane->swept_ns = atomic_load(&lane->lane.swept_at_ns);
+    lane->swept_ns = loose_load(&lane->lane.swept_at_ns);
     atomic_store(&lane->lane.sweep_left, 0);
     *sweep = (struct sweep){.over = true, .until_ns = INT64_MAX};
     sweep->went_on_ns = went_on_ns ? went_on_ns : INT64_MAX;

@@ -48,6 +48,7 @@ struct lane {
     _Atomic uint64_t busy_before; /* a bit for each that was so when the last sweep began */
     _Atomic bool always_lately; /* since the last sweep one came that is always measured */
     _Atomic uint64_t unmeasured_at_ns; /* when one last came that is measured in sweeps only */
+    _Atomic uint64_t no_room_at_ns; /* when one was last waited with for room to measure it, in vain */
     _Atomic int64_t always_ns; /* what those were charged that are always measured, ever */
     _Atomic unsigned noted_next;
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */

@@ -19,8 +19,8 @@ void launch_budget_keep_own(struct lane *lane, uint32_t permille, uint64_t now_n
     if (!permille)
         return;
     atomic_store(&lane->own_permille, permille);
-    atomic_store(&own->contended_at_ns, atomic_load(&lane->share->contended_at_ns));
-    atomic_store(&own->caught_up_at_ns, atomic_load(&lane->share->caught_up_at_ns));
+    loose_store(&own->contended_at_ns, loose_load(&lane->share->contended_at_ns));
+    loose_store(&own->caught_up_at_ns, loose_load(&lane->share->caught_up_at_ns));
     share_refill(own, now_ns, permille);
 }
 
@@ -76,7 +76,7 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
         return true;
     }
     share_refill(lane->share, now_ns, permille);
-    bool sweeping = atomic_load(&lane->sweep_left) > 0;
+    bool sweeping = loose_load(&lane->sweep_left) > 0;
     int64_t chunk_ns = sweeping && in_turn(lane, now_ns) ? cost_ns : chunk(now_ns);
     uint32_t own_permille = loose_load(&lane->own_permille);
     uint32_t its_permille = own_permille ? own_permille : permille;
@@ -108,7 +108,7 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
     atomic_fetch_add(&lane->unreported_ns, taken_ns);
     atomic_fetch_add(&lane->unswept_ns, taken_ns);
     loose_store(&lane->launched_at_ns, now_ns);
-    if (!sweeping && !atomic_load(&lane->went_on_at_ns))
-        atomic_store(&lane->went_on_at_ns, now_ns);
+    if (!sweeping && !loose_load(&lane->went_on_at_ns))
+        loose_store(&lane->went_on_at_ns, now_ns);
     return true;
 }

@@ -95,10 +95,10 @@ void launch_cost_end_sweep(struct lane *lane)
  * a sweep of short ones goes on for longer, so that it has seen all of that. */
 static bool is_enough(const struct lane *lane, uint64_t now_ns)
 {
-    int left = atomic_load(&lane->sweep_left);
+    int left = loose_load(&lane->sweep_left);
     int64_t lasted_ns = elapsed_ns(loose_load(&lane->swept_at_ns), now_ns);
     return left <= (lasted_ns >= SWEEP_LONG_NS ? loose_load(&lane->sweep_spare) : 0)
-        || lasted_ns >= SWEEP_MOST_NS || atomic_load(&lane->sweep_out) >= SWEEP_MOST;
+        || lasted_ns >= SWEEP_MOST_NS || loose_load(&lane->sweep_out) >= SWEEP_MOST;
 }
 
 /* Note which stream it goes to, and until when that may be busy with it beside others. Whether several are in
@@ -120,7 +120,7 @@ static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)
 {
     bool due = elapsed_ns(loose_load(&lane->swept_at_ns), now_ns) >= SWEEP_EVERY_NS
         || (varies && loose_load(&lane->unswept_ns) >= SWEEP_VARYING_EVERY_NS);
-    if (due && atomic_load(&lane->sweep_left) <= 0 && atomic_load(&lane->sweep_out) <= 0)
+    if (due && loose_load(&lane->sweep_left) <= 0 && loose_load(&lane->sweep_out) <= 0)
         begin_sweep(lane, now_ns);
 }
 
@@ -157,11 +157,11 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
             loose_store(&lane->unmeasured_at_ns, now_ns);
             sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));
         }
-        bool sweep = atomic_load(&lane->sweep_left) > 0
+        bool sweep = loose_load(&lane->sweep_left) > 0
             && (launch->always || atomic_fetch_sub(&lane->sweep_left, 1) > 0);
         if (sweep && is_enough(lane, now_ns))
             launch_cost_end_sweep(lane);
-        launch->sweep = sweep ? atomic_load(&lane->swept_at_ns) : 0;
+        launch->sweep = sweep ? loose_load(&lane->swept_at_ns) : 0;
         return sweep || launch->always;
     }
     loose_store(&launch->lane->sweep_left, 0); /* the last one of a sweep, if it failed, did not end it */

@@ -11,12 +11,13 @@
 
 #include <time.h>
 
-enum { FEW_LOOKS = 20 };
+enum { FEW_LOOKS = 20, ROOM_LOOKS = 3 * FEW_LOOKS }; /* the latter take 21 ms, as others may have the GPU */
 
 #define LATER_LOOK_NS 500000
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
 #define UNCERTAIN_WAIT_NS MS_NS
 #define QUEUE_LENT_NS (7 * MS_NS)
+#define NO_ROOM_NS (1000 * MS_NS)
 #define HELD_UP_NS (2 * MS_NS) /* who wakes so late was not let run */
 
 static _Atomic uint64_t noted_at_ns;
@@ -28,14 +29,14 @@ void launch_wait_note(struct lane *lane, uint64_t now_ns)
     launch_count_tell(lane);
     if (!region)
         return;
-    int32_t recent = atomic_load(&region->recent_kernel);
+    int32_t recent = loose_load(&region->recent_kernel);
     if (recent != LAUNCH_GATE_RECENT && !leases_of_monitor_ns(now_ns))
         atomic_compare_exchange_strong(&region->recent_kernel, &recent,
                                        LAUNCH_GATE_RECENT); /* unless it just blocked us */
-    uint64_t noted_ns = atomic_load(&noted_at_ns);
+    uint64_t noted_ns = loose_load(&noted_at_ns);
     if ((!noted_ns || now_ns - noted_ns >= interval_ns)
         && atomic_compare_exchange_strong(&noted_at_ns, &noted_ns, now_ns))
-        atomic_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
+        loose_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
 }
 
 /* Whether launches wait in the GPU's queues, and others have it. */
@@ -161,8 +162,18 @@ void launch_wait(struct launch *launch, int place)
     if (measured || timed) {
         bool alone = measured || !gpu_time_several_streams(launch->lane, now_ns);
         loose_store(&launch->lane->measured_at_ns, now_ns);
-        launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread, launch->guess,
-                                       launch->always, !alone);
+        /* What runs beside others that are measured must be, too, or these are charged for it. Where so many
+         * are queued that there is no room, the GPU has enough to do meanwhile; unless it waits for what is
+         * to come, as it seems to if nothing ends for long: then nobody waits for a while. */
+        while (!(launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread,
+                                                launch->guess, launch->always, !alone))
+               && launch->always
+               && elapsed_ns(loose_load(&launch->lane->no_room_at_ns), now_ns) > NO_ROOM_NS) {
+            monotonic_sleep_until(now_ns + look_again_ns(launch));
+            now_ns = monotonic_ns();
+            if (launch->looks > ROOM_LOOKS)
+                loose_store(&launch->lane->no_room_at_ns, now_ns);
+        }
         if (launch->sweep && !launch->trace)
             launch_cost_end_sweep(launch->lane);
     }

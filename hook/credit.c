@@ -49,7 +49,7 @@ bool credit_ended(struct lane *lane, uint64_t since_ns, uint64_t until_ns, bool 
 {
     struct region_device *device = region_tail(region_mapped())->devices;
     bool met = false;
-    loose_store(&lane->share->ended_at_ns[lane->ends++ % SHARE_ENDS], until_ns);
+    atomic_store(&lane->share->ended_at_ns[lane->ends++ % SHARE_ENDS], until_ns);
     for (const struct region_device *end = device + MAX_DEVICES; device < end; device++) {
         struct share *other = (struct share *)(void *)&device->budget_ns;
         if (other == lane->share)

@@ -39,14 +39,12 @@ void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
 {
     struct lane *of = &lane->lane;
     int streams = streams_lately(lane);
-    const struct probe *probe = lane->probes;
-    while (probe < lane->probes + PROBES - 1 && !probe->context)
-        probe++;
-    if (!gpu_time_several_streams(of, (uint64_t)now_ns) || probe->out)
+    const struct probe *probe = lane->probes; /* of the only context, but for one that outlived the first */
+    if (!gpu_time_several_streams(of, (uint64_t)now_ns) || (probe->context && probe->out))
         return; /* whose the GPU is now will be known */
     int64_t since_ns = lane->worked.points[lane->worked.last % WORKED_POINTS].at_ns;
     lane->worked.away_ns += gpu_probe_away_ns(probe, since_ns - 1, now_ns, false);
-    for (unsigned next = atomic_load(&of->noted_next); lane->noted_read != next; lane->noted_read++) {
+    for (unsigned next = loose_load(&of->noted_next); lane->noted_read != next; lane->noted_read++) {
         if (next - lane->noted_read > NOTED)
             lane->noted_read = next - NOTED;
         struct noted *noted = &lane->noted[lane->noted_read % NOTED];

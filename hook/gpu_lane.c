@@ -123,7 +123,7 @@ void trace_finish(struct measured_lane *lane, struct trace *trace)
         atomic_fetch_sub(&lane->lane.guesses, 1);
     if (trace->sweep)
         atomic_fetch_sub(&lane->lane.sweep_out, 1);
-    atomic_store(&trace->guessed_key, 0);
+    loose_store(&trace->guessed_key, 0);
     atomic_store(&trace->state, TRACE_FREE);
 }
 

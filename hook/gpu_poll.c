@@ -82,7 +82,7 @@ static bool look_and_read(struct measured_lane *lane, bool look)
         quiet_end(quiet);
         real->cuCtxPopCurrent_v2(&context);
     } else if (context) {
-        atomic_store(&lane->unreadable_at_ns, monotonic_ns());
+        loose_store(&lane->unreadable_at_ns, monotonic_ns());
         forget(lane, NULL);
     }
     depth_leave();
@@ -162,7 +162,7 @@ void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended)
             continue;
         if (ended) {
             forget(lane, context);
-            atomic_store(&lane->unreadable_at_ns, 0); /* in another, it may be possible */
+            loose_store(&lane->unreadable_at_ns, 0); /* in another, it may be possible */
         }
         if (atomic_load(&lane->ending) == context)
             atomic_store(&lane->ending, NULL);

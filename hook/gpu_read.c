@@ -191,7 +191,7 @@ static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
         CUresult result = real_cuda()->cuEventQuery(trace->end);
         trace->ended = result == CUDA_SUCCESS;
         if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace))) {
-            atomic_store(&lane->unreadable_at_ns, (uint64_t)now_ns);
+            loose_store(&lane->unreadable_at_ns, (uint64_t)now_ns);
             trace_drop(lane, trace);
         }
     }

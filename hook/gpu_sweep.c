@@ -150,7 +150,7 @@ bool gpu_sweep_saw(const struct sweep *sweep, const struct trace *trace)
  * stream, before this one had recorded the second one. How many there are is not known. */
 static bool was_gone_on_in(struct measured_lane *lane, const struct trace *trace)
 {
-    int64_t call = atomic_load(&lane->lane.went_on_call);
+    int64_t call = loose_load(&lane->lane.went_on_call);
     return call && trace->begin_call < call && trace->end_call >= call;
 }
 

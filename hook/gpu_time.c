@@ -159,9 +159,10 @@ static void note_context(struct measured_lane *lane, const struct trace *trace)
 }
 
 static struct trace *start_trace(struct measured_lane *lane, CUcontext context, size_t probe, CUstream stream,
-                                 bool per_thread, bool guess)
+                                 bool per_thread, bool guess, bool *full)
 {
     struct trace *trace = take_place(lane, context, guess);
+    *full = !trace;
     if (!trace)
         return NULL;
     trace->by_clock = false;
@@ -183,16 +184,17 @@ static void begin_now(struct lane *lane, struct trace *trace)
 
 /* What is ours lies in the whole context, which other threads may have current. The NULL stream is that of
  * the program's own. */
-static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream, bool per_thread, bool guess)
+static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream, bool per_thread, bool guess,
+                                     bool *full)
 {
-    uint64_t unreadable_ns = atomic_load(&lane->unreadable_at_ns);
+    uint64_t unreadable_ns = loose_load(&lane->unreadable_at_ns);
     if (!gpu_probe_possible() || (unreadable_ns && elapsed_ns(unreadable_ns, monotonic_ns()) < TRY_AGAIN_NS))
         return NULL;
     CUcontext context = stream_enter(stream);
     size_t probe = context ? probe_in(lane, context) : PROBES;
     struct trace *trace = NULL;
     if (probe < PROBES && context != atomic_load(&lane->ending))
-        trace = start_trace(lane, context, probe, stream, per_thread, guess);
+        trace = start_trace(lane, context, probe, stream, per_thread, guess, full);
     stream_leave(context);
     if (trace && record(trace->begin, stream, per_thread) != CUDA_SUCCESS) {
         atomic_store(&trace->state, TRACE_FREE);
@@ -210,8 +212,9 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
 {
     struct measured_lane *lane = traces_of(of);
     struct quiet quiet = quiet_begin();
-    struct trace *trace = begin_by_events(lane, stream, per_thread, guess);
-    if (!trace && (trace = take_place(lane, NULL, guess))) {
+    bool full = false; /* nobody waits for a launch because others left it a place just now */
+    struct trace *trace = begin_by_events(lane, stream, per_thread, guess, &full);
+    if (!trace && !full && (trace = take_place(lane, NULL, guess))) {
         trace->by_clock = true;
         trace->began_ns = gpu_clock_wait(stream, per_thread); /* what it is to do yet was charged already */
     }
@@ -256,7 +259,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     depth_leave();
     trace->recorded_ns = (int64_t)monotonic_ns();
     if (launched && !recorded)
-        atomic_store(&traces_of(lane)->unreadable_at_ns, (uint64_t)trace->recorded_ns);
+        loose_store(&traces_of(lane)->unreadable_at_ns, (uint64_t)trace->recorded_ns);
     trace->end_call = atomic_fetch_add(&lane->calls, 1);
     trace->others_ns += gpu_time_spent_ns(lane);
     if (gpu_time_several_streams(lane, (uint64_t)trace->recorded_ns) || gpu_time_several_contexts(lane))
@@ -270,7 +273,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     if (recorded && sweep)
         atomic_fetch_add(&lane->sweep_out, 1);
     if (recorded && trace->guess)
-        atomic_store(&trace->guessed_key, key);
+        loose_store(&trace->guessed_key, key);
     atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);
     return recorded;
 }

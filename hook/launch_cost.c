@@ -95,7 +95,7 @@ void launch_cost_end_sweep(struct lane *lane)
  * a sweep of short ones goes on for longer, so that it has seen all of that. */
 static bool is_enough(const struct lane *lane, uint64_t now_ns)
 {
-    int left = loose_load(&lane->sweep_left);
+    int left = atomic_load(&lane->sweep_left);
     int64_t lasted_ns = elapsed_ns(loose_load(&lane->swept_at_ns), now_ns);
     return left <= (lasted_ns >= SWEEP_LONG_NS ? loose_load(&lane->sweep_spare) : 0)
         || lasted_ns >= SWEEP_MOST_NS || loose_load(&lane->sweep_out) >= SWEEP_MOST;
@@ -128,7 +128,7 @@ static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)
 static void note_going_on(struct lane *lane)
 {
     if (atomic_load(&lane->sweep_left) <= 0 && !atomic_load(&lane->went_on_call))
-        atomic_store(&lane->went_on_call, atomic_load(&lane->calls));
+        atomic_store(&lane->went_on_call, loose_load(&lane->calls));
 }
 
 bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
@@ -157,7 +157,7 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
             loose_store(&lane->unmeasured_at_ns, now_ns);
             sweep_now_and_then(lane, now_ns, estimate_measures_often(estimate));
         }
-        bool sweep = loose_load(&lane->sweep_left) > 0
+        bool sweep = atomic_load(&lane->sweep_left) > 0
             && (launch->always || atomic_fetch_sub(&lane->sweep_left, 1) > 0);
         if (sweep && is_enough(lane, now_ns))
             launch_cost_end_sweep(lane);

@@ -45,7 +45,7 @@ static int device_count(void)
     const struct real_cuda *real = real_cuda();
     int count = atomic_load_explicit(&devices, memory_order_relaxed);
     if (!count && real->cuDeviceGetCount && real->cuDeviceGetCount(&count) == CUDA_SUCCESS && count > 0)
-        atomic_store(&devices, count);
+        loose_store(&devices, count);
     return count;
 }
 
@@ -54,7 +54,7 @@ SELDOM static int find_place(CUstream stream)
     if (device_count() != 1)
         return launch_count_at(place_of_stream(stream));
     int place = place_of_device(0);
-    atomic_store(&only_place, place + 1);
+    loose_store(&only_place, place + 1);
     return place;
 }
 
@@ -74,8 +74,8 @@ static struct core_share look(int place)
     int32_t seen_switch = word ? atomic_load(&region_mapped()->utilisation_switch) : 0;
     struct core_share core = limits_core(place);
     if (word && core.enforced && !core.blocked_until_ns) {
-        atomic_store(&kept[place].seen, seen); /* and if another thread stores the other: both are so */
-        atomic_store(&kept[place].seen_switch, seen_switch);
+        loose_store(&kept[place].seen, seen); /* and if another thread stores the other: both are so */
+        loose_store(&kept[place].seen_switch, seen_switch);
         atomic_store(&kept[place].word, word);
     }
     return core;
@@ -131,9 +131,9 @@ void launch_gate_forget(uint64_t key)
 {
     for (int place = 0; place < MAX_DEVICES; place++) {
         struct estimate *estimate = estimate_find(&gpu_time_predictor, key_at(key, place));
-        if (estimate && atomic_load(&estimate->samples) > 1) {
-            atomic_store(&estimate->samples, 0);
-            atomic_store(&estimate->deviation, 0); /* or it is waited for as one that varies */
+        if (estimate && loose_load(&estimate->samples) > 1) {
+            loose_store(&estimate->samples, 0);
+            loose_store(&estimate->deviation, 0); /* or it is waited for as one that varies */
         }
     }
 }
@@ -173,8 +173,8 @@ static bool open_for(CUdevice device)
     struct core_share core = limits_core(place);
     if (core.permille < SHARE_WHOLE_PERMILLE || core.blocked_until_ns)
         return false; /* a word that has changed meanwhile is not the one seen: the gate is shut */
-    atomic_store(&launch_gate_words[device].word, word);
-    atomic_store(&launch_gate_words[device].seen, seen);
+    loose_store(&launch_gate_words[device].word, word);
+    loose_store(&launch_gate_words[device].seen, seen);
     return true;
 }
 
@@ -188,7 +188,7 @@ static void open_gate(void)
     for (CUdevice device = 0; device < count; device++)
         if (!open_for(device))
             return;
-    atomic_store(&launch_gate_recent, &region->recent_kernel);
+    loose_store(&launch_gate_recent, &region->recent_kernel);
     atomic_store_explicit(&launch_gate_devices, count, memory_order_release);
 }
 

@@ -165,6 +165,7 @@ void launch_wait(struct launch *launch, int place)
         /* What runs beside others that are measured must be, too, or these are charged for it. Where so many
          * are queued that there is no room, the GPU has enough to do meanwhile; unless it waits for what is
          * to come, as it seems to if nothing ends for long: then nobody waits for a while. */
+        launch->looks = 0;
         while (!(launch->trace = gpu_time_begin(launch->lane, launch->stream, launch->per_thread,
                                                 launch->guess, launch->always, !alone))
                && launch->always

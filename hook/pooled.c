@@ -207,7 +207,7 @@ static CUresult freed(struct block *block, uint64_t in, CUresult result)
         block_add(block, block_key(block));
     } else {
         reserve_freed(&pool->reserve, in, block_bytes(block));
-        if (!pool->handle || loose_load(&pool->ended))
+        if (!pool->handle || atomic_load(&pool->ended))
             pool_look(pool);
         block_free(block);
     }

@@ -49,7 +49,7 @@ void worked_charged(struct worked *worked, const struct past *past, int64_t at_n
         worked->queued_ns += came_ns;
         return;
     }
-    if (worked->last && took_ns <= MOST_APART_NS) {
+    if (worked->last && took_ns - worked->away_ns <= MOST_APART_NS) {
         work(worked, past, at_ns, came_ns, streams);
         worked->queued_ns = worked->queued_ns < MOST_QUEUED_NS ? worked->queued_ns : MOST_QUEUED_NS;
     } else {
@@ -64,8 +64,8 @@ int64_t worked_own_ns(const struct worked *worked, int64_t at_ns)
     if (!number)
         return -1;
     const struct worked_point *after = point(worked, number);
-    if (at_ns >= after->at_ns)
-        return after->own_ns;
+    if (at_ns >= after->at_ns) /* long after, it is not known yet */
+        return at_ns <= after->at_ns + LEAST_APART_NS ? after->own_ns : -1;
     for (; number > 1 && number + WORKED_POINTS - 1 > worked->last; number--) {
         const struct worked_point *before = point(worked, number - 1);
         if (before->at_ns <= at_ns)

@@ -81,11 +81,11 @@ static void away(const char *time) {
 
 static void had(const char *from, const char *until) {
   int64_t before = worked_own_ns(&lane.worked, at_ns(from));
-  if (before < 0)
+  int64_t after = worked_own_ns(&lane.worked, at_ns(until));
+  if (before < 0 || after < 0)
     printf("-\n");
   else
-    printf("%.1f\n",
-           (double)(worked_own_ns(&lane.worked, at_ns(until)) - before) / 1000);
+    printf("%.1f\n", (double)(after - before) / 1000);
 }
 
 static struct sweep sweep;

@@ -347,6 +347,8 @@ def test_a_long_one_that_began_before_is_told_also_where_the_program_waits_after
             [(i * 100, 0) for i in range(400)], (1000, 39_000), "-", id="it is too long ago"
         ),
         pytest.param([], (0, 1000), "-", id="nothing was noted"),
+        pytest.param([(0, 0), (1000, 300)], (0, 1015), "700.0", id="until just now"),
+        pytest.param([(0, 0), (1000, 300)], (0, 1030), "-", id="it is not known yet"),
     ],
 )  # fmt: skip
 def test_what_a_long_one_has_is_known_by_what_others_are_charged_meanwhile(
@@ -411,4 +413,18 @@ def test_what_is_queued_while_other_containers_have_the_gpu_is_worked_later(
     """A long one was charged what those had had since: at 80 % beside 50 ms kernels 76 were had."""
     charged = ["charged 0 0 2", f"away {away}", "charged 1000 400 2", "charged 2000 0 2"]
     lines = [*charged, "charged 3000 0 2", f"had {asked[0]} {asked[1]}"]
+    assert told([], [(2, 0.0, 0.0, 60_000.0)], *lines)[-1] == had
+
+
+@pytest.mark.parametrize(
+    ("away", "had"),
+    [
+        pytest.param(23_000, "600.0", id="others had it"),
+        pytest.param(3000, "1000.0", id="nobody looked"),
+    ],
+)
+def test_what_is_queued_outlasts_a_long_turn_of_others(away: int, had: str) -> None:
+    """But where nothing is known of so long a time, nothing is known of what was queued before."""
+    charged = ["charged 0 0 2", f"away {away}", "charged 24000 900 2", "charged 25000 0 2"]
+    lines = [*charged, "had 24000 25000"]
     assert told([], [(2, 0.0, 0.0, 60_000.0)], *lines)[-1] == had

@@ -163,7 +163,6 @@ PER_CALL_IF_ROOM = frozenset(
     {
         "blocks.c",
         "charge.c",
-        "devices.c",
         "launch_gate.c",
         "looks.c",
         "wrap.c",

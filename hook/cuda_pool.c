@@ -4,37 +4,51 @@
 #include "pools.h"
 #include "wrap.h"
 
-#define ALLOCATE_POOLED(symbol, per_thread, pool, ...)                                                       \
-    const struct real_cuda *real = real_cuda();                                                              \
-    struct pooled pooled;                                                                                    \
-    if (!real || !real->symbol)                                                                              \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    CUresult result = pooled_begin(&pooled, bytes, pool, stream, per_thread, #symbol);                       \
-    if (result != CUDA_SUCCESS)                                                                              \
-        return result;                                                                                       \
-    result = CALL(symbol, __VA_ARGS__);                                                                      \
-    return pooled_end(&pooled, result, address)
+/* From the pool, or else (not `of_pool`) from the current one of the stream's device. */
+static CUresult allocate(bool of_pool, bool per_thread, const char *function, CUdeviceptr *address,
+                         size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    const struct real_cuda *real = real_cuda();
+    __typeof__(real->cuMemAllocFromPoolAsync) from = !real ? NULL
+        : per_thread                                       ? real->cuMemAllocFromPoolAsync_ptsz
+                                                           : real->cuMemAllocFromPoolAsync;
+    __typeof__(real->cuMemAllocAsync) of_current = !real ? NULL
+        : per_thread                                     ? real->cuMemAllocAsync_ptsz
+                                                         : real->cuMemAllocAsync;
+    struct pooled pooled;
+    if (of_pool ? !from : !of_current)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = pooled_begin(&pooled, bytes, pool, stream, per_thread, function);
+    if (result != CUDA_SUCCESS)
+        return result;
+    depth_enter();
+    result = of_pool   ? from(address, bytes, pool, stream)
+        : pooled.stays ? from(address, bytes, pooled.handle, stream)
+                       : of_current(address, bytes, stream);
+    depth_leave();
+    return pooled_end(&pooled, result, address);
+}
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
 {
-    ALLOCATE_POOLED(cuMemAllocAsync, false, NULL, address, bytes, stream);
+    return allocate(false, false, __func__, address, bytes, NULL, stream);
 }
 
 EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
 {
-    ALLOCATE_POOLED(cuMemAllocAsync_ptsz, true, NULL, address, bytes, stream);
+    return allocate(false, true, __func__, address, bytes, NULL, stream);
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                         CUstream stream)
 {
-    ALLOCATE_POOLED(cuMemAllocFromPoolAsync, false, pool, address, bytes, pool, stream);
+    return allocate(true, false, __func__, address, bytes, pool, stream);
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                              CUstream stream)
 {
-    ALLOCATE_POOLED(cuMemAllocFromPoolAsync_ptsz, true, pool, address, bytes, pool, stream);
+    return allocate(true, true, __func__, address, bytes, pool, stream);
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)

@@ -11,6 +11,9 @@
 
 enum { POOL_NOT_COUNTED = -1, NO_POOL_ACCOUNT = -2 };
 
+/* Yields of the processor until other threads are waited for no more: tenths of a second at least. */
+enum { POOL_PATIENCE = 1 << 20 };
+
 /* An account is never freed, only used for another pool when this one is gone with all it had. */
 struct pool {
     struct entry entry; /* in `known`, by handle, while the pool exists */
@@ -31,6 +34,11 @@ struct pool *pool_at(int number);
 /* Make the charge what the driver has reserved. False when that is more than is charged, and over the limit,
  * unless `anyway`. */
 bool pool_settle(struct pool *pool, bool anyway);
+
+/* From one that gives true to pool_unvisit the pool's handle stays one: nobody lets the driver destroy it.
+ * False: it ends, or has, or is of another place. */
+bool pool_visit(struct pool *pool, int place);
+void pool_unvisit(struct pool *pool);
 
 /* Something of a pool that was destroyed is free. */
 void pool_look(struct pool *pool);

@@ -13,6 +13,8 @@
 #include "streams.h"
 #include "wrap.h"
 
+#include <sched.h>
+
 enum { GRANULE = 512, SPECIAL_STREAMS = 2, LEGACY = 3, TRIES = 32 };
 
 /* Threads have numbers of their own: the handle of one may be given to a later one. */
@@ -103,7 +105,7 @@ static CUresult claim_plain(struct pooled *pooled)
     return result;
 }
 
-CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
+static CUresult begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread, const char *function)
 {
     *pooled = (struct pooled){
@@ -129,6 +131,38 @@ CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
     if (result != CUDA_SUCCESS)
         pooled->as = POOLED_NOT;
     return result;
+}
+
+/* Whether what was charged is what is current still, and stays there. */
+static bool stays(struct pooled *pooled)
+{
+    const struct real_cuda *real = real_cuda();
+    struct pool *pool = pool_at(pooled->pool);
+    CUmemoryPool current;
+    if (!real->cuMemAllocFromPoolAsync)
+        return true;
+    if (!pool_visit(pool, EVERY_PLACE))
+        return false;
+    depth_enter();
+    pooled->stays =
+        real->cuDeviceGetMemPool(&current, pooled->device) == CUDA_SUCCESS && current == pooled->handle;
+    depth_leave();
+    if (!pooled->stays)
+        pool_unvisit(pool);
+    return pooled->stays;
+}
+
+CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
+                      bool per_thread, const char *function)
+{
+    for (int patience = POOL_PATIENCE; patience; patience--) {
+        CUresult result = begin(pooled, bytes, pool, stream, per_thread, function);
+        if (pool || pooled->as != POOLED_POOL || stays(pooled))
+            return result;
+        pooled_end(pooled, CUDA_ERROR_INVALID_VALUE, NULL);
+        sched_yield();
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* The pool grew more than was claimed for it, and that does not fit. */
@@ -177,6 +211,8 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     reserve_claimed(&pool->reserve, pooled->bytes, given);
     if (!pool_settle(pool, !given))
         result = give_back(pooled, pool, address);
+    if (pooled->stays)
+        pool_unvisit(pool);
     looks_call_ended(place);
     return result;
 }

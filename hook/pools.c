@@ -209,8 +209,7 @@ bool pool_settle(struct pool *pool, bool anyway)
 
 /* --- pools as a whole ----------------------------------------------------------------------------------- */
 
-/* From here to unvisit the pool's handle stays one: nobody lets the driver destroy it. */
-static bool visit(struct pool *pool, int place)
+bool pool_visit(struct pool *pool, int place)
 {
     pthread_mutex_lock(&lock);
     bool there = pool->handle && !pool->ending && (pool->reserve.place == place || place == EVERY_PLACE);
@@ -220,7 +219,7 @@ static bool visit(struct pool *pool, int place)
     return there;
 }
 
-static void unvisit(struct pool *pool)
+void pool_unvisit(struct pool *pool)
 {
     CUmemoryPool over = NULL;
     pthread_mutex_lock(&lock);
@@ -246,13 +245,13 @@ static void look_at(struct pool *pool, bool unused_goes)
     if (unused_goes || loose_load(&pool->ended))
         trim(pool->handle);
     pool_settle(pool, true);
-    unvisit(pool);
+    pool_unvisit(pool);
     pthread_setcancelstate(before, NULL);
 }
 
 void pool_look(struct pool *pool)
 {
-    if (visit(pool, EVERY_PLACE))
+    if (pool_visit(pool, EVERY_PLACE))
         look_at(pool, false);
     else
         pool_settle(pool, true);
@@ -265,8 +264,9 @@ struct pool *pool_ending(CUmemoryPool handle)
     if (pool) /* still known: the driver may refuse, and others allocate from it meanwhile */
         pool->ending = !loose_load(&pool->ended);
     pthread_mutex_unlock(&lock);
-    while (pool && pool->visits)
-        sched_yield(); /* they ask for a figure, or trim */
+    /* They ask for a figure, trim, or allocate; or were cancelled in the midst of that. */
+    for (int patience = POOL_PATIENCE; pool && pool->visits && patience; patience--)
+        sched_yield();
     if (pool)
         trim(handle);
     return pool;
@@ -331,7 +331,7 @@ void pools_true_up(int place)
 {
     for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++) {
         struct pool *pool = pool_at(i);
-        if (!reserve_idle_bytes(&pool->reserve) || !visit(pool, place))
+        if (!reserve_idle_bytes(&pool->reserve) || !pool_visit(pool, place))
             continue;
         look_at(pool, false);
     }
@@ -366,7 +366,7 @@ void pools_trim(int place)
             pools_true_up(EVERY_PLACE); /* others may have shrunk by that as well */
             awaited = true;
         }
-        if (visit(pool, place))
+        if (pool_visit(pool, place))
             look_at(pool, true);
     }
 }

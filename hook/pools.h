@@ -29,10 +29,12 @@ struct pooled {
     struct block *block;
     const char *function;
     bool per_thread;
+    bool stays; /* the current pool, which is not destroyed until pooled_end */
 };
 
 /* Before `bytes` are allocated on the stream from the pool (NULL: the current one of the stream's device).
- * CUDA_ERROR_OUT_OF_MEMORY: the driver is not to be asked. */
+ * CUDA_ERROR_OUT_OF_MEMORY: the driver is not to be asked. Where the pool `stays` it is to be named to the
+ * driver: another thread may make another one the current one. */
 CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread, const char *function);
 

@@ -459,10 +459,15 @@ def test_nothing_is_the_drivers_to_refuse_also_where_nothing_is_left(node: Node)
     assert node.run(BEGIN + code, **{LIMIT: "33m"})["r"] == [0, 0, 1, [33, 33]]
 
 
-@pytest.mark.parametrize("call", ["cuMemAllocAsync", "cuMemAllocFromPoolAsync"])
-def test_what_the_driver_refuses_is_not_charged(node: Node, call: str) -> None:
-    node.sim.fail(call, 999)
-    of = "default_pool()" if "Pool" in call else "None"
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param("None", id="cuMemAllocAsync"),
+        pytest.param("default_pool()", id="cuMemAllocFromPoolAsync"),
+    ],
+)
+def test_what_the_driver_refuses_is_not_charged(node: Node, of: str) -> None:
+    node.sim.fail("cuMemAllocFromPoolAsync", 999)
     said = node.run(f"{BEGIN}say(result=draw(10, {of})[0], left=both())", **{LIMIT: "1g"})
     assert (said["result"], said["left"]) == (999, [0, 0])
 
@@ -476,7 +481,7 @@ def test_a_failed_free_stays_charged(node: Node) -> None:
 
 
 def test_over_the_limit_the_driver_is_not_asked(node: Node) -> None:
-    node.sim.fail("cuMemAllocAsync", 999)
+    node.sim.fail("cuMemAllocFromPoolAsync", 999)
     said = node.run(f"{BEGIN}say(result=draw(200)[0])", **{LIMIT: "100m"})
     assert said["result"] == 2
 
@@ -566,3 +571,12 @@ def test_what_is_given_after_idle_memory_was_taken_back_was_never_refused(
     assert said == {**said, "given": 0, "refused": 2}
     region = RegionFile(node.cache)
     assert region.counter("refusals") == len(region.refusals()) == 1
+
+
+def test_what_becomes_the_current_pool_meanwhile_is_not_drawn_from_uncharged(node: Node) -> None:
+    libraries = (str(built() / "sim" / "libcuda.so.1"), "-ldl", "-lpthread")
+    done = node.run_program(
+        [str(compiled("pool_switches.c", *libraries)), "1000"], **{LIMIT: "100m"}
+    )
+    assert (done.stdout, done.stderr) == ("0 1000\n", "")
+    assert node.sim.peak_mib(GPU) <= 100

@@ -43,7 +43,8 @@ void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
     if (!gpu_time_several_streams(of, (uint64_t)now_ns) || (probe->context && probe->out))
         return; /* whose the GPU is now will be known */
     int64_t since_ns = lane->worked.points[lane->worked.last % WORKED_POINTS].at_ns;
-    lane->worked.away_ns += gpu_probe_away_ns(probe, since_ns - 1, now_ns, false);
+    if (now_ns - since_ns >= WORKED_APART_NS) /* or the next one counts it */
+        lane->worked.away_ns += gpu_probe_away_ns(probe, since_ns - 1, now_ns, false);
     for (unsigned next = loose_load(&of->noted_next); lane->noted_read != next; lane->noted_read++) {
         if (next - lane->noted_read > NOTED)
             lane->noted_read = next - NOTED;

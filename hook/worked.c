@@ -2,7 +2,6 @@
 
 #define MOST_QUEUED_NS INT64_C(20000000)
 #define MOST_APART_NS INT64_C(20000000) /* after which nothing is known of the time between */
-#define LEAST_APART_NS INT64_C(20000)
 
 static struct worked_point *point(const struct worked *worked, uint64_t number)
 {
@@ -45,7 +44,7 @@ void worked_charged(struct worked *worked, const struct past *past, int64_t at_n
     int64_t took_ns = at_ns - newest->at_ns;
     int64_t came_ns = charged_ns - worked->charged_ns;
     worked->charged_ns = charged_ns;
-    if (worked->last && took_ns < LEAST_APART_NS) {
+    if (worked->last && took_ns < WORKED_APART_NS) {
         worked->queued_ns += came_ns;
         return;
     }
@@ -65,7 +64,7 @@ int64_t worked_own_ns(const struct worked *worked, int64_t at_ns)
         return -1;
     const struct worked_point *after = point(worked, number);
     if (at_ns >= after->at_ns) /* long after, it is not known yet */
-        return at_ns <= after->at_ns + LEAST_APART_NS ? after->own_ns : -1;
+        return at_ns <= after->at_ns + WORKED_APART_NS ? after->own_ns : -1;
     for (; number > 1 && number + WORKED_POINTS - 1 > worked->last; number--) {
         const struct worked_point *before = point(worked, number - 1);
         if (before->at_ns <= at_ns)

@@ -10,6 +10,8 @@
 
 enum { WORKED_POINTS = 256 };
 
+#define WORKED_APART_NS INT64_C(20000) /* the least between two points */
+
 /* All zero is one that knows nothing. */
 struct worked {
     struct worked_point {

@@ -212,9 +212,14 @@ def test_while_all_pause_no_more_is_saved_than_by_an_idle_container(library: cty
 
 
 class Residency(ctypes.Structure):
-    """Room for `struct residency`, never looked into."""
+    """`struct residency`."""
 
-    _fields_ = [("bytes", ctypes.c_uint64 * 3200)]
+    _fields_ = [
+        ("looks", ctypes.c_uint64 * (3 * 1024)),
+        ("count", ctypes.c_uint64),
+        ("undecided", ctypes.c_uint64),
+        ("next_ns", ctypes.c_int64),
+    ]
 
 
 def looks(slice_ns: int, others_ns: int, until_ns: int) -> Iterator[tuple[int, int]]:
@@ -320,6 +325,27 @@ def test_time_in_which_nobody_looked_is_not_others(library: ctypes.CDLL) -> None
         library.residency_handled(ctypes.byref(residency), handled, 100_000)
     away = library.residency_away_ns(ctypes.byref(residency), 749 * MS, 759 * MS, False)
     assert away == pytest.approx(2 * MS, abs=MS)
+
+
+@pytest.mark.parametrize(
+    ("next_ms", "others_ms"),
+    [
+        pytest.param(0, 3.0, id="not known: as the last one was"),
+        pytest.param(754, 4.0, id="known"),
+        pytest.param(790, 3.0, id="known, but nobody was let look meanwhile"),
+    ],
+)
+def test_the_last_look_stands_for_the_time_until_the_next(
+    library: ctypes.CDLL, next_ms: int, others_ms: float
+) -> None:
+    """The last three were at 749, 750 and 751 ms, in a turn of others."""
+    residency = looked(library, 2.3, 0, 750 * MS)
+    for at in (750, 751):
+        library.residency_look(ctypes.byref(residency), at * MS, 1)
+    library.residency_handled(ctypes.byref(residency), int(751.5 * MS), 100_000)
+    residency.next_ns = next_ms * MS
+    away = library.residency_away_ns(ctypes.byref(residency), 745 * MS, 795 * MS, False)
+    assert away == pytest.approx(others_ms * MS, abs=MS // 2)
 
 
 @pytest.mark.parametrize(("running", "each"), [(0, 1.0), (1, 1.0), (8, 0.125)])

@@ -428,3 +428,24 @@ def test_what_is_queued_outlasts_a_long_turn_of_others(away: int, had: str) -> N
     charged = ["charged 0 0 2", f"away {away}", "charged 24000 900 2", "charged 25000 0 2"]
     lines = [*charged, "had 24000 25000"]
     assert told([], [(2, 0.0, 0.0, 60_000.0)], *lines)[-1] == had
+
+
+@pytest.mark.parametrize(
+    "looks_us",
+    [
+        pytest.param([450, 480, 580, 620, 700, 900], id="seldom"),
+        pytest.param([450, 480, 490, 499, 505, 513, 535, 549, 580, 620, 700, 900], id="often"),
+    ],
+)
+def test_what_is_queued_waits_for_others_once_however_often_threads_look(
+    looks_us: list[int],
+) -> None:
+    said = subprocess.run(
+        [compiled("noted_looks.c", f"-I{ROOT / 'hook'}")],
+        input="\n".join(map(str, looks_us)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    queued_us = dict(zip(looks_us, map(int, said.stdout.split()), strict=True))
+    assert [queued_us[at_us] for at_us in (480, 580, 620, 700, 900)] == [1000, 1000, 990, 910, 710]

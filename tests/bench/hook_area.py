@@ -156,7 +156,9 @@ CALLS: tuple[tuple[str, str, Mapping[str, str], float], ...] = (
     ("cuLaunchKernel, memory and cores are limited", "launch", HALF, 25),
     ("cuMemGetInfo", "info", PLENTY, 50),
     ("cuGetProcAddress", "proc_address", PLENTY, 100),
+    ("cuGetProcAddress, of what is passed through", "proc_address_passed", PLENTY, 100),
     ("dlsym", "dlsym", PLENTY, 100),
+    ("dlsym, of what is passed through", "dlsym_passed", PLENTY, 100),
 )
 
 

@@ -1,6 +1,6 @@
 /* What one call costs, in nanoseconds of this thread's processor time: prints one JSON object.
  *
- *   hook_calls alloc | info | launch | dlsym | proc_address [OTHERS [LIVE_BLOCKS]]
+ *   hook_calls alloc | info | launch | dlsym[_passed] | proc_address[_passed] [OTHERS [LIVE_BLOCKS]]
  *
  * OTHERS processes have joined the container before and hold some memory; LIVE_BLOCKS were allocated and not
  * freed. Run it with and without the hook; the difference is the hook's. The driver is whatever libcuda.so.1
@@ -130,16 +130,45 @@ static void launch(void)
     cuda.cuLaunchKernel((CUfunction)(void *)&cuda, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
 }
 
+/* In turn, those that the hook has functions for, and others. */
+enum { NAMES = 4 };
+static const struct {
+    const char *symbol, *name;
+} hooked[NAMES] = {{"cuMemAlloc_v2", "cuMemAlloc"},
+                   {"cuLaunchKernel", "cuLaunchKernel"},
+                   {"cuCtxCreate_v2", "cuCtxCreate"},
+                   {"cuStreamSynchronize", "cuStreamSynchronize"}},
+  passed[NAMES] = {{"cuMemcpyHtoD_v2", "cuMemcpyHtoD"},
+                   {"cuEventRecord", "cuEventRecord"},
+                   {"cuFuncGetAttribute", "cuFuncGetAttribute"},
+                   {"cuPointerGetAttribute", "cuPointerGetAttribute"}};
+static unsigned turn;
+
 static void look_up(void)
 {
-    dlsym(library, "cuMemAlloc_v2");
+    dlsym(library, hooked[turn++ % NAMES].symbol);
+}
+
+static void look_up_passed(void)
+{
+    dlsym(library, passed[turn++ % NAMES].symbol);
+}
+
+static void ask(const char *name)
+{
+    void *function;
+    int status;
+    cuda.cuGetProcAddress_v2(name, &function, 12000, 0, &status);
 }
 
 static void proc_address(void)
 {
-    void *function;
-    int status;
-    cuda.cuGetProcAddress_v2("cuMemAlloc", &function, 12000, 0, &status);
+    ask(hooked[turn++ % NAMES].name);
+}
+
+static void proc_address_passed(void)
+{
+    ask(passed[turn++ % NAMES].name);
 }
 
 static const struct {
@@ -151,7 +180,9 @@ static const struct {
     {"info", info, 300000},
     {"launch", launch, 300000},
     {"dlsym", look_up, 100000},
+    {"dlsym_passed", look_up_passed, 100000},
     {"proc_address", proc_address, 50000},
+    {"proc_address_passed", proc_address_passed, 50000},
 };
 
 static int by_value(const void *a, const void *b)
@@ -186,7 +217,8 @@ int main(int argc, char **argv)
     while (argc > 1 && which < count && strcmp(argv[1], measures[which].name) != 0)
         which++;
     if (argc < 2 || which == count || others < 0 || others > MOST_OTHERS) {
-        fprintf(stderr, "usage: hook_calls alloc|info|launch|dlsym|proc_address [OTHERS [LIVE_BLOCKS]]\n");
+        fprintf(stderr, "usage: hook_calls alloc|info|launch|dlsym[_passed]|proc_address[_passed] "
+                        "[OTHERS [LIVE_BLOCKS]]\n");
         return 2;
     }
     start_others(others, pids);

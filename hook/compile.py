@@ -164,7 +164,6 @@ PER_CALL_IF_ROOM = frozenset(
         "blocks.c",
         "charge.c",
         "launch_gate.c",
-        "looks.c",
         "wrap.c",
     }
 )

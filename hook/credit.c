@@ -55,20 +55,20 @@ bool credit_ended(struct lane *lane, uint64_t since_ns, uint64_t until_ns, bool 
         if (other == lane->share)
             continue;
         bool both = together(&other->waited_until_ns, until_ns);
-        int64_t later_ns = both ? (int64_t)(since_ns - atomic_load(&other->waited_since_ns)) : -MS_NS;
+        int64_t later_ns = both ? (int64_t)(since_ns - loose_load(&other->waited_since_ns)) : -MS_NS;
         for (int i = 0; i < SHARE_ENDS; i++)
             met |= later_ns <= -MS_NS && together(&other->ended_at_ns[i], until_ns);
         if (later_ns >= MS_NS) {
-            atomic_store(&other->waited_until_ns, 0);
+            loose_store(&other->waited_until_ns, 0);
             note_met(other, MET + 1);
         }
     }
     if (!waited)
         return false;
     note_met(lane->share, met ? MET : -1);
-    atomic_store(&lane->share->waited_since_ns, since_ns);
+    loose_store(&lane->share->waited_since_ns, since_ns);
     atomic_store(&lane->share->waited_until_ns, met ? 0 : until_ns);
-    atomic_store(&lane->share->waits_at_ns, 0);
+    loose_store(&lane->share->waits_at_ns, 0);
     return met;
 }
 

@@ -9,6 +9,7 @@ enum { UNSHARP_MOST = 16 }; /* in a row of a kind */
 #define STOPPED_NS (100 * MS_NS) /* nobody of ours may have been let look for so long: limits.cpu */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define LOOKED_AT_NS (MS_NS / 5) /* kinds from here on have what others that were charged did not work */
+#define LOOKED_AT_OFTEN_NS (20 * MS_NS)
 #define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
@@ -43,8 +44,11 @@ void gpu_cost_note_spent(struct measured_lane *lane, int64_t now_ns)
     if (!gpu_time_several_streams(of, (uint64_t)now_ns) || (probe->context && probe->out))
         return; /* whose the GPU is now will be known */
     int64_t since_ns = lane->worked.points[lane->worked.last % WORKED_POINTS].at_ns;
-    if (now_ns - since_ns >= WORKED_APART_NS) /* or the next one counts it */
-        lane->worked.away_ns += gpu_probe_away_ns(probe, since_ns - 1, now_ns, false);
+    if (now_ns - since_ns >= WORKED_APART_NS) { /* or the next one counts it */
+        /* Looks of threads that launch, as what they waited for has ended, find others too often. */
+        int64_t away_ns = gpu_probe_away_ns(probe, since_ns - 1, now_ns, false);
+        lane->worked.away_ns = away_ns < now_ns - since_ns ? away_ns : now_ns - since_ns;
+    }
     for (unsigned next = loose_load(&of->noted_next); lane->noted_read != next; lane->noted_read++) {
         if (next - lane->noted_read > NOTED)
             lane->noted_read = next - NOTED;
@@ -76,11 +80,13 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
     bool beside = is_beside_unmeasured(lane, trace),
          contended = share_contended(lane->lane.share, (uint64_t)until_ns);
     int64_t had_ns = beside && trace->expected_ns >= LOOKED_AT_NS ? had_beside_ns(lane, trace, until_ns) : -1;
-    if (had_ns >= 0 && (!contended || had_ns - away_ns < own))
-        own = had_ns - away_ns;
     /* Beside other containers what is charged waits for turns, so that it is seldom known for certain when it
-     * ran: either way it seems to have had more rather than less. */
-    if (beside && !seen && (had_ns < 0 || contended)) {
+     * ran: either way it seems to have had more rather than less, and the lesser of two that err is too
+     * little. */
+    if (had_ns >= 0 && (!contended || had_ns - away_ns < own))
+        own = contended ? (own + 3 * (had_ns - away_ns)) / 4 : had_ns - away_ns;
+    /* Of long ones so many looks tell that this is the better. */
+    if (beside && !seen && (had_ns < 0 || (contended && trace->expected_ns < LOOKED_AT_OFTEN_NS))) {
         double part = beside_part(&lane->beside[contended], trace->stream);
         int64_t most_ns = past_part_of_always_ns(&lane->past, trace->stream, from_ns, until_ns) - away_ns;
         if (part > 0 && (double)most_ns * part < (double)own)

@@ -101,19 +101,22 @@ static bool is_enough(const struct lane *lane, uint64_t now_ns)
         || lasted_ns >= SWEEP_MOST_NS || loose_load(&lane->sweep_out) >= SWEEP_MOST;
 }
 
-/* Note which stream it goes to, and until when that may be busy with it beside others. Whether several are in
- * use. */
-static bool several_streams(const struct launch *launch, uint64_t now_ns)
+/* Whether several streams are in use, this one among them. */
+static bool several_streams(struct lane *lane, uint64_t stream, uint64_t now_ns)
 {
-    struct lane *lane = launch->lane;
-    uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
     uint64_t last = atomic_exchange(&lane->last_stream, stream);
-    /* What was taken with it pays for launches that pass without a look, in this stream as likely as not. */
-    int64_t paid_ns = launch->cost_ns + loose_load(&lane->tokens_ns);
-    atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(lane, stream, now_ns, BESIDE * paid_ns));
     if (last && last != stream && !gpu_time_several_contexts(lane)) /* or see gpu_time.c */
         loose_store(&lane->several_streams_at_ns, now_ns);
     return gpu_time_several_streams(lane, now_ns);
+}
+
+/* Note which stream it goes to, and until when that may be busy beside others with what is not measured: with
+ * this, and with what it pays for, launches that pass without a look, in this stream as likely as not. */
+static void note_stream(const struct launch *launch, uint64_t stream, uint64_t now_ns)
+{
+    struct lane *lane = launch->lane;
+    int64_t paid_ns = launch->always ? 0 : launch->cost_ns + loose_load(&lane->tokens_ns);
+    atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(lane, stream, now_ns, BESIDE * paid_ns));
 }
 
 static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)
@@ -134,7 +137,8 @@ static void note_going_on(struct lane *lane)
 bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    bool several = several_streams(launch, now_ns);
+    uint64_t stream = gpu_time_stream(launch->stream, launch->per_thread);
+    bool several = several_streams(launch->lane, stream, now_ns);
     note_going_on(launch->lane);
     int samples = estimate ? loose_load(&estimate->samples) : 0;
     if (samples == FEW_SAMPLES - 1) /* the last of the first ones counts as a sample */
@@ -147,6 +151,7 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     launch->always = beside && (few ? !alone || !share_contended(launch->lane->share, now_ns) : alone);
     if (launch->always)
         atomic_fetch_add(&launch->lane->always_ns, launch->cost_ns);
+    note_stream(launch, stream, now_ns);
     if (few || (!beside && estimate_measures_all(estimate)))
         return true; /* the first ones not as part of a sweep, which others of their kind would wait for */
     if (several) {

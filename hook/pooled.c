@@ -36,8 +36,9 @@ static CUresult device_of_stream(const struct real_cuda *real, CUstream stream, 
 {
     if (!real->cuCtxGetDevice)
         return CUDA_ERROR_NOT_SUPPORTED;
-    CUcontext entered = (uintptr_t)stream > SPECIAL_STREAMS ? stream_enter(stream) : NULL;
-    CUresult result = real->cuCtxGetDevice(device);
+    bool its_own = (uintptr_t)stream > SPECIAL_STREAMS;
+    CUcontext entered = its_own ? stream_enter(stream) : NULL;
+    CUresult result = its_own && !entered ? CUDA_ERROR_INVALID_HANDLE : real->cuCtxGetDevice(device);
     stream_leave(entered);
     return result;
 }

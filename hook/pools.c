@@ -272,15 +272,18 @@ struct pool *pool_ending(CUmemoryPool handle)
     return pool;
 }
 
-/* The device's own pool takes the place of the one that ends; of itself the driver destroys none. */
+/* The device's own pool takes the place of the one that ends, or else the driver has that take it when it
+ * does. False for the own one itself, of which the driver destroys none. */
 static bool step_down(const struct pool *pool)
 {
     const struct real_cuda *real = real_cuda();
-    CUmemoryPool own, current;
-    return real->cuDeviceGetDefaultMemPool && real->cuDeviceGetMemPool && real->cuDeviceSetMemPool
-        && real->cuDeviceGetDefaultMemPool(&own, pool->device) == CUDA_SUCCESS && own != pool->handle
-        && real->cuDeviceGetMemPool(&current, pool->device) == CUDA_SUCCESS
-        && (current != pool->handle || real->cuDeviceSetMemPool(pool->device, own) == CUDA_SUCCESS);
+    CUmemoryPool own = NULL, current = NULL;
+    if (real->cuDeviceGetDefaultMemPool)
+        real->cuDeviceGetDefaultMemPool(&own, pool->device);
+    if (own && own != pool->handle && real->cuDeviceGetMemPool && real->cuDeviceSetMemPool
+        && real->cuDeviceGetMemPool(&current, pool->device) == CUDA_SUCCESS && current == pool->handle)
+        real->cuDeviceSetMemPool(pool->device, own);
+    return own != pool->handle;
 }
 
 bool pool_lingers(struct pool *pool)

@@ -1,6 +1,7 @@
 #include "streams.h"
 #include "contexts.h"
 #include "devices.h"
+#include "loose.h"
 #include "pools.h"
 #include "real.h"
 
@@ -14,7 +15,7 @@ static _Atomic uint64_t *word_of(CUstream stream)
     return &known[(uintptr_t)stream * UINT64_C(0x9e3779b97f4a7c15) >> (64 - KNOWN_BITS)];
 }
 
-/* NULL for streams that have none of their own. */
+/* NULL for streams that have none of their own, and where the driver does not tell. */
 static CUcontext context_of(CUstream stream)
 {
     const struct real_cuda *real = real_cuda();
@@ -38,7 +39,7 @@ CUcontext stream_enter(CUstream stream)
 {
     const struct real_cuda *real = real_cuda();
     CUcontext context = context_of(stream);
-    if (!context && real->cuCtxGetCurrent)
+    if ((uintptr_t)stream <= LAST_SPECIAL && real->cuCtxGetCurrent)
         real->cuCtxGetCurrent(&context);
     return enter(context);
 }
@@ -68,8 +69,8 @@ int place_of_stream(CUstream stream)
 void stream_ends(CUstream stream)
 {
     if (stream)
-        atomic_store(word_of(stream), 0);
+        loose_store(word_of(stream), 0);
     pools_stream_ends(stream ? (uintptr_t)stream : SEVERAL_STREAMS);
     for (size_t i = 0; !stream && i < sizeof known / sizeof *known; i++)
-        atomic_store(&known[i], 0);
+        loose_store(&known[i], 0);
 }

@@ -217,6 +217,8 @@
     X(cuDestroyExternalMemory, "cuDestroyExternalMemory", 10000, 0)                                           \
     X(cuLibraryGetKernel, "cuLibraryGetKernel", 12000, 0)                                                     \
     X(cuLibraryGetModule, "cuLibraryGetModule", 12000, 0)                                                     \
+    X(cuTexObjectCreate, "cuTexObjectCreate", 5000, 0)                                                        \
+    X(cuTexObjectDestroy, "cuTexObjectDestroy", 5000, 0)                                                      \
     X(cuMemcpyHtoD_v2, "cuMemcpyHtoD", 3020, 0)                                                               \
     X(cuMemcpyDtoH_v2, "cuMemcpyDtoH", 3020, 0)                                                               \
     X(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", 3020, 0)                                                     \

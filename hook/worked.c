@@ -23,7 +23,7 @@ static void work(struct worked *worked, const struct past *past, int64_t until_n
         int always = past_always_at(past, newest.at_ns, &edge_ns);
         int others = streams > always ? streams - always : 1;
         int64_t took_ns = edge_ns - newest.at_ns;
-        int64_t came_ns = charged_ns * took_ns / (until_ns - newest.at_ns);
+        int64_t came_ns = (int64_t)((double)charged_ns * (double)took_ns / (double)(until_ns - newest.at_ns));
         charged_ns -= came_ns;
         worked->queued_ns += came_ns;
         int64_t away_ns = worked->away_ns < took_ns ? worked->away_ns : took_ns;
@@ -51,6 +51,8 @@ void worked_charged(struct worked *worked, const struct past *past, int64_t at_n
     if (worked->last && took_ns - worked->away_ns <= MOST_APART_NS) {
         work(worked, past, at_ns, came_ns, streams);
         worked->queued_ns = worked->queued_ns < MOST_QUEUED_NS ? worked->queued_ns : MOST_QUEUED_NS;
+        worked->queued_ns =
+            worked->queued_ns > 0 ? worked->queued_ns : 0; /* a long one's was taken for theirs */
     } else {
         worked->queued_ns = worked->away_ns = 0;
         add_point(worked, at_ns, newest->own_ns + took_ns);

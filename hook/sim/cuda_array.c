@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-enum { ROW_GRANULE = 512, ARRAY_LAYERED = 1, MARK = 0x61727279 };
+enum { ROW_GRANULE = 512, ARRAY_LAYERED = 1, RESOURCE_ARRAY = 0, MARK = 0x61727279 };
 
 struct CUarray_st {
     unsigned mark;
@@ -146,6 +146,29 @@ EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1
 EXPORT CUresult cuArrayDestroy(CUarray array)
 {
     return destroy(__func__, array);
+}
+
+/* A view of an array or of linear memory, which takes none itself. The description begins with its kind. */
+EXPORT CUresult cuTexObjectCreate(cuuint64_t *object, const void *resource, const void *texture,
+                                  const void *view)
+{
+    static _Atomic cuuint64_t objects;
+    const struct {
+        int kind;
+        CUarray array;
+    } *of = resource;
+    (void)view;
+    FAIL_IF_TOLD;
+    if (!object || !of || !texture || (of->kind == RESOURCE_ARRAY && (!of->array || of->array->mark != MARK)))
+        return CUDA_ERROR_INVALID_VALUE;
+    *object = ++objects;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuTexObjectDestroy(cuuint64_t object)
+{
+    FAIL_IF_TOLD;
+    return object ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor,

@@ -128,3 +128,22 @@ def test_other_formats_are_charged_by_their_layout(node: Node, format_: int, mib
     assert node.run(BEGIN + code, **{LIMIT: f"{mib - 1}m"})["result"] == 2
     node.cache.unlink()
     assert node.run(BEGIN + code, **{LIMIT: f"{mib}m"})["result"] == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "end"),
+    [
+        pytest.param("array('cuArrayCreate_v2', Array2D(4096, 1024, FLOAT, 4))[1].value", "cuda.cuArrayDestroy(ctypes.c_void_p(of))", id="an array"),
+        pytest.param("alloc(64)[1]", "free(of)", id="linear memory"),
+    ],
+)  # fmt: skip
+def test_a_texture_is_charged_nothing_beyond_what_it_is_of(node: Node, made: str, end: str) -> None:
+    code = (
+        f"of = {made}; word = ctypes.c_uint64; texture, words = word(0), (word * 18)(0, of)\n"
+        f"words[0] = {int('alloc' in made) * 2}  # CU_RESOURCE_TYPE_ARRAY or _LINEAR\n"
+        "r = [cuda.cuTexObjectCreate(ctypes.byref(texture), words, (word * 13)(), None), *both()]\n"
+        "r += [cuda.cuTexObjectDestroy(texture), *both()]\n"
+        f"say(r=r, ended={end}, left=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "64m"})
+    assert (said["r"], said["ended"], said["left"]) == ([0, 64, 64] * 2, 0, [0, 0])

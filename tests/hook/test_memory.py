@@ -215,3 +215,15 @@ def test_a_free_that_is_refused_after_another_context_ended_changes_nothing(node
     node.sim.fail("cuMemFree_v2", 999)
     said = node.run(BEGIN + code, **{LIMIT: "100m"})
     assert (said["rc"], said["r"]) == (0, [0, 999, [60, 60], 2])
+
+
+def test_what_is_allocated_in_a_context_that_is_not_told_outlasts_it(node: Node) -> None:
+    """Too much is charged rather than too little, until it is freed or the process ends."""
+    code = (
+        "made = ctypes.c_void_p(); cuda.cuCtxCreate_v2(ctypes.byref(made), 0, 0)\n"
+        "with refused('cuCtxGetCurrent'): r = [alloc(60)[0]]\n"
+        "r += [*both(), cuda.cuCtxDestroy_v2(made)]; start(); r += both()\n"
+        "say(r=r, more=[alloc(60)[0], alloc(30)[0]])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert (said["r"], said["more"]) == ([0, 60, 60, 0, 60, 0], [2, 0])

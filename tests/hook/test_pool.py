@@ -126,6 +126,37 @@ def test_where_the_driver_does_not_tell_the_device_it_gives_nothing(node: Node, 
     assert (said["r"], said["left"], said["after"]) == ([[code, 0]] * 4, 0, 0)
 
 
+@pytest.mark.parametrize("call", ["cuStreamGetCtx", "cuCtxPushCurrent_v2"])
+def test_where_the_driver_does_not_tell_where_a_stream_is_it_gives_nothing(
+    node: Node, call: str
+) -> None:
+    """Of the current context's device, which has room, it would be charged to."""
+    node.sim.add_gpu(1, SimGpu(uuid=OTHER))
+    code = (
+        "s = new_stream(); start(1)\n"
+        f"with refused('{call}', 999):\n"
+        "    r = draw(300, stream=s)\n"
+        "say(r=r, left=[held_mib(), held_mib(1)], after=draw(300, stream=s)[0], here=draw(300)[0])"
+    )
+    limits = {f"{LIMIT}_0": "100m", f"{LIMIT}_1": "1000m"}
+    said = node.run(BEGIN + code, NVIDIA_VISIBLE_DEVICES=f"{GPU},{OTHER}", **limits)
+    assert (said["r"], said["left"]) == ([400, 0], [0, 0])  # CUDA_ERROR_INVALID_HANDLE
+    assert (said["after"], said["here"]) == (2, 0)
+
+
+@pytest.mark.parametrize("call", ["cuDeviceSetMemPool", "cuDeviceGetDefaultMemPool"])
+def test_a_pool_is_charged_until_it_is_gone_though_nothing_takes_its_place(
+    node: Node, call: str
+) -> None:
+    code = (
+        "p = pool(); cuda.cuDeviceSetMemPool(0, p); _, a = draw(1, p)\n"
+        f"with refused('{call}'): gone = cuda.cuMemPoolDestroy(p)\n"
+        "r = [both()]; put(a); settled(0); r.append(both()); say(gone=gone, r=r, after=draw(1)[0])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert (said["gone"], said["r"], said["after"]) == (0, [[32, 32], [0, 0]], 0)
+
+
 def test_a_pool_that_keeps_part_of_a_step_still_grows_by_whole_ones(node: Node) -> None:
     code = (
         "s = new_stream(); p = pool(); keep(p, 50)\n"

@@ -462,4 +462,5 @@ def test_what_is_queued_waits_for_others_once_however_often_threads_look(
         check=True,
     )
     queued_us = dict(zip(looks_us, map(int, said.stdout.split()), strict=True))
-    assert [queued_us[at_us] for at_us in (480, 580, 620, 700, 900)] == [1000, 1000, 990, 910, 710]
+    queued = [queued_us[at_us] for at_us in (480, 580, 620, 700, 900)]
+    assert queued == pytest.approx([1000, 1000, 990, 910, 710], abs=10)  # looks at 10 us each

@@ -42,7 +42,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 /* Left where it is: the parent's other threads are not here to unlock it. */
 static void forget_after_fork(void)
 {
-    atomic_store(&current, NULL);
+    loose_store(&current, NULL);
 }
 
 static void watch_forks(void)

@@ -9,22 +9,24 @@ static CUresult allocate(bool of_pool, bool per_thread, const char *function, CU
                          size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     const struct real_cuda *real = real_cuda();
-    __typeof__(real->cuMemAllocFromPoolAsync) from = !real ? NULL
-        : per_thread                                       ? real->cuMemAllocFromPoolAsync_ptsz
-                                                           : real->cuMemAllocFromPoolAsync;
-    __typeof__(real->cuMemAllocAsync) of_current = !real ? NULL
-        : per_thread                                     ? real->cuMemAllocAsync_ptsz
-                                                         : real->cuMemAllocAsync;
+    if (!real)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    __typeof__(real->cuMemAllocFromPoolAsync) from =
+        per_thread ? real->cuMemAllocFromPoolAsync_ptsz : real->cuMemAllocFromPoolAsync;
+    __typeof__(real->cuMemAllocAsync) of_current =
+        per_thread ? real->cuMemAllocAsync_ptsz : real->cuMemAllocAsync;
     struct pooled pooled;
     if (of_pool ? !from : !of_current)
         return CUDA_ERROR_NOT_INITIALIZED;
     CUresult result = pooled_begin(&pooled, bytes, pool, stream, per_thread, function);
     if (result != CUDA_SUCCESS)
         return result;
+    if (!of_pool && pooled.stays && from) {
+        of_pool = true;
+        pool = pooled.handle;
+    }
     depth_enter();
-    result = of_pool   ? from(address, bytes, pool, stream)
-        : pooled.stays ? from(address, bytes, pooled.handle, stream)
-                       : of_current(address, bytes, stream);
+    result = of_pool ? from(address, bytes, pool, stream) : of_current(address, bytes, stream);
     depth_leave();
     return pooled_end(&pooled, result, address);
 }

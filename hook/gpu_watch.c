@@ -30,8 +30,8 @@ static void forget_after_fork(void)
 {
     int there = WATCH_THERE;
     atomic_compare_exchange_strong(&state, &there, WATCH_NONE);
-    atomic_store(&reading, false);
-    atomic_store(&settling, false);
+    loose_store(&reading, false);
+    loose_store(&settling, false);
 }
 
 static void prepare(void)

@@ -4,6 +4,7 @@
 #include "devices.h"
 #include "graph_launches.h"
 #include "graph_left.h"
+#include "loose.h"
 #include "real.h"
 #include "settings.h"
 #include "table.h"
@@ -42,7 +43,7 @@ static void forget_after_fork(void)
     memset(&execs, 0, sizeof execs);
     left_forget();
     graph_memory_forget();
-    atomic_store(&any, false);
+    loose_store(&any, false);
 }
 
 static void watch_forks(void)

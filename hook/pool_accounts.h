@@ -22,7 +22,7 @@ struct pool {
     CUdevice device; /* POOL_NOT_COUNTED: it is of other memory, or another process's */
     bool ending; /* the driver is about to destroy it */
     _Atomic bool ended; /* for the program; the driver destroys it when nothing of it is left */
-    _Atomic unsigned visits; /* of threads that ask the driver about it, though it may be another's */
+    _Atomic unsigned visits; /* of threads that ask the driver about it, or for some of it */
 };
 
 /* The number of the pool's account; NO_POOL_ACCOUNT: there are too many. `*device`, where it is first used,
@@ -35,8 +35,8 @@ struct pool *pool_at(int number);
  * unless `anyway`. */
 bool pool_settle(struct pool *pool, bool anyway);
 
-/* From one that gives true to pool_unvisit the pool's handle stays one: nobody lets the driver destroy it.
- * False: it ends, or has, or is of another place. */
+/* From one that gives true to pool_unvisit the pool's handle stays one: nobody lets the driver destroy it, or
+ * only after POOL_PATIENCE. False: it ends, or has, or is of another place. */
 bool pool_visit(struct pool *pool, int place);
 void pool_unvisit(struct pool *pool);
 

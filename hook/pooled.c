@@ -15,7 +15,7 @@
 
 #include <sched.h>
 
-enum { GRANULE = 512, SPECIAL_STREAMS = 2, LEGACY = 3, TRIES = 32 };
+enum { GRANULE = 512, SPECIAL_STREAMS = 2, LEGACY = 3, TRIES = 32, PATIENCE = 1024 };
 
 /* Threads have numbers of their own: the handle of one may be given to a later one. */
 static _Thread_local uint64_t thread_number __attribute__((tls_model("initial-exec")));
@@ -38,7 +38,9 @@ static CUresult device_of_stream(const struct real_cuda *real, CUstream stream, 
         return CUDA_ERROR_NOT_SUPPORTED;
     bool its_own = (uintptr_t)stream > SPECIAL_STREAMS;
     CUcontext entered = its_own ? stream_enter(stream) : NULL;
-    CUresult result = its_own && !entered ? CUDA_ERROR_INVALID_HANDLE : real->cuCtxGetDevice(device);
+    CUresult result = real->cuCtxGetDevice(device);
+    if (its_own && !entered && result == CUDA_SUCCESS) /* the current context's, which is another one */
+        result = CUDA_ERROR_INVALID_HANDLE;
     stream_leave(entered);
     return result;
 }
@@ -140,8 +142,6 @@ static bool stays(struct pooled *pooled)
     const struct real_cuda *real = real_cuda();
     struct pool *pool = pool_at(pooled->pool);
     CUmemoryPool current;
-    if (!real->cuMemAllocFromPoolAsync)
-        return true;
     if (!pool_visit(pool, EVERY_PLACE))
         return false;
     depth_enter();
@@ -156,14 +156,18 @@ static bool stays(struct pooled *pooled)
 CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread, const char *function)
 {
-    for (int patience = POOL_PATIENCE; patience; patience--) {
-        CUresult result = begin(pooled, bytes, pool, stream, per_thread, function);
-        if (pool || pooled->as != POOLED_POOL || stays(pooled))
-            return result;
-        pooled_end(pooled, CUDA_ERROR_INVALID_VALUE, NULL);
-        sched_yield();
-    }
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result;
+    bool again;
+    int patience = PATIENCE;
+    do {
+        result = begin(pooled, bytes, pool, stream, per_thread, function);
+        again = !pool && pooled->as == POOLED_POOL && !stays(pooled) && --patience;
+        if (again) {
+            pooled_end(pooled, CUDA_ERROR_INVALID_VALUE, NULL);
+            sched_yield();
+        }
+    } while (again); /* of a pool that seems to end for good the driver decides what is current */
+    return result;
 }
 
 /* The pool grew more than was claimed for it, and that does not fit. */
@@ -210,7 +214,8 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     else
         block_free(pooled->block);
     reserve_claimed(&pool->reserve, pooled->bytes, given);
-    if (!pool_settle(pool, !given))
+    /* Without an address nothing was asked, and the driver may be destroying the pool: not a word to it. */
+    if (address && !pool_settle(pool, !given))
         result = give_back(pooled, pool, address);
     if (pooled->stays)
         pool_unvisit(pool);

@@ -47,7 +47,7 @@ struct pool *pool_at(int i)
 /* Called with the lock held. */
 static bool vacant(struct pool *pool)
 {
-    return !pool->handle && !pool->ending && reserve_unused(&pool->reserve);
+    return !pool->handle && !pool->ending && !pool->visits && reserve_unused(&pool->reserve);
 }
 
 /* Called with the lock held. The number of an account for the handle; NO_POOL_ACCOUNT when there are too
@@ -214,7 +214,7 @@ bool pool_visit(struct pool *pool, int place)
     pthread_mutex_lock(&lock);
     bool there = pool->handle && !pool->ending && (pool->reserve.place == place || place == EVERY_PLACE);
     if (there)
-        pool->visits++;
+        loose_store(&pool->visits, loose_load(&pool->visits) + 1);
     pthread_mutex_unlock(&lock);
     return there;
 }
@@ -223,7 +223,9 @@ void pool_unvisit(struct pool *pool)
 {
     CUmemoryPool over = NULL;
     pthread_mutex_lock(&lock);
-    if (--pool->visits == 0 && loose_load(&pool->ended) && reserve_unused(&pool->reserve)) {
+    unsigned left = loose_load(&pool->visits) - 1;
+    loose_store(&pool->visits, left);
+    if (!left && loose_load(&pool->ended) && reserve_unused(&pool->reserve)) {
         over = pool->handle;
         table_remove(&known, &pool->entry);
         pool->handle = NULL;
@@ -273,7 +275,8 @@ struct pool *pool_ending(CUmemoryPool handle)
 }
 
 /* The device's own pool takes the place of the one that ends, or else the driver has that take it when it
- * does. False for the own one itself, of which the driver destroys none. */
+ * does. False for one that is not counted, and
+ * for the own one itself, of which the driver destroys none. */
 static bool step_down(const struct pool *pool)
 {
     const struct real_cuda *real = real_cuda();
@@ -283,7 +286,7 @@ static bool step_down(const struct pool *pool)
     if (own && own != pool->handle && real->cuDeviceGetMemPool && real->cuDeviceSetMemPool
         && real->cuDeviceGetMemPool(&current, pool->device) == CUDA_SUCCESS && current == pool->handle)
         real->cuDeviceSetMemPool(pool->device, own);
-    return own != pool->handle;
+    return pool->device >= 0 && own != pool->handle;
 }
 
 bool pool_lingers(struct pool *pool)

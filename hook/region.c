@@ -32,8 +32,8 @@ static _Atomic int opened; /* our slot's lock is taken by it; another file may h
  * live on in it. That of vfork or posix_spawn has its own descriptor only until it executes a program. */
 static void forget_after_fork(void)
 {
-    atomic_store(&region_mine, NULL);
-    atomic_store(&leaving, false);
+    loose_store(&region_mine, NULL);
+    loose_store(&leaving, false);
     slots_forget();
     if (region_file_is(atomic_load(&opened)))
         close(atomic_load(&opened));

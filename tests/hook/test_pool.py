@@ -611,3 +611,13 @@ def test_what_becomes_the_current_pool_meanwhile_is_not_drawn_from_uncharged(nod
     )
     assert (done.stdout, done.stderr) == ("0 1000\n", "")
     assert node.sim.peak_mib(GPU) <= 100
+
+
+def test_a_pool_of_the_host_ends_as_the_driver_says(node: Node) -> None:
+    """It is not counted, so nobody would see that nothing of it is left."""
+    code = (
+        "p = pool(2); drawn = draw(10, p)[0]\n"
+        "with refused('cuMemPoolDestroy'): gone = cuda.cuMemPoolDestroy(p)\n"
+        "say(r=[drawn, gone])"
+    )
+    assert node.run(BEGIN + code, **{LIMIT: "100m"})["r"] == [0, 999]

@@ -36,6 +36,10 @@ typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUextMemory_st *CUexternalMemory;
+typedef unsigned long long CUtexObject;
+typedef struct CUDA_RESOURCE_DESC_st CUDA_RESOURCE_DESC;
+typedef struct CUDA_TEXTURE_DESC_st CUDA_TEXTURE_DESC;
+typedef struct CUDA_RESOURCE_VIEW_DESC_st CUDA_RESOURCE_VIEW_DESC;
 typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 
 typedef int CUdevice_attribute, CUdevResourceType, CUdriverProcAddressQueryResult, CUgraphExecUpdateResult,

@@ -222,8 +222,9 @@ CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *, CUexternalMemory,
 CUresult cuDestroyExternalMemory(CUexternalMemory);
 CUresult cuLibraryGetKernel(CUkernel *, CUlibrary, const char *);
 CUresult cuLibraryGetModule(CUmodule *, CUlibrary);
-CUresult cuTexObjectCreate(cuuint64_t *, const void *, const void *, const void *);
-CUresult cuTexObjectDestroy(cuuint64_t);
+CUresult cuTexObjectCreate(CUtexObject *, const CUDA_RESOURCE_DESC *, const CUDA_TEXTURE_DESC *,
+                           const CUDA_RESOURCE_VIEW_DESC *);
+CUresult cuTexObjectDestroy(CUtexObject);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
 CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);

@@ -149,14 +149,14 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
 }
 
 /* A view of an array or of linear memory, which takes none itself. The description begins with its kind. */
-EXPORT CUresult cuTexObjectCreate(cuuint64_t *object, const void *resource, const void *texture,
-                                  const void *view)
+EXPORT CUresult cuTexObjectCreate(CUtexObject *object, const CUDA_RESOURCE_DESC *resource,
+                                  const CUDA_TEXTURE_DESC *texture, const CUDA_RESOURCE_VIEW_DESC *view)
 {
-    static _Atomic cuuint64_t objects;
+    static _Atomic CUtexObject objects;
     const struct {
         int kind;
         CUarray array;
-    } *of = resource;
+    } *of = (const void *)resource;
     (void)view;
     FAIL_IF_TOLD;
     if (!object || !of || !texture || (of->kind == RESOURCE_ARRAY && (!of->array || of->array->mark != MARK)))
@@ -165,7 +165,7 @@ EXPORT CUresult cuTexObjectCreate(cuuint64_t *object, const void *resource, cons
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuTexObjectDestroy(cuuint64_t object)
+EXPORT CUresult cuTexObjectDestroy(CUtexObject object)
 {
     FAIL_IF_TOLD;
     return object ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -110,12 +110,13 @@ static bool several_streams(struct lane *lane, uint64_t stream, uint64_t now_ns)
     return gpu_time_several_streams(lane, now_ns);
 }
 
-/* Note which stream it goes to, and until when that may be busy beside others with what is not measured: with
- * this, and with what it pays for, launches that pass without a look, in this stream as likely as not. */
-static void note_stream(const struct launch *launch, uint64_t stream, uint64_t now_ns)
+/* Note which stream it goes to, and until when that may be busy beside others with what sweeps tell of: with
+ * this, unless its kind is `always` measured, and with what it pays for, launches that pass without a look,
+ * in this stream as likely as not. */
+static void note_stream(const struct launch *launch, uint64_t stream, uint64_t now_ns, bool always)
 {
     struct lane *lane = launch->lane;
-    int64_t paid_ns = launch->always ? 0 : launch->cost_ns + loose_load(&lane->tokens_ns);
+    int64_t paid_ns = always ? 0 : launch->cost_ns + loose_load(&lane->tokens_ns);
     atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(lane, stream, now_ns, BESIDE * paid_ns));
 }
 
@@ -151,7 +152,7 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     launch->always = beside && (few ? !alone || !share_contended(launch->lane->share, now_ns) : alone);
     if (launch->always)
         atomic_fetch_add(&launch->lane->always_ns, launch->cost_ns);
-    note_stream(launch, stream, now_ns);
+    note_stream(launch, stream, now_ns, alone);
     if (few || (!beside && estimate_measures_all(estimate)))
         return true; /* the first ones not as part of a sweep, which others of their kind would wait for */
     if (several) {

@@ -276,22 +276,21 @@ def test_all_that_run_when_others_take_their_turn_wait_for_it(tmp_path: Path) ->
 
 
 MANY_SEEDS = [  # threads of 8 streams each
-    pytest.param([90], 4, 3, 1, id="4 x 8: one launch in ten was measured, 2.1 points too much"),
-    pytest.param([90], 8, 4, 2, id="8 x 8: one second is off by 2.5 with some seeds"),
+    pytest.param([90], 4, 3, id="4 x 8: one launch in ten was measured, 2.1 points too much"),
+    pytest.param([90], 8, 4, id="8 x 8: 2.2 points too much"),
     pytest.param(
-        [30, 70], 4, 4, 1, id="4 x 8: a thread's own streams were taken for all, 3.4 too little"
+        [30, 70], 4, 4, id="4 x 8: a thread's own streams were taken for all, 3.4 too little"
     ),
 ]
 
 
-@pytest.mark.parametrize(("percents", "threads", "seed", "window_s"), MANY_SEEDS)
+@pytest.mark.parametrize(("percents", "threads", "seed"), MANY_SEEDS)
 def test_short_kernels_on_many_streams_in_other_orders(
-    tmp_path: Path, percents: list[int], threads: int, seed: int, window_s: float
+    tmp_path: Path, percents: list[int], threads: int, seed: int
 ) -> None:
     tenants = [Tenant(percent, ("ms=5500,streams=8",), threads=threads) for percent in percents]
     containers = run(tmp_path, tenants, {"kernel": (2, 20)}, first_seed=seed)
-    errors = [one.worst_error(window_s, skip_s=2) for one in containers]
-    assert holds(containers, window_s, skip_s=2), errors
+    assert holds(containers, skip_s=2), [one.worst_error(skip_s=2) for one in containers]
 
 
 MANY_KINDS = [

@@ -34,6 +34,7 @@ from share_bed import (
 from share_oracle import ideal_error
 
 from tests.bench.rows import Row, row
+from tests.bench.share_mixes import random_mixes
 
 CAPS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 MIXES = ((10, 90), (30, 70), (50, 50), (20, 30, 40), (25,) * 4, (12,) * 8, (5, 15, 25, 45))
@@ -370,7 +371,8 @@ def main(word: str = "", first_seed: str = "1") -> int:
     seed = int(first_seed)
     alone = (*alone_cases(seed), *ways_cases(), *streams_cases())
     kinds = (*kinds_cases(), *threads_cases(), *long_neighbour_cases(), *shapes_cases())
-    every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds)
+    mixes = tuple(Case(*mix) for mix in random_mixes(5500))
+    every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds, *mixes)
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0
     for case, error in zip(cases, judged(cases, seed), strict=True):

@@ -1,5 +1,7 @@
 #include "blocks.h"
+#include "brief.h"
 #include "loose.h"
+#include "settings.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -7,7 +9,7 @@
 #include <sys/mman.h>
 
 #define COUNTED ((uintptr_t)7) /* of an address that is a multiple of eight */
-enum { SHARDS = 64, BUCKETS = 1024, SPARES = 64, ARENA_BYTES = 1 << 16, CACHE_LINE = 64, STACK_SHIFT = 12 };
+enum { SHARDS = 64, BUCKETS = 1024, ARENA_BYTES = 1 << 16, CACHE_LINE = 64, STACK_SHIFT = 12 };
 
 struct block {
     union {
@@ -22,16 +24,16 @@ struct block {
 };
 
 struct shard {
-    _Alignas(CACHE_LINE) pthread_mutex_t lock;
+    _Alignas(CACHE_LINE) struct brief lock;
     struct block *free; /* blocks that are in no use */
     char *fresh, *end; /* what is left of the newest piece of memory */
+    _Atomic uint64_t calls[1 + MAX_DEVICES]; /* written with the lock held */
     struct block *buckets[BUCKETS];
 };
 
 /* Everything of one process. The program's allocator is not used: it may be one that allocates on the GPU, or
  * be interrupted by us. Pages that are never touched cost nothing. */
 struct blocks {
-    _Atomic(struct block *) spares[SPARES]; /* one for the next in need, taken without a lock */
     struct shard shards[SHARDS];
 };
 
@@ -63,8 +65,6 @@ static struct blocks *make_blocks(void)
     pthread_once(&fork_once, watch_forks);
     if (!made)
         return NULL;
-    for (int i = 0; i < SHARDS; i++)
-        pthread_mutex_init(&made->shards[i].lock, NULL);
     if (atomic_compare_exchange_strong(&current, &none, made))
         return made;
     munmap(made, sizeof *made); /* another thread was faster */
@@ -83,10 +83,10 @@ static uint64_t mix(uint64_t bits)
     return bits ^ bits >> 29;
 }
 
-/* A number that tells threads apart, more or less: they have different stacks. */
-static uint64_t thread_hash(void)
+/* For what is of no key: that of the thread, more or less. They have different stacks. */
+static struct shard *own_shard(struct blocks *all)
 {
-    return mix((uintptr_t)__builtin_frame_address(0) >> STACK_SHIFT);
+    return &all->shards[mix((uintptr_t)__builtin_frame_address(0) >> STACK_SHIFT) % SHARDS];
 }
 
 /* --- blocks that are in no use -------------------------------------------------------------------------- */
@@ -116,14 +116,10 @@ struct block *block_new(enum block_space space, int device, uint64_t bytes)
     struct blocks *all = blocks();
     if (!all)
         return NULL;
-    uint64_t hash = thread_hash();
-    struct block *block = atomic_exchange(&all->spares[hash % SPARES], NULL);
-    if (!block) {
-        struct shard *shard = &all->shards[hash % SHARDS];
-        pthread_mutex_lock(&shard->lock);
-        block = carve(shard);
-        pthread_mutex_unlock(&shard->lock);
-    }
+    struct shard *shard = own_shard(all);
+    brief_hold(&shard->lock);
+    struct block *block = carve(shard);
+    brief_let_go(&shard->lock);
     if (block)
         *block = (struct block){.space = space, .device = device, .bytes = bytes};
     return block;
@@ -134,15 +130,11 @@ void block_free(struct block *block)
     struct blocks *all = block ? blocks() : NULL;
     if (!all)
         return;
-    uint64_t hash = thread_hash();
-    struct block *older = atomic_exchange(&all->spares[hash % SPARES], block);
-    if (!older)
-        return;
-    struct shard *shard = &all->shards[hash % SHARDS];
-    pthread_mutex_lock(&shard->lock);
-    older->next = shard->free;
-    shard->free = older;
-    pthread_mutex_unlock(&shard->lock);
+    struct shard *shard = own_shard(all);
+    brief_hold(&shard->lock);
+    block->next = shard->free;
+    shard->free = block;
+    brief_let_go(&shard->lock);
 }
 
 /* --- blocks by key -------------------------------------------------------------------------------------- */
@@ -162,7 +154,15 @@ static uint64_t hash_of(enum block_space space, unsigned long long key)
     return mix(key + ((uint64_t)space << 56));
 }
 
-void block_add(struct block *block, unsigned long long key)
+/* Called with the lock held. */
+static void add_calls(struct shard *shard, const struct block *block, uint64_t calls)
+{
+    _Atomic uint64_t *counted = &shard->calls[1 + block->device];
+    if (calls)
+        atomic_store_explicit(counted, loose_load(counted) + calls, memory_order_release);
+}
+
+void block_add(struct block *block, unsigned long long key, uint64_t calls)
 {
     struct blocks *all = blocks();
     if (!all)
@@ -170,21 +170,22 @@ void block_add(struct block *block, unsigned long long key)
     uint64_t hash = hash_of(block->space, key);
     struct shard *shard = shard_of(all, hash);
     block->key = key;
-    pthread_mutex_lock(&shard->lock);
+    brief_hold(&shard->lock);
     struct block **bucket = bucket_of(shard, hash);
     block->next = *bucket;
     *bucket = block;
-    pthread_mutex_unlock(&shard->lock);
+    add_calls(shard, block, calls);
+    brief_let_go(&shard->lock);
 }
 
-struct block *block_take(enum block_space space, unsigned long long key)
+struct block *block_take(enum block_space space, unsigned long long key, uint64_t calls)
 {
     struct blocks *all = atomic_load_explicit(&current, memory_order_acquire);
     if (!all)
         return NULL;
     uint64_t hash = hash_of(space, key);
     struct shard *shard = shard_of(all, hash);
-    pthread_mutex_lock(&shard->lock);
+    brief_hold(&shard->lock);
     struct block **link = bucket_of(shard, hash);
     while (*link && ((*link)->key != key || (*link)->space != space))
         link = &(*link)->next;
@@ -192,9 +193,19 @@ struct block *block_take(enum block_space space, unsigned long long key)
     if (block) {
         *link = block->next;
         block->ended = loose_load(&ended);
+        add_calls(shard, block, calls);
     }
-    pthread_mutex_unlock(&shard->lock);
+    brief_let_go(&shard->lock);
     return block;
+}
+
+uint64_t blocks_calls(int device)
+{
+    struct blocks *all = atomic_load(&current);
+    uint64_t calls = 0;
+    for (int i = 0; all && i < SHARDS; i++)
+        calls += atomic_load(&all->shards[i].calls[1 + device]);
+    return calls;
 }
 
 bool block_lost(const struct block *block)
@@ -216,7 +227,7 @@ struct block *blocks_take_of(const void *context)
         return NULL;
     for (int i = 0; i < SHARDS * BUCKETS; i++) {
         struct shard *shard = &all->shards[i / BUCKETS];
-        pthread_mutex_lock(&shard->lock);
+        brief_hold(&shard->lock);
         for (struct block **link = &shard->buckets[i % BUCKETS]; *link;) {
             struct block *block = *link;
             if (block->context != context) {
@@ -227,7 +238,7 @@ struct block *blocks_take_of(const void *context)
             block->next = taken;
             taken = block;
         }
-        pthread_mutex_unlock(&shard->lock);
+        brief_let_go(&shard->lock);
     }
     loose_store(&ended, (uintptr_t)context | ((loose_load(&ended) + 1) & COUNTED));
     return taken;

@@ -25,11 +25,15 @@ struct block;
  * that nothing can fail between its yes and our note of it. */
 struct block *block_new(enum block_space space, int device, uint64_t bytes);
 
-/* Put it in under its key; the table owns it from now on. */
-void block_add(struct block *block, unsigned long long key);
+/* Put it in under its key; the table owns it from now on. `calls` is added to blocks_calls of its device, if
+ * it is not 0. */
+void block_add(struct block *block, unsigned long long key, uint64_t calls);
 
-/* Take it out again: the caller owns it. NULL when the key is not ours. */
-struct block *block_take(enum block_space space, unsigned long long key);
+/* Take it out again: the caller owns it. NULL when the key is not ours; or else `calls` is added as above. */
+struct block *block_take(enum block_space space, unsigned long long key, uint64_t calls);
+
+/* A number of each device, -1 for none, that is counted here because a lock is held anyway (looks.h). */
+uint64_t blocks_calls(int device);
 
 /* It goes with this context. */
 void block_set_context(struct block *block, const void *context);

@@ -12,9 +12,13 @@ bool charging_bytes(uint64_t bytes)
     return bytes > 0 && bytes < addresses && charging();
 }
 
-bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes)
+bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)
 {
-    return bytes == 0 || region_reserve(place, kind, bytes);
+    if (bytes)
+        return region_reserve(place, kind, bytes, calls);
+    if (calls)
+        region_add_calls(place, calls);
+    return true;
 }
 
 void charge_from_the_dead(void)
@@ -22,12 +26,12 @@ void charge_from_the_dead(void)
     region_sweep();
 }
 
-CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
+CUresult charge(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls, const char *function)
 {
-    if (charge_at_once(place, kind, bytes))
+    if (charge_at_once(place, kind, bytes, calls))
         return CUDA_SUCCESS;
     charge_from_the_dead();
-    return charge_at_once(place, kind, bytes) ? CUDA_SUCCESS : charge_refused(place, bytes, function);
+    return charge_at_once(place, kind, bytes, calls) ? CUDA_SUCCESS : charge_refused(place, bytes, function);
 }
 
 CUresult charge_refused(int place, uint64_t bytes, const char *function)
@@ -43,8 +47,10 @@ void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
         region_take(place, kind, bytes);
 }
 
-void charge_back(int place, enum charge_kind kind, uint64_t bytes)
+void charge_back(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)
 {
     if (place >= 0 && bytes)
-        region_release(place, kind, bytes);
+        region_release(place, kind, bytes, calls);
+    else if (calls)
+        region_add_calls(place, calls);
 }

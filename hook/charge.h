@@ -34,19 +34,20 @@ bool charging_bytes(uint64_t bytes);
 /* Claim `bytes` of the device at `place` (devices.h). CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY with nothing
  * claimed and the refusal on record (`function`: the driver's function that asked, a literal; NULL: none
  * yet). A place < 0 is a device that cannot be counted, as the seventeenth: refused where any memory is
- * limited, or else given and not counted. */
-CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function);
+ * limited, or else given and not counted. `calls`: what is counted with it (looks.h). */
+CUresult charge(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls, const char *function);
 
 /* The parts that `charge` is made of, for who must not be interrupted between looking and claiming: claim
  * what fits, in one step; give what dead processes hold back, which may take milliseconds; put the refusal on
  * record, and answer CUDA_ERROR_OUT_OF_MEMORY. */
-bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes);
+bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls);
 void charge_from_the_dead(void);
 CUresult charge_refused(int place, uint64_t bytes, const char *function);
 
 /* What the driver has taken already and cannot be refused any more. May exceed the limit. */
 void charge_anyway(int place, enum charge_kind kind, uint64_t bytes);
 
-void charge_back(int place, enum charge_kind kind, uint64_t bytes);
+/* `calls` is counted when the bytes are back. */
+void charge_back(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls);
 
 #endif

@@ -176,10 +176,8 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
             return result;
         if (tries)
             monotonic_sleep_until(now_ns + (uint64_t)LOOK_MS * 1000000);
-        looks_call_begins(place);
         if (needed <= limits_memory_bytes(place) && reclaimable(place, 0))
             reclaim(place);
-        looks_call_ended(place);
     }
 }
 

@@ -36,8 +36,8 @@ static void give_back(int place, enum charge_kind kind, uint64_t bytes)
     const struct region_usage *usage = &slot->used[place];
     uint64_t has = kind == CHARGE_MODULE ? usage->module_bytes : usage->context_bytes;
     has = has < bytes ? has : bytes;
-    charge_back(place, kind, has);
-    charge_back(place, CHARGE_CONTEXT + CHARGE_MODULE - kind, bytes - has);
+    charge_back(place, kind, has, 0);
+    charge_back(place, CHARGE_CONTEXT + CHARGE_MODULE - kind, bytes - has, 0);
 }
 
 static uint64_t least(uint64_t one, uint64_t other)

@@ -1,22 +1,17 @@
 #include "looks.h"
+#include "blocks.h"
 #include "devices.h"
 #include "pools.h"
+#include "region.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
-/* How many calls are under way, how many of them measured, and how many began ever: a thread is in one at a
- * time, and no process has so many of them. */
-#define CALL UINT64_C(1)
-#define CALL_MEASURED (UINT64_C(1) << 20)
-#define CALL_BEGINS (UINT64_C(1) << 32)
-#define CALLS_UNDER_WAY (CALL_MEASURED - 1)
-#define CALLS_MEASURED (CALL_BEGINS - CALL_MEASURED)
+#define CALLS_UNDER_WAY (ONE_MEASURED - 1)
+#define CALLS_MEASURED (ONE_BEGINS - ONE_MEASURED)
 
 enum { LOOKS = 3 };
 
-static _Atomic uint64_t
-    calls_at[1 + MAX_DEVICES]; /* that change what the driver holds; first those of no place */
 /* Live managed memory: charged in full, while NVML counts those of its pages that are on the GPU. */
 static _Atomic uint64_t managed_bytes[MAX_DEVICES];
 
@@ -25,20 +20,28 @@ static uint64_t most(uint64_t one, uint64_t other)
     return one > other ? one : other;
 }
 
+/* Where the same is seen twice nothing began or ended between, though it is read in parts: in each of them
+ * those that began only become more. */
+static uint64_t calls_of(int place)
+{
+    atomic_thread_fence(memory_order_acquire); /* what was read before was before that */
+    return region_calls(place) + blocks_calls(place);
+}
+
 void looks_call_begins(int place)
 {
-    atomic_fetch_add(&calls_at[1 + place], CALL_BEGINS + CALL);
+    region_add_calls(place, CALL_BEGINS);
 }
 
 void looks_call_ended(int place)
 {
-    atomic_fetch_sub(&calls_at[1 + place], CALL);
+    region_add_calls(place, CALL_ENDS);
 }
 
 void looks_calls(bool begin)
 {
     for (int i = 0; i < MAX_DEVICES; i++)
-        atomic_fetch_add(&calls_at[1 + i], begin ? CALL_BEGINS + CALL : -CALL);
+        region_add_calls(i, begin ? CALL_BEGINS : CALL_ENDS);
 }
 
 /* What NVML counts for this process and nobody was charged. Memory is charged before the driver gives it and
@@ -59,13 +62,12 @@ static int64_t elsewhere(int place)
 
 bool look(int place, bool inside, bool least_of_all, struct look *seen, const struct figures *before)
 {
-    _Atomic uint64_t *calls = &calls_at[1 + place];
     bool quiet = false;
     for (int looks = 0; looks < LOOKS && !quiet; looks++) {
-        seen->calls = atomic_load(calls);
+        seen->calls = calls_of(place);
         seen->elsewhere_bytes = elsewhere(place);
         figures_now(place, &seen->now, before);
-        quiet = (seen->calls & CALLS_UNDER_WAY) == (inside ? CALL : 0) && seen->calls == atomic_load(calls);
+        quiet = (seen->calls & CALLS_UNDER_WAY) == (inside ? ONE_CALL : 0) && seen->calls == calls_of(place);
         int64_t found = uncharged(&seen->now);
         if (!looks || quiet || (found < seen->uncharged) == least_of_all)
             seen->uncharged = found;
@@ -86,31 +88,32 @@ uint64_t looks_managed_bytes(int place)
 
 uint64_t looks_measured_begins(int place)
 {
-    return atomic_fetch_add(&calls_at[1 + place], CALL_MEASURED) + CALL_MEASURED;
+    region_add_calls(place, ONE_MEASURED);
+    return calls_of(place);
 }
 
 void looks_measured_ended(int place)
 {
-    atomic_fetch_sub(&calls_at[1 + place], CALL + CALL_MEASURED);
+    region_add_calls(place, CALL_ENDS - ONE_MEASURED);
 }
 
 bool looks_one_measures(const struct look *seen)
 {
-    return (seen->calls & CALLS_MEASURED) == CALL_MEASURED;
+    return (seen->calls & CALLS_MEASURED) == ONE_MEASURED;
 }
 
 bool looks_unchanged(const struct look *seen, int place)
 {
-    return seen->calls == atomic_load(&calls_at[1 + place]);
+    return seen->calls == calls_of(place);
 }
 
 void looks_corrected(int place)
 {
-    atomic_fetch_add(&calls_at[1 + place], CALL_BEGINS);
+    region_add_calls(place, ONE_BEGINS);
 }
 
 void looks_forget(void)
 {
-    memset(calls_at, 0, sizeof calls_at);
+    region_own_forget();
     memset(managed_bytes, 0, sizeof managed_bytes);
 }

@@ -9,6 +9,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* How many calls are under way, how many of them measured, and how many began ever: a thread is in one at a
+ * time, and no process has so many of them. */
+#define ONE_CALL UINT64_C(1)
+#define ONE_MEASURED (UINT64_C(1) << 20)
+#define ONE_BEGINS (UINT64_C(1) << 32)
+
+/* What is counted where a call begins or ends, here or with what it changes: region_calls, blocks_calls. */
+#define CALL_BEGINS (ONE_BEGINS + ONE_CALL)
+#define CALL_ENDS (-ONE_CALL)
+
 struct look {
     struct figures now;
     uint64_t calls; /* as of before */

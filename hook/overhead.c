@@ -225,7 +225,7 @@ static bool charge_cost(struct overhead *overhead, uint64_t cost)
         uint64_t left = limits_memory_bytes(place) - region_used_bytes(place);
         uint64_t sure = more > overhead->doubtful_bytes ? more - overhead->doubtful_bytes : 1;
         more = left >= sure && left < more ? left : more; /* not even that is left: refused */
-        fits = charge(place, kind, more, overhead->function) == CUDA_SUCCESS;
+        fits = charge(place, kind, more, 0, overhead->function) == CUDA_SUCCESS;
         overhead->unsure = true;
     }
     if (!fits)

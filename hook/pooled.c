@@ -65,7 +65,9 @@ static void reclaim_in(int place, CUstream stream)
     depth_enter();
     CUcontext entered = stream_enter(stream);
     depth_leave();
+    looks_call_ended(place); /* all that is charged is there */
     reclaim(place);
+    looks_call_begins(place);
     depth_enter();
     stream_leave(entered);
     depth_leave();
@@ -175,7 +177,7 @@ static CUresult give_back(struct pooled *pooled, struct pool *pool, CUdeviceptr 
 {
     const struct real_cuda *real = real_cuda();
     struct quiet quiet = quiet_begin();
-    struct block *block = block_take(BLOCK_POOLED, *address);
+    struct block *block = block_take(BLOCK_POOLED, *address, 0);
     __typeof__(real->cuMemFreeAsync) give =
         pooled->per_thread ? real->cuMemFreeAsync_ptsz : real->cuMemFreeAsync;
     if (block && give && give(*address, pooled->stream) == CUDA_SUCCESS) {
@@ -183,7 +185,7 @@ static CUresult give_back(struct pooled *pooled, struct pool *pool, CUdeviceptr 
         block_free(block);
         *address = 0;
     } else if (block) {
-        block_add(block, *address);
+        block_add(block, *address, 0);
     }
     if (real->cuMemPoolTrimTo && pooled->handle)
         real->cuMemPoolTrimTo(pooled->handle, 0);
@@ -210,7 +212,7 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     }
     int place = pool->reserve.place;
     if (given)
-        block_add(pooled->block, *address);
+        block_add(pooled->block, *address, 0);
     else
         block_free(pooled->block);
     reserve_claimed(&pool->reserve, pooled->bytes, given);
@@ -228,7 +230,7 @@ bool freeing_begin(struct freeing *freeing, uint64_t in, CUdeviceptr address)
     *freeing = (struct freeing){.address = address, .in = in, .block = wrap_freeing(BLOCK_ADDRESS, address)};
     if (freeing->block)
         return false;
-    freeing->pooled = block_take(BLOCK_POOLED, address);
+    freeing->pooled = block_take(BLOCK_POOLED, address, 0);
     if (freeing->pooled)
         looks_call_begins(pool_at(block_device(freeing->pooled))->reserve.place);
     return freeing->of_graph = !freeing->pooled && address && graphs_allocate();
@@ -246,7 +248,7 @@ static CUresult freed(struct block *block, uint64_t in, CUresult result)
     struct pool *pool = pool_at(block_device(block));
     int place = pool->reserve.place;
     if (result != CUDA_SUCCESS) {
-        block_add(block, block_key(block));
+        block_add(block, block_key(block), 0);
     } else {
         reserve_freed(&pool->reserve, in, block_bytes(block));
         if (!pool->handle || atomic_load(&pool->ended))

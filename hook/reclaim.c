@@ -44,30 +44,23 @@ bool reclaimable(int place, uint64_t bytes)
 
 void reclaim(int place)
 {
-    looks_call_ended(place); /* all that is charged is there */
     struct quiet quiet = quiet_begin();
     pools_trim(place);
     graph_memory_trim(place);
     quiet_end(quiet);
     if (guesses_unseen_bytes(place))
         guesses_reconcile(place, true);
-    looks_call_begins(place);
 }
 
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
     guesses_settle(place, false);
-    looks_call_begins(place);
-    CUresult result = charge(place, kind, bytes, NULL); /* not refused yet: nobody is to read that it was */
+    /* Not refused yet: nobody is to read that it was. */
+    CUresult result = charge(place, kind, bytes, CALL_BEGINS, NULL);
     if (result == CUDA_SUCCESS)
         return result;
-    if (reclaimable(place, bytes)) {
-        reclaim(place);
-        result = charge(place, kind, bytes, function);
-    } else if (function) {
-        region_note_refusal(place, bytes, function);
-    }
-    if (result != CUDA_SUCCESS)
-        looks_call_ended(place);
-    return result;
+    if (!reclaimable(place, bytes))
+        return charge_refused(place, bytes, function);
+    reclaim(place);
+    return charge(place, kind, bytes, CALL_BEGINS, function);
 }

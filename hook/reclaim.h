@@ -9,8 +9,8 @@
 
 #include <stdbool.h>
 
-/* Charge; when that is refused, give unused memory of the device back and try once more. What was charged is
- * for a call that has begun then: looks_call_ended. */
+/* Charge; when that is refused, give unused memory of the device back and try once more. With what was
+ * charged a call has begun: looks_call_ended, or CALL_ENDS with what comes back. */
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function);
 
 /* Make what is charged what the driver has now; it may have given memory back without our seeing it. */
@@ -20,7 +20,7 @@ void true_up(int place);
  * fits: what does not anyway is not waited for. */
 bool reclaimable(int place, uint64_t bytes);
 
-/* Give it back, for a call that has begun: while it is not charged, it is none. */
+/* Give it back; not inside of a call of the place (looks.h), or that would hide what has gone. */
 void reclaim(int place);
 
 /* Calls between these two do not disturb a capture that another stream of the process is in. */

@@ -35,6 +35,7 @@ static void forget_after_fork(void)
     loose_store(&region_mine, NULL);
     loose_store(&leaving, false);
     slots_forget();
+    region_own_forget();
     if (region_file_is(atomic_load(&opened)))
         close(atomic_load(&opened));
     pthread_mutex_init(&opening, NULL);
@@ -239,22 +240,36 @@ static bool fits(struct region_device *device, uint64_t limit_bytes, uint64_t by
     return !limit_bytes || (bytes <= limit_bytes && used <= limit_bytes - bytes);
 }
 
-static bool try_reserve(struct region_device *device, struct region_usage *usage, enum charge_kind kind,
-                        uint64_t limit_bytes, uint64_t bytes)
+/* With region_own_lock held, so that no other thread writes. Who reads without it sees the changes one after
+ * another. */
+static void add(_Atomic uint64_t *word, uint64_t value)
 {
+    atomic_store_explicit(word, loose_load(word) + value, memory_order_release);
+}
+
+static bool try_reserve(int place, enum charge_kind kind, uint64_t limit_bytes, uint64_t bytes,
+                        uint64_t calls)
+{
+    struct region_device *device = region_device_at(place);
+    struct region_usage *usage = &region_own_slot()->used[place];
     uint64_t used;
     /* Asked first, so that a hopeless request does not show in the slot while others correct by it. */
     if (!fits(device, limit_bytes, bytes))
         return false;
-    atomic_fetch_add(&usage->total_bytes, bytes);
-    if (!ledger_reserve(&device->ledger, limit_bytes, bytes, &used)) {
-        atomic_fetch_sub(&usage->total_bytes, bytes);
-        return false;
+    brief_hold(&region_own_lock);
+    add(&region_own_calls[1 + place], calls);
+    add(&usage->total_bytes, bytes);
+    bool reserved = ledger_reserve(&device->ledger, limit_bytes, bytes, &used);
+    if (reserved) {
+        add(part(usage, kind), bytes);
+        note_peak(&device->peak_bytes, used);
+        note_peak(&usage->peak_bytes, usage_parts(usage));
+    } else {
+        add(&usage->total_bytes, -bytes);
+        add(&region_own_calls[1 + place], -(calls & UINT32_MAX));
     }
-    atomic_fetch_add(part(usage, kind), bytes);
-    note_peak(&device->peak_bytes, used);
-    note_peak(&usage->peak_bytes, usage_parts(usage));
-    return true;
+    brief_let_go(&region_own_lock);
+    return reserved;
 }
 
 /* Whether the slot is as this process left it: one that somebody wrote over, took away or gave to another
@@ -266,17 +281,19 @@ static bool still_there(struct region_slot *slot)
         && slot_is_mine(slot);
 }
 
-bool region_reserve(int place, enum charge_kind kind, uint64_t bytes)
+bool region_reserve(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)
 {
     char listed[UUID_BYTES];
-    if (place < 0)
-        return !settings()->smallest_limit_bytes && !limits_uuid(0, listed);
+    if (place < 0) {
+        bool given = !settings()->smallest_limit_bytes && !limits_uuid(0, listed);
+        if (given)
+            region_add_calls(place, calls);
+        return given;
+    }
     if (settings()->malformed || bytes > LEDGER_MOST_AT_ONCE || !region_join())
         return false; /* the first where CUDA was started past our cuInit */
-    struct region_device *device = region_device_at(place);
-    struct region_usage *usage = &atomic_load(&region_mine)->used[place];
-    return still_there(atomic_load(&region_mine))
-        && try_reserve(device, usage, kind, limits_memory_bytes(place), bytes);
+    return still_there(region_own_slot())
+        && try_reserve(place, kind, limits_memory_bytes(place), bytes, calls);
 }
 
 void region_sweep(void)
@@ -287,25 +304,32 @@ void region_sweep(void)
 
 void region_take(int place, enum charge_kind kind, uint64_t bytes)
 {
-    if (place < 0 || bytes > LEDGER_MOST_AT_ONCE || !region_join() || !still_there(atomic_load(&region_mine)))
-        return;
-    try_reserve(region_device_at(place), &atomic_load(&region_mine)->used[place], kind, 0, bytes);
+    if (place >= 0 && bytes <= LEDGER_MOST_AT_ONCE && region_join() && still_there(region_own_slot()))
+        try_reserve(place, kind, 0, bytes, 0);
 }
 
-void region_release(int place, enum charge_kind kind, uint64_t bytes)
+/* Called with the lock held. */
+static void release(struct region_device *device, struct region_usage *usage, enum charge_kind kind,
+                    uint64_t bytes)
 {
-    struct region_device *device = region_device_at(place);
-    struct region_slot *slot = atomic_load(&region_mine);
-    if (!device || !slot || !slot_is_mine(slot)) /* it left the sum with the slot; this one is another's */
-        return;
-    struct region_usage *usage = &slot->used[place];
     uint64_t held = loose_load(part(usage, kind));
     if (bytes > held) { /* never less than nothing */
         atomic_fetch_add(&device->underflows, 1);
         bytes = held;
     }
-    atomic_fetch_sub(part(usage, kind), bytes);
+    add(part(usage, kind), -bytes);
     if (ledger_release(&device->ledger, bytes) < bytes)
         atomic_fetch_add(&device->underflows, 1);
-    atomic_fetch_sub(&usage->total_bytes, bytes);
+    add(&usage->total_bytes, -bytes);
+}
+
+void region_release(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)
+{
+    struct region_device *device = region_device_at(place);
+    struct region_slot *slot = region_own_slot();
+    brief_hold(&region_own_lock);
+    if (device && slot && slot_is_mine(slot)) /* or it left the sum with the slot, which is another's */
+        release(device, &slot->used[place], kind, bytes);
+    add(&region_own_calls[1 + place], calls);
+    brief_let_go(&region_own_lock);
 }

@@ -7,12 +7,14 @@
  *
  * A process adds to its slot before the ledger and takes away after it, so the living slots hold never less
  * than the ledger says. Where they hold exactly something else while none of them is being changed, a process
- * has died, and their sum corrects the ledger (region_slots.h). No lock is held while bytes are counted.
+ * has died, and their sum corrects the ledger (region_slots.h). No lock that another process can be kept
+ * waiting by is held while bytes are counted.
  * Thread, process and fork safe; every wait is bounded.
  */
 #ifndef VGPU_REGION_H
 #define VGPU_REGION_H
 
+#include "brief.h"
 #include "charge.h"
 #include "region_layout.h"
 #include "settings.h"
@@ -39,8 +41,9 @@ uint64_t region_used_bytes(int place);
 
 /* Claim bytes for this process if they fit under the device's limit. All or nothing, in one step of the
  * ledger once the process has joined. A place < 0, as that of a seventeenth device, has none: true where no
- * memory is limited, neither by the environment nor by a limits file, and nothing is claimed. */
-bool region_reserve(int place, enum charge_kind kind, uint64_t bytes);
+ * memory is limited, neither by the environment nor by a limits file, and nothing is claimed. `calls` is
+ * added to region_calls before others see the bytes; where these are refused, only its upper half. */
+bool region_reserve(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls);
 
 /* Look for the dead, before something is refused. */
 void region_sweep(void);
@@ -48,7 +51,12 @@ void region_sweep(void);
 /* Count bytes that are taken already, over the limit if need be. */
 void region_take(int place, enum charge_kind kind, uint64_t bytes);
 
-void region_release(int place, enum charge_kind kind, uint64_t bytes);
+/* `calls` is added to region_calls afterwards. */
+void region_release(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls);
+
+/* A number of each place, -1 for none, that is counted here because a lock is held anyway (looks.h). */
+void region_add_calls(int place, uint64_t calls);
+uint64_t region_calls(int place);
 
 /* Put a refusal on record for the agent. */
 void region_note_refusal(int place, uint64_t bytes, const char *function);
@@ -90,6 +98,13 @@ static inline struct region_slot *region_own_slot(void)
 {
     return atomic_load(&region_mine);
 }
+
+/* What this process holds and its calls are changed with this held; they are single words for who reads. */
+extern struct brief region_own_lock __attribute__((visibility("hidden")));
+extern _Atomic uint64_t region_own_calls[1 + MAX_DEVICES] __attribute__((visibility("hidden")));
+
+/* After a fork. */
+void region_own_forget(void);
 
 /* The same as limits_memory_bytes. */
 uint64_t region_limit_bytes(int place);

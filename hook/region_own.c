@@ -3,7 +3,30 @@
 #include "region.h"
 #include "region_file.h"
 
+#include <string.h>
+
 _Atomic(struct region_slot *) region_mine; /* NULL: not joined */
+struct brief region_own_lock;
+_Atomic uint64_t region_own_calls[1 + MAX_DEVICES];
+
+void region_own_forget(void)
+{
+    brief_let_go(&region_own_lock);
+    memset(region_own_calls, 0, sizeof region_own_calls);
+}
+
+void region_add_calls(int place, uint64_t calls)
+{
+    brief_hold(&region_own_lock);
+    uint64_t before = loose_load(&region_own_calls[1 + place]);
+    atomic_store_explicit(&region_own_calls[1 + place], before + calls, memory_order_release);
+    brief_let_go(&region_own_lock);
+}
+
+uint64_t region_calls(int place)
+{
+    return atomic_load(&region_own_calls[1 + place]);
+}
 
 struct region_device *region_device_at(int place)
 {

@@ -44,7 +44,7 @@ static bool grow(struct reserve *reserve, uint64_t stream, uint64_t live, uint64
     uint64_t wanted = taken(reserve, stream) + live;
     uint64_t steps = stepped(reserve, least > wanted ? least : wanted);
     uint64_t missing = steps > reserve->charged_bytes ? steps - reserve->charged_bytes : 0;
-    bool fits = charge_at_once(reserve->place, CHARGE_DATA, missing);
+    bool fits = charge_at_once(reserve->place, CHARGE_DATA, missing, 0);
     if (fits) {
         reserve->live_bytes += live;
         reserve->charged_bytes += missing;
@@ -148,7 +148,7 @@ static void learn(struct reserve *reserve, uint64_t reserved_bytes, bool current
 static bool catch_up(struct reserve *reserve, uint64_t held, uint64_t *missing)
 {
     *missing = held > reserve->charged_bytes ? held - reserve->charged_bytes : 0;
-    bool fits = charge_at_once(reserve->place, CHARGE_DATA, *missing);
+    bool fits = charge_at_once(reserve->place, CHARGE_DATA, *missing, 0);
     reserve->charged_bytes += fits ? *missing : 0;
     return fits;
 }
@@ -180,7 +180,7 @@ enum settled reserve_settle(struct reserve *reserve, uint64_t changes, uint64_t 
         reserve->charged_bytes += missing;
     }
     pthread_mutex_unlock(&reserve->lock);
-    charge_back(place, CHARGE_DATA, spare);
+    charge_back(place, CHARGE_DATA, spare, 0);
     if (fits || anyway)
         return SETTLED;
     charge_from_the_dead();

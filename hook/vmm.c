@@ -77,8 +77,7 @@ struct ended {
 static void give_back(const struct ended *ended)
 {
     for (int i = 0; i < MAX_DEVICES; i++)
-        charge_back(i, CHARGE_DATA, ended->bytes[i]);
-    looks_calls(false);
+        charge_back(i, CHARGE_DATA, ended->bytes[i], CALL_ENDS);
 }
 
 /* Called with the lock held. An object with bindings keeps what is bound alive until it goes itself. */
@@ -167,13 +166,13 @@ CUresult physical_made(struct physical *physical, CUresult result, CUmemGenericA
         return result;
     int place = physical->place;
     if (result != CUDA_SUCCESS) {
-        charge_back(place, CHARGE_DATA, physical->bytes);
+        charge_back(place, CHARGE_DATA, physical->bytes, CALL_ENDS);
         free(physical);
-    } else {
-        pthread_mutex_lock(&lock);
-        add_handle(physical, handle);
-        pthread_mutex_unlock(&lock);
+        return result;
     }
+    pthread_mutex_lock(&lock);
+    add_handle(physical, handle);
+    pthread_mutex_unlock(&lock);
     looks_call_ended(place);
     return result;
 }

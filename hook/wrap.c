@@ -34,25 +34,21 @@ void wrap_managed(struct block *block)
     looks_managed(block_device(block), (int64_t)block_bytes(block));
 }
 
-static void undo(struct block *block)
+static void undo(struct block *block, uint64_t calls)
 {
     if (block_managed(block))
         looks_managed(block_device(block), -(int64_t)block_bytes(block));
-    charge_back(block_device(block), CHARGE_DATA, block_bytes(block));
+    charge_back(block_device(block), CHARGE_DATA, block_bytes(block), calls);
     block_free(block);
 }
 
 /* What it was charged for is there, at `key`, or is not. */
 static CUresult end_call(struct block *block, bool there, unsigned long long key, CUresult result)
 {
-    if (!block)
-        return result;
-    int place = block_device(block);
-    if (there)
-        block_add(block, key);
-    else
-        undo(block);
-    looks_call_ended(place);
+    if (block && there)
+        block_add(block, key, CALL_ENDS);
+    else if (block)
+        undo(block, CALL_ENDS);
     return result;
 }
 
@@ -63,10 +59,7 @@ CUresult wrap_settle(struct block *block, CUresult result, unsigned long long ke
 
 struct block *wrap_freeing(enum block_space space, unsigned long long key)
 {
-    struct block *block = block_take(space, key);
-    if (block)
-        looks_call_begins(block_device(block));
-    return block;
+    return block_take(space, key, CALL_BEGINS);
 }
 
 CUresult wrap_freed(struct block *block, CUresult result)
@@ -81,8 +74,8 @@ void wrap_context_ended(struct block *blocks, bool ended)
     for (struct block *block = blocks, *next; block; block = next) {
         next = block_next(block);
         if (ended)
-            undo(block);
+            undo(block, 0);
         else
-            block_add(block, block_key(block));
+            block_add(block, block_key(block), 0);
     }
 }

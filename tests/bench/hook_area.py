@@ -41,7 +41,7 @@ HALF = {**PLENTY, "CUDA_DEVICE_SM_LIMIT": "50"}
 PROGRAM_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fno-sanitize=undefined", "-Wall", "-Wextra")
 LIBRARY_FLAGS = ("-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-z,now")
 PROGRAMS: dict[str, tuple[str, ...]] = {
-    "hook_calls": ("hook_calls.c", "-ldl"),
+    "hook_calls": ("hook_calls.c", "-ldl", "-lpthread"),
     "hook_start": ("hook_start.c", "-ldl"),
     "hook_exec": ("hook_exec.c",),
     "libcuda.so.1": ("null_cuda.c", "null_cuda_answers.c", *LIBRARY_FLAGS, "-ldl"),
@@ -173,6 +173,8 @@ def allocations(bench: Bench) -> Iterator[Row]:
     """Nanoseconds per pair, alone, in company, and with much that is held already."""
     alone = bench.rounds(["hook_calls", "alloc"], "ns", PLENTY)
     yield from added("added to cuMemAlloc and cuMemFree", alone, "ns", 100)
+    beside = bench.rounds(["hook_calls", "alloc", 0, 0, 1], "ns", PLENTY)
+    yield from added("added to cuMemAlloc and cuMemFree, with another thread", beside, "ns", 100)
     many = bench.rounds(["hook_calls", "alloc", 63], "ns", PLENTY, rounds=3)
     yield from added("added to cuMemAlloc and cuMemFree, 64 processes", many, "ns", 100)
     ratio = median(differences(many, OURS)) / median(differences(alone, OURS))

@@ -1,14 +1,16 @@
 /* What one call costs, in nanoseconds of this thread's processor time: prints one JSON object.
  *
- *   hook_calls alloc | info | launch | dlsym[_passed] | proc_address[_passed] [OTHERS [LIVE_BLOCKS]]
+ *   hook_calls alloc | info | launch | dlsym[_passed] | proc_address[_passed] [OTHERS [LIVE_BLOCKS
+ *       [THREADS]]]
  *
  * OTHERS processes have joined the container before and hold some memory; LIVE_BLOCKS were allocated and not
- * freed. Run it with and without the hook; the difference is the hook's. The driver is whatever libcuda.so.1
+ * freed; THREADS wait. Run it with and without the hook; the difference is the hook's. The driver is whatever libcuda.so.1
  * is found first. The figure is the median of 15 rounds, with the least and the most.
  */
 #include "../../hook/cuda_abi.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -208,17 +210,27 @@ static void measure(size_t which, int others, long blocks)
            measures[which].name, others, blocks, rounds[ROUNDS / 2], rounds[0], rounds[ROUNDS - 1]);
 }
 
+/* A driver has threads of its own: a process with one only is what libc makes its locks cheaper for. */
+static void *wait_for_the_end(void *nothing)
+{
+    for (;;)
+        pause();
+    return nothing;
+}
+
 int main(int argc, char **argv)
 {
     static pid_t pids[MOST_OTHERS];
     int others = argc > 2 ? atoi(argv[2]) : 0;
     long blocks = argc > 3 ? atol(argv[3]) : 0;
+    int threads = argc > 4 ? atoi(argv[4]) : 0;
+    pthread_t thread;
     size_t which = 0, count = sizeof measures / sizeof *measures;
     while (argc > 1 && which < count && strcmp(argv[1], measures[which].name) != 0)
         which++;
     if (argc < 2 || which == count || others < 0 || others > MOST_OTHERS) {
         fprintf(stderr, "usage: hook_calls alloc|info|launch|dlsym[_passed]|proc_address[_passed] "
-                        "[OTHERS [LIVE_BLOCKS]]\n");
+                        "[OTHERS [LIVE_BLOCKS [THREADS]]]\n");
         return 2;
     }
     start_others(others, pids);
@@ -229,6 +241,9 @@ int main(int argc, char **argv)
         if (cuda.cuMemAlloc_v2(&address, BYTES) != 0)
             fail("cuMemAlloc", 0);
     }
+    while (threads-- > 0)
+        if (pthread_create(&thread, NULL, wait_for_the_end, NULL) != 0)
+            fail("pthread_create", threads);
     measure(which, others, blocks);
     for (int i = 0; i < others; i++) {
         kill(pids[i], SIGKILL);

@@ -123,7 +123,7 @@ static int joins(void)
     int place = region_device("GPU-forks");
     raise(SIGTRAP); /* from here on */
     shared->joined = region_join() ? 1 : -1;
-    if (shared->joined < 0 || !region_reserve(place, CHARGE_DATA, (uint64_t)TAKEN_MIB << 20))
+    if (shared->joined < 0 || !region_reserve(place, CHARGE_DATA, (uint64_t)TAKEN_MIB << 20, 0))
         return 3;
     return execl("/proc/self/exe", "execed", how, (char *)NULL);
 }

@@ -52,14 +52,10 @@ bool charging(void)
 {
     return true;
 }
-CUresult charge(int place, enum charge_kind kind, uint64_t bytes, const char *function)
+bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)
 {
-    (void)place, (void)kind, (void)bytes, (void)function;
-    return CUDA_SUCCESS;
-}
-bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes)
-{
-    return charge(place, kind, bytes, NULL) == CUDA_SUCCESS;
+    (void)place, (void)kind, (void)bytes, (void)calls;
+    return true;
 }
 void charge_from_the_dead(void)
 {
@@ -73,13 +69,14 @@ void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
 {
     (void)place, (void)kind, (void)bytes;
 }
-void charge_back(int place, enum charge_kind kind, uint64_t bytes)
+void charge_back(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)
 {
-    (void)place, (void)kind, (void)bytes;
+    (void)place, (void)kind, (void)bytes, (void)calls;
 }
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
-    return charge(place, kind, bytes, function);
+    (void)place, (void)kind, (void)bytes, (void)function;
+    return CUDA_SUCCESS;
 }
 bool reclaimable(int place, uint64_t bytes)
 {

@@ -9,11 +9,12 @@ from c_programs import library
 
 ADDRESS, POOLED = 0, 1
 EMPTY = "\n"
+SOURCES = [str(ROOT / "hook" / name) for name in ("blocks.c", "brief.c")]
 
 
 @pytest.fixture(scope="module")
 def blocks() -> ctypes.CDLL:
-    inside = ctypes.CDLL(str(library(EMPTY, str(ROOT / "hook" / "blocks.c"), "-lpthread")))
+    inside = ctypes.CDLL(str(library(EMPTY, *SOURCES, "-lpthread")))
     inside.block_new.restype = inside.block_take.restype = ctypes.c_void_p
     return inside
 
@@ -21,13 +22,13 @@ def blocks() -> ctypes.CDLL:
 def add(blocks: ctypes.CDLL, space: int, key: int) -> int:
     """The block that is now known by the key."""
     block = blocks.block_new(space, 0, ctypes.c_uint64(512))
-    blocks.block_add(ctypes.c_void_p(block), ctypes.c_ulonglong(key))
+    blocks.block_add(ctypes.c_void_p(block), ctypes.c_ulonglong(key), ctypes.c_uint64(0))
     assert isinstance(block, int)
     return block
 
 
 def take(blocks: ctypes.CDLL, space: int, key: int) -> int | None:
-    found: int | None = blocks.block_take(space, ctypes.c_ulonglong(key))
+    found: int | None = blocks.block_take(space, ctypes.c_ulonglong(key), ctypes.c_uint64(0))
     return found
 
 

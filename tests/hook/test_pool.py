@@ -243,7 +243,7 @@ def test_a_pool_ends_after_its_last_use_and_has_one_account_till_then() -> None:
     """Not its child's, nor that of the next pool of its handle."""
     parts = [
         str(ROOT / "hook" / name)
-        for name in (*POOLS, "blocks.c", "depth.c", "reserve.c", "table.c")
+        for name in (*POOLS, "blocks.c", "brief.c", "depth.c", "reserve.c", "table.c")
     ]
     program = compiled("pool_visits.c", f"-I{ROOT / 'hook'}", *parts, "-lpthread")
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=True)

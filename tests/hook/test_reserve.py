@@ -13,9 +13,9 @@ BUDGET = """
 #include "charge.h"
 long held = 0, limit = 1L << 40;
 long of_the_dead = 0;
-bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes)
+bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)
 {
-    (void)place, (void)kind;
+    (void)place, (void)kind, (void)calls;
     if (held + (long)bytes > limit)
         return false;
     held += (long)bytes;
@@ -36,9 +36,9 @@ void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
     (void)place, (void)kind;
     held += (long)bytes;
 }
-void charge_back(int place, enum charge_kind kind, uint64_t bytes)
+void charge_back(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)
 {
-    (void)place, (void)kind;
+    (void)place, (void)kind, (void)calls;
     held -= (long)bytes;
 }
 """

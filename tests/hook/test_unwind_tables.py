@@ -21,7 +21,7 @@ HARMLESS = frozenset({
     "strcmp", "strcspn", "strlen", "strncasecmp", "strncmp", "strnlen", "strrchr", "strspn",
     "strtoull", "__errno_location", "snprintf", "clock_gettime", "getpid", "calloc", "free",
     "malloc", "mmap", "munmap", "pthread_mutex_init", "pthread_mutex_lock",
-    "pthread_mutex_unlock", "pthread_self", "pthread_setspecific",
+    "pthread_mutex_unlock", "pthread_self", "pthread_setspecific", "syscall",
     # With a function of one of these files:
     "pthread_atfork", "pthread_key_create", "pthread_once",
 })  # fmt: skip

@@ -1,6 +1,7 @@
 /* Many threads of one process at the accounting, for sanitizers: blocks of random sizes come and go through
  * the shapes that wrappers have, while the limit moves and others ask what is used. Prints what is left in
- * the ledger at the end, and how often more was given back than was taken. Both must be 0.
+ * the ledger at the end, how often more was given back than was taken, how many children failed, and how many
+ * calls are taken to be under way. All must be 0.
  *
  * The driver is a struct of functions in here.
  */
@@ -54,7 +55,7 @@ static void *work(void *argument)
         unsigned at = next(&state) / 7 % MOST_HELD;
         struct block *block;
         if (held[at]) {
-            wrap_freed(block_take(BLOCK_ADDRESS, held[at]), CUDA_SUCCESS);
+            wrap_freed(wrap_freeing(BLOCK_ADDRESS, held[at]), CUDA_SUCCESS);
             held[at] = 0;
         } else if (wrap_reserve(&block, BLOCK_ADDRESS, next(&state) % 1000 + 1, "threads") == CUDA_SUCCESS) {
             CUresult answer = i % fails_every ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -66,7 +67,7 @@ static void *work(void *argument)
     }
     for (unsigned at = 0; at < MOST_HELD; at++)
         if (held[at])
-            wrap_freed(block_take(BLOCK_ADDRESS, held[at]), CUDA_SUCCESS);
+            wrap_freed(wrap_freeing(BLOCK_ADDRESS, held[at]), CUDA_SUCCESS);
     return NULL;
 }
 
@@ -103,7 +104,8 @@ int main(int argc, char **argv)
     if (forks)
         pthread_join(forking, NULL);
     usleep(200 * 1000); /* so that the children's shares are looked for */
-    printf("%llu %llu %d\n", (unsigned long long)region_used_bytes(0),
-           (unsigned long long)region_device_at(0)->underflows, failed);
+    printf("%llu %llu %d %d\n", (unsigned long long)region_used_bytes(0),
+           (unsigned long long)region_device_at(0)->underflows, failed,
+           (int32_t)(region_calls(0) + blocks_calls(0)));
     return 0;
 }

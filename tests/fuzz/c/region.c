@@ -19,6 +19,7 @@
 #include "../../../hook/region_slots.c"
 #include "../../../hook/region.c"
 #include "../../../hook/region_own.c"
+#include "../../../hook/brief.c"
 #include "../../../hook/region_places.c"
 #include "fuzz.h"
 
@@ -83,10 +84,10 @@ static void use(void)
     if (place < 0)
         return;
     region_sweep();
-    if (region_reserve(place, CHARGE_DATA, 1 << 20))
-        region_release(place, CHARGE_DATA, 1 << 20);
+    if (region_reserve(place, CHARGE_DATA, 1 << 20, 0))
+        region_release(place, CHARGE_DATA, 1 << 20, 0);
     region_take(place, CHARGE_MODULE, 1 << 10);
-    region_release(place, CHARGE_MODULE, UINT64_C(1) << 40);
+    region_release(place, CHARGE_MODULE, UINT64_C(1) << 40, 0);
     for (int32_t i = 0; slots_next(region_mapped(), place, &i, &member);)
         fuzz_insist(i <= REGION_SLOTS);
     slots_hold(region_mapped(), place);

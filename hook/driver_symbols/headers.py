@@ -103,38 +103,49 @@ def dotted(release: Release) -> str:
 
 
 def fetch(
-    lock: Path, out: Path, python: str, say: Callable[[str], None] = lambda _: None
+    lock: Path,
+    out: Path,
+    python: str,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    wanted: re.Pattern[str] = WANTED,
+    only: Callable[[Pin], bool] = lambda _: True,
 ) -> dict[Release, Path]:
     """The directory of headers of each release, downloaded into `out` unless it is there.
 
-    Several processes may do so at once. Raises HeadersError, HeadersUnavailableError.
+    The wheels hold more than headers: `wanted` says which files are kept, under the name in its
+    group, and `only` which of the wheels are asked for. Several processes may do so at once.
+    Raises HeadersError, HeadersUnavailableError.
     """
-    pins = read_pins(lock)
+    chosen = {
+        release: [p for p in wheels if only(p)] for release, wheels in read_pins(lock).items()
+    }
+    pins = {release: wheels for release, wheels in chosen.items() if wheels}
     directories = {
         release: out / f"{dotted(release)}-{'-'.join(pin.version for pin in wheels)}"
         for release, wheels in pins.items()
     }
     missing = [release for release, directory in directories.items() if not directory.exists()]
     if missing:
-        say(f"fetching the headers of {len(missing)} CUDA releases")
+        say(f"fetching the wheels of {len(missing)} CUDA releases")
         out.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(max_workers=DOWNLOADS_AT_ONCE) as pool:
-            jobs = [pool.submit(_fetch, pins[r], directories[r], python) for r in missing]
+            jobs = [pool.submit(_fetch, pins[r], directories[r], python, wanted) for r in missing]
             for job in jobs:
                 job.result()
     return directories
 
 
-def _fetch(wheels: list[Pin], directory: Path, python: str) -> None:
+def _fetch(wheels: list[Pin], directory: Path, python: str, wanted: re.Pattern[str]) -> None:
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".fetching-") as scratch:
         requirements = Path(scratch) / "requirements.txt"
         requirements.write_text("".join(f"{pin.requirement}\n" for pin in wheels))
         _download(python, scratch, "--require-hashes", "-r", str(requirements))
-        headers = Path(scratch) / "headers"
-        headers.mkdir()
+        files = Path(scratch) / "files"
+        files.mkdir()
         for wheel in Path(scratch).glob("*.whl"):
-            _unpack(wheel, headers)
-        _put(headers, directory)
+            _unpack(wheel, files, wanted)
+        _put(files, directory)
 
 
 def _download(python: str, directory: str, *what: str) -> None:
@@ -150,21 +161,21 @@ def _download(python: str, directory: str, *what: str) -> None:
         complaint = done.stderr.strip()[-1000:]
         wrong = "DO NOT MATCH THE HASHES" in complaint
         raise (HeadersError if wrong else HeadersUnavailableError)(
-            f"pip does not get the CUDA headers; see that it reaches a package index: {complaint}"
+            f"pip does not get the wheels of CUDA; see that it reaches a package index: {complaint}"
         )
 
 
-def _unpack(wheel: Path, headers: Path) -> None:
+def _unpack(wheel: Path, files: Path, wanted: re.Pattern[str]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            found = WANTED.fullmatch(name)
+            found = wanted.fullmatch(name)
             if found:
-                (headers / found[1]).write_bytes(archive.read(name))
+                (files / found[1]).write_bytes(archive.read(name))
 
 
-def _put(headers: Path, directory: Path) -> None:
+def _put(files: Path, directory: Path) -> None:
     try:
-        headers.rename(directory)
+        files.rename(directory)
     except OSError:
         if not directory.exists():  # otherwise another process was faster
             raise

@@ -1,6 +1,7 @@
 """Pinning and fetching the vendor's headers, with real pip and wheels of our own."""
 
 import hashlib
+import re
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -81,6 +82,23 @@ def test_what_is_pinned_is_fetched_once(shelf: Path, lock: Path, tmp_path: Path)
     for path in shelf.iterdir():
         path.unlink()
     assert headers.fetch(lock, tmp_path / "out", sys.executable) == {(13, 6): directory}
+
+
+@pytest.mark.usefixtures("shelf")
+def test_other_files_of_the_wheels_are_fetched_from_those_that_have_them(
+    lock: Path, tmp_path: Path
+) -> None:
+    headers.add_pins(lock, (13, 6), sys.executable)
+    fetched = headers.fetch(
+        lock,
+        tmp_path / "out",
+        sys.executable,
+        wanted=re.compile(r".*/include/(cuda_fp16\.h)"),
+        only=lambda pin: pin.package == "nvidia-cuda-runtime",
+    )
+    (directory,) = fetched.values()
+    assert directory.name == "13.6-13.6.12"
+    assert [path.name for path in directory.iterdir()] == ["cuda_fp16.h"]
 
 
 def test_a_wheel_that_was_exchanged_is_refused(shelf: Path, lock: Path, tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 from built_hook import built
-from gpu.machine import CudaProgram, Machine, NoGpuError, real_machine, simulated_machine
+from gpu.machine import LIMIT, CudaProgram, Machine, NoGpuError, real_machine, simulated_machine
 
 from agent.sim.node import SimNode
 from tests.gpu.simulated_bed import simulated_bed
 from tests.gpu.tenants import Bed
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 Programs = Callable[..., CudaProgram]
+Limits = Callable[[int], dict[str, str]]
 
 
 @cache
@@ -65,7 +67,7 @@ def start(machine: Machine, tmp_path: Path) -> Iterator[Programs]:
 
     def start_one(**env: str) -> CudaProgram:
         hook = env.pop("hook", "yes") == "yes"
-        env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "container.cache"), **env}
+        env = {CACHE: str(tmp_path / "container.cache"), **env}
         program = CudaProgram(machine, uuid, hook=hook, **env)
         programs.append(program)
         result = program.hear()
@@ -75,6 +77,16 @@ def start(machine: Machine, tmp_path: Path) -> Iterator[Programs]:
     yield start_one
     for program in programs:
         program.kill()
+
+
+@pytest.fixture
+def limited(start: Programs, tmp_path: Path) -> Limits:
+    """Limits that leave 1024 MiB to so many processes: a context alone may take half of that."""
+    measured = {CACHE: str(tmp_path / "measured.cache"), LIMIT: "4096m"}
+    program = start(**measured)
+    context_mib = program.ask("used_mib()")
+    program.kill()
+    return lambda processes: {LIMIT: f"{1024 + processes * context_mib}m"}
 
 
 @pytest.fixture

@@ -1,25 +1,10 @@
 """The hook in real CUDA processes: a limit is all that they see, and all that they get."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from gpu.conftest import Programs
+from gpu.conftest import Limits, Programs
 from gpu.machine import LIMIT
 
 OUT_OF_MEMORY = 2
-CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-Limits = Callable[[int], dict[str, str]]
-
-
-@pytest.fixture
-def limited(start: Programs, tmp_path: Path) -> Limits:
-    """Limits that leave 1024 MiB to so many processes: a context alone may take half of that."""
-    measured = {CACHE: str(tmp_path / "measured.cache"), LIMIT: "4096m"}
-    program = start(**measured)
-    context_mib = program.ask("used_mib()")
-    program.kill()
-    return lambda processes: {LIMIT: f"{1024 + processes * context_mib}m"}
 
 
 def test_a_limit_is_what_cuda_says_there_is(start: Programs) -> None:

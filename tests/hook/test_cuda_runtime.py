@@ -2,8 +2,8 @@
 
 It goes no further on a simulated driver: it takes its bookkeeping from private tables of the
 driver, one of which tells NVIDIA's driver from anybody else's, and the runtime's licence forbids to
-get around that. All its lookups come before. What it does after them takes a GPU: PyTorch, which
-calls it, is among the checks of `build.py gpu`.
+get around that. All its lookups come before. What it does after them takes a GPU:
+tests/gpu/test_runtime_on_a_gpu.py.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ OURS, DRIVER = "libvgpu.so", "libcuda.so.1"
 PER_THREAD = 2
 HOOKED = {symbol.name for symbol in cuda_symbols()}
 DECLARED = tables.parse_cuda(generate.CUDA_TSV.read_text())
-# NVIDIA's reference has them since 13.4, no header has. They fill in a node of a graph, as others
-# do: nothing runs before cuGraphLaunch, which is hooked.
+# In NVIDIA's reference of 13.4, and in no header. They make up a schedule of kernels, which is a node
+# of a graph: by that reference nothing of it runs before cuGraphLaunch, which is hooked.
 UNDECLARED = {"cuSubgridCreate", "cuSubgridWorkerGridCreate", "cuSubgridWorksetCreate"}
 # Some of those without which a limit would be none, in each runtime.
 NEEDED = {

@@ -1,7 +1,7 @@
 """Mixes drawn at random: a thread's long kernels beside others' short ones, beside another container.
 
-Always the same ones. Some neighbours cannot have their share, as they wait for each of their launches;
-they are drawn all the same, so what of these is off says nothing of the limiter.
+Always the same ones. Who waits for its launches may not be able to use its share: what it lacks is judged
+by what it lacks with no limit of its own, while the others keep theirs.
 """
 
 import random

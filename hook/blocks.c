@@ -18,7 +18,7 @@ struct block {
     };
     unsigned long long key;
     uint64_t bytes;
-    unsigned space : 8, managed : 1;
+    unsigned space : 8, managed : 1, home : 8; /* the shard that it is made of */
     int device;
     const void *context; /* NULL: it outlives contexts */
 };
@@ -83,10 +83,10 @@ static uint64_t mix(uint64_t bits)
     return bits ^ bits >> 29;
 }
 
-/* For what is of no key: that of the thread, more or less. They have different stacks. */
-static struct shard *own_shard(struct blocks *all)
+/* A number that tells threads apart, more or less: they have different stacks. */
+static unsigned thread_hash(void)
 {
-    return &all->shards[mix((uintptr_t)__builtin_frame_address(0) >> STACK_SHIFT) % SHARDS];
+    return (unsigned)mix((uintptr_t)__builtin_frame_address(0) >> STACK_SHIFT);
 }
 
 /* --- blocks that are in no use -------------------------------------------------------------------------- */
@@ -116,12 +116,13 @@ struct block *block_new(enum block_space space, int device, uint64_t bytes)
     struct blocks *all = blocks();
     if (!all)
         return NULL;
-    struct shard *shard = own_shard(all);
+    unsigned home = thread_hash() % SHARDS;
+    struct shard *shard = &all->shards[home];
     brief_hold(&shard->lock);
     struct block *block = carve(shard);
     brief_let_go(&shard->lock);
     if (block)
-        *block = (struct block){.space = space, .device = device, .bytes = bytes};
+        *block = (struct block){.space = space, .home = home & UINT8_MAX, .device = device, .bytes = bytes};
     return block;
 }
 
@@ -130,7 +131,7 @@ void block_free(struct block *block)
     struct blocks *all = block ? blocks() : NULL;
     if (!all)
         return;
-    struct shard *shard = own_shard(all);
+    struct shard *shard = &all->shards[block->home];
     brief_hold(&shard->lock);
     block->next = shard->free;
     shard->free = block;
@@ -157,9 +158,10 @@ static uint64_t hash_of(enum block_space space, unsigned long long key)
 /* Called with the lock held. */
 static void add_calls(struct shard *shard, const struct block *block, uint64_t calls)
 {
+    if (!calls)
+        return; /* its device is the number of a pool, perhaps */
     _Atomic uint64_t *counted = &shard->calls[1 + block->device];
-    if (calls)
-        atomic_store_explicit(counted, loose_load(counted) + calls, memory_order_release);
+    atomic_store_explicit(counted, loose_load(counted) + calls, memory_order_release);
 }
 
 void block_add(struct block *block, unsigned long long key, uint64_t calls)

@@ -1,7 +1,8 @@
-/* A lock for a few dozen instructions of which none waits. A mutex costs twice as much where there are
- * threads, as it is let go by a second locked instruction. Who finds it taken looks for a moment, then sleeps
- * for one: the holder may have lost its processor. Nobody is cancelled there. A child of fork has to set its
- * copy to nothing. */
+/* A lock for a few dozen instructions, of which none waits for anything but a page. A mutex costs twice as
+ * much where there are threads, as it is let go by a second locked instruction. Who finds it taken looks for
+ * a moment, then sleeps for one, and again: the holder may have lost its processor. Nobody is cancelled
+ * there. A child of fork has to let go of its copy. One that no handler of fork has seen, as it was made by
+ * clone itself, takes what it finds taken. */
 #ifndef VGPU_BRIEF_H
 #define VGPU_BRIEF_H
 
@@ -10,6 +11,9 @@
 struct brief {
     _Atomic int held;
 };
+
+/* Whose threads hold them; 0: not known, so nothing is taken. */
+extern _Atomic int brief_pid __attribute__((visibility("hidden")));
 
 void brief_hold(struct brief *lock);
 

@@ -163,7 +163,6 @@ SELDOM = frozenset(
 PER_CALL_IF_ROOM = frozenset(
     {
         "blocks.c",
-        "charge.c",
         "launch_gate.c",
         "wrap.c",
     }

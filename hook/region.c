@@ -23,7 +23,6 @@ _Atomic(struct region *) region_known;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t watching = PTHREAD_ONCE_INIT;
 static atomic_bool leaving; /* the process ends, and is not to be shown again */
-static _Atomic int32_t my_pid; /* as my slot has it */
 static _Atomic(const char *) last_problem, last_advice;
 static _Atomic uint64_t looked_at_ns; /* when this process last saw to the dead */
 static _Atomic int opened; /* our slot's lock is taken by it; another file may have the number since */
@@ -197,7 +196,7 @@ bool region_join(void)
             failed(errno == EUSERS ? "all its places are taken" : strerror(errno));
         else if (before || loose_load(&region_tail(region)->sweeps) == 0)
             sweep(region); /* when it was never done, processes of HAMi-core may count here already */
-        loose_store(&my_pid, (int32_t)getpid());
+        loose_store(&brief_pid, getpid());
         atomic_store(&region_mine, slot);
     }
     pthread_mutex_unlock(&opening);
@@ -276,8 +275,7 @@ static bool try_reserve(int place, enum charge_kind kind, uint64_t limit_bytes, 
  * gives no second budget. HAMi-core writes no owner. */
 static bool still_there(struct region_slot *slot)
 {
-    return atomic_load_explicit(&slot->pid, memory_order_relaxed)
-        == atomic_load_explicit(&my_pid, memory_order_relaxed)
+    return atomic_load_explicit(&slot->pid, memory_order_relaxed) == loose_load(&brief_pid)
         && slot_is_mine(slot);
 }
 
@@ -312,15 +310,12 @@ void region_take(int place, enum charge_kind kind, uint64_t bytes)
 static void release(struct region_device *device, struct region_usage *usage, enum charge_kind kind,
                     uint64_t bytes)
 {
-    uint64_t held = loose_load(part(usage, kind));
-    if (bytes > held) { /* never less than nothing */
+    uint64_t held = loose_load(part(usage, kind)),
+             gone = bytes < held ? bytes : held; /* never below nothing */
+    add(part(usage, kind), -gone);
+    if (ledger_release(&device->ledger, gone) < bytes)
         atomic_fetch_add(&device->underflows, 1);
-        bytes = held;
-    }
-    add(part(usage, kind), -bytes);
-    if (ledger_release(&device->ledger, bytes) < bytes)
-        atomic_fetch_add(&device->underflows, 1);
-    add(&usage->total_bytes, -bytes);
+    add(&usage->total_bytes, -gone);
 }
 
 void region_release(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)

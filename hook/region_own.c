@@ -11,6 +11,7 @@ _Atomic uint64_t region_own_calls[1 + MAX_DEVICES];
 
 void region_own_forget(void)
 {
+    loose_store(&brief_pid, 0);
     brief_let_go(&region_own_lock);
     memset(region_own_calls, 0, sizeof region_own_calls);
 }

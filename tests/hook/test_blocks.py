@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from built_hook import ROOT
@@ -46,3 +47,18 @@ def test_a_key_is_known_in_its_own_space_and_once(blocks: ctypes.CDLL) -> None:
     assert take(blocks, POOLED, 512) is None
     assert take(blocks, ADDRESS, 512) == block
     assert take(blocks, ADDRESS, 512) is None
+
+
+def test_what_one_thread_adds_and_another_takes_is_used_again(blocks: ctypes.CDLL) -> None:
+    def add_it(key: int) -> int:
+        return add(blocks, ADDRESS, key)
+
+    def take_and_free(key: int) -> None:
+        blocks.block_free(ctypes.c_void_p(take(blocks, ADDRESS, key)))
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        used = set()
+        for key in range(512, 512 * 200, 512):
+            used.add(one.submit(add_it, key).result())
+            other.submit(take_and_free, key).result()
+    assert len(used) == 1

@@ -401,6 +401,7 @@ WAIT = "\ncurrent(second); cuda.cuCtxSynchronize(); told(2)"
             "ctypes.byref(Entry(function, shape, there, None)), 1, 0)",
             id="multi-device",
         ),
+        pytest.param("cuda.cuLaunchGridAsync(function, 1, 1, there)", id="cuLaunchGridAsync"),
         pytest.param("cuda.cuGraphLaunch(graph, there)", id="graph"),
     ],
 )
@@ -650,6 +651,14 @@ say(failing_s=failing_s, launched_s=launches(False))
             id="on two devices",
         ),
         pytest.param("fail('cuLaunch')", "cuda.cuLaunch(function)", id="cuLaunch"),
+        pytest.param(
+            "fail('cuLaunchGrid')", "cuda.cuLaunchGrid(function, 1, 1)", id="cuLaunchGrid"
+        ),
+        pytest.param(
+            "fail('cuLaunchGridAsync')",
+            "cuda.cuLaunchGridAsync(function, 1, 1, here)",
+            id="cuLaunchGridAsync",
+        ),
         pytest.param("fail('cuGraphLaunch')", "cuda.cuGraphLaunch(graph, here)", id="graph"),
         pytest.param(
             "error, held = alloc(60); assert error == 0",

@@ -3,6 +3,8 @@
 import pytest
 from hooked_programs import Node
 
+from agent.sim.driver import made_up_uuid
+
 BEGIN = """
 from gpu_calls import *
 
@@ -282,3 +284,60 @@ say(ended=ended, into=into - before, end=end(there)[0], counted=launched() - int
     assert (said["ended"], said["end"]) == ([901, 901], 0)
     assert said["into"] <= 70  # they are told 71 at a time
     assert said["counted"] == pytest.approx(200, abs=70)
+
+
+PAST_US = f"""
+from memory_calls import unseen
+begun_past_us = unseen("cuStreamBeginCapture_v2", Handle, ctypes.c_int)
+
+
+def runs_us(graph):
+    before = gpu_us("{made_up_uuid(0)}")
+    assert cuda.cuGraphLaunch(executable(graph), None) == 0 == cuda.cuCtxSynchronize()
+    return gpu_us("{made_up_uuid(0)}") - before
+
+"""
+BEGUN = [
+    pytest.param("begin(here)", id="begun by us"),
+    pytest.param("begun_past_us(here, GLOBAL)", id="begun past us"),
+]
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+def test_launches_into_a_capture_are_whole_and_not_charged(busy: Node, begun: str) -> None:
+    """Whoever began it: what is measured there would be an event of the capture, which nobody may ask for."""
+    code = f"""
+here = stream()
+assert launch(long, here) == 0 == cuda.cuStreamSynchronize(here)
+time.sleep(0.05)
+before, begun = charged_us(), {begun}
+results = []
+for _ in range(5):
+    results.append(launch(long, here))
+    time.sleep(0.05)
+(ended, graph), charged = end(here), charged_us() - before
+say(begun=begun, results=results, ended=ended, charged=charged, us=0 if ended else runs_us(graph))
+"""
+    said = busy.run_in_virtual_time(BEGIN + PAST_US + code, **LIMITED)
+    assert (said["rc"], said["stderr"], said["begun"]) == (0, "", 0)
+    assert (said["results"], said["ended"], said["us"]) == ([0] * 5, 0, 150_000)
+    assert said["charged"] == 0
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+def test_what_the_driver_refuses_beside_a_capture_does_not_disturb_it(
+    busy: Node, begun: str
+) -> None:
+    """Of the legacy stream a launch without threads: an event of ours there would end the capture."""
+    code = f"""
+here = stream(0)
+begun = {begun}
+launched = launch(long, here)
+refused = cuda.cuLaunchKernel(long, 1, 1, 1, 0, 1, 1, 0, None, None, None)
+ended, graph = end(here)
+say(begun=begun, launched=launched, refused=refused, ended=ended, us=0 if ended else runs_us(graph))
+"""
+    said = busy.run_in_virtual_time(BEGIN + PAST_US + code, **LIMITED)
+    assert (said["rc"], said["stderr"], said["begun"]) == (0, "", 0)
+    assert (said["launched"], said["refused"]) == (0, 1)
+    assert (said["ended"], said["us"]) == (0, 30_000)

@@ -1,5 +1,10 @@
 """What the environment allows, and what programs are then told and given."""
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +82,29 @@ def test_a_malformed_limit_never_means_unlimited(node: Node, variable: str, text
     assert said["init"] == 1  # CUDA_ERROR_INVALID_VALUE
     assert said["alloc"] != 0
     assert said["rc"] == 0
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["whose reader is gone", "that is full"])
+def test_a_pipe_neither_ends_nor_holds_up_who_tells_it_of_a_limit(node: Node, full: bool) -> None:
+    """A program that has not changed what SIGPIPE does, as Python has, would be ended by it."""
+    read, write = os.pipe()
+    with contextlib.suppress(BlockingIOError):
+        os.set_blocking(write, False)
+        while full:
+            os.write(write, b"\n" * 4096)
+    os.set_blocking(write, True)
+    if not full:
+        os.close(read)
+    code = "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\nsay(init=cuda.cuInit(0))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"from cuda_calls import *\n{code}"],
+        env=node.environment(**{LIMIT: "half"}),
+        stdout=subprocess.PIPE, stderr=write, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    for end in (write, read) if full else (write,):
+        os.close(end)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["init"] == 1  # CUDA_ERROR_INVALID_VALUE
 
 
 def test_a_malformed_limit_gives_nothing_to_who_started_cuda_past_us(node: Node) -> None:

@@ -1,4 +1,5 @@
 #include "busy.h"
+#include "counters.h"
 #include "loose.h"
 #include "monotonic.h"
 
@@ -29,7 +30,7 @@ bool busy_charged(struct busy_shown *shown, int place, int64_t charged_ns)
     if (shown->due_ns <= 0 && !atomic_load_explicit(percent, memory_order_relaxed))
         shown->at_ns = now_ns; /* it was idle */
     if (charged_ns > 0) {
-        atomic_fetch_add(&own->used[place].charged_ns, (uint64_t)charged_ns);
+        count_more(&own->used[place].charged_ns, (uint64_t)charged_ns);
         note(region_device_at(place), now_ns);
         shown->due_ns += charged_ns;
         charged_ns = 0;

@@ -84,6 +84,7 @@ SELDOM = frozenset(
         "busy.c",
         "charge.c",
         "contexts.c",
+        "counters.c",
         "credit.c",
         "cuda_array.c",
         "cuda_capture.c",
@@ -164,7 +165,6 @@ PER_CALL_IF_ROOM = frozenset(
     {
         "blocks.c",
         "launch_gate.c",
-        "wrap.c",
     }
 )
 FAST_ON = {"x86_64": PER_CALL_IF_ROOM}
@@ -180,6 +180,7 @@ NEVER_UNWOUND = frozenset(
         "blocks.c",
         "brief.c",
         "busy.c",
+        "counters.c",
         "credit.c",
         "depth.c",
         "gpu_cost.c",
@@ -231,6 +232,7 @@ ARTIFACTS = (
             "busy.c",
             "charge.c",
             "contexts.c",
+            "counters.c",
             "credit.c",
             "cuda_array.c",
             "cuda_capture.c",

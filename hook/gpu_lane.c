@@ -1,4 +1,5 @@
 /* What is known and charged of a lane without asking the driver. */
+#include "counters.h"
 #include "gpu_traces.h"
 
 #include <pthread.h>
@@ -66,9 +67,9 @@ __attribute__((noinline)) void gpu_time_correct(struct lane *lane, struct turn *
     share_correct(lane->share, ns);
     if (loose_load(&lane->own_permille))
         share_correct(&lane->own, ns);
-    atomic_fetch_add(&lane->unreported_ns, ns);
-    atomic_fetch_add(&lane->turn.had_ns, (uint64_t)ns);
-    atomic_fetch_add(&turn->had_ns, (uint64_t)ns);
+    count_more_ns(&lane->unreported_ns, ns);
+    count_more(&lane->turn.had_ns, (uint64_t)ns);
+    count_more(&turn->had_ns, (uint64_t)ns);
 }
 
 __attribute__((noinline)) void gpu_time_drop_tokens(struct lane *lane)

@@ -1,5 +1,6 @@
 /* Who looks at what is being measured, and the end of what it is measured in. */
 #include "busy.h"
+#include "counters.h"
 #include "depth.h"
 #include "gpu_traces.h"
 #include "monotonic.h"
@@ -14,9 +15,9 @@ __attribute__((noinline)) static bool report(struct measured_lane *of)
     struct lane *lane = &of->lane;
     int64_t spent_ns = atomic_exchange(&lane->unreported_ns, 0);
     if (spent_ns > 0)
-        atomic_fetch_add(&lane->share->charged_ns, (uint64_t)spent_ns);
+        count_more(&lane->share->charged_ns, (uint64_t)spent_ns);
     else
-        atomic_fetch_add(&lane->unreported_ns, spent_ns); /* the counter never goes back */
+        count_more_ns(&lane->unreported_ns, spent_ns); /* the counter never goes back */
     return busy_charged(&of->shown, (int)(of - gpu_measured), spent_ns);
 }
 

@@ -1,4 +1,5 @@
 #include "gpu_time.h"
+#include "counters.h"
 #include "depth.h"
 #include "devices.h"
 #include "gpu_clock.h"
@@ -269,7 +270,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     if (recorded)
         estimate_claim(&gpu_time_predictor, key);
     if (recorded)
-        atomic_fetch_add(&lane->uncertain_ns, charged_ns);
+        count_more_ns(&lane->uncertain_ns, charged_ns);
     if (recorded && sweep)
         atomic_fetch_add(&lane->sweep_out, 1);
     if (recorded && trace->guess)

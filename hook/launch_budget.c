@@ -1,4 +1,5 @@
 #include "launch_budget.h"
+#include "counters.h"
 #include "credit.h"
 #include "monotonic.h"
 
@@ -71,7 +72,7 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
     if (launch_budget_spend(lane, cost_ns)) {
         if (payer) {
             atomic_fetch_sub(&payer->had_ns, (uint64_t)cost_ns);
-            atomic_fetch_add(&turn->had_ns, (uint64_t)cost_ns);
+            count_more(&turn->had_ns, (uint64_t)cost_ns);
         }
         return true;
     }
@@ -95,8 +96,8 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
     }
     if (own_permille)
         share_correct(own, taken_ns - chunk_ns);
-    atomic_fetch_add(&lane->turn.had_ns, (uint64_t)taken_ns);
-    atomic_fetch_add(&turn->had_ns, (uint64_t)taken_ns);
+    count_more(&lane->turn.had_ns, (uint64_t)taken_ns);
+    count_more(&turn->had_ns, (uint64_t)taken_ns);
     if (wants)
         share_tell_turn(lane->share, &lane->share->least_had, &lane->turn, now_ns, permille);
     tell_threads(lane, own, turn, cost_ns, now_ns, its_permille);
@@ -106,7 +107,7 @@ bool launch_budget_take(struct launch *launch, int64_t cost_ns, uint32_t permill
     atomic_fetch_add(&lane->granted_ns, taken_ns);
     atomic_fetch_add(&lane->tokens_ns, taken_ns - cost_ns);
     atomic_fetch_add(&lane->unreported_ns, taken_ns);
-    atomic_fetch_add(&lane->unswept_ns, taken_ns);
+    count_more_ns(&lane->unswept_ns, taken_ns);
     loose_store(&lane->launched_at_ns, now_ns);
     if (!sweeping && !loose_load(&lane->went_on_at_ns))
         loose_store(&lane->went_on_at_ns, now_ns);

@@ -1,4 +1,5 @@
 #include "launch_wait.h"
+#include "counters.h"
 #include "credit.h"
 #include "launch_budget.h"
 #include "launch_cost.h"
@@ -124,9 +125,9 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
 static void note_wait(struct launch *launch, int place, uint64_t ns)
 {
     struct region_slot *own = region_own_slot();
-    atomic_fetch_add(&launch->lane->share->throttled_ns, ns);
+    count_more(&launch->lane->share->throttled_ns, ns);
     if (own)
-        atomic_fetch_add(&own->used[place].throttled_ns, ns);
+        count_more(&own->used[place].throttled_ns, ns);
 }
 
 void launch_wait(struct launch *launch, int place)
@@ -148,7 +149,7 @@ void launch_wait(struct launch *launch, int place)
         }
     }
     if (now_ns - began_ns >= (uint64_t)SHARE_WAIT_LEAST_NS) {
-        atomic_fetch_add(&launch->lane->share->waits, 1);
+        count_more(&launch->lane->share->waits, 1);
         note_wait(launch, place, now_ns - noted_ns);
         if (gpu_time_several_streams(launch->lane, now_ns))
             gpu_time_note_spent(launch->lane, now_ns, launch->cost_ns);

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ALWAYS = 0, ERROR, WARNING, INFO, DEBUG };
+enum { ALWAYS = 0, ERROR, WARNING };
 
 /* A pipe whose reader is gone would end the process by a signal, a full one would hold it up. In libc's poll
  * a thread may be cancelled (late.c). */
@@ -52,16 +52,6 @@ void log_error(const char *format, ...)
 void log_warning(const char *format, ...)
 {
     SAY(WARNING, "warning");
-}
-
-void log_info(const char *format, ...)
-{
-    SAY(INFO, "info");
-}
-
-void log_debug(const char *format, ...)
-{
-    SAY(DEBUG, "debug");
 }
 
 void log_refusal(const char *format, ...)

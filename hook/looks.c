@@ -1,5 +1,6 @@
 #include "looks.h"
 #include "blocks.h"
+#include "counters.h"
 #include "devices.h"
 #include "pools.h"
 #include "region.h"
@@ -78,7 +79,7 @@ bool look(int place, bool inside, bool least_of_all, struct look *seen, const st
 void looks_managed(int place, int64_t bytes)
 {
     if (place >= 0)
-        atomic_fetch_add(&managed_bytes[place], (uint64_t)bytes);
+        count_more(&managed_bytes[place], (uint64_t)bytes);
 }
 
 uint64_t looks_managed_bytes(int place)

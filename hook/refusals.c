@@ -1,5 +1,7 @@
 /* Allocations that were refused, on record for the agent: see struct region_refusal. */
+#include "counters.h"
 #include "limits.h"
+#include "log.h"
 #include "region.h"
 #include "region_file.h"
 #include "region_slots.h"
@@ -43,11 +45,14 @@ void region_note_refusal(int place, uint64_t bytes, const char *function)
     struct timespec now;
     if (!device)
         return;
-    atomic_fetch_add(&device->refusals, 1);
-    atomic_fetch_add(&device->refused_bytes, bytes);
+    count_more(&device->refusals, 1);
+    count_more(&device->refused_bytes, bytes);
+    uint64_t used = ledger_used(&device->ledger), limit = limits_memory_bytes(place);
+    log_warning("%s: %llu bytes refused, %llu of %llu in use", function, (unsigned long long)bytes,
+                (unsigned long long)used, (unsigned long long)limit);
     struct region_slot *own = region_own_slot();
     if (own)
-        atomic_fetch_add(&own->utilisation[place].refusals, 1);
+        count_more(&own->utilisation[place].refusals, 1);
     struct region_tail *tail = region_tail(region_mapped());
     uint64_t number = atomic_fetch_add(&tail->refusal_count, 1) + 1;
     struct region_refusal *refusal = &tail->refusals[(number - 1) % REFUSALS];
@@ -59,8 +64,8 @@ void region_note_refusal(int place, uint64_t bytes, const char *function)
     write_half(&refusal->pid, (int32_t)getpid());
     write_half(&refusal->device, place);
     write_word(&refusal->asked_bytes, bytes);
-    write_word(&refusal->used_bytes, ledger_used(&device->ledger));
-    write_word(&refusal->limit_bytes, limits_memory_bytes(place));
+    write_word(&refusal->used_bytes, used);
+    write_word(&refusal->limit_bytes, limit);
     write_word(&refusal->largest_bytes, all.largest_bytes);
     write_half(&refusal->largest_pid, all.largest_pid);
     write_name(refusal, function);

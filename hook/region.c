@@ -1,4 +1,5 @@
 #include "region.h"
+#include "counters.h"
 #include "limits.h"
 #include "log.h"
 #include "loose.h"
@@ -82,7 +83,7 @@ static void correct(struct region *region, int place)
         }
         if (now_ns() - began_ns > FIGURES_LAST_NS || !ledger_correct(ledger, seen, all.bytes))
             continue;
-        atomic_fetch_add(&region_tail(region)->devices[place].corrections, 1);
+        count_more(&region_tail(region)->devices[place].corrections, 1);
         if (all.settled)
             return;
     }
@@ -314,7 +315,7 @@ static void release(struct region_device *device, struct region_usage *usage, en
              gone = bytes < held ? bytes : held; /* never below nothing */
     add(part(usage, kind), -gone);
     if (ledger_release(&device->ledger, gone) < bytes)
-        atomic_fetch_add(&device->underflows, 1);
+        count_more(&device->underflows, 1);
     add(&usage->total_bytes, -gone);
 }
 

@@ -251,7 +251,7 @@ ROWS = (
         hami="libCudaLogLevel",
         node="libcudaloglevel",
         value_text="not set",
-        help="LIBCUDA_LOG_LEVEL in containers: 0 errors, 1 warnings, 3 information, 4 debugging.",
+        help="LIBCUDA_LOG_LEVEL in containers: 0 nothing, 1 errors, 2 to 4 also what is refused.",
     ),
     Setting(
         name="register-format",

@@ -177,6 +177,17 @@ def test_why_cuda_does_not_start_is_said_once(node: Node, level: str) -> None:
     assert f"{LIMIT}_0=4x is not an amount of memory; write for example 4096m" in said["stderr"]
 
 
+@pytest.mark.parametrize(
+    ("level", "lines"), [("", 0), ("0", 0), ("1", 0), ("2", 1), ("3", 1), ("4", 1), ("x", 0)]
+)
+def test_what_is_refused_is_said_from_level_2_on(node: Node, level: str, lines: int) -> None:
+    code = "start()\nsay(given=alloc(4)[0])"
+    said = node.run(code, **{LIMIT: "3m"}, LIBCUDA_LOG_LEVEL=level)
+    assert (said["given"], said["stderr"].count("\n")) == (2, lines)
+    names = "cuMemAlloc_v2: 4194304 bytes refused, 0 of 3145728 in use\n"
+    assert said["stderr"].endswith(names if lines else "")
+
+
 def test_a_cache_file_that_cannot_be_had_stops_cuda_and_not_the_program(node: Node) -> None:
     cache = str(node.cache / "no" / "such" / "directory")
     env = {LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache, "LIBCUDA_LOG_LEVEL": "1"}

@@ -15,6 +15,7 @@
 #undef PATIENCE_NS
 #undef PUT_ASIDE_NS
 #include "gpu_cost.c"
+#include "counters.c"
 #include "gpu_lane.c"
 #include "gpu_read.c"
 #include "gpu_sweep.c"

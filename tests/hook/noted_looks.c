@@ -4,6 +4,7 @@
  */
 #include "beside.c"
 #include "gpu_cost.c"
+#include "counters.c"
 #include "gpu_lane.c"
 #include "gpu_sweep.c"
 #include "past.c"

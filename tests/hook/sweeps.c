@@ -26,6 +26,7 @@
  *     kind KIND                prints what one is expected to cost, in ns
  */
 #include "beside.c"
+#include "counters.c"
 #include "gpu_lane.c"
 #include "gpu_sweep.c"
 #include "past.c"

@@ -20,6 +20,7 @@
 #include "../../../hook/region.c"
 #include "../../../hook/region_own.c"
 #include "../../../hook/brief.c"
+#include "../../../hook/counters.c"
 #include "../../../hook/region_places.c"
 #include "fuzz.h"
 

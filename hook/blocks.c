@@ -31,13 +31,9 @@ struct shard {
     struct block *buckets[BUCKETS];
 };
 
-/* Everything of one process. The program's allocator is not used: it may be one that allocates on the GPU, or
- * be interrupted by us. Pages that are never touched cost nothing. */
-struct blocks {
-    struct shard shards[SHARDS];
-};
-
-static _Atomic(struct blocks *) current;
+/* Everything of one process: SHARDS of them. The program's allocator is not used: it may be one that
+ * allocates on the GPU, or be interrupted by us. Pages that are never touched cost nothing. */
+static _Atomic(struct shard *) current;
 static _Atomic uintptr_t ended; /* the context that was the last to end, in eights, and in ones a count */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
@@ -59,21 +55,21 @@ static void *map_memory(size_t bytes)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-static struct blocks *make_blocks(void)
+static struct shard *make_blocks(void)
 {
-    struct blocks *none = NULL, *made = map_memory(sizeof *made);
+    struct shard *none = NULL, *made = map_memory(SHARDS * sizeof *made);
     pthread_once(&fork_once, watch_forks);
     if (!made)
         return NULL;
     if (atomic_compare_exchange_strong(&current, &none, made))
         return made;
-    munmap(made, sizeof *made); /* another thread was faster */
+    munmap(made, SHARDS * sizeof *made); /* another thread was faster */
     return none;
 }
 
-static struct blocks *blocks(void)
+static struct shard *blocks(void)
 {
-    struct blocks *known = atomic_load_explicit(&current, memory_order_acquire);
+    struct shard *known = atomic_load_explicit(&current, memory_order_acquire);
     return known ? known : make_blocks();
 }
 
@@ -113,11 +109,11 @@ static struct block *carve(struct shard *shard)
 
 struct block *block_new(enum block_space space, int device, uint64_t bytes)
 {
-    struct blocks *all = blocks();
+    struct shard *all = blocks();
     if (!all)
         return NULL;
     unsigned home = thread_hash() % SHARDS;
-    struct shard *shard = &all->shards[home];
+    struct shard *shard = &all[home];
     brief_hold(&shard->lock);
     struct block *block = carve(shard);
     brief_let_go(&shard->lock);
@@ -128,10 +124,10 @@ struct block *block_new(enum block_space space, int device, uint64_t bytes)
 
 void block_free(struct block *block)
 {
-    struct blocks *all = block ? blocks() : NULL;
+    struct shard *all = block ? blocks() : NULL;
     if (!all)
         return;
-    struct shard *shard = &all->shards[block->home];
+    struct shard *shard = &all[block->home];
     brief_hold(&shard->lock);
     block->next = shard->free;
     shard->free = block;
@@ -140,9 +136,9 @@ void block_free(struct block *block)
 
 /* --- blocks by key -------------------------------------------------------------------------------------- */
 
-static struct shard *shard_of(struct blocks *all, uint64_t hash)
+static struct shard *shard_of(struct shard *all, uint64_t hash)
 {
-    return &all->shards[hash % SHARDS];
+    return &all[hash % SHARDS];
 }
 
 static struct block **bucket_of(struct shard *shard, uint64_t hash)
@@ -166,7 +162,7 @@ static void add_calls(struct shard *shard, const struct block *block, uint64_t c
 
 void block_add(struct block *block, unsigned long long key, uint64_t calls)
 {
-    struct blocks *all = blocks();
+    struct shard *all = blocks();
     if (!all)
         return; /* forked in the middle of a call, and no memory: then CUDA does not work either */
     uint64_t hash = hash_of(block->space, key);
@@ -182,7 +178,7 @@ void block_add(struct block *block, unsigned long long key, uint64_t calls)
 
 struct block *block_take(enum block_space space, unsigned long long key, uint64_t calls)
 {
-    struct blocks *all = atomic_load_explicit(&current, memory_order_acquire);
+    struct shard *all = atomic_load_explicit(&current, memory_order_acquire);
     if (!all)
         return NULL;
     uint64_t hash = hash_of(space, key);
@@ -203,10 +199,10 @@ struct block *block_take(enum block_space space, unsigned long long key, uint64_
 
 uint64_t blocks_calls(int device)
 {
-    struct blocks *all = atomic_load(&current);
+    struct shard *all = atomic_load(&current);
     uint64_t calls = 0;
     for (int i = 0; all && i < SHARDS; i++)
-        calls += atomic_load(&all->shards[i].calls[1 + device]);
+        calls += atomic_load(&all[i].calls[1 + device]);
     return calls;
 }
 
@@ -223,12 +219,12 @@ void block_set_context(struct block *block, const void *context)
 
 struct block *blocks_take_of(const void *context)
 {
-    struct blocks *all = atomic_load_explicit(&current, memory_order_acquire);
+    struct shard *all = atomic_load_explicit(&current, memory_order_acquire);
     struct block *taken = NULL;
     if (!all || !context)
         return NULL;
     for (int i = 0; i < SHARDS * BUCKETS; i++) {
-        struct shard *shard = &all->shards[i / BUCKETS];
+        struct shard *shard = &all[i / BUCKETS];
         brief_hold(&shard->lock);
         for (struct block **link = &shard->buckets[i % BUCKETS]; *link;) {
             struct block *block = *link;

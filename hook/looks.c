@@ -100,8 +100,8 @@ void looks_measured_ended(int place)
 
 bool looks_one_measures(const struct look *seen)
 {
-    return ((seen->calls + ONE_MEASURED / 2) & CALLS_MEASURED) == ONE_MEASURED; /* read in parts: the rest may
-                                                                                   be less than nothing */
+    /* As it is read in parts, what is below may be less than nothing. */
+    return ((seen->calls + ONE_MEASURED / 2) & CALLS_MEASURED) == ONE_MEASURED;
 }
 
 bool looks_unchanged(const struct look *seen, int place)

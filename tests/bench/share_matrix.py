@@ -8,33 +8,29 @@ negative control, the smallest error among the same cases with the limiter switc
 of real time: what the hook's own thread works to tell what launches on many streams cost.
 """
 
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from built_hook import ROOT, built
+from built_hook import ROOT
 from c_programs import compiled
 from share_bed import (
     ALONE_POINTS,
     BESIDE_POINTS,
-    Container,
     Kernels,
     Microseconds,
     Tenant,
     allowed_points,
-    run,
 )
 from share_oracle import ideal_error
 
 from tests.bench.rows import Row, row
+from tests.bench.share_case import SKIP_S, Case, judged, target_points
 from tests.bench.share_mixes import random_mixes
 
 CAPS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
@@ -46,21 +42,7 @@ RARE_BESIDE = (
     (100, 3000, 60),
     (10, 200, 40),
 )  # no turns of others, by length or number
-SKIP_S = 2.0
 SWEEP_EVERY_US = 12_000  # where lengths vary, at a limit of nearly 100 %; at most 60,000
-
-
-@dataclass(frozen=True)
-class Case:
-    """Tenants, what they launch, and how it is judged."""
-
-    group: str
-    name: str
-    tenants: tuple[Tenant, ...]
-    kernels: Kernels
-    window_s: float = 1.0
-    ideal: float = 0.0  # points that an ideal limiter is off with the same kernels
-    waits: bool = False  # a tenant that waits for its launches may not want its share
 
 
 def _lasting(phase: str, window_s: float) -> tuple[str, ...]:
@@ -287,43 +269,6 @@ def _us(us: Microseconds) -> str:
     return f"{us // 1000} ms" if us >= 1000 else f"{us} us"
 
 
-def _ran(case: Case, first_seed: int, without_limit: int = -1) -> list[Container]:
-    """What the GPU did for each tenant, of which one may have no limit."""
-    tenants = [
-        replace(tenant, policy="disable") if number == without_limit else tenant
-        for number, tenant in enumerate(case.tenants)
-    ]
-    with tempfile.TemporaryDirectory(prefix="vgpu-share-") as directory:
-        containers = run(Path(directory), tenants, case.kernels, first_seed=first_seed)
-    if any(result for container in containers for result in container.results):
-        raise RuntimeError(f"{case.group}, {case.name}: a launch failed")
-    return containers
-
-
-def _beyond(case: Case, container: Container) -> tuple[float, float]:
-    """Points below and above its share, in the windows in which it had least and most."""
-    windows = container.percents(case.window_s, SKIP_S)
-    return min(0, min(windows) - container.percent), max(0, max(windows) - container.percent)
-
-
-def worst_error(case: Case, first_seed: int = 1) -> float:
-    """Points, of the tenant and window that are furthest off; less what it lacks without a limit too."""
-    errors: list[float] = []
-    for number, container in enumerate(_ran(case, first_seed)):
-        below, above = _beyond(case, container)
-        if case.waits and -below > _target(case):
-            below -= _beyond(case, _ran(case, first_seed, without_limit=number)[number])[0]
-        errors += (min(0, below), above)
-    return max(errors, key=abs)
-
-
-def judged(cases: Sequence[Case], first_seed: int = 1) -> list[float]:
-    """The worst error of each, several cases at a time: they do not feel each other."""
-    built()  # once, before several want it
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(lambda case: worst_error(case, first_seed), cases))
-
-
 def share_area() -> Iterator[Row]:
     """Error of shares of GPU time, in virtual time on the simulated GPU; and what telling it costs."""
     cases = [
@@ -338,7 +283,7 @@ def share_area() -> Iterator[Row]:
         *long_neighbour_cases(),
         *shapes_cases(),
     ]
-    beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - _target(case)))
+    beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - target_points(case)))
               for case, error in zip(cases, judged(cases), strict=True)]  # fmt: skip
     errors = dict(zip(cases_by_name(cases), beyond, strict=True))
     for group in dict.fromkeys(case.group for case in cases):
@@ -375,10 +320,6 @@ def sweep_percents(runs: int = 5) -> list[float]:
     return [float(text.split()[0]) / SWEEP_EVERY_US * 100 for text in said]
 
 
-def _target(case: Case) -> float:
-    return ALONE_POINTS if case.group.startswith("alone") else BESIDE_POINTS
-
-
 def _evenly(tenants: Sequence[Tenant]) -> bool:
     """Whether the limits are what a GPU that is not limited gives each of them anyway."""
     return len(tenants) > 1 and len({tenant.percent for tenant in tenants}) == 1
@@ -399,7 +340,7 @@ def main(word: str = "", first_seed: str = "1") -> int:
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0
     for case, error in zip(cases, judged(cases, seed), strict=True):
-        allowed = max(_target(case), allowed_points(len(case.tenants), case.ideal))
+        allowed = max(target_points(case), allowed_points(len(case.tenants), case.ideal))
         failed += abs(error) > allowed
         mark = "" if abs(error) <= allowed else "  NOT MET"
         best = f"  ideal {case.ideal:.1f}" if case.ideal else ""

@@ -26,10 +26,7 @@ C_FLAGS = (
     "-fvisibility=hidden",
     "-ffunction-sections",
     "-fno-sanitize=undefined",  # zig adds traps that would end somebody else's process
-    # Callers are found from each call of ours, which is where exceptions and cancelled threads need
-    # them; tables of every instruction would be 6 KiB more for aarch64.
     "-fno-asynchronous-unwind-tables",
-    "-funwind-tables",
     "-Wall",
     "-Wextra",
     "-Wpedantic",
@@ -52,37 +49,50 @@ LINK_FLAGS = (
     "-lpthread",
     "-ldl",
 )
+# By which the caller of a function is found where an exception or the end of a cancelled thread
+# passes: of all functions; or of those that either may pass, which are all but those that the
+# compiler knows to be left by returning alone: they call through no pointer, and nothing that its
+# headers do not declare to be so (tests/hook/test_unwind_tables.py). The tables of the others are
+# 6 to 8 KiB. What cleans up by a handler of its own would need a library of C++ for that.
+ALL_TABLES = ("-funwind-tables",)
+NEEDED_TABLES = ("-fno-unwind-tables", "-fexceptions")
+DECLARED_OTHERWISE = frozenset({"dlsym.c"})  # libc's header says so of its dlsym, not of ours
 LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
 
 # As small as it goes: zig takes its own -Oz for -Os, so clang is told past it. A comparison of
-# bytes stays memcmp, which late.c finds.
+# bytes stays memcmp, which late.c finds. As the others may make bcmp of it, none of these becomes
+# part of one of those: that would be 16 KiB more.
 SMALLEST = ("-Os", "-Xclang", "-Oz", "-fno-builtin-bcmp")
-NO_TABLES = "-fno-unwind-tables"
+FAST = ("-O2", "-fomit-frame-pointer")
 # All files are optimised as one when they are linked, each function as its file's flags say: 5 KiB
 # less for aarch64, and calls between files cost no more than those within one.
 WHOLE = "-flto"
 IN_LINE = ("-include", "in_line.h")  # 1 KiB less for aarch64: the header says why
 
-# What a program runs at every launch, and the budget that allocations go through. The rest runs
-# once or seldom, or is little code that these go through.
+# What a program runs at every launch, and at every allocation and free.
 PER_CALL = frozenset(
     {
+        "brief.c",
+        "charge.c",
         "cuda_launch.c",
+        "cuda_memory.c",
+        "devices.c",
         "ledger.c",
+        "reclaim.c",
+        "region_own.c",
+        "wrap.c",
     }
 )
 
-# What runs beside driver calls that take microseconds, or once; and lookups and allocations, which
-# take some ns more by that, but for those of PER_CALL_IF_ROOM.
+# What runs beside driver calls that take microseconds, or once; and lookups, which take some ns
+# more by that.
 SELDOM = frozenset(
     {
         "amounts.c",
         "await.c",
         "beside.c",
         "blocks.c",
-        "brief.c",
         "busy.c",
-        "charge.c",
         "contexts.c",
         "counters.c",
         "credit.c",
@@ -90,14 +100,12 @@ SELDOM = frozenset(
         "cuda_capture.c",
         "cuda_context.c",
         "cuda_graph_memory.c",
-        "cuda_memory.c",
         "cuda_module.c",
         "cuda_pool.c",
         "cuda_start.c",
         "cuda_stream.c",
         "cuda_view.c",
         "cuda_vmm.c",
-        "devices.c",
         "dlsym.c",
         "figures.c",
         "gpu_clock.c",
@@ -138,11 +146,9 @@ SELDOM = frozenset(
         "proc_address.c",
         "process.c",
         "real.c",
-        "reclaim.c",
         "refusals.c",
         "region.c",
         "region_file.c",
-        "region_own.c",
         "region_places.c",
         "region_slots.c",
         "reserve.c",
@@ -154,7 +160,6 @@ SELDOM = frozenset(
         "throttle.c",
         "vmm.c",
         "worked.c",
-        "wrap.c",
     }
 )
 
@@ -169,46 +174,14 @@ PER_CALL_IF_ROOM = frozenset(
 )
 FAST_ON = {"x86_64": PER_CALL_IF_ROOM}
 
-# What is never on the stack when an exception or the end of a cancelled thread passes: these call
-# each other and functions of libc where no thread is cancelled, never the driver nor through a
-# pointer. So they need no unwind tables, some 40 bytes for each function. A file that is not
-# among these has tables; tests/hook/test_unwind_tables.py says what a file here may not call.
-NEVER_UNWOUND = frozenset(
-    {
-        "amounts.c",
-        "beside.c",
-        "blocks.c",
-        "brief.c",
-        "busy.c",
-        "counters.c",
-        "credit.c",
-        "depth.c",
-        "gpu_cost.c",
-        "gpu_lane.c",
-        "gpu_sweep.c",
-        "graph_left.c",
-        "launch_budget.c",
-        "launch_cost.c",
-        "launch_count.c",
-        "ledger.c",
-        "names.c",
-        "past.c",
-        "region_own.c",
-        "residency.c",
-        "table.c",
-        "throttle.c",
-        "worked.c",
-    }
-)
-
 
 @dataclass(frozen=True)
 class Artifact:
     """One file to build: its place under the output directory, its sources, its extra flags.
 
     Sources that are not `fast` are compiled for size, `seldom` ones whatever it costs in speed;
-    with None all are for speed. What `fast_on` has for an architecture is for speed there. Those
-    that are `never_unwound` have no unwind tables.
+    with None all are for speed. What `fast_on` has for an architecture is for speed there.
+    `tables`: of which functions there are unwind tables.
     """
 
     path: str
@@ -217,7 +190,7 @@ class Artifact:
     fast: frozenset[str] | None = None
     seldom: frozenset[str] = frozenset()
     fast_on: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    never_unwound: frozenset[str] = frozenset()
+    tables: tuple[str, ...] = ALL_TABLES
 
 
 ARTIFACTS = (
@@ -317,7 +290,7 @@ ARTIFACTS = (
         fast=PER_CALL,
         seldom=SELDOM,
         fast_on=FAST_ON,
-        never_unwound=NEVER_UNWOUND,
+        tables=NEEDED_TABLES,
     ),
     Artifact(
         "sim/libnvidia-ml.so.1",
@@ -479,13 +452,11 @@ def flags_of(artifact: Artifact, source: str, arch: str) -> list[str]:
     """How one source is compiled for an architecture, whatever machine compiles it."""
     fast_here = artifact.fast_on.get(arch, frozenset())
     if artifact.fast is None or source in artifact.fast | fast_here:
-        pace: tuple[str, ...] = ("-O2",)
+        pace: tuple[str, ...] = FAST
     else:
         pace = SMALLEST if source in artifact.seldom else ("-Os",)
     flags = [word for flag in C_FLAGS for word in (pace if flag == "-O2" else (flag,))]
-    if source in artifact.never_unwound:
-        flags[flags.index("-funwind-tables")] = NO_TABLES
-    return flags
+    return [*flags, *(ALL_TABLES if source in DECLARED_OTHERWISE else artifact.tables)]
 
 
 def _objects(artifact: Artifact, arch: str) -> dict[str, list[str]]:
@@ -511,7 +482,8 @@ def _but_strip(flags: list[str]) -> list[str]:
 
 def _arguments(artifact: Artifact, arch: str) -> list[str]:
     sources = artifact.sources if artifact.fast is None else (WHOLE,)
-    return [*_target(arch), *C_FLAGS, *sources, *artifact.flags, *LINK_FLAGS]
+    flags = (*C_FLAGS, *artifact.tables)
+    return [*_target(arch), *flags, *sources, *artifact.flags, *LINK_FLAGS]
 
 
 def _fingerprint(artifact: Artifact, version: str, arguments: list[str]) -> str:

@@ -1,6 +1,7 @@
 """As much of ELF (64 bit, little endian) as it takes to check what a shared library asks and offers."""
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class Elf:
     """What matters to whoever loads it."""
 
     exports: set[str] = field(default_factory=set)
+    bare_exports: set[str] = field(default_factory=set)  # those without an unwind table
     imports: set[str] = field(default_factory=set)
     needed: list[str] = field(default_factory=list)
     versions: set[str] = field(default_factory=set)  # e.g. GLIBC_2.2.5
@@ -47,6 +49,7 @@ class _Section:
     kind: int
     content: bytes
     link: int
+    address: int
 
 
 def read_elf(path: Path) -> Elf:
@@ -56,9 +59,11 @@ def read_elf(path: Path) -> Elf:
     elf = Elf(machine=struct.unpack_from("<H", raw, 18)[0])
     sections = _sections(raw)
     elf.sections = {section.name for section in sections}
+    addresses: dict[str, int] = {}
+    has_table: set[int] = set()
     for section in sections:
         if section.kind == DYNSYM:
-            _symbols(elf, section.content, sections[section.link].content)
+            addresses = _symbols(elf, section.content, sections[section.link].content)
         elif section.kind == DYNAMIC:
             _dynamic(elf, section.content, sections[section.link].content)
         elif section.kind == VERNEED:
@@ -70,6 +75,9 @@ def read_elf(path: Path) -> Elf:
                 info & 0xFFFFFFFF for _, info, _ in struct.iter_unpack("<QQQ", section.content)
             ]
             elf.relative_relocations += kinds.count(RELATIVE[elf.machine])
+        elif section.name == ".eh_frame_hdr":
+            has_table = set(_unwound(section))
+    elf.bare_exports = {name for name, at in addresses.items() if at not in has_table}
     _segments(elf, raw)
     return elf
 
@@ -96,7 +104,7 @@ def _sections(raw: bytes) -> list[_Section]:
     heads = [struct.unpack_from("<IIQQQQIIQQ", raw, table + i * size) for i in range(count)]
     names = raw[heads[names_at][4] :]
     return [
-        _Section(_text(names, head[0]), head[1], raw[head[4] : head[4] + head[5]], head[6])
+        _Section(_text(names, head[0]), head[1], raw[head[4] : head[4] + head[5]], head[6], head[3])
         for head in heads
     ]
 
@@ -105,10 +113,22 @@ def _text(strings: bytes, at: int) -> str:
     return strings[at : strings.index(b"\0", at)].decode()
 
 
-def _symbols(elf: Elf, content: bytes, strings: bytes) -> None:
-    for at in range(24, len(content), 24):
-        name, _, _, section = struct.unpack_from("<IBBH", content, at)
-        (elf.exports if section else elf.imports).add(_text(strings, name))
+def _symbols(elf: Elf, content: bytes, strings: bytes) -> dict[str, int]:
+    """Note the names; give where those that are exported lie."""
+    exported = {}
+    for name_at, _, _, section, value, _ in struct.iter_unpack("<IBBHQQ", content[24:]):
+        name = _text(strings, name_at)
+        (elf.exports if section else elf.imports).add(name)
+        if section:
+            exported[name] = value
+    return exported
+
+
+def _unwound(header: _Section) -> Iterator[int]:
+    """Where the functions begin that .eh_frame_hdr lists, from here on: as LLD writes it."""
+    assert header.content[:4] == b"\x01\x1b\x03\x3b"
+    for begin, _ in struct.iter_unpack("<ii", header.content[12:]):
+        yield header.address + begin
 
 
 def _dynamic(elf: Elf, content: bytes, strings: bytes) -> None:

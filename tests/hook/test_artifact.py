@@ -39,6 +39,11 @@ def hook(library: Path) -> Elf:
     return read_elf(library)
 
 
+def test_the_callers_of_all_that_it_offers_are_found(hook: Elf) -> None:
+    """By the driver's exceptions, and where a thread is cancelled in it (unwind tables)."""
+    assert hook.bare_exports == set()
+
+
 def test_it_is_built_for_the_machine_it_is_named_for(library: Path, hook: Elf) -> None:
     assert hook.machine == {"x86_64": 62, "aarch64": 183}[library.parent.name]
 

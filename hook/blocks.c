@@ -10,6 +10,7 @@
 
 #define COUNTED ((uintptr_t)7) /* of an address that is a multiple of eight */
 enum { SHARDS = 64, BUCKETS = 1024, ARENA_BYTES = 1 << 16, CACHE_LINE = 64, STACK_SHIFT = 12 };
+enum { KEYS_IN_PLACE = 32 }; /* of glibc's threads: more of them are allocated, by the program's allocator */
 
 struct block {
     union {
@@ -35,7 +36,16 @@ struct shard {
  * allocates on the GPU, or be interrupted by us. Pages that are never touched cost nothing. */
 static _Atomic(struct shard *) current;
 static _Atomic uintptr_t ended; /* the context that was the last to end, in eights, and in ones a count */
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* One block of each thread that is in no use: for whoever frees and allocates in turn, which takes no lock
+ * then. Others would not find it, so it is put back when the thread ends, which keeps none after that. */
+static _Thread_local struct spare {
+    struct block *block;
+    enum { UNASKED, KEEPS, KEEPS_NONE } state;
+} spare __attribute__((tls_model("initial-exec")));
+static pthread_key_t at_thread_end;
+static bool tells_end; /* of each thread that says so */
 
 /* Left where it is: the parent's other threads are not here to unlock it. */
 static void forget_after_fork(void)
@@ -43,9 +53,19 @@ static void forget_after_fork(void)
     loose_store(&current, NULL);
 }
 
-static void watch_forks(void)
+static void put_back(struct block *block);
+
+static void thread_ends(void *of)
+{
+    struct spare *left = of;
+    put_back(left->block);
+    *left = (struct spare){.state = KEEPS_NONE};
+}
+
+static void watch(void)
 {
     pthread_atfork(NULL, NULL, forget_after_fork);
+    tells_end = pthread_key_create(&at_thread_end, thread_ends) == 0 && at_thread_end < KEYS_IN_PLACE;
 }
 
 static void *map_memory(size_t bytes)
@@ -58,7 +78,7 @@ static void *map_memory(size_t bytes)
 static struct shard *make_blocks(void)
 {
     struct shard *none = NULL, *made = map_memory(SHARDS * sizeof *made);
-    pthread_once(&fork_once, watch_forks);
+    pthread_once(&once, watch);
     if (!made)
         return NULL;
     if (atomic_compare_exchange_strong(&current, &none, made))
@@ -107,7 +127,8 @@ static struct block *carve(struct shard *shard)
     return block;
 }
 
-struct block *block_new(enum block_space space, int device, uint64_t bytes)
+/* One out of a shard that other threads seldom use. */
+static struct block *take_one(void)
 {
     struct shard *all = blocks();
     if (!all)
@@ -118,11 +139,11 @@ struct block *block_new(enum block_space space, int device, uint64_t bytes)
     struct block *block = carve(shard);
     brief_let_go(&shard->lock);
     if (block)
-        *block = (struct block){.space = space, .home = home & UINT8_MAX, .device = device, .bytes = bytes};
+        block->home = home & UINT8_MAX;
     return block;
 }
 
-void block_free(struct block *block)
+static void put_back(struct block *block)
 {
     struct shard *all = block ? blocks() : NULL;
     if (!all)
@@ -132,6 +153,33 @@ void block_free(struct block *block)
     block->next = shard->free;
     shard->free = block;
     brief_let_go(&shard->lock);
+}
+
+struct block *block_new(enum block_space space, int device, uint64_t bytes)
+{
+    struct block *block = spare.block;
+    spare.block = NULL;
+    if (!block)
+        block = take_one();
+    if (block)
+        *block = (struct block){.space = space, .home = block->home, .device = device, .bytes = bytes};
+    return block;
+}
+
+/* Whether what this thread keeps will be put back. */
+static bool keeps(void)
+{
+    if (spare.state == UNASKED)
+        spare.state = tells_end && pthread_setspecific(at_thread_end, &spare) == 0 ? KEEPS : KEEPS_NONE;
+    return spare.state == KEEPS;
+}
+
+void block_free(struct block *block)
+{
+    if (block && !spare.block && keeps())
+        spare.block = block;
+    else
+        put_back(block);
 }
 
 /* --- blocks by key -------------------------------------------------------------------------------------- */

@@ -11,8 +11,7 @@ _Atomic int brief_pid;
 
 enum { LOOKS = 100, MOMENT_NS = 50000 };
 
-/* Apart, so that where it is free costs little. */
-__attribute__((noinline)) static void wait_for(struct brief *lock)
+void brief_wait(struct brief *lock)
 {
     static const struct timespec moment = {.tv_nsec = MOMENT_NS};
     int error = errno;
@@ -24,10 +23,4 @@ __attribute__((noinline)) static void wait_for(struct brief *lock)
         brief_let_go(lock);
     syscall(SYS_futex, &lock->held, FUTEX_WAIT_PRIVATE, 1, &moment, NULL, 0);
     errno = error;
-}
-
-void brief_hold(struct brief *lock)
-{
-    while (atomic_exchange_explicit(&lock->held, 1, memory_order_acquire))
-        wait_for(lock);
 }

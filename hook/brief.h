@@ -15,7 +15,13 @@ struct brief {
 /* Whose threads hold them; 0: not known, so nothing is taken. */
 extern _Atomic int brief_pid __attribute__((visibility("hidden")));
 
-void brief_hold(struct brief *lock);
+void brief_wait(struct brief *lock);
+
+static inline void brief_hold(struct brief *lock)
+{
+    while (__builtin_expect(atomic_exchange_explicit(&lock->held, 1, memory_order_acquire), 0))
+        brief_wait(lock);
+}
 
 static inline void brief_let_go(struct brief *lock)
 {

@@ -9,7 +9,7 @@ bool charging(void)
 bool charging_bytes(uint64_t bytes)
 {
     const uint64_t addresses = UINT64_C(1) << 57; /* of the widest GPUs and processors */
-    return bytes > 0 && bytes < addresses && charging();
+    return bytes > 0 && bytes < addresses && charging_inline();
 }
 
 bool charge_at_once(int place, enum charge_kind kind, uint64_t bytes, uint64_t calls)

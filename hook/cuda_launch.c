@@ -6,6 +6,7 @@
 
 enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
 
+#define IN_ONE_PIECE __attribute__((flatten)) /* the gate as well: what most programs launch by */
 #define SELDOM __attribute__((minsize)) /* of what few programs launch by, or seldom: some ns more */
 
 /* The shape of a launching wrapper: pass the gate, call. `kind` is the key of its estimate. */
@@ -21,9 +22,10 @@ enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
     launch_gate_passed(&launch, result);                                                                     \
     return result
 
-EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned block_x,
-                               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
-                               void **parameters, void **extra)
+IN_ONE_PIECE EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
+                                            unsigned block_x, unsigned block_y, unsigned block_z,
+                                            unsigned shared_bytes, CUstream stream, void **parameters,
+                                            void **extra)
 {
     LAUNCH(cuLaunchKernel, stream, 0,
            estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,

@@ -148,18 +148,18 @@ static inline uint32_t measured_apart(const struct lane *lane)
 
 #define LOOK_AT_ALL_NS 100000 /* launches from here on are known to run, by when they were made */
 
-/* Whether the launch is paid for already. */
-static inline bool is_paid(struct launch *launch)
+/* Whether the launch is paid for already. Its kind and lane as its maker has them: to read them out of it
+ * again would be waited for. */
+static inline bool is_paid(struct launch *launch, uint64_t key, struct lane *lane)
 {
-    struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
-    if (!estimate || atomic_load_explicit(&estimate->samples, memory_order_relaxed) < ESTIMATE_SAMPLES)
+    struct estimate *estimate = estimate_find(&gpu_time_predictor, key);
+    if (!estimate || loose_load(&estimate->samples) < ESTIMATE_SAMPLES)
         return false;
-    launch->cost_ns = atomic_load_explicit(&estimate->ns, memory_order_relaxed);
+    int64_t cost_ns = launch->cost_ns = loose_load(&estimate->ns);
     bool measured = estimate_measures_all(estimate)
-        || (estimate_measures_often(estimate) && launch_count_untold() % measured_apart(launch->lane) == 0);
-    return !measured && launch->cost_ns < LOOK_AT_ALL_NS
-        && atomic_load_explicit(&launch->lane->sweep_left, memory_order_relaxed) <= 0
-        && launch_budget_spend(launch->lane, launch->cost_ns);
+        || (estimate_measures_often(estimate) && launch_count_untold() % measured_apart(lane) == 0);
+    return !measured && cost_ns < LOOK_AT_ALL_NS && loose_load(&lane->sweep_left) <= 0
+        && launch_budget_spend(lane, cost_ns);
 }
 
 /* Note the device's word, if nothing is kept, lent or blocked there. */
@@ -183,7 +183,7 @@ static void open_gate(void)
 {
     struct region *region = region_mapped();
     int count = device_count();
-    if (!region || count > MAX_DEVICES)
+    if (!region || count > MAX_DEVICES || launch_gate_is_as_opened(atomic_load(&launch_gate_devices)))
         return;
     for (CUdevice device = 0; device < count; device++)
         if (!open_for(device))
@@ -218,13 +218,13 @@ void launch_gate_pass(struct launch *launch, CUstream stream, bool per_thread, u
     if (!charging_inline() || is_captured(launch))
         return;
     int place = place_of_launch(stream);
-    launch->lane = gpu_lane(place);
-    if (!launch->lane)
+    struct lane *lane = launch->lane = gpu_lane(place);
+    if (!lane)
         return;
-    launch->key = key_at(key, place);
+    key = launch->key = key_at(key, place);
     launch_count_add(); /* whichever way it goes */
     bool as_noted = launch_count_untold() < LAUNCH_COUNT_MOST && is_kept(place);
-    if ((as_noted || is_to_pay(launch, place)) && !is_paid(launch))
+    if ((as_noted || is_to_pay(launch, place)) && !is_paid(launch, key, lane))
         launch_wait(launch, place);
 }
 

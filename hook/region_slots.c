@@ -24,7 +24,7 @@ enum { OWNER_TIME_SHIFT = 24, PAGE_BYTES = 4096 };
 #define SPREAD UINT32_C(0x10001) /* inode numbers are close together: sums of two are to differ */
 
 static _Atomic(struct region_slot *) mine;
-static _Atomic uint64_t my_owner; /* its owner word */
+_Atomic uint64_t slots_my_owner;
 static _Atomic(struct region_slot *) kept_before; /* the last one from before this program, of which */
 static uint64_t kept_owner; /* this is the owner word; as long as it is */
 static _Atomic uint32_t my_namespace; /* 0: not asked yet, or not known */
@@ -226,7 +226,7 @@ static bool try_slot(struct region *region, int fd, int32_t index, uint64_t me)
     if (atomic_compare_exchange_strong(&slot->owner, &nobody, me)) {
         set_in_order(region, slot, index);
         if (atomic_compare_exchange_strong(&slot->owner, &me, me | OWNER_READY)) {
-            atomic_store(&my_owner, me | OWNER_READY);
+            atomic_store(&slots_my_owner, me | OWNER_READY);
             atomic_store(&mine, slot);
             atomic_store(&slot->status, 1);
             return true;
@@ -313,11 +313,6 @@ struct region_slot *slot_take(struct region *region, int fd, bool *before)
     munmap(keeper, PAGE_BYTES);
     errno = error;
     return NULL;
-}
-
-bool slot_is_mine(struct region_slot *slot)
-{
-    return atomic_load(&slot->owner) == atomic_load(&my_owner);
 }
 
 void slots_forget(void)

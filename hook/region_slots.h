@@ -36,7 +36,11 @@ uint64_t slots_before_bytes(int place);
 void slot_stays_in_children(void);
 
 /* Whether the slot is still the one that this process took. */
-bool slot_is_mine(struct region_slot *slot);
+extern _Atomic uint64_t slots_my_owner __attribute__((visibility("hidden"))); /* its owner word */
+static inline bool slot_is_mine(struct region_slot *slot)
+{
+    return atomic_load(&slot->owner) == atomic_load(&slots_my_owner);
+}
 
 /* After fork: this process is another one. Async-signal-safe. */
 void slots_forget(void);

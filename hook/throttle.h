@@ -164,10 +164,16 @@ struct predictor {
     atomic_bool far[FAMILIES]; /* one of its kinds is far longer now and then */
 };
 
+/* What is in its upper half is in both then. */
+static inline uint64_t estimate_fold(uint64_t word)
+{
+    return word ^ word >> 32;
+}
+
 static inline uint64_t estimate_mix(uint64_t hash, uint64_t word)
 {
     hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
-    return hash ^ hash >> 32;
+    return estimate_fold(hash);
 }
 
 /* Key of a kernel with the shape of its launch. Never 0. */
@@ -175,10 +181,13 @@ static inline uint64_t estimate_key(const void *function, unsigned x, unsigned y
                                     unsigned block_x, unsigned block_y, unsigned block_z,
                                     unsigned shared_bytes)
 {
-    uint64_t hash = estimate_mix((uintptr_t)function, (uint64_t)x << 32 | block_x);
-    hash = estimate_mix(hash, (uint64_t)y << 32 | block_y);
-    hash = estimate_mix(hash, (uint64_t)z << 48 ^ (uint64_t)block_z << 32 ^ shared_bytes) | 1;
+    /* Factors without a pattern, and no product that waits for another: all that follows waits for this. */
     uint64_t family = (uintptr_t)function * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t hash = family + estimate_fold((uint64_t)x << 32 | block_x) * UINT64_C(0xd6e8feb86659fd93)
+        + estimate_fold((uint64_t)y << 32 | block_y) * UINT64_C(0xa0761d6478bd642f)
+        + estimate_fold((uint64_t)z << 48 ^ (uint64_t)block_z << 32 ^ shared_bytes)
+            * UINT64_C(0xe7037ed1a0b428db);
+    hash = estimate_fold(hash) | 1;
     return (hash & ~ESTIMATE_FAMILY) | (family & ESTIMATE_FAMILY);
 }
 

@@ -1,9 +1,12 @@
 """The arithmetic of shares (throttle.c, residency.c, past.c): pure, so judged on a model GPU in virtual time."""
 
 import ctypes
+import subprocess
 from collections.abc import Iterator
 
 import pytest
+from built_hook import ROOT
+from c_programs import compiled
 from hypothesis import example, given
 from hypothesis import strategies as st
 from share_model import MS, SECOND, Share, Tenant, kernels_of, load, run
@@ -636,3 +639,13 @@ def test_once_no_shape_is_long_any_more_new_ones_are_as_any(library: ctypes.CDLL
     predictor, family = Predictor(), 5 << FAMILY_AT
     learn(library, predictor, family + 1, NOW_LONG + [20_000] * 5_000)
     assert learn(library, predictor, family + 2, [20_000]).deviation == 0
+
+
+@pytest.mark.parametrize("apart", [16, 256, 4096], ids="kernels {} bytes apart".format)
+def test_kinds_have_keys_of_their_own(apart: int) -> None:
+    """And lie in all sets, two to one on average; of one kernel they are one family."""
+    program = compiled("kinds.c", f"-I{ROOT / 'hook'}")
+    done = subprocess.run([str(program), str(apart)], capture_output=True, text=True, check=True)
+    kinds, distinct, fullest, strangers = map(int, done.stdout.split())
+    assert (kinds, distinct, strangers) == (4096, 4096, 0)
+    assert fullest <= 12  # by chance it would be 8 or 9

@@ -52,8 +52,8 @@ LINK_FLAGS = (
 # By which the caller of a function is found where an exception or the end of a cancelled thread
 # passes: of all functions; or of those that either may pass, which are all but those that the
 # compiler knows to be left by returning alone: they call through no pointer, and nothing that its
-# headers do not declare to be so (tests/hook/test_unwind_tables.py). The tables of the others are
-# 6 to 8 KiB. What cleans up by a handler of its own would need a library of C++ for that.
+# headers do not declare to be so (tests/hook/test_unwind_tables.py). The room is better used for
+# speed. What cleans up by a handler of its own would need a library of C++ for that.
 ALL_TABLES = ("-funwind-tables",)
 NEEDED_TABLES = ("-fno-unwind-tables", "-fexceptions")
 DECLARED_OTHERWISE = frozenset({"dlsym.c"})  # libc's header says so of its dlsym, not of ours
@@ -61,7 +61,7 @@ LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
 
 # As small as it goes: zig takes its own -Oz for -Os, so clang is told past it. A comparison of
 # bytes stays memcmp, which late.c finds. As the others may make bcmp of it, none of these becomes
-# part of one of those: that would be 16 KiB more.
+# part of one of those: the file would be larger than it may be.
 SMALLEST = ("-Os", "-Xclang", "-Oz", "-fno-builtin-bcmp")
 FAST = ("-O2", "-fomit-frame-pointer")
 # All files are optimised as one when they are linked, each function as its file's flags say: 5 KiB

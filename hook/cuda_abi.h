@@ -213,6 +213,9 @@ enum {
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2, /* a flag */
 };
 
+/* Drivers from this version on know POOL_ALLOCATION_TYPE and POOL_LOCATION_*. */
+#define POOLS_TOLD_SINCE 13020
+
 /* Values under names of our own, where the vendor's header would define the same; its name stands beside. */
 enum {
     MEMORY_LOCATION_NONE = 0, /* CU_MEM_LOCATION_TYPE_NONE */

@@ -176,7 +176,7 @@ CUresult cuEventQuery(CUevent);
 CUresult cuEventElapsedTime(float *, CUevent, CUevent);
 CUresult cuEventDestroy_v2(CUevent);
 CUresult cuFuncGetModule(CUmodule *, CUfunction);
-CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr);
+CUresult cuDriverGetVersion(int *);
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *, CUmemGenericAllocationHandle);
 CUresult cuGreenCtxGetDevResource(CUgreenCtx, CUdevResource *, CUdevResourceType);
 CUresult cuCtxGetId(CUcontext, unsigned long long *);
@@ -186,7 +186,7 @@ CUresult cuCtxGetStreamPriorityRange(int *, int *);
 CUresult cuGetErrorName(CUresult, const char **);
 
 /* provided by the simulated driver besides */
-CUresult cuDriverGetVersion(int *);
+CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr);
 CUresult cuGetErrorString(CUresult, const char **);
 CUresult cuDeviceGet(CUdevice *, int);
 CUresult cuDeviceGetName(char *, int, CUdevice);

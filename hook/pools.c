@@ -119,6 +119,14 @@ void pool_imported(CUmemoryPool pool)
     make_known(pool, POOL_NOT_COUNTED, true);
 }
 
+/* What an older one is asked, it refuses; and those who look for errors of a program's calls show that. */
+static bool tells_of_pools(const struct real_cuda *real)
+{
+    int version;
+    return real->cuMemPoolGetAttribute && real->cuDriverGetVersion
+        && real->cuDriverGetVersion(&version) == CUDA_SUCCESS && version >= POOLS_TOLD_SINCE;
+}
+
 /* The device of a pool that we did not see being made, or that is of managed memory without a place: that is
  * counted where it is first used. As is what a driver does not tell about, unless it is a device's own. */
 static CUdevice ask_device(CUmemoryPool handle, CUdevice first_used)
@@ -127,7 +135,7 @@ static CUdevice ask_device(CUmemoryPool handle, CUdevice first_used)
     CUmemLocation location;
     CUmemoryPool own;
     int kind, count;
-    if (real->cuMemPoolGetAttribute
+    if (tells_of_pools(real)
         && real->cuMemPoolGetAttribute(handle, POOL_LOCATION_TYPE, &location.type) == CUDA_SUCCESS
         && real->cuMemPoolGetAttribute(handle, POOL_LOCATION_ID, &location.id) == CUDA_SUCCESS
         && real->cuMemPoolGetAttribute(handle, POOL_ALLOCATION_TYPE, &kind) == CUDA_SUCCESS) {

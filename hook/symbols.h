@@ -174,7 +174,7 @@
     X(cuEventElapsedTime, "cuEventElapsedTime", 2000, 0)                                                      \
     X(cuEventDestroy_v2, "cuEventDestroy", 4000, 0)                                                           \
     X(cuFuncGetModule, "cuFuncGetModule", 11000, 0)                                                           \
-    X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, 0)                                                \
+    X(cuDriverGetVersion, "cuDriverGetVersion", 2020, 0)                                                      \
     X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020, 0)             \
     X(cuGreenCtxGetDevResource, "cuGreenCtxGetDevResource", 12040, 0)                                         \
     X(cuCtxGetId, "cuCtxGetId", 12000, 0)                                                                     \
@@ -185,7 +185,7 @@
 
 /* Provided by the simulated driver besides, for programs under test. */
 #define CUDA_SIMULATED(X) \
-    X(cuDriverGetVersion, "cuDriverGetVersion", 2020, 0)                                                      \
+    X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, 0)                                                \
     X(cuGetErrorString, "cuGetErrorString", 6000, 0)                                                          \
     X(cuDeviceGet, "cuDeviceGet", 2000, 0)                                                                    \
     X(cuDeviceGetName, "cuDeviceGetName", 2000, 0)                                                            \

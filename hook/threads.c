@@ -5,7 +5,9 @@
 #include <signal.h>
 
 enum {
-    STACK_BYTES = 256 * 1024, /* enough for us; thread-local storage of the program may need more: */
+    /* Enough for us, and for the driver, and what profilers do in their callbacks. Thread-local storage of
+     * the program comes out of it, too, and may need more: */
+    STACK_BYTES = 1024 * 1024,
     STACK_MORE = 8, /* times as much then, */
     STACK_MOST_BYTES = 128 * 1024 * 1024, /* of which only what is used is memory */
 };

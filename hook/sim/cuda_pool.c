@@ -211,7 +211,9 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute att
 {
     struct cuda_call call;
     CUresult result = begin_pool(&call, __func__, pool);
-    if (result == CUDA_SUCCESS && (!value || pool->imported))
+    if (result == CUDA_SUCCESS
+        && (!value || pool->imported
+            || (attribute >= POOL_ALLOCATION_TYPE && call.node->cuda_version < POOLS_TOLD_SINCE)))
         result = CUDA_ERROR_INVALID_VALUE;
     cuuint64_t *figure = value;
     int *choice = value;

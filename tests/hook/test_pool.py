@@ -12,6 +12,7 @@ from agent.sim.driver import SimGpu, made_up_uuid
 
 GPU = made_up_uuid(0)
 BEGIN = "from memory_calls import *\nstart()\n"
+TELLS_OF_POOLS = 13020  # the driver that tells where a pool is, and of what
 
 
 @pytest.mark.parametrize(
@@ -400,6 +401,7 @@ def test_a_stream_of_another_device_is_charged_there(node: Node) -> None:
     ],
 )
 def test_pools_of_the_host_are_not_charged(node: Node, of: str) -> None:
+    node.sim.versions(cuda=TELLS_OF_POOLS)
     code = (
         f"p = {of}\nfirst, a = draw(100, p)\nheld = both()\nfreed = put(a)\n"
         "say(first=first, held=held, freed=freed, left=both())"
@@ -409,10 +411,19 @@ def test_pools_of_the_host_are_not_charged(node: Node, of: str) -> None:
     assert said["held"] == said["left"] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("cuda", "fails"),
+    [
+        pytest.param(TELLS_OF_POOLS, True, id="it fails"),
+        pytest.param(TELLS_OF_POOLS - 10, False, id="an older one"),
+    ],
+)
 def test_the_hosts_own_pool_is_charged_where_the_driver_does_not_tell_what_it_is(
-    node: Node,
+    node: Node, cuda: int, fails: bool
 ) -> None:
-    node.sim.fail("cuMemPoolGetAttribute", 1)
+    node.sim.versions(cuda=cuda)
+    if fails:
+        node.sim.fail("cuMemPoolGetAttribute", 1)
     code = "p = pool_at('cuMemGetDefaultMemPool', 2)\nsay(r=[draw(100, p)[0], draw(32, p)[0], charged_mib()])"
     assert node.run(BEGIN + code, **{LIMIT: "50m"})["r"] == [2, 0, 32]
 

@@ -220,25 +220,26 @@ def threads_cases() -> Iterator[Case]:
 NEIGHBOUR: Kernels = {
     "a": 20, "b": 50, "c": 200, "d": 1000, "e": 2000, "v": (5, 300), "r": (20, 400, 20),
 }  # fmt: skip
-WAYS_BESIDE_LONG = (("kernel=a",), ("kernel=c",), ("kernel=e",), ("kernel=v",), ("kernel=v,streams=4",), ("kernel=r",),
+WAYS_BESIDE_LONG = (("kernel=a",), ("kernel=c",), ("kernel=e",), ("kernel=v",), ("kernel=v,streams=4",), ("kernel=r",), ("kernel=r,streams=4",),
                     ("kernel=d", "kernel=a"), ("kernel=d", "kernel=b"), ("kernel=e", "kernel=a"))  # fmt: skip
 
 
 def long_neighbour_cases() -> Iterator[Case]:
     """One or two threads beside a container whose kernels are cut into many turns."""
-    for ways, us in product(WAYS_BESIDE_LONG, (20_000, 50_000)):
+    lengths = ((20_000, 1), (50_000, 1), (200_000, 2))
+    for ways, (us, window_s) in product(WAYS_BESIDE_LONG, lengths):
         for cap in (50, 70, 80):
             phases = tuple(
                 f"thread={number},{phase}"
                 for number, each in enumerate(ways, 1)
-                for phase in _lasting(each, 1)
+                for phase in _lasting(each, window_s)
             )
             tenants = (
                 Tenant(cap, phases, threads=len(ways)),
-                Tenant(100 - cap, _lasting("kernel=n", 1)),
+                Tenant(100 - cap, _lasting("kernel=n", window_s)),
             )
             yield Case(f"beside {_us(us)}: {' | '.join(ways)}", f"{cap}/{100 - cap}", tenants,
-                       {**NEIGHBOUR, "n": us})  # fmt: skip
+                       {**NEIGHBOUR, "n": us}, window_s)  # fmt: skip
 
 
 def shapes_cases() -> Iterator[Case]:

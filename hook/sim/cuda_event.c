@@ -127,7 +127,8 @@ static CUresult record(const char *function, CUevent event, CUstream stream, boo
     if (result == CUDA_SUCCESS && !capturing) {
         uint32_t row = stream_row(&call);
         uint64_t pushed = 0;
-        uint64_t turn = execution_record(row, event->row, call.call.node->queue_depth, &pushed);
+        uint64_t turn = execution_record(row, event->row, event->timed ? call.call.node->event_ns : 0,
+                                         call.call.node->queue_depth, &pushed);
         event->stream = row;
         event->pushed = pushed;
         event->turn = turn;

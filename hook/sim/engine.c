@@ -116,24 +116,23 @@ static void retire(struct execution *execution, struct lane_row *lane, struct st
         lane->pending--;
 }
 
-/* Finish all of the lane that takes no time, and count the kernels that run. */
-static bool drain(struct execution *execution, uint32_t lane_index, uint32_t *running)
+/* Finish all of the lane that takes no time, and count the kernels that run, and the events. */
+static bool drain(struct execution *execution, uint32_t lane_index, struct gpu_row *gpu)
 {
     struct lane_row *lane = &execution->lanes[lane_index];
     bool retired = false;
     for (bool more = true; more;) {
         more = false;
-        *running = 0;
+        gpu->running = gpu->recording = 0;
         EACH_STREAM (execution, lane_index, i) {
             struct stream_row *stream = &execution->streams[i];
-            while (ready(execution, stream)
-                   && (head_of(stream)->kind != ITEM_KERNEL || head_of(stream)->work == 0)) {
+            while (ready(execution, stream) && head_of(stream)->work == 0) {
                 retire(execution, lane, stream);
                 more = true; /* another stream may have waited for it */
             }
             if (ready(execution, stream)) {
                 begin(execution, lane, head_of(stream));
-                ++*running;
+                ++*(head_of(stream)->kind == ITEM_KERNEL ? &gpu->running : &gpu->recording);
             }
         }
         retired |= more;
@@ -152,11 +151,16 @@ static uint32_t next_turn(const struct execution *execution, const struct gpu_ro
     return NOTHING;
 }
 
+static bool is_in_use(const struct gpu_row *gpu)
+{
+    return gpu->running || gpu->recording;
+}
+
 /* Decide who has the GPU now. True if anything finished. */
 static bool settle(struct execution *execution, struct gpu_row *gpu)
 {
     bool retired = false;
-    gpu->running = 0;
+    gpu->running = gpu->recording = 0;
     while (gpu->lane_count) {
         gpu->turn %= gpu->lane_count;
         uint32_t lane = gpu->lanes[gpu->turn];
@@ -171,8 +175,8 @@ static bool settle(struct execution *execution, struct gpu_row *gpu)
             gpu->turn = next == NOTHING ? gpu->turn : next;
             gpu->slice_end_ns = execution->now_ns + execution->slice_ns;
         } else {
-            retired |= drain(execution, lane, &gpu->running);
-            if (gpu->running)
+            retired |= drain(execution, lane, gpu);
+            if (is_in_use(gpu))
                 return retired;
         }
     }
@@ -184,12 +188,18 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* How many have a part of the time in which this is worked at: events wait beside what runs. */
+static uint64_t parts_beside(const struct gpu_row *gpu, const struct item *item)
+{
+    return item->kind == ITEM_KERNEL && gpu->running ? gpu->running : 1;
+}
+
 /* When the GPU next needs a decision, if that is before `limit_ns`. */
 static uint64_t next_decision(const struct execution *execution, const struct gpu_row *gpu, uint64_t limit_ns)
 {
     for (uint32_t place = 0; place < gpu->lane_count; place++) {
         uint32_t lane = gpu->lanes[place];
-        bool has_gpu = gpu->running && place == gpu->turn;
+        bool has_gpu = is_in_use(gpu) && place == gpu->turn;
         if (!execution->lanes[lane].pending)
             continue;
         EACH_STREAM (execution, lane, i) {
@@ -201,11 +211,12 @@ static uint64_t next_decision(const struct execution *execution, const struct gp
                 limit_ns = least(limit_ns, arrival_ns);
             else if (has_gpu && ready(execution, stream) && !waits_in_place(execution, head_in(stream)))
                 /* a slice only ends when somebody waits */
-                limit_ns = least(
-                    limit_ns,
-                    execution->now_ns
-                        + ((head_in(stream)->work * gpu->running + (1 << WORK_SHIFT) - 1) >> WORK_SHIFT));
-            else if (gpu->running && !has_gpu && ready(execution, stream))
+                limit_ns = least(limit_ns,
+                                 execution->now_ns
+                                     + ((head_in(stream)->work * parts_beside(gpu, head_in(stream))
+                                         + (1 << WORK_SHIFT) - 1)
+                                        >> WORK_SHIFT));
+            else if (is_in_use(gpu) && !has_gpu && ready(execution, stream))
                 limit_ns = least(limit_ns, gpu->slice_end_ns);
         }
     }
@@ -214,17 +225,18 @@ static uint64_t next_decision(const struct execution *execution, const struct gp
 
 static void work(struct execution *execution, struct gpu_row *gpu, uint64_t elapsed_ns)
 {
-    if (!gpu->running)
+    if (!is_in_use(gpu))
         return;
     uint32_t lane = gpu->lanes[gpu->turn];
-    uint64_t share = (elapsed_ns << WORK_SHIFT) / gpu->running;
     EACH_STREAM (execution, lane, i) {
         struct stream_row *stream = &execution->streams[i];
         if (ready(execution, stream) && !waits_in_place(execution, head_in(stream))) {
             struct item *item = head_of(stream);
-            item->work -= least(item->work, share);
+            item->work -= least(item->work, (elapsed_ns << WORK_SHIFT) / parts_beside(gpu, item));
         }
     }
+    if (!gpu->running)
+        return;
     execution->lanes[lane].busy_ns += elapsed_ns;
     gpu->busy_ns += elapsed_ns;
 }

@@ -247,7 +247,7 @@ void execution_event_free(uint32_t event)
     execution_unlock(execution);
 }
 
-uint64_t execution_record(uint32_t stream, uint32_t event, unsigned depth, uint64_t *pushed)
+uint64_t execution_record(uint32_t stream, uint32_t event, uint64_t ns, unsigned depth, uint64_t *pushed)
 {
     struct execution *execution = execution_lock();
     if (!execution)
@@ -255,8 +255,10 @@ uint64_t execution_record(uint32_t stream, uint32_t event, unsigned depth, uint6
     uint64_t turn = event_of(execution, event) ? ++execution->event_turns : 0;
     execution_unlock(execution);
     if (turn)
-        *pushed =
-            push_item(stream, (struct item){.kind = ITEM_EVENT, .event = event - 1, .turn = turn}, depth);
+        *pushed = push_item(
+            stream,
+            (struct item){.kind = ITEM_EVENT, .work = ns << WORK_SHIFT, .event = event - 1, .turn = turn},
+            depth);
     return turn && *pushed ? turn : 0;
 }
 

@@ -36,7 +36,7 @@ void execution_event_free(uint32_t event);
 
 /* Record the event at the end of a stream: gives the turn of this record, and as `pushed` what to wait for in
  * the stream. Or let a stream wait for a turn. */
-uint64_t execution_record(uint32_t stream, uint32_t event, unsigned depth, uint64_t *pushed);
+uint64_t execution_record(uint32_t stream, uint32_t event, uint64_t ns, unsigned depth, uint64_t *pushed);
 void execution_await(uint32_t stream, uint32_t event, uint64_t turn, unsigned depth);
 
 /* Whether record `turn` is done; then also when. */

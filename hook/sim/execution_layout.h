@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 
 enum {
-    EXECUTION_VERSION = 3,
+    EXECUTION_VERSION = 4,
     MAX_LANES = 1024,
     MAX_LIVE_LANES = 128, /* on one GPU */
     MAX_STREAMS = 1024,
@@ -37,7 +37,7 @@ struct meeting {
 struct item {
     uint64_t arrival_ns; /* not before */
     uint64_t order; /* among all items of the lane */
-    uint64_t work; /* left */
+    uint64_t work; /* left, of a kernel or an event */
     uint32_t kind;
     uint32_t event; /* of ITEM_EVENT and ITEM_WAIT */
     uint64_t turn; /* of the event, or of the meeting on this GPU */
@@ -80,8 +80,8 @@ struct gpu_row {
     uint32_t lanes[MAX_LIVE_LANES]; /* live ones, in the order in which they take turns */
     uint32_t lane_count;
     uint32_t turn; /* place in lanes of the one that has the GPU */
-    uint32_t running; /* kernels that are running */
-    uint32_t unused;
+    uint32_t running; /* kernels that are running, */
+    uint32_t recording; /* and events that are being recorded, which takes their stream's time only */
     uint64_t slice_end_ns;
     uint64_t busy_ns;
 };

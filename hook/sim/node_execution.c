@@ -5,6 +5,7 @@
 
 enum {
     MAX_US = 60000000,
+    MAX_EVENT_NS = 1000000,
     RING_ROOM = 1024,
     MAX_CONNECTIONS = 32,
     MAX_DRIFT_PPM = 1000,
@@ -20,6 +21,7 @@ bool parse_execution(const struct line *line, struct sim_node *node)
     } numbers[] = {{"kernel_us", 0, MAX_US, &node->kernel_us},
                    {"slice_us", 1, MAX_US, &node->slice_us},
                    {"launch_us", 0, MAX_US, &node->launch_us},
+                   {"event_ns", 0, MAX_EVENT_NS, &node->event_ns},
                    {"queue_depth", 1, RING_ROOM, &node->queue_depth},
                    {"connections", 0, MAX_CONNECTIONS, &node->connections},
                    {"drift_ppm", 0, MAX_DRIFT_PPM, &node->drift_ppm}};

@@ -274,6 +274,17 @@ def delay_us(gpu: Gpu, stream: ctypes.c_void_p, event: ctypes.c_void_p) -> float
     return (time.perf_counter_ns() - began) / 1e3
 
 
+def held_up_us(gpu: Gpu, stream: ctypes.c_void_p, pair: tuple[ctypes.c_void_p, ...]) -> float:
+    """For how long an event holds up its stream: the second of two right behind a kernel."""
+    took_ms = ctypes.c_float()
+    gpu.launch(stream)
+    for event in pair:
+        gpu.call("cuEventRecord", event, stream)
+    gpu.call("cuEventSynchronize", pair[-1])
+    gpu.call("cuEventElapsedTime", ctypes.byref(took_ms), *pair)
+    return took_ms.value * 1e3
+
+
 def events(kept_full: str = "0") -> None:
     """The delays are those of an event on a stream of ours that has nothing else to do."""
     gpu = Gpu().start()
@@ -283,6 +294,8 @@ def events(kept_full: str = "0") -> None:
         lambda: record(event, stream), 500, 20, lambda: gpu.call("cuStreamSynchronize", stream)
     )
     asked = each_ns(lambda: query(event), 500, 20)
+    pair = gpu.event(), gpu.event()
+    holds_us = [held_up_us(gpu, stream, pair) for _ in range(400)]
     over = threading.Event()
     if kept_full != "0":
         gpu.last(1_000_000)
@@ -299,8 +312,8 @@ def events(kept_full: str = "0") -> None:
         urgent_us.append(delay_us(gpu, urgent, event))
         time.sleep(0.0015)
     over.set()
-    say(record_ns=median(cost), query_ns=median(asked), delays_us=sorted(delays_us),
-        urgent_us=sorted(urgent_us))  # fmt: skip
+    say(record_ns=median(cost), query_ns=median(asked), held_up_us=sorted(holds_us),
+        delays_us=sorted(delays_us), urgent_us=sorted(urgent_us))  # fmt: skip
 
 
 def context() -> None:

@@ -253,6 +253,13 @@ def test_checks_that_need_the_driver_alone_run(bed: Bed, check: str) -> None:
     assert [result for result in results if result.name == "runs"] == []
 
 
+def test_how_long_an_event_holds_up_its_stream_is_told(bed: Bed) -> None:
+    with Path(bed.environ["VGPU_SIM_DRIVER"]).open("a") as config:
+        config.write("event_ns 1500\n")
+    told = bed.run(["cuda_work.py", "events"], hooked=False)
+    assert told["held_up_us"][len(told["held_up_us"]) // 2] == pytest.approx(1.5, abs=0.01)
+
+
 def test_a_race_for_memory_ends_at_the_limit_by_every_function(bed: Bed) -> None:
     results = run(Suite(bed), ["race"])
     assert len(results) == 12

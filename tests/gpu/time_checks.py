@@ -59,6 +59,11 @@ def events(bed: Bed) -> Iterator[Result]:
         beside = watcher.hear()
     yield Result(check=check, name="cuEventRecord", value=f"{alone['record_ns']:.0f} ns")
     yield Result(check=check, name="cuEventQuery", value=f"{alone['query_ns']:.0f} ns")
+    held_up = alone["held_up_us"]
+    yield Result(check=check, name="holds up its stream, behind a kernel and another event",
+                 value=f"least {held_up[0]:.2f} us, median {median(held_up):.2f} us",
+                 wanted="for the record",
+                 data={"held_up_us": held_up})  # fmt: skip
     yield at_once_result(check, "alone", alone["urgent_us"])
     far = beside["urgent_us"]
     late = late_part(far)

@@ -78,7 +78,7 @@ GPU = "gpu 0 uuid=GPU-a memory_mib=100\n"
         ),
         pytest.param(
             GPU
-            + "kernel a us=5\nkernel b us=2..200000\nkernel c us=20..2000 one_in=100\nkernel d us=20..500 after=300\nslice_us 1\nlaunch_us 0\nqueue_depth 1024\nconnections 32\n"
+            + "kernel a us=5\nkernel b us=2..200000\nkernel c us=20..2000 one_in=100\nkernel d us=20..500 after=300\nslice_us 1\nlaunch_us 0\nevent_ns 1000000\nqueue_depth 1024\nconnections 32\n"
             "clock virtual\nclock real\nabsent call=cuMemCreate\ngreen_contexts apart\ngreen_contexts same\n",
             1,
             id="how work runs",

@@ -86,6 +86,27 @@ def test_what_a_stream_does_takes_its_time(node: Node, code: str, us: int) -> No
 
 
 @pytest.mark.parametrize(
+    ("code", "us"),
+    [
+        pytest.param("", 5, id="right behind another"),
+        pytest.param("launch(k1, s)", 1005, id="behind a kernel"),
+        pytest.param("record(s)", 10, id="behind two"),
+        pytest.param("cuda.cuEventRecord(event(2), s)", 5, id="one without a time takes none"),
+        pytest.param("launch(k1, s), launch(k3, t)", 2005, id="another stream works meanwhile"),
+        pytest.param("[record(t) for _ in range(9)]", 5, id="in another stream"),
+        pytest.param("launch(k1, s), [record(t) for _ in range(9)]", 1005, id="beside a kernel"),
+    ],
+)
+def test_an_event_holds_up_its_stream_and_nothing_else(node: Node, code: str, us: int) -> None:
+    node.sim.execution(event_ns=5000)
+    code = (
+        f"s, t = stream(), stream()\nfirst = record(s)\n{code}\nlast = record(s)\n"
+        "assert cuda.cuCtxSynchronize() == 0\nsaid = [elapsed_us(first, last)]"
+    )
+    assert say(node, code) == [us]
+
+
+@pytest.mark.parametrize(
     ("launches", "us"),
     [
         pytest.param("launch(k1, s), launch(k1), launch(k1, s)", 3000, id="NULL is in between"),

@@ -23,6 +23,7 @@ class Case:
     kernels: Kernels
     window_s: float = 1.0
     ideal: float = 0.0  # points that an ideal limiter is off with the same kernels
+    event_ns: int = 0  # that an event holds up its stream
     waits: bool = False  # a tenant that waits for its launches may not want its share
 
 
@@ -38,7 +39,9 @@ def _ran(case: Case, first_seed: int, without_limit: int = -1) -> list[Container
         for number, tenant in enumerate(case.tenants)
     ]
     with tempfile.TemporaryDirectory(prefix="vgpu-share-") as directory:
-        containers = run(Path(directory), tenants, case.kernels, first_seed=first_seed)
+        containers = run(
+            Path(directory), tenants, case.kernels, first_seed=first_seed, event_ns=case.event_ns
+        )
     if any(result for container in containers for result in container.results):
         raise RuntimeError(f"{case.group}, {case.name}: a launch failed")
     return containers

@@ -254,6 +254,18 @@ def shapes_cases() -> Iterator[Case]:
             yield Case(group, "/".join(map(str, mix)), tenants, SHAPES)
 
 
+def events_cases() -> Iterator[Case]:
+    """Short kernels where an event holds up its stream, as real ones do for some time."""
+    ways: tuple[tuple[int, Microseconds, str, int], ...] = (
+        (70, 3, "", 1), (80, 3, "", 1), (50, (2, 20), "", 1), (50, (5, 50), "", 1), (50, 5, "", 2),
+        (50, 5, "streams=4", 1),
+    )  # fmt: skip
+    for cap, us, way, threads in ways:
+        group = f"alone, events of 1 us: {_us(us)}, {threads} threads {way}".rstrip()
+        tenant = Tenant(cap, _lasting(way, 1), threads=threads)
+        yield Case(group, f"{cap} %", (tenant,), {"kernel": us}, event_ns=1000)
+
+
 def _of_every_length(where: str, mix: tuple[int, ...], first_seed: int) -> Case:
     """In windows of ten times the longest; judged by what an ideal limiter does."""
     tenants = tuple(Tenant(cap, ("ms=30000",)) for cap in mix)
@@ -337,6 +349,7 @@ def main(word: str = "", first_seed: str = "1") -> int:
     alone = (*alone_cases(seed), *ways_cases(), *streams_cases())
     kinds = (*kinds_cases(), *threads_cases(), *long_neighbour_cases(), *shapes_cases())
     mixes = tuple(Case(*mix, waits=True) for mix in random_mixes(5500))
+    kinds = (*kinds, *events_cases())
     every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds, *mixes)
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0

@@ -56,14 +56,14 @@ def lone() -> Iterator[LoneMaker]:
 
 
 def _all_listed(node: LoneNode) -> bool:
-    """Whether kubelet has the devices of every plugin: what it has not is no pod refused for."""
-    counted = _allocatable(node)
+    """Whether kubelet counts, and tells, the devices of every plugin.
+
+    What it does not count is no pod refused for, and what it has not told is no row's to read.
+    """
+    told = node.kubelet.told
+    counted = told.allocatable if told else {}
     registered = {event.resource for event in node.kubelet.history("registered")}
     return any(counted.values()) and registered <= counted.keys()
-
-
-def _allocatable(node: LoneNode) -> dict[str, int]:
-    return dict(node.kubelet.node_status().allocatable)
 
 
 def asks(count: int, resource: str = RESOURCE, name: str = "main") -> ContainerSpec:

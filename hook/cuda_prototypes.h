@@ -167,6 +167,7 @@ CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream, CUstreamCaptureStatus *, cuuin
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *);
 CUresult cuStreamQuery(CUstream);
 CUresult cuStreamCreateWithPriority(CUstream *, unsigned int, int);
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);
 CUresult cuCtxFromGreenCtx(CUcontext *, CUgreenCtx);
 CUresult cuStreamGetCtx(CUstream, CUcontext *);
 CUresult cuEventCreate(CUevent *, unsigned int);
@@ -206,7 +207,6 @@ CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
                                  const CUDA_KERNEL_NODE_PARAMS *);
 CUresult cuStreamQuery_ptsz(CUstream);
-CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);
 CUresult cuStreamWaitEvent_ptsz(CUstream, CUevent, unsigned int);
 CUresult cuMemAllocHost_v2(void **, size_t);
 CUresult cuMemHostAlloc(void **, size_t, unsigned int);

@@ -51,6 +51,20 @@ static CUcontext context_to_read(const struct measured_lane *lane)
     return context;
 }
 
+/* The end of the last one that is being measured in a context and not over, as far as seen. One that takes
+ * long is not waited for: a queue of the hardware's that our stream shares with one of the program's would
+ * wait, too.
+ */
+static CUevent unfinished_in(const struct measured_lane *lane, CUcontext context)
+{
+    const struct trace *last = NULL;
+    for (const struct trace *trace = lane->traces; trace < lane->traces + TRACES; trace++)
+        if (atomic_load(&trace->state) == TRACE_OUT && trace->context == context && !trace->ended
+            && trace->expected_ns < MS_NS && (!last || trace->recorded_ns > last->recorded_ns))
+            last = trace;
+    return last ? last->end : NULL;
+}
+
 /* Look in each context that has something to do. A probe in another would have the GPU change to it. */
 static void send_probes(struct measured_lane *lane, int64_t now_ns)
 {
@@ -62,6 +76,7 @@ static void send_probes(struct measured_lane *lane, int64_t now_ns)
             || real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
             continue;
         gpu_probe_send(probe, now_ns);
+        event_cost_look(&probe->events, unfinished_in(lane, context));
         real->cuCtxPopCurrent_v2(&context);
     }
 }

@@ -1,10 +1,10 @@
 #include "gpu_probe.h"
+#include "event_time.h"
 #include "monotonic.h"
-#include "real.h"
 
 #include <string.h>
 
-enum { NON_BLOCKING = 1, TIMING = 0, DELAYS = 64, LATE_MOST = 4, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
+enum { OWN_STREAMS = 2, OWN_EVENTS = 5, DELAYS = 64, LATE_MOST = 4, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
 
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
 #define PROMPT_NS 20000 /* below, nothing was before it */
@@ -21,44 +21,41 @@ bool gpu_probe_possible(void)
         && real->cuEventDestroy_v2 && real->cuEventRecord && real->cuEventQuery && real->cuEventElapsedTime;
 }
 
-static bool elapsed(CUevent from, CUevent until, int64_t *ns)
-{
-    float ms;
-    if (real_cuda()->cuEventElapsedTime(&ms, from, until) != CUDA_SUCCESS || !(ms > -1e9F && ms < 1e9F))
-        return false;
-    *ns = (int64_t)((double)ms * 1e6);
-    return true;
-}
-
 bool gpu_probe_open(struct probe *probe, CUcontext context)
 {
     const struct real_cuda *real = real_cuda();
-    CUevent *events[] = {&probe->anchor, &probe->next_anchor, &probe->mark};
-    size_t made = 0;
+    CUstream *streams[] = {&probe->stream, &probe->events.stream};
+    CUevent *events[] = {&probe->anchor, &probe->next_anchor, &probe->mark, &probe->events.first,
+                         &probe->events.second};
+    size_t opened = 0, made = 0;
     int priority = 0; /* the greatest, if there are several: another queue than those of most streams */
     if (real->cuCtxGetStreamPriorityRange)
         real->cuCtxGetStreamPriorityRange(NULL, &priority);
     /* All but what others may be looking at. */
     memset(&probe->stream, 0, sizeof *probe - offsetof(struct probe, stream));
-    if (real->cuStreamCreateWithPriority(&probe->stream, NON_BLOCKING, priority) != CUDA_SUCCESS)
-        return false;
-    while (made < 3 && real->cuEventCreate(events[made], TIMING) == CUDA_SUCCESS)
+    while (opened < OWN_STREAMS
+           && real->cuStreamCreateWithPriority(streams[opened], STREAM_NON_BLOCKING, priority)
+               == CUDA_SUCCESS)
+        opened++;
+    while (opened == OWN_STREAMS && made < OWN_EVENTS
+           && real->cuEventCreate(events[made], EVENT_TIMED) == CUDA_SUCCESS)
         made++;
     probe->anchored_ns = (int64_t)monotonic_ns();
-    if (made == 3 && real->cuEventRecord(probe->anchor, probe->stream) == CUDA_SUCCESS) {
+    if (made == OWN_EVENTS && real->cuEventRecord(probe->anchor, probe->stream) == CUDA_SUCCESS) {
         probe->context = context;
         return true;
     }
     while (made > 0)
         real->cuEventDestroy_v2(*events[--made]);
-    real->cuStreamDestroy_v2(probe->stream);
+    while (opened > 0)
+        real->cuStreamDestroy_v2(*streams[--opened]);
     return false;
 }
 
 int64_t gpu_probe_time(const struct probe *probe, CUevent event)
 {
     int64_t since_ns;
-    if (!probe->context || !probe->anchor_at_ns || !elapsed(probe->anchor, event, &since_ns))
+    if (!probe->context || !probe->anchor_at_ns || !event_elapsed(probe->anchor, event, &since_ns))
         return 0;
     return probe->anchor_at_ns + since_ns;
 }
@@ -102,7 +99,7 @@ static void read_anchor(struct probe *probe, int64_t now_ns)
         probe->anchor_at_ns = probe->anchored_ns;
     if (probe->anchoring && real->cuEventQuery(probe->next_anchor) == CUDA_SUCCESS) {
         probe->anchoring = false;
-        if (elapsed(probe->anchor, probe->next_anchor, &since_ns)) {
+        if (event_elapsed(probe->anchor, probe->next_anchor, &since_ns)) {
             CUevent before = probe->anchor;
             probe->anchor = probe->next_anchor;
             probe->next_anchor = before;

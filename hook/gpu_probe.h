@@ -11,6 +11,7 @@
 #define VGPU_GPU_PROBE_H
 
 #include "cuda_abi.h"
+#include "event_cost.h"
 #include "past.h"
 #include "residency.h"
 
@@ -35,6 +36,7 @@ struct probe {
     signed char
         behind[1 << PROBE_STREAM_BITS]; /* how much speaks for it that they do behind a stream of ours */
     struct residency residency;
+    struct event_cost events;
 };
 
 /* What gpu_probe_open may say once and for all. */

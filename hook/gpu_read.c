@@ -1,9 +1,9 @@
 /* What measured launches cost, once the driver tells when they ran. */
 #include "credit.h"
+#include "event_time.h"
 #include "gpu_cost.h"
 #include "gpu_sweep.h"
 #include "gpu_traces.h"
-#include "real.h"
 #include "region.h"
 #include "region_file.h"
 #include "settings.h"
@@ -46,15 +46,16 @@ static bool was_over(struct measured_lane *lane, struct trace *trace, int64_t un
 /* It has ended: when it ran. False when that cannot be told. */
 static bool measure(struct measured_lane *lane, struct trace *trace)
 {
-    float ms;
-    if (real_cuda()->cuEventElapsedTime(&ms, trace->begin, trace->end) != CUDA_SUCCESS
-        || !(ms >= 0 && ms < 1e9F))
+    int64_t took_ns;
+    if (!event_elapsed(trace->begin, trace->end, &took_ns) || took_ns < 0)
         return false;
     int64_t from_ns = gpu_probe_time(trace_probe(lane, trace), trace->begin);
     bool timed = from_ns != 0;
     if (!timed)
         from_ns = trace->began_ns;
-    int64_t until_ns = from_ns + (int64_t)((double)ms * 1e6);
+    int64_t until_ns = from_ns + took_ns;
+    /* Our clock is set by events, too: those that are handled at once. So it is as late as the second one. */
+    from_ns = until_ns - event_cost_without_ns(&trace_probe(lane, trace)->events, took_ns);
     if (timed)
         from_ns = began_ns(trace, from_ns, until_ns, was_over(lane, trace, until_ns));
     else if (trace->launched_ns - trace->began_ns >= PUT_ASIDE_NS)

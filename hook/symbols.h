@@ -165,6 +165,7 @@
     X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 10010, 0)                       \
     X(cuStreamQuery, "cuStreamQuery", 2000, 0)                                                                \
     X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", 5050, 0)                                      \
+    X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, 0)                                                        \
     X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 12040, 0)                                                       \
     X(cuStreamGetCtx, "cuStreamGetCtx", 9020, 0)                                                              \
     X(cuEventCreate, "cuEventCreate", 2000, 0)                                                                \
@@ -202,7 +203,6 @@
     X(cuMulticastAddDevice, "cuMulticastAddDevice", 12010, 0)                                                 \
     X(cuGraphAddKernelNode_v2, "cuGraphAddKernelNode", 12000, 0)                                              \
     X(cuStreamQuery_ptsz, "cuStreamQuery", 7000, PER_THREAD)                                                  \
-    X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, 0)                                                        \
     X(cuStreamWaitEvent_ptsz, "cuStreamWaitEvent", 7000, PER_THREAD)                                          \
     X(cuMemAllocHost_v2, "cuMemAllocHost", 3020, 0)                                                           \
     X(cuMemHostAlloc, "cuMemHostAlloc", 2020, 0)                                                              \

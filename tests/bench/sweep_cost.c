@@ -11,6 +11,7 @@
  */
 #include "beside.c"
 #include "credit.c"
+#include "event_cost.c"
 #include "gpu_probe.c"
 #undef PATIENCE_NS
 #undef PUT_ASIDE_NS

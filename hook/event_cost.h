@@ -1,0 +1,32 @@
+/* How long an event holds up its stream. A pair of events around a launch takes the launch and one of them,
+ * which is much for kernels of a few microseconds, and nobody's but ours.
+ *
+ * Two events of ours, one behind the other, tell: on a stream of ours that waits for a launch meanwhile, so
+ * that the GPU has both at hand. Not on the program's stream, where it could put something between them. One
+ * thread at a time, with the context current.
+ */
+#ifndef VGPU_EVENT_COST_H
+#define VGPU_EVENT_COST_H
+
+#include "cuda_abi.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct event_cost {
+    CUstream stream; /* of ours, for this alone */
+    CUevent first, second;
+    bool out; /* they are, and */
+    bool behind; /* what they wait for was not over by then */
+    int tries, told;
+    int64_t least_ns; /* of those told */
+};
+
+/* See what is told, and ask again unless enough is: behind `unfinished`, an event that is not done, as far as
+ * is known; NULL: there is none. */
+void event_cost_look(struct event_cost *cost, CUevent unfinished);
+
+/* What a launch took between whose events so much lies, without the event: at least half. */
+int64_t event_cost_without_ns(const struct event_cost *cost, int64_t took_ns);
+
+#endif

@@ -3,6 +3,8 @@
 #include "pools.h"
 #include "wrap.h"
 
+#define SELDOM __attribute__((minsize)) /* what few programs allocate by */
+
 enum { GRANULE = 512, ATTACH_GLOBAL = 1 /* CU_MEM_ATTACH_GLOBAL */ };
 
 /* What the driver takes at least for a request; a granule in which several lie is charged to each of them. */
@@ -20,8 +22,8 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 
 /* The GPU is full though the container is not: where its share may exceed the GPU, what does not fit lives in
  * the host's memory. */
-static bool spill(const struct real_cuda *real, struct block *block, CUresult result, CUdeviceptr *address,
-                  uint64_t bytes)
+SELDOM static bool spill(const struct real_cuda *real, struct block *block, CUresult result,
+                         CUdeviceptr *address, uint64_t bytes)
 {
     if (result != CUDA_ERROR_OUT_OF_MEMORY || !block || !limits_oversubscribe(block_device(block))
         || !real->cuMemAllocManaged)
@@ -45,12 +47,12 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
     return wrap_settle(block, result, result == CUDA_SUCCESS && block ? *address : 0);
 }
 
-EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
+SELDOM EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
 {
     ALLOCATE(cuMemAlloc, BLOCK_ADDRESS, in_granules(bytes), *address, address, bytes);
 }
 
-EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
+SELDOM EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
 {
     const struct real_cuda *real = real_cuda();
     struct block *block;
@@ -64,8 +66,8 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned f
     return wrap_settle(block, result, result == CUDA_SUCCESS && block ? *address : 0);
 }
 
-EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-                                   unsigned element)
+SELDOM EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                                          unsigned element)
 {
     const struct real_cuda *real = real_cuda();
     struct block *block;
@@ -83,8 +85,8 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t w
     return wrap_settle(block, result, result == CUDA_SUCCESS && block ? *address : 0);
 }
 
-EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,
-                                unsigned element)
+SELDOM EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width,
+                                       unsigned height, unsigned element)
 {
     ALLOCATE(cuMemAllocPitch, BLOCK_ADDRESS, pitched_bytes(width, height), *address, address, pitch, width,
              height, element);
@@ -95,7 +97,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
     FREE_ADDRESS(cuMemFree_v2, NO_STREAM_NUMBER, NULL, address, address);
 }
 
-EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
+SELDOM EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
 {
     FREE_ADDRESS(cuMemFree, NO_STREAM_NUMBER, NULL, address, address);
 }

@@ -3,7 +3,7 @@
 
 enum { TOLD_ENOUGH = 4, TRIES_MOST = 64 };
 
-#define EVENT_MOST_NS 4000 /* something was between them */
+#define EVENT_MOST_NS 10000 /* something was between them */
 
 /* What was asked. False while it is not told. */
 static bool hear(struct event_cost *cost)

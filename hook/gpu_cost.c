@@ -1,7 +1,7 @@
 #include "gpu_cost.h"
 
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
-enum { UNSHARP_MOST = 16 }; /* in a row of a kind */
+enum { UNSHARP_MOST = 64 }; /* in a row of a kind */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define OWN_TURN_NS (2 * MS_NS) /* that others do not interrupt */
@@ -111,6 +111,17 @@ static bool may_have_waited(const struct measured_lane *lane, const struct trace
     return gpu_time_several_contexts(&lane->lane) && trace->running_since_ns <= trace->launched_ns;
 }
 
+/* What waited for a turn of another of our contexts ran after what ended there last. */
+static void leave_out_wait(struct measured_lane *lane, struct trace *trace)
+{
+    int64_t from_ns = trace->running_since_ns, until_ns = trace->ran_until_ns;
+    if (!may_have_waited(lane, trace) || until_ns - from_ns > OWN_TURN_NS)
+        return;
+    trace->running_since_ns = past_elsewhere_ns(&lane->past, trace->stream, from_ns, until_ns);
+    if (trace->running_since_ns > from_ns)
+        past_ended(&lane->past, trace->run, trace->running_since_ns, until_ns);
+}
+
 /* The same for one of a short kind, which others' turn seldom falls into; then it is many times as long as
  * the launch, and an error in it would be the estimate. When that turn ended is known exactly, and where it
  * cut the launch is as good as random: so on average the launch took twice what was left of it. One that
@@ -131,10 +142,10 @@ static int64_t short_ns(struct measured_lane *lane, const struct trace *trace, i
 
 /* Whether it tells nothing, as it may have waited. A kind that always may have is charged what it waited,
  * too. */
-static bool unsharp(struct measured_lane *lane, const struct trace *trace)
+static bool unsharp(struct measured_lane *lane, const struct trace *trace, bool seen)
 {
     int *in_row = &trace_doubt(lane, trace->key)->unsharp;
-    *in_row = may_have_waited(lane, trace) && *in_row < UNSHARP_MOST ? *in_row + 1 : 0;
+    *in_row = !seen && may_have_waited(lane, trace) && *in_row < UNSHARP_MOST ? *in_row + 1 : 0;
     return *in_row > 0;
 }
 
@@ -171,18 +182,21 @@ void gpu_cost_judge(struct measured_lane *lane, struct trace *trace, struct swee
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     int64_t expected_ns = estimate && loose_load(&estimate->samples) ? loose_load(&estimate->ns) : 0;
     bool averaged = trace->sweep && !trace->always, seen = averaged || gpu_sweep_saw(sweep, trace);
+    if (expected_ns && expected_ns < SHORT_NS)
+        leave_out_wait(lane, trace);
     int64_t own = gpu_cost_own_ns(lane, trace, trace->ran_until_ns, seen);
     bool is_short = expected_ns && expected_ns < SHORT_NS && (averaged || !estimate_measures_all(estimate));
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
     bool is_known =
         expected_ns && expected_ns < SHORT_NS && loose_load(&estimate->samples) >= ESTIMATE_SAMPLES;
-    bool waited = is_short && is_known && unsharp(lane, trace);
+    bool waited = is_short && is_known && unsharp(lane, trace, seen);
     bool in_doubt = is_known && !waited && doubtful(lane, trace, expected_ns, own, now_ns);
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
         && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace, now_ns));
     bool blurred = is_known && own <= UNSEEN_MOST_NS && !trace->whole;
+    blurred |= expected_ns && !seen && may_have_waited(lane, trace);
     trace->own_ns = own;
     trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
     if (expected_ns && seen)

@@ -117,6 +117,16 @@ bool gpu_time_poll(int place)
     return atomic_load(&gpu_lanes[place]) && look_and_read(&gpu_measured[place], true);
 }
 
+int64_t gpu_time_poll_every_ns(void)
+{
+    for (int place = 0; place < MAX_DEVICES; place++) {
+        const struct lane *lane = atomic_load(&gpu_lanes[place]);
+        if (lane && gpu_time_several_contexts(lane))
+            return MS_NS / 2;
+    }
+    return MS_NS;
+}
+
 bool gpu_time_show(void)
 {
     bool left = false;

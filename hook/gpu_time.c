@@ -83,13 +83,14 @@ static void drop_events(struct trace *trace)
     trace->context = NULL;
 }
 
-static bool make_events(struct measured_lane *lane, struct trace *trace, CUcontext context)
+/* `busy`: not while somebody reads, as just now. */
+static bool make_events(struct measured_lane *lane, struct trace *trace, CUcontext context, bool *busy)
 {
     const struct real_cuda *real = real_cuda();
     if (trace->context == context)
         return true;
     if (trace->context) {
-        if (atomic_exchange(&lane->polling, true))
+        if ((*busy = atomic_exchange(&lane->polling, true)))
             return false; /* that other context may be about to end, and its events with it */
         drop_events(trace);
         atomic_store(&lane->polling, false);
@@ -131,11 +132,12 @@ static struct trace *take_place(struct measured_lane *lane, CUcontext context, b
 }
 
 /* The number of the context's probe, that is opened unless there is one. Where there are too many contexts,
- * or somebody reads just now, there is none. */
-static size_t probe_in(struct measured_lane *lane, CUcontext context)
+ * or somebody reads just now (`busy`), there is none. */
+static size_t probe_in(struct measured_lane *lane, CUcontext context, bool *busy)
 {
     size_t number = trace_find_probe(lane, context);
-    if (number < PROBES || trace_find_probe(lane, NULL) == PROBES || atomic_exchange(&lane->polling, true))
+    if (number < PROBES || trace_find_probe(lane, NULL) == PROBES
+        || (*busy = atomic_exchange(&lane->polling, true)))
         return number;
     number = trace_find_probe(lane, context); /* another thread may have been faster */
     if (number == PROBES && (number = trace_find_probe(lane, NULL)) < PROBES) {
@@ -160,17 +162,17 @@ static void note_context(struct measured_lane *lane, const struct trace *trace)
 }
 
 static struct trace *start_trace(struct measured_lane *lane, CUcontext context, size_t probe, CUstream stream,
-                                 bool per_thread, bool guess, bool *full)
+                                 bool per_thread, bool guess, bool *busy)
 {
     struct trace *trace = take_place(lane, context, guess);
-    *full = !trace;
+    *busy = !trace;
     if (!trace)
         return NULL;
     trace->by_clock = false;
     trace->guess = guess;
     trace->stream =
         past_stream_only(gpu_time_stream(stream, per_thread)) | (uint64_t)probe << PAST_CONTEXT_AT;
-    if (make_events(lane, trace, context))
+    if (make_events(lane, trace, context, busy))
         return trace;
     atomic_store(&trace->state, TRACE_FREE);
     return NULL;
@@ -186,16 +188,16 @@ static void begin_now(struct lane *lane, struct trace *trace)
 /* What is ours lies in the whole context, which other threads may have current. The NULL stream is that of
  * the program's own. */
 static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream, bool per_thread, bool guess,
-                                     bool *full)
+                                     bool *busy)
 {
     uint64_t unreadable_ns = loose_load(&lane->unreadable_at_ns);
     if (!gpu_probe_possible() || (unreadable_ns && elapsed_ns(unreadable_ns, monotonic_ns()) < TRY_AGAIN_NS))
         return NULL;
     CUcontext context = stream_enter(stream);
-    size_t probe = context ? probe_in(lane, context) : PROBES;
+    size_t probe = context ? probe_in(lane, context, busy) : PROBES;
     struct trace *trace = NULL;
     if (probe < PROBES && context != atomic_load(&lane->ending))
-        trace = start_trace(lane, context, probe, stream, per_thread, guess, full);
+        trace = start_trace(lane, context, probe, stream, per_thread, guess, busy);
     stream_leave(context);
     if (trace && record(trace->begin, stream, per_thread) != CUDA_SUCCESS) {
         atomic_store(&trace->state, TRACE_FREE);
@@ -213,9 +215,9 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
 {
     struct measured_lane *lane = traces_of(of);
     struct quiet quiet = quiet_begin();
-    bool full = false; /* nobody waits for a launch because others left it a place just now */
-    struct trace *trace = begin_by_events(lane, stream, per_thread, guess, &full);
-    if (!trace && !full && (trace = take_place(lane, NULL, guess))) {
+    bool busy = false; /* nobody waits for a launch because it is not to be measured just now */
+    struct trace *trace = begin_by_events(lane, stream, per_thread, guess, &busy);
+    if (!trace && !busy && (trace = take_place(lane, NULL, guess))) {
         trace->by_clock = true;
         trace->began_ns = gpu_clock_wait(stream, per_thread); /* what it is to do yet was charged already */
     }

@@ -151,10 +151,12 @@ void gpu_time_drop_tokens(struct lane *lane);
 /* Read what can be read now. Whether anything of this process is being measured there. */
 bool gpu_time_read(struct lane *lane);
 
-/* The same for a place, and see who has the GPU if launches were made lately: every millisecond, by one
- * thread.
- */
+/* The same for a place, and see who has the GPU if launches were made lately: so often, by one thread. */
 bool gpu_time_poll(int place);
+
+/* Every millisecond; twice as often where contexts of our own take turns, each of which is charged what looks
+ * tell that it had. */
+int64_t gpu_time_poll_every_ns(void);
 
 /* Show monitors what this process uses (busy.h), without asking the driver. Whether that is to be done again
  * in a second. */

@@ -8,7 +8,6 @@
 
 enum { STOP_PATIENCE_MS = 100 };
 
-#define TICK_NS MS_NS
 #define LINGER_NS (20 * MS_NS)
 
 enum watch_state { WATCH_NONE, WATCH_THERE, WATCH_STOPPED };
@@ -85,9 +84,9 @@ static void *watch(void *unused)
         if (read_all())
             atomic_store(&asked_at_ns, monotonic_ns());
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-        uint64_t now_ns = monotonic_ns();
-        next_ns += TICK_NS * 3 / 4 + random % (TICK_NS / 2); /* in step with nothing */
-        next_ns = next_ns < now_ns ? now_ns + TICK_NS : next_ns;
+        uint64_t now_ns = monotonic_ns(), every_ns = (uint64_t)gpu_time_poll_every_ns();
+        next_ns += every_ns * 3 / 4 + random % (every_ns / 2); /* in step with nothing */
+        next_ns = next_ns < now_ns ? now_ns + every_ns : next_ns;
         if (!asked_lately(now_ns) && retire(now_ns)) {
             settle();
             return NULL;

@@ -107,7 +107,7 @@ static bool several_streams(struct lane *lane, uint64_t stream, uint64_t now_ns)
     uint64_t last = atomic_exchange(&lane->last_stream, stream);
     if (last && last != stream && !gpu_time_several_contexts(lane)) /* or see gpu_time.c */
         loose_store(&lane->several_streams_at_ns, now_ns);
-    return gpu_time_several_streams(lane, now_ns);
+    return gpu_time_several_contexts(lane) || gpu_time_several_streams(lane, now_ns);
 }
 
 /* Note which stream it goes to, and until when that may be busy beside others with what sweeps tell of: with

@@ -96,6 +96,17 @@ static int64_t part_ns(const struct past *past, uint64_t stream, int64_t from_ns
     return (int64_t)(part + (double)(until_ns - at_ns) / running);
 }
 
+int64_t past_elsewhere_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)
+{
+    for (size_t i = 0; i < PAST_RUNS; i++) {
+        const struct past_run *run = &past->runs[i];
+        if (run->number && past_context(run->stream) != past_context(stream) && run->until_ns > from_ns
+            && run->until_ns < until_ns)
+            from_ns = run->until_ns;
+    }
+    return from_ns;
+}
+
 int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)
 {
     return part_ns(past, stream, from_ns, until_ns, false);

@@ -86,7 +86,9 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
     if (had_ns >= 0 && (!contended || had_ns - away_ns < own))
         own = contended ? (own + 3 * (had_ns - away_ns)) / 4 : had_ns - away_ns;
     /* Of long ones so many looks tell that this is the better. */
-    if (beside && !seen && (had_ns < 0 || (contended && trace->expected_ns < LOOKED_AT_OFTEN_NS))) {
+    bool had_all = had_ns >= trace->part_ns - trace->part_ns / 16;
+    if (beside && !seen
+        && (had_ns < 0 || (contended && !had_all && trace->expected_ns < LOOKED_AT_OFTEN_NS))) {
         double part = beside_part(&lane->beside[contended], trace->stream);
         int64_t most_ns = past_part_of_always_ns(&lane->past, trace->stream, from_ns, until_ns) - away_ns;
         if (part > 0 && (double)most_ns * part < (double)own)

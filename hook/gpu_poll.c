@@ -92,7 +92,7 @@ static bool look_and_read(struct measured_lane *lane, bool look)
     if (context && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
         int64_t now_ns = (int64_t)monotonic_ns();
         struct quiet quiet = quiet_begin();
-        any = gpu_read_traces(lane, now_ns);
+        any = gpu_read_traces(lane, now_ns, look);
         if (look && (any || now_ns - (int64_t)loose_load(&lane->lane.launched_at_ns) < LATELY_NS))
             send_probes(lane, now_ns);
         quiet_end(quiet);

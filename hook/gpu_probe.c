@@ -154,7 +154,7 @@ static bool stood_behind(struct probe *probe, const struct past *past, uint64_t 
     return behind;
 }
 
-bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t context, int64_t now_ns)
+bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t context, int64_t now_ns, bool look)
 {
     const struct real_cuda *real = real_cuda();
     if (!probe->context)
@@ -170,11 +170,12 @@ bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t conte
         calibrate(probe, handled_ns);
     probe->out = false;
     probe->residency.next_ns = (int64_t)monotonic_ns();
+    probe->residency.next_later = !look;
     if (stood_behind(probe, past, context, handled_ns))
         handled_ns = 0;
     /* It was out as this look began: were that left out, the ends of others' turns would be seldom looked at.
      */
-    if (handled_ns > now_ns)
+    if (look && handled_ns > now_ns)
         residency_look(&probe->residency, now_ns, probe->running);
     return residency_handled(&probe->residency, handled_ns ? handled_ns : probe->sent_ns, PATIENCE_NS);
 }

@@ -46,8 +46,9 @@ bool gpu_probe_possible(void);
 bool gpu_probe_open(struct probe *probe, CUcontext context);
 
 /* See what has become of the probe that is out, what has ended being known. Whether others have the GPU, or
- * had it while it was out. `context`: which one of the past is its own. */
-bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t context, int64_t now_ns);
+ * had it while it was out. `context`: which one of the past is its own. `look`: one follows. */
+bool gpu_probe_read(struct probe *probe, const struct past *past, uint64_t context, int64_t now_ns,
+                    bool look);
 
 /* Look: send a probe unless one is out. */
 void gpu_probe_send(struct probe *probe, int64_t now_ns);

@@ -216,12 +216,12 @@ static int64_t earlier(int64_t queued_ns, const struct trace *trace)
     return !trace->running_since_ns && first ? trace->launched_ns : queued_ns;
 }
 
-bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns)
+bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns, bool look)
 {
     bool any = look_at_traces(lane, now_ns);
     int64_t uncertain_ns = 0, queued_ns = 0;
     for (size_t i = 0; i < PROBES; i++) {
-        if (gpu_probe_read(&lane->probes[i], &lane->past, i, now_ns))
+        if (gpu_probe_read(&lane->probes[i], &lane->past, i, now_ns, look))
             loose_store(&lane->lane.share->contended_at_ns, (uint64_t)now_ns);
         lane->probes[i].running = lane->probes[i].queued = 0;
     }

@@ -116,8 +116,8 @@ void trace_finish(struct measured_lane *lane, struct trace *trace);
 void trace_drop(struct measured_lane *lane, struct trace *trace);
 
 /* See what has ended and what runs, and charge it. Whether there is anything. The lane is being polled by the
- * caller alone, with a context current that has a probe. */
-bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns);
+ * caller alone, with a context current that has a probe. `look`: after that probes are sent. */
+bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns, bool look);
 
 /* What tells others' turns from those of its context. */
 static inline struct probe *trace_probe(struct measured_lane *lane, const struct trace *trace)

@@ -45,10 +45,12 @@ int64_t residency_away_ns(const struct residency *residency, int64_t from_ns, in
         /* The time it stands for, though it may lie outside: on average that is right, also for a time so
          * short that there is seldom a look in it. But nobody looks while nothing runs. */
         before_ns = before_ns < from_ns - OUTSIDE_NS ? from_ns - OUTSIDE_NS : before_ns;
-        if (back == 1)
-            after_ns = residency->next_ns > at_ns && residency->next_ns < at_ns + UNSEEN_NS
-                ? residency->next_ns
-                : 2 * at_ns - before_ns;
+        if (back == 1) {
+            bool told = residency->next_ns > at_ns && residency->next_ns < at_ns + UNSEEN_NS;
+            after_ns = 2 * at_ns - before_ns;
+            if (told && (!residency->next_later || residency->next_ns > after_ns))
+                after_ns = residency->next_ns;
+        }
         after_ns = after_ns > until_ns + OUTSIDE_NS ? until_ns + OUTSIDE_NS : after_ns;
         /* A turn of others that ends is followed by the rest of what it cut. */
         if (at_ns < until_ns && residency->looks[i].away

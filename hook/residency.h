@@ -24,7 +24,8 @@ struct residency {
     } looks[RESIDENCY_LOOKS]; /* the newest is at count - 1, modulo RESIDENCY_LOOKS */
     uint64_t count;
     uint64_t undecided; /* of the newest ones: the probe is still out */
-    int64_t next_ns; /* when the probe was last seen handled: the next look comes then */
+    int64_t next_ns; /* when the probe was last seen handled: the next look comes then, */
+    bool next_later; /* or not before */
 };
 
 /* We looked, and a probe is out that was not handled yet: sent now, or before. So many launches of ours have

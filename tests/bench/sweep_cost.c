@@ -120,7 +120,7 @@ static void settle_all(void)
             exit(1);
         clock_ns += MS_NS;
         lane.probes[0].anchor_at_ns = anchor.done_ns = clock_ns; /* as if it were moved in time */
-        gpu_read_traces(&lane, clock_ns);
+        gpu_read_traces(&lane, clock_ns, true);
     }
 }
 

@@ -55,7 +55,7 @@ int main(int count, char **words)
         return 1;
     for (int i = 0; i < PROBES; i++) {
         now_ns += (every ? i % every == 0 && i < PROBES / 2 : i == PROBES / 4) ? idle_ns : 1000000;
-        gpu_probe_read(&probe, &past, 0, now_ns);
+        gpu_probe_read(&probe, &past, 0, now_ns, true);
         gpu_probe_send(&probe, now_ns);
         struct CUevent_st event = {.done_ns = now_ns};
         int64_t told_ns = gpu_probe_time(&probe, &event);

@@ -4,6 +4,7 @@
  *
  *     probe_turns READ_US        how long that takes
  *     probe_turns READ_US ended  each turn is asked about as soon as it is seen to be over
+ *     probe_turns READ_US waited and that is seen READ_US after it, by who sends no probes
  */
 #include "gpu_probe.c"
 #include "past.c"
@@ -11,6 +12,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "probe_driver.h"
@@ -41,20 +43,30 @@ int main(int count, char **words)
     int64_t read_ns = count > 1 ? atol(words[1]) * 1000 : 0, next_ns = now_ns, found_ns = 0, from_ns = 0,
             all_ns = 0;
     uint64_t random = 88172645463325252;
-    bool ended = count > 2;
+    bool ended = count > 2, waited = ended && strcmp(words[2], "waited") == 0;
     int64_t turns = now_ns / (2 * TURN_NS);
     if (!gpu_probe_open(&probe, (CUcontext)(void *)&driver))
         return 1;
     for (int i = 0; i < LOOKS; i++) {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
         next_ns += 750000 + (int64_t)(random % 500000); /* as gpu_watch.c looks */
-        now_ns = next_ns;
-        now_ns += read_ns;
-        gpu_probe_read(&probe, &past, 0, next_ns);
+        if (waited) {
+            now_ns = (turns + 1) * 2 * TURN_NS + read_ns;
+            if (now_ns < next_ns)
+                gpu_probe_read(&probe, &past, 0, now_ns, false);
+        }
+        if (!waited || now_ns >= next_ns) {
+            now_ns = next_ns + (waited ? 0 : read_ns);
+            gpu_probe_read(&probe, &past, 0, next_ns, true);
+        }
         if (ended && now_ns / (2 * TURN_NS) != turns) {
             turns = now_ns / (2 * TURN_NS);
             found_ns += residency_away_ns(&probe.residency, (4 * turns - 3) * TURN_NS / 2, now_ns, false);
             all_ns += 2 * TURN_NS;
+        }
+        if (waited && now_ns < next_ns) {
+            now_ns = next_ns;
+            gpu_probe_read(&probe, &past, 0, next_ns, true);
         }
         gpu_probe_send(&probe, next_ns);
         if (ended || i % WINDOW)

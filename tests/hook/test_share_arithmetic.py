@@ -222,6 +222,7 @@ class Residency(ctypes.Structure):
         ("count", ctypes.c_uint64),
         ("undecided", ctypes.c_uint64),
         ("next_ns", ctypes.c_int64),
+        ("next_later", ctypes.c_bool),
     ]
 
 

@@ -151,6 +151,12 @@ static bool unsharp(struct measured_lane *lane, const struct trace *trace, bool 
     return *in_row > 0;
 }
 
+/* How long a short launch and a turn of others that was not seen may take together: looks are that often. */
+static int64_t unseen_most_ns(const struct measured_lane *lane)
+{
+    return gpu_time_several_contexts(&lane->lane) ? UNSEEN_MOST_NS / 2 : UNSEEN_MOST_NS;
+}
+
 /* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. Asked of
  * kinds that are known well: a longer launch of another is as likely its own length. That befalls one launch
  * in as many as fit into our own turn; a kind that is long more often than that is long by itself. Where
@@ -163,7 +169,7 @@ static bool doubtful(struct measured_lane *lane, const struct trace *trace, int6
     if (++doubt->samples > DOUBT_SAMPLES)
         doubt->samples /= 2, doubt->long_ones /= 2;
     if (!share_contended(lane->lane.share, (uint64_t)(now_ns - STOPPED_NS)) || own < expected_ns + SWITCH_NS
-        || own > UNSEEN_MOST_NS)
+        || own > unseen_most_ns(lane))
         return false;
     doubt->long_ones++;
     return doubt->long_ones * OWN_TURN_NS <= (doubt->samples + DOUBT_FIRST) * expected_ns;
@@ -197,8 +203,8 @@ void gpu_cost_judge(struct measured_lane *lane, struct trace *trace, struct swee
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
         && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace, now_ns));
-    bool blurred = is_known && own <= UNSEEN_MOST_NS && !trace->whole;
-    blurred |= expected_ns && !seen && may_have_waited(lane, trace);
+    bool blurred = own <= unseen_most_ns(lane)
+        && ((is_known && !trace->whole) || (expected_ns && !seen && may_have_waited(lane, trace)));
     trace->own_ns = own;
     trace->single_ns = in_doubt || blurred ? expected_ns : own; /* that turns come is no variation of ours */
     if (expected_ns && seen)

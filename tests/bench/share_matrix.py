@@ -104,6 +104,27 @@ def streams_cases() -> Iterator[Case]:
             yield Case(group, "/".join(map(str, mix)), tenants, {"kernel": us})
 
 
+IN_CONTEXTS: tuple[Microseconds, ...] = (10, 20, 50, 500, 3000, (5, 300), (20, 2000))
+WAYS_IN_CONTEXTS = ("sync=1", "sync=8", "streams=0", "streams=2", "burst=200,idle_us=1000")
+
+
+def contexts_cases() -> Iterator[Case]:
+    """One process with several contexts, which take turns as processes do, a thread in each."""
+    for contexts in (2, 4):
+        ways = [(us, "") for us in IN_CONTEXTS] + [(20, way) for way in WAYS_IN_CONTEXTS]
+        ways += [(rare, "") for rare in RARE] if contexts == 2 else []
+        for us, way in ways:
+            phases = _lasting(f"contexts={contexts},{way}", 1)
+            name = f"{contexts} contexts, {_us(us)} {way}".rstrip()
+            for mix in ((10,), (30,), (50,), (90,), (30, 70)):
+                tenants = (
+                    Tenant(mix[0], phases, threads=contexts),
+                    *(Tenant(cap, _lasting("kernel=b", 1)) for cap in mix[1:]),
+                )
+                group = f"{'alone' if len(mix) == 1 else 'beside others'}, {name}"
+                yield Case(group, "/".join(map(str, mix)), tenants, {"kernel": us, "b": 100})
+
+
 def beside_cases() -> Iterator[Case]:
     """Two to eight tenants, alike and unlike."""
     for us in (20, 200, 700, 2000, 20_000):
@@ -112,7 +133,7 @@ def beside_cases() -> Iterator[Case]:
             yield Case(
                 f"beside others, {_us(us)}", "/".join(map(str, mix)), tenants, {"kernel": us}
             )
-    for long_us, window_s in ((5000, 1), (20_000, 1), (200_000, 2)):
+    for long_us, window_s in ((2000, 1), (5000, 1), (20_000, 1), (200_000, 2)):
         kernels: Kernels = {"a": long_us, "b": 100}
         for caps in ((10, 90), (30, 70), (50, 50), (70, 30)):
             tenants = (
@@ -264,6 +285,18 @@ def events_cases() -> Iterator[Case]:
         group = f"alone, events of 1 us: {_us(us)}, {threads} threads {way}".rstrip()
         tenant = Tenant(cap, _lasting(way, 1), threads=threads)
         yield Case(group, f"{cap} %", (tenant,), {"kernel": us}, event_ns=1000)
+    beside: tuple[Kernels, ...] = (
+        {"a": 3, "b": 3},
+        {"a": 20, "b": 2000},
+        {"a": (2, 20), "b": 2000},
+    )
+    for kernels, mix in product(beside, ((30, 50), (30, 70))):
+        tenants = tuple(
+            Tenant(cap, _lasting(f"kernel={name}", 1))
+            for cap, name in zip(mix, kernels, strict=True)
+        )
+        group = f"events of 1 us: {' beside '.join(map(_us, kernels.values()))}"
+        yield Case(group, "/".join(map(str, mix)), tenants, kernels, event_ns=1000)
 
 
 def _of_every_length(where: str, mix: tuple[int, ...], first_seed: int) -> Case:
@@ -288,6 +321,8 @@ def share_area() -> Iterator[Row]:
         *alone_cases(),
         *ways_cases(),
         *streams_cases(),
+        *contexts_cases(),
+        *events_cases(),
         *beside_cases(),
         *varying_cases(),
         *rare_cases(),
@@ -346,10 +381,15 @@ def cases_by_name(cases: Sequence[Case]) -> list[tuple[str, str]]:
 def main(word: str = "", first_seed: str = "1") -> int:
     """Print the worst error of each case; 1 when one is not met."""
     seed = int(first_seed)
-    alone = (*alone_cases(seed), *ways_cases(), *streams_cases())
+    alone = (
+        *alone_cases(seed),
+        *ways_cases(),
+        *streams_cases(),
+        *contexts_cases(),
+        *events_cases(),
+    )
     kinds = (*kinds_cases(), *threads_cases(), *long_neighbour_cases(), *shapes_cases())
     mixes = tuple(Case(*mix, waits=True) for mix in random_mixes(5500))
-    kinds = (*kinds, *events_cases())
     every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds, *mixes)
     cases = [c for c in every if word in f"{c.group}, {c.name}"]
     failed = 0

@@ -419,6 +419,8 @@ UNEQUAL = [
     pytest.param([10, 90], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 10"),
     pytest.param([30, 70], "a", "b", {"a": 200_000, "b": 100}, 2, id="long at 30"),
     pytest.param([30, 70], "b", "a", {"a": 20_000, "b": 100}, 1, id="long at 70"),
+    pytest.param([30, 70], "b", "a", {"a": 2000, "b": 100}, 1, id="as long as a turn: 64.5 of 70"),
+    pytest.param([30, 60], "b", "a", {"a": 2000, "b": 20}, 1, id="and less wanted: 56 of 60"),
 ]
 
 

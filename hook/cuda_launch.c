@@ -7,7 +7,6 @@
 enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
 
 #define IN_ONE_PIECE __attribute__((flatten)) /* the gate as well: what most programs launch by */
-#define SELDOM __attribute__((minsize)) /* of what few programs launch by, or seldom: some ns more */
 
 /* The shape of a launching wrapper: pass the gate, call. `kind` is the key of its estimate. */
 #define LAUNCH(symbol, stream, own_stream, kind, ...)                                                        \

@@ -3,8 +3,6 @@
 #include "pools.h"
 #include "wrap.h"
 
-#define SELDOM __attribute__((minsize)) /* what few programs allocate by */
-
 enum { GRANULE = 512, ATTACH_GLOBAL = 1 /* CU_MEM_ATTACH_GLOBAL */ };
 
 /* What the driver takes at least for a request; a granule in which several lie is charged to each of them. */

@@ -2,8 +2,9 @@
  * which is much for kernels of a few microseconds, and nobody's but ours.
  *
  * Two events of ours, one behind the other, tell: on a stream of ours that waits for a launch meanwhile, so
- * that the GPU has both at hand. Not on the program's stream, where it could put something between them. One
- * thread at a time, with the context current.
+ * that the GPU has both at hand. Not on the program's stream, where it could put something between them. The
+ * least counts of some, and of one a second after that, as a GPU that was idle is slow at first. One thread
+ * at a time, with the context current.
  */
 #ifndef VGPU_EVENT_COST_H
 #define VGPU_EVENT_COST_H
@@ -14,11 +15,11 @@
 #include <stdint.h>
 
 struct event_cost {
-    CUstream stream; /* of ours, for this alone */
+    CUstream stream; /* of ours, for this alone; NULL: there is none */
     CUevent first, second;
     bool out; /* they are, and */
     bool behind; /* what they wait for was not over by then */
-    int tries, told;
+    unsigned looks, tries, told;
     int64_t least_ns; /* of those told */
 };
 

@@ -110,7 +110,7 @@ static int64_t single_ns(struct measured_lane *lane, const struct trace *trace, 
  * on its stream. There are many such turns, short ones too, where the contexts' queues are short. */
 static bool may_have_waited(const struct measured_lane *lane, const struct trace *trace)
 {
-    return gpu_time_several_contexts(&lane->lane) && trace->running_since_ns <= trace->launched_ns;
+    return gpu_time_several_contexts(&lane->lane) && !trace->queued;
 }
 
 /* What waited for a turn of another of our contexts ran after what ended there last. */
@@ -120,7 +120,8 @@ static void leave_out_wait(struct measured_lane *lane, struct trace *trace)
     if (!may_have_waited(lane, trace) || until_ns - from_ns > OWN_TURN_NS)
         return;
     trace->running_since_ns = past_elsewhere_ns(&lane->past, trace->stream, from_ns, until_ns);
-    if (trace->running_since_ns > from_ns)
+    trace->queued = trace->running_since_ns > from_ns;
+    if (trace->queued)
         past_ended(&lane->past, trace->run, trace->running_since_ns, until_ns);
 }
 

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { OWN_STREAMS = 2, OWN_EVENTS = 5, DELAYS = 64, LATE_MOST = 4, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
+enum { OWN_EVENTS = 5, DELAYS = 64, LATE_MOST = 4, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
 
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
 #define PROMPT_NS 20000 /* below, nothing was before it */
@@ -24,21 +24,23 @@ bool gpu_probe_possible(void)
 bool gpu_probe_open(struct probe *probe, CUcontext context)
 {
     const struct real_cuda *real = real_cuda();
-    CUstream *streams[] = {&probe->stream, &probe->events.stream};
     CUevent *events[] = {&probe->anchor, &probe->next_anchor, &probe->mark, &probe->events.first,
                          &probe->events.second};
-    size_t opened = 0, made = 0;
+    size_t made = 0;
     int priority = 0; /* the greatest, if there are several: another queue than those of most streams */
     if (real->cuCtxGetStreamPriorityRange)
         real->cuCtxGetStreamPriorityRange(NULL, &priority);
     /* All but what others may be looking at. */
     memset(&probe->stream, 0, sizeof *probe - offsetof(struct probe, stream));
-    while (opened < OWN_STREAMS
-           && real->cuStreamCreateWithPriority(streams[opened], STREAM_NON_BLOCKING, priority)
-               == CUDA_SUCCESS)
-        opened++;
-    while (opened == OWN_STREAMS && made < OWN_EVENTS
-           && real->cuEventCreate(events[made], EVENT_TIMED) == CUDA_SUCCESS)
+    if (real->cuStreamCreateWithPriority(&probe->stream, STREAM_NON_BLOCKING, priority) != CUDA_SUCCESS)
+        return false;
+    /* This one waits for launches: what the program has of the least priority, or of the greatest, is not to
+     * stand behind it in a queue of the hardware's. */
+    if (priority / 2 == 0
+        || real->cuStreamCreateWithPriority(&probe->events.stream, STREAM_NON_BLOCKING, priority / 2)
+            != CUDA_SUCCESS)
+        probe->events.stream = NULL;
+    while (made < OWN_EVENTS && real->cuEventCreate(events[made], EVENT_TIMED) == CUDA_SUCCESS)
         made++;
     probe->anchored_ns = (int64_t)monotonic_ns();
     if (made == OWN_EVENTS && real->cuEventRecord(probe->anchor, probe->stream) == CUDA_SUCCESS) {
@@ -47,8 +49,9 @@ bool gpu_probe_open(struct probe *probe, CUcontext context)
     }
     while (made > 0)
         real->cuEventDestroy_v2(*events[--made]);
-    while (opened > 0)
-        real->cuStreamDestroy_v2(*streams[--opened]);
+    if (probe->events.stream)
+        real->cuStreamDestroy_v2(probe->events.stream);
+    real->cuStreamDestroy_v2(probe->stream);
     return false;
 }
 

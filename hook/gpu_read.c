@@ -54,6 +54,7 @@ static bool measure(struct measured_lane *lane, struct trace *trace)
     if (!timed)
         from_ns = trace->began_ns;
     int64_t until_ns = from_ns + took_ns;
+    trace->queued = from_ns > trace->launched_ns;
     /* Our clock is set by events, too: those that are handled at once. So it is as late as the second one. */
     from_ns = until_ns - event_cost_without_ns(&trace_probe(lane, trace)->events, took_ns);
     if (timed)

@@ -41,21 +41,17 @@ static void note(struct swept *of, const struct trace *trace, int64_t now_ns)
     if (trace->launched_ns < of->launched_ns) {
         of->launched_ns = trace->launched_ns;
         of->from_ns = from_ns;
+        of->queued = trace->ended ? trace->queued : from_ns > trace->launched_ns;
     }
     of->until_ns = until_ns > of->until_ns ? until_ns : of->until_ns;
 }
 
-/* Whether launches that are not measured were before the first one that is. */
-static bool was_queued(const struct swept *of)
-{
-    return of->from_ns > of->launched_ns;
-}
-
-/* The same, or may have been at the beginning: of the former the first one was idle again when that was
- * launched, as its thread may have waited until then. */
+/* Whether launches that are not measured were before the first one that is, or may have been at the
+ * beginning: of the former the first one was idle again when that was launched, as its thread may have waited
+ * until then. */
 static bool was_busy(const struct measured_lane *lane, const struct swept *of)
 {
-    return was_queued(of) || loose_load(&lane->lane.busy_before) & of->bit;
+    return of->queued || loose_load(&lane->lane.busy_before) & of->bit;
 }
 
 /* When every stream was being measured. */
@@ -73,7 +69,7 @@ static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t
         }
         if (of->from_ns > sweep->from_ns)
             sweep->from_ns = of->from_ns;
-        if (was_queued(of) && of->from_ns > sweep->queued_until_ns)
+        if (of->queued && of->from_ns > sweep->queued_until_ns)
             sweep->queued_until_ns = of->from_ns;
         sweep->until_ns = of->until_ns < sweep->until_ns ? of->until_ns : sweep->until_ns;
     }

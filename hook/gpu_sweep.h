@@ -35,6 +35,7 @@ struct sweep {
         uint64_t stream, bit;
         int launches;
         int64_t launched_ns, from_ns, until_ns; /* the first was launched, and began; the last one ended */
+        bool queued; /* launches that are not measured were before the first */
     } of[SWEEP_STREAMS];
 };
 

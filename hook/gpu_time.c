@@ -117,11 +117,11 @@ static CUresult record(CUevent event, CUstream stream, bool per_thread)
 static struct trace *take_place(struct measured_lane *lane, CUcontext context, bool guess)
 {
     size_t places = guess ? TRACES : TRACES - GUESSES; /* for what cannot do without */
-    for (int again = 0; again < 2; again++) {
+    for (int again = 0; again < 3; again++) { /* then one without events, then one with those of another */
         for (size_t i = 0; i < places; i++) {
             struct trace *trace = &lane->traces[i];
             int is_free = TRACE_FREE;
-            if ((again || trace->context == context)
+            if ((again == 2 || trace->context == (again ? NULL : context))
                 && atomic_compare_exchange_strong(&trace->state, &is_free, TRACE_TAKEN)) {
                 trace->turn = gpu_time_own_turn(&lane->lane, 0);
                 return trace;
@@ -215,9 +215,11 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
 {
     struct measured_lane *lane = traces_of(of);
     struct quiet quiet = quiet_begin();
-    bool busy = false; /* nobody waits for a launch because it is not to be measured just now */
+    /* Nobody waits for a launch because it is not to be measured just now; but of what is known nothing of,
+     * no more goes out than may at a time. */
+    bool busy = false;
     struct trace *trace = begin_by_events(lane, stream, per_thread, guess, &busy);
-    if (!trace && !busy && (trace = take_place(lane, NULL, guess))) {
+    if (!trace && (!busy || guess) && (trace = take_place(lane, NULL, guess))) {
         trace->by_clock = true;
         trace->began_ns = gpu_clock_wait(stream, per_thread); /* what it is to do yet was charged already */
     }

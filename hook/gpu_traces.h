@@ -40,6 +40,7 @@ struct trace {
     int64_t ran_until_ns; /* of one that has ended */
     int64_t own_before_ns; /* of worked.h, as it began; less than 0: not known */
     uint64_t run; /* its number in the past */
+    bool queued; /* something was before it on its stream as it was launched */
     _Atomic bool ended; /* these three are looked at by who waits to launch, too */
     bool whole; /* nobody else had a turn meanwhile */
     _Atomic bool on_credit; /* it is to be seen whether it was enough */

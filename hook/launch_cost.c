@@ -101,13 +101,13 @@ static bool is_enough(const struct lane *lane, uint64_t now_ns)
         || lasted_ns >= SWEEP_MOST_NS || loose_load(&lane->sweep_out) >= SWEEP_MOST;
 }
 
-/* Whether several streams are in use, this one among them. */
+/* Whether several streams of one context are in use, this one among them. */
 static bool several_streams(struct lane *lane, uint64_t stream, uint64_t now_ns)
 {
     uint64_t last = atomic_exchange(&lane->last_stream, stream);
     if (last && last != stream && !gpu_time_several_contexts(lane)) /* or see gpu_time.c */
         loose_store(&lane->several_streams_at_ns, now_ns);
-    return gpu_time_several_contexts(lane) || gpu_time_several_streams(lane, now_ns);
+    return gpu_time_several_streams(lane, now_ns);
 }
 
 /* Note which stream it goes to, and until when that may be busy beside others with what sweeps tell of: with
@@ -155,7 +155,8 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     note_stream(launch, stream, now_ns, alone);
     if (few || (!beside && estimate_measures_all(estimate)))
         return true; /* the first ones not as part of a sweep, which others of their kind would wait for */
-    if (several) {
+    bool contexts = gpu_time_several_contexts(launch->lane);
+    if (several || contexts) {
         struct lane *lane = launch->lane;
         if (launch->always) {
             loose_store(&lane->always_lately, true);
@@ -168,9 +169,11 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         if (sweep && is_enough(lane, now_ns))
             launch_cost_end_sweep(lane);
         launch->sweep = sweep ? loose_load(&lane->swept_at_ns) : 0;
-        return sweep || launch->always;
+        if (several || sweep || launch->always)
+            return sweep || launch->always;
+    } else {
+        loose_store(&launch->lane->sweep_left, 0); /* the last one of a sweep, if it failed, did not end it */
     }
-    loose_store(&launch->lane->sweep_left, 0); /* the last one of a sweep, if it failed, did not end it */
     /* Kinds of which all are measured would else have all the measurements. */
     bool due = elapsed_ns(loose_load(&launch->lane->sampled_at_ns), now_ns) >= MEASURE_EVERY_NS;
     if (due)

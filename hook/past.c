@@ -98,13 +98,19 @@ static int64_t part_ns(const struct past *past, uint64_t stream, int64_t from_ns
 
 int64_t past_elsewhere_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)
 {
+    int64_t ended_ns = from_ns;
     for (size_t i = 0; i < PAST_RUNS; i++) {
         const struct past_run *run = &past->runs[i];
-        if (run->number && past_context(run->stream) != past_context(stream) && run->until_ns > from_ns
+        if (run->number && past_context(run->stream) != past_context(stream) && run->until_ns > ended_ns
             && run->until_ns < until_ns)
-            from_ns = run->until_ns;
+            ended_ns = run->until_ns;
     }
-    return from_ns;
+    for (size_t i = 0; i < PAST_RUNS; i++) {
+        const struct past_run *run = &past->runs[i];
+        if (run->number && beside(stream, run->stream) && run->until_ns > from_ns && run->until_ns < ended_ns)
+            return from_ns;
+    }
+    return ended_ns;
 }
 
 int64_t past_part_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns)

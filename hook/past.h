@@ -59,7 +59,8 @@ void past_ended(struct past *past, uint64_t number, int64_t from_ns, int64_t unt
 int64_t past_had_ns(struct past *past, uint64_t number, int64_t from_ns, int64_t until_ns,
                     int64_t forgotten_ns);
 
-/* When something of another context last ended between two moments; the first of them, if nothing did. */
+/* When something of another context last ended between two moments; the first of them, if nothing did, or if
+ * its own context had the GPU before that, as something of it ended. */
 int64_t past_elsewhere_ns(const struct past *past, uint64_t stream, int64_t from_ns, int64_t until_ns);
 
 /* Its part of the time between two moments: at each of them, one share of as many as there were streams

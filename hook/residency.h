@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { RESIDENCY_LOOKS = 1024 };
+enum { RESIDENCY_LOOKS = 2048 };
 
 struct residency {
     struct {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from built_hook import built
-from share_bed import ALONE_POINTS, BESIDE_POINTS, Container, Kernels, Tenant, run
+from share_bed import ALONE_POINTS, BESIDE_POINTS, Container, Kernels, Microseconds, Tenant, run
 
 SKIP_S = 2.0
 
@@ -25,6 +25,20 @@ class Case:
     ideal: float = 0.0  # points that an ideal limiter is off with the same kernels
     event_ns: int = 0  # that an event holds up its stream
     waits: bool = False  # a tenant that waits for its launches may not want its share
+
+
+def lasting(phase: str, window_s: float) -> tuple[str, ...]:
+    """A phase that is as long as three windows and what is skipped take."""
+    return (f"ms={round((SKIP_S + 3 * window_s + 0.5) * 1000)},{phase}".rstrip(","),)
+
+
+def length(us: Microseconds) -> str:
+    """How a length is called in names of cases."""
+    if isinstance(us, tuple) and len(us) == 3:
+        return f"{length(us[0])}, one in {us[2]} of {length(us[1])}"
+    if isinstance(us, tuple):
+        return f"{length(us[0])} to {length(us[1])}"
+    return f"{us // 1000} ms" if us >= 1000 else f"{us} us"
 
 
 def target_points(case: Case) -> float:

@@ -23,30 +23,25 @@ from share_bed import (
     ALONE_POINTS,
     BESIDE_POINTS,
     Kernels,
-    Microseconds,
     Tenant,
     allowed_points,
 )
 from share_oracle import ideal_error
 
 from tests.bench.rows import Row, row
-from tests.bench.share_case import SKIP_S, Case, judged, target_points
+from tests.bench.share_case import SKIP_S, Case, judged, lasting, length, target_points
+from tests.bench.share_contexts import RARE, contexts_cases, events_cases
 from tests.bench.share_mixes import random_mixes
 
 CAPS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 MIXES = ((10, 90), (30, 70), (50, 50), (20, 30, 40), (25,) * 4, (12,) * 8, (5, 15, 25, 45))
 VARYING = ((2, 20), (5, 300), (20, 2000), (2, 20_000))
-RARE = ((20, 2000, 100), (50, 1000, 50), (10, 200, 40))  # one in so many is long
 RARE_BESIDE = (
     (20, 2000, 100),
     (100, 3000, 60),
     (10, 200, 40),
 )  # no turns of others, by length or number
 SWEEP_EVERY_US = 12_000  # where lengths vary, at a limit of nearly 100 %; at most 60,000
-
-
-def _lasting(phase: str, window_s: float) -> tuple[str, ...]:
-    return (f"ms={round((SKIP_S + 3 * window_s + 0.5) * 1000)},{phase}".rstrip(","),)
 
 
 def alone_cases(first_seed: int = 1) -> Iterator[Case]:
@@ -56,20 +51,20 @@ def alone_cases(first_seed: int = 1) -> Iterator[Case]:
     )  # fmt: skip
     for us, window_s in lengths:
         for cap in CAPS:
-            tenant = Tenant(cap, _lasting("", window_s))
-            yield Case(f"alone, {_us(us)}", f"{cap} %", (tenant,), {"kernel": us}, window_s)
+            tenant = Tenant(cap, lasting("", window_s))
+            yield Case(f"alone, {length(us)}", f"{cap} %", (tenant,), {"kernel": us}, window_s)
     for varying in VARYING:
         for cap in CAPS[::2]:
-            tenant = Tenant(cap, _lasting("", 1))
-            yield Case(f"alone, {_us(varying)}", f"{cap} %", (tenant,), {"kernel": varying})
+            tenant = Tenant(cap, lasting("", 1))
+            yield Case(f"alone, {length(varying)}", f"{cap} %", (tenant,), {"kernel": varying})
     for us in (5, 20, 200, 5000, 20_000):
         for cap in CAPS[::2]:
-            tenant = Tenant(cap, _lasting("shapes=1000000000", 1))
-            yield Case(f"alone, {_us(us)}, each new", f"{cap} %", (tenant,), {"kernel": us})
+            tenant = Tenant(cap, lasting("shapes=1000000000", 1))
+            yield Case(f"alone, {length(us)}, each new", f"{cap} %", (tenant,), {"kernel": us})
     for kinds, us in ((500, (20, 2000)), (2000, (10, 40))):
         for cap in CAPS[::2]:
-            tenant = Tenant(cap, _lasting(f"shapes={kinds}", 1))
-            yield Case(f"alone, {_us(us)}, {kinds} kinds", f"{cap} %", (tenant,), {"kernel": us})
+            tenant = Tenant(cap, lasting(f"shapes={kinds}", 1))
+            yield Case(f"alone, {length(us)}, {kinds} kinds", f"{cap} %", (tenant,), {"kernel": us})
     for cap in CAPS:
         yield _of_every_length("alone", (cap,), first_seed)
 
@@ -80,12 +75,12 @@ def ways_cases() -> Iterator[Case]:
             "burst=200,idle_us=1000")  # fmt: skip
     for way in ways:
         for cap in CAPS[::2]:
-            tenant = Tenant(cap, _lasting(way, 1))
+            tenant = Tenant(cap, lasting(way, 1))
             yield Case(f"alone, {way}", f"{cap} %", (tenant,), {"kernel": 100})
     for cap in CAPS[::2]:
-        yield Case("alone, 4 threads", f"{cap} %", (Tenant(cap, _lasting("", 1), threads=4),),
+        yield Case("alone, 4 threads", f"{cap} %", (Tenant(cap, lasting("", 1), threads=4),),
                    {"kernel": 100})  # fmt: skip
-        processes = tuple(Tenant(cap, _lasting("", 1), container=0) for _ in range(3))
+        processes = tuple(Tenant(cap, lasting("", 1), container=0) for _ in range(3))
         yield Case("alone, 3 processes", f"{cap} %", processes, {"kernel": 700})
 
 
@@ -96,60 +91,39 @@ MANY_STREAMS = ((8, 4, 5), (4, 4, 20), (8, 8, 50), (8, 1, 5), (1, 8, (2, 20)), (
 def streams_cases() -> Iterator[Case]:
     """Short kernels on many streams from many threads, alone and in pairs."""
     for threads, streams, us in MANY_STREAMS:
-        phases = _lasting(f"streams={streams}", 1)
-        name = f"{threads} threads x {streams} streams, {_us(us)}"
+        phases = lasting(f"streams={streams}", 1)
+        name = f"{threads} threads x {streams} streams, {length(us)}"
         for mix in ((10,), (30,), (50,), (70,), (90,), (30, 70), (50, 50)):
             tenants = tuple(Tenant(cap, phases, threads=threads) for cap in mix)
             group = f"{'alone' if len(mix) == 1 else 'beside others'}, {name}"
             yield Case(group, "/".join(map(str, mix)), tenants, {"kernel": us})
 
 
-IN_CONTEXTS: tuple[Microseconds, ...] = (10, 20, 50, 500, 3000, (5, 300), (20, 2000))
-WAYS_IN_CONTEXTS = ("sync=1", "sync=8", "streams=0", "streams=2", "burst=200,idle_us=1000")
-
-
-def contexts_cases() -> Iterator[Case]:
-    """One process with several contexts, which take turns as processes do, a thread in each."""
-    for contexts in (2, 4):
-        ways = [(us, "") for us in IN_CONTEXTS] + [(20, way) for way in WAYS_IN_CONTEXTS]
-        ways += [(rare, "") for rare in RARE] if contexts == 2 else []
-        for us, way in ways:
-            phases = _lasting(f"contexts={contexts},{way}", 1)
-            name = f"{contexts} contexts, {_us(us)} {way}".rstrip()
-            for mix in ((10,), (30,), (50,), (90,), (30, 70)):
-                tenants = (
-                    Tenant(mix[0], phases, threads=contexts),
-                    *(Tenant(cap, _lasting("kernel=b", 1)) for cap in mix[1:]),
-                )
-                group = f"{'alone' if len(mix) == 1 else 'beside others'}, {name}"
-                yield Case(group, "/".join(map(str, mix)), tenants, {"kernel": us, "b": 100})
-
-
 def beside_cases() -> Iterator[Case]:
     """Two to eight tenants, alike and unlike."""
     for us in (20, 200, 700, 2000, 20_000):
         for mix in MIXES:
-            tenants = tuple(Tenant(cap, _lasting("", 1)) for cap in mix)
+            tenants = tuple(Tenant(cap, lasting("", 1)) for cap in mix)
             yield Case(
-                f"beside others, {_us(us)}", "/".join(map(str, mix)), tenants, {"kernel": us}
+                f"beside others, {length(us)}", "/".join(map(str, mix)), tenants, {"kernel": us}
             )
     for long_us, window_s in ((2000, 1), (5000, 1), (20_000, 1), (200_000, 2)):
         kernels: Kernels = {"a": long_us, "b": 100}
         for caps in ((10, 90), (30, 70), (50, 50), (70, 30)):
             tenants = (
-                Tenant(caps[0], _lasting("kernel=a", window_s)),
-                Tenant(caps[1], _lasting("kernel=b", window_s)),
+                Tenant(caps[0], lasting("kernel=a", window_s)),
+                Tenant(caps[1], lasting("kernel=b", window_s)),
             )
             name = "/".join(map(str, caps))
-            yield Case(f"{_us(long_us)} beside 100 us", name, tenants, kernels, window_s)
+            yield Case(f"{length(long_us)} beside 100 us", name, tenants, kernels, window_s)
 
 
 def varying_cases(first_seed: int = 1) -> Iterator[Case]:
     """Two to eight tenants whose kernels vary from launch to launch, and every way to launch them."""
     for us in VARYING:
         for mix in MIXES:
-            tenants = tuple(Tenant(cap, _lasting("", 1)) for cap in mix)
-            group = f"beside others, {_us(us)}"
+            tenants = tuple(Tenant(cap, lasting("", 1)) for cap in mix)
+            group = f"beside others, {length(us)}"
             yield Case(group, "/".join(map(str, mix)), tenants, {"kernel": us})
     for mix in MIXES:
         yield _of_every_length("beside others", mix, first_seed)
@@ -157,15 +131,15 @@ def varying_cases(first_seed: int = 1) -> Iterator[Case]:
             ("burst=50,idle_us=5000", ""), ("shapes=1000000000",) * 2)  # fmt: skip
     for first, second in ways:
         for caps in ((10, 90), (30, 70), (50, 50)):
-            tenants = (Tenant(caps[0], _lasting(first, 1)), Tenant(caps[1], _lasting(second, 1)))
-            group = f"{first} beside {second or 'a busy one'}, {_us((20, 2000))}"
+            tenants = (Tenant(caps[0], lasting(first, 1)), Tenant(caps[1], lasting(second, 1)))
+            group = f"{first} beside {second or 'a busy one'}, {length((20, 2000))}"
             yield Case(group, "/".join(map(str, caps)), tenants, {"kernel": (20, 2000)})
     for caps in ((10, 90), (30, 70), (50, 50), (70, 30)):
         tenants = (
-            Tenant(caps[0], _lasting("kernel=a", 1)),
-            Tenant(caps[1], _lasting("kernel=b", 1)),
+            Tenant(caps[0], lasting("kernel=a", 1)),
+            Tenant(caps[1], lasting("kernel=b", 1)),
         )
-        yield Case(f"200 us beside {_us((20, 2000))}", "/".join(map(str, caps)), tenants,
+        yield Case(f"200 us beside {length((20, 2000))}", "/".join(map(str, caps)), tenants,
                    {"a": 200, "b": (20, 2000)})  # fmt: skip
 
 
@@ -173,15 +147,15 @@ def rare_cases() -> Iterator[Case]:
     """Kernels that are short and now and then long, alone and beside steady ones."""
     for rare in RARE:
         for cap in CAPS[::2]:
-            tenant = Tenant(cap, _lasting("", 1))
-            yield Case(f"alone, {_us(rare)}", f"{cap} %", (tenant,), {"kernel": rare})
+            tenant = Tenant(cap, lasting("", 1))
+            yield Case(f"alone, {length(rare)}", f"{cap} %", (tenant,), {"kernel": rare})
     for rare in RARE_BESIDE:
         for caps in ((10, 90), (30, 70), (50, 50), (70, 30)):
             tenants = (
-                Tenant(caps[0], _lasting("kernel=a", 1)),
-                Tenant(caps[1], _lasting("kernel=b", 1)),
+                Tenant(caps[0], lasting("kernel=a", 1)),
+                Tenant(caps[1], lasting("kernel=b", 1)),
             )
-            yield Case(f"{_us(rare)} beside 100 us", "/".join(map(str, caps)), tenants,
+            yield Case(f"{length(rare)} beside 100 us", "/".join(map(str, caps)), tenants,
                        {"a": rare, "b": 100})  # fmt: skip
 
 
@@ -210,7 +184,7 @@ def kinds_cases() -> Iterator[Case]:
     """Several kinds of kernels on several streams and threads, alone and in pairs."""
     for kinds, threads, kernels, phase in SEVERAL_KINDS:
         for mix in ((10,), (30,), (50,), (70,), (90,), (30, 70), (50, 50)):
-            tenants = tuple(Tenant(cap, _lasting(phase, 1), threads=threads) for cap in mix)
+            tenants = tuple(Tenant(cap, lasting(phase, 1), threads=threads) for cap in mix)
             group = f"{'alone' if len(mix) == 1 else 'beside others'}, kinds: {kinds}"
             yield Case(group, "/".join(map(str, mix)), tenants, kernels)
 
@@ -232,7 +206,7 @@ def threads_cases() -> Iterator[Case]:
             phases = tuple(
                 f"thread={number},{phase}"
                 for number, each in enumerate((long, short), 1)
-                for phase in _lasting(each, 1)
+                for phase in lasting(each, 1)
             )
             group = f"alone, threads: {long} | {short}"
             yield Case(group, f"{cap} %", (Tenant(cap, phases, threads=2),), LENGTHS)
@@ -253,13 +227,13 @@ def long_neighbour_cases() -> Iterator[Case]:
             phases = tuple(
                 f"thread={number},{phase}"
                 for number, each in enumerate(ways, 1)
-                for phase in _lasting(each, window_s)
+                for phase in lasting(each, window_s)
             )
             tenants = (
                 Tenant(cap, phases, threads=len(ways)),
-                Tenant(100 - cap, _lasting("kernel=n", window_s)),
+                Tenant(100 - cap, lasting("kernel=n", window_s)),
             )
-            yield Case(f"beside {_us(us)}: {' | '.join(ways)}", f"{cap}/{100 - cap}", tenants,
+            yield Case(f"beside {length(us)}: {' | '.join(ways)}", f"{cap}/{100 - cap}", tenants,
                        {**NEIGHBOUR, "n": us}, window_s)  # fmt: skip
 
 
@@ -269,50 +243,18 @@ def shapes_cases() -> Iterator[Case]:
         (20, 100, 300), ("kernel=a", "kernel=a,sync=20", "kernel=a+b,streams=2")
     ):
         for mix in ((10,), (30,), (50,), (90,), (30, 70)):
-            phases = _lasting(f"{way},shapes={shapes}", 1)
+            phases = lasting(f"{way},shapes={shapes}", 1)
             tenants = tuple(Tenant(cap, phases) for cap in mix)
             group = f"{'alone' if len(mix) == 1 else 'beside others'}, {shapes} shapes: {way}"
             yield Case(group, "/".join(map(str, mix)), tenants, SHAPES)
-
-
-def events_cases() -> Iterator[Case]:
-    """Short kernels where an event holds up its stream, as real ones do for some time."""
-    ways: tuple[tuple[int, Microseconds, str, int], ...] = (
-        (70, 3, "", 1), (80, 3, "", 1), (50, (2, 20), "", 1), (50, (5, 50), "", 1), (50, 5, "", 2),
-        (50, 5, "streams=4", 1),
-    )  # fmt: skip
-    for cap, us, way, threads in ways:
-        group = f"alone, events of 1 us: {_us(us)}, {threads} threads {way}".rstrip()
-        tenant = Tenant(cap, _lasting(way, 1), threads=threads)
-        yield Case(group, f"{cap} %", (tenant,), {"kernel": us}, event_ns=1000)
-    beside: tuple[Kernels, ...] = (
-        {"a": 3, "b": 3},
-        {"a": 20, "b": 2000},
-        {"a": (2, 20), "b": 2000},
-    )
-    for kernels, mix in product(beside, ((30, 50), (30, 70))):
-        tenants = tuple(
-            Tenant(cap, _lasting(f"kernel={name}", 1))
-            for cap, name in zip(mix, kernels, strict=True)
-        )
-        group = f"events of 1 us: {' beside '.join(map(_us, kernels.values()))}"
-        yield Case(group, "/".join(map(str, mix)), tenants, kernels, event_ns=1000)
 
 
 def _of_every_length(where: str, mix: tuple[int, ...], first_seed: int) -> Case:
     """In windows of ten times the longest; judged by what an ideal limiter does."""
     tenants = tuple(Tenant(cap, ("ms=30000",)) for cap in mix)
     ideal = ideal_error(mix, 2, 200_000, 30, 2, SKIP_S, first_seed)
-    return Case(f"{where}, {_us((2, 200_000))}", "/".join(map(str, mix)), tenants,
+    return Case(f"{where}, {length((2, 200_000))}", "/".join(map(str, mix)), tenants,
                 {"kernel": (2, 200_000)}, 2, ideal)  # fmt: skip
-
-
-def _us(us: Microseconds) -> str:
-    if isinstance(us, tuple) and len(us) == 3:
-        return f"{_us(us[0])}, one in {us[2]} of {_us(us[1])}"
-    if isinstance(us, tuple):
-        return f"{_us(us[0])} to {_us(us[1])}"
-    return f"{us // 1000} ms" if us >= 1000 else f"{us} us"
 
 
 def share_area() -> Iterator[Row]:

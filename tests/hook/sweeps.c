@@ -57,6 +57,7 @@ static void launch(bool always, const char *stream, const char *launched,
   trace->running_since_ns = at_ns(began);
   trace->ended = ended[0] != '-';
   trace->ran_until_ns = trace->ended ? at_ns(ended) : 0;
+  trace->queued = trace->running_since_ns > trace->launched_ns;
   trace->run = past_began(&lane.past, trace->stream, trace->running_since_ns);
   if (trace->ended)
     past_ended(&lane.past, trace->run, trace->running_since_ns,

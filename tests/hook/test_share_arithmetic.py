@@ -218,7 +218,7 @@ class Residency(ctypes.Structure):
     """`struct residency`."""
 
     _fields_ = [
-        ("looks", ctypes.c_uint64 * (3 * 1024)),
+        ("looks", ctypes.c_uint64 * (3 * 2048)),
         ("count", ctypes.c_uint64),
         ("undecided", ctypes.c_uint64),
         ("next_ns", ctypes.c_int64),
@@ -411,6 +411,8 @@ def past(library: ctypes.CDLL) -> ctypes.CDLL:
         ns,
         ns,
     ]
+    library.past_elsewhere_ns.restype = ns
+    library.past_elsewhere_ns.argtypes = [ctypes.c_void_p, number, ns, ns]
     library.past_had_ns.restype = ns
     library.past_had_ns.argtypes = [ctypes.c_void_p, number, ns, ns, ns]
     return library
@@ -447,6 +449,34 @@ def test_what_several_threads_have_in_one_stream_is_no_more_than_the_stream_had(
         if until_ns is not None:
             past.past_ended(all_, number, from_ns, until_ns)
     assert past.past_part_ns(all_, 2, 0, 800) == 400
+
+
+ELSEWHERE = 1 << 56  # a stream of another context
+
+
+@pytest.mark.parametrize(
+    ("runs", "since_ns"),
+    [
+        pytest.param([], 100, id="nothing"),
+        pytest.param([(ELSEWHERE, 0, 300), (ELSEWHERE, 300, 500)], 500, id="waited for both"),
+        pytest.param([(ELSEWHERE, 0, 90)], 100, id="over before"),
+        pytest.param([(ELSEWHERE, 0, 900)], 100, id="ends later"),
+        pytest.param([(ELSEWHERE, 0, None)], 100, id="runs"),
+        pytest.param([(2, 0, 500)], 100, id="a stream of its own context"),
+        pytest.param([(2, 0, 300), (ELSEWHERE, 0, 500)], 100, id="after its own had the GPU"),
+        pytest.param([(2, 0, 700), (ELSEWHERE, 0, 500)], 500, id="and its own waited, too"),
+    ],
+)
+def test_what_ended_last_in_another_context(
+    past: ctypes.CDLL, runs: list[tuple[int, int, int | None]], since_ns: int
+) -> None:
+    """Between 100 and 800, for a launch of stream 1."""
+    all_ = ctypes.byref(Past())
+    for stream, from_ns, until_ns in runs:
+        number = past.past_began(all_, stream, from_ns)
+        if until_ns is not None:
+            past.past_ended(all_, number, from_ns, until_ns)
+    assert past.past_elsewhere_ns(all_, 1, 100, 800) == since_ns
 
 
 Runs = list[tuple[tuple[int, int], bool]]  # from when until when, and whether it is asked at once

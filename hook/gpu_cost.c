@@ -10,6 +10,8 @@ enum { UNSHARP_MOST = 64 }; /* in a row of a kind */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define LOOKED_AT_NS (MS_NS / 5) /* kinds from here on have what others that were charged did not work */
 #define LOOKED_AT_OFTEN_NS (20 * MS_NS)
+#define CHUNKS_NS                                                                                            \
+    (8 * MS_NS) /* others take a millisecond ahead: if they are charged nothing in so many, none runs */
 #define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
@@ -86,7 +88,7 @@ int64_t gpu_cost_own_ns(struct measured_lane *lane, struct trace *trace, int64_t
     if (had_ns >= 0 && (!contended || had_ns - away_ns < own))
         own = contended ? (own + 3 * (had_ns - away_ns)) / 4 : had_ns - away_ns;
     /* Of long ones so many looks tell that this is the better. */
-    bool had_all = had_ns >= trace->part_ns - trace->part_ns / 16;
+    bool had_all = until_ns - from_ns >= CHUNKS_NS && had_ns >= trace->part_ns - trace->part_ns / 16;
     if (beside && !seen
         && (had_ns < 0 || (contended && !had_all && trace->expected_ns < LOOKED_AT_OFTEN_NS))) {
         double part = beside_part(&lane->beside[contended], trace->stream);

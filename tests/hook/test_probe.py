@@ -7,7 +7,7 @@ from built_hook import ROOT
 from c_programs import compiled
 
 HOOK = f"-I{ROOT / 'hook'}"
-DRIVER = f"-I{ROOT / 'tests/hook'}"  # probe_driver.h
+DRIVER = f"-I{ROOT / 'tests/hook'}"  # probe_driver.h, one_driver.h
 SLEEP = str(ROOT / "hook" / "monotonic.c")
 
 
@@ -80,7 +80,7 @@ def test_what_others_had_is_found_however_long_a_look_takes(read_us: int, asked:
 
 def primaries() -> list[str]:
     """What primaries.c prints, which has a clock that nobody sleeps by."""
-    program = compiled("primaries.c", HOOK, "-pthread")
+    program = compiled("primaries.c", HOOK, DRIVER, "-pthread")
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
 
 

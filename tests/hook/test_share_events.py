@@ -85,7 +85,7 @@ TOLD = [
 @pytest.mark.parametrize(("told", "took"), TOLD)
 def test_what_an_event_takes(told: str, took: str) -> None:
     took_ns, without_ns = took.split()
-    program = compiled("event_costs.c", f"-I{ROOT / 'hook'}")
+    program = compiled("event_costs.c", f"-I{ROOT / 'hook'}", f"-I{ROOT / 'tests/hook'}")
     ran = subprocess.run(
         [program, took_ns, *told.split()], capture_output=True, text=True, check=True
     )

@@ -41,7 +41,8 @@ CUresult charge_refused(int place, uint64_t bytes, const char *function)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
+/* Seldom, and so small. */
+__attribute__((minsize)) void charge_anyway(int place, enum charge_kind kind, uint64_t bytes)
 {
     if (place >= 0 && bytes)
         region_take(place, kind, bytes);

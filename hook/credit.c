@@ -75,11 +75,9 @@ bool credit_ended(struct lane *lane, uint64_t since_ns, uint64_t until_ns, bool 
 /* Whether one of ours waits; and whether what was let out has not ended yet. */
 static bool is_waiting(struct lane *lane, bool *let_out)
 {
-    const struct trace *trace = traces_of(lane)->traces;
     bool waiting = false;
-    for (const struct trace *end = trace + TRACES; trace < end; trace++)
-        if (atomic_load_explicit(&trace->state, memory_order_acquire) == TRACE_OUT
-            && !atomic_load_explicit(&trace->ended, memory_order_relaxed)) {
+    for (struct trace *trace = NULL; (trace = trace_next(traces_of(lane), trace));)
+        if (!atomic_load_explicit(&trace->ended, memory_order_relaxed)) {
             waiting |= trace->waits;
             *let_out |= trace->on_credit;
         }

@@ -4,31 +4,34 @@
 #include "streams.h"
 #include "wrap.h"
 
-enum { OWN_STREAM = 1, MOST_DEVICES = 64 };
+enum { MOST_DEVICES = 64 };
 
 #define IN_ONE_PIECE __attribute__((flatten)) /* the gate as well: what most programs launch by */
 
-/* The shape of a launching wrapper: pass the gate, call. `kind` is the key of its estimate. */
-#define LAUNCH(symbol, stream, own_stream, kind, ...)                                                        \
-    const struct real_cuda *real = real_cuda();                                                              \
-    struct launch launch;                                                                                    \
-    if (!real || !real->symbol)                                                                              \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    if (launch_gate_is_open())                                                                               \
-        return CALL(symbol, __VA_ARGS__);                                                                    \
-    launch_gate_pass(&launch, stream, own_stream, kind);                                                     \
-    CUresult result = CALL(symbol, __VA_ARGS__);                                                             \
-    launch_gate_passed(&launch, result);                                                                     \
-    return result
+/* For what fewer launch by, where one more call for all of them is smaller. */
+static __attribute__((noinline)) bool is_open(void)
+{
+    return launch_gate_is_open();
+}
 
 IN_ONE_PIECE EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
                                             unsigned block_x, unsigned block_y, unsigned block_z,
                                             unsigned shared_bytes, CUstream stream, void **parameters,
                                             void **extra)
 {
-    LAUNCH(cuLaunchKernel, stream, 0,
-           estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
-           block_x, block_y, block_z, shared_bytes, stream, parameters, extra);
+    const struct real_cuda *real = real_cuda();
+    struct launch launch;
+    if (!real || !real->cuLaunchKernel)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (launch_gate_is_open())
+        return CALL(cuLaunchKernel, function, x, y, z, block_x, block_y, block_z, shared_bytes, stream,
+                    parameters, extra);
+    launch_gate_pass(&launch, stream, false,
+                     estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes));
+    CUresult result = CALL(cuLaunchKernel, function, x, y, z, block_x, block_y, block_z, shared_bytes, stream,
+                           parameters, extra);
+    launch_gate_passed(&launch, result);
+    return result;
 }
 
 SELDOM EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned x, unsigned y, unsigned z,
@@ -36,9 +39,19 @@ SELDOM EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned x, unsi
                                            unsigned shared_bytes, CUstream stream, void **parameters,
                                            void **extra)
 {
-    LAUNCH(cuLaunchKernel_ptsz, stream, OWN_STREAM,
-           estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes), function, x, y, z,
-           block_x, block_y, block_z, shared_bytes, stream, parameters, extra);
+    const struct real_cuda *real = real_cuda();
+    struct launch launch;
+    if (!real || !real->cuLaunchKernel_ptsz)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    bool limited = !is_open();
+    if (limited)
+        launch_gate_pass(&launch, stream, true,
+                         estimate_key(function, x, y, z, block_x, block_y, block_z, shared_bytes));
+    CUresult result = CALL(cuLaunchKernel_ptsz, function, x, y, z, block_x, block_y, block_z, shared_bytes,
+                           stream, parameters, extra);
+    if (limited)
+        launch_gate_passed(&launch, result);
+    return result;
 }
 
 typedef CUresult by_config(const CUlaunchConfig *, CUfunction, void **, void **);
@@ -51,7 +64,7 @@ static __attribute__((noinline)) CUresult launch_by_config(by_config *call, bool
     struct launch launch;
     if (!call)
         return CUDA_ERROR_NOT_INITIALIZED;
-    bool limited = c && !launch_gate_is_open();
+    bool limited = c && !is_open();
     if (limited)
         launch_gate_pass(&launch, c->hStream, own_stream,
                          estimate_key(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX,
@@ -119,21 +132,42 @@ SELDOM EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsig
 
 /* The functions of CUDA 2: their block is a property of the function, their stream the legacy one. */
 
+enum grid_call { ONE_BLOCK, GRID, GRID_ASYNC };
+
+static SELDOM __attribute__((noinline)) CUresult launch_grid(enum grid_call way, CUfunction function, int x,
+                                                             int y, CUstream stream)
+{
+    const struct real_cuda *real = real_cuda();
+    struct launch launch;
+    bool there = real
+        && (way == ONE_BLOCK  ? real->cuLaunch != NULL
+                : way == GRID ? real->cuLaunchGrid != NULL
+                              : real->cuLaunchGridAsync != NULL);
+    if (!there)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    launch_gate_pass(&launch, stream, false, estimate_key(function, (unsigned)x, (unsigned)y, 1, 0, 0, 0, 0));
+    depth_enter();
+    CUresult result = way == ONE_BLOCK ? real->cuLaunch(function)
+        : way == GRID                  ? real->cuLaunchGrid(function, x, y)
+                                       : real->cuLaunchGridAsync(function, x, y, stream);
+    depth_leave();
+    launch_gate_passed(&launch, result);
+    return result;
+}
+
 SELDOM EXPORT CUresult cuLaunch(CUfunction function)
 {
-    LAUNCH(cuLaunch, NULL, 0, estimate_key(function, 1, 1, 1, 0, 0, 0, 0), function);
+    return launch_grid(ONE_BLOCK, function, 1, 1, NULL);
 }
 
 SELDOM EXPORT CUresult cuLaunchGrid(CUfunction function, int x, int y)
 {
-    LAUNCH(cuLaunchGrid, NULL, 0, estimate_key(function, (unsigned)x, (unsigned)y, 1, 0, 0, 0, 0), function,
-           x, y);
+    return launch_grid(GRID, function, x, y, NULL);
 }
 
 SELDOM EXPORT CUresult cuLaunchGridAsync(CUfunction function, int x, int y, CUstream stream)
 {
-    LAUNCH(cuLaunchGridAsync, stream, 0, estimate_key(function, (unsigned)x, (unsigned)y, 1, 0, 0, 0, 0),
-           function, x, y, stream);
+    return launch_grid(GRID_ASYNC, function, x, y, stream);
 }
 
 /* --- on several devices at once ------------------------------------------------------------------------- */

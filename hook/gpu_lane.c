@@ -48,17 +48,14 @@ void gpu_time_note_spent(struct lane *lane, uint64_t now_ns, int64_t beyond_ns)
 int gpu_time_guesses(struct lane *lane, uint64_t key)
 {
     int guesses = 0;
-    for (size_t i = 0; i < TRACES; i++)
-        guesses += atomic_load_explicit(&traces_of(lane)->traces[i].guessed_key, memory_order_relaxed) == key;
+    for (struct trace *trace = NULL; (trace = trace_next(traces_of(lane), trace));)
+        guesses += atomic_load_explicit(&trace->guessed_key, memory_order_relaxed) == key;
     return guesses;
 }
 
 bool gpu_time_measuring(struct lane *lane)
 {
-    for (size_t i = 0; i < TRACES; i++)
-        if (atomic_load_explicit(&traces_of(lane)->traces[i].state, memory_order_relaxed) == TRACE_OUT)
-            return true;
-    return false;
+    return trace_next(traces_of(lane), NULL) != NULL;
 }
 
 /* Once, for size. */
@@ -106,6 +103,29 @@ struct doubt *trace_doubt(struct measured_lane *lane, uint64_t key)
     return free;
 }
 
+void trace_goes_out(struct measured_lane *lane, const struct trace *trace)
+{
+    size_t place = trace_place(lane, trace);
+    atomic_fetch_or(&lane->out[place / 64], UINT64_C(1) << place % 64);
+}
+
+/* Once, for size. */
+__attribute__((noinline)) void trace_leave(struct measured_lane *lane, struct trace *trace)
+{
+    size_t place = trace_place(lane, trace);
+    atomic_fetch_and(&lane->out[place / 64], ~(UINT64_C(1) << place % 64));
+    atomic_store(&trace->taken, false);
+}
+
+struct trace *trace_next(struct measured_lane *lane, const struct trace *after)
+{
+    size_t i = after ? trace_place(lane, after) + 1 : 0;
+    uint64_t left = 0;
+    while (i < TRACES && !(left = atomic_load(&lane->out[i / 64]) >> i % 64))
+        i = (i | 63) + 1;
+    return left ? &lane->traces[i + (size_t)__builtin_ctzll(left)] : NULL;
+}
+
 void trace_runs(struct measured_lane *lane, struct trace *trace, int64_t from_ns)
 {
     trace->run = past_began(&lane->past, trace->stream, from_ns);
@@ -125,7 +145,8 @@ void trace_finish(struct measured_lane *lane, struct trace *trace)
     if (trace->sweep)
         atomic_fetch_sub(&lane->lane.sweep_out, 1);
     loose_store(&trace->guessed_key, 0);
-    atomic_store(&trace->state, TRACE_FREE);
+    trace->ordered = false;
+    trace_leave(lane, trace);
 }
 
 void trace_drop(struct measured_lane *lane, struct trace *trace)

@@ -28,27 +28,25 @@ static void forget(struct measured_lane *lane, CUcontext context)
         if ((!context || lane->probes[i].context == context)
             && atomic_exchange(&lane->probes[i].context, NULL))
             atomic_fetch_sub(&lane->lane.contexts, 1);
-    for (size_t i = 0; i < TRACES; i++) {
-        struct trace *trace = &lane->traces[i];
+    for (struct trace *trace = lane->traces; trace < lane->traces + lane->opened; trace++) {
         if (context && trace->context != context)
             continue;
         trace->context = NULL;
-        if (atomic_load(&trace->state) == TRACE_OUT)
-            trace_drop(lane, trace);
     }
+    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));)
+        if (!trace->context)
+            trace_drop(lane, trace);
     loose_store(&lane->lane.queued_ns, 0);
 }
 
 /* A context that there is something to read in. */
-static CUcontext context_to_read(const struct measured_lane *lane)
+static CUcontext context_to_read(struct measured_lane *lane)
 {
     CUcontext context = NULL;
     for (size_t i = 0; i < PROBES && !context; i++)
         context = lane->probes[i].context;
-    for (size_t i = 0; i < TRACES && !context; i++)
-        if (atomic_load(&lane->traces[i].state) == TRACE_OUT)
-            context = lane->traces[i].context;
-    return context;
+    const struct trace *out = context ? NULL : trace_next(lane, NULL);
+    return out ? out->context : context;
 }
 
 /* The end of the last one that is being measured in a context and not over, as far as seen. One that takes
@@ -57,12 +55,12 @@ static CUcontext context_to_read(const struct measured_lane *lane)
  */
 static CUevent unfinished_in(const struct measured_lane *lane, CUcontext context)
 {
-    const struct trace *last = NULL;
-    for (const struct trace *trace = lane->traces; trace < lane->traces + TRACES; trace++)
-        if (atomic_load(&trace->state) == TRACE_OUT && trace->context == context && !trace->ended
-            && trace->expected_ns < MS_NS && (!last || trace->recorded_ns > last->recorded_ns))
-            last = trace;
-    return last ? last->end : NULL;
+    for (size_t i = lane->orders; i > 0; i--) {
+        const struct trace *trace = &lane->traces[lane->order[i - 1]];
+        if (trace->ordered && trace->context == context && !trace->ended && trace->expected_ns < MS_NS)
+            return trace->end;
+    }
+    return NULL;
 }
 
 /* Look in each context that has something to do. A probe in another would have the GPU change to it. */
@@ -151,9 +149,8 @@ bool gpu_time_show(void)
 static bool in_use(const struct measured_lane *lane, CUcontext context, bool measuring)
 {
     bool used = trace_find_probe(lane, context) < PROBES && !measuring;
-    for (size_t i = 0; i < TRACES && !used; i++)
-        used = lane->traces[i].context == context
-            && (!measuring || atomic_load(&lane->traces[i].state) != TRACE_FREE);
+    for (size_t i = 0; i < lane->opened && !used; i++)
+        used = lane->traces[i].context == context && (!measuring || lane->traces[i].taken);
     return used;
 }
 

@@ -10,6 +10,8 @@
 
 enum { MOST_UNCLEAR = 16 }; /* launches in a row */
 enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stream */
+enum { FIRSTS_BITS = 6 }; /* places for streams, one thread's stack being small */
+enum { MOST_ENDED = PAST_RUNS / 2 }; /* in one look, so that it is known what ran beside them */
 
 #define PUT_ASIDE_NS 100000 /* of calls during which the thread did not run, or waited */
 #define WAITS_NS MS_NS /* beyond what was expected, a launch may wait for one on another GPU, */
@@ -177,37 +179,99 @@ static void see_running(struct measured_lane *lane, struct trace *trace, int64_t
         past_ended(&lane->past, trace->run, trace->running_since_ns, INT64_MAX);
 }
 
+/* The first launch of a stream that is not over: what was recorded there later is not either. Where two
+ * streams have one place, each launch of the second is asked about. */
+struct first {
+    uint64_t stream;
+    int64_t end_call; /* 0: none was seen */
+};
+
+/* Once, for size. */
+static __attribute__((noinline)) struct first *first_of(struct first *firsts, const struct trace *trace)
+{
+    return &firsts[trace->stream * UINT64_C(0x9E3779B97F4A7C15) >> (64 - FIRSTS_BITS)];
+}
+
+/* Now and then: a new stream may be called as one that was destroyed, whose launches are not over. */
+static bool asks_all(int64_t now_ns)
+{
+    return (now_ns >> 20) % 64 == 0;
+}
+
+/* Whether that was called after the end of the first one had been recorded. */
+static bool is_behind(struct first *firsts, const struct trace *trace, int64_t call)
+{
+    const struct first *first = first_of(firsts, trace);
+    return first->end_call && first->end_call < call && first->stream == trace->stream;
+}
+
+static void note_first(struct first *firsts, const struct trace *trace)
+{
+    struct first *first = first_of(firsts, trace);
+    if (!first->end_call)
+        *first = (struct first){trace->stream, trace->end_call};
+}
+
+/* The driver says whether one has ended; when, if so. Or why it is not measured any more. */
+static bool see_ended(struct measured_lane *lane, struct trace *trace, int64_t now_ns)
+{
+    CUresult result = real_cuda()->cuEventQuery(trace->end);
+    trace->ended = result == CUDA_SUCCESS;
+    if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace))) {
+        loose_store(&lane->unreadable_at_ns, (uint64_t)now_ns);
+        trace_drop(lane, trace);
+    }
+    return result == CUDA_SUCCESS;
+}
+
+/* What is out, in the order of its ends: what was there before, and then what came since, which is nearly so.
+ */
+static void order(struct measured_lane *lane)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < lane->orders; i++)
+        if (lane->traces[lane->order[i]].ordered)
+            lane->order[count++] = lane->order[i];
+    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));) {
+        if (trace->ordered)
+            continue;
+        trace->ordered = true;
+        size_t i = count++;
+        for (; i > 0 && lane->traces[lane->order[i - 1]].end_call > trace->end_call; i--)
+            lane->order[i] = lane->order[i - 1];
+        lane->order[i] = (uint16_t)trace_place(lane, trace);
+    }
+    lane->orders = count;
+}
+
 /* See what has ended, then what runs: what ran beside something that has ended must be known by then. */
 static bool look_at_traces(struct measured_lane *lane, int64_t now_ns)
 {
-    bool any = false;
-    for (size_t i = 0; i < TRACES; i++) {
-        struct trace *trace = &lane->traces[i];
-        if (atomic_load(&trace->state) != TRACE_OUT)
-            continue;
-        any = true;
-        if (trace->ended) { /* of a sweep, the rest of which is waited for, or seen by us first */
+    struct first firsts[1 << FIRSTS_BITS] = {{0}};
+    int ended = 0;
+    order(lane);
+    for (size_t i = 0; i < lane->orders; i++) {
+        struct trace *trace = &lane->traces[lane->order[i]];
+        if (trace->ended) /* of a sweep, the rest of which is waited for, or seen by us first */
             trace->met |= credit_was_met(&lane->lane);
-            continue;
-        }
-        CUresult result = real_cuda()->cuEventQuery(trace->end);
-        trace->ended = result == CUDA_SUCCESS;
-        if ((!trace->ended && result != CUDA_ERROR_NOT_READY) || (trace->ended && !measure(lane, trace))) {
-            loose_store(&lane->unreadable_at_ns, (uint64_t)now_ns);
-            trace_drop(lane, trace);
-        }
+        else if (ended < MOST_ENDED && !is_behind(firsts, trace, trace->launch_call))
+            ended += see_ended(lane, trace, now_ns);
+        if (trace->ordered && !trace->ended && !asks_all(now_ns))
+            note_first(firsts, trace);
     }
-    for (size_t i = 0; any && i < TRACES; i++)
-        if (atomic_load(&lane->traces[i].state) == TRACE_OUT && !lane->traces[i].ended)
-            see_running(lane, &lane->traces[i], now_ns);
-    return any;
+    for (size_t i = 0; i < lane->orders; i++) {
+        struct trace *trace = &lane->traces[lane->order[i]];
+        if (trace->ordered && !trace->ended && !is_behind(firsts, trace, trace->begin_call))
+            see_running(lane, trace, now_ns);
+    }
+    return lane->orders > 0;
 }
 
 static bool can_settle(struct trace *trace, const struct sweep *sweep, int64_t now_ns)
 {
     bool seen =
         !trace->waits || trace->met || !has_more_gpus() || now_ns - trace->ran_until_ns > CREDIT_SEEN_NS;
-    return atomic_load(&trace->state) == TRACE_OUT && trace->ended && seen && (!trace->sweep || sweep->over);
+    return trace->ended && seen && (!trace->sweep || sweep->over);
 }
 
 /* When the first was launched of those that have not begun. */
@@ -229,15 +293,12 @@ bool gpu_read_traces(struct measured_lane *lane, int64_t now_ns, bool look)
     gpu_cost_note_spent(lane, now_ns);
     struct sweep sweep;
     gpu_sweep_see(lane, &sweep, now_ns);
-    for (size_t i = 0; any && i < TRACES; i++)
-        if (can_settle(&lane->traces[i], &sweep, now_ns))
-            gpu_cost_judge(lane, &lane->traces[i], &sweep, now_ns);
+    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));)
+        if (can_settle(trace, &sweep, now_ns))
+            gpu_cost_judge(lane, trace, &sweep, now_ns);
     if (sweep.over)
         gpu_sweep_learn(lane, &sweep);
-    for (size_t i = 0; any && i < TRACES; i++) {
-        struct trace *trace = &lane->traces[i];
-        if (atomic_load(&trace->state) != TRACE_OUT)
-            continue;
+    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));) {
         if (can_settle(trace, &sweep, now_ns)) {
             settle(lane, trace);
         } else if (!trace->ended) {

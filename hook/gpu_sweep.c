@@ -13,11 +13,6 @@ enum {
 #define IDLE_NS (50 * MS_NS) /* and for so long another launch */
 #define CONTENDED_LEAST 0.75 /* of the least that a launch may have cost, as others' turns blur it */
 
-static bool of_sweep(struct trace *trace)
-{
-    return atomic_load(&trace->state) == TRACE_OUT && trace->sweep;
-}
-
 static struct swept *find(struct measured_lane *lane, struct sweep *sweep, uint64_t stream)
 {
     struct swept *of = sweep->of;
@@ -57,9 +52,9 @@ static bool was_busy(const struct measured_lane *lane, const struct swept *of)
 /* When every stream was being measured. */
 static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
 {
-    for (size_t i = 0; i < TRACES; i++)
-        if (of_sweep(&lane->traces[i]))
-            note(find(lane, sweep, lane->traces[i].stream), &lane->traces[i], now_ns);
+    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));)
+        if (trace->sweep)
+            note(find(lane, sweep, trace->stream), trace, now_ns);
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
         if (of->launches < OFTEN && !was_busy(lane, of)) {
@@ -80,9 +75,8 @@ static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t
 static void find_last(struct measured_lane *lane, struct sweep *sweep)
 {
     int64_t took_ns = 0, ended = 0;
-    for (size_t i = 0; i < TRACES; i++) {
-        const struct trace *trace = &lane->traces[i];
-        if (!of_sweep(&lane->traces[i]) || !trace->ended)
+    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));) {
+        if (!trace->sweep || !trace->ended)
             continue;
         took_ns += trace->ran_until_ns - trace->running_since_ns;
         ended++;
@@ -163,9 +157,8 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
     int64_t last_ns = 0, went_on_ns = (int64_t)loose_load(&lane->lane.went_on_at_ns);
     int judged = 0, early = 0;
     bool running = false;
-    for (size_t i = 0; i < TRACES; i++) {
-        struct trace *trace = &lane->traces[i];
-        if (!of_sweep(trace))
+    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));) {
+        if (!trace->sweep)
             continue;
         if (trace->sweep <= lane->swept_ns) { /* it comes late: what runs beside it now is not measured */
             let_go(lane, trace);
@@ -190,11 +183,10 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
     sweep->contended = share_contended(lane->lane.share, (uint64_t)now_ns);
     find_window(lane, sweep, now_ns);
     find_last(lane, sweep);
-    for (size_t i = 0; i < TRACES; i++) {
-        struct trace *trace = &lane->traces[i];
-        if (of_sweep(trace) && !trace->ended)
+    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));) {
+        if (trace->sweep && !trace->ended)
             let_go(lane, trace);
-        else if (of_sweep(trace))
+        else if (trace->sweep)
             judged += is_judged(sweep, trace), early += trace->running_since_ns < sweep->last_ns;
     }
     uint64_t unseen = others(lane, sweep);
@@ -243,13 +235,14 @@ void gpu_sweep_judge(struct measured_lane *lane, struct sweep *sweep, struct tra
 
 /* What a kind is now expected to cost. What its first launches were measured to, beside others that were not,
  * is far too much. */
-static void learn(struct estimate *estimate, int *swept, double ns, int count)
+static void learn(struct estimate *estimate, int *swept, double ns, double count)
 {
     double was_ns = loose_load(&estimate->ns), most_ns = (double)ESTIMATE_LONGER * was_ns;
-    int weight = *swept < AT_FIRST ? 2 * count : count;
+    double weight = *swept < AT_FIRST ? 2 * count : count;
+    int told = (int)(count + 0.999);
     if (ns < most_ns)
         ns = was_ns + (ns - was_ns) * weight / (weight + *swept);
-    *swept = *swept + count < SWEPT_MOST ? *swept + count : SWEPT_MOST;
+    *swept = *swept + told < SWEPT_MOST ? *swept + told : SWEPT_MOST;
     estimate_set(estimate, (int64_t)ns);
 }
 
@@ -279,13 +272,17 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
                        bool add_up)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, kind[0]->key);
-    double ns = 0, least_ns = 0, launches = 0, expected_ns = estimate ? loose_load(&estimate->ns) : 0;
+    double ns = 0, least_ns = 0, launches = 0, known = 0, known_ns = 0,
+           expected_ns = estimate ? loose_load(&estimate->ns) : 0;
     int told = 0;
     for (int i = 0; i < count; i++) {
-        launches += kind[i]->whole ? within(sweep, kind[i]) : 0;
+        double part = within(sweep, kind[i]);
+        launches += kind[i]->whole ? part : 0;
         if (kind[i]->told) {
             ns += (double)kind[i]->own_ns;
             least_ns += kind[i]->least_ns;
+            known += part;
+            known_ns += part * (double)kind[i]->own_ns;
             told++;
         }
     }
@@ -296,6 +293,7 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
         return;
     double all = sweep->had_ns > 0 && sweep->told_ns > 0 ? sweep->had_ns / sweep->told_ns : 1;
     ns *= all;
+    known_ns *= all;
     least_ns *= all / told;
     bool says = true;
     if (!sweep->together) {
@@ -314,16 +312,17 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
     int steady = SWEPT_MOST; /* a bound says little of what is within */
     struct doubt *doubt = trace_doubt(lane, kind[0]->key);
     if (says && estimate && !is_first_so_long(sweep, doubt, ns, expected_ns))
-        learn(estimate, sweep->together ? &doubt->swept : &steady, ns, told);
+        learn(estimate, sweep->together ? &doubt->swept : &steady, sweep->together ? known_ns / known : ns,
+              sweep->together ? known : told);
 }
 
 static void learn_kinds(struct measured_lane *lane, struct sweep *sweep, bool add_up)
 {
-    struct trace *kind[TRACES], *all[TRACES];
+    struct trace *kind[SWEEP_MOST], *all[SWEEP_MOST];
     int left = 0;
-    for (size_t i = 0; i < TRACES; i++)
-        if (of_sweep(&lane->traces[i]) && !lane->traces[i].always)
-            all[left++] = &lane->traces[i];
+    for (struct trace *trace = NULL; left < SWEEP_MOST && (trace = trace_next(lane, trace));)
+        if (trace->sweep && !trace->always)
+            all[left++] = trace;
     while (left > 0) {
         uint64_t key = all[0]->key;
         int count = 0, others = 0;

@@ -24,12 +24,17 @@ _Atomic(struct lane *) gpu_lanes[MAX_DEVICES];
 struct measured_lane gpu_measured[MAX_DEVICES];
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
+static size_t used_of(const struct measured_lane *lane)
+{
+    return offsetof(struct measured_lane, traces) + lane->opened * sizeof *lane->traces;
+}
+
 /* The parent's contexts, streams and events do not exist in the child. */
 static void forget_after_fork(void)
 {
     for (int place = 0; place < MAX_DEVICES; place++)
         if (atomic_exchange(&gpu_lanes[place], NULL)) /* pages that were never touched stay so */
-            memset(&gpu_measured[place], 0, sizeof gpu_measured[place]);
+            memset(&gpu_measured[place], 0, used_of(&gpu_measured[place]));
     launch_count_forget();
 }
 
@@ -114,18 +119,20 @@ static CUresult record(CUevent event, CUstream stream, bool per_thread)
 }
 
 /* A free place, if possible one with events of this context. */
-static struct trace *take_place(struct measured_lane *lane, CUcontext context, bool guess)
+static struct trace *take_place(struct measured_lane *lane, CUcontext context, bool guess, bool always)
 {
-    size_t places = guess ? TRACES : TRACES - GUESSES; /* for what cannot do without */
+    size_t places = guess ? TRACES : always ? TRACES - GUESSES : TRACES_MOSTLY;
     for (int again = 0; again < 3; again++) { /* then one without events, then one with those of another */
-        for (size_t i = 0; i < places; i++) {
+        for (size_t i = 0; i < places && (again || i < atomic_load(&lane->opened)); i++) {
             struct trace *trace = &lane->traces[i];
-            int is_free = TRACE_FREE;
-            if ((again == 2 || trace->context == (again ? NULL : context))
-                && atomic_compare_exchange_strong(&trace->state, &is_free, TRACE_TAKEN)) {
-                trace->turn = gpu_time_own_turn(&lane->lane, 0);
-                return trace;
-            }
+            if ((again < 2 && trace->context != (again ? NULL : context)) || loose_load(&trace->taken))
+                continue;
+            size_t opened = i; /* first: a child of fork forgets what is opened */
+            while (!atomic_compare_exchange_strong(&lane->opened, &opened, opened > i ? opened : i + 1)) { }
+            if (atomic_exchange(&trace->taken, true))
+                continue;
+            trace->turn = gpu_time_own_turn(&lane->lane, 0);
+            return trace;
         }
     }
     return NULL;
@@ -162,9 +169,9 @@ static void note_context(struct measured_lane *lane, const struct trace *trace)
 }
 
 static struct trace *start_trace(struct measured_lane *lane, CUcontext context, size_t probe, CUstream stream,
-                                 bool per_thread, bool guess, bool *busy)
+                                 bool per_thread, bool guess, bool always, bool *busy)
 {
-    struct trace *trace = take_place(lane, context, guess);
+    struct trace *trace = take_place(lane, context, guess, always);
     *busy = !trace;
     if (!trace)
         return NULL;
@@ -174,7 +181,7 @@ static struct trace *start_trace(struct measured_lane *lane, CUcontext context, 
         past_stream_only(gpu_time_stream(stream, per_thread)) | (uint64_t)probe << PAST_CONTEXT_AT;
     if (make_events(lane, trace, context, busy))
         return trace;
-    atomic_store(&trace->state, TRACE_FREE);
+    trace_leave(lane, trace);
     return NULL;
 }
 
@@ -188,7 +195,7 @@ static void begin_now(struct lane *lane, struct trace *trace)
 /* What is ours lies in the whole context, which other threads may have current. The NULL stream is that of
  * the program's own. */
 static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream, bool per_thread, bool guess,
-                                     bool *busy)
+                                     bool always, bool *busy)
 {
     uint64_t unreadable_ns = loose_load(&lane->unreadable_at_ns);
     if (!gpu_probe_possible() || (unreadable_ns && elapsed_ns(unreadable_ns, monotonic_ns()) < TRY_AGAIN_NS))
@@ -197,10 +204,10 @@ static struct trace *begin_by_events(struct measured_lane *lane, CUstream stream
     size_t probe = context ? probe_in(lane, context, busy) : PROBES;
     struct trace *trace = NULL;
     if (probe < PROBES && context != atomic_load(&lane->ending))
-        trace = start_trace(lane, context, probe, stream, per_thread, guess, busy);
+        trace = start_trace(lane, context, probe, stream, per_thread, guess, always, busy);
     stream_leave(context);
     if (trace && record(trace->begin, stream, per_thread) != CUDA_SUCCESS) {
-        atomic_store(&trace->state, TRACE_FREE);
+        trace_leave(lane, trace);
         return NULL;
     }
     if (trace) {
@@ -218,8 +225,8 @@ struct trace *gpu_time_begin(struct lane *of, CUstream stream, bool per_thread, 
     /* Nobody waits for a launch because it is not to be measured just now; but of what is known nothing of,
      * no more goes out than may at a time. */
     bool busy = false;
-    struct trace *trace = begin_by_events(lane, stream, per_thread, guess, &busy);
-    if (!trace && (!busy || guess) && (trace = take_place(lane, NULL, guess))) {
+    struct trace *trace = begin_by_events(lane, stream, per_thread, guess, always, &busy);
+    if (!trace && (!busy || guess) && (trace = take_place(lane, NULL, guess, always))) {
         trace->by_clock = true;
         trace->began_ns = gpu_clock_wait(stream, per_thread); /* what it is to do yet was charged already */
     }
@@ -247,7 +254,7 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
     if (trace->by_clock) {
         if (launched)
             gpu_clock_end(traces_of(lane), trace, stream, per_thread, key, charged_ns);
-        atomic_store(&trace->state, TRACE_FREE);
+        trace_leave(traces_of(lane), trace);
         return false;
     }
     trace->sweep = sweep;
@@ -279,6 +286,9 @@ bool gpu_time_end(struct lane *lane, struct trace *trace, CUstream stream, bool 
         atomic_fetch_add(&lane->sweep_out, 1);
     if (recorded && trace->guess)
         loose_store(&trace->guessed_key, key);
-    atomic_store(&trace->state, recorded ? TRACE_OUT : TRACE_FREE);
+    if (recorded)
+        trace_goes_out(traces_of(lane), trace);
+    else
+        trace_leave(traces_of(lane), trace);
     return recorded;
 }

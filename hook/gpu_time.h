@@ -21,7 +21,8 @@
 #include "throttle.h"
 
 enum {
-    GUESSES = 16 /* that may be out at once */
+    GUESSES = 16, /* that may be out at once */
+    SWEEP_MOST = 220, /* launches of a sweep (gpu_sweep.h) */
 };
 
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after that was last seen */

@@ -10,7 +10,8 @@
 #include "worked.h"
 
 enum {
-    TRACES = 256,
+    TRACES = 1024, /* as many as a queue of the driver's holds, */
+    TRACES_MOSTLY = 240, /* of which what need not be measured may have the first so many */
     DOUBTS = 256,
     DOUBT_WAYS = 8,
     SWEPT_LEAST = 2,
@@ -20,10 +21,9 @@ enum {
     NOTED = 64, /* looks at the budget that are kept until the next poll */
 };
 
-enum trace_state { TRACE_FREE, TRACE_TAKEN, TRACE_OUT };
-
 struct trace {
-    _Atomic int state;
+    _Alignas(256) _Atomic bool taken; /* so that its place among them is told by a shift */
+    bool ordered; /* it is in the lane's order: for who polls */
     _Atomic(CUcontext) context; /* that the events are of, NULL: none yet */
     CUevent begin, end;
     uint64_t stream; /* of past.h; its context is the number of a probe */
@@ -87,8 +87,12 @@ struct measured_lane {
         _Atomic int64_t at_ns, spent_ns; /* 0: to be filled */
     } noted[NOTED];
     struct turns streams; /* until when each may run what was launched there and looked at */
-    struct trace traces[TRACES];
     struct doubt doubts[DOUBTS];
+    _Atomic uint64_t out[TRACES / 64]; /* a bit for each that is being measured, */
+    uint16_t order[TRACES]; /* and their places, as their ends were recorded: for who polls */
+    size_t orders;
+    _Atomic size_t opened; /* the others were never taken */
+    struct trace traces[TRACES];
 };
 
 extern struct measured_lane gpu_measured[MAX_DEVICES]; /* by place */
@@ -103,6 +107,20 @@ size_t trace_find_probe(const struct measured_lane *lane, CUcontext context);
 
 /* What is in doubt of a kind. */
 struct doubt *trace_doubt(struct measured_lane *lane, uint64_t key);
+
+static inline size_t trace_place(const struct measured_lane *lane, const struct trace *trace)
+{
+    return (size_t)(trace - lane->traces);
+}
+
+/* It is being measured from now on. */
+void trace_goes_out(struct measured_lane *lane, const struct trace *trace);
+
+/* It is not, and its place may be taken. */
+void trace_leave(struct measured_lane *lane, struct trace *trace);
+
+/* The next one that is out, after that one (NULL: the first). NULL: there is none. */
+struct trace *trace_next(struct measured_lane *lane, const struct trace *after);
 
 /* It is seen to run since then. */
 void trace_runs(struct measured_lane *lane, struct trace *trace, int64_t from_ns);

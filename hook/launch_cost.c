@@ -4,8 +4,7 @@
 enum {
     FEW_SAMPLES = ESTIMATE_SAMPLES,
     GUESSES_MEASURED = 96, /* like GUESSES, of kinds that are little known but were measured */
-    SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, */
-    SWEEP_MOST = 220, /* if they are not more together */
+    SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, if not too many together */
     BESIDE = 3, /* times as long a launch takes beside others as alone, or longer */
 };
 

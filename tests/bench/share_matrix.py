@@ -305,7 +305,7 @@ def share_area() -> Iterator[Row]:
 def sweep_percents(runs: int = 5) -> list[float]:
     """What the hook's thread works for a sweep, in percent of SWEEP_EVERY_US, apart from the driver."""
     source = (Path(__file__).resolve().parent / "sweep_cost.c").read_text()
-    program = compiled(source, "-O2", f"-I{ROOT / 'hook'}")
+    program = compiled(source, "-O2", f"-I{ROOT / 'hook'}", f"-I{ROOT / 'tests/hook'}")
     said = [subprocess.run([program], capture_output=True, check=True).stdout for _ in range(runs)]
     return [float(text.split()[0]) / SWEEP_EVERY_US * 100 for text in said]
 

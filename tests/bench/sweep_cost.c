@@ -9,65 +9,14 @@
  * together, but one more launch of each sweep is only seen when that is over and others run that are not
  * measured.
  */
-#include "beside.c"
-#include "credit.c"
-#include "event_cost.c"
-#include "gpu_probe.c"
-#undef PATIENCE_NS
-#undef PUT_ASIDE_NS
-#include "gpu_cost.c"
-#include "counters.c"
-#include "gpu_lane.c"
-#include "gpu_read.c"
-#include "gpu_sweep.c"
-#include "past.c"
-#include "residency.c"
-#include "throttle.c"
-#include "worked.c"
+#include "read_lane.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { SWEEPS = 301, STREAMS = 32, LAUNCHES = 220 };
 
-struct CUevent_st {
-    int64_t done_ns;
-};
-
-struct predictor gpu_time_predictor;
-static _Alignas(64) unsigned char region_file[TAIL_OFFSET + TAIL_BYTES];
-_Atomic(struct region *) region_known;
-static struct measured_lane lane;
-static struct share share;
-static const struct settings setting;
-_Atomic(const struct settings *) settings_known = &setting;
-static struct CUevent_st begins[LAUNCHES], ends[LAUNCHES], anchor = {1};
-static int64_t clock_ns = 1000 * MS_NS;
-
-static CUresult query(CUevent event)
-{
-    return event->done_ns <= clock_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-static CUresult elapsed_ms(float *ms, CUevent from, CUevent until)
-{
-    *ms = (float)((double)(until->done_ns - from->done_ns) / 1e6);
-    return CUDA_SUCCESS;
-}
-
-static struct real_cuda driver = {.cuEventQuery = query, .cuEventElapsedTime = elapsed_ms};
-_Atomic(const void *) real_known[DRIVERS] = {&driver, &driver};
-
-const void *real_search(enum driver which, bool load)
-{
-    (void)which, (void)load;
-    return &driver;
-}
-
-const struct settings *settings_gather(void)
-{
-    return &setting;
-}
+static struct CUevent_st begins[LAUNCHES], ends[LAUNCHES];
 
 /* Launches of 2 to 20 us, as long as they take beside 31 others, or alone. */
 static void launch_all(char way)
@@ -94,7 +43,7 @@ static void launch_all(char way)
         trace->running_since_ns = 0;
         trace->ended = trace->edge = false;
         trace->sweep = (uint64_t)clock_ns;
-        atomic_store(&trace->state, TRACE_OUT);
+        trace_goes_out(&lane, trace);
     }
     atomic_store(&lane.lane.swept_at_ns, (uint64_t)clock_ns);
     atomic_store(&lane.lane.sweep_out, LAUNCHES);
@@ -110,7 +59,7 @@ static void launch_late(void)
     trace->ended = trace->edge = false;
     trace->sweep = atomic_load(&lane.lane.swept_at_ns);
     atomic_store(&lane.lane.sweep_out, 1);
-    atomic_store(&trace->state, TRACE_OUT);
+    trace_goes_out(&lane, trace);
 }
 
 static void settle_all(void)
@@ -142,11 +91,7 @@ int main(int count, char **words)
     static int64_t took_ns[SWEEPS];
     int64_t expected_ns = count > 2 ? atol(words[2]) : 11000;
     char way = count < 2 ? 't' : words[1][1] == 'u' ? 'u' : words[1][0]; /* the first letter, or of turns the second */
-    region_known = (struct region *)(void *)region_file;
-    lane.lane.share = &share;
-    lane.probes[0].context = (CUcontext)(void *)&driver;
-    lane.probes[0].anchor = &anchor;
-    lane.probes[0].anchor_at_ns = 1;
+    open_lane();
     estimate_claim(&gpu_time_predictor, 1);
     for (int i = 0; i < ESTIMATE_SAMPLES; i++)
         estimate_learn(&gpu_time_predictor, estimate_find(&gpu_time_predictor, 1), 1, expected_ns, expected_ns);

@@ -3,9 +3,11 @@
  *
  *     read             somebody else reads what was measured just now
  *     guess            its kind was never measured
+ *     always           it is always measured
  *     first            it is the first in its context
- *     places:WHAT      all places that are free have events of this context (own), of another one (other), or
- *                      none (bare); or none is free (taken), or those only that are kept for guesses (kept)
+ *     places:WHAT      all places have events of this context (own) or of another one (other); or none is free
+ *                      (taken), or those only that are kept for guesses (kept), or for these and what is always
+ *                      measured (mostly)
  *     contexts         there are as many contexts as are told apart
  *     ends             its context is about to end
  *     refused          the driver makes no events
@@ -112,19 +114,21 @@ static struct measured_lane lane;
 
 static void all_places(CUcontext context, size_t taken)
 {
+    lane.opened = TRACES;
     for (size_t i = 0; i < TRACES; i++) {
         lane.traces[i].context = context;
-        lane.traces[i].state = i < taken ? TRACE_OUT : TRACE_FREE;
+        lane.traces[i].taken = i < taken;
     }
 }
 
 int main(int count, char **words)
 {
-    bool guess = false, first = false;
+    bool guess = false, always = false, first = false;
     for (int i = 1; i < count; i++) {
         const char *word = words[i];
         lane.polling |= !strcmp(word, "read");
         guess |= !strcmp(word, "guess");
+        always |= !strcmp(word, "always");
         first |= !strcmp(word, "first");
         if (!strcmp(word, "places:own"))
             all_places(CONTEXT(1), 0);
@@ -134,6 +138,8 @@ int main(int count, char **words)
             all_places(CONTEXT(1), TRACES);
         else if (!strcmp(word, "places:kept"))
             all_places(CONTEXT(1), TRACES - GUESSES);
+        else if (!strcmp(word, "places:mostly"))
+            all_places(CONTEXT(1), TRACES_MOSTLY);
         else if (!strcmp(word, "contexts"))
             for (int probe = 0; probe < PROBES; probe++)
                 lane.probes[probe].context = CONTEXT(2 + probe);
@@ -146,7 +152,7 @@ int main(int count, char **words)
     }
     if (!first)
         lane.probes[0].context = CONTEXT(1);
-    const struct trace *trace = gpu_time_begin(&lane.lane, NULL, false, guess, false, false);
+    const struct trace *trace = gpu_time_begin(&lane.lane, NULL, false, guess, always, false);
     puts(!trace ? "nothing" : trace->by_clock ? "clock" : "events");
     return 0;
 }

@@ -65,7 +65,7 @@ static void launch(bool always, const char *stream, const char *launched,
   trace->sweep = (uint64_t)BEGAN_NS;
   trace->always = always;
   past_launched(&lane.past, trace->run, 0, 0, always);
-  atomic_store(&trace->state, TRACE_OUT);
+  trace_goes_out(&lane, trace);
   atomic_fetch_add(&lane.lane.sweep_out, 1);
 }
 

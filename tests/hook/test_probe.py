@@ -7,7 +7,7 @@ from built_hook import ROOT
 from c_programs import compiled
 
 HOOK = f"-I{ROOT / 'hook'}"
-DRIVER = f"-I{ROOT / 'tests/hook'}"  # probe_driver.h, one_driver.h
+DRIVER = f"-I{ROOT / 'tests/hook'}"  # what tests give it
 SLEEP = str(ROOT / "hook" / "monotonic.c")
 
 
@@ -127,7 +127,7 @@ def test_what_a_sweep_tells_of_launches(way: str, expected_ns: int, known_ns: in
     """The program of the benchmark: 220 launches of 2 to 20 us on 32 streams, again and again."""
     source = (ROOT / "tests/bench/sweep_cost.c").read_text()
     ran = subprocess.run(
-        [compiled(source, HOOK, "-O2"), way, str(expected_ns)],
+        [compiled(source, HOOK, DRIVER, "-O2"), way, str(expected_ns)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert int(ran.stdout.split()[1]) == pytest.approx(known_ns, rel=0.1)

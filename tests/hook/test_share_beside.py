@@ -330,8 +330,20 @@ def test_beside_kernels_of_50_ms(tmp_path: Path, percent: int, phases: tuple[str
     assert holds(containers, skip_s=SKIP_S), [one.worst_error(skip_s=SKIP_S) for one in containers]
 
 
-def test_more_that_vary_are_queued_than_are_measured_at_once(tmp_path: Path) -> None:
-    """What was not measured ran beside what was, and was charged twice: 66.5 of 70 had."""
-    tenants = [Tenant(70, ("ms=5500,kernel=v,streams=4",)), Tenant(30, ("ms=5500,kernel=n",))]
+@pytest.mark.parametrize(
+    ("percent", "kernel"),
+    [
+        pytest.param(70, "v", id="of 5 to 300 us: 66.5 of 70 had"),
+        pytest.param(80, "v", id="the same, 80"),
+        pytest.param(70, "r", id="20 us and one in 20 of 0.4 ms: 64.8 had"),
+        pytest.param(80, "r", id="the same, 80: 73.4 had"),
+    ],
+)
+def test_more_that_vary_are_queued_than_are_measured_at_once(
+    tmp_path: Path, percent: int, kernel: str
+) -> None:
+    """What was not measured ran beside what was, and was charged twice."""
+    phase = f"ms=5500,kernel={kernel},streams=4"
+    tenants = [Tenant(percent, (phase,)), Tenant(100 - percent, ("ms=5500,kernel=n",))]
     containers = run(tmp_path, tenants, LONG_NEIGHBOUR)
     assert holds(containers, skip_s=SKIP_S), [one.worst_error(skip_s=SKIP_S) for one in containers]

@@ -140,6 +140,19 @@ def test_what_a_launch_took_when_the_sweep_was_over_says_little(ended: float, mo
     assert int(kind) / 1000 == pytest.approx(moved, abs=0.01)
 
 
+def test_it_counts_less_in_the_mean_of_its_kind() -> None:
+    """Of two launches, of 40 and as it seems 400 us, a tenth of the second was in the sweep: 129 it was."""
+    short = [
+        f"launch {stream} {at} {began} {end} 1" for stream, at, began, end in four_streams(40.0)
+    ]
+    two = ["launch 5 1 1 201 3", "launch 5 1 201 2201 3"]
+    known = ["expected 1 8", "expected 3 30", "went_on 2", "now 20000", "kind 3"]
+    judged, kind = said(*short, *two, *known)
+    assert judged.split()[-2:] == ["220000", "220000"]  # what both are charged is what they had
+    mean = (40.0 + 400.0 * 0.1) / 1.1
+    assert int(kind) / 1000 == pytest.approx(30.0 + (mean - 30.0) * 2.2 / (2.2 + LEAST), abs=0.01)
+
+
 # Of 100 us. The first stream is measured for 1 ms, the second one for longer, half of that alone.
 ONE_STREAM_GOES_ON = [
     *in_turn(1, 5, 200.0),

@@ -119,6 +119,8 @@ int64_t gpu_time_poll_every_ns(void)
 {
     for (int place = 0; place < MAX_DEVICES; place++) {
         const struct lane *lane = atomic_load(&gpu_lanes[place]);
+        if (lane && loose_load(&lane->sweep_out) > 0 && share_contended(lane->share, monotonic_ns()))
+            return MS_NS / 4;
         if (lane && gpu_time_several_contexts(lane))
             return MS_NS / 2;
     }

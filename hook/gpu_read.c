@@ -8,6 +8,8 @@
 #include "region_file.h"
 #include "settings.h"
 
+#include <string.h>
+
 enum { MOST_UNCLEAR = 16 }; /* launches in a row */
 enum { LEGACY_LATELY = 1000 }; /* launches measured since one on the legacy stream */
 enum { FIRSTS_BITS = 6 }; /* places for streams, one thread's stack being small */
@@ -131,6 +133,9 @@ static void settle(struct measured_lane *lane, struct trace *trace)
             learn_guess(&lane->lane, lesson_ns);
         if (estimate && !left_out)
             estimate_learn(&gpu_time_predictor, estimate, trace->key, lesson_ns, trace->single_ns);
+        /* What others had beside it is known of the time before that kind was one of them. */
+        if (estimate && trace->sweep && !trace->always && estimate_measures_all_alone(estimate))
+            memset(lane->beside, 0, sizeof lane->beside);
     }
     trace_finish(lane, trace);
 }
@@ -143,14 +148,17 @@ static int64_t charge_so_far(struct measured_lane *lane, struct trace *trace, in
     const struct probe *probe = trace_probe(lane, trace);
     if (probe->out && probe->residency.undecided > 1)
         return 0; /* nothing of ours runs at the moment */
-    int64_t own = trace->running_since_ns ? gpu_cost_own_ns(lane, trace, now_ns, false) : 0;
+    int64_t beyond_most_ns = contended ? MS_NS : MS_NS / 10; /* others' turns are seen to the millisecond */
+    int64_t own = trace->running_since_ns ? now_ns - trace->running_since_ns : 0;
+    if (own >= beyond_most_ns) /* or it is not far beyond whatever it had of that, which takes long to ask */
+        own = gpu_cost_own_ns(lane, trace, now_ns, false);
     int64_t beyond_ns = own - trace->charged_ns;
     trace->waits = own > WAITS_NS + trace->expected_ns;
     if (trace->waits)
         credit_ask(&lane->lane, now_ns);
     if (own > OVERLONG_NS + 2 * trace->expected_ns)
         loose_store(&lane->lane.share->overlong_at_ns, (uint64_t)now_ns);
-    if (beyond_ns < (contended ? MS_NS : MS_NS / 10)) /* others' turns are seen to the millisecond */
+    if (beyond_ns < beyond_most_ns)
         return beyond_ns < 0 ? -beyond_ns : 0;
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
     if (estimate)

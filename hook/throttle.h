@@ -50,11 +50,7 @@ struct share {
 };
 
 /* Whether others are there who want the GPU as well. */
-static inline bool share_contended(const struct share *share, uint64_t now_ns)
-{
-    uint64_t at_ns = atomic_load_explicit(&share->contended_at_ns, memory_order_relaxed);
-    return at_ns != 0 && (now_ns < at_ns || now_ns - at_ns < (uint64_t)SHARE_CONTENDED_NS);
-}
+bool share_contended(const struct share *share, uint64_t now_ns);
 
 /* Add what `permille` of the time since the last refill is worth. What the container cannot spend because
  * others have the GPU is saved up, and lost again as fast as it could have been spent since. */

@@ -297,16 +297,18 @@ def share_area() -> Iterator[Row]:
     yield row("share", "limiter off (must fail)", found, "points", target=BESIDE_POINTS,
               better="higher", value=min(found), control=True)  # fmt: skip
 
-    yield row(
-        "share", "CPU of a sweep of 32 streams, of the time between two", sweep_percents(), "%"
-    )
+    for way, where in (("together", "alone"), ("beside", "beside others")):
+        name = f"CPU of a sweep of 32 streams {where}, of the time between two"
+        yield row("share", name, sweep_percents(way), "%")
 
 
-def sweep_percents(runs: int = 5) -> list[float]:
+def sweep_percents(way: str, runs: int = 5) -> list[float]:
     """What the hook's thread works for a sweep, in percent of SWEEP_EVERY_US, apart from the driver."""
     source = (Path(__file__).resolve().parent / "sweep_cost.c").read_text()
     program = compiled(source, "-O2", f"-I{ROOT / 'hook'}", f"-I{ROOT / 'tests/hook'}")
-    said = [subprocess.run([program], capture_output=True, check=True).stdout for _ in range(runs)]
+    said = [
+        subprocess.run([program, way], capture_output=True, check=True).stdout for _ in range(runs)
+    ]
     return [float(text.split()[0]) / SWEEP_EVERY_US * 100 for text in said]
 
 

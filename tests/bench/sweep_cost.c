@@ -3,8 +3,9 @@
  * to nothing. Prints the processor time of one such sweep, in us, the median of many; and what a launch, of 2
  * to 20 us, is expected to cost after them, in ns.
  *
- *     sweep_cost [together|apart|turns|late [EXPECTED_NS]]
+ *     sweep_cost [together|beside|apart|turns|late [EXPECTED_NS]]
  *
+ * beside: together, beside another container, where they are read four times as often;
  * apart: each stream has a queue that ends later than others'; turns: one runs after the other; late:
  * together, but one more launch of each sweep is only seen when that is over and others run that are not
  * measured.
@@ -62,12 +63,13 @@ static void launch_late(void)
     trace_goes_out(&lane, trace);
 }
 
-static void settle_all(void)
+static void settle_all(bool contended)
 {
     for (int look = 0; atomic_load(&lane.lane.sweep_out) > 0; look++) {
         if (look > 400)
             exit(1);
-        clock_ns += MS_NS;
+        clock_ns += contended ? MS_NS / 4 : MS_NS;
+        share.contended_at_ns = contended ? (uint64_t)clock_ns : 0;
         lane.probes[0].anchor_at_ns = anchor.done_ns = clock_ns; /* as if it were moved in time */
         gpu_read_traces(&lane, clock_ns, true);
     }
@@ -98,11 +100,11 @@ int main(int count, char **words)
     for (int sweep = 0; sweep < SWEEPS; sweep++) {
         launch_all(way);
         int64_t began_ns = worked_ns();
-        settle_all();
+        settle_all(way == 'b');
         took_ns[sweep] = worked_ns() - began_ns;
         if (way == 'l') {
             launch_late();
-            settle_all();
+            settle_all(false);
         }
         clock_ns += 20 * MS_NS;
     }

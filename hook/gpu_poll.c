@@ -8,6 +8,7 @@
 #include "reclaim.h"
 
 #define LATELY_NS (10 * MS_NS)
+#define SWEPT_OFTEN_NS (20 * MS_NS)
 
 /* Whether there is more to show. Once, for size. */
 __attribute__((noinline)) static bool report(struct measured_lane *of)
@@ -115,16 +116,25 @@ bool gpu_time_poll(int place)
     return atomic_load(&gpu_lanes[place]) && look_and_read(&gpu_measured[place], true);
 }
 
+/* A sweep beside others seldom lasts for longer than it is looked at often; those that do are not to fill
+ * what is kept of looks. */
+static int64_t poll_every_ns(const struct lane *lane, uint64_t now_ns)
+{
+    if (loose_load(&lane->sweep_out) > 0 && share_contended(lane->share, now_ns)
+        && elapsed_ns(loose_load(&lane->swept_at_ns), now_ns) < SWEPT_OFTEN_NS)
+        return MS_NS / 4;
+    return gpu_time_several_contexts(lane) ? MS_NS / 2 : MS_NS;
+}
+
 int64_t gpu_time_poll_every_ns(void)
 {
+    int64_t least_ns = MS_NS;
     for (int place = 0; place < MAX_DEVICES; place++) {
         const struct lane *lane = atomic_load(&gpu_lanes[place]);
-        if (lane && loose_load(&lane->sweep_out) > 0 && share_contended(lane->share, monotonic_ns()))
-            return MS_NS / 4;
-        if (lane && gpu_time_several_contexts(lane))
-            return MS_NS / 2;
+        int64_t every_ns = lane ? poll_every_ns(lane, monotonic_ns()) : MS_NS;
+        least_ns = every_ns < least_ns ? every_ns : least_ns;
     }
-    return MS_NS;
+    return least_ns;
 }
 
 bool gpu_time_show(void)

@@ -119,6 +119,18 @@ static bool leave_out(const struct trace *trace, struct estimate *estimate)
     return true;
 }
 
+/* Its kind is measured always from now on: what others had beside such ones is known of the time before it
+ * was one of them. Once, as kinds of a length that is about one from which on they are come and go. */
+static void forget_beside(struct measured_lane *lane, const struct trace *trace, struct estimate *estimate)
+{
+    if (!estimate || !trace->sweep || trace->always || !estimate_measures_all_alone(estimate))
+        return;
+    struct doubt *doubt = trace_doubt(lane, trace->key);
+    if (!doubt->always)
+        memset(lane->beside, 0, sizeof lane->beside);
+    doubt->always = true;
+}
+
 static void settle(struct measured_lane *lane, struct trace *trace)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, trace->key);
@@ -133,9 +145,7 @@ static void settle(struct measured_lane *lane, struct trace *trace)
             learn_guess(&lane->lane, lesson_ns);
         if (estimate && !left_out)
             estimate_learn(&gpu_time_predictor, estimate, trace->key, lesson_ns, trace->single_ns);
-        /* What others had beside it is known of the time before that kind was one of them. */
-        if (estimate && trace->sweep && !trace->always && estimate_measures_all_alone(estimate))
-            memset(lane->beside, 0, sizeof lane->beside);
+        forget_beside(lane, trace, estimate);
     }
     trace_finish(lane, trace);
 }

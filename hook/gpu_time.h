@@ -156,7 +156,8 @@ bool gpu_time_read(struct lane *lane);
 bool gpu_time_poll(int place);
 
 /* Every millisecond; twice as often where contexts of our own take turns, each of which is charged what looks
- * tell that it had. */
+ * tell that it had; and four times as a sweep beside others begins, which takes what others had unseen for
+ * its launches' own. */
 int64_t gpu_time_poll_every_ns(void);
 
 /* Show monitors what this process uses (busy.h), without asking the driver. Whether that is to be done again

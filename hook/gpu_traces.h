@@ -65,6 +65,7 @@ struct doubt {
     int64_t samples, long_ones;
     int unsharp; /* in a row */
     bool longer; /* the last sweep said that it takes far longer, which the one before did not */
+    bool always; /* it was measured always once, of those that sweeps had told of */
     int swept; /* launches that sweeps have told of, from SWEPT_LEAST to SWEPT_MOST */
 };
 

@@ -2,8 +2,10 @@
  *
  *     lane        something was launched under a limit
  *     contexts    by two contexts of the process
- *     sweep       all launches are being measured, for a while
+ *     sweep       all launches are being measured, since just now
+ *     long        since long
  *     contended   others have the GPU, too
+ *     another     two contexts of the process use another GPU
  */
 #include "depth.c"
 #include "read_lane.h"
@@ -42,9 +44,13 @@ int main(int count, char **words)
         else if (!strcmp(words[i], "contexts"))
             lane.lane.contexts = 2;
         else if (!strcmp(words[i], "sweep"))
-            lane.lane.sweep_out = 1;
+            lane.lane.sweep_out = 1, lane.lane.swept_at_ns = monotonic_ns();
+        else if (!strcmp(words[i], "long"))
+            lane.lane.sweep_out = 1, lane.lane.swept_at_ns = monotonic_ns() - 100 * MS_NS;
         else if (!strcmp(words[i], "contended"))
-            share.contended_at_ns = monotonic_ns();
+            share.contended_at_ns = monotonic_ns() + 1000 * MS_NS;
+        else if (!strcmp(words[i], "another"))
+            gpu_lanes[0] = &gpu_measured[0].lane, gpu_measured[0].lane.contexts = 2, gpu_measured[0].lane.share = &share;
         else
             return 2;
     printf("%d\n", (int)(gpu_time_poll_every_ns() / 1000));

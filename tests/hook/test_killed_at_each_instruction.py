@@ -7,7 +7,7 @@ is every one of an allocation; the test run at some 30.
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -34,7 +34,10 @@ pytestmark = [
 class Stepped:
     """Starts tenants and ends each before one of the library's instructions."""
 
-    def __init__(self, node: Node, part: str, **env: str) -> None:
+    def __init__(
+        self, node: Node, part: str, before: Callable[[], object] = lambda: None, **env: str
+    ) -> None:
+        self.before = before  # each tenant
         self.process = subprocess.Popen(
             [compiled("stepped.c", "-ldl"), built() / "libvgpu.so", part],
             env=node.environment(hook=False, **env),
@@ -49,6 +52,7 @@ class Stepped:
     def asked(self, line: object) -> str:
         assert self.process.stdin
         assert self.process.stdout
+        self.before()
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
         said = self.process.stdout.readline().strip()
@@ -72,8 +76,10 @@ class Stepped:
 
 
 @contextmanager
-def stepped(node: Node, part: str, **env: str) -> Iterator[Stepped]:
-    made = Stepped(node, part, **env)
+def stepped(
+    node: Node, part: str, before: Callable[[], object] = lambda: None, **env: str
+) -> Iterator[Stepped]:
+    made = Stepped(node, part, before, **env)
     try:
         yield made
         assert made.killed > made.tried * 3 // 4, (made.killed, made.tried)
@@ -141,10 +147,8 @@ def test_whoever_is_killed_while_the_region_is_made_spoils_it_for_nobody(node: N
 
     with tenants(node, 1, **LIMITED) as (first,):
         free_mib = first.ask("info")["devices"][0]["free_mib"]
-    anew()
-    with stepped(node, "start", **LIMITED) as tenant:
+    with stepped(node, "start", anew, **LIMITED) as tenant:
         for number in tenant.numbers():
-            anew()
             tenant.kill(number)
             with tenants(node, 1, **LIMITED) as (after,):
                 eventually(

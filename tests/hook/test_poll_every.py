@@ -14,6 +14,11 @@ from c_programs import compiled
         pytest.param("lane contended", 1000, id="beside others"),
         pytest.param("lane sweep", 1000, id="all is measured, alone"),
         pytest.param("lane sweep contended", 250, id="all is measured, beside others"),
+        pytest.param("lane long contended", 1000, id="for long: what is kept of looks is a second"),
+        pytest.param("another lane", 500, id="another GPU is looked at more often"),
+        pytest.param(
+            "another lane sweep contended", 250, id="this one is, though that comes first"
+        ),
         pytest.param("lane contexts", 500, id="several contexts take turns"),
         pytest.param("lane contexts sweep contended", 250, id="these beside others"),
     ],

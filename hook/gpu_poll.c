@@ -8,7 +8,7 @@
 #include "reclaim.h"
 
 #define LATELY_NS (10 * MS_NS)
-#define SWEPT_OFTEN_NS (20 * MS_NS)
+#define SWEPT_OFTEN_NS (60 * MS_NS)
 
 /* Whether there is more to show. Once, for size. */
 __attribute__((noinline)) static bool report(struct measured_lane *of)

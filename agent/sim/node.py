@@ -9,6 +9,7 @@ says of itself, and that kubelet finds pods by watching; here `run_pod` hands th
 import contextlib
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -405,6 +406,12 @@ def plain_environment() -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that is free now, and that no connection is given before the agent listens there.
+
+    Linux gives connections ports from 32768 on (`ip_local_port_range`), unless it is set otherwise.
+    """
+    for port in (*random.SystemRandom().sample(range(20000, 32768), 64), 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no port of 127.0.0.1 is free")

@@ -14,7 +14,6 @@ from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import Ask, RanPod, SimNode
 from agent.sim.scheduler import LOCK
 from agent.sim.scheduler_mig import MIG_ALLOCATIONS
-from agent.sim.scheduler_placement import NoFit, PlacedClaim
 from tests.e2e.conftest import NodeMaker
 from tests.faults.breaking import breaking_node, spread
 from tests.faults.invariants import violations
@@ -51,18 +50,6 @@ def up(node: SimNode) -> None:
     eventually(node.ready, within_s=60, what="/readyz")
 
 
-def placed(node: SimNode, name: str, asks: list[Ask]) -> list[list[PlacedClaim]]:
-    """A scheduler tries again: while a plugin comes back, kubelet has no devices for a moment."""
-
-    def tried() -> list[list[PlacedClaim]] | None:
-        try:
-            return node.place_pod(name, asks)
-        except NoFit:
-            return None
-
-    return eventually(tried, within_s=120, what=f"a place for {name}")  # type: ignore[return-value]
-
-
 @pytest.mark.timeout(1800)
 def test_while_instances_are_made_and_taken_back(make_node: NodeMaker, tmp_path: Path) -> None:
     node, breaking = breaking_node(make_node, tmp_path, gpus=0, started=False)
@@ -80,7 +67,7 @@ def test_while_instances_are_made_and_taken_back(make_node: NodeMaker, tmp_path:
         """A pod comes and goes; whether it still was there when the agent died, if it did."""
         lock.write_text(OURS)  # of an agent that was killed before
         uid = node.create_pod(name, asks)
-        claims = placed(node, name, asks)
+        claims = node.place_pod(name, asks)
         if trail:
             breaking.order_like("kill", trail, at)
         else:
@@ -113,9 +100,7 @@ def test_while_instances_are_made_and_taken_back(make_node: NodeMaker, tmp_path:
             lambda wanted=wanted: instances(node) == wanted, within_s=60,
             what=f"{wanted} after a kill at {killed[-1:]}",
         )  # fmt: skip
-        last = [Ask(memory_mib=4000)]
-        uid = node.create_pod(f"after-{at}", last)
-        after = node.offer(f"after-{at}", uid, last, placed(node, f"after-{at}", last))
+        after = node.run_pod(f"after-{at}", [Ask(memory_mib=4000)])
         assert after.admitted.ok, after.admitted.message
         eventually(lambda: not violations(node), within_s=60, what="books in order")
         for gone in (pod, after):

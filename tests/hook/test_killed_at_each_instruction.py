@@ -66,13 +66,10 @@ class Stepped:
 
     def kill(self, number: int) -> None:
         """Threads do not always meet alike: a tenant may end before it came there as often."""
+        said = self.asked(number)
+        assert said in {"killed", "ended"}, (number, said)
         self.tried += 1
-        for _ in range(3):
-            said = self.asked(number)
-            assert said in {"killed", "ended"}, (number, said)
-            if said == "killed":
-                self.killed += 1
-                return
+        self.killed += said == "killed"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ those who change something. Sources: NVML API reference, "Multi Instance GPU Man
 MIG user guide, "Device Nodes and Capabilities"; go-nvlib, for names of profiles.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ log = logs.get(__name__)
 
 PROFILES = 0x12  # GPU instance profiles that NVML 13 knows; those of one GPU are fewer
 MOST_PLACEMENTS = 64
+READS = 3  # at most, while instances are taken back
 MIG_PREFIX = "MIG "  # the driver says "MIG 1g.10gb"
 NODE_DIR = "/dev/nvidia-caps"
 _MINOR = re.compile(r"gpu(\d{1,4})/gi(\d{1,4})(?:/ci(\d{1,4}))?/access (\d{1,7})", re.ASCII)
@@ -115,8 +117,18 @@ def read_devices(
 ) -> tuple[MigDevice, ...]:
     """The MIG devices of a GPU in MIG mode. Raises pynvml.NVMLError.
 
-    `caps` is the kernel module's list of what device node stands for which instance.
+    `caps` is the kernel module's list of what device node stands for which instance. Where one is
+    taken back between being listed and being asked, the others are listed again.
     """
+    for _ in range(READS - 1):
+        with contextlib.suppress(pynvml.NVMLError):
+            return _read_devices(handle, minor, profiles, caps)
+    return _read_devices(handle, minor, profiles, caps)
+
+
+def _read_devices(
+    handle: Any, minor: int | None, profiles: Sequence[MigProfile], caps: Path
+) -> tuple[MigDevice, ...]:
     total_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20
     nodes = device_nodes(_text_of(caps))
     found = [_device(handle, mig, total_mib, profiles, nodes, minor) for mig in mig_handles(handle)]

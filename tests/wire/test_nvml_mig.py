@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pynvml
 import pytest
 from built_hook import sim_libraries
 
@@ -62,6 +63,25 @@ def the_gpu(nvml: NvmlDriver) -> Gpu:
 def test_a_gpu_that_is_not_divided_tells_nothing(nvml: NvmlDriver) -> None:
     gpu = the_gpu(nvml)
     assert (gpu.mig_enabled, gpu.mig_devices, gpu.mig_profiles) == (False, (), ())
+
+
+def test_what_is_taken_back_while_it_is_read_takes_no_other_with_it(
+    nvml: NvmlDriver, maker: NvmlMigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU had no MIG devices and no profiles then, and the node offered none."""
+    gone = maker.create(UUID, SMALL, MigPlacement(2, 1))
+    maker.create(UUID, SMALL, MigPlacement(4, 1))
+    asked = pynvml.nvmlDeviceGetAttributes
+
+    def taken_back(mig: object) -> object:
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetAttributes", asked)
+        maker.destroy(gone)
+        return asked(mig)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetAttributes", taken_back)
+    gpu = the_gpu(nvml)
+    assert [one.placement for one in gpu.mig_devices] == [MigPlacement(4, 1)]
+    assert gpu.mig_profiles
 
 
 def test_profiles_and_devices_are_listed(nvml: NvmlDriver, maker: NvmlMigMaker) -> None:

@@ -1,6 +1,6 @@
 """What sweeps told of a stream's part of its time, once one of its kinds is measured always (gpu_read.c).
 
-With what was told of the time before, kernels of 25 us that once seemed far longer now and then were charged 7.
+With what was told of the time before, a kind that once seemed far longer now and then was charged too little.
 """
 
 import subprocess

@@ -78,8 +78,6 @@ PER_CALL = frozenset(
         "cuda_memory.c",
         "devices.c",
         "ledger.c",
-        "reclaim.c",
-        "region_own.c",
         "wrap.c",
     }
 )
@@ -147,9 +145,11 @@ SELDOM = frozenset(
         "proc_address.c",
         "process.c",
         "real.c",
+        "reclaim.c",
         "refusals.c",
         "region.c",
         "region_file.c",
+        "region_own.c",
         "region_places.c",
         "region_slots.c",
         "reserve.c",
@@ -171,6 +171,8 @@ PER_CALL_IF_ROOM = frozenset(
     {
         "blocks.c",
         "launch_gate.c",
+        "reclaim.c",
+        "region_own.c",
     }
 )
 FAST_ON = {"x86_64": PER_CALL_IF_ROOM}

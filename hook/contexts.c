@@ -35,6 +35,7 @@ struct module {
 struct primary {
     unsigned retained;
     bool making; /* the first retain is under way, and what it costs is being measured */
+    bool reset; /* it was, and is retained: who retains it next makes it anew */
     CUcontext context; /* NULL: it has ended */
     unsigned long long id; /* no other context ever has it; 0: the driver does not tell */
 };
@@ -220,7 +221,7 @@ bool primary_retaining(CUdevice device)
         monotonic_sleep_until(monotonic_ns() + MAKING_LOOK_NS);
         pthread_mutex_lock(&lock);
     }
-    bool first = primary->retained++ == 0;
+    bool first = primary->retained++ == 0 || primary->reset;
     primary->making |= first;
     pthread_mutex_unlock(&lock);
     return first;
@@ -258,9 +259,17 @@ static bool end_unless_held(CUdevice device, bool reset)
     bool active = !reset && still_active(device);
     pthread_mutex_lock(&lock);
     struct primary *primary = &primaries[device];
-    bool anew = primary->retained > 0; /* by another thread, since, which looks after what was there */
-    if (!anew && !active && primary->context)
+    /* By another thread, since, which looks after what was there; but a reset does not release it. */
+    bool anew = !reset && primary->retained > 0;
+    CUcontext context = primary->context;
+    if (!anew && !active && context) {
         end_primary(primary, false);
+        primary->reset = primary->retained > 0;
+        if (primary->reset) {
+            primary->context = context; /* made anew as soon as it is used, by another id */
+            primary->id = 0;
+        }
+    }
     pthread_mutex_unlock(&lock);
     return anew || !active;
 }
@@ -289,6 +298,7 @@ static void replace(CUdevice device, CUcontext context, bool first)
     }
     primary->context = context;
     primary->id = id;
+    primary->reset = false;
     pthread_mutex_unlock(&lock);
 }
 
@@ -330,8 +340,8 @@ bool primary_released(CUdevice device, bool last, bool reset)
         return false;
     pthread_mutex_lock(&lock);
     struct primary *primary = &primaries[device];
-    primary->retained = reset || primary->retained == 0 ? 0 : primary->retained - 1;
-    bool over = primary->retained == 0 && primary->context;
+    primary->retained -= !reset && primary->retained > 0;
+    bool over = (reset || primary->retained == 0) && primary->context;
     pthread_mutex_unlock(&lock);
     /* Otherwise another thread retained it meanwhile: before it ended, or anew. */
     return over ? end_unless_held(device, reset) : last;

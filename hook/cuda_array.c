@@ -85,7 +85,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level
     uint64_t width = at_least_one(array->Width), height = at_least_one(array->Height);
     uint64_t depth = at_least_one(array->Depth), total = 0;
     struct layout layout = layout_of(array->Format);
-    for (unsigned level = 0; level < levels; level++) {
+    for (unsigned level = 0; level == 0 || level < levels; level++) { /* the driver makes one of none */
         total = plus(total, level_bytes(layout, array->NumChannels, width, height, depth));
         if (width == 1 && height == 1 && (layered || depth == 1))
             break; /* there are no more levels, whatever is asked for */

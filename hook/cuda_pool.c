@@ -1,4 +1,5 @@
 /* Stream-ordered memory and its pools. */
+#include "launch_gate.h"
 #include "loose.h"
 #include "pool_accounts.h"
 #include "pools.h"
@@ -53,16 +54,22 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
     return allocate(true, true, __func__, address, bytes, pool, stream);
 }
 
+/* What the stream is being captured into, asked only while a capture is open. */
+static CUgraph freed_into(CUstream stream, bool per_thread)
+{
+    return launch_gate_captures() ? graph_captured(stream, per_thread) : NULL;
+}
+
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-    FREE_ADDRESS(cuMemFreeAsync, stream_number(stream, false), graph_captured(stream, false), address,
-                 address, stream);
+    FREE_ADDRESS(cuMemFreeAsync, stream_number(stream, false), freed_into(stream, false), address, address,
+                 stream);
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-    FREE_ADDRESS(cuMemFreeAsync_ptsz, stream_number(stream, true), graph_captured(stream, true), address,
-                 address, stream);
+    FREE_ADDRESS(cuMemFreeAsync_ptsz, stream_number(stream, true), freed_into(stream, true), address, address,
+                 stream);
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)

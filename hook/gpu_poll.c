@@ -2,6 +2,7 @@
 #include "busy.h"
 #include "counters.h"
 #include "depth.h"
+#include "fp_mode.h"
 #include "gpu_traces.h"
 #include "monotonic.h"
 #include "real.h"
@@ -85,6 +86,7 @@ static bool look_and_read(struct measured_lane *lane, bool look)
     const struct real_cuda *real = real_cuda();
     if (atomic_exchange(&lane->polling, true))
         return false;
+    unsigned mode = fp_mode_own();
     depth_enter();
     bool any = false;
     CUcontext context = context_to_read(lane);
@@ -103,6 +105,7 @@ static bool look_and_read(struct measured_lane *lane, bool look)
     depth_leave();
     report(lane);
     atomic_store(&lane->polling, false);
+    fp_mode_back(mode);
     return any;
 }
 

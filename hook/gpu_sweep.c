@@ -281,8 +281,12 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
         if (kind[i]->told) {
             ns += (double)kind[i]->own_ns;
             least_ns += kind[i]->least_ns;
-            known += part;
-            known_ns += part * (double)kind[i]->own_ns;
+            double own_ns = (double)kind[i]->own_ns;
+            /* Of one that goes on for long after it little is known. If the others counted by their part as
+             * well, long ones would count less than short ones. */
+            double counts = 2 * own_ns > (int)ESTIMATE_FAR * expected_ns ? part : 1;
+            known += counts;
+            known_ns += counts * own_ns;
             told++;
         }
     }

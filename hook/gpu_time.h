@@ -22,7 +22,7 @@
 
 enum {
     GUESSES = 16, /* that may be out at once */
-    SWEEP_MOST = 220, /* launches of a sweep (gpu_sweep.h) */
+    SWEEP_MOST = 360, /* launches of a sweep (gpu_sweep.h) */
 };
 
 #define SEVERAL_STREAMS_NS (500 * MS_NS) /* for so long after that was last seen */

@@ -11,7 +11,7 @@
 
 enum {
     TRACES = 1024, /* as many as a queue of the driver's holds, */
-    TRACES_MOSTLY = 240, /* of which what need not be measured may have the first so many */
+    TRACES_MOSTLY = 380, /* of which what need not be measured may have the first so many */
     DOUBTS = 256,
     DOUBT_WAYS = 8,
     SWEPT_LEAST = 2,

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { STOP_PATIENCE_MS = 100 };
+enum { STOP_PATIENCE_MS = 100, LOOKS_A_MS = 20 };
 
 #define LINGER_NS (20 * MS_NS)
 
@@ -14,19 +14,38 @@ enum watch_state { WATCH_NONE, WATCH_THERE, WATCH_STOPPED };
 
 static _Atomic int state;
 static _Atomic bool reading, settling;
+static _Atomic int forking; /* threads that are, just now */
 static _Atomic uint64_t asked_at_ns;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void await_reading(void)
+{
+    for (int looks = 0; looks < STOP_PATIENCE_MS * LOOKS_A_MS && atomic_load(&reading); looks++)
+        monotonic_sleep_until(monotonic_ns() + MS_NS / LOOKS_A_MS);
+}
 
 /* The driver may be gone after this. */
 static void stop_at_exit(void)
 {
     atomic_store(&state, WATCH_STOPPED);
-    for (int ms = 0; ms < STOP_PATIENCE_MS && atomic_load(&reading); ms++)
-        monotonic_sleep_until(monotonic_ns() + MS_NS);
+    await_reading();
+}
+
+/* The child would never get a lock of the driver's that our thread holds just now. */
+static void before_fork(void)
+{
+    atomic_fetch_add(&forking, 1);
+    await_reading();
+}
+
+static void after_fork(void)
+{
+    atomic_fetch_sub(&forking, 1);
 }
 
 static void forget_after_fork(void)
 {
+    loose_store(&forking, 0);
     int there = WATCH_THERE;
     atomic_compare_exchange_strong(&state, &there, WATCH_NONE);
     loose_store(&reading, false);
@@ -36,16 +55,16 @@ static void forget_after_fork(void)
 static void prepare(void)
 {
     atexit(stop_at_exit);
-    pthread_atfork(NULL, NULL, forget_after_fork);
+    pthread_atfork(before_fork, after_fork, forget_after_fork);
 }
 
 /* Whether there was anything to read. */
 static bool read_all(void)
 {
-    bool any = false;
     atomic_store(&reading, true);
+    bool any = false;
     for (int place = 0; place < MAX_DEVICES && atomic_load(&state) == WATCH_THERE; place++)
-        any |= gpu_time_poll(place);
+        any |= atomic_load(&forking) > 0 || gpu_time_poll(place); /* there may be, after that */
     atomic_store(&reading, false);
     return any;
 }

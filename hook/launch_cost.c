@@ -5,12 +5,13 @@ enum {
     FEW_SAMPLES = ESTIMATE_SAMPLES,
     GUESSES_MEASURED = 96, /* like GUESSES, of kinds that are little known but were measured */
     SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, if not too many together */
+    SWEEP_OF_FEW = 220, /* as many, where few are launched */
     BESIDE = 3, /* times as long a launch takes beside others as alone, or longer */
 };
 
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SWEEP_EVERY_NS (60 * MS_NS)
-#define SWEEP_VARYING_EVERY_NS (12 * MS_NS) /* of GPU time: one in 7 launches of 8 us */
+#define SWEEP_VARYING_EVERY_NS (17 * MS_NS) /* of GPU time: one in 6 launches of 8 us */
 #define SWEEP_LONG_NS (8 * MS_NS)
 #define SWEEP_MOST_NS (500 * MS_NS) /* who had the GPU is known for a second only (residency.h) */
 #define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
@@ -72,7 +73,8 @@ static void begin_sweep(struct lane *lane, uint64_t now_ns)
     uint64_t seen = atomic_exchange(&lane->streams_seen, 0);
     int streams = __builtin_popcountll(seen | atomic_exchange(&lane->streams_seen_before, seen));
     int launches = (streams > 1 ? streams : 2) * SWEEP_OF_STREAM;
-    launches = launches < SWEEP_MOST ? launches : SWEEP_MOST;
+    int most = loose_load(&lane->unswept_ns) < SWEEP_VARYING_EVERY_NS ? SWEEP_OF_FEW : SWEEP_MOST;
+    launches = launches < most ? launches : most;
     int spare = atomic_exchange(&lane->always_lately, false) ? SWEEP_MOST - launches : 0;
     loose_store(&lane->busy_before, gpu_time_busy_streams(lane, now_ns));
     loose_store(&lane->swept_at_ns, now_ns);

@@ -56,8 +56,8 @@ void log_warning(const char *format, ...)
 
 void log_refusal(const char *format, ...)
 {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (atomic_flag_test_and_set(&told))
+    static _Atomic pid_t told;
+    if (atomic_exchange(&told, getpid()) == getpid())
         return;
     SAY(ALWAYS, "error");
 }

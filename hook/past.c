@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-enum { MOST_BESIDE = 256 };
+enum { MOST_BESIDE = 384 };
 
 /* When one begins or ends, with the kind in the lowest bit: the program's threads have small stacks. */
 typedef int64_t edge;

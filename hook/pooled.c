@@ -225,22 +225,16 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
     return result;
 }
 
-bool freeing_begin(struct freeing *freeing, uint64_t in, CUdeviceptr address)
+void freeing_begin(struct freeing *freeing, uint64_t in, CUgraph captured, CUdeviceptr address)
 {
-    *freeing = (struct freeing){.address = address, .in = in, .block = wrap_freeing(BLOCK_ADDRESS, address)};
-    if (freeing->block)
-        return false;
-    freeing->pooled = block_take(BLOCK_POOLED, address, 0);
-    if (freeing->pooled)
+    *freeing = (struct freeing){.address = address, .in = in, .into = captured};
+    if (!captured && (freeing->block = wrap_freeing(BLOCK_ADDRESS, address)))
+        return;
+    if (!captured && (freeing->pooled = block_take(BLOCK_POOLED, address, 0)))
         looks_call_begins(pool_at(block_device(freeing->pooled))->reserve.place);
-    return freeing->of_graph = !freeing->pooled && address && graphs_allocate();
-}
-
-void freeing_into(struct freeing *freeing, CUgraph captured)
-{
-    freeing->into = captured;
-    if (!captured)
-        graph_freeing(freeing->address);
+    freeing->of_graph = !freeing->pooled && address && graphs_allocate();
+    if (freeing->of_graph && !captured)
+        graph_freeing(address);
 }
 
 static CUresult freed(struct block *block, uint64_t in, CUresult result)

@@ -54,10 +54,9 @@ struct freeing {
 /* Tells a stream from others that there are at the same time in its context. */
 uint64_t stream_number(CUstream stream, bool per_thread);
 
-/* Before the driver is asked: freed in this stream, or at once. True where it may be a graph's: then
- * freeing_into, with what the stream is being captured into. */
-bool freeing_begin(struct freeing *freeing, uint64_t in, CUdeviceptr address);
-void freeing_into(struct freeing *freeing, CUgraph captured);
+/* Before the driver is asked: freed in this stream, or at once; or a node that will is put into `captured`,
+ * and what is there stays. */
+void freeing_begin(struct freeing *freeing, uint64_t in, CUgraph captured, CUdeviceptr address);
 CUresult freeing_end(const struct freeing *freeing, CUresult result);
 
 /* The shape of a freeing wrapper of addresses. `in`: as above. `captured`: the graph that the free becomes a
@@ -69,8 +68,7 @@ CUresult freeing_end(const struct freeing *freeing, CUresult result);
         return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
     if (depth_inside())                                                                                      \
         return real->symbol(__VA_ARGS__);                                                                    \
-    if (freeing_begin(&freeing, in, address))                                                                \
-        freeing_into(&freeing, captured);                                                                    \
+    freeing_begin(&freeing, in, captured, address);                                                          \
     return freeing_end(&freeing, CALL(symbol, __VA_ARGS__))
 
 /* What is made known of pools. */

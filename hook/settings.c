@@ -127,6 +127,8 @@ static void choose_cache_path(bool *named)
     if (snprintf(current.cache_path, sizeof current.cache_path, "%s", *named ? path : DEFAULT_CACHE_PATH)
         >= (int)sizeof current.cache_path)
         is_malformed("CUDA_DEVICE_MEMORY_SHARED_CACHE", "", "is too long");
+    if (*current.cache_path != '/') /* it would be another one for each directory that somebody is in */
+        is_malformed("CUDA_DEVICE_MEMORY_SHARED_CACHE", path, "is no absolute path; begin it with /");
 }
 
 static void gather(void)

@@ -68,13 +68,13 @@ static CUresult create(const char *function, CUarray *array, const CUDA_ARRAY3D_
     struct cuda_call call;
     CUresult result = cuda_begin_context(&call, function);
     if (result == CUDA_SUCCESS
-        && (!array || !descriptor || !descriptor->Width || !levels
+        && (!array || !descriptor || !descriptor->Width
             || !texel_bytes(descriptor->Format, descriptor->NumChannels) || descriptor->Width > 1 << 20
             || descriptor->Height > 1 << 20 || descriptor->Depth > 1 << 14))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return cuda_end(&call, result);
-    uint64_t bytes = array_bytes(descriptor, levels);
+    uint64_t bytes = array_bytes(descriptor, levels ? levels : 1);
     CUarray made = calloc(1, sizeof *made);
     if (!made || !sim_content_take(&call, &made->content, bytes)) {
         free(made);

@@ -18,6 +18,7 @@ struct CUctx_st {
     CUdevice device;
     bool primary;
     unsigned references; /* of a primary context */
+    bool reset; /* since it was made last */
     unsigned long long id; /* 0: a green one */
     uint64_t bytes, heap_bytes; /* what it holds of the GPU */
     CUcontext parent; /* of a green context: the primary one, of which all but its streams is; else NULL */

@@ -90,7 +90,7 @@ CUresult sim_primary_retain(const struct cuda_call *call, CUdevice device, CUcon
 {
     pthread_mutex_lock(&lock);
     struct CUctx_st *primary = &primaries[device];
-    bool first = !primary->references;
+    bool first = !primary->references || primary->reset;
     uint64_t cost = first ? sim_context_bytes(call) : 0, early = call->gpu->context_ms ? cost / 2 : 0;
     CUresult result = sim_context_appears(call, early);
     if (first)
@@ -104,6 +104,7 @@ CUresult sim_primary_retain(const struct cuda_call *call, CUdevice device, CUcon
         primary->primary = true;
         primary->references++;
         primary->bytes += cost;
+        primary->reset = false;
         if (primary->references == 1)
             primary->id = next_id();
         *context = primary;
@@ -166,7 +167,8 @@ EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
     return release(__func__, device);
 }
 
-/* The references stay: the context is made anew at its next use, which here is at once and for nothing. */
+/* The references stay: the context is made anew at its next use, which here is at once, and for nothing until
+ * it is retained once more. */
 static CUresult reset(const char *function, CUdevice device)
 {
     struct cuda_call call;
@@ -174,7 +176,8 @@ static CUresult reset(const char *function, CUdevice device)
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
         disappear(&call, &primaries[device]);
-        primaries[device].references = 0;
+        primaries[device].reset = primaries[device].references > 0;
+        primaries[device].id = next_id();
         pthread_mutex_unlock(&lock);
     }
     return cuda_end(&call, result);

@@ -1,4 +1,4 @@
-/* What the hook's own thread works for a sweep: 220 launches on 32 streams, which is as many as there are,
+/* What the hook's own thread works for a sweep: 360 launches on 32 streams, which is as many as there are,
  * run beside each other and are read every millisecond until they are settled. The driver's functions do next
  * to nothing. Prints the processor time of one such sweep, in us, the median of many; and what a launch, of 2
  * to 20 us, is expected to cost after them, in ns.
@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { SWEEPS = 301, STREAMS = 32, LAUNCHES = 220 };
+enum { SWEEPS = 301, STREAMS = 32, LAUNCHES = SWEEP_MOST };
 
 static struct CUevent_st begins[LAUNCHES], ends[LAUNCHES];
 
@@ -25,7 +25,7 @@ static void launch_all(char way)
     static uint64_t random = 1;
     int64_t free_ns[STREAMS], beside = way == 'u' ? 1 : STREAMS;
     for (int i = 0; i < STREAMS; i++)
-        free_ns[i] = clock_ns + (way == 'a' ? 3 * MS_NS * i : way == 'u' ? MS_NS * i : 0);
+        free_ns[i] = clock_ns + (way == 'a' ? 5 * MS_NS * i : way == 'u' ? MS_NS * i : 0);
     for (int i = 0; i < LAUNCHES; i++) {
         struct trace *trace = &lane.traces[i];
         int64_t *from_ns = &free_ns[i % STREAMS];

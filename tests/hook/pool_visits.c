@@ -193,7 +193,7 @@ static int use(void)
     pooled_begin(&pooled, BYTES, &handle, NULL, false, "cuMemAllocFromPoolAsync");
     pooled_end(&pooled, CUDA_SUCCESS, &address);
     struct freeing freeing;
-    freeing_begin(&freeing, NO_STREAM_NUMBER, address);
+    freeing_begin(&freeing, NO_STREAM_NUMBER, NULL, address);
     freeing_end(&freeing, CUDA_SUCCESS);
     return pooled.pool;
 }

@@ -55,6 +55,10 @@ BEGIN = "from memory_calls import *\nstart()\n"
             512 / (1 << 20), id="more levels than there can be",
         ),
         pytest.param(
+            "array('cuMipmappedArrayCreate', Array3D(2048, 2048, 0, FLOAT, 4), 0)", "cuMipmappedArrayDestroy", 64,
+            id="no levels: the driver makes one",
+        ),
+        pytest.param(
             "array('cuMipmappedArrayCreate', Array3D(1, 1, 8, FLOAT, 4, LAYERED), 4000000000)",
             "cuMipmappedArrayDestroy", 4096 / (1 << 20), id="more levels of layers than there can be",
         ),

@@ -196,6 +196,22 @@ def test_a_cache_file_that_cannot_be_had_stops_cuda_and_not_the_program(node: No
     assert f"cannot count memory in {cache}" in said["stderr"]
 
 
+def test_a_cache_file_is_the_same_from_each_directory(node: Node) -> None:
+    """Who had changed to another had another budget."""
+    env = {LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": "here.cache"}
+    said = node.run("say(init=cuda.cuInit(0))", **env)
+    assert said["init"] == 1
+    complaint = "CUDA_DEVICE_MEMORY_SHARED_CACHE=here.cache is no absolute path; begin it with /"
+    assert complaint in said["stderr"]
+
+
+def test_why_cuda_does_not_start_is_said_by_each_process(node: Node) -> None:
+    """A child's output may go elsewhere."""
+    code = "cuda.cuInit(0)\nif not os.fork():\n    cuda.cuInit(0); os._exit(0)\nos.wait(); say()"
+    said = node.run(f"import os\n{code}", CUDA_DEVICE_MEMORY_LIMIT_0="4x")
+    assert said["stderr"].count("4x is not an amount of memory") == 2
+
+
 def test_a_cache_file_that_is_a_link_is_not_followed(node: Node) -> None:
     target = node.cache.with_name("precious")
     target.write_text("keep me")

@@ -95,6 +95,17 @@ def test_a_reset_gives_the_context_back(costly: Node, reset: str) -> None:
     assert run(costly, steps) == [0, 0, [300, 300]]
 
 
+def test_a_reset_is_no_release(costly: Node) -> None:
+    """What came after it was charged for ever: whoever had not retained the context anew did not own it."""
+    steps = (
+        "start(); r += [(alloc(64)[0], held_mib(), cuda.cuDevicePrimaryCtxReset_v2(0), ledger_mib()) for _ in range(3)]\n"
+        "r += [alloc(64)[0], start(), held_mib(), cuda.cuDevicePrimaryCtxRelease_v2(0), held_mib()]\n"
+        "r += [cuda.cuDevicePrimaryCtxRelease_v2(0), both()]"
+    )
+    told = [[0, 364, 0, 0], [0, 64, 0, 0], [0, 64, 0, 0]]
+    assert run(costly, steps) == [*told, 0, 0, 364, 0, 364, 0, [0, 0]]
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -51,6 +51,33 @@ def test_both_counts_agree_from_the_first_byte_to_the_last(
     assert node.sim.peak_mib(GPU) <= 199
 
 
+@pytest.mark.parametrize(
+    "take",
+    [
+        pytest.param("alloc(64)", id="an allocation"),
+        pytest.param("managed(64)", id="managed memory"),
+        pytest.param("draw(64)", id="a stream's"),
+        pytest.param("draw(64, pool())", id="a pool's"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_what_a_capture_is_told_to_free_is_still_there(node: Node, take: str, suffix: str) -> None:
+    """It becomes a node of a graph. The charge was given back, so that there was no limit."""
+    code = (
+        "def managed(mib):\n"
+        "    a = ctypes.c_uint64(); return cuda.cuMemAllocManaged(ctypes.byref(a), mib << 20, 1), a.value\n"
+        f"s, g = new_stream(), ctypes.c_void_p()\nerror, a = {take}\nheld = ledger_mib()\n"
+        f"cuda.cuStreamBeginCapture_v2(s, 2); put(a, s, {suffix!r}); cuda.cuStreamEndCapture(s, ctypes.byref(g))\n"
+        "captured = ledger_mib()\n"
+        f"freed = cuda.cuMemFree_v2(ctypes.c_uint64(a)); cuda.cuCtxSynchronize()\n"
+        "say(error=error, held=held, captured=captured, freed=freed, left=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "199m"})
+    assert (said["error"], said["freed"]) == (0, 0)
+    assert said["captured"] == said["held"] >= 64
+    assert said["left"] == [0, 0]
+
+
 def test_of_more_pools_than_can_be_counted_nothing_is_given(node: Node) -> None:
     """What the driver reserves for them, a step of 32 MiB each, would be past the limit."""
     code = (

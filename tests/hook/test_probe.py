@@ -124,7 +124,7 @@ def test_who_comes_while_the_first_is_made_waits_and_is_not_the_first() -> None:
     ],
 )
 def test_what_a_sweep_tells_of_launches(way: str, expected_ns: int, known_ns: int) -> None:
-    """The program of the benchmark: 220 launches of 2 to 20 us on 32 streams, again and again."""
+    """The program of the benchmark: 360 launches of 2 to 20 us on 32 streams, again and again."""
     source = (ROOT / "tests/bench/sweep_cost.c").read_text()
     ran = subprocess.run(
         [compiled(source, HOOK, DRIVER, "-O2"), way, str(expected_ns)],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from built_hook import ROOT, built, compiler
-from c_programs import library
+from c_programs import compiled, library
 from hooked_programs import Node
 from share_bed import SHARE_AT
 
@@ -130,14 +130,33 @@ say(bad=sorted(set(bad)))
     assert 1 <= waits <= 10
 
 
-def test_who_asks_for_the_thread_as_it_leaves_has_it(tmp_path: Path) -> None:
-    """What was measured then was read late, without others' turns: charged twice what it cost."""
+def with_the_thread(tmp_path: Path, source: str) -> str:
+    """What a program says that has the thread which reads measurements, and a driver of its own."""
     program = tmp_path / "watch"
     flags = [flag for flag in compiler().C_FLAGS if flag != "-fvisibility=hidden"]
     subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", *flags, str(ROOT / "tests/hook/watch.c"), "monotonic.c", "threads.c", "-pthread",
+        [sys.executable, "-m", "ziglang", "cc", *flags, str(ROOT / "tests/hook" / source), "monotonic.c", "threads.c", "-pthread",
          "-o", str(program)],
         cwd=ROOT / "hook", check=True, capture_output=True,
     )  # fmt: skip
-    ran = subprocess.run([program], capture_output=True, text=True, check=False, timeout=250)
-    assert (ran.returncode, ran.stdout) == (0, "watched\n")
+    ran = subprocess.run([program], capture_output=True, text=True, check=True, timeout=250)
+    return ran.stdout
+
+
+def test_who_asks_for_the_thread_as_it_leaves_has_it(tmp_path: Path) -> None:
+    """What was measured then was read late, without others' turns: charged twice what it cost."""
+    assert with_the_thread(tmp_path, "watch.c") == "watched\n"
+
+
+def test_a_child_gets_the_locks_that_the_thread_takes(tmp_path: Path) -> None:
+    """The thread was in the driver as a program without threads forked: the child's next call never returned."""
+    assert with_the_thread(tmp_path, "watch_forks.c") == "0 of 100 held; read on: 1\n"
+
+
+@pytest.mark.parametrize("us", [3, 1000])
+def test_a_program_may_have_its_arithmetic_trap(limited: Node, us: int) -> None:
+    """By what we computed, in its threads and in our own, it was ended; and that shows in no flag."""
+    limited.sim.kernel_us(us)
+    program = compiled("fp_traps.c", f"-I{ROOT / 'hook'}", "-ldl", "-lm")
+    done = limited.run_program([str(program)], CUDA_DEVICE_SM_LIMIT="30")
+    assert (done.returncode, done.stdout) == (0, "0 0\n")

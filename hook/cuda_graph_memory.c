@@ -19,8 +19,8 @@
 static void note_allocation(CUgraph graph, const CUDA_MEM_ALLOC_NODE_PARAMS *allocation)
 {
     if (allocation)
-        graph_allocates(graph, allocation->poolProps.location.id, allocation->bytesize, allocation->dptr,
-                        false);
+        graph_allocates(graph, device_at(&allocation->poolProps.location), allocation->bytesize,
+                        allocation->dptr, false);
 }
 
 static void note_node(CUgraph graph, const CUgraphNodeParams *node)

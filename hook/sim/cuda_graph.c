@@ -100,12 +100,13 @@ static CUresult add_allocation(const char *function, CUgraphNode *node, CUgraph 
 {
     struct cuda_call call;
     struct node_content content = {0};
+    const CUmemLocation *at = allocation ? &allocation->poolProps.location : NULL;
+    bool domain = at && at->type == MEMORY_LOCATION_DEVICE_DOMAIN;
     CUresult result = cuda_begin(&call, function);
-    if (result == CUDA_SUCCESS
-        && (!node || !graph || !allocation || allocation->poolProps.location.type != MEMORY_LOCATION_DEVICE))
+    if (result == CUDA_SUCCESS && (!node || !graph || !at || (at->type != MEMORY_LOCATION_DEVICE && !domain)))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        result = graph_allocation_content(allocation->poolProps.location.id, allocation->bytesize, &content);
+        result = graph_allocation_content(domain ? at->id & 0xFF : at->id, allocation->bytesize, &content);
     cuda_end(&call, result);
     CUdeviceptr address = result == CUDA_SUCCESS ? content.allocation->address : 0;
     if (result == CUDA_SUCCESS)

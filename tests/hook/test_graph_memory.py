@@ -83,6 +83,11 @@ ADDED = (
         pytest.param(ADDED.format(""), id="cuGraphAddNode"),
         pytest.param(ADDED.format(", '_v2'"), id="cuGraphAddNode_v2"),
         pytest.param(ADDED.format(", '_v3'"), id="cuGraphAddNode_v3"),
+        pytest.param(
+            "p = allocation(120); p.pool.location = Location(6, 0x500); g = graph()\n"
+            "add_params(g, NodeParams(type=ALLOCATION, allocation=p))",
+            id="in a domain of the device, whose number is a byte of the place's",
+        ),
         pytest.param("g = capture(new_stream(), 120)", id="captured"),
         pytest.param(
             "g = graph()\nfor _ in range(6): add_allocation(g, 20)", id="many nodes together"

@@ -254,22 +254,14 @@ static bool still_active(CUdevice device)
 }
 
 /* Nobody retains it any more: whether it has ended, or may have. */
-static bool end_unless_held(CUdevice device, bool reset)
+static bool end_unless_held(CUdevice device)
 {
-    bool active = !reset && still_active(device);
+    bool active = still_active(device);
     pthread_mutex_lock(&lock);
     struct primary *primary = &primaries[device];
-    /* By another thread, since, which looks after what was there; but a reset does not release it. */
-    bool anew = !reset && primary->retained > 0;
-    CUcontext context = primary->context;
-    if (!anew && !active && context) {
+    bool anew = primary->retained > 0; /* by another thread, since, which looks after what was there */
+    if (!anew && !active && primary->context)
         end_primary(primary, false);
-        primary->reset = primary->retained > 0;
-        if (primary->reset) {
-            primary->context = context; /* made anew as soon as it is used, by another id */
-            primary->id = 0;
-        }
-    }
     pthread_mutex_unlock(&lock);
     return anew || !active;
 }
@@ -319,7 +311,7 @@ void primary_retained(CUdevice device, CUcontext context, bool first, CUresult r
     bool over = primaries[device].retained == 0 && primaries[device].context;
     pthread_mutex_unlock(&lock);
     if (over && result != CUDA_SUCCESS)
-        end_unless_held(device, false);
+        end_unless_held(device);
 }
 
 CUcontext primary_releasing(CUdevice device, bool *last)
@@ -334,17 +326,30 @@ CUcontext primary_releasing(CUdevice device, bool *last)
     return context;
 }
 
-bool primary_released(CUdevice device, bool last, bool reset)
+bool primary_released(CUdevice device, bool last)
 {
     if (device < 0 || device >= MAX_ORDINALS)
         return false;
     pthread_mutex_lock(&lock);
     struct primary *primary = &primaries[device];
-    primary->retained -= !reset && primary->retained > 0;
-    bool over = (reset || primary->retained == 0) && primary->context;
+    primary->retained -= primary->retained > 0;
+    bool over = primary->retained == 0 && primary->context;
     pthread_mutex_unlock(&lock);
     /* Otherwise another thread retained it meanwhile: before it ended, or anew. */
-    return over ? end_unless_held(device, reset) : last;
+    return over ? end_unless_held(device) : last;
+}
+
+void primary_was_reset(CUdevice device)
+{
+    if (device < 0 || device >= MAX_ORDINALS)
+        return;
+    pthread_mutex_lock(&lock);
+    struct primary *primary = &primaries[device];
+    primary->reset = primary->retained > 0;
+    primary->id = 0; /* it has another as soon as it is used */
+    if (!primary->reset)
+        primary->context = NULL;
+    pthread_mutex_unlock(&lock);
 }
 
 /* --- modules -------------------------------------------------------------------------------------------- */

@@ -45,8 +45,8 @@ void context_shrank(CUcontext context, uint64_t bytes);
 /* It was lowered beside calls of other threads, and may have given so much back: NVML's figure will tell. */
 void context_doubted(CUcontext context, uint64_t bytes);
 
-/* The primary context of a device is one, however often it is retained. True when this retain is the first.
- */
+/* The primary context of a device is one, however often it is retained. True when this retain makes it: it is
+ * the first, or the first after a reset. */
 bool primary_retaining(CUdevice device);
 
 void primary_retained(CUdevice device, CUcontext context, bool first, CUresult result, struct cost cost);
@@ -54,9 +54,13 @@ void primary_retained(CUdevice device, CUcontext context, bool first, CUresult r
 /* The primary context of a device, as far as it was retained; `last`: with one release more it ends. */
 CUcontext primary_releasing(CUdevice device, bool *last);
 
-/* Called after a successful release or reset: whether the context has ended, or may have: `last` as told
+/* Called after a successful release: whether the context has ended, or may have: `last` as told
  * before. */
-bool primary_released(CUdevice device, bool last, bool reset);
+bool primary_released(CUdevice device, bool last);
+
+/* What was in it has ended (context_ending, before the driver was asked: others may make it anew meanwhile).
+ * It is retained as before, and made anew by who uses or retains it next. */
+void primary_was_reset(CUdevice device);
 
 /* Code was loaded into the context for `cost`. */
 void module_loaded(const void *module, const void *context, CUdevice device, struct cost cost);

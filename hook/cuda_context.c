@@ -214,12 +214,20 @@ static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool res
     CUcontext context = primary_releasing(device, &last);
     uint32_t held = gpu_time_context_ending(context, reset || last);
     stream_ends(NULL);
-    looks_calls(true);
+    struct context_end ending = {0};
+    if (reset)
+        context_ending(&ending, context, context != NULL);
+    else
+        looks_calls(true);
     depth_enter();
     CUresult result = end(device);
     depth_leave();
-    gpu_time_context_ended(held, context, result == CUDA_SUCCESS && primary_released(device, last, reset));
-    looks_calls(false);
+    bool ended = result == CUDA_SUCCESS && (reset || primary_released(device, last));
+    gpu_time_context_ended(held, context, ended);
+    if (!reset)
+        looks_calls(false);
+    else if (context_ended(&ending, result) == CUDA_SUCCESS)
+        primary_was_reset(device);
     return result;
 }
 

@@ -54,10 +54,10 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
     return allocate(true, true, __func__, address, bytes, pool, stream);
 }
 
-/* What the stream is being captured into, asked only while a capture is open. */
+/* What the stream is being captured into, asked only while a capture is open, or where graphs allocate. */
 static CUgraph freed_into(CUstream stream, bool per_thread)
 {
-    return launch_gate_captures() ? graph_captured(stream, per_thread) : NULL;
+    return launch_gate_captures() || graphs_allocate() ? graph_captured(stream, per_thread) : NULL;
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)

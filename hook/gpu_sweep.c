@@ -284,7 +284,7 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
             double own_ns = (double)kind[i]->own_ns;
             /* Of one that goes on for long after it little is known. If the others counted by their part as
              * well, long ones would count less than short ones. */
-            double counts = 2 * own_ns > (int)ESTIMATE_FAR * expected_ns ? part : 1;
+            double counts = part < 0.5 ? part : 1;
             known += counts;
             known_ns += counts * own_ns;
             told++;

@@ -6,7 +6,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { STOP_PATIENCE_MS = 100, LOOKS_A_MS = 20 };
+enum { SKIPPED_MOST = 10 };
+
+#define PATIENCE_NS (100 * MS_NS)
+#define LOOK_NS (MS_NS / 20)
 
 #define LINGER_NS (20 * MS_NS)
 
@@ -14,28 +17,34 @@ enum watch_state { WATCH_NONE, WATCH_THERE, WATCH_STOPPED };
 
 static _Atomic int state;
 static _Atomic bool reading, settling;
-static _Atomic int forking; /* threads that are, just now */
+static _Atomic int forking, skipped; /* threads that are, just now, and looks that were left out for that */
 static _Atomic uint64_t asked_at_ns;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void await_reading(void)
+static void await_reading(uint64_t until_ns)
 {
-    for (int looks = 0; looks < STOP_PATIENCE_MS * LOOKS_A_MS && atomic_load(&reading); looks++)
-        monotonic_sleep_until(monotonic_ns() + MS_NS / LOOKS_A_MS);
+    for (uint64_t now_ns; atomic_load(&reading) && (now_ns = monotonic_ns()) < until_ns;)
+        monotonic_sleep_until(now_ns + LOOK_NS);
 }
 
 /* The driver may be gone after this. */
 static void stop_at_exit(void)
 {
     atomic_store(&state, WATCH_STOPPED);
-    await_reading();
+    await_reading(monotonic_ns() + PATIENCE_NS);
 }
 
-/* The child would never get a lock of the driver's that our thread holds just now. */
+/* The child would never get a lock of the driver's that our thread holds just now. Those that fork all the
+ * time let it read in between. */
 static void before_fork(void)
 {
+    uint64_t now_ns = monotonic_ns(), until_ns = now_ns + PATIENCE_NS;
+    while (atomic_load(&skipped) > SKIPPED_MOST && atomic_load(&state) == WATCH_THERE && now_ns < until_ns) {
+        monotonic_sleep_until(now_ns + LOOK_NS);
+        now_ns = monotonic_ns();
+    }
     atomic_fetch_add(&forking, 1);
-    await_reading();
+    await_reading(until_ns);
 }
 
 static void after_fork(void)
@@ -46,6 +55,7 @@ static void after_fork(void)
 static void forget_after_fork(void)
 {
     loose_store(&forking, 0);
+    loose_store(&skipped, 0);
     int there = WATCH_THERE;
     atomic_compare_exchange_strong(&state, &there, WATCH_NONE);
     loose_store(&reading, false);
@@ -62,9 +72,10 @@ static void prepare(void)
 static bool read_all(void)
 {
     atomic_store(&reading, true);
-    bool any = false;
+    bool any = atomic_load(&forking) > 0; /* there may be, after that */
+    atomic_store(&skipped, any ? atomic_load(&skipped) + 1 : 0);
     for (int place = 0; place < MAX_DEVICES && atomic_load(&state) == WATCH_THERE; place++)
-        any |= atomic_load(&forking) > 0 || gpu_time_poll(place); /* there may be, after that */
+        any |= atomic_load(&forking) > 0 || gpu_time_poll(place);
     atomic_store(&reading, false);
     return any;
 }

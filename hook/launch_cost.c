@@ -5,7 +5,7 @@ enum {
     FEW_SAMPLES = ESTIMATE_SAMPLES,
     GUESSES_MEASURED = 96, /* like GUESSES, of kinds that are little known but were measured */
     SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, if not too many together */
-    SWEEP_OF_FEW = 220, /* as many, where few are launched */
+    SWEEP_OF_FEW = 220, /* of all together, where few are launched; else SWEEP_MOST */
     BESIDE = 3, /* times as long a launch takes beside others as alone, or longer */
 };
 

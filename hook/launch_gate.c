@@ -110,7 +110,7 @@ SELDOM bool launch_gate_is_captured(const struct launch *launch)
 }
 
 /* The same, asked only while a capture is open. One that was never seen to end, for its stream was destroyed,
- * costs this question at each launch from then on, and nothing else. */
+ * costs this question at each launch and each free in a stream from then on, and nothing else. */
 static inline bool is_captured(const struct launch *launch)
 {
     return atomic_load_explicit(&captures, memory_order_relaxed) > 0 && launch_gate_is_captured(launch);

@@ -1,7 +1,6 @@
 #include "launch_wait.h"
 #include "counters.h"
 #include "credit.h"
-#include "fp_mode.h"
 #include "launch_budget.h"
 #include "launch_cost.h"
 #include "launch_count.h"
@@ -138,7 +137,6 @@ void launch_wait(struct launch *launch, int place)
         launch->lane = NULL;
         return;
     }
-    unsigned mode = fp_mode_own();
     launch_wait_note(launch->lane, now_ns);
     if (gpu_time_several_streams(launch->lane, now_ns))
         gpu_time_note_spent(launch->lane, now_ns, 0);
@@ -183,5 +181,4 @@ void launch_wait(struct launch *launch, int place)
     }
     if (!launch->cost_ns)
         launch->lane = NULL;
-    fp_mode_back(mode);
 }

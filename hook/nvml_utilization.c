@@ -23,9 +23,11 @@ enum { MOST_ENTRIES = 65536, SPARE_ENTRIES = 16 };
 
 static unsigned percent_of(uint64_t spent_ns, uint64_t window_ns, uint64_t permille)
 {
-    double entitled_ns = (double)window_ns * (double)permille / 1000;
-    double percent = entitled_ns > 0 ? 100 * (double)spent_ns / entitled_ns : 0;
-    return percent >= 100 ? 100 : (unsigned)(percent + 0.5);
+    uint64_t one_ns = window_ns / 100000 * permille; /* of a hundred */
+    if (one_ns == 0)
+        return 0;
+    uint64_t percent = spent_ns / one_ns + (spent_ns % one_ns > one_ns / 2);
+    return percent >= 100 ? 100 : (unsigned)percent;
 }
 
 /* What the container used of its share of late, in percent. */

@@ -1,7 +1,8 @@
 /* A program whose arithmetic traps wherever a result is not exact, and that does none itself: launches, waits,
- * and prints the answers of the driver, and whether anything was inexact.
+ * asks how busy it was, and prints the answers of the driver, and whether anything was inexact.
  */
 #include "cuda_abi.h"
+#include "nvml_abi.h"
 
 #include <dlfcn.h>
 #include <fenv.h>
@@ -29,6 +30,12 @@ int main(void)
             result |= CU(cuCtxSynchronize)();
     }
     result |= CU(cuCtxSynchronize)();
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+#define NVML(name) ((__typeof__(&name))dlsym(nvml, #name))
+    nvmlDevice_t device;
+    struct nvml_utilization busy;
+    result |= (int)NVML(nvmlInit_v2)() | (int)NVML(nvmlDeviceGetHandleByIndex_v2)(0, &device);
+    result |= (int)NVML(nvmlDeviceGetUtilizationRates)(device, &busy);
     usleep(300000);
     printf("%d %x\n", result, fetestexcept(FE_ALL_EXCEPT));
     return 0;

@@ -7,8 +7,10 @@
  * one that was made anew: by a retain that was not the first, at another place;
  * by one that was, at the same place; and not at all. Then what is charged of a
  * context and its code that end, or that the driver refuses to end, beside code
- * of another that was given the same handle before we knew. Last, what is
- * charged when another made it anew after the driver was asked, and how often
+ * of another that was given the same handle before we knew. Then what is
+ * charged when another made it anew after the driver was asked; and of one that
+ * is reset while another thread retains it, and loads code, when it is retained
+ * once more, and at the end. Last, how often
  * one who comes while the first is being made sleeps.
  */
 #include "contexts.c"
@@ -100,6 +102,17 @@ void wrap_context_ended(struct block *blocks, bool their_end)
     (void)blocks, (void)their_end;
 }
 
+/* Nobody retains it, seen or unseen. */
+static void release_all(void)
+{
+    bool last = false;
+    is_active = retain_meanwhile = false;
+    while (!last) {
+        primary_releasing(0, &last);
+        primary_released(0, last);
+    }
+}
+
 /* Whether it is known to have ended. */
 static bool released(bool active, bool meanwhile)
 {
@@ -108,10 +121,10 @@ static bool released(bool active, bool meanwhile)
     retain_meanwhile = meanwhile;
     bool first = primary_retaining(0);
     primary_retained(0, context, first, CUDA_SUCCESS, nothing);
-    bool ended = first && primary_released(0, true, false);
+    bool ended = first && primary_released(0, true);
     if (meanwhile)
         primary_retained(0, context, true, CUDA_SUCCESS, nothing);
-    primary_released(0, true, true);
+    release_all();
     return ended;
 }
 
@@ -127,8 +140,8 @@ static bool crossed(bool before)
     primary_releasing(0, &last);
     if (!before)
         primary_retained(0, context, primary_retaining(0), CUDA_SUCCESS, nothing);
-    bool ended = primary_released(0, last, false);
-    primary_released(0, true, true);
+    bool ended = primary_released(0, last);
+    release_all();
     return ended;
 }
 
@@ -143,7 +156,7 @@ static void begin(CUcontext context)
 static void finish(CUcontext first, const char *end)
 {
     bool before = ended == first;
-    primary_released(0, true, false);
+    primary_released(0, true);
     printf("%lld %d%s", charged, before, end);
 }
 
@@ -157,7 +170,7 @@ static void made_elsewhere(void)
     primary_releasing(0, &last);
     id++;
     make(second);
-    primary_released(0, last, false);
+    primary_released(0, last);
     finish(first, " ");
 }
 
@@ -167,7 +180,7 @@ static void made_there(void)
     CUcontext place = (CUcontext)(void *)&id;
     begin(place);
     make_meanwhile = true;
-    primary_released(0, true, false);
+    primary_released(0, true);
     finish(place, " ");
 }
 
@@ -179,7 +192,7 @@ static void made_nowhere(void)
     begin(first);
     primary_releasing(0, &last);
     bool other = primary_retaining(0);
-    primary_released(0, last, false);
+    primary_released(0, last);
     primary_retained(0, NULL, other, CUDA_ERROR_OUT_OF_MEMORY, nothing);
     finish(first, "\n");
 }
@@ -206,9 +219,29 @@ static void made_since(void)
 {
     begin((CUcontext)(void *)&id);
     make_meanwhile = asked_before = true;
-    primary_released(0, true, false);
+    primary_released(0, true);
     printf("%lld ", charged);
-    primary_released(0, true, true);
+    release_all();
+}
+
+/* While the driver resets it, another thread retains it, and loads code into what is there then. */
+static void reset_beside(void)
+{
+    CUcontext place = (CUcontext)(void *)&id;
+    struct context_end ending;
+    begin(place);
+    context_ending(&ending, place, true);
+    id++;
+    make(place);
+    module_loaded(&driver, place, 0, (struct cost){BYTES, 0});
+    charged += BYTES;
+    context_ended(&ending, CUDA_SUCCESS);
+    primary_was_reset(0);
+    printf("%lld ", charged);
+    make(place);
+    printf("%lld ", charged);
+    release_all();
+    printf("%lld ", charged);
 }
 
 static void being_made(void)
@@ -228,6 +261,7 @@ int main(void)
     given_anew(CUDA_SUCCESS);
     given_anew(CUDA_ERROR_INVALID_CONTEXT);
     made_since();
+    reset_beside();
     being_made();
     return 0;
 }

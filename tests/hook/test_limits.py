@@ -196,7 +196,7 @@ def test_a_cache_file_that_cannot_be_had_stops_cuda_and_not_the_program(node: No
     assert f"cannot count memory in {cache}" in said["stderr"]
 
 
-def test_a_cache_file_is_the_same_from_each_directory(node: Node) -> None:
+def test_a_cache_file_that_is_another_from_each_directory_is_refused(node: Node) -> None:
     """Who had changed to another had another budget."""
     env = {LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": "here.cache"}
     said = node.run("say(init=cuda.cuInit(0))", **env)

@@ -106,9 +106,14 @@ def test_a_context_that_another_thread_has_made_anew_stays_charged() -> None:
     assert primaries()[15] == "100"
 
 
+def test_what_another_thread_has_loaded_since_a_reset_stays_charged() -> None:
+    """Its retains stay, too; the next one is charged what the context costs that is made anew."""
+    assert primaries()[16:19] == ["100", "200", "0"]
+
+
 def test_who_comes_while_the_first_is_made_waits_and_is_not_the_first() -> None:
     """Else the driver might make it for the second, and the first would measure nothing."""
-    assert primaries()[16:] == ["0", "1"]
+    assert primaries()[19:] == ["0", "1"]
 
 
 @pytest.mark.parametrize(

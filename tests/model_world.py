@@ -96,6 +96,7 @@ class Process:
         self.holdings: list[Holding] = []
         self._created: list[Holding] = []
         self.pools: set[int] = set()  # the devices whose it has drawn from
+        self.forked = False  # its children may have the driver's files
 
     def _answer(self) -> tuple[int, int]:
         packet, fds, _, _ = socket.recv_fds(self._connection, LONGEST_BYTES, 1)

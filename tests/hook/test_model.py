@@ -162,20 +162,34 @@ class Machine(RuleBasedStateMachine):
     def fork(self, data: Any) -> None:
         parent: Process = data.draw(st.sampled_from(self.others))
         assert parent.ask("fork")[0] == SUCCESS
+        parent.forked = True
         self.others.append(self.container.accept())
 
     def execute(self, data: Any) -> None:
         """With whatever it holds, which is given back unless a child has the driver's files."""
         process: Process = data.draw(st.sampled_from(self.others))
+        self._leave_nothing_imported(process)
         process.tell("exec")
         process.close()
         self.others[self.others.index(process)] = self.container.accept()
         self.deaths = True
 
+    def _leave_nothing_imported(self, process: Process) -> None:
+        """To children, who keep it on the GPU without holding it: nobody's, once its exporter lets it go."""
+        for part in [
+            p for p in process.holdings if process.forked and self._is_imported(process, p)
+        ]:
+            assert process.give(part, ENDS[part.kind][0]) == SUCCESS
+
+    @staticmethod
+    def _is_imported(process: Process, part: Holding) -> bool:
+        return part.of is not None and not process.created(part.of)
+
     def end(self, data: Any) -> None:
         """Children of others stay zombies."""
         process: Process = data.draw(st.sampled_from(self.others))
         self.others.remove(process)
+        self._leave_nothing_imported(process)
         how = data.draw(st.sampled_from([signal.SIGKILL, signal.SIGTERM, None]))
         if how is None:
             process.tell("exit")

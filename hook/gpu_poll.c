@@ -10,6 +10,7 @@
 
 #define LATELY_NS (10 * MS_NS)
 #define SWEPT_OFTEN_NS (60 * MS_NS)
+#define AGAIN_NS (MS_NS / 50)
 
 /* Whether there is more to show. Once, for size. */
 __attribute__((noinline)) static bool report(struct measured_lane *of)
@@ -81,10 +82,27 @@ static void send_probes(struct measured_lane *lane, int64_t now_ns)
     }
 }
 
+/* Who waits for the budget reads all the time, which would leave no room for looks, by which turns of others
+ * are seen: while one is due, nobody else begins to read. */
+static bool begin_reading(struct measured_lane *lane, bool look)
+{
+    if (!look)
+        return !atomic_load(&lane->look_due) && !atomic_exchange(&lane->polling, true);
+    uint64_t now_ns = monotonic_ns(), until_ns = now_ns + MS_NS;
+    bool others;
+    atomic_store(&lane->look_due, true);
+    while ((others = atomic_exchange(&lane->polling, true)) && now_ns < until_ns) {
+        monotonic_sleep_until(now_ns + AGAIN_NS);
+        now_ns = monotonic_ns();
+    }
+    atomic_store(&lane->look_due, false);
+    return !others;
+}
+
 static bool look_and_read(struct measured_lane *lane, bool look)
 {
     const struct real_cuda *real = real_cuda();
-    if (atomic_exchange(&lane->polling, true))
+    if (!begin_reading(lane, look))
         return false;
     unsigned mode = fp_mode_own();
     depth_enter();

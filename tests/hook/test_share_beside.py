@@ -347,3 +347,22 @@ def test_more_that_vary_are_queued_than_are_measured_at_once(
     tenants = [Tenant(percent, (phase,)), Tenant(100 - percent, ("ms=5500,kernel=n",))]
     containers = run(tmp_path, tenants, LONG_NEIGHBOUR)
     assert holds(containers, skip_s=SKIP_S), [one.worst_error(skip_s=SKIP_S) for one in containers]
+
+
+@pytest.mark.parametrize(
+    ("percent", "phases"),
+    [
+        pytest.param(70, ("thread=1,kernel=d", "thread=2,kernel=a"), id="1 ms and 20 us: 65.5 of 70 had"),
+        pytest.param(80, ("thread=1,kernel=d", "thread=2,kernel=b"), id="1 ms and 50 us: 76.0 of 80 had"),
+        pytest.param(80, ("kernel=r,streams=4",), id="20 us and one in 20 of 0.4 ms: 75.6 had"),
+    ],
+)
+def test_beside_kernels_of_200_ms(tmp_path: Path, percent: int, phases: tuple[str, ...]) -> None:
+    """Others' turns make for long queues, which run later; and who waits then reads so often that nobody looked."""
+    tenants = [
+        Tenant(percent, tuple(f"ms=8500,{phase}" for phase in phases), threads=len(phases)),
+        Tenant(100 - percent, ("ms=8500,kernel=n",)),
+    ]
+    containers = run(tmp_path, tenants, {**LONG_NEIGHBOUR, "n": 200_000})
+    errors = [one.worst_error(window_s=2, skip_s=SKIP_S) for one in containers]
+    assert holds(containers, window_s=2, skip_s=SKIP_S), errors

@@ -73,7 +73,6 @@ IN_LINE = ("-include", "in_line.h")  # 1 KiB less for aarch64: the header says w
 PER_CALL = frozenset(
     {
         "brief.c",
-        "charge.c",
         "cuda_launch.c",
         "cuda_memory.c",
         "devices.c",
@@ -91,6 +90,7 @@ SELDOM = frozenset(
         "beside.c",
         "blocks.c",
         "busy.c",
+        "charge.c",
         "contexts.c",
         "counters.c",
         "credit.c",
@@ -170,8 +170,8 @@ SELDOM = frozenset(
 PER_CALL_IF_ROOM = frozenset(
     {
         "blocks.c",
+        "charge.c",
         "launch_gate.c",
-        "reclaim.c",
         "region_own.c",
     }
 )

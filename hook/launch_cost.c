@@ -9,6 +9,7 @@ enum {
     BESIDE = 3, /* times as long a launch takes beside others as alone, or longer */
 };
 
+#define BEHIND_MOST 8 /* measurements */
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SWEEP_EVERY_NS (60 * MS_NS)
 #define SWEEP_VARYING_EVERY_NS (17 * MS_NS) /* of GPU time: one in 6 launches of 8 us */
@@ -175,9 +176,14 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     } else {
         loose_store(&launch->lane->sweep_left, 0); /* the last one of a sweep, if it failed, did not end it */
     }
-    /* Kinds of which all are measured would else have all the measurements. */
-    bool due = elapsed_ns(loose_load(&launch->lane->sampled_at_ns), now_ns) >= MEASURE_EVERY_NS;
+    /* Kinds of which all are measured would else have all the measurements. Where few launches look, as at a
+     * low limit, those that do are followed by others that do, until there were as many. */
+    int64_t since_ns = elapsed_ns(loose_load(&launch->lane->sampled_at_ns), now_ns);
+    bool due = since_ns >= MEASURE_EVERY_NS, behind = since_ns >= 2 * MEASURE_EVERY_NS;
+    since_ns = since_ns < BEHIND_MOST * MEASURE_EVERY_NS ? since_ns : BEHIND_MOST * MEASURE_EVERY_NS;
     if (due)
-        loose_store(&launch->lane->sampled_at_ns, now_ns);
+        loose_store(&launch->lane->sampled_at_ns, now_ns - (uint64_t)(since_ns - MEASURE_EVERY_NS));
+    if (behind)
+        gpu_time_drop_tokens(launch->lane);
     return due || estimate_measures_often(estimate);
 }

@@ -10,9 +10,9 @@ enum { UNSHARP_MOST = 64 }; /* in a row of a kind */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define LOOKED_AT_NS (MS_NS / 5) /* kinds from here on have what others that were charged did not work */
 #define LOOKED_AT_OFTEN_NS (20 * MS_NS)
+#define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 #define CHUNKS_NS                                                                                            \
     (8 * MS_NS) /* others take a millisecond ahead: if they are charged nothing in so many, none runs */
-#define BESIDE_NS (50 * MS_NS) /* after the last launch that was not measured, none runs any more */
 
 /* Its part of the time that its stream had between its events: other threads may have launched there, too. */
 static int64_t of_own(const struct measured_lane *lane, const struct trace *trace, int64_t ns)

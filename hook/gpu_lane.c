@@ -28,6 +28,14 @@ uint64_t gpu_time_stream_bit(struct lane *lane, uint64_t stream, uint64_t now_ns
     return UINT64_C(1) << turn;
 }
 
+bool gpu_time_in_series(struct lane *lane, uint64_t bit, uint64_t now_ns, int64_t for_ns)
+{
+    _Atomic uint64_t *until_ns = &traces_of(lane)->in_series_until_ns[__builtin_ctzll(bit)];
+    if (for_ns && elapsed_ns(loose_load(until_ns), now_ns + (uint64_t)for_ns) > 0)
+        loose_store(until_ns, now_ns + (uint64_t)for_ns);
+    return for_ns || elapsed_ns(loose_load(until_ns), now_ns) < 0;
+}
+
 uint64_t gpu_time_busy_streams(struct lane *lane, uint64_t now_ns)
 {
     uint64_t busy = 0;

@@ -50,7 +50,8 @@ struct lane {
     _Atomic bool always_lately; /* since the last sweep one came that is always measured */
     _Atomic uint64_t unmeasured_at_ns; /* when one last came that is measured in sweeps only */
     _Atomic uint64_t no_room_at_ns; /* when one was last waited with for room to measure it, in vain */
-    _Atomic int64_t always_ns; /* what those were charged that are always measured, ever */
+    _Atomic int64_t
+        always_ns; /* what those were charged that do not run beside what is always measured, ever */
     _Atomic unsigned noted_next;
     _Atomic uint64_t swept_at_ns; /* when a sweep last began (gpu_sweep.h), */
     _Atomic int64_t unswept_ns; /* and what was taken from the share since */
@@ -104,6 +105,10 @@ static inline bool gpu_time_several_contexts(const struct lane *lane)
 
 /* The bit of a stream, which may be busy with what is launched for so long: its own, up to 64 that may be. */
 uint64_t gpu_time_stream_bit(struct lane *lane, uint64_t stream, uint64_t now_ns, int64_t busy_ns);
+
+/* Whether what goes to the stream of this bit does not run beside what is always measured, as such ones came
+ * there lately; for so long one does that comes now, 0: it is none. */
+bool gpu_time_in_series(struct lane *lane, uint64_t bit, uint64_t now_ns, int64_t for_ns);
 
 /* The bits of those that may be busy with what was launched before. */
 uint64_t gpu_time_busy_streams(struct lane *lane, uint64_t now_ns);

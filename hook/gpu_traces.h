@@ -88,7 +88,9 @@ struct measured_lane {
     struct noted { /* what the others had been charged when launches were looked at, for who polls */
         _Atomic int64_t at_ns, spent_ns; /* 0: to be filled */
     } noted[NOTED];
-    struct turns streams; /* until when each may run what was launched there and looked at */
+    struct turns streams; /* until when each may run what was launched there and looked at, */
+    _Atomic uint64_t
+        in_series_until_ns[SHARE_TURNS]; /* and what comes there is with what is always measured */
     struct doubt doubts[DOUBTS];
     _Atomic uint64_t out[TRACES / 64]; /* a bit for each that is being measured, */
     uint16_t order[TRACES]; /* and their places, as their ends were recorded: for who polls */

@@ -10,6 +10,8 @@ enum {
 };
 
 #define BEHIND_MOST 8 /* measurements */
+#define IN_SERIES_NS (50 * MS_NS) /* after one that is always measured; */
+#define FIRSTS_NS (5 * MS_NS) /* and after one of the first of a kind */
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
 #define SWEEP_EVERY_NS (60 * MS_NS)
 #define SWEEP_VARYING_EVERY_NS (17 * MS_NS) /* of GPU time: one in 6 launches of 8 us */
@@ -115,11 +117,16 @@ static bool several_streams(struct lane *lane, uint64_t stream, uint64_t now_ns)
 /* Note which stream it goes to, and until when that may be busy beside others with what sweeps tell of: with
  * this, unless its kind is `always` measured, and with what it pays for, launches that pass without a look,
  * in this stream as likely as not. */
-static void note_stream(const struct launch *launch, uint64_t stream, uint64_t now_ns, bool always)
+static void note_stream(struct launch *launch, uint64_t stream, uint64_t now_ns, bool always)
 {
     struct lane *lane = launch->lane;
     int64_t paid_ns = always ? 0 : launch->cost_ns + loose_load(&lane->tokens_ns);
-    atomic_fetch_or(&lane->streams_seen, gpu_time_stream_bit(lane, stream, now_ns, BESIDE * paid_ns));
+    uint64_t bit = gpu_time_stream_bit(lane, stream, now_ns, BESIDE * paid_ns);
+    atomic_fetch_or(&lane->streams_seen, bit);
+    int64_t series_ns = launch->always ? (always ? IN_SERIES_NS : FIRSTS_NS) : 0;
+    launch->in_series = gpu_time_in_series(lane, bit, now_ns, series_ns);
+    if (launch->in_series)
+        atomic_fetch_add(&lane->always_ns, launch->cost_ns);
 }
 
 static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)
@@ -152,8 +159,6 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     /* Beside other containers what part of its time a long one has is known by short ones of its stream, and
      * the first ones of its kind are charged all that they seem to have had. */
     launch->always = beside && (few ? !alone || !share_contended(launch->lane->share, now_ns) : alone);
-    if (launch->always)
-        atomic_fetch_add(&launch->lane->always_ns, launch->cost_ns);
     note_stream(launch, stream, now_ns, alone);
     if (few || (!beside && estimate_measures_all(estimate)))
         return true; /* the first ones not as part of a sweep, which others of their kind would wait for */

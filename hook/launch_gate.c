@@ -246,7 +246,7 @@ SELDOM static void settle(struct launch *launch, CUresult result)
         gpu_watch(monotonic_ns()); /* from now on: the call may have taken longer than who watches lingers */
     if (launch->lane && !launched) {
         atomic_fetch_add(&launch->lane->tokens_ns, launch->cost_ns);
-        atomic_fetch_sub(&launch->lane->always_ns, launch->always ? launch->cost_ns : 0);
+        atomic_fetch_sub(&launch->lane->always_ns, launch->in_series ? launch->cost_ns : 0);
         gpu_time_drop_tokens(launch->lane); /* or others would pass on them without a look */
     }
 }

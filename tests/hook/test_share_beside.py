@@ -352,8 +352,12 @@ def test_more_that_vary_are_queued_than_are_measured_at_once(
 @pytest.mark.parametrize(
     ("percent", "phases"),
     [
-        pytest.param(70, ("thread=1,kernel=d", "thread=2,kernel=a"), id="1 ms and 20 us: 65.5 of 70 had"),
-        pytest.param(80, ("thread=1,kernel=d", "thread=2,kernel=b"), id="1 ms and 50 us: 76.0 of 80 had"),
+        pytest.param(
+            70, ("thread=1,kernel=d", "thread=2,kernel=a"), id="1 ms and 20 us: 65.5 of 70 had"
+        ),
+        pytest.param(
+            80, ("thread=1,kernel=d", "thread=2,kernel=b"), id="1 ms and 50 us: 76.0 of 80 had"
+        ),
         pytest.param(80, ("kernel=r,streams=4",), id="20 us and one in 20 of 0.4 ms: 75.6 had"),
     ],
 )

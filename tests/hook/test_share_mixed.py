@@ -64,3 +64,27 @@ def test_a_neighbour_has_its_share_beside_both(
 ) -> None:
     """What a long one had is told by looks, by sweeps and by what short ones did: the least is too little."""
     assert_held(tmp_path, [tenant(percents[0], *phases), tenant(percents[1], neighbour)])
+
+
+STEP: Kernels = {"a": 1850, "b": 535, "c": 9, "d": 400, "e": 90, "f": 400}
+STEPS = [
+    pytest.param(
+        "kernel=a+b", "kernel=c,burst=1,idle_us=2000", id="1.9 and 0.5 ms in turn: 54.6, 99.2 had"
+    ),
+    pytest.param(
+        "kernel=d+f,rare=2,fresh=100",
+        "kernel=e,burst=1,idle_us=30000",
+        id="new shapes: 58.0, 99.7 had",
+    ),
+]
+
+
+@pytest.mark.parametrize("percent", [50, 90])
+@pytest.mark.parametrize(("both", "other"), STEPS)
+def test_long_and_short_ones_in_one_stream(
+    tmp_path: Path, percent: int, both: str, other: str
+) -> None:
+    """These do not run beside each other, so what the short ones are charged is not what the long one lacked."""
+    phases = (f"ms=4000,thread=1,{both}", f"ms=4000,thread=2,{other}")
+    (container,) = run(tmp_path, [Tenant(percent, phases, threads=2)], STEP)
+    assert holds([container]), container.worst_error()

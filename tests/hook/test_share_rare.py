@@ -45,7 +45,10 @@ def test_long_ones_are_met_soon_at_a_low_limit(tmp_path: Path) -> None:
     for seed in (1, 2, 5, 8):
         (tmp_path / str(seed)).mkdir()
         (container,) = run(
-            tmp_path / str(seed), [Tenant(10, ("ms=3000",))], {"kernel": (20, 2000, 100)}, first_seed=seed
+            tmp_path / str(seed),
+            [Tenant(10, ("ms=3000",))],
+            {"kernel": (20, 2000, 100)},
+            first_seed=seed,
         )
         errors[seed] = container.worst_error(skip_s=0.5)
     assert all(abs(error) <= 2 for error in errors.values()), errors

@@ -13,19 +13,20 @@
 #define AWAIT_MOST_NS (10000 * MS_NS)
 #define LOOK_FIRST_NS (MS_NS / 20)
 
-enum { AWAITED = 1, LEFT_ALONE };
-
 struct wait {
-    CUcontext context; /* no green one: the caller may have that current */
-    _Atomic int state; /* 0: both are there */
+    _Atomic(CUcontext) context; /* no green one: the caller may have that current. NULL: the driver is back */
+    struct wait *next;
 };
 
-static _Atomic(CUcontext) left_alone; /* in which the driver still waits, and nobody for it */
+/* Those that nobody waits for any more. They stay: each took somebody 10 s. */
+static struct wait *_Atomic left_alone;
 
-static void end(struct wait *wait)
+static bool is_left_alone(CUcontext context)
 {
-    atomic_compare_exchange_strong(&left_alone, &wait->context, NULL);
-    free(wait);
+    const struct wait *wait = atomic_load(&left_alone);
+    while (wait && loose_load(&wait->context) != context)
+        wait = wait->next;
+    return wait;
 }
 
 static void *wait_for_driver(void *of)
@@ -33,11 +34,10 @@ static void *wait_for_driver(void *of)
     struct wait *wait = of;
     struct quiet quiet = quiet_begin();
     /* It would end a capture of any thread, and one may have begun until now. */
-    if (real_cuda()->cuCtxSetCurrent(wait->context) == CUDA_SUCCESS && !launch_gate_captures())
+    if (real_cuda()->cuCtxSetCurrent(loose_load(&wait->context)) == CUDA_SUCCESS && !launch_gate_captures())
         real_cuda()->cuCtxSynchronize();
     quiet_end(quiet);
-    if (atomic_exchange(&wait->state, AWAITED) == LEFT_ALONE)
-        end(wait);
+    atomic_store(&wait->context, NULL);
     return NULL;
 }
 
@@ -51,27 +51,29 @@ void await_streams(void)
     struct quiet quiet = quiet_begin();
     if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current)
         current = context_whole(current);
-    if (current && current != loose_load(&left_alone))
+    if (current && !is_left_alone(current))
         wait = calloc(1, sizeof *wait);
     quiet_end(quiet);
     if (!wait)
         return;
-    wait->context = current;
+    loose_store(&wait->context, current);
     if (!thread_start(wait_for_driver, wait)) {
         free(wait);
         return;
     }
     uint64_t now_ns = monotonic_ns(), until_ns = now_ns + (uint64_t)AWAIT_MOST_NS,
              apart_ns = (uint64_t)LOOK_FIRST_NS;
-    while (atomic_load(&wait->state) != AWAITED && now_ns < until_ns) {
+    while (atomic_load(&wait->context) && now_ns < until_ns) {
         monotonic_sleep_until(now_ns + apart_ns);
         now_ns = monotonic_ns();
         apart_ns = apart_ns < (uint64_t)MS_NS ? 2 * apart_ns : apart_ns;
     }
-    if (atomic_load(&wait->state) != AWAITED)
-        loose_store(&left_alone, current);
-    if (atomic_exchange(&wait->state, LEFT_ALONE) == AWAITED)
-        end(wait);
+    if (!atomic_load(&wait->context)) {
+        free(wait);
+        return;
+    }
+    wait->next = loose_load(&left_alone);
+    while (!atomic_compare_exchange_weak(&left_alone, &wait->next, wait)) { }
 }
 
 void await_forget(void)

@@ -264,7 +264,7 @@ def test_a_graph_that_never_fits_waits_for_no_stream(node: Node) -> None:
 
 
 def test_a_stream_that_never_ends_is_waited_for_once_and_in_its_own_context(node: Node) -> None:
-    """Allocations on another GPU, which only had to wait a moment, were refused from then on."""
+    """Those on another GPU, that wait a moment, were refused; then each in turn on two took 10 s."""
     node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
     node.sim.kernel("long", 60_000_000)
     node.sim.kernel("short", 50_000)
@@ -275,6 +275,8 @@ def test_a_stream_that_never_ends_is_waited_for_once_and_in_its_own_context(node
         "    if result == 0: put(other, b)\n"
         "    r.append(result)\n"
         "before = threads(); crossing('long'); r += [draw(600, stream=s2)[0], threads() - before]\n"
-        "start(1); crossing('short'); r.append(threads() - before)"
+        "start(1); crossing('short'); r.append(threads() - before)\n"
+        "crossing('long'); cuda.cuCtxSetCurrent(context)\n"
+        "r += [draw(600, stream=s2)[0], threads() - before]"
     )
-    assert waiting(node, steps) == [2, 2, 1, 0, 1]
+    assert waiting(node, steps) == [2, 2, 1, 0, 1, 2, 2, 2]

@@ -152,7 +152,8 @@ PROCESS_FAMILIES: Sequence[tuple[Family, Callable[[ProcessUse, DeviceUse], float
     (
         Family("vgpu_process_memory_used_bytes", OF_PROCESS,
                "Self-reported: GPU memory that a process of the container holds; `pid` is the one "
-               "that it has in the container."),
+               "that it has in the container, and several with one, of different pid namespaces, "
+               "are added up in all metrics of processes."),
         lambda process, device: process.used_bytes[device.place],
     ),
     (
@@ -210,16 +211,22 @@ def add_use(page: Page, use: NodeUse, chosen: Shown) -> None:
 
 
 def add_processes(page: Page, chosen: Shown) -> None:
-    """Write what each process says that it holds and has had, of GPUs that its container counts."""
-    rows: dict[str, tuple[ProcessUse, DeviceUse]] = {}
+    """Write what each process says that it holds and has had, of GPUs that its container counts.
+
+    Those of one pid, as each pid namespace of a container has a 1, are added up.
+    """
+    rows: dict[str, list[tuple[ProcessUse, DeviceUse]]] = {}
     for container, processes in chosen.processes:
         for device in container.devices:
             labels = written(names(container) | {"gpu": device.uuid})
             for process in processes:
                 if device.reported is not None and device.place < len(process.used_bytes):
-                    rows[f'{labels},pid="{process.pid}"'] = (process, device)
+                    key = f'{labels},pid="{process.pid}"'
+                    rows.setdefault(key, []).append((process, device))
     for family, figure in PROCESS_FAMILIES:
-        page.add(family, ((labels, figure(*of)) for labels, of in rows.items()))
+        page.add(
+            family, ((labels, _sum(figure(*one) for one in of)) for labels, of in rows.items())
+        )
 
 
 def add_enforced(page: Page, states: Sequence[ContainerState]) -> None:
@@ -274,6 +281,11 @@ def _devices(chosen: Shown) -> dict[str, DeviceUse]:
     for container, device in chosen.devices():
         found.setdefault(written(names(container) | {"gpu": device.uuid}), device)
     return found
+
+
+def _sum(figures: Iterable[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if known else None
 
 
 def _counter(process: ProcessUse, device: DeviceUse, name: str, unit: float = 1) -> float | None:

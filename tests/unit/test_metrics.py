@@ -348,6 +348,30 @@ def test_a_gpu_that_a_container_was_given_twice_is_there_once() -> None:
     assert len(of(found, "hami_vgpu_memory_limit_bytes")) == 2
 
 
+COUNTERS = ProcessCounters(peak_bytes=500, refusals=2, charged_ns=3, throttled_ns=4_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vgpu_process_memory_used_bytes", 600),
+        ("vgpu_process_memory_peak_bytes", 1000),
+        ("vgpu_process_gpu_seconds_total", 7),
+        ("vgpu_process_throttled_seconds_total", 8),
+        ("vgpu_process_allocations_refused_total", 4),
+    ],
+)
+def test_processes_of_one_pid_are_added_up(name: str, value: float) -> None:
+    """Each pid namespace in a container has a 1; only the last process was there."""
+    first = ProcessUse(
+        pid=1, host_pid=0, used_bytes=(500,), counters=(COUNTERS,), gpu_ns=(7_000_000_000,)
+    )
+    second = replace(first, used_bytes=(100,), gpu_ns=(None,))
+    [one] = device(reported=FORGED).containers
+    found = rendered(NodeUse(containers=(replace(one, processes=(first, second)),)))
+    assert list(of(found, name).values()) == [value]
+
+
 def test_a_state_that_is_told_twice_is_there_once() -> None:
     metrics = Metrics("1", pictures.Node(pictures.STATES[:1] * 2))
     assert len(of(samples(metrics.render("")[0].decode()), "vgpu_container_enforced")) == 1

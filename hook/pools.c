@@ -108,10 +108,17 @@ static void make_known(CUmemoryPool handle, CUdevice device, bool located)
     pthread_mutex_unlock(&lock);
 }
 
+/* Managed memory, and what a release to come may have on a device. */
+static bool may_be_anywhere(const CUmemLocation *location, int kind)
+{
+    return kind == ALLOCATION_MANAGED || (unsigned)location->type > MEMORY_LOCATION_DEVICE_DOMAIN;
+}
+
 void pool_created(CUmemoryPool pool, const CUmemPoolProps *properties)
 {
     CUdevice device = device_at(&properties->location);
-    make_known(pool, device, device != POOL_NOT_COUNTED || properties->allocType != ALLOCATION_MANAGED);
+    make_known(pool, device,
+               device != POOL_NOT_COUNTED || !may_be_anywhere(&properties->location, properties->allocType));
 }
 
 void pool_imported(CUmemoryPool pool)
@@ -127,8 +134,8 @@ static bool tells_of_pools(const struct real_cuda *real)
         && real->cuDriverGetVersion(&version) == CUDA_SUCCESS && version >= POOLS_TOLD_SINCE;
 }
 
-/* The device of a pool that we did not see being made, or that is of managed memory without a place: that is
- * counted where it is first used. As is what a driver does not tell about, unless it is a device's own. */
+/* The device of a pool that we did not see being made, or that may be anywhere: that is counted where it is
+ * first used. As is what a driver does not tell about, unless it is a device's own. */
 static CUdevice ask_device(CUmemoryPool handle, CUdevice first_used)
 {
     const struct real_cuda *real = real_cuda();
@@ -140,7 +147,7 @@ static CUdevice ask_device(CUmemoryPool handle, CUdevice first_used)
         && real->cuMemPoolGetAttribute(handle, POOL_LOCATION_ID, &location.id) == CUDA_SUCCESS
         && real->cuMemPoolGetAttribute(handle, POOL_ALLOCATION_TYPE, &kind) == CUDA_SUCCESS) {
         CUdevice device = device_at(&location);
-        return device == POOL_NOT_COUNTED && kind == ALLOCATION_MANAGED ? first_used : device;
+        return device == POOL_NOT_COUNTED && may_be_anywhere(&location, kind) ? first_used : device;
     }
     if (!real->cuDeviceGetDefaultMemPool || !real->cuDeviceGetCount
         || real->cuDeviceGetCount(&count) != CUDA_SUCCESS)

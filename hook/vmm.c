@@ -1,6 +1,5 @@
 #include "vmm.h"
 #include "devices.h"
-#include "log.h"
 #include "looks.h"
 #include "loose.h"
 #include "real.h"
@@ -142,14 +141,14 @@ CUresult physical_begin(struct physical **physical, uint64_t bytes, const CUmemA
     *physical = NULL;
     if (!properties || !charging_bytes(bytes))
         return CUDA_SUCCESS;
+    if ((unsigned)properties->location.type > MEMORY_LOCATION_DEVICE_DOMAIN)
+        return CUDA_ERROR_NOT_SUPPORTED; /* of a release to come: it may be on a device */
     pthread_once(&fork_once, watch_forks);
     CUdevice device = device_at(&properties->location);
     int place = device == ANY_DEVICE ? UNCOUNTED : place_of_device(device);
     struct physical *made = calloc(1, sizeof *made);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (device == ANY_DEVICE && properties->location.type > MEMORY_LOCATION_HOST_NUMA_CURRENT)
-        log_error("%s: memory at a location of type %d is not counted", function, properties->location.type);
     *made = (struct physical){.bytes = bytes, .place = place, .device = device};
     CUresult result =
         device == ANY_DEVICE ? CUDA_SUCCESS : charge_reclaiming(place, CHARGE_DATA, bytes, function);

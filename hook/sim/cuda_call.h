@@ -14,6 +14,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+enum { LOCATION_TO_COME = 9 }; /* CUmemLocationType of a release that nobody knows: on the device `id` */
+
 struct CUctx_st {
     CUdevice device;
     bool primary;

@@ -143,10 +143,11 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
         return CUDA_ERROR_INVALID_VALUE;
     int place = properties->location.type;
     bool nowhere = place == MEMORY_LOCATION_NONE && properties->allocType == ALLOCATION_MANAGED;
-    if (place != MEMORY_LOCATION_DEVICE && !is_host(place) && !nowhere)
+    bool on_device = place == MEMORY_LOCATION_DEVICE || place == LOCATION_TO_COME;
+    if (!on_device && !is_host(place) && !nowhere)
         return CUDA_ERROR_INVALID_VALUE;
     struct cuda_call call;
-    CUdevice device = place == MEMORY_LOCATION_DEVICE ? properties->location.id : 0;
+    CUdevice device = on_device ? properties->location.id : 0;
     CUresult result = cuda_begin_device(&call, __func__, device);
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&sim_pools_lock);

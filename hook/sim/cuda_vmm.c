@@ -122,7 +122,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *value, size_t bytes,
     (void)flags;
     if (!value || !properties || bytes == 0 || bytes % PAGE_BYTES
         || (properties->location.type != MEMORY_LOCATION_DEVICE
-            && properties->location.type != MEMORY_LOCATION_DEVICE_DOMAIN && !on_host(properties->location)))
+            && properties->location.type != MEMORY_LOCATION_DEVICE_DOMAIN
+            && properties->location.type != LOCATION_TO_COME && !on_host(properties->location)))
         return CUDA_ERROR_INVALID_VALUE;
     struct cuda_call call;
     CUresult result = cuda_begin_device(&call, __func__, device_of(properties->location));

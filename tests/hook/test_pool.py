@@ -474,6 +474,16 @@ def test_pools_of_managed_memory_are_charged_wherever_its_pages_are(
     assert node.run(BEGIN + code, **{LIMIT: "100m"})["r"] == [2, 0, 64]
 
 
+@pytest.mark.parametrize("refused", [pytest.param("", id="any driver"), TELLS_NOT])
+def test_pools_at_a_place_of_a_release_to_come_are_charged_where_they_are_used(
+    node: Node, refused: str
+) -> None:
+    if refused:
+        node.sim.fail(refused, 1)
+    code = "p = pool(9)\nsay(r=[draw(200, p)[0], draw(64, p)[0], charged_mib()])"
+    assert node.run(BEGIN + code, **{LIMIT: "100m"})["r"] == [2, 0, 64]
+
+
 def test_what_is_captured_from_a_pool_of_another_device_is_charged_there(node: Node) -> None:
     node.sim.add_gpu(gpu=SimGpu(uuid=OTHER))
     code = (

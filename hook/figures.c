@@ -141,6 +141,11 @@ static bool is_listed(const struct real_nvml *real, nvmlDevice_t device, struct 
     return by != NOT_SEEN;
 }
 
+static uint64_t held(int place)
+{
+    return region_own_bytes(place) + slots_before_bytes(region_mapped(), place);
+}
+
 void figures_now(int place, struct figures *figures, const struct figures *before)
 {
     const struct real_nvml *real = real_nvml_of_ours();
@@ -148,7 +153,7 @@ void figures_now(int place, struct figures *figures, const struct figures *befor
     nvmlDevice_t device;
     *figures = (struct figures){0};
     depth_enter();
-    figures->held_before = region_own_bytes(place) + slots_before_bytes(place);
+    figures->held_before = held(place);
     if (figures_device(real, place, &device)) {
         figures->listed = is_listed(real, device, figures, before);
         figures->own = figures->listed ? figures->own : 0;
@@ -159,5 +164,5 @@ void figures_now(int place, struct figures *figures, const struct figures *befor
     if (!figures->device_known)
         figures->device_known = used_by_all(place, &figures->device);
     depth_leave();
-    figures->held_after = region_own_bytes(place) + slots_before_bytes(place);
+    figures->held_after = held(place);
 }

@@ -25,8 +25,6 @@ enum { OWNER_TIME_SHIFT = 24, PAGE_BYTES = 4096 };
 
 static _Atomic(struct region_slot *) mine;
 _Atomic uint64_t slots_my_owner;
-static _Atomic(struct region_slot *) kept_before; /* the last one from before this program, of which */
-static uint64_t kept_owner; /* this is the owner word; as long as it is */
 static _Atomic uint32_t my_namespace; /* 0: not asked yet, or not known */
 static _Atomic(void *) copied; /* what holds our lock, for as long as a fork copies it by chance */
 static _Atomic(void *) holder; /* the same, from then on */
@@ -245,19 +243,21 @@ static bool free_from_before(struct region_slot *slot, uint64_t me, int fd, int 
         || !(owner & OWNER_UNLOCKED || is_of_our_namespace(slot, owner)
              || owner_is_dead(slot, owner, fd, index)))
         return false;
-    if (!holds_any(slot) || ask_lock(fd, index) != LOCK_BUSY)
-        return atomic_compare_exchange_strong(&slot->owner, &owner, 0);
-    kept_owner = owner;
-    atomic_store(&kept_before, slot);
-    return false;
+    return !(holds_any(slot) && ask_lock(fd, index) == LOCK_BUSY)
+        && atomic_compare_exchange_strong(&slot->owner, &owner, 0);
 }
 
-uint64_t slots_before_bytes(int place)
+uint64_t slots_before_bytes(struct region *region, int place)
 {
-    struct region_slot *before = atomic_load(&kept_before);
-    return before && place >= 0 && atomic_load(&before->owner) == kept_owner
-        ? loose_load(&before->used[place].total_bytes)
-        : 0;
+    const struct region_slot *own = atomic_load(&mine);
+    uint32_t namespace = own ? loose_load(&own->pid_namespace) : 0; /* 0: not known */
+    uint64_t bytes = 0;
+    for (int32_t i = 0; namespace && i < slot_count(region); i++) {
+        struct region_slot *slot = &region->slots[i];
+        if (slot != own && slot_is_mine(slot) && loose_load(&slot->pid_namespace) == namespace)
+            bytes += loose_load(&slot->used[place].total_bytes);
+    }
+    return bytes;
 }
 
 /* Holds the open file, and with it the lock, for as long as this process has its memory. Its place is known
@@ -318,7 +318,6 @@ struct region_slot *slot_take(struct region *region, int fd, bool *before)
 void slots_forget(void)
 {
     atomic_store(&mine, NULL);
-    atomic_store(&kept_before, NULL);
     atomic_store(&my_namespace, 0); /* a child may be in another one */
     void *copy = atomic_exchange(&copied, NULL);
     if (copy) /* or a hole, if the fork came as it was not copied any more */

@@ -28,9 +28,9 @@
  * what this process held before it executed this program was freed, so ledgers have to be corrected. */
 struct region_slot *slot_take(struct region *region, int fd, bool *before);
 
-/* What this process held before it executed this program, and a child's copies of the driver's files keep:
- * the driver may tell it for this process. */
-uint64_t slots_before_bytes(int place);
+/* What this process held in the programs that it executed before this one, and children's copies of the
+ * driver's files keep: the driver may tell it for this process. */
+uint64_t slots_before_bytes(struct region *region, int place);
 
 /* The driver is about to open its files, which children get. */
 void slot_stays_in_children(void);

@@ -145,12 +145,13 @@ def _configure(config: Path, text: str) -> None:
 def pid_told() -> None:
     """The agent tells this process its pid on the node, where pids are hidden (hook/sim)."""
     slots_at, slot_bytes, slots = 1856, 1960, 1024
+    told = False
     with Path(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).open("r+b") as file:
         for at in range(slots_at, slots_at + slot_bytes * slots, slot_bytes):
             if struct.unpack("<i", os.pread(file.fileno(), 4, at))[0] == os.getpid():
                 os.pwrite(file.fileno(), struct.pack("<i", os.getpid() + (1 << 24)), at + 4)
-                return
-    raise AssertionError("no slot")
+                told = True
+    assert told, "no slot"
 
 
 def settled(mib: float, within_s: float = 60) -> None:

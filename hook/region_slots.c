@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -191,19 +192,11 @@ struct holdings slots_hold(struct region *region, int place)
 static void set_in_order(struct region *region, struct region_slot *slot, int32_t index)
 {
     uint64_t start_time = start_time_in(atomic_load(&slot->owner));
-    for (int i = 0; i < MAX_DEVICES; i++) {
-        struct region_usage *usage = &slot->used[i];
-        loose_store(&usage->data_bytes, 0);
-        loose_store(&usage->module_bytes, 0);
-        loose_store(&usage->context_bytes, 0);
-        loose_store(&usage->total_bytes, 0);
-        loose_store(&usage->peak_bytes, 0);
-        loose_store(&usage->charged_ns, 0);
-        loose_store(&usage->throttled_ns, 0);
-        loose_store(&slot->utilisation[i].sm_percent, 0);
-        loose_store(&slot->utilisation[i].refusals, 0);
+    memset((char *)slot + offsetof(struct region_slot, used), 0,
+           offsetof(struct region_slot, status) - offsetof(struct region_slot, used));
+    for (int i = 0; i < MAX_DEVICES; i++)
         loose_store(&slot->utilisation[i].counts_since, start_time);
-    }
+    loose_store(&slot->sequence, 0); /* odd if HAMi-core was killed while it wrote */
     loose_store(&slot->host_pid, 0);
     loose_store(&slot->start_time, start_time);
     loose_store(&slot->pid, (int32_t)getpid());

@@ -158,6 +158,29 @@ def test_what_is_ours_from_before_an_exec_is_freed_and_not_taken_anew(
     assert (before.value, left) == (freed, 0 if freed else owner)
 
 
+def test_nothing_of_an_earlier_process_is_left_in_a_slot_that_is_taken(
+    slots: ctypes.CDLL, tmp_path: Path
+) -> None:
+    """Above all no odd sequence number of HAMi-core's, which its readers would wait for."""
+    region = ctypes.create_string_buffer(FILE_BYTES)
+    ctypes.memset(ctypes.byref(region, FIRST_SLOT), 0xFF, SLOT_BYTES)
+    struct.pack_into("<i", region, FIRST_SLOT + STATUS_AT, 0)
+    struct.pack_into("<Q", region, FIRST_SLOT + OWNER_AT, 0)
+    path = tmp_path / "region"
+    path.write_bytes(bytes(FILE_BYTES))
+    slots.slot_take.restype = ctypes.c_void_p
+    with path.open("r+b") as file:
+        taken = slots.slot_take(region, file.fileno(), ctypes.byref(ctypes.c_bool()))
+    assert taken == ctypes.addressof(region) + FIRST_SLOT
+    slot = region.raw[FIRST_SLOT : FIRST_SLOT + SLOT_BYTES]
+    used, monitor_used = slot[USED_AT : USED_AT + 16 * USED_BYTES], slot[1032:1160]
+    utilisation = struct.pack("<32xQ8x", STARTED) * 16  # who counts there from now on
+    assert (used, monitor_used) == (bytes(16 * USED_BYTES), bytes(128))
+    assert slot[1160:STATUS_AT] == utilisation
+    named = struct.unpack_from("<ii", slot), struct.unpack_from("<iIQQ", slot, STATUS_AT)
+    assert named == ((os.getpid(), 0), (1, HERE & 0xFFFFFFFF, 0, STARTED))
+
+
 # --- when one looks -------------------------------------------------------------------------------
 
 

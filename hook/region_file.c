@@ -19,8 +19,10 @@ enum {
     MOST_PAUSE_NS = 20 * PAUSE_NS,
     PERMISSIONS = 0666,
     OPENINGS = 16,
-    HEADER_MISSING = 0
+    HEADER_MISSING = 0,
+    MOVED_BYTES = 2008985 /* or 1 less: HAMi-core's that claims version 1.1, whose fields lie elsewhere */
 };
+#define OTHER_LAYOUT "it is a usage region of another layout"
 
 static dev_t mapped_device; /* which file it is; set before the mapping is told to anybody */
 static ino_t mapped_inode;
@@ -223,6 +225,7 @@ static const char *complaint_of(const struct stat *status)
 {
     return !S_ISREG(status->st_mode)                            ? "it is not a regular file"
         : status->st_size > 0 && status->st_size < REGION_BYTES ? "it is too short for a usage region"
+        : (status->st_size | 1) == MOVED_BYTES                  ? OTHER_LAYOUT
                                                                 : NULL;
 }
 
@@ -260,7 +263,7 @@ static const char *put_in_order(struct region *region)
     else if (magic != REGION_MAGIC)
         return "it is not a usage region";
     if (region->major != REGION_MAJOR)
-        return "it is a usage region of another major version";
+        return OTHER_LAYOUT;
     if (!tail_is_in_order(region))
         write_tail(region);
     atomic_store(&region_tail(region)->slots_backed, REGION_SLOTS);

@@ -66,7 +66,14 @@ def linked(path: Path) -> None:
         pytest.param(lambda p: p.write_bytes(hami_file()), MADE, "", id="HAMi-core's"),
         pytest.param(
             lambda p: p.write_bytes(hami_file(major=2)), REFUSED,
-            "it is a usage region of another major version", id="another major version",
+            "it is a usage region of another layout", id="another major version",
+        ),
+        *(
+            pytest.param(
+                lambda p, size=size: p.write_bytes(hami_file(size=size)), REFUSED,
+                "it is a usage region of another layout", id=f"fields moved, {size} bytes",
+            )
+            for size in (2008984, 2008985)
         ),
         pytest.param(
             lambda p: p.write_bytes(hami_file(size=1197897)), REFUSED,
@@ -99,8 +106,14 @@ def test_a_file_is_made_or_taken_over_or_cuda_does_not_start(
         assert node.cache.stat().st_mode & 0o777 == 0o666
 
 
-def test_what_is_not_a_region_stays_as_it_is(node: Node) -> None:
-    content = b"something else".ljust(FILE_BYTES, b".")
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"something else".ljust(FILE_BYTES, b"."), id="foreign"),
+        pytest.param(hami_file(size=2008984), id="HAMi-core's with fields elsewhere"),
+    ],
+)
+def test_what_is_not_a_region_stays_as_it_is(node: Node, content: bytes) -> None:
     node.cache.write_bytes(content)
     linked(node.cache.with_name("other.cache"))
     for cache in (node.cache, node.cache.with_name("other.cache")):

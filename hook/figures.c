@@ -30,7 +30,10 @@ bool figures_device(const struct real_nvml *real, int place, nvmlDevice_t *devic
     const struct region *region = region_mapped();
     if (!real || !region || place < 0 || !real->nvmlInit_v2 || !real->nvmlDeviceGetHandleByUUID)
         return false;
-    const char *uuid = region->uuids[place];
+    char uuid[UUID_BYTES];
+    memcpy(uuid, region->uuids[place], sizeof uuid); /* another process may write there meanwhile */
+    if (uuid[UUID_BYTES - 1])
+        return false; /* NVML would read on behind it */
     /* Told to look again only when it was not started: each start would be one more to end. */
     nvmlReturn_t result = real->nvmlDeviceGetHandleByUUID(uuid, device);
     if (result == NVML_ERROR_UNINITIALIZED && real->nvmlInit_v2() == NVML_SUCCESS)

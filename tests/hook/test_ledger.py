@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from built_hook import ROOT, compiler
+from c_programs import library
 from hooked_programs import LIMIT, Node
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -220,3 +221,31 @@ def test_garbage_in_the_file_harms_nobody(node: Node) -> None:
     said = node.run("start()\nsay(result=alloc(100)[0], info=info_mib())", **{LIMIT: "1000m"})
     assert said["rc"] == 0
     assert said["result"] in {0, 2}
+
+
+NVML = """
+#include <string.h>
+int longest; /* uuid that was asked for */
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
+{
+    longest = (int)strlen(uuid) > longest ? (int)strlen(uuid) : longest;
+    return *device = NULL, 6; /* NVML_ERROR_NOT_FOUND */
+}
+"""
+
+
+def test_nvml_is_asked_for_no_uuid_that_does_not_end(node: Node) -> None:
+    """It would read on, through what follows it in the file, and behind that."""
+    nvml = library(NVML, name="libnvidia-ml.so.1")
+    code = (
+        "import os\n"
+        "begun = [start()]\n"
+        f"os.pwrite(os.open({str(node.cache)!r}, os.O_RDWR), b'G' * 96 * 16, 64)\n"
+        "begun += [cuda.cuDevicePrimaryCtxReset_v2(0), start()]\n"
+        "nvml = ctypes.CDLL('libnvidia-ml.so.1')\n"
+        "say(begun=begun, longest=ctypes.c_int.in_dll(nvml, 'longest').value)"
+    )
+    paths = f"{nvml.parent}:{node.sim.libraries}"
+    said = node.run(code, **{LIMIT: "1000m", "LD_LIBRARY_PATH": paths})
+    assert (said["begun"], said["longest"]) == ([0, 0, 0], len(made_up_uuid(0))), said["stderr"]

@@ -19,6 +19,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,7 +31,7 @@
     X(clock_gettime) X(clock_nanosleep) X(dladdr) X(dlclose) X(dlerror) X(dlopen) X(fchmod) \
     X(fcntl) X(flock) X(free) X(ftruncate) X(getauxval) X(getenv) X(geteuid) X(getpid) X(getrlimit) \
     X(kill) X(madvise) \
-    X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mmap) X(mprotect) X(munmap) \
+    X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mprotect) \
     X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
     X(pthread_attr_init) X(pthread_attr_setdetachstate) \
     X(pthread_attr_setstacksize) X(pthread_create) X(pthread_key_create) X(pthread_mutex_init) \
@@ -89,7 +90,11 @@ static void *libcs(const char *name)
 
 __attribute__((used)) void *late_find(unsigned function)
 {
-    void *found = libcs((const char *)&names + name_at[function]);
+    const char *name = (const char *)&names + name_at[function];
+    /* Who takes dlopen over may look CUDA up in it, which would come back to us in the midst of a lookup. */
+    void *found = function == AT_dlopen ? loaded_libc(name) : NULL;
+    if (!found)
+        found = libcs(name);
     if (!found)
         found = (void *)&missing;
     atomic_store_explicit(&late_functions[function], found, memory_order_relaxed);
@@ -219,6 +224,17 @@ int open_with(const char *path, int flags, unsigned permissions) __asm__("open")
 int open_with(const char *path, int flags, unsigned permissions)
 {
     return (int)syscall(SYS_openat, AT_FDCWD, path, flags, permissions);
+}
+
+/* Nor does who takes these two over come to us while a lock of ours is held. */
+void *mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+    return (void *)syscall(SYS_mmap, at, bytes, protection, flags, fd, offset);
+}
+
+int munmap(void *at, size_t bytes)
+{
+    return (int)syscall(SYS_munmap, at, bytes);
 }
 
 int close(int fd)

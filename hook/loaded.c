@@ -150,6 +150,7 @@ static int look_for_address(struct dl_phdr_info *info, size_t size, void *contex
     if (!contains(info, search->address, &library->low, &library->high))
         return 0;
     library->path = info->dlpi_name;
+    library->soname = tables_in(info).soname;
     return 1;
 }
 

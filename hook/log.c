@@ -24,7 +24,7 @@ static bool somebody_reads(void)
 
 static void say(int level, const char *word, const char *format, va_list arguments)
 {
-    if (level > settings()->log_level)
+    if (level > ALWAYS && level > settings()->log_level)
         return;
     int error = errno;
     char line[LOG_LINE_BYTES];
@@ -32,6 +32,10 @@ static void say(int level, const char *word, const char *format, va_list argumen
     int room = (int)sizeof line - length - 1; /* the end of the line stands where the text ends with NUL */
     int more = vsnprintf(line + length, (size_t)room, format, arguments);
     length += more < 0 ? 0 : more < room ? more : room - 1;
+    for (char *c = line; c < line + length;
+         c++) /* of the environment's: no second line, nothing for a terminal */
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
     line[length++] = '\n';
     if (somebody_reads() && write(STDERR_FILENO, line, (size_t)length) < 0) { /* nobody left to tell */
     }

@@ -9,10 +9,10 @@
 #include "depth.h"
 #include "names.h"
 #include "real.h"
+#include "spare.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
-#include <sys/mman.h>
 
 enum { PLACE_BITS = 9, PLACES = 1 << PLACE_BITS };
 
@@ -29,6 +29,8 @@ struct by_address {
 _Static_assert(2 * CUDA_WRAPPED_END < PLACES * 3 / 4, "the index must stay sparse");
 
 static _Atomic(struct by_address *) known;
+static struct by_address spare;
+static atomic_bool taken;
 
 static struct place *place_of(struct by_address *index, const void *function)
 {
@@ -67,9 +69,8 @@ static const void *given(const struct real_cuda *real, enum row row)
 
 static struct by_address *make_index(const struct real_cuda *real)
 {
-    struct by_address *index =
-        mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (index == MAP_FAILED)
+    struct by_address *index = spare_pages(&spare, sizeof spare, &taken);
+    if (!index)
         return NULL;
     index->real = real;
     for (enum row row = 0; row < CUDA_WRAPPED_END; row++) {
@@ -89,7 +90,7 @@ static struct by_address *index_for(const struct real_cuda *real)
     struct by_address *index = make_index(real);
     if (!index || atomic_compare_exchange_strong(&known, &now, index))
         return index; /* the one before may be in use: left where it is */
-    munmap(index, sizeof *index); /* another thread was faster */
+    spare_back(index, &spare, sizeof spare, &taken); /* another thread was faster */
     return now && now->real == real ? now : NULL;
 }
 

@@ -2,11 +2,11 @@
 #include "late.h"
 #include "loaded.h"
 #include "names.h"
+#include "spare.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/mman.h>
 
 _Atomic(dlsym_function *) real_dlsym_known;
 _Atomic(const void *) real_known[DRIVERS];
@@ -58,12 +58,11 @@ static bool within(const struct extent *extent, const void *address)
 
 /* --- one library's functions ---------------------------------------------------------------------------- */
 
-/* Memory for them. Not from malloc, which may be the program's own and look symbols up itself. */
-static struct functions *pages(size_t bytes)
-{
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
-}
+static union {
+    struct real_cuda cuda;
+    struct real_nvml nvml;
+} spares[DRIVERS];
+static atomic_bool taken[DRIVERS];
 
 static void *function_of(void *handle, enum row row)
 {
@@ -94,10 +93,9 @@ static bool fill(struct functions *functions, enum driver driver, void *handle)
 static const void *adopt(enum driver driver, const struct loaded *library)
 {
     const void *now = atomic_load(&real_known[driver]);
-    size_t rows = (size_t)(drivers[driver].end - drivers[driver].begin);
-    size_t bytes = sizeof(struct functions) + rows * sizeof(void *);
     void *handle = dlopen(library->path, RTLD_LAZY | RTLD_NOLOAD); /* as it is loaded, never a copy of it */
-    struct functions *functions = handle ? pages(bytes) : NULL;
+    struct functions *functions =
+        handle ? spare_pages(&spares[driver], sizeof *spares, &taken[driver]) : NULL;
     if (!functions)
         return now;
     late_find_all();
@@ -105,7 +103,7 @@ static const void *adopt(enum driver driver, const struct loaded *library)
     if (fill(functions, driver, handle)
         && atomic_compare_exchange_strong(&real_known[driver], &now, functions))
         return functions;
-    munmap(functions, bytes);
+    spare_back(functions, &spares[driver], sizeof *spares, &taken[driver]);
     return now;
 }
 
@@ -171,10 +169,17 @@ void *real_function(const void *real, int row)
 }
 
 /* libcuda.so, libcuda.so.1, libcuda.so.570.86.15 ... */
+static bool is_form(const char *file, enum driver driver)
+{
+    const char *name = drivers[driver].library;
+    return file && strncmp(file, name, strlen(name) - strlen(".1")) == 0;
+}
+
+/* Its file's, or the one that it was built with: a program may open it by a path of any form. */
 static bool has_name(const struct loaded *library, enum driver driver)
 {
-    const char *slash = strrchr(library->path, '/'), *name = drivers[driver].library;
-    return strncmp(slash ? slash + 1 : library->path, name, strlen(name) - strlen(".1")) == 0;
+    const char *slash = strrchr(library->path, '/');
+    return is_form(slash ? slash + 1 : library->path, driver) || is_form(library->soname, driver);
 }
 
 /* Whether it lies in a library of the driver's name that we have not met, and that has become the driver. */

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import shutil
 import struct
 import threading
 import time
@@ -51,7 +50,8 @@ def both() -> list[float]:
 
 def _copy_of_driver() -> Path:
     copy = Path(os.environ["VGPU_SIM_DRIVER"]).with_name("libother.so")
-    shutil.copy(Path(os.environ["LD_LIBRARY_PATH"]) / "libcuda.so.1", copy)
+    driver = Path(os.environ["LD_LIBRARY_PATH"]) / "libcuda.so.1"
+    copy.write_bytes(driver.read_bytes().replace(b"libcuda.so.1\0", b"libother.so1\0"))
     return copy
 
 

@@ -25,6 +25,7 @@ def preload(interposer: Path, *, first: bool) -> str:
         pytest.param("CUDA", 0, id="a profiler of cuMemAlloc"),
         pytest.param("WALK", 0, id="dl_iterate_phdr"),
         pytest.param("MALLOC", 1, id="calloc"),
+        pytest.param("DLOPEN", 1, id="dlopen, which looks CUDA up"),
         pytest.param("EARLY", 0, id="constructor and destructor"),
     ],
 )
@@ -37,6 +38,23 @@ def test_the_limit_holds_and_nobody_calls_in_circles(
     assert (said["rc"], said["stderr"], said["results"]) == (0, "", [0, 2])
     if first:
         assert said["calls"] >= least
+
+
+ALLOCATES = """
+start()
+interposer = ctypes.CDLL(INTERPOSER)
+how = ctypes.c_void_p.in_dll(interposer, 'interposer_allocates')
+how.value = ctypes.cast(cuda.cuMemAlloc_v2, ctypes.c_void_p).value
+say(results=[alloc(1)[0] for _ in range(1200)])
+"""
+
+
+def test_who_allocates_in_mmap_is_not_waited_for_by_itself(node: Node) -> None:
+    """1200 allocations need more room for notes than is there, which is mapped with a lock held."""
+    interposer = library("interposer.c", "-DMMAP", "-ldl", name="libinterposer.so")
+    code = f"INTERPOSER = {str(interposer)!r}\n{ALLOCATES}"
+    said = node.run(code, **{LIMIT: "4g", "LD_PRELOAD": preload(interposer, first=True)})
+    assert (said["rc"], said["stderr"], said["results"]) == (0, "", [0] * 1200)
 
 
 DIRECT = """

@@ -168,13 +168,22 @@ def test_that_no_descriptor_is_left_is_nobodys_fault_but_the_programs(
     assert said["stderr"].rstrip().endswith(at_fault.format(node.cache) + shortage)
 
 
-@pytest.mark.parametrize("level", ["", "0", "4"])
+@pytest.mark.parametrize("level", ["", "0", "4", "-1"])
 def test_why_cuda_does_not_start_is_said_once(node: Node, level: str) -> None:
     """A CUresult alone tells nobody what to write instead, so this line comes at every log level."""
     code = "say(init=[cuda.cuInit(0), cuda.cuInit(0)])"
     said = node.run(code, CUDA_DEVICE_MEMORY_LIMIT_0="4x", LIBCUDA_LOG_LEVEL=level)
     assert (said["init"], said["stderr"].count("\n")) == ([1, 1], 1)
     assert f"{LIMIT}_0=4x is not an amount of memory; write for example 4096m" in said["stderr"]
+
+
+def test_what_is_said_is_one_line_of_text(node: Node) -> None:
+    """The environment is the image's as well: a log is not to show a line that we did not write."""
+    said = node.run(
+        "say(init=cuda.cuInit(0))", CUDA_DEVICE_MEMORY_LIMIT_0="4x\n[vgpu] error 1 \x1b[2J"
+    )
+    assert (said["init"], said["stderr"].count("\n")) == (1, 1)
+    assert f"{LIMIT}_0=4x?[vgpu] error 1 ?[2J is not an amount of memory" in said["stderr"]
 
 
 @pytest.mark.parametrize(

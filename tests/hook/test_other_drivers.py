@@ -144,6 +144,67 @@ def test_a_linked_program_has_the_driver_that_it_was_linked_to(
     assert (done.stdout, done.stderr) == (said, "")
 
 
+OPENED = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+static void *driver;
+static int (*lookup)(const char *, void **, int, unsigned long long, void *);
+static void *find(const char *name) {
+    void *found = NULL;
+    if (!lookup)
+        found = dlsym(driver, name);
+    else
+        lookup(strcmp(name, "cuMemAlloc_v2") ? name : "cuMemAlloc", &found, 12000, 0, NULL);
+    return found;
+}
+int main(int argc, char **argv) {
+    int (*init)(unsigned), (*retain)(void **, int), (*enter)(void *);
+    int (*allocate)(unsigned long long *, unsigned long);
+    unsigned long long address;
+    void *context;
+    struct rlimit all, none = {4096, 0};
+    driver = dlopen(argv[1], RTLD_NOW);
+    if (argc > 2 && !strcmp(argv[2], "cuGetProcAddress"))
+        *(void **)&lookup = dlsym(driver, "cuGetProcAddress_v2");
+    int (*version)(int *), ignored;
+    *(void **)&version = dlsym(driver, "cuDriverGetVersion");
+    version(&ignored);
+    free(malloc(4096)); /* which the loader needs */
+    getrlimit(RLIMIT_AS, &all);
+    none.rlim_max = all.rlim_max;
+    if (argc > 2)
+        setrlimit(RLIMIT_AS, &none);
+    *(void **)&init = find("cuInit");
+    *(void **)&retain = find("cuDevicePrimaryCtxRetain");
+    *(void **)&enter = find("cuCtxSetCurrent");
+    *(void **)&allocate = find("cuMemAlloc_v2");
+    setrlimit(RLIMIT_AS, &all);
+    int start = init(0) | retain(&context, 0) | enter(context), first = allocate(&address, 60 << 20);
+    printf("%d %d %d", start, first, allocate(&address, 60 << 20));
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("how", ["dlsym", "cuGetProcAddress"])
+def test_the_limit_holds_for_what_was_found_when_there_was_no_memory(node: Node, how: str) -> None:
+    """What could not be noted was given as it is, and the program had that for good."""
+    program = [str(compiled(OPENED, "-ldl")), "libcuda.so.1", how]
+    done = node.run_program(program, **{LIMIT: "100m"})
+    assert (done.stdout, done.stderr) == ("0 0 2", "")
+
+
+def test_a_driver_that_is_opened_by_a_name_of_another_form_is_one(node: Node) -> None:
+    """It says itself what it is."""
+    link = node.cache.with_name("cuda-driver.so")
+    link.symlink_to(node.sim.libraries / "libcuda.so.1")
+    done = node.run_program([str(compiled(OPENED, "-ldl")), str(link)], **{LIMIT: "100m"})
+    assert (done.stdout, done.stderr) == ("0 0 2", "")
+
+
 LAZY_STUBS = """
 /* What lets a program start without a driver: some of its functions, each opening it when it is called. */
 #include <dlfcn.h>

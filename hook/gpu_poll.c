@@ -91,7 +91,8 @@ static bool begin_reading(struct measured_lane *lane, bool look)
     uint64_t now_ns = monotonic_ns(), until_ns = now_ns + MS_NS;
     bool others;
     atomic_store(&lane->look_due, true);
-    while ((others = atomic_exchange(&lane->polling, true)) && now_ns < until_ns) {
+    while ((others = atomic_exchange(&lane->polling, true)) && !atomic_load(&lane->ending)
+           && now_ns < until_ns) {
         monotonic_sleep_until(now_ns + AGAIN_NS);
         now_ns = monotonic_ns();
     }

@@ -49,6 +49,8 @@ enum {
 #undef X
 };
 
+_Static_assert(AT_dlerror == AT_dlclose + 1 && AT_dlopen == AT_dlerror + 1, "one behind the other");
+
 static const struct {
 #define X(name) char of_##name[sizeof #name];
     LATE(X)
@@ -91,8 +93,9 @@ static void *libcs(const char *name)
 __attribute__((used)) void *late_find(unsigned function)
 {
     const char *name = (const char *)&names + name_at[function];
-    /* Who takes dlopen over may look CUDA up in it, which would come back to us in the midst of a lookup. */
-    void *found = function == AT_dlopen ? loaded_libc(name) : NULL;
+    /* Who takes dlopen over may look CUDA up in it, which would come back to us in the midst of a lookup; and
+     * his dlclose knows his handles only. */
+    void *found = function >= AT_dlclose && function <= AT_dlopen ? loaded_libc(name) : NULL;
     if (!found)
         found = libcs(name);
     if (!found)

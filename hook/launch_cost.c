@@ -125,8 +125,10 @@ static void note_stream(struct launch *launch, uint64_t stream, uint64_t now_ns,
     atomic_fetch_or(&lane->streams_seen, bit);
     int64_t series_ns = launch->always ? (always ? IN_SERIES_NS : FIRSTS_NS) : 0;
     launch->in_series = gpu_time_in_series(lane, bit, now_ns, series_ns);
-    if (launch->in_series)
-        atomic_fetch_add(&lane->always_ns, launch->cost_ns);
+    if (!launch->in_series)
+        return;
+    atomic_fetch_add(&lane->always_ns, launch->cost_ns);
+    gpu_time_drop_tokens(lane); /* so that each of them looks, and is known to go there */
 }
 
 static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)

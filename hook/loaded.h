@@ -15,7 +15,7 @@
 struct loaded {
     uintptr_t low, high;
     const char *path; /* as the loader knows it, while it is loaded; "" for the program itself */
-    const char *soname; /* the name that it was built with; NULL: none */
+    const char *soname; /* the name that it was built with, likewise; NULL: none */
 };
 
 /* The library that `address` lies in; false when it lies in none. */

@@ -32,8 +32,7 @@ static void say(int level, const char *word, const char *format, va_list argumen
     int room = (int)sizeof line - length - 1; /* the end of the line stands where the text ends with NUL */
     int more = vsnprintf(line + length, (size_t)room, format, arguments);
     length += more < 0 ? 0 : more < room ? more : room - 1;
-    for (char *c = line; c < line + length;
-         c++) /* of the environment's: no second line, nothing for a terminal */
+    for (char *c = line; c < line + length; c++) /* of the environment's: no second line, no escapes */
         if ((unsigned char)*c < ' ' || *c == 0x7f)
             *c = '?';
     line[length++] = '\n';

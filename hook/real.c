@@ -172,14 +172,19 @@ void *real_function(const void *real, int row)
 static bool is_form(const char *file, enum driver driver)
 {
     const char *name = drivers[driver].library;
-    return file && strncmp(file, name, strlen(name) - strlen(".1")) == 0;
+    return strncmp(file, name, strlen(name) - strlen(".1")) == 0;
 }
 
-/* Its file's, or the one that it was built with: a program may open it by a path of any form. */
-static bool has_name(const struct loaded *library, enum driver driver)
+static bool is_file(const struct loaded *library, enum driver driver)
 {
     const char *slash = strrchr(library->path, '/');
-    return is_form(slash ? slash + 1 : library->path, driver) || is_form(library->soname, driver);
+    return is_form(slash ? slash + 1 : library->path, driver);
+}
+
+/* Or that is the name that it was built with: a program may open it by a path of any form. */
+static bool has_name(const struct loaded *library, enum driver driver)
+{
+    return is_file(library, driver) || (library->soname && is_form(library->soname, driver));
 }
 
 /* Whether it lies in a library of the driver's name that we have not met, and that has become the driver. */
@@ -190,7 +195,7 @@ static bool newly_gave(enum driver driver, const void *function, const void *cal
     if ((settled && atomic_load(&real_known[driver])) || !loaded_at(function, &library)
         || !has_name(&library, driver))
         return false;
-    if (loaded_at(caller, &asking) && has_name(&asking, driver))
+    if (loaded_at(caller, &asking) && is_file(&asking, driver))
         return false; /* a driver that is a door to another one, as on WSL */
     const struct functions *functions = adopt(driver, &library);
     return functions && within(&functions->extent, function);
@@ -221,7 +226,7 @@ void real_cuda_settle(bool asks_nvml)
 void *real_opened_with(enum driver driver, const void *caller, const char *name)
 {
     struct loaded asking;
-    if (!loaded_at(caller, &asking) || has_name(&asking, driver))
+    if (!loaded_at(caller, &asking) || is_file(&asking, driver))
         return NULL; /* a driver that is a door to another one must not come back to us */
     void *found = seen_from(asking.path, name);
     /* Its own, if it wraps the function: what is behind that can only be guessed. So can what it has from who

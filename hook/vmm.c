@@ -141,7 +141,7 @@ CUresult physical_begin(struct physical **physical, uint64_t bytes, const CUmemA
     *physical = NULL;
     if (!properties || !charging_bytes(bytes))
         return CUDA_SUCCESS;
-    if ((unsigned)properties->location.type > MEMORY_LOCATION_DEVICE_DOMAIN)
+    if (properties->location.type > MEMORY_LOCATION_DEVICE_DOMAIN)
         return CUDA_ERROR_NOT_SUPPORTED; /* of a release to come: it may be on a device */
     pthread_once(&fork_once, watch_forks);
     CUdevice device = device_at(&properties->location);

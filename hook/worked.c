@@ -1,6 +1,6 @@
 #include "worked.h"
 
-#define MOST_QUEUED_NS INT64_C(100000000)
+#define MOST_QUEUED_NS INT64_C(100000000) /* 1024 of 50 us are 51 ms; errors of estimates end with it */
 #define MOST_APART_NS INT64_C(20000000) /* after which nothing is known of the time between */
 
 static struct worked_point *point(const struct worked *worked, uint64_t number)

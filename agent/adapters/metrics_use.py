@@ -5,6 +5,7 @@ of the same is a metric of its own, so that the two can be compared.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from agent.adapters.metrics_rows import VERSION_CHARACTERS, Shown
 from agent.adapters.metrics_text import Family, Page, written
@@ -153,7 +154,7 @@ PROCESS_FAMILIES: Sequence[tuple[Family, Callable[[ProcessUse, DeviceUse], float
         Family("vgpu_process_memory_used_bytes", OF_PROCESS,
                "Self-reported: GPU memory that a process of the container holds; `pid` is the one "
                "that it has in the container, and several with one, of different pid namespaces, "
-               "are added up in all metrics of processes."),
+               "are added up in all metrics of processes, whose counters fall when one ends."),
         lambda process, device: process.used_bytes[device.place],
     ),
     (
@@ -213,16 +214,18 @@ def add_use(page: Page, use: NodeUse, chosen: Shown) -> None:
 def add_processes(page: Page, chosen: Shown) -> None:
     """Write what each process says that it holds and has had, of GPUs that its container counts.
 
-    Those of one pid, as each pid namespace of a container has a 1, are added up.
+    Those of one pid are added up: each pid namespace of a container has a 1, and a process that
+    executed a program beside its children has an entry for each. What the driver says of one is
+    said of all its entries, and a GPU that was given twice is one.
     """
     rows: dict[str, list[tuple[ProcessUse, DeviceUse]]] = {}
     for container, processes in chosen.processes:
-        for device in container.devices:
+        for device in {one.uuid: one for one in container.devices}.values():
             labels = written(names(container) | {"gpu": device.uuid})
             for process in processes:
                 if device.reported is not None and device.place < len(process.used_bytes):
-                    key = f'{labels},pid="{process.pid}"'
-                    rows.setdefault(key, []).append((process, device))
+                    row = rows.setdefault(f'{labels},pid="{process.pid}"', [])
+                    row.append((_told_once(process, row), device))
     for family, figure in PROCESS_FAMILIES:
         page.add(
             family, ((labels, _sum(figure(*one) for one in of)) for labels, of in rows.items())
@@ -281,6 +284,12 @@ def _devices(chosen: Shown) -> dict[str, DeviceUse]:
     for container, device in chosen.devices():
         found.setdefault(written(names(container) | {"gpu": device.uuid}), device)
     return found
+
+
+def _told_once(process: ProcessUse, row: Sequence[tuple[ProcessUse, DeviceUse]]) -> ProcessUse:
+    """Without the driver's figure if another entry of the same process has it."""
+    told = any((one.host_pid, one.gpu_ns) == (process.host_pid, process.gpu_ns) for one, _ in row)
+    return replace(process, gpu_ns=()) if process.host_pid and told else process
 
 
 def _sum(figures: Iterable[float | None]) -> float | None:

@@ -45,16 +45,16 @@ start()
 interposer = ctypes.CDLL(INTERPOSER)
 how = ctypes.c_void_p.in_dll(interposer, 'interposer_allocates')
 how.value = ctypes.cast(cuda.cuMemAlloc_v2, ctypes.c_void_p).value
-say(results=[alloc(1)[0] for _ in range(1200)])
+say(results=[alloc(1)[0] for _ in range(3000)])
 """
 
 
 def test_who_allocates_in_mmap_is_not_waited_for_by_itself(node: Node) -> None:
-    """1200 allocations need more room for notes than is there, which is mapped with a lock held."""
+    """3000 allocations need more room for notes than is there, which is mapped with a lock held."""
     interposer = library("interposer.c", "-DMMAP", "-ldl", name="libinterposer.so")
     code = f"INTERPOSER = {str(interposer)!r}\n{ALLOCATES}"
     said = node.run(code, **{LIMIT: "4g", "LD_PRELOAD": preload(interposer, first=True)})
-    assert (said["rc"], said["stderr"], said["results"]) == (0, "", [0] * 1200)
+    assert (said["rc"], said["stderr"], said["results"]) == (0, "", [0] * 3000)
 
 
 DIRECT = """

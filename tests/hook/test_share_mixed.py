@@ -66,10 +66,15 @@ def test_a_neighbour_has_its_share_beside_both(
     assert_held(tmp_path, [tenant(percents[0], *phases), tenant(percents[1], neighbour)])
 
 
-STEP: Kernels = {"a": 1850, "b": 535, "c": 9, "d": 400, "e": 90, "f": 400}
+STEP: Kernels = {"s": 20, "a": 1850, "b": 535, "c": 9, "d": 400, "e": 90, "f": 400}
 STEPS = [
     pytest.param(
         "kernel=a+b", "kernel=c,burst=1,idle_us=2000", id="1.9 and 0.5 ms in turn: 54.6, 99.2 had"
+    ),
+    pytest.param(
+        "kernel=s+a,rare=25",
+        "kernel=c,burst=1,idle_us=2000",
+        id="1.9 ms after 24 short ones: 100 had",
     ),
     pytest.param(
         "kernel=d+f,rare=2,fresh=100",

@@ -42,7 +42,7 @@ def test_alone(tmp_path: Path, percent: int, us: Microseconds, phase: str) -> No
 def test_long_ones_are_met_soon_at_a_low_limit(tmp_path: Path) -> None:
     """One launch in 6 ms looked at the budget, and could be measured: with seed 1 no long one was for 2.7 s."""
     errors = {}
-    for seed in (1, 2, 5, 8):
+    for seed in range(1, 9):
         (tmp_path / str(seed)).mkdir()
         (container,) = run(
             tmp_path / str(seed),

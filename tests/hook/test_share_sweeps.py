@@ -470,15 +470,16 @@ def test_what_is_queued_outlasts_a_long_turn_of_others(away: int, had: str) -> N
 @pytest.mark.parametrize(
     ("charged_us", "had"),
     [
-        pytest.param(20_000, "18500.0", id="so much: 0.5 ms is left"),
-        pytest.param(40_000, "18000.0", id="more: 20 ms are kept, 1 ms is left"),
+        pytest.param(100_000, "14500.0", id="so much: 4.5 ms are left"),
+        pytest.param(140_000, "14000.0", id="more: 100 ms are kept, 5 ms are left"),
     ],
 )
 def test_more_is_not_queued_than_streams_let_be_queued(charged_us: int, had: str) -> None:
     """What was charged and has not run for so long ran before, or never will."""
-    charged = ["charged 0 0 2", f"charged 1000 {charged_us} 2", "charged 20000 0 2"]
-    lines = [*charged, "charged 39000 0 2", "charged 58000 0 2", "had 39000 58000"]
-    assert told([], [(2, 0.0, 0.0, 60_000.0)], *lines)[-1] == had
+    charged = ["charged 0 0 2", f"charged 1000 {charged_us} 2"]
+    later = [f"charged {1000 + 19_000 * step} 0 2" for step in range(1, 12)]
+    lines = [*charged, *later, "had 191000 210000"]
+    assert told([], [(2, 0.0, 0.0, 300_000.0)], *lines)[-1] == had
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_over_the_limit_the_driver_is_not_asked(node: Node) -> None:
         pytest.param("60, 4", 0, NONE, id="this NUMA node"),
         pytest.param("600, 2", 0, NONE, id="the host, more than the limit"),
         pytest.param("60, 9", 801, NONE, id="a place of a release to come, on the device"),
-        pytest.param("60, -1", 801, NONE, id="a place that cannot be"),
+        pytest.param("60, -1", 1, NONE, id="a place that cannot be"),
         pytest.param("60, 5", 1, NONE, id="a place that is only told of imports"),
         pytest.param("60, 1, 7", 101, NONE, id="no such device"),
         pytest.param("60, 1, -1", 101, NONE, id="device -1"),

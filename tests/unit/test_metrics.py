@@ -348,6 +348,23 @@ def test_a_gpu_that_a_container_was_given_twice_is_there_once() -> None:
     assert len(of(found, "hami_vgpu_memory_limit_bytes")) == 2
 
 
+def test_a_process_has_a_gpu_that_was_given_twice_once() -> None:
+    [one] = device(reported=FORGED).containers
+    twice = tuple(replace(one.devices[0], place=place) for place in (0, 1))
+    both = (replace(one.processes[0], used_bytes=(5, 5)),)
+    found = rendered(NodeUse(containers=(replace(one, devices=twice, processes=both),)))
+    assert list(of(found, "vgpu_process_memory_used_bytes").values()) == [5]
+
+
+def test_what_the_driver_says_of_a_process_with_two_entries_counts_once() -> None:
+    """It executed a program beside its children: both hold memory, and have one pid on the node."""
+    [one] = device(reported=FORGED).containers
+    entry = replace(one.processes[0], host_pid=77, gpu_ns=(7_000_000_000,))
+    found = rendered(NodeUse(containers=(replace(one, processes=(entry, entry)),)))
+    assert list(of(found, "vgpu_process_memory_used_bytes").values()) == [10]
+    assert list(of(found, "vgpu_process_gpu_seconds_total").values()) == [7]
+
+
 COUNTERS = ProcessCounters(peak_bytes=500, refusals=2, charged_ns=3, throttled_ns=4_000_000_000)
 
 

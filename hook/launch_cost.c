@@ -128,7 +128,8 @@ static void note_stream(struct launch *launch, uint64_t stream, uint64_t now_ns,
     if (!launch->in_series)
         return;
     atomic_fetch_add(&lane->always_ns, launch->cost_ns);
-    gpu_time_drop_tokens(lane); /* so that each of them looks, and is known to go there */
+    if (!launch->always)
+        gpu_time_drop_tokens(lane); /* so that each of them looks, and is known to go there */
 }
 
 static void sweep_now_and_then(struct lane *lane, uint64_t now_ns, bool varies)

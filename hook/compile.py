@@ -75,7 +75,6 @@ PER_CALL = frozenset(
         "brief.c",
         "cuda_launch.c",
         "cuda_memory.c",
-        "devices.c",
         "ledger.c",
         "wrap.c",
     }
@@ -104,6 +103,7 @@ SELDOM = frozenset(
         "cuda_stream.c",
         "cuda_view.c",
         "cuda_vmm.c",
+        "devices.c",
         "dlsym.c",
         "event_cost.c",
         "figures.c",
@@ -172,8 +172,8 @@ PER_CALL_IF_ROOM = frozenset(
     {
         "blocks.c",
         "charge.c",
+        "devices.c",
         "launch_gate.c",
-        "region_own.c",
     }
 )
 FAST_ON = {"x86_64": PER_CALL_IF_ROOM}

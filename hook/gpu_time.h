@@ -107,7 +107,7 @@ static inline bool gpu_time_several_contexts(const struct lane *lane)
 uint64_t gpu_time_stream_bit(struct lane *lane, uint64_t stream, uint64_t now_ns, int64_t busy_ns);
 
 /* Whether what goes to the stream of this bit does not run beside what is always measured, as such ones came
- * there lately; for so long one does that comes now, 0: it is none. */
+ * there lately, and to no other; for so long one does that comes now, 0: it is none. */
 bool gpu_time_in_series(struct lane *lane, uint64_t bit, uint64_t now_ns, int64_t for_ns);
 
 /* The bits of those that may be busy with what was launched before. */

@@ -72,7 +72,8 @@ struct doubt {
 struct measured_lane {
     struct lane lane;
     _Atomic bool polling;
-    _Atomic bool look_due; /* who looks waits for who is polling */
+    _Atomic bool look_due; /* who looks waits for who is polling, */
+    _Atomic int left_out; /* and has not for so many looks in a row */
     _Atomic(CUcontext) ending; /* nothing is measured in it */
     _Atomic uint64_t unreadable_at_ns; /* when the driver last refused to say what was measured; 0: never */
     _Atomic int64_t clocked_until_ns; /* the time up to then is charged to launches that were waited for */

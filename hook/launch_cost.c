@@ -9,7 +9,8 @@ enum {
     BESIDE = 3, /* times as long a launch takes beside others as alone, or longer */
 };
 
-#define BEHIND_MOST 8 /* measurements */
+#define BEHIND_MOST 8 /* measurements, */
+#define BEHIND_FROM_NS 10000 /* of launches that take far longer than events */
 #define IN_SERIES_NS (50 * MS_NS) /* after one that is always measured; */
 #define FIRSTS_NS (5 * MS_NS) /* and after one of the first of a kind */
 #define MEASURE_EVERY_NS (2 * MS_NS) /* about 4 us of CPU each: 0.2 % */
@@ -187,8 +188,10 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     /* Kinds of which all are measured would else have all the measurements. Where few launches look, as at a
      * low limit, those that do are followed by others that do, until there were as many. */
     int64_t since_ns = elapsed_ns(loose_load(&launch->lane->sampled_at_ns), now_ns);
-    bool due = since_ns >= MEASURE_EVERY_NS, behind = since_ns >= 2 * MEASURE_EVERY_NS;
+    bool due = since_ns >= MEASURE_EVERY_NS,
+         behind = since_ns >= 2 * MEASURE_EVERY_NS && launch->cost_ns >= BEHIND_FROM_NS;
     since_ns = since_ns < BEHIND_MOST * MEASURE_EVERY_NS ? since_ns : BEHIND_MOST * MEASURE_EVERY_NS;
+    since_ns = behind ? since_ns : MEASURE_EVERY_NS;
     if (due)
         loose_store(&launch->lane->sampled_at_ns, now_ns - (uint64_t)(since_ns - MEASURE_EVERY_NS));
     if (behind)

@@ -31,13 +31,26 @@ def starved(node: Node, code: str) -> dict[str, Any]:
     return said
 
 
-MANY = "for _ in range(200_000):\n    answer = alloc(1 / 2048)[0]\n    if answer: break"
+def test_without_address_space_for_a_note_nothing_is_given(node: Node) -> None:
+    """Notes of allocations lie in pages of the kernel's, which nobody can take the place of."""
+    code = """
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (4096, most))
+for _ in range(200_000):
+    answer = alloc(1 / 2048)[0]
+    if answer: break
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+say(answer=answer, both=both())
+"""
+    said = node.run(f"from memory_calls import *\nstart()\n{code}", **{LIMIT: "1000m"})
+    charged_mib, held_mib = said["both"]
+    assert (said["answer"], charged_mib) == (OUT_OF_MEMORY, held_mib)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        pytest.param(MANY, id="cuMemAlloc"),
         pytest.param("answer = create(4)[0]", id="cuMemCreate"),
         pytest.param("answer = draw(4)[0]", id="cuMemAllocAsync"),
     ],

@@ -31,12 +31,13 @@ uint64_t gpu_time_stream_bit(struct lane *lane, uint64_t stream, uint64_t now_ns
 bool gpu_time_in_series(struct lane *lane, uint64_t bit, uint64_t now_ns, int64_t for_ns)
 {
     _Atomic uint64_t *until_ns = traces_of(lane)->in_series_until_ns;
-    int turn = __builtin_ctzll(bit), others = 0;
+    int turn = __builtin_ctzll(bit);
     if (for_ns && elapsed_ns(loose_load(&until_ns[turn]), now_ns + (uint64_t)for_ns) > 0)
         loose_store(&until_ns[turn], now_ns + (uint64_t)for_ns);
-    for (int i = 0; i < SHARE_TURNS && !for_ns; i++)
-        others += i != turn && elapsed_ns(loose_load(&until_ns[i]), now_ns) < 0;
-    return for_ns || (!others && elapsed_ns(loose_load(&until_ns[turn]), now_ns) < 0);
+    bool in_series = for_ns || elapsed_ns(loose_load(&until_ns[turn]), now_ns) < 0;
+    for (int i = 0; i < SHARE_TURNS && in_series && !for_ns; i++)
+        in_series = i == turn || elapsed_ns(loose_load(&until_ns[i]), now_ns) >= 0;
+    return in_series;
 }
 
 uint64_t gpu_time_busy_streams(struct lane *lane, uint64_t now_ns)

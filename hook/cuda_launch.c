@@ -6,18 +6,15 @@
 
 enum { MOST_DEVICES = 64 };
 
-#define IN_ONE_PIECE __attribute__((flatten)) /* the gate as well: what most programs launch by */
-
 /* For what fewer launch by, where one more call for all of them is smaller. */
 static __attribute__((noinline)) bool is_open(void)
 {
     return launch_gate_is_open();
 }
 
-IN_ONE_PIECE EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
-                                            unsigned block_x, unsigned block_y, unsigned block_z,
-                                            unsigned shared_bytes, CUstream stream, void **parameters,
-                                            void **extra)
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned block_x,
+                               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
+                               void **parameters, void **extra)
 {
     const struct real_cuda *real = real_cuda();
     struct launch launch;

@@ -4,6 +4,7 @@
  * other wrapper CUDA_ERROR_NOT_INITIALIZED, as the driver does before cuInit has succeeded.
  */
 #include "depth.h"
+#include "gpu_time.h"
 #include "log.h"
 #include "real.h"
 #include "region.h"
@@ -24,6 +25,10 @@ EXPORT CUresult cuInit(unsigned flags)
         log_refusal("CUDA does not start: device memory cannot be counted in %s: %s; %s", asked->cache_path,
                     region_problem(), region_advice());
         return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    if (asked->active && !depth_inside() && !gpu_time_prepare()) {
+        log_refusal("CUDA does not start: no memory is left to measure what the GPU does");
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     slot_stays_in_children();
     depth_enter();

@@ -1,7 +1,7 @@
 #include "event_cost.h"
 #include "event_time.h"
 
-enum { TOLD_ENOUGH = 4, TRIES_MOST = 64, LOOKS_APART = 1024 };
+enum { TRIES_MOST = 64, LOOKS_APART = 1024 };
 
 #define EVENT_MOST_NS 10000 /* something was between them */
 
@@ -26,7 +26,7 @@ void event_cost_look(struct event_cost *cost, CUevent unfinished)
     const struct real_cuda *real = real_cuda();
     bool later = ++cost->looks % LOOKS_APART != 0;
     if (!cost->stream || !real->cuStreamWaitEvent || (cost->out && !hear(cost)) || !unfinished
-        || ((cost->told >= TOLD_ENOUGH || cost->tries >= TRIES_MOST) && later))
+        || ((cost->told >= EVENT_COST_TOLD || cost->tries >= TRIES_MOST) && later))
         return;
     cost->tries++;
     if (real->cuStreamWaitEvent(cost->stream, unfinished, 0) != CUDA_SUCCESS
@@ -39,7 +39,6 @@ void event_cost_look(struct event_cost *cost, CUevent unfinished)
 
 int64_t event_cost_without_ns(const struct event_cost *cost, int64_t took_ns)
 {
-    if (cost->told < TOLD_ENOUGH)
-        return took_ns;
-    return took_ns - (cost->least_ns < took_ns / 2 ? cost->least_ns : took_ns / 2);
+    int64_t event_ns = event_cost_ns(cost);
+    return took_ns - (event_ns < took_ns / 2 ? event_ns : took_ns / 2);
 }

@@ -14,6 +14,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { EVENT_COST_TOLD = 4 }; /* that are enough */
+
 struct event_cost {
     CUstream stream; /* of ours, for this alone; NULL: there is none */
     CUevent first, second;
@@ -26,6 +28,12 @@ struct event_cost {
 /* See what is told, and ask again unless enough is: behind `unfinished`, an event that is not done, as far as
  * is known; NULL: there is none. */
 void event_cost_look(struct event_cost *cost, CUevent unfinished);
+
+/* 0: not known. */
+static inline int64_t event_cost_ns(const struct event_cost *cost)
+{
+    return cost->told < EVENT_COST_TOLD ? 0 : cost->least_ns;
+}
 
 /* What a launch took between whose events so much lies, without the event: at least half. */
 int64_t event_cost_without_ns(const struct event_cost *cost, int64_t took_ns);

@@ -1,11 +1,14 @@
 #include "gpu_cost.h"
 
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
+enum { BY_CHANCE = 2 }; /* that many more are long */
 enum { UNSHARP_MOST = 64 }; /* in a row of a kind */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
 #define OWN_TURN_NS (2 * MS_NS) /* that others do not interrupt */
 #define UNSEEN_MOST_NS (MS_NS + MS_NS / 2) /* of a short launch and what others had of its time unseen */
+#define RARELY_NS 16000 /* kinds below are so seldom interrupted that how often tells little, */
+#define EVIDENCE_NS (8 * MS_NS) /* and this much of long ones that looks tell whose they were */
 #define STOPPED_NS (100 * MS_NS) /* nobody of ours may have been let look for so long: limits.cpu */
 #define SWITCH_NS 50000 /* a time that is longer than expected by less than this holds no turn */
 #define LOOKED_AT_NS (MS_NS / 5) /* kinds from here on have what others that were charged did not work */
@@ -160,22 +163,43 @@ static int64_t unseen_most_ns(const struct measured_lane *lane)
     return gpu_time_several_contexts(&lane->lane) ? UNSEEN_MOST_NS / 2 : UNSEEN_MOST_NS;
 }
 
+/* Note what looks tell of a time that is long enough to hold a turn of others and too short for each to be
+ * looked at: of others' turns so many are met as they are long, of our own launches none. */
+static void weigh(struct doubt *doubt, int64_t beyond_ns, int64_t away_ns)
+{
+    doubt->beyond_ns += beyond_ns;
+    doubt->away_ns += away_ns;
+    if (doubt->beyond_ns > 2 * EVIDENCE_NS)
+        doubt->beyond_ns /= 2, doubt->away_ns /= 2;
+}
+
 /* Whether others may have had a turn meanwhile that was not seen, being shorter than a millisecond. Asked of
  * kinds that are known well: a longer launch of another is as likely its own length. That befalls one launch
- * in as many as fit into our own turn; a kind that is long more often than that is long by itself. Where
- * every launch is measured, what is in doubt is charged all the same, and only says nothing of how the kind
- * varies. */
-static bool doubtful(struct measured_lane *lane, const struct trace *trace, int64_t expected_ns, int64_t own,
-                     int64_t now_ns)
+ * in as many as fit into our own turn; a kind that is long more often than that is long by itself. So few of
+ * the shortest are interrupted that this does not tell those that are now and then long: of these it is known
+ * by what looks have told, for which they are measured often for a while. Where every launch is measured,
+ * what is in doubt is charged all the same, and only says nothing of how the kind varies. */
+static bool doubtful(struct measured_lane *lane, const struct trace *trace, struct estimate *estimate,
+                     int64_t away_ns, int64_t own, int64_t now_ns)
 {
     struct doubt *doubt = trace_doubt(lane, trace->key);
+    int64_t expected_ns = loose_load(&estimate->ns), most_ns = unseen_most_ns(lane);
     if (++doubt->samples > DOUBT_SAMPLES)
         doubt->samples /= 2, doubt->long_ones /= 2;
-    if (!share_contended(lane->lane.share, (uint64_t)(now_ns - STOPPED_NS)) || own < expected_ns + SWITCH_NS
-        || own > unseen_most_ns(lane))
+    if (!share_contended(lane->lane.share, (uint64_t)(now_ns - STOPPED_NS)))
         return false;
-    doubt->long_ones++;
-    return doubt->long_ones * OWN_TURN_NS <= (doubt->samples + DOUBT_FIRST) * expected_ns;
+    if (trace->part_ns >= expected_ns + SWITCH_NS && trace->part_ns <= most_ns)
+        weigh(doubt, trace->part_ns - expected_ns, away_ns);
+    if (own < expected_ns + SWITCH_NS || own > most_ns)
+        return false;
+    int64_t most = (doubt->samples + DOUBT_FIRST) * expected_ns / OWN_TURN_NS;
+    bool few = ++doubt->long_ones <= most, known = doubt->beyond_ns >= EVIDENCE_NS;
+    if (expected_ns >= RARELY_NS || gpu_time_several_streams(&lane->lane, (uint64_t)now_ns)
+        || gpu_time_several_contexts(&lane->lane))
+        return few;
+    if (!known || doubt->long_ones > most + BY_CHANCE)
+        estimate_watch(&gpu_time_predictor, estimate);
+    return known ? 2 * doubt->away_ns >= doubt->beyond_ns : few;
 }
 
 /* Whether others were there when nobody of ours was let run, and it ended then. What others had of it is not
@@ -196,13 +220,14 @@ void gpu_cost_judge(struct measured_lane *lane, struct trace *trace, struct swee
     if (expected_ns && expected_ns < SHORT_NS)
         leave_out_wait(lane, trace);
     int64_t own = gpu_cost_own_ns(lane, trace, trace->ran_until_ns, seen);
+    int64_t away_ns = trace->part_ns - own;
     bool is_short = expected_ns && expected_ns < SHORT_NS && (averaged || !estimate_measures_all(estimate));
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
     bool is_known =
         expected_ns && expected_ns < SHORT_NS && loose_load(&estimate->samples) >= ESTIMATE_SAMPLES;
     bool waited = is_short && is_known && unsharp(lane, trace, seen);
-    bool in_doubt = is_known && !waited && doubtful(lane, trace, expected_ns, own, now_ns);
+    bool in_doubt = is_known && !waited && doubtful(lane, trace, estimate, away_ns, own, now_ns);
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
         && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace, now_ns));

@@ -23,7 +23,7 @@ __attribute__((noinline)) static bool report(struct measured_lane *of)
         count_more(&lane->share->charged_ns, (uint64_t)spent_ns);
     else
         count_more_ns(&lane->unreported_ns, spent_ns); /* the counter never goes back */
-    return busy_charged(&of->shown, (int)(of - gpu_measured), spent_ns);
+    return busy_charged(&of->shown, of->place, spent_ns);
 }
 
 /* The context is gone (NULL: all are, or as good as gone), and with it our events. */
@@ -140,7 +140,8 @@ bool gpu_time_read(struct lane *lane)
 
 bool gpu_time_poll(int place)
 {
-    return atomic_load(&gpu_lanes[place]) && look_and_read(&gpu_measured[place], true);
+    struct lane *lane = atomic_load(&gpu_lanes[place]);
+    return lane && look_and_read(traces_of(lane), true);
 }
 
 /* A sweep beside others seldom lasts for longer than it is looked at often; those that do are not to fill
@@ -168,8 +169,8 @@ bool gpu_time_show(void)
 {
     bool left = false;
     for (int place = 0; place < MAX_DEVICES; place++) {
-        struct measured_lane *lane = &gpu_measured[place];
-        if (!atomic_load(&gpu_lanes[place]))
+        struct measured_lane *lane = traces_of(atomic_load(&gpu_lanes[place]));
+        if (!lane)
             continue;
         bool others = atomic_exchange(&lane->polling, true);
         left |= others || report(lane);
@@ -197,8 +198,8 @@ uint32_t gpu_time_context_ending(CUcontext context, bool last)
 {
     uint32_t held = 0;
     for (int i = 0; context && i < MAX_DEVICES; i++) {
-        struct measured_lane *lane = &gpu_measured[i];
-        if (!atomic_load(&gpu_lanes[i]) || !in_use(lane, context, false))
+        struct measured_lane *lane = traces_of(atomic_load(&gpu_lanes[i]));
+        if (!lane || !in_use(lane, context, false))
             continue;
         uint64_t now_ns = monotonic_ns(), until_ns = now_ns + PATIENCE_NS;
         atomic_store(&lane->ending, context);
@@ -219,8 +220,8 @@ uint32_t gpu_time_context_ending(CUcontext context, bool last)
 void gpu_time_context_ended(uint32_t held, CUcontext context, bool ended)
 {
     for (int i = 0; context && i < MAX_DEVICES; i++) {
-        struct measured_lane *lane = &gpu_measured[i];
-        if (!atomic_load(&gpu_lanes[i]))
+        struct measured_lane *lane = traces_of(atomic_load(&gpu_lanes[i]));
+        if (!lane)
             continue;
         if (ended) {
             forget(lane, context);

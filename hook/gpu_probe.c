@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { OWN_EVENTS = 5, DELAYS = 64, LATE_MOST = 4, BEHIND_MOST = 24, BEHIND_ENOUGH = 12 };
+enum { OWN_EVENTS = 5, DELAYS = 64, LATE_MOST = 4, BEHIND_MOST = 24, BEHIND_ENOUGH = 12, BY_CHANCE = 8 };
 
 #define PATIENCE_NS 100000 /* below, a probe was handled at once: latency, not another's turn */
 #define PROMPT_NS 20000 /* below, nothing was before it */
@@ -138,20 +138,21 @@ static bool stood_behind(struct probe *probe, const struct past *past, uint64_t 
 {
     int64_t late_ns = probe->sent_ns + PATIENCE_NS;
     bool prompt = handled_ns < probe->sent_ns + PROMPT_NS, behind = false;
+    int64_t event_ns = event_cost_ns(&probe->events), alike_ns = ROUNDED_NS + event_ns;
     for (size_t i = 0; i < PAST_RUNS; i++) {
         const struct past_run *run = &past->runs[i];
         if (past_context(run->stream) != context)
             continue;
         signed char *score = behind_of(probe, run->stream);
         if (prompt)
-            *score -= *score > 0 && run->from_ns < probe->sent_ns && run->until_ns > handled_ns + ROUNDED_NS;
-        else if (run->until_ns <= late_ns || run->until_ns > handled_ns + ROUNDED_NS)
+            *score -= *score > 0 && run->from_ns < probe->sent_ns && run->until_ns > handled_ns + alike_ns;
+        else if (run->until_ns <= late_ns || run->until_ns > handled_ns + alike_ns)
             continue;
-        else if (run->until_ns < handled_ns - ROUNDED_NS)
+        else if (run->until_ns < handled_ns - alike_ns)
             behind = (*score = BEHIND_MOST);
         else {
             behind |= *score > BEHIND_ENOUGH;
-            *score += *score < BEHIND_MOST;
+            *score += *score < BEHIND_MOST && run->cost_ns >= BY_CHANCE * event_ns;
         }
     }
     return behind;

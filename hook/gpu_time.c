@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define TRY_AGAIN_NS (1000 * MS_NS) /* to measure by events, once they could not be read */
 
@@ -21,7 +22,7 @@ struct predictor gpu_time_predictor;
 
 _Atomic(struct lane *) gpu_lanes[MAX_DEVICES];
 
-struct measured_lane gpu_measured[MAX_DEVICES];
+static _Atomic(struct measured_lane *) measured; /* by place */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static size_t used_of(const struct measured_lane *lane)
@@ -32,9 +33,11 @@ static size_t used_of(const struct measured_lane *lane)
 /* The parent's contexts, streams and events do not exist in the child. */
 static void forget_after_fork(void)
 {
-    for (int place = 0; place < MAX_DEVICES; place++)
-        if (atomic_exchange(&gpu_lanes[place], NULL)) /* pages that were never touched stay so */
-            memset(&gpu_measured[place], 0, used_of(&gpu_measured[place]));
+    for (int place = 0; place < MAX_DEVICES; place++) {
+        struct measured_lane *lane = traces_of(atomic_exchange(&gpu_lanes[place], NULL));
+        if (lane) /* pages that were never touched stay so */
+            memset(lane, 0, used_of(lane));
+    }
     launch_count_forget();
 }
 
@@ -65,13 +68,30 @@ SAME(met);
 SAME(waited_since_ns);
 #undef SAME
 
+bool gpu_time_prepare(void)
+{
+    const size_t bytes = MAX_DEVICES * sizeof *measured;
+    struct measured_lane *none = NULL;
+    if (loose_load(&measured))
+        return true;
+    void *made =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (made == MAP_FAILED)
+        return false;
+    if (!atomic_compare_exchange_strong(&measured, &none, made))
+        munmap(made, bytes);
+    return true;
+}
+
 struct lane *gpu_lane_open(int place)
 {
-    struct region_device *device = region_open() ? region_device_at(place) : NULL;
+    struct region_device *device = region_open() && gpu_time_prepare() ? region_device_at(place) : NULL;
     if (!device)
         return NULL;
     pthread_once(&fork_once, watch_forks);
-    struct lane *lane = &gpu_measured[place].lane;
+    struct measured_lane *of = atomic_load(&measured) + place;
+    loose_store(&of->place, place);
+    struct lane *lane = &of->lane;
     lane->share = (struct share *)(void *)&device->budget_ns;
     atomic_store_explicit(&gpu_lanes[place], lane, memory_order_release);
     return lane;

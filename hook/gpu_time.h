@@ -68,6 +68,7 @@ struct lane {
     _Atomic int64_t guess_ns; /* 0: nothing was measured yet */
     _Atomic int64_t
         queued_ns; /* since when a launch waits for the GPU that others have; 0: none was seen to */
+    _Atomic uint64_t in_vain_ns; /* the same of one that others have waited for in vain */
     _Atomic(struct turn *) payer; /* whose thread took last from the share; NULL: none did */
     struct share own; /* of a process that has lowered its own share, which takes from both */
     _Atomic uint32_t own_permille; /* 0: it has not */
@@ -85,6 +86,9 @@ static inline struct lane *gpu_lane(int place)
     struct lane *lane = atomic_load_explicit(&gpu_lanes[place], memory_order_acquire);
     return __builtin_expect(lane != NULL, 1) ? lane : gpu_lane_open(place);
 }
+
+/* Have memory for what is measured. Not as a part of the library, which is in every process. */
+bool gpu_time_prepare(void);
 
 /* What tells the streams of the process apart. */
 uint64_t gpu_time_stream(CUstream stream, bool per_thread);

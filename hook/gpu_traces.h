@@ -63,6 +63,8 @@ struct trace {
 struct doubt {
     uint64_t key;
     int64_t samples, long_ones;
+    int64_t beyond_ns,
+        away_ns; /* what such had beyond what was expected, and what of it looks gave to others */
     int unsharp; /* in a row */
     bool longer; /* the last sweep said that it takes far longer, which the one before did not */
     bool always; /* it was measured always once, of those that sweeps had told of */
@@ -71,6 +73,7 @@ struct doubt {
 
 struct measured_lane {
     struct lane lane;
+    _Atomic int place; /* of the device */
     _Atomic bool polling;
     _Atomic bool look_due; /* who looks waits for who is polling, */
     _Atomic int left_out; /* and has not for so many looks in a row */
@@ -99,8 +102,6 @@ struct measured_lane {
     _Atomic size_t opened; /* the others were never taken */
     struct trace traces[TRACES];
 };
-
-extern struct measured_lane gpu_measured[MAX_DEVICES]; /* by place */
 
 static inline struct measured_lane *traces_of(struct lane *lane)
 {

@@ -18,6 +18,8 @@ enum {
 #define SWEEP_VARYING_EVERY_NS (17 * MS_NS) /* of GPU time: one in 6 launches of 8 us */
 #define SWEEP_LONG_NS (8 * MS_NS)
 #define SWEEP_MOST_NS (500 * MS_NS) /* who had the GPU is known for a second only (residency.h) */
+#define IN_VAIN_NS MS_NS /* is charged for one of which nothing is known, before it is known */
+#define PATIENCE_NS (500 * MS_NS) /* after which a launch goes out on what is known */
 #define GUESSED_NS (4 * MS_NS) /* of launches whose cost was guessed may be out */
 
 /* --- what it costs -------------------------------------------------------------------------------------- */
@@ -47,25 +49,38 @@ static int64_t most_guesses_of_kind(int64_t samples, bool varies)
 static bool guess(struct launch *launch, int64_t most)
 {
     struct lane *lane = launch->lane;
-    launch->guess = atomic_fetch_add(&lane->guesses, 1) < most || launch->looks >= MOST_LOOKS;
+    launch->guess = atomic_fetch_add(&lane->guesses, 1) < most;
     if (!launch->guess)
         atomic_fetch_sub(&lane->guesses, 1);
     return launch->guess;
 }
 
-/* What the launch is expected to cost; 0: that will soon be known. */
-int64_t launch_cost_ns(struct launch *launch)
+/* Whether a launch has waited in vain for others to be measured, as the first of those that are queued may
+ * itself wait for something: as long as that has not begun, no other one waits. */
+static bool in_vain(const struct launch *launch, uint64_t now_ns)
+{
+    struct lane *lane = launch->lane;
+    uint64_t queued_ns = (uint64_t)loose_load(&lane->queued_ns);
+    bool gives_up = launch->asks_since_ns && elapsed_ns(launch->asks_since_ns, now_ns) >= PATIENCE_NS;
+    if (gives_up)
+        loose_store(&lane->in_vain_ns, queued_ns);
+    return gives_up || (queued_ns && loose_load(&lane->in_vain_ns) == queued_ns);
+}
+
+int64_t launch_cost_ns(struct launch *launch, uint64_t now_ns)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     int64_t ns = estimate ? loose_load(&estimate->ns) : 0,
             samples = estimate ? loose_load(&estimate->samples) : 0;
     int64_t guess_ns = loose_load(&launch->lane->guess_ns);
     bool few = samples < FEW_SAMPLES, varies = samples && estimate_measures_often(estimate);
-    if (few && launch->looks < MOST_LOOKS
-        && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
+    bool waits = few && !in_vain(launch, now_ns);
+    if (waits && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
         return 0;
-    if (few && !guess(launch, most_guesses(samples ? ns : guess_ns, !samples)))
+    if (few && !guess(launch, waits ? most_guesses(samples ? ns : guess_ns, !samples) : INT64_MAX))
         return 0;
+    if (few && !samples && !waits)
+        return IN_VAIN_NS;
     return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
 }
 

@@ -4,10 +4,8 @@
 
 #include "launch_gate.h"
 
-enum { MOST_LOOKS = 1000 }; /* after so many a launch goes out on what is known */
-
 /* In ns; 0: that will soon be known, look again. May make the launch one of the lane's guesses. */
-int64_t launch_cost_ns(struct launch *launch);
+int64_t launch_cost_ns(struct launch *launch, uint64_t now_ns);
 
 /* The launch is not made, or not measured: it is no guess any more. */
 void launch_cost_drop_guess(struct launch *launch);

@@ -260,12 +260,20 @@ static bool is_held(int64_t deviation)
     return (deviation & ESTIMATE_HELD) > ESTIMATE_DEVIATES;
 }
 
-/* How a kind of that length is measured that is far longer now and then, though none was seen yet. */
-static void hold(struct estimate *estimate, int64_t ns)
+/* From which length on every launch of a kind that varies is measured: the events take something of its
+ * stream as well, which nobody is charged. */
+static int64_t always_from_ns(const struct predictor *predictor)
 {
-    int64_t flags = ns >= ESTIMATE_VARYING_NS ? ESTIMATE_ALWAYS | ESTIMATE_OFTEN
-        : ns >= ESTIMATE_OFTEN_NS             ? ESTIMATE_OFTEN
-                                              : 0;
+    int64_t ns = ESTIMATE_EVENTS * (int64_t)loose_load(&predictor->event_ns);
+    return clamp(ns, ESTIMATE_VARYING_NS, ESTIMATE_EVENTS_NS);
+}
+
+/* How a kind of that length is measured that is far longer now and then, though none was seen yet. */
+static void hold(const struct predictor *predictor, struct estimate *estimate, int64_t ns)
+{
+    int64_t flags = ns >= always_from_ns(predictor) ? ESTIMATE_ALWAYS | ESTIMATE_OFTEN
+        : ns >= ESTIMATE_OFTEN_NS                   ? ESTIMATE_OFTEN
+                                                    : 0;
     if (!is_held(loose_load(&estimate->deviation)))
         loose_store(&estimate->deviation, (uint16_t)(ESTIMATE_HELD / 2 | flags));
 }
@@ -279,13 +287,14 @@ static void tell_family(struct predictor *predictor, uint64_t key, bool far)
         return;
     for (; estimate < end; estimate++)
         if (loose_load(&estimate->key) >> FAMILY_AT == key >> FAMILY_AT && loose_load(&estimate->samples))
-            hold(estimate, loose_load(&estimate->ns));
+            hold(predictor, estimate, loose_load(&estimate->ns));
 }
 
 /* What is measured always does not go by the estimate, so when to begin and when to end must differ: an
  * estimate that is too low by chance would otherwise be gone by, and one that is too high not. A kind that is
  * long now and then is at its lowest when none was long for a while, so that one ends long after the last. */
-static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t sample_ns, int64_t samples)
+static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t sample_ns, int64_t samples,
+                            int64_t all_from_ns)
 {
     int64_t off_ns = sample_ns < was_ns ? was_ns - sample_ns : sample_ns - was_ns;
     int64_t was = loose_load(&estimate->deviation), flags = was & (ESTIMATE_ALWAYS | ESTIMATE_OFTEN);
@@ -296,13 +305,13 @@ static void learn_deviation(struct estimate *estimate, int64_t was_ns, int64_t s
         deviation = was - 1;
     if (samples >= ESTIMATE_SAMPLES && 2 * sample_ns > ESTIMATE_FAR * was_ns)
         deviation = flags ? ESTIMATE_HELD : ESTIMATE_HELD / 2; /* once may be by chance */
-    if (was_ns >= ESTIMATE_VARYING_NS && deviation >= ESTIMATE_VARIES)
+    if (was_ns >= all_from_ns && deviation >= ESTIMATE_VARIES)
         flags = ESTIMATE_ALWAYS | ESTIMATE_OFTEN;
     else if (was_ns >= ESTIMATE_OFTEN_NS && deviation >= ESTIMATE_VARIES)
         flags |= ESTIMATE_OFTEN;
     else if (deviation < ESTIMATE_VARIES / 3 || was_ns < ESTIMATE_OFTEN_NS / 3)
         flags = 0;
-    if (was_ns < ESTIMATE_VARYING_NS / 3)
+    if (was_ns < all_from_ns - ESTIMATE_VARYING_NS * 2 / 3)
         flags &= ~ESTIMATE_ALWAYS;
     loose_store(&estimate->deviation, (uint16_t)(deviation | flags));
 }
@@ -342,15 +351,20 @@ void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint
         is_parts = (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS;
     bool was_held = is_held(loose_load(&estimate->deviation));
     if (samples > 1 && was_ns)
-        learn_deviation(estimate, was_ns, single_ns, samples);
+        learn_deviation(estimate, was_ns, single_ns, samples, always_from_ns(predictor));
     else if (loose_load(&predictor->far[key >> FAMILY_AT]))
-        hold(estimate, ns);
+        hold(predictor, estimate, ns);
     bool held = is_held(loose_load(&estimate->deviation));
     if (held != was_held)
         tell_family(predictor, key, held);
     estimate_set(estimate, is_parts / NS_PARTS);
     loose_store(&estimate->parts, (uint8_t)is_parts);
     loose_store(&estimate->samples, (uint8_t)samples);
+}
+
+void estimate_watch(const struct predictor *predictor, struct estimate *estimate)
+{
+    hold(predictor, estimate, loose_load(&estimate->ns));
 }
 
 void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns)

@@ -145,6 +145,8 @@ enum {
     ESTIMATE_SWEPT_NS = 200000, /* of which the long ones of a kind that varies end after most sweeps, */
     ESTIMATE_VARYING_NS =
         9000, /* and from here on every one of a kind that varies, as measuring takes less, */
+    ESTIMATE_EVENTS = 20, /* and from so many times an event on, but for */
+    ESTIMATE_EVENTS_NS = 30000, /* those that are as long as this, */
     ESTIMATE_ALONE_NS = 12000, /* and where others run beside it, of one that is now and then far off, */
     ESTIMATE_OFTEN_NS = 2000, /* and from here on one in a few of those */
 };
@@ -157,6 +159,7 @@ enum { FAMILY_AT = 52, FAMILIES = 1 << (64 - FAMILY_AT) };
 /* One per process. All zero is empty. */
 struct predictor {
     struct estimate sets[ESTIMATE_SETS][ESTIMATE_WAYS];
+    _Atomic uint32_t event_ns; /* how long an event holds up its stream; 0: not known */
     atomic_bool far[FAMILIES]; /* one of its kinds is far longer now and then */
 };
 
@@ -231,6 +234,9 @@ void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint
 
 /* Many launches of it say so. */
 void estimate_set(struct estimate *estimate, int64_t ns);
+
+/* Measure it often for a while, as if it had been far longer once. */
+void estimate_watch(const struct predictor *predictor, struct estimate *estimate);
 
 /* One that was never measured takes at least `ns`. */
 void estimate_raise(struct estimate *estimate, uint64_t key, int64_t ns);

@@ -34,6 +34,7 @@ class Elf:
     executable_stack: bool = True
     thread_local_bytes: int = 0
     copied_pages: int = 0  # of 4 KiB, at every exec: those of the file that may be written to
+    zeroed_bytes: int = 0  # in each process that it is loaded into, used or not
     stays_loaded: bool = False
 
     @property
@@ -88,6 +89,7 @@ def _segments(elf: Elf, raw: bytes) -> None:
     for i in range(count):
         kind, flags = struct.unpack_from("<II", raw, table + i * size)
         at, _, in_file, bytes_in_memory = struct.unpack_from("<QQQQ", raw, table + i * size + 16)
+        elf.zeroed_bytes += bytes_in_memory - in_file if kind == LOAD else 0
         if kind == LOAD and flags & WRITABLE:
             elf.copied_pages += -(-(at + in_file) // PAGE_BYTES) - at // PAGE_BYTES
         elif kind == RELRO:

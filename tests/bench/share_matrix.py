@@ -36,6 +36,7 @@ from tests.bench.share_mixes import random_mixes
 CAPS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 MIXES = ((10, 90), (30, 70), (50, 50), (20, 30, 40), (25,) * 4, (12,) * 8, (5, 15, 25, 45))
 VARYING = ((2, 20), (5, 300), (20, 2000), (2, 20_000))
+RARE_AND_SHORT = ((2, 1000, 1000), (3, 300, 400), (3, 1000, 400), (5, 1000, 400), (10, 1000, 200))
 RARE_BESIDE = (
     (20, 2000, 100),
     (100, 3000, 60),
@@ -157,6 +158,12 @@ def rare_cases() -> Iterator[Case]:
             )
             yield Case(f"{length(rare)} beside 100 us", "/".join(map(str, caps)), tenants,
                        {"a": rare, "b": 100})  # fmt: skip
+    for rare, (steady, caps) in product(RARE_AND_SHORT, ((3, (30, 70)), (2000, (30, 50)))):
+        tenants = tuple(
+            Tenant(cap, lasting(f"kernel={name}", 1)) for cap, name in zip(caps, "ab", strict=True)
+        )
+        yield Case(f"rare: {length(rare)} beside {length(steady)}", "/".join(map(str, caps)), tenants,
+                   {"a": rare, "b": steady})  # fmt: skip
 
 
 FAR_LONGER: Kernels = {"a": (20, 400, 20), "b": 40}

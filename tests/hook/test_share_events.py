@@ -51,7 +51,7 @@ BESIDE: list[tuple[Kernels, str, str]] = [
 
 
 @pytest.mark.parametrize(("kernels", "first", "second"), BESIDE, ids=str)
-@pytest.mark.parametrize("percents", [(30, 50), (60, 30)], ids=str)
+@pytest.mark.parametrize("percents", [(30, 50), (60, 30), (30, 70)], ids=str)
 def test_beside_another(
     tmp_path: Path, percents: tuple[int, int], kernels: Kernels, first: str, second: str
 ) -> None:

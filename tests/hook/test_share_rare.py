@@ -79,6 +79,13 @@ BESIDE: list[tuple[Kernels, str, list[int]]] = [
     ({"kernel": (100, 3000, 60), **STEADY}, "", [30, 70]),
     ({"kernel": (10, 200, 40), **STEADY}, "", [30, 70]),
     ({"kernel": (50, 1000, 50), **STEADY}, "", [30, 70]),
+    (
+        {"kernel": (5, 1000, 400), "b": 2000},
+        "",
+        [30, 50],
+    ),  # had 49 %, as if these were others' turns
+    ({"kernel": (10, 1000, 200), "b": 2000}, "", [30, 50]),  # had 48
+    ({"kernel": (5, 300, 300), "b": 3}, "", [30, 70]),  # had 33.8
 ]
 
 

@@ -48,6 +48,22 @@ say(answer=answer, both=both())
     assert (said["answer"], charged_mib) == (OUT_OF_MEMORY, held_mib)
 
 
+def test_without_address_space_to_measure_in_cuda_does_not_start(node: Node) -> None:
+    """Or launches would be charged to nobody."""
+    code = """
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_AS)
+has = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (has + (7 << 20), most))
+refused = cuda.cuInit(0)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+say(answers=[refused, start(), alloc(1)[0]])
+"""
+    said = node.run(f"from memory_calls import *\n{code}", **{LIMIT: "1000m"})
+    assert said["answers"] == [OUT_OF_MEMORY, 0, 0]
+    assert "no memory is left to measure what the GPU does" in said["stderr"]
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -19,10 +19,9 @@ enum {
     MOST_PAUSE_NS = 20 * PAUSE_NS,
     PERMISSIONS = 0666,
     OPENINGS = 16,
-    HEADER_MISSING = 0,
+    SIGNALS = 1000, /* at which a call is made again */
     MOVED_BYTES = 2008985 /* or 1 less: HAMi-core's that claims version 1.1, whose fields lie elsewhere */
 };
-#define OTHER_LAYOUT "it is a usage region of another layout"
 
 static dev_t mapped_device; /* which file it is; set before the mapping is told to anybody */
 static ino_t mapped_inode;
@@ -146,77 +145,15 @@ void region_file_unlock(int fd)
     errno = error;
 }
 
-/* --- what is in it -------------------------------------------------------------------------------------- */
-
-static void write_devices(struct region *region)
-{
-    const struct settings *now = settings();
-    uint64_t count = 0;
-    for (int i = 0; i < MAX_DEVICES; i++)
-        loose_store(&region->sm_percent[i], 100);
-    for (char uuid[UUID_BYTES]; limits_uuid((int)count, uuid); count++)
-        strcpy(region->uuids[count], uuid);
-    for (; count < now->uuid_count && !limits_uuid(0, (char[UUID_BYTES]){""}); count++) {
-        memcpy(region->uuids[count], now->uuids[count], UUID_BYTES);
-        loose_store(&region->limit_bytes[count], now->limit_bytes[count]);
-        loose_store(&region->sm_percent[count], (now->core_permille[count] + 9) / 10);
-    }
-    loose_store(&region->device_count, count);
-}
-
-/* A POSIX semaphore that is 1 and shared by processes, as glibc from 2.21 on has it; older ones only see
- * somebody waiting who is not. */
-static void unlock(unsigned char *semaphore)
-{
-    semaphore[0] = 1;
-    semaphore[8] = 128;
-}
-
-static void write_header(struct region *region)
-{
-    region->major = REGION_MAJOR;
-    region->minor = REGION_MINOR;
-    write_devices(region);
-    unlock(region->lock);
-    unlock(region->start_lock);
-    loose_store(&region->utilisation_switch, 1);
-    loose_store(&region->recent_kernel, 2);
-    loose_store(&region->priority, settings()->priority);
-    loose_store(&region->last_kernel_time_s, (uint64_t)time(NULL));
-    atomic_store(&region->magic, REGION_MAGIC);
-}
-
-/* Our part; what another version of this library left there means nothing to us. */
-static void write_tail(struct region *region)
-{
-    struct region_tail *tail = region_tail(region);
-    atomic_store(&tail->magic, 0);
-    memset((char *)tail + sizeof tail->magic, 0, TAIL_BYTES - sizeof tail->magic);
-    for (int32_t i = 0; i < REGION_SLOTS && i < atomic_load(&region->slot_count); i++)
-        atomic_store(&region->slots[i].owner, 0);
-    tail->version = TAIL_VERSION;
-    atomic_store(&tail->magic, TAIL_MAGIC);
-}
-
-static bool tail_is_in_order(struct region *region)
-{
-    struct region_tail *tail = region_tail(region);
-    return atomic_load(&tail->magic) == TAIL_MAGIC && tail->version == TAIL_VERSION;
-}
-
-static bool in_order(struct region *region)
-{
-    return atomic_load(&region->magic) == REGION_MAGIC && region->major == REGION_MAJOR
-        && tail_is_in_order(region) && atomic_load(&region_tail(region)->slots_backed) >= REGION_SLOTS;
-}
-
 /* --- making it ------------------------------------------------------------------------------------------ */
 
 /* Real blocks for all of it: writing into a hole of a full disk would end the process with SIGBUS. Where the
  * file system has no such call, libc writes into each block. */
 static bool has_blocks(int fd)
 {
-    int error = posix_fallocate(fd, 0, FILE_BYTES);
+    int error = EINTR;
+    for (int tries = 0; tries < SIGNALS && error == EINTR; tries++)
+        error = posix_fallocate(fd, 0, FILE_BYTES);
     errno = error;
     return error == 0;
 }
@@ -225,7 +162,7 @@ static const char *complaint_of(const struct stat *status)
 {
     return !S_ISREG(status->st_mode)                            ? "it is not a regular file"
         : status->st_size > 0 && status->st_size < REGION_BYTES ? "it is too short for a usage region"
-        : (status->st_size | 1) == MOVED_BYTES                  ? OTHER_LAYOUT
+        : (status->st_size | 1) == MOVED_BYTES                  ? REGION_OTHER_LAYOUT
                                                                 : NULL;
 }
 
@@ -244,29 +181,19 @@ static bool may_grow(void)
 static const char *prepare(int fd)
 {
     struct stat status;
+    struct region_beginning beginning = {0};
     if (fstat(fd, &status) != 0)
         return strerror(errno);
-    if (complaint_of(&status))
-        return complaint_of(&status);
+    const char *complaint = complaint_of(&status);
+    if (!complaint && pread(fd, &beginning, sizeof beginning, 0) < 0)
+        return strerror(errno);
+    complaint = complaint ? complaint : region_complaint(beginning);
+    if (complaint)
+        return complaint;
     if (status.st_uid == geteuid() && (status.st_mode & 0777) != PERMISSIONS)
         fchmod(fd, PERMISSIONS); /* other users of the container count here too, and may have begun to */
     if ((status.st_size < FILE_BYTES && (!may_grow() || ftruncate(fd, FILE_BYTES) != 0)) || !has_blocks(fd))
         return strerror(errno);
-    return NULL;
-}
-
-static const char *put_in_order(struct region *region)
-{
-    int32_t magic = atomic_load(&region->magic);
-    if (magic == HEADER_MISSING)
-        write_header(region);
-    else if (magic != REGION_MAGIC)
-        return "it is not a usage region";
-    if (region->major != REGION_MAJOR)
-        return OTHER_LAYOUT;
-    if (!tail_is_in_order(region))
-        write_tail(region);
-    atomic_store(&region_tail(region)->slots_backed, REGION_SLOTS);
     return NULL;
 }
 
@@ -289,7 +216,7 @@ static struct region *map_as_it_is(int fd)
     if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size < FILE_BYTES)
         return NULL;
     struct region *region = map(fd, &problem);
-    if (region && !in_order(region)) {
+    if (region && !region_in_order(region)) {
         munmap(region, FILE_BYTES);
         region = NULL;
     }
@@ -302,10 +229,8 @@ static struct region *make(int fd, const char **problem)
     if (!*problem)
         *problem = prepare(fd);
     struct region *region = *problem ? NULL : map(fd, problem);
-    if (region && (*problem = put_in_order(region))) {
-        munmap(region, FILE_BYTES);
-        region = NULL;
-    }
+    if (region)
+        region_put_in_order(region);
     return region;
 }
 

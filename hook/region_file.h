@@ -4,7 +4,7 @@
 #ifndef VGPU_REGION_FILE_H
 #define VGPU_REGION_FILE_H
 
-#include "region_layout.h"
+#include "region_content.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,18 +32,6 @@ int region_file_lock(int patience_ms);
 
 /* Unlock and close; errno stays. */
 void region_file_unlock(int fd);
-
-/* Our part of a mapped region. */
-static inline struct region_tail *region_tail(struct region *region)
-{
-    return (struct region_tail *)(void *)((char *)region + TAIL_OFFSET);
-}
-
-/* A uuid is complete from the moment that its first byte is there. */
-static inline bool region_has_device(struct region *region, int place)
-{
-    return __atomic_load_n(&region->uuids[place][0], __ATOMIC_ACQUIRE) != 0;
-}
 
 /* Nanoseconds of CLOCK_MONOTONIC. The coarse one is some milliseconds behind, and cheaper. */
 uint64_t now_ns(void);

@@ -118,7 +118,7 @@ static bool owner_is_dead(struct region_slot *slot, uint64_t owner, int fd, int 
         return visible && process_gone(pid_in(owner), start_time_in(owner)) && !holds_any(slot);
     if (lock == LOCK_TAKEN) /* its memory is gone, but as long as it exits its GPU memory may not be */
         return !visible || !process_is_exiting(pid_in(owner), start_time_in(owner));
-    return (visible || !namespace_of(slot, owner)) && process_gone(pid_in(owner), start_time_in(owner));
+    return (visible || !(owner & OWNER_READY)) && process_gone(pid_in(owner), start_time_in(owner));
 }
 
 static int32_t slot_count(struct region *region)
@@ -233,8 +233,7 @@ static bool free_from_before(struct region_slot *slot, uint64_t me, int fd, int 
 {
     uint64_t owner = atomic_load(&slot->owner);
     if ((owner & ~(OWNER_READY | OWNER_UNLOCKED)) != me
-        || !(owner & OWNER_UNLOCKED || is_of_our_namespace(slot, owner)
-             || owner_is_dead(slot, owner, fd, index)))
+        || !(is_of_our_namespace(slot, owner) || owner_is_dead(slot, owner, fd, index)))
         return false;
     return !(holds_any(slot) && ask_lock(fd, index) == LOCK_BUSY)
         && atomic_compare_exchange_strong(&slot->owner, &owner, 0);

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from built_hook import built
+from c_programs import library
 from hooked_programs import LIMIT, Node
 from region_files import (
     FILE_BYTES,
@@ -97,6 +99,7 @@ def test_a_file_is_made_or_taken_over_or_cuda_does_not_start(
     node: Node, make: Callable[[Path], None], result: int, complaint: str
 ) -> None:
     make(node.cache)
+    was = node.cache.read_bytes() if node.cache.is_file() else None
     said = node.run(START, **{LIMIT: "1g", "LIBCUDA_LOG_LEVEL": "1"})
     assert (said["init"], said["rc"]) == (result, 0)
     assert complaint in said["stderr"]
@@ -104,6 +107,18 @@ def test_a_file_is_made_or_taken_over_or_cuda_does_not_start(
     if result == MADE:
         assert node.cache.stat().st_size == FILE_BYTES
         assert node.cache.stat().st_mode & 0o777 == 0o666
+    elif was is not None:
+        assert node.cache.read_bytes() == was
+
+
+def test_a_signal_while_it_is_made_does_not_stop_cuda(node: Node) -> None:
+    """Of some file systems the call ends at any; the program may have a profiler's timer."""
+    interrupted = library("interrupt.c", "-ldl", name="libinterrupt.so")
+    preload = f"{interrupted}:{built() / 'libvgpu.so'}"
+    code = f"{START[:-1]}, calls=ctypes.c_int.in_dll(ctypes.CDLL({str(interrupted)!r}), 'calls').value)"
+    said = node.run(code, **{LIMIT: "1g", "LD_PRELOAD": preload})
+    assert (said["init"], said["stderr"]) == (0, "")
+    assert said["calls"] > 1, "the case must meet what it is about"
 
 
 @pytest.mark.parametrize(

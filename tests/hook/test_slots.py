@@ -102,6 +102,13 @@ def locked(path: Path, at: int) -> Iterator[None]:
         pytest.param(
             os.getpid(), READY, HERE, "no file", "exiting", False, id="no file, alive"
         ),
+        pytest.param(
+            os.getpid(), READY, 0, "no file", "gone", False,
+            id="no file, of a pid namespace whose /proc it did not have",
+        ),
+        pytest.param(
+            os.getpid(), READY | UNLOCKED, 0, "free", "gone", False, id="the same, no locks"
+        ),
     ],
 )  # fmt: skip
 def test_only_the_dead_lose_their_slot(
@@ -128,21 +135,27 @@ def test_only_the_dead_lose_their_slot(
 
 
 @pytest.mark.parametrize(
-    ("namespace", "lock", "freed"),
+    ("flags", "namespace", "lock", "freed"),
     [
-        pytest.param(HERE, "region", True, id="of this pid namespace, a child has its lock"),
-        pytest.param(HERE ^ 1, "region", False, id="of another, with the same pid and start time"),
+        pytest.param(READY, HERE, "region", True, id="of this pid namespace, a child has its lock"),
         pytest.param(
-            HERE, "elsewhere", True, id="a sweeper that found it dead may be about to free it"
+            READY, HERE ^ 1, "region", False, id="of another, with the same pid and start time"
         ),
+        pytest.param(
+            READY, HERE, "elsewhere", True,
+            id="a sweeper that found it dead may be about to free it",
+        ),
+        pytest.param(READY | UNLOCKED, HERE, "elsewhere", True, id="no locks"),
+        pytest.param(READY | UNLOCKED, HERE ^ 1, "elsewhere", False, id="no locks, of another"),
+        pytest.param(READY | UNLOCKED, 0, "elsewhere", False, id="no locks, of whichever"),
     ],
-)
+)  # fmt: skip
 def test_what_is_ours_from_before_an_exec_is_freed_and_not_taken_anew(
-    slots: ctypes.CDLL, tmp_path: Path, namespace: int, lock: str, freed: bool
+    slots: ctypes.CDLL, tmp_path: Path, flags: int, namespace: int, lock: str, freed: bool
 ) -> None:
     ctypes.c_bool.in_dll(slots, "said_gone").value = False
     region = ctypes.create_string_buffer(FILE_BYTES)
-    owner = os.getpid() | READY | STARTED << TIME_SHIFT
+    owner = os.getpid() | flags | STARTED << TIME_SHIFT
     struct.pack_into("<Q", region, FIRST_SLOT + OWNER_AT, owner)
     struct.pack_into("<iI", region, FIRST_SLOT + STATUS_AT, 1, namespace & 0xFFFFFFFF)
     struct.pack_into("<i", region, SLOT_COUNT_AT, 1)

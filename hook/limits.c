@@ -90,19 +90,27 @@ static void keep(int i, const struct line *line, uint32_t sequence)
 
 static void publish(int place, const struct line *line);
 
-/* What the line of a place says, or said when it was last whole. */
+/* What a line says, or said when it was last whole. */
+static uint32_t read_any(int i, struct line *line)
+{
+    uint32_t sequence;
+    if (read_soon(i, line, &sequence))
+        return sequence;
+    pthread_mutex_lock(&lock);
+    *line = good[i];
+    pthread_mutex_unlock(&lock);
+    return loose_load(&good_sequence[i]);
+}
+
+/* The same of a known place. */
 static void read_line(int place, struct line *line)
 {
     int i = places[place].line;
-    uint32_t sequence;
-    if (!read_soon(i, line, &sequence)) {
-        pthread_mutex_lock(&lock);
-        *line = good[i];
-        pthread_mutex_unlock(&lock);
-    } else if (sequence != atomic_load_explicit(&good_sequence[i], memory_order_relaxed)) {
-        keep(i, line, sequence);
-        publish(place, line);
-    }
+    uint32_t sequence = read_any(i, line);
+    if (sequence == loose_load(&good_sequence[i]))
+        return;
+    keep(i, line, sequence);
+    publish(place, line);
 }
 
 /* --- taking the file into force ------------------------------------------------------------------------- */
@@ -236,18 +244,19 @@ static void publish(int place, const struct line *line)
     region_tell_limits(place, line->memory_limit_bytes, share_in(line));
 }
 
-/* What holds for a device that the agent did not list, though it did list some: the least of those. It is not
- * this container's. */
+/* What holds for a device that the agent did not list, though it did list some: the least of those, and it is
+ * blocked while one of them is. It is not this container's. */
 static void least_line(struct line *least)
 {
     *least = (struct line){.core_permille = WHOLE_GPU_PERMILLE};
     for (int i = 0; i < line_count; i++) {
-        pthread_mutex_lock(&lock);
-        struct line line = good[i];
-        pthread_mutex_unlock(&lock);
+        struct line line;
+        read_any(i, &line);
         least->memory_limit_bytes = lower_limit(line.memory_limit_bytes, least->memory_limit_bytes);
         least->core_permille =
             share_in(&line) < least->core_permille ? share_in(&line) : least->core_permille;
+        if (line.blocked_until_ns > least->blocked_until_ns)
+            least->blocked_until_ns = line.blocked_until_ns;
     }
 }
 

@@ -92,7 +92,9 @@ static void read_visible_devices(void)
 static int number_of(const char *name, int absent)
 {
     const char *text = getenv(name);
-    return text && *text ? atoi(text) : absent;
+    char *end = NULL;
+    long number = text ? strtol(text, &end, 10) : 0;
+    return end != text && !*end && number == (int)number ? (int)number : absent;
 }
 
 static bool word_is(const char *name, const char *word)

@@ -102,10 +102,8 @@ class Line:
 class Talker:
     """A program in the container that does what it is told, line by line."""
 
-    def __init__(self, bed: LimitsBed, **env: str) -> None:
-        code = (
-            "start()\nimport sys\nfor line in sys.stdin: print(json.dumps(eval(line)), flush=True)"
-        )
+    def __init__(self, bed: LimitsBed, device: int = 0, **env: str) -> None:
+        code = f"start({device})\nimport sys\nfor line in sys.stdin: print(json.dumps(eval(line)), flush=True)"
         self._process = bed.node.start(code, env=bed.environment(**env))
 
     def ask(self, expression: str) -> Any:

@@ -17,6 +17,7 @@ from limits_bed import LimitsBed, Talker, limits_bed
 from agent.adapters.live_limits import HostLiveLimits
 from agent.domain.limit_record import LimitRecord, SetLimit
 from agent.domain.limits_file import DeviceLimit
+from agent.domain.region import V1
 from agent.sim.driver import SimDriver, made_up_uuid
 
 A = made_up_uuid(0)
@@ -90,6 +91,21 @@ def test_a_process_that_starts_after_a_kill_is_let_in_by_the_next_agent(host: Ho
         said = host.bed.node.run("start()\nsay(total=total_mib())", **host.bed.environment())
         assert said["total"] == 700
         assert program.ask("(total_mib(), alloc(101)[0], alloc(100)[0])") == [700, 2, 0]
+
+
+def test_a_change_holds_for_a_device_that_is_not_listed(host: Host) -> None:
+    """Its limits are the least of the others', which were read by who used one of those only."""
+    host.bed.node.sim.add_gpu()
+    agent = host.give(2000)
+    with Talker(host.bed, device=1) as program:
+        assert program.ask("total_mib(1)") == 2000
+        agent.set_limits(UID, NAME, to(500))
+        assert program.ask("(total_mib(1), alloc(501)[0], alloc(500)[0])") == [500, 2, 0]
+        assert program.ask("total_mib(0)") == 500
+    told = host.bed.node.cache.read_bytes()[V1["limit_bytes"] :][
+        :8
+    ]  # by who used the listed one last
+    assert int.from_bytes(told, "little") == 500 * MIB
 
 
 class InMemory(HostLiveLimits):

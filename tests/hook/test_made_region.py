@@ -141,6 +141,23 @@ def test_a_process_says_its_priority_where_the_agent_could_not_know_it(bed: Limi
     assert priority() == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("0", 0, id="high"),
+        pytest.param("3", 3, id="any number"),
+        pytest.param("low", 1, id="no number: it was the highest"),
+        pytest.param("0x", 1, id="not only a number"),
+        pytest.param("99999999999", 1, id="out of range"),
+        pytest.param("", 1, id="empty"),
+    ],
+)
+def test_a_priority_that_is_none_is_the_default(node: Node, text: str, expected: int) -> None:
+    said = node.run(ASK, **{LIMIT: "1g", "CUDA_TASK_PRIORITY": text})
+    assert said["init"] == 0
+    assert struct.unpack_from("<i", node.cache.read_bytes(), PRIORITY_AT)[0] == expected
+
+
 def test_who_launches_says_so_itself(bed: LimitsBed) -> None:
     """Only then is the container active; one that was only granted keeps nobody waiting."""
 

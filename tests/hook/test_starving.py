@@ -100,6 +100,13 @@ def test_what_cannot_be_noted_stays_charged_while_it_is_held(
     assert charged_mib >= held_mib > 3
 
 
+def test_a_graph_whose_allocation_cannot_be_noted_is_launched(node: Node) -> None:
+    """Open: what it takes is charged where NVML's figure of the process is known."""
+    made = "starving(1)\ngraph = passing(64)\nstarving(0)\n"
+    said = starved(node, f"{made}answer = cuda.cuGraphLaunch(instantiate(graph), None)")
+    assert said["answer"] == 0
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -4,12 +4,9 @@
 #ifndef VGPU_AWAIT_H
 #define VGPU_AWAIT_H
 
-#include <stdint.h>
-
-/* For 10 s at most, and no longer than until so much fits at the place that did not at first; not at all as
- * long as somebody did so for nothing in this context and the driver still waits there, or beside an open
- * capture, which it would end. */
-void await_streams(int place, uint64_t bytes);
+/* For 10 s at most; not at all as long as somebody did so for nothing in this context and the driver still
+ * waits there, or beside an open capture, which it would end. */
+void await_streams(void);
 
 /* In a child of fork, where nobody does. */
 void await_forget(void);

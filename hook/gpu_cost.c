@@ -180,22 +180,25 @@ static void weigh(struct doubt *doubt, int64_t beyond_ns, int64_t away_ns)
  * by what looks have told, for which they are measured often for a while. Where every launch is measured,
  * what is in doubt is charged all the same, and only says nothing of how the kind varies. */
 static bool doubtful(struct measured_lane *lane, const struct trace *trace, struct estimate *estimate,
-                     int64_t away_ns, int64_t own, int64_t now_ns)
+                     int64_t own, int64_t now_ns)
 {
     struct doubt *doubt = trace_doubt(lane, trace->key);
     int64_t expected_ns = loose_load(&estimate->ns), most_ns = unseen_most_ns(lane);
+    bool by_looks = expected_ns < RARELY_NS && !gpu_time_several_streams(&lane->lane, (uint64_t)now_ns)
+        && !gpu_time_several_contexts(&lane->lane);
     if (++doubt->samples > DOUBT_SAMPLES)
         doubt->samples /= 2, doubt->long_ones /= 2;
     if (!share_contended(lane->lane.share, (uint64_t)(now_ns - STOPPED_NS)))
         return false;
-    if (trace->part_ns >= expected_ns + SWITCH_NS && trace->part_ns <= most_ns)
-        weigh(doubt, trace->part_ns - expected_ns, away_ns);
+    if (by_looks && trace->part_ns >= expected_ns + SWITCH_NS && trace->part_ns <= most_ns)
+        weigh(
+            doubt, trace->part_ns - expected_ns,
+            gpu_probe_away_ns(trace_probe(lane, trace), trace->running_since_ns, trace->ran_until_ns, true));
     if (own < expected_ns + SWITCH_NS || own > most_ns)
         return false;
     int64_t most = (doubt->samples + DOUBT_FIRST) * expected_ns / OWN_TURN_NS;
     bool few = ++doubt->long_ones <= most, known = doubt->beyond_ns >= EVIDENCE_NS;
-    if (expected_ns >= RARELY_NS || gpu_time_several_streams(&lane->lane, (uint64_t)now_ns)
-        || gpu_time_several_contexts(&lane->lane))
+    if (!by_looks)
         return few;
     if (!known || doubt->long_ones > most + BY_CHANCE)
         estimate_watch(&gpu_time_predictor, estimate);
@@ -220,14 +223,13 @@ void gpu_cost_judge(struct measured_lane *lane, struct trace *trace, struct swee
     if (expected_ns && expected_ns < SHORT_NS)
         leave_out_wait(lane, trace);
     int64_t own = gpu_cost_own_ns(lane, trace, trace->ran_until_ns, seen);
-    int64_t away_ns = trace->part_ns - own;
     bool is_short = expected_ns && expected_ns < SHORT_NS && (averaged || !estimate_measures_all(estimate));
     if (is_short && !trace->edge)
         own = short_ns(lane, trace, own);
     bool is_known =
         expected_ns && expected_ns < SHORT_NS && loose_load(&estimate->samples) >= ESTIMATE_SAMPLES;
     bool waited = is_short && is_known && unsharp(lane, trace, seen);
-    bool in_doubt = is_known && !waited && doubtful(lane, trace, estimate, away_ns, own, now_ns);
+    bool in_doubt = is_known && !waited && doubtful(lane, trace, estimate, own, now_ns);
     trace->told = !trace->edge
         && !(is_short && own < -SWITCH_NS) /* a turn of others was taken for one in it */
         && !(is_short && in_doubt) && !waited && !(expected_ns && is_unseen(lane, trace, now_ns));

@@ -143,7 +143,9 @@ static void settle(struct measured_lane *lane, struct trace *trace)
         bool left_out = leave_out(trace, estimate);
         if (trace->guess && !left_out && !(estimate && loose_load(&estimate->samples)))
             learn_guess(&lane->lane, lesson_ns);
-        loose_store(&gpu_time_predictor.event_ns, (uint32_t)event_cost_ns(&trace_probe(lane, trace)->events));
+        uint32_t event_ns = (uint32_t)event_cost_ns(&trace_probe(lane, trace)->events);
+        if (event_ns)
+            loose_store(&gpu_time_predictor.event_ns, event_ns);
         if (estimate && !left_out)
             estimate_learn(&gpu_time_predictor, estimate, trace->key, lesson_ns, trace->single_ns);
         forget_beside(lane, trace, estimate);

@@ -177,7 +177,7 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
         if (tries)
             monotonic_sleep_until(now_ns + (uint64_t)LOOK_MS * 1000000);
         if (needed <= limits_memory_bytes(place) && reclaimable(place, 0))
-            reclaim(place, needed);
+            reclaim(place);
     }
 }
 

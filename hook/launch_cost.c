@@ -3,6 +3,7 @@
 
 enum {
     FEW_SAMPLES = ESTIMATE_SAMPLES,
+    IN_VAIN_MOST = 128, /* that go out though others were waited for in vain: each has its measurement */
     GUESSES_MEASURED = 96, /* like GUESSES, of kinds that are little known but were measured */
     SWEEP_OF_STREAM = 40, /* launches of each stream that are measured in a row, if not too many together */
     SWEEP_OF_FEW = 220, /* of all together, where few are launched; else SWEEP_MOST */
@@ -55,33 +56,33 @@ static bool guess(struct launch *launch, int64_t most)
     return launch->guess;
 }
 
-/* Whether a launch has waited in vain for others to be measured, as the first of those that are queued may
- * itself wait for something: as long as that has not begun, no other one waits. */
-static bool in_vain(const struct launch *launch, uint64_t now_ns)
+/* How many may be out for a launch that does not wait for others to be measured; 0: it waits. One does that
+ * has waited for long; and as long as the first of those that were queued then has not begun, which may wait
+ * for something itself, no other one waits in vain. */
+static int64_t most_in_vain(const struct launch *launch)
 {
     struct lane *lane = launch->lane;
     uint64_t queued_ns = (uint64_t)loose_load(&lane->queued_ns);
-    bool gives_up = launch->asks_since_ns && elapsed_ns(launch->asks_since_ns, now_ns) >= PATIENCE_NS;
-    if (gives_up)
-        loose_store(&lane->in_vain_ns, queued_ns);
-    return gives_up || (queued_ns && loose_load(&lane->in_vain_ns) == queued_ns);
+    if (launch->asked_ns < (uint64_t)PATIENCE_NS)
+        return queued_ns && loose_load(&lane->in_vain_ns) == queued_ns ? IN_VAIN_MOST : 0;
+    loose_store(&lane->in_vain_ns, queued_ns);
+    return INT64_MAX;
 }
 
-int64_t launch_cost_ns(struct launch *launch, uint64_t now_ns)
+int64_t launch_cost_ns(struct launch *launch)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
     int64_t ns = estimate ? loose_load(&estimate->ns) : 0,
             samples = estimate ? loose_load(&estimate->samples) : 0;
     int64_t guess_ns = loose_load(&launch->lane->guess_ns);
     bool few = samples < FEW_SAMPLES, varies = samples && estimate_measures_often(estimate);
-    bool waits = few && !in_vain(launch, now_ns);
-    if (waits && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
+    int64_t most = few ? most_in_vain(launch) : 0, least_ns = most && !samples ? IN_VAIN_NS : 0;
+    if (few && !most && gpu_time_guesses(launch->lane, launch->key) >= most_guesses_of_kind(samples, varies))
         return 0;
-    if (few && !guess(launch, waits ? most_guesses(samples ? ns : guess_ns, !samples) : INT64_MAX))
+    if (few && !guess(launch, most ? most : most_guesses(samples ? ns : guess_ns, !samples)))
         return 0;
-    if (few && !samples && !waits)
-        return IN_VAIN_NS;
-    return ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
+    ns = ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
+    return ns > least_ns ? ns : least_ns;
 }
 
 /* --- what is measured ----------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #include "launch_gate.h"
 
 /* In ns; 0: that will soon be known, look again. May make the launch one of the lane's guesses. */
-int64_t launch_cost_ns(struct launch *launch, uint64_t now_ns);
+int64_t launch_cost_ns(struct launch *launch);
 
 /* The launch is not made, or not measured: it is no guess any more. */
 void launch_cost_drop_guess(struct launch *launch);

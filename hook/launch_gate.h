@@ -26,7 +26,8 @@ struct launch {
     bool per_thread, guess, on_credit, always, in_series;
     uint64_t sweep; /* when the sweep that it is of began; 0: of none */
     int looks; /* for what a launch waits for that is about to be measured */
-    uint64_t asks_since_ns; /* when it began to wait to know what its kind costs; 0: it does not */
+    uint64_t asked_at_ns,
+        asked_ns; /* when it last waited to know what its kind costs, 0: it does not; for how long */
     uint64_t due_ns; /* when it wanted to look at the budget again; 0: it was not that it waited for */
 };
 

@@ -16,6 +16,7 @@ enum { FEW_LOOKS = 20, ROOM_LOOKS = 3 * FEW_LOOKS }; /* the latter take 21 ms, a
 
 #define LATER_LOOK_NS 500000
 #define FIRST_LOOK_NS 50000 /* between looks for the first measurement of a kind */
+#define ASKED_MOST_NS (10 * MS_NS) /* of the time between two; more, and nobody was let look */
 #define UNCERTAIN_WAIT_NS MS_NS
 #define QUEUE_LENT_NS (7 * MS_NS)
 #define NO_ROOM_NS (1000 * MS_NS)
@@ -101,17 +102,18 @@ static uint64_t ask(struct launch *launch, int place, uint64_t now_ns)
     launch_budget_keep_own(launch->lane, lowered ? core.permille : 0, now_ns);
     if (permille == SHARE_WHOLE_PERMILLE && !lowered)
         return 0;
-    int64_t cost_ns = launch_cost_ns(launch, now_ns);
+    uint64_t asked_ns = launch->asked_at_ns ? now_ns - launch->asked_at_ns : 0;
+    launch->asked_ns += asked_ns < (uint64_t)ASKED_MOST_NS ? asked_ns : (uint64_t)ASKED_MOST_NS;
+    launch->asked_at_ns = 0;
+    int64_t cost_ns = launch_cost_ns(launch);
     uint64_t look_ns = cost_ns ? 0 : look_again_ns(launch);
     const struct estimate *known = look_ns ? estimate_find(&gpu_time_predictor, launch->key) : NULL;
     if (look_ns && (!known || !loose_load(&known->deviation)))
-        cost_ns = launch_cost_ns(launch,
-                                 now_ns); /* unless its kind varies: what was waited for says nothing of it */
-    if (!cost_ns && !launch->asks_since_ns)
-        launch->asks_since_ns = now_ns;
-    if (!cost_ns)
+        cost_ns = launch_cost_ns(launch); /* unless its kind varies: what was waited for says nothing of it */
+    if (!cost_ns) {
+        launch->asked_at_ns = now_ns;
         return look_ns;
-    launch->asks_since_ns = 0;
+    }
     if (due_ns && now_ns > due_ns + (uint64_t)HELD_UP_NS && permille < SHARE_WHOLE_PERMILLE)
         share_held_up(launch->lane->share, now_ns, now_ns - due_ns, permille);
     if (!launch_budget_take(launch, cost_ns, permille, now_ns)) {

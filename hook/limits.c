@@ -10,7 +10,13 @@
 #include <string.h>
 #include <strings.h>
 
-enum { READ_ATTEMPTS = 200, FIRST_READ_PATIENCE_MS = 500, UNKNOWN = -1, PERMILLE_OF_PERCENT = 10 };
+enum {
+    READ_ATTEMPTS = 200,
+    FIRST_READ_PATIENCE_MS = 500,
+    UNKNOWN = -1,
+    UNTOLD = 1,
+    PERMILLE_OF_PERCENT = 10
+};
 
 /* What a line says, in one piece. */
 struct line {
@@ -24,6 +30,7 @@ struct place {
     uint64_t settings_bytes;
     uint32_t settings_permille;
     _Atomic bool known;
+    _Atomic uint32_t told_sequence; /* of the line, as the readers of the usage region were told it last */
 };
 
 static const struct limits_file *file; /* NULL: there is none */
@@ -94,23 +101,26 @@ static void publish(int place, const struct line *line);
 static uint32_t read_any(int i, struct line *line)
 {
     uint32_t sequence;
-    if (read_soon(i, line, &sequence))
+    if (read_soon(i, line, &sequence)) {
+        if (sequence != loose_load(&good_sequence[i]))
+            keep(i, line, sequence);
         return sequence;
+    }
     pthread_mutex_lock(&lock);
     *line = good[i];
+    sequence = loose_load(&good_sequence[i]);
     pthread_mutex_unlock(&lock);
-    return loose_load(&good_sequence[i]);
+    return sequence;
 }
 
 /* The same of a known place. */
 static void read_line(int place, struct line *line)
 {
-    int i = places[place].line;
-    uint32_t sequence = read_any(i, line);
-    if (sequence == loose_load(&good_sequence[i]))
-        return;
-    keep(i, line, sequence);
-    publish(place, line);
+    uint32_t sequence = read_any(places[place].line, line);
+    if (sequence != loose_load(&places[place].told_sequence)) {
+        loose_store(&places[place].told_sequence, sequence);
+        publish(place, line);
+    }
 }
 
 /* --- taking the file into force ------------------------------------------------------------------------- */
@@ -219,8 +229,8 @@ void limits_place(int place, const char *uuid)
     pthread_mutex_unlock(&lock);
     struct line line;
     if (!known && places[place].line != UNKNOWN) {
+        loose_store(&places[place].told_sequence, UNTOLD);
         read_line(place, &line);
-        publish(place, &line);
     }
 }
 

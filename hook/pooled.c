@@ -60,13 +60,13 @@ static CUresult find_source(struct pooled *pooled)
 }
 
 /* Where the stream is, or was: other threads' streams are waited for as well. */
-static void reclaim_in(int place, uint64_t bytes, CUstream stream)
+static void reclaim_in(int place, CUstream stream)
 {
     depth_enter();
     CUcontext entered = stream_enter(stream);
     depth_leave();
     looks_call_ended(place); /* all that is charged is there */
-    reclaim(place, bytes);
+    reclaim(place);
     looks_call_begins(place);
     depth_enter();
     stream_leave(entered);
@@ -87,7 +87,7 @@ static CUresult claim(struct pooled *pooled)
     bool again = result != CUDA_SUCCESS && reclaimable(place, pooled->bytes);
     for (int tries = TRIES; again && tries; tries--) {
         uint64_t freed = reserve_freed_ever(reserve);
-        reclaim_in(place, pooled->bytes + RESERVE_MOST_STEP_BYTES, pooled->stream);
+        reclaim_in(place, pooled->stream);
         result = reserve_claim(reserve, pooled->in, pooled->bytes, NULL);
         again = result != CUDA_SUCCESS && reserve_freed_ever(reserve) != freed; /* by others, meanwhile */
     }

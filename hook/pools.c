@@ -373,7 +373,7 @@ uint64_t pools_idle_bytes(int place)
     return bytes;
 }
 
-void pools_trim(int place, uint64_t bytes)
+void pools_trim(int place)
 {
     bool awaited = false;
     for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++) {
@@ -383,7 +383,7 @@ void pools_trim(int place, uint64_t bytes)
         if (!awaited && reserve_pending(&pool->reserve)) {
             /* A driver may keep what a stream has freed until somebody has waited for it. While nobody waits
              * for a visit to end. */
-            await_streams(place, bytes);
+            await_streams();
             pools_true_up(EVERY_PLACE); /* others may have shrunk by that as well */
             awaited = true;
         }

@@ -90,9 +90,8 @@ void pools_true_up(int place);
 /* The number of this stream, or any, may become another's: SEVERAL_STREAMS. */
 void pools_stream_ends(uint64_t stream);
 
-/* Charged for nothing that is live; and give it back, which waits for what the current context does, unless
- * so much fits before that (await.h). */
+/* Charged for nothing that is live; and give it back, which waits for what the current context does. */
 uint64_t pools_idle_bytes(int place);
-void pools_trim(int place, uint64_t bytes);
+void pools_trim(int place);
 
 #endif

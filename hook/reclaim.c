@@ -32,25 +32,20 @@ void true_up(int place)
     guesses_reconcile(place, false);
 }
 
-bool memory_fits(int place, uint64_t bytes, uint64_t idle_bytes)
-{
-    uint64_t limit = limits_memory_bytes(place), used = region_used_bytes(place);
-    used -= idle_bytes < used ? idle_bytes : used;
-    return !limit || (bytes <= limit && used <= limit - bytes);
-}
-
 bool reclaimable(int place, uint64_t bytes)
 {
     if (place < 0)
         return false;
-    uint64_t idle = pools_idle_bytes(place) + graph_memory_idle_bytes(place) + guesses_unseen_bytes(place);
-    return idle && memory_fits(place, bytes, idle);
+    uint64_t idle = pools_idle_bytes(place) + graph_memory_idle_bytes(place) + guesses_unseen_bytes(place),
+             limit = limits_memory_bytes(place), used = region_used_bytes(place);
+    used -= idle < used ? idle : used;
+    return idle && (bytes <= limit && used <= limit - bytes);
 }
 
-void reclaim(int place, uint64_t bytes)
+void reclaim(int place)
 {
     struct quiet quiet = quiet_begin();
-    pools_trim(place, bytes);
+    pools_trim(place);
     graph_memory_trim(place);
     quiet_end(quiet);
     if (guesses_unseen_bytes(place))
@@ -66,6 +61,6 @@ CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, con
         return result;
     if (!reclaimable(place, bytes))
         return charge_refused(place, bytes, function);
-    reclaim(place, bytes);
+    reclaim(place);
     return charge(place, kind, bytes, CALL_BEGINS, function);
 }

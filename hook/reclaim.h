@@ -20,12 +20,8 @@ void true_up(int place);
  * fits: what does not anyway is not waited for. */
 bool reclaimable(int place, uint64_t bytes);
 
-/* Whether so much is left of the limit, were what is idle not used. */
-bool memory_fits(int place, uint64_t bytes, uint64_t idle_bytes);
-
-/* Give it back, unless so much fits before that; not inside of a call of the place (looks.h), or that would
- * hide what has gone. */
-void reclaim(int place, uint64_t bytes);
+/* Give it back; not inside of a call of the place (looks.h), or that would hide what has gone. */
+void reclaim(int place);
 
 /* Calls between these two do not disturb a capture that another stream of the process is in. */
 struct quiet {

@@ -1,12 +1,13 @@
 #include "reserve.h"
 
+#define MOST_STEP_BYTES (UINT64_C(32) << 20)
 #define LEAST_STEP_BYTES (UINT64_C(2) << 20)
 #define CLAIMS                                                                                               \
     UINT64_C(0xffffffff) /* which changes are counted there; above, how often the charge was lowered */
 
 void reserve_init(struct reserve *reserve, int place)
 {
-    *reserve = (struct reserve){.place = place, .step_bytes = RESERVE_MOST_STEP_BYTES};
+    *reserve = (struct reserve){.place = place, .step_bytes = MOST_STEP_BYTES};
     pthread_mutex_init(&reserve->lock, NULL);
 }
 
@@ -14,7 +15,7 @@ void reserve_reset(struct reserve *reserve, int place)
 {
     pthread_mutex_lock(&reserve->lock);
     reserve->place = place;
-    reserve->step_bytes = RESERVE_MOST_STEP_BYTES;
+    reserve->step_bytes = MOST_STEP_BYTES;
     reserve->live_bytes = reserve->charged_bytes = reserve->pending_bytes = reserve->seen_bytes = 0;
     pthread_mutex_unlock(&reserve->lock);
 }

@@ -16,8 +16,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define RESERVE_MOST_STEP_BYTES (UINT64_C(32) << 20) /* that a driver is known to grow one by */
-
 struct reserve {
     pthread_mutex_t lock;
     _Atomic int place; /* changes where another pool takes an unused account */

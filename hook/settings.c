@@ -94,7 +94,7 @@ static int number_of(const char *name, int absent)
     const char *text = getenv(name);
     char *end = NULL;
     long number = text ? strtol(text, &end, 10) : 0;
-    return end != text && !*end && number == (int)number ? (int)number : absent;
+    return end != text && number == (int)number ? (int)number : absent;
 }
 
 static bool word_is(const char *name, const char *word)

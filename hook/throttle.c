@@ -349,14 +349,15 @@ void estimate_learn(struct predictor *predictor, struct estimate *estimate, uint
      * measured, which below this they hardly are. */
     if (sample_ns < 0 && was_ns >= ESTIMATE_OFTEN_NS && is_parts < (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS)
         is_parts = (int64_t)ESTIMATE_OFTEN_NS * NS_PARTS;
-    bool was_held = is_held(loose_load(&estimate->deviation));
+    int64_t was = loose_load(&estimate->deviation) & ESTIMATE_HELD;
     if (samples > 1 && was_ns)
         learn_deviation(estimate, was_ns, single_ns, samples, always_from_ns(predictor));
     else if (loose_load(&predictor->far[key >> FAMILY_AT]))
         hold(predictor, estimate, ns);
-    bool held = is_held(loose_load(&estimate->deviation));
-    if (held != was_held)
-        tell_family(predictor, key, held);
+    int64_t is = loose_load(&estimate->deviation) & ESTIMATE_HELD;
+    bool far = is_held(is) && is > was; /* it may be watched already */
+    if (far || (is_held(was) && !is_held(is)))
+        tell_family(predictor, key, far);
     estimate_set(estimate, is_parts / NS_PARTS);
     loose_store(&estimate->parts, (uint8_t)is_parts);
     loose_store(&estimate->samples, (uint8_t)samples);

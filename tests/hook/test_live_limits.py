@@ -101,6 +101,12 @@ def test_a_change_holds_for_a_device_that_is_not_listed(host: Host) -> None:
         assert program.ask("total_mib(1)") == 2000
         agent.set_limits(UID, NAME, to(500))
         assert program.ask("(total_mib(1), alloc(501)[0], alloc(500)[0])") == [500, 2, 0]
+        with host.bed.line() as line:
+            line.begin()
+            line.put(5000 * MIB)  # and there the agent was killed
+            assert program.ask("total_mib(1)") == 500
+            line.put(500 * MIB)
+            line.end()
         assert program.ask("total_mib(0)") == 500
     told = host.bed.node.cache.read_bytes()[V1["limit_bytes"] :][
         :8

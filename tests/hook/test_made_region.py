@@ -147,7 +147,7 @@ def test_a_process_says_its_priority_where_the_agent_could_not_know_it(bed: Limi
         pytest.param("0", 0, id="high"),
         pytest.param("3", 3, id="any number"),
         pytest.param("low", 1, id="no number: it was the highest"),
-        pytest.param("0x", 1, id="not only a number"),
+        pytest.param("2nd", 2, id="a number and more"),
         pytest.param("99999999999", 1, id="out of range"),
         pytest.param("", 1, id="empty"),
     ],

@@ -280,18 +280,3 @@ def test_a_stream_that_never_ends_is_waited_for_once_and_in_its_own_context(node
         "r += [draw(600, stream=s2)[0], threads() - before]"
     )
     assert waiting(node, steps) == [2, 2, 1, 0, 1, 2, 2, 2]
-
-
-@pytest.mark.parametrize("again", [1, 3], ids=["once", "three times"])
-def test_it_goes_on_as_soon_as_it_fits(node: Node, again: int) -> None:
-    """Memory that another thread gave back, or a limit that was raised, was not seen before the stream ended."""
-    node.sim.kernel("long", 2_000_000)
-    steps = (
-        "def later(address):\n"
-        "    cuda.cuCtxSetCurrent(context); time.sleep(0.1); free(address)\n"
-        f"for _ in range({again}):\n"
-        "    _, held = alloc(250); leave(700); threading.Thread(target=later, args=(held,)).start()\n"
-        "    result, more = draw(200, stream=s2); r += [result, cuda.cuStreamQuery(s1)]\n"
-        "    put(more, s2); cuda.cuCtxSynchronize()"
-    )
-    assert waiting(node, steps) == [0, 600] * again  # CUDA_ERROR_NOT_READY

@@ -1,7 +1,7 @@
 #include "gpu_cost.h"
 
 enum { DOUBT_SAMPLES = 512, DOUBT_FIRST = 128 }; /* that doubts go back, and that are too few to judge by */
-enum { BY_CHANCE = 2 }; /* that many more are long */
+enum { LONG_BY_CHANCE = 2 }; /* that many more are long */
 enum { UNSHARP_MOST = 64 }; /* in a row of a kind */
 
 #define SHORT_NS 300000 /* kinds below cost less than what turns of others are seen to */
@@ -200,7 +200,7 @@ static bool doubtful(struct measured_lane *lane, const struct trace *trace, stru
     bool few = ++doubt->long_ones <= most, known = doubt->beyond_ns >= EVIDENCE_NS;
     if (!by_looks)
         return few;
-    if (!known || doubt->long_ones > most + BY_CHANCE)
+    if (!known || doubt->long_ones > most + LONG_BY_CHANCE)
         estimate_watch(&gpu_time_predictor, estimate);
     return known ? 2 * doubt->away_ns >= doubt->beyond_ns : few;
 }

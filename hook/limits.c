@@ -14,7 +14,7 @@ enum {
     READ_ATTEMPTS = 200,
     FIRST_READ_PATIENCE_MS = 500,
     UNKNOWN = -1,
-    UNTOLD = 1,
+    UNTOLD = 1, /* no line that is whole has such a sequence */
     PERMILLE_OF_PERCENT = 10
 };
 

@@ -185,7 +185,7 @@ static const char *prepare(int fd)
     if (fstat(fd, &status) != 0)
         return strerror(errno);
     const char *complaint = complaint_of(&status);
-    if (!complaint && pread(fd, &beginning, sizeof beginning, 0) < 0)
+    if (!complaint && read(fd, &beginning, sizeof beginning) < 0)
         return strerror(errno);
     complaint = complaint ? complaint : region_complaint(beginning);
     if (complaint)

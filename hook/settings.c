@@ -89,12 +89,15 @@ static void read_visible_devices(void)
     }
 }
 
+enum { MOST_DIGITS = 9 };
+
+/* What is no number, as far as it is read, is none; and what is too large for one. */
 static int number_of(const char *name, int absent)
 {
     const char *text = getenv(name);
-    char *end = NULL;
-    long number = text ? strtol(text, &end, 10) : 0;
-    return end != text && number == (int)number ? (int)number : absent;
+    size_t sign = text && (*text == '-' || *text == '+'),
+           digits = text ? strspn(text + sign, "0123456789") : 0;
+    return digits && digits <= MOST_DIGITS ? atoi(text) : absent;
 }
 
 static bool word_is(const char *name, const char *word)

@@ -16,6 +16,7 @@
 #define nanosleep(pause, rest) ((void)(pause))
 #include "../../../hook/region_file.c"
 #undef nanosleep
+#include "../../../hook/region_content.c"
 #include "../../../hook/region_slots.c"
 #include "../../../hook/region.c"
 #include "../../../hook/region_own.c"

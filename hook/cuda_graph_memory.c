@@ -262,9 +262,9 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuDeviceGraphMemTrim)
         return CUDA_ERROR_NOT_INITIALIZED;
-    graph_memory_trims();
+    graph_memory_trim_begins();
     CUresult result = CALL(cuDeviceGraphMemTrim, device);
-    graph_memory_trims();
+    graph_memory_trim_ends();
     graph_memory_true_up(device);
     return result;
 }

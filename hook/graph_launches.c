@@ -31,13 +31,14 @@ static struct reserve reserves[MAX_DEVICES]; /* by place */
 static CUdevice ordinals[MAX_DEVICES];
 static atomic_bool reserve_made[MAX_DEVICES]; /* with its ordinal */
 static struct sharing sharings[MAX_DEVICES];
-static uint64_t trims; /* begun and done */
+static uint64_t trims, trims_over; /* begun; and done */
 
 void graph_memory_forget(void)
 {
     pthread_mutex_init(&lock, NULL);
     memset(reserve_made, 0, sizeof reserve_made);
     memset(sharings, 0, sizeof sharings);
+    trims_over = trims;
 }
 
 void graph_memory_known(int place, CUdevice device)
@@ -84,17 +85,23 @@ static uint64_t settle(int place, bool grown)
     return reserved;
 }
 
-void graph_memory_trims(void)
+void graph_memory_trim_begins(void)
 {
     pthread_mutex_lock(&lock);
     trims++;
     pthread_mutex_unlock(&lock);
 }
 
+void graph_memory_trim_ends(void)
+{
+    pthread_mutex_lock(&lock);
+    trims_over++;
+    pthread_mutex_unlock(&lock);
+}
+
 /* A try to launch, on one device. */
 struct attempt {
     uint64_t pending_bytes; /* of others, that are under way and came before */
-    uint64_t kept_bytes; /* that it left when it was last launched and frees now */
     bool own; /* it needs nothing else */
     bool room; /* the same, or what it used then was used by others since only for as long as they ran */
 };
@@ -102,24 +109,27 @@ struct attempt {
 /* What the graph left is still its own, and freed by its own launch; what it used and freed may be used by
  * any that come after it in the stream. So there is room for it again when nobody else freed the former, and
  * nobody left anything in the latter or ran beside it. What is kept is looked at when others see the launch
- * as under way: from then on they are charged for all that it needs. */
+ * as under way: from then on they are charged for all that it needs, and no charge becomes less, so that what
+ * is reserved stays charged even where it is freed and given back meanwhile. */
 static struct attempt begin(struct graph_launch *launch, int place)
 {
     looks_call_begins(place);
+    reserve_hold(&reserves[place]);
     pthread_mutex_lock(&lock);
     struct sharing *sharing = &sharings[place];
     const struct graph_use *use = &launch->before;
     struct attempt attempt = {.pending_bytes = sharing->pending_bytes};
     sharing->pending_bytes += launch->needs.bytes[place];
     launch->turns[place] = ++sharing->turns;
-    launch->trims = trims;
+    launch->trims[place] = trims == trims_over ? trims : UINT64_MAX;
     launch->alone[place] = attempt.pending_bytes == 0;
     if (sharing->stream != launch->stream)
         sharing->taken++;
-    bool kept = graph_keeps(launch, place, &attempt.kept_bytes);
+    uint64_t kept_bytes; /* that it left when it was last launched and frees now */
+    bool kept = graph_keeps(launch, place, &kept_bytes);
     if (launch->alone[place]) {
         bool shared = use->taken[place] == sharing->taken && !sharing->refused;
-        attempt.own = attempt.kept_bytes >= launch->needs.bytes[place];
+        attempt.own = kept_bytes >= launch->needs.bytes[place];
         attempt.room = use->launched && (sharing->last == launch->key || (kept && shared));
     }
     sharing->stream = launch->stream;
@@ -137,20 +147,25 @@ static void end(const struct graph_launch *launch, int place)
     looks_call_ended(place);
 }
 
+/* It is not to be launched. While it was to be, nobody could lower the charge. */
+static void abandon(const struct graph_launch *launch, int place)
+{
+    reserve_claimed(&reserves[place], 0, false);
+    (void)settle(place, false);
+    end(launch, place);
+}
+
 /* Charge what it needs, if that is what is there for it already. */
 static bool require_again(struct graph_launch *launch, struct attempt attempt, int place)
 {
     if ((!attempt.own && !attempt.room)
         || reserve_require(&reserves[place], launch->needs.bytes[place], NULL) != CUDA_SUCCESS)
         return false;
-    /* From here on the charge does not become less, so what is reserved now stays charged. */
     uint64_t reserved = reserved_bytes(place, false);
-    if (attempt.own || reserved >= launch->before.reserved[place]) {
-        launch->before.reserved[place] = reserved;
-        return launch->again[place] = true;
-    }
-    reserve_claimed(&reserves[place], 0, false);
-    return false;
+    if (!attempt.own && reserved < launch->before.reserved[place])
+        return false;
+    launch->before.reserved[place] = reserved;
+    return launch->again[place] = true;
 }
 
 /* Charge what it may need besides what is reserved: others have left their memory to the program, or still
@@ -164,14 +179,15 @@ static CUresult require(struct graph_launch *launch, int place, const char *func
         if (require_again(launch, attempt, place))
             return CUDA_SUCCESS;
         uint64_t used = graph_bytes_sum(reserved_bytes(place, false), attempt.pending_bytes),
-                 needed = launch->needs.bytes[place], now_ns = monotonic_ns();
-        needed -= attempt.kept_bytes < needed ? attempt.kept_bytes : needed;
+                 needed = launch->needs.bytes[place], kept, now_ns = monotonic_ns();
+        (void)graph_keeps(launch, place, &kept); /* after that: then it is within what is used */
+        needed -= kept < needed ? kept : needed;
         bool last = tries && (!used || now_ns >= until_ns);
         CUresult result =
             reserve_require(&reserves[place], graph_bytes_sum(used, needed), last ? function : NULL);
         if (result == CUDA_SUCCESS)
             return result;
-        end(launch, place);
+        abandon(launch, place);
         if (last)
             return result;
         if (tries)
@@ -210,10 +226,8 @@ CUresult graph_memory_before_launch(struct graph_launch *launch, CUgraphExec exe
         if (result == CUDA_SUCCESS)
             continue;
         while (--i >= 0)
-            if (launch->needs.bytes[i]) {
-                reserve_claimed(&reserves[i], 0, false);
-                end(launch, i);
-            }
+            if (launch->needs.bytes[i])
+                abandon(launch, i);
         launch->follow = false;
         return result;
     }
@@ -249,7 +263,7 @@ static void learn(struct graph_launch *launch, int place, uint64_t reserved)
     if (launch->again[place] && alone && reserved > launch->before.reserved[place])
         sharing->refused = true;
     /* Beside others, or a trim, that is not what it left. */
-    launch->now.reserved[place] = alone && launch->trims == trims ? reserved : UINT64_MAX;
+    launch->now.reserved[place] = alone && launch->trims[place] == trims ? reserved : UINT64_MAX;
     pthread_mutex_unlock(&lock);
     graph_used(launch, place);
 }
@@ -308,9 +322,9 @@ void graph_memory_trim(int place)
     const struct real_cuda *real = real_cuda();
     if (!graph_memory_idle_bytes(place))
         return;
-    graph_memory_trims();
+    graph_memory_trim_begins();
     if (real && real->cuDeviceGraphMemTrim)
         real->cuDeviceGraphMemTrim(ordinals[place]);
-    graph_memory_trims();
+    graph_memory_trim_ends();
     settle(place, false);
 }

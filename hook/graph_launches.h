@@ -17,10 +17,10 @@ struct graph_launch {
     CUgraph into; /* but this: what it is captured into, with its key */
     bool runs; /* it is launched, not uploaded */
     bool leaves; /* memory to the program */
-    uint64_t key, stream, trims;
+    uint64_t key, stream;
     struct graph_needs needs;
     struct graph_use before, now;
-    uint64_t turns[MAX_DEVICES];
+    uint64_t turns[MAX_DEVICES], trims[MAX_DEVICES];
     bool alone[MAX_DEVICES]; /* no other was under way */
     bool again[MAX_DEVICES]; /* it is to use what it used before */
 };
@@ -40,8 +40,9 @@ void graph_memory_after_launch(struct graph_launch *launch, CUresult result);
 /* Its handle may be given out anew while its work is still under way. */
 void graph_memory_stream_ends(CUstream stream);
 
-/* Before and after what is idle is given back. */
-void graph_memory_trims(void);
+/* Around what gives back what is idle. */
+void graph_memory_trim_begins(void);
+void graph_memory_trim_ends(void);
 
 /* Make the device's charge what the driver has reserved for graphs. */
 void graph_memory_true_up(CUdevice device);

@@ -288,15 +288,15 @@ bool graph_needs(struct graph_launch *launch, CUgraphExec exec)
     pthread_mutex_lock(&lock);
     const struct nodes *nodes = (struct nodes *)table_find(&execs, key_of(exec));
     if (nodes)
-        *launch = (struct graph_launch){
-            .key = key_of(exec), .needs = nodes->needs, .before = nodes->use, .leaves = nodes->needs.unsure};
+        *launch =
+            (struct graph_launch){.key = key_of(exec), .needs = nodes->needs, .leaves = nodes->needs.unsure};
     for (const struct node *node = nodes ? nodes->outlasting : NULL; node; node = node->next)
         launch->leaves |= node->bytes > 0;
     pthread_mutex_unlock(&lock);
     return nodes;
 }
 
-bool graph_keeps(const struct graph_launch *launch, int place, uint64_t *bytes)
+bool graph_keeps(struct graph_launch *launch, int place, uint64_t *bytes)
 {
     bool all = !launch->needs.unsure;
     *bytes = 0;
@@ -308,6 +308,11 @@ bool graph_keeps(const struct graph_launch *launch, int place, uint64_t *bytes)
             *bytes += there ? node->bytes : 0;
             all &= there;
         }
+    if (nodes) {
+        launch->before.launched = nodes->use.launched;
+        launch->before.reserved[place] = nodes->use.reserved[place];
+        launch->before.taken[place] = nodes->use.taken[place];
+    }
     pthread_mutex_unlock(&lock);
     return all;
 }

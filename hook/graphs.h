@@ -72,8 +72,9 @@ void graph_takes_in(CUgraph graph, const struct graph_launch *launch);
 bool graph_needs(struct graph_launch *launch, CUgraphExec exec);
 
 /* Whether all that it leaves to the program on the device is there from its last launch, which its next one
- * frees: else the driver refuses to launch it. And how much of it is. */
-bool graph_keeps(const struct graph_launch *launch, int place, uint64_t *bytes);
+ * frees: else the driver refuses to launch it. And how much of it is. `before` becomes what that launch
+ * found, which another thread may just have made. */
+bool graph_keeps(struct graph_launch *launch, int place, uint64_t *bytes);
 
 /* What it leaves is there, and what it frees is gone: said before the driver is asked, so that who frees it
  * in another thread has the last word. Nobody knows what one has freed that the driver refused, unless it did

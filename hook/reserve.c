@@ -48,7 +48,7 @@ static bool grow(struct reserve *reserve, uint64_t stream, uint64_t live, uint64
     if (fits) {
         reserve->live_bytes += live;
         reserve->charged_bytes += missing;
-        reserve->claims++;
+        reserve->claims += stream != NO_STREAM_NUMBER; /* who requires holds it */
         reserve->changes++;
     }
     pthread_mutex_unlock(&reserve->lock);
@@ -69,6 +69,14 @@ static CUresult claim(struct reserve *reserve, uint64_t stream, uint64_t live, u
 CUresult reserve_claim(struct reserve *reserve, uint64_t stream, uint64_t bytes, const char *function)
 {
     return claim(reserve, stream, bytes, 0, function);
+}
+
+void reserve_hold(struct reserve *reserve)
+{
+    pthread_mutex_lock(&reserve->lock);
+    reserve->claims++;
+    reserve->changes++;
+    pthread_mutex_unlock(&reserve->lock);
 }
 
 CUresult reserve_require(struct reserve *reserve, uint64_t bytes, const char *function)

@@ -41,8 +41,11 @@ enum { NO_STREAM_NUMBER, SEVERAL_STREAMS };
  * CUDA_ERROR_OUT_OF_MEMORY with everything as it was. Each success is followed by reserve_claimed. */
 CUresult reserve_claim(struct reserve *reserve, uint64_t stream, uint64_t bytes, const char *function);
 
-/* The same for a taker that uses what others use at other times: the charge becomes at least `bytes`, nothing
- * more is live. Followed by reserve_claimed with 0 bytes. */
+/* A taker that uses what others use at other times is about to see what there is: until reserve_claimed with
+ * 0 bytes the charge does not become less. */
+void reserve_hold(struct reserve *reserve);
+
+/* In between: the charge becomes at least `bytes`, nothing more is live. Answers as reserve_claim does. */
 CUresult reserve_require(struct reserve *reserve, uint64_t bytes, const char *function);
 
 /* The driver has answered: `kept` whether it gave the bytes. */

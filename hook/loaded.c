@@ -15,10 +15,18 @@ struct tables {
     const uint32_t *gnu_hash, *sysv_hash;
 };
 
-/* glibc has turned these addresses from offsets into pointers, musl leaves them as they are in the file. */
+static uintptr_t apart(uintptr_t one, uintptr_t other)
+{
+    return one > other ? one - other : other - one;
+}
+
+/* glibc has turned these addresses into pointers, but where it may not write, as in the vDSO; musl leaves
+ * them as they are in the file. A library may have been linked at any address, so that its base is any
+ * number: the pointer is what lies near the entry. */
 static const void *pointer(uintptr_t base, const ElfW(Dyn) * entry)
 {
-    return (const void *)(entry->d_un.d_ptr < base ? base + entry->d_un.d_ptr : entry->d_un.d_ptr);
+    uintptr_t is = entry->d_un.d_ptr, at = (uintptr_t)entry;
+    return (const void *)(apart(is, at) < apart(base + is, at) ? is : base + is);
 }
 
 static struct tables tables_of(uintptr_t base, const ElfW(Dyn) * dynamic)
@@ -216,7 +224,10 @@ void *loaded_libc(const char *name)
         if (found)
             return found;
     }
-    if (&_r_debug)
+    /* Nobody has bound us yet where a function of a library behind us, which says which of its own are
+     * called, asks us. */
+    static const void *volatile self = (const void *)&self;
+    if (&_r_debug || self != (const void *)&self)
         return NULL;
     struct search search = {.name = name};
     dl_iterate_phdr(look_in_any_other, &search);

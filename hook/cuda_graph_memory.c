@@ -114,27 +114,33 @@ static bool is_over(CUresult result, CUstream stream, bool per_thread)
             && !graph_captured(stream, per_thread));
 }
 
-#define END_CAPTURE(symbol, per_thread)                                                                      \
-    const struct real_cuda *real = real_cuda();                                                              \
-    if (!real || !real->symbol)                                                                              \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    bool follow = graphs_allocate() && charging();                                                           \
-    CUgraph captured = follow ? graph_captured(stream, per_thread) : NULL;                                   \
-    CUresult result = CALL(symbol, stream, graph);                                                           \
-    if (result == CUDA_SUCCESS && graph)                                                                     \
-        graph_ended_capture(captured, *graph);                                                               \
-    if (is_over(result, stream, per_thread))                                                                 \
-        launch_gate_capture(false);                                                                          \
-    return result
+static CUresult end_capture(__typeof__(&cuStreamEndCapture) function, CUstream stream, CUgraph *graph,
+                            bool per_thread)
+{
+    if (!function)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    bool follow = graphs_allocate() && charging();
+    CUgraph captured = follow ? graph_captured(stream, per_thread) : NULL;
+    depth_enter();
+    CUresult result = function(stream, graph);
+    depth_leave();
+    if (result == CUDA_SUCCESS && graph)
+        graph_ended_capture(captured, *graph);
+    if (is_over(result, stream, per_thread))
+        launch_gate_capture(false);
+    return result;
+}
 
 EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
-    END_CAPTURE(cuStreamEndCapture, false);
+    const struct real_cuda *real = real_cuda();
+    return end_capture(real ? real->cuStreamEndCapture : NULL, stream, graph, false);
 }
 
 EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 {
-    END_CAPTURE(cuStreamEndCapture_ptsz, true);
+    const struct real_cuda *real = real_cuda();
+    return end_capture(real ? real->cuStreamEndCapture_ptsz : NULL, stream, graph, true);
 }
 
 /* --- executable graphs ---------------------------------------------------------------------------------- */
@@ -216,45 +222,53 @@ EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 }
 
 /* One that is to be uploaded at once is uploaded here, where what that takes is asked for first. */
-#define INSTANTIATE(symbol, uploading, per_thread)                                                           \
-    const struct real_cuda *real = real_cuda();                                                              \
-    if (!real || !real->symbol)                                                                              \
-        return CUDA_ERROR_NOT_INITIALIZED;                                                                   \
-    if (!exec || !parameters || !(parameters->flags & GRAPH_INSTANTIATE_UPLOAD) || !real->uploading          \
-        || !graphs_allocate() || !charging()) {                                                              \
-        CUresult result = CALL(symbol, exec, graph, parameters);                                             \
-        if (result == CUDA_SUCCESS)                                                                          \
-            is_another(*exec, graph);                                                                        \
-        return result;                                                                                       \
-    }                                                                                                        \
-    CUgraphExec made;                                                                                        \
-    CUDA_GRAPH_INSTANTIATE_PARAMS own = *parameters;                                                         \
-    own.flags &= ~(cuuint64_t)GRAPH_INSTANTIATE_UPLOAD;                                                      \
-    CUresult result = CALL(symbol, &made, graph, &own);                                                      \
-    parameters->hErrNode_out = own.hErrNode_out;                                                             \
-    parameters->result_out = own.result_out;                                                                 \
-    if (result != CUDA_SUCCESS)                                                                              \
-        return result;                                                                                       \
-    is_another(made, graph);                                                                                 \
-    result = upload(real->uploading, made, own.hUploadStream, per_thread, #symbol);                          \
-    if (result == CUDA_SUCCESS) {                                                                            \
-        *exec = made;                                                                                        \
-        return result;                                                                                       \
-    }                                                                                                        \
-    parameters->result_out = GRAPH_INSTANTIATE_ERROR;                                                        \
-    (void)destroy_exec(made);                                                                                \
-    return result
+static CUresult instantiate(__typeof__(&cuGraphInstantiateWithParams) function, upload_function uploading,
+                            CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters,
+                            bool per_thread, const char *name)
+{
+    CUgraphExec made;
+    if (!function)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    bool uploads = exec && parameters && parameters->flags & GRAPH_INSTANTIATE_UPLOAD && uploading
+        && graphs_allocate() && charging();
+    CUDA_GRAPH_INSTANTIATE_PARAMS own = uploads ? *parameters : (CUDA_GRAPH_INSTANTIATE_PARAMS){0};
+    own.flags &= ~(cuuint64_t)GRAPH_INSTANTIATE_UPLOAD;
+    depth_enter();
+    CUresult result = function(uploads ? &made : exec, graph, uploads ? &own : parameters);
+    depth_leave();
+    if (uploads) {
+        parameters->hErrNode_out = own.hErrNode_out;
+        parameters->result_out = own.result_out;
+    }
+    if (result != CUDA_SUCCESS)
+        return result;
+    is_another(uploads ? made : *exec, graph);
+    if (!uploads)
+        return result;
+    result = upload(uploading, made, own.hUploadStream, per_thread, name);
+    if (result == CUDA_SUCCESS) {
+        *exec = made;
+        return result;
+    }
+    parameters->result_out = GRAPH_INSTANTIATE_ERROR;
+    (void)destroy_exec(made);
+    return result;
+}
 
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
                                              CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-    INSTANTIATE(cuGraphInstantiateWithParams, cuGraphUpload, false);
+    const struct real_cuda *real = real_cuda();
+    return instantiate(real ? real->cuGraphInstantiateWithParams : NULL, real ? real->cuGraphUpload : NULL,
+                       exec, graph, parameters, false, __func__);
 }
 
 EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
                                                   CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-    INSTANTIATE(cuGraphInstantiateWithParams_ptsz, cuGraphUpload_ptsz, true);
+    const struct real_cuda *real = real_cuda();
+    return instantiate(real ? real->cuGraphInstantiateWithParams_ptsz : NULL,
+                       real ? real->cuGraphUpload_ptsz : NULL, exec, graph, parameters, true, __func__);
 }
 
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
@@ -262,9 +276,9 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuDeviceGraphMemTrim)
         return CUDA_ERROR_NOT_INITIALIZED;
-    graph_memory_trim_begins();
+    graph_memory_trims(true);
     CUresult result = CALL(cuDeviceGraphMemTrim, device);
-    graph_memory_trim_ends();
+    graph_memory_trims(false);
     graph_memory_true_up(device);
     return result;
 }

@@ -60,16 +60,31 @@ static CUgraph freed_into(CUstream stream, bool per_thread)
     return launch_gate_captures() || graphs_allocate() ? graph_captured(stream, per_thread) : NULL;
 }
 
+static CUresult free_in(__typeof__(&cuMemFreeAsync) function, CUdeviceptr address, CUstream stream,
+                        bool per_thread)
+{
+    struct freeing freeing;
+    if (!function)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (depth_inside())
+        return function(address, stream);
+    freeing_begin(&freeing, stream_number(stream, per_thread), freed_into(stream, per_thread), address);
+    depth_enter();
+    CUresult result = function(address, stream);
+    depth_leave();
+    return freeing_end(&freeing, result);
+}
+
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-    FREE_ADDRESS(cuMemFreeAsync, stream_number(stream, false), freed_into(stream, false), address, address,
-                 stream);
+    const struct real_cuda *real = real_cuda();
+    return free_in(real ? real->cuMemFreeAsync : NULL, address, stream, false);
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-    FREE_ADDRESS(cuMemFreeAsync_ptsz, stream_number(stream, true), freed_into(stream, true), address, address,
-                 stream);
+    const struct real_cuda *real = real_cuda();
+    return free_in(real ? real->cuMemFreeAsync_ptsz : NULL, address, stream, true);
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)

@@ -93,6 +93,8 @@ static int used_by(const struct real_nvml *real, nvmlDevice_t device, int known,
                 continue;
             see(&info, figures, before);
             int by = info.pid && info.pid == told ? BY_TOLD_PID : info.pid == own ? BY_OWN_PID : NOT_SEEN;
+            if (by == BY_TOLD_PID && told == own && known) /* without a pid namespace: it was believed */
+                by = known;
             if (by == NOT_SEEN || by < found || (known && by != known))
                 continue;
             figures->own = info.used_bytes;

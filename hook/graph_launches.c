@@ -85,17 +85,11 @@ static uint64_t settle(int place, bool grown)
     return reserved;
 }
 
-void graph_memory_trim_begins(void)
+void graph_memory_trims(bool begins)
 {
     pthread_mutex_lock(&lock);
-    trims++;
-    pthread_mutex_unlock(&lock);
-}
-
-void graph_memory_trim_ends(void)
-{
-    pthread_mutex_lock(&lock);
-    trims_over++;
+    trims += begins;
+    trims_over += !begins;
     pthread_mutex_unlock(&lock);
 }
 
@@ -322,9 +316,9 @@ void graph_memory_trim(int place)
     const struct real_cuda *real = real_cuda();
     if (!graph_memory_idle_bytes(place))
         return;
-    graph_memory_trim_begins();
+    graph_memory_trims(true);
     if (real && real->cuDeviceGraphMemTrim)
         real->cuDeviceGraphMemTrim(ordinals[place]);
-    graph_memory_trim_ends();
+    graph_memory_trims(false);
     settle(place, false);
 }

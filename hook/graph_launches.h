@@ -41,8 +41,7 @@ void graph_memory_after_launch(struct graph_launch *launch, CUresult result);
 void graph_memory_stream_ends(CUstream stream);
 
 /* Around what gives back what is idle. */
-void graph_memory_trim_begins(void);
-void graph_memory_trim_ends(void);
+void graph_memory_trims(bool begins);
 
 /* Make the device's charge what the driver has reserved for graphs. */
 void graph_memory_true_up(CUdevice device);

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { GRANULE = 512 };
+
 /* A node that allocates what its graph leaves to the program, or that frees what another graph leaves. */
 struct node {
     struct node *next;
@@ -162,6 +164,7 @@ void graph_allocates(CUgraph graph, CUdevice device, uint64_t bytes, CUdeviceptr
     int place = place_of_device(device);
     if (!charging() || place < 0 || bytes == 0)
         return;
+    bytes = graph_bytes_sum(bytes, GRANULE - 1) / GRANULE * GRANULE;
     pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&lock);
     atomic_store(&any, true);

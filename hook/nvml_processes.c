@@ -55,75 +55,86 @@ static nvmlReturn_t tell_nobody(unsigned *count)
     return NVML_SUCCESS;
 }
 
-/* The shape of all of them. `answer` is what a device whose memory is limited says. */
-#define LIST(symbol, answer)                                                                                 \
-    const struct real_nvml *real = real_nvml();                                                              \
-    unsigned none = 0;                                                                                       \
-    if (!real || !real->symbol)                                                                              \
-        return NVML_ERROR_FUNCTION_NOT_FOUND;                                                                \
-    int place = count ? nvml_place_limited(real, device) : -1;                                               \
-    if (place < 0)                                                                                           \
-        return real->symbol(device, count, infos);                                                           \
-    depth_enter();                                                                                           \
-    nvmlReturn_t result = real->symbol(device, &none, NULL);                                                 \
-    depth_leave();                                                                                           \
-    return result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE ? (answer) : result
-
-#define OURS(stride) tell(real, device, place, stride, count, infos)
-#define NOBODY tell_nobody(count)
+/* What a device whose memory is limited says: us, in entries of this stride, or nobody. */
+#define NOBODY ((enum nvml_stride)0)
+#define AS_DRIVER ((enum nvml_stride)1) /* the driver's own, which is asked for then */
+#define LIST_OF(name, type)                                                                                  \
+    static nvmlReturn_t name(nvmlReturn_t (*function)(nvmlDevice_t, unsigned *, type *),                     \
+                             nvmlDevice_t device, unsigned *count, type *infos, enum nvml_stride stride)     \
+    {                                                                                                        \
+        const struct real_nvml *real = real_nvml();                                                          \
+        unsigned none = 0;                                                                                   \
+        if (!function)                                                                                       \
+            return NVML_ERROR_FUNCTION_NOT_FOUND;                                                            \
+        int place = count ? nvml_place_limited(real, device) : -1;                                           \
+        if (place < 0)                                                                                       \
+            return function(device, count, infos);                                                           \
+        depth_enter();                                                                                       \
+        nvmlReturn_t result = function(device, &none, NULL);                                                 \
+        depth_leave();                                                                                       \
+        if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                \
+            return result;                                                                                   \
+        if (stride == NOBODY)                                                                                \
+            return tell_nobody(count);                                                                       \
+        stride = stride == AS_DRIVER ? nvml_stride_v3(real) : stride;                                        \
+        return tell(real, device, place, stride, count, infos);                                              \
+    }
+LIST_OF(list_v1, struct nvml_process_info_v1)
+LIST_OF(list, struct nvml_process_info)
+#define REAL(symbol) (real_nvml() ? real_nvml()->symbol : NULL)
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
                                                          struct nvml_process_info_v1 *infos)
 {
-    LIST(nvmlDeviceGetComputeRunningProcesses, OURS(STRIDE_V1));
+    return list_v1(REAL(nvmlDeviceGetComputeRunningProcesses), device, count, infos, STRIDE_V1);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
                                                             struct nvml_process_info *infos)
 {
-    LIST(nvmlDeviceGetComputeRunningProcesses_v2, OURS(STRIDE_V2));
+    return list(REAL(nvmlDeviceGetComputeRunningProcesses_v2), device, count, infos, STRIDE_V2);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                             struct nvml_process_info *infos)
 {
-    LIST(nvmlDeviceGetComputeRunningProcesses_v3, OURS(nvml_stride_v3(real)));
+    return list(REAL(nvmlDeviceGetComputeRunningProcesses_v3), device, count, infos, AS_DRIVER);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t device, unsigned *count,
                                                           struct nvml_process_info_v1 *infos)
 {
-    LIST(nvmlDeviceGetGraphicsRunningProcesses, NOBODY);
+    return list_v1(REAL(nvmlDeviceGetGraphicsRunningProcesses), device, count, infos, NOBODY);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
                                                              struct nvml_process_info *infos)
 {
-    LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, NOBODY);
+    return list(REAL(nvmlDeviceGetGraphicsRunningProcesses_v2), device, count, infos, NOBODY);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                              struct nvml_process_info *infos)
 {
-    LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, NOBODY);
+    return list(REAL(nvmlDeviceGetGraphicsRunningProcesses_v3), device, count, infos, NOBODY);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
                                                             struct nvml_process_info_v1 *infos)
 {
-    LIST(nvmlDeviceGetMPSComputeRunningProcesses, NOBODY);
+    return list_v1(REAL(nvmlDeviceGetMPSComputeRunningProcesses), device, count, infos, NOBODY);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
                                                                struct nvml_process_info *infos)
 {
-    LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, NOBODY);
+    return list(REAL(nvmlDeviceGetMPSComputeRunningProcesses_v2), device, count, infos, NOBODY);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                                struct nvml_process_info *infos)
 {
-    LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, NOBODY);
+    return list(REAL(nvmlDeviceGetMPSComputeRunningProcesses_v3), device, count, infos, NOBODY);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,

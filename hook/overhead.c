@@ -5,6 +5,7 @@
 #include "limits.h"
 #include "log.h"
 #include "monotonic.h"
+#include "pools.h"
 #include "reclaim.h"
 #include "region.h"
 
@@ -80,6 +81,9 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     pthread_once(&fork_once, watch_forks);
     if (place < 0 || !limits_memory_bytes(place))
         return CUDA_SUCCESS;
+    /* Or what the driver gave back unseen would count as what this takes. */
+    pools_true_up(place);
+    graph_memory_true_up_place(place);
     guesses_settle(place, true);
     uint64_t last = of == OVERHEAD_CONTEXT ? last_context_bytes(overhead, place) : 0,
              ahead = last & ~CONTEXT_GUESSED;

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-enum { POOL_NOT_COUNTED = -1, NO_POOL_ACCOUNT = -2 };
+enum { POOL_NOT_COUNTED = -1, NO_POOL_ACCOUNT = -2, POOL_GONE = -3 };
 
 /* Yields of the processor until other threads are waited for no more: tenths of a second at least. */
 enum { POOL_PATIENCE = 1 << 20 };
@@ -25,9 +25,13 @@ struct pool {
     _Atomic unsigned visits; /* of threads that ask the driver about it, or for some of it */
 };
 
+/* How often one began to end or has ended. */
+uint64_t pool_ends(void);
+
 /* The number of the pool's account; NO_POOL_ACCOUNT: there are too many. `*device`, where it is first used,
- * becomes the pool's, or POOL_NOT_COUNTED for one that is not to be counted. */
-int pool_account_of(CUmemoryPool handle, CUdevice *device);
+ * becomes the pool's, or POOL_NOT_COUNTED for one that is not to be counted. `ends`: as of before its handle
+ * was asked for; POOL_GONE: it may have ended since, and the handle be nobody's or another's. */
+int pool_account_of(CUmemoryPool handle, CUdevice *device, uint64_t ends);
 
 struct pool *pool_at(int number);
 
@@ -38,6 +42,7 @@ bool pool_settle(struct pool *pool, bool anyway);
 /* From one that gives true to pool_unvisit the pool's handle stays one: nobody lets the driver destroy it, or
  * only after POOL_PATIENCE. False: it ends, or has, or is of another place. */
 bool pool_visit(struct pool *pool, int place);
+bool pool_visit_of(struct pool *pool, CUmemoryPool handle); /* and that is its handle */
 void pool_unvisit(struct pool *pool);
 
 /* Something of a pool that was destroyed is free. */

@@ -117,10 +117,13 @@ static CUresult begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
         .handle = pool, .stream = stream, .per_thread = per_thread, .bytes = bytes, .function = function};
     if (!charging_bytes(bytes))
         return CUDA_SUCCESS;
+    uint64_t ends = pool_ends();
     CUresult result = find_source(pooled);
     if (result != CUDA_SUCCESS)
         return device_unknown(result);
-    pooled->pool = pooled->handle ? pool_account_of(pooled->handle, &pooled->device) : POOL_NOT_COUNTED;
+    pooled->pool = pooled->handle ? pool_account_of(pooled->handle, &pooled->device, ends) : POOL_NOT_COUNTED;
+    if (pooled->pool == POOL_GONE)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     if (pooled->device == POOL_NOT_COUNTED)
         return CUDA_SUCCESS;
     if (pooled->graph) {
@@ -132,43 +135,30 @@ static CUresult begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
     pooled->bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
     pooled->in = stream_number(stream, per_thread);
     pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
-    result = pooled->pool >= 0 ? claim(pooled) : claim_plain(pooled);
-    if (result != CUDA_SUCCESS)
-        pooled->as = POOLED_NOT;
+    /* What is current may end meanwhile, and another pool have its account, or its handle. */
+    pooled->stays = !pool && pooled->pool >= 0 && pool_visit_of(pool_at(pooled->pool), pooled->handle);
+    if (!pool && pooled->pool >= 0 && !pooled->stays)
+        pooled->pool = POOL_GONE;
+    result = pooled->pool == POOL_GONE ? CUDA_ERROR_OUT_OF_MEMORY
+        : pooled->pool >= 0            ? claim(pooled)
+                                       : claim_plain(pooled);
+    if (result == CUDA_SUCCESS)
+        return result;
+    pooled->as = POOLED_NOT;
+    if (pooled->stays)
+        pool_unvisit(pool_at(pooled->pool));
+    pooled->stays = false;
     return result;
-}
-
-/* Whether what was charged is what is current still, and stays there. */
-static bool stays(struct pooled *pooled)
-{
-    const struct real_cuda *real = real_cuda();
-    struct pool *pool = pool_at(pooled->pool);
-    CUmemoryPool current;
-    if (!pool_visit(pool, EVERY_PLACE))
-        return false;
-    depth_enter();
-    pooled->stays =
-        real->cuDeviceGetMemPool(&current, pooled->device) == CUDA_SUCCESS && current == pooled->handle;
-    depth_leave();
-    if (!pooled->stays)
-        pool_unvisit(pool);
-    return pooled->stays;
 }
 
 CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread, const char *function)
 {
-    CUresult result;
-    bool again;
-    int patience = PATIENCE;
-    do {
+    CUresult result = begin(pooled, bytes, pool, stream, per_thread, function);
+    for (int patience = PATIENCE; pooled->pool == POOL_GONE && patience; patience--) {
+        sched_yield();
         result = begin(pooled, bytes, pool, stream, per_thread, function);
-        again = !pool && pooled->as == POOLED_POOL && !stays(pooled) && --patience;
-        if (again) {
-            pooled_end(pooled, CUDA_ERROR_INVALID_VALUE, NULL);
-            sched_yield();
-        }
-    } while (again); /* of a pool that seems to end for good the driver decides what is current */
+    }
     return result;
 }
 
@@ -217,6 +207,8 @@ CUresult pooled_end(struct pooled *pooled, CUresult result, CUdeviceptr *address
         block_free(pooled->block);
     reserve_claimed(&pool->reserve, pooled->bytes, given);
     /* Without an address nothing was asked, and the driver may be destroying the pool: not a word to it. */
+    if (!address && !pool->handle)
+        pool_settle(pool, true);
     if (address && !pool_settle(pool, !given))
         result = give_back(pooled, pool, address);
     if (pooled->stays)

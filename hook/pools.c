@@ -20,6 +20,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table known;
 static struct pool *_Atomic pools[MAX_POOLS];
 static _Atomic int pool_count;
+static uint64_t ends;
 
 static void forget_after_fork(void)
 {
@@ -158,14 +159,25 @@ static CUdevice ask_device(CUmemoryPool handle, CUdevice first_used)
     return first_used;
 }
 
-int pool_account_of(CUmemoryPool handle, CUdevice *device)
+uint64_t pool_ends(void)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t count = ends;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+int pool_account_of(CUmemoryPool handle, CUdevice *device, uint64_t ends_before)
 {
     CUdevice its = POOL_NOT_COUNTED;
     int place = POOL_NOT_COUNTED;
     pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
+    bool gone = !pool && ends != ends_before;
     pthread_mutex_unlock(&lock);
+    if (gone)
+        return POOL_GONE;
     if (!pool) {
         depth_enter();
         its = ask_device(handle, *device);
@@ -174,7 +186,7 @@ int pool_account_of(CUmemoryPool handle, CUdevice *device)
     }
     pthread_mutex_lock(&lock);
     pool = find(handle);
-    int number = pool ? number_of(pool) : add(handle, its, place);
+    int number = pool ? number_of(pool) : ends == ends_before ? add(handle, its, place) : POOL_GONE;
     *device = pool ? pool->device : its;
     pthread_mutex_unlock(&lock);
     return number;
@@ -224,14 +236,25 @@ bool pool_settle(struct pool *pool, bool anyway)
 
 /* --- pools as a whole ----------------------------------------------------------------------------------- */
 
-bool pool_visit(struct pool *pool, int place)
+static bool visit(struct pool *pool, int place, CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
-    bool there = pool->handle && !pool->ending && (pool->reserve.place == place || place == EVERY_PLACE);
+    bool there = pool->handle && !pool->ending && (!handle || pool->handle == handle)
+        && (pool->reserve.place == place || place == EVERY_PLACE);
     if (there)
         loose_store(&pool->visits, loose_load(&pool->visits) + 1);
     pthread_mutex_unlock(&lock);
     return there;
+}
+
+bool pool_visit(struct pool *pool, int place)
+{
+    return visit(pool, place, NULL);
+}
+
+bool pool_visit_of(struct pool *pool, CUmemoryPool handle)
+{
+    return visit(pool, EVERY_PLACE, handle);
 }
 
 void pool_unvisit(struct pool *pool)
@@ -242,6 +265,7 @@ void pool_unvisit(struct pool *pool)
     loose_store(&pool->visits, left);
     if (!left && loose_load(&pool->ended) && reserve_unused(&pool->reserve)) {
         over = pool->handle;
+        ends++;
         table_remove(&known, &pool->entry);
         pool->handle = NULL;
         loose_store(&pool->ended, false);
@@ -278,6 +302,7 @@ struct pool *pool_ending(CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
+    ends++;
     if (pool) /* still known: the driver may refuse, and others allocate from it meanwhile */
         pool->ending = !loose_load(&pool->ended);
     pthread_mutex_unlock(&lock);
@@ -327,6 +352,7 @@ CUresult pool_ended(struct pool *pool, CUresult result)
     if (!pool)
         return result;
     pthread_mutex_lock(&lock);
+    ends++;
     if (result == CUDA_SUCCESS && pool->handle) { /* or a new pool has got that already */
         table_remove(&known, &pool->entry);
         pool->handle = NULL;

@@ -198,9 +198,9 @@ static void call(void)
         launch(LEAVES(i), i, false, false);
         break;
     case 3:
-        graph_memory_trim_begins();
+        graph_memory_trims(true);
         trim(0);
-        graph_memory_trim_ends();
+        graph_memory_trims(false);
         graph_memory_true_up(0);
         break;
     default:

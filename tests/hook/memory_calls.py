@@ -142,14 +142,16 @@ def _configure(config: Path, text: str) -> None:
     fresh.replace(config)
 
 
-def pid_told() -> None:
-    """The agent tells this process its pid on the node, where pids are hidden (hook/sim)."""
+def pid_told(own: bool = False) -> None:
+    """The agent tells this process its pid on the node, where pids are hidden (hook/sim); or its `own`."""
     slots_at, slot_bytes, slots = 1856, 1960, 1024
     told = False
     with Path(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).open("r+b") as file:
         for at in range(slots_at, slots_at + slot_bytes * slots, slot_bytes):
             if struct.unpack("<i", os.pread(file.fileno(), 4, at))[0] == os.getpid():
-                os.pwrite(file.fileno(), struct.pack("<i", os.getpid() + (1 << 24)), at + 4)
+                os.pwrite(
+                    file.fileno(), struct.pack("<i", os.getpid() + (0 if own else 1 << 24)), at + 4
+                )
                 told = True
     assert told, "no slot"
 
@@ -358,13 +360,13 @@ def graph() -> ctypes.c_void_p:
     return made
 
 
-def allocation(mib: int, device: int = 0) -> AllocationNode:
+def allocation(mib: float, device: int = 0) -> AllocationNode:
     """What an allocation node is told."""
     pool_props = PoolProps(allocType=1, location=Location(1, device))
-    return AllocationNode(pool=pool_props, bytes=mib * MIB)
+    return AllocationNode(pool=pool_props, bytes=int(mib * MIB))
 
 
-def add_allocation(to: ctypes.c_void_p, mib: int, after: ctypes.c_void_p | None = None) -> Any:
+def add_allocation(to: ctypes.c_void_p, mib: float, after: ctypes.c_void_p | None = None) -> Any:
     """An allocation node; gives the node and its address."""
     node, params = ctypes.c_void_p(), allocation(mib)
     before = (ctypes.c_void_p * 1)(after) if after else None

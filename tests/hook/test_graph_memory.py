@@ -623,3 +623,25 @@ def test_a_graph_is_not_charged_for_the_time_that_it_waits_for_its_memory(
     assert (said["rc"], said["stderr"]) == (0, "")
     assert said["answers"] == [0] * 120
     assert said["charged"] < 2_000  # 0.4 ms ran, 200 ms were waited
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["nodes", "capture"])
+def test_nodes_take_whole_granules(node: Node, captured: bool) -> None:
+    """Each is rounded up to 512 bytes, and two of them to a step more than their sum: 64 of 40 MiB were had."""
+    nodes = (
+        "g = graph()\n"
+        "a, first = add_allocation(g, 32 - 100 / MIB)\n"
+        "b, second = add_allocation(g, 100 / MIB, a)\n"
+        "add_free(g, first, b); add_free(g, second, b)\n"
+    )
+    capture = (
+        "s = new_stream()\n"
+        "assert cuda.cuStreamBeginCapture_v2(s, 2) == 0\n"
+        "drawn = [draw(mib, stream=s)[1] for mib in (32 - 100 / MIB, 100 / MIB)]\n"
+        "assert [put(p, s) for p in drawn] == [0, 0]\n"
+        "g = ctypes.c_void_p(); assert cuda.cuStreamEndCapture(s, ctypes.byref(g)) == 0\n"
+    )
+    code = (capture if captured else nodes) + "say(r=launch(instantiate(g)))"
+    said = node.run(BEGIN + code, **{LIMIT: "40m"})
+    assert said == {**said, "r": 2}, said
+    assert node.sim.peak_mib(GPU) == 0

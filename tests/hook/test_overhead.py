@@ -693,3 +693,38 @@ def test_code_that_is_loaded_while_another_thread_loads_some_stays_within_the_li
     )
     kept = 990 + (mib if result == 0 else 0)
     assert run(node, "import time\n" + LOAD + steps) == [result, 2, [kept, kept]]
+
+
+@pytest.mark.parametrize("made", ["module", "context"])
+def test_what_comes_while_a_pools_charge_is_stale_is_charged(node: Node, made: str) -> None:
+    """The pool had shrunk unseen, and what came seemed to have been charged before: 157 of 100 MiB were had."""
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=11, module_mib=30))
+    make = {
+        "module": "cuda.cuModuleLoadData(ctypes.byref(m), b'x')",
+        "context": "cuda.cuCtxCreate_v2(ctypes.byref(m), 0, 0)",
+    }[made]
+    code = (
+        "start()\n"
+        "result, drawn = draw(64); assert (result, free(drawn)) == (0, 0)\n"
+        "m = ctypes.c_void_p()\n"
+        f"for _ in range(2): r.append({make})\n"
+        "say(r=r, both=both(), more=alloc(88)[0])"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert said["r"] == [0, 0]
+    assert said["both"][0] == said["both"][1]
+    assert said["more"] == 2
+    assert node.sim.peak_mib(made_up_uuid(0)) <= 100
+
+
+def test_who_is_told_the_pid_that_it_has_is_still_found(node: Node) -> None:
+    """As the agent tells a process without a pid namespace of its own, after it has found itself."""
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), context_mib=9, module_mib=30))
+    code = (
+        "start(); pid_told(own=True); charged_mib()\n"
+        "assert alloc(100 - held_mib() - 0.5)[0] == 0\n"
+        "m = ctypes.c_void_p()\n"
+        "say(r=cuda.cuModuleLoadData(ctypes.byref(m), b'x'), both=both())"
+    )
+    said = node.run(BEGIN + code, **{LIMIT: "100m"})
+    assert said == {**said, "r": 2, "both": [99.5, 99.5]}, said

@@ -661,6 +661,17 @@ def test_what_becomes_the_current_pool_meanwhile_is_not_drawn_from_uncharged(nod
     assert node.sim.peak_mib(GPU) <= 100
 
 
+def test_current_pools_that_end_meanwhile_leave_nothing_charged(node: Node) -> None:
+    """Charged was an account that nobody had any more: the whole limit, for good."""
+    program = compiled("pool_ends.c", f"-I{ROOT / 'hook'}", "-ldl", "-lpthread")
+    done = node.run_program([str(program), "3000", "3"], **{LIMIT: "96m"})
+    assert done.stderr == ""
+    had, wrong, in_use_kib = map(int, done.stdout.split())
+    assert had > 0
+    assert (wrong, in_use_kib) == (0, 0)
+    assert 0 < node.sim.peak_mib(GPU) <= 96
+
+
 def test_a_pool_of_the_host_ends_as_the_driver_says(node: Node) -> None:
     """It is not counted, so nobody would see that nothing of it is left."""
     code = (

@@ -6,6 +6,7 @@ enum {
     ENOUGH = 8, /* launches to judge by, */
     MANY = 64, /* and where they set bounds, which chance would move one way only */
     AT_FIRST = 32, /* that sweeps have told of, each counts twice: what was known before is no mean */
+    BOUNDED_MOST = 2048, /* launches that the mean of bounds goes back */
     OF_BIT = 2, /* streams that one noted by a bit may be, at most where a bound is set by them */
 };
 
@@ -49,12 +50,33 @@ static bool was_busy(const struct measured_lane *lane, const struct swept *of)
     return of->queued || loose_load(&lane->lane.busy_before) & of->bit;
 }
 
-/* When every stream was being measured. */
-static void find_window(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
+/* Note all that are in it. Whether a thread goes on to another stream only when all before is over: as far as
+ * it does here, or did in the last sweep. Then nothing runs beside what is measured. Those of several threads
+ * may be one after the other by chance. */
+static bool note_all(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
 {
-    for (struct trace *trace = NULL; (trace = trace_next(lane, trace));)
-        if (trace->sweep)
-            note(find(lane, sweep, trace->stream), trace, now_ns);
+    const struct trace *before = NULL;
+    int64_t until_ns = 0;
+    bool one_by_one = true;
+    for (size_t i = 0; i < lane->orders; i++) {
+        const struct trace *trace = &lane->traces[lane->order[i]];
+        if (!trace->sweep)
+            continue;
+        struct swept *of = find(lane, sweep, trace->stream);
+        note(of, trace, now_ns);
+        if (before && trace->stream != before->stream)
+            one_by_one &= trace->turn == before->turn && trace->launched_ns >= until_ns;
+        until_ns = of->until_ns > until_ns ? of->until_ns : until_ns;
+        before = trace;
+    }
+    if (sweep->streams > 1)
+        loose_store(&lane->lane.one_by_one, one_by_one);
+    return loose_load(&lane->lane.one_by_one);
+}
+
+/* When every stream was being measured. */
+static void find_window(struct measured_lane *lane, struct sweep *sweep)
+{
     for (int i = 0; i < sweep->streams; i++) {
         const struct swept *of = &sweep->of[i];
         if (of->launches < OFTEN && !was_busy(lane, of)) {
@@ -181,7 +203,10 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
     *sweep = (struct sweep){.over = true, .until_ns = INT64_MAX};
     sweep->went_on_ns = went_on_ns ? went_on_ns : INT64_MAX;
     sweep->contended = share_contended(lane->lane.share, (uint64_t)now_ns);
-    find_window(lane, sweep, now_ns);
+    bool one_by_one = note_all(lane, sweep, now_ns);
+    find_window(lane, sweep);
+    if (one_by_one)
+        sweep->from_ns = sweep->queued_until_ns = 0;
     find_last(lane, sweep);
     for (struct trace *trace = NULL; (trace = trace_next(lane, trace));) {
         if (trace->sweep && !trace->ended)
@@ -189,7 +214,7 @@ void gpu_sweep_see(struct measured_lane *lane, struct sweep *sweep, int64_t now_
         else if (trace->sweep)
             judged += is_judged(sweep, trace), early += trace->running_since_ns < sweep->last_ns;
     }
-    uint64_t unseen = others(lane, sweep);
+    uint64_t unseen = one_by_one ? 0 : others(lane, sweep);
     sweep->others = __builtin_popcountll(unseen);
     sweep->together = judged >= ENOUGH && !(unseen & loose_load(&lane->lane.busy_before));
     if (!sweep->together) {
@@ -246,6 +271,20 @@ static void learn(struct estimate *estimate, int *swept, double ns, double count
     estimate_set(estimate, (int64_t)ns);
 }
 
+/* The bounds that sweeps set are of the launches in them: where a kind varies, its mean is within theirs.
+ * Unless it is far above, as of one that has become longer. */
+static void bound(struct doubt *doubt, double *least_ns, double *most_ns, double expected_ns, int told)
+{
+    if (*least_ns > 2 * expected_ns)
+        doubt->bounded = 0;
+    doubt->bounded += told;
+    double weight = (double)told / doubt->bounded;
+    if (doubt->bounded > BOUNDED_MOST)
+        doubt->bounded = BOUNDED_MOST;
+    *least_ns = doubt->least_ns += (*least_ns - doubt->least_ns) * weight;
+    *most_ns = doubt->most_ns += (*most_ns - doubt->most_ns) * weight;
+}
+
 /* How much of the launch was in the window of the sweep. */
 static double within(const struct sweep *sweep, const struct trace *trace)
 {
@@ -299,9 +338,12 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
     ns *= all;
     known_ns *= all;
     least_ns *= all / told;
+    struct doubt *doubt = trace_doubt(lane, kind[0]->key);
     bool says = true;
     if (!sweep->together) {
         least_ns *= sweep->contended ? CONTENDED_LEAST : 1;
+        if (!sweep->contended) /* others' turns blur each, one way and the other */
+            bound(doubt, &least_ns, &ns, expected_ns, told);
         says = expected_ns < least_ns || expected_ns > ns;
         ns = expected_ns < least_ns ? least_ns : ns;
     }
@@ -314,7 +356,6 @@ static void learn_kind(struct measured_lane *lane, struct sweep *sweep, struct t
             kind[i]->single_ns = (int64_t)ns;
     }
     int steady = SWEPT_MOST; /* a bound says little of what is within */
-    struct doubt *doubt = trace_doubt(lane, kind[0]->key);
     if (says && estimate && !is_first_so_long(sweep, doubt, ns, expected_ns))
         learn(estimate, sweep->together ? &doubt->swept : &steady, sweep->together ? known_ns / known : ns,
               sweep->together ? known : told);

@@ -8,6 +8,9 @@
  * are in a sweep as well. Each is charged what it had itself, not the mean of its kind, and may lie before
  * that.
  *
+ * A program may also use its streams one by one, as one that waits for each request: then nothing is beside,
+ * and launches are measured out of sweeps as those of one stream are.
+ *
  * Where there is no such time, as streams with long queues drift apart, it is not known whether what was
  * queued on a stream before ran, or waited for something. A launch cost no less than if it ran, and no more
  * than if only the measured ones did: what was expected stands as long as it is between the two. That is told

@@ -57,6 +57,7 @@ struct lane {
     _Atomic int64_t unswept_ns; /* and what was taken from the share since */
     _Atomic int sweep_left; /* launches, of those to be measured all */
     _Atomic int sweep_spare; /* of them, which are left out where the others took long */
+    _Atomic bool one_by_one; /* streams are used, as the last sweep of several has seen (gpu_sweep.c) */
     _Atomic int sweep_out; /* that are not settled yet */
     _Atomic uint64_t went_on_at_ns; /* when others were first launched after them, 0: not yet */
     _Atomic int64_t went_on_call; /* and how many calls there had been by then; 0: not yet */

@@ -68,6 +68,8 @@ struct doubt {
     int unsharp; /* in a row */
     bool longer; /* the last sweep said that it takes far longer, which the one before did not */
     bool always; /* it was measured always once, of those that sweeps had told of */
+    int bounded; /* launches that sweeps have set bounds by, and these on average */
+    double least_ns, most_ns;
     int swept; /* launches that sweeps have told of, from SWEPT_LEAST to SWEPT_MOST */
 };
 

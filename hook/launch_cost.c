@@ -173,16 +173,16 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     int samples = estimate ? loose_load(&estimate->samples) : 0;
     if (samples == FEW_SAMPLES - 1) /* the last of the first ones counts as a sample */
         loose_store(&launch->lane->sampled_at_ns, now_ns);
-    bool beside = several && !gpu_time_several_contexts(launch->lane); /* which take turns */
+    bool contexts = gpu_time_several_contexts(launch->lane); /* which take turns */
+    bool at_once = several && !loose_load(&launch->lane->one_by_one), beside = at_once && !contexts;
     bool few = samples < FEW_SAMPLES;
     bool alone = estimate && estimate_measures_all_alone(estimate);
     /* Beside other containers what part of its time a long one has is known by short ones of its stream, and
      * the first ones of its kind are charged all that they seem to have had. */
     launch->always = beside && (few ? !alone || !share_contended(launch->lane->share, now_ns) : alone);
     note_stream(launch, stream, now_ns, alone);
-    if (few || (!beside && estimate_measures_all(estimate)))
+    if (few || ((!several || contexts) && estimate_measures_all(estimate)))
         return true; /* the first ones not as part of a sweep, which others of their kind would wait for */
-    bool contexts = gpu_time_several_contexts(launch->lane);
     if (several || contexts) {
         struct lane *lane = launch->lane;
         if (launch->always) {
@@ -196,7 +196,7 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         if (sweep && is_enough(lane, now_ns))
             launch_cost_end_sweep(lane);
         launch->sweep = sweep ? loose_load(&lane->swept_at_ns) : 0;
-        if (several || sweep || launch->always)
+        if (at_once || sweep || launch->always)
             return sweep || launch->always;
     } else {
         loose_store(&launch->lane->sweep_left, 0); /* the last one of a sweep, if it failed, did not end it */
@@ -212,5 +212,5 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
         loose_store(&launch->lane->sampled_at_ns, now_ns - (uint64_t)(since_ns - MEASURE_EVERY_NS));
     if (behind)
         gpu_time_drop_tokens(launch->lane);
-    return due || estimate_measures_often(estimate);
+    return due || estimate_measures_often(estimate) || estimate_measures_all(estimate);
 }

@@ -42,6 +42,15 @@ class Grows:
 
 
 @dataclass(frozen=True)
+class Alike:
+    """Kernels of which so many in a row take as long, one of two times by chance: requests of two sizes."""
+
+    us: int
+    to_us: int
+    count: int = 100
+
+
+@dataclass(frozen=True)
 class Meets:
     """Kernels that wait for each other on so many GPUs, and take so long from then on."""
 
@@ -50,7 +59,7 @@ class Meets:
 
 
 # How long; or from and to; or from, to, and one in so many of that.
-Microseconds = int | tuple[int, int] | tuple[int, int, int] | Grows | Meets
+Microseconds = int | tuple[int, int] | tuple[int, int, int] | Grows | Alike | Meets
 Kernels = Mapping[str, Microseconds]
 
 
@@ -186,6 +195,8 @@ def run(
     for name, us in kernels.items():
         if isinstance(us, Grows):
             sim.kernel(name, us.us, us.to_us, after=us.after)
+        elif isinstance(us, Alike):
+            sim.kernel(name, us.us, us.to_us, alike=us.count)
         elif isinstance(us, Meets):
             sim.kernel(name, us.us, meets=us.gpus)
         else:

@@ -252,11 +252,13 @@ class SimDriver:
         gpu: int | None = None,
         after: int | None = None,
         meets: int | None = None,
+        alike: int | None = None,
     ) -> None:
         """Let kernels of this name take `us`, or anything up to `up_to_us`, log-uniformly.
 
         With `one_in`, that many of them take `up_to_us` once, by chance, and `us` otherwise. With
-        `after`, so many of a process take `us`, and all later ones `up_to_us`. With `gpu`, on the
+        `after`, so many of a process take `us`, and all later ones `up_to_us`. With `alike`, so
+        many in a row of a process take `us`, or `up_to_us`, by chance. With `gpu`, on the
         GPU of this number; what is said of it first goes before what is said of all.
         With `meets`, its runs on so many GPUs wait for each other there, and then take so long.
         """
@@ -264,6 +266,7 @@ class SimDriver:
         text += "" if one_in is None else f" one_in={one_in}"
         text += "" if gpu is None else f" gpu={gpu}"
         text += "" if after is None else f" after={after}"
+        text += "" if alike is None else f" alike={alike}"
         text += "" if meets is None else f" meets={meets}"
         with self._lock:
             self._change(kernels={**self._node.kernels, (name, gpu): text})

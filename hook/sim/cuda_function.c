@@ -42,14 +42,19 @@ static void read_seed(void)
     seed = text ? strtoull(text, NULL, 10) : 1;
 }
 
-/* From 0 to 1; the same sequence for the same seed. */
-static double draw(void)
+/* From 0 to 1, the number of these; the same sequence for the same seed. */
+static double drawn(uint64_t number)
 {
     pthread_once(&seed_once, read_seed);
-    uint64_t mixed = seed * 0xD1342543DE82EF95ULL + (atomic_fetch_add(&draws, 1) + 1) * 0x9E3779B97F4A7C15ULL;
+    uint64_t mixed = seed * 0xD1342543DE82EF95ULL + (number + 1) * 0x9E3779B97F4A7C15ULL;
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ULL;
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBULL;
     return (double)((mixed ^ (mixed >> 31)) >> 11) * 0x1p-53;
+}
+
+static double draw(void)
+{
+    return drawn(atomic_fetch_add(&draws, 1));
 }
 
 static const struct sim_kernel *kernel_of(const struct sim_node *node, CUfunction function, long gpu)
@@ -72,6 +77,10 @@ uint64_t function_draw_ns(const struct sim_node *node, CUfunction function, long
     if (kernel->high_after)
         return atomic_fetch_add(&launches[kernel - node->kernels], 1) < kernel->high_after ? kernel->low_ns
                                                                                            : kernel->high_ns;
+    if (kernel->alike)
+        return drawn(atomic_fetch_add(&launches[kernel - node->kernels], 1) / kernel->alike) < 0.5
+            ? kernel->low_ns
+            : kernel->high_ns;
     if (kernel->high_one_in)
         return draw() * kernel->high_one_in < 1 ? kernel->high_ns : kernel->low_ns;
     double low = log((double)kernel->low_ns), high = log((double)kernel->high_ns);

@@ -22,7 +22,7 @@
  *   topology N M level=internal | single | multiple | hostbridge | node | system
  *   kernel_us 50
  *   pids visible | hidden
- *   kernel NAME us=50 | us=2..200000 [one_in=100 | after=100] [meets=2]
+ *   kernel NAME us=50 | us=2..200000 [one_in=100 | after=100 | alike=100] [meets=2]
  *   slice_us 2000
  *   launch_us 2
  *   event_ns 0
@@ -107,12 +107,14 @@ struct sim_failure {
 };
 
 /* How long kernels of this name run: anything from low to high, each magnitude as likely as the others; or
- * low, and one in so many by chance high; or the first ones of a process low, and all others high. */
+ * low, and one in so many by chance high; or the first ones of a process low, and all others high; or so many
+ * of a process in a row alike low or high. */
 struct sim_kernel {
     char name[64];
     uint64_t low_ns, high_ns;
     unsigned high_one_in; /* 0: anything, or */
     unsigned high_after; /* so many */
+    unsigned alike; /* so many */
     long gpu; /* number of the one that this is for, or ANY_GPU */
     unsigned meets; /* works only while so many GPUs have begun theirs of the same number; 0: alone */
 };

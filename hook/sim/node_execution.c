@@ -44,7 +44,7 @@ bool parse_kernel(const struct line *line, struct sim_node *node)
     char low[16];
     size_t length = text ? strcspn(text, ".") : 0;
     bool range = text && strncmp(text + length, "..", 2) == 0;
-    long low_us, high_us, one_in = 0, after = 0, meets = 0, gpu = ANY_GPU;
+    long low_us, high_us, one_in = 0, after = 0, alike = 0, meets = 0, gpu = ANY_GPU;
     if (!copy_text(line, "the name", line->words[1], kernel.name, sizeof kernel.name))
         return false;
     if (!text || length >= sizeof low || (text[length] && !range))
@@ -57,6 +57,8 @@ bool parse_kernel(const struct line *line, struct sim_node *node)
             && !parse_number(line, "one_in", value_of(line, "one_in"), 1, MAX_ONE_IN, &one_in))
         || (value_of(line, "after")
             && !parse_number(line, "after", value_of(line, "after"), 1, MAX_ONE_IN, &after))
+        || (value_of(line, "alike")
+            && !parse_number(line, "alike", value_of(line, "alike"), 1, MAX_ONE_IN, &alike))
         || (value_of(line, "meets")
             && !parse_number(line, "meets", value_of(line, "meets"), 2, MAX_GPUS, &meets))
         || (value_of(line, "gpu") && !parse_number(line, "gpu", value_of(line, "gpu"), 0, MAX_US, &gpu)))
@@ -67,6 +69,7 @@ bool parse_kernel(const struct line *line, struct sim_node *node)
     kernel.high_ns = 1000 * (uint64_t)high_us;
     kernel.high_one_in = (unsigned)one_in;
     kernel.high_after = (unsigned)after;
+    kernel.alike = (unsigned)alike;
     kernel.gpu = gpu;
     kernel.meets = (unsigned)meets;
     node->kernels[node->kernel_count++] = kernel;

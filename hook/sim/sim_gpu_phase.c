@@ -34,23 +34,15 @@ static bool take_pair(struct phase *phase, char *pair)
     const struct {
         const char *key;
         unsigned long *value;
-    } numbers[] = {{"ms", &phase->ms},
-                   {"nodes", &phase->nodes},
-                   {"streams", &phase->streams},
-                   {"shared", &phase->shared},
-                   {"handle", &phase->handle},
-                   {"sync", &phase->sync},
-                   {"burst", &phase->burst},
-                   {"idle_us", &phase->idle_us},
-                   {"kill", &phase->kill},
-                   {"shapes", &phase->shapes},
-                   {"rare", &phase->rare},
-                   {"fresh", &phase->fresh},
-                   {"blocking", &phase->blocking},
-                   {"legacy", &phase->legacy},
-                   {"contexts", &phase->contexts},
-                   {"urgent", &phase->urgent},
-                   {"thread", &phase->thread}};
+    } numbers[] = {{"ms", &phase->ms},           {"nodes", &phase->nodes},
+                   {"streams", &phase->streams}, {"shared", &phase->shared},
+                   {"handle", &phase->handle},   {"sync", &phase->sync},
+                   {"burst", &phase->burst},     {"idle_us", &phase->idle_us},
+                   {"kill", &phase->kill},       {"shapes", &phase->shapes},
+                   {"rare", &phase->rare},       {"fresh", &phase->fresh},
+                   {"stay", &phase->stay},       {"blocking", &phase->blocking},
+                   {"legacy", &phase->legacy},   {"contexts", &phase->contexts},
+                   {"urgent", &phase->urgent},   {"thread", &phase->thread}};
     char *value = strchr(pair, '=');
     if (!value)
         return false;
@@ -71,13 +63,19 @@ static bool take_pair(struct phase *phase, char *pair)
 
 bool phase_take(struct phase *phase, char *text)
 {
-    *phase = (struct phase){
-        .ms = 1000, .nodes = 10, .streams = 1, .mix = {"kernel"}, .mix_count = 1, .shapes = 1, .contexts = 1};
+    *phase = (struct phase){.ms = 1000,
+                            .nodes = 10,
+                            .streams = 1,
+                            .mix = {"kernel"},
+                            .mix_count = 1,
+                            .shapes = 1,
+                            .contexts = 1,
+                            .stay = 1};
     char *rest = NULL;
     for (char *pair = strtok_r(text, ",", &rest); pair; pair = strtok_r(NULL, ",", &rest))
         if (!take_pair(phase, pair))
             return false;
-    return phase->streams <= MAX_OWN_STREAMS && phase->shapes > 0 && phase->contexts > 0
+    return phase->streams <= MAX_OWN_STREAMS && phase->shapes > 0 && phase->contexts > 0 && phase->stay > 0
         && phase->contexts <= MAX_CONTEXTS && (!phase->rare || phase->mix_count > 1)
         && (phase->way != BY_GRAPH || phase->streams > 0);
 }

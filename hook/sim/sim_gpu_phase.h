@@ -11,7 +11,7 @@ enum way { BY_KERNEL, BY_EX, BY_COOPERATIVE, BY_GRAPH };
 
 struct phase {
     unsigned long ms, nodes, streams, shared, handle, sync, burst, idle_us, kill, shapes, blocking, legacy;
-    unsigned long rare, fresh;
+    unsigned long rare, fresh, stay;
     unsigned long contexts, urgent, thread;
     enum way way;
     char mix[MAX_MIX][64];

@@ -10,6 +10,7 @@
  *   by=WAY      kernel (default), ex, cooperative, graph
  *   nodes=N     kernels in a graph (default 10)
  *   streams=N   streams per thread, used in turn (default 1; 0: the default stream)
+ *   stay=N      launches on one of them before the next (default 1)
  *   shared=1    all threads have the same ones
  *   blocking=1  streams that wait for the legacy stream, and it for them
  *   legacy=N    launch on the legacy stream instead, one of every N launches of all threads
@@ -235,7 +236,7 @@ static bool launch_until(struct worker *worker, uint64_t end_ns)
     unsigned long done = 0;
     while (now_ns() < end_ns) {
         CUstream stream = phase->handle ? (CUstream)phase->handle
-            : phase->streams            ? worker->streams[worker->turn % phase->streams]
+            : phase->streams            ? worker->streams[worker->turn / phase->stay % phase->streams]
                                         : NULL;
         if (phase->legacy && atomic_fetch_add(&launched, 1) % phase->legacy == 0)
             stream = NULL;
@@ -396,11 +397,12 @@ int main(int count, char **words)
 {
     void *library;
     if (!take_arguments(count, words)) {
-        fprintf(stderr,
-                "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
-                "[--device N] [--quota ON PERIOD] "
-                "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,shared=N,blocking=N,legacy=N,urgent=N,handle=N,"
-                "sync=N,burst=N,idle_us=N,contexts=N,thread=N ...\n");
+        fprintf(
+            stderr,
+            "usage: sim-gpu-tenant [--virtual PROCESSES RANK] [--window-ms N] [--threads N] "
+            "[--device N] [--quota ON PERIOD] "
+            "ms=N,kernel=A+B,by=WAY,nodes=N,streams=N,stay=N,shared=N,blocking=N,legacy=N,urgent=N,handle=N,"
+            "sync=N,burst=N,idle_us=N,contexts=N,thread=N ...\n");
         return 2;
     }
     const char *missing = load_cuda(&library);

@@ -48,7 +48,8 @@ static void another_turn(void)
     while (sem_wait(&turns[own_turn]) != 0) { }
 }
 
-static void maybe_another_turn(void)
+void maybe_another_turn(void);
+void maybe_another_turn(void)
 {
     if (own_turn >= 0 && rand_r(&turns_seed) % turns_seldom == 0)
         another_turn();

@@ -151,15 +151,29 @@ static CUresult begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
     return result;
 }
 
+/* Whether what is current was gone before it could be charged; or may be, as the claim took longer than
+ * anybody waits who destroys it. */
+static bool has_ended(struct pooled *pooled)
+{
+    struct pool *pool = pooled->stays ? pool_at(pooled->pool) : NULL;
+    if (pool && pool_visit_of(pool, pooled->handle)) {
+        pool_unvisit(pool);
+    } else if (pool) {
+        pooled_end(pooled, CUDA_ERROR_INVALID_VALUE, NULL);
+        *pooled = (struct pooled){.pool = POOL_GONE};
+    }
+    return pooled->pool == POOL_GONE;
+}
+
 CUresult pooled_begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread, const char *function)
 {
     CUresult result = begin(pooled, bytes, pool, stream, per_thread, function);
-    for (int patience = PATIENCE; pooled->pool == POOL_GONE && patience; patience--) {
+    for (int patience = PATIENCE; has_ended(pooled) && patience; patience--) {
         sched_yield();
         result = begin(pooled, bytes, pool, stream, per_thread, function);
     }
-    return result;
+    return pooled->pool == POOL_GONE ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
 /* The pool grew more than was claimed for it, and that does not fit. */

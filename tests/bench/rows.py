@@ -99,7 +99,7 @@ class Page:
 
     title: str = "Benchmark"
     how: str = (
-        "with the simulated driver, the stand-in kubelet and the stand-in API server on loopback, all on "
+        "with the simulated driver (the area `hook`: with one that does nothing), the stand-in kubelet and the stand-in API server on loopback, all on "
         "the same machine.\n\n"
         "Values are medians, `spread` the lowest and the highest sample, except: Allocate's p99 and *the slowest* are what they say; "
         "API writes and reads are the most that any Allocate made; an error of shares is the largest of its cases (in "

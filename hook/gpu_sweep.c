@@ -51,7 +51,7 @@ static bool was_busy(const struct measured_lane *lane, const struct swept *of)
 }
 
 /* Note all that are in it. Whether a thread goes on to another stream only when all before is over: as far as
- * it does here, or did in the last sweep. Then nothing runs beside what is measured. Those of several threads
+ * it does here, or did in those before. Then nothing runs beside what is measured. Those of several threads
  * may be one after the other by chance. */
 static bool note_all(struct measured_lane *lane, struct sweep *sweep, int64_t now_ns)
 {
@@ -69,9 +69,11 @@ static bool note_all(struct measured_lane *lane, struct sweep *sweep, int64_t no
         until_ns = of->until_ns > until_ns ? of->until_ns : until_ns;
         before = trace;
     }
+    int in_row = loose_load(&lane->lane.one_by_one);
     if (sweep->streams > 1)
-        loose_store(&lane->lane.one_by_one, one_by_one);
-    return loose_load(&lane->lane.one_by_one);
+        in_row = !one_by_one ? 0 : in_row < ONE_BY_ONE ? in_row + 1 : ONE_BY_ONE;
+    loose_store(&lane->lane.one_by_one, in_row);
+    return in_row == ONE_BY_ONE;
 }
 
 /* When every stream was being measured. */

@@ -30,6 +30,10 @@ enum {
 struct trace;
 
 /* What this process does on one device. */
+enum {
+    ONE_BY_ONE = 4
+}; /* fewer may have seen only where a thread goes on to what it had to wait for anyway */
+
 struct lane {
     _Atomic(struct share *) share; /* of the container; set by whichever threads look first */
     _Atomic int64_t tokens_ns; /* taken from the share, not spent yet */
@@ -57,7 +61,8 @@ struct lane {
     _Atomic int64_t unswept_ns; /* and what was taken from the share since */
     _Atomic int sweep_left; /* launches, of those to be measured all */
     _Atomic int sweep_spare; /* of them, which are left out where the others took long */
-    _Atomic bool one_by_one; /* streams are used, as the last sweep of several has seen (gpu_sweep.c) */
+    _Atomic int one_by_one; /* sweeps of several streams in a row that have seen them used so (gpu_sweep.c),
+                               at most: */
     _Atomic int sweep_out; /* that are not settled yet */
     _Atomic uint64_t went_on_at_ns; /* when others were first launched after them, 0: not yet */
     _Atomic int64_t went_on_call; /* and how many calls there had been by then; 0: not yet */

@@ -174,7 +174,8 @@ bool launch_cost_is_to_be_measured(struct launch *launch, uint64_t now_ns)
     if (samples == FEW_SAMPLES - 1) /* the last of the first ones counts as a sample */
         loose_store(&launch->lane->sampled_at_ns, now_ns);
     bool contexts = gpu_time_several_contexts(launch->lane); /* which take turns */
-    bool at_once = several && !loose_load(&launch->lane->one_by_one), beside = at_once && !contexts;
+    bool at_once = several && loose_load(&launch->lane->one_by_one) < ONE_BY_ONE,
+         beside = at_once && !contexts;
     bool few = samples < FEW_SAMPLES;
     bool alone = estimate && estimate_measures_all_alone(estimate);
     /* Beside other containers what part of its time a long one has is known by short ones of its stream, and

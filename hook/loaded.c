@@ -214,6 +214,9 @@ static int look_in_any_other(struct dl_phdr_info *info, size_t size, void *conte
     return search->found != NULL;
 }
 
+/* Where the loader has relocated us; among what it relocates anyway (late.c). */
+__attribute__((section(".data.rel.ro"), used, retain)) static const void *const self = (const void *)&self;
+
 void *loaded_libc(const char *name)
 {
     /* Not by dl_iterate_phdr: a program may have put its own in libc's place, whose first act is to look
@@ -226,8 +229,7 @@ void *loaded_libc(const char *name)
     }
     /* Nobody has bound us yet where a function of a library behind us, which says which of its own are
      * called, asks us. */
-    static const void *volatile self = (const void *)&self;
-    if (&_r_debug || self != (const void *)&self)
+    if (&_r_debug || *(const void *const volatile *)&self != (const void *)&self)
         return NULL;
     struct search search = {.name = name};
     dl_iterate_phdr(look_in_any_other, &search);

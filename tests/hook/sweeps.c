@@ -66,6 +66,7 @@ static void launch(bool always, const char *stream, const char *launched,
   trace->always = always;
   past_launched(&lane.past, trace->run, 0, 0, always);
   trace_goes_out(&lane, trace);
+  lane.order[lane.orders++] = (uint16_t)trace_place(&lane, trace);
   atomic_fetch_add(&lane.lane.sweep_out, 1);
 }
 

@@ -353,6 +353,18 @@ def bench(arguments: "Sequence[str]" = ()) -> int:
     return run(PYTHON, "tests/bench/run.py", *arguments)
 
 
+def shares(arguments: "Sequence[str]" = ()) -> int:
+    """How exactly containers get their shares of GPU time, in a thousand cases (15 minutes).
+
+    Prints each; without WORD it writes docs/results/shares.md. Exit code 1: one was not within what
+    is allowed. WORD: only those whose name has it. --seed N: of what is drawn at random.
+    --page FILE: writes the page there.
+    """
+    compile_hook()
+    environment("run", "hook", "dev")
+    return run(PYTHON, "tests/bench/shares.py", *arguments)
+
+
 def soak(arguments: "Sequence[str]" = ()) -> int:
     """Thirty days of a node in minutes: does anything grow? Writes docs/results/soak.md.
 
@@ -496,7 +508,7 @@ TASKS: "dict[str, Callable[[Sequence[str]], int]]" = {
     "release-check": release_check,
     "cuda-symbols": cuda_symbols,
     "audit": audit, "bench": bench, "faults": faults, "fuzz": fuzz, "soak": soak, "site": site,
-    "gpu": gpu, "scale": scale,
+    "gpu": gpu, "scale": scale, "shares": shares,
     "cluster-peers": cluster_peers, "proto": proto, "lock": lock, "clean": clean,
 }  # fmt: skip
 
@@ -512,6 +524,7 @@ TAKE_ARGUMENTS = (
     "fuzz",
     "soak",
     "scale",
+    "shares",
     "dist",
 )
 

@@ -1,11 +1,10 @@
-"""How exactly containers get their shares of GPU time: the full matrix, on the simulated GPU in virtual time.
+"""How exactly containers get their shares of GPU time: the cases, on the simulated GPU in virtual time.
 
-    python -m tests.bench.share_matrix [WORD [SEED]]     prints every case whose name has WORD in it
-
-`share_area` gives the same as rows of the benchmark: the worst error in any window of the steady
-state, in points, where a window is the longer of 1 s and 10 times the longest kernel; and, as a
-negative control, the smallest error among the same cases with the limiter switched off. One row is
-of real time: what the hook's own thread works to tell what launches on many streams cost.
+`build.py shares` (shares.py) runs them all. `share_area` gives the same, but for mixes drawn at random, as
+rows of the benchmark: the worst error in any window of the steady state, in points, where a window is the
+longer of 1 s and 10 times the longest kernel; and, as a negative control, the smallest error among the same
+cases with the limiter switched off. One row is of real time: what the hook's own thread works to tell what
+launches on many streams cost.
 """
 
 import subprocess
@@ -264,22 +263,28 @@ def _of_every_length(where: str, mix: tuple[int, ...], first_seed: int) -> Case:
                 {"kernel": (2, 200_000)}, 2, ideal)  # fmt: skip
 
 
+def families(first_seed: int) -> dict[str, tuple[Case, ...]]:
+    """All cases, by what they are about."""
+    return {
+        "one container: each length, each limit": tuple(alone_cases(first_seed)),
+        "one container: each way to launch": tuple(ways_cases()),
+        "many streams and threads": tuple(streams_cases()),
+        "several contexts in a process": tuple(contexts_cases()),
+        "events that take time of their stream": tuple(events_cases()),
+        "2 to 8 containers, kernels of one length": tuple(beside_cases()),
+        "2 to 8 containers, kernels that vary": tuple(varying_cases(first_seed)),
+        "short, and now and then long": tuple(rare_cases()),
+        "several kinds of kernels": tuple(kinds_cases()),
+        "a thread with long kernels, one with short": tuple(threads_cases()),
+        "beside kernels of 20, 50 and 200 ms": tuple(long_neighbour_cases()),
+        "now and then long, in many shapes": tuple(shapes_cases()),
+        "mixes drawn at random": tuple(Case(*mix, waits=True) for mix in random_mixes(5500)),
+    }
+
+
 def share_area() -> Iterator[Row]:
     """Error of shares of GPU time, in virtual time on the simulated GPU; and what telling it costs."""
-    cases = [
-        *alone_cases(),
-        *ways_cases(),
-        *streams_cases(),
-        *contexts_cases(),
-        *events_cases(),
-        *beside_cases(),
-        *varying_cases(),
-        *rare_cases(),
-        *kinds_cases(),
-        *threads_cases(),
-        *long_neighbour_cases(),
-        *shapes_cases(),
-    ]
+    cases = [case for family in families(1).values() for case in family if not case.waits]
     beyond = [max(0.0, abs(error) - max(0.0, allowed_points(len(case.tenants), case.ideal) - target_points(case)))
               for case, error in zip(cases, judged(cases), strict=True)]  # fmt: skip
     errors = dict(zip(cases_by_name(cases), beyond, strict=True))
@@ -327,31 +332,3 @@ def _evenly(tenants: Sequence[Tenant]) -> bool:
 def cases_by_name(cases: Sequence[Case]) -> list[tuple[str, str]]:
     """Their names, in order."""
     return [(case.group, case.name) for case in cases]
-
-
-def main(word: str = "", first_seed: str = "1") -> int:
-    """Print the worst error of each case; 1 when one is not met."""
-    seed = int(first_seed)
-    alone = (
-        *alone_cases(seed),
-        *ways_cases(),
-        *streams_cases(),
-        *contexts_cases(),
-        *events_cases(),
-    )
-    kinds = (*kinds_cases(), *threads_cases(), *long_neighbour_cases(), *shapes_cases())
-    mixes = tuple(Case(*mix, waits=True) for mix in random_mixes(5500))
-    every = (*alone, *beside_cases(), *varying_cases(seed), *rare_cases(), *kinds, *mixes)
-    cases = [c for c in every if word in f"{c.group}, {c.name}"]
-    failed = 0
-    for case, error in zip(cases, judged(cases, seed), strict=True):
-        allowed = max(target_points(case), allowed_points(len(case.tenants), case.ideal))
-        failed += abs(error) > allowed
-        mark = "" if abs(error) <= allowed else "  NOT MET"
-        best = f"  ideal {case.ideal:.1f}" if case.ideal else ""
-        print(f"{case.group:56} {case.name:24} {error:+5.1f}{best}{mark}", flush=True)
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:3]))

@@ -40,9 +40,9 @@ struct pool *pool_at(int number);
 bool pool_settle(struct pool *pool, bool anyway);
 
 /* From one that gives true to pool_unvisit the pool's handle stays one: nobody lets the driver destroy it, or
- * only after POOL_PATIENCE. False: it ends, or has, or is of another place. */
-bool pool_visit(struct pool *pool, int place);
-bool pool_visit_of(struct pool *pool, CUmemoryPool handle); /* and that is its handle */
+ * only after POOL_PATIENCE. False: it ends, or has, or is of another place, or that is not its handle (NULL:
+ * any). */
+bool pool_visit(struct pool *pool, int place, CUmemoryPool handle);
 void pool_unvisit(struct pool *pool);
 
 /* Something of a pool that was destroyed is free. */

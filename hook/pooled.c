@@ -136,7 +136,8 @@ static CUresult begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
     pooled->in = stream_number(stream, per_thread);
     pooled->as = pooled->pool >= 0 ? POOLED_POOL : POOLED_PLAIN;
     /* What is current may end meanwhile, and another pool have its account, or its handle. */
-    pooled->stays = !pool && pooled->pool >= 0 && pool_visit_of(pool_at(pooled->pool), pooled->handle);
+    pooled->stays =
+        !pool && pooled->pool >= 0 && pool_visit(pool_at(pooled->pool), EVERY_PLACE, pooled->handle);
     if (!pool && pooled->pool >= 0 && !pooled->stays)
         pooled->pool = POOL_GONE;
     result = pooled->pool == POOL_GONE ? CUDA_ERROR_OUT_OF_MEMORY
@@ -156,7 +157,7 @@ static CUresult begin(struct pooled *pooled, uint64_t bytes, CUmemoryPool pool, 
 static bool has_ended(struct pooled *pooled)
 {
     struct pool *pool = pooled->stays ? pool_at(pooled->pool) : NULL;
-    if (pool && pool_visit_of(pool, pooled->handle)) {
+    if (pool && pool_visit(pool, EVERY_PLACE, pooled->handle)) {
         pool_unvisit(pool);
     } else if (pool) {
         pooled_end(pooled, CUDA_ERROR_INVALID_VALUE, NULL);

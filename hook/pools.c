@@ -1,9 +1,9 @@
 #include "pools.h"
 #include "await.h"
-#include "depth.h"
 #include "devices.h"
 #include "loose.h"
 #include "pool_accounts.h"
+#include "pool_driver.h"
 #include "real.h"
 #include "reclaim.h"
 
@@ -109,54 +109,17 @@ static void make_known(CUmemoryPool handle, CUdevice device, bool located)
     pthread_mutex_unlock(&lock);
 }
 
-/* Managed memory, and what a release to come may have on a device. */
-static bool may_be_anywhere(const CUmemLocation *location, int kind)
-{
-    return kind == ALLOCATION_MANAGED || (unsigned)location->type > MEMORY_LOCATION_DEVICE_DOMAIN;
-}
-
 void pool_created(CUmemoryPool pool, const CUmemPoolProps *properties)
 {
     CUdevice device = device_at(&properties->location);
     make_known(pool, device,
-               device != POOL_NOT_COUNTED || !may_be_anywhere(&properties->location, properties->allocType));
+               device != POOL_NOT_COUNTED
+                   || !pool_may_be_anywhere(&properties->location, properties->allocType));
 }
 
 void pool_imported(CUmemoryPool pool)
 {
     make_known(pool, POOL_NOT_COUNTED, true);
-}
-
-/* What an older one is asked, it refuses; and those who look for errors of a program's calls show that. */
-static bool tells_of_pools(const struct real_cuda *real)
-{
-    int version;
-    return real->cuMemPoolGetAttribute && real->cuDriverGetVersion
-        && real->cuDriverGetVersion(&version) == CUDA_SUCCESS && version >= POOLS_TOLD_SINCE;
-}
-
-/* The device of a pool that we did not see being made, or that may be anywhere: that is counted where it is
- * first used. As is what a driver does not tell about, unless it is a device's own. */
-static CUdevice ask_device(CUmemoryPool handle, CUdevice first_used)
-{
-    const struct real_cuda *real = real_cuda();
-    CUmemLocation location;
-    CUmemoryPool own;
-    int kind, count;
-    if (tells_of_pools(real)
-        && real->cuMemPoolGetAttribute(handle, POOL_LOCATION_TYPE, &location.type) == CUDA_SUCCESS
-        && real->cuMemPoolGetAttribute(handle, POOL_LOCATION_ID, &location.id) == CUDA_SUCCESS
-        && real->cuMemPoolGetAttribute(handle, POOL_ALLOCATION_TYPE, &kind) == CUDA_SUCCESS) {
-        CUdevice device = device_at(&location);
-        return device == POOL_NOT_COUNTED && may_be_anywhere(&location, kind) ? first_used : device;
-    }
-    if (!real->cuDeviceGetDefaultMemPool || !real->cuDeviceGetCount
-        || real->cuDeviceGetCount(&count) != CUDA_SUCCESS)
-        return first_used;
-    for (CUdevice device = 0; device < count; device++)
-        if (real->cuDeviceGetDefaultMemPool(&own, device) == CUDA_SUCCESS && own == handle)
-            return device;
-    return first_used;
 }
 
 uint64_t pool_ends(void)
@@ -179,9 +142,7 @@ int pool_account_of(CUmemoryPool handle, CUdevice *device, uint64_t ends_before)
     if (gone)
         return POOL_GONE;
     if (!pool) {
-        depth_enter();
-        its = ask_device(handle, *device);
-        depth_leave();
+        its = pool_ask_device(handle, *device);
         place = place_of_device(its);
     }
     pthread_mutex_lock(&lock);
@@ -192,34 +153,7 @@ int pool_account_of(CUmemoryPool handle, CUdevice *device, uint64_t ends_before)
     return number;
 }
 
-/* --- what the driver says ------------------------------------------------------------------------------- */
-
-/* False when it does not tell, but has before. 0 where it never does: then what is live is charged. */
-static bool ask_reserved(CUmemoryPool handle, cuuint64_t *reserved)
-{
-    static atomic_bool told;
-    const struct real_cuda *real = real_cuda();
-    *reserved = 0;
-    if (!handle || !real || !real->cuMemPoolGetAttribute)
-        return true;
-    depth_enter();
-    bool tells = real->cuMemPoolGetAttribute(handle, POOL_RESERVED_BYTES, reserved) == CUDA_SUCCESS;
-    depth_leave();
-    if (tells)
-        loose_store(&told, true);
-    else
-        *reserved = 0;
-    return tells || !loose_load(&told);
-}
-
-static void trim(CUmemoryPool handle)
-{
-    const struct real_cuda *real = real_cuda();
-    struct quiet quiet = quiet_begin();
-    if (real && real->cuMemPoolTrimTo)
-        real->cuMemPoolTrimTo(handle, 0);
-    quiet_end(quiet);
-}
+/* --- what is charged ------------------------------------------------------------------------------------ */
 
 bool pool_settle(struct pool *pool, bool anyway)
 {
@@ -227,7 +161,7 @@ bool pool_settle(struct pool *pool, bool anyway)
     do {
         cuuint64_t reserved;
         uint64_t changes = reserve_changes(&pool->reserve);
-        if (!ask_reserved(pool->handle, &reserved))
+        if (!pool_ask_reserved(pool->handle, &reserved))
             return true; /* it may be as it was: what is charged, and what is live is within that */
         settled = reserve_settle(&pool->reserve, changes, reserved, anyway);
     } while (settled == ASK_AGAIN);
@@ -236,7 +170,7 @@ bool pool_settle(struct pool *pool, bool anyway)
 
 /* --- pools as a whole ----------------------------------------------------------------------------------- */
 
-static bool visit(struct pool *pool, int place, CUmemoryPool handle)
+bool pool_visit(struct pool *pool, int place, CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
     bool there = pool->handle && !pool->ending && (!handle || pool->handle == handle)
@@ -245,16 +179,6 @@ static bool visit(struct pool *pool, int place, CUmemoryPool handle)
         loose_store(&pool->visits, loose_load(&pool->visits) + 1);
     pthread_mutex_unlock(&lock);
     return there;
-}
-
-bool pool_visit(struct pool *pool, int place)
-{
-    return visit(pool, place, NULL);
-}
-
-bool pool_visit_of(struct pool *pool, CUmemoryPool handle)
-{
-    return visit(pool, EVERY_PLACE, handle);
 }
 
 void pool_unvisit(struct pool *pool)
@@ -284,7 +208,7 @@ static void look_at(struct pool *pool, bool unused_goes)
     int before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     if (unused_goes || loose_load(&pool->ended))
-        trim(pool->handle);
+        pool_trim(pool->handle);
     pool_settle(pool, true);
     pool_unvisit(pool);
     pthread_setcancelstate(before, NULL);
@@ -292,7 +216,7 @@ static void look_at(struct pool *pool, bool unused_goes)
 
 void pool_look(struct pool *pool)
 {
-    if (pool_visit(pool, EVERY_PLACE))
+    if (pool_visit(pool, EVERY_PLACE, NULL))
         look_at(pool, false);
     else
         pool_settle(pool, true);
@@ -310,33 +234,16 @@ struct pool *pool_ending(CUmemoryPool handle)
     for (int patience = POOL_PATIENCE; pool && pool->visits && patience; patience--)
         sched_yield();
     if (pool)
-        trim(handle);
+        pool_trim(handle);
     return pool;
-}
-
-/* The device's own pool takes the place of the one that ends, or else the driver has that take it when it
- * does. False for one that is not counted, and
- * for the own one itself, of which the driver destroys none. */
-static bool step_down(const struct pool *pool)
-{
-    const struct real_cuda *real = real_cuda();
-    CUmemoryPool own = NULL, current = NULL;
-    if (real->cuDeviceGetDefaultMemPool)
-        real->cuDeviceGetDefaultMemPool(&own, pool->device);
-    if (own && own != pool->handle && real->cuDeviceGetMemPool && real->cuDeviceSetMemPool
-        && real->cuDeviceGetMemPool(&current, pool->device) == CUDA_SUCCESS && current == pool->handle)
-        real->cuDeviceSetMemPool(pool->device, own);
-    return pool->device >= 0 && own != pool->handle;
 }
 
 bool pool_lingers(struct pool *pool)
 {
     cuuint64_t reserved;
-    if (!pool || (ask_reserved(pool->handle, &reserved) ? !reserved : reserve_unused(&pool->reserve)))
+    if (!pool || (pool_ask_reserved(pool->handle, &reserved) ? !reserved : reserve_unused(&pool->reserve)))
         return false;
-    depth_enter();
-    bool lingers = step_down(pool);
-    depth_leave();
+    bool lingers = pool_step_down(pool->handle, pool->device);
     if (lingers) {
         pthread_mutex_lock(&lock);
         loose_store(&pool->ended, true);
@@ -378,7 +285,7 @@ void pools_true_up(int place)
 {
     for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++) {
         struct pool *pool = pool_at(i);
-        if (!reserve_idle_bytes(&pool->reserve) || !pool_visit(pool, place))
+        if (!reserve_idle_bytes(&pool->reserve) || !pool_visit(pool, place, NULL))
             continue;
         look_at(pool, false);
     }
@@ -413,7 +320,7 @@ void pools_trim(int place)
             pools_true_up(EVERY_PLACE); /* others may have shrunk by that as well */
             awaited = true;
         }
-        if (pool_visit(pool, place))
+        if (pool_visit(pool, place, NULL))
             look_at(pool, true);
     }
 }

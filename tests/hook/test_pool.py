@@ -264,7 +264,7 @@ def test_giving_back_what_is_unused_disturbs_no_capture(node: Node, mode: int) -
     assert said["own"] == [0, 900, 901]
 
 
-POOLS = ("pools.c", "pooled.c")
+POOLS = ("pools.c", "pool_driver.c", "pooled.c")
 
 
 def test_a_pool_ends_after_its_last_use_and_has_one_account_till_then() -> None:

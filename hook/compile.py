@@ -396,8 +396,8 @@ def build_all(
 ) -> list[Path]:
     """Build every artifact for `arch` under `out`/`arch`; give their paths.
 
-    What was built from the same sources with the same flags by the same compiler is left alone.
-    Raises CompileError.
+    What was built from the same sources with the same flags by the same compiler is left alone,
+    unless it was changed since. Raises CompileError.
     """
     if arch not in ARCHITECTURES:
         raise CompileError(f"cannot build for {arch!r}; choose one of {', '.join(ARCHITECTURES)}")
@@ -425,7 +425,7 @@ def _build(
     final = _arguments(artifact, arch)
     words = [word for arguments in (*objects.values(), final) for word in arguments]
     wanted = _fingerprint(artifact, version, words)
-    if path.exists() and stamp.exists() and stamp.read_text() == wanted:
+    if path.exists() and stamp.exists() and stamp.read_text() == f"{wanted} {_digest(path)}":
         return path
     say(f"compiling {artifact.path} for {arch}")
     for made in (path, stamp, target / ".objects" / path.name):
@@ -435,8 +435,19 @@ def _build(
         _compile(artifact, python, arguments, made)
         final.append(str(made))
     _compile(artifact, python, final, path)
-    stamp.write_text(wanted)
+    stamp.write_text(f"{wanted} {_digest(path)}")
     return path
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _environment(path: Path) -> dict[str, str]:
+    """That of the compiler, which wants a place for what it keeps: ours where there is no home."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HOME") or ""
+    kept = {} if os.access(home, os.W_OK) else {"ZIG_GLOBAL_CACHE_DIR": str(path.parent / ".zig")}
+    return kept | os.environ
 
 
 def _compile(artifact: Artifact, python: str, arguments: list[str], path: Path) -> None:
@@ -444,6 +455,7 @@ def _compile(artifact: Artifact, python: str, arguments: list[str], path: Path) 
     done = subprocess.run(  # noqa: S603 - our own compiler
         [python, "-m", "ziglang", "cc", *arguments, "-o", str(fresh)],
         cwd=HERE,
+        env=_environment(path),
         capture_output=True,
         text=True,
         check=False,

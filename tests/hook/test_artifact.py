@@ -145,6 +145,34 @@ def test_what_is_built_is_not_built_again() -> None:
     assert said == []
 
 
+def test_what_was_damaged_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = compiler()
+    monkeypatch.setattr(
+        module, "ARTIFACTS", [a for a in module.ARTIFACTS if a.path == "sim/sim-container"]
+    )
+    [path] = module.build_all(tmp_path, sys.executable)
+    sound = path.read_bytes()
+    path.write_bytes(sound[: len(sound) // 2])
+    assert module.build_all(tmp_path, sys.executable) == [path]
+    assert path.read_bytes() == sound
+
+
+@pytest.mark.parametrize(
+    "home", [pytest.param("", id="none"), pytest.param("/proc/none", id="one that cannot be made")]
+)
+def test_it_is_built_by_who_has_no_home(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = compiler()
+    monkeypatch.setattr(
+        module, "ARTIFACTS", [a for a in module.ARTIFACTS if a.path == "sim/sim-container"]
+    )
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", home) if home else monkeypatch.delenv("HOME")
+    [path] = module.build_all(tmp_path, sys.executable)
+    assert path.exists()
+
+
 @pytest.mark.parametrize(
     ("arch", "python", "complaint"),
     [

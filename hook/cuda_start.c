@@ -18,16 +18,16 @@ EXPORT CUresult cuInit(unsigned flags)
         return CUDA_ERROR_NO_DEVICE;
     const struct settings *asked = settings();
     if (!depth_inside() && asked->malformed) {
-        log_refusal("CUDA does not start: %s", asked->problem);
+        log_refusal("%s", asked->problem);
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (asked->active && !depth_inside() && !region_join()) {
-        log_refusal("CUDA does not start: device memory cannot be counted in %s: %s; %s", asked->cache_path,
-                    region_problem(), region_advice());
+        log_refusal("device memory cannot be counted in %s: %s; %s", asked->cache_path, region_problem(),
+                    region_advice());
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     if (asked->active && !depth_inside() && !gpu_time_prepare()) {
-        log_refusal("CUDA does not start: no memory is left to measure what the GPU does");
+        log_refusal("no memory is left to measure what the GPU does");
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     slot_stays_in_children();

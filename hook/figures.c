@@ -154,10 +154,13 @@ static uint64_t held(int place)
 void figures_now(int place, struct figures *figures, const struct figures *before)
 {
     const struct real_nvml *real = real_nvml_of_ours();
+    static _Atomic bool started; /* by us: the program may end what it has started between two questions */
     struct nvml_memory memory;
     nvmlDevice_t device;
     *figures = (struct figures){0};
     depth_enter();
+    if (!loose_load(&started) && real && real->nvmlInit_v2)
+        loose_store(&started, real->nvmlInit_v2() == NVML_SUCCESS);
     figures->held_before = held(place);
     if (figures_device(real, place, &device)) {
         figures->listed = is_listed(real, device, figures, before);

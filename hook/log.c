@@ -11,8 +11,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ALWAYS = 0, ERROR, WARNING };
-
 /* A pipe whose reader is gone would end the process by a signal, a full one would hold it up. In libc's poll
  * a thread may be cancelled (late.c). */
 static bool somebody_reads(void)
@@ -22,15 +20,21 @@ static bool somebody_reads(void)
     return syscall(SYS_ppoll, &out, 1, &at_once, NULL, 0) == 1 && out.revents == POLLOUT;
 }
 
-static void say(int level, const char *word, const char *format, va_list arguments)
+void log_line(enum log_level level, const char *format, ...)
 {
-    if (level > ALWAYS && level > settings()->log_level)
+    static _Atomic pid_t told;
+    if (level == LOG_REFUSAL ? atomic_exchange(&told, getpid()) == getpid()
+                             : (int)level > settings()->log_level)
         return;
     int error = errno;
     char line[LOG_LINE_BYTES];
-    int length = snprintf(line, sizeof line, "[vgpu] %s %d ", word, (int)getpid());
+    int length = snprintf(line, sizeof line, "[vgpu] %s %d %s", level == LOG_WARNING ? "warning" : "error",
+                          (int)getpid(), level == LOG_REFUSAL ? "CUDA does not start: " : "");
     int room = (int)sizeof line - length - 1; /* the end of the line stands where the text ends with NUL */
+    va_list arguments;
+    va_start(arguments, format);
     int more = vsnprintf(line + length, (size_t)room, format, arguments);
+    va_end(arguments);
     length += more < 0 ? 0 : more < room ? more : room - 1;
     for (char *c = line; c < line + length; c++) /* of the environment's: no second line, no escapes */
         if ((unsigned char)*c < ' ' || *c == 0x7f)
@@ -39,28 +43,4 @@ static void say(int level, const char *word, const char *format, va_list argumen
     if (somebody_reads() && write(STDERR_FILENO, line, (size_t)length) < 0) { /* nobody left to tell */
     }
     errno = error;
-}
-
-#define SAY(level, word)                                                                                     \
-    va_list arguments;                                                                                       \
-    va_start(arguments, format);                                                                             \
-    say(level, word, format, arguments);                                                                     \
-    va_end(arguments)
-
-void log_error(const char *format, ...)
-{
-    SAY(ERROR, "error");
-}
-
-void log_warning(const char *format, ...)
-{
-    SAY(WARNING, "warning");
-}
-
-void log_refusal(const char *format, ...)
-{
-    static _Atomic pid_t told;
-    if (atomic_exchange(&told, getpid()) == getpid())
-        return;
-    SAY(ALWAYS, "error");
 }

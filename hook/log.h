@@ -13,11 +13,14 @@
 
 enum { LOG_LINE_BYTES = 512 };
 
-void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void log_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A refusal is why CUDA does not start, and what to do: a CUresult alone tells nobody. Whatever is asked for,
+ * but only once in the life of a process. */
+enum log_level { LOG_REFUSAL, LOG_ERROR, LOG_WARNING };
 
-/* Why CUDA does not start, and what to do: a CUresult alone tells nobody. Whatever the level, but only once
- * in the life of a process. */
-void log_refusal(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#define log_refusal(...) log_line(LOG_REFUSAL, __VA_ARGS__)
+#define log_error(...) log_line(LOG_ERROR, __VA_ARGS__)
+#define log_warning(...) log_line(LOG_WARNING, __VA_ARGS__)
 
 #endif

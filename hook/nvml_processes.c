@@ -5,6 +5,7 @@
  * Graphics and MPS lists are empty: what such processes hold is not charged.
  */
 #include "depth.h"
+#include "figures.h"
 #include "nvml_place.h"
 #include "nvml_stride.h"
 #include "region.h"
@@ -31,6 +32,7 @@ static nvmlReturn_t tell(const struct real_nvml *real, nvmlDevice_t device, int 
                          enum nvml_stride stride, unsigned *count, void *infos)
 {
     unsigned room = infos ? *count : 0, found = 0;
+    figures_device(real, place, &device); /* of a GPU in MIG mode the instance's */
     struct nvml_process_detail entry = entry_for(real, device);
     struct member member;
     if (*count && !infos)

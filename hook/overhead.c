@@ -178,7 +178,8 @@ static int64_t measure(struct overhead *overhead)
     overhead->unsure = overhead->guessed && now->listed
         && (int64_t)region_used_bytes(place) + seen.uncharged > (int64_t)limits_memory_bytes(place);
     int64_t last = (int64_t)overhead->last_bytes;
-    if (!known && !last && !before->device_known && overhead->of == OVERHEAD_CONTEXT)
+    bool told = before->device_known && (now->device_known || now->come);
+    if (!known && !last && !told && overhead->of == OVERHEAD_CONTEXT)
         return (int64_t)unknown_context_bytes(now);
     int64_t grown = known ? (int64_t)(now->own - before->own) : device_grown(&seen, before, quiet);
     bool module = overhead->of == OVERHEAD_MODULE;

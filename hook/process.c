@@ -33,9 +33,8 @@ static bool read_process(int32_t pid, struct process *process)
     text[length] = '\0';
     const char *field = strrchr(text, ')'); /* the command may contain anything, blanks and brackets too */
     return field
-        && sscanf(field + 1,
-                  " %c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu",
-                  &process->state, &process->flags, &process->threads, &process->start_time)
+        && sscanf(field + 1, " %c%*d%*d%*d%*d%*d%u%*u%*u%*u%*u%*u%*u%*d%*d%*d%*d%ld%*d%llu", &process->state,
+                  &process->flags, &process->threads, &process->start_time)
         == 4
         && atoi(text) == pid;
 }

@@ -113,6 +113,13 @@ def processes(device: Any, function: str, entry: Any = Info, room: int | None = 
     return result or [[infos[i].pid, infos[i].used // MIB] for i in range(count.value)]
 
 
+def instances(device: Any) -> list[list[int]]:
+    """[GPU instance, compute instance] of each process that computes."""
+    count, infos = ctypes.c_uint(16), (Info * 16)()
+    assert nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), infos) == 0
+    return [[info.gi, info.ci] for info in infos[: count.value]]
+
+
 def details(device: Any, mode: int = 0, version: int | None = None) -> Any:
     """[pid, MiB] of the newest kind of list."""
     asked = DetailList(mode=mode, version=ctypes.sizeof(DetailList) | 1 << 24)

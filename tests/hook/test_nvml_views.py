@@ -173,6 +173,15 @@ def mig_env(node: Node, bed: LimitsBed) -> dict[str, str]:
     return bed.environment()
 
 
+def test_a_gpu_in_mig_mode_lists_processes_in_their_instance(
+    node: Node, mig_env: dict[str, str]
+) -> None:
+    """As the driver does, of the GPU and of the instance."""
+    with tenants(node, 1, mig_env) as (tenant,):
+        assert tenant.ask("alloc(300)")[0] == 0
+        assert tenant.ask("instances(handle()), instances(mig(0))") == [[[7, 0]], [[7, 0]]]
+
+
 def test_a_mig_device_is_known_by_its_own_uuid(node: Node, mig_env: dict[str, str]) -> None:
     assert look(node, "memory(mig(0))", **mig_env) == [700, 0, 700]
     with node.cache.open("rb") as file:

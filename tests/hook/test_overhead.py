@@ -318,6 +318,37 @@ def test_where_nvml_tells_nothing_a_first_context_is_charged_what_many_take(
     assert said == [0, charged, 0, charged + 300, charged + 320]
 
 
+@pytest.mark.parametrize(
+    "hidden", [pytest.param(False, id="pids shown"), pytest.param(True, id="hidden")]
+)
+def test_where_nvml_tells_nothing_any_more_a_first_context_is_charged_what_many_take(
+    node: Node, hidden: bool
+) -> None:
+    """It answers before the context is made, and not after: the context cost nothing, for good."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300, context_ms=400))
+    if hidden:
+        node.sim.hidden_pids()
+    steps = (
+        "cuda.cuInit(0); import threading, time\n"
+        "making = threading.Thread(target=start); making.start(); time.sleep(0.2)\n"
+        "with refused('nvmlDeviceGetComputeRunningProcesses_v3'), refused('nvmlDeviceGetMemoryInfo'):\n"
+        "    making.join()\n"
+        "r += [ledger_mib()]"
+    )
+    assert run(node, steps, **{LIMIT: "8g"}) == [512]
+
+
+def test_nvml_is_not_ended_by_the_program_between_two_questions(node: Node) -> None:
+    """Whoever looks at the GPU starts and ends it each time, perhaps while another thread makes a context."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
+    steps = (
+        "nvml = ctypes.CDLL('libnvidia-ml.so.1'); nvml.nvmlInit_v2(); cuda.cuInit(0)\n"
+        "r += [start(), nvml.nvmlShutdown()]\n"
+        "r += [nvml.nvmlDeviceGetCount_v2(ctypes.byref(ctypes.c_uint())), ledger_mib()]"
+    )
+    assert run(node, steps) == [0, 0, 0, 300]
+
+
 def test_nvml_is_found_beside_a_libcuda_that_was_opened_by_its_path(node: Node) -> None:
     node.sim.change_gpu(0, SimGpu(uuid=GPU, context_mib=300))
     code = (

@@ -70,8 +70,9 @@ static int64_t most_saved(const struct share *share, uint64_t now_ns, uint32_t p
 
 void share_held_up(struct share *share, uint64_t now_ns, uint64_t late_ns, uint32_t permille)
 {
-    uint64_t most_ns = (uint64_t)SHARE_BANK_NS;
-    late_ns = (late_ns < most_ns ? late_ns : most_ns) * permille / (SHARE_WHOLE_PERMILLE - permille);
+    if (late_ns > (uint64_t)SHARE_BANK_NS)
+        return;
+    late_ns = late_ns * permille / (SHARE_WHOLE_PERMILLE - permille);
     if (loose_load(&share->caught_up_at_ns) - now_ns - late_ns > LONGEST_SAVED_NS) /* earlier */
         loose_store(&share->caught_up_at_ns, now_ns + late_ns);
 }

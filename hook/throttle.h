@@ -57,7 +57,8 @@ bool share_contended(const struct share *share, uint64_t now_ns);
 void share_refill(struct share *share, uint64_t now_ns, uint32_t permille);
 
 /* Somebody who waited for the budget went on `late_ns` later than it wanted to: it was not let run, as where
- * a container's processor time is used up. What came due meanwhile is saved up, like the above. */
+ * a container's processor time is used up. What came due meanwhile is saved up, like the above. So late as to
+ * lose some of that it was stopped, and saves no more than who is idle. */
 void share_held_up(struct share *share, uint64_t now_ns, uint64_t late_ns, uint32_t permille);
 
 /* Take GPU time for a launch of `cost_ns`, and up to `chunk_ns` for those after it. 0: the budget is spent;
@@ -133,13 +134,13 @@ enum {
     ESTIMATE_FAR = 5, /* halves of what was expected: so much longer is far off */
     ESTIMATE_DEVIATES = 4000, /* most that a sample deviates, and where the countdown ends */
     ESTIMATE_WAYS = 4, /* places that a key can be in */
-    ESTIMATE_SETS = 2048,
+    ESTIMATE_SETS = 8192, /* kinds that push each other out are measured at each launch: from 12,000 on */
     ESTIMATE_SAMPLES = 16, /* that the moving mean goes back, */
     ESTIMATE_SAMPLES_OFTEN = 64, /* and of kinds of which every few launches are measured, */
     ESTIMATE_SAMPLES_ALL = 255, /* and of those of which all are, or that are now and then far off, */
     ESTIMATE_LONGER = 8, /* unless one takes so many times longer: they may all do from now on */
     ESTIMATE_LEAST_NS = 100, /* or the budget would never be looked at again, nor the kind be measured */
-    ESTIMATE_FIRST_NS = 20000, /* of what was never measured, when nothing was */
+    ESTIMATE_FIRST_NS = 800000, /* of what was never measured, when nothing was: in other processes, too */
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
     ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */
     ESTIMATE_SWEPT_NS = 200000, /* of which the long ones of a kind that varies end after most sweeps, */

@@ -272,3 +272,18 @@ def test_tenths_of_a_percent_are_the_containers(tmp_path: Path) -> None:
     tenants = [Tenant(10.5, ("ms=6000,kernel=a",), container=0)] * 2
     (container,) = run(tmp_path, tenants, KERNELS)
     assert container.percents(4, 1)[0] == pytest.approx(10.5, abs=0.2)
+
+
+@pytest.mark.parametrize("processes", [12, 24])
+def test_processes_that_begin_together_do_not_overrun_together(
+    tmp_path: Path, processes: int
+) -> None:
+    """Each has a first launch of which nothing is known: 60 of 30 % were had by turns, and nothing in between."""
+    tenants = [
+        *(Tenant(30, ("ms=1500,kernel=l,sync=1",), container=0) for _ in range(processes)),
+        Tenant(70, ("ms=1500,kernel=n",)),
+    ]
+    container, _ = run(tmp_path, tenants, {"l": 20_000, "n": 5000})
+    had_ms = [worked_ns / 1e6 for worked_ns in container.worked_ns[: container.together]]
+    assert min(had_ms) > 0, had_ms
+    assert max(had_ms) <= 30 + 20, had_ms

@@ -46,7 +46,8 @@ def test_who_is_stopped_beside_another_has_its_share(
     [
         pytest.param(0, 1000, IDLE_MS, id="in time: as who is idle"),
         pytest.param(50, 0, 35, id="what came due meanwhile"),
-        pytest.param(1000, 0, 0.7 * BANK_MS + IDLE_MS, id="no more than beside others"),
+        pytest.param(200, 0, 0.7 * BANK_MS, id="no more than beside others"),
+        pytest.param(2000, 0, IDLE_MS, id="stopped by somebody: as who is idle, had 35 of 30 %"),
         pytest.param(3, 1000, IDLE_MS, id="a little late, then idle"),
         pytest.param(50, 60, 10 + 0.7 * 50 - 0.3 * 60, id="lost as fast as it could be spent"),
     ],

@@ -69,6 +69,15 @@ static int64_t most_in_vain(const struct launch *launch)
     return INT64_MAX;
 }
 
+/* Of a process of which nothing was measured yet. Who waited for the budget looked at it when it last grew.
+ */
+static int64_t first_ns(const struct lane *lane)
+{
+    const struct share *share = lane->share;
+    bool beside = share_another_looks(&share->least_had, &lane->turn, loose_load(&share->refilled_at_ns));
+    return beside ? ESTIMATE_FIRST_BESIDE_NS : ESTIMATE_FIRST_NS;
+}
+
 int64_t launch_cost_ns(struct launch *launch)
 {
     struct estimate *estimate = estimate_find(&gpu_time_predictor, launch->key);
@@ -81,7 +90,7 @@ int64_t launch_cost_ns(struct launch *launch)
         return 0;
     if (few && !guess(launch, most ? most : most_guesses(samples ? ns : guess_ns, !samples)))
         return 0;
-    ns = ns ? ns : guess_ns ? guess_ns : ESTIMATE_FIRST_NS;
+    ns = ns ? ns : guess_ns ? guess_ns : first_ns(launch->lane);
     return ns > least_ns ? ns : least_ns;
 }
 

@@ -165,6 +165,16 @@ static bool is_of_lately(uint64_t word, uint64_t now_ns)
     return (((now_ns >> TIME_BITS) - word + lately) & TIME_MASK) <= 2 * lately;
 }
 
+static bool is_anothers(uint64_t word, const struct turn *turn, uint64_t now_ns)
+{
+    return is_of_lately(word, now_ns) && word != atomic_load_explicit(&turn->told, memory_order_relaxed);
+}
+
+bool share_another_looks(const _Atomic uint64_t *least_had, const struct turn *turn, uint64_t now_ns)
+{
+    return is_anothers(atomic_load_explicit(least_had, memory_order_relaxed), turn, now_ns);
+}
+
 /* How much more one has had than the word says. */
 static int64_t had_beyond_ns(const struct turn *turn, uint64_t word)
 {
@@ -190,8 +200,7 @@ bool share_is_anothers_turn(const struct share *share, const _Atomic uint64_t *l
         atomic_store_explicit(&turn->had_ns, word >> TIME_BITS << HAD_UNIT_BITS, memory_order_relaxed);
         beyond_ns = 0;
     }
-    if (beyond_ns <= SHARE_CHUNK_NS || !is_of_lately(word, now_ns)
-        || word == atomic_load_explicit(&turn->told, memory_order_relaxed))
+    if (beyond_ns <= SHARE_CHUNK_NS || !is_anothers(word, turn, now_ns))
         return false;
     bool waits = bounded(atomic_load_explicit(&share->budget_ns, memory_order_relaxed)) < most_left(permille);
     int64_t most_ns = waits ? SHARE_DEBT_NS : 0;
@@ -209,8 +218,7 @@ void share_tell_turn(const struct share *share, _Atomic uint64_t *least_had, str
     atomic_store_explicit(&turn->idle_at_ns,
                           now_ns + (uint64_t)SHARE_LATELY_NS + share_debt_ns(share, permille),
                           memory_order_relaxed);
-    if (had_beyond_ns(turn, word) >= 0 && is_of_lately(word, now_ns)
-        && word != atomic_load_explicit(&turn->told, memory_order_relaxed))
+    if (had_beyond_ns(turn, word) >= 0 && is_anothers(word, turn, now_ns))
         return;
     if (atomic_compare_exchange_strong_explicit(least_had, &word, own, memory_order_relaxed,
                                                 memory_order_relaxed))

@@ -95,6 +95,9 @@ struct turn {
 bool share_is_anothers_turn(const struct share *share, const _Atomic uint64_t *least_had, struct turn *turn,
                             uint64_t now_ns, uint32_t permille);
 
+/* Whether another one has looked lately, as far as the word tells: it had less, or this one never looked. */
+bool share_another_looks(const _Atomic uint64_t *least_had, const struct turn *turn, uint64_t now_ns);
+
 /* Tell the others, having looked at the budget and taken from it or not. */
 void share_tell_turn(const struct share *share, _Atomic uint64_t *least_had, struct turn *turn,
                      uint64_t now_ns, uint32_t permille);
@@ -134,13 +137,14 @@ enum {
     ESTIMATE_FAR = 5, /* halves of what was expected: so much longer is far off */
     ESTIMATE_DEVIATES = 4000, /* most that a sample deviates, and where the countdown ends */
     ESTIMATE_WAYS = 4, /* places that a key can be in */
-    ESTIMATE_SETS = 8192, /* kinds that push each other out are measured at each launch: from 12,000 on */
+    ESTIMATE_SETS = 2048,
     ESTIMATE_SAMPLES = 16, /* that the moving mean goes back, */
     ESTIMATE_SAMPLES_OFTEN = 64, /* and of kinds of which every few launches are measured, */
     ESTIMATE_SAMPLES_ALL = 255, /* and of those of which all are, or that are now and then far off, */
     ESTIMATE_LONGER = 8, /* unless one takes so many times longer: they may all do from now on */
     ESTIMATE_LEAST_NS = 100, /* or the budget would never be looked at again, nor the kind be measured */
-    ESTIMATE_FIRST_NS = 800000, /* of what was never measured, when nothing was: in other processes, too */
+    ESTIMATE_FIRST_NS = 20000, /* of what was never measured, when nothing was, */
+    ESTIMATE_FIRST_BESIDE_NS = 800000, /* and others wait, each for its own first one perhaps */
     ESTIMATE_VARIES = 250, /* a deviation that makes estimates a poor guide */
     ESTIMATE_LONG_NS = 1000000, /* from here on every launch is to be measured, */
     ESTIMATE_SWEPT_NS = 200000, /* of which the long ones of a kind that varies end after most sweeps, */

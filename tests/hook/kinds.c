@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { FUNCTIONS = 16, GRIDS = 8, ROWS = 2, BLOCKS = 4, SHARED = 2, THREE_MORE = 8, MOST = 1 << 16 };
+enum { FUNCTIONS = 4, GRIDS = 8, ROWS = 2, BLOCKS = 4, SHARED = 2, THREE_MORE = 8, MOST = 1 << 16 };
 
 static uint64_t keys[MOST];
 static int sets[ESTIMATE_SETS];

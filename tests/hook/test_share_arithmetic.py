@@ -1,7 +1,6 @@
 """The arithmetic of shares (throttle.c, residency.c, past.c): pure, so judged on a model GPU in virtual time."""
 
 import ctypes
-import random
 import subprocess
 from collections.abc import Iterator
 
@@ -562,7 +561,7 @@ class Predictor(ctypes.Structure):
     """`struct predictor` of throttle.h, all zero: empty."""
 
     _fields_ = (
-        ("sets", Estimate * (8192 * 4)),
+        ("sets", Estimate * (2048 * 4)),
         ("event_ns", ctypes.c_uint32),
         ("far", ctypes.c_bool * (1 << (64 - FAMILY_AT))),
     )
@@ -674,21 +673,11 @@ def test_once_no_shape_is_long_any_more_new_ones_are_as_any(library: ctypes.CDLL
     assert learn(library, predictor, family + 2, [20_000]).deviation == 0
 
 
-def test_a_program_of_8000_kinds_knows_them_all(library: ctypes.CDLL) -> None:
-    """200 kernels in 40 shapes. Those that push each other out are measured at each launch, which takes microseconds."""
-    predictor, draw = Predictor(), random.Random(1)
-    keys = {draw.getrandbits(64) | 1 for _ in range(8000)}
-    for key in keys:
-        learn(library, predictor, key, [20_000])
-    kept = keys & {estimate.key for estimate in predictor.sets}
-    assert len(kept) > 0.99 * len(keys)
-
-
 @pytest.mark.parametrize("apart", [16, 256, 4096], ids="kernels {} bytes apart".format)
 def test_kinds_have_keys_of_their_own(apart: int) -> None:
     """And lie in all sets, two to one on average; of one kernel they are one family."""
     program = compiled("kinds.c", f"-I{ROOT / 'hook'}")
     done = subprocess.run([str(program), str(apart)], capture_output=True, text=True, check=True)
     kinds, distinct, fullest, strangers = map(int, done.stdout.split())
-    assert (kinds, distinct, strangers) == (16_384, 16_384, 0)
-    assert fullest <= 12  # by chance it would be 9 or 10
+    assert (kinds, distinct, strangers) == (4096, 4096, 0)
+    assert fullest <= 12  # by chance it would be 8 or 9

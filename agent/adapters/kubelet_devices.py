@@ -14,7 +14,7 @@ from pathlib import Path
 from agent.adapters.kubelet import SOCKET_PREFIX
 from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.podresources import PodResourcesClient
-from agent.adapters.proc_files import NOT_THERE, entry_of, text_of
+from agent.adapters.proc_files import entry_of, text_of
 from agent.domain.ownership import HeldDevice, is_plugin_of_gpus
 from agent.domain.proc_text import place_of
 from agent.errors import KubeletUnavailable
@@ -90,6 +90,6 @@ class KubeletDevices:
         try:
             with entry_of(self._proc, pid) as entry:
                 place = place_of(text_of(entry, "cgroup"))
-        except NOT_THERE:
+        except OSError:  # it has ended, is hidden from us, or cannot be read: no other's loss
             return ""
         return place.pod_uid if place else ""

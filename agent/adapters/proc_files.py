@@ -7,7 +7,8 @@ from pathlib import Path
 
 TEXT_BYTES, MOUNTINFO_BYTES = 1 << 16, 1 << 20
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-NOT_THERE = (FileNotFoundError, ProcessLookupError, PermissionError)  # ended, or hidden from us
+ENDED = (FileNotFoundError, ProcessLookupError)
+NOT_THERE = (*ENDED, PermissionError)  # ended, or hidden from us: nothing to wonder at
 
 
 @contextmanager

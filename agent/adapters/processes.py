@@ -8,6 +8,7 @@ What is known of a process is kept while it runs the same program, and other peo
 looked at again only now and then, so that a round costs little on a node with thousands.
 """
 
+import errno
 import itertools
 import os
 import stat
@@ -15,7 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.adapters.proc_files import MOUNTINFO_BYTES, NOT_THERE, READ, entry_of, opened, text_of
+from agent import logs
+from agent.adapters.proc_files import (
+    ENDED,
+    MOUNTINFO_BYTES,
+    NOT_THERE,
+    READ,
+    entry_of,
+    opened,
+    text_of,
+)
 from agent.domain.enforcement import Granted, Process, Seen
 from agent.domain.executables import Linkage, linkage_of
 from agent.domain.identities import is_identity, leaves_no_mark
@@ -31,12 +41,15 @@ from agent.domain.proc_text import (
     place_of,
 )
 
+log = logs.get(__name__)
+
 # Source: Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO: who is in it sees every process.
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 MAPS_BYTES, PIECE_BYTES = 1 << 24, 1 << 16
 MAX_DESCRIPTORS = 1024
 SURE_AFTER = 2  # looks: a container's first process is put into its cgroup a moment after fork
 AGAIN_EVERY = 12  # rounds
+_NONE_LEFT = (errno.EMFILE, errno.ENFILE)  # of descriptors: no process's doing, and true of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,10 @@ class HostProcesses:
         self._unowned: tuple[str, ...] = ()  # names of grants of which nobody knows the pod yet
 
     def look(self, granted: Mapping[str, Granted]) -> Seen:
-        """See `ports.Processes.look`. Raises OSError without a /proc."""
+        """See `ports.Processes.look`. Raises OSError without a /proc, or descriptors to read it.
+
+        What cannot be read of one process costs no other: a tenant can bring that about.
+        """
         self._round += 1
         self._sort(granted)
         with os.scandir(self._proc) as entries:
@@ -76,6 +92,7 @@ class HostProcesses:
         self._others = {pid: self._others[pid] for pid in pids if pid in self._others}
         if self._seeing is None:
             self._look_at_ourselves()
+        unread: OSError | None = None
         for pid in pids:
             if self._others.get(pid, 0) >= SURE_AFTER and not self._is_due(pid):
                 continue
@@ -84,6 +101,14 @@ class HostProcesses:
                     self._look_at(pid, entry, before.get(pid), granted)
             except NOT_THERE:
                 continue
+            except OSError as error:
+                if error.errno in _NONE_LEFT:
+                    raise
+                unread = error
+        if unread:
+            log.failing("process not looked at", error=unread)
+        else:
+            log.recovered("process not looked at")
         places = {known.place for known in self._known.values()}
         self._by_mount = {p: name for p, name in self._by_mount.items() if p in places}
         return Seen(bool(self._seeing), self._by_container(), places=self._places())
@@ -196,7 +221,10 @@ class HostProcesses:
 
 
 def _looked_into(pid: int, entry: int, life: Life, before: Process | None) -> Process:
-    """What a process is, by its own files in /proc. Raises OSError when it has ended."""
+    """What a process is, by its own files in /proc. Raises OSError when it has ended.
+
+    One that lives is never left out: its container would pass for idle, or for ended.
+    """
     readable, found, linkage = True, Mapped(), None
     try:
         inside = before.pid_inside if before else pid_inside(text_of(entry, "status"))
@@ -206,7 +234,9 @@ def _looked_into(pid: int, entry: int, life: Life, before: Process | None) -> Pr
             found |= Mapped(gpu=True)
         if found.gpu and not found.library:
             linkage = _linkage(entry)
-    except PermissionError:
+    except ENDED:
+        raise
+    except OSError:  # it may not be looked into, or cannot be
         readable, inside, namespace = False, 0, 0
     return Process(
         pid=pid,
@@ -248,7 +278,7 @@ def _has_gpu_open(entry: int) -> bool:
         for descriptor in itertools.islice(entries, MAX_DESCRIPTORS):
             try:
                 path = os.readlink(descriptor.name, dir_fd=fd)
-            except FileNotFoundError:  # closed meanwhile
+            except OSError:  # closed meanwhile, or of a path too long to be told: no device's
                 continue
             if is_gpu_device(os.fsencode(path)):
                 return True

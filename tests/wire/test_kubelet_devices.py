@@ -85,6 +85,17 @@ def test_where_there_is_no_socket_the_checkpoint_is_read(directory: Path, stack:
     assert devices.held() == (HeldDevice(f"pod {UID}/main", THEIRS, given),)
 
 
+def test_a_process_that_cannot_be_read_costs_no_other(directory: Path, stack: ExitStack) -> None:
+    bed = Bed(directory, "1.20", stack)
+    given = bed.give(UID)
+    bed.devices.offered()
+    bed.proc.add(77, OF_POD)
+    unread = bed.proc.add(78, OF_POD) / "cgroup"
+    unread.unlink()
+    unread.symlink_to("x" * 300)  # ENAMETOOLONG
+    assert bed.devices.held() == (HeldDevice(f"pod {UID}/main", THEIRS, given),)
+
+
 def test_without_any_book_it_says_so(directory: Path, stack: ExitStack) -> None:
     bed = Bed(directory, "1.20", stack)
     bed.kubelet.delete_checkpoint()

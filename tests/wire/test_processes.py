@@ -308,15 +308,21 @@ def test_a_process_that_may_not_be_looked_into(open_directory: Path) -> None:
     assert (found[70].readable, found[70].library) == (False, False)
 
 
+def shown(proc: Path, pid: int) -> Path:
+    """Have a made-up /proc show a real process, as one of the container; gives its own directory."""
+    real, where = Path(f"/proc/{pid}"), proc / str(pid)
+    where.mkdir()
+    for name in ("stat", "status", "maps", "fd", "exe", "ns", "mountinfo"):
+        (where / name).symlink_to(real / name)
+    (where / "cgroup").write_text(cgroup())
+    return real
+
+
 def test_this_process_in_the_real_proc(tmp_path: Path) -> None:
     """Against a /proc whose cgroup file alone is made up."""
     program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        real, where = Path(f"/proc/{program.pid}"), tmp_path / str(program.pid)
-        where.mkdir()
-        for name in ("stat", "status", "maps", "fd", "exe", "ns", "mountinfo"):
-            (where / name).symlink_to(real / name)
-        (where / "cgroup").write_text(cgroup())
+        real = shown(tmp_path, program.pid)
         (process,) = of_main(HostProcesses(tmp_path, "containers").look(KNOWN)).values()
         stat = (real / "stat").read_text().rpartition(")")[2].split()
         namespace = (real / "ns" / "pid").readlink().name.strip("pid:[]")

@@ -26,6 +26,7 @@ from agent.adapters.live_limits import HostLiveLimits
 from agent.adapters.local_sockets import RuntimeDirectory, control_listener, read_listener
 from agent.adapters.memory import give_memory_back
 from agent.adapters.metrics import Exposed, Metrics
+from agent.adapters.mig_files import HamiApplyLock
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.routes import METRICS, Routes, changed, probes, scraped, shown
 from agent.adapters.systemd import Notifier
@@ -211,6 +212,7 @@ class Agent:
             events=self._events,
             inventory=self._inventory,
             topology=self._topology,
+            mig_lock=HamiApplyLock(config.mig_apply_lock),
             all_pods=Published(PodTable()) if config.slices_for_others else None,
         )
         grants = self._seen.grants = FileGrantLog(config.state_dir)
@@ -237,6 +239,7 @@ class Agent:
             grants.reload()
             grants.sweep()
             limits.mend()
+            parts.mig_lock.tidy()
 
         gate = Gate(self._may_act, on_open=opened)
         return [

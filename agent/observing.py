@@ -176,7 +176,7 @@ def _feedback(parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> lis
         Levers(switches=switches, leases=limits, guard=ProcessGuard()),
         priorities=config.priorities,
         lender=Lender(switches, limits) if config.core_lending else None,
-        paused=config.mig_apply_lock.exists,
+        paused=parts.mig_lock.dividing,
     )
     limits.listen(feedback.wake)  # what is lent does not wait for the next round
     return [feedback]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from agent.adapters.metrics import Metrics
+from agent.adapters.mig_files import HamiApplyLock
 from agent.config import Config
 from agent.domain.enforcement import Seen
 from agent.domain.topology import GpuPair
@@ -23,6 +24,7 @@ class Parts:
     events: Events
     inventory: Inventory
     topology: Published[tuple[GpuPair, ...]] | None  # None: nobody asks how GPUs are connected
+    mig_lock: HamiApplyLock
     all_pods: Pods | None = None  # where kubelet's pods are added to the API server's
     # the processes of containers with grants; written by who looks at them (Enforcement)
     seen: Published[Seen] = field(

@@ -4,7 +4,7 @@ Configuration stops here, as in `agent.app`: everything below receives plain val
 """
 
 from agent.adapters.grant_log import FileGrantLog
-from agent.adapters.mig_files import HamiApplyLock, MigBookFile
+from agent.adapters.mig_files import MigBookFile
 from agent.adapters.nvml_mig import MigNodes
 from agent.adapters.nvml_mig_maker import NvmlMigMaker
 from agent.adapters.podresources import PodResourcesClient
@@ -22,7 +22,7 @@ class Divided:
         self.keeper = MigKeeper(
             NvmlMigMaker(),
             MigBookFile(config.state_dir),
-            HamiApplyLock(config.mig_apply_lock),
+            parts.mig_lock,
             parts.view,
             parts.inventory,
             config.sharing,

@@ -142,7 +142,7 @@ class ApplyLock(Protocol):
     """How programs that divide the GPUs of a node keep out of each other's way."""
 
     def holder(self) -> str:
-        """Who divides GPUs at the moment, in words; empty: nobody."""
+        """Which other program divides GPUs now, and what to do; empty: none does."""
 
     def held(self) -> AbstractContextManager[None]:
-        """Show that we do."""
+        """Show that we do. Raises NodeNotReady, on entering, while another program does."""

@@ -127,7 +127,7 @@ class MigKeeper:
         return frozenset(withheld(found))
 
     def missing(self) -> str:
-        """Why no MIG device can be given; empty: one can."""
+        """Why no MIG device can be made, and what to do; empty: one can."""
         return self._lock.holder()
 
     def holdings(self) -> Book:
@@ -141,9 +141,10 @@ class MigKeeper:
 
         Raises NodeNotReady (and BudgetExceeded) in words for the pod's owner.
         """
-        with self._turn(deadline_s), self._lock.held():
+        with self._turn(deadline_s):
             try:
-                return self._making.realise(wanted, deadline_s=deadline_s)
+                with self._lock.held():
+                    return self._making.realise(wanted, deadline_s=deadline_s)
             except AgentError as error:
                 raise NodeNotReady(f"{error}; {AGAIN}") from error
 
@@ -291,9 +292,7 @@ class MigKeeper:
             )
         try:
             if holder := self._lock.holder():
-                raise NodeNotReady(
-                    f"{holder}; stop that plugin on this node, or wait until it is done; {AGAIN}"
-                )
+                raise NodeNotReady(f"{holder}; {AGAIN}")
             yield
         finally:
             self._one_at_a_time.release()

@@ -184,8 +184,9 @@ ROWS = (
         group=HOW,
         kind=kinds.PATH,
         field="mig_apply_lock",
-        help="Operating mode mig: the file by which HAMi's plugin and monitor know that GPUs are "
-        "being divided. It is there while we do, and respected while it is somebody else's.",
+        help="The file by which HAMi's plugin and monitor know that GPUs are being divided. In "
+        "operating mode mig it is there while we do, and respected while it is somebody else's; in "
+        "every mode nobody is made to wait or lent to meanwhile.",
     ),
     Setting(
         name="preconfigured-device-memory",

@@ -233,7 +233,8 @@ def of_hamis_lock(root: Path) -> Written:
 
     def act() -> None:
         left(path.parent, path.name, OURS_OF_BEFORE)
-        lock.holder()
+        lock.tidy()
+        left(path.parent, path.name, OURS_OF_BEFORE)
         with lock.held():
             lock.holder()
 

@@ -9,7 +9,7 @@ from agent.domain.mig_allocations import MIG_ALLOCATIONS, MigAllocation, encode_
 from agent.domain.mig_books import Book
 from agent.domain.ownership import HeldDevice
 from agent.domain.pods import Container, Pod
-from agent.errors import KubeletUnavailable, MigInUse, MigNoRoom, NvmlError
+from agent.errors import KubeletUnavailable, MigInUse, MigNoRoom, NodeNotReady, NvmlError
 from agent.ports import ClusterEvent
 from agent.services.allocator import Allocator, Supply
 from agent.services.mig_grants import MigGrants
@@ -135,10 +135,11 @@ class FakeLock:
         return self
 
     def __enter__(self) -> None:
-        """Nobody else looks."""
+        if self.by:
+            raise NodeNotReady(self.by)
 
     def __exit__(self, *_: object) -> None:
-        """See `__enter__`."""
+        """Nobody else looks."""
 
 
 @dataclass

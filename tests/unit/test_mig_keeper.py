@@ -17,6 +17,7 @@ from tests.unit.fakes import GPU_A, CrashError, container, pod
 from tests.unit.mig_world import LARGE, MEDIUM, SHARING, SMALL, World, allocation, mig_pod
 
 IDS = [f"{GPU_A}-0"]
+HAMI = "/tmp/hami/lock says that GPUs are being divided"
 
 
 @pytest.fixture
@@ -285,14 +286,47 @@ def test_a_process_that_lingers_keeps_its_place(world: World) -> None:
 
 def test_while_hami_divides_gpus_nothing_is_changed(world: World) -> None:
     put(world, stranger(0))
-    world.apply_lock.by = "/tmp/hami/lock says that GPUs are being divided"
+    world.apply_lock.by = HAMI
     world.bound(mig_pod("p", allocation(6)))
     process, keeper = world.life()
     keeper.step_once()
-    with pytest.raises(AgentError, match="stop that plugin"):
+    with pytest.raises(AgentError, match=f"{HAMI}; delete the pod"):
         process.allocate(*IDS)
     assert world.places() == {0: 1}
-    assert keeper.missing()
+    assert keeper.missing() == HAMI
+    world.apply_lock.by = ""
+    assert keeper.missing() == ""
+
+
+@pytest.mark.parametrize("asked", ["list pods", "kubelet", "look"])
+def test_what_hami_begins_while_we_ask_is_not_disturbed(world: World, asked: str) -> None:
+    """We may wait 5 s for an answer, after we saw that nobody divides GPUs."""
+    put(world, stranger(0))
+    _, keeper = world.life()
+
+    def begins(effect: str) -> None:
+        if effect == asked:
+            world.apply_lock.by = HAMI
+
+    world.faults.verdict = begins
+    keeper.step_once()
+    assert world.places() == {0: 1}
+    world.faults.verdict = lambda _effect: None
+    world.apply_lock.by = ""
+    keeper.step_once()
+    assert world.places() == {}
+
+
+def test_an_allocate_does_not_begin_beside_hami(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.bound(mig_pod("p", allocation(6)))
+    process, _ = world.life()
+    monkeypatch.setattr(world.apply_lock, "holder", lambda: "")  # it begins a moment later
+    world.apply_lock.by = HAMI
+    with pytest.raises(AgentError, match=f"{HAMI}; delete the pod"):
+        process.allocate(*IDS)
+    assert world.places() == {}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 from built_hook import sim_libraries
 
-from agent.adapters.mig_files import HamiApplyLock, MigBookFile
+from agent.adapters.mig_files import MigBookFile
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.nvml_mig import MigNodes, device_nodes, size_gb
 from agent.adapters.nvml_mig_maker import NvmlMigMaker
@@ -261,50 +261,3 @@ def test_a_book_that_is_none_is_not_guessed_at(tmp_path: Path) -> None:
     (tmp_path / "mig.json").write_text("{")
     with pytest.raises(NodeNotReady, match="move it away"):
         MigBookFile(tmp_path).load()
-
-
-def test_the_lock_is_there_while_we_divide(tmp_path: Path) -> None:
-    lock = HamiApplyLock(tmp_path / "hami" / "apply.lock")
-    with lock.held():
-        assert (tmp_path / "hami" / "apply.lock").exists()
-        assert lock.holder() == ""
-    assert not (tmp_path / "hami" / "apply.lock").exists()
-
-
-def test_what_a_killed_agent_left_is_our_own(tmp_path: Path) -> None:
-    path = tmp_path / "apply.lock"
-    path.write_bytes(b"vgpu-agent\n")
-    assert HamiApplyLock(path).holder() == ""
-    assert not path.exists()  # HAMi's monitor would wait for it
-    path.write_bytes(b"vgpu-agent\n")
-    with HamiApplyLock(path).held():
-        assert path.exists()
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    ("age_s", "owner", "held"),
-    [
-        pytest.param(1, 0, True, id="HAMi's"),
-        pytest.param(3600, 0, False, id="left behind"),
-        pytest.param(1, 12345, False, id="a tenant's"),
-    ],
-)
-def test_somebody_elses_lock(tmp_path: Path, age_s: int, owner: int, held: bool) -> None:
-    path = tmp_path / "apply.lock"
-    path.touch()
-    if owner and os.geteuid() != 0:
-        pytest.skip("only root gives files away")
-    os.chown(path, owner or -1, -1)
-    lock = HamiApplyLock(path, now_s=lambda: path.stat().st_mtime + age_s)
-    assert bool(lock.holder()) is held
-    with lock.held():
-        pass
-    assert path.exists()  # it is theirs
-
-
-def test_a_lock_that_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "apply.lock")
-    assert "HAMi" in HamiApplyLock(tmp_path / "apply.lock").holder()
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    assert HamiApplyLock(tmp_path / "link").holder() == ""  # HAMi makes no links

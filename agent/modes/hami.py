@@ -65,11 +65,13 @@ class HamiMode:
         )
         further: Further = nothing_further
         divided: list[Service] = []
+        self._undividable: Callable[[], str] = lambda: ""
         if config.sharing.mode == "mig":
             from agent.modes.hami_mig import Divided
 
             made = Divided(parts, grants, host)
             writer, further, divided = made.grants, made.grants.further, [made.keeper]
+            self._undividable = made.keeper.missing
         allocator = Allocator(
             view,
             turns,
@@ -110,7 +112,12 @@ class HamiMode:
         ]
 
     def missing(self) -> Sequence[str]:
-        found = (self._registrar.missing(), self._view.missing(), self._host.missing())
+        found = (
+            self._registrar.missing(),
+            self._view.missing(),
+            self._host.missing(),
+            self._undividable(),
+        )
         return [why for why in found if why]
 
     def leave(self, within_s: float) -> None:

@@ -171,6 +171,20 @@ def test_mig_is_enabled_as_soon_as_nobody_uses_the_gpu(divided: Callable[..., Si
     up(node)
 
 
+def test_while_hami_divides_gpus_the_node_is_not_ready(divided: Callable[..., SimNode]) -> None:
+    node = divided()
+    up(node)
+    lock = node.root / "apply.lock"
+    lock.touch()
+    status, text = node.fetch("/readyz")
+    assert status == 503
+    assert f"{lock} says that GPUs are being divided by HAMi's device plugin" in text
+    assert not node.run_pod("early", [SMALL]).admitted.ok
+    lock.unlink()
+    up(node)
+    assert env_of(node.run_pod("late", [SMALL]))
+
+
 def test_a_pod_that_cannot_be_served_leaves_no_instance(divided: Callable[..., SimNode]) -> None:
     node = divided()
     up(node)

@@ -109,6 +109,33 @@ def test_nobody_else_can_make_what_pods_need_first() -> None:
 
 
 @pytest.mark.parametrize(
+    ("page", "written"),
+    [
+        pytest.param("mig.md", as_service().mig_apply_lock, id="operating mode mig"),
+        pytest.param("nvidia.md", as_service().mps_root, id="MPS"),
+    ],
+)
+def test_what_a_mode_takes_beside_the_unit_is_on_its_page(page: str, written: Path) -> None:
+    """The unit itself has neither the capability nor the directory."""
+    text = (SHIPPED.parents[1] / "docs" / "modes" / page).read_text()
+    (block,) = re.findall(r"^```ini\n\[Service\]\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = dict(line.split("=", 1) for line in block.splitlines())
+    assert lines.keys() == {"CapabilityBoundingSet", "ReadWritePaths"}
+    assert lines["CapabilityBoundingSet"] == "CAP_SYS_ADMIN"
+    assert written.is_relative_to(lines["ReadWritePaths"])
+    assert "CAP_SYS_ADMIN" not in value("CapabilityBoundingSet").split()
+
+
+def test_what_the_unit_says_of_tmp_is_true() -> None:
+    """Only a made sign that GPUs are being divided is written there: see adapters/mig_files."""
+    (said,) = re.findall(
+        r"^# PrivateTmp=:(.*?)^# [A-Z]", UNIT.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert as_service().mig_apply_lock.is_relative_to("/tmp")
+    assert "writes there only in operating mode mig" in said
+
+
+@pytest.mark.parametrize(
     ("name", "wanted"),
     [
         pytest.param("Restart", "always", id="SIGHUP ends it with exit code 0"),

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.adapters import grant_log
 from agent.adapters.caches import directory_name, is_directory_name
 from agent.adapters.http_messages import Head, read_head
 from agent.adapters.kube_answers import Request, decoded, retry_after_s
 from agent.domain import (
     claims,
+    grant_lines,
     handshake,
     limit_record,
     limit_requests,
@@ -190,7 +190,7 @@ def checkpoint(data: bytes) -> None:
 
 def grants_journal(data: bytes) -> None:
     with contextlib.suppress(ValueError):
-        grant_log.decode_file(data.decode())
+        grant_lines.decode_file(data.decode())
 
 
 def totals_journal(data: bytes) -> None:

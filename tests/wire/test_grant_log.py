@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.adapters.grant_log import FileGrantLog, decode_file, encode_record
+from agent.adapters.grant_log import FileGrantLog
+from agent.domain.grant_lines import decode_file, encode_record
 from agent.domain.grants import Claim, DeviceNode, Grant, GrantRecord, Mount
 from agent.errors import NodeNotReady
 

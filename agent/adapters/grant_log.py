@@ -3,16 +3,19 @@
 A grant is on disk before anybody hears of it; that it was answered is written without fsync: it
 only has to outlive us.
 
-A line cut short by a crash is ignored. A file that cannot be read is put aside with a log event:
-losing it means that a repeated question is refused, nothing worse.
+A line cut short by a crash says nothing, and is removed before the next one is written. A file
+that says what no journal says is put aside with a log event: losing it means that a repeated
+question is refused, nothing worse. One that cannot be read, as when a disk reports an error that
+passes, is left where it is, and read again later (`tidy`).
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from agent.boundaries import passed
 from agent.domain.grant_lines import decode_file, encode_record
 from agent.domain.grants import GrantOwner, GrantRecord
 from agent.domain.identities import is_identity
+from agent.domain.retention import expired_journals
 from agent.errors import NodeNotReady
 
 log = logs.get(__name__)
@@ -35,23 +39,29 @@ log = logs.get(__name__)
 FOLDER, SUFFIX, CORRUPT = "grants", ".jsonl", ".corrupt"
 MAX_FILE_BYTES = 4 << 20
 MAX_RECORDS = 10_000
+PIECE_BYTES = 1 << 16
 
 _POD_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
 
 Key = tuple[str, str]  # pod uid, container
 
 
-def _read_file(name: str, folder: int) -> tuple[bytes, list[GrantRecord]]:
-    """Raises ValueError, OSError."""
-    content = read_small(name, MAX_FILE_BYTES, dir_fd=folder)
+def _read_file(name: str, folder: int) -> list[GrantRecord]:
+    """What a journal says, oldest first. Raises ValueError, OSError."""
+    try:
+        content = read_small(name, MAX_FILE_BYTES, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # not a failure that passes
+            raise ValueError("it is a link") from error
+        raise
     if content is None:
         raise ValueError("it is no file of a size that we write")
     records = list(decode_file(content.decode()).values())
     if any(is_identity(record.pod_uid) for record in records):
         records = records[-1:]  # it is one container's, under whichever of its names
-    if any(name != record.pod_uid + SUFFIX for record in records):
+    if any(name != _file_of(record) for record in records):
         raise ValueError("it speaks of another pod")
-    return content, records
+    return records
 
 
 def told_by_cdi(state_dir: Path) -> int:
@@ -73,7 +83,7 @@ def told_by_cdi(state_dir: Path) -> int:
 
 def _told_by_cdi(name: str, folder: int) -> int:
     try:
-        _, records = _read_file(name, folder)
+        records = _read_file(name, folder)
     except ValueError:
         return 1
     return sum(bool(one.grant.cdi_devices or one.grant.annotations) for one in records)
@@ -91,15 +101,25 @@ class FileGrantLog:
         self._lock = threading.Lock()
         self._records: dict[Key, GrantRecord] = {}
         self._all: tuple[GrantRecord, ...] = ()
+        self._listed = False  # the directory could be read
+        self._unread: frozenset[str] = frozenset()  # files that could not
         self.reload()
 
     def reload(self) -> None:
-        """Read the directory anew: another agent may have written until now. Never raises."""
-        try:
-            with self._opened() as folder:
-                self._load(folder)
-        except NodeNotReady as error:
-            log.failing("grants unreadable", error=error)
+        """Read the directory anew: another agent may have written until now. Never raises.
+
+        Of what cannot be read, that counts which was known before.
+        """
+        with self._lock:
+            try:
+                with self._opened() as folder:
+                    loaded = self._load(folder, os.listdir(folder))  # noqa: PTH208 - of a descriptor
+            except NodeNotReady as error:
+                log.failing("grants unreadable", error=error)
+                self._listed = False
+                return
+            kept = [record for record in self._all if _file_of(record) in self._unread]
+            self._change(lambda _: _by_age([*kept, *loaded]))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -108,35 +128,31 @@ class FileGrantLog:
             with opened_directory(self._folder) as fd:
                 yield fd
 
-    def _load(self, folder: int) -> None:
-        names = [name for name in sorted(os.listdir(folder)) if name.endswith(SUFFIX)]
-        files = [records for name in names if (records := self._load_file(name, folder))]
-        files.sort(key=lambda records: records[0].granted_at_s)
-        loaded = [record for records in files for record in records]
-        self._change(lambda _: {_key(record): record for record in loaded[-MAX_RECORDS:]})
+    def _load(self, folder: int, names: Iterable[str]) -> list[GrantRecord]:
+        """The records of these files; which of them could not be read is noted."""
+        self._listed, self._unread = True, frozenset()
+        log.recovered("grants unreadable")
+        journals = sorted(name for name in names if name.endswith(SUFFIX))
+        return [record for name in journals for record in self._load_file(name, folder)]
 
     def _load_file(self, name: str, folder: int) -> list[GrantRecord]:
         try:
-            content, records = _read_file(name, folder)
-        except (ValueError, OSError) as error:
+            with refusing("read the agent's journal", self._folder / name):
+                records = _read_file(name, folder)
+        except NodeNotReady as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return []  # its pod was forgotten meanwhile
+            log.failing("grants of a pod unreadable", about=name, error=error)
+            self._unread |= {name}
+            return []
+        except ValueError as error:
             log.error("grants put aside", file=name, error=error)
             with contextlib.suppress(OSError):
                 os.rename(name, name + CORRUPT, src_dir_fd=folder, dst_dir_fd=folder)
                 passed("grants-put-aside")
             return []
-        if not content.endswith(b"\n"):
-            self._cut(name, content.rfind(b"\n") + 1, folder)
+        log.recovered("grants of a pod unreadable", about=name)
         return records
-
-    def _cut(self, name: str, size_bytes: int, folder: int) -> None:
-        """Remove the line that a crash cut short: the next one must not continue it."""
-        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            check_single(fd, name, dir_fd=folder)
-            os.ftruncate(fd, size_bytes)
-            passed("grants-cut")
-        finally:
-            os.close(fd)
 
     def sweep(self) -> None:
         """Take away files that were begun and never written; after `reload`, alone on the node.
@@ -150,6 +166,18 @@ class FileGrantLog:
                     passed("grants-swept")
 
     # --- GrantLog
+
+    def tidy(self, live_uids: Collection[str], *, now_s: float) -> None:
+        """Read again what could not be read; take away what was put aside long ago."""
+        try:
+            with self._lock, self._opened() as folder:
+                names = os.listdir(folder)  # noqa: PTH208 - of a descriptor
+                self._load_again(folder, names)
+                self._remove_aside(folder, names, live_uids, now_s)
+        except NodeNotReady as error:
+            log.failing("grants not tidied", error=error)
+        else:
+            log.recovered("grants not tidied")
 
     def records(self) -> tuple[GrantRecord, ...]:
         """All remembered grants, oldest first."""
@@ -208,7 +236,8 @@ class FileGrantLog:
         """Forget one container's grant; never raises."""
         with self._lock:
             self._change(lambda records: _without(records, record))
-            if any(uid == record.pod_uid for uid, _ in self._records):
+            others = any(uid == record.pod_uid for uid, _ in self._records)
+            if others or _file_of(record) in self._unread:  # which may speak of others
                 self._note(record, {"dropped": record.container})
             else:
                 self._forget(frozenset({record.pod_uid}))
@@ -223,6 +252,27 @@ class FileGrantLog:
     def _change(self, change: Callable[[dict[Key, GrantRecord]], dict[Key, GrantRecord]]) -> None:
         self._records = change(self._records)
         self._all = tuple(self._records.values())
+
+    def _load_again(self, folder: int, names: Collection[str]) -> None:
+        """What was written since counts beside it, and is younger."""
+        wanted = self._unread.intersection(names) if self._listed else names
+        if wanted or not self._listed:
+            loaded = self._load(folder, wanted)
+            self._change(lambda known: _by_age([*loaded, *known.values()]))
+
+    def _remove_aside(
+        self, folder: int, names: Iterable[str], live_uids: Collection[str], now_s: float
+    ) -> None:
+        ending, aside = SUFFIX + CORRUPT, []
+        for name in names:
+            if name.endswith(ending):
+                with contextlib.suppress(FileNotFoundError):
+                    moved_at_s = os.lstat(name, dir_fd=folder).st_ctime
+                    aside.append((name.removesuffix(ending), moved_at_s))
+        for uid in expired_journals(aside, live_uids, now_s=now_s):
+            with contextlib.suppress(OSError):  # e.g. a directory, which is none of ours
+                os.unlink(uid + ending, dir_fd=folder)
+                passed("grants-aside-removed")
 
     def _forget(self, pod_uids: frozenset[str]) -> None:
         self._change(lambda records: {k: r for k, r in records.items() if k[0] not in pod_uids})
@@ -245,7 +295,7 @@ class FileGrantLog:
     def _append(self, pod_uid: str, line: str, *, durable: bool) -> None:
         if not _POD_UID.fullmatch(pod_uid):
             raise NodeNotReady(f"the pod's uid {pod_uid[:80]!a} cannot be the name of a file")
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._opened() as folder:
             name = pod_uid + SUFFIX
             fd = os.open(name, flags, 0o600, dir_fd=folder)
@@ -253,7 +303,7 @@ class FileGrantLog:
             size_bytes = 1  # what cannot even be looked at is not taken away
             try:
                 check_single(fd, name, dir_fd=folder)
-                size_bytes = os.fstat(fd).st_size
+                size_bytes = _whole_lines(fd)
                 self._append_line(fd, line, size_bytes, durable=durable)
             except OSError:
                 if not size_bytes:
@@ -274,6 +324,35 @@ class FileGrantLog:
         except OSError:
             os.ftruncate(fd, size_bytes)
             raise
+
+
+def _whole_lines(fd: int) -> int:
+    """Remove what a crash cut short: the next line must not continue it. Gives the size then."""
+    size_bytes = whole_bytes = os.fstat(fd).st_size
+    while whole_bytes:
+        begin = max(0, whole_bytes - PIECE_BYTES)
+        ends_at = os.pread(fd, whole_bytes - begin, begin).rfind(b"\n") + 1
+        whole_bytes = begin + ends_at
+        if ends_at:
+            break
+    if whole_bytes < size_bytes:
+        os.ftruncate(fd, whole_bytes)
+        passed("grants-cut")
+    return whole_bytes
+
+
+def _file_of(record: GrantRecord) -> str:
+    return record.pod_uid + SUFFIX
+
+
+def _by_age(records: Iterable[GrantRecord]) -> dict[Key, GrantRecord]:
+    """By container, pods with the oldest grants first; of one container the last one counts."""
+    newest = {_key(record): record for record in records}
+    first_s: dict[str, float] = {}
+    for record in newest.values():
+        first_s.setdefault(record.pod_uid, record.granted_at_s)
+    ordered = sorted(newest.items(), key=lambda item: (first_s[item[0][0]], item[0][0]))
+    return dict(ordered[-MAX_RECORDS:])
 
 
 def _key(record: GrantRecord) -> Key:

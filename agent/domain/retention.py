@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable
 
 from agent.domain.grants import GrantRecord
 
+ASIDE_S = 86_400.0  # a day: for whoever wants to know what became of a journal
+
 
 def pod_uid_of(directory: str) -> str:
     """The pod uid in the name `<pod uid>_<container>` of a cache directory."""
@@ -46,3 +48,14 @@ def expired_records(
         for uid, granted_at_s in newest.items()
         if uid not in live_uids and _old(granted_at_s, now_s, after_s)
     )
+
+
+def expired_journals(
+    aside: Iterable[tuple[str, float]], live_uids: Collection[str], *, now_s: float
+) -> list[str]:
+    """Of journals (pod uid, unix time) that were put aside, those that nobody will look at."""
+    return [
+        uid
+        for uid, moved_at_s in aside
+        if uid not in live_uids and _old(moved_at_s, now_s, ASIDE_S)
+    ]

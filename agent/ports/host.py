@@ -110,6 +110,12 @@ class GrantLog(Protocol):
     def forget(self, pod_uids: frozenset[str]) -> None:
         """Drop all grants of these pods."""
 
+    def tidy(self, live_uids: Collection[str], *, now_s: float) -> None:
+        """Look after what could not be read, and what cannot be used any more; never raises.
+
+        `live_uids` must come from a complete list of the node's pods; `now_s`: unix time.
+        """
+
 
 class Processes(Protocol):
     """The processes of pods on this node. Used by one thread; a read may hang as a disk does."""

@@ -59,6 +59,7 @@ class CacheGc:
                     return deleted
                 life.pulse(DELETING_S)
             deleted += self._deleted(name)
+        self._grant_log.tidy(table.pods.keys(), now_s=now_s)
         gone = expired_records(
             self._grant_log.records(), table.pods.keys(), now_s=now_s, after_s=self._after_s
         )

@@ -1,6 +1,7 @@
 """Every path that the agent writes: how it is written, and where a link could be put in its way."""
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,12 +32,13 @@ from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
 from agent.domain.mps import MpsPlan
 from agent.domain.new_region import new_region
 from agent.domain.region_slots import HostPid, Slot
+from agent.domain.retention import ASIDE_S
 from agent.domain.totals import EMPTY
 
 UID, CONTAINER = "0b0e0f10-0000-4000-8000-000000000001", "main"
 OURS_OF_BEFORE = b"vgpu-agent\n"
 UNFINISHED = ".totals.json.1.0123abcd"
-BROKEN, CUT_SHORT = UID[:-1] + "2", UID[:-1] + "3"
+BROKEN, CUT_SHORT, LONG_GONE = (UID[:-1] + digit for digit in "234")
 SLOT = Slot(index=0, pid=7, host_pid=0, pid_namespace=0, start_time=0)
 NAME = f"{UID}_{CONTAINER}"
 GPU = "GPU-a1000000-0000-4000-8000-0000000000b2"
@@ -158,15 +160,19 @@ def of_grants(root: Path) -> Written:
         left(folder, f"{BROKEN}.jsonl", b"no journal\n")
         left(folder, f"{CUT_SHORT}.jsonl", b'{"cut')
         left(folder, f"{UID}.jsonl.corrupt", b"no journal\n")
+        left(folder, f"{LONG_GONE}.jsonl.corrupt", b"no journal\n")
         log.record(a_record())
         log.answered(a_record())
+        log.record(replace(a_record(), pod_uid=CUT_SHORT))
         FileGrantLog(state).sweep()
+        log.forget(frozenset({CUT_SHORT}))
+        log.tidy({UID, BROKEN}, now_s=time.time() + 2 * ASIDE_S)
         log.drop(a_record())
         log.record(a_record())
 
     act()
     journal, *others = (folder / f"{uid}.jsonl" for uid in (UID, BROKEN, CUT_SHORT))
-    aside = [folder / f"{uid}.jsonl.corrupt" for uid in (UID, BROKEN)]
+    aside = [folder / f"{uid}.jsonl.corrupt" for uid in (UID, BROKEN, CUT_SHORT, LONG_GONE)]
     for path in (*others, *aside):
         path.touch()
     return Written(

@@ -6,7 +6,7 @@
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -251,6 +251,7 @@ class FakeGrantLog:
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
         self.by_container: dict[tuple[str, str], GrantRecord] = {}
+        self.tidied: list[tuple[frozenset[str], float]] = []
 
     def records(self) -> tuple[GrantRecord, ...]:
         return tuple(self.by_container.values())
@@ -282,6 +283,9 @@ class FakeGrantLog:
     def drop(self, record: GrantRecord) -> None:
         with self.faults.at("drop grant", disk_full):
             self.by_container.pop((record.pod_uid, record.container), None)
+
+    def tidy(self, live_uids: Collection[str], *, now_s: float) -> None:
+        self.tidied.append((frozenset(live_uids), now_s))
 
     def forget(self, pod_uids: frozenset[str]) -> None:
         for key in [key for key in self.by_container if key[0] in pod_uids]:

@@ -54,12 +54,14 @@ def test_what_is_gone_goes(caches: FakeCaches, grant_log: FakeGrantLog) -> None:
     assert gc(caches, grant_log, table()).collect_once() == 1
     assert caches.directories.keys() == {"uid-here_main"}
     assert [record.pod_uid for record in grant_log.records()] == ["uid-here"]
+    assert grant_log.tidied == [(frozenset({"uid-here"}), NOW)]
 
 
 def test_nothing_goes_before_the_pods_are_known(
     caches: FakeCaches, grant_log: FakeGrantLog
 ) -> None:
     assert gc(caches, grant_log, table(synced=False)).collect_once() == 0
+    assert grant_log.tidied == []
     assert len(caches.directories) == len(grant_log.records()) == 2
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.domain.grants import Grant, GrantRecord
-from agent.domain.retention import expired_directories, expired_records
+from agent.domain.retention import ASIDE_S, expired_directories, expired_journals, expired_records
 
 NOW = 10_000.0
 
@@ -46,3 +46,16 @@ def test_records_of_a_pod_go_together_when_the_youngest_is_old() -> None:
         record("young", NOW - 10),
     ]
     assert expired_records(records, {"here"}, now_s=NOW, after_s=300) == {"gone"}
+
+
+@pytest.mark.parametrize(
+    ("uid", "moved_at_s", "goes"),
+    [
+        pytest.param("gone", NOW - ASIDE_S, True, id="gone and old enough"),
+        pytest.param("gone", NOW - ASIDE_S + 1, False, id="gone, but young"),
+        pytest.param("here", NOW - 2 * ASIDE_S, False, id="its pod is here"),
+        pytest.param("gone", NOW + ASIDE_S, True, id="the clock was set back a lot"),
+    ],
+)
+def test_journals_that_were_put_aside(uid: str, moved_at_s: float, *, goes: bool) -> None:
+    assert expired_journals([(uid, moved_at_s)], {"here"}, now_s=NOW) == ([uid] if goes else [])

@@ -1,10 +1,14 @@
 """The journal of grants on a real file system: what it says survives, whatever happens to it."""
 
+import contextlib
 import json
 import os
 import resource
+import stat
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,16 +94,151 @@ def test_the_oldest_pod_first(tmp_path: Path) -> None:
     assert [r.pod_uid for r in FileGrantLog(tmp_path).records()] == ["c", "b", "a"]
 
 
-@pytest.mark.parametrize("cut", [1, 10, 100])
+LONG = replace(record("n"), device_ids=("x" * 200_000,))
+
+
+@pytest.mark.parametrize("cut", [1, 10, 100, 1 << 16, 200_000])
 def test_a_line_cut_short_is_ignored_and_not_continued(tmp_path: Path, cut: int) -> None:
     grants = FileGrantLog(tmp_path)
     grants.record(record("m"))
     with file(tmp_path).open("a") as torn:
-        torn.write(encode_record(record("n"))[:cut])
+        torn.write(encode_record(LONG)[:cut])
     again = FileGrantLog(tmp_path)
     assert again.records() == (record("m"),)
     again.record(record("o"))
     assert FileGrantLog(tmp_path).records() == (record("m"), record("o"))
+
+
+def test_a_file_of_a_torn_line_alone(tmp_path: Path) -> None:
+    grants = FileGrantLog(tmp_path)
+    file(tmp_path).write_text(encode_record(LONG)[:100_000])
+    assert FileGrantLog(tmp_path).records() == ()
+    grants.record(record("m"))
+    assert FileGrantLog(tmp_path).records() == (record("m"),)
+
+
+def test_a_torn_line_that_cannot_be_removed_costs_nobody_a_grant(tmp_path: Path) -> None:
+    """A second name, as `cp -al` gives to each file of a backup: it is never written to."""
+    grants = FileGrantLog(tmp_path)
+    grants.record(record())
+    grants.record(record(uid="other"))
+    with file(tmp_path).open("a") as torn:
+        torn.write('{"answered": "ma')
+    os.link(file(tmp_path), tmp_path / "backup")
+    again = FileGrantLog(tmp_path)
+    assert {one.pod_uid for one in again.records()} == {UID, "other"}
+    before = file(tmp_path).read_bytes()
+    with pytest.raises(NodeNotReady, match="single name"):
+        again.record(record("n"))
+    assert file(tmp_path).read_bytes() == before
+    again.record(record("n", uid="other"))
+    assert len(FileGrantLog(tmp_path).records()) == 3
+
+
+def test_who_only_reads_changes_nothing(tmp_path: Path) -> None:
+    """The agent that acts may be in the middle of this line while another one waits beside it."""
+    FileGrantLog(tmp_path).record(record())
+    with file(tmp_path).open("a") as torn:
+        torn.write('{"answered": "ma')
+    before = file(tmp_path).read_bytes()
+    assert FileGrantLog(tmp_path).records() == (record(),)
+    assert file(tmp_path).read_bytes() == before
+
+
+# --- what cannot be read for a while -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def unreadable(path: Path) -> Iterator[None]:
+    """A socket stands in its place, so that opening it fails, as on a disk with errors."""
+    away = path.parent.parent / "away"
+    path.rename(away)
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+    yield
+    assert stat.S_ISSOCK(path.lstat().st_mode), "it was left where it is"
+    path.unlink()
+    away.rename(path)
+
+
+def journals(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "grants").iterdir())
+
+
+def test_what_cannot_be_read_is_left_and_read_again(tmp_path: Path) -> None:
+    before = FileGrantLog(tmp_path)
+    for uid, moment in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        before.record(record(uid=uid, granted_at_s=moment))
+    with unreadable(file(tmp_path, "b")):
+        grants = FileGrantLog(tmp_path)
+        grants.tidy({"a", "b", "c"}, now_s=time.time())
+        assert [one.pod_uid for one in grants.records()] == ["a", "c"]
+        assert journals(tmp_path) == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    grants.record(record("n", uid="b", granted_at_s=4.0))
+    grants.answered(record(uid="c", granted_at_s=3.0))
+    grants.tidy({"a", "b", "c"}, now_s=time.time())
+    expected = [("a", "main"), ("b", "main"), ("b", "n"), ("c", "main")]
+    assert [(one.pod_uid, one.container) for one in grants.records()] == expected
+    assert [one.answered for one in grants.records()] == [False, False, False, True]
+    assert grants.records() == FileGrantLog(tmp_path).records()
+
+
+def test_what_cannot_be_read_any_more_counts_as_it_was_known(tmp_path: Path) -> None:
+    grants = FileGrantLog(tmp_path)
+    grants.record(record())
+    with unreadable(file(tmp_path)):
+        FileGrantLog(tmp_path).record(record(uid="other"))  # another agent's
+        grants.reload()
+        assert {one.pod_uid for one in grants.records()} == {UID, "other"}
+
+
+def test_a_grant_that_is_dropped_takes_no_unread_one_along(tmp_path: Path) -> None:
+    FileGrantLog(tmp_path).record(record("m"))
+    with unreadable(file(tmp_path)):
+        grants = FileGrantLog(tmp_path)
+    grants.record(record("n"))
+    grants.drop(record("n"))
+    grants.tidy({UID}, now_s=time.time())
+    assert grants.records() == FileGrantLog(tmp_path).records() == (record("m"),)
+
+
+def test_a_directory_that_could_not_be_read_is_read_later(tmp_path: Path) -> None:
+    FileGrantLog(tmp_path).record(record())
+    (tmp_path / "grants").rename(tmp_path / "away")
+    (tmp_path / "grants").write_text("a file")
+    grants = FileGrantLog(tmp_path)
+    grants.tidy({UID}, now_s=time.time())
+    assert grants.records() == ()
+    (tmp_path / "grants").unlink()
+    (tmp_path / "away").rename(tmp_path / "grants")
+    grants.tidy({UID}, now_s=time.time())
+    assert grants.records() == (record(),)
+
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("live", "later_s", "left"),
+    [
+        pytest.param(set(), DAY_S + 60, [], id="gone for a day"),
+        pytest.param(set(), DAY_S - 60, ["x.jsonl.corrupt"], id="put aside today"),
+        pytest.param({"x"}, DAY_S + 60, ["x.jsonl.corrupt"], id="its pod is on the node"),
+        pytest.param({"xy"}, DAY_S + 60, [], id="another pod is on the node"),
+    ],
+)
+def test_what_was_put_aside_goes(
+    tmp_path: Path, live: set[str], later_s: float, left: list[str]
+) -> None:
+    grants = FileGrantLog(tmp_path)
+    grants.record(record(uid="healthy"))
+    file(tmp_path, "x").write_text("nonsense\n")
+    grants.reload()
+    (tmp_path / "grants" / "notes.txt").write_text("somebody's")
+    (tmp_path / "grants" / "folder.jsonl.corrupt").mkdir()
+    grants.tidy(live, now_s=time.time() + later_s)
+    stay = ["folder.jsonl.corrupt", "healthy.jsonl", "notes.txt"]
+    assert journals(tmp_path) == sorted([*stay, *left])
+    assert grants.records() == (record(uid="healthy"),)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +283,7 @@ def test_odd_files_are_not_read(tmp_path: Path) -> None:
     file(tmp_path, "directory").mkdir()
     (tmp_path / "grants" / "notes.txt").write_text("hello")
     assert FileGrantLog(tmp_path).records() == (record(uid="healthy"),)
+    assert not os.path.lexists(file(tmp_path, "link")), "a link is no error that passes"
 
 
 def test_a_uid_that_is_no_name(tmp_path: Path) -> None:

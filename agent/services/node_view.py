@@ -11,7 +11,7 @@ from agent.domain.nodelock import NodeLock, decode_lock
 from agent.domain.pods import Node, Pod
 from agent.errors import ClusterGone
 from agent.ports import Cluster, Listed
-from agent.services.published import OwnNode, Pods, PodTable, newest
+from agent.services.published import OwnNode, Pods, PodTable, newest, newest_node
 
 
 def _precedes(resource_version: str, listed: Listed) -> bool:
@@ -123,11 +123,4 @@ class NodeView:
 
     def saw_node(self, node: Node) -> None:
         """Put a state of our Node into the snapshot, unless that has a younger one."""
-
-        def younger(old: Node | None) -> Node:
-            if old and old.resource_version.isdecimal() and node.resource_version.isdecimal():
-                newer = int(node.resource_version) >= int(old.resource_version)
-                return node if newer else old
-            return node
-
-        self.own_node.update(younger)
+        self.own_node.update(lambda known: newest_node(known, node))

@@ -91,12 +91,6 @@ class PodTable:
 
     __hash__ = None  # type: ignore[assignment] # holds a dict
 
-    def listed(self, pods: tuple[Pod, ...]) -> "PodTable":
-        """After a complete list: those pods and no others; known ones keep their place."""
-        fresh = {pod.uid: pod for pod in pods}
-        kept = {uid: newest(old, fresh[uid]) for uid, old in self.pods.items() if uid in fresh}
-        return PodTable(kept | {u: p for u, p in fresh.items() if u not in kept}, synced=True)
-
     def applied(self, pod: Pod) -> "PodTable":
         """After a change of one pod, unless it is older than what is known."""
         old = self.pods.get(pod.uid)

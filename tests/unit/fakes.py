@@ -23,7 +23,7 @@ from agent.ports import CacheDir, ClusterEvent, HookFiles, Listed, NodeChange, P
 from agent.services.allocator import Allocator, Supply
 from agent.services.bind_finisher import BindFinisher
 from agent.services.grant_writer import GrantWriter
-from agent.services.node_view import NodeView
+from agent.services.node_view import NodeView, merged
 from agent.services.preference import Preference
 from agent.services.published import PodTable, Published
 from agent.services.turns import Turns
@@ -109,6 +109,10 @@ class FakeCluster:
         next(self._versions)
         self.changes.append(uid)
 
+    def version(self) -> str:
+        """Of a list that is made now."""
+        return str(next(self._versions))
+
     def lock(self, value: str | None) -> None:
         """Set or remove the scheduler's lock."""
         self._put_node({self.lock_key: value})
@@ -134,7 +138,7 @@ class FakeCluster:
 
     def list_pods(self, *, cached: bool = False, deadline_s: float | None = None) -> Listed:
         with self._request("list pods"):
-            return Listed(tuple(self.pods.values()), str(next(self._versions)))
+            return Listed(tuple(self.pods.values()), self.version())
 
     def watch_pods(
         self, resource_version: str, *, stop: Stop, on_open: Callable[[], None] = lambda: None
@@ -406,7 +410,10 @@ class Process:
     def relist(self) -> None:
         """What the watches do at their start: a complete list."""
         self._seen = len(self.cluster.changes)
-        self.pods.update(lambda table: table.listed(tuple(self.cluster.pods.values())))
+        listed = Listed(tuple(self.cluster.pods.values()), self.cluster.version())
+        self.pods.update(
+            lambda table: PodTable({p.uid: p for p in merged(table, listed)}, synced=True)
+        )
         self.own_node.publish(self.cluster.node)
 
     def deliver(self, count: int | None = None) -> None:

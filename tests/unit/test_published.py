@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import eventually
 
-from agent.domain.pods import Pod
-from agent.services.published import PodTable, Published, newest
+from agent.domain.pods import Node, Pod
+from agent.services.node_view import NodeView
+from agent.services.published import PodTable, Published, newest, newest_node
+from tests.unit.fakes import FakeCluster
 
 
 def pod(uid: str, version: str = "1", phase: str = "Pending") -> Pod:
@@ -106,13 +108,29 @@ def test_the_newest_state_is_kept(old: str, new: str, kept: str) -> None:
     assert newest(states["old"], states["new"]) is states[kept]
 
 
-def test_a_list_replaces_but_keeps_order_and_what_is_newer() -> None:
-    table = PodTable().applied(pod("a", "5")).applied(pod("b", "6")).applied(pod("c", "9"))
-    assert not table.synced
-    listed = table.listed((pod("d", "8"), pod("c", "7"), pod("a", "5")))
-    assert list(listed.pods) == ["a", "c", "d"]
-    assert listed.pods["c"].resource_version == "9"
-    assert listed.synced
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        pytest.param(None, ("a", "1"), "new", id="the first"),
+        pytest.param(("a", "9"), ("a", "10"), "new", id="newer, compared as numbers"),
+        pytest.param(("a", "10"), ("a", "9"), "old", id="older"),
+        pytest.param(("a", "900"), ("b", "15"), "new", id="made anew, in a restored cluster"),
+        pytest.param(("a", "x"), ("a", "1"), "new", id="not comparable"),
+    ],
+)
+def test_the_newest_node_is_kept_by_whoever_saw_it(
+    old: tuple[str, str] | None, new: tuple[str, str], kept: str
+) -> None:
+    """The watch and what our writes are answered go by one rule."""
+    before = Node(name="n", uid=old[0], resource_version=old[1]) if old else None
+    seen = Node(name="n", uid=new[0], resource_version=new[1])
+    expected = {"old": before, "new": seen}[kept]
+    assert newest_node(before, seen) is expected
+    view = NodeView(
+        FakeCluster(), node_name="n", pods=Published(PodTable()), own_node=Published(before)
+    )
+    view.saw_node(seen)
+    assert view.own_node.now() is expected
 
 
 def test_a_change_keeps_the_place_and_a_late_one_is_ignored() -> None:
@@ -129,7 +147,7 @@ def test_deletion() -> None:
 def test_tables_are_values() -> None:
     one, other = PodTable().applied(pod("a")), PodTable().applied(pod("a"))
     assert one == other
-    assert one != other.listed((pod("a"),)), "synced differs"
+    assert one != PodTable(other.pods, synced=True)
     box = Published(one)
     assert not box.publish(other)
 

@@ -4,15 +4,12 @@ Each limit holds by itself; if their sum is more than the card, somebody who kee
 out of memory. That is refused unless the node's memory scaling says that it is wanted.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from agent.domain.dialect import Dialect
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import Claim, GrantRecord
 from agent.domain.limits_file import MIB
 from agent.domain.pods import Pod
-from agent.errors import MalformedAnnotation
 
 
 def offered_mib(gpu: Gpu, sharing: Sharing) -> int:
@@ -37,26 +34,6 @@ def allowed_mib(
     granted = promised_mib(record.claims, uuid, offered)
     now = limits_bytes.get(uuid.lower())
     return granted if now is None or not granted else max(granted, -(-now // MIB) or offered)
-
-
-def served_by_others(pod: Pod, node_name: str, dialect: Dialect) -> tuple[Claim, ...]:
-    """What the pod was given by another agent or plugin, if it has no grant of ours. Total.
-
-    That is what the scheduler decided on and what is not waiting any more.
-    """
-    if pod.finished or pod.annotations.get(dialect.node) != node_name:
-        return ()
-    try:
-        decided, waiting = (
-            Counter(claim for slot in dialect.codec.decode(text) for claim in slot)
-            for text in (
-                pod.annotations.get(dialect.decided, ""),
-                pod.annotations.get(dialect.to_allocate, ""),
-            )
-        )
-    except MalformedAnnotation:
-        return ()
-    return tuple((decided - waiting).elements())
 
 
 def holds(record: GrantRecord, pod: Pod, asking: tuple[str, str]) -> bool:

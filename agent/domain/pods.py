@@ -45,6 +45,7 @@ class Pod:
     containers: tuple[Container, ...] = ()  # init (and sidecar) containers first, then app
     container_ids: Mapping[str, str] = field(default_factory=dict)  # the runtime's id -> name
     ended: frozenset[str] = frozenset()  # init containers that have done their work
+    acknowledged: bool = False  # kubelet has begun with it, so it was given what it asks for
     kubelet_uid: str = ""  # the pod's own uid, where `uid` is the name of a grant (identities)
 
     @property
@@ -56,6 +57,11 @@ class Pod:
     def finished(self) -> bool:
         """Whether its containers have ended for good: it holds no vGPU any more."""
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def admitted(self) -> bool:
+        """Whether kubelet has let it in, and so asked some device plugin for its vGPUs."""
+        return self.acknowledged or self.phase == "Running"
 
     def container(self, name: str) -> Container | None:
         """The one of that name in its spec."""
@@ -198,6 +204,7 @@ def decode_pod(obj: Any, *, resource: str, also: tuple[str, ...] = ()) -> Pod:
         containers=tuple(containers),
         container_ids=_container_ids(status),
         ended=_ended(status, containers),
+        acknowledged=bool(_text(status.get("startTime"))),
     )
 
 

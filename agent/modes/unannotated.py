@@ -4,6 +4,7 @@ from agent.adapters.device_plugin import Allocator
 from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.grant_wire import decode_grant
 from agent.adapters.live_limits import HostLiveLimits
+from agent.domain.identities import is_identity
 from agent.domain.slices import offers, worth
 from agent.modes.host_side import HostSide
 from agent.modes.slices import kubelet_pods, running_of
@@ -14,7 +15,7 @@ from agent.services.lost_grants import LostGrants
 from agent.services.published import Pods, PodTable, Published
 from agent.services.slice_allocator import SliceAllocator
 from agent.services.slice_books import SliceBooks
-from agent.services.unannotated import OrSlice, counted_by_itself, merge, promised
+from agent.services.unannotated import OrSlice, merge, promised
 
 
 def for_unannotated(
@@ -29,8 +30,8 @@ def for_unannotated(
     books = SliceBooks(
         grants,
         limits,
-        counts=counted_by_itself(cluster),
-        promised=lambda: promised(cluster.now()),
+        counts=lambda record: is_identity(record.pod_uid),  # the others are promised
+        promised=lambda: promised(cluster.now(), grants.records()),
     )
     own: Pods = Published(PodTable())
     running = running_of(parts)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from agent import logs
+from agent.domain.decided import served_by_others
 from agent.domain.dialect import HAMI, Dialect
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import Claim, GrantRecord
@@ -12,7 +13,6 @@ from agent.domain.oversubscription import (
     holds,
     offered_mib,
     promised_mib,
-    served_by_others,
     too_much,
 )
 from agent.domain.pods import Pod
@@ -82,7 +82,8 @@ class Room:
             for record in records
             if (pod := pods.get(record.pod_uid)) is not None and holds(record, pod, asking)
         ]
-        ours = {record.pod_uid for record in records} | {asking[0]}
+        ours = {uid for record in records for uid in (record.pod_uid, record.owner_uid)}
+        ours.add(asking[0])
         theirs = [
             claim
             for uid, pod in pods.items()

@@ -4,15 +4,15 @@ They were not placed by the scheduler that annotates, so it does not know of the
 promised to others on a GPU is not touched.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from agent.domain.claims import decode_claims
-from agent.domain.dialect import DECIDED
-from agent.domain.grants import Grant, GrantRecord
-from agent.domain.identities import is_identity
+from agent.domain.decided import asked_vgpus, claimed
+from agent.domain.dialect import DECIDED, HAMI
+from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.slices import Amount, Offer
-from agent.errors import MalformedAnnotation, NoPendingPod
+from agent.errors import NoPendingPod
 from agent.services.published import Pods, PodTable
 from agent.services.slice_allocator import SliceAllocator
 
@@ -37,32 +37,28 @@ class OrSlice:
             return self._slices.allocate(self._offer, device_ids, deadline_s=deadline_s)
 
 
-def promised(table: PodTable) -> dict[str, Amount]:
-    """What the scheduler has decided for pods that are there, by GPU, whether granted or not."""
+def promised(table: PodTable, records: Iterable[GrantRecord]) -> dict[str, Amount]:
+    """What pods that are there have by the scheduler's decision, granted or not yet, by GPU.
+
+    `records`: all grants. Who was granted all it asks for has that, whatever its annotation
+    says since.
+    """
+    granted: dict[str, Counter[Claim]] = {}
+    sliced = set()  # who has slices was served without a decision
+    for record in records:
+        granted.setdefault(record.pod_uid, Counter()).update(record.claims)
+        sliced.add(record.owner_uid)
     sums: dict[str, Amount] = {}
-    for pod in table.pods.values():
-        if pod.finished or DECIDED not in pod.annotations:
+    for uid, pod in table.pods.items():
+        if pod.finished:
             continue
-        try:
-            slots = decode_claims(pod.annotations[DECIDED])
-        except MalformedAnnotation:
-            continue  # nobody can be granted that
-        for claim in (claim for slot in slots for claim in slot):
+        has = granted.get(uid, Counter())
+        if uid not in sliced and has.total() < asked_vgpus(pod):  # else nothing is left to grant
+            has |= Counter(claimed(pod, DECIDED, HAMI))
+        for claim in has.elements():
             amount = Amount(claim.memory_mib, claim.core_percent)
             sums[claim.uuid] = sums.get(claim.uuid, Amount()) + amount
     return sums
-
-
-def counted_by_itself(pods: Pods) -> Callable[[GrantRecord], bool]:
-    """Which grants count beside what is promised: those of which the scheduler knows nothing."""
-
-    def counts(record: GrantRecord) -> bool:
-        if is_identity(record.pod_uid):
-            return True
-        pod = pods.now().pods.get(record.pod_uid)
-        return pod is not None and not pod.finished and DECIDED not in pod.annotations
-
-    return counts
 
 
 def merge(into: Pods, cluster: Pods, own: Pods) -> None:

@@ -140,6 +140,33 @@ def test_a_limit_that_was_changed_counts_as_it_is(
         pytest.param(f"{claim(40000, GPU_B)};", ";", {}, True, id="another GPU"),
         pytest.param("x,y:;", ";", {}, True, id="unreadable"),
         pytest.param("", ";", {}, True, id="nothing decided"),
+        pytest.param(
+            f"{claim(40000)};",
+            ";",
+            {"containers": (container("main", 0),)},
+            True,
+            id="it asks for no vGPU",
+        ),
+        pytest.param(f"{claim(10000)}{claim(30000)};", ";", {}, True, id="more than it asks for"),
+        pytest.param(
+            f"{claim(40000)};", ";", {"phase": "Pending"}, True, id="not let in by kubelet"
+        ),
+        pytest.param(
+            f"{claim(40000)};",
+            ";",
+            {"phase": "Pending", "acknowledged": True},
+            False,
+            id="let in, and not started yet",
+        ),
+        pytest.param(
+            f"{claim(40000)};",
+            ";",
+            {"annotations": {DECIDED: f"{claim(40000)};"}},
+            True,
+            id="decided for no node",
+        ),
+        pytest.param(f"{claim(-40000)};", ";", {}, True, id="a negative amount"),
+        pytest.param(f"{claim(2**31 - 1)};", ";", {}, False, id="a huge amount is all of it"),
     ],
 )
 def test_what_another_plugin_has_granted_counts(
@@ -155,6 +182,46 @@ def test_what_another_plugin_has_granted_counts(
     else:
         with pytest.raises(NodeNotReady, match="--device-memory-scaling"):
             process.allocate(f"{GPU_A}-1")
+
+
+@pytest.mark.parametrize(
+    ("decided", "left"),
+    [
+        pytest.param(f"{claim(-46068)};", ";", id="a negative amount"),
+        pytest.param(f"{GPU_A},NVIDIA,100,-100:;", ";", id="a negative share"),
+        pytest.param(f"{claim(100)};", f"{claim(46068)};", id="more waits than was decided"),
+    ],
+)
+@pytest.mark.parametrize("vgpus", [0, 1])
+def test_no_annotation_makes_room(scene: Scene, decided: str, left: str, vgpus: int) -> None:
+    """The card is full, and stays so."""
+    scene.bound(pod("one", f"{claim(46068)};"))
+    process = started(scene)
+    process.allocate(f"{GPU_A}-0")
+    liar = pod("liar", left, container("main", vgpus), annotations={DECIDED: decided})
+    scene.cluster.put(replace(liar, phase="Running"))
+    scene.bound(pod("two", f"{claim(1)};"))
+    process.deliver()
+    with pytest.raises(NodeNotReady, match="--device-memory-scaling"):
+        process.allocate(f"{GPU_A}-1")
+
+
+def test_who_has_a_grant_of_ours_has_no_more_than_that(scene: Scene) -> None:
+    """Neither by its own name nor by that of a slice: what its annotation says is not asked."""
+    forged = {DECIDED: f"{claim(46068)};"}
+    scene.cluster.put(replace(pod("p", ";", annotations=forged), phase="Running"))
+    process = started(scene)
+    wanted = [Claim(GPU_A, "NVIDIA", 20000, 10)]
+    room = Room(scene.grant_log, process.view, PLAIN)
+    with pytest.raises(NodeNotReady):
+        room.check(("uid-two", "main"), wanted, [CARD])
+    record = GrantRecord(
+        pod_uid="slices-0123456789abcdef", namespace="team", pod_name="p", container="main",
+        device_ids=(f"{GPU_A}-0",), claims=(Claim(GPU_A, "NVIDIA", 4606, 10),), grant=Grant(),
+        granted_at_s=0.0, owner_uid="uid-p",
+    )  # fmt: skip
+    scene.grant_log.record(record)
+    room.check(("uid-two", "main"), wanted, [CARD])
 
 
 def test_amounts_in_units_of_others_do_not_count(scene: Scene) -> None:

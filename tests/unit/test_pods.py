@@ -123,6 +123,21 @@ def over(name: object, state: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
+    ("status", "admitted"),
+    [
+        pytest.param({"phase": "Pending"}, False, id="bound"),
+        pytest.param({"phase": "Pending", "startTime": "2026-11-01T10:00:01Z"}, True, id="let in"),
+        pytest.param({"phase": "Running"}, True, id="it runs"),
+        pytest.param({"phase": "Pending", "startTime": None}, False, id="null"),
+        pytest.param({"phase": "Pending", "startTime": [1]}, False, id="no text"),
+        pytest.param([], False, id="no status"),
+    ],
+)
+def test_whom_kubelet_has_let_in(status: object, *, admitted: bool) -> None:
+    assert decode_pod({"status": status}, resource=GPU).admitted is admitted
+
+
+@pytest.mark.parametrize(
     ("status", "ended"),
     [
         pytest.param(over("fetch", {"terminated": {"exitCode": 0}}), {"fetch"}, id="done"),

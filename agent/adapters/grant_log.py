@@ -3,10 +3,10 @@
 A grant is on disk before anybody hears of it; that it was answered is written without fsync: it
 only has to outlive us.
 
-A line cut short by a crash says nothing, and is removed before the next one is written. A file
-that says what no journal says is put aside with a log event: losing it means that a repeated
-question is refused, nothing worse. One that cannot be read, as when a disk reports an error that
-passes, is left where it is, and read again later (`tidy`).
+A line cut short by a crash says nothing, and is removed by the next agent that acts, or before the
+next line is written. A file that says what no journal says is put aside with a log event: losing it
+means that a repeated question is refused, nothing worse. One that cannot be read, as when a disk
+reports an error that passes, is left where it is, and read again later (`tidy`).
 """
 
 import contextlib
@@ -155,15 +155,27 @@ class FileGrantLog:
         return records
 
     def sweep(self) -> None:
-        """Take away files that were begun and never written; after `reload`, alone on the node.
+        """Take away what was begun and never written; after `reload`, alone on the node.
 
-        No grant stands in them, so nobody would ever forget them. Never raises.
+        Of a line cut short nothing is left, nor of a file without a line: no grant stands in it, so
+        nobody would ever forget it. Never raises; what cannot be changed does no harm.
         """
-        with contextlib.suppress(NodeNotReady, OSError), self._lock, self._opened() as folder:
+        with contextlib.suppress(NodeNotReady), self._lock, self._opened() as folder:
             for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
-                if name.endswith(SUFFIX) and not os.lstat(name, dir_fd=folder).st_size:
-                    os.unlink(name, dir_fd=folder)
-                    passed("grants-swept")
+                if name.endswith(SUFFIX):
+                    with contextlib.suppress(OSError):
+                        self._sweep_file(name, folder)
+
+    def _sweep_file(self, name: str, folder: int) -> None:
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            check_single(fd, name, dir_fd=folder)
+            size_bytes = _whole_lines(fd)
+        finally:
+            os.close(fd)
+        if not size_bytes:
+            os.unlink(name, dir_fd=folder)
+            passed("grants-swept")
 
     # --- GrantLog
 

@@ -145,6 +145,24 @@ def test_who_only_reads_changes_nothing(tmp_path: Path) -> None:
     assert file(tmp_path).read_bytes() == before
 
 
+def test_whoever_is_alone_sweeps(tmp_path: Path) -> None:
+    """Torn lines, and files of nothing else; one that cannot be changed keeps nobody else's."""
+    grants = FileGrantLog(tmp_path)
+    for uid in ("a", "b", "c"):
+        grants.record(record(uid=uid))
+    whole = file(tmp_path, "c").read_bytes()
+    os.link(file(tmp_path, "a"), tmp_path / "backup")
+    for uid in ("a", "b", "c", "d"):
+        with file(tmp_path, uid).open("a") as torn:
+            torn.write('{"answered": "ma')
+    file(tmp_path, "e").touch()
+    grants.sweep()
+    assert journals(tmp_path) == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert file(tmp_path, "a").read_bytes() != file(tmp_path, "b").read_bytes()
+    assert file(tmp_path, "c").read_bytes() == whole
+    assert FileGrantLog(tmp_path).records() == grants.records()
+
+
 # --- what cannot be read for a while -------------------------------------------------------------
 
 

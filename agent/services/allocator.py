@@ -87,7 +87,7 @@ class Writer(Protocol):
     ) -> GrantRecord:
         """See `GrantWriter.write`."""
 
-    def renew(self, record: GrantRecord) -> None:
+    def renew(self, record: GrantRecord, *, deadline_s: float) -> None:
         """See to it that what an answer given before refers to is there. Raises NodeNotReady."""
 
     def answered(self, record: GrantRecord) -> None:
@@ -213,7 +213,7 @@ class Allocator:
     def _serve(self, turn: Turn, device_ids: tuple[str, ...], deadline_s: float) -> Grant:
         record = turn.record
         if record is not None and record.answered:
-            return self._serve_again(turn, record, device_ids)
+            return self._serve_again(turn, record, device_ids, deadline_s)
         with self._bind_attempt(turn, deadline_s) as undo:
             self._check_ids(device_ids)
             record = self._prepare(turn, device_ids, deadline_s, undo)
@@ -224,9 +224,11 @@ class Allocator:
         self._turns.served(turn, device_ids)
         return record.grant
 
-    def _serve_again(self, turn: Turn, record: GrantRecord, device_ids: tuple[str, ...]) -> Grant:
+    def _serve_again(
+        self, turn: Turn, record: GrantRecord, device_ids: tuple[str, ...], deadline_s: float
+    ) -> Grant:
         """Give an answer that was given before; its bind is over, or the finisher ends it."""
-        self._writer.renew(record)
+        self._writer.renew(record, deadline_s=deadline_s)
         self._turns.served(turn, device_ids)
         return record.grant
 
@@ -241,7 +243,7 @@ class Allocator:
                 pod_name=turn.pod.name,
                 container=turn.container,
                 pod=turn.pod,
-                within_s=deadline_s - EXIT_S - self._clock(),
+                deadline_s=deadline_s - EXIT_S,
             ),
             claims=turn.claims,
             gpus=[self._gpu(claim) for claim in turn.claims],

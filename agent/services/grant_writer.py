@@ -35,14 +35,14 @@ LIMITS_HOLD = "DisableControlNotHonoured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Whose grant it is."""
+    """Whose grant it is, and until when it is waited for (of the monotonic clock)."""
 
     pod_uid: str
     namespace: str
     pod_name: str
     container: Container
+    deadline_s: float
     pod: Pod | None = None  # as it was when it was decided; None: not known
-    within_s: float = 1.0  # the time that there is for it
 
 
 @contextmanager
@@ -102,7 +102,7 @@ class GrantWriter:
         refuse_negative(claims)
         uid, name = holder.pod_uid, holder.container.name
         if self._room is not None and before is None:
-            self._room.check((uid, name), claims, gpus)
+            self._room.check((uid, name), claims, gpus, deadline_s=holder.deadline_s)
         with host_advice():
             files = self._caches.prepare()
             directory = self._caches.create(uid, name)
@@ -174,8 +174,9 @@ class GrantWriter:
             policy=self._policy,
         )
 
-    def renew(self, record: GrantRecord) -> None:
+    def renew(self, record: GrantRecord, *, deadline_s: float) -> None:
         """See to it that what an answer given before refers to is there. Raises NodeNotReady."""
+        del deadline_s  # nothing here waits
         self._caches.prepare()
         self._caches.create(record.pod_uid, record.container)
         self._limits.write(record.pod_uid, record.container, record.claims)

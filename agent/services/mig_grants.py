@@ -49,7 +49,6 @@ class MigGrants:
         nodes: Nodes = lambda _minor, _gpu, _compute: (),
         common_nodes: Callable[[], Sequence[str]] = lambda: (),
         now_s: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`nodes` names the device nodes of an instance, `common_nodes` those of all GPUs."""
         self._keeper = keeper
@@ -61,7 +60,6 @@ class MigGrants:
         self._nodes = nodes
         self._common_nodes = common_nodes
         self._now_s = now_s
-        self._clock = clock
 
     def write(
         self,
@@ -82,7 +80,7 @@ class MigGrants:
         refuse_negative(claims)
         wanted = self._wanted(holder.pod, holder.container, claims, gpus)
         known = {one.key for one in self._keeper.holdings()}
-        made = self._keeper.realise(wanted, deadline_s=self._clock() + holder.within_s)
+        made = self._keeper.realise(wanted, deadline_s=holder.deadline_s)
         fresh = [one for one in made if one.key not in known]
         if fresh:
             undo.append(lambda: self._keeper.undo(fresh))
@@ -105,7 +103,7 @@ class MigGrants:
         undo.append(lambda: self._grant_log.drop(written))
         return record
 
-    def renew(self, record: GrantRecord) -> None:
+    def renew(self, record: GrantRecord, *, deadline_s: float) -> None:
         """See to it that the instances of an answer given before are there still, as they were.
 
         Raises NodeNotReady: a container that runs with other devices than it was given is none.
@@ -117,7 +115,7 @@ class MigGrants:
         )
         names = {one.identity.mig_uuid for one in held if one.identity is not None}
         whole = len(held) >= len(record.claims) and names == set(mig_uuids(record.grant))
-        if not whole or not self._keeper.exist(held, deadline_s=self._clock() + 1.0):
+        if not whole or not self._keeper.exist(held, deadline_s=deadline_s):
             raise NodeNotReady(
                 "the MIG devices of this container are gone: somebody else has divided the GPU "
                 f"anew; {AGAIN}"

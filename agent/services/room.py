@@ -50,9 +50,12 @@ class Room:
 
     def check(
         self, asking: tuple[str, str], claims: Sequence[Claim], gpus: Sequence[Gpu],
-        *, deadline_s: float | None = None,
+        *, deadline_s: float,
     ) -> None:  # fmt: skip
-        """Raise NodeNotReady when a container (pod uid, name) is promised what others have."""
+        """Raise NodeNotReady when a container (pod uid, name) is promised what others have.
+
+        May ask the API server, until `deadline_s`: all Allocates of the node wait meanwhile.
+        """
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         beside = self._beside()
         pods = {**self._view.pods.now().pods, **beside}

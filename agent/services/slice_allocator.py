@@ -105,7 +105,7 @@ class SliceAllocator:
         gpus = {one.gpu.uuid: one.gpu for one in slices}
         try:
             record = self._writer.write(
-                _nobody_yet(identity(MODE, self._random())),
+                _nobody_yet(identity(MODE, self._random()), deadline_s),
                 claims=claims,
                 gpus=[gpus[claim.uuid] for claim in claims],
                 device_ids=ids,
@@ -177,8 +177,14 @@ class SliceAllocator:
                 raise NodeNotReady(_too_much(claim, gpu, self._sharing, held, ids))
 
 
-def _nobody_yet(name: str) -> Holder:
-    return Holder(pod_uid=name, namespace="", pod_name=name, container=Container(name=HOLDER))
+def _nobody_yet(name: str, deadline_s: float) -> Holder:
+    return Holder(
+        pod_uid=name,
+        namespace="",
+        pod_name=name,
+        container=Container(name=HOLDER),
+        deadline_s=deadline_s,
+    )
 
 
 def _too_much(claim: Claim, gpu: Gpu, sharing: Sharing, held: Held, ids: Collection[str]) -> str:

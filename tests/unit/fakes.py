@@ -89,6 +89,7 @@ class FakeCluster:
         self.changes: list[Pod | Node | str] = []  # a str is the uid of a deleted pod
         self.events: list[ClusterEvent] = []
         self.requests: list[str] = []
+        self.deadlines_s: list[float | None] = []  # of the requests, in their order
         self.lock_key = LOCK
         self._versions = itertools.count(2)
 
@@ -131,13 +132,14 @@ class FakeCluster:
     # --- Cluster
 
     @contextmanager
-    def _request(self, verb: str) -> Iterator[None]:
+    def _request(self, verb: str, deadline_s: float | None) -> Iterator[None]:
         self.requests.append(verb)
+        self.deadlines_s.append(deadline_s)
         with self.faults.at(verb, unavailable):
             yield
 
     def list_pods(self, *, cached: bool = False, deadline_s: float | None = None) -> Listed:
-        with self._request("list pods"):
+        with self._request("list pods", deadline_s):
             return Listed(tuple(self.pods.values()), self.version())
 
     def watch_pods(
@@ -146,7 +148,7 @@ class FakeCluster:
         yield from ()
 
     def get_node(self, *, deadline_s: float | None = None) -> Node:
-        with self._request("get node"):
+        with self._request("get node", deadline_s):
             return self.node
 
     def watch_node(
@@ -157,13 +159,13 @@ class FakeCluster:
     def patch_node(
         self, changes: Mapping[str, str | None], *, deadline_s: float | None = None
     ) -> Node:
-        with self._request("patch node"):
+        with self._request("patch node", deadline_s):
             return self._put_node(changes)
 
     def remove_node_annotation(
         self, key: str, *, expected: str, deadline_s: float | None = None
     ) -> Node:
-        with self._request("remove lock"):
+        with self._request("remove lock", deadline_s):
             if self.node.annotations.get(key) != expected:
                 raise ClusterConflict(f"{key} is not {expected}")
             return self._put_node({key: None})
@@ -178,7 +180,7 @@ class FakeCluster:
     ) -> Pod:
         erases = any(key.endswith("devices-to-allocate") for key in changes)
         effect = "erase" if erases else "patch phase"
-        with self._request(effect):
+        with self._request(effect, deadline_s):
             now = self.pods.get(pod.uid)
             if now is None:
                 raise ClusterGone(f"{pod.full_name} is gone")

@@ -182,7 +182,7 @@ class World(Scene):
         grants = MigGrants(
             keeper, self.grant_log, GrantPolicy(), process.inventory, sharing,
             geometries=GEOMETRIES,
-            now_s=self.clock, clock=self.clock,
+            now_s=self.clock,
         )  # fmt: skip
         process.allocator = Allocator(
             process.view, process.turns, process.finisher, grants,

@@ -12,6 +12,7 @@ from agent.domain.mig_allocations import (
     MigIdentity,
     encode_allocations,
 )
+from agent.domain.mig_books import Book
 from agent.domain.ownership import HeldDevice
 from agent.domain.pods import Pod
 from agent.errors import AgentError
@@ -142,6 +143,24 @@ def test_an_answer_is_not_given_again_for_another_device(world: World) -> None:
     for _ in range(2):
         with pytest.raises(AgentError, match="are gone"):
             process.allocate(*IDS)
+
+
+@pytest.mark.parametrize("budget_s", [0.5, 2.0])
+def test_an_answer_given_again_waits_as_long_as_kubelet_does(
+    world: World, monkeypatch: pytest.MonkeyPatch, budget_s: float
+) -> None:
+    """The GPUs may be being divided for somebody else."""
+    world.bound(mig_pod("p", allocation(6)))
+    process, keeper = world.life()
+    first, until_s, exist = process.allocate(*IDS), [], keeper.exist
+
+    def asked(holdings: Book, *, deadline_s: float) -> bool:
+        until_s.append(deadline_s)
+        return exist(holdings, deadline_s=deadline_s)
+
+    monkeypatch.setattr(keeper, "exist", asked)
+    assert process.allocate(*IDS, budget_s=budget_s) == first
+    assert until_s == [world.clock() + budget_s]
 
 
 def test_what_cannot_be_taken_back_is_not_forgotten(world: World) -> None:

@@ -12,7 +12,7 @@ from agent.domain.limits_file import DeviceLimit, LimitsFile
 from agent.domain.oversubscription import holds, offered_mib, promised_mib, too_much
 from agent.domain.pods import Pod
 from agent.errors import NodeNotReady
-from agent.services.allocator import Allocator, Supply
+from agent.services.allocator import EXIT_S, Allocator, Supply
 from agent.services.grant_writer import GrantWriter
 from agent.services.room import Room
 from tests.unit.fakes import GPU_A, GPU_B, Process, container, pod
@@ -231,9 +231,11 @@ def test_amounts_in_units_of_others_do_not_count(scene: Scene) -> None:
     process = started(scene)
     room = Room(scene.grant_log, process.view, PLAIN, dialect=None)
     wanted = [Claim(GPU_A, "NVIDIA", 20000, 10)]
-    room.check(("uid-two", "main"), wanted, [CARD])
+    room.check(("uid-two", "main"), wanted, [CARD], deadline_s=scene.clock() + 2)
     with pytest.raises(NodeNotReady):
-        Room(scene.grant_log, process.view, PLAIN).check(("uid-two", "main"), wanted, [CARD])
+        Room(scene.grant_log, process.view, PLAIN).check(
+            ("uid-two", "main"), wanted, [CARD], deadline_s=scene.clock() + 2
+        )
 
 
 def test_who_cannot_ask_refuses(scene: Scene) -> None:
@@ -246,6 +248,23 @@ def test_who_cannot_ask_refuses(scene: Scene) -> None:
     scene.faults.verdict = lambda effect: "error" if effect == "list pods" else None
     with pytest.raises(NodeNotReady, match="API server does not answer"):
         process.allocate(f"{GPU_A}-1")
+
+
+def test_it_is_asked_no_longer_than_kubelet_waits(scene: Scene) -> None:
+    """An API server that hangs holds up every other Allocate of the node meanwhile."""
+    scene.bound(pod("one", f"{claim(46068)};"))
+    process = started(scene)
+    process.allocate(f"{GPU_A}-0")
+    scene.bound(pod("two", f"{claim(1)};"))
+    process.deliver()
+    scene.cluster.requests.clear()
+    scene.cluster.deadlines_s.clear()
+    scene.faults.verdict = lambda effect: "error" if effect == "list pods" else None
+    with pytest.raises(NodeNotReady, match="API server does not answer"):
+        process.allocate(f"{GPU_A}-1", budget_s=1.6)
+    asked = dict(zip(scene.cluster.requests, scene.cluster.deadlines_s, strict=True))
+    assert asked["list pods"] == pytest.approx(scene.clock() + 1.6 - EXIT_S)
+    assert all(deadline_s is not None for deadline_s in asked.values())
 
 
 def test_a_pod_that_is_gone_does_not_count_though_the_watch_has_not_told(scene: Scene) -> None:

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,23 @@ class Reader:
 
 
 class raw_server:  # noqa: N801 - used like a function
-    """Answers every connection with these bytes, then closes it, or goes on dripping."""
+    """Answers every connection with these bytes, then closes it, or goes on dripping.
 
-    def __init__(self, answer: bytes, *, drip: bytes = b"") -> None:
-        self._answer, self._drip = answer, drip
+    `stays`: for so many hundredths of a second it does not close it; None: for good, if it drips.
+    `before` is called when the request has come.
+    """
+
+    def __init__(
+        self,
+        answer: bytes,
+        *,
+        drip: bytes = b"",
+        stays: int | None = None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._answer, self._drip, self._before = answer, drip, before
+        forever = 1 << 30
+        self._stays = stays if stays is not None else forever if drip else 0
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -128,8 +141,11 @@ class raw_server:  # noqa: N801 - used like a function
                 connection, _ = self._socket.accept()
                 with connection, suppress(OSError):
                     connection.recv(65_536)
+                    self._before()
                     connection.sendall(self._answer)
-                    while self._drip and not self._ended.wait(0.01):
+                    for _ in range(self._stays):
+                        if self._ended.wait(0.01):
+                            break
                         connection.sendall(self._drip)
 
 

@@ -5,7 +5,7 @@ the others are their caller's to repeat, and are cut off when the agent stops, a
 Refused credentials are loaded anew. Thread-safe.
 
 Not bounded by any of this: the look-up of a host name, and the program of a kubeconfig's exec
-plugin. In a cluster there is neither.
+plugin; in a cluster there is neither. Nor the head of an answer that comes byte by byte.
 """
 
 import random
@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from agent.adapters.kube_answers import (
     error_of,
 )
 from agent.adapters.kube_config import ClientPackage, authorization, load_configuration
+from agent.adapters.kube_sockets import capture_sockets, read_within, shut_down, socket_options
 from agent.boundaries import passed
 from agent.errors import ClusterConflict, ClusterUnavailable, ConfigError
 from agent.ports import Stop
@@ -49,12 +49,24 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 0.5  # within a deadline
 RELOAD_EVERY_S = 1.0  # at most, however often the credentials are refused
 CHUNK_BYTES = 65_536
 MAX_LINE_BYTES = 8 * 1024 * 1024  # an object has at most 1.5 MiB
-# A peer that vanished without a word is noticed after about a minute, also on an idle watch.
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 Count = Callable[[str, str, int], None]
 Loader = Callable[[], tuple[ClientPackage, Any]]
-Timeout = float | tuple[float, float]  # in all, or (connect, read)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wait:
+    """How long an answer is waited for, however many requests that takes."""
+
+    ends_s: float  # then it is over, however far it came
+    head_s: float  # at most until its status line has come
+    patient: bool  # cut off when the agent stops
+
+    def timeout(self, left_s: float) -> float | tuple[float, float]:
+        """For the next request, as the package takes it: in all, or (connect, read)."""
+        if not self.patient:
+            return left_s
+        return min(CONNECT_TIMEOUT_S, left_s), min(self.head_s, left_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +121,13 @@ class KubeTransport:
     def _load_session(self) -> _Session:
         self._loaded_at_s = self._clock()
         package, configuration = self._load()
-        configuration.socket_options = _socket_options()
+        configuration.socket_options = socket_options()
         configuration.connection_pool_maxsize = 4
+        urgent = package.rest.RESTClientObject(configuration)
+        capture_sockets(urgent.pool_manager)
         patient = package.rest.RESTClientObject(configuration)
-        _capture_sockets(patient.pool_manager, self._captured)
-        return _Session(configuration, package.rest.RESTClientObject(configuration), patient)
+        capture_sockets(patient.pool_manager, self._captured)
+        return _Session(configuration, urgent, patient)
 
     def _reload(self, refused: _Session) -> bool:
         """Load the credentials anew, unless somebody just did; tell whether they may differ."""
@@ -188,50 +202,52 @@ class KubeTransport:
         return delay_s if self._clock() + delay_s < deadline_s else None
 
     def _send_once(self, request: Request, deadline_s: float | None) -> dict[str, Any]:
-        timeout: Timeout = (CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S)
-        ends_s = self._clock() + CONNECT_TIMEOUT_S + REQUEST_TIMEOUT_S
-        if deadline_s is not None:
-            ends_s, timeout = deadline_s, deadline_s - self._clock()
-            if timeout <= 0:
-                raise ClusterUnavailable(
-                    f"cannot {request.verb} {request.about}: the API server left no time for it"
-                )
+        longest_s = CONNECT_TIMEOUT_S + REQUEST_TIMEOUT_S
+        wait = _Wait(
+            ends_s=self._clock() + longest_s if deadline_s is None else deadline_s,
+            head_s=REQUEST_TIMEOUT_S,
+            patient=deadline_s is None,
+        )
         if request.method != "GET":
             passed("api-write-begun")
-        answer = self._ask(request, timeout=timeout, patient=deadline_s is None)
+        answer = self._ask(request, wait)
         if request.method != "GET":
             passed("api-write-answered")
-        return decoded(self._body(answer, request, ends_s), request)
+        return decoded(self._body(answer, request, wait.ends_s), request)
 
-    def _ask(self, request: Request, *, timeout: Timeout, patient: bool) -> Any:
+    def _ask(self, request: Request, wait: _Wait) -> Any:
         """Send once and give the answer to be read; with refused credentials, load and send again.
 
         Raises ClusterError for an answer other than 2xx.
         """
         session = self.connect()
         try:
-            return self._successful(session, request, timeout, patient=patient)
+            return self._successful(session, request, wait)
         except (Unauthorized, Untrusted):
-            if not self._reload(session):
+            if not self._reload(session) or self._clock() >= wait.ends_s:
                 raise
-        return self._successful(self.connect(), request, timeout, patient=patient)
+        return self._successful(self.connect(), request, wait)
 
-    def _successful(
-        self, session: _Session, request: Request, timeout: Timeout, *, patient: bool
-    ) -> Any:
-        answer = self._open(session, request, timeout, patient=patient)
+    def _successful(self, session: _Session, request: Request, wait: _Wait) -> Any:
+        answer = self._open(session, request, wait)
         if answer.status in SUCCESS:
             return answer
-        body = self._body(answer, request, self._clock() + REQUEST_TIMEOUT_S)
+        ends_s = min(wait.ends_s, self._clock() + REQUEST_TIMEOUT_S)
+        body = self._body(answer, request, ends_s)
         raise error_of(request, answer.status, answer.headers, body)
 
-    def _open(self, session: _Session, request: Request, timeout: Timeout, *, patient: bool) -> Any:
+    def _open(self, session: _Session, request: Request, wait: _Wait) -> Any:
         """Send the request and wait for the status line; counts it."""
-        client = session.patient if patient else session.urgent
+        client = session.patient if wait.patient else session.urgent
         headers = self._headers(session, request)
         url = session.configuration.host + request.path
         if request.query:
             url += "?" + urlencode(request.query)
+        left_s = wait.ends_s - self._clock()
+        if left_s <= 0:
+            raise ClusterUnavailable(
+                f"cannot {request.verb} {request.about}: the API server left no time for it"
+            )
         code = 0
         try:
             answer = client.request(
@@ -239,7 +255,7 @@ class KubeTransport:
                 url,
                 headers=headers,
                 body=request.body,
-                _request_timeout=timeout,
+                _request_timeout=wait.timeout(left_s),
             ).response
             code = answer.status
         except Exception as error:
@@ -250,16 +266,17 @@ class KubeTransport:
 
     def _body(self, answer: Any, request: Request, ends_s: float) -> bytes:
         """Read an answer to its end, in bounded time and memory; the connection can be reused."""
-        parts, size = [], 0
+        parts: list[bytes] = []
+        size = 0
         try:
-            while part := answer.read1(CHUNK_BYTES):
+            while size <= MAX_ANSWER_BYTES and (left_s := ends_s - self._clock()) > 0:
+                read_within(answer, left_s)
+                part = answer.read1(CHUNK_BYTES)
+                if not part:
+                    answer.release_conn()
+                    return b"".join(parts)
                 parts.append(part)
                 size += len(part)
-                if size > MAX_ANSWER_BYTES or self._clock() > ends_s:
-                    break
-            else:
-                answer.release_conn()
-                return b"".join(parts)
         except Exception as error:
             answer.close()
             raise _failure(request, error) from error
@@ -286,13 +303,13 @@ class KubeTransport:
         Raises ClusterError, within `lasts_s` + SILENCE_S of the last line.
         """
         self._cut_off_at(stop)
-        stop.pulse(CONNECT_TIMEOUT_S + HEADERS_TIMEOUT_S)
+        longest_s = CONNECT_TIMEOUT_S + HEADERS_TIMEOUT_S
+        stop.pulse(longest_s)
+        wait = _Wait(ends_s=self._clock() + longest_s, head_s=HEADERS_TIMEOUT_S, patient=True)
         if _stopped(stop):
             return
         try:
-            answer = self._ask(
-                request, timeout=(CONNECT_TIMEOUT_S, HEADERS_TIMEOUT_S), patient=True
-            )
+            answer = self._ask(request, wait)
         except ClusterUnavailable:
             if _stopped(stop):
                 return
@@ -306,8 +323,7 @@ class KubeTransport:
     def _lines(
         self, answer: Any, request: Request, silence_s: float, stop: Stop
     ) -> Iterator[bytes]:
-        if captured := getattr(answer.connection, "captured", None):
-            captured.settimeout(silence_s)
+        read_within(answer, silence_s)
         rest = bytearray()
         while True:
             stop.pulse(silence_s)
@@ -344,51 +360,16 @@ class KubeTransport:
         """
         self._closing = True
         for connected in list(self._sockets):
-            _shut_down(connected)
+            shut_down(connected)
 
     def _captured(self, connected: socket.socket) -> None:
         self._sockets.add(connected)
         if self._closing:
-            _shut_down(connected)
+            shut_down(connected)
 
 
 def _stopped(stop: Stop) -> bool:
     return stop.stopping  # asked anew: it changes while we read
-
-
-def _shut_down(connected: socket.socket) -> None:
-    with suppress(OSError):  # it was closed meanwhile
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
-
-
-def _capture_sockets(pool_manager: Any, capture: Callable[[socket.socket], None]) -> None:
-    """Have `capture` called with each socket that the pools of this manager connect."""
-
-    def connecting(base: Any) -> Any:
-        def connect(self: Any) -> None:
-            base.connect(self)
-            self.captured = self.sock  # urllib3 forgets it for answers that end the connection
-            capture(self.sock)
-
-        return type(f"Captured{base.__name__}", (base,), {"connect": connect})
-
-    pool_manager.pool_classes_by_scheme = {
-        scheme: type(
-            f"Captured{pool.__name__}", (pool,), {"ConnectionCls": connecting(pool.ConnectionCls)}
-        )
-        for scheme, pool in pool_manager.pool_classes_by_scheme.items()
-    }
-
-
-def _socket_options() -> list[tuple[int, int, int]]:
-    from urllib3.connection import HTTPConnection
-
-    defaults: Any = HTTPConnection.default_socket_options  # they turn Nagle's algorithm off
-    return [
-        *defaults,
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        *((socket.IPPROTO_TCP, option, value) for option, value in KEEPALIVE),
-    ]
 
 
 def _failure(request: Request, error: Exception) -> ClusterUnavailable:

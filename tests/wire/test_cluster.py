@@ -352,7 +352,7 @@ def test_a_deadline_holds_against_a_server_that_drips(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
     with (
         raw_server(head, drip=b"x") as port,
-        pytest.raises(ClusterUnavailable, match="too slow"),
+        pytest.raises(ClusterUnavailable, match=r"too slow|did not answer in time"),
     ):
         raw_cluster(port, tmp_path).get_node(deadline_s=time.monotonic() + 0.3)
 

@@ -25,6 +25,7 @@ from agent.errors import GpuLost, MigInUse, MigNoRoom, NvmlAbsent, NvmlError, Nv
 
 log = logs.get(__name__)
 T = TypeVar("T")
+Answered = Callable[[], None]  # see `agent.ports.Nvml`
 
 UNKNOWN_CODE = 999
 NO_INSTANCE = 0xFFFFFFFF  # in an event about a GPU that is not divided, or all of it
@@ -148,23 +149,24 @@ class NvmlDriver:
         with suppress(pynvml.NVMLError, AttributeError, OSError):
             pynvml.nvmlShutdown()
 
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self, answered: Answered = lambda: None) -> tuple[Gpu, ...]:
         """Every GPU that answers, by index; each is watched for events from now on.
 
         Raises NvmlError when the driver as a whole fails.
         """
-        listed = self._list()
+        listed = self._list(answered)
         missed = self._missed_by_nvml(listed)
         if missed - self._looked_again_for:
             # This driver lists GPUs as they were when NVML was initialised.
             self.close()
+            answered()
             self.open()
-            listed = self._list()
+            listed = self._list(answered)
         self._looked_again_for = missed
-        self._watch(gpu.uuid for gpu in listed)
+        self._watch((gpu.uuid for gpu in listed), answered)
         return listed
 
-    def wait_event(self, timeout_s: float) -> GpuEvent | None:
+    def wait_event(self, timeout_s: float, answered: Answered = lambda: None) -> GpuEvent | None:
         """The next event, or None after `timeout_s` (at most 5 s). Raises NvmlError.
 
         A GPU that is lost while it is watched is an event of kind "lost", once.
@@ -179,7 +181,7 @@ class NvmlDriver:
             with asking("waiting for GPU events failed"):
                 return self._next_event(timeout_s)
         except GpuLost:
-            if not self._leave_lost_out():
+            if not self._leave_lost_out(answered):
                 raise  # every GPU answers and the wait fails all the same: start over, slowly
             return self._pending.popleft()
 
@@ -190,28 +192,29 @@ class NvmlDriver:
             pynvml.nvmlDeviceGetPciInfo(handle)
             if_offered(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
 
-    def pairs(self) -> tuple[GpuPair, ...]:
+    def pairs(self, answered: Answered = lambda: None) -> tuple[GpuPair, ...]:
         """Topology of every pair of GPUs that answer. Raises NvmlError."""
         with asking("the GPU topology cannot be read"):
-            handles = {uuid: handle for _, uuid, handle in self._handles()}
-            return read_pairs(handles)
+            handles = {uuid: handle for _, uuid, handle in self._handles(answered)}
+            return read_pairs(handles, answered)
 
     # --- inventory -------------------------------------------------------------------------
 
-    def _list(self) -> tuple[Gpu, ...]:
+    def _list(self, answered: Answered) -> tuple[Gpu, ...]:
         return tuple(
             gpu
-            for index, uuid, handle in self._handles()
+            for index, uuid, handle in self._handles(answered)
             if (gpu := self._described(index, uuid, handle)) is not None
         )
 
-    def _handles(self) -> Iterator[tuple[int, str, Any]]:
+    def _handles(self, answered: Answered) -> Iterator[tuple[int, str, Any]]:
         """Index, uuid and handle of every GPU that answers."""
         with asking("the GPUs cannot be counted"):
             self._counted = int(pynvml.nvmlDeviceGetCount())
         failures = []
         answering = 0
         for index in range(self._counted):
+            answered()
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 found = (index, str(pynvml.nvmlDeviceGetUUID(handle)), handle)
@@ -291,12 +294,13 @@ class NvmlDriver:
 
     # --- events ----------------------------------------------------------------------------
 
-    def _watch(self, uuids: Iterator[str]) -> None:
+    def _watch(self, uuids: Iterator[str], answered: Answered) -> None:
         """Have the event set report these GPUs too."""
         watched = set(self._watched.values())
         for uuid in uuids:
             if uuid in watched or uuid in self._unwatchable:
                 continue
+            answered()
             try:
                 self._watch_one(uuid)
             except pynvml.NVMLError as error:
@@ -342,7 +346,7 @@ class NvmlDriver:
         except pynvml.NVMLError:
             return ""
 
-    def _leave_lost_out(self) -> bool:
+    def _leave_lost_out(self, answered: Answered) -> bool:
         """Go on with the GPUs that are still there: a lost one makes every wait fail at once.
 
         False when none of them is lost.
@@ -353,9 +357,13 @@ class NvmlDriver:
                 self._pending.append(event)
         self._free_events()
         self._watched = {}
-        lost = [uuid for uuid in watched if not self._answers(uuid)]
+        lost = []
+        for uuid in watched:
+            answered()
+            if not self._answers(uuid):
+                lost.append(uuid)
         self._pending.extend(GpuEvent(uuid=uuid, kind="lost") for uuid in lost)
-        self._watch(uuid for uuid in watched if uuid not in lost)
+        self._watch((uuid for uuid in watched if uuid not in lost), answered)
         return bool(lost)
 
     def _answers(self, uuid: str) -> bool:

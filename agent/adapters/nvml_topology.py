@@ -3,7 +3,7 @@
 The caller translates NVML's exceptions and owns the handles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -30,20 +30,28 @@ REMOTE_IS_SWITCH = 2  # nvmlIntNvLinkDeviceType_t; not every version of the bind
 SWITCH = "switch"  # stands for every GPU of an NVSwitch machine
 
 
-def read_pairs(handles: Mapping[str, Any]) -> tuple[GpuPair, ...]:
-    """Every pair of these GPUs (uuid -> handle), in their order. Raises pynvml.NVMLError."""
-    bus_ids = {uuid: bus_id(handle) for uuid, handle in handles.items()}
-    links = {uuid: _links(handle) for uuid, handle in handles.items()}
-    return tuple(
-        GpuPair(
-            first=first,
-            second=second,
-            level=_level(handles[first], handles[second]),
-            links=_links_between(links[first], links[second], bus_ids[second]),
-            links_back=_links_between(links[second], links[first], bus_ids[first]),
+def read_pairs(handles: Mapping[str, Any], answered: Callable[[], None]) -> tuple[GpuPair, ...]:
+    """Every pair of these GPUs (uuid -> handle), in their order. Raises pynvml.NVMLError.
+
+    For `answered` see `agent.ports.Nvml`.
+    """
+    bus_ids, links = {}, {}
+    for uuid, handle in handles.items():
+        bus_ids[uuid] = bus_id(handle)
+        links[uuid] = _links(handle, answered)
+    pairs = []
+    for first, second in combinations(handles, 2):
+        answered()
+        pairs.append(
+            GpuPair(
+                first=first,
+                second=second,
+                level=_level(handles[first], handles[second]),
+                links=_links_between(links[first], links[second], bus_ids[second]),
+                links_back=_links_between(links[second], links[first], bus_ids[first]),
+            )
         )
-        for first, second in combinations(handles, 2)
-    )
+    return tuple(pairs)
 
 
 def _links_between(mine: Mapping[str, int], other: Mapping[str, int], other_bus_id: str) -> int:
@@ -61,10 +69,11 @@ def _level(first: Any, second: Any) -> str:
         raise
 
 
-def _links(handle: Any) -> dict[str, int]:
+def _links(handle: Any, answered: Callable[[], None]) -> dict[str, int]:
     """Active NVLinks of one GPU, counted by the bus id of the far end, or SWITCH."""
     counted: dict[str, int] = {}
     for link in range(MOST_NVLINKS):
+        answered()
         try:
             if not pynvml.nvmlDeviceGetNvLinkState(handle, link):
                 continue

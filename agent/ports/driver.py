@@ -1,6 +1,6 @@
 """The NVIDIA driver, as the services need it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +11,11 @@ from agent.domain.topology import GpuPair
 
 
 class Nvml(Protocol):
-    """The NVIDIA driver. Called by the health service's thread alone: any call may hang."""
+    """The NVIDIA driver. Called by the health service's thread alone: any call may hang.
+
+    `answered` is called each time that the driver has answered one of several questions: those
+    about sixteen GPUs may take long together, and only one without an answer is a hang.
+    """
 
     def open(self) -> None:
         """Load and initialise the library. Raises NvmlAbsent, NvmlStale."""
@@ -19,13 +23,13 @@ class Nvml(Protocol):
     def close(self) -> None:
         """Give it back; never raises."""
 
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self, answered: Callable[[], None]) -> tuple[Gpu, ...]:
         """Every GPU that answers, by index. Raises NvmlError when the driver as a whole fails."""
 
-    def pairs(self) -> tuple[GpuPair, ...]:
+    def pairs(self, answered: Callable[[], None]) -> tuple[GpuPair, ...]:
         """How every two GPUs are connected. Raises NvmlError."""
 
-    def wait_event(self, timeout_s: float) -> GpuEvent | None:
+    def wait_event(self, timeout_s: float, answered: Callable[[], None]) -> GpuEvent | None:
         """The next event, or None after `timeout_s`. Raises NvmlError."""
 
     def probe(self, uuid: str) -> None:

@@ -104,9 +104,9 @@ class Health:
         Each call of a driver on a busy node takes its time, and nothing but our own turn can end
         it; so once we are `stopping` no other one begins.
         """
-        self._calling_since_s = self._clock()
         try:
             if not self._open:
+                self._call_begins()
                 self._nvml.open()
                 self._open = True
                 self._next_sweep_s = 0.0
@@ -115,8 +115,8 @@ class Health:
                 self._next_sweep_s = self._clock() + self._probe_every_s
             if stopping():
                 return True
-            self._calling_since_s = self._clock() + wait_s
-            event = self._nvml.wait_event(wait_s)
+            self._call_begins(may_wait_s=wait_s)
+            event = self._nvml.wait_event(wait_s, self._call_begins)
         except NvmlError as error:
             self._driver_failed(error)
             return False
@@ -127,6 +127,10 @@ class Health:
         if event is not None:
             self._happened(event)
         return True
+
+    def _call_begins(self, *, may_wait_s: float = 0.0) -> None:
+        """Or another one: many slow ones in a row are a slow driver, and no hanging one."""
+        self._calling_since_s = self._clock() + may_wait_s
 
     def hanging_s(self) -> float:
         """How long the current NVML call has been overdue; 0 when none is."""
@@ -169,7 +173,8 @@ class Health:
         """Ask the driver for all there is to know. Cut short by a stop, it tells nothing."""
         if stopping():
             return
-        listed = {gpu.uuid: gpu for gpu in self._nvml.gpus()}
+        self._call_begins()
+        listed = {gpu.uuid: gpu for gpu in self._nvml.gpus(self._call_begins)}
         if self._topology is not None and listed.keys() != self._joined and not stopping():
             self._read_topology(self._topology, frozenset(listed))
         failures = {}
@@ -219,7 +224,8 @@ class Health:
         again.
         """
         try:
-            pairs = self._nvml.pairs()
+            self._call_begins()
+            pairs = self._nvml.pairs(self._call_begins)
         except NvmlError as error:
             log.failing("topology not read", error=error)
             return
@@ -242,6 +248,7 @@ class Health:
         )
 
     def _probe(self, uuid: str) -> str:
+        self._call_begins()
         try:
             self._nvml.probe(uuid)
         except NvmlError as error:
@@ -296,6 +303,7 @@ class Health:
 
     def _driver_failed(self, error: NvmlError) -> None:
         """The library or the driver as a whole: nothing is healthy, start over."""
+        self._call_begins()
         self._nvml.close()
         self._open = False
         log.failing(

@@ -24,6 +24,7 @@ class FakeNvml:
         self.linked: tuple[GpuPair, ...] = ()
         self.opened = 0
         self.closed = 0
+        self.questions = 1  # of a list of GPUs, and of one of pairs
         self.before_each_call: Callable[[], None] = lambda: None
 
     def _call(self) -> None:
@@ -38,19 +39,24 @@ class FakeNvml:
     def close(self) -> None:
         self.closed += 1
 
-    def gpus(self) -> tuple[Gpu, ...]:
-        self._call()
+    def gpus(self, answered: Callable[[], None]) -> tuple[Gpu, ...]:
+        for _ in range(self.questions):
+            answered()
+            self._call()
         return tuple(self.present.values())
 
-    def pairs(self) -> tuple[GpuPair, ...]:
-        self._call()
+    def pairs(self, answered: Callable[[], None]) -> tuple[GpuPair, ...]:
+        for _ in range(self.questions):
+            answered()
+            self._call()
         if self.topology_failure:
             raise self.topology_failure
         return self.linked
 
-    def wait_event(self, timeout_s: float) -> GpuEvent | None:
+    def wait_event(self, timeout_s: float, answered: Callable[[], None]) -> GpuEvent | None:
         assert timeout_s <= 5.0
         self._call()
+        answered()
         return self.events.popleft() if self.events else None
 
     def probe(self, uuid: str) -> None:

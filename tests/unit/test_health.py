@@ -1,6 +1,7 @@
 """GPUs fall ill and recover: the pure rules, and the loop over a fake driver."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -236,6 +237,45 @@ def test_patience_sleeps_as_long_as_no_call_can_be_overdue() -> None:
     assert slept_s == [HANG_AFTER_S, WAIT_S, LOOK_AGAIN_S]  # it may wait for an event
 
 
+def test_a_slow_driver_does_not_hang() -> None:
+    """Each call has its own ten seconds, however many there are in a turn."""
+    gpus = [replace(A, uuid=f"GPU-{index}", index=index) for index in range(16)]
+    bench = Bench(FakeNvml(*gpus), topology=Published[tuple[GpuPair, ...]](()))
+    bench.nvml.questions = 5
+    patience = Patience(bench.health)
+
+    def slow() -> None:
+        bench.now_s += HANG_AFTER_S - 1.0
+        patience.step_once()
+
+    bench.nvml.before_each_call = slow
+    for _ in range(3):
+        bench.turn(after_s=10.0)
+    assert set(bench.reasons.values()) == {""}
+    assert bench.posted == []
+
+
+@pytest.mark.parametrize("call", range(1, 10))
+def test_each_call_of_a_turn_may_hang(call: int) -> None:
+    """It opens, lists with two questions, reads links with two, probes two GPUs, and waits."""
+    bench = Bench(FakeNvml(A, B), topology=Published[tuple[GpuPair, ...]](()))
+    bench.nvml.questions = 2
+    patience = Patience(bench.health)
+    begun = 0
+
+    def one_hangs() -> None:
+        nonlocal begun
+        begun += 1
+        bench.now_s += HANG_AFTER_S + WAIT_S if begun == call else 1.0
+        patience.step_once()
+
+    bench.nvml.before_each_call = one_hangs
+    bench.turn()
+    assert begun == 8
+    hung = [event for event in bench.posted if event.reason == "GpuDriverHangs"]
+    assert len(hung) == (1 if call <= begun else 0)
+
+
 class BusyNvml(FakeNvml):
     """A driver of a busy node with eight GPUs: calls take their time, and a wait all that it may.
 
@@ -264,7 +304,7 @@ class BusyNvml(FakeNvml):
             self.stopped_s = self.bench.now_s
         self.bench.now_s += seconds
 
-    def wait_event(self, timeout_s: float) -> GpuEvent | None:
+    def wait_event(self, timeout_s: float, answered: Callable[[], None]) -> GpuEvent | None:  # noqa: ARG002 - the port's
         self._lasts(timeout_s)
         return None
 

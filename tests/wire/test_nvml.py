@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pynvml
 import pytest
 from built_hook import ROOT, sim_libraries
 from waiting import eventually
@@ -437,6 +438,31 @@ def test_pairs_are_read_from_the_driver(
     assert nvml.pairs() == (
         GpuPair(first=A, second=B, level=level, links=links, links_back=links_back),
     )
+
+
+@pytest.mark.parametrize("ask", [NvmlDriver.gpus, NvmlDriver.pairs])
+def test_it_is_told_that_the_driver_answers_in_between(
+    sim: SimDriver, nvml: NvmlDriver, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object]
+) -> None:
+    """However many GPUs there are: on a busy node all of them together take long."""
+    for _ in range(6):
+        sim.add_gpu()
+    calls: list[int] = [0]
+
+    def counted(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **more: object) -> object:
+            calls[-1] += 1
+            return real(*args, **more)
+
+        return call
+
+    for name in [name for name in dir(pynvml) if name.startswith("nvmlDevice")]:
+        monkeypatch.setattr(pynvml, name, counted(getattr(pynvml, name)))
+    nvml.close()
+    nvml.open()
+    ask(nvml, lambda: calls.append(0))
+    assert sum(calls) > 30
+    assert max(calls) <= 12
 
 
 def test_the_topology_of_a_failing_driver_is_an_error(sim: SimDriver, nvml: NvmlDriver) -> None:

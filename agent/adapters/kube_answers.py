@@ -17,6 +17,8 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024  # a thousand pods of 64 KiB; etcd takes at 
 LONGEST_RETRY_AFTER_S = 300.0
 SHOWN_CHARS = 500
 SUCCESS = range(200, 300)
+# Says the admission of any API server; source: its plugin NamespaceLifecycle.
+ENDING_NAMESPACE = "because it is being terminated"
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -68,10 +70,7 @@ def error_of(request: Request, code: int, headers: Mapping[str, str], body: byte
             code=code,
         )
     if code == 403:  # noqa: PLR2004
-        return ClusterDenied(
-            f"{what}; allow `{request.verb}` on `{request.resource}` in the agent's ClusterRole",
-            code=code,
-        )
+        return ClusterDenied(f"{what}; {_remedy(request, said)}", code=code)
     if code in (404, 410):
         return ClusterGone(f"{what}; it was deleted or is too old", code=code)
     # 422 is a failed `test` of a JSON patch, and the uid of another object of the same name; other
@@ -86,6 +85,13 @@ def error_of(request: Request, code: int, headers: Mapping[str, str], body: byte
     return ClusterError(
         f"{what}; this is not expected of this request, please report it", code=code
     )
+
+
+def _remedy(request: Request, said: str) -> str:
+    """What to do about a 403: not each of them is about rights."""
+    if ENDING_NAMESPACE in said:
+        return "nothing is to be done: what is in that namespace ends with it"
+    return f"allow `{request.verb}` on `{request.resource}` in the agent's ClusterRole"
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

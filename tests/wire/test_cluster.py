@@ -1,5 +1,6 @@
 """Requests of the Cluster port, against an API server that misbehaves on demand."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -251,6 +252,25 @@ def test_each_status_is_an_error_somebody_can_act_on(
 )
 def test_retry_after(header: str, seconds: float | None) -> None:
     assert retry_after_s({"Retry-After": header}) == seconds
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        pytest.param(
+            'User "agent" cannot create resource "events" in API group ""',
+            "; allow `create` on `events` in the agent's ClusterRole", id="rights are missing",
+        ),
+        pytest.param(
+            "unable to create new content in namespace team because it is being terminated",
+            "; nothing is to be done: what is in that namespace ends with it", id="it is deleted",
+        ),
+    ],
+)  # fmt: skip
+def test_what_to_do_about_a_403(said: str, remedy: str) -> None:
+    request = Request(verb="create", resource="events", method="POST", path="/", about="an Event")
+    body = json.dumps({"kind": "Status", "message": f'events "p." is forbidden: {said}'}).encode()
+    assert str(error_of(request, 403, {}, body)).endswith(remedy)
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"\xff<html>", b"[" * 100_000])

@@ -51,6 +51,14 @@ class SocketWatch:
         self._seen = seen
         return seen
 
+    def absence(self) -> str:
+        """See `ports.SocketWatch.absence`."""
+        nor = "" if self._directory_now() else f", nor the directory {self._directory}"
+        return (
+            f"there is no {self._socket}{nor}; start kubelet, or, where its socket lies elsewhere, "
+            "set --kubelet-socket to that and, for an agent in a pod, mount its directory"
+        )
+
     def _identity(self) -> SocketIdentity | None:
         try:
             status = os.lstat(self._socket)

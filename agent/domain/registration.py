@@ -20,6 +20,7 @@ STREAM_WITHIN_S = 5.0  # after Register answered
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
 STABLE_AFTER_S = 10.0  # a stream that lived this long was no flapping
+ABSENT = "kubelet is absent"
 SETTLE_S = 0.05  # after we ended a stream ourselves: let kubelet notice before we register anew
 
 
@@ -232,9 +233,7 @@ def _deadline(
         return state, ()
     if state.phase is Phase.LOST:
         if state.kubelet is None:  # nobody to register with: look again when it is there
-            return replace(
-                state, deadline_s=now_s + LONGEST_RETRY_S, reason="kubelet is absent"
-            ), ()
+            return replace(state, deadline_s=now_s + LONGEST_RETRY_S, reason=ABSENT), ()
         attempt = state.attempt + 1
         due_s = now_s + LONGEST_RETRY_S
         served = replace(state, phase=Phase.SERVING, attempt=attempt, streams=0, deadline_s=due_s)

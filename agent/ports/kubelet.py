@@ -50,6 +50,9 @@ class SocketWatch(Protocol):
     def look(self) -> SocketIdentity | None:
         """What the socket is now; None: there is none."""
 
+    def absence(self) -> str:
+        """Where it is looked for, and what to do when there is none."""
+
     def stop(self) -> None:
         """End the accelerator; never raises."""
 

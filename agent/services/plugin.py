@@ -100,9 +100,13 @@ class Plugin:
     def run(self, life: Lifeline) -> None:
         """Wait for the first look at the GPUs and what follows from it, then stay registered."""
         life.on_stop(self._stop)
-        if not (self._holds(life, self._gpus_known) and self._holds(life, self._prepared)):
+        if not (
+            self._holds(life, self._gpus_known, self._why_no_gpus)
+            and self._holds(life, self._prepared, lambda: "what containers need is not made yet")
+        ):
             return
         self._state = Registration(attempt=self._state.attempt, deadline_s=self._clock())
+        self._publish()
         self._watch.start(self._wake)
         try:
             while not life.stopping:
@@ -133,13 +137,18 @@ class Plugin:
         except queue.Empty:
             return
 
-    def _holds(self, life: Lifeline, wait: Callable[[float], bool]) -> bool:
-        """Wait for it; False when the agent stops before."""
+    def _holds(self, life: Lifeline, wait: Callable[[float], bool], why: Callable[[], str]) -> bool:
+        """Wait for it, and tell why; False when the agent stops before."""
         while not life.stopping:
             life.pulse(PULSE_S)
-            if wait(POLL_S):
+            if wait(self._poll_s):
                 return True
+            self.status.update(lambda status: replace(status, reason=why()))
         return False
+
+    def _why_no_gpus(self) -> str:
+        error = self._inventory.now().driver_error
+        return f"the driver has listed no GPUs yet: {error}" if error else "no GPUs are known yet"
 
     def _gpus_known(self, timeout_s: float) -> bool:
         """Nothing is announced before the driver was read once: no list is not an empty list."""
@@ -227,15 +236,16 @@ class Plugin:
             self._count(self._resource, "failed")
             log.failing("registration failed", about=self._resource, error=now.reason)
         elif now.kubelet is None and now.reason != before.reason:
-            log.failing("kubelet absent", about=self._resource, error="kubelet.sock is not there")
+            log.failing("kubelet absent", about=self._resource, error=self._watch.absence())
 
     def _publish(self, registrations: int = 0) -> None:
         now = self._state
+        absence = self._watch.absence() if now.reason == r.ABSENT else ""
         self.status.update(
             lambda status: replace(
                 status,
                 phase=now.phase,
-                reason=now.reason,
+                reason=f"{now.reason}: {absence}" if absence else now.reason,
                 attempt=now.attempt,
                 failures=now.failures,
                 kubelet_present=now.kubelet is not None,

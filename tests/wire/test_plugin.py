@@ -11,8 +11,9 @@ import pytest
 from plugin_bed import GPU, NODE, allocatable, offered, own_sockets, pod
 from waiting import eventually
 
+from agent import logs
 from agent.domain.gpu import GpuInventory, Sharing
-from agent.domain.registration import Phase
+from agent.domain.registration import ABSENT, Phase
 from agent.sim.kubelet import StandInKubelet
 
 # --- the good case -------------------------------------------------------------------------------
@@ -62,6 +63,8 @@ def test_nothing_is_announced_before_the_gpus_are_known(
     assert kubelet.history("registered") == []
     assert own_sockets(kubelet.directory) == []
 
+    status = running.plugin.status
+    eventually(lambda: status.now().reason.endswith("listed no GPUs yet: no driver"))
     running.inventory.publish(NODE)
 
     eventually(lambda: offered(kubelet, running))
@@ -76,6 +79,7 @@ def test_nothing_is_announced_before_what_containers_need_was_tried(
     assert kubelet.history("registered") == []
     assert own_sockets(kubelet.directory) == []
 
+    eventually(lambda: "what containers need" in running.plugin.status.now().reason)
     tried.set()
 
     eventually(lambda: offered(kubelet, running))
@@ -124,16 +128,20 @@ def test_kubelet_restart_is_survived_and_pods_keep_their_vgpus(
 
 
 def test_kubelet_that_comes_an_hour_late_is_registered_with(
-    directory: Path, agent: Any, stack: ExitStack
+    directory: Path, agent: Any, stack: ExitStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    logs.configure(form="logfmt", environ={})  # a command that was tested before may be silent
     now_s = [0.0]
     running = agent(clock=lambda: now_s[0])
     for _ in range(60):
         now_s[0] += 60.0
         running.plugin._wake()
     status = running.plugin.status
-    eventually(lambda: status.now().reason == "kubelet is absent")
+    eventually(lambda: status.now().reason.startswith(f"{ABSENT}: there is no {directory}"))
     assert status.now().attempt == 0  # no socket is made for nobody
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "kubelet_absent" in line]
+    assert f"there is no {directory}" in line
+    assert "--kubelet-socket" in line
 
     kubelet = stack.enter_context(StandInKubelet(directory))
     now_s[0] += 0.1

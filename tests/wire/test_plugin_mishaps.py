@@ -69,7 +69,8 @@ def test_directory_renamed_under_a_living_kubelet_and_put_back(
 
 def test_directory_that_appears_after_us(directory: Path, agent: Any, stack: ExitStack) -> None:
     running = agent()
-    eventually(lambda: running.plugin.status.now().reason == "kubelet is absent")
+    status = running.plugin.status
+    eventually(lambda: f"nor the directory {directory};" in status.now().reason)
 
     kubelet = stack.enter_context(StandInKubelet(directory))
 

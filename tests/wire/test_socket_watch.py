@@ -51,6 +51,19 @@ def test_look_tells_one_socket_from_the_next(
     assert second != first
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_where_there_is_no_socket_it_says_where_and_what_to_do(
+    directory: Path, there: bool
+) -> None:
+    if there:
+        directory.mkdir()
+    says = SocketWatch(directory / "kubelet.sock").absence()
+    assert says.startswith(f"there is no {directory}/kubelet.sock")
+    assert ("nor the directory" in says) is not there
+    assert "start kubelet" in says
+    assert "--kubelet-socket" in says
+
+
 def test_creation_of_kubelets_socket_wakes(
     watch: tuple[SocketWatch, threading.Event, Path],
 ) -> None:

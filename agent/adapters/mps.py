@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -35,8 +35,9 @@ PROGRAM = "nvidia-cuda-mps-control"
 ASKING_S = 10.0
 STARTING_S = 30.0
 QUIT = "quit"
+SERVERS, CLIENTS = "get_server_list", "get_client_list"  # pids; of servers, and of one's clients
 GPUS = "gpus"  # file beside `pipe` and `log`: whose compute mode was changed, a uuid a line
-MANY_RESOURCES, MANY_BYTES = 1000, 100_000
+MANY_RESOURCES, MANY_BYTES, MANY_SERVERS = 1000, 100_000, 8
 WHAT = "keep the directories of the MPS daemon"
 
 
@@ -93,17 +94,35 @@ class HostMps:
         return True
 
     def start(self, plan: MpsPlan) -> None:
-        """See `Mps.start`."""
-        for uuid in plan.uuids:
-            _set_mode(uuid, exclusive=True)
-        content = "".join(f"{uuid}\n" for uuid in plan.uuids).encode()
+        """See `Mps.start`. A GPU is noted before it is closed: whatever fails, it can be opened."""
+        known = self._noted().get(plan.resource, ())
         with refusing(WHAT, self._root / plan.resource), self._made(*_parts(plan)) as own:
             for name in ("pipe", "log"):
                 with ensured_directory(name, 0o755, dir_fd=own):
                     pass
-            write_whole(GPUS, content, 0o644, dir_fd=own)
+            _note([*plan.uuids, *(uuid for uuid in known if uuid not in plan.uuids)], own)
             passed("mps-gpus-written")
+        for uuid in plan.uuids:
+            _set_mode(uuid, exclusive=True)
         self._run(plan, ["-d"], "", STARTING_S)
+
+    def end_unused(self, plan: MpsPlan) -> bool:
+        """See `Mps.end_unused`."""
+        servers = self.tell(plan, SERVERS).split()
+        if len(servers) > MANY_SERVERS or not all(p.isascii() and p.isdigit() for p in servers):
+            return False  # whoever is root in a client's container may answer in its place
+        if any(self.tell(plan, f"{CLIENTS} {pid}") for pid in servers):
+            return False
+        self.tell(plan, QUIT)
+        return True
+
+    def release(self, plan: MpsPlan, uuids: Collection[str]) -> None:
+        """See `Mps.release`."""
+        noted = self._noted()
+        self._open(plan.resource, uuids, noted)
+        left = [uuid for uuid in noted.get(plan.resource, ()) if uuid not in uuids]
+        with refusing(WHAT, self._root / plan.resource), self._there(*_parts(plan)) as own:
+            _note(left, own)
 
     def tell(self, plan: MpsPlan, command: str) -> str:
         """See `Mps.tell`."""
@@ -111,7 +130,14 @@ class HostMps:
 
     def started(self) -> Sequence[MpsPlan]:
         """See `Mps.started`."""
-        found = []
+        return [
+            MpsPlan(resource=resource, uuids=uuids, visible=False, commands=())
+            for resource, uuids in self._noted().items()
+        ]
+
+    def _noted(self) -> dict[str, tuple[str, ...]]:
+        """Whose compute mode was changed, by resource."""
+        found = {}
         for resource in islice(self._resources(), MANY_RESOURCES):
             try:
                 with self._there(*resource.split("/")) as own:
@@ -122,7 +148,7 @@ class HostMps:
             except (OSError, UnicodeDecodeError) as error:
                 log.failing("mps daemon forgotten", about=resource, error=error)
                 continue
-            found.append(MpsPlan(resource=resource, uuids=words, visible=False, commands=()))
+            found[resource] = words
         return found
 
     def _resources(self) -> Iterator[str]:
@@ -138,12 +164,23 @@ class HostMps:
         """See `Mps.retire`."""
         if self.alive(plan):
             self.tell(plan, QUIT)
-        for uuid in plan.uuids:
-            _set_mode(uuid, exclusive=False)
+        self._open(plan.resource, plan.uuids, self._noted())
         with refusing(WHAT, self._root / plan.resource), contextlib.suppress(FileNotFoundError):
             with self._there(*_parts(plan)) as own:
                 os.unlink(GPUS, dir_fd=own)
             passed("mps-gpus-removed")
+
+    def _open(
+        self, resource: str, uuids: Collection[str], noted: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Let GPUs be used without a daemon, but those that another resource's daemon has by now.
+
+        Raises NodeNotReady.
+        """
+        others = {uuid for name, held in noted.items() if name != resource for uuid in held}
+        for uuid in uuids:
+            if uuid not in others:
+                _set_mode(uuid, exclusive=False)
 
     @contextlib.contextmanager
     def _made(self, *below: str) -> Iterator[int]:
@@ -217,6 +254,11 @@ class HostMps:
 
 def _parts(plan: MpsPlan) -> Sequence[str]:
     return plan.resource.split("/")
+
+
+def _note(uuids: Sequence[str], own: int) -> None:
+    """Write down whose compute mode is ours, in a resource's directory. Raises OSError."""
+    write_whole(GPUS, "".join(f"{uuid}\n" for uuid in uuids).encode(), 0o644, dir_fd=own)
 
 
 def _set_mode(uuid: str, *, exclusive: bool) -> None:

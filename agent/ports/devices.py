@@ -1,6 +1,6 @@
 """Device nodes, driver files, CDI files and MPS daemons of the host, as services need them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from agent.domain.cdi import CdiSpec, Edits
@@ -47,13 +47,25 @@ class Mps(Protocol):
         """Whether this one answers."""
 
     def start(self, plan: MpsPlan) -> None:
-        """Start it. Raises NodeNotReady."""
+        """Start it, and let nobody else use its GPUs. Raises NodeNotReady."""
+
+    def end_unused(self, plan: MpsPlan) -> bool:
+        """End it, its GPUs staying its own; False: it has clients, or what it says is unclear.
+
+        Raises NodeNotReady.
+        """
+
+    def release(self, plan: MpsPlan, uuids: Collection[str]) -> None:
+        """Let some GPUs be used without it, for good; it goes on. Raises NodeNotReady."""
 
     def tell(self, plan: MpsPlan, command: str) -> str:
         """Give it a command; gives its answer. Raises NodeNotReady."""
 
     def started(self) -> Sequence[MpsPlan]:
-        """Those that were started here, now or by an agent before, without their commands."""
+        """Those that were started here, now or by an agent before, without their commands.
+
+        Their GPUs are all whose compute mode was changed, also where a start has failed since.
+        """
 
     def retire(self, plan: MpsPlan) -> None:
         """End it, and let its GPUs be used without one again. Raises NodeNotReady."""

@@ -5,7 +5,7 @@ set again whenever we have not seen it answer before. Nobody becomes a client be
 is not wanted any more is ended, and its GPUs are everybody's again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from agent import logs
 from agent.domain.mps import MpsPlan, plan
@@ -21,6 +21,11 @@ log = logs.get(__name__)
 EVERY_S = 5.0
 LOOKING_S = 120.0
 NOT_YET = "the MPS daemon of {} is not ready yet"
+WITHOUT = (
+    "the MPS daemon of {} was started without {}, which is new there, and cannot be started anew "
+    "with it while it has clients: delete the pods of this node that have {}; the agent does the "
+    "rest when the last of them is gone"
+)
 
 
 class MpsDaemons:
@@ -71,7 +76,7 @@ class MpsDaemons:
         obstacle = self._mps.obstacle() if plans else ""
         self._problems.publish({one.resource: obstacle or self._ensured(one) for one in plans})
         self._looked.publish(True)
-        self._retire_others()
+        self._retire_others(frozenset(one.resource for one in plans))
 
     def _wanted(self) -> list[MpsPlan]:
         """The daemons that there are to be."""
@@ -84,13 +89,14 @@ class MpsDaemons:
         )
         return [one for one in made if one is not None]
 
-    def _retire_others(self) -> None:
+    def _retire_others(self, planned: Collection[str]) -> None:
         """Those of earlier settings: their GPUs would stay closed to whoever is no client.
 
         One whose GPUs are only not seen just now has clients, and stays.
         """
         for old in self._mps.started():
-            if old.resource in self._names:
+            unseen = old.resource in self._names and not self._seen() >= set(old.uuids)
+            if old.resource in planned or unseen:
                 continue
             try:
                 self._mps.retire(old)
@@ -100,11 +106,42 @@ class MpsDaemons:
             self._set.pop(old.resource, None)
             log.info("mps daemon retired", resource=old.resource, gpus=",".join(old.uuids))
 
+    def _kept(self, wanted: MpsPlan) -> Collection[str] | None:
+        """GPUs of a daemon that we have started; those that left its resource are opened first.
+
+        None: it is somebody else's, or there is none. One that is only not seen just now stays.
+        Raises NodeNotReady.
+        """
+        old = next((one for one in self._mps.started() if one.resource == wanted.resource), None)
+        if old is None:
+            return None
+        left = [uuid for uuid in old.uuids if uuid in self._seen() and uuid not in wanted.uuids]
+        if left:
+            self._mps.release(wanted, left)
+            log.info("mps gpus opened", resource=old.resource, gpus=",".join(left))
+        return [uuid for uuid in old.uuids if uuid not in left]
+
+    def _seen(self) -> set[str]:
+        return {gpu.uuid for gpu in self._inventory.now().gpus}
+
+    def _ended_for(self, new: Collection[str], wanted: MpsPlan) -> None:
+        """End a daemon that was started without some of its GPUs. Raises NodeNotReady."""
+        about, gpus = wanted.resource, ", ".join(new)
+        if not self._mps.end_unused(wanted):
+            raise NodeNotReady(WITHOUT.format(about, gpus, about))
+        log.info("mps daemon ended", resource=about, error=f"it was started without {gpus}")
+
     def _ensured(self, wanted: MpsPlan) -> str:
         about = wanted.resource
         try:
-            if not self._mps.alive(wanted):
+            kept = self._kept(wanted)
+            new = [uuid for uuid in wanted.uuids if kept is not None and uuid not in kept]
+            alive = self._mps.alive(wanted)
+            if new or not alive:  # nobody is given its pipe before its limits are set again
                 self._set.pop(about, None)
+                self._problems.update(lambda now: {**now, about: NOT_YET.format(about)})
+                if alive:
+                    self._ended_for(new, wanted)
                 self._mps.start(wanted)
                 log.info("mps daemon started", resource=about, gpus=",".join(wanted.uuids))
             if self._set.get(about) != wanted:

@@ -1,7 +1,7 @@
 # ruff: noqa: ARG002 - a fake has the arguments of its port, used or not
 """Allocate in mode nvidia, the MPS daemons, and places for resources: with fakes for the world."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -203,6 +203,12 @@ class FakeMps:
             MpsPlan(resource=name, uuids=("GPU-9",), visible=False, commands=())
             for name in self.before
         ]
+
+    def end_unused(self, plan: MpsPlan) -> bool:
+        raise AssertionError("no GPU is new here")
+
+    def release(self, plan: MpsPlan, uuids: Collection[str]) -> None:
+        raise AssertionError("no GPU leaves here")
 
     def retire(self, plan: MpsPlan) -> None:
         if self.fails:

@@ -28,7 +28,7 @@ from agent.adapters.memory import give_memory_back
 from agent.adapters.metrics import Exposed, Metrics
 from agent.adapters.mig_files import HamiApplyLock
 from agent.adapters.nvml import NvmlDriver
-from agent.adapters.routes import METRICS, Routes, changed, probes, scraped, shown
+from agent.adapters.routes import METRICS, Route, Routes, probes, scraped, shown
 from agent.adapters.systemd import Notifier
 from agent.adapters.web_page import web_page
 from agent.build_info import build_info
@@ -268,7 +268,7 @@ class Agent:
             Door(read_listener(directory, config.socket_group), {**open_to_all, **use, **page}),
             Door(
                 control_listener(directory),
-                {**open_to_all, **use, LIMITS: changed(self._observing.changes.post)},
+                {**open_to_all, **use, LIMITS: Route(post=self._observing.changes.post)},
             ),
         ]
         if config.metrics_address:

@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Protocol
 
 from agent import logs
 from agent.adapters.http_messages import JSON, Answer, Head, plain
@@ -14,15 +15,36 @@ HEALTHZ, READYZ, METRICS = "/healthz", "/readyz", "/metrics"
 READING = ("GET", "HEAD")
 
 
+class Later(Protocol):
+    """A change that was asked for: its answer comes when it is done. No method of it blocks."""
+
+    @property
+    def within_s(self) -> float:
+        """How long whoever asked is to wait for it at most."""
+
+    def given(self) -> tuple[int, bytes] | None:
+        """HTTP status and JSON; None: there is no answer yet."""
+
+    def give_up(self) -> tuple[int, bytes]:
+        """Wait no longer: what was not begun is not done any more. Gives the answer that is left.
+
+        Also for those who cannot be answered, because they are gone.
+        """
+
+
+Wake = Callable[[], None]  # called by any thread when there is an answer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One path. What it calls must not block: one thread answers everybody.
 
-    `get` is given the Accept header, `post` the body and who sent it, as far as that is known.
+    `get` is given the Accept header, `post` the body, who sent it, as far as that is known, and
+    what to call when there is an answer.
     """
 
     get: Callable[[str], Answer] | None = None
-    post: Callable[[bytes, str], Answer] | None = None
+    post: Callable[[bytes, str, Wake], Later] | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -60,14 +82,15 @@ def shown(render: Callable[[], bytes]) -> Route:
     return Route(get=lambda _: Answer(HTTPStatus.OK, render(), JSON))
 
 
-def changed(post: Callable[[bytes, str], tuple[int, bytes]]) -> Route:
-    """A change that is asked for: `post` takes a body and who sent it, gives status and JSON."""
+def given(later: Later) -> Answer | None:
+    """The answer to a change that was asked for; None: not yet."""
+    found = later.given()
+    return None if found is None else _document(*found)
 
-    def answer(body: bytes, asked_by: str) -> Answer:
-        status, document = post(body, asked_by)
-        return Answer(HTTPStatus(status), document, JSON)
 
-    return Route(post=answer)
+def given_up(later: Later) -> Answer:
+    """The answer to whoever is not to wait any longer for a change."""
+    return _document(*later.give_up())
 
 
 def objection(routes: Routes, head: Head) -> Answer | None:
@@ -86,12 +109,14 @@ def objection(routes: Routes, head: Head) -> Answer | None:
     return None
 
 
-def answer(routes: Routes, head: Head, body: bytes, asked_by: str = "") -> Answer:
+def answer(
+    routes: Routes, head: Head, body: bytes, asked_by: str = "", wake: Wake = lambda: None
+) -> Answer | Later:
     """The answer to a request to which there is no objection."""
     route = routes[head.path]
     try:
         if head.method == "POST" and route.post:
-            return route.post(body, asked_by)
+            return route.post(body, asked_by, wake)
         if route.get:
             return route.get(head.accept)
     except Exception as error:  # noqa: BLE001 - a broken collector must not end the probes
@@ -99,6 +124,10 @@ def answer(routes: Routes, head: Head, body: bytes, asked_by: str = "") -> Answe
         log.debug("request failed", trace=traceback.format_exc())
         return plain(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}\n")
     return plain(HTTPStatus.METHOD_NOT_ALLOWED, "not to be had in this way\n")
+
+
+def _document(status: int, document: bytes) -> Answer:
+    return Answer(HTTPStatus(status), document, JSON)
 
 
 def _verdict(prefix: str, objections: list[str]) -> Answer:

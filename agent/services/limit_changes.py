@@ -5,10 +5,10 @@ Event of its pod. The last request holds, whoever made it.
 """
 
 import json
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from agent import logs
@@ -39,8 +39,9 @@ SOCKET, BY_ANNOTATION = "socket", "annotation"
 CHANGED, UNCHANGED, REFUSED, FAILED = "changed", "unchanged", "refused", "failed"
 CHANGED_EVENT = "VgpuLimitsChanged"
 OK, CONFLICT, FAILED_STATUS, UNAVAILABLE = 200, 409, 500, 503
-WAIT_S = 2.0
-MAX_WAITING = 64
+FAILED_ANSWER = FAILED_STATUS, b'{"error": "the agent failed: look at its log"}'
+WAIT_S = 5.0  # the command waits for 10 s; each change may wait 1 s for what is used
+MAX_WAITING = 32  # fewer than there may be connections: more than these are told so
 _STATUS: tuple[tuple[type[AgentError], int], ...] = (
     (MalformedRequest, 400),
     (AmbiguousName, CONFLICT),
@@ -49,15 +50,49 @@ _STATUS: tuple[tuple[type[AgentError], int], ...] = (
 )
 
 
-@dataclass(slots=True)
-class _Asked:
-    """A request that waits for the loop."""
+class Asked:
+    """A request for the loop, and its answer as soon as there is one. Thread-safe; nobody waits."""
 
-    body: bytes
-    by: str  # who, as far as that is known
-    begun: threading.Lock = field(default_factory=threading.Lock)  # taken once, never given back
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: tuple[int, bytes] = (FAILED_STATUS, b'{"error": "the agent failed: look at its log"}')
+    def __init__(self, body: bytes, by: str, done: Callable[[], None]) -> None:
+        """`by`: who asks, as far as that is known; `done` is called when there is an answer."""
+        self.body = body
+        self.by = by
+        self.within_s = WAIT_S
+        self._done = done
+        self._answer: tuple[int, bytes] | None = None
+        self._begun = threading.Lock()  # taken once, never given back
+
+    def begin(self) -> bool:
+        """Whether it is to be done: by the caller, and nobody else."""
+        return self._begun.acquire(blocking=False)
+
+    def finish(self, answer: tuple[int, bytes]) -> None:
+        """HTTP status and JSON body."""
+        self._answer = answer
+        self._done()
+
+    def given(self) -> tuple[int, bytes] | None:
+        """The answer; None: there is none yet."""
+        return self._answer
+
+    def give_up(self) -> tuple[int, bytes]:
+        """Wait no longer; gives the answer that is left. What nobody has begun is not done."""
+        if self._answer is None and self.begin():  # or it might be done in an hour
+            self._answer = _problem(
+                UNAVAILABLE,
+                "nothing was changed: the agent has just started, ends, waits for another one on "
+                "this node to end, or has much to do; /readyz tells, ask again when it is ready",
+            )
+        return self._answer or _problem(
+            UNAVAILABLE,
+            "it is still being done, because the node's disk is slow: look at the log, or ask "
+            "again, which does no harm",
+        )
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has begun it, and somebody waits for it."""
+        return not self._begun.locked()
 
 
 class LimitChanges:
@@ -83,42 +118,38 @@ class LimitChanges:
         self._containers = containers
         self._event = event
         self._none_here = none_here
-        self._waiting: queue.Queue[_Asked] = queue.Queue(MAX_WAITING)
+        self._waiting: deque[Asked] = deque()
+        self._queueing = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self.count = count
         self.one_at_a_time = threading.Lock()
 
-    def post(self, body: bytes, asked_by: str = "") -> tuple[int, bytes]:
-        """Have done what the body of POST /v1/limits asks; give the HTTP status and a JSON body.
+    def post(self, body: bytes, asked_by: str, done: Callable[[], None]) -> Asked:
+        """Have done what the body of POST /v1/limits asks.
 
         `asked_by`: whoever sent it, in words for the log and the Event; empty: it is not known.
+        `done` is called when there is an answer, by any thread.
 
         Whoever answers on the sockets also answers whether the agent is alive, so it must not wait
-        for a disk: the work is the loop's, and the answer comes `WAIT_S` later at the latest.
+        for a disk or the driver: the work is the loop's.
         """
+        asked = Asked(body, asked_by, done)
         if self._none_here:  # and no loop that would answer
             self.count(SOCKET, REFUSED)
             log.warning("limits refused", source=SOCKET, asked_by=asked_by, error=self._none_here)
-            return _problem(CONFLICT, self._none_here)
-        asked = _Asked(body, asked_by)
-        try:
-            self._waiting.put_nowait(asked)
-        except queue.Full:
-            return _problem(UNAVAILABLE, "too many requests wait to be done: look at the log")
-        self._wake()
-        if asked.done.wait(WAIT_S):
-            return asked.answer
-        if asked.begun.acquire(blocking=False):  # nobody will: it must not be done in an hour
-            return _problem(
-                UNAVAILABLE,
-                "nothing was changed: the agent has just started, waits for another one on this "
-                "node to end, or has much to do; /readyz tells, ask again when it is ready",
-            )
-        return _problem(
-            UNAVAILABLE,
-            "it is still being done, because the node's disk is slow: look at the log, or ask "
-            "again, which does no harm",
-        )
+            asked.finish(_problem(CONFLICT, self._none_here))
+            return asked
+        with self._queueing:
+            self._waiting = deque(other for other in self._waiting if other.waits)
+            full = len(self._waiting) >= MAX_WAITING
+            if not full:
+                self._waiting.append(asked)
+        if full:
+            problem = "too many requests wait to be done: look at the log"
+            asked.finish(_problem(UNAVAILABLE, problem))
+        else:
+            self._wake()
+        return asked
 
     def on_post(self, wake: Callable[[], None]) -> None:
         """Have `wake` called when there is something for `serve_waiting` to do."""
@@ -126,17 +157,21 @@ class LimitChanges:
 
     def serve_waiting(self) -> None:
         """Do what is asked for on the socket; the loop calls it."""
-        while True:
-            try:
-                asked = self._waiting.get_nowait()
-            except queue.Empty:
+        for _ in range(MAX_WAITING):  # not those that come meanwhile: there is more to do than this
+            asked = self._next()
+            if asked is None:
                 return
-            if not asked.begun.acquire(blocking=False):
+            if not asked.begin():
                 continue
+            answer = FAILED_ANSWER
             try:
-                asked.answer = self.answer(asked.body, asked.by)
+                answer = self.answer(asked.body, asked.by)
             finally:
-                asked.done.set()
+                asked.finish(answer)
+
+    def _next(self) -> Asked | None:
+        with self._queueing:
+            return self._waiting.popleft() if self._waiting else None
 
     def answer(self, body: bytes, asked_by: str = "") -> tuple[int, bytes]:
         """Do what the body asks, now; give the HTTP status and a JSON body."""

@@ -289,7 +289,7 @@ def test_where_nobody_has_limits_the_answer_is_that_at_once(node: Node) -> None:
         count=lambda source, outcome: node.counted.append((source, outcome)),
         none_here="there are none here",
     )
-    status, content = changes.post(b'{"target": "p", "memory": "1Gi"}')
+    status, content = answered(changes, b'{"target": "p", "memory": "1Gi"}')
     assert (status, json.loads(content)) == (409, {"error": "there are none here"})
     assert node.counted == [("socket", "refused")]
 
@@ -667,14 +667,24 @@ def test_the_loop_follows_what_the_watch_brings_and_ends(node: Node) -> None:
             eventually(lambda wanted=wanted: node.held(record) == wanted)  # type: ignore[misc]
 
 
+def answered(changes: LimitChanges, body: bytes) -> tuple[int, bytes]:
+    """What is answered as soon as there is something to answer."""
+    done = threading.Event()
+    asked = changes.post(body, "", done.set)
+    assert done.wait(60)
+    given = asked.given()
+    assert given is not None
+    return given
+
+
 def test_the_loop_does_what_is_asked_for_on_the_socket(node: Node) -> None:
     record = node.grant("p")
     agent = node.agent()
     with running(agent):
         for _ in range(2):
-            status, _ = agent.changes.post(b'{"target": "p", "memory": "500Mi"}')
+            status, _ = answered(agent.changes, b'{"target": "p", "memory": "500Mi"}')
             assert status == 200
-        assert agent.changes.post(b"{")[0] == 400
+        assert answered(agent.changes, b"{")[0] == 400
     assert node.held(record) == [(500, 40)]
 
 
@@ -682,11 +692,14 @@ def test_what_could_not_be_done_in_time_is_not_done_later(node: Node) -> None:
     """An agent that waits for another one to end may take over in an hour."""
     record = node.grant("p")
     agent = node.agent()
-    status, content = agent.changes.post(b'{"target": "p", "memory": "500Mi"}')
-    assert status == 503
-    assert "nothing was changed" in json.loads(content)["error"]
+    asked = agent.changes.post(b'{"target": "p", "memory": "500Mi"}', "", lambda: None)
+    assert asked.given() is None
+    for _ in range(2):
+        status, content = asked.give_up()
+        assert status == 503
+        assert "nothing was changed" in json.loads(content)["error"]
     with running(agent):
-        assert agent.changes.post(b'{"target": "p", "cores": 20}')[0] == 200
+        assert answered(agent.changes, b'{"target": "p", "cores": 20}')[0] == 200
     assert node.held(record) == [(1000, 20)]
 
 
@@ -694,18 +707,31 @@ def test_a_request_that_takes_long_is_answered_all_the_same(node: Node) -> None:
     record = node.grant("p")
     agent = node.agent()
     worker = threading.Thread(target=agent.changes.serve_waiting)
-
-    def begun() -> None:
-        worker.start()
-        eventually(agent.changes._waiting.empty)
-
-    agent.changes.on_post(begun)
     with agent.changes.one_at_a_time:  # as long as another change waits for the disk
-        status, content = agent.changes.post(b'{"target": "p", "memory": "500Mi"}')
+        asked = agent.changes.post(b'{"target": "p", "memory": "500Mi"}', "", lambda: None)
+        worker.start()
+        eventually(lambda: not asked.waits)
+        status, content = asked.give_up()
         assert status == 503
         assert "still being done" in json.loads(content)["error"]
     worker.join(10)
     assert node.held(record) == [(500, 40)]
+    assert (asked.given() or (0,))[0] == 200, "whoever still asks is told"
+
+
+def test_a_request_at_which_the_agent_fails_is_answered_all_the_same(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = node.agent().changes
+
+    def broken(_target: str) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(changes._containers, "addressed", broken)
+    asked = changes.post(b'{"target": "p", "memory": "500Mi"}', "", lambda: None)
+    with pytest.raises(RuntimeError):
+        changes.serve_waiting()
+    assert asked.given() == (500, b'{"error": "the agent failed: look at its log"}')
 
 
 def test_the_log_says_who_changed_what(node: Node) -> None:

@@ -30,7 +30,8 @@ from agent.adapters.local_sockets import (
     control_listener,
     read_listener,
 )
-from agent.adapters.routes import changed, probes, shown
+from agent.adapters.routes import Route, Wake, probes, shown
+from agent.services.limit_changes import Asked
 from agent.supervisor import Supervisor
 
 OWN_GROUP = str(os.getegid())
@@ -87,14 +88,16 @@ class Agent:
         doors = [
             Door(self.tcp, reading),
             Door(self.listening[0], reading),
-            Door(self.listening[1], {**reading, "/v1/limits": changed(self._post)}),
+            Door(self.listening[1], {**reading, "/v1/limits": Route(post=self._post)}),
         ]
         self.supervisor = Supervisor([Endpoints(doors)])
 
-    def _post(self, body: bytes, asked_by: str) -> tuple[int, bytes]:
+    def _post(self, body: bytes, asked_by: str, wake: Wake) -> Asked:
         self.posted.append(body)
         self.posted_by.append(asked_by)
-        return 200, json.dumps({"bytes": len(body)}).encode()
+        asked = Asked(body, asked_by, wake)
+        asked.finish((200, json.dumps({"bytes": len(body)}).encode()))
+        return asked
 
     @property
     def read(self) -> Path:

@@ -16,7 +16,6 @@ PATH = "/v1/limits"
 NOT_FOUND, NOT_ALLOWED = 404, 405
 UNTIL = "It holds until the pod ends, or until --reset."
 
-SUMMARY = "change the memory or compute limits of a container that runs"
 DESCRIPTION = """\
 Sets what a running container may use of its GPUs. It holds from the container's next allocation or
 launch on, through restarts of the container and of the agent, until the pod ends or --reset. What

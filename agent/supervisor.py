@@ -1,9 +1,11 @@
 """One supervisor for every loop of the agent: restart, backoff, pulse, clean stop.
 
-A `Service` is a name and `run(life)`. Its loop is `for _ in life.every(seconds): ...`; each turn is
-a pulse, and a service whose pulse is late counts as stuck. A service that raises *or returns* while
-the agent is not stopping has crashed: it is restarted with exponential backoff and jitter, and when
-it crashes too often in a row the whole agent gives up, so that systemd or kubelet takes over.
+A `Service` is a name and `run(life)`. Its loop goes on until `life.stopping`, or while `life.pause`
+says so. Whatever it does next, work or rest, it promises a sign of life in time (`life.pulse`;
+a pause is such a promise, too), and a service whose pulse is late counts as stuck. A service that
+raises *or returns* while the agent is not stopping has crashed: it is restarted with exponential
+backoff and jitter, and when it crashes too often in a row the whole agent gives up, so that systemd
+or kubelet takes over.
 """
 
 import random
@@ -11,7 +13,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,13 +55,6 @@ class Lifeline:
     def stopping(self) -> bool:
         """Whether the agent is on its way out."""
         return self._stop.is_set()
-
-    def every(self, seconds: float) -> Iterator[None]:
-        """Yield now and then once each `seconds` until the agent stops."""
-        while not self._stop.is_set():
-            self.pulse(seconds)
-            yield
-            self.pause(seconds)
 
     def pause(self, seconds: float) -> bool:
         """Sleep, at most until the agent stops; tell whether it goes on."""

@@ -3,10 +3,8 @@
 Heads and bodies come from anybody who can connect: reading them is total and bounded.
 """
 
-import json
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -43,12 +41,6 @@ class Answer:
 def plain(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
     """An answer in words."""
     return Answer(status, text.encode(), headers=headers)
-
-
-def json_answer(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Answer:
-    """An answer in JSON, with a line's end, for people who use curl."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
-    return Answer(status, text.encode(), JSON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

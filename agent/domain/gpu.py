@@ -85,16 +85,6 @@ class GpuInventory:
         """The GPU of this uuid, if the node has it."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
-    def with_health(self, uuid: str, unhealthy_reason: str) -> "GpuInventory":
-        """The same picture with one GPU's health changed."""
-        return replace(
-            self,
-            gpus=tuple(
-                replace(gpu, unhealthy_reason=unhealthy_reason) if gpu.uuid == uuid else gpu
-                for gpu in self.gpus
-            ),
-        )
-
     @staticmethod
     def of(gpus: Iterable[Gpu]) -> "GpuInventory":
         """A picture of these GPUs, the driver answering."""

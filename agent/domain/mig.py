@@ -15,7 +15,6 @@ from agent.domain.gpu import AllowedProfiles, Gpu, MigPlacement, MigProfile
 from agent.domain.grants import Grant
 
 WHOLE_PERCENT = 100
-MIG_UUID = "MIG-"
 MAX_SLOTS = 64  # of a geometry; no GPU has that many places
 _BRACKET = re.compile(
     r"(?P<gpu>[^\[\],:;\s]{1,96})\[(?P<first>[^\[\]-]{1,64})-(?P<slot>\d{1,3})\]", re.ASCII

@@ -263,11 +263,6 @@ def adopted(
     return tuple(found)
 
 
-def plain_claims(claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """The claims by the uuid of their GPU, without the slot that HAMi up to 2.9 adds."""
-    return tuple(replace(claim, uuid=gpu_uuid_of(claim.uuid)) for claim in claims)
-
-
 # --- the file -----------------------------------------------------------------------------------
 
 

@@ -50,7 +50,6 @@ def preferred_ids(
 # --- without a scheduler that decides: NVIDIA's rules --------------------------------------------
 
 DISTRIBUTED, PACKED, SPREAD = "distributed", "packed", "spread"
-POLICIES = (DISTRIBUTED, PACKED, SPREAD)
 MOST_CHOICES = 20_000  # 16 GPUs have at most 12,870 subsets of one size
 
 

@@ -111,11 +111,6 @@ class BindFinisher:
         with self._mutex:
             return frozenset(uid for uid, bind in self._open.items() if bind.phase == FAILED)
 
-    def open_binds(self) -> int:
-        """How many binds are waiting to be ended."""
-        with self._mutex:
-            return len(self._open)
-
     def _bind(self, pod: Pod, phase: str, *, phase_written: bool) -> OpenBind:
         now_s = self._clock()
         lock = self._view.lock()

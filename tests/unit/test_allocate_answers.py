@@ -24,7 +24,7 @@ def test_a_lock_that_cannot_be_removed_yet_costs_the_container_nothing(verdict: 
     agent.settle(60)
     assert scene.cluster.lock_value is None
     assert scene.now(mine).annotations[PHASE] == "success"
-    assert agent.finisher.open_binds() == 0
+    assert len(agent.finisher._open) == 0
 
 
 def test_without_a_lock_there_is_none_to_remove() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from sick_gpus import with_health
 
 from agent.domain.claims import TO_ALLOCATE
 from agent.domain.gpu import GpuInventory, Sharing
@@ -29,7 +30,7 @@ def scene() -> Scene:
 
 
 def sick(agent: Process) -> None:
-    agent.inventory.update(lambda now: now.with_health(GPU_A, "XID 79 (off the bus)"))
+    agent.inventory.update(lambda now: with_health(now, GPU_A, "XID 79 (off the bus)"))
 
 
 def vanished(agent: Process) -> None:
@@ -266,7 +267,7 @@ def test_what_the_api_server_does_not_take_is_tried_until_it_does(scene: Scene) 
     agent.settle(60)
     assert scene.cluster.lock_value is None
     assert scene.now(mine).annotations[PHASE] == "failed"
-    assert agent.finisher.open_binds() == 0
+    assert len(agent.finisher._open) == 0
 
 
 def test_a_pod_deleted_in_the_meantime(scene: Scene) -> None:

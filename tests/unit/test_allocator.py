@@ -252,4 +252,4 @@ def test_the_lock_of_the_next_pod_stays(scene: Scene) -> None:
     agent.allocate(*IDS)
     agent.settle()
     assert scene.cluster.lock_value == lock_of(replace(mine, name="p2"))
-    assert agent.finisher.open_binds() == 0
+    assert len(agent.finisher._open) == 0

@@ -32,7 +32,7 @@ def test_another_vendor_ends_the_bind_itself(scene: Scene) -> None:
     agent.settle()
     assert scene.cluster.requests.count("patch phase") == 0
     assert scene.cluster.requests.count("remove lock") == 0
-    assert agent.finisher.open_binds() == 0
+    assert len(agent.finisher._open) == 0
 
 
 @pytest.mark.parametrize("through", [True, False])
@@ -132,7 +132,7 @@ def test_a_legacy_lock_that_may_be_in_use_stays(scene: Scene, pods: list[Pod]) -
     agent = scene.start()
     agent.settle(60)
     assert scene.cluster.lock_value == LEGACY
-    assert agent.finisher.open_binds() == 0
+    assert len(agent.finisher._open) == 0
 
 
 def test_an_emptied_annotation_is_no_success_while_kubelet_is_to_ask(scene: Scene) -> None:
@@ -186,12 +186,12 @@ def test_a_lock_that_was_seen_only_when_its_pod_was_gone(
     agent = scene.start()
     scene.cluster.lock(lock_of(mine, taken_at))
     agent.allocate(*IDS)
-    assert agent.finisher.open_binds() == 1
+    assert len(agent.finisher._open) == 1
     agent.pods.update(lambda table: table.without(mine.uid))
     scene.cluster.delete(mine.uid)
     agent.settle(20)
     assert (scene.cluster.lock_value is None) == freed
-    assert agent.finisher.open_binds() == 0
+    assert len(agent.finisher._open) == 0
 
 
 def test_locks_that_are_not_ours_to_free(scene: Scene) -> None:

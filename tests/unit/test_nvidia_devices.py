@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sick_gpus import with_health
 
 from agent.domain.gpu import Gpu, GpuInventory, MigDevice
 from agent.domain.nvidia_config import Replicas, Replication, ResourcePattern, ResourcePatterns
 from agent.domain.nvidia_devices import MPS, TIME_SLICING, Offer, is_own_form, physical, vgpus
 from agent.domain.ownership import HeldDevice, rivals
-from agent.domain.preferred_ids import POLICIES, aligned, greedy
+from agent.domain.preferred_ids import DISTRIBUTED, PACKED, SPREAD, aligned, greedy
 from agent.domain.topology import GpuPair
 
 GPU = "nvidia.com/gpu"
@@ -97,7 +98,7 @@ def test_what_does_not_fit_is_told(offer: Offer, inventory: GpuInventory, words:
 
 
 def test_health_and_numa_are_those_of_the_gpu() -> None:
-    inventory = node(card(0), card(2)).with_health("GPU-2", "XID 79")
+    inventory = with_health(node(card(0), card(2)), "GPU-2", "XID 79")
     listed = vgpus(Offer(strategy=TIME_SLICING, replication=shared()).resources(inventory)[GPU])
     assert [(one.healthy, one.numa_node) for one in listed] == [(True, 0)] * 2 + [(False, 1)] * 2
 
@@ -170,7 +171,7 @@ def test_replicas(policy: str, available: Sequence[str], size: int, gpus: str) -
 @given(
     everything=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     size=st.integers(-1, 9),
-    policy=st.sampled_from(POLICIES),
+    policy=st.sampled_from([DISTRIBUTED, PACKED, SPREAD]),
     data=st.data(),
 )
 def test_any_choice_is_one_that_kubelet_takes(

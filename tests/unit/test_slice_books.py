@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from sick_gpus import with_health
 
 from agent.domain.grants import Grant
 from agent.domain.slices import Offer
@@ -62,7 +63,7 @@ def test_who_cannot_be_served_is_told_why(
     ids: list[str], error: type[AllocateRefused], said: str
 ) -> None:
     world = World()
-    world.inventory.update(lambda now: now.with_health(GPU_B, "XID 79"))
+    world.inventory.update(lambda now: with_health(now, GPU_B, "XID 79"))
     with pytest.raises(error, match=said) as refused:
         world.allocate(world.offers[0], ids)
     assert "delete the pod" in str(refused.value)

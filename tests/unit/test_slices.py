@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sick_gpus import with_health
 
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grants import Claim, Grant, GrantRecord
@@ -294,7 +295,7 @@ def test_sizes_share_a_card_and_what_does_not_fit_is_unhealthy() -> None:
 
 
 def test_a_sick_card_has_no_healthy_slice() -> None:
-    inventory = one_gpu(46068).with_health(GPU_A, "it fell off the bus")
+    inventory = with_health(one_gpu(46068), GPU_A, "it fell off the bus")
     assert not any(one.healthy for one in advertised(EQUAL, inventory, Sharing(), Held()))
 
 

@@ -120,18 +120,6 @@ def test_a_pulse_is_a_promise() -> None:
     assert life.overdue_s() == 2.0
 
 
-def test_every_yields_until_the_agent_stops() -> None:
-    stop = threading.Event()
-    life = Lifeline(stop)
-    turns = 0
-    for _ in life.every(0.0):
-        turns += 1
-        if turns == 3:
-            stop.set()
-    assert turns == 3
-    assert list(life.every(0.0)) == []
-
-
 def test_pause_ends_at_once_when_the_agent_stops() -> None:
     stop = threading.Event()
     life = Lifeline(stop)
@@ -293,7 +281,7 @@ from agent.supervisor import Lifeline, RestartPolicy, Supervisor, serve
 class Loop:
     name = "loop"
     def run(self, life):
-        for _ in life.every(0.05):
+        while life.pause(0.05):
             pass
 
 class Deaf:

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sick_gpus import with_health
 
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.vgpu_ids import (
@@ -112,7 +113,7 @@ def test_impossible_names_are_refused(uuid: str, slot: int) -> None:
 
 
 def test_a_gpus_health_is_that_of_all_its_vgpus() -> None:
-    both = inventory(2).with_health("GPU-8f1b2c3d-0000-1111-2222-000000000001", "XID 79")
+    both = with_health(inventory(2), "GPU-8f1b2c3d-0000-1111-2222-000000000001", "XID 79")
 
     vgpus = advertised(both, Sharing(split_count=3))
 

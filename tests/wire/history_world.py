@@ -374,7 +374,7 @@ class World:
             if pod.phase in ("Running", "Succeeded"):
                 assert pod.annotations[PHASE] == "success", pod.name
                 assert not pending(decode_claims(pod.annotations[TO_ALLOCATE]))
-        assert self.agent.finisher.open_binds() == 0
+        assert len(self.agent.finisher._open) == 0
 
     def may_be_forgotten(self, pod: Pod) -> bool:
         """Whether somebody who is not in these histories lets go of its grants."""

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from plugin_bed import GRANT, Served
+from sick_gpus import with_health
 from waiting import eventually
 
 from agent import errors
@@ -47,9 +48,9 @@ def test_list_has_every_vgpu_and_follows_the_health_of_its_gpu(served: Served) -
         ["GPU-0-0", "GPU-0-1", "GPU-1-0", "GPU-1-1"], "Healthy"
     )
 
-    served.inventory.update(lambda now: now.with_health("GPU-1", "XID 79"))
+    served.inventory.update(lambda now: with_health(now, "GPU-1", "XID 79"))
     eventually(lambda: len(watching.lists) == 2)
-    served.inventory.update(lambda now: now.with_health("GPU-1", ""))
+    served.inventory.update(lambda now: with_health(now, "GPU-1", ""))
     eventually(lambda: len(watching.lists) == 3)
 
     assert [h for d, h in watching.lists[1].items() if d.startswith("GPU-1")] == ["Unhealthy"] * 2
@@ -61,10 +62,10 @@ def test_change_that_kubelet_would_not_notice_is_not_sent(served: Served) -> Non
     watching = served.watch()
     eventually(lambda: watching.lists)
 
-    served.inventory.update(lambda now: now.with_health("GPU-0", "XID 79"))
+    served.inventory.update(lambda now: with_health(now, "GPU-0", "XID 79"))
     eventually(lambda: len(watching.lists) == 2)
-    served.inventory.update(lambda now: now.with_health("GPU-0", "XID 48"))  # sick as before
-    served.inventory.update(lambda now: now.with_health("GPU-0", ""))
+    served.inventory.update(lambda now: with_health(now, "GPU-0", "XID 48"))  # sick as before
+    served.inventory.update(lambda now: with_health(now, "GPU-0", ""))
 
     eventually(lambda: watching.health() == {"Healthy"})
     assert len(watching.lists) == 3
@@ -82,7 +83,7 @@ def test_health_reaches_every_open_stream_and_allocate_still_answers(served: Ser
     streams = [served.watch() for _ in range(6)]
     eventually(lambda: all(s.lists for s in streams))
 
-    served.inventory.update(lambda now: now.with_health("GPU-0", "XID 79"))
+    served.inventory.update(lambda now: with_health(now, "GPU-0", "XID 79"))
 
     eventually(lambda: all("Unhealthy" in s.health() for s in streams))
     assert served.allocate("GPU-1-0").envs

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from plugin_bed import GPU, NODE, allocatable, offered, own_sockets, pod
+from sick_gpus import with_health
 from waiting import eventually
 
 from agent import logs
@@ -34,10 +35,10 @@ def test_health_reaches_kubelet_and_comes_back(kubelet: StandInKubelet, agent: A
     running = agent()
     eventually(lambda: offered(kubelet, running))
 
-    running.inventory.update(lambda now: now.with_health("GPU-1", "XID 79"))
+    running.inventory.update(lambda now: with_health(now, "GPU-1", "XID 79"))
     eventually(lambda: offered(kubelet, running, 2))
     assert kubelet.node_status().capacity[GPU] == 4
-    running.inventory.update(lambda now: now.with_health("GPU-1", ""))
+    running.inventory.update(lambda now: with_health(now, "GPU-1", ""))
     eventually(lambda: offered(kubelet, running, 4))
 
     assert running.registrations == 1  # on one and the same stream

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kube_stage import StoppableLife, annotate_node, annotations, cluster_of
+from sick_gpus import with_health
 from waiting import eventually
 
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
@@ -165,9 +166,9 @@ def test_a_restarted_agent_writes_nothing(server: ApiServer, tmp_path: Path, tex
 def test_a_gpu_that_falls_ill_and_recovers_is_told(server: ApiServer, tmp_path: Path) -> None:
     with running(server, tmp_path) as scene:
         eventually(scene.at_rest)
-        scene.inventory.update(lambda now: now.with_health("GPU-b", "XID 79"))
+        scene.inventory.update(lambda now: with_health(now, "GPU-b", "XID 79"))
         eventually(lambda: '"mode":"hami-core"}]' in (scene.annotation() or ""))
-        scene.inventory.update(lambda now: now.with_health("GPU-b", ""))
+        scene.inventory.update(lambda now: with_health(now, "GPU-b", ""))
         eventually(lambda: scene.annotation() == JSON)
         eventually(scene.at_rest)
         assert scene.writes == 3

@@ -6,11 +6,12 @@ is the same for all.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from agent.adapters.grant_log import FileGrantLog
 from agent.adapters.live_limits import HostLiveLimits
 from agent.config import Config
-from agent.domain.gpu import GpuInventory
+from agent.domain.gpu import GpuInventory, Sharing
 from agent.domain.ownership import vgpu_of_ours
 from agent.domain.vgpu_ids import judge_list
 from agent.modes.hami import HamiMode
@@ -45,7 +46,7 @@ def objection(config: Config, gpus: GpuInventory) -> str:
         from agent.modes.nvidia import offer_of
 
         return offer_of(config).objection(gpus)
-    if refusal := judge_list(gpus, config.sharing).refusal:
+    if refusal := judge_list(gpus, _counted(config)).refusal:
         return refusal
     if config.mode == "volcano":
         from agent.domain import volcano_units
@@ -54,6 +55,13 @@ def objection(config: Config, gpus: GpuInventory) -> str:
             gpus, config.sharing, config.memory_factor, config.memory_ids
         )
     return ""
+
+
+def _counted(config: Config) -> Sharing:
+    """The sharing by which vGPUs are counted: with sizes no split count says how many there are."""
+    if config.mode == "slices" and config.slice_sizes:
+        return replace(config.sharing, split_count=1)
+    return config.sharing
 
 
 def own_resources(mode: Mode, config: Config, gpus: GpuInventory) -> frozenset[str]:

@@ -10,7 +10,6 @@ Configuration stops here, as in `agent.app`: everything below receives plain val
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from agent import logs
 from agent.adapters.device_plugin import Answers
 from agent.adapters.factor_file import FactorFile
 from agent.adapters.grant_log import FileGrantLog
@@ -38,8 +37,6 @@ from agent.services.room import Room
 from agent.services.turns import Turns
 from agent.supervisor import Service
 
-log = logs.get(__name__)
-
 
 class Amounts:
     """Implements `agent.adapters.device_plugin.Allocator` for what is only counted."""
@@ -56,8 +53,7 @@ class VolcanoMode:
     plugins: Sequence[Plugin]
 
     def __init__(self, parts: Parts, grants: FileGrantLog, limits: HostLiveLimits) -> None:
-        if parts.config.sharing.memory_scaling != 1:
-            log.warning("memory scaling ignored", error="Volcano's scheduler knows none")
+        # Volcano's scheduler knows no memory scaling; that one is ignored the settings have noted.
         config = dataclasses.replace(
             parts.config, sharing=dataclasses.replace(parts.config.sharing, memory_scaling=1.0)
         )

@@ -2,6 +2,7 @@
 
 import textwrap
 
+from agent.settings.belongs import place_of
 from agent.settings.resolve import Resolution
 from agent.settings.setting import GROUPS, Setting
 from agent.settings.table import SETTINGS
@@ -21,7 +22,8 @@ Flags and variables are written for one process, so they beat files; an entry of
 names one node while the configuration file speaks of the whole cluster, so the entry beats the
 file. `vgpu-agent config` prints every setting as it holds, where it came from, and which weaker
 sources said otherwise. A value that cannot be is refused at start with exit code 2
-and a sentence that names its source; nothing is ignored silently.
+and a sentence that names its source. What is set and changes nothing in the mode that is chosen is
+named in a note: at the end of what `vgpu-agent config` prints, and in the log of `vgpu-agent run`.
 
 - Every flag can be set as `VGPU_<FLAG>`, e.g. `VGPU_DEVICE_SPLIT_COUNT=4`. An empty variable counts
   as not set. Of several variables of one setting the first in the table wins.
@@ -54,6 +56,7 @@ def _entry(setting: Setting) -> str:
     facts = {
         "Values": accepts(setting),
         "Default": _default(setting),
+        "Modes": _modes(setting),
         "Environment": ", ".join(f"`{name}`" for name in setting.environment),
         "Files": ", ".join(f"`{key}`" for key in file_keys(setting)),
     }
@@ -66,6 +69,12 @@ def _default(setting: Setting) -> str:
     for mode, value in setting.by_mode.items():
         text += f"; in mode {mode} `{setting.kind.show(value)}`"
     return text
+
+
+def _modes(setting: Setting) -> str:
+    """The modes in which it counts; empty: all."""
+    place = place_of(setting.name)
+    return ", ".join(place.modes) if place else ""
 
 
 def _unused(setting: Setting) -> str:
@@ -96,7 +105,12 @@ def accepts(setting: Setting) -> str:
 def flag_help(setting: Setting) -> str:
     """One paragraph of `--help`."""
     facts = [f"values: {accepts(setting)}"] if accepts(setting) else []
-    facts.append(f"default: {setting.default_text}")
+    default = setting.default_text + "".join(
+        f" (mode {mode}: {setting.kind.show(value)})" for mode, value in setting.by_mode.items()
+    )
+    facts.append(f"default: {default}")
+    if modes := _modes(setting):
+        facts.append(f"modes: {modes}")
     facts.append(f"environment: {', '.join(setting.environment)}")
     if keys := file_keys(setting):
         facts.append(f"files: {', '.join(keys)}")

@@ -8,7 +8,7 @@ while device-config.yaml speaks of the whole cluster, so the entry beats it.
 import difflib
 import reprlib
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from agent.config import ALL_XIDS, IGNORED_XIDS, Config
 from agent.domain.gpu import Sharing
 from agent.errors import ConfigError
+from agent.settings.belongs import unheard
 from agent.settings.files import Contents, Given, Note, device_config, node_override
 from agent.settings.kinds import XidList
 from agent.settings.setting import Setting
@@ -106,7 +107,7 @@ def resolve(
         node_name if setting.name == "node-name" else _decide(setting, sources, mode=mode)
         for setting in SETTINGS
     )
-    notes += _advice(effective)
+    notes += _advice(effective, mode)
     return Resolution(config=_config(effective), effective=effective, notes=tuple(notes))
 
 
@@ -188,9 +189,13 @@ def _shown(setting: Setting, given: Given) -> str:
         return _SHORT.repr(given.raw)
 
 
-def _advice(effective: Iterable[Effective]) -> Iterable[Note]:
+def _advice(effective: Sequence[Effective], mode: str) -> Iterable[Note]:
     """What was given and works, but perhaps not as meant."""
+    values = {one.setting.name: one.value for one in effective}
     for one in effective:
+        usual = one.setting.by_mode.get(mode, one.setting.default)
+        if one.value != usual and (where := unheard(one.setting.name, values)):
+            yield _without_effect(one, where)
         if one.setting.unused and one.origin != DEFAULT and one.value != one.setting.default:
             yield Note(
                 f"{one.origin.removeprefix('flag ')} changes nothing: {one.setting.unused}",
@@ -203,6 +208,14 @@ def _advice(effective: Iterable[Effective]) -> Iterable[Note]:
                 "takes this one)",
                 warning=True,
             )
+
+
+def _without_effect(one: Effective, where: str) -> Note:
+    """Of a file only a note: it may be for other nodes, and for other readers."""
+    said = f"{one.origin.removeprefix('flag ')} changes nothing {where}"
+    if one.origin.startswith(("flag ", "environment ")):
+        return Note(f"{said}; leave it out, or change what is in its way", warning=True)
+    return Note(said)
 
 
 def _config(effective: Iterable[Effective]) -> Config:

@@ -38,7 +38,7 @@ def length(us: Microseconds) -> str:
         return f"{length(us[0])}, one in {us[2]} of {length(us[1])}"
     if isinstance(us, tuple):
         return f"{length(us[0])} to {length(us[1])}"
-    return f"{us // 1000} ms" if us >= 1000 else f"{us} us"
+    return f"{us / 1000:g} ms" if us >= 1000 else f"{us} us"
 
 
 def target_points(case: Case) -> float:

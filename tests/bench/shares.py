@@ -1,8 +1,8 @@
 """`python3 build.py shares`: how exactly containers get their shares of GPU time, case by case.
 
 Prints every case with the worst error, in points, that any window of its steady state had; a window is the
-longer of 1 s and 10 times the longest kernel. Exit code 1: one was not within what is allowed. With all of
-them, docs/results/shares.md is written.
+longer of 1 s and 10 times the longest kernel. Exit code 1: one was not within what is allowed; 2: no case has the
+word in its name. With all of them, docs/results/shares.md is written.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from share_bed import ALONE_POINTS, BESIDE_POINTS, allowed_points  # noqa: E402 
 
 from tests import provenance  # noqa: E402
 from tests.bench.share_case import Case, judged, target_points  # noqa: E402
+from tests.bench.share_legend import legend  # noqa: E402
 from tests.bench.share_matrix import families  # noqa: E402
 
 PAGE = ROOT / provenance.RESULTS / "shares.md"
@@ -77,7 +78,8 @@ def as_page(found: Mapping[str, Sequence[Found]], about: Mapping[str, str], word
         "A case is one container or several, and what they launch. After 2 s, the share that each really had is "
         "looked at in every window of 1 s (of 10 times its longest kernel, if that is more), and the worst window of all "
         f"counts: points of the GPU, of which {ALONE_POINTS:g} are allowed to one container alone and {BESIDE_POINTS:g} "
-        "beside others. Where kernels of 2 us to 200 ms are in one program, an ideal limiter that charges every instant "
+        "beside others. A case has the points of its container that is furthest off: above 0 that one had too much, "
+        "below 0 too little. Where kernels of 2 us to 200 ms are in one program, an ideal limiter that charges every instant "
         "at once and starts nothing while in debt is off by more; there the hook may be off by "
         "as much as that, and by 1 point more. Of mixes, what a container that waits for its launches would lack "
         "without a limit of its own is not counted.\n\n"
@@ -114,6 +116,7 @@ def as_page(found: Mapping[str, Sequence[Found]], about: Mapping[str, str], word
                 for name, of in by_group.items()
             ],
         )
+        + legend({name: [one.case for one in of] for name, of in found.items()})
     )
 
 
@@ -125,10 +128,18 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="write the page here")
     chosen = parser.parse_args()
     about = provenance.described()  # before it may change
+    some = {
+        name: [case for case in cases if chosen.word in f"{case.group}, {case.name}"]
+        for name, cases in families(chosen.seed).items()
+    }
+    if not any(some.values()):
+        parser.error(
+            f"no case has {chosen.word!r} in its name; part of a name in docs/results/shares.md will do"
+        )
+    print(f"{'case':56} {'limits in %':24} points off")
     found: dict[str, list[Found]] = {}
-    for name, cases in families(chosen.seed).items():
-        some = [case for case in cases if chosen.word in f"{case.group}, {case.name}"]
-        found[name] = [Found(*one) for one in zip(some, judged(some, chosen.seed), strict=True)]
+    for name, cases in some.items():
+        found[name] = [Found(*one) for one in zip(cases, judged(cases, chosen.seed), strict=True)]
         for one in found[name]:
             case = one.case
             best = f"  ideal {case.ideal:.1f}" if case.ideal else ""

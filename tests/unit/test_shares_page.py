@@ -1,11 +1,17 @@
 """What `build.py shares` says of the cases that it ran."""
 
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 from share_bed import Tenant
 
 from tests.bench.share_case import Case
+from tests.bench.share_legend import WORDS, kernels_in, words_in
 from tests.bench.share_matrix import families
-from tests.bench.shares import Found, as_page
+from tests.bench.shares import PAGE, Found, as_page
 
 ABOUT = {"commit": "1234abc", "date": "2026-01-31", "machine": "2 x processors, Linux 6"}
 
@@ -57,3 +63,39 @@ def test_each_case_has_a_name_of_its_own() -> None:
         (case.group, case.name, case.tenants) for cases in families(1).values() for case in cases
     ]
     assert len(set(names)) == len(names)
+
+
+# --- what names mean -------------------------------------------------------------------------------
+
+
+def test_the_page_explains_the_names_that_it_has() -> None:
+    cases = [found("mixed: l2,sync=4 | s5 beside l2", 0.0), found("alone, by=ex", 0.0)]
+    kernels = {"s5": 5, "l2": 2500, "unused": 1}
+    named = [replace(one, case=replace(one.case, kernels=kernels)) for one in cases]
+    page = as_page({"mixes": named}, ABOUT, "build.py shares")
+    assert "- mixes: `s5` 5 us, `l2` 2.5 ms\n" in page, "each once, in the order of its table"
+    assert "- `sync=`: " in page
+    assert "- `by=`: " in page
+    assert "`burst=`" not in page, "no case here has it"
+
+
+def test_each_word_and_letter_of_a_case_is_explained() -> None:
+    for name, cases in families(1).items():
+        words = {word for case in cases for word in words_in(case.group)}
+        assert words <= set(WORDS), name
+        for case in cases:
+            for letters in re.findall(r"kernel=([a-z+]+)", case.group):
+                assert set(letters.split("+")) <= set(kernels_in(cases)), case.group
+
+
+def test_a_word_that_no_case_has_is_an_error() -> None:
+    ran = subprocess.run(
+        [sys.executable, "tests/bench/shares.py", "nosuchthing"],
+        cwd=PAGE.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert "no case has 'nosuchthing' in its name" in ran.stderr
+    assert "missed" not in ran.stdout

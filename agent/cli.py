@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from agent.bundle import restore_environment
 from agent.command_line import (
+    CONFIG_EXIT_CODES,
     EXIT_GAVE_UP,
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -331,7 +332,7 @@ def _uninstall_steps(
 
 
 def _config(arguments: list[str], environ: Mapping[str, str]) -> int:
-    parser = settings_parser("config")
+    parser = settings_parser("config", exit_codes=CONFIG_EXIT_CODES)
     shape = parser.add_argument_group("output").add_mutually_exclusive_group()
     shape.add_argument(
         "--json",

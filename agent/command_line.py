@@ -33,6 +33,11 @@ exit codes:
      driver needs a new process; the log says which. Of uninstall: something is left
   2  a setting or the command line is wrong; the last line says what to do
 """
+CONFIG_EXIT_CODES = """\
+exit codes:
+  0  printed
+  2  a setting or the command line is wrong; the last line says what to do
+"""
 EXAMPLES = """\
 examples:
   vgpu-agent run --config-file /device-config.yaml      as HAMi's device plugin was started
@@ -43,6 +48,30 @@ examples:
   vgpu-agent install --dry-run                          what would be done to this host
   vgpu-agent uninstall --dry-run                        what would be removed
 """
+EXAMPLES_OF = {
+    "run": """\
+examples:
+  vgpu-agent run --config-file /device-config.yaml      as HAMi's device plugin was started
+  vgpu-agent run --device-split-count 4 --register-format csv9
+  VGPU_METRICS_BIND_ADDRESS=127.0.0.1:9394 vgpu-agent run
+""",
+    "config": """\
+examples:
+  vgpu-agent config --config-file /device-config.yaml   what would hold, and why
+  vgpu-agent config --mode slices --json                the same for a program
+""",
+    "doctor": """\
+examples:
+  sudo vgpu-agent doctor                                everything
+  vgpu-agent doctor --list                              the checks, without doing them
+  sudo vgpu-agent doctor --only hook-limits             one check, and what it needs
+""",
+    "uninstall": """\
+examples:
+  vgpu-agent uninstall --dry-run                        what would be removed
+  vgpu-agent uninstall --keep-node                      without a word to the API server
+""",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,7 +117,7 @@ def settings_parser(
         prog=f"{PROGRAM} {command}",
         usage=f"{PROGRAM} {command} [options]",
         description=f"{SUMMARIES[command][0].upper()}{SUMMARIES[command][1:]}.\n\n{manual}".strip(),
-        epilog=f"{textwrap.fill(PRECEDENCE, 78)}\n\n{exit_codes}\n{EXAMPLES}",
+        epilog=f"{textwrap.fill(PRECEDENCE, 78)}\n\n{exit_codes}\n{EXAMPLES_OF[command]}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

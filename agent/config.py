@@ -60,16 +60,16 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A word, or a tuple of words, from a list; `later` are words this version does not do yet."""
+    """A word, or a tuple of words, from a list; `others` says why some are not in it."""
 
     choices: tuple[str, ...]
-    later: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def objection(self, value: object) -> str:
         """Why the value cannot be, and what to do; empty: it can."""
         for word in value if isinstance(value, tuple) else (value,):
-            if word in self.later:
-                return f"this version {self.later[str(word)]}"
+            if word in self.others:
+                return self.others[str(word)]
             if word not in self.choices:
                 return f"the choices are {self.accepts}; use one of them"
         return "" if value != () else f"it is empty; use {self.accepts}"
@@ -174,7 +174,12 @@ RULES: Mapping[str, Rule] = {
     "config_label": Fits(_label, "domain/name"),
     "fallback_strategies": OneOf(FALLBACKS),
     "resource_name": _RESOURCE_NAME,
-    "mode": OneOf(("hami", "slices", "volcano", "nvidia")),
+    "mode": OneOf(
+        ("hami", "slices", "volcano", "nvidia"),
+        others={
+            "mig": "GPUs are divided by MIG in mode hami; use --mode hami --operating-mode mig",
+        },
+    ),
     "slice_placement": OneOf(PLACEMENTS),
     "slice_gpus": OneOf(CHOICES_OF_GPUS),
     "unannotated": OneOf(("refuse", "slice")),
@@ -185,8 +190,8 @@ RULES: Mapping[str, Rule] = {
     "sharing.core_scaling": Between(0.01, 100),
     "sharing.mode": OneOf(
         ("hami-core", "mig"),
-        later={
-            "mps": "cannot share through an MPS daemon; use hami-core",
+        others={
+            "mps": "this version cannot share through an MPS daemon; use hami-core",
         },
     ),
     "sharing.preconfigured_memory_mib": Between(0, 16_777_216, "MiB"),

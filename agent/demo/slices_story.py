@@ -120,7 +120,7 @@ class SlicesStory:
         for tenant in self.tenants.values():
             inside = [device.total_mib for device in tenant.container.ask("info").devices]
             must(inside == [tenant.limit_mib], f"{tenant.pod.name} sees {inside} MiB")
-        return f"each sees just that; real processes {how}"
+        return f"each container sees only its own share of the GPU; real processes {how}"
 
     def push_limits(self) -> str:
         for tenant in self.tenants.values():

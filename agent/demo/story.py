@@ -158,7 +158,7 @@ class Story:
             inside = [(device.uuid, device.total_mib) for device in answer.devices]
             expected = [(tenant.gpu_uuid, tenant.limit_mib)]
             must(inside == expected, f"{tenant.name} sees {inside}, decided was {expected}")
-        return "each sees just that"
+        return "each container sees only its own share of the GPU"
 
     def push_limits(self) -> str:
         for tenant in self.tenants:
@@ -192,7 +192,7 @@ class Story:
             )
             said.append(f"{percent:.0f} of {tenant.core_percent} %")
         self.node.driver.kernel_us(0)
-        return "GPU time got, of the limit: " + ", ".join(said)
+        return f"GPU time got, of the limit: {', '.join(said)} (idle from here on)"
 
     def show_use(self) -> str:
         """What an operator sees with `top`, compared with what the containers hold."""

@@ -26,7 +26,7 @@ SPARE_MIB = 1024
 REFUSED = 2  # CUDA_ERROR_OUT_OF_MEMORY
 AGAIN = "vgpu-agent install   # or pull the image again: the program's own copy is damaged"
 RESTART = "systemctl restart vgpu-agent   # kubectl -n kube-system rollout restart ds/vgpu-agent"
-_NEEDS = re.compile(rb"GLIBC_(\d{1,3})\.(\d{1,3})")
+_NEEDS = re.compile(rb"GLIBC_(\d{1,3}(?:\.\d{1,3}){1,3})")
 _OURS = re.compile(r"libvgpu\.so|/vgpu/")
 
 
@@ -54,21 +54,24 @@ def elf_machine(content: bytes) -> int | None:
     return int.from_bytes(content[18:20], "little")
 
 
-def glibc_needed(content: bytes) -> tuple[int, int]:
-    """The newest version of the C library that is named in the file. Total."""
-    return max(((int(a), int(b)) for a, b in _NEEDS.findall(content)), default=(0, 0))
+def glibc_needed(content: bytes) -> tuple[int, ...]:
+    """The newest version of the C library that is named in the file; empty: none is. Total."""
+    named = _NEEDS.findall(content)
+    return max((tuple(map(int, version.split(b"."))) for version in named), default=())
 
 
 def glibc(host: Host) -> Finding:
     """Containers have their own C library."""
-    major, minor = glibc_needed(host.hook.read_bytes()[:MAX_LIBRARY_BYTES])
-    floor = f"{FLOOR[0]}.{FLOOR[1]}"
-    if (major, minor) > FLOOR:
+    needed = glibc_needed(host.hook.read_bytes()[:MAX_LIBRARY_BYTES])
+    floor, version = ".".join(map(str, FLOOR)), ".".join(map(str, needed))
+    if not needed:
+        return ok("names no version of glibc that it needs")
+    if needed[: len(FLOOR)] > FLOOR:
         return failed(
-            f"{host.hook} needs glibc {major}.{minor}: containers with an older one do not start",
+            f"{host.hook} needs glibc {version}: containers with an older one do not start",
             f"python3 build.py hook   # a release is built for glibc {floor}",
         )
-    return ok(f"needs glibc {major}.{minor}, not newer than {floor}")
+    return ok(f"needs glibc {version}, not newer than {floor}")
 
 
 def installed(host: Host) -> Finding:

@@ -199,15 +199,19 @@ def _refused(picture: NodePicture, one: ContainerUse) -> Iterable[str]:
     uuid = next((device.uuid for device in one.devices if device.place == last.place), "")
     where = f" on {picture.label(uuid)}" if uuid else ""
     yield (
-        f"was refused {size_text(last.asked_bytes)}{where} {span_text(max(0.0, ago_s))} ago: "
-        f"{size_text(last.used_bytes)} of {size_text(last.limit_bytes)} were in use"
-        f"{_by_how_much(last)}"
+        f"was refused {_mib(last.asked_bytes)} MiB{where} {span_text(max(0.0, ago_s))} ago: "
+        f"{_mib(last.used_bytes)} of {_mib(last.limit_bytes)} MiB in use{_by_how_much(last)}"
     )
 
 
 def _by_how_much(refusal: Refusal) -> str:
     over = refusal.asked_bytes + refusal.used_bytes - refusal.limit_bytes
-    return f", so it was {size_text(over)} too much" if 0 < over < refusal.asked_bytes else ""
+    return f", {size_text(over)} over" if 0 < over < refusal.asked_bytes else ""
+
+
+def _mib(size_bytes: int) -> str:
+    """In MiB, to a tenth: rounded to GiB, what was over by little would seem to fit."""
+    return f"{size_bytes / MIB:.1f}".removesuffix(".0")
 
 
 def _explained(bypass: Bypass, use: NodeUse) -> str:

@@ -290,7 +290,10 @@ ROWS = (
         env=("DEVICE_DISCOVERY_STRATEGY",),
         nvidia="flags.deviceDiscoveryStrategy",
         value="auto",
-        only=OneOf(("auto", "nvml"), later={"tegra": "finds GPUs through NVML alone; use nvml"}),
+        only=OneOf(
+            ("auto", "nvml"),
+            others={"tegra": "this version finds GPUs through NVML alone; use nvml"},
+        ),
         help="How GPUs are found.",
         unused="GPUs are always found through NVML",
     ),

@@ -55,7 +55,7 @@ def main(
 ) -> int:
     """Run the command; gives the exit code."""
     asked = _parser(parser, environ).parse_args(arguments)
-    path = Path(asked.socket)
+    path = asked.socket or asked.runtime_dir / READ_SOCKET
     try:
         if asked.json:
             print(json.dumps(_document(path), indent=2))
@@ -91,12 +91,22 @@ def _parser(
         default=USUAL_S,
         help=f"time between two looks, {SHORTEST_S:g} to {LONGEST_S:g} s (default {USUAL_S:g})",
     )
-    socket = str(runtime_dir(environ) / READ_SOCKET)
-    made.add_argument(
+    default = runtime_dir(environ)
+    where = made.add_mutually_exclusive_group()
+    where.add_argument(
+        "--runtime-dir",
+        metavar="PATH",
+        type=Path,
+        default=default,
+        help=f"the agent's --runtime-dir (default {default}, by {RUNTIME_DIR_VARIABLE})".replace(
+            "%", "%%"
+        ),
+    )
+    where.add_argument(
         "--socket",
         metavar="PATH",
-        default=socket,
-        help=f"the agent's socket (default {socket}, by {RUNTIME_DIR_VARIABLE})".replace("%", "%%"),
+        type=Path,
+        help=f"the agent's socket, if it is not {READ_SOCKET} there",
     )
     return made
 

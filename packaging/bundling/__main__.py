@@ -89,9 +89,10 @@ def summary(dist: Path, folder: Path) -> None:
     """Tell what was made, and how large it is."""
     rows = {path.name: path.stat().st_size for path in sorted(dist.iterdir())}
     unpacked = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    for name, size in {**rows, "(unpacked)": unpacked}.items():
+    for name, size in rows.items():
         told = f"{size / 2**20:8.1f} MiB" if size >= 2**20 else f"{size / 2**10:8.1f} KiB"
         print(f"{told}  {name}")  # noqa: T201
+    print(f"The single executable takes {unpacked / 2**20:.1f} MiB when it has unpacked.")  # noqa: T201
 
 
 def shipped_hook(built: Path, target: Path) -> Path:

@@ -393,3 +393,36 @@ def test_flags_in_gos_spelling(arguments: list[str], capsys: pytest.CaptureFixtu
     assert main(["config", "--json", "--node-name", "n1", *arguments], {}) == 0
     told = {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out)["settings"]}
     assert str(told["device-split-count"]) == "3"
+
+
+@pytest.mark.parametrize(
+    ("command", "own", "others"),
+    [
+        pytest.param("run", "vgpu-agent run --config-file", "vgpu-agent install", id="run"),
+        pytest.param("config", "0  printed", "vgpu-agent run --", id="config"),
+        pytest.param("doctor", "doctor --list", "vgpu-agent run --", id="doctor"),
+        pytest.param("uninstall", "uninstall --dry-run", "vgpu-agent run --", id="uninstall"),
+    ],
+)
+def test_help_ends_with_examples_of_its_own_command(
+    command: str, own: str, others: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"], {})
+    end = capsys.readouterr().out.split("exit codes:", 1)[1]
+    assert own in end
+    assert others not in end
+
+
+def test_help_says_which_defaults_are_others_in_a_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"], {})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "default: false (mode nvidia: true)" in shown
+    assert "default: 30s (mode volcano: 300s)" in shown
+    assert "default: nvidia.com/gpu (mode volcano: volcano.sh/vgpu-number)" in shown
+
+
+def test_mode_mig_is_told_where_mig_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--node-name", "n", "--mode", "mig"], {}) == 2
+    assert "--operating-mode mig" in capsys.readouterr().err

@@ -71,6 +71,20 @@ def test_any_bytes_can_be_a_library(content: bytes) -> None:
     hook.glibc_needed(content)
 
 
+@pytest.mark.parametrize(
+    ("content", "needed"),
+    [
+        pytest.param(b"\0GLIBC_2.2.5\0", (2, 2, 5), id="three numbers"),
+        pytest.param(b"\0GLIBC_2.2.5\0GLIBC_2.3\0", (2, 3), id="the newest of two"),
+        pytest.param(b"\0GLIBC_2.3\0GLIBC_2.3.4\0", (2, 3, 4), id="the newest by its third"),
+        pytest.param(b"\0GLIBC_PRIVATE\0", (), id="no number"),
+        pytest.param(b"", (), id="nothing"),
+    ],
+)
+def test_the_newest_glibc_that_a_library_names(content: bytes, needed: tuple[int, ...]) -> None:
+    assert hook.glibc_needed(content) == needed
+
+
 @given(output=st.text() | ANY.map(lambda any_: yaml.safe_dump(any_, default_flow_style=True)))
 def test_any_answer_of_the_child_is_judged(output: str) -> None:
     assert hook.judged(Ended(0, output, "")).verdict != "ok"

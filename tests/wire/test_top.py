@@ -214,6 +214,15 @@ def test_wrong_arguments(arguments: list[str]) -> None:
     assert top(*arguments).returncode == 2
 
 
+def test_where_the_agent_is_can_be_said_as_to_limit(tmp_path: Path) -> None:
+    """Its error names --runtime-dir, and the agent and `limit` have it."""
+    ran = top("--once", "--runtime-dir", str(tmp_path))
+    assert ran.returncode == 1
+    assert f"{tmp_path / 'read.sock'}: there is no such socket" in ran.stderr
+    both = top("--once", "--runtime-dir", str(tmp_path), "--socket", str(tmp_path / "s"))
+    assert both.returncode == 2
+
+
 def test_running_the_agent_loads_nothing_of_it() -> None:
     """The library for terminals costs memory, which the daemon shall not pay."""
     code = "import sys, agent.app, agent.cli; print([m for m in sys.modules if m.startswith(('rich', 'agent.top'))])"  # fmt: skip

@@ -185,7 +185,7 @@ def register(host: Host) -> Finding:
     if value is None:
         return failed(
             f"the Node has no annotation {REGISTER}: the scheduler does not know of its GPUs",
-            "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent",
+            volcano.LOGS,
         )
     form = register_form(value)
     if form != wanted:
@@ -246,7 +246,7 @@ def _hami_protocol(host: Host) -> Finding:
         return _answered_by_nobody(host) or failed(
             f"{HANDSHAKE} has been {value[:80]!r} for {age_s:.0f} s, and nobody answers: the "
             "scheduler takes the node out",
-            "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent",
+            volcano.LOGS,
         )
     return ok(
         f"{HANDSHAKE} is {value[:80]!r}, which fits --register-format {config.register_format}"

@@ -102,7 +102,7 @@ def registered(host: Host) -> Finding:
         return ok(said)
     return failed(
         f"{said}, so no pod gets any: the agent is not registered",
-        "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent",
+        volcano.LOGS,
     )
 
 

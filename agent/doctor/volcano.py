@@ -8,7 +8,10 @@ from agent.domain.gpu import GpuInventory
 from agent.domain.volcano import CORES, FACTOR, HANDSHAKE, MEMORY, NUMBER, REGISTER
 from agent.domain.volcano_units import judge_factor, objection
 
-LOGS = "journalctl -u vgpu-agent -n 50   # kubectl -n kube-system logs ds/vgpu-agent"
+LOGS = (
+    "journalctl -u vgpu-agent -n 50   # of a DaemonSet: kubectl -n kube-system logs, of the pod of "
+    "this node"
+)
 FIELDS = 6
 UNANSWERED_S = 60.0  # after which schedulers up to 1.15 give a node up
 

@@ -1,6 +1,7 @@
 """The DaemonSet's manifests: what Kubernetes takes, what the agent understands, and no more rights."""
 
 import copy
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from manifests import (
     only,
     plain,
 )
+from manifests import built as kustomized
 from peers.debian_archive import PeersUnavailable
 
 from agent.adapters.routes import HEALTHZ, READYZ
@@ -451,3 +453,98 @@ def test_every_path_that_the_instructions_name_is_there() -> None:
     assert len(named) > 10
     tops = (DAEMONSET, DAEMONSET.parents[1])
     assert not [name for name in named if not any((top / name).exists() for top in tops)]
+
+
+# --- what the pages tell readers to write and type ----------------------------------------------
+
+SLICES_PAGE = PAGE.parents[1] / "modes" / "slices.md"
+
+
+def examples(page: Path) -> list[str]:
+    """Kustomizations of a reader's own, as a page shows them, whole."""
+    fenced = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for text in fenced if text.startswith("resources: [") and "packaging/" in text]
+
+
+@pytest.mark.parametrize(
+    ("page", "has", "variable"),
+    [
+        pytest.param(PAGE, "tolerations", ("VGPU_LOG_LEVEL", "debug"), id="a setting and a taint"),
+        pytest.param(PAGE, "components", None, id="a component"),
+        pytest.param(PAGE, "nameSuffix", ("VGPU_MODE", "slices"), id="a mode for some nodes"),
+        pytest.param(SLICES_PAGE, "patches", ("VGPU_DEVICE_SPLIT_COUNT", "4"), id="a split count"),
+    ],
+)
+def test_an_example_of_a_kustomization_is_built(
+    check: Check,
+    tmp_path: Path,
+    any_file: Path,
+    page: Path,
+    has: str,
+    variable: tuple[str, str] | None,
+) -> None:
+    [text] = [example for example in examples(page) if has in example]
+    (here := tmp_path / "slices").mkdir()
+    path = os.path.relpath(DAEMONSET, here.resolve())
+    (here / "kustomization.yaml").write_text(
+        re.sub(r"(?:\.\./)?packaging/daemonset", path, text), encoding="utf-8"
+    )
+    try:
+        manifests = kustomized(here)
+    except PeersUnavailable as error:
+        pytest.skip(str(error))
+    assert [check(manifest) for manifest in manifests if check(manifest)] == []
+    if variable is not None:
+        assert variable in variables(manifests).items()
+        configured(manifests, VGPU_CONFIG_FILE=str(any_file))
+    if has == "tolerations":
+        assert "dedicated" in [one["key"] for one in pod_of(manifests)["tolerations"]]
+
+
+def test_two_modes_have_nothing_in_common_but_the_name_that_commands_go_by(tmp_path: Path) -> None:
+    """With the suffix no object of the one takes the place of the other's."""
+    [text] = [example for example in examples(PAGE) if "nameSuffix" in example]
+    path = os.path.relpath(DAEMONSET, tmp_path.resolve() / "x")
+    made: dict[str, list[Manifest]] = {}
+    for mode in ("slices", "nvidia"):
+        (here := tmp_path / mode).mkdir()
+        (here / "kustomization.yaml").write_text(
+            text.replace("slices", mode).replace("../packaging/daemonset", path)
+        )
+        try:
+            made[mode] = kustomized(here)
+        except PeersUnavailable as error:
+            pytest.skip(str(error))
+    named = {mode: {(m["kind"], m["metadata"]["name"]) for m in of} for mode, of in made.items()}
+    assert not named["slices"] & named["nvidia"]
+    for mode, manifests in made.items():
+        binding, daemonset = only("ClusterRoleBinding", manifests), only("DaemonSet", manifests)
+        account = only("ServiceAccount", manifests)["metadata"]["name"]
+        assert binding["roleRef"]["name"] == only("ClusterRole", manifests)["metadata"]["name"]
+        assert [subject["name"] for subject in binding["subjects"]] == [account]
+        pod = daemonset["spec"]["template"]
+        assert pod["spec"]["serviceAccountName"] == account
+        assert pod["spec"]["nodeSelector"]["vgpu-mode"] == mode
+        assert daemonset["spec"]["selector"]["matchLabels"] == {
+            "app.kubernetes.io/name": "vgpu-agent", "vgpu-mode": mode,
+        }  # fmt: skip
+        assert (
+            daemonset["spec"]["selector"]["matchLabels"].items()
+            <= pod["metadata"]["labels"].items()
+        )
+
+
+def test_commands_on_one_node_find_what_the_manifests_make() -> None:
+    section = PAGE.read_text().partition("## Commands on one node")[2].partition("\n## ")[0]
+    pod, container = only("DaemonSet", plain())["spec"]["template"], container_of(plain())
+    [label] = re.findall(r"get pod -l (\S+)=(\S+) ", section)
+    assert pod["metadata"]["labels"][label[0]] == label[1]
+    assert set(re.findall(r"-n (\S+) ", section)) == {
+        only("DaemonSet", plain())["metadata"]["namespace"]
+    }
+    [port] = container["ports"]
+    assert set(re.findall(r'port-forward "\$POD" (\d+)', section)) == {str(port["containerPort"])}
+    assert set(re.findall(r"localhost:(\d+)", section)) == {str(port["containerPort"])}
+    assert set(re.findall(r'exec (?:-it )?"\$POD" -- (\S+) (\S+)', section)) == {
+        ("vgpu-agent", "top"), ("vgpu-agent", "limit"), ("vgpu-agent", "doctor"),
+    }  # fmt: skip

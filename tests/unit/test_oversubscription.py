@@ -214,14 +214,14 @@ def test_who_has_a_grant_of_ours_has_no_more_than_that(scene: Scene) -> None:
     wanted = [Claim(GPU_A, "NVIDIA", 20000, 10)]
     room = Room(scene.grant_log, process.view, PLAIN)
     with pytest.raises(NodeNotReady):
-        room.check(("uid-two", "main"), wanted, [CARD])
+        room.check(("uid-two", "main"), wanted, [CARD], deadline_s=scene.clock() + 2)
     record = GrantRecord(
         pod_uid="slices-0123456789abcdef", namespace="team", pod_name="p", container="main",
         device_ids=(f"{GPU_A}-0",), claims=(Claim(GPU_A, "NVIDIA", 4606, 10),), grant=Grant(),
         granted_at_s=0.0, owner_uid="uid-p",
     )  # fmt: skip
     scene.grant_log.record(record)
-    room.check(("uid-two", "main"), wanted, [CARD])
+    room.check(("uid-two", "main"), wanted, [CARD], deadline_s=scene.clock() + 2)
 
 
 def test_amounts_in_units_of_others_do_not_count(scene: Scene) -> None:

@@ -1,7 +1,9 @@
 #include "event_cost.h"
 #include "event_time.h"
+#include "monotonic.h"
 
 enum { TRIES_MOST = 64, LOOKS_APART = 1024 };
+enum { ROW = 4 }; /* events behind the first one */
 
 #define EVENT_MOST_NS 10000 /* something was between them */
 
@@ -9,12 +11,12 @@ enum { TRIES_MOST = 64, LOOKS_APART = 1024 };
 static bool hear(struct event_cost *cost)
 {
     int64_t ns;
-    CUresult result = real_cuda()->cuEventQuery(cost->second);
+    CUresult result = real_cuda()->cuEventQuery(cost->last);
     if (result == CUDA_ERROR_NOT_READY)
         return false;
     cost->out = false;
-    if (result != CUDA_SUCCESS || !cost->behind || !event_elapsed(cost->first, cost->second, &ns) || ns < 0
-        || ns > EVENT_MOST_NS)
+    if (result != CUDA_SUCCESS || !event_elapsed(cost->first, cost->last, &ns) || ns <= cost->longer_than_ns
+        || (ns /= ROW) > EVENT_MOST_NS)
         return true;
     if (!cost->told++ || ns < cost->least_ns)
         cost->least_ns = ns;
@@ -25,16 +27,22 @@ void event_cost_look(struct event_cost *cost, CUevent unfinished)
 {
     const struct real_cuda *real = real_cuda();
     bool later = ++cost->looks % LOOKS_APART != 0;
-    if (!cost->stream || !real->cuStreamWaitEvent || (cost->out && !hear(cost)) || !unfinished
-        || ((cost->told >= EVENT_COST_TOLD || cost->tries >= TRIES_MOST) && later))
+    unsigned tries = unfinished ? cost->tries : cost->looks;
+    if (!cost->stream || !real->cuStreamWaitEvent || (cost->out && !hear(cost))
+        || ((cost->told >= EVENT_COST_TOLD || tries >= TRIES_MOST) && later))
         return;
-    cost->tries++;
-    if (real->cuStreamWaitEvent(cost->stream, unfinished, 0) != CUDA_SUCCESS
-        || real->cuEventRecord(cost->first, cost->stream) != CUDA_SUCCESS
-        || real->cuEventRecord(cost->second, cost->stream) != CUDA_SUCCESS)
+    int64_t before_ns = (int64_t)monotonic_ns();
+    cost->tries += unfinished != NULL;
+    if ((unfinished && real->cuStreamWaitEvent(cost->stream, unfinished, 0) != CUDA_SUCCESS)
+        || real->cuEventRecord(cost->first, cost->stream) != CUDA_SUCCESS)
         return;
+    for (int i = 0; i < ROW; i++)
+        if (real->cuEventRecord(cost->last, cost->stream) != CUDA_SUCCESS)
+            return;
+    bool behind = unfinished && real->cuEventQuery(unfinished) == CUDA_ERROR_NOT_READY;
+    int64_t sent_within_ns = (int64_t)monotonic_ns() - before_ns;
+    cost->longer_than_ns = behind ? -1 : sent_within_ns + sent_within_ns / 2;
     cost->out = true;
-    cost->behind = real->cuEventQuery(unfinished) == CUDA_ERROR_NOT_READY;
 }
 
 int64_t event_cost_without_ns(const struct event_cost *cost, int64_t took_ns)

@@ -1,10 +1,11 @@
 /* How long an event holds up its stream. A pair of events around a launch takes the launch and one of them,
  * which is much for kernels of a few microseconds, and nobody's but ours.
  *
- * Two events of ours, one behind the other, tell: on a stream of ours that waits for a launch meanwhile, so
- * that the GPU has both at hand. Not on the program's stream, where it could put something between them. The
- * least counts of some, and of one a second after that, as a GPU that was idle is slow at first. One thread
- * at a time, with the context current.
+ * Some events of ours, one behind the other, tell, if the GPU had all at hand: on a stream of ours that waits
+ * for a launch meanwhile, or where it took longer for them than they took to be sent, by far. Not on the
+ * program's stream, where it could put something between them. The least counts of some such rows, and of one
+ * a second after that, as a GPU that was idle is slow at first. One thread at a time, with the context
+ * current.
  */
 #ifndef VGPU_EVENT_COST_H
 #define VGPU_EVENT_COST_H
@@ -18,15 +19,15 @@ enum { EVENT_COST_TOLD = 4 }; /* that are enough */
 
 struct event_cost {
     CUstream stream; /* of ours, for this alone; NULL: there is none */
-    CUevent first, second;
-    bool out; /* they are, and */
-    bool behind; /* what they wait for was not over by then */
+    CUevent first, last; /* of those in a row: the latter is recorded again and again */
+    bool out; /* they are, */
+    int64_t longer_than_ns; /* and tell something if more lies between them */
     unsigned looks, tries, told;
     int64_t least_ns; /* of those told */
 };
 
 /* See what is told, and ask again unless enough is: behind `unfinished`, an event that is not done, as far as
- * is known; NULL: there is none. */
+ * is known; NULL: behind nothing. */
 void event_cost_look(struct event_cost *cost, CUevent unfinished);
 
 /* 0: not known. */

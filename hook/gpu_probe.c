@@ -25,7 +25,7 @@ bool gpu_probe_open(struct probe *probe, CUcontext context)
 {
     const struct real_cuda *real = real_cuda();
     CUevent *events[] = {&probe->anchor, &probe->next_anchor, &probe->mark, &probe->events.first,
-                         &probe->events.second};
+                         &probe->events.last};
     size_t made = 0;
     int priority = 0; /* the greatest, if there are several: another queue than those of most streams */
     if (real->cuCtxGetStreamPriorityRange)

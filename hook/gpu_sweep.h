@@ -37,8 +37,8 @@ struct sweep {
     struct swept {
         uint64_t stream, bit;
         int launches;
-        int64_t launched_ns, from_ns, until_ns; /* the first was launched, and began; the last one ended */
         bool queued; /* launches that are not measured were before the first */
+        int64_t launched_ns, from_ns, until_ns; /* the first was launched, and began; the last one ended */
     } of[SWEEP_STREAMS];
 };
 

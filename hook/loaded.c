@@ -113,8 +113,11 @@ struct search {
     void *found;
 };
 
-static void extent(const struct dl_phdr_info *info, uintptr_t *low, uintptr_t *high)
+/* In a part of it, not between two: a library may be linked with room between them, and where the kernel has
+ * mapped it, as it does the loader, others may lie there. */
+static bool contains(const struct dl_phdr_info *info, const void *address, uintptr_t *low, uintptr_t *high)
 {
+    bool inside = false;
     *low = UINTPTR_MAX;
     *high = 0;
     for (unsigned i = 0; i < info->dlpi_phnum; i++) {
@@ -122,15 +125,11 @@ static void extent(const struct dl_phdr_info *info, uintptr_t *low, uintptr_t *h
             continue;
         uintptr_t from = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
         uintptr_t to = from + info->dlpi_phdr[i].p_memsz;
+        inside |= (uintptr_t)address >= from && (uintptr_t)address < to;
         *low = from < *low ? from : *low;
         *high = to > *high ? to : *high;
     }
-}
-
-static bool contains(const struct dl_phdr_info *info, const void *address, uintptr_t *low, uintptr_t *high)
-{
-    extent(info, low, high);
-    return (uintptr_t)address >= *low && (uintptr_t)address < *high;
+    return inside;
 }
 
 static struct tables tables_in(const struct dl_phdr_info *info)

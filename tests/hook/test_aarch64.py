@@ -1,10 +1,14 @@
-"""The library of the other architecture, run by qemu: lookups, limits, threads, forks."""
+"""The library of the other architecture, run by qemu: lookups, limits, threads, forks.
+
+With pages of 4 KiB, and of 64 KiB, as kernels for Grace have them.
+"""
 
 import os
 import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,21 +38,33 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def aarch64() -> Path:
-    """The directory of everything that is compiled for aarch64."""
+@dataclass(frozen=True)
+class Machine:
+    """One that does not exist: pages of which size it has, and where everything is that is compiled for it."""
+
+    page_bytes: int
+    built: Path
+
+
+@pytest.fixture(scope="module", params=[4096, 65536], ids=["pages of 4 KiB", "pages of 64 KiB"])
+def aarch64(request: pytest.FixtureRequest) -> Machine:
     compiler().build_all(ROOT / ".build" / "hook", sys.executable, "aarch64")
-    return ROOT / ".build" / "hook" / "aarch64"
+    return Machine(request.param, ROOT / ".build" / "hook" / "aarch64")
 
 
 def run(
-    node: Node, directory: Path, words: list[str], *flags: str, source: str = "lives.c", **more: str
+    node: Node,
+    machine: Machine,
+    words: list[str],
+    *flags: str,
+    source: str = "lives.c",
+    **more: str,
 ) -> list[str]:
     """The output of a program for aarch64 under the hook."""
     program = compiled(source, *flags, "-ldl", "-lpthread", arch="aarch64")
     env = {
-        "LD_PRELOAD": str(directory / "libvgpu.so"),
-        "LD_LIBRARY_PATH": str(directory / "sim"),
+        "LD_PRELOAD": str(machine.built / "libvgpu.so"),
+        "LD_LIBRARY_PATH": str(machine.built / "sim"),
         "VGPU_SIM_DRIVER": str(node.sim.config_path),
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(node.cache),
         LIMIT: "100m",
@@ -56,7 +72,7 @@ def run(
     }
     settings = [word for name, value in env.items() for word in ("-E", f"{name}={value}")]
     done = subprocess.run(
-        [str(QEMU), "-L", str(SYSROOT), *settings, str(program), *words],
+        [str(QEMU), "-p", str(machine.page_bytes), "-L", str(SYSROOT), *settings, str(program), *words],
         env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -73,19 +89,19 @@ def run(
         pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
     ],
 )
-def test_lives_are_as_on_x86(node: Node, aarch64: Path, life: str, said: list[str]) -> None:
+def test_lives_are_as_on_x86(node: Node, aarch64: Machine, life: str, said: list[str]) -> None:
     assert run(node, aarch64, [life]) == said
 
 
 @pytest.mark.parametrize("route", ["handle", "default", "next", "program"])
-def test_every_function_of_the_table_is_found(node: Node, aarch64: Path, route: str) -> None:
+def test_every_function_of_the_table_is_found(node: Node, aarch64: Machine, route: str) -> None:
     names = [row.name for row in cuda_symbols()]
     lines = run(node, aarch64, [route, *names, "qsort"], source="find.c")
     found = dict(line.rsplit(maxsplit=2)[:2] for line in lines)
     assert found == dict.fromkeys(names, "libvgpu.so") | {"qsort": "libc.so.6"}
 
 
-def test_little_of_a_stack_is_used(node: Node, aarch64: Path) -> None:
+def test_little_of_a_stack_is_used(node: Node, aarch64: Machine) -> None:
     """Threads are larger here, but the same sources have to get by with those of x86_64."""
     node.sim.kernel("kernel", 20, 400)
     limits = {LIMIT: "1g", "CUDA_DEVICE_SM_LIMIT": "50"}
@@ -95,7 +111,7 @@ def test_little_of_a_stack_is_used(node: Node, aarch64: Path) -> None:
     assert most_used_bytes(lines) <= SMALLEST_BYTES, lines
 
 
-def test_a_linked_program_is_limited(node: Node, aarch64: Path) -> None:
+def test_a_linked_program_is_limited(node: Node, aarch64: Machine) -> None:
     source = (
         "#include <stdio.h>\n"
         "int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);\n"
@@ -108,11 +124,13 @@ def test_a_linked_program_is_limited(node: Node, aarch64: Path) -> None:
         "    return 0;\n"
         "}\n"
     )
-    driver = str(aarch64 / "sim" / "libcuda.so.1")
+    driver = str(aarch64.built / "sim" / "libcuda.so.1")
     assert run(node, aarch64, [], driver, source=source, LD_BIND_NOW="1") == ["0 0 2"]
 
 
-def test_who_catches_an_exception_out_of_the_driver_is_limited(node: Node, aarch64: Path) -> None:
+def test_who_catches_an_exception_out_of_the_driver_is_limited(
+    node: Node, aarch64: Machine
+) -> None:
     driver = compiled(
         "driver.c", "-DLOUD", "-shared", "-fPIC", "-fexceptions", "-Wl,-soname,libcuda.so.1",
         arch="aarch64", name="libcuda.so.1",

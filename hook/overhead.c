@@ -100,9 +100,11 @@ CUresult overhead_begin(struct overhead *overhead, CUdevice device, enum overhea
     overhead->calls = looks_measured_begins(place);
     overhead->place = place;
     overhead->charged.bytes = ahead;
+    /* Managed memory is charged whether or not NVML counts it: what it hides is not what this takes. */
+    int64_t hidden = -(int64_t)looks_managed_bytes(place);
     overhead->quiet = look(place, true, false, &overhead->before, NULL);
     int64_t before = overhead->before.uncharged + (int64_t)ahead;
-    overhead->uncharged_before = before > 0 ? before : 0;
+    overhead->uncharged_before = before > hidden ? before : hidden;
     if (!overhead->before.now.device_known) /* nothing will be measured */
         stand_back(overhead);
     return CUDA_SUCCESS;

@@ -24,7 +24,7 @@ struct overhead {
     uint64_t last_bytes; /* what one cost last; 0: not known */
     struct cost charged; /* ahead of the call */
     struct look before;
-    int64_t uncharged_before; /* of other origin */
+    int64_t uncharged_before; /* of other origin; below 0: managed memory that NVML does not count */
     uint64_t calls; /* of this process, as of then; 0: this is not among them, or not any more */
     bool quiet; /* and no call of another thread was under way */
     bool guessed, last_guessed; /* others, or our other threads, may have made it more, or less */

@@ -580,6 +580,29 @@ def test_managed_memory_on_the_host_is_no_sign_that_something_has_gone(node: Nod
     assert run(node, steps) == [302, 0, 702, 302]
 
 
+@pytest.mark.parametrize(
+    ("make", "mib"),
+    [
+        pytest.param(
+            "cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), b'x')", 120, id="code"
+        ),
+        pytest.param("context()[0]", 300, id="a context"),
+        pytest.param("cuda.cuCtxSetLimit(2, ctypes.c_size_t(250 * MIB))", 250, id="a heap"),
+    ],
+)
+def test_what_is_made_beside_managed_memory_that_nvml_does_not_count_is_charged(
+    node: Node, make: str, mib: int
+) -> None:
+    """It was taken for some of that: drivers count no pages of it for the process (rapidsai/rmm#2259)."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, memory_mib=2000, context_mib=300, module_mib=120))
+    node.sim.process(0, 1_000_000, 1500)
+    steps = (
+        "start(); r += [alloc(400, 'cuMemAllocManaged', 1)[0], ledger_mib(), held_mib()]\n"
+        f"change('memory_mib=1500', 'memory_mib=1'); r += [{make}, ledger_mib(), held_mib()]"
+    )
+    assert run(node, steps) == [0, 700, 300, 0, 700 + mib, 300 + mib]
+
+
 def test_each_device_is_looked_at_whichever_is_asked_about_first(node: Node) -> None:
     node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
     code = f"start(1); used_mib(); start(0); used_mib()\n{UNSEEN}start(1); used_mib(); start(0); r += [used_mib()]"

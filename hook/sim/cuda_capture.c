@@ -201,7 +201,8 @@ CUresult sim_capture_active(CUstream stream, bool per_thread, bool *active)
     return cuda_end(&call.call, result);
 }
 
-CUresult sim_capture_allocation(CUstream stream, bool per_thread, uint64_t bytes, CUdeviceptr *address)
+CUresult sim_capture_allocation(CUstream stream, bool per_thread, CUdevice device, uint64_t bytes,
+                                CUdeviceptr *address)
 {
     struct stream_call call;
     bool capturing;
@@ -209,7 +210,7 @@ CUresult sim_capture_allocation(CUstream stream, bool per_thread, uint64_t bytes
     struct CUgraphNode_st *node;
     CUresult result = with_stream(&call, stream, per_thread, &capturing);
     if (result == CUDA_SUCCESS)
-        result = graph_allocation_content(call.stream->device, bytes, &content);
+        result = graph_allocation_content(device < 0 ? call.stream->device : device, bytes, &content);
     if (result == CUDA_SUCCESS)
         result = capture_node(call.stream, content, &node);
     if (result == CUDA_SUCCESS)

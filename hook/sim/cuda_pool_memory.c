@@ -164,25 +164,25 @@ static CUresult allocate(const char *function, CUdeviceptr *address, uint64_t by
                          CUstream stream, bool per_thread)
 {
     struct cuda_call call;
-    CUdevice device;
+    CUdevice device = -1;
     bool captured = false;
     CUresult result = cuda_begin_context(&call, function);
-    if (result == CUDA_SUCCESS)
-        result = sim_capture_active(stream, per_thread, &captured);
-    if (result == CUDA_SUCCESS && captured)
-        return cuda_end(&call,
-                        address ? sim_capture_allocation(stream, per_thread, bytes, address)
-                                : CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS)
-        result = sim_stream_device(stream, &device);
-    cuda_end(&call, result);
-    if (result != CUDA_SUCCESS)
-        return result;
     pthread_mutex_lock(&sim_pools_lock);
     bool exists = !pool || sim_pool_known(pool);
     if (pool && exists)
         device = pool->device;
     pthread_mutex_unlock(&sim_pools_lock);
+    if (result == CUDA_SUCCESS)
+        result = sim_capture_active(stream, per_thread, &captured);
+    if (result == CUDA_SUCCESS && captured)
+        return cuda_end(&call,
+                        address && exists ? sim_capture_allocation(stream, per_thread, device, bytes, address)
+                                          : CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS && device < 0)
+        result = sim_stream_device(stream, &device);
+    cuda_end(&call, result);
+    if (result != CUDA_SUCCESS)
+        return result;
     result = cuda_begin_device(&call, function, device);
     if (result == CUDA_SUCCESS && !exists)
         result = CUDA_ERROR_INVALID_VALUE;

@@ -34,8 +34,10 @@ bool sim_graph_memory_free(CUdeviceptr address);
 /* CUDA_SUCCESS and whether the stream is being captured; or why it cannot be used. */
 CUresult sim_capture_active(CUstream stream, bool per_thread, bool *active);
 
-/* A stream-ordered call becomes a node of the graph being captured. */
-CUresult sim_capture_allocation(CUstream stream, bool per_thread, uint64_t bytes, CUdeviceptr *address);
+/* A stream-ordered call becomes a node of the graph being captured. `device`: of the pool; -1: the stream's.
+ */
+CUresult sim_capture_allocation(CUstream stream, bool per_thread, CUdevice device, uint64_t bytes,
+                                CUdeviceptr *address);
 CUresult sim_capture_free(CUstream stream, bool per_thread, CUdeviceptr address);
 
 /* The device that the stream belongs to. */

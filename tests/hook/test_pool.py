@@ -500,6 +500,18 @@ def test_what_is_captured_from_a_pool_of_another_device_is_charged_there(node: N
     assert node.run(BEGIN + code, **env)["r"] == [2]
 
 
+def test_what_is_captured_from_a_pool_of_another_device_is_taken_there(node: Node) -> None:
+    """Its properties are the node's, says the reference of cuMemAllocFromPoolAsync."""
+    node.sim.add_gpu(gpu=SimGpu(uuid=OTHER))
+    code = (
+        "s = new_stream(); made = ctypes.c_void_p()\n"
+        "cuda.cuStreamBeginCapture_v2(s, 2); draw(64, default_pool(1), s)\n"
+        "cuda.cuStreamEndCapture(s, ctypes.byref(made)); r = [launch(instantiate(made)), both()]\n"
+        "start(1); r += [charged_mib(), held_mib(1)]; say(r=r)"
+    )
+    assert node.run(BEGIN + code, **{LIMIT: "1g"})["r"] == [0, [0, 0], 64, 64]
+
+
 @pytest.mark.parametrize(
     ("code", "result"),
     [

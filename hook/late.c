@@ -31,15 +31,15 @@
     X(clock_gettime) X(clock_nanosleep) X(dladdr) X(dlclose) X(dlerror) X(dlopen) X(fchmod) \
     X(fcntl) X(flock) X(free) X(ftruncate) X(getauxval) X(getenv) X(geteuid) X(getpid) X(getrlimit) \
     X(kill) X(madvise) \
-    X(malloc) X(memchr) X(memcmp) X(memcpy) X(memmove) X(memset) X(mprotect) \
-    X(posix_fallocate) X(pread) X(pthread_attr_destroy) \
+    X(malloc) X(memchr) X(memcmp) X(memcpy) X(memset) \
+    X(posix_fallocate) X(pthread_attr_destroy) \
     X(pthread_attr_init) X(pthread_attr_setdetachstate) \
     X(pthread_attr_setstacksize) X(pthread_create) X(pthread_key_create) X(pthread_mutex_init) \
-    X(pthread_mutex_lock) X(pthread_mutex_trylock) X(pthread_mutex_unlock) X(pthread_self) \
-    X(pthread_setcancelstate) X(pthread_setspecific) X(pwrite) X(qsort) X(realloc) \
-    X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strchr) X(strcmp) \
-    X(strcpy) X(strcspn) X(strerror) X(strlen) X(strncasecmp) X(strncmp) X(strncpy) X(strnlen) X(strrchr) \
-    X(strspn) X(strstr) X(strtol) X(strtoul) X(strtoull) X(syscall) X(sysconf) X(time) X(usleep) \
+    X(pthread_mutex_lock) X(pthread_mutex_unlock) X(pthread_self) \
+    X(pthread_setcancelstate) X(pthread_setspecific) \
+    X(sched_yield) X(sigfillset) X(sigprocmask) X(snprintf) X(sprintf) X(strcasecmp) X(strcmp) \
+    X(strcpy) X(strcspn) X(strerror) X(strlen) X(strncasecmp) X(strncmp) X(strnlen) X(strrchr) \
+    X(strspn) X(syscall) X(time) \
     X(vsnprintf)
 // clang-format on
 

@@ -7,17 +7,23 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-/* A pipe whose reader is gone would end the process by a signal, a full one would hold it up. In libc's poll
- * a thread may be cancelled (late.c). */
-static bool somebody_reads(void)
+/* A pipe whose reader is gone would end the process by a signal, as would a file that is as large as this
+ * process may make one; a full pipe would hold it up. In libc's poll a thread may be cancelled (late.c). */
+static bool takes_more(void)
 {
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
     struct timespec at_once = {0, 0};
-    return syscall(SYS_ppoll, &out, 1, &at_once, NULL, 0) == 1 && out.revents == POLLOUT;
+    struct stat status;
+    struct rlimit most;
+    return syscall(SYS_ppoll, &out, 1, &at_once, NULL, 0) == 1 && out.revents == POLLOUT
+        && !(fstat(STDERR_FILENO, &status) == 0 && S_ISREG(status.st_mode)
+             && getrlimit(RLIMIT_FSIZE, &most) == 0 && (rlim_t)status.st_size >= most.rlim_cur);
 }
 
 void log_line(enum log_level level, const char *format, ...)
@@ -40,7 +46,7 @@ void log_line(enum log_level level, const char *format, ...)
         if ((unsigned char)*c < ' ' || *c == 0x7f)
             *c = '?';
     line[length++] = '\n';
-    if (somebody_reads() && write(STDERR_FILENO, line, (size_t)length) < 0) { /* nobody left to tell */
+    if (takes_more() && write(STDERR_FILENO, line, (size_t)length) < 0) { /* nobody left to tell */
     }
     errno = error;
 }

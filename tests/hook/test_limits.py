@@ -107,6 +107,25 @@ def test_a_pipe_neither_ends_nor_holds_up_who_tells_it_of_a_limit(node: Node, fu
     assert json.loads(done.stdout)["init"] == 1  # CUDA_ERROR_INVALID_VALUE
 
 
+def test_a_file_that_may_not_grow_does_not_end_who_is_told_of_a_limit(
+    node: Node, tmp_path: Path
+) -> None:
+    """To write past RLIMIT_FSIZE ends a program that has not changed what SIGXFSZ does."""
+    code = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "say(init=cuda.cuInit(0))"
+    )
+    with (tmp_path / "stderr").open("w") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", f"from cuda_calls import *\n{code}"],
+            env=node.environment(**{LIMIT: "half"}),
+            stdout=subprocess.PIPE, stderr=file, text=True, timeout=30, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["init"] == 1  # CUDA_ERROR_INVALID_VALUE
+
+
 def test_a_malformed_limit_gives_nothing_to_who_started_cuda_past_us(node: Node) -> None:
     code = (
         "from memory_calls import *\n"

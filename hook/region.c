@@ -140,7 +140,9 @@ const char *region_advice(void)
 static void failed(const char *problem)
 {
     int error = errno;
-    const char *advice = strcmp(problem, strerror(error)) == 0 ? shortage_advice(error) : NULL;
+    const char *advice = strcmp(problem, strerror(error)) != 0 ? NULL
+        : error == EFBIG                                       ? "raise its limit (ulimit -f)"
+                                                               : shortage_advice(error);
     loose_store(&last_advice,
                 advice ? advice
                     : limits_region().inode

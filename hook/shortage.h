@@ -7,9 +7,9 @@
 /* NULL for every other error. */
 static inline const char *shortage_advice(int error)
 {
-    return error == EMFILE                   ? "close some, or raise their limit (ulimit -n)"
-        : error == ENFILE || error == ENOMEM ? "free some on the node"
-                                             : (const char *)0;
+    return error == EMFILE ? "close some, or raise their limit (ulimit -n)"
+        : error == ENFILE || error == ENOMEM || error == ENOSPC ? "free some on the node"
+                                                                : (const char *)0;
 }
 
 #endif

@@ -176,7 +176,7 @@ def test_a_full_disk_stops_cuda_and_not_the_program(node: Node, tmp_path: Path) 
         env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(where / "r"), "LIBCUDA_LOG_LEVEL": "1"}
         said = node.run(START, **{LIMIT: "1g", **env})
     assert (said["init"], said["rc"]) == (REFUSED, 0)
-    assert "No space left on device" in said["stderr"]
+    assert said["stderr"].endswith("No space left on device; free some on the node\n")
 
 
 def test_a_disk_that_is_full_later_ends_nobody(node: Node, tmp_path: Path) -> None:
@@ -211,6 +211,7 @@ def test_a_process_that_may_not_write_large_files_lives(node: Node) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, '{"init": 304}')
+    assert done.stderr.endswith("File too large; raise its limit (ulimit -f)\n")
 
 
 PROTECTED = Path("/proc/sys/fs/protected_regular")

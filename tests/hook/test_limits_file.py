@@ -22,6 +22,7 @@ A, B, C = (made_up_uuid(place) for place in range(3))
 MIB = 1 << 20
 FULL = 46068
 ASK = "say(init=start(), total=total_mib(), info=info_mib())"
+NVML = "import pynvml as p; p.nvmlInit(); gpu = p.nvmlDeviceGetHandleByIndex(0)"
 
 
 def gpu(uuid: str = A, mib: int = 1000, **more: Any) -> DeviceLimit:
@@ -52,6 +53,25 @@ def test_the_file_allows_and_the_environment_may_lower(
     said = bed.node.run(ASK, **bed.environment(**env))
     assert (said["init"], said["total"], said["info"]) == (0, mib, [mib, mib])
     assert said["stderr"] == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "mib"),
+    [
+        pytest.param("v = ctypes.c_int(); cuda.cuDriverGetVersion(ctypes.byref(v))", 700, id="none"),
+        pytest.param(f"{NVML}; p.nvmlDeviceGetName(gpu)", 700, id="none of the share"),
+        pytest.param(f"{NVML}; p.nvmlDeviceGetMemoryInfo(gpu)", 900, id="of memory"),
+        pytest.param(f"{NVML}; p.nvmlDeviceGetMemoryInfo(gpu); os.fork() and os.wait() and os._exit(0)",
+                     900, id="of memory, by who forked it"),
+    ],
+)  # fmt: skip
+def test_the_environment_counts_as_it_is_at_the_first_question(
+    bed: LimitsBed, before: str, mib: int
+) -> None:
+    bed.write(gpu())
+    code = f"import os\n{before}\nos.environ['{LIMIT}'] = '700m'\n{ASK}"
+    said = bed.node.run(code, **bed.environment(**{LIMIT: "900m"}))
+    assert (said["init"], said["total"], said["info"]) == (0, mib, [mib, mib])
 
 
 @pytest.mark.parametrize(

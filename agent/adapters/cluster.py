@@ -12,12 +12,14 @@ from urllib.parse import quote
 from agent.adapters.kube_answers import (
     JSON_PATCH,
     MERGE_PATCH,
+    AnswerTooLong,
     ConflictAfterRetry,
     OutcomeUnknown,
     Request,
     decoded,
     error_of,
 )
+from agent.adapters.kube_pages import pages
 from agent.adapters.kube_transport import KubeTransport
 from agent.domain.pods import Node, Pod, decode_node, decode_pod
 from agent.errors import ClusterError, ClusterGone, ClusterUnavailable
@@ -66,6 +68,7 @@ class KubeCluster:
         self._watch_s = watch_s
         self._jitter = jitter
         self._clock = clock
+        self._long_list = False  # the last list was too long for one answer
         self._node_path = f"/api/v1/nodes/{quote(node_name, safe='')}"
 
     def connect(self) -> None:
@@ -75,21 +78,34 @@ class KubeCluster:
     # --- pods -----------------------------------------------------------------------------------
 
     def list_pods(self, *, cached: bool = False, deadline_s: float | None = None) -> Listed:
-        """All pods with spec.nodeName = this node: one request.
+        """All pods with spec.nodeName = this node: one request, or pages of a long list.
 
         `cached` lets the API server answer from its memory, possibly a moment behind: that is what
-        thousands of agents shall do when they start together.
+        thousands of agents shall do when they start together. It knows no pages there.
         """
-        query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
-        request = Request(
-            verb="list",
-            resource="pods",
-            method="GET",
-            path="/api/v1/pods",
-            about=f"the pods of node {self._node_name}",
-            query=query | ({"resourceVersion": "0"} if cached else {}),
-        )
-        answer = self._transport.send(request, deadline_s=deadline_s)
+
+        def ask(more: Mapping[str, str]) -> dict[str, Any]:
+            request = Request(
+                verb="list",
+                resource="pods",
+                method="GET",
+                path="/api/v1/pods",
+                about=f"the pods of node {self._node_name}",
+                query={"fieldSelector": f"spec.nodeName={self._node_name}"} | dict(more),
+            )
+            return self._transport.send(request, deadline_s=deadline_s)
+
+        if not self._long_list:
+            try:
+                return self._listed(ask({"resourceVersion": "0"} if cached else {}))
+            except AnswerTooLong:
+                self._long_list = True
+        listed = [self._listed(answer) for answer in pages(ask, clock=self._clock)]
+        self._long_list = len(listed) > 1
+        pods = tuple(pod for page in listed for pod in page.pods)
+        return Listed(pods, listed[0].resource_version)
+
+    def _listed(self, answer: Mapping[str, Any]) -> Listed:
         items, version = answer.get("items") or [], _version(answer)
         if not isinstance(items, list) or not version:
             raise ClusterUnavailable(

@@ -13,7 +13,9 @@ from agent.errors import (
     ClusterUnavailable,
 )
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024  # a thousand pods of 64 KiB; etcd takes at most 1.5 MiB each
+# Of one answer, and of one event of a watch. etcd takes objects of 1.5 MiB, each byte of which may
+# become six in JSON, as \u003c. To read it takes several times as much memory as it is long.
+MAX_ANSWER_BYTES = 12 * 1024 * 1024
 LONGEST_RETRY_AFTER_S = 300.0
 SHOWN_CHARS = 500
 SUCCESS = range(200, 300)
@@ -54,6 +56,10 @@ class OutcomeUnknown(ClusterUnavailable):
 
 class ConnectionBroken(OutcomeUnknown):
     """The connection ended before the answer did; a kept-alive one may have been closed before."""
+
+
+class AnswerTooLong(ClusterError):
+    """It would come again as long as that, so it is not asked for again."""
 
 
 class ConflictAfterRetry(ClusterConflict):

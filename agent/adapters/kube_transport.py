@@ -23,6 +23,7 @@ from agent import logs
 from agent.adapters.kube_answers import (
     MAX_ANSWER_BYTES,
     SUCCESS,
+    AnswerTooLong,
     ConflictAfterRetry,
     ConnectionBroken,
     OutcomeUnknown,
@@ -48,7 +49,7 @@ SILENCE_S = 30.0  # by which a watch may outlast what it was asked to last
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 0.5  # within a deadline
 RELOAD_EVERY_S = 1.0  # at most, however often the credentials are refused
 CHUNK_BYTES = 65_536
-MAX_LINE_BYTES = 8 * 1024 * 1024  # an object has at most 1.5 MiB
+MAX_LINE_BYTES = MAX_ANSWER_BYTES
 
 Count = Callable[[str, str, int], None]
 Loader = Callable[[], tuple[ClientPackage, Any]]
@@ -281,9 +282,13 @@ class KubeTransport:
             answer.close()
             raise _failure(request, error) from error
         answer.close()
+        if size > MAX_ANSWER_BYTES:
+            raise AnswerTooLong(
+                f"the answer to {request.verb} {request.about} is longer than {MAX_ANSWER_BYTES} "
+                "bytes"
+            )
         raise OutcomeUnknown(
-            f"the answer to {request.verb} {request.about} is too long or too slow: {size} bytes "
-            "so far"
+            f"the answer to {request.verb} {request.about} is too slow: {size} bytes so far"
         )
 
     # --- watches --------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Imitated: keep-alive, chunked watches, `Status` bodies, the content types of patches, Retry-After,
 bookmarks, ADDED and DELETED for objects that enter or leave a field selector. NOT imitated: gzip,
 HTTP/2, protobuf, `?pretty`, disruption budgets, discovery beyond /version, API priority and
-fairness, audit.
+fairness, audit, and that all pages of a list show one moment.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -237,11 +237,12 @@ class Handler(BaseHTTPRequestHandler):
             target.resource, target.namespace, stale=self._stale_will_do(target)
         )
         kind, _ = KINDS[target.resource]
+        page, metadata = _page([item for item in items if wanted(item)], str(version), target.query)
         return {
             "kind": f"{kind}List",
             "apiVersion": "v1",
-            "metadata": {"resourceVersion": str(version)},
-            "items": [item for item in items if wanted(item)],
+            "metadata": metadata,
+            "items": page,
         }
 
     def _stale_will_do(self, target: Target) -> bool:
@@ -351,6 +352,28 @@ class Handler(BaseHTTPRequestHandler):
             )
         except OSError:
             return True
+
+
+def _page(
+    items: list[Object], version: str, query: Mapping[str, str]
+) -> tuple[list[Object], dict[str, str]]:
+    """The part of a list that was asked for, and the list's metadata; from memory all of it."""
+    if query.get("resourceVersion") == "0":
+        return items, {"resourceVersion": version}
+    if goes_on := query.get("continue"):
+        version, namespace, name = goes_on.split("/")
+        items = [item for item in items if _place(item) > (namespace, name)]
+    limit = int(query.get("limit") or 0) or len(items)
+    metadata = {"resourceVersion": version}
+    if len(items) > limit:
+        items = items[:limit]
+        metadata["continue"] = "/".join((version, *_place(items[-1])))
+    return items, metadata
+
+
+def _place(item: Object) -> tuple[str, str]:
+    """By which a list is in order."""
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
 def _json(body: bytes) -> Any:

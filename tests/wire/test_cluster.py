@@ -21,6 +21,7 @@ from kube_stage import (
     soon,
 )
 
+from agent.adapters import kube_pages, kube_transport
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.kube_answers import Request, error_of, retry_after_s
 from agent.errors import (
@@ -66,6 +67,71 @@ def test_a_cached_list_may_be_stale_and_another_not(
         add_pod(server, "new")
         assert cluster.list_pods(cached=True).pods == ()
         assert len(cluster.list_pods().pods) == 1
+
+
+def pods_of(server: ApiServer, kib: int, count: int) -> set[str]:
+    names = {f"pod-{number}" for number in range(count)}
+    for name in names:
+        spec = {"nodeName": "n1", "note": "x" * (kib << 10)}
+        server.objects.create("pods", {"metadata": {"name": name}, "spec": spec})
+    return names
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("count", [3, 300])
+def test_a_list_too_long_for_one_answer_comes_in_pages(
+    server: ApiServer,
+    cluster: KubeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    cached: bool,
+    count: int,
+) -> None:
+    """Few large pods (a tenant's), or many that have ended: the agent has to know all of them."""
+    names = pods_of(server, 90 // count + 1, count)
+    monkeypatch.setattr(kube_transport, "MAX_ANSWER_BYTES", 80 << 10)
+    listed = cluster.list_pods(cached=cached)
+    assert {pod.name for pod in listed.pods} == names
+    assert len(listed.pods) == count
+    assert listed.resource_version == str(server.objects.version)
+    first = server.requests(resource="pods")[0].query
+    assert "limit" not in first  # who has few is asked once
+
+
+def test_a_long_list_is_not_tried_in_one_answer_again(
+    server: ApiServer, cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods_of(server, 30, 6)
+    monkeypatch.setattr(kube_transport, "MAX_ANSWER_BYTES", 80 << 10)
+    cluster.list_pods()
+    server.log.clear()
+    assert len(cluster.list_pods(deadline_s=time.monotonic() + 2).pods) == 6
+    assert all("limit" in request.query for request in server.requests(resource="pods"))
+    server.objects.delete("pods", "pod-0", "default")
+    monkeypatch.setattr(kube_transport, "MAX_ANSWER_BYTES", 12 << 20)
+    for _ in range(2):
+        assert len(cluster.list_pods().pods) == 5
+    assert "limit" not in server.requests(resource="pods")[-1].query
+
+
+def test_one_object_that_is_too_long_is_an_error(
+    server: ApiServer, cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods_of(server, 90, 1)
+    monkeypatch.setattr(kube_transport, "MAX_ANSWER_BYTES", 80 << 10)
+    began_s = time.monotonic()
+    with pytest.raises(ClusterError, match="longer than"):
+        cluster.list_pods(deadline_s=began_s + 5)
+    assert time.monotonic() - began_s < 3  # not asked for again and again until then
+
+
+def test_a_list_without_end_is_given_up(
+    server: ApiServer, cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods_of(server, 30, 6)
+    monkeypatch.setattr(kube_transport, "MAX_ANSWER_BYTES", 80 << 10)
+    monkeypatch.setattr(kube_pages, "MOST_PAGES", 3)
+    with pytest.raises(ClusterUnavailable, match="not come to its end"):
+        cluster.list_pods()
 
 
 def test_the_node_is_read_and_annotated(server: ApiServer, cluster: KubeCluster) -> None:

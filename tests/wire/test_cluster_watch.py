@@ -154,6 +154,18 @@ def test_a_silent_watch_is_given_up(
     assert isinstance(reader.error, ClusterUnavailable)
 
 
+def test_the_largest_pod_there_can_be_is_followed(
+    server: ApiServer, cluster: KubeCluster, stop: StoppableLife
+) -> None:
+    """1.5 MiB in etcd; in JSON each of its characters may be six."""
+    reader = Reader(cluster.watch_pods(str(server.objects.version), stop=stop))
+    spec = {"nodeName": "n1", "note": "\x01" * (1536 << 10)}
+    server.objects.create("pods", {"metadata": {"name": "large"}, "spec": spec})
+    eventually(lambda: reader.changes or reader.ended, within_s=30)
+    assert reader.error is None
+    assert [change.pod.name for change in reader.changes] == ["large"]
+
+
 def test_a_line_without_end_is_not_collected(
     tmp_path: Path, stop: StoppableLife, monkeypatch: pytest.MonkeyPatch
 ) -> None:

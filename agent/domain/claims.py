@@ -19,7 +19,7 @@ from agent.errors import MalformedAnnotation
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 MAX_CHARS = 262_144  # the API server's limit on all annotations of an object together
 MAX_SLOTS = 2_048
-MAX_CLAIMS_PER_SLOT = 1_024
+MAX_CLAIMS = 1_024  # of all containers: to read more, of many pods, would take all of an Allocate
 INT32 = range(-(2**31), 2**31)
 FIELDS = 4
 
@@ -58,10 +58,7 @@ def _claim(entry: str) -> Claim:
 
 
 def _slot(piece: str) -> Slot:
-    entries = [entry for entry in piece.split(":") if "," in entry]
-    if len(entries) > MAX_CLAIMS_PER_SLOT:
-        raise _malformed(f"one container has more than {MAX_CLAIMS_PER_SLOT} vGPUs")
-    return tuple(_claim(entry) for entry in entries)
+    return tuple(_claim(entry) for entry in piece.split(":") if "," in entry)
 
 
 def decode_claims(text: str) -> Slots:
@@ -76,6 +73,8 @@ def decode_claims(text: str) -> Slots:
         raise _malformed(f"it has more than {MAX_CHARS} characters")
     if text.count(";") > MAX_SLOTS:
         raise _malformed(f"it lists more than {MAX_SLOTS} containers")
+    if text.count(":") > MAX_CLAIMS:
+        raise _malformed(f"it lists more than {MAX_CLAIMS} vGPUs")
     pieces = text.split(";")
     if not pieces[-1]:
         pieces.pop()

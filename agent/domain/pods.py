@@ -110,6 +110,18 @@ def _annotations(metadata: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _narrow(annotations: Mapping[str, str]) -> dict[str, str]:
+    """With a question mark for what is not ASCII: nothing that we read in a pod's has any.
+
+    One such character can make Python keep a text in four bytes for each, and a tenant's pods
+    together would take more memory than the agent may have.
+    """
+    return {
+        key: value if value.isascii() else value.encode("ascii", "replace").decode()
+        for key, value in annotations.items()
+    }
+
+
 def _quantity(value: Any) -> int:
     """A whole number of an extended resource: `2`, `"2"`, `"1k"` as the API server rewrites 1000.
 
@@ -200,7 +212,7 @@ def decode_pod(obj: Any, *, resource: str, also: tuple[str, ...] = ()) -> Pod:
         deleting=metadata.get("deletionTimestamp") is not None,
         created_at=_text(metadata.get("creationTimestamp")),
         resource_version=_text(metadata.get("resourceVersion")),
-        annotations=_annotations(metadata),
+        annotations=_narrow(_annotations(metadata)),
         containers=tuple(containers),
         container_ids=_container_ids(status),
         ended=_ended(status, containers),

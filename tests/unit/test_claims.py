@@ -127,6 +127,7 @@ def test_vectors(text: str, slots: tuple[tuple[Claim, ...], ...], after_erase: s
         pytest.param("GPU-a,NVIDIA,,30:;", "memory ''", id="no number"),
         pytest.param(";" * 5000, "more than 2048 containers", id="too many containers"),
         pytest.param("a,b,1,1:" * 2000, "more than 1024 vGPUs", id="too many vGPUs"),
+        pytest.param(("a,b,1,1:" * 60 + ";") * 20, "more than 1024 vGPUs", id="of all containers"),
         pytest.param("x" * (MAX_CHARS + 1), "more than 262144 characters", id="too long"),
         pytest.param("a,b,1," + "9" * 200_000, "core '99999", id="a very long number"),
     ],

@@ -1,5 +1,6 @@
 """Pods and nodes from the API server's JSON: total, bounded, and exact where it matters."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -239,6 +240,15 @@ def test_states(
 ) -> None:
     pod = decode_pod({"status": status, "metadata": metadata}, resource=GPU)
     assert (pod.finished, pod.deleting) == (finished, deleting)
+
+
+@pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600", "\ud800"])
+def test_one_character_does_not_make_a_tenants_text_four_times_as_large(character: str) -> None:
+    obj = pod_json()
+    obj["metadata"]["annotations"] = {"hami.io/x": "a" * 200_000 + character, "hami.io/y": "b"}
+    kept = decode_pod(obj, resource=GPU).annotations
+    assert kept == {"hami.io/x": "a" * 200_000 + "?", "hami.io/y": "b"}
+    assert sys.getsizeof(kept["hami.io/x"]) < 201_000
 
 
 def test_annotations_are_changed_in_a_copy() -> None:

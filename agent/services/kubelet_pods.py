@@ -265,7 +265,8 @@ class KubeletPods:
             for one in unknown
         }
         for record in records:
-            if synced and not record.named and self._now_s() - record.granted_at_s < UNNAMED_S:
+            age_s = abs(self._now_s() - record.granted_at_s)  # the clock may have been set back
+            if synced and not record.named and age_s < UNNAMED_S:
                 continue  # kubelet is about to say whose it is
             pod = _pod(record, table.get(record.pod_uid))
             table[pod.uid] = replace(pod, phase="Succeeded") if pod.uid in self._ended else pod

@@ -75,7 +75,7 @@ def compare(
 
 def _young(record: GrantRecord, now_s: float) -> bool:
     """Whether news of it may still be on the way, to the API server or into kubelet's books."""
-    return now_s - record.granted_at_s < YOUNG_S
+    return abs(now_s - record.granted_at_s) < YOUNG_S  # the clock may have been set back
 
 
 def _gone(records: Iterable[GrantRecord], table: PodTable, now_s: float) -> frozenset[str]:

@@ -103,6 +103,19 @@ def test_an_init_container_that_starts_late_finds_its_files() -> None:
     assert files_after(world) == 0
 
 
+def test_a_clock_that_is_set_back_takes_no_files_from_an_init_container() -> None:
+    """Of such a one kubelet's API never speaks, so it is young by its own time alone."""
+    world = World()
+    world.run_pod("a", [A0], container="init", init=True)
+    for _ in range(10):
+        world.look()
+    world.watch._now_s = lambda: world.clock() - 3600
+    world.look()
+    assert set(phases(world).values()) == {"Running"}
+    assert files_after(world) == 1
+    assert A0 in world.books.held().slices
+
+
 @pytest.mark.parametrize(
     "named_s", [pytest.param(0.0, id="never named"), pytest.param(30.0, id="named before")]
 )

@@ -81,6 +81,13 @@ def table(*pods: Pod, synced: bool = True) -> PodTable:
             id="too young to judge",
         ),
         pytest.param(
+            replace(RECORD, granted_at_s=NOW_S + 3600),
+            [OTHER],
+            table(POD),
+            "kubelet assigned GPU-b-3",
+            id="the clock was set back",
+        ),
+        pytest.param(
             replace(RECORD, answered=False), [OTHER], table(POD), "", id="never reached kubelet"
         ),
         pytest.param(
@@ -112,6 +119,9 @@ def test_mismatch_of_one_container(
         pytest.param(RECORD, table(synced=False), [], id="pods not known yet"),
         pytest.param(
             replace(RECORD, granted_at_s=NOW_S - 59), table(), [], id="the news may be on its way"
+        ),
+        pytest.param(
+            replace(RECORD, granted_at_s=NOW_S + 3600), table(), ["u1"], id="the clock was set back"
         ),
         pytest.param(
             replace(RECORD, answered=False), table(), ["u1"], id="never reached kubelet, pod gone"

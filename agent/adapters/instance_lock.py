@@ -20,7 +20,7 @@ from agent.supervisor import Lifeline
 
 log = logs.get(__name__)
 
-TRY_EVERY_S = 1.0
+TRY_EVERY_S = 0.1  # between two agents kubelet refuses whoever asks for a vGPU, and for good
 LOOK_EVERY_S = 10.0
 STATE_DIR_MODE, LOCK_FILE_MODE = 0o700, 0o600
 

@@ -13,7 +13,7 @@ import pytest
 from waiting import eventually
 
 from agent import logs
-from agent.adapters.instance_lock import Instance, InstanceLock, LockUnavailable
+from agent.adapters.instance_lock import TRY_EVERY_S, Instance, InstanceLock, LockUnavailable
 from agent.services.published import Published
 from agent.supervisor import RestartPolicy, Supervisor
 
@@ -204,10 +204,12 @@ def test_where_there_can_be_no_lock(state_dir: str) -> None:
 
 
 @contextmanager
-def service(state_dir: Path) -> Iterator[tuple[Instance, Published[bool], Supervisor]]:
+def service(
+    state_dir: Path, *, try_every_s: float = 0.02
+) -> Iterator[tuple[Instance, Published[bool], Supervisor]]:
     may_act = Published(False)
     lock = InstanceLock(state_dir)
-    instance = Instance(lock, may_act, try_every_s=0.02, look_every_s=0.02)
+    instance = Instance(lock, may_act, try_every_s=try_every_s, look_every_s=0.02)
     supervisor = Supervisor([instance], policy=RestartPolicy(first_s=0.01))
     supervisor.start()
     try:
@@ -230,6 +232,16 @@ def test_the_second_agent_waits_and_says_for_whom(tmp_path: Path, written: io.St
         assert supervisor.restarts() == {"instance": 0}
     assert written.getvalue().count("another_agent_runs") == 1
     assert written.getvalue().count("instance_lock_taken") == 1
+
+
+def test_the_next_agent_takes_over_before_many_pods_are_refused(tmp_path: Path) -> None:
+    """Between two agents kubelet has no vGPUs, and refuses whoever comes, for good."""
+    before = InstanceLock(tmp_path)
+    assert before.try_acquire()
+    with service(tmp_path, try_every_s=TRY_EVERY_S) as (instance, may_act, _):
+        eventually(lambda: instance.waiting_for)
+        before.release()
+        assert may_act.wait_until(lambda held: held, timeout_s=0.6)
 
 
 def test_without_a_place_for_the_lock_it_goes_ahead_and_says_so(written: io.StringIO) -> None:

@@ -59,6 +59,10 @@ class _DecideAgainError(Exception):
     """The pod is no longer what the decision was based on."""
 
 
+class _PodGoneError(NoPendingPod):
+    """It is not even there. Kubelet knows that before the API server does: it asks for another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
     """The GPUs there are and how they are handed out."""
@@ -171,13 +175,18 @@ class Allocator:
                 "it is created anew"
             )
         try:
+            gone: _PodGoneError | None = None
             for decision in range(1, DECISIONS + 1):
-                turn = self._turns.find(len(device_ids), device_ids, deadline_s=deadline_s)
+                turn = self._found(device_ids, gone, deadline_s)
                 try:
                     if isinstance(turn, Refusal):
                         with self._bind_attempt(turn, deadline_s):
                             raise turn.error
                     return turn, self._serve(turn, device_ids, deadline_s)
+                except _PodGoneError as error:
+                    if decision == DECISIONS:
+                        raise
+                    gone = error
                 except _DecideAgainError as error:
                     if decision == DECISIONS:
                         self._finisher.finish(turn.pod, FAILED, deadline_s=deadline_s)
@@ -188,6 +197,15 @@ class Allocator:
         finally:
             self._one_at_a_time.release()
         raise AssertionError("unreachable: the last decision returns or raises")
+
+    def _found(
+        self, device_ids: tuple[str, ...], gone: _PodGoneError | None, deadline_s: float
+    ) -> Turn | Refusal:
+        """Whose turn it is; `gone`: the one of whom that was said before."""
+        try:
+            return self._turns.find(len(device_ids), device_ids, deadline_s=deadline_s)
+        except NoPendingPod as error:
+            raise gone or error from error
 
     # --- the exit door
 
@@ -288,7 +306,7 @@ class Allocator:
         try:
             self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s)
         except ClusterGone as error:
-            raise NoPendingPod(
+            raise _PodGoneError(
                 f"pod {turn.pod.full_name} was deleted while its vGPUs were being granted; create "
                 "it again"
             ) from error

@@ -21,7 +21,7 @@ from agent.errors import (
     UnknownDevice,
 )
 from tests.unit.fakes import GPU_A, GPU_B, Process, lock_of, pod, vgpu_ids
-from tests.unit.scene import IDS, PHASE, READS, WRITES, A, Scene
+from tests.unit.scene import IDS, PHASE, READS, WRITES, A, B, Scene
 
 
 @pytest.fixture
@@ -279,6 +279,24 @@ def test_a_pod_deleted_in_the_meantime(scene: Scene) -> None:
     assert scene.cluster.lock_value is None
     assert not scene.caches.directories
     assert mine.uid not in agent.pods.now().pods
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_pod_of_whose_end_the_watch_has_not_told_takes_nobodys_place(
+    scene: Scene, left: int
+) -> None:
+    """A watch that was lost is asked for again within 5 s; meanwhile other pods are bound."""
+    gone = [scene.bound(pod(name, f"{A};")) for name in ("a", "b")[:left]]
+    agent = scene.start()
+    for one in gone:
+        scene.cluster.delete(one.uid)
+    after = scene.bound(pod("c", f"{B};"))
+    env = agent.allocate(*vgpu_ids(GPU_B, 0))
+    assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "5000m"
+    assert scene.now(after).annotations[PHASE] == "success"
+    assert scene.cluster.lock_value is None
+    assert [record.pod_uid for record in scene.grant_log.records()] == [after.uid]
+    assert len(scene.caches.directories) == 1
 
 
 def test_time_is_up(scene: Scene) -> None:

@@ -19,6 +19,7 @@ from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.matching import Turn
 from agent.domain.mig import gpu_uuid_of
+from agent.domain.pods import Pod
 from agent.domain.preferred_ids import gpu_of
 from agent.errors import (
     BudgetExceeded,
@@ -69,6 +70,12 @@ class Supply:
 
     inventory: Inventory
     sharing: Sharing
+
+
+def _gone(pod: Pod) -> _PodGoneError:
+    return _PodGoneError(
+        f"pod {pod.full_name} was deleted while its vGPUs were being granted; create it again"
+    )
 
 
 def outcome_of(error: Exception) -> str:
@@ -306,13 +313,12 @@ class Allocator:
         try:
             self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s)
         except ClusterGone as error:
-            raise _PodGoneError(
-                f"pod {turn.pod.full_name} was deleted while its vGPUs were being granted; create "
-                "it again"
-            ) from error
+            raise _gone(turn.pod) from error
         except ClusterConflict as error:
             pod = self._turns.reread(turn.pod.uid, deadline_s=deadline_s)
-            if pod is None or pod.annotations.get(key) != turn.remaining:
+            if pod is None:  # another one has its name by now, or is just about to
+                raise _gone(turn.pod) from error
+            if pod.annotations.get(key) != turn.remaining:
                 raise _DecideAgainError from error
             return pod.annotations.get(phase) == SUCCESS  # our patch came through after all
         return phase in changes

@@ -87,7 +87,7 @@ class NodeView:
                 pod, changes, expected=expected, deadline_s=deadline_s
             )
         except ClusterGone:
-            self.pods.update(lambda table: table.without(pod.uid))
+            self.missed(pod.uid)
             raise
         # not `applied` alone: the watch may have told of its deletion meanwhile
         self.pods.update(lambda table: table.applied(patched) if pod.uid in table.pods else table)
@@ -120,6 +120,10 @@ class NodeView:
     def saw_pod(self, pod: Pod) -> None:
         """Put a state of a pod into the snapshot, unless that has a younger one."""
         self.pods.update(lambda table: table.applied(pod))
+
+    def missed(self, uid: str) -> None:
+        """Take a pod out of the snapshot that the API server does not list any more."""
+        self.pods.update(lambda table: table.without(uid))
 
     def saw_node(self, node: Node) -> None:
         """Put a state of our Node into the snapshot, unless that has a younger one."""

@@ -169,6 +169,8 @@ class Turns:
         pod = next((pod for pod in pods if pod.uid == uid), None)
         if pod is not None:
             self._view.saw_pod(pod)
+        else:
+            self._view.missed(uid)
         return pod
 
     def forgotten(self, available: Collection[str], vgpus: int) -> Ids | None:

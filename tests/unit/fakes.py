@@ -183,6 +183,8 @@ class FakeCluster:
         with self._request(effect, deadline_s):
             now = self.pods.get(pod.uid)
             if now is None:
+                if any(other.full_name == pod.full_name for other in self.pods.values()):
+                    raise ClusterConflict(f"{pod.full_name} is another one")
                 raise ClusterGone(f"{pod.full_name} is gone")
             if any(now.annotations.get(key) != value for key, value in expected.items()):
                 raise ClusterConflict(f"{pod.full_name} has changed")

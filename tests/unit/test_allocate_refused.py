@@ -281,15 +281,23 @@ def test_a_pod_deleted_in_the_meantime(scene: Scene) -> None:
     assert mine.uid not in agent.pods.now().pods
 
 
-@pytest.mark.parametrize("left", [1, 2])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["a"], id="one"),
+        pytest.param(["a", "b"], id="two"),
+        pytest.param(["c"], id="whose name the next one has"),
+    ],
+)
 def test_a_pod_of_whose_end_the_watch_has_not_told_takes_nobodys_place(
-    scene: Scene, left: int
+    scene: Scene, names: list[str]
 ) -> None:
     """A watch that was lost is asked for again within 5 s; meanwhile other pods are bound."""
-    gone = [scene.bound(pod(name, f"{A};")) for name in ("a", "b")[:left]]
+    gone = [scene.bound(pod(name, f"{A};", uid=f"gone-{name}")) for name in names]
     agent = scene.start()
     for one in gone:
         scene.cluster.delete(one.uid)
+    scene.cluster.lock(None)
     after = scene.bound(pod("c", f"{B};"))
     env = agent.allocate(*vgpu_ids(GPU_B, 0))
     assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "5000m"

@@ -26,6 +26,9 @@ from agent.errors import ClusterError, ClusterGone, ClusterUnavailable
 from agent.ports import ClusterEvent, Listed, NodeChange, PodChange, Stop
 
 WATCH_S = (480.0, 960.0)  # a watch is renewed after 8 to 16 minutes
+# An API server that sends bookmarks sends one each minute, and one may be lost. Without them nobody
+# is at the connection's other end any more, even where a load balancer in between keeps it alive.
+BOOKMARK_S = 120.0
 EARLY = 0.9  # of its time: a watch that ends before was ended by somebody else's wish
 MAX_MESSAGE_BYTES = 1024  # of an Event; the API server refuses longer ones
 MAX_REASON_CHARS = 128
@@ -309,10 +312,12 @@ class KubeCluster:
     def _watch(
         self, request: Request, lasts_s: float, stop: Stop, on_open: Callable[[], None]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        began_s = self._clock()
-        lines = self._transport.lines(request, lasts_s=lasts_s, stop=stop, on_open=on_open)
+        began_s, quiet_s = self._clock(), lasts_s
+        lines = self._transport.lines(request, quiet_s=lambda: quiet_s, stop=stop, on_open=on_open)
         for line in lines:
             event = decoded(line, request)
+            if event.get("type") == "BOOKMARK":
+                quiet_s = min(lasts_s, BOOKMARK_S)
             item = event.get("object")
             if event.get("type") == "ERROR":
                 code = item.get("code") if isinstance(item, dict) else None

@@ -45,7 +45,7 @@ log = logs.get(__name__)
 CONNECT_TIMEOUT_S = 3.0
 REQUEST_TIMEOUT_S = 10.0  # of a request without a deadline
 HEADERS_TIMEOUT_S = 30.0  # until a watch has started
-SILENCE_S = 30.0  # by which a watch may outlast what it was asked to last
+SILENCE_S = 30.0  # by which a line of a watch, or its end, may be late
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 0.5  # within a deadline
 RELOAD_EVERY_S = 1.0  # at most, however often the credentials are refused
 CHUNK_BYTES = 65_536
@@ -297,15 +297,16 @@ class KubeTransport:
         self,
         request: Request,
         *,
-        lasts_s: float,
+        quiet_s: Callable[[], float],
         stop: Stop,
         on_open: Callable[[], None] = lambda: None,
     ) -> Iterator[bytes]:
         """Send a request whose answer is a stream of lines; give them until it ends or `stop`.
 
-        `on_open` is called when the answer has begun, before its first line came.
+        `on_open` is called when the answer has begun, before its first line came. `quiet_s` says
+        after each line how long the next one may be in coming.
         Ends quietly when the server ended the stream in good order, or when the agent stops.
-        Raises ClusterError, within `lasts_s` + SILENCE_S of the last line.
+        Raises ClusterError, within `quiet_s` + SILENCE_S of the last line.
         """
         self._cut_off_at(stop)
         longest_s = CONNECT_TIMEOUT_S + HEADERS_TIMEOUT_S
@@ -321,16 +322,17 @@ class KubeTransport:
             raise
         on_open()
         try:
-            yield from self._lines(answer, request, lasts_s + SILENCE_S, stop)
+            yield from self._lines(answer, request, quiet_s, stop)
         finally:
             answer.close()  # one that ended in good order was given back before, for the next
 
     def _lines(
-        self, answer: Any, request: Request, silence_s: float, stop: Stop
+        self, answer: Any, request: Request, quiet_s: Callable[[], float], stop: Stop
     ) -> Iterator[bytes]:
-        read_within(answer, silence_s)
         rest = bytearray()
         while True:
+            silence_s = quiet_s() + SILENCE_S
+            read_within(answer, silence_s)
             stop.pulse(silence_s)
             try:
                 part = answer.read1(CHUNK_BYTES)

@@ -39,7 +39,7 @@ class FleetTransport(KubeTransport):
         self,
         request: Request,
         *,
-        lasts_s: float,
+        quiet_s: Callable[[], float],
         stop: Stop,
         on_open: Callable[[], None] = lambda: None,
     ) -> Iterator[bytes]:
@@ -51,7 +51,7 @@ class FleetTransport(KubeTransport):
             on_open()
 
         try:
-            for line in super().lines(request, lasts_s=lasts_s, stop=stop, on_open=opened):
+            for line in super().lines(request, quiet_s=quiet_s, stop=stop, on_open=opened):
                 life.lines_read += 1
                 yield line
         finally:

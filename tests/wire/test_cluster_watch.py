@@ -1,5 +1,6 @@
 """Watches of the Cluster port: how they begin, what they bring, and how they end."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kube_stage import (
 )
 from waiting import eventually
 
+from agent.adapters import cluster as cluster_adapter
 from agent.adapters import kube_transport
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.kube_transport import KubeTransport
@@ -176,6 +178,28 @@ def test_a_line_without_end_is_not_collected(
         reader = Reader(raw_cluster(port, tmp_path).watch_node("", stop=stop))
         eventually(lambda: reader.ended)
     assert "longer than" in str(reader.error)
+
+
+@pytest.mark.parametrize("bookmarks", [True, False])
+def test_who_sends_bookmarks_and_ceases_to_is_gone(
+    tmp_path: Path, stop: StoppableLife, monkeypatch: pytest.MonkeyPatch, bookmarks: bool
+) -> None:
+    """As behind a load balancer whose API server has lost its power: the connection stays."""
+    monkeypatch.setattr(kube_transport, "SILENCE_S", 0.1)
+    monkeypatch.setattr(cluster_adapter, "BOOKMARK_S", 0.2)
+    with ApiServer(bookmark_every_s=0.1 if bookmarks else 60) as server:
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        cluster = cluster_of(server, tmp_path, watch_s=(60, 60))
+        reader = Reader(cluster.watch_node("", stop=stop))
+        eventually(lambda: len(reader.changes) > (3 if bookmarks else 0))
+        assert not reader.ended
+        server.bookmark_every_s = 60
+        if bookmarks:
+            eventually(lambda: reader.ended)
+            assert isinstance(reader.error, ClusterUnavailable)
+        else:  # who never sent any may just have nothing to say
+            time.sleep(0.6)
+            assert not reader.ended
 
 
 @pytest.mark.parametrize(

@@ -311,17 +311,20 @@ class Allocator:
         key, phase = self._dialect.to_allocate, self._dialect.bind_phase
         before = {one: turn.pod.annotations[one] for one in (key, *also)}
         try:
-            self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s)
+            pod = self._view.patch_pod(turn.pod, changes, expected=before, deadline_s=deadline_s)
+            phase_written = phase in changes
         except ClusterGone as error:
             raise _gone(turn.pod) from error
         except ClusterConflict as error:
-            pod = self._turns.reread(turn.pod.uid, deadline_s=deadline_s)
-            if pod is None:  # another one has its name by now, or is just about to
+            found = self._turns.reread(turn.pod.uid, deadline_s=deadline_s)
+            if found is None:  # another one has its name by now, or is just about to
                 raise _gone(turn.pod) from error
-            if pod.annotations.get(key) != turn.remaining:
+            if found.annotations.get(key) != turn.remaining:
                 raise _DecideAgainError from error
-            return pod.annotations.get(phase) == SUCCESS  # our patch came through after all
-        return phase in changes
+            pod, phase_written = found, found.annotations.get(phase) == SUCCESS  # ours, after all
+        if pod.deleting:  # the next one may be asking already, which would keep this one's share
+            raise NoPendingPod(str(_gone(turn.pod)))
+        return phase_written
 
     def _end_bind(self, turn: Turn, deadline_s: float, *, phase_written: bool) -> None:
         """After the pod's last container: the phase, if it is not written yet, then the lock."""

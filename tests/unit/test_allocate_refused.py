@@ -307,6 +307,20 @@ def test_a_pod_of_whose_end_the_watch_has_not_told_takes_nobodys_place(
     assert len(scene.caches.directories) == 1
 
 
+def test_a_pod_that_is_being_deleted_gives_its_share_to_nobody(scene: Scene) -> None:
+    """Of which the watch has not told yet: another pod may be asking, which would keep that."""
+    mine = scene.bound(pod("p", f"{A};"))
+    agent = scene.start()
+    scene.cluster.put(replace(scene.now(mine), deleting=True))
+    other = scene.bound(pod("q", f"{B};"), locked=False)
+    with pytest.raises(NoPendingPod, match="pod team/p was deleted"):
+        agent.allocate(*vgpu_ids(GPU_B, 0))
+    assert scene.cluster.lock_value is None
+    assert not scene.caches.directories
+    assert not scene.grant_log.records()
+    assert scene.now(other).annotations[TO_ALLOCATE] == f"{B};"
+
+
 def test_time_is_up(scene: Scene) -> None:
     mine = scene.bound(pod("p", f"{A};"))
     agent = scene.start()

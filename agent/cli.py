@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     except ConfigError as error:
         complain(str(error))
         return EXIT_USAGE
+    except KeyboardInterrupt:  # of a command that has nothing of its own to say to that
+        complain("interrupted")
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # `vgpu-agent config | head`
         _drop_output()
         return EXIT_PIPE

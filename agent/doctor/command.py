@@ -30,6 +30,7 @@ from agent.version import VERSION
 
 EXIT_OF = {Verdict.OK: 0, Verdict.WARNING: 1, Verdict.FAILED: 2}
 LOOK_AGAIN_S, CLOSE_WITHIN_S = 2.0, 1.0
+LEAST_TIMEOUT_S = 0.01  # in less no check can answer, and each would be told as something broken
 PLAIN_COLUMNS = 100  # where nobody says how many there are
 MANUAL = """\
 Looks at this node and changes nothing. Each check says what it saw and, where something is wrong,
@@ -100,9 +101,13 @@ def main(
         return 0
     checks = selected(CHECKS, _names(given, "only"), _names(given, "skip"))
     wait_s = _seconds(given, "wait", 0.0)
-    within_s = None if given.get("timeout") is None else _seconds(given, "timeout", WITHIN_S)
-    settings = config()
+    within_s = None
+    if given.get("timeout") is not None:
+        within_s = _seconds(given, "timeout", WITHIN_S, least_s=LEAST_TIMEOUT_S)
     root = Path(str(given.get("host_root") or "/"))
+    if not root.is_dir():  # or all that is not found there would be told of the host
+        raise ConfigError(f"--host-root is {str(root)!r}, and there is no such directory; name one")
+    settings = config()
     made = host or (lambda found: Host(config=found, environ=environ, root=root))
     checks = in_mode(checks, settings.mode)
     as_lines = not given.get("json")
@@ -167,9 +172,17 @@ def _names(given: Mapping[str, object], flag: str) -> tuple[str, ...]:
     return names
 
 
-def _seconds(given: Mapping[str, object], flag: str, default_s: float) -> float:
+def _seconds(
+    given: Mapping[str, object], flag: str, default_s: float, *, least_s: float = 0.0
+) -> float:
+    """A time that was asked for. Raises ConfigError."""
     text = given.get(flag)
     try:
-        return default_s if text is None else max(0.0, parse_duration(text))
+        seconds = default_s if text is None else parse_duration(text)
     except ValueError as error:
         raise ConfigError(f"--{flag} is {text!r}, but {error}") from error
+    if seconds < least_s:
+        raise ConfigError(
+            f"--{flag} is {text!r}, but it must be at least {least_s:g} s; give it more time"
+        )
+    return seconds

@@ -325,6 +325,19 @@ def test_config_prints_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == (ROOT / "docs" / "configuration.md").read_text()
 
 
+def test_an_interrupted_command_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ^C in `vgpu-agent doctor --wait 5m`, whose checks take as long as they take."""
+
+    def impatient(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agent.doctor.command.main", impatient)
+    assert main(["doctor"], NODE) == 130
+    assert capsys.readouterr().err == "vgpu-agent: interrupted\n"
+
+
 def test_a_closed_pipe_is_no_traceback() -> None:
     """As `vgpu-agent config --markdown | head -1`."""
     program = [sys.executable, "agent.py", "config", "--markdown"]

@@ -234,6 +234,13 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         pytest.param(["--only", "gpu"], "'gpu'", id="no such check"),
         pytest.param(["--wait", "soon"], "--wait is 'soon'", id="no time"),
+        pytest.param(["--wait", "-1"], "--wait is '-1', but it must be at least 0 s", id="before"),
+        pytest.param(
+            ["--timeout", "0"], "--timeout is '0', but it must be at least", id="no time to answer"
+        ),
+        pytest.param(
+            ["--host-root", "/no/host"], "'/no/host', and there is no such", id="no such host"
+        ),
         pytest.param(["--jsn"], "there is --json", id="no such flag"),
     ],
 )

@@ -19,11 +19,13 @@ from typing import Any
 from agent.domain.nvidia_config import unknown_key
 from agent.errors import ConfigError
 from agent.settings.table import SETTINGS
+from agent.settings.yaml_document import parse_yaml
 
 MAX_BYTES = 1 << 20
 MAX_NAMED = 20
 MAX_KEYS = 1000  # of one section, nested ones included: YAML aliases can make a few lines millions
 NVIDIA_VERSION = "v1"
+OWN_SECTIONS = ("nvidia", "sizes")
 NVIDIA_SECTIONS = frozenset({"version", "flags", "imex", "sharing", "resources"})
 SCHEDULER_KEYS = frozenset(
     {
@@ -113,25 +115,20 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
 
 
-def _parse_yaml(text: str, path: Path) -> Any:
-    import yaml
+def _parse_json(text: str, path: Path) -> tuple[Any, tuple[str, ...]]:
+    """What the text says, and the keys that are twice in one object, in whatever case."""
+    twice: dict[str, None] = {}
+
+    def as_mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key.lower() in seen:
+                twice[key] = None
+            seen.add(key.lower())
+        return dict(pairs)
 
     try:
-        return yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = error.problem or error.context or "not YAML"
-        raise ConfigError(f"{path}{where}: {problem}; correct the YAML there") from error
-    except Exception as error:  # PyYAML lets others through: !!timestamp x, deep nesting, ...
-        raise ConfigError(f"{path} is not usable YAML ({type(error).__name__}); correct it") from (
-            error
-        )
-
-
-def _parse_json(text: str, path: Path) -> Any:
-    try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=as_mapping), tuple(twice)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{path}, line {error.lineno}, column {error.colno}: {error.msg}; correct the JSON "
@@ -165,18 +162,30 @@ def device_config(path: Path) -> Contents:
 
     Raises ConfigError.
     """
-    document = _section(_parse_yaml(read_text(path), path), str(path))
-    contents = Contents()
+    found, twice = parse_yaml(read_text(path), path)
+    document = _section(found, str(path))
+    contents = Contents(notes=[Note(sentence, warning=True) for sentence in twice[:MAX_NAMED]])
     _read_hami(_section(document.get("nvidia"), f"section nvidia of {path}"), path, contents)
     _read_nvidia(document, path, contents)
     if document.get("sizes") is not None:
         contents.given["slice-sizes"] = Given(document["sizes"], f"{path}, sizes")
     others = [key for key in document if key.lower() not in NVIDIA_SECTIONS]
-    if others := sorted(set(others) - {"nvidia", "sizes"}):
-        contents.notes.append(Note(f"{path}: sections for others, not read: {_named(others)}"))
+    if others := sorted(set(others) - {*OWN_SECTIONS}):
+        contents.notes.append(_not_read(path, others, alone=len(others) == len(document)))
     if not document:
         contents.notes.append(Note(f"{path} is empty", warning=True))
     return contents
+
+
+def _not_read(path: Path, others: list[str], *, alone: bool) -> Note:
+    """Of sections for others; a warning where ours may have been meant, so that it is logged."""
+    meant = [key.lower() for key in others if key.lower() in OWN_SECTIONS]
+    hint = f" (meant: {_named(meant)}? upper and lower case matter)" if meant else ""
+    ours = ", so nothing is: there is no section nvidia, sizes, flags or sharing" if alone else ""
+    return Note(
+        f"{path}: sections for others, not read: {_named(others)}{hint}{ours}",
+        warning=alone or bool(meant),
+    )
 
 
 def _read_hami(section: Mapping[str, Any], path: Path, contents: Contents) -> None:
@@ -283,7 +292,24 @@ def node_override(path: Path, node_name: str, *, may_be_absent: bool) -> Content
         if may_be_absent and isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             return contents
         raise
-    document = _folded(_section(_parse_json(text, path), str(path)))
+    found, twice = _parse_json(text, path)
+    written = _section(found, str(path))
+    document = _folded(written)
+    if twice:
+        contents.notes.append(
+            Note(
+                f"{path}: keys that are there twice, of which the last holds: "
+                f"{_named(list(twice))}; remove one",
+                warning=True,
+            )
+        )
+    if document and "nodeconfig" not in document:
+        contents.notes.append(
+            Note(
+                f"{path} has no nodeconfig, so nothing is read: {_named(sorted(written))}",
+                warning=True,
+            )
+        )
     entries = document.get("nodeconfig")
     if not isinstance(entries, list | None):
         raise ConfigError(f"nodeconfig in {path} must be a list of entries; correct it")

@@ -460,6 +460,12 @@ BOMB = (
 )
 
 
+# Each line has the keys of the one before ten times: made of it, they fill the memory of the host.
+MERGED = "a0: &a0 {k: 1, l: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10)
+)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -477,7 +483,9 @@ BOMB = (
         pytest.param("a: " + "[" * 5000, "not usable YAML", id="too deep"),
         pytest.param("a: !!python/object/apply:os.system ['true']", "could not determine a constructor", id="code in YAML is not run"),
         pytest.param("#" + "x" * MAX_BYTES, "more than 1048576 bytes", id="too large"),
-        pytest.param(BOMB, "more than 1000 keys", id="a few lines that mean millions of keys"),
+        pytest.param(BOMB, "more than 200000 values", id="a few lines that mean millions of keys"),
+        pytest.param(MERGED, "more than 200000 values", id="a few lines that merge millions of keys"),
+        pytest.param(f"flags: {two_thousand('1')}", "more than 1000 keys", id="too many keys"),
         pytest.param("nvidia: &a {deviceSplitCount: [*a]}", "nvidia.deviceSplitCount is [{", id="a loop"),
     ],
 )  # fmt: skip
@@ -508,6 +516,40 @@ def test_a_wrong_override_is_refused(settle: Resolve, override: object, words: s
     with pytest.raises(ConfigError) as refused:
         settle(override=override)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        pytest.param("nvidia: {deviceSplitCount: 4,\n deviceSplitCount: 7}", "line 2: deviceSplitCount is there a second time, after line 1", id="a key twice"),
+        pytest.param("nvidia: {deviceSplitCount: 4}\nnvidia: {}\n", "line 2: nvidia is there a second time", id="a section twice"),
+        pytest.param("Nvidia: {deviceSplitCount: 4}", "meant: nvidia?", id="a section in another case"),
+        pytest.param("kind: ConfigMap\ndata: {x: 'nvidia: {}'}", "so nothing is: there is no section nvidia", id="the ConfigMap and not what is in it"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_of_a_file_is_logged(settle: Resolve, config: str, words: str) -> None:
+    assert words in " ".join(note.text for note in settle(config=config).notes if note.warning)
+
+
+def test_a_key_that_a_merge_brings_is_not_there_twice(settle: Resolve) -> None:
+    config = "x: &x {deviceSplitCount: 4}\nnvidia: &y {<<: *x, deviceSplitCount: 7}\nz: {<<: *y}\n"
+    resolution = settle(config=config)
+    assert resolution.config.sharing.split_count == 7
+    assert not [note for note in resolution.notes if note.warning]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        pytest.param('{"nodeconfig": [], "nodeconfig": []}', "of which the last holds: nodeconfig", id="a key twice"),
+        pytest.param('{"nodeconfig": [{"name": "n", "Name": "m"}]}', "of which the last holds: Name", id="in another case"),
+        pytest.param('{"nodeConfigs": []}', "has no nodeconfig, so nothing is read: nodeConfigs", id="another key"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_of_an_override_is_logged(
+    settle: Resolve, override: str, words: str
+) -> None:
+    assert words in " ".join(note.text for note in settle(override=override).notes if note.warning)
 
 
 def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path) -> None:

@@ -374,6 +374,9 @@ def run(config: Config) -> int:
     logs.configure(form=config.log_format, level=config.log_level)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where does it hang? ask it
     _spare_memory()
+    # What we make is nobody else's to change, directories on the way to it included, of which no
+    # mode is said anywhere; who starts us may have no umask at all. One that forbids more stays.
+    os.umask(os.umask(0o077) | 0o022)
     log.info("agent starting", version=VERSION, node=config.node_name, pid=os.getpid())
     code = Agent(config).run()
     # Or the interpreter would look through everything for garbage before it ends: most of what a

@@ -38,6 +38,19 @@ def on_a_bad_disk(options: str, where: str) -> list[str]:
     ]
 
 
+def test_whatever_the_umask_nobody_else_may_write_where_the_agent_does(
+    make_node: NodeMaker,
+) -> None:
+    """Who can rename the state directory can have it forget every grant."""
+    node = make_node(started=False, command=["sh", "-c", 'umask 0; exec "$@"', "sh", *COMMAND])
+    node.start_agent("--state-dir", str(node.root / "var" / "lib" / "state"))
+    up(node, 20)
+    assert node.run_pod("one", [Ask()]).admitted.ok
+    made = [node.root / "var", *(node.root / "var").rglob("*")]
+    assert node.root / "var" / "lib" / "state" / "grants" in made
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
+
+
 def can_mount() -> bool:
     prefix = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     return subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0

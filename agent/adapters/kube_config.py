@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from agent import logs
+from agent.adapters import exec_plugin
 from agent.errors import ConfigError
 
 log = logs.get(__name__)
@@ -191,6 +192,7 @@ def _from_kubeconfig(path: Path) -> tuple[ClientPackage, Any]:
             "or to nothing in a pod with a service account"
         ) from error
     package = import_client("kube_config", oidc="auth-provider" in text)
+    importlib.import_module("kubernetes.config.exec_provider").subprocess = exec_plugin  # type: ignore[attr-defined]
     configuration = package.configuration.Configuration()
     try:
         with _root_errors() as errors:

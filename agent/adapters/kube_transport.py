@@ -4,8 +4,9 @@ Every request has a connect and a read timeout. Requests with a deadline are rep
 the others are their caller's to repeat, and are cut off when the agent stops, as watches are.
 Refused credentials are loaded anew. Thread-safe.
 
-Not bounded by any of this: the look-up of a host name, and the program of a kubeconfig's exec
-plugin; in a cluster there is neither. Nor the head of an answer that comes byte by byte.
+Not bounded by any of this: the look-up of a host name; the program of a kubeconfig's exec plugin,
+which has time of its own (`exec_plugin`), and is waited for by requests with less of it; in a
+cluster there is neither. Nor the head of an answer that comes byte by byte.
 """
 
 import random

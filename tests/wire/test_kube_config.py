@@ -12,7 +12,7 @@ from certificates import Identity, make_identity
 from kube_stage import Reader, StoppableLife
 from waiting import eventually
 
-from agent.adapters import kube_config, kube_transport
+from agent.adapters import exec_plugin, kube_config, kube_transport
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.kube_transport import KubeTransport
 from agent.errors import ClusterDenied, ClusterUnavailable, ConfigError
@@ -203,6 +203,29 @@ def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, text: str | None, sent
         path.write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         KubeCluster(KubeTransport(path), node_name="n1").connect()
+
+
+def test_a_plugin_that_hangs_is_ended_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that asks a service which does not answer: the agent did not start, and said nothing."""
+    monkeypatch.setattr(exec_plugin, "ANSWERS_WITHIN_S", 0.5)
+    plugin, child = tmp_path / "plugin", tmp_path / "child"
+    plugin.write_text(f"#!/bin/sh\nsleep 30 &\necho $! > {child}\nwait\n")
+    plugin.chmod(0o755)
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}}
+    path = write_kubeconfig(tmp_path / "kubeconfig", ApiServer(port=1), user, "")
+    with pytest.raises(ConfigError, match=r"plugin did not answer within 0.5 s, and was ended"):
+        KubeCluster(KubeTransport(path), node_name="n1").connect()
+    eventually(lambda: not runs(int(child.read_text())), what="its child is ended, too")
+
+
+def runs(pid: int) -> bool:
+    """Whether there is a process of this pid that has not ended; nobody may have waited for it."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_refused_credentials_are_not_loaded_in_a_loop(server: ApiServer, tmp_path: Path) -> None:

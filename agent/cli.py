@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from agent.hostinstall.removal import Asked
     from agent.settings import Resolution
 
+HOST = Path("/")
+
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run a command; gives the exit code. `argv` is without the program's name."""
@@ -352,7 +354,9 @@ def _config(arguments: list[str], environ: Mapping[str, str]) -> int:
     if as_manual:
         print(manual.document(), end="")
         return EXIT_OK
-    resolution = _resolved(flags, environ)
+    from agent.settings import resolve
+
+    resolution = resolve(flags, environ, service=_service_settings(HOST))
     print(
         json.dumps(manual.as_json(resolution), indent=2) if as_json else manual.listing(resolution)
     )

@@ -21,7 +21,8 @@ _INTRODUCTION = f"""# Configuration
 Flags and variables are written for one process, so they beat files; an entry of the node override
 names one node while the configuration file speaks of the whole cluster, so the entry beats the
 file. `vgpu-agent config` prints every setting as it holds, where it came from, and which weaker
-sources said otherwise. A value that cannot be is refused at start with exit code 2
+sources said otherwise; where the agent is a service of the host, with what its unit and
+`/etc/vgpu-agent/vgpu-agent.env` say. A value that cannot be is refused at start with exit code 2
 and a sentence that names its source. What is set and changes nothing in the mode that is chosen is
 named in a note: at the end of what `vgpu-agent config` prints, and in the log of `vgpu-agent run`.
 

@@ -22,6 +22,7 @@ from agent.settings.kinds import XidList
 from agent.settings.setting import Setting
 from agent.settings.table import BY_NAME, SETTINGS
 
+UNIT = "vgpu-agent.service"
 NODE_CONFIG_FILE = Path("/config/config.json")
 DEFAULT = "default"
 _SHORT = reprlib.Repr()
@@ -79,15 +80,18 @@ def resolve(
     *,
     hostname: Callable[[], str] = socket.gethostname,
     node_config_file: Path = NODE_CONFIG_FILE,
+    service: Mapping[str, str] | None = None,
 ) -> Resolution:
     """Read every source and decide.
 
-    `flags`: setting name -> raw value, only what was given. Raises ConfigError with a sentence
-    that names the flag, variable or file key, what is wrong with it and what to do.
+    `flags`: setting name -> raw value, only what was given. `service`: the environment that this
+    host's service has, where it is asked about; ours is stronger. Raises ConfigError with a
+    sentence that names the flag, variable or file key, what is wrong with it and what to do.
     """
     notes: list[Note] = []
     from_flags = {name: [Given(raw, f"flag --{name}")] for name, raw in flags.items()}
-    sources = _Sources([from_flags, _environment(environ, notes)])
+    of_service = _environment(service or {}, notes, of=f" of {UNIT}")
+    sources = _Sources([from_flags, _environment(environ, notes), of_service])
     node_name = _decide(BY_NAME["node-name"], sources, own_name=own_name(hostname))
     override_file = _decide(BY_NAME["node-config-file"], sources).value
     notes += sources.add(
@@ -111,7 +115,9 @@ def resolve(
     return Resolution(config=_config(effective), effective=effective, notes=tuple(notes))
 
 
-def _environment(environ: Mapping[str, str], notes: list[Note]) -> dict[str, list[Given]]:
+def _environment(
+    environ: Mapping[str, str], notes: list[Note], *, of: str = ""
+) -> dict[str, list[Given]]:
     """What the environment says; an empty variable counts as not set, as manifests render them."""
     layer: dict[str, list[Given]] = {}
     for setting in SETTINGS:
@@ -124,7 +130,7 @@ def _environment(environ: Mapping[str, str], notes: list[Note]) -> dict[str, lis
                     Note(f"{name} is {_SHORT.repr(raw)}, and only `true` means yes", warning=True)
                 )
                 raw = "false"
-            layer.setdefault(setting.name, []).append(Given(raw, f"environment {name}"))
+            layer.setdefault(setting.name, []).append(Given(raw, f"environment {name}{of}"))
     notes += _misspelt(environ)
     return layer
 

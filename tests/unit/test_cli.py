@@ -320,6 +320,28 @@ def test_config_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["node-name"]["origin"] == "environment NODE_NAME"
 
 
+def test_config_asks_about_the_service_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As doctor does: it printed the defaults of a program that does not run there."""
+    monkeypatch.setattr("agent.cli.HOST", tmp_path)
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    (tmp_path / "etc/vgpu-agent").mkdir()
+    unit = ROOT / "packaging" / "systemd" / "vgpu-agent.service"
+    (tmp_path / "etc/systemd/system/vgpu-agent.service").write_bytes(unit.read_bytes())
+    (tmp_path / "etc/vgpu-agent/vgpu-agent.env").write_text(
+        "VGPU_MODE=slices\nVGPU_DEVICE_SPLIT_COUNT=4\nVGPU_METRICS_BIND_ADRESS=off\n"
+    )
+    assert main(["config", "--json"], {**NODE, "VGPU_DEVICE_SPLIT_COUNT": "5"}) == 0
+    printed = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: (row["value"], row["origin"]) for row in printed["settings"]}
+    of_service = "of vgpu-agent.service"
+    assert rows["mode"] == ("slices", f"environment VGPU_MODE {of_service}")
+    assert rows["vgpulock-dir"][1] == f"environment VGPU_VGPULOCK_DIR {of_service}"
+    assert rows["device-split-count"] == ("5", "environment VGPU_DEVICE_SPLIT_COUNT")
+    assert ["VGPU_METRICS_BIND_ADRESS" in note["text"] for note in printed["notes"]] == [True]
+
+
 def test_config_prints_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--markdown"], {}) == 0
     assert capsys.readouterr().out == (ROOT / "docs" / "configuration.md").read_text()

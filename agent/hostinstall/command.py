@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from agent.hostinstall.layout import (
     Layout,
     checked_prefix,
     is_folder_name,
+    settings_of,
 )
 from agent.hostinstall.look import (
     ENVIRONMENT_FORM,
@@ -220,7 +222,7 @@ def _have(host: Host, release: Release, wish: Wish, *, dry_run: bool) -> None:
     elif not dry_run:
         say(f"{release.name} is installed in {host.layout.prefix}{_was(old, release.name)}")
     if host.systemd is None and plan.steps:
-        say(_by_hand(host))
+        say(_by_hand(host, release))
     if not dry_run:
         _say_what_is_missing(host)
 
@@ -243,13 +245,17 @@ def _was(old: str, new: str) -> str:
     return f"; before it was {old}" if old not in ("", new) else ""
 
 
-def _by_hand(host: Host) -> str:
+def _by_hand(host: Host, release: Release) -> str:
+    """How to start it without systemd: with the settings that the unit has, too."""
     if host.root != ROOT:
         return f"systemd was not told, because {host.root} is not this host's root"
     layout = host.layout
+    units = "".join(
+        f"{name}={shlex.quote(value)}; " for name, value in settings_of(release.unit).items()
+    )
     return (
         "there is no systemd on this host; to start the agent by hand: "
-        f"set -a; . {layout.environment}; set +a; exec {layout.program} run"
+        f"set -a; {units}. {layout.environment}; set +a; exec {layout.program} run"
     )
 
 

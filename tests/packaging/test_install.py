@@ -13,7 +13,7 @@ from install_tree import SHIPPED, host_in, made_release, tree
 
 from agent.cli import main
 from agent.hostinstall.alone import alone
-from agent.hostinstall.command import Host, _have, _release_before, release_of
+from agent.hostinstall.command import Host, _by_hand, _have, _release_before, release_of
 from agent.hostinstall.layout import InstallError, Layout
 from agent.hostinstall.plan import Release, Wish, current_name, plan_install, previous_name
 from agent.hostinstall.steps import Plan, StartAgent
@@ -432,3 +432,17 @@ def test_errors_without_advice_say_what_the_system_said(tmp_path: Path) -> None:
     (tmp_path / "root/opt").write_text("")
     with pytest.raises(InstallError, match="could not make the directory"):
         have(host, made_release(tmp_path / "a"))
+
+
+def test_by_hand_it_has_the_settings_of_the_unit_and_of_the_file(tmp_path: Path) -> None:
+    """Without the unit's, containers lock in /tmp, where any user of the host can be the first."""
+    release = made_release(tmp_path / "release")
+    file = tmp_path / "vgpu-agent.env"
+    file.write_text("VGPU_MODE=slices\n")
+    said = _by_hand(Host(Layout(), Path("/"), None, lambda _: None), release)
+    start = said.partition("by hand: ")[2]
+    start = start.replace("/etc/vgpu-agent/vgpu-agent.env", str(file))
+    start = start.replace("/opt/vgpu-agent/current/vgpu-agent run", "env")
+    has = subprocess.run(["sh", "-c", start], capture_output=True, text=True, check=True).stdout
+    assert "VGPU_VGPULOCK_DIR=/usr/local/vgpu/vgpulock" in has.splitlines()
+    assert "VGPU_MODE=slices" in has.splitlines()

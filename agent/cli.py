@@ -151,6 +151,9 @@ def _resolved(flags: Mapping[str, object], environ: Mapping[str, str]) -> "Resol
 
 
 def _run(arguments: list[str], environ: Mapping[str, str]) -> int:
+    from agent.supervisor import end_at_a_signal
+
+    end_at_a_signal()
     flags = parsed(settings_parser("run"), arguments)
     resolution = _resolved(flags, environ)
     from agent import logs

@@ -8,6 +8,7 @@ backoff and jitter, and when it crashes too often in a row the whole agent gives
 or kubelet takes over.
 """
 
+import os
 import random
 import signal
 import threading
@@ -213,6 +214,22 @@ class Supervisor:
         if hanging:
             log.error("services did not stop", services=",".join(hanging), waited_s=timeout_s)
         return EXIT_GAVE_UP if hanging or self.gave_up else EXIT_STOPPED
+
+
+def end_at_a_signal() -> None:
+    """In a container, until `serve`: the kernel keeps from process 1 what it has no handler for.
+
+    Elsewhere a signal ends us at once, as it should: nothing was begun that has to be ended.
+    """
+    if os.getpid() != 1:
+        return
+
+    def end(_number: int, _frame: object) -> None:
+        raise SystemExit(EXIT_STOPPED)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # of SIGINT Python takes care
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def serve(

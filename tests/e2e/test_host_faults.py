@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,33 @@ def test_whatever_the_umask_nobody_else_may_write_where_the_agent_does(
     made = [node.root / "var", *(node.root / "var").rglob("*")]
     assert node.root / "var" / "lib" / "state" / "grants" in made
     assert [path for path in made if path.stat().st_mode & 0o022] == []
+
+
+@pytest.mark.skipif(
+    subprocess.run(
+        ["unshare", "--user", "--pid", "--fork", "true"], capture_output=True, check=False
+    ).returncode
+    != 0,
+    reason="pid namespaces are not allowed here",
+)
+def test_as_process_1_it_ends_at_a_signal_before_it_serves(make_node: NodeMaker) -> None:
+    """It was lost, and a pod deleted as it started registered and stayed until kubelet killed it."""
+    prefix = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    node = make_node(started=False, command=[*prefix, *COMMAND])
+    begun, plugin = node.root / "begun", node.root / "plugin"
+    plugin.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 30\n")
+    plugin.chmod(0o755)
+    content = json.loads((node.root / "kubeconfig").read_text())
+    exec_ = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    content["users"][0]["user"] = {"exec": exec_}
+    (node.root / "kubeconfig").write_text(json.dumps(content))
+    node.start_agent()
+    eventually(begun.exists, what="it waits for its credentials")
+    assert node.agent is not None
+    outer = node.agent.pid
+    (inner,) = (Path("/proc") / str(outer) / "task" / str(outer) / "children").read_text().split()
+    os.kill(int(inner), signal.SIGTERM)
+    assert node.agent.wait(5) == 0, "it has no handler of its own yet"
 
 
 def can_mount() -> bool:

@@ -1,5 +1,6 @@
 #include "limits.h"
 #include "limits_file.h"
+#include "log.h"
 #include "loose.h"
 #include "monotonic.h"
 #include "region.h"
@@ -228,6 +229,10 @@ void limits_place(int place, const char *uuid)
     }
     pthread_mutex_unlock(&lock);
     struct line line;
+    uint64_t told = known || file || !bytes ? 0 : region_told_bytes(place);
+    if (told && told != bytes)
+        log_warning("%s limits %s to %llu bytes, not the environment's %llu, until it is deleted",
+                    settings()->cache_path, uuid, (unsigned long long)told, (unsigned long long)bytes);
     if (!known && places[place].line != UNKNOWN) {
         loose_store(&places[place].told_sequence, UNTOLD);
         read_line(place, &line);

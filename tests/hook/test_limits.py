@@ -216,6 +216,22 @@ def test_what_is_refused_is_said_from_level_2_on(node: Node, level: str, lines: 
     assert said["stderr"].endswith(names if lines else "")
 
 
+def test_who_comes_later_is_told_that_another_limit_holds(node: Node) -> None:
+    """Without a limits file it is the one that the first process had, though that may have ended long ago."""
+    ask = {"LIBCUDA_LOG_LEVEL": "2", "NVIDIA_VISIBLE_DEVICES": A}
+    assert node.run(ASK, **{LIMIT: "2g"}, **ask)["stderr"] == ""
+    same, none, other = (node.run(ASK, **{LIMIT: text}, **ask) for text in ("2048m", "", "1g"))
+    assert [said["total"] for said in (same, none, other)] == [2048] * 3
+    assert [said["stderr"] for said in (same, none)] == [""] * 2
+    assert other["stderr"].endswith(
+        f"{node.cache} limits {A} to 2147483648 bytes, not the environment's 1073741824, "
+        "until it is deleted\n"
+    )
+    assert node.run(ASK, **{LIMIT: "1g"})["stderr"] == ""
+    node.cache.unlink()
+    assert node.run(ASK, **{LIMIT: "1g"}, **ask)["total"] == 1024
+
+
 def test_a_cache_file_that_cannot_be_had_stops_cuda_and_not_the_program(node: Node) -> None:
     cache = str(node.cache / "no" / "such" / "directory")
     env = {LIMIT: "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache, "LIBCUDA_LOG_LEVEL": "1"}

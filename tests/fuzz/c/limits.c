@@ -31,6 +31,11 @@ uint32_t settings_core_permille(const char *uuid, int listed_at)
     return strlen(uuid) % 2 ? 300 : WHOLE_GPU_PERMILLE;
 }
 
+void log_line(enum log_level level, const char *format, ...)
+{
+    (void)level, (void)format;
+}
+
 uint64_t region_told_bytes(int place)
 {
     (void)place;

@@ -141,7 +141,9 @@ class Agent:
         self._events = Events(self._cluster)
         self._may_act = Published(value=False)
         self._trimmed = False
-        self._instance = Instance(InstanceLock(config.state_dir), self._may_act)
+        self._instance = Instance(
+            InstanceLock(config.state_dir), self._may_act, all_left=self._nobody_acts
+        )
         self._topology = Published[tuple[GpuPair, ...]](()) if config.reads_topology else None
 
         services = [*self._watchers(), *self._acting()]
@@ -241,11 +243,15 @@ class Agent:
             limits.mend()
             parts.mig_lock.tidy()
 
-        gate = Gate(self._may_act, on_open=opened)
+        self._gate = Gate(self._may_act, on_open=opened)
         return [
-            Gated(service, gate)
+            Gated(service, self._gate)
             for service in (*self._mode.services, *self._observing.services, ownership)
         ]
+
+    def _nobody_acts(self, timeout_s: float) -> bool:
+        """Whether the next agent may, so that it need not wait for the rest of us to end."""
+        return not self._config.clean_exit and self._gate.wait_until_empty(timeout_s)
 
     def _renew(self, resources: Collection[str]) -> None:
         for plugin in self._mode.plugins:

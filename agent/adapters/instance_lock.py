@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from agent import logs
@@ -22,6 +23,7 @@ log = logs.get(__name__)
 
 TRY_EVERY_S = 0.1  # between two agents kubelet refuses whoever asks for a vGPU, and for good
 LOOK_EVERY_S = 10.0
+LEAVING_S = 3.0  # of what the agent has to end in
 STATE_DIR_MODE, LOCK_FILE_MODE = 0o700, 0o600
 
 
@@ -159,8 +161,11 @@ class Instance:
     """Service: publishes True while this agent may act, and keeps the lock that says so.
 
     When there can be no lock (read-only state directory) it says so and goes ahead: to refuse would
-    take the node's GPUs away for a disk that the agent can do without. The lock is kept until the
-    process ends, beyond the stop of this service, because the others are still saying goodbye.
+    take the node's GPUs away for a disk that the agent can do without.
+
+    At the stop the lock is kept until nobody acts any more, as `all_left` tells; until the process
+    ends, where it does not. Whoever only looks may be long in ending, as in a call of the driver,
+    and meanwhile kubelet would refuse every pod that comes.
     """
 
     name = "instance"
@@ -170,10 +175,13 @@ class Instance:
         lock: InstanceLock,
         may_act: Published[bool],
         *,
+        all_left: Callable[[float], bool] = lambda _: False,
         try_every_s: float = TRY_EVERY_S,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
+        """`all_left` waits at most so many seconds for all who act to end; whether they have."""
         self._lock = lock
+        self._all_left = all_left
         self._may_act = may_act
         self._try_every_s = try_every_s
         self._look_every_s = look_every_s
@@ -182,6 +190,9 @@ class Instance:
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
             life.pause(self._look_every_s if self.step_once() else self._try_every_s)
+        if self._lock.held and self._all_left(LEAVING_S):
+            self._may_act.publish(False)
+            self._lock.release()
 
     def step_once(self) -> bool:
         """Try or look once; whether this agent may act."""

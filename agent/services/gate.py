@@ -1,6 +1,7 @@
 """Holds a service back until this agent is the only one on the node."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from agent.services.published import Published
 from agent.supervisor import Lifeline, Service
@@ -14,6 +15,7 @@ class Gate:
         self._may_act = may_act
         self._on_open = on_open
         self._opened = Published(value=False)
+        self._inside = Published(0)  # services that are at the gate or behind it
 
     def wait(self, life: Lifeline) -> bool:
         """Wait until the gate opens; False when the agent stops first."""
@@ -23,6 +25,19 @@ class Gate:
                 self._opened.update(self._open_once)
                 return True
         return False
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Whoever does is inside meanwhile."""
+        self._inside.update(lambda count: count + 1)
+        try:
+            yield
+        finally:
+            self._inside.update(lambda count: count - 1)
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Wait until nobody acts any more, all being about to stop; False after `timeout_s`."""
+        return self._inside.wait_until(lambda count: count == 0, timeout_s)
 
     def _open_once(self, opened: bool) -> bool:
         if not opened:
@@ -39,5 +54,6 @@ class Gated:
         self._gate = gate
 
     def run(self, life: Lifeline) -> None:
-        if self._gate.wait(life):
-            self._service.run(life)
+        with self._gate.passing():
+            if self._gate.wait(life):
+                self._service.run(life)

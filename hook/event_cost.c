@@ -7,6 +7,12 @@ enum { ROW = 4 }; /* events behind the first one */
 
 #define EVENT_MOST_NS 10000 /* something was between them */
 
+static void note(struct event_told *told, int64_t ns)
+{
+    if (!told->rows++ || ns < told->least_ns)
+        told->least_ns = ns;
+}
+
 /* What was asked. False while it is not told. */
 static bool hear(struct event_cost *cost)
 {
@@ -18,8 +24,9 @@ static bool hear(struct event_cost *cost)
     if (result != CUDA_SUCCESS || !event_elapsed(cost->first, cost->last, &ns) || ns <= cost->longer_than_ns
         || (ns /= ROW) > EVENT_MOST_NS)
         return true;
-    if (!cost->told++ || ns < cost->least_ns)
-        cost->least_ns = ns;
+    note(&cost->told[false], ns);
+    if (cost->longer_than_ns < 0)
+        note(&cost->told[true], ns);
     return true;
 }
 
@@ -29,7 +36,7 @@ void event_cost_look(struct event_cost *cost, CUevent unfinished)
     bool later = ++cost->looks % LOOKS_APART != 0;
     unsigned tries = unfinished ? cost->tries : cost->looks;
     if (!cost->stream || !real->cuStreamWaitEvent || (cost->out && !hear(cost))
-        || ((cost->told >= EVENT_COST_TOLD || tries >= TRIES_MOST) && later))
+        || ((cost->told[unfinished != NULL].rows >= EVENT_COST_TOLD || tries >= TRIES_MOST) && later))
         return;
     int64_t before_ns = (int64_t)monotonic_ns();
     cost->tries += unfinished != NULL;

@@ -4,8 +4,9 @@
  * Some events of ours, one behind the other, tell, if the GPU had all at hand: on a stream of ours that waits
  * for a launch meanwhile, or where it took longer for them than they took to be sent, by far. Not on the
  * program's stream, where it could put something between them. The least counts of some such rows, and of one
- * a second after that, as a GPU that was idle is slow at first. One thread at a time, with the context
- * current.
+ * a second after that, as a GPU that was idle is slow at first. What the GPU does for others between them may
+ * make those that waited for nothing too long: they count until enough of the others are told. One thread at
+ * a time, with the context current.
  */
 #ifndef VGPU_EVENT_COST_H
 #define VGPU_EVENT_COST_H
@@ -22,8 +23,12 @@ struct event_cost {
     CUevent first, last; /* of those in a row: the latter is recorded again and again */
     bool out; /* they are, */
     int64_t longer_than_ns; /* and tell something if more lies between them */
-    unsigned looks, tries, told;
-    int64_t least_ns; /* of those told */
+    unsigned looks, tries;
+    struct event_told {
+        unsigned rows;
+        int64_t least_ns; /* of them */
+    } told[2]; /* by all rows; and by those that waited for a launch, which are better, once they are enough
+                */
 };
 
 /* See what is told, and ask again unless enough is: behind `unfinished`, an event that is not done, as far as
@@ -33,7 +38,8 @@ void event_cost_look(struct event_cost *cost, CUevent unfinished);
 /* 0: not known. */
 static inline int64_t event_cost_ns(const struct event_cost *cost)
 {
-    return cost->told < EVENT_COST_TOLD ? 0 : cost->least_ns;
+    const struct event_told *told = &cost->told[cost->told[true].rows >= EVENT_COST_TOLD];
+    return told->rows < EVENT_COST_TOLD ? 0 : told->least_ns;
 }
 
 /* What a launch took between whose events so much lies, without the event: at least half. */

@@ -88,6 +88,8 @@ TOLD = [
         "1000~@700 " * 64 + "1000~@100 " * 4, "10000 10000", id="behind nothing, given up"
     ),
     pytest.param("1000~@700 " * 64 + "1000 " * 4, "10000 9000", id="but for a launch it is not"),
+    pytest.param("3000~@100 " * 4 + "1000 " * 3, "10000 9000", id="the least of both"),
+    pytest.param("900~@100 " * 4 + "1000 " * 4, "10000 9000", id="behind a launch is better known"),
 ]
 
 

@@ -7,12 +7,6 @@ enum { ROW = 4 }; /* events behind the first one */
 
 #define EVENT_MOST_NS 10000 /* something was between them */
 
-static void note(struct event_told *told, int64_t ns)
-{
-    if (!told->rows++ || ns < told->least_ns)
-        told->least_ns = ns;
-}
-
 /* What was asked. False while it is not told. */
 static bool hear(struct event_cost *cost)
 {
@@ -21,12 +15,14 @@ static bool hear(struct event_cost *cost)
     if (result == CUDA_ERROR_NOT_READY)
         return false;
     cost->out = false;
-    if (result != CUDA_SUCCESS || !event_elapsed(cost->first, cost->last, &ns) || ns <= cost->longer_than_ns
-        || (ns /= ROW) > EVENT_MOST_NS)
+    if (result != CUDA_SUCCESS || !event_elapsed(cost->first, cost->last, &ns) || ns < 0
+        || ns / ROW > EVENT_MOST_NS)
         return true;
-    note(&cost->told[false], ns);
-    if (cost->longer_than_ns < 0)
-        note(&cost->told[true], ns);
+    if (!cost->seen || ns / ROW < cost->least_ns)
+        cost->least_ns = ns / ROW;
+    cost->seen = true;
+    cost->told += ns > cost->longer_than_ns;
+    cost->told_behind += cost->longer_than_ns < 0;
     return true;
 }
 
@@ -34,9 +30,11 @@ void event_cost_look(struct event_cost *cost, CUevent unfinished)
 {
     const struct real_cuda *real = real_cuda();
     bool later = ++cost->looks % LOOKS_APART != 0;
+    if (!cost->stream || !real->cuStreamWaitEvent || (cost->out && !hear(cost)))
+        return;
     unsigned tries = unfinished ? cost->tries : cost->looks;
-    if (!cost->stream || !real->cuStreamWaitEvent || (cost->out && !hear(cost))
-        || ((cost->told[unfinished != NULL].rows >= EVENT_COST_TOLD || tries >= TRIES_MOST) && later))
+    unsigned told = unfinished ? cost->told_behind : cost->told;
+    if ((told >= EVENT_COST_TOLD || tries >= TRIES_MOST) && later)
         return;
     int64_t before_ns = (int64_t)monotonic_ns();
     cost->tries += unfinished != NULL;

@@ -3,10 +3,10 @@
  *
  * Some events of ours, one behind the other, tell, if the GPU had all at hand: on a stream of ours that waits
  * for a launch meanwhile, or where it took longer for them than they took to be sent, by far. Not on the
- * program's stream, where it could put something between them. The least counts of some such rows, and of one
- * a second after that, as a GPU that was idle is slow at first. What the GPU does for others between them may
- * make those that waited for nothing too long: they count until enough of the others are told. One thread at
- * a time, with the context current.
+ * program's stream, where it could put something between them. Once there are some such rows the least of all
+ * counts, as an event takes no longer than any row says, and of one a second after that: a GPU that was idle
+ * is slow at first, and what it does for others meanwhile lengthens a row. One thread at a time, with the
+ * context current.
  */
 #ifndef VGPU_EVENT_COST_H
 #define VGPU_EVENT_COST_H
@@ -24,11 +24,9 @@ struct event_cost {
     bool out; /* they are, */
     int64_t longer_than_ns; /* and tell something if more lies between them */
     unsigned looks, tries;
-    struct event_told {
-        unsigned rows;
-        int64_t least_ns; /* of them */
-    } told[2]; /* by all rows; and by those that waited for a launch, which are better, once they are enough
-                */
+    unsigned told, told_behind; /* rows whose events were all at hand, and of them those behind a launch */
+    bool seen;
+    int64_t least_ns; /* of all rows that were */
 };
 
 /* See what is told, and ask again unless enough is: behind `unfinished`, an event that is not done, as far as
@@ -38,8 +36,7 @@ void event_cost_look(struct event_cost *cost, CUevent unfinished);
 /* 0: not known. */
 static inline int64_t event_cost_ns(const struct event_cost *cost)
 {
-    const struct event_told *told = &cost->told[cost->told[true].rows >= EVENT_COST_TOLD];
-    return told->rows < EVENT_COST_TOLD ? 0 : told->least_ns;
+    return cost->told < EVENT_COST_TOLD ? 0 : cost->least_ns;
 }
 
 /* What a launch took between whose events so much lies, without the event: at least half. */

@@ -21,9 +21,12 @@ static bool takes_more(void)
     struct timespec at_once = {0, 0};
     struct stat status;
     struct rlimit most;
-    return syscall(SYS_ppoll, &out, 1, &at_once, NULL, 0) == 1 && out.revents == POLLOUT
-        && !(fstat(STDERR_FILENO, &status) == 0 && S_ISREG(status.st_mode)
-             && getrlimit(RLIMIT_FSIZE, &most) == 0 && (rlim_t)status.st_size >= most.rlim_cur);
+    if (syscall(SYS_ppoll, &out, 1, &at_once, NULL, 0) != 1 || out.revents != POLLOUT)
+        return false;
+    if (fstat(STDERR_FILENO, &status) != 0 || !S_ISREG(status.st_mode) || getrlimit(RLIMIT_FSIZE, &most) != 0)
+        return true;
+    long at = syscall(SYS_lseek, STDERR_FILENO, 0, SEEK_CUR); /* it may have been cut short since */
+    return (rlim_t)(at > status.st_size ? at : status.st_size) < most.rlim_cur;
 }
 
 void log_line(enum log_level level, const char *format, ...)

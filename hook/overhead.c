@@ -194,6 +194,12 @@ static int64_t measure(struct overhead *overhead)
         int64_t cost = seen.uncharged + (int64_t)overhead->charged.bytes - overhead->uncharged_before;
         int64_t more = seen.uncharged - overhead->before.uncharged, floor = more < grown ? more : grown;
         floor = last ? last : floor;
+        int64_t hidden = overhead->uncharged_before < 0 ? -overhead->uncharged_before : 0;
+        if (hidden && last && !overhead->last_guessed && cost > last && cost - last <= hidden)
+            return last; /* pages of it have come to the GPU meanwhile */
+        int64_t own = (int64_t)(now->own - before->own), without = cost - hidden;
+        if (hidden && cost > own) /* or another thread has freed some */
+            cost = own > without ? own : without;
         return apart || cost > floor ? cost : floor;
     }
     /* Others that have come to the GPU began their first contexts after this one, and are behind. */

@@ -10,7 +10,7 @@ Containers without a vGPU are empty and keep their place. The author of a pod ca
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from agent.domain.grants import Claim
 from agent.domain.shown import shown
@@ -57,8 +57,20 @@ def _claim(entry: str) -> Claim:
     return Claim(uuid, vendor, _number(memory, "memory", entry), _number(cores, "core", entry))
 
 
-def _slot(piece: str) -> Slot:
-    return tuple(_claim(entry) for entry in piece.split(":") if "," in entry)
+def entries(
+    pieces: Iterable[str], malformed: Callable[[str], MalformedAnnotation]
+) -> Iterator[list[str]]:
+    """The vGPUs of each container as they are written. Raises what `malformed` gives."""
+    left = MAX_CLAIMS
+    for piece in pieces:
+        found = [entry for entry in piece.split(":") if "," in entry]
+        left -= len(found)
+        if left < 0:
+            raise malformed(f"it lists more than {MAX_CLAIMS} vGPUs")
+        for entry in found:
+            if "?" in entry:  # which is there for what is not ASCII, too (decode_pod)
+                raise malformed(f"the entry {shown(entry)} has a character that no entry has")
+        yield found
 
 
 def decode_claims(text: str) -> Slots:
@@ -73,12 +85,10 @@ def decode_claims(text: str) -> Slots:
         raise _malformed(f"it has more than {MAX_CHARS} characters")
     if text.count(";") > MAX_SLOTS:
         raise _malformed(f"it lists more than {MAX_SLOTS} containers")
-    if text.count(":") > MAX_CLAIMS:
-        raise _malformed(f"it lists more than {MAX_CLAIMS} vGPUs")
     pieces = text.split(";")
     if not pieces[-1]:
         pieces.pop()
-    return tuple(_slot(piece) for piece in pieces)
+    return tuple(tuple(map(_claim, found)) for found in entries(pieces, _malformed))
 
 
 def encode_claims(slots: Iterable[Iterable[Claim]]) -> str:

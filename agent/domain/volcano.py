@@ -16,7 +16,7 @@ device_info.go); volcano-vgpu-device-plugin 1.9 to 1.12 and later, pkg/plugin, p
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from agent.domain.claims import MAX_CHARS, MAX_CLAIMS, MAX_SLOTS, Slot, Slots
+from agent.domain.claims import MAX_CHARS, MAX_SLOTS, Slot, Slots, entries
 from agent.domain.dialect import Codec, Dialect
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grants import Claim
@@ -96,13 +96,11 @@ def decode(text: str, factor: int) -> Slots:
         raise _malformed(f"it has more than {MAX_CHARS} characters")
     if text.count(";") >= MAX_SLOTS:
         raise _malformed(f"it lists more than {MAX_SLOTS} containers")
-    if text.count(":") > MAX_CLAIMS:
-        raise _malformed(f"it lists more than {MAX_CLAIMS} vGPUs")
     if not text:
         return ()
     return tuple(
-        tuple(_claim(entry, factor) for entry in piece.split(":") if "," in entry)
-        for piece in text.split(";")
+        tuple(_claim(entry, factor) for entry in found)
+        for found in entries(text.split(";"), _malformed)
     )
 
 

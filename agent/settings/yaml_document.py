@@ -44,7 +44,7 @@ def parse_yaml(text: str, path: Path) -> tuple[Any, tuple[str, ...]]:
 def _weighed(top: Any, path: Path) -> Iterator[str]:
     """Refuse what is too much with its aliases written out; tell of keys that are there twice."""
     known: dict[int, int] = {}
-    if _weight(top, known) > MAX_NODES:
+    if _weight(top, known, path) > MAX_NODES:
         raise ConfigError(
             f"{path} has more than {MAX_NODES} values with its aliases (`*name`, `<<`) written "
             "out; write it with fewer of them"
@@ -61,11 +61,15 @@ def _weighed(top: Any, path: Path) -> Iterator[str]:
         yield from _keys_twice(node, path)
 
 
-def _weight(node: Any, known: dict[int, int]) -> int:
-    """How many values a node stands for; one that is in itself is there once."""
+def _weight(node: Any, known: dict[int, int], path: Path) -> int:
+    """How many values a node stands for. Raises ConfigError: one is within itself."""
     if id(node) not in known:
         known[id(node)] = 0
-        known[id(node)] = 1 + sum(_weight(child, known) for child in _children(node))
+        known[id(node)] = 1 + sum(_weight(child, known, path) for child in _children(node))
+    if not known[id(node)]:
+        raise ConfigError(
+            f"{path} has a value within itself, by an alias (`*name`); write it without"
+        )
     return known[id(node)]
 
 

@@ -107,13 +107,17 @@ def test_a_pipe_neither_ends_nor_holds_up_who_tells_it_of_a_limit(node: Node, fu
     assert json.loads(done.stdout)["init"] == 1  # CUDA_ERROR_INVALID_VALUE
 
 
+@pytest.mark.parametrize(
+    ("at", "most_bytes"),
+    [pytest.param(0, 0, id="at all"), pytest.param(4096, 4096, id="and was cut short since")],
+)
 def test_a_file_that_may_not_grow_does_not_end_who_is_told_of_a_limit(
-    node: Node, tmp_path: Path
+    node: Node, tmp_path: Path, at: int, most_bytes: int
 ) -> None:
     """To write past RLIMIT_FSIZE ends a program that has not changed what SIGXFSZ does."""
     code = (
-        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "import os, resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        f"os.lseek(2, {at}, 0); resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes},) * 2)\n"
         "say(init=cuda.cuInit(0))"
     )
     with (tmp_path / "stderr").open("w") as file:

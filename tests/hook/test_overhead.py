@@ -603,6 +603,31 @@ def test_what_is_made_beside_managed_memory_that_nvml_does_not_count_is_charged(
     assert run(node, steps) == [0, 700, 300, 0, 700 + mib, 300 + mib]
 
 
+@pytest.mark.parametrize(
+    ("call", "make", "mib"),
+    [
+        pytest.param("cuModuleLoadData", "cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), b'x')",
+                     120, id="code"),
+        pytest.param("cuCtxCreate_v2", "context()[0]", 300, id="a context"),
+    ],
+)  # fmt: skip
+def test_managed_memory_that_another_thread_frees_meanwhile_is_nothing_that_was_made(
+    node: Node, call: str, make: str, mib: int
+) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, memory_mib=2000, context_mib=300, module_mib=120))
+    node.sim.process(0, 1_000_000, 1500)
+    steps = (
+        "import time\nstart(); c = ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(c))\n"
+        "result, managed = alloc(400, 'cuMemAllocManaged', 1); r.append(result)\n"
+        "change('memory_mib=1500', 'memory_mib=1')\n"
+        f"def go(): cuda.cuCtxSetCurrent(c); r.append({make})\n"
+        "making = threading.Thread(target=go)\n"
+        f"with held('{call}'): making.start(); time.sleep(0.3); free(managed)\n"
+        "making.join(); r += [ledger_mib(), held_mib()]"
+    )
+    assert run(node, steps) == [0, 0, 300 + mib, 300 + mib]
+
+
 def test_each_device_is_looked_at_whichever_is_asked_about_first(node: Node) -> None:
     node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
     code = f"start(1); used_mib(); start(0); used_mib()\n{UNSEEN}start(1); used_mib(); start(0); r += [used_mib()]"

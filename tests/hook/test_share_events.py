@@ -71,7 +71,7 @@ TOLD = [
     pytest.param("1000 1000 1000", "10000 10000", id="too seldom to be believed"),
     pytest.param("3000 1000 2500 1800", "10000 9000", id="the least"),
     pytest.param("1000! 800! 1000! 1000! 1000! 1000!", "10000 10000", id="they waited for nothing"),
-    pytest.param("2000 500! 2000 2000 2000", "10000 8000", id="one waited for nothing"),
+    pytest.param("2000 500! 2000 2000 2000", "10000 9500", id="none takes longer than any says"),
     pytest.param("50000 50000 50000 50000", "200000 200000", id="something was between each time"),
     pytest.param("50000 2000 2000 2000 2000", "200000 198000", id="and not later"),
     pytest.param("2000 -5 2000 2000 2000", "10000 8000", id="nonsense"),
@@ -89,7 +89,14 @@ TOLD = [
     ),
     pytest.param("1000~@700 " * 64 + "1000 " * 4, "10000 9000", id="but for a launch it is not"),
     pytest.param("3000~@100 " * 4 + "1000 " * 3, "10000 9000", id="the least of both"),
-    pytest.param("900~@100 " * 4 + "1000 " * 4, "10000 9000", id="behind a launch is better known"),
+    pytest.param(
+        ("1000~ " * 12 + "2000~ ") * 4,
+        "10000 9000",
+        id="some are late, and alone seem to be at hand",
+    ),
+    pytest.param(
+        "2000~@100 " * 4 + "1000", "10000 9000", id="behind a launch it is asked for longer"
+    ),
 ]
 
 

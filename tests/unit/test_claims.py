@@ -128,6 +128,8 @@ def test_vectors(text: str, slots: tuple[tuple[Claim, ...], ...], after_erase: s
         pytest.param(";" * 5000, "more than 2048 containers", id="too many containers"),
         pytest.param("a,b,1,1:" * 2000, "more than 1024 vGPUs", id="too many vGPUs"),
         pytest.param(("a,b,1,1:" * 60 + ";") * 20, "more than 1024 vGPUs", id="of all containers"),
+        pytest.param("a,b,1,1;" * 2000, "more than 1024 vGPUs", id="one of each container"),
+        pytest.param("a,NVIDIA?,1,1:;", "a character that no entry has", id="what was not ASCII"),
         pytest.param("x" * (MAX_CHARS + 1), "more than 262144 characters", id="too long"),
         pytest.param("a,b,1," + "9" * 200_000, "core '99999", id="a very long number"),
     ],
@@ -142,7 +144,7 @@ def test_refused_by_name(text: str, why: str) -> None:
 
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
-FIELD = st.text(st.characters(exclude_characters=",:;", codec="utf-8"), max_size=50)
+FIELD = st.text(st.characters(exclude_characters=",:;?", codec="utf-8"), max_size=50)
 CLAIMS = st.builds(Claim, FIELD, FIELD, INT32, INT32)
 SLOTS = st.lists(st.lists(CLAIMS, max_size=4).map(tuple), max_size=6).map(tuple)
 

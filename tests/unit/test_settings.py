@@ -486,7 +486,8 @@ MERGED = "a0: &a0 {k: 1, l: 1}\n" + "".join(
         pytest.param(BOMB, "more than 200000 values", id="a few lines that mean millions of keys"),
         pytest.param(MERGED, "more than 200000 values", id="a few lines that merge millions of keys"),
         pytest.param(f"flags: {two_thousand('1')}", "more than 1000 keys", id="too many keys"),
-        pytest.param("nvidia: &a {deviceSplitCount: [*a]}", "nvidia.deviceSplitCount is [{", id="a loop"),
+        pytest.param("nvidia: &a {deviceSplitCount: [*a]}", "has a value within itself", id="a loop"),
+        pytest.param("a: &a {b: 1, z: {<<: [*a, *a]}}", "has a value within itself", id="merged into itself"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused(settle: Resolve, config: str, words: str) -> None:

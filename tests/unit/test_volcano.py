@@ -116,6 +116,7 @@ def test_volcanos_vectors(
         pytest.param("," * (MAX_CHARS + 1), "characters", id="too long"),
         pytest.param(A * 1025, "more than 1024 vGPUs", id="too many vGPUs"),
         pytest.param((A * 60 + ";") * 20, "more than 1024 vGPUs", id="of all containers"),
+        pytest.param((A + ";") * 2000, "more than 1024 vGPUs", id="one of each container"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_reason(text: str, why: str) -> None:

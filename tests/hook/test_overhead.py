@@ -628,6 +628,18 @@ def test_managed_memory_that_another_thread_frees_meanwhile_is_nothing_that_was_
     assert run(node, steps) == [0, 0, 300 + mib, 300 + mib]
 
 
+def test_pages_that_come_to_the_gpu_as_a_context_is_made_are_not_the_contexts(node: Node) -> None:
+    """What one takes is known by then. Here it takes as much more as the pages would."""
+    node.sim.change_gpu(0, SimGpu(uuid=GPU, memory_mib=2000, context_mib=300))
+    node.sim.process(0, 1_000_000, 1500)
+    steps = (
+        "start(); r.append(alloc(400, 'cuMemAllocManaged', 1)[0])\n"
+        "change('memory_mib=1500', 'memory_mib=1'); change('context_mib=300', 'context_mib=700')\n"
+        "r += [context()[0], ledger_mib()]"
+    )
+    assert run(node, steps, **{LIMIT: "1100m"}) == [0, 0, 1000]
+
+
 def test_each_device_is_looked_at_whichever_is_asked_about_first(node: Node) -> None:
     node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
     code = f"start(1); used_mib(); start(0); used_mib()\n{UNSEEN}start(1); used_mib(); start(0); r += [used_mib()]"

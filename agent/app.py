@@ -65,6 +65,7 @@ log = logs.get(__name__)
 M_ARENA_MAX = -8  # mallopt(3)
 # Together under the 5 s in which the agent promises to stop; an Allocate may still need its budget.
 JOIN_WITHIN_S, LEAVE_WITHIN_S = 3.2, 1.4
+SETTLED_TICKS = 3
 USE, LIMITS = "/v1/use", "/v1/limits"
 
 
@@ -140,7 +141,7 @@ class Agent:
         )
         self._events = Events(self._cluster)
         self._may_act = Published(value=False)
-        self._trimmed = False
+        self._ready_ticks = 0
         self._instance = Instance(
             InstanceLock(config.state_dir), self._may_act, all_left=self._nobody_acts
         )
@@ -317,8 +318,8 @@ class Agent:
         reasons = self.missing()
         if reasons:
             return reasons[0]
-        if not self._trimmed:
-            self._trimmed = True
+        self._ready_ticks += 1
+        if self._ready_ticks == SETTLED_TICKS:  # the other threads have their modules by then
             give_memory_back()  # what compiling modules without .pyc files took, about 10 MiB
         gpus = self._inventory.now().gpus
         return f"serving {sum(gpu.healthy for gpu in gpus)} of {len(gpus)} GPUs"

@@ -55,7 +55,7 @@ def _writable() -> Path:
     raise CgroupsUnavailable("cgroups of version 2 cannot be made here; run as root")
 
 
-def _hierarchies() -> list[Path]:
+def hierarchies() -> list[Path]:
     """All that are mounted, of either version."""
     top = Path(HIERARCHIES[0])
     places = [top, *top.iterdir()] if top.is_dir() else []
@@ -66,17 +66,17 @@ def every_hierarchy_is_ours() -> bool:
     """Whether a container runtime may make cgroups wherever it wants one."""
     name = f"vgpu-probe-{os.getpid()}"
     try:
-        for place in _hierarchies():
+        for place in hierarchies():
             (place / name).mkdir()
             (place / name).rmdir()
     except OSError:
         return False
-    return bool(_hierarchies())
+    return bool(hierarchies())
 
 
 def remove_from_every_hierarchy(path: Path) -> None:
     """An empty cgroup, and those above it as far as they are empty."""
-    for place in _hierarchies():
+    for place in hierarchies():
         for part in (path, *path.parents[:-1]):
             with contextlib.suppress(OSError):
                 (place / part.relative_to("/")).rmdir()

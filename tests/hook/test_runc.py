@@ -20,20 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tenant_rootfs
 from built_hook import ROOT, built, sim_libraries
 from pod_cgroups import every_hierarchy_is_ours, remove_from_every_hierarchy
+from tenant_rootfs import DRIVER, TENANT, libc_directory
 
 from agent.sim.container import Container
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import Ask, SimNode
 from tests.peers.container_tools import ContainerTools, PeersUnavailable, container_tools
-from tests.peers.runc import BindMount, Bundle, Runc, install, libraries_of, place, unusable
+from tests.peers.runc import BindMount, Bundle, Runc, place, unusable
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("runc")]  # packages are fetched
 
 MIB = 1000
-TENANT = "/usr/bin/sim-tenant"
 LIMITS, PRELOAD = "/etc/vgpu.limits", "/etc/ld.so.preload"
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
 NUMBERS = itertools.count()
@@ -106,7 +107,7 @@ def pod(tools: ContainerTools, scratch: Path) -> Iterator[Pod]:
         config = node.driver.config_path
         driver = [  # the part of NVIDIA's toolkit
             BindMount(destination=str(libc_directory() / name), source=str(sim_libraries() / name))
-            for name in ("libcuda.so.1", "libnvidia-ml.so.1")
+            for name in DRIVER
         ]
         state = BindMount(
             destination=str(config.parent), source=str(config.parent), read_only=False
@@ -130,18 +131,9 @@ def pod(tools: ContainerTools, scratch: Path) -> Iterator[Pod]:
         remove_from_every_hierarchy(Path(cgroup))
 
 
-def libc_directory() -> Path:
-    """Where the container's loader looks without being told."""
-    return next(p for p in libraries_of(sim_libraries() / "sim-tenant") if "libc." in p.name).parent
-
-
 def make_rootfs(rootfs: Path, tools: ContainerTools) -> None:
-    """Glibc, a tenant, a shell; and programs that have nothing to do with glibc."""
-    install(rootfs, sim_libraries() / "sim-tenant", TENANT)
-    for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
-        for needed in libraries_of(sim_libraries() / library):
-            place(rootfs, needed, str(needed))
-    place(rootfs, tools.busybox, "/bin/busybox")
+    """What a workload needs; and programs that have nothing to do with glibc."""
+    tenant_rootfs.make_rootfs(rootfs, tools)
     place(rootfs, tools.musl, f"/lib/{tools.musl_loader_name}")
     compile_for_musl(rootfs, tools)
 

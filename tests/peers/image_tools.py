@@ -17,7 +17,7 @@ import grpc
 from .container_tools import PeersUnavailable, container_tools, unpacked
 from .processes import Process
 
-__all__ = ["Containerd", "PeersUnavailable", "Skopeo", "running_containerd", "skopeo"]
+__all__ = ["PAUSE", "Containerd", "PeersUnavailable", "Skopeo", "running_containerd", "skopeo"]
 
 SKOPEO = ("skopeo", "libdevmapper1.02.1", "libgpgme11", "libassuan0", "libgpg-error0",
           "libselinux1", "libpcre2-8-0", "libudev1")  # fmt: skip
@@ -25,6 +25,7 @@ CONTAINERD = ("containerd",)
 PODMAN = ("podman", "conmon", "libsubid4", *SKOPEO[1:])
 DOCKER = ("docker.io", "tini", "libdevmapper1.02.1", "libsystemd0")
 NAMESPACE = "k8s.io"  # where kubelet looks
+PAUSE = "localhost/pause:1"  # what kubelet's sandboxes run
 STEP_S = 120
 CONFIG = """
 version = 2
@@ -40,10 +41,13 @@ disabled_plugins = ["io.containerd.internal.v1.opt",
 [plugins."io.containerd.grpc.v1.cri"]
   stream_server_address = "127.0.0.1"
   stream_server_port = "0"
+  sandbox_image = "{pause}"
+  disable_apparmor = true
+  restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".containerd]
   snapshotter = "native"
 [plugins."io.containerd.grpc.v1.cri".cni]
-  conf_dir = "{state}/no-networks"
+  conf_dir = "{state}/networks"
 """
 # In a mount namespace of its own: runtimes look for CDI files in /run/cdi alone.
 CDI_HERE = """
@@ -167,15 +171,18 @@ class Containerd:
 
 
 @contextmanager
-def running_containerd(state: Path) -> Iterator[Containerd]:
-    """Start one in an empty directory with a short path. Raises PeersUnavailable."""
+def running_containerd(state: Path, *before: str) -> Iterator[Containerd]:
+    """Start one in an empty directory with a short path, as the last words of a command line.
+
+    Raises PeersUnavailable.
+    """
     root, tools = unpacked("containerd", CONTAINERD, 1), container_tools()
     places = [root / "usr" / "bin", tools.runc.parent]
     path = ":".join([*map(str, places), os.environ.get("PATH", os.defpath)])
     daemon = Containerd(root, state, {**tools.environ, "PATH": path})
-    (state / "config.toml").write_text(CONFIG.format(state=state))
+    (state / "config.toml").write_text(CONFIG.format(state=state, pause=PAUSE))
     words = [str(root / "usr" / "bin" / "containerd"), "--config", str(state / "config.toml")]
-    process = Process(words, log=state / "containerd.log", environ=daemon.environ)
+    process = Process([*before, *words], log=state / "containerd.log", environ=daemon.environ)
     process.start()
     try:
         process.wait_until(

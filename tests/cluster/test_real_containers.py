@@ -86,6 +86,8 @@ class Bed:
             made.chmod(0o666)
         places[0].chmod(0o777)
         self._talks: list[Container] = []
+        runtime_log = node.containerd.state / "containerd.log"
+        self.logs = [self.agent.log, node.kubelet.process.log, runtime_log]
 
     def _at_work(self) -> bool:
         node = self.api.get(f"/api/v1/nodes/{NODE}")
@@ -219,6 +221,9 @@ def whole() -> Iterator[Bed]:
 def bed(whole: Bed) -> Iterator[Bed]:
     """The same node for every case; no pods are left on it."""
     yield whole
+    for log in whole.logs:  # shown with a case that failed
+        lines = log.read_text(errors="replace").splitlines()[-40:]
+        sys.stderr.write("\n".join([f"end of {log}", *(line[:600] for line in lines), ""]))
     whole.delete_all()
 
 

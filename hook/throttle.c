@@ -25,11 +25,13 @@ static int64_t bounded(int64_t budget_ns)
     return clamp(budget_ns, -SHARE_DEBT_NS, SHARE_BANK_NS);
 }
 
-/* Once, for size. */
+/* Who saw it may have looked at the clock after us; but what is far ahead is of another boot. Once, for size.
+ */
 __attribute__((noinline)) bool share_contended(const struct share *share, uint64_t now_ns)
 {
     uint64_t at_ns = atomic_load_explicit(&share->contended_at_ns, memory_order_relaxed);
-    return at_ns != 0 && (now_ns < at_ns || now_ns - at_ns < (uint64_t)SHARE_CONTENDED_NS);
+    uint64_t ahead_ns = (uint64_t)LONGEST_REFILL_NS;
+    return at_ns != 0 && now_ns - at_ns + ahead_ns < ahead_ns + (uint64_t)SHARE_CONTENDED_NS;
 }
 
 /* The time since the last refill, which is then the caller's to give; 0 when there is none. */

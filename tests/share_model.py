@@ -74,6 +74,8 @@ def load(directory: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     share = ctypes.POINTER(Share)
     library.share_refill.argtypes = [share, ctypes.c_uint64, ctypes.c_uint32]
+    library.share_contended.argtypes = [share, ctypes.c_uint64]
+    library.share_contended.restype = ctypes.c_bool
     library.share_held_up.argtypes = [share, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32]
     library.share_take.argtypes = [share, ctypes.c_int64, ctypes.c_int64]
     library.share_take.restype = ctypes.c_int64

@@ -178,6 +178,23 @@ def test_who_looked_at_the_clock_before_another_gives_no_time_twice(library: cty
     assert share.budget_ns == pytest.approx(2.5 * MS, abs=20_000)
 
 
+@pytest.mark.parametrize(
+    ("contended_at", "now", "contended"),
+    [
+        pytest.param(0, SECOND, False, id="never"),
+        pytest.param(5 * SECOND, 5 * SECOND + 49 * MS, True, id="lately"),
+        pytest.param(5 * SECOND, 5 * SECOND + 51 * MS, False, id="before"),
+        pytest.param(5 * SECOND, 5 * SECOND - MS, True, id="seen by a thread that looked later"),
+        pytest.param(9000 * SECOND, 5 * SECOND, False, id="in the future: another boot"),
+    ],
+)
+def test_others_had_the_gpu_lately(
+    library: ctypes.CDLL, contended_at: int, now: int, contended: bool
+) -> None:
+    share = Share(contended_at_ns=contended_at)
+    assert library.share_contended(share, now) is contended
+
+
 def test_a_long_pause_is_worth_no_more_than_a_short_one(library: ctypes.CDLL) -> None:
     share = Share(refilled_at_ns=SECOND)
     library.share_refill(share, 3600 * SECOND, 500)

@@ -209,11 +209,6 @@ bool region_join(void)
 
 /* --- bytes ---------------------------------------------------------------------------------------------- */
 
-uint64_t region_limit_bytes(int place)
-{
-    return limits_memory_bytes(place);
-}
-
 uint64_t region_used_bytes(int place)
 {
     struct region *region = region_mapped();

@@ -106,7 +106,4 @@ extern _Atomic uint64_t region_own_calls[1 + MAX_DEVICES] __attribute__((visibil
 /* After a fork. */
 void region_own_forget(void);
 
-/* The same as limits_memory_bytes. */
-uint64_t region_limit_bytes(int place);
-
 #endif

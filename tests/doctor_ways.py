@@ -106,13 +106,6 @@ def occupied(node: DoctorNode) -> None:
     node.settings["metrics_address"] = f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-def hook_of(name: str, content: bytes) -> Callable[[DoctorNode], None]:
-    def do(node: DoctorNode) -> None:
-        give_hook(node, node.root / name, content)
-
-    return do
-
-
 def give_hook(node: DoctorNode, path: Path, content: bytes) -> None:
     """Another library as the program's own, installed as such."""
     from agent.adapters.hook_files import install_hook

@@ -27,7 +27,6 @@ class Layout:
     slot: int
     usage: int
     utilisation: int
-    utilisation_size: int
     status: int
     trailer: int
     tail: bool = False
@@ -35,11 +34,11 @@ class Layout:
 
 V0 = Layout(
     size=1197897, version=None, count=48, uuids=56, limits=1592, percents=1720, slots=1848,
-    slot=1168, usage=40, utilisation=776, utilisation_size=24, status=1160, trailer=1197880,
+    slot=1168, usage=40, utilisation=776, status=1160, trailer=1197880,
 )  # fmt: skip
 V1_1 = Layout(
     size=2008953, version=(1, 1), count=56, uuids=64, limits=1600, percents=1728, slots=1856,
-    slot=1960, usage=64, utilisation=1160, utilisation_size=48, status=1928, trailer=2008896,
+    slot=1960, usage=64, utilisation=1160, status=1928, trailer=2008896,
 )  # fmt: skip
 V1_2 = Layout(**{**{n: getattr(V1_1, n) for n in V1_1.__dataclass_fields__}, "version": (1, 2)})
 OURS = Layout(

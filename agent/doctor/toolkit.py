@@ -23,7 +23,7 @@ HOLES: tuple[tuple[tuple[int, int, int], str, str], ...] = (
     ((1, 17, 8), "CVE-2025-23267", "an image can overwrite files of the host by links"),
 )
 PACKAGES = ("nvidia-container-toolkit", "nvidia-container-toolkit-base")
-DPKG, DPKG_DIR = "/var/lib/dpkg/status", "/var/lib/dpkg/status.d"
+DPKG = "/var/lib/dpkg/status"
 PROGRAMS = ("/usr/bin/nvidia-ctk", "/usr/local/nvidia/toolkit/nvidia-ctk")
 CDI_DIRS = ("/etc/cdi", "/run/cdi")  # /var/run is a link, perhaps out of the root
 UPGRADE = (

@@ -38,7 +38,6 @@ class PluginStatus:
     attempt: int = 0  # sockets served so far
     registrations: int = 0  # how often kubelet opened its stream
     failures: int = 0  # attempts and short-lived streams in a row
-    kubelet_present: bool = False
 
     @property
     def registered(self) -> bool:
@@ -248,7 +247,6 @@ class Plugin:
                 reason=f"{now.reason}: {absence}" if absence else now.reason,
                 attempt=now.attempt,
                 failures=now.failures,
-                kubelet_present=now.kubelet is not None,
                 registrations=status.registrations + registrations,
             )
         )

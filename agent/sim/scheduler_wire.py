@@ -14,7 +14,6 @@ from typing import Any
 
 INT32_MAX = 2**31 - 1
 GO_TRUE = ("1", "t", "T", "TRUE", "true", "True")
-GO_FALSE = ("0", "f", "F", "FALSE", "false", "False")
 FIELDS_WITHOUT_MODE, FIELDS_WITH_MODE = 7, 9
 
 

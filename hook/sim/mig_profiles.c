@@ -83,14 +83,6 @@ unsigned sim_mig_compute_slices(unsigned profile)
     return profile < sizeof compute_slices / sizeof *compute_slices ? compute_slices[profile] : 0;
 }
 
-int sim_mig_compute_profile(unsigned slices)
-{
-    for (size_t i = 0; i < sizeof compute_slices / sizeof *compute_slices; i++)
-        if (compute_slices[i] == slices)
-            return (int)i;
-    return -1;
-}
-
 unsigned sim_mig_instance_id(const struct mig_model *model, unsigned start, unsigned size)
 {
     unsigned level = model->memory_slices / size; /* 1, 2, 4, 8: as many fit beside each other */

@@ -33,9 +33,6 @@ const struct mig_profile *sim_mig_profile_by_id(const struct mig_model *model, u
 /* Compute slices of a compute instance profile (NVML_COMPUTE_INSTANCE_PROFILE_...), 0: there is none. */
 unsigned sim_mig_compute_slices(unsigned profile);
 
-/* The compute instance profile with this many slices, -1: none. */
-int sim_mig_compute_profile(unsigned slices);
-
 /* The id of the GPU instance at this place; the driver counts from the largest to the smallest. */
 unsigned sim_mig_instance_id(const struct mig_model *model, unsigned start, unsigned size);
 

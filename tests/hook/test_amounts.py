@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-MOST_BYTES = 1 << 63  # of a whole number with its unit; no GPU has that much
 MIB, GIB = 1 << 20, 1 << 30
 
 

@@ -29,7 +29,6 @@ class Clock:
     """Time passes only by sleeping."""
 
     now_s: float = 0.0
-    slept: list[float] = field(default_factory=list)
 
     def __call__(self) -> float:
         return self.now_s

@@ -16,7 +16,7 @@ def at(made: Pod, version: int) -> Pod:
     return replace(made, resource_version=str(version))
 
 
-P, Q, R = pod("p", ";"), pod("q", ";"), pod("r", ";")
+P, Q = pod("p", ";"), pod("q", ";")
 
 
 @pytest.mark.parametrize(

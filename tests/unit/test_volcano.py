@@ -40,7 +40,7 @@ from agent.errors import CountMismatch, MalformedAnnotation
 from agent.services.own_annotations import own_keys
 from tests.unit.fakes import NODE
 
-ONE, TEN = dialect(lambda: 1), dialect(lambda: 10)
+ONE = dialect(lambda: 1)
 A, B, C = "GPU-a,NVIDIA,3000,30:", "GPU-b,NVIDIA,5000,0:", "GPU-c,NVIDIA,1,2:"
 
 

@@ -7,10 +7,9 @@ tenant's: total and bounded. docs/usage-region.md has the layout.
 import struct
 from dataclasses import dataclass
 
-from agent.domain.region import MAGIC, MAX_PROCESSES, TAIL_BYTES, TAIL_OFFSET, V1, V1_BYTES
+from agent.domain.region import FILE_BYTES, MAGIC, MAX_PROCESSES, MOVED_BYTES, V1, V1_BYTES
 
 MAJOR = 1
-FILE_BYTES = TAIL_OFFSET + TAIL_BYTES
 HEADER_BYTES = 12
 SLOTS_AT, SLOT_BYTES, SLOT_COUNT_AT = V1["slots"], V1["slot"], V1["slot_count"]
 HOST_PID_AT, HOST_PID = V1["slot.host_pid"], struct.Struct("<i")
@@ -47,6 +46,10 @@ class HostPid:
 
 def size_problem(size_bytes: int) -> str:
     """Why a file of this size is no region; empty: it may be one."""
+    if size_bytes in MOVED_BYTES:
+        return (
+            f"it has {size_bytes} bytes: a usage region of HAMi-core's whose fields lie elsewhere"
+        )
     if V1_BYTES <= size_bytes <= FILE_BYTES:
         return ""
     return f"it has {size_bytes} bytes, but a usage region has {V1_BYTES} to {FILE_BYTES}"

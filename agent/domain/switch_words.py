@@ -14,6 +14,7 @@ from agent.domain.region import (
     FILE_BYTES,
     MAGIC,
     MAX_DEVICES,
+    MOVED_BYTES,
     TAIL,
     TAIL_MAGIC,
     TAIL_OFFSET,
@@ -63,12 +64,12 @@ UNREADABLE = SwitchWords(
 def layout_of(size_bytes: int, header: bytes) -> Mapping[str, int] | None:
     """The layout of a file with this size and beginning, as HAMi 2.10 tells them apart.
 
-    None: it is no region, or not made yet.
+    None: it is no region, not made yet, or one whose fields lie elsewhere, which HAMi misreads.
     """
     if len(header) < _HEAD.size:
         return None
     magic, major = _HEAD.unpack_from(header)
-    if magic != MAGIC or not V0_BYTES <= size_bytes <= FILE_BYTES:
+    if magic != MAGIC or not V0_BYTES <= size_bytes <= FILE_BYTES or size_bytes in MOVED_BYTES:
         return None
     if size_bytes < V1_BYTES:
         return V0

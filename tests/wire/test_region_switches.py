@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.adapters.region_switches import HostRegionSwitches
 from agent.domain.lending import Activity
-from agent.domain.region import FILE_BYTES, MAGIC, TAIL_OFFSET, V1
+from agent.domain.region import FILE_BYTES, MAGIC, MOVED_BYTES, TAIL_OFFSET, V1
 from agent.domain.switch_words import DEVICE_BYTES, activity_at, layout_of, words_of
 from agent.errors import NodeNotReady
 
@@ -180,6 +180,11 @@ def too_long(bed: Bed) -> None:
     os.truncate(bed.region, FILE_BYTES + 1)
 
 
+def fields_elsewhere(bed: Bed) -> None:
+    hami_region(bed.region, GPU_A)
+    os.truncate(bed.region, MOVED_BYTES[0])
+
+
 def other_version(bed: Bed) -> None:
     hami_region(bed.region, GPU_A)
     with bed.region.open("r+b") as file:
@@ -209,8 +214,8 @@ def home_is_a_link(bed: Bed) -> None:
     bed.home.symlink_to(elsewhere)
 
 
-STRANGE = [fifo, link, hard_link, directory, empty, short, all_ones, too_long, other_version,
-           not_made_yet, two_of_them, many_files, home_is_a_link]  # fmt: skip
+STRANGE = [fifo, link, hard_link, directory, empty, short, all_ones, too_long, fields_elsewhere,
+           other_version, not_made_yet, two_of_them, many_files, home_is_a_link]  # fmt: skip
 
 
 def contents(root: Path) -> dict[Path, bytes]:

@@ -25,7 +25,7 @@ from agent.adapters import regions
 from agent.adapters.region_files import NoRegionError, open_region
 from agent.adapters.regions import HostRegions
 from agent.domain.enforcement import RegionLook
-from agent.domain.region import MAGIC, TAIL_BYTES, TAIL_OFFSET, V1_BYTES
+from agent.domain.region import FILE_BYTES, MAGIC, MOVED_BYTES, V1_BYTES
 from agent.domain.region_slots import (
     HOST_PID_AT,
     SLOT_BYTES,
@@ -41,7 +41,6 @@ from agent.domain.region_slots import (
 from agent.errors import NodeNotReady
 
 UID, NAME = "0a1b2c3d-0000-4000-8000-00000000000f", "x.cache"
-FILE_BYTES = TAIL_OFFSET + TAIL_BYTES
 FIRST = Slot(index=0, pid=7, host_pid=0, pid_namespace=4026532000, start_time=99)
 THIRD = Slot(index=2, pid=8, host_pid=77, pid_namespace=4026532000, start_time=100)
 
@@ -193,6 +192,10 @@ class _Os:
         pytest.param(as_sparse, "it has 4294967296 bytes", id="4 GiB of holes"),
         pytest.param(as_written(b""), "it has 0 bytes", id="empty"),
         pytest.param(as_written(region()[: V1_BYTES - 1]), "bytes, but a usage", id="short"),
+        pytest.param(as_written(region(MOVED_BYTES[0])), "whose fields lie elsewhere", id="moved"),
+        pytest.param(
+            as_written(region(MOVED_BYTES[1])), "whose fields lie elsewhere", id="moved, 1 more"
+        ),
         pytest.param(as_written(b"\xff" * FILE_BYTES), "it is no usage region", id="all ones"),
         pytest.param(
             as_written(struct.pack("<iII", MAGIC, 2, 0), bytes(FILE_BYTES - 12)),

@@ -147,6 +147,14 @@ HOST = {70: Whereabouts(5, "miner")}
         pytest.param(
             node({A: [holds(40000)]}, USER, grant(), limits=UNLIMITED), None, id="freed live"
         ),
+        pytest.param(
+            node({A: [holds(ABOVE)]}, USER, grant(), limits={(OTHER, "main"): {A: 0}}),
+            Kind.ABOVE_GRANT, id="another pod was freed live",
+        ),
+        pytest.param(
+            node({A: [holds(ABOVE)]}, USER, grant(), limits={(UID, "side"): {A: 0}}),
+            Kind.ABOVE_GRANT, id="another container was freed live",
+        ),
         pytest.param(node({A: [holds(1)]}, HOST), Kind.HOST_PROCESS, id="a process of the host"),
         pytest.param(
             node({A: [holds(1)]}, {70: Whereabouts(5, "Xorg")}), None, id="an allowed program"

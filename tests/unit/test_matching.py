@@ -389,6 +389,11 @@ I_DONE, M_DONE = record(TWICE, "i", "x-1"), record(TWICE, "m", "x-1", uuid="GPU-
             id="a new pod of the same name",
         ),
         pytest.param(
+            Evidence(node_name=NODE, pods=(ERASED,), records=(record(P, "gone", "x-1"),)),
+            None,
+            id="the pod has no such container any more",
+        ),
+        pytest.param(
             Evidence(node_name=NODE, pods=(ERASED, Q), records=(record(P, "main", "x-1"),)),
             ("q", "main"),
             id="a slot that waits goes before a repeated answer",

@@ -58,6 +58,7 @@ class Reserve:
             str(library(BUDGET, f"-I{ROOT / 'hook'}", str(ROOT / "hook" / "reserve.c")))
         )
         self.inside.reserve_changes.restype = ctypes.c_uint64
+        self.inside.reserve_pending.restype = ctypes.c_bool
         self.memory = ctypes.create_string_buffer(256)
         self.inside.reserve_init(self.memory, 0)
         self.held.value = 0
@@ -88,6 +89,9 @@ class Reserve:
     def claimed(self, mib: int, kept: bool = True) -> None:
         size = ctypes.c_uint64(mib * MIB)
         self.inside.reserve_claimed(self.memory, size, ctypes.c_bool(kept))
+
+    def pending(self) -> bool:
+        return bool(self.inside.reserve_pending(self.memory))
 
     def changes(self) -> int:
         return int(self.inside.reserve_changes(self.memory))
@@ -128,6 +132,20 @@ def test_what_it_was_lowered_to_says_nothing_of_the_drivers_steps(late: bool) ->
         reserve.settle(before, 32)
         reserve.settle(reserve.changes(), 50)
     assert (reserve.claim(51), reserve.held_mib) == (0, 64)
+
+
+def test_what_it_grew_to_beside_claims_says_nothing_of_the_drivers_steps() -> None:
+    """A threshold lowered it to 50 while somebody claimed, and it has grown by a step from there."""
+    reserve = Reserve()
+    reserve.claim(40)
+    reserve.claimed(40)
+    reserve.settle(reserve.changes(), 64)
+    reserve.claim(1)
+    reserve.settle(reserve.changes(), 50)
+    reserve.settle(reserve.changes(), 82)
+    reserve.claimed(1)
+    assert (reserve.settle(reserve.changes(), 82), reserve.held_mib) == (Settled.SETTLED, 82)
+    assert (reserve.claim(50), reserve.held_mib) == (0, 96)
 
 
 def test_a_figure_from_before_a_claim_takes_nothing_from_it() -> None:
@@ -218,6 +236,7 @@ def nothing(_reserve: Reserve) -> None: ...
         pytest.param(nothing, 8, 32, id="the same stream"),
         pytest.param(nothing, 16, 64, id="another one"),
         pytest.param(lambda reserve: reserve.freed(0, stream=16), 8, 64, id="any, beside what others freed"),
+        pytest.param(lambda reserve: reserve.freed(0, stream=16), 16, 64, id="who freed last, beside what others freed"),
         pytest.param(lambda reserve: reserve.ends(8), 8, 64, id="a later one of the same number"),
         pytest.param(lambda reserve: reserve.ends(1), 8, 64, id="the same, when any may have ended"),
         pytest.param(lambda reserve: reserve.ends(24), 8, 32, id="the same, though some other has ended"),
@@ -234,3 +253,16 @@ def test_what_a_stream_has_freed_is_claimed_once_more_for(
     reserve.freed(32)
     then(reserve)
     assert (reserve.claim(32, stream), reserve.held_mib) == (0, held_mib)
+
+
+def test_nobody_waits_for_what_a_stream_has_taken_again() -> None:
+    reserve = Reserve()
+    reserve.claim(32)
+    reserve.claimed(32)
+    reserve.freed(32)
+    reserve.settle(reserve.changes(), 32)
+    assert reserve.pending()
+    reserve.claim(32)
+    reserve.claimed(32)
+    reserve.settle(reserve.changes(), 32)
+    assert not reserve.pending()

@@ -7,6 +7,7 @@ import pytest
 
 from agent.domain.pods import Pod
 from agent.errors import MalformedAnnotation
+from agent.services.bind_finisher import IDLE_S
 from agent.supervisor import Lifeline
 from tests.unit.fakes import container, lock_of, pod
 from tests.unit.scene import IDS, PHASE, A, Scene
@@ -168,6 +169,31 @@ def test_the_lock_of_a_pod_that_was_deleted_is_freed(scene: Scene) -> None:
     agent.finisher.step_once()
     scene.cluster.delete(mine.uid)
     agent.settle(5)
+    assert scene.cluster.lock_value is None
+
+
+def test_a_pod_that_was_deleted_ends_no_lock_that_was_taken_since(scene: Scene) -> None:
+    mine = scene.bound(pod("p", f"{A};"))
+    agent = scene.start()
+    agent.finisher.step_once()
+    scene.cluster.delete(mine.uid)
+    scene.cluster.lock("2025-10-20T03:07:02Z,team,not-bound-yet")
+    scene.cluster.requests.clear()
+    agent.settle(20)
+    assert scene.cluster.lock_value == "2025-10-20T03:07:02Z,team,not-bound-yet"
+    assert scene.cluster.requests == []
+
+
+def test_it_sleeps_until_the_next_bind_is_due_and_no_longer(scene: Scene) -> None:
+    agent = scene.start()
+    assert agent.finisher.step_once() == IDLE_S
+    scene.bound(pod("p", f"{A};", annotations={OTHER: "D,DCU,1,1:;"}))
+    agent.deliver()
+    agent.allocate(*IDS)
+    due_s = agent.finisher.step_once()
+    assert 0 < due_s < IDLE_S
+    scene.clock.now_s += due_s
+    agent.finisher.step_once()
     assert scene.cluster.lock_value is None
 
 

@@ -145,6 +145,22 @@ def test_an_answer_is_not_given_again_for_another_device(world: World) -> None:
             process.allocate(*IDS)
 
 
+def test_what_was_made_anew_after_a_crash_is_not_what_the_container_was_given(world: World) -> None:
+    """It has the place and the number that the book says, but another name, and somebody uses it."""
+    world.bound(mig_pod("p", allocation(6)))
+    process, _ = world.life()
+    world.faults.once("journal", "crash")
+    with pytest.raises(CrashError):
+        process.allocate(*IDS)
+    world.faults.verdict = lambda _effect: None
+    world.maker.instances[13] = replace(world.maker.instances[13], devices=((0, "MIG-else"),))
+    world.maker.busy = {13}
+    later, _ = world.life()
+    with pytest.raises(AgentError, match="still uses what was there before"):
+        later.allocate(*IDS)
+    assert world.places() == {6: 1}
+
+
 @pytest.mark.parametrize("budget_s", [0.5, 2.0])
 def test_an_answer_given_again_waits_as_long_as_kubelet_does(
     world: World, monkeypatch: pytest.MonkeyPatch, budget_s: float

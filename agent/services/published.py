@@ -8,6 +8,7 @@ from agent.domain.gpu import GpuInventory
 from agent.domain.pods import Node, Pod
 
 T = TypeVar("T")
+_Object = TypeVar("_Object", Pod, Node)
 
 
 class Published(Generic[T]):
@@ -103,8 +104,8 @@ class PodTable:
         return PodTable({u: p for u, p in self.pods.items() if u != uid}, synced=self.synced)
 
 
-def newest(old: Pod, new: Pod) -> Pod:
-    """The younger of two states of one pod; the new one when their versions cannot be compared."""
+def newest(old: _Object, new: _Object) -> _Object:
+    """The younger of two states of one object; the new one when versions cannot be compared."""
     if old.resource_version.isdecimal() and new.resource_version.isdecimal():
         return new if int(new.resource_version) >= int(old.resource_version) else old
     return new
@@ -112,11 +113,7 @@ def newest(old: Pod, new: Pod) -> Pod:
 
 def newest_node(old: Node | None, new: Node) -> Node:
     """The younger of two states of our Node; the new one when it was made anew or cannot tell."""
-    if old is None or old.uid != new.uid:
-        return new
-    if old.resource_version.isdecimal() and new.resource_version.isdecimal():
-        return new if int(new.resource_version) >= int(old.resource_version) else old
-    return new
+    return new if old is None or old.uid != new.uid else newest(old, new)
 
 
 Inventory = Published[GpuInventory]

@@ -113,6 +113,12 @@ def test_each_gpu_of_each_container() -> None:
     ]  # fmt: skip
 
 
+def test_one_gpu_without_a_limit_is_kept_by_nobody() -> None:
+    bench = Bench(grant("main", Claim(GPU_A, "NVIDIA", 1024, 1), Claim(GPU_B, "NVIDIA", 0, 1)))
+    assert bench.kept() == []
+    assert bench.kernel.told == [(GPU_A, f"/{UID}/a", GIB)]
+
+
 def test_a_limit_that_is_changed_is_told() -> None:
     bench = Bench(grant())
     bench.kept()

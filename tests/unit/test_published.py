@@ -100,6 +100,7 @@ def test_an_update_that_fails_changes_nothing() -> None:
         pytest.param("10", "9", "old", id="older, compared as numbers"),
         pytest.param("3", "3", "new", id="the same"),
         pytest.param("x", "1", "new", id="not comparable"),
+        pytest.param("1", "x", "new", id="nor the other way round"),
         pytest.param("", "", "new", id="no versions"),
     ],
 )
@@ -116,6 +117,7 @@ def test_the_newest_state_is_kept(old: str, new: str, kept: str) -> None:
         pytest.param(("a", "10"), ("a", "9"), "old", id="older"),
         pytest.param(("a", "900"), ("b", "15"), "new", id="made anew, in a restored cluster"),
         pytest.param(("a", "x"), ("a", "1"), "new", id="not comparable"),
+        pytest.param(("a", "1"), ("a", "x"), "new", id="nor the other way round"),
     ],
 )
 def test_the_newest_node_is_kept_by_whoever_saw_it(

@@ -294,6 +294,17 @@ def test_after_the_loop_nobody_waits_and_nothing_is_lent() -> None:
     assert node.guarded == frozenset()
 
 
+@pytest.mark.parametrize("kind", ["ours", "hami"])
+def test_who_launches_no_more_is_counted_down_until_it_is_idle(kind: str) -> None:
+    node = Node()
+    key = getattr(node, kind)("one")
+    loop, seen = feedback(node), []
+    for _ in range(4):
+        loop.round_once()
+        seen.append(node.words[key].recent_kernel)
+    assert seen == [1, 0, 0, 0]
+
+
 def test_nobody_is_blocked_without_a_guard() -> None:
     """One that is blocked already, when the guard is lost, goes on."""
     node = Node(guards=False)

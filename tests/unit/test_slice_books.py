@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sick_gpus import with_health
 
+from agent.domain.gpu import GpuInventory
 from agent.domain.grants import Grant
 from agent.domain.slices import Offer
 from agent.errors import AllocateRefused, BudgetExceeded, NodeNotReady, UnknownDevice
@@ -68,6 +69,13 @@ def test_who_cannot_be_served_is_told_why(
         world.allocate(world.offers[0], ids)
     assert "delete the pod" in str(refused.value)
     assert not world.log.records()
+
+
+def test_before_the_gpus_are_read_no_gpu_is_said_to_be_gone() -> None:
+    world = World()
+    world.inventory.publish(GpuInventory())
+    with pytest.raises(NodeNotReady, match="has not read the node's GPUs yet"):
+        world.run_pod("a", [f"{GPU_A}-0"])
 
 
 def test_too_late_takes_back_what_was_made() -> None:

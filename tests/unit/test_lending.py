@@ -14,6 +14,7 @@ from agent.domain.lending import (
     Activity,
     Record,
     Tenant,
+    capped_permille,
     demand_permille,
     lent_permille,
     looked,
@@ -50,6 +51,19 @@ SECOND = 1000 * MS
 )
 def test_lent(tenants: list[Tenant], lent: list[int]) -> None:
     assert list(lent_permille(tenants)) == lent
+
+
+@pytest.mark.parametrize(
+    ("own", "lent", "may"),
+    [
+        pytest.param(300, 700, 699, id="not all of the GPU"),
+        pytest.param(300, 100, 100, id="less than is free"),
+        pytest.param(0, 700, 700, id="no limit"),
+        pytest.param(1000, 700, 700, id="nor here"),
+    ],
+)
+def test_what_is_lent_is_no_more_than_leaves_a_limit(own: int, lent: int, may: int) -> None:
+    assert capped_permille(own, lent) == may
 
 
 @given(TENANTS)

@@ -74,6 +74,18 @@ def test_what_an_older_plugin_made_for_a_pod_that_idles_stays(world: World) -> N
     assert world.places() == {}
 
 
+def test_what_we_made_for_one_pod_does_not_tell_what_another_has(world: World) -> None:
+    """On one GPU: one that is in our book, and an older plugin's, whose annotation does not say."""
+    world.bound(mig_pod("p", allocation(6)))
+    process, keeper = world.life()
+    process.allocate(*IDS)
+    put(world, stranger(0))
+    world.cluster.put(served("old", f"{GPU_A}[1-2],NVIDIA,4864,14:;"))
+    process.deliver()
+    keeper.step_once()
+    assert world.places() == {0: 1, 6: 1}
+
+
 def test_a_slot_that_waits_to_be_served_keeps_nothing(world: World) -> None:
     claim = f"{GPU_A}[1-3],NVIDIA,4864,14:;"
     world.bound(pod("new", claim, annotations={DECIDED: claim}))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.domain.nvidia_config import (
+    MAX_PATTERN_CHARS,
     Replicas,
     Replication,
     ResourcePattern,
@@ -105,8 +106,26 @@ def test_patterns_are_read() -> None:
         gpus=(ResourcePattern("*A40*", "nvidia.com/a40"),),
         mig=(ResourcePattern("1g.*", "nvidia.com/small"),),
     )
-    with pytest.raises(ValueError, match=r"'gpus\[0\]\.patern'"):
-        parse_patterns({"gpus": [{"patern": "x", "name": "y"}]})
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        pytest.param({"gpus": [{"patern": "x", "name": "y"}]}, "'gpus[0].patern'", id="a misspelt key"),
+        pytest.param({"gpu": [{"pattern": "x", "name": "y"}]}, "'gpu' (gpus is near)", id="a misspelt kind"),
+        pytest.param({"mig": [{"pattern": "", "name": "y"}]}, "mig[0].pattern must be", id="nothing"),
+        pytest.param({"mig": [{"pattern": 7, "name": "y"}]}, "mig[0].pattern must be", id="a number"),
+        pytest.param(
+            {"mig": [{"pattern": "*" * (MAX_PATTERN_CHARS + 1), "name": "y"}]},
+            "mig[0].pattern must be", id="too long",
+        ),
+        pytest.param({"gpus": {"pattern": "x"}}, "gpus must be a list", id="no list"),
+    ],
+)  # fmt: skip
+def test_patterns_that_cannot_be_are_told(raw: object, words: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - its words are looked at
+        parse_patterns(raw)
+    assert words in str(refused.value)
 
 
 VALUES = st.recursive(

@@ -132,6 +132,7 @@ def test_a_limit_that_was_changed_counts_as_it_is(
     [
         pytest.param(f"{claim(40000)};", ";", {}, False, id="it runs"),
         pytest.param(f"{claim(0)};", ";", {}, False, id="without a limit"),
+        pytest.param(f"{GPU_A},NVIDIA,40000,0:;", ";", {}, False, id="without a core limit"),
         pytest.param(f"{claim(40000)};", f"{claim(40000)};", {}, True, id="not served yet"),
         pytest.param(
             f"{claim(20000)};{claim(20000)};", f";{claim(20000)};", {}, True, id="half of it"

@@ -367,6 +367,11 @@ def chosen(
         pytest.param(
             chosen(2, "one", "spread", load=0.9, must=(IDS[1],)), {"A": 2}, id="beside what it has"
         ),
+        pytest.param(
+            chosen(3, "distinct", "pack", load=0.5, must=(IDS[1],)),
+            {"A": 2, "B": 1},
+            id="distinct: not beside what it has",
+        ),
     ],
 )  # fmt: skip
 def test_the_setting_says_of_which_gpus(found: Counter[str], expected: dict[str, int]) -> None:

@@ -194,6 +194,56 @@ def test_nothing_of_an_earlier_process_is_left_in_a_slot_that_is_taken(
     assert named == ((os.getpid(), 0), (1, HERE & 0xFFFFFFFF, 0, STARTED))
 
 
+# --- HAMi-core's, which have no owner word, and those of before an exec ---------------------------
+
+TOTAL_AT = USED_AT + 32
+
+
+class Holdings(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_uint64), ("settled", ctypes.c_bool),
+                ("largest_bytes", ctypes.c_uint64), ("largest_pid", ctypes.c_int32))  # fmt: skip
+
+
+def take(slots: ctypes.CDLL, region: ctypes.Array[ctypes.c_char], path: Path) -> int:
+    """The number of the slot that this process is given."""
+    path.write_bytes(bytes(FILE_BYTES))
+    slots.slot_take.restype = ctypes.c_void_p
+    with path.open("r+b") as file:
+        taken = slots.slot_take(region, file.fileno(), ctypes.byref(ctypes.c_bool()))
+    return int(taken - ctypes.addressof(region) - FIRST_SLOT) // SLOT_BYTES
+
+
+def test_a_slot_of_hami_cores_is_not_taken_and_counts(slots: ctypes.CDLL, tmp_path: Path) -> None:
+    region = ctypes.create_string_buffer(FILE_BYTES)
+    struct.pack_into("<i", region, FIRST_SLOT, 77)
+    struct.pack_into("<Q", region, FIRST_SLOT + TOTAL_AT, 5 * MIB)
+    struct.pack_into("<i", region, FIRST_SLOT + STATUS_AT, 1)
+    struct.pack_into("<i", region, SLOT_COUNT_AT, 1)
+    assert take(slots, region, tmp_path / "region") == 1
+    slots.slots_hold.restype = Holdings
+    held = slots.slots_hold(region, 0)
+    assert (held.bytes, held.largest_bytes, held.largest_pid) == (5 * MIB, 5 * MIB, 77)
+    assert struct.unpack_from("<i", region, FIRST_SLOT + STATUS_AT)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("namespace", "mib"), [(HERE, 5), (HERE ^ 1, 0)], ids=["ours", "another's"]
+)
+def test_what_a_process_held_before_an_exec_is_of_its_pid_namespace(
+    slots: ctypes.CDLL, tmp_path: Path, namespace: int, mib: int
+) -> None:
+    region = ctypes.create_string_buffer(FILE_BYTES)
+    assert take(slots, region, tmp_path / "region") == 0
+    second = FIRST_SLOT + SLOT_BYTES
+    owner = struct.unpack_from("<Q", region, FIRST_SLOT + OWNER_AT)[0]
+    struct.pack_into("<Q", region, second + OWNER_AT, owner)
+    struct.pack_into("<iI", region, second + STATUS_AT, 1, namespace & 0xFFFFFFFF)
+    struct.pack_into("<Q", region, second + TOTAL_AT, 5 * MIB)
+    struct.pack_into("<i", region, SLOT_COUNT_AT, 2)
+    slots.slots_before_bytes.restype = ctypes.c_uint64
+    assert slots.slots_before_bytes(region, 0) == mib * MIB
+
+
 # --- when one looks -------------------------------------------------------------------------------
 
 

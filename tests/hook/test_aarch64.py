@@ -16,6 +16,7 @@ from built_hook import ROOT, compiler
 from c_programs import compiled
 from hook_table import cuda_symbols
 from hooked_programs import LIMIT, Node
+from process_lives import lives
 from small_stacks import (
     LEAST_OF_AARCH64_BYTES,
     RESULTS,
@@ -79,16 +80,7 @@ def run(
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("life", "said"),
-    [
-        pytest.param("one", ["new 0 0"], id="one process"),
-        pytest.param("end", ["main 0 0", "end 0 2"], id="the limit holds, at exit too"),
-        pytest.param("fork first", ["child 0 0", "parent 0 0"], id="fork before cuInit"),
-        pytest.param("threads", ["threads 11 21"], id="32 threads race for the first call"),
-        pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
-    ],
-)
+@lives("vfork", "exec")  # the kernel runs no program for aarch64 by itself
 def test_lives_are_as_on_x86(node: Node, aarch64: Machine, life: str, said: list[str]) -> None:
     assert run(node, aarch64, [life]) == said
 

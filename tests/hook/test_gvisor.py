@@ -6,6 +6,7 @@ import shutil
 import pytest
 from c_programs import compiled
 from hooked_programs import LIMIT, Node
+from process_lives import lives
 
 RUNSC = shutil.which("runsc")
 
@@ -15,16 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(
-    ("life", "said"),
-    [
-        pytest.param("end", ["main 0 0", "end 0 2"], id="the limit holds, at exit too"),
-        pytest.param("fork first", ["child 0 0", "parent 0 0"], id="fork before cuInit"),
-        pytest.param("exec", ["before 0 2", "new 0 0"], id="exec"),
-        pytest.param("threads", ["threads 11 21"], id="32 threads race for the first call"),
-        pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
-    ],
-)
+@lives("one", "vfork", "end of who came first")  # which were not run there yet
 def test_the_limit_holds(node: Node, life: str, said: list[str]) -> None:
     program = compiled("lives.c", "-ldl", "-lpthread")
     settings = [f"{name}={value}" for name, value in node.environment(**{LIMIT: "100m"}).items()]

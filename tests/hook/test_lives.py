@@ -7,6 +7,7 @@ import pytest
 from built_hook import ROOT, built
 from c_programs import compiled, library
 from hooked_programs import LIMIT, Node
+from process_lives import lives
 from region_files import RegionFile
 
 
@@ -19,22 +20,7 @@ def live(node: Node, life: str, *flags: str, hook: bool = True) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("life", "said"),
-    [
-        pytest.param("fork first", ["child 0 0", "parent 0 0"], id="fork before cuInit"),
-        pytest.param("vfork", ["new 0 0", "parent 0 0"], id="vfork and exec"),
-        pytest.param(
-            "exec", ["before 0 2", "new 0 0"], id="exec gives back what the old image had"
-        ),
-        pytest.param("threads", ["threads 11 21"], id="32 threads race for the first call"),
-        pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
-        pytest.param("end", ["main 0 0", "end 0 2"], id="calls at exit"),
-        pytest.param(
-            "end of who came first", ["main 0 0", "end 0 2"], id="calls at exit, after ours"
-        ),
-    ],
-)
+@lives()
 def test_the_limit_holds_in_every_life(node: Node, life: str, said: list[str]) -> None:
     assert live(node, life) == said
 

@@ -14,6 +14,7 @@ from bundling.runtime import debian_packages
 from c_programs import compiled
 from hook_table import cuda_symbols
 from hooked_programs import LIMIT, Node
+from process_lives import lives
 
 PACKAGES = Path(__file__).parent / "glibc"
 TIMES = 15  # that a process is started, each time at other addresses
@@ -42,17 +43,7 @@ def run(
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("life", "said"),
-    [
-        pytest.param("one", ["new 0 0"], id="one process"),
-        pytest.param("end", ["main 0 0", "end 0 2"], id="the limit holds, at exit too"),
-        pytest.param("fork first", ["child 0 0", "parent 0 0"], id="fork before cuInit"),
-        pytest.param("exec", ["before 0 2", "new 0 0"], id="exec"),
-        pytest.param("threads", ["threads 11 21"], id="32 threads race for the first call"),
-        pytest.param("signals", ["signals 0 0"], id="lookups in a signal handler"),
-    ],
-)
+@lives()
 def test_lives_are_as_with_a_new_one(
     node: Node, libraries: Path, life: str, said: list[str]
 ) -> None:

@@ -495,14 +495,36 @@ def test_a_device_that_was_not_granted_gets_the_least_share(
 ) -> None:
     bed.node.sim.add_gpu(gpu=SimGpu(uuid=B))
     bed.write(*listed)
+    assert share_of_b(bed, open_library)[:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "until_ns"),
+    [
+        pytest.param((gpu(), gpu(C)), 0, id="none is"),
+        pytest.param((gpu(), gpu(C, blocked_until_ns=99)), 99, id="one is"),
+        pytest.param(
+            (gpu(blocked_until_ns=98), gpu(C, blocked_until_ns=99)), 99, id="the later end"
+        ),
+    ],
+)
+def test_a_device_that_was_not_granted_is_blocked_while_one_that_was_is(
+    bed: LimitsBed, open_library: Path, listed: tuple[DeviceLimit, ...], until_ns: int
+) -> None:
+    bed.node.sim.add_gpu(gpu=SimGpu(uuid=B))
+    bed.write(*listed)
+    assert share_of_b(bed, open_library)[4] == until_ns
+
+
+def share_of_b(bed: LimitsBed, library: Path) -> list[Any]:
+    """Of the second GPU, at whatever place it is known."""
     code = (
-        f"region = open({str(bed.node.cache)!r}, 'rb').read()\n"
         "cuda.cuDeviceTotalMem_v2(ctypes.byref(ctypes.c_size_t()), 1)\n"
         f"region = open({str(bed.node.cache)!r}, 'rb').read()\n"
         f"uuids = [region[64 + 96 * i:][:40].decode() for i in range(16)]\n"
         f"say(share=share(uuids.index({B!r})))"
     )
-    assert shares(bed, open_library, code)[:2] == expected
+    return shares(bed, library, code)
 
 
 def test_a_malformed_share_stops_cuda(node: Node) -> None:

@@ -160,6 +160,22 @@ def test_a_map_too_long_to_be_read_says_nothing(
 
 
 @pytest.mark.parametrize(
+    "maps",
+    [
+        pytest.param(MAPS_LIBRARY + MAPS_PLAIN * 20 + MAPS_DRIVER, id="the library first"),
+        pytest.param(MAPS_DRIVER + MAPS_PLAIN * 20 + MAPS_LIBRARY, id="the driver first"),
+    ],
+)
+def test_library_and_driver_are_found_however_far_apart_they_are(
+    proc: FakeProc, host: HostProcesses, monkeypatch: pytest.MonkeyPatch, maps: str
+) -> None:
+    monkeypatch.setattr(processes, "PIECE_BYTES", len(MAPS_PLAIN))
+    proc.add(70, cgroup(), maps=maps)
+    found = of_main(host.look(KNOWN))[70]
+    assert (found.library, found.uses_gpu) == (True, True)
+
+
+@pytest.mark.parametrize(
     ("content", "linkage"),
     [
         pytest.param(elf(MUSL), Linkage.MUSL, id="musl"),

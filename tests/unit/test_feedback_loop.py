@@ -488,6 +488,18 @@ def test_lent_while_it_waits_and_no_longer_than_a_lease() -> None:
     assert node.leases[key, 0].lent_until_ns - node.now_ns <= LENT_NS
 
 
+def test_without_lending_who_is_alone_keeps_what_it_has_between_two_rounds() -> None:
+    """On the GPU on which it has a limit; there is nothing to lend on the other one."""
+    node = Node()
+    key = node.ours("alone", A, B)
+    lines = (DeviceLimit(uuid=UUIDS[A], core_permille=300), DeviceLimit(uuid=UUIDS[B]))
+    node.limits[key] = replace(node.limits[key], devices=lines)
+    loop = feedback(node, lending=False)
+    for _ in range(6):
+        turns(loop, node, 0.7)
+        assert (node.lent(key, 0), node.lent(key, 1)) == (699, 0)
+
+
 def lent_to(node: Node) -> tuple[ContainerKey, Lender]:
     """A container that waits, alone, and has just been lent what nobody uses."""
     key = node.ours("alone")

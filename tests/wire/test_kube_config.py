@@ -119,6 +119,17 @@ def test_a_service_account_that_cannot_be_used(
         KubeCluster(in_cluster(server, folder), node_name="n1").connect()
 
 
+def test_a_client_package_that_sends_no_token_is_named(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kubernetes 36.0.0: each request would be refused as one of nobody's."""
+    server = ApiServer(port=1)
+    folder = server.write_service_account(tmp_path / "account", "t", identity.certificate)
+    monkeypatch.setattr(kube_config, "authorization", lambda _configuration: "")
+    with pytest.raises(ConfigError, match="sends no Authorization header"):
+        KubeCluster(in_cluster(server, folder), node_name="n1").connect()
+
+
 def test_outside_a_cluster_without_a_kubeconfig(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set --kubeconfig"):
         kube_config.load_configuration(None, service_account_dir=tmp_path, environ={})

@@ -19,6 +19,7 @@ from typing import Any
 
 from agent import logs
 from agent.adapters import exec_plugin
+from agent.adapters.embedded_files import EmbeddedFiles
 from agent.errors import ConfigError
 
 log = logs.get(__name__)
@@ -29,6 +30,7 @@ SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EAGER = ("kubernetes", "kubernetes.config", "kubernetes.utils")
 _MARK = "_shell_of_vgpu_agent"
 _IMPORTING = threading.Lock()  # another thread must not see the placeholders
+_EMBEDDED = EmbeddedFiles()
 # What kubeconfig support imports for `auth-provider: oidc` alone.
 _OIDC_ONLY = ("oauthlib", "oauthlib.oauth2", "requests_oauthlib")
 
@@ -193,6 +195,7 @@ def _from_kubeconfig(path: Path) -> tuple[ClientPackage, Any]:
         ) from error
     package = import_client("kube_config", oidc="auth-provider" in text)
     importlib.import_module("kubernetes.config.exec_provider").subprocess = exec_plugin  # type: ignore[attr-defined]
+    package.loader._create_temp_file_with_content = _EMBEDDED.path_of
     configuration = package.configuration.Configuration()
     try:
         with _root_errors() as errors:
@@ -210,6 +213,7 @@ def _from_kubeconfig(path: Path) -> tuple[ClientPackage, Any]:
             f"the kubeconfig {path} gives no credentials ({errors[0]}); check its exec plugin with "
             f"`kubectl --kubeconfig {path} get nodes`"
         )
+    _EMBEDDED.loaded()
     return package, configuration
 
 

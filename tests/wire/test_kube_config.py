@@ -1,8 +1,13 @@
 """Credentials: where they come from, how they are renewed, and what is imported for them."""
 
+import base64
+import contextlib
+import errno
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,7 @@ from waiting import eventually
 
 from agent.adapters import exec_plugin, kube_config, kube_transport
 from agent.adapters.cluster import KubeCluster
+from agent.adapters.embedded_files import EmbeddedFiles
 from agent.adapters.kube_transport import KubeTransport
 from agent.errors import ClusterDenied, ClusterUnavailable, ConfigError
 from agent.sim.apiserver import ApiServer
@@ -193,6 +199,78 @@ def test_kubeconfigs(tmp_path: Path, identity: Identity, kind: str) -> None:
                 cluster.get_node()
             write_kubeconfig(path, server, {"token": "second"}, identity.certificate)
         assert cluster.get_node().name == "n1"
+
+
+def embedding(path: Path, server: ApiServer, ca_pem: str, client: Identity) -> Path:
+    """A kubeconfig that holds everything itself, as `--embed-certs` and kubeadm make it."""
+    user = {"client-certificate-data": client.certificate, "client-key-data": client.key}
+    encoded = {name: base64.b64encode(pem.encode()).decode() for name, pem in user.items()}
+    write_kubeconfig(path, server, encoded, "")
+    content = json.loads(path.read_text())
+    cluster = content["clusters"][0]["cluster"]
+    del cluster["certificate-authority"]
+    cluster["certificate-authority-data"] = base64.b64encode(ca_pem.encode()).decode()
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_what_a_kubeconfig_embeds_outlives_cleaners_of_tmp(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 10 or 30 days they took the files by which each new connection was made."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    client = make_identity("embedded client")
+    context = identity.server_context(tmp_path, trusted_clients=client.certificate)
+    with ApiServer(tokens=["none"], tls=context) as server:
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        path = embedding(tmp_path / "kubeconfig", server, identity.certificate, client)
+        cluster = KubeCluster(KubeTransport(path), node_name="n1")
+        assert cluster.get_node().name == "n1"
+        left = list(temporary.iterdir())
+        for file in left:
+            file.unlink()
+        server.stop()
+        server.start()
+        assert cluster.get_node().name == "n1"
+        assert not left, "an agent that is killed leaves a key there"
+
+
+def test_credentials_that_change_keep_no_files_open(tmp_path: Path, identity: Identity) -> None:
+    path = tmp_path / "kubeconfig"
+    nobody = ApiServer(port=1, tls=identity.server_context(tmp_path))
+    held = []
+    for number in range(4):
+        client = make_identity(f"client {number}")
+        embedding(path, nobody, identity.certificate, client)
+        KubeCluster(KubeTransport(path), node_name="n1").connect()
+        held.append(sum("vgpu-agent-kubeconfig" in link for link in open_files()))
+    assert (
+        held[1] == held[2] == held[3] == 1 + 2 * 2
+    )  # the authority, and two certificates and keys
+
+
+def open_files() -> Iterator[str]:
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the directory itself
+            yield str(link.readlink())
+
+
+def test_a_kernel_that_does_not_know_the_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = os.memfd_create
+
+    def older(name: str, flags: int) -> int:
+        if flags & ~os.MFD_CLOEXEC:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return make(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", older)
+    files = EmbeddedFiles()
+    assert Path(files.path_of("a key")).read_text() == "a key"
+    for _ in range(2):
+        files.loaded()
+    assert Path(files.path_of(b"another")).read_bytes() == b"another"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from agent.adapters.local_sockets import RuntimeDirectory, control_listener, rea
 from agent.adapters.memory import give_memory_back
 from agent.adapters.metrics import Exposed, Metrics
 from agent.adapters.mig_files import HamiApplyLock
+from agent.adapters.mounted_directories import MountedDirectories
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.routes import METRICS, Route, Routes, probes, scraped, shown
 from agent.adapters.systemd import Notifier
@@ -195,6 +196,7 @@ class Agent:
             self._instance,
             health,
             Patience(health),
+            MountedDirectories(config.host_directories, self._leave),
             *self._cluster_watchers(),
             self._events,
         ]

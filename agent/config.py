@@ -409,6 +409,17 @@ class Config:
         return (self.host_hook_path or self.hook_path) / "vgpu"
 
     @property
+    def host_directories(self) -> tuple[Path, ...]:
+        """Those of the host's that a pod has mounted, whatever it is for."""
+        return (
+            self.kubelet_socket.parent,
+            self.pod_resources_socket.parent,
+            self.host_vgpu_dir,
+            self.state_dir,
+            self.runtime_dir,
+        )
+
+    @property
     def answers_handshake(self) -> bool:
         """Whether the scheduler's handshake is kept alive by us."""
         needed = self.mode == "volcano" or self.register_format != "json"

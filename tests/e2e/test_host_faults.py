@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.node import Ask, SimNode
 from agent.sim.scheduler import BIND_PHASE, LOCK, REGISTER
+from agent.supervisor import EXIT_GAVE_UP
 from tests.e2e.conftest import COMMAND, NodeMaker
 from tests.e2e.whole import serves, up
 from tests.waiting import eventually
@@ -114,6 +116,46 @@ def test_a_bad_disk_is_a_clear_refusal(make_node: NodeMaker, options: str, direc
     seen = Path(f"/proc/{node.agent.pid}/root") / node.root.relative_to("/")
     eventually(lambda: made_for_pods(seen) == [], what="nothing half-made stays")
     assert node.stop_agent() == 0
+
+
+MOUNTED_AGAIN = """
+for name in dp pr host/vgpu state run; do
+    mkdir -p "$0/$name" "$0/in/$name" && mount --bind "$0/$name" "$0/in/$name" || exit 9
+done
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(not can_mount(), reason="mount namespaces are not allowed here")
+@pytest.mark.parametrize("directory", ["dp", "host/vgpu", "state", "run"])
+def test_a_directory_is_deleted_on_the_host_behind_its_mount(
+    make_node: NodeMaker, directory: str
+) -> None:
+    """As when the service of a host is taken off while a pod waits: for ever the pod saw the old
+    one, ready, and refused every pod, or had no kubelet.
+    """
+    own = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    node = make_node(started=False)
+    node._command = [*own, "sh", "-c", MOUNTED_AGAIN, str(node.root), *COMMAND]
+    inside = node.root / "in"
+    flags = (
+        *("--kubelet-socket", str(inside / "dp" / "kubelet.sock")),
+        *("--pod-resources-socket", str(inside / "pr" / "kubelet.sock")),
+        *("--host-hook-path", str(inside / "host")),
+        *("--state-dir", str(inside / "state")),
+        *("--runtime-dir", str(inside / "run")),
+    )
+    node.start_agent(*flags)
+    serves(node, "before")
+    node.kubelet.stop(leave_socket=False)
+    shutil.rmtree(node.root / directory)
+    (node.root / directory).mkdir()
+    node.kubelet.start()
+    assert node.agent is not None
+    assert node.agent.wait(60) == EXIT_GAVE_UP
+    assert f"{inside / directory} was deleted on the host" in node.log_text()
+    node.start_agent(*flags)  # as kubelet does, and gives it the directory that is there
+    serves(node)
 
 
 def made_for_pods(root: Path, uid: str = "") -> list[str]:

@@ -89,6 +89,8 @@ ROWS: tuple[Row, ...] = (
         ("API server", "duplicate and late events", f"{API}::test_doubled_and_late_events", WHOLE, LIAR),
         ("API server", "the scheduler's clock an hour off", f"{API}::test_the_schedulers_clock_is_wrong", WHOLE, "the scheduler is a stand-in"),
         ("disk", "full and read-only, at several places", f"{HOST}::test_a_bad_disk_is_a_clear_refusal", "a refusal in words, nothing half made stays"),
+        ("host", "a directory is deleted behind the pod's mount of it", f"{HOST}::test_a_directory_is_deleted_on_the_host_behind_its_mount",
+         f"it ends, and started anew: {WHOLE}", "one that is renamed away is not seen"),
         ("disk", "EIO and slow fsync", f"{HOST}::test_a_disk_that_fails_or_dawdles", "a refusal in words, nothing half made stays",
          "EIO is the answer of fsync and fdatasync alone, not of open, read, write or rename"),
         ("region file", "pipe, link, hard link, holes", "test_enforcement.py::test_a_region_that_is_exchanged_harms_nobody_else", "the agent is alive and says so"),

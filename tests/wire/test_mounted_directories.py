@@ -1,0 +1,45 @@
+"""Which directories are only ours any more, as the file system tells."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agent.adapters.mounted_directories import MountedDirectories
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A path that leads to a directory even when its name is gone, as a mount does."""
+    (tmp_path / "vgpu").mkdir()
+    descriptor = os.open(tmp_path / "vgpu", os.O_RDONLY | os.O_DIRECTORY)
+    yield Path(f"/proc/self/fd/{descriptor}")
+    os.close(descriptor)
+
+
+def test_one_that_was_deleted_behind_its_mount(tmp_path: Path, held: Path) -> None:
+    watched = MountedDirectories([tmp_path, held], leave=lambda _: None)
+    assert watched.lost() == ""
+    (tmp_path / "vgpu").rmdir()
+    (tmp_path / "vgpu").mkdir()
+    assert str(held) in watched.lost()
+
+
+def test_one_that_was_deleted_where_there_is_no_mount(tmp_path: Path) -> None:
+    """Whoever needs it makes it anew."""
+    (tmp_path / "vgpu").mkdir()
+    watched = MountedDirectories([tmp_path / "vgpu", tmp_path / "never"], leave=lambda _: None)
+    assert watched.lost() == ""
+    (tmp_path / "vgpu").rmdir()
+    assert watched.lost() == ""
+
+
+def test_a_file_system_that_counts_no_links_of_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some in user space tell none ever: the agent would leave again and again."""
+    monkeypatch.setattr(os, "stat", lambda _path: SimpleNamespace(st_nlink=0))
+    watched = MountedDirectories([tmp_path], leave=lambda _: None)
+    assert (watched.lost(), watched.lost()) == ("", "")

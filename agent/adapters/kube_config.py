@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from agent import logs
-from agent.adapters import exec_plugin
+from agent.adapters import exec_plugin, proxies
 from agent.adapters.embedded_files import EmbeddedFiles
 from agent.errors import ConfigError
 
@@ -157,6 +157,7 @@ def load_configuration(
         package, configuration = _from_kubeconfig(kubeconfig)
     else:
         package, configuration = _from_service_account(service_account_dir, environ)
+    proxies.settle(configuration, package.rest)
     configuration.retries = False  # ours know the deadline
     return package, configuration
 

@@ -1,0 +1,118 @@
+"""The way to the API server by a proxy, named as kubectl takes it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import make_identity
+from connect_proxy import ConnectProxy
+
+from agent.adapters.cluster import KubeCluster
+from agent.adapters.kube_transport import KubeTransport
+from agent.errors import ClusterUnavailable, ConfigError
+from agent.sim.apiserver import ApiServer
+
+ELSEWHERE = "api.cluster.example:6443"  # only a proxy finds it
+LOGIN = "some one:p@ss"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An API server, and a proxy that leads to it whatever it is asked for."""
+
+    kubeconfig: Path
+    server: ApiServer
+    proxy: ConnectProxy
+
+    def cluster(self, address: str, **more: Any) -> KubeCluster:
+        """A client of a kubeconfig with this address of the API server."""
+        content = json.loads(self.kubeconfig.read_text())
+        content["clusters"][0]["cluster"] |= {"server": f"https://{address}", **more}
+        self.kubeconfig.write_text(json.dumps(content))
+        return KubeCluster(KubeTransport(self.kubeconfig), node_name="n1")
+
+
+@pytest.fixture
+def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    identity = make_identity()
+    authority = tmp_path / "ca.crt"
+    authority.write_text(identity.certificate)
+    with (
+        ApiServer(tls=identity.server_context(tmp_path)) as server,
+        ConnectProxy(server.port, login=LOGIN) as proxy,
+    ):
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        path = server.write_kubeconfig(tmp_path / "kubeconfig")
+        content = json.loads(path.read_text())
+        content["clusters"][0]["cluster"] |= {
+            "certificate-authority": str(authority), "tls-server-name": "127.0.0.1",
+        }  # fmt: skip
+        path.write_text(json.dumps(content))
+        yield Way(path, server, proxy)
+
+
+@pytest.mark.parametrize("form", ["http://some%20one:p%40ss@{}", "some%20one:p%40ss@{}"])
+@pytest.mark.parametrize("by", ["environment", "kubeconfig"])
+def test_a_proxy_is_taken_as_it_is_written(
+    way: Way, monkeypatch: pytest.MonkeyPatch, by: str, form: str
+) -> None:
+    url, more = form.format(way.proxy.address), {}
+    if by == "environment":
+        monkeypatch.setenv("HTTPS_PROXY", url)
+        monkeypatch.setenv("NO_PROXY", "10.0.0.0/8,.elsewhere.example")
+    else:
+        monkeypatch.setenv("NO_PROXY", ".cluster.example")  # says nothing of this proxy
+        more = {"proxy-url": url}
+    assert way.cluster(ELSEWHERE, **more).get_node().name == "n1"
+    assert way.proxy.asked_for == [ELSEWHERE]
+
+
+@pytest.mark.parametrize("kind", ["http", "socks5"])
+@pytest.mark.parametrize("excepted", ["", "127.0.0.0/8"])
+def test_there_is_none_on_the_way_to_this_machine(
+    way: Way, monkeypatch: pytest.MonkeyPatch, kind: str, excepted: str
+) -> None:
+    """Then one of a kind that is not spoken harms nothing either."""
+    monkeypatch.setenv("HTTPS_PROXY", f"{kind}://{way.proxy.address}")
+    monkeypatch.setenv("NO_PROXY", excepted)
+    assert way.cluster(f"127.0.0.1:{way.server.port}").get_node().name == "n1"
+    assert way.proxy.asked_for == []
+
+
+def test_a_variable_that_kubectl_does_not_read(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", f"http://some%20one:p%40ss@{way.proxy.address}")
+    with pytest.raises(ClusterUnavailable, match="cannot be reached"):
+        way.cluster(ELSEWHERE).get_node()
+    assert way.proxy.asked_for == []
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        pytest.param("socks5://me:secret@proxy:1080", "only http and https", id="SOCKS"),
+        pytest.param("http://me:secret@proxy:port", "no address of a proxy", id="a port in words"),
+        pytest.param("http://me:secret@:3128", "no address of a proxy", id="no host"),
+        pytest.param("me:secret@[::1:3128", "no address of a proxy", id="half a bracket"),
+    ],
+)
+def test_one_that_cannot_be_used_is_refused_in_words(
+    way: Way, monkeypatch: pytest.MonkeyPatch, url: str, sentence: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", url)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        way.cluster(ELSEWHERE).connect()
+    assert "secret" not in str(caught.value)
+    assert "HTTPS_PROXY" in str(caught.value)
+
+
+def test_a_wrong_password_is_told_and_not_shown(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", f"http://some%20one:secret@{way.proxy.address}")
+    with pytest.raises(ClusterUnavailable, match="407 Proxy Authentication Required") as caught:
+        way.cluster(ELSEWHERE).get_node()
+    assert "secret" not in str(caught.value)

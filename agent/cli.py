@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from agent.bundle import restore_environment
 from agent.command_line import (
@@ -72,13 +72,25 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
 
 
 def _have_output() -> None:
-    """Have one that takes nothing where the shell has closed it: nothing told is no success."""
+    """Have standard files where the shell has closed them, or files of ours would come to be them.
+
+    An output that takes nothing, because nothing told is no success; of the others nobody asks.
+    """
+    if sys.stdin is None:
+        sys.stdin = _stand_in(0, os.O_RDONLY)
     if sys.stdout is None:
-        refusing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(refusing, 1)  # or a file of ours would come to be the output
-        if refusing != 1:
-            os.close(refusing)
-        sys.stdout = open(1, "w")  # noqa: SIM115 - there is no path; open until the end
+        sys.stdout = _stand_in(1, os.O_RDONLY)
+    if sys.stderr is None:
+        sys.stderr = _stand_in(2, os.O_WRONLY)
+
+
+def _stand_in(number: int, flags: int) -> TextIO:
+    null = os.open(os.devnull, flags)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)
+    os.set_inheritable(number, True)
+    return open(number, "w" if number else "r")
 
 
 def _drop_output() -> None:

@@ -7,12 +7,13 @@ import subprocess
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from agent.sim.node import Ask, SimNode
-from tests.e2e.conftest import NodeMaker
-from tests.e2e.whole import env_of, finished, up
+from tests.e2e.conftest import COMMAND, NodeMaker
+from tests.e2e.whole import env_of, finished, serves, up
 from tests.waiting import eventually
 
 Stuck = tuple[int, Callable[[], None]]
@@ -85,3 +86,13 @@ def test_a_log_whose_reader_is_gone_holds_nothing_up(make_node: NodeMaker) -> No
     up(node, 20)
     assert env_of(node.run_pod("pod", [Ask()]))
     assert node.stop_agent(signal.SIGTERM) == 0
+
+
+def test_closed_standard_files_are_nobody_elses(make_node: NodeMaker) -> None:
+    """The agent ended at once, without a word; what libraries print to 2 would go to a file of ours."""
+    node = make_node(started=False, command=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *COMMAND])
+    node.start_agent()
+    serves(node)
+    assert node.agent is not None
+    standard = [Path(f"/proc/{node.agent.pid}/fd/{number}").readlink() for number in range(3)]
+    assert standard == [Path(os.devnull)] * 3

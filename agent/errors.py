@@ -82,6 +82,10 @@ class ClusterDenied(ClusterError):
     """Credentials or RBAC do not allow it (401, 403)."""
 
 
+class ClusterForbids(ClusterDenied):
+    """RBAC allows it, and a policy or an admission webhook of the cluster does not."""
+
+
 # --- NVML ------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from agent.errors import (
     ClusterConflict,
     ClusterDenied,
     ClusterError,
+    ClusterForbids,
     ClusterGone,
     ClusterUnavailable,
 )
@@ -21,6 +22,8 @@ SHOWN_CHARS = 500
 SUCCESS = range(200, 300)
 # Says the admission of any API server; source: its plugin NamespaceLifecycle.
 ENDING_NAMESPACE = "because it is being terminated"
+# And so do admission webhooks and policies, with 400, 403 or 422, or as they like.
+DENIALS = ("denied the request", "denied request")
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -74,6 +77,10 @@ def error_of(request: Request, code: int, headers: Mapping[str, str], body: byte
         return Unauthorized(
             f"{what}; its token or certificate may have expired: check the agent's credentials",
             code=code,
+        )
+    if code in (400, 403, 422) and any(denial in said for denial in DENIALS):
+        return ClusterForbids(
+            f"{what}; have whoever looks after that policy except the agent's account", code=code
         )
     if code == 403:  # noqa: PLR2004
         return ClusterDenied(f"{what}; {_remedy(request, said)}", code=code)

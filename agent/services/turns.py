@@ -13,7 +13,13 @@ from agent.domain.choice import Evidence, Refusal, choose_anyway, choose_turn, f
 from agent.domain.dialect import ALLOCATING, HAMI, Dialect
 from agent.domain.matching import Turn
 from agent.domain.pods import Pod
-from agent.errors import ClusterDenied, ClusterError, ClusterUnavailable, NoPendingPod
+from agent.errors import (
+    ClusterDenied,
+    ClusterError,
+    ClusterForbids,
+    ClusterUnavailable,
+    NoPendingPod,
+)
 from agent.ports import GrantLog
 from agent.services.node_view import NodeView
 
@@ -28,6 +34,8 @@ Ids = tuple[str, ...]
 
 def short_reason(error: ClusterError) -> str:
     """Why the API server did not do it, for a pod's owner: what it said belongs in our log."""
+    if isinstance(error, ClusterForbids):
+        return "a policy of the cluster denies it"
     if error.code:
         return f"it answered {error.code}"
     if isinstance(error, ClusterDenied):

@@ -52,6 +52,11 @@ def forbidden(node: SimNode) -> None:
     node.api.fail(403, count=1, verb="patch", resource="pods")
 
 
+def policy(node: SimNode) -> None:
+    reason = "ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no annotations"
+    node.api.fail(422, count=1, verb="patch", resource="pods", reason=reason)
+
+
 def server_error(node: SimNode) -> None:
     node.api.fail(500, count=100, verb="patch", resource="pods")
 
@@ -65,6 +70,7 @@ def no_answer(node: SimNode) -> None:
     [
         pytest.param(too_many_requests, "it answered 429", id="429"),
         pytest.param(forbidden, "it answered 403", id="403"),
+        pytest.param(policy, "a policy of the cluster denies it", id="policy"),
         pytest.param(server_error, "it answered 500", id="500"),
         pytest.param(no_answer, "no usable answer came in time", id="no answer"),
     ],

@@ -23,11 +23,12 @@ from kube_stage import (
 
 from agent.adapters import kube_pages, kube_transport
 from agent.adapters.cluster import KubeCluster
-from agent.adapters.kube_answers import Request, error_of, retry_after_s
+from agent.adapters.kube_answers import JSON_PATCH, MERGE_PATCH, Request, error_of, retry_after_s
 from agent.errors import (
     ClusterConflict,
     ClusterDenied,
     ClusterError,
+    ClusterForbids,
     ClusterGone,
     ClusterUnavailable,
 )
@@ -337,6 +338,32 @@ def test_what_to_do_about_a_403(said: str, remedy: str) -> None:
     request = Request(verb="create", resource="events", method="POST", path="/", about="an Event")
     body = json.dumps({"kind": "Status", "message": f'events "p." is forbidden: {said}'}).encode()
     assert str(error_of(request, 403, {}, body)).endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        pytest.param(400, 'admission webhook "a.b" denied the request: no', id="webhook"),
+        pytest.param(403, 'admission webhook "a.b" denied the request: no', id="webhook, by 403"),
+        pytest.param(
+            422,
+            "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no",
+            id="policy",
+        ),
+    ],
+)
+@pytest.mark.parametrize("content_type", [MERGE_PATCH, JSON_PATCH])
+def test_a_policy_is_neither_a_lack_of_rights_nor_a_conflict(
+    content_type: str, code: int, said: str
+) -> None:
+    request = Request(
+        verb="patch", resource="pods", method="PATCH", path="/", about="it", content_type=content_type,
+    )  # fmt: skip
+    error = error_of(request, code, {}, json.dumps({"kind": "Status", "message": said}).encode())
+    assert isinstance(error, ClusterForbids)
+    assert error.code == code
+    assert said in str(error)
+    assert "except the agent's account" in str(error)
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"\xff<html>", b"[" * 100_000])

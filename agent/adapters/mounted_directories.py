@@ -12,6 +12,9 @@ from pathlib import Path
 from agent.supervisor import Lifeline
 
 LOOK_EVERY_S = 5.0
+# So the kernel ends the path of what has no name any more. Its count of links says less: overlayfs
+# and some file systems in user space always tell the same.
+DELETED = " (deleted)"
 
 
 class MountedDirectories:
@@ -23,8 +26,6 @@ class MountedDirectories:
         """`leave` is told why only a new process, with its mounts made anew, can go on."""
         self._directories = tuple(dict.fromkeys(directories))
         self._leave = leave
-        # Some file systems count no links of directories: there a missing one says nothing.
-        self._linked: set[Path] = set()
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
@@ -35,15 +36,24 @@ class MountedDirectories:
     def lost(self) -> str:
         """Which directory is only ours any more, in a sentence; empty: none."""
         for directory in self._directories:
-            try:
-                links = os.stat(directory).st_nlink
-            except OSError:
-                continue  # it is not there, or not to be looked at: others say so
-            if links:
-                self._linked.add(directory)
-            elif directory in self._linked:
+            if _is_deleted(directory):
                 return (
                     f"{directory} was deleted on the host, and is still mounted here; the agent "
                     "has to be started anew to be given the one that is there now"
                 )
         return ""
+
+
+def _is_deleted(directory: Path) -> bool:
+    """Whether what its path leads to has no name; of one that is not there, others tell."""
+    try:
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        seen = os.readlink(f"/proc/self/fd/{descriptor}")
+        return seen.endswith(DELETED) and not os.path.lexists(seen)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import pynvml
@@ -23,6 +24,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF e_machine
 MIB = 1 << 20
 LIMIT_MIB = 1536  # a context of a large GPU takes some 500 MiB of it
 SPARE_MIB = 1024
+MEMORY = "/dev/shm"  # noqa: S108 - the directory is made by name, for us alone
 REFUSED = 2  # CUDA_ERROR_OUT_OF_MEMORY
 AGAIN = "vgpu-agent install   # or pull the image again: the program's own copy is damaged"
 RESTART = "systemctl restart vgpu-agent   # kubectl -n kube-system rollout restart ds/vgpu-agent"
@@ -158,7 +160,14 @@ def limits_hold(host: Host) -> Finding:
             f"{uuid} has {free_mib} MiB free, too few to try a limit of {LIMIT_MIB} MiB",
             "vgpu-agent top --once   # try again when the GPU is less busy",
         )
-    with tempfile.TemporaryDirectory(prefix="vgpu-doctor-") as folder:
+    with ExitStack() as stack:
+        folder = _folder(stack)
+        if not folder:
+            return skipped(
+                f"a process with a limit needs a file, and none can be made in {MEMORY} or where "
+                "temporary files go",
+                "TMPDIR=/run vgpu-agent doctor --only hook-limits   # or another place to write",
+            )
         ended = _started(
             host,
             ["take", str(LIMIT_MIB * MIB)],
@@ -170,6 +179,20 @@ def limits_hold(host: Host) -> Finding:
             },
         )
     return judged(ended)
+
+
+def _folder(stack: ExitStack) -> str:
+    """A directory to write in until the stack ends; empty: there is none.
+
+    A pod whose root is read-only has no /tmp that takes anything, and memory all the same.
+    """
+    for place in (None, MEMORY):
+        try:
+            made = tempfile.TemporaryDirectory(prefix="vgpu-doctor-", dir=place)
+            return stack.enter_context(made)
+        except OSError:
+            continue
+    return ""
 
 
 def _shared_by_hook(host: Host) -> str:

@@ -1,7 +1,9 @@
 """Doctor on a node in which exactly one thing is broken: it names that, and only that."""
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from doctor_breaks import BREAKS
 from doctor_node import UUID, DoctorNode, stamp
 from doctor_ways import Break, settings
 
+from agent.doctor import hook
 from agent.doctor.checks import CHECKS
 from agent.doctor.finding import Verdict
 from agent.domain.gpu import Sharing
@@ -74,6 +77,25 @@ def test_limits_are_tried_on_a_gpu_that_the_hook_shares(
     settings(sharing=Sharing(**sharing))(node)
     found = node.look()["hook-limits"]
     assert found.verdict is verdict, found
+
+
+@pytest.mark.parametrize(
+    ("memory", "verdict"),
+    [
+        pytest.param("there", Verdict.OK, id="in memory"),
+        pytest.param("nowhere", Verdict.SKIPPED, id="nowhere"),
+    ],
+)
+def test_limits_are_tried_where_no_temporary_file_can_be_made(
+    node: DoctorNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, memory: str, verdict: Verdict
+) -> None:
+    """As in the DaemonSet's pod, whose root is read-only: the check broke off."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(hook, "MEMORY", str(tmp_path / memory))
+    found = node.look()["hook-limits"]
+    assert found.verdict is verdict, found
+    assert not list((tmp_path / "there").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from agent import logs
-from agent.adapters import exec_plugin, proxies
+from agent.adapters import authorities, exec_plugin, proxies
 from agent.adapters.embedded_files import EmbeddedFiles
 from agent.errors import ConfigError
 
@@ -158,6 +158,7 @@ def load_configuration(
     else:
         package, configuration = _from_service_account(service_account_dir, environ)
     proxies.settle(configuration, package.rest)
+    authorities.settle(configuration)
     configuration.retries = False  # ours know the deadline
     return package, configuration
 

@@ -17,7 +17,7 @@ from certificates import Identity, make_identity
 from kube_stage import Reader, StoppableLife
 from waiting import eventually
 
-from agent.adapters import exec_plugin, kube_config, kube_transport
+from agent.adapters import authorities, exec_plugin, kube_config, kube_transport
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.embedded_files import EmbeddedFiles
 from agent.adapters.kube_transport import KubeTransport
@@ -199,6 +199,30 @@ def test_kubeconfigs(tmp_path: Path, identity: Identity, kind: str) -> None:
                 cluster.get_node()
             write_kubeconfig(path, server, {"token": "second"}, identity.certificate)
         assert cluster.get_node().name == "n1"
+
+
+@pytest.mark.parametrize("variable", ["", "SSL_CERT_FILE"])
+def test_a_kubeconfig_without_an_authority_trusts_those_of_the_host(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """As kubectl does; OpenSSL looks in one place, which not every distribution has."""
+    bundle, other = tmp_path / "ca-bundle.crt", tmp_path / "other.crt"
+    bundle.write_text(identity.certificate)
+    other.write_text(make_identity("somebody else").certificate)
+    for name in authorities.SAID_OTHERWISE:
+        monkeypatch.delenv(name, raising=False)
+    listed = bundle
+    if variable:
+        monkeypatch.setenv(variable, str(bundle))
+        listed = other
+    monkeypatch.setattr(authorities, "BUNDLES", (str(tmp_path / "none"), str(listed)))
+    with ApiServer(tokens=["first"], tls=identity.server_context(tmp_path)) as server:
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        path = write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "first"}, "")
+        content = json.loads(path.read_text())
+        del content["clusters"][0]["cluster"]["certificate-authority"]
+        path.write_text(json.dumps(content))
+        assert KubeCluster(KubeTransport(path), node_name="n1").get_node().name == "n1"
 
 
 def embedding(path: Path, server: ApiServer, ca_pem: str, client: Identity) -> Path:

@@ -29,8 +29,7 @@ def settle(configuration: Any, rest: ModuleType) -> None:
     if getattr(configuration, "_proxy_from_env", True):
         text = getproxies_environment().get(server.scheme, "")
         named = f"the variable {server.scheme.upper()}_PROXY"
-        excepted = rest.should_bypass_proxies(configuration.host, configuration.no_proxy or "")
-        if excepted or _here(server.hostname or ""):
+        if _here(server.hostname or "") or _excepted(configuration, rest):
             text = ""
     else:
         text, named = configuration.proxy or "", "proxy-url in the kubeconfig"
@@ -38,6 +37,13 @@ def settle(configuration: Any, rest: ModuleType) -> None:
     configuration.proxy = None
     if text:
         _set(configuration, text, named)
+
+
+def _excepted(configuration: Any, rest: ModuleType) -> bool:
+    """Whether NO_PROXY names the API server. `*.example.com` is `.example.com` to kubectl alone."""
+    entries = (entry.strip() for entry in (configuration.no_proxy or "").split(","))
+    dotted = ",".join(f".{entry[2:]}" if entry.startswith("*.") else entry for entry in entries)
+    return bool(rest.should_bypass_proxies(configuration.host, dotted))
 
 
 def _set(configuration: Any, text: str, named: str) -> None:

@@ -78,12 +78,10 @@ def error_of(request: Request, code: int, headers: Mapping[str, str], body: byte
             f"{what}; its token or certificate may have expired: check the agent's credentials",
             code=code,
         )
-    if code in (400, 403, 422) and any(denial in said for denial in DENIALS):
-        return ClusterForbids(
-            f"{what}; have whoever looks after that policy except the agent's account", code=code
-        )
-    if code == 403:  # noqa: PLR2004
-        return ClusterDenied(f"{what}; {_remedy(request, said)}", code=code)
+    by_policy = _by_policy(said)
+    if code == 403 or (code in (400, 422) and by_policy):  # noqa: PLR2004
+        denied = ClusterForbids if by_policy else ClusterDenied
+        return denied(f"{what}; {_remedy(request, said)}", code=code)
     if code in (404, 410):
         return ClusterGone(f"{what}; it was deleted or is too old", code=code)
     # 422 is a failed `test` of a JSON patch, and the uid of another object of the same name; other
@@ -100,8 +98,14 @@ def error_of(request: Request, code: int, headers: Mapping[str, str], body: byte
     )
 
 
+def _by_policy(said: str) -> bool:
+    return any(denial in said for denial in DENIALS)
+
+
 def _remedy(request: Request, said: str) -> str:
-    """What to do about a 403: not each of them is about rights."""
+    """What to do where something is not allowed: not each such answer is about rights."""
+    if _by_policy(said):
+        return "have whoever looks after that policy except the agent's account"
     if ENDING_NAMESPACE in said:
         return "nothing is to be done: what is in that namespace ends with it"
     return f"allow `{request.verb}` on `{request.resource}` in the agent's ClusterRole"

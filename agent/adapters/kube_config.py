@@ -197,7 +197,8 @@ def _from_kubeconfig(path: Path) -> tuple[ClientPackage, Any]:
         ) from error
     package = import_client("kube_config", oidc="auth-provider" in text)
     importlib.import_module("kubernetes.config.exec_provider").subprocess = exec_plugin  # type: ignore[attr-defined]
-    package.loader._create_temp_file_with_content = _EMBEDDED.path_of
+    loader: Any = package.loader
+    loader._create_temp_file_with_content = _EMBEDDED.path_of  # noqa: SLF001 - no other way
     configuration = package.configuration.Configuration()
     try:
         with _root_errors() as errors:

@@ -51,8 +51,8 @@ def _is_deleted(directory: Path) -> bool:
     except OSError:
         return False
     try:
-        seen = os.readlink(f"/proc/self/fd/{descriptor}")
-        return seen.endswith(DELETED) and not os.path.lexists(seen)
+        seen = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return seen.name.endswith(DELETED) and not seen.exists()
     except OSError:
         return False
     finally:

@@ -130,8 +130,9 @@ exec "$@"
 def test_a_directory_is_deleted_on_the_host_behind_its_mount(
     make_node: NodeMaker, directory: str
 ) -> None:
-    """As when the service of a host is taken off while a pod waits: for ever the pod saw the old
-    one, ready, and refused every pod, or had no kubelet.
+    """The pod saw the old one for ever, and refused every pod, or had no kubelet.
+
+    So it is when the service of a host is taken off while a pod waits.
     """
     own = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     node = make_node(started=False)

@@ -6,9 +6,11 @@ server from the agent until it was started anew; and one that was killed left a 
 memory need no directory, and end with the process.
 """
 
+import ctypes
 import os
 from errno import EINVAL
 
+CLOSED_FOR_CHILDREN = 0x1  # MFD_CLOEXEC
 NO_EXECUTION = 0x8  # MFD_NOEXEC_SEAL: without it a hardened kernel refuses, and newer ones warn
 
 
@@ -56,10 +58,21 @@ def _file_with(data: bytes) -> int:
 
 
 def _made() -> int:
-    name = "vgpu-agent-kubeconfig"
     try:
-        return os.memfd_create(name, os.MFD_CLOEXEC | NO_EXECUTION)
+        return memory_file(CLOSED_FOR_CHILDREN | NO_EXECUTION)
     except OSError as error:
         if error.errno != EINVAL:
             raise
-        return os.memfd_create(name, os.MFD_CLOEXEC)  # Linux before 6.3 does not know the flag
+        return memory_file(CLOSED_FOR_CHILDREN)  # Linux before 6.3 does not know the other flag
+
+
+def memory_file(flags: int) -> int:
+    """memfd_create(2). Of libc, since Pythons built for one before 2.27, as ours, do not have it.
+
+    Raises OSError.
+    """
+    create = ctypes.CDLL(None, use_errno=True).memfd_create
+    descriptor: int = create(b"vgpu-agent-kubeconfig", ctypes.c_uint(flags))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor

@@ -17,7 +17,13 @@ from certificates import Identity, make_identity
 from kube_stage import Reader, StoppableLife
 from waiting import eventually
 
-from agent.adapters import authorities, exec_plugin, kube_config, kube_transport
+from agent.adapters import (
+    authorities,
+    embedded_files,
+    exec_plugin,
+    kube_config,
+    kube_transport,
+)
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.embedded_files import EmbeddedFiles
 from agent.adapters.kube_transport import KubeTransport
@@ -282,19 +288,27 @@ def open_files() -> Iterator[str]:
 
 
 def test_a_kernel_that_does_not_know_the_seal(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = os.memfd_create
+    make = embedded_files.memory_file
 
-    def older(name: str, flags: int) -> int:
-        if flags & ~os.MFD_CLOEXEC:
+    def older(flags: int) -> int:
+        if flags & embedded_files.NO_EXECUTION:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return make(name, flags)
+        return make(flags)
 
-    monkeypatch.setattr(os, "memfd_create", older)
+    monkeypatch.setattr(embedded_files, "memory_file", older)
     files = EmbeddedFiles()
     assert Path(files.path_of("a key")).read_text() == "a key"
     for _ in range(2):
         files.loaded()
     assert Path(files.path_of(b"another")).read_bytes() == b"another"
+
+
+def test_files_in_memory_need_no_new_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is shipped is built for a libc without them, and so has no function for them."""
+    monkeypatch.delattr(os, "memfd_create")
+    path = EmbeddedFiles().path_of("a certificate")
+    assert Path(path).read_text() == "a certificate"
+    assert not os.get_inheritable(int(Path(path).name))
 
 
 @pytest.mark.parametrize(

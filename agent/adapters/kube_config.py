@@ -199,6 +199,8 @@ def _from_kubeconfig(path: Path) -> tuple[ClientPackage, Any]:
     importlib.import_module("kubernetes.config.exec_provider").subprocess = exec_plugin  # type: ignore[attr-defined]
     loader: Any = package.loader
     loader._create_temp_file_with_content = _EMBEDDED.path_of  # noqa: SLF001 - no other way
+    if not hasattr(loader.FileOrData, _MARK):
+        loader.FileOrData = _as_kubectl_reads(loader.FileOrData)
     configuration = package.configuration.Configuration()
     try:
         with _root_errors() as errors:
@@ -218,6 +220,27 @@ def _from_kubeconfig(path: Path) -> tuple[ClientPackage, Any]:
         )
     _EMBEDDED.loaded()
     return package, configuration
+
+
+def _as_kubectl_reads(base: Any) -> Any:
+    """The client's choice between a file and what is written in its place, but for two cases.
+
+    What is empty, as templates leave it, is not there; and of a token and the file of one the file
+    counts, because somebody renews it.
+    """
+
+    class FileOrData(base):  # type: ignore[misc]
+        def __init__(
+            self, obj: Any, file_key_name: str, data_key_name: str | None = None, **more: Any
+        ) -> None:
+            keys = (file_key_name, data_key_name or f"{file_key_name}-data")
+            said = {key: obj[key] for key in keys if obj and key in obj and obj[key]}
+            if file_key_name == "tokenFile" and file_key_name in said:
+                said.pop("token", None)
+            super().__init__(said, file_key_name, data_key_name, **more)
+
+    setattr(FileOrData, _MARK, True)
+    return FileOrData
 
 
 class _Collector(logging.Handler):

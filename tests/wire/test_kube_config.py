@@ -207,6 +207,32 @@ def test_kubeconfigs(tmp_path: Path, identity: Identity, kind: str) -> None:
         assert cluster.get_node().name == "n1"
 
 
+@pytest.mark.parametrize(
+    ("cluster", "user"),
+    [
+        pytest.param({}, {"token": "old", "tokenFile": "token-file"}, id="both"),
+        pytest.param({}, {"token": "", "tokenFile": "token-file"}, id="an empty token"),
+        pytest.param({}, {"token": "new", "tokenFile": ""}, id="an empty name of a file"),
+        pytest.param({"certificate-authority-data": ""}, {"token": "new"}, id="no authority in it"),
+        pytest.param(
+            {}, {"token": "new", "client-certificate-data": "", "client-key-data": ""}, id="no key"
+        ),
+    ],
+)
+def test_a_file_or_what_stands_in_its_place_is_chosen_as_by_kubectl(
+    tmp_path: Path, identity: Identity, cluster: dict[str, str], user: dict[str, str]
+) -> None:
+    """Each was tried with kubectl 1.33. One that is made of a pod's login has both."""
+    (tmp_path / "token-file").write_text("new")
+    with ApiServer(tokens=["new"], tls=identity.server_context(tmp_path)) as server:
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        path = write_kubeconfig(tmp_path / "kubeconfig", server, user, identity.certificate)
+        content = json.loads(path.read_text())
+        content["clusters"][0]["cluster"] |= cluster
+        path.write_text(json.dumps(content))
+        assert KubeCluster(KubeTransport(path), node_name="n1").get_node().name == "n1"
+
+
 @pytest.mark.parametrize("variable", ["", "SSL_CERT_FILE"])
 def test_a_kubeconfig_without_an_authority_trusts_those_of_the_host(
     tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch, variable: str

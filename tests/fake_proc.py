@@ -58,6 +58,23 @@ class FakeProc:
         if where.exists():
             shutil.rmtree(where)
 
+    def end_first_thread(self, pid: int, other: int) -> None:
+        """As `pthread_exit` in main: what the process has is seen at its other thread alone."""
+        where = self.root / str(pid)
+        thread = where / "task" / str(other)
+        shutil.copytree(where, thread, symlinks=True, ignore=shutil.ignore_patterns("task"))
+        (thread / "status").write_text(f"Name:\tx\nNSpid:\t{other}\t{other}\n")
+        fields = (where / "stat").read_text().split()
+        of_thread = [str(other), *fields[1:21], str(other), *fields[22:]]
+        (thread / "stat").write_text(" ".join(of_thread) + "\n")
+        fields[2], fields[25], fields[27] = "Z", "0", "0"
+        (where / "stat").write_text(" ".join(fields) + "\n")
+        (where / "cgroup").write_text("0::/\n")  # as under v1
+        (where / "maps").write_text("")
+        for name in ("mountinfo", "exe"):
+            (where / name).unlink()
+        shutil.rmtree(where / "fd")
+
     def opens(self, pid: int, path: str) -> None:
         descriptors = self.root / str(pid) / "fd"
         (descriptors / str(len(list(descriptors.iterdir())))).symlink_to(path)

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.domain.proc_text import Life, life_of
+
 TEXT_BYTES, MOUNTINFO_BYTES = 1 << 16, 1 << 20
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+HELD = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 ENDED = (FileNotFoundError, ProcessLookupError)
 NOT_THERE = (*ENDED, PermissionError)  # ended, or hidden from us: nothing to wonder at
 
@@ -14,11 +17,39 @@ NOT_THERE = (*ENDED, PermissionError)  # ended, or hidden from us: nothing to wo
 @contextmanager
 def entry_of(proc: Path, name: int | str) -> Iterator[int]:
     """A process's directory, held: what is read there is never of a later one with its pid."""
-    fd = os.open(f"{proc}/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(f"{proc}/{name}", HELD)
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextmanager
+def entry_in_use(entry: int, life: Life) -> Iterator[int]:
+    """The directory that shows what a process has: its own, or that of a thread of it.
+
+    Where its first thread has ended (`pthread_exit` in main) and others go on, its own shows the
+    name, pids and times of a zombie, and no mapping and no open file; under cgroup v1 no cgroup
+    either. Raises FileNotFoundError when it has ended altogether.
+    """
+    if not life.ended:
+        yield entry
+        return
+    with opened(f"task/{_living_thread(entry)}", entry, HELD) as thread:
+        yield thread
+
+
+def _living_thread(entry: int) -> str:
+    with opened("task", entry, READ | os.O_DIRECTORY) as tasks, os.scandir(tasks) as threads:
+        for thread in threads:
+            try:
+                with opened(thread.name, tasks, HELD) as held:
+                    life = life_of(text_of(held, "stat"))
+            except ENDED:
+                continue
+            if life and not life.ended:
+                return thread.name
+    raise FileNotFoundError
 
 
 @contextmanager

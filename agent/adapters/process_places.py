@@ -4,9 +4,9 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from agent.adapters.proc_files import MOUNTINFO_BYTES, entry_of, text_of
+from agent.adapters.proc_files import MOUNTINFO_BYTES, entry_in_use, entry_of, text_of
 from agent.domain.bypass import Whereabouts
-from agent.domain.proc_text import granted_mount, life_of, mounted_grant, place_of
+from agent.domain.proc_text import Life, granted_mount, life_of, mounted_grant, place_of
 
 MAX_PROGRAM_CHARS = 64
 _DELETED = " (deleted)"
@@ -29,17 +29,20 @@ class HostProcessPlaces:
         try:
             with entry_of(self._proc, pid) as entry:
                 life = life_of(text_of(entry, "stat"))
-                place = place_of(text_of(entry, "cgroup"))
-                if life is None or life.state in ("Z", "X"):
+                if life is None:
                     return None
-                program = _program(entry)
-                if place is None:
-                    return Whereabouts(life.start_time, program)
-                mounts = text_of(entry, "mountinfo", MOUNTINFO_BYTES)
-                container = granted_mount(mounts, self._containers, place.pod_uid)
-                grant = "" if container else mounted_grant(mounts, self._containers)
+                with entry_in_use(entry, life) as used:
+                    return self._found(used, life)
         except OSError:  # it has ended, is hidden from us, or ends just now
             return None
+
+    def _found(self, used: int, life: Life) -> Whereabouts:
+        place, program = place_of(text_of(used, "cgroup")), _program(used)
+        if place is None:
+            return Whereabouts(life.start_time, program)
+        mounts = text_of(used, "mountinfo", MOUNTINFO_BYTES)
+        container = granted_mount(mounts, self._containers, place.pod_uid)
+        grant = "" if container else mounted_grant(mounts, self._containers)
         return Whereabouts(
             life.start_time, program, place.pod_uid, place.container_id, container, grant
         )

@@ -22,6 +22,7 @@ from agent.adapters.proc_files import (
     MOUNTINFO_BYTES,
     NOT_THERE,
     READ,
+    entry_in_use,
     entry_of,
     opened,
     text_of,
@@ -161,31 +162,35 @@ class HostProcesses:
     def _look_at(
         self, pid: int, entry: int, known: _Known | None, granted: Mapping[str, Granted]
     ) -> None:
-        life = life_of(text_of(entry, "stat")) if known else None
-        if known is None or life != known.life:
-            known = None
-            place = place_of(text_of(entry, "cgroup"))
-            if place is None or not (self._unowned or place.pod_uid in self._grants):
-                self._others[pid] = self._others.get(pid, 0) + 1
-                # Where another pod's process can be seen, all can.
-                self._seeing = self._seeing or bool(place and place.pod_uid != self._own_pod)
+        life = life_of(text_of(entry, "stat"))
+        if life is None:
+            return
+        known = known if known and life == known.life else None
+        with entry_in_use(entry, life) as used:
+            place = known.place if known else self._place(pid, used)
+            if place is None:
                 return
-            life = life_of(text_of(entry, "stat"))
-        else:
-            place = known.place
-        self._seeing = True
-        self._others.pop(pid, None)
-        if life is None or life.state in ("Z", "X"):
-            return
-        holder = self._holder(entry, place, granted)
-        pod = granted.get(holder[0])
-        if pod is None or holder[1] not in pod.containers:
-            self._known[pid] = _Known(life, place)
-            return
-        before = known.process if known else None
-        if before is None or not (before.library and before.uses_gpu) or self._is_due(pid):
-            before = _looked_into(pid, entry, life, before)
-        self._known[pid] = _Known(life, place, holder, before)
+            self._seeing = True
+            self._others.pop(pid, None)
+            holder = self._holder(used, place, granted)
+            pod = granted.get(holder[0])
+            if pod is None or holder[1] not in pod.containers:
+                self._known[pid] = _Known(life, place)
+                return
+            before = known.process if known else None
+            if before is None or not (before.library and before.uses_gpu) or self._is_due(pid):
+                before = _looked_into(pid, entry, used, life, before)
+            self._known[pid] = _Known(life, place, holder, before)
+
+    def _place(self, pid: int, used: int) -> Place | None:
+        """Where in a pod that may have a grant it is; None: it is another's."""
+        place = place_of(text_of(used, "cgroup"))
+        if place and (self._unowned or place.pod_uid in self._grants):
+            return place
+        self._others[pid] = self._others.get(pid, 0) + 1
+        # Where another pod's process can be seen, all can.
+        self._seeing = self._seeing or bool(place and place.pod_uid != self._own_pod)
+        return None
 
     def _holder(self, entry: int, place: Place, granted: Mapping[str, Granted]) -> tuple[str, str]:
         """Its grant and container: by the runtime's id, else by the mounts that Allocate gave it.
@@ -220,20 +225,21 @@ class HostProcesses:
         return place.pod_uid, ""
 
 
-def _looked_into(pid: int, entry: int, life: Life, before: Process | None) -> Process:
+def _looked_into(pid: int, entry: int, used: int, life: Life, before: Process | None) -> Process:
     """What a process is, by its own files in /proc. Raises OSError when it has ended.
 
-    One that lives is never left out: its container would pass for idle, or for ended.
+    One that lives is never left out: its container would pass for idle, or for ended. Pids are
+    read where they are the process's and no thread's.
     """
     readable, found, linkage = True, Mapped(), None
     try:
         inside = before.pid_inside if before else pid_inside(text_of(entry, "status"))
         namespace = before.pid_namespace if before else _namespace(entry)
-        found, readable = _mapped(entry)
-        if not found.gpu and _has_gpu_open(entry):
+        found, readable = _mapped(used)
+        if not found.gpu and _has_gpu_open(used):
             found |= Mapped(gpu=True)
         if found.gpu and not found.library:
-            linkage = _linkage(entry)
+            linkage = _linkage(used)
     except ENDED:
         raise
     except OSError:  # it may not be looked into, or cannot be

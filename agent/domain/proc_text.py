@@ -103,6 +103,11 @@ class Life:
     code_at: int  # addresses that each exec chooses anew; 0: not to be known
     stack_at: int
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is a zombie. Of a process that is said of its first thread alone."""
+        return self.state in ("Z", "X")
+
 
 def life_of(stat: str) -> Life | None:
     """Read /proc/PID/stat; None: it says something else.

@@ -30,6 +30,32 @@ int main(int count, char **words) {
 """
 
 
+# The same by another thread: the first one has ended, so that /proc has the process as a zombie.
+OPENS_A_GPU_LATER = """
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static void *work(void *device) {
+    char text[256] = "";
+    while (!strstr(text, ") Z ")) {
+        int file = open("/proc/self/stat", O_RDONLY);
+        read(file, text, sizeof text - 1);
+        close(file);
+        usleep(1000);
+    }
+    if (open(device, O_RDWR) >= 0 && write(1, "open\\n", 5) == 5) read(0, text, 1);
+    _exit(0);
+}
+int main(int count, char **words) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, work, words[count - 1]);
+    pthread_exit(NULL);
+}
+"""
+
+
 # The same of no libc at all: a static one would be compiled first, for minutes.
 STATIC = """
 #if defined(__x86_64__)
@@ -268,8 +294,12 @@ def opens_a_gpu(
         pytest.param(
             "library not loaded", OPENS_A_GPU, "linux-gnu.2.17", (), id="glibc without the library"
         ),
+        pytest.param(
+            "library not loaded", OPENS_A_GPU_LATER, "linux-gnu.2.17", ("-lpthread",),
+            id="whose first thread has ended",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_process_that_no_limit_holds_for_is_reported(
     pod: Pod, tmp_path: Path, reason: str, code: str, target: str, flags: tuple[str, ...]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_whereabouts(tmp_path: Path, kept: dict[str, str], where: Whereabouts | 
     assert HostProcessPlaces(tmp_path, "containers").trace({70}) == ({70: where} if where else {})
 
 
+def test_a_process_whose_first_thread_has_ended_is_where_its_others_are(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.add(70, cgroup(), mountinfo=mounts())
+    proc.end_first_thread(70, 75)
+    found = HostProcessPlaces(tmp_path, "containers").trace({70})
+    assert found == {70: Whereabouts(5, "nowhere", UID, MAIN, "main")}
+
+
 def test_who_is_not_there_is_left_out(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path)
     (proc.add(70) / "stat").unlink()
@@ -50,3 +59,26 @@ def test_a_process_of_this_machine() -> None:
         process.kill()
     assert {process.pid, os.getpid()} == set(found)
     assert found[process.pid].start_time >= found[os.getpid()].start_time > 0
+
+
+# Its first thread ends, as with pthread_exit in main, and says so by its other one.
+LEADERLESS = """
+import ctypes, os, threading, time
+def goes_on():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z": time.sleep(0.001)
+    os.write(1, b"ended"), os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=goes_on).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+def test_a_process_of_this_machine_whose_first_thread_has_ended() -> None:
+    words = [sys.executable, "-c", LEADERLESS]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(5) == b"ended"
+        found = HostProcessPlaces(Path("/proc"), "containers").trace({process.pid, os.getpid()})
+        process.communicate(b"\n", timeout=60)
+    assert found[process.pid].start_time >= found[os.getpid()].start_time
+    assert found[process.pid].program == Path(sys.executable).resolve().name

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,25 @@ def test_what_is_known_of_a_process(proc: FakeProc, host: HostProcesses) -> None
     seen = host.look(GRANTED)
     assert seen.seeing
     assert of_main(seen) == {70: wanted}
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_a_process_goes_on_when_its_first_thread_has_ended(
+    proc: FakeProc, host: HostProcesses, seen_before: bool
+) -> None:
+    device = "/dev/nvidia0"
+    proc.add(
+        70, cgroup(container_id=""), inside=3, start_time=55, mountinfo=mounts(), opened=[device]
+    )
+    before = of_main(host.look(GRANTED)) if seen_before else {}
+    proc.end_first_thread(70, 75)
+    (process,) = of_main(host.look(GRANTED)).values()
+    assert (process.pid, process.pid_inside, process.start_time) == (70, 3, 55)
+    assert (process.pid_namespace, process.readable) == (NAMESPACE, True)
+    assert (process.uses_gpu, process.library, process.linkage) == (True, False, Linkage.OTHER)
+    assert set(before) == ({70} if seen_before else set())
+    shutil.rmtree(proc.root / "70" / "task" / "75")
+    assert of_main(host.look(GRANTED)) == {}
 
 
 def test_the_runtimes_id_says_which_container(proc: FakeProc, host: HostProcesses) -> None:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from agent.adapters.proc_files import ENDED, READ, directories_of
 from agent.adapters.safe_files import (
     check_ours,
     check_single,
@@ -41,8 +42,6 @@ MAX_ENTRIES = 10_000
 MAX_CGROUP_BYTES, PIECE_BYTES = 1 << 16, 1 << 16
 MAPS_BYTES, ALL_MAPS_BYTES = 1 << 24, 1 << 29
 MAX_SCANS, QUIET_SCANS = 50, 2
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_ENDED = (FileNotFoundError, ProcessLookupError)
 
 
 class _TooMuchError(Exception):
@@ -240,7 +239,7 @@ class HostHookFiles:
     def _pod_of(self, pid: str) -> str:
         """The uid of its pod; empty: in none, or it has ended."""
         try:
-            fd = os.open(f"{self._proc}/{pid}/cgroup", _READ)
+            fd = os.open(f"{self._proc}/{pid}/cgroup", READ)
             try:
                 place = place_of(os.read(fd, MAX_CGROUP_BYTES).decode("ascii", "replace"))
             finally:
@@ -259,11 +258,19 @@ def _mapped_by(entry: str, files: Collection[HookFile]) -> tuple[frozenset[str],
 
     Raises OSError when it may not be looked at, _TooMuchError when it has more than is read.
     """
+    for directory in directories_of(entry):
+        found, size = _in_maps(f"{directory}/maps", files)
+        if size:
+            return found, size
+    return frozenset(), 0
+
+
+def _in_maps(path: str, files: Collection[HookFile]) -> tuple[frozenset[str], int]:
     found: frozenset[str] = frozenset()
     rest, size = b"", 0
     try:
-        fd = os.open(f"{entry}/maps", _READ)
-    except _ENDED:
+        fd = os.open(path, READ)
+    except ENDED:
         return found, 0
     try:
         while piece := os.read(fd, PIECE_BYTES):

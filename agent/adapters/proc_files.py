@@ -1,8 +1,8 @@
 """Reading what the kernel says of one process: files of /proc, through its directory held open."""
 
+import contextlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from agent.domain.proc_text import Life, life_of
@@ -14,7 +14,7 @@ ENDED = (FileNotFoundError, ProcessLookupError)
 NOT_THERE = (*ENDED, PermissionError)  # ended, or hidden from us: nothing to wonder at
 
 
-@contextmanager
+@contextlib.contextmanager
 def entry_of(proc: Path, name: int | str) -> Iterator[int]:
     """A process's directory, held: what is read there is never of a later one with its pid."""
     fd = os.open(f"{proc}/{name}", HELD)
@@ -24,7 +24,7 @@ def entry_of(proc: Path, name: int | str) -> Iterator[int]:
         os.close(fd)
 
 
-@contextmanager
+@contextlib.contextmanager
 def entry_in_use(entry: int, life: Life) -> Iterator[int]:
     """The directory that shows what a process has: its own, or that of a thread of it.
 
@@ -52,7 +52,17 @@ def _living_thread(entry: int) -> str:
     raise FileNotFoundError
 
 
-@contextmanager
+def directories_of(entry: str) -> Iterator[str]:
+    """The directory of a process, and then of its threads: what the first shows nothing of.
+
+    That of a process whose first thread has ended shows no mapping, as that of a kernel thread.
+    """
+    yield entry
+    with contextlib.suppress(*ENDED), os.scandir(f"{entry}/task") as threads:
+        yield from (thread.path for thread in threads if not entry.endswith(f"/{thread.name}"))
+
+
+@contextlib.contextmanager
 def opened(name: str, entry: int, flags: int = READ) -> Iterator[int]:
     """A file of it, open. Raises OSError."""
     fd = os.open(name, flags, dir_fd=entry)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.adapters.instance_lock import InstanceLock, LockUnavailable
+from agent.adapters.proc_files import directories_of
 from agent.config import Config
 from agent.hostinstall import environment_file
 from agent.hostinstall.alone import alone, tidy
@@ -175,11 +176,15 @@ def _mapped(proc: Path) -> Iterator[tuple[int, int]]:
     for entry in os.scandir(proc):
         if not (entry.name.isascii() and entry.name.isdigit()):
             continue
-        try:
-            lines = (Path(entry.path) / "maps").read_text(errors="replace").splitlines()
-        except OSError:  # it has ended
-            continue
+        lines = next(filter(None, map(_lines_mapped, directories_of(entry.path))), [])
         for line in lines:
             parts = line.split(None, 5)
             if len(parts) > 5 and "vgpu" in parts[5] and parts[4].isdigit():  # noqa: PLR2004
                 yield int(entry.name), int(parts[4])
+
+
+def _lines_mapped(directory: str) -> list[str]:
+    try:
+        return (Path(directory) / "maps").read_text(errors="replace").splitlines()
+    except OSError:  # it has ended
+        return []

@@ -24,6 +24,7 @@ from agent.hostinstall.systemd import state_of
 from agent.settings import resolve
 from agent.settings.table import SETTINGS
 from agent.supervisor import TICK_S
+from tests.leaderless import leaderless
 
 SHIPPED = Path(__file__).parents[2] / "packaging" / "systemd"
 UNIT = SHIPPED / "vgpu-agent.service"
@@ -284,6 +285,14 @@ def test_a_process_that_has_mapped_a_file_below_uses_the_directory(tmp_path: Pat
     (proc / "meminfo").touch()
     assert users_of(library.parent, proc) == {7}
     assert users_of(tmp_path / "absent", proc) == set()
+
+
+def test_a_process_whose_first_thread_has_ended_uses_what_it_has_mapped(tmp_path: Path) -> None:
+    library = tmp_path / "vgpu" / "libvgpu.so.1"
+    library.parent.mkdir()
+    library.write_bytes(b"x")
+    with leaderless(library) as process:
+        assert users_of(library.parent) == {process.pid}
 
 
 def test_a_container_may_make_directories_as_deep_as_it_likes(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from agent.domain.hook_files import HookFile
 from agent.errors import NodeNotReady
 from tests.disk_calls import disk_calls
 from tests.fake_proc import FakeProc
+from tests.leaderless import leaderless
 
 FIRST = int(FIRST_PID_NAMESPACE.strip("pid:[]"))
 OTHER_POD = "0::/kubepods.slice/pod11111111-2222-3333-4444-555555555555/abc\n"
@@ -125,6 +126,16 @@ def test_what_a_real_process_has_mapped(hooks: HostHookFiles, host: Path, mapped
     files = hooks.listed().files
     assert len(files) == 2
     assert hooks.mapped(files) == frozenset({mapped.name})
+
+
+def test_what_a_process_has_mapped_whose_first_thread_has_ended(
+    hooks: HostHookFiles, host: Path, proc: FakeProc
+) -> None:
+    path = install(host, b"one")
+    with leaderless(path) as process:
+        (proc.root / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+        assert hooks.mapped(hooks.listed().files) == frozenset({path.name})
+    assert hooks.mapped(hooks.listed().files) == frozenset()
 
 
 def test_unlinked_and_made_anew_it_is_another_file(

@@ -10,6 +10,7 @@ from fake_proc import FakeProc
 
 from agent.adapters.process_places import MAX_PROGRAM_CHARS, HostProcessPlaces
 from agent.domain.bypass import Whereabouts
+from tests.leaderless import leaderless
 from tests.wire.test_processes import MAIN, UID, cgroup, mounts
 
 
@@ -61,24 +62,8 @@ def test_a_process_of_this_machine() -> None:
     assert found[process.pid].start_time >= found[os.getpid()].start_time > 0
 
 
-# Its first thread ends, as with pthread_exit in main, and says so by its other one.
-LEADERLESS = """
-import ctypes, os, threading, time
-def goes_on():
-    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z": time.sleep(0.001)
-    os.write(1, b"ended"), os.read(0, 1)
-    os._exit(0)
-threading.Thread(target=goes_on).start()
-ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
-"""
-
-
 def test_a_process_of_this_machine_whose_first_thread_has_ended() -> None:
-    words = [sys.executable, "-c", LEADERLESS]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.read(5) == b"ended"
+    with leaderless() as process:
         found = HostProcessPlaces(Path("/proc"), "containers").trace({process.pid, os.getpid()})
-        process.communicate(b"\n", timeout=60)
     assert found[process.pid].start_time >= found[os.getpid()].start_time
     assert found[process.pid].program == Path(sys.executable).resolve().name

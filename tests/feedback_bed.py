@@ -17,7 +17,8 @@ from built_hook import built, sim_libraries
 
 from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
 from agent.domain.new_region import new_region
-from agent.domain.region import FILE_BYTES
+from agent.domain.region import FILE_BYTES, TAIL
+from agent.domain.switch_words import DEVICES_AT
 from agent.sim.driver import SimDriver
 
 WORLD = Path(__file__).resolve().parent / "feedback_world.py"
@@ -33,6 +34,7 @@ class Tenant:
     phases: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     line: Mapping[str, int] = field(default_factory=dict)  # what else its limits file says
+    left: Mapping[str, int] = field(default_factory=dict)  # by another boot, in its usage region
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,10 @@ def run(
     processes = []
     for number, tenant in enumerate(tenants):
         home = host.container(number, gpu.uuid, tenant.percent, **tenant.line)
+        with (home / "region.cache").open("r+b") as region:
+            for name, value in tenant.left.items():
+                at = DEVICES_AT + TAIL[f"device.{name}"]
+                os.pwrite(region.fileno(), value.to_bytes(8, "little"), at)
         words = ["--virtual", str(parties), str(number), "--window-ms", str(step_ms)]
         processes.append(_process(
             [sim.libraries / "sim-gpu-tenant", *words, *tenant.phases],

@@ -104,7 +104,9 @@ def looked(before: Record | None, activity: Activity, own_permille: int, now_ns:
     elif contended_since_ns is None:
         contended_since_ns = now_ns
     contended = contended_since_ns is not None
-    active = waiting or contended or now_ns < paid_until_ns or now_ns - refilled_ns < IDLE_AFTER_NS
+    # Not by a time of a boot before this one: the region outlives that, and says it until a launch.
+    launched = -IDLE_AFTER_NS < now_ns - refilled_ns < IDLE_AFTER_NS
+    active = waiting or contended or now_ns < paid_until_ns or launched
     if active:
         if now_ns - active_at_ns >= SETTLING_NS or _presses(
             contended_since_ns, refilled_ns, contended_ns, now_ns

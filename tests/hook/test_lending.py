@@ -139,6 +139,14 @@ def test_a_lease_of_before_the_node_was_started_again_lends_nothing(tmp_path: Pa
     assert one.between(500, 1500) == about(30)
 
 
+def test_who_computed_before_the_node_was_started_again_lends(tmp_path: Path) -> None:
+    """Its usage region outlives a boot, and says times that this one has not reached."""
+    left = {"refilled_at_ns": 1 << 62, "contended_at_ns": 1 << 62}
+    idle = [Tenant(20, ("ms=2500,kernel=none",), left=left)] * 3
+    one, *_ = run(tmp_path, [Tenant(30, ("ms=2500",)), *idle], SHORT, until_ms=3000)
+    assert one.between(1500, 2500) >= 97
+
+
 def test_two_borrow_in_proportion_to_their_shares(tmp_path: Path) -> None:
     tenants = [
         Tenant(20, ("ms=2000",)),

@@ -148,6 +148,8 @@ def test_at_first_sight_nobody_lends() -> None:
         pytest.param(activity(refilled_ms=1000), 0, id="no launch since"),
         pytest.param(activity(refilled_ms=1035), 300, id="a launch 5 ms ago"),
         pytest.param(activity(refilled_ms=1030), 0, id="a launch 10 ms ago"),
+        pytest.param(activity(refilled_ms=1041), 300, id="a launch since we looked"),
+        pytest.param(activity(refilled_ms=1e6), 0, id="its last launch was before another boot"),
         pytest.param(activity(refilled_ms=1001, charged_ms=1), 0, id="1 ms was paid for by 1004"),
         pytest.param(activity(refilled_ms=1029, charged_ms=4), 300, id="4 ms will be by 1042"),
         pytest.param(activity(refilled_ms=1001, charged_ms=200), 300, id="a long kernel runs"),

@@ -57,6 +57,7 @@ class SimGpu:
     context_ms: int = 0  # real time that the first context of a process takes
     module_mib: int = 0  # and each module
     pool_step_mib: int = 32  # what memory pools grow by
+    page_mib: int = 0  # that memory by address takes whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +377,7 @@ def _gpu_lines(number: int, gpu: SimGpu) -> list[str]:
         f"mig={'on' if gpu.mig else 'off'} cc={gpu.compute_capability} events={gpu.events}",
         f"gpu_percent={gpu.gpu_percent}",
         f"context_mib={gpu.context_mib} context_ms={gpu.context_ms} module_mib={gpu.module_mib}",
-        f"pool_step_mib={gpu.pool_step_mib}",
+        f"pool_step_mib={gpu.pool_step_mib} page_mib={gpu.page_mib}",
         *([f"bus={gpu.bus_id}"] if gpu.bus_id else []),
     ]
     migs = [

@@ -11,11 +11,20 @@
 #include <string.h>
 
 enum { BUCKETS = 4096, GRANULE = 512 };
+#define MIB (UINT64_C(1) << 20)
+
+/* Of the GPU, in which small blocks of one context lie. */
+struct page {
+    uint64_t bytes, left;
+    unsigned blocks;
+    CUcontext context;
+};
 
 struct block {
     struct block *next;
     unsigned long long address;
-    uint64_t bytes;
+    uint64_t bytes; /* that are given back with it, unless it lies in a page with others */
+    struct page *page;
     CUcontext context;
     char uuid[TEXT_BYTES];
 };
@@ -24,6 +33,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block *buckets[BUCKETS];
 static unsigned long long next_address = 0x700000000000ULL;
 static unsigned long long next_low_address = 0x10000000ULL; /* for the 32 bit calls */
+static struct page *open_page; /* the newest, or NULL */
 
 static struct block **bucket_of(unsigned long long address)
 {
@@ -35,6 +45,54 @@ static uint64_t rounded(uint64_t bytes)
     return (bytes + GRANULE - 1) / GRANULE * GRANULE;
 }
 
+/* A place in the open page, or in a new one. */
+static enum sim_memory_answer take_in_page(const struct cuda_call *call, struct block *block, uint64_t bytes)
+{
+    enum sim_memory_answer answer = SIM_MEMORY_DONE;
+    pthread_mutex_lock(&lock);
+    if (!open_page || open_page->context != block->context || open_page->left < bytes) {
+        uint64_t page_bytes = call->gpu->page_mib * MIB;
+        struct page *made = calloc(1, sizeof *made);
+        answer = made ? sim_memory_take(call->gpu->uuid, page_bytes, capacity_bytes(call)) : SIM_MEMORY_FULL;
+        if (answer == SIM_MEMORY_DONE) {
+            *made = (struct page){.bytes = page_bytes, .left = page_bytes, .context = block->context};
+            open_page = made;
+        } else {
+            free(made);
+        }
+    }
+    if (answer == SIM_MEMORY_DONE) {
+        block->page = open_page;
+        open_page->blocks++;
+        open_page->left -= bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return answer;
+}
+
+/* Whole pages, or a place in one, as real drivers do. */
+static enum sim_memory_answer take_bytes(const struct cuda_call *call, struct block *block, uint64_t bytes)
+{
+    uint64_t page_bytes = call->gpu->page_mib * MIB;
+    if (bytes <= page_bytes / 2)
+        return take_in_page(call, block, bytes);
+    block->bytes = page_bytes ? (bytes + page_bytes - 1) / page_bytes * page_bytes : bytes;
+    return sim_memory_take(call->gpu->uuid, block->bytes, capacity_bytes(call));
+}
+
+/* Called with the lock held. */
+static void give_bytes(const struct block *block)
+{
+    struct page *page = block->page;
+    if (block->bytes)
+        sim_memory_give(block->uuid, block->bytes, false);
+    if (!page || --page->blocks)
+        return;
+    sim_memory_give(block->uuid, page->bytes, false);
+    open_page = page == open_page ? NULL : open_page;
+    free(page);
+}
+
 /* Take `bytes` of the call's GPU and make them an address. */
 static CUresult take(const struct cuda_call *call, uint64_t bytes, bool low, unsigned long long *address)
 {
@@ -44,13 +102,14 @@ static CUresult take(const struct cuda_call *call, uint64_t bytes, bool low, uns
         return CUDA_ERROR_OUT_OF_MEMORY;
     bytes = rounded(bytes);
     struct block *block = calloc(1, sizeof *block);
-    enum sim_memory_answer answer = sim_memory_take(call->gpu->uuid, bytes, capacity_bytes(call));
-    if (!block || answer != SIM_MEMORY_DONE) {
+    if (!block)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    block->context = whole_context(current_context());
+    enum sim_memory_answer answer = take_bytes(call, block, bytes);
+    if (answer != SIM_MEMORY_DONE) {
         free(block);
         return answer == SIM_MEMORY_BROKEN ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    block->bytes = bytes;
-    block->context = whole_context(current_context());
     memcpy(block->uuid, call->gpu->uuid, TEXT_BYTES);
     pthread_mutex_lock(&lock);
     unsigned long long *cursor = low ? &next_low_address : &next_address;
@@ -91,16 +150,16 @@ static CUresult give(const char *function, unsigned long long address)
     while (*link && (*link)->address != address)
         link = &(*link)->next;
     struct block *block = *link;
-    if (block)
+    if (block) {
         *link = block->next;
+        give_bytes(block);
+    }
     pthread_mutex_unlock(&lock);
     if (!block) {
         bool other = sim_pools_free(address) || sim_graph_memory_free(address);
         sim_pools_synchronised(); /* this call waits for the GPU */
         return cuda_end(&call, other ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     }
-    if (block->bytes)
-        sim_memory_give(block->uuid, block->bytes, false);
     free(block);
     return cuda_end(&call, CUDA_SUCCESS);
 }
@@ -116,7 +175,7 @@ void sim_memory_end_context(CUcontext context)
                 continue;
             }
             *link = block->next;
-            sim_memory_give(block->uuid, block->bytes, false);
+            give_bytes(block);
             free(block);
         }
     }

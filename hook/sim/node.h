@@ -8,7 +8,7 @@
  *   gpu N uuid=GPU-... [name="NVIDIA A40"] [memory_mib=46068 | unsupported] [reserved_mib=0]
  *         [numa=0 | unsupported] [bus=00000000:17:00.0] [minor=N] [serial=...] [cc=8.6] [mig=on | off]
  *         [events=xid,ecc | none] [gpu_percent=0] [memory_percent=0]
- *         [context_mib=0] [context_ms=0] [module_mib=0] [pool_step_mib=32]
+ *         [context_mib=0] [context_ms=0] [module_mib=0] [pool_step_mib=32] [page_mib=0]
  *   mig N POSITION uuid=MIG-... [gi=7] [ci=0] [memory_mib=4864]
  *   lost gpu=N
  *   xid SEQUENCE gpu=N code=79 [gi=1 ci=0]
@@ -75,6 +75,7 @@ struct sim_gpu {
     long
         context_ms; /* how long the first context of a process takes, half of it with its memory; real time */
     uint64_t pool_step_mib; /* what pools grow by; 0: by what is asked for */
+    uint64_t page_mib; /* that memory by address takes whole; 0: what is asked for, in 512 bytes */
     int numa_node; /* UNKNOWN: not supported */
     unsigned minor_number, cc_major, cc_minor, gpu_percent, memory_percent;
     unsigned multiprocessors; /* 0: as many as any */

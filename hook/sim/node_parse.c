@@ -86,7 +86,7 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
 {
     struct sim_gpu gpu = {0};
     long memory_mib, reserved_mib, numa, minor, busy, memory_busy, context_mib, context_ms, module_mib,
-        pool_step_mib;
+        pool_step_mib, page_mib;
     char default_bus[32], default_serial[32];
     if (!parse_number(line, "gpu", line->words[1], 0, 4095, &gpu.number))
         return false;
@@ -109,7 +109,8 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
         || !number_of(line, "context_mib", 0, 1L << 20, 0, &context_mib)
         || !number_of(line, "context_ms", 0, 10000, 0, &context_ms)
         || !number_of(line, "module_mib", 0, 1L << 20, 0, &module_mib)
-        || !number_of(line, "pool_step_mib", 0, 1L << 20, 32, &pool_step_mib) || !parse_capability(line, &gpu)
+        || !number_of(line, "pool_step_mib", 0, 1L << 20, 32, &pool_step_mib)
+        || !number_of(line, "page_mib", 0, 1L << 10, 0, &page_mib) || !parse_capability(line, &gpu)
         || !parse_event_types(line, &gpu))
         return false;
     unsigned part;
@@ -130,6 +131,7 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
     gpu.context_ms = context_ms;
     gpu.module_mib = (uint64_t)module_mib;
     gpu.pool_step_mib = (uint64_t)pool_step_mib;
+    gpu.page_mib = (uint64_t)page_mib;
     node->gpus[node->gpu_count++] = gpu;
     return true;
 }

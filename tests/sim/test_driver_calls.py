@@ -7,7 +7,7 @@ import pytest
 from built_hook import ROOT, sim_libraries
 from hooked_programs import Node
 
-from agent.sim.driver import SimDriver
+from agent.sim.driver import SimDriver, SimGpu, made_up_uuid
 
 PER_THREAD = 2
 ROW = re.compile(r'^ *X\((cu\w+), "(cu\w+)", (\d+), (\w+)\)', re.MULTILINE)
@@ -154,3 +154,16 @@ def test_a_configuration_can_be_read_once_for_all(node: Node, tmp_path: Path) ->
     assert node.run(code.replace("46068", "100").replace("=100', ", "=100', "), hook=False)[
         "said"
     ] == [100, 100]
+
+
+def test_memory_by_address_takes_whole_pages_where_there_are_such(node: Node) -> None:
+    """What fits into one twice shares it with others of its context; it goes with the last of them."""
+    node.sim.change_gpu(0, SimGpu(uuid=made_up_uuid(0), page_mib=2))
+    code = (
+        "from memory_calls import *\nstart()\nsaid, made = [], []\n"
+        "for mib in (3, 1.1, 0.7, 0.7, 0.7, 0.01):\n"
+        "    made.append(alloc(mib)[1]); said.append(held_mib())\n"
+        "for address in made: free(address); said.append(held_mib())\n"
+        "say(said=said)"
+    )
+    assert node.run(code, hook=False)["said"] == [4, 6, 8, 8, 10, 10, 6, 4, 4, 2, 2, 0]

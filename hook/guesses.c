@@ -11,7 +11,9 @@
 #include <string.h>
 #include <time.h>
 
-#define DRIFT_LEAST_BYTES (UINT64_C(2) << 20) /* NVML counts in pages of this size */
+#define PAGE_BYTES (UINT64_C(2) << 20) /* drivers take them whole, and NVML counts them */
+#define PART_OF_LEFT                                                                                         \
+    8 /* unseen, of what is left: one more process may have as much that it does not look at */
 
 /* What was charged, and the program did not say how much: what each context and each piece of code was, and
  * unseen_bytes, less corrected_bytes. Changed with the lock held, and charged with it. */
@@ -23,6 +25,7 @@ static struct unsaid {
      * out all of them together: one may be too high by what another is too low by, and that one end. */
     _Atomic bool unsettled;
     _Atomic uint64_t context_bytes; /* what a context was guessed to cost last */
+    _Atomic uint64_t rounded_bytes; /* at most, since NVML's figure was looked at last */
 } unsaid[MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int64_t reconciled_at_s[MAX_DEVICES];
@@ -119,6 +122,18 @@ void guesses_settle(int place, bool at_once)
                           at_once && atomic_load_explicit(&unsaid[place].unsettled, memory_order_relaxed));
 }
 
+bool guesses_may_round(int place, uint64_t bytes)
+{
+    if (place < 0)
+        return false;
+    /* What fits into a page more than once shares it. */
+    _Atomic uint64_t *rounded_bytes = &unsaid[place].rounded_bytes;
+    uint64_t most = loose_load(rounded_bytes) + least(bytes, -bytes % PAGE_BYTES);
+    loose_store(rounded_bytes, most);
+    return most >= PAGE_BYTES
+        && most > (limits_memory_bytes(place) - region_used_bytes(place)) / PART_OF_LEFT;
+}
+
 /* All guesses are right, so what other processes go by is none any more. */
 static void bear_out(int place)
 {
@@ -134,7 +149,7 @@ static void correct(int place, int64_t over, bool quiet)
 {
     struct unsaid *of = &unsaid[place];
     int64_t most = (int64_t)doubtful(place), less = over > most ? most : over;
-    if (less <= 0 && less > -(int64_t)DRIFT_LEAST_BYTES) {
+    if (less <= 0 && less > -(int64_t)PAGE_BYTES) {
         if (of->unsettled && quiet)
             bear_out(place);
         return;
@@ -161,6 +176,7 @@ void guesses_reconcile(int place, bool at_once)
     if (!figures_pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
         || (!is_time(place) && !at_once))
         return;
+    loose_store(&unsaid[place].rounded_bytes, 0);
     bool quiet = look(place, false, true, &seen, NULL);
     int64_t missing = seen.uncharged;
     if (!seen.now.listed)

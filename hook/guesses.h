@@ -32,6 +32,11 @@ void guesses_reconcile(int place, bool now);
  * second. */
 void guesses_settle(int place, bool now);
 
+/* So much is about to be asked for, of which the driver may take whole pages, what of them is not asked for
+ * being unseen. Whether what all of these since the last comparison may come to is much of what is left, so
+ * that it is to be compared before more is given. */
+bool guesses_may_round(int place, uint64_t bytes);
+
 /* Whether NVML's figure was not seen yet to bear out the guesses there. */
 bool guesses_unsettled(int place);
 

@@ -54,7 +54,7 @@ void reclaim(int place)
 
 CUresult charge_reclaiming(int place, enum charge_kind kind, uint64_t bytes, const char *function)
 {
-    guesses_settle(place, false);
+    guesses_reconcile(place, guesses_may_round(place, bytes));
     /* Not refused yet: nobody is to read that it was. */
     CUresult result = charge(place, kind, bytes, CALL_BEGINS, NULL);
     if (result == CUDA_SUCCESS)

@@ -276,6 +276,7 @@ class SimDriver:
         """Set `slice_us`, `launch_us`, `queue_depth`, `connections` or `clock` ("real", "virtual").
 
         Or `event_ns`: how long an event holds up its stream.
+        Or `event_step_ns`: in which steps its time is told.
         Or `drift_ppm`: by how much the GPU's clock is fast.
         Or `green_contexts` ("same", "apart": CUcontexts of green ones are pointers of their own).
         Clock, slice and connections are those of the first program that uses a GPU of the node.

@@ -179,6 +179,12 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
     return result;
 }
 
+/* When that was, as the driver tells it. */
+static int64_t told_ns(uint64_t ns, const struct sim_node *node)
+{
+    return (int64_t)(node->event_step_ns ? ns - ns % node->event_step_ns : ns);
+}
+
 EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
 {
     struct cuda_call call;
@@ -201,7 +207,8 @@ EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent e
             || !execution_event_done(end->row, end->turn, &to_ns)))
         result = CUDA_ERROR_NOT_READY;
     if (result == CUDA_SUCCESS)
-        *milliseconds = (float)((double)(int64_t)(to_ns - from_ns) / 1e6 * (1 + call.node->drift_ppm / 1e6));
+        *milliseconds = (float)((double)(told_ns(to_ns, call.node) - told_ns(from_ns, call.node)) / 1e6
+                                * (1 + call.node->drift_ppm / 1e6));
     return cuda_end(&call, result);
 }
 

@@ -26,6 +26,7 @@
  *   slice_us 2000
  *   launch_us 2
  *   event_ns 0
+ *   event_step_ns 0
  *   queue_depth 1024
  *   connections 8
  *   drift_ppm 20
@@ -136,7 +137,7 @@ struct sim_node {
     int cuda_version;
     bool virtual_clock;
     bool green_apart; /* a green context is another pointer than its CUcontext */
-    unsigned kernel_us, slice_us, launch_us, event_ns, queue_depth, connections, drift_ppm;
+    unsigned kernel_us, slice_us, launch_us, event_ns, event_step_ns, queue_depth, connections, drift_ppm;
     size_t gpu_count, event_count, process_count, failure_count, pair_count, kernel_count, absent_count;
     struct sim_gpu gpus[MAX_GPUS];
     size_t part_count;

@@ -22,6 +22,7 @@ bool parse_execution(const struct line *line, struct sim_node *node)
                    {"slice_us", 1, MAX_US, &node->slice_us},
                    {"launch_us", 0, MAX_US, &node->launch_us},
                    {"event_ns", 0, MAX_EVENT_NS, &node->event_ns},
+                   {"event_step_ns", 0, MAX_EVENT_NS, &node->event_step_ns},
                    {"queue_depth", 1, RING_ROOM, &node->queue_depth},
                    {"connections", 0, MAX_CONNECTIONS, &node->connections},
                    {"drift_ppm", 0, MAX_DRIFT_PPM, &node->drift_ppm}};

@@ -324,6 +324,7 @@ static const struct {
     {"slice_us", 2, parse_execution},
     {"launch_us", 2, parse_execution},
     {"event_ns", 2, parse_execution},
+    {"event_step_ns", 2, parse_execution},
     {"queue_depth", 2, parse_execution},
     {"connections", 2, parse_execution},
     {"drift_ppm", 2, parse_execution},

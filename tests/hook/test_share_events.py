@@ -64,6 +64,26 @@ def test_beside_another(
     assert holds(containers, skip_s=0.5), found
 
 
+@pytest.mark.parametrize(
+    ("percent", "us", "phase", "least"),
+    [
+        pytest.param(50, 2, "", -7, id="2 us"),
+        pytest.param(50, 3, "sync=1", -5, id="3 us, each waited for"),
+        pytest.param(50, 10, "", -2, id="10 us"),
+        pytest.param(50, 10, "streams=4", -1, id="four streams"),
+        pytest.param(80, 3, "", -1, id="3 us, at 80 % the stream is not idle"),
+    ],
+)
+def test_times_in_steps_cost_the_container_and_no_other(
+    tmp_path: Path, percent: int, us: int, phase: str, least: float
+) -> None:
+    """The clock of the GPU is known by what seems least late, so what is told seems late by half a step."""
+    tenant = Tenant(percent, (f"ms=2500,{phase}".rstrip(","),))
+    (container,) = run(tmp_path, [tenant], {"kernel": us}, event_ns=1000, event_step_ns=500)
+    assert container.results == [0]
+    assert least < container.worst_error(skip_s=0.5) < 1
+
+
 TOLD = [
     # What each event of ours took, each time that is asked; ! where what they wait for was over, ~ where there was
     # nothing to wait for, @ how long each took to be sent.

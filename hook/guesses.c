@@ -176,8 +176,11 @@ void guesses_reconcile(int place, bool at_once)
     if (!figures_pid_is_known() || place < 0 || !charging() || !limits_memory_bytes(place)
         || (!is_time(place) && !at_once))
         return;
-    loose_store(&unsaid[place].rounded_bytes, 0);
+    uint64_t rounded_bytes = loose_load(&unsaid[place].rounded_bytes);
     bool quiet = look(place, false, true, &seen, NULL);
+    /* Not sooner, so that other threads look as well. Of two at once one may make it far too much: that is
+     * one look more. */
+    loose_store(&unsaid[place].rounded_bytes, loose_load(&unsaid[place].rounded_bytes) - rounded_bytes);
     int64_t missing = seen.uncharged;
     if (!seen.now.listed)
         return;

@@ -7,6 +7,7 @@ from agent.sim.driver import SimGpu, made_up_uuid
 
 GPU = made_up_uuid(0)
 PAGE_MIB = 2
+THREADS = 8
 BEGIN = "from memory_calls import *\nstart()\n"
 FILL = (
     "held = []\n"
@@ -42,6 +43,21 @@ def test_pages_stay_within_the_limit(paged: Node, mib: float, how: str) -> None:
     said = paged.run(BEGIN + FILL + code, **{LIMIT: "1000m"})
     assert said["e"] == 2
     assert 950 < said["held"] <= paged.sim.peak_mib(GPU) <= 1000 + PAGE_MIB
+
+
+def test_pages_of_threads_stay_within_the_limit(paged: Node) -> None:
+    """What one of them has compared is not charged yet while the others go on: they compare, too."""
+    code = (
+        "import threading\n"
+        "def thread(): start(); fill(1.1)\n"
+        f"threads = [threading.Thread(target=thread) for _ in range({THREADS})]\n"
+        "for one in threads: one.start()\n"
+        "for one in threads: one.join()\n"
+        "say(held=held_mib(), after=alloc(PAGE)[0])"
+    )
+    said = paged.run(f"PAGE = {PAGE_MIB}\n" + BEGIN + FILL + code, **{LIMIT: "1000m"})
+    assert said["after"] == 2
+    assert 950 < said["held"] <= paged.sim.peak_mib(GPU) <= 1000 + THREADS * PAGE_MIB
 
 
 def test_what_pages_gave_back_can_be_had_again(paged: Node) -> None:

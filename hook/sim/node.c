@@ -205,6 +205,14 @@ bool sim_node_virtual_clock(const struct sim_node *node)
     return value && *value ? strcmp(value, "virtual") == 0 : node->virtual_clock;
 }
 
+/* Whether the container has the GPU's device node: as CDI gives it, where the variable names none. */
+static bool has_device_node(const struct sim_gpu *gpu)
+{
+    char node[64];
+    snprintf(node, sizeof node, "/dev/nvidia%u", gpu->minor_number);
+    return access(node, R_OK | W_OK) == 0;
+}
+
 static bool names_gpu(const char *word, size_t length, const struct sim_gpu *gpu, size_t index)
 {
     char text[TEXT_BYTES];
@@ -214,6 +222,8 @@ static bool names_gpu(const char *word, size_t length, const struct sim_gpu *gpu
     text[length] = '\0';
     if (strcmp(text, gpu->uuid) == 0)
         return true;
+    if (strcmp(text, "void") == 0)
+        return has_device_node(gpu);
     char *end;
     unsigned long number = strtoul(text, &end, 10);
     if (*end == '\0' && end != text)
@@ -237,7 +247,7 @@ bool sim_node_shows(const struct sim_node *node, int position, const char *uuid)
     pthread_once(&environment_once, read_environment);
     if (!visible_devices || strcmp(visible_devices, "all") == 0)
         return true;
-    struct sim_gpu alone = {.migs[0].present = false};
+    struct sim_gpu alone = {.minor_number = node->gpus[position].minor_number};
     memcpy(alone.uuid, node->gpus[position].uuid, TEXT_BYTES);
     if (listed(visible_devices, &alone, (size_t)position))
         return true;

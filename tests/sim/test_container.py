@@ -130,6 +130,19 @@ def test_no_gpu_no_cuda(start: Callable[..., Container]) -> None:
     assert container.ready.result == 100
 
 
+def test_with_void_those_gpus_are_there_whose_device_nodes_are(
+    start: Callable[..., Container], isolated: bool
+) -> None:
+    """CDI gives nodes and sets the variable, so that no other toolkit gives more."""
+    void = {"NVIDIA_VISIBLE_DEVICES": "void"}
+    nothing = start(env=void).ready
+    assert nothing is not None
+    assert (nothing.ok, nothing.result) == (False, 100)
+    if isolated:  # else the nodes are the host's
+        container = start(env=void, devices=[SimMount("/dev/nvidia0", "/dev/null", read_only=False)])
+        assert [gpu.uuid for gpu in container.ask("info").devices] == [GPU]
+
+
 def test_a_mount_without_a_source_is_an_error_that_names_it(
     start: Callable[..., Container], tmp_path: Path
 ) -> None:

@@ -166,21 +166,37 @@ class HostProcesses:
         if life is None:
             return
         known = known if known and life == known.life else None
-        with entry_in_use(entry, life) as used:
-            place = known.place if known else self._place(pid, used)
-            if place is None:
-                return
-            self._seeing = True
-            self._others.pop(pid, None)
-            holder = self._holder(used, place, granted)
-            pod = granted.get(holder[0])
-            if pod is None or holder[1] not in pod.containers:
-                self._known[pid] = _Known(life, place)
-                return
-            before = known.process if known else None
-            if before is None or not (before.library and before.uses_gpu) or self._is_due(pid):
-                before = _looked_into(pid, entry, used, life, before)
-            self._known[pid] = _Known(life, place, holder, before)
+        try:
+            with entry_in_use(entry, life) as used:
+                self._look_into(pid, entry, used, life, known, granted)
+        except ENDED:
+            if life.ended and not known:  # nobody waits for it: there may be thousands, for good
+                self._others[pid] = self._others.get(pid, 0) + 1
+            raise
+
+    def _look_into(
+        self,
+        pid: int,
+        entry: int,
+        used: int,
+        life: Life,
+        known: _Known | None,
+        granted: Mapping[str, Granted],
+    ) -> None:
+        place = known.place if known else self._place(pid, used)
+        if place is None:
+            return
+        self._seeing = True
+        self._others.pop(pid, None)
+        holder = self._holder(used, place, granted)
+        pod = granted.get(holder[0])
+        if pod is None or holder[1] not in pod.containers:
+            self._known[pid] = _Known(life, place)
+            return
+        before = known.process if known else None
+        if before is None or not (before.library and before.uses_gpu) or self._is_due(pid):
+            before = _looked_into(pid, entry, used, life, before)
+        self._known[pid] = _Known(life, place, holder, before)
 
     def _place(self, pid: int, used: int) -> Place | None:
         """Where in a pod that may have a grant it is; None: it is another's."""

@@ -80,6 +80,38 @@ def test_a_process_goes_on_when_its_first_thread_has_ended(
     assert of_main(host.look(GRANTED)) == {}
 
 
+def test_zombies_are_not_looked_at_each_time(
+    proc: FakeProc, host: HostProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node whose first process waits for no child has thousands of them."""
+    stat = proc.add(70, cgroup(), state="Z") / "stat"
+    (stat.parent / "task" / "70").mkdir(parents=True)
+    shutil.copy(stat, stat.parent / "task" / "70")
+    looks: list[int | str] = []
+    held = processes.entry_of
+    monkeypatch.setattr(processes, "entry_of", lambda at, pid: looks.append(pid) or held(at, pid))
+    for _ in range(AGAIN_EVERY):
+        assert of_main(host.look(GRANTED)) == {}
+    assert SURE_AFTER <= looks.count(70) <= SURE_AFTER + 1
+    proc.add(70, cgroup(), mountinfo=mounts())
+    assert set().union(*(of_main(host.look(GRANTED)) for _ in range(AGAIN_EVERY))) == {70}
+
+
+def test_a_process_whose_threads_come_and_go_is_looked_at_each_time(
+    proc: FakeProc, host: HostProcesses
+) -> None:
+    """That none was found once says nothing of one that was seen to live."""
+    proc.add(70, cgroup(), mountinfo=mounts())
+    host.look(GRANTED)
+    proc.end_first_thread(70, 75)
+    thread = proc.root / "70" / "task" / "75"
+    for _ in range(SURE_AFTER):
+        thread.rename(proc.root / "nowhere")
+        assert of_main(host.look(GRANTED)) == {}
+        (proc.root / "nowhere").rename(thread)
+        assert set(of_main(host.look(GRANTED))) == {70}
+
+
 def test_the_runtimes_id_says_which_container(proc: FakeProc, host: HostProcesses) -> None:
     proc.add(70, cgroup())
     proc.add(71, cgroup(container_id=SIDE), mountinfo=mounts())

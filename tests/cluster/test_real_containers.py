@@ -8,10 +8,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +17,20 @@ from built_hook import built, sim_libraries
 from cluster.agent_process import TREE, HostFiles, two_gpus
 from peers import container_node
 from peers.build_peers import available, default_cache
-from peers.container_node import IMAGE, NODE, ContainerNode, running_container_node
+from peers.container_node import (
+    FILES,
+    IMAGE,
+    NODE,
+    OURS,
+    ContainerNode,
+    clear_after_the_killed,
+    running_container_node,
+    scratch,
+)
 from peers.container_tools import PeersUnavailable, container_tools
 from peers.processes import Process
 from peers.runc import place
+from pod_cgroups import every_hierarchy_is_ours, hierarchies
 from tenant_rootfs import DRIVER, TENANT, libc_directory, make_rootfs
 from waiting import eventually
 
@@ -206,9 +214,8 @@ def whole() -> Iterator[Bed]:
         pytest.skip(reason if peers else "the peers are not built: build.py cluster-peers")
     built()
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vgpu-image-")))
         try:
-            rootfs = make_rootfs(scratch, container_tools())
+            rootfs = make_rootfs(stack.enter_context(scratch()), container_tools())
             for library in DRIVER:
                 place(rootfs, sim_libraries() / library, str(libc_directory() / library))
             node = stack.enter_context(running_container_node(peers, rootfs))
@@ -307,3 +314,18 @@ def test_nothing_is_left_of_pods_that_are_gone(bed: Bed) -> None:
     assert f"{uid}_main" in bed.directories()
     bed.delete_all()
     eventually(lambda: not bed.directories(), within_s=120, what="the directories go")
+
+
+@pytest.mark.skipif(not every_hierarchy_is_ours(), reason="cgroups cannot be made here")
+def test_what_a_killed_run_left_goes_with_the_next_one() -> None:
+    with subprocess.Popen(["sleep", "0"]) as gone:
+        pass
+    of_the_dead = [hierarchy / f"{OURS}{gone.pid}" for hierarchy in hierarchies()]
+    for top in of_the_dead:
+        (top / "kubepods" / "besteffort").mkdir(parents=True)
+    of_the_dead.append(FILES / f"{OURS}{gone.pid}-x")
+    (of_the_dead[-1] / "containerd").mkdir(parents=True)
+    with scratch() as ours:
+        clear_after_the_killed()
+        assert ours.exists()
+    assert not [left for left in of_the_dead if left.exists()]

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -31,6 +32,7 @@ from .runc import place
 
 NODE, IMAGE = "gpu-node-1", "localhost/tenant:1"
 READY_S = 60
+OURS, FILES = "vgpu-test-", Path("/tmp")  # and the pid, by which a later run knows what is left
 # Kubelet's test for a network; pods that use it are not made here.
 NETWORK = {"cniVersion": "0.3.1", "name": "none", "plugins": [{"type": "loopback"}]}
 
@@ -69,11 +71,34 @@ class ContainerNode:
 
 
 @contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory with a short path."""
+    prefix = f"{OURS}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=FILES) as made:
+        yield Path(made)
+
+
+def clear_after_the_killed() -> None:
+    """Cgroups and files of tests that SIGKILL has ended: a later one may have their pid."""
+    for top in (*hierarchies(), FILES):
+        for left in top.glob(f"{OURS}*"):
+            pid = left.name.removeprefix(OURS).split("-")[0]
+            if not pid.isdecimal() or Path(f"/proc/{pid}").exists():
+                continue
+            if top == FILES:
+                shutil.rmtree(left, ignore_errors=True)
+                continue
+            for folder, _, _ in os.walk(left, topdown=False):
+                _removed(Path(folder))
+
+
+@contextmanager
 def running_container_node(peers: Peers, rootfs: Path) -> Iterator[ContainerNode]:
     """Start all of them, with an image of `rootfs`; end them, what they run, and their files."""
     with ExitStack() as stack:
-        state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vgpu-", dir="/tmp")))
-        top = stack.enter_context(_cgroup(f"vgpu-test-{os.getpid()}"))
+        clear_after_the_killed()
+        state = stack.enter_context(scratch())
+        top = stack.enter_context(_cgroup(f"{OURS}{os.getpid()}"))
         plane = ControlPlane(peers, state=state, node=NODE)
         stack.callback(plane.stop)
         plane.start()

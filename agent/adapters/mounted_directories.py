@@ -52,7 +52,10 @@ def _is_deleted(directory: Path) -> bool:
         return False
     try:
         seen = Path(f"/proc/self/fd/{descriptor}").readlink()
-        return seen.name.endswith(DELETED) and not seen.exists()
+        if not seen.name.endswith(DELETED) or seen.exists():
+            return False
+        # Still: without a mount it may have been deleted since we opened it.
+        return os.path.samestat(os.fstat(descriptor), directory.stat())
     except OSError:
         return False
     finally:

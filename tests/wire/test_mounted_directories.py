@@ -1,12 +1,16 @@
 """Which directories are only ours any more, as the kernel tells."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.adapters.mounted_directories import MountedDirectories
+
+LOOKS = 10_000
 
 
 @pytest.fixture
@@ -33,6 +37,23 @@ def test_one_that_was_deleted_where_there_is_no_mount(tmp_path: Path) -> None:
     assert watched.lost() == ""
     (tmp_path / "vgpu").rmdir()
     assert watched.lost() == ""
+
+
+def test_one_that_is_deleted_and_made_anew_while_we_look(tmp_path: Path) -> None:
+    """There is no mount: what the path leads to a moment later is what is there."""
+    code = "import os, sys\nos.write(1, b'x')\nwhile True: os.rmdir(sys.argv[1]), os.mkdir(sys.argv[1])"
+    directory = tmp_path / "vgpu"
+    directory.mkdir()
+    watched = MountedDirectories([directory], leave=lambda _: None)
+    words = [sys.executable, "-c", code, directory]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(1)
+            looks = [watched.lost() for _ in range(LOOKS)]
+        finally:
+            process.kill()
+    assert not any(looks)
 
 
 def test_one_that_is_called_so(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def load_configuration(
         package, configuration = _from_kubeconfig(kubeconfig)
     else:
         package, configuration = _from_service_account(service_account_dir, environ)
-    proxies.settle(configuration, package.rest)
+    proxies.settle(configuration, environ)
     authorities.settle(configuration)
     configuration.retries = False  # ours know the deadline
     return package, configuration

@@ -7,43 +7,63 @@ the API server's address is on a node of k3s, was looked for behind the proxy.
 
 import base64
 import ipaddress
-from types import ModuleType
+import os
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from agent.errors import ConfigError
 
 SPOKEN = ("http", "https")
+PORTS = {"http": "80", "https": "443"}
 
 
-def settle(configuration: Any, rest: ModuleType) -> None:
+def settle(configuration: Any, environ: Mapping[str, str] = os.environ) -> None:
     """Give a `kubernetes.client.Configuration` the proxy by which to go, or none.
 
     Raises ConfigError, which shows no password.
     """
-    from urllib.request import getproxies_environment  # brings ssl, which not every start needs
-
     server = urlsplit(configuration.host)
+    host = server.hostname or ""
     # The client's own note of it; without it, as with a version that keeps none, the environment's
     # rules hold for a kubeconfig's proxy, too.
     if getattr(configuration, "_proxy_from_env", True):
-        text = getproxies_environment().get(server.scheme, "")
-        named = f"the variable {server.scheme.upper()}_PROXY"
-        if _here(server.hostname or "") or _excepted(configuration, rest):
+        variable = f"{server.scheme.upper()}_PROXY"
+        text, named = _said(environ, variable), f"the variable {variable}"
+        port = server.netloc.rpartition("]")[2].partition(":")[2] or PORTS.get(server.scheme, "")
+        excepted = _said(environ, "NO_PROXY").lower().split(",")
+        if _here(host) or any(_names(entry.strip(), host, port) for entry in excepted):
             text = ""
     else:
         text, named = configuration.proxy or "", "proxy-url in the kubeconfig"
-        configuration.no_proxy = ""  # it is this cluster's, and no exception is meant for it
+    configuration.no_proxy = ""  # the client has other rules, and knows none of a kubeconfig's
     configuration.proxy = None
     if text:
         _set(configuration, text, named)
 
 
-def _excepted(configuration: Any, rest: ModuleType) -> bool:
-    """Whether NO_PROXY names the API server. `*.example.com` is `.example.com` to kubectl alone."""
-    entries = (entry.strip() for entry in (configuration.no_proxy or "").split(","))
-    dotted = ",".join(f".{entry[2:]}" if entry.startswith("*.") else entry for entry in entries)
-    return bool(rest.should_bypass_proxies(configuration.host, dotted))
+def _said(environ: Mapping[str, str], variable: str) -> str:
+    return environ.get(variable) or environ.get(variable.lower()) or ""
+
+
+def _names(entry: str, host: str, port: str) -> bool:
+    """Whether an entry of NO_PROXY is of that server. Source: Go's httpproxy, as in kubectl."""
+    if entry == "*":
+        return True
+    address = _address(host)
+    with suppress(ValueError):
+        network = ipaddress.ip_network(entry, strict=False)
+        return address is not None and address in network
+    name, colon, of_port = entry.rpartition(":")
+    if not colon:
+        name, of_port = entry, ""
+    if not name or of_port not in ("", port):
+        return False
+    if address:
+        return _address(name.removeprefix("[").removesuffix("]")) == address
+    name = name[1:] if name.startswith("*.") else name
+    return host == name or host.endswith(name if name.startswith(".") else f".{name}")
 
 
 def _set(configuration: Any, text: str, named: str) -> None:
@@ -68,7 +88,11 @@ def _set(configuration: Any, text: str, named: str) -> None:
 
 def _here(host: str) -> bool:
     """Whether it is this machine, which is behind no proxy of the environment."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = _address(host)
+    return address.is_loopback if address else host == "localhost"
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(text)
+    return None

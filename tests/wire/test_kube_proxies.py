@@ -100,15 +100,51 @@ def test_there_is_none_on_the_way_to_this_machine(
         pytest.param("api.cluster.example:6443", False, id="with its port"),
         pytest.param("api.cluster.example:443", True, id="with another port"),
         pytest.param("*.example.cluster", True, id="another domain"),
+        pytest.param("*.api.cluster.example", True, id="a star before all of it"),
+        pytest.param(".api.cluster.example", True, id="a dot before all of it"),
+        pytest.param("x,*", False, id="all"),
     ],
 )
 def test_exceptions_are_those_of_kubectl(
     way: Way, monkeypatch: pytest.MonkeyPatch, excepted: str, by_proxy: bool
 ) -> None:
-    """Each was tried with kubectl 1.33."""
+    """Each was tried with kubectl 1.33, or with Go's httpproxy, which it is built with."""
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", excepted)
     assert way.proxy_to(ELSEWHERE) == ("http://proxy:3128" if by_proxy else None)
+
+
+@pytest.mark.parametrize(
+    ("address", "excepted", "by_proxy"),
+    [
+        pytest.param("api.example", "api.example:443", False, id="the port of https"),
+        pytest.param("api.example", "api.example:6443", True, id="another port"),
+        pytest.param("10.1.2.3:6443", "10.1.2.3:6443", False, id="an address and its port"),
+        pytest.param("[fd00::1]:6443", "fd00::/8", False, id="a network of IPv6"),
+        pytest.param("[fd00::1]", "[fd00::1]:443", False, id="an address of IPv6 and its port"),
+        pytest.param("10.1.2.3", "3,2.3", True, id="an address is no domain"),
+        pytest.param("api.example", ":443,,.", True, id="no host in it"),
+    ],
+)
+def test_exceptions_by_address_and_port_are_those_of_kubectl(
+    way: Way, monkeypatch: pytest.MonkeyPatch, address: str, excepted: str, by_proxy: bool
+) -> None:
+    """Each was tried with Go's httpproxy."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", excepted)
+    assert way.proxy_to(address) == ("http://proxy:3128" if by_proxy else None)
+
+
+def test_of_both_ways_to_write_a_variable_the_great_letters_count(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://other:3128")
+    monkeypatch.setenv("no_proxy", "api.cluster.example")
+    assert way.proxy_to(ELSEWHERE) is None
+    monkeypatch.setenv("NO_PROXY", "none.example")
+    assert way.proxy_to(ELSEWHERE) == "http://other:3128"
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert way.proxy_to(ELSEWHERE) == "http://proxy:3128"
 
 
 def test_a_variable_that_kubectl_does_not_read(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,7 @@ def load_configuration(
         package, configuration = _from_service_account(service_account_dir, environ)
     proxies.settle(configuration, environ)
     authorities.settle(configuration)
+    _EMBEDDED.loaded()  # not before all is well: those that are in use stay in use otherwise
     configuration.retries = False  # ours know the deadline
     return package, configuration
 
@@ -218,7 +219,6 @@ def _from_kubeconfig(path: Path) -> tuple[ClientPackage, Any]:
             f"the kubeconfig {path} gives no credentials ({errors[0]}); check its exec plugin with "
             f"`kubectl --kubeconfig {path} get nodes`"
         )
-    _EMBEDDED.loaded()
     return package, configuration
 
 

@@ -307,6 +307,24 @@ def test_credentials_that_change_keep_no_files_open(tmp_path: Path, identity: Id
     )  # the authority, and two certificates and keys
 
 
+def test_credentials_in_use_outlive_new_ones_that_are_refused(
+    tmp_path: Path, identity: Identity
+) -> None:
+    path = tmp_path / "kubeconfig"
+    nobody = ApiServer(port=1, tls=identity.server_context(tmp_path))
+    client = make_identity("in use")
+    embedding(path, nobody, identity.certificate, client)
+    _, in_use = kube_config.load_configuration(path)
+    embedding(path, nobody, identity.certificate, make_identity("new"))
+    content = json.loads(path.read_text())
+    content["clusters"][0]["cluster"]["proxy-url"] = "socks5://proxy:1080"
+    path.write_text(json.dumps(content))
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="only http and https"):
+            kube_config.load_configuration(path)
+    assert Path(in_use.cert_file).read_text() == client.certificate
+
+
 def open_files() -> Iterator[str]:
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the directory itself

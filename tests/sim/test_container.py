@@ -139,7 +139,9 @@ def test_with_void_those_gpus_are_there_whose_device_nodes_are(
     assert nothing is not None
     assert (nothing.ok, nothing.result) == (False, 100)
     if isolated:  # else the nodes are the host's
-        container = start(env=void, devices=[SimMount("/dev/nvidia0", "/dev/null", read_only=False)])
+        container = start(
+            env=void, devices=[SimMount("/dev/nvidia0", "/dev/null", read_only=False)]
+        )
         assert [gpu.uuid for gpu in container.ask("info").devices] == [GPU]
 
 

@@ -51,6 +51,14 @@ def _by_place(
     return pairs if fits else None
 
 
+def owners(
+    pod: Pod, slots: int, open_slots: Mapping[int, Slot]
+) -> list[tuple[Container, Slot]] | None:
+    """Whose the slots are, if each stands at the place of a container that wants as many."""
+    pairs = _by_place(pod.containers, slots, open_slots, ())
+    return None if pairs is None else [(pair.container, pair.claims) for pair in pairs]
+
+
 def _by_count(
     containers: Sequence[Container], open_slots: Mapping[int, Slot]
 ) -> list[_Pair] | None:

@@ -4,7 +4,7 @@ Each limit holds by itself; if their sum is more than the card, somebody who kee
 out of memory. That is refused unless the node's memory scaling says that it is wanted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import Claim, GrantRecord
@@ -34,6 +34,28 @@ def allowed_mib(
     granted = promised_mib(record.claims, uuid, offered)
     now = limits_bytes.get(uuid.lower())
     return granted if now is None or not granted else max(granted, -(-now // MIB) or offered)
+
+
+def at_once_mib(amounts: Iterable[tuple[str, int]]) -> int:
+    """The most that a pod's containers have at one time: kind and MiB, as kubelet starts them.
+
+    An init container runs beside the sidecars before it, and ends before the next one starts. HAMi
+    after 2.10 promises the difference to others (pkg/device/initContainer.go).
+    """
+    running = most = 0
+    for kind, mib in amounts:
+        most = max(most, running + mib)
+        running += 0 if kind == "init" else mib
+    return most
+
+
+def in_order(pod: Pod, held: Sequence[tuple[GrantRecord, int]]) -> list[tuple[str, int]]:
+    """Kind and MiB of a pod's containers as kubelet starts them; `held`: what each one has."""
+    places = {one.name: place for place, one in enumerate(pod.containers)}
+    last = len(places)  # who is not in the spec runs beside all others
+    kinds = {one.name: one.kind for one in pod.containers}
+    ordered = sorted(held, key=lambda one: places.get(one[0].container, last))
+    return [(kinds.get(record.container, "app"), mib) for record, mib in ordered]
 
 
 def holds(record: GrantRecord, pod: Pod, asking: tuple[str, str]) -> bool:

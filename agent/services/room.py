@@ -10,7 +10,9 @@ from agent.domain.grants import Claim, GrantRecord
 from agent.domain.limit_lines import limits_in
 from agent.domain.oversubscription import (
     allowed_mib,
+    at_once_mib,
     holds,
+    in_order,
     offered_mib,
     promised_mib,
     too_much,
@@ -80,24 +82,27 @@ class Room:
         pods: Mapping[str, Pod],
     ) -> str:
         records = self._grants.records()
-        held = [
-            (record, self._raised(record))
-            for record in records
-            if (pod := pods.get(record.pod_uid)) is not None and holds(record, pod, asking)
-        ]
+        held: dict[str, list[tuple[GrantRecord, Mapping[str, int]]]] = {}
+        for record in records:
+            if (pod := pods.get(record.pod_uid)) is not None and holds(record, pod, asking):
+                held.setdefault(record.pod_uid, []).append((record, self._raised(record)))
         ours = {uid for record in records for uid in (record.pod_uid, record.owner_uid)}
         ours.add(asking[0])
         theirs = [
-            claim
+            served_by_others(pod, self._view.node_name, self._dialect)
             for uid, pod in pods.items()
             if uid not in ours and self._dialect is not None
-            for claim in served_by_others(pod, self._view.node_name, self._dialect)
         ]
         for uuid, gpu in gpus.items():
             offered = offered_mib(gpu, self._sharing)
             wanted = promised_mib(claims, uuid, offered)
-            others = promised_mib(theirs, uuid, offered)
-            others += sum(allowed_mib(record, uuid, offered, raised) for record, raised in held)
+            others = sum(
+                at_once_mib((kind, promised_mib(has, uuid, offered)) for kind, has in served)
+                for served in theirs
+            )
+            for uid, grants in held.items():
+                amounts = [(one, allowed_mib(one, uuid, offered, raised)) for one, raised in grants]
+                others += at_once_mib(in_order(pods[uid], amounts))
             if objection := too_much(gpu, wanted, others, self._sharing):
                 return objection
         return ""

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -290,7 +290,10 @@ class SimNode:
         ordered = [ask for ask in asks if ask.kind != "app"]
         init = len(ordered)
         ordered += [ask for ask in asks if ask.kind == "app"]
-        requests = [request_of(self._container(ask), RESOURCE) for ask in ordered]
+        requests = [
+            replace(request_of(self._container(ask), RESOURCE), alone=ask.kind == "init")
+            for ask in ordered
+        ]
         gpus = self.scheduler.nodes.get(self.name, [])
         claims = self.scheduler.placed(self.name, gpus, requests)
         self.scheduler.schedule(
@@ -306,8 +309,12 @@ class SimNode:
         claims: Sequence[Sequence[PlacedClaim]] = (),
         *,
         namespace: str = "team",
+        init_runs: bool = False,
     ) -> RanPod:
-        """Have kubelet admit a pod that is bound; its status says what came of it."""
+        """Have kubelet admit a pod that is bound; its status says what came of it.
+
+        `init_runs`: its init containers are still at work.
+        """
         admitted = self.kubelet.admit(
             PodSpec(
                 uid=uid,
@@ -325,15 +332,17 @@ class SimNode:
             claims=tuple(tuple(slot) for slot in claims),
             init=tuple(ask.name for ask in asks if ask.kind == "init"),
         )
-        self.report_status(pod)
+        self.report_status(pod, init_runs=init_runs)
         return pod
 
-    def report_status(self, pod: RanPod) -> None:
+    def report_status(self, pod: RanPod, *, init_runs: bool = False) -> None:
         """Write a pod's status as kubelet would; kubelet tries again when nobody answers."""
         status: dict[str, Any] = {"phase": "Running" if pod.admitted.ok else "Failed"}
         if pod.admitted.ok and pod.init:
-            ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
-            status["initContainerStatuses"] = [{"name": one, "state": ended} for one in pod.init]
+            state = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+            if init_runs:
+                status["phase"], state = "Pending", {"running": {}}
+            status["initContainerStatuses"] = [{"name": one, "state": state} for one in pod.init]
         elif not pod.admitted.ok:
             status |= {"reason": pod.admitted.reason, "message": pod.admitted.message}
         where = path("pods", pod.name, namespace=pod.namespace, subresource="status")

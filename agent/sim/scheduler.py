@@ -9,10 +9,12 @@ nodes beyond "the first that fits".
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from agent.sim.api_client import MERGE_PATCH, STRATEGIC_PATCH, ApiClient, ApiFailed, Object, path
+from agent.sim.scheduler_init import counted, is_sidecar
 from agent.sim.scheduler_mig import (
     MIG_ALLOCATIONS,
     decode_instances,
@@ -172,12 +174,12 @@ class Scheduler:
     def schedule(
         self, namespace: str, name: str, node: str, claims: Claims, *, init_claims: Claims = ()
     ) -> None:
-        """Filter, lock, start_bind, bind. Only pods with a GPU in an app container take the lock.
+        """Filter, lock, start_bind, bind. Up to 2.10 a GPU in an init container takes no lock.
 
         Raises NodeLocked, ApiFailed; the lock is given back when binding fails.
         """
         self.filter(namespace, name, node, claims, init_claims=init_claims)
-        locked = any(claims)
+        locked = any(claims) or (self.profile.init_locked and any(init_claims))
         if locked:
             self.lock(node, namespace, name)
         try:
@@ -196,9 +198,8 @@ class Scheduler:
         spec = self._client.get("pods", name, namespace=namespace).get("spec", {})
         init = spec.get("initContainers") or []
         requests = [
-            request_of(container, self._resource)
-            for container in (*init, *(spec.get("containers") or []))
-        ]
+            replace(request_of(one, self._resource), alone=not is_sidecar(one)) for one in init
+        ] + [request_of(one, self._resource) for one in spec.get("containers") or []]
         refusals = []
         for node, gpus in sorted(self.nodes.items()):
             try:
@@ -218,21 +219,22 @@ class Scheduler:
         """Decide for the containers of one pod on this node. Raises NoFit."""
         if any(gpu.mode == "mig" for gpu in gpus):
             return place_instances(gpus, self.instances_on(node), requests)
+        if not self.profile.init_alone:
+            requests = [replace(request, alone=False) for request in requests]
         return place(gpus, self.claims_on(node), requests)
 
     def claims_on(self, node: str) -> list[PlacedClaim]:
         """Give what the unfinished pods decided for this node hold, from their annotations."""
-        taken = []
+        taken: list[PlacedClaim] = []
         for pod in self._client.list("pods"):
             annotations = _annotations(pod)
             finished = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
             if annotations.get(NODE) != node or finished:
                 continue
-            for entry in annotations.get(ALLOCATED, "").replace(";", ":").split(":"):
-                uuid, _, rest = entry.partition(",NVIDIA,")
-                if rest:
-                    memory_mib, core_percent = rest.split(",")
-                    taken.append(PlacedClaim(uuid, int(memory_mib), int(core_percent)))
+            slots = [_claims(slot) for slot in annotations.get(ALLOCATED, "").split(";")]
+            if self.profile.init_alone:
+                slots = [counted(pod, slots)]
+            taken += [claim for slot in slots for claim in slot]
         return taken
 
     def instances_on(self, node: str) -> list[tuple[str, int, int]]:
@@ -352,6 +354,12 @@ class Scheduler:
         self.complaints.pop(node_name, None)
         self.nodes[node_name] = gpus
         return "refreshed"
+
+
+def _claims(slot: str) -> list[PlacedClaim]:
+    entries = [entry.partition(",NVIDIA,") for entry in slot.split(":")]
+    found = [(uuid, rest.split(",")) for uuid, _, rest in entries if rest]
+    return [PlacedClaim(uuid, int(memory), int(cores)) for uuid, (memory, cores) in found]
 
 
 def _annotations(item: Object) -> dict[str, str]:

@@ -6,6 +6,7 @@ are placed in `scheduler_mig`.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class GpuRequest:
     memory_mib: int = 0
     memory_percent: int = 100
     core_percent: int = 0
+    alone: bool = False  # it has ended when the containers after it start
 
 
 @dataclass(slots=True)
@@ -61,17 +63,21 @@ def place(
     Args:
         gpus: the node's GPUs, from its register annotation.
         taken: the claims of all pods that are on the node already.
-        requests: one per container; those without GPUs get an empty list.
+        requests: one per container; those without GPUs get an empty list. One that is `alone`
+            leaves its room to those after it.
     """
     used = {gpu.uuid: _Used() for gpu in gpus}
     for claim in taken:
         if claim.uuid in used:
             _book(used[claim.uuid], claim)
-    return [_place_container(gpus, used, request) for request in requests]
+    return [
+        _place_container(gpus, deepcopy(used) if request.alone else used, request)
+        for request in requests
+    ]
 
 
 def _book(used: _Used, claim: PlacedClaim) -> None:
-    used.slots += 1
+    used.slots += claim.slots
     used.memory_mib += claim.memory_mib
     used.core_percent += claim.core_percent
 

@@ -2,7 +2,8 @@
 
 Encoded and decoded here with string formatting, on purpose without the agent's own codecs: a
 mistake on our side must not be repeated on this one. Sources: HAMi v2.4.1 to v2.10.0,
-pkg/device/devices.go, pkg/util/nodelock, pkg/scheduler.
+pkg/device/devices.go, pkg/util/nodelock, pkg/scheduler; "master" is its development after that, of
+autumn 2026 (pkg/scheduler/score.go, pkg/device/initContainer.go).
 """
 
 import calendar
@@ -38,6 +39,8 @@ class Profile:
     lock_patch: bool  # merge patch with resourceVersion; before: update of the whole node
     lock_steals_orphans: bool  # a lock whose pod is gone may be taken at once
     lock_reacquired: bool  # the same pod may lock twice
+    init_locked: bool  # pods take the lock whose init containers alone have GPUs
+    init_alone: bool  # an init container is counted beside what runs beside it, not beside all
 
 
 _DASHES, _DOTS = "%Y-%m-%d %H:%M:%S", "%Y.%m.%d %H:%M:%S"
@@ -50,6 +53,8 @@ def _profile(release: str, register: str, padding: str, handshake: str, **more: 
         "lock_patch": True,
         "lock_steals_orphans": True,
         "lock_reacquired": False,
+        "init_locked": False,
+        "init_alone": False,
     }
     return Profile(
         release=release,
@@ -70,6 +75,16 @@ PROFILES = {
         _profile("2.8", "json", "empty", "allocatable"),
         _profile("2.9", "json", "empty", "both", init_first=True),
         _profile("2.10", "json", "missing", "plain", init_first=True, lock_reacquired=True),
+        _profile(
+            "master",
+            "json",
+            "empty",
+            "plain",
+            init_first=True,
+            lock_reacquired=True,
+            init_locked=True,
+            init_alone=True,
+        ),
     )
 }
 
@@ -85,6 +100,7 @@ class PlacedClaim:
     memory_mib: int
     core_percent: int
     instance: tuple[str, int, int] | None = None  # profile, start and size of a MIG instance
+    slots: int = 1  # more where it stands for several containers
 
 
 def encode_claims(containers: Sequence[Sequence[PlacedClaim]], *, padding: str = "empty") -> str:

@@ -68,6 +68,7 @@ def test_every_container_gets_exactly_its_own_share(node: SimNode, asks: list[As
         pytest.param("2.8", "json", id="HAMi 2.8"),
         pytest.param("2.9", "json", id="HAMi 2.9"),
         pytest.param("2.10", "json", id="HAMi 2.10"),
+        pytest.param("master", "json", id="HAMi master"),
     ],
 )
 def test_every_release_of_the_scheduler_is_served(
@@ -278,3 +279,12 @@ def test_a_stop_lets_an_allocate_under_way_finish(make_node: NodeMaker) -> None:
     assert admitted == [True]
     assert not [key for key in node.annotations() if "mutex" in key]
     assert node.pod_annotations("team", "late")["hami.io/bind-phase"] == "success"
+
+
+def test_a_lock_for_an_init_container_alone_is_removed(make_node: NodeMaker) -> None:
+    """Schedulers after HAMi 2.10 lock the node for such pods, too."""
+    node = make_node(release="master")
+    asks = [Ask(name="i", kind="init", memory_mib=500), Ask(vgpus=0)]
+    pod = node.run_pod("pod", asks)
+    assert got_its_claims(pod, asks)
+    assert eventually(lambda: finished(node, pod))

@@ -85,3 +85,16 @@ def test_the_opt_in_sets_what_the_library_needs(make_node: NodeMaker, stack: Exi
     up(node, 10)
     refused = decided(node, "after", 1)
     assert f"{2 * CARD_MIB} already" in refused.admitted.message
+
+
+def test_an_init_container_leaves_its_memory_to_those_after_it(make_node: NodeMaker) -> None:
+    """A scheduler after HAMi 2.10 counts of a pod what its containers have at one time."""
+    node = make_node(gpus=1, release="master")
+    asks = [Ask(name="load", kind="init", memory_mib=30000), Ask(memory_mib=30000)]
+    uid = node.create_pod("steps", asks)
+    claims = node.place_pod("steps", asks)
+    steps = node.offer("steps", uid, asks, claims, init_runs=True)
+    assert steps.admitted.ok, steps.admitted.message
+    beside = node.run_pod("beside", [Ask(memory_mib=CARD_MIB - 30000)])
+    assert beside.admitted.ok, beside.admitted.message
+    assert f"{CARD_MIB} already" in decided(node, "too-much", 1).admitted.message

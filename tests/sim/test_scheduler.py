@@ -16,6 +16,7 @@ from agent.sim.scheduler import (
     SchedulerCrash,
     UnreadableNode,
 )
+from agent.sim.scheduler_init import counted
 from agent.sim.scheduler_placement import GpuRequest, place, request_of
 from agent.sim.scheduler_wire import SeenGpu, check_score, decode_register, encode_claims
 
@@ -133,10 +134,13 @@ def test_init_containers(server: ApiServer, release: str, text: str) -> None:
     assert annotations(server, "pods", "web-1")["hami.io/vgpu-devices-to-allocate"] == text
 
 
-def test_pods_with_gpus_only_in_init_containers_take_no_lock(server: ApiServer) -> None:
-    hami, _ = scheduler(server, "2.9")
+@pytest.mark.parametrize(("release", "locked"), [("2.9", False), ("2.10", False), ("master", True)])
+def test_pods_with_gpus_only_in_init_containers_take_no_lock(
+    server: ApiServer, release: str, locked: bool
+) -> None:
+    hami, _ = scheduler(server, release)
     hami.schedule("default", "web-1", "n1", [[]], init_claims=[[A]])
-    assert "hami.io/mutex.lock" not in annotations(server, "nodes", "n1")
+    assert ("hami.io/mutex.lock" in annotations(server, "nodes", "n1")) is locked
 
 
 # --- the lock -------------------------------------------------------------------------------------
@@ -342,6 +346,17 @@ GPUS = [gpu("a", 0), gpu("b", 1)]
             [[], ["a"], ["b"]],
             id="containers see each other",
         ),
+        pytest.param(
+            GPUS,
+            [],
+            [
+                GpuRequest(gpus=1, memory_mib=600, alone=True),
+                GpuRequest(gpus=1, memory_mib=400),
+                GpuRequest(gpus=1, memory_mib=600),
+            ],
+            [["a"], ["a"], ["a"]],
+            id="one that ends first leaves its room",
+        ),
         pytest.param(GPUS, [], [GpuRequest(gpus=3)], NoFit, id="more than there are"),
         pytest.param([gpu("a", 0, healthy=False)], [], [GpuRequest(gpus=1)], NoFit, id="unhealthy"),
         pytest.param(
@@ -376,6 +391,44 @@ def test_placement(
     else:
         placed = place(gpus, taken, requests)
         assert [[claim.uuid for claim in claims] for claims in placed] == result
+
+
+@pytest.mark.parametrize(
+    ("inits", "ended", "slots", "amounts"),
+    [
+        pytest.param([], [], [[A], [A]], {"GPU-a": (6000, 60, 2)}, id="apps add up"),
+        pytest.param(["i"], [], [[A], [A]], {"GPU-a": (3000, 30, 1)}, id="init, then app"),
+        pytest.param(["i", "j"], [], [[A], [A], []], {"GPU-a": (3000, 30, 1)}, id="one at a time"),
+        pytest.param(["s!"], [], [[A], [A]], {"GPU-a": (6000, 60, 2)}, id="a sidecar runs on"),
+        pytest.param(
+            ["s!", "i"], [], [[A], [A], []], {"GPU-a": (6000, 60, 2)}, id="init beside a sidecar"
+        ),
+        pytest.param(
+            ["i", "s!"], [], [[A], [A], []], {"GPU-a": (3000, 30, 1)}, id="init before a sidecar"
+        ),
+        pytest.param(["i"], [], [[A], []], {"GPU-a": (3000, 30, 1)}, id="init alone, at work"),
+        pytest.param(["i"], ["i"], [[A], [B]], {"GPU-b": (5000, 0, 1)}, id="init, ended"),
+        pytest.param(
+            ["i", "j"], ["i"], [[A], [], [B]],
+            {"GPU-a": (3000, 30, 1), "GPU-b": (5000, 0, 1)}, id="not all have ended",
+        ),
+    ],
+)  # fmt: skip
+def test_after_2_10_a_pod_counts_for_what_it_has_at_one_time(
+    inits: list[str], ended: list[str], slots: Any, amounts: dict[str, tuple[int, int, int]]
+) -> None:
+    rules = {True: {"restartPolicy": "Always"}, False: {}}
+    over = {"terminated": {"exitCode": 0}}
+    pod = {
+        "spec": {
+            "initContainers": [
+                {"name": one.rstrip("!"), **rules[one.endswith("!")]} for one in inits
+            ]
+        },
+        "status": {"initContainerStatuses": [{"name": one, "state": over} for one in ended]},
+    }
+    found = {c.uuid: (c.memory_mib, c.core_percent, c.slots) for c in counted(pod, slots)}
+    assert found == amounts
 
 
 def test_requests_come_from_the_limits() -> None:

@@ -9,7 +9,13 @@ from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.limits_file import DeviceLimit, LimitsFile
-from agent.domain.oversubscription import holds, offered_mib, promised_mib, too_much
+from agent.domain.oversubscription import (
+    at_once_mib,
+    holds,
+    offered_mib,
+    promised_mib,
+    too_much,
+)
 from agent.domain.pods import Pod
 from agent.errors import NodeNotReady
 from agent.services.allocator import EXIT_S, Allocator, Supply
@@ -45,6 +51,9 @@ def started(scene: Scene, sharing: Sharing = PLAIN, limits: FakeLimits | None = 
         Supply(inventory=process.inventory, sharing=sharing), clock=scene.clock,
     )  # fmt: skip
     return process
+
+
+INIT_AND_APP = {"containers": (container("first", kind="init"), container("main"))}
 
 
 def claim(memory_mib: int, uuid: str = GPU_A) -> str:
@@ -168,6 +177,40 @@ def test_a_limit_that_was_changed_counts_as_it_is(
         ),
         pytest.param(f"{claim(-40000)};", ";", {}, True, id="a negative amount"),
         pytest.param(f"{claim(2**31 - 1)};", ";", {}, False, id="a huge amount is all of it"),
+        pytest.param(
+            f"{claim(26068)};{claim(26068)};", ";;", INIT_AND_APP, True, id="init, then app"
+        ),
+        pytest.param(
+            f"{claim(26069)};{claim(100)};", ";;", INIT_AND_APP, False, id="the init has more"
+        ),
+        pytest.param(
+            f"{claim(26069)};{claim(100)};",
+            ";;",
+            {**INIT_AND_APP, "ended": frozenset({"first"})},
+            True,
+            id="the init had more",
+        ),
+        pytest.param(
+            f"{claim(20000)};{claim(20000)};",
+            ";;",
+            {"containers": (container("first", kind="sidecar"), container("main"))},
+            False,
+            id="a sidecar and an app",
+        ),
+        pytest.param(
+            f"{claim(20000)};{claim(20000)};",
+            f";{claim(20000)};",
+            INIT_AND_APP,
+            True,
+            id="init, and the app is not served yet",
+        ),
+        pytest.param(
+            f"{claim(20000)}{claim(20000)};{claim(100)};",
+            ";;",
+            {"containers": (container("first", kind="init"), container("main", 2))},
+            False,
+            id="not told which is the init's",
+        ),
     ],
 )
 def test_what_another_plugin_has_granted_counts(
@@ -285,6 +328,50 @@ def test_a_container_does_not_count_against_itself(scene: Scene) -> None:
     first = process.allocate(f"{GPU_A}-0")
     assert process.allocate(f"{GPU_A}-0") == first
     assert started(scene).allocate(f"{GPU_A}-0") == first
+
+
+@pytest.mark.parametrize(
+    ("containers", "mib"),
+    [
+        pytest.param([], 0, id="none"),
+        pytest.param([("app", 3), ("app", 4)], 7, id="apps run beside each other"),
+        pytest.param([("init", 3), ("init", 5), ("app", 4)], 5, id="inits run one by one"),
+        pytest.param([("init", 3), ("app", 4)], 4, id="the app has more"),
+        pytest.param([("sidecar", 1), ("init", 5), ("app", 4)], 6, id="beside the sidecar before"),
+        pytest.param([("init", 5), ("sidecar", 1), ("app", 3)], 5, id="before the sidecar"),
+        pytest.param([("sidecar", 1), ("init", 1), ("app", 4)], 5, id="a sidecar and an app"),
+    ],
+)
+def test_what_a_pod_has_at_one_time(containers: list[tuple[str, int]], mib: int) -> None:
+    assert at_once_mib(containers) == mib
+
+
+@pytest.mark.parametrize(
+    ("second_mib", "ended", "fits"),
+    [
+        pytest.param(16068, frozenset(), True, id="just what is left"),
+        pytest.param(16069, frozenset(), False, id="1 MiB too much"),
+        pytest.param(36068, frozenset({"load"}), True, id="the init has ended"),
+        pytest.param(36069, frozenset({"load"}), False, id="and 1 MiB too much"),
+    ],
+)
+def test_an_init_container_and_its_app_do_not_count_both(
+    scene: Scene, second_mib: int, ended: frozenset[str], fits: bool
+) -> None:
+    containers = (container("load", kind="init"), container("main"))
+    made = pod("one", f"{claim(30000)};{claim(10000)};", *containers)
+    scene.bound(made)
+    process = started(scene)
+    process.allocate(f"{GPU_A}-0")
+    process.allocate(f"{GPU_A}-0")
+    scene.cluster.put(replace(scene.now(made), ended=ended))
+    scene.bound(pod("two", f"{claim(second_mib)};"))
+    process.deliver()
+    if fits:
+        assert process.allocate(f"{GPU_A}-1")
+    else:
+        with pytest.raises(NodeNotReady, match="--device-memory-scaling"):
+            process.allocate(f"{GPU_A}-1")
 
 
 @pytest.mark.parametrize(

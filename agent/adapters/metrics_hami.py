@@ -1,7 +1,7 @@
 """The metrics of HAMi's monitor, by its names, labels and units, so that its dashboards go on.
 
-All are gauges. Source: HAMi 2.10, cmd/vGPUmonitor. Ratios are percentages there, 0 to 100, and
-`device_uuid` of containers is cut after 40 characters.
+All are gauges. Source: HAMi 2.10, cmd/vGPUmonitor, and its master of autumn 2026. Ratios are
+percentages there, 0 to 100, and `device_uuid` of containers is cut after 40 characters.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +12,7 @@ from agent.adapters.metrics_text import Family, Page, written
 from agent.adapters.metrics_use import names
 from agent.domain.accounting import ContainerUse, DeviceUse, GpuUse, NodeUse, SelfReported
 from agent.domain.mig_info import MigInfo
+from agent.domain.register import type_name
 
 ZONE = {"zone": "vGPU"}  # on every metric but that of the build
 UUID_CHARACTERS = 40
@@ -48,9 +49,12 @@ HOST_USED = Family("hami_host_gpu_memory_used_bytes", OF_HOST,
                    "Memory of the GPU in use, in bytes, as the driver counts it.")  # fmt: skip
 HOST_BUSY = Family("hami_host_gpu_utilization_ratio", OF_HOST,
                    "Utilization of the GPU in percent (0 to 100).")  # fmt: skip
-HOST_MEMORY_BUSY = Family("hami_host_gpu_memory_controller_utilization_ratio",
-                          ("device_index", "device_type", "device_uuid", "zone"),
+HOST_MEMORY_BUSY = Family("hami_host_gpu_memory_controller_utilization_ratio", OF_HOST,
                           "Utilization of the GPU's memory in percent (0 to 100).")  # fmt: skip
+HOST_TEMPERATURE = Family("hami_host_gpu_temperature_celsius", OF_HOST,
+                          "Temperature of the GPU, as the driver tells it.")  # fmt: skip
+HOST_POWER = Family("hami_host_gpu_power_usage_watts", OF_HOST,
+                    "Power that the GPU draws, as the driver tells it.")  # fmt: skip
 OLD_HOST_USED = Family("HostGPUMemoryUsage", OLD_HOST, "Old name of "
                        "hami_host_gpu_memory_used_bytes.")  # fmt: skip
 OLD_HOST_BUSY = Family("HostCoreUtilization", OLD_HOST, "Old name of "
@@ -202,25 +206,24 @@ def _add_old(page: Page, found: Sequence[Device]) -> None:
 
 
 def _add_hosts(page: Page, gpus: Sequence[GpuUse], node_name: str, *, legacy: bool) -> None:
-    labelled = [(_host_labels(gpu), gpu) for gpu in gpus]
-    whole = [(written(labels | {"node": node_name}), gpu) for labels, gpu in labelled]
-    page.add(HOST_USED, ((labels, gpu.memory_used_bytes) for labels, gpu in whole))
-    page.add(HOST_BUSY, ((labels, gpu.utilisation_percent) for labels, gpu in whole))
-    page.add(
-        HOST_MEMORY_BUSY,
-        ((written(labels), gpu.memory_utilisation_percent) for labels, gpu in labelled),
-    )
+    hosts = [(written(_host_labels(gpu, node_name)), gpu) for gpu in gpus]
+    page.add(HOST_USED, ((labels, gpu.memory_used_bytes) for labels, gpu in hosts))
+    page.add(HOST_BUSY, ((labels, gpu.utilisation_percent) for labels, gpu in hosts))
+    page.add(HOST_MEMORY_BUSY, ((labels, gpu.memory_utilisation_percent) for labels, gpu in hosts))
+    page.add(HOST_TEMPERATURE, ((labels, gpu.temperature_celsius) for labels, gpu in hosts))
+    page.add(HOST_POWER, ((labels, gpu.power_watts) for labels, gpu in hosts))
     if legacy:
         old = [(written(_old_host_labels(gpu, node_name)), gpu) for gpu in gpus]
         page.add(OLD_HOST_USED, ((labels, gpu.memory_used_bytes) for labels, gpu in old))
         page.add(OLD_HOST_BUSY, ((labels, gpu.utilisation_percent) for labels, gpu in old))
 
 
-def _host_labels(gpu: GpuUse) -> dict[str, str]:
+def _host_labels(gpu: GpuUse, node_name: str) -> dict[str, str]:
     return {
         "device_index": str(gpu.index),
-        "device_type": f"NVIDIA-{gpu.name}",
+        "device_type": type_name(gpu.name, "json"),  # of the schedulers with metrics so named
         "device_uuid": gpu.uuid,
+        "node": node_name,
         **ZONE,
     }
 
@@ -228,7 +231,7 @@ def _host_labels(gpu: GpuUse) -> dict[str, str]:
 def _old_host_labels(gpu: GpuUse, node_name: str) -> dict[str, str]:
     return {
         "deviceidx": str(gpu.index),
-        "devicetype": f"NVIDIA-{gpu.name}",
+        "devicetype": type_name(gpu.name, "csv9"),
         "deviceuuid": gpu.uuid,
         "nodeid": node_name,
         **ZONE,

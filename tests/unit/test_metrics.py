@@ -34,6 +34,7 @@ from agent.domain.accounting import (
 )
 from agent.domain.bypass import Bypass, Kind
 from agent.domain.region import ProcessCounters
+from agent.domain.register import type_name
 
 ALL = Form(file="", legacy=True, per_process=True)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -146,8 +147,10 @@ OLD_VGPU = {"podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zo
         pytest.param("hami_host_gpu_memory_used_bytes", HOST, 9 << 30, id="host memory"),
         pytest.param("hami_host_gpu_utilization_ratio", HOST, 83, id="0 to 100"),
         pytest.param(
-            "hami_host_gpu_memory_controller_utilization_ratio", HOST - {"node"}, 41, id="no node"
+            "hami_host_gpu_memory_controller_utilization_ratio", HOST, 41, id="memory controller"
         ),
+        pytest.param("hami_host_gpu_temperature_celsius", HOST, 61, id="temperature"),
+        pytest.param("hami_host_gpu_power_usage_watts", HOST, 187.5, id="power"),
         pytest.param("hami_vgpu_memory_used_bytes", VGPU, 5 << 30, id="used"),
         pytest.param("hami_vgpu_memory_limit_bytes", VGPU, 8 << 30, id="limit"),
         pytest.param("hami_container_device_memory_bytes", VGPU, 5 << 30, id="used, again"),
@@ -182,6 +185,24 @@ def test_hamis_metrics(name: str, labels: set[str], value: float) -> None:
     assert {frozenset(dict(one)) for one in found} == {frozenset(labels)}
     if "zone" in labels:
         assert {dict(one)["zone"] for one in found} == {"vGPU"}
+
+
+@pytest.mark.parametrize(
+    ("product", "told"),
+    [
+        pytest.param("NVIDIA A40", "NVIDIA A40", id="named NVIDIA"),
+        pytest.param("Tesla T4", "NVIDIA-Tesla T4", id="not named NVIDIA"),
+    ],
+)
+def test_a_gpu_has_the_type_that_its_scheduler_knows(product: str, told: str) -> None:
+    """So that its metrics and those of the scheduler can be joined by `device_type`."""
+    gpu = replace(pictures.EVERYTHING.gpus[0], name=product)
+    found = rendered(NodeUse(gpus=(gpu,)))
+    hosts = [dict(labels) for name, labels in found if name.startswith("hami_host_gpu_")]
+    assert len(hosts) == 5
+    assert {one["device_type"] for one in hosts} == {told, type_name(product, "json")}
+    [old] = of(found, "HostGPUMemoryUsage")
+    assert dict(old)["devicetype"] == type_name(product, "csv9")
 
 
 def test_the_device_of_a_container_is_cut_after_40_characters() -> None:

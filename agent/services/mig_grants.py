@@ -20,7 +20,7 @@ from agent.domain.mig_allocations import (
     decode_allocations,
     encode_allocations,
 )
-from agent.domain.mig_books import Book, MigHolding, allocations_for, filled
+from agent.domain.mig_books import Book, MigHolding, allocations_for, filled, never_beside
 from agent.domain.pods import Container, Pod
 from agent.domain.shown import bare
 from agent.errors import MalformedAnnotation, NodeNotReady
@@ -80,7 +80,11 @@ class MigGrants:
         refuse_negative(claims)
         wanted = self._wanted(holder.pod, holder.container, claims, gpus)
         known = {one.key for one in self._keeper.holdings()}
-        made = self._keeper.realise(wanted, deadline_s=holder.deadline_s)
+        made = self._keeper.realise(
+            wanted,
+            deadline_s=holder.deadline_s,
+            apart=never_beside(holder.pod, holder.container),
+        )
         fresh = [one for one in made if one.key not in known]
         if fresh:
             undo.append(lambda: self._keeper.undo(fresh))

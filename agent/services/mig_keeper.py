@@ -136,15 +136,23 @@ class MigKeeper:
 
     # --- for Allocate
 
-    def realise(self, wanted: Sequence[MigHolding], *, deadline_s: float) -> Book:
+    def realise(
+        self,
+        wanted: Sequence[MigHolding],
+        *,
+        deadline_s: float,
+        apart: Collection[str] = frozenset(),
+    ) -> Book:
         """Have these instances exist; gives them with their names. All or nothing.
+
+        `apart`: containers of the pod that never run beside this one, which may have had them.
 
         Raises NodeNotReady (and BudgetExceeded) in words for the pod's owner.
         """
         with self._turn(deadline_s):
             try:
                 with self._lock.held():
-                    return self._making.realise(wanted, deadline_s=deadline_s)
+                    return self._making.realise(wanted, deadline_s=deadline_s, apart=apart)
             except AgentError as error:
                 raise NodeNotReady(f"{error}; {AGAIN}") from error
 
@@ -159,14 +167,15 @@ class MigKeeper:
     def undo(self, holdings: Sequence[MigHolding]) -> None:
         """Take back what `realise` gave; what cannot be is found by the next turn of the loop."""
         with suppress(AgentError), self._turn(self._clock() + LIST_S), self._lock.held():
+            keys = {one.key for one in holdings}
+            others = tuple(one for one in self._owners.book() if one.key not in keys)
+            shared = {one.place for one in others}
             for one in holdings:
                 instance = self._maker.look(one.gpu_uuid).at(one.placement)
-                if instance is not None:
+                if instance is not None and one.place not in shared:
                     self._maker.destroy(instance)
                     self._count("rolled back")
-            keys = {one.key for one in holdings}
-            book = self._owners.book()
-            self._owners.write(tuple(one for one in book if one.key not in keys))
+            self._owners.write(others)
 
     # --- reconciling
 

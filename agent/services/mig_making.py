@@ -5,9 +5,9 @@ once it is free, or the container's own: so what lies there after a crash is wha
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent import logs
 from agent.boundaries import passed
@@ -28,18 +28,22 @@ class MigMaking:
         self._owners = owners
         self._count = count
 
-    def realise(self, wanted: Sequence[MigHolding], *, deadline_s: float) -> Book:
+    def realise(
+        self, wanted: Sequence[MigHolding], *, deadline_s: float, apart: Collection[str]
+    ) -> Book:
         """Have these instances exist; gives them with their names. All or nothing.
+
+        What a container `apart` has at the very place, of the same profile, is this one's as well.
 
         Raises AgentError, after what was made has been taken back.
         """
-        making = _Making(deadline_s=deadline_s)
+        making = _Making(deadline_s=deadline_s, apart=apart)
         before: Book = ()
         try:
             before = self._owners.book()
             same = {(one.key, one.place, one.profile_id) for one in wanted}
             known = {one.key: one for one in before if (one.key, one.place, one.profile_id) in same}
-            begun = [known.get(one.key, one) for one in wanted]
+            begun = [known.get(one.key) or _handed_on(one, before, apart) for one in wanted]
             _refuse_overlaps(begun)
             # The book names a place only when it is free, or ours: what lies there after a
             # crash is then what had been begun.
@@ -71,7 +75,9 @@ class MigMaking:
             return None
         pods = self._owners.sure_pods(making.deadline_s)
         found = gpu.at(holding.placement)
-        if found is not None and self._owners.is_ours(holding, found, pods, begun=begun):
+        if found is not None and self._owners.is_ours(
+            holding, found, pods, begun=begun, apart=making.apart
+        ):
             return found
         self._clear(gpu, holding, pods)
         return None
@@ -143,7 +149,21 @@ class _Making:
     """One container's instances while they are made."""
 
     deadline_s: float
+    apart: Collection[str]  # containers of the pod that never run beside it
     tried: list[MigHolding] = field(default_factory=list)  # made, or perhaps made in part
+
+
+def _handed_on(holding: MigHolding, book: Book, apart: Collection[str]) -> MigHolding:
+    """The holding by the names of the instance that such a container has there, if one has."""
+    for one in book:
+        if (
+            (one.pod_uid, one.place, one.profile_id)
+            == (holding.pod_uid, holding.place, holding.profile_id)
+            and one.container in apart
+            and one.identity is not None
+        ):
+            return replace(holding, identity=one.identity)
+    return holding
 
 
 def _refuse_overlaps(holdings: Sequence[MigHolding]) -> None:

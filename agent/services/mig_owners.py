@@ -76,26 +76,44 @@ class MigOwners:
     # --- one instance
 
     def is_ours(
-        self, holding: MigHolding, found: MigInstance, pods: PodsByUid, *, begun: bool
+        self,
+        holding: MigHolding,
+        found: MigInstance,
+        pods: PodsByUid,
+        *,
+        begun: bool,
+        apart: Collection[str] = frozenset(),
     ) -> bool:
         """Whether what lies there is what this very container was given, or was being given.
 
         Something with a process on it is only if it has the very names that were written down.
+        `apart`: containers of the pod with which it may share it.
         """
-        if found.profile_id != holding.profile_id or self.owner(holding, found, pods) is not None:
+        if found.profile_id != holding.profile_id:
+            return False
+        if self.owner(holding, found, pods, apart=apart) is not None:
             return False
         if holding.identity is not None:
             known = holding.identity.compute_instance, holding.identity.mig_uuid
             return found.gpu_instance == holding.identity.gpu_instance and known in found.devices
         return begun and not found.busy
 
-    def owner(self, holding: MigHolding, found: MigInstance, pods: PodsByUid) -> str | None:
-        """The living pod, other than the holding's, whose instance this is."""
+    def owner(
+        self,
+        holding: MigHolding,
+        found: MigInstance,
+        pods: PodsByUid,
+        *,
+        apart: Collection[str] = frozenset(),
+    ) -> str | None:
+        """The living pod whose instance this is, unless the holding's container has it."""
         place = found.gpu_uuid, found.placement
         held = {
             one.place: one
             for one in self.book()
-            if one.key != holding.key and one.pod_uid in held_places((one,), pods).values()
+            if one.key != holding.key
+            and not (one.pod_uid == holding.pod_uid and one.container in apart)
+            and one.pod_uid in held_places((one,), pods).values()
         }
         if place in held:
             return held[place].pod_uid

@@ -217,10 +217,10 @@ class Scheduler:
         self, node: str, gpus: Sequence[SeenGpu], requests: Sequence[GpuRequest]
     ) -> list[list[PlacedClaim]]:
         """Decide for the containers of one pod on this node. Raises NoFit."""
-        if any(gpu.mode == "mig" for gpu in gpus):
-            return place_instances(gpus, self.instances_on(node), requests)
         if not self.profile.init_alone:
             requests = [replace(request, alone=False) for request in requests]
+        if any(gpu.mode == "mig" for gpu in gpus):
+            return place_instances(gpus, self.instances_on(node), requests)
         return place(gpus, self.claims_on(node), requests)
 
     def claims_on(self, node: str) -> list[PlacedClaim]:

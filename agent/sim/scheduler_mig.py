@@ -20,9 +20,12 @@ Instance = tuple[str, int, int]  # GPU uuid, start, size
 def place_instances(
     gpus: Sequence[SeenGpu], taken: Iterable[Instance], requests: Sequence[GpuRequest]
 ) -> list[list[PlacedClaim]]:
-    """Decide for each container of one pod, in order. All or nothing: raises NoFit."""
+    """Decide for each container of one pod, in order. All or nothing: raises NoFit.
+
+    One that is `alone` leaves its place to those after it.
+    """
     used = list(taken)
-    return [_place(gpus, used, request) for request in requests]
+    return [_place(gpus, list(used) if request.alone else used, request) for request in requests]
 
 
 def _place(gpus: Sequence[SeenGpu], used: list[Instance], request: GpuRequest) -> list[PlacedClaim]:

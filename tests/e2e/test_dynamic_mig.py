@@ -74,9 +74,11 @@ def entries(node: SimNode, pod: RanPod) -> list[dict[str, object]]:
 def divided(make_node: NodeMaker) -> Callable[..., SimNode]:
     """A node with one A100 that is divided as the scheduler decides."""
 
-    def make(*flags: str, before: Callable[[SimNode], None] = lambda _: None) -> SimNode:
+    def make(
+        *flags: str, before: Callable[[SimNode], None] = lambda _: None, release: str = "2.10"
+    ) -> SimNode:
         lock = ("--operating-mode", "mig", "--mig-apply-lock")
-        node = make_node(*flags, gpus=0, started=False)
+        node = make_node(*flags, gpus=0, started=False, release=release)
         node.flags += [*lock, str(node.root / "apply.lock")]
         node.driver.add_gpu(0, A100)
         before(node)
@@ -120,6 +122,25 @@ def test_containers_share_a_gpu_and_leave_nothing_behind(divided: Callable[..., 
     node.delete_pod(first)
     left = env_of(second)["NVIDIA_VISIBLE_DEVICES"]
     assert eventually(lambda: [one.uuid for one in devices(node)] == [left], within_s=60)
+
+
+def test_an_app_gets_the_instance_that_its_init_container_had(
+    divided: Callable[..., SimNode],
+) -> None:
+    """Schedulers after HAMi 2.10 choose the same place for both: they never run together."""
+    node = divided(release="master")
+    up(node)
+    asks = [Ask(name="load", kind="init", memory_mib=4000), SMALL]
+    pod = node.run_pod("pod", asks)
+    assert pod.claims[0] == pod.claims[1]
+    (device,) = devices(node)
+    assert {env_of(pod, name)["NVIDIA_VISIBLE_DEVICES"] for name in ("load", "main")} == {
+        device.uuid
+    }
+    assert [one["migUUID"] for one in entries(node, pod)] == [device.uuid, device.uuid]
+    assert eventually(lambda: finished(node, pod))
+    node.delete_pod(pod)
+    assert eventually(lambda: not devices(node), within_s=60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])

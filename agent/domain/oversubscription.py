@@ -36,26 +36,38 @@ def allowed_mib(
     return granted if now is None or not granted else max(granted, -(-now // MIB) or offered)
 
 
-def at_once_mib(amounts: Iterable[tuple[str, int]]) -> int:
-    """The most that a pod's containers have at one time: kind and MiB, as kubelet starts them.
+def at_once(amounts: Iterable[tuple[str, int]]) -> int:
+    """The most that a pod's containers have at one time: kind and amount, as kubelet starts them.
 
     An init container runs beside the sidecars before it, and ends before the next one starts. HAMi
     after 2.10 promises the difference to others (pkg/device/initContainer.go).
     """
     running = most = 0
-    for kind, mib in amounts:
-        most = max(most, running + mib)
-        running += 0 if kind == "init" else mib
+    for kind, amount in amounts:
+        most = max(most, running + amount)
+        running += 0 if kind == "init" else amount
     return most
 
 
+def beside(pod: Pod, held: Sequence[tuple[GrantRecord, int]], container: str) -> int:
+    """The most that a pod's other containers have while this one runs; "" for no container of it.
+
+    `held`: what each one has, in one unit.
+    """
+    # As much as all others together, so that the most there is at one time is there with it.
+    stand_in = sum(amount for record, amount in held if record.container != container)
+    among = [(one, stand_in if one.container == container else amount) for one, amount in held]
+    most = at_once(in_order(pod, among))
+    return most - stand_in if any(one.container == container for one, _ in held) else most
+
+
 def in_order(pod: Pod, held: Sequence[tuple[GrantRecord, int]]) -> list[tuple[str, int]]:
-    """Kind and MiB of a pod's containers as kubelet starts them; `held`: what each one has."""
+    """Kind and amount of a pod's containers as kubelet starts them; `held`: what each one has."""
     places = {one.name: place for place, one in enumerate(pod.containers)}
     last = len(places)  # who is not in the spec runs beside all others
     kinds = {one.name: one.kind for one in pod.containers}
     ordered = sorted(held, key=lambda one: places.get(one[0].container, last))
-    return [(kinds.get(record.container, "app"), mib) for record, mib in ordered]
+    return [(kinds.get(record.container, "app"), amount) for record, amount in ordered]
 
 
 def holds(record: GrantRecord, pod: Pod, asking: tuple[str, str]) -> bool:

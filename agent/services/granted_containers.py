@@ -10,6 +10,7 @@ from agent.domain.limit_change import Card, DeviceChange, LimitRefused, Limits, 
 from agent.domain.limit_lines import limits_in
 from agent.domain.limits_file import MIB, LimitsFile, MalformedLimits, decode, encode, limits_of
 from agent.domain.mig import mig_uuids
+from agent.domain.oversubscription import beside
 from agent.domain.pods import Pod
 from agent.errors import AgentError
 from agent.ports import GrantLog, LiveLimits
@@ -146,15 +147,24 @@ class GrantedContainers:
         }
 
     def _others(self, record: GrantRecord, total: Mapping[str, int]) -> dict[str, int]:
-        """What all other containers are allowed of these GPUs."""
-        sums = dict.fromkeys(total, 0)
+        """What other containers are allowed of these GPUs, at most, while this one runs."""
+        pods, by_pod = self._pods.now().pods, dict[str, list[tuple[GrantRecord, Limits]]]()
         for other in self.live():
-            if key(other) == key(record):
-                continue
             file = self._limits.read(other.pod_uid, other.container)
             limits = limits_in(file) if file else _granted(other) or {}
-            for uuid in sums.keys() & limits.keys():
-                sums[uuid] += limits[uuid].memory_limit_bytes or total[uuid]
+            by_pod.setdefault(other.pod_uid, []).append((other, limits))
+        sums = dict.fromkeys(total, 0)
+        for uid, limited in by_pod.items():
+            of = limited[0][0]
+            pod = pods.get(uid) or Pod(namespace=of.namespace, name=of.pod_name, uid=uid)
+            this = record.container if record.pod_uid == uid else ""
+            for uuid, whole in total.items():
+                held = [
+                    (one, limits[uuid].memory_limit_bytes or whole)
+                    for one, limits in limited
+                    if uuid in limits
+                ]
+                sums[uuid] += beside(pod, held, this)
         return sums
 
     def has_whole_gpus(self, record: GrantRecord) -> bool | None:

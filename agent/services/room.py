@@ -10,7 +10,7 @@ from agent.domain.grants import Claim, GrantRecord
 from agent.domain.limit_lines import limits_in
 from agent.domain.oversubscription import (
     allowed_mib,
-    at_once_mib,
+    at_once,
     holds,
     in_order,
     offered_mib,
@@ -97,12 +97,12 @@ class Room:
             offered = offered_mib(gpu, self._sharing)
             wanted = promised_mib(claims, uuid, offered)
             others = sum(
-                at_once_mib((kind, promised_mib(has, uuid, offered)) for kind, has in served)
+                at_once((kind, promised_mib(has, uuid, offered)) for kind, has in served)
                 for served in theirs
             )
             for uid, grants in held.items():
                 amounts = [(one, allowed_mib(one, uuid, offered, raised)) for one, raised in grants]
-                others += at_once_mib(in_order(pods[uid], amounts))
+                others += at_once(in_order(pods[uid], amounts))
             if objection := too_much(gpu, wanted, others, self._sharing):
                 return objection
         return ""

@@ -10,7 +10,7 @@ from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.limits_file import DeviceLimit, LimitsFile
 from agent.domain.oversubscription import (
-    at_once_mib,
+    at_once,
     holds,
     offered_mib,
     promised_mib,
@@ -343,7 +343,7 @@ def test_a_container_does_not_count_against_itself(scene: Scene) -> None:
     ],
 )
 def test_what_a_pod_has_at_one_time(containers: list[tuple[str, int]], mib: int) -> None:
-    assert at_once_mib(containers) == mib
+    assert at_once(containers) == mib
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,6 @@ def test_an_init_container_that_has_ended_is_nobody_and_holds_nothing(node: Node
     node.annotate(record, None, others=SETUP)
     status, said = agent.post(target="p", memory="5000Mi")
     assert (status, said["candidates"]) == (409, ["team/p/main", "team/p/setup"]), "it may run yet"
-    assert agent.post(target="p/main", memory="5000Mi")[0] == 409
     node.annotate(record, None, others=SETUP, ended=["setup"])
     assert agent.post(target="p", memory="5000Mi")[0] == 200
     assert node.held(record) == [(5000, 40)]
@@ -245,6 +244,29 @@ def test_what_others_were_set_to_counts_not_what_they_were_granted(node: Node) -
     agent.post(target="q", memory="4000Mi")
     assert agent.post(target="p", memory="6000Mi")[0] == 200
     assert agent.post(target="q", reset=True)[0] == 200, "the scheduler promised it"
+
+
+PROXY = Container(name="proxy", kind="sidecar", vgpus=1)
+
+
+@pytest.mark.parametrize(("target", "most_mib"), [
+    pytest.param("q", 3000, id="another pod: beside the larger of setup and main"),
+    pytest.param("p/setup", 8000, id="the init container: main has not begun"),
+    pytest.param("p/main", 8000, id="main: the init container has ended"),
+    pytest.param("p/proxy", 3000, id="the sidecar: beside the larger of the two"),
+])  # fmt: skip
+def test_of_a_pod_counts_what_its_containers_have_at_one_time(
+    node: Node, target: str, most_mib: int
+) -> None:
+    for name, mib in (("proxy", 1000), ("setup", 6000), ("main", 5000)):
+        record = node.grant("p", name, (mib, 0))
+    node.annotate(record, None, others=[PROXY, *SETUP])
+    node.grant("q")
+    agent = node.agent()
+    status, said = agent.post(target=target, memory=f"{most_mib + 1}Mi")
+    assert status == 409
+    assert f"may use {CARD_MIB - most_mib} MiB" in said["error"]
+    assert agent.post(target=target, memory=f"{most_mib}Mi")[0] == 200
 
 
 def test_an_unlimited_neighbour_may_use_all_of_it(node: Node) -> None:

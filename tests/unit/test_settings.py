@@ -507,6 +507,7 @@ def test_a_wrong_file_is_refused(settle: Resolve, config: str, words: str) -> No
         pytest.param("[" * 100_000, "not usable JSON", id="too deep"),
         pytest.param("1" * 5000, "not usable JSON", id="an endless number"),
         pytest.param(entry(operatingmode="mps"), f"node {NODE}, operatingmode is 'mps'", id="MPS on this node"),
+        pytest.param(entry(operatingmode="remote"), f"node {NODE}, operatingmode is 'remote'", id="GPUs elsewhere"),
         pytest.param(entry(devicesplitcount=False), "must be a whole number", id="false is no number"),
         pytest.param(entry(filterdevices=3), "filterdevices", id="filter of the wrong type"),
         pytest.param(entry(filterdevices={"index": [[0]]}), "list of whole numbers", id="nested index"),

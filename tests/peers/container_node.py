@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -120,7 +121,7 @@ def running_container_node(peers: Peers, rootfs: Path) -> Iterator[ContainerNode
         stack.callback(kubelet.stop)
         kubelet.start()
         node = ContainerNode(state, plane, kubelet, containerd)
-        eventually(lambda: _is_ready(plane), within_s=READY_S, what="the node is ready")
+        eventually(plane.has_ready_node, within_s=READY_S, what="the node is ready")
         yield node
 
 
@@ -134,12 +135,6 @@ def _layout(state: Path, socket: Path, cgroup: str) -> NodeLayout:
         root_dir=str(state / "kubelet"),
         config={"cgroupsPerQOS": True, "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{cgroup}"},
     )
-
-
-def _is_ready(plane: ControlPlane) -> bool:
-    nodes = plane.admin.get("/api/v1/nodes")["items"]
-    conditions = [c for n in nodes for c in n.get("status", {}).get("conditions", [])]
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 @contextmanager
@@ -187,7 +182,7 @@ def write_image(archive: Path, name: str, rootfs: Path, command: Sequence[str]) 
         tar.add(rootfs, arcname=".")
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
     config = {
-        "architecture": "amd64",
+        "architecture": {"aarch64": "arm64"}.get(platform.machine(), "amd64"),
         "os": "linux",
         "config": {"Cmd": list(command), "Env": ["PATH=/usr/bin:/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},

@@ -87,6 +87,12 @@ class ControlPlane:
         self._apiserver.start()
         self._apiserver.wait_until(self.admin.is_ready, within_s=60, what="the API server is ready")
 
+    def has_ready_node(self) -> bool:
+        """Whether a kubelet has reported its node ready."""
+        nodes = self.admin.get("/api/v1/nodes")["items"]
+        conditions = [c for n in nodes for c in n.get("status", {}).get("conditions", [])]
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
     def stop_apiserver(self) -> None:
         """Crash the API server; etcd and its data stay."""
         self._apiserver.kill()

@@ -57,12 +57,6 @@ class PeerNode:
         self.runtime = runtime
         self.kubelet = kubelet
 
-    def is_ready(self) -> bool:
-        """Whether the kubelet has reported the node ready."""
-        nodes = self.plane.admin.get("/api/v1/nodes")["items"]
-        conditions = [c for n in nodes for c in n.get("status", {}).get("conditions", [])]
-        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
 
 @contextmanager
 def running_node(peers: Peers) -> Iterator[PeerNode]:
@@ -88,7 +82,7 @@ def running_node(peers: Peers) -> Iterator[PeerNode]:
         stack.callback(kubelet.stop)
         kubelet.start()
         node = PeerNode(state=state, plane=plane, runtime=runtime, kubelet=kubelet)
-        eventually(node.is_ready, within_s=60, what="the node is ready")
+        eventually(plane.has_ready_node, within_s=60, what="the node is ready")
         yield node
 
 

@@ -365,8 +365,8 @@ ELSEWHERE = {
     "adapters/kubelet.py:sweep": "test_kubelets_directory_leads_nowhere",
     "adapters/kubelet.py:close": "test_kubelets_directory_leads_nowhere",
     "adapters/listeners.py:_bound": "a TCP port is no path",
-    "cli.py:_have_output": "opens descriptor 1",
     "cli.py:_drop_output": "opens /dev/null",
-    "doctor/hook.py:limits_hold": "in a directory of its own, whose name nobody can guess",
+    "adapters/embedded_files.py:_file_with": "a file in memory has no path",
+    "doctor/hook.py:_folder": "in a directory of its own, whose name nobody can guess",
     "shipped.py:unpack": "test_files_are_unpacked_to_no_other_place",
 }

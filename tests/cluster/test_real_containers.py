@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +168,17 @@ class Bed:
         one = self._containers(pod)[0]
         return one.get("restartCount") == 1 and "running" in one["state"]
 
+    def anew(self, start: Callable[[], None]) -> None:
+        """Start kubelet or the agent, and wait until kubelet has the list of vGPUs from it."""
+        before = self._lists_sent()
+        start()
+        self.agent.wait_until(
+            lambda: self._lists_sent() > before, within_s=60, what="a list is sent"
+        )
+
+    def _lists_sent(self) -> int:
+        return self.agent.log.read_text(errors="replace").count(" list_sent ")
+
     def ask_agent(self, *words: str) -> str:
         """A command of the agent's, on this node."""
         done = self._ask(*words)
@@ -289,7 +301,7 @@ def test_pods_run_on_while_kubelet_starts_anew(bed: Bed) -> None:
     bed.run_pod("train", bed.container("main"))
     workload = bed.workload("train")
     assert workload.ask("alloc 2000").ok
-    bed.node.kubelet.restart()
+    bed.anew(bed.node.kubelet.restart)
     assert workload.ask("alloc 1001").result == 2
     bed.run_pod("later", bed.container("main"))
     assert bed.workload("later").ask("alloc 3000").ok
@@ -303,9 +315,16 @@ def test_the_agent_starts_anew_under_pods_that_run(bed: Bed) -> None:
     assert workload.ask("alloc 2000").ok
     bed.agent.kill()
     assert workload.ask("alloc 1001").result == 2
-    bed.agent.start()
+    bed.anew(bed.agent.start)
     bed.wait_for_use("train", enforced=True, used_mib=2000)
     assert workload.ask("alloc 1000").ok
+
+
+def test_the_machine_keeps_nothing_of_them(bed: Bed) -> None:
+    bed.run_pod("train", bed.container("main"))
+    uid = bed.api.get(f"{PODS}/train")["metadata"]["uid"]
+    for folder in ("/var/log/pods", "/var/lib/kubelet/pods", "/run/containerd"):
+        assert not list(Path(folder).rglob(f"*{uid}*")), folder
 
 
 def test_nothing_is_left_of_pods_that_are_gone(bed: Bed) -> None:

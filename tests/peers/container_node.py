@@ -34,6 +34,13 @@ from .runc import place
 NODE, IMAGE = "gpu-node-1", "localhost/tenant:1"
 READY_S = 60
 OURS, FILES = "vgpu-test-", Path("/tmp")  # and the pid, by which a later run knows what is left
+# Of containerd, which ends with its namespaces, and with it what it has started and made there.
+OWN_PLACES = """
+set -e
+mount -t tmpfs none /run
+mount -t tmpfs none /var/log
+exec "$@"
+"""
 # Kubelet's test for a network; pods that use it are not made here.
 NETWORK = {"cniVersion": "0.3.1", "name": "none", "plugins": [{"type": "loopback"}]}
 
@@ -106,8 +113,8 @@ def running_container_node(peers: Peers, rootfs: Path) -> Iterator[ContainerNode
         runtime = state / "containerd"
         (runtime / "networks").mkdir(parents=True)
         (runtime / "networks" / "none.conflist").write_text(json.dumps(NETWORK))
-        # With it everything ends that it has started.
-        containerd = stack.enter_context(running_containerd(runtime, *OWN_PIDS))
+        own = (*OWN_PIDS, "sh", "-c", OWN_PLACES, "containerd")
+        containerd = stack.enter_context(running_containerd(runtime, *own))
         _load(containerd, PAUSE, _sleeper(state / "pause"), runtime)
         _load(containerd, IMAGE, rootfs, runtime)
         kubelet = KubeletProcess(

@@ -177,9 +177,8 @@ SHORT = frozenset({"depth.c", "launch_count.c"})
 # ns more by that.
 SELDOM = frozenset(LIBRARY) - PER_CALL - SHORT
 
-# What launches, and an allocation and its free, go through besides, of those above. There is room
-# for them to be for speed in the file for x86_64 only; that for aarch64 would be larger than it may
-# be.
+# What launches, and an allocation and its free, go through besides, of those above. In the file for
+# aarch64 they would take most of the room that is left for new functions.
 PER_CALL_IF_ROOM = frozenset(
     {
         "blocks.c",

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <time.h>
 
-static inline uint64_t monotonic_ns(void)
+inline uint64_t monotonic_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

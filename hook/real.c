@@ -10,6 +10,8 @@
 
 _Atomic(dlsym_function *) real_dlsym_known;
 _Atomic(const void *) real_known[DRIVERS];
+extern inline const struct real_cuda *real_cuda(void);
+extern inline const struct real_nvml *real_nvml(void);
 atomic_bool real_cuda_settled;
 
 static _Atomic(dlvsym_function *) dlvsym_known;

@@ -44,13 +44,13 @@ extern atomic_bool real_cuda_settled __attribute__((visibility("hidden")));
 const void *real_search(enum driver driver, bool load);
 
 /* NULL when there is no such library. Members that this driver lacks are NULL. */
-static inline const struct real_cuda *real_cuda(void)
+inline const struct real_cuda *real_cuda(void)
 {
     const struct real_cuda *real = atomic_load_explicit(&real_known[DRIVER_CUDA], memory_order_acquire);
     return __builtin_expect(real != NULL, 1) ? real : real_search(DRIVER_CUDA, true);
 }
 
-static inline const struct real_nvml *real_nvml(void)
+inline const struct real_nvml *real_nvml(void)
 {
     const struct real_nvml *real = atomic_load_explicit(&real_known[DRIVER_NVML], memory_order_acquire);
     return __builtin_expect(real != NULL, 1) ? real : real_search(DRIVER_NVML, true);

@@ -11,6 +11,7 @@
 #define DEFAULT_CACHE_PATH "/tmp/cudevshr.cache"
 
 _Atomic(const struct settings *) settings_known;
+extern inline const struct settings *settings(void);
 
 static struct settings current;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

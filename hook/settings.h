@@ -62,7 +62,7 @@ struct settings {
 extern _Atomic(const struct settings *) settings_known __attribute__((visibility("hidden")));
 const struct settings *settings_gather(void);
 
-static inline const struct settings *settings(void)
+inline const struct settings *settings(void)
 {
     const struct settings *known = atomic_load_explicit(&settings_known, memory_order_acquire);
     return __builtin_expect(known != NULL, 1) ? known : settings_gather();

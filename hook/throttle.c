@@ -2,6 +2,8 @@
 
 #include <stddef.h>
 
+extern inline struct estimate *estimate_find(struct predictor *predictor, uint64_t key);
+
 #define NS_PARTS 256
 #define LONGEST_REFILL_NS (1000 * MS_NS)
 #define SHORTEST_REFILL_NS 20000

@@ -196,7 +196,7 @@ static inline uint64_t estimate_key(const void *function, unsigned x, unsigned y
 }
 
 /* NULL when the key is not there. */
-static inline struct estimate *estimate_find(struct predictor *predictor, uint64_t key)
+inline struct estimate *estimate_find(struct predictor *predictor, uint64_t key)
 {
     struct estimate *set = predictor->sets[key >> 20 & (ESTIMATE_SETS - 1)];
     for (int way = 0; way < ESTIMATE_WAYS; way++)

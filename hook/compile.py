@@ -56,7 +56,9 @@ LINK_FLAGS = (
 # speed. What cleans up by a handler of its own would need a library of C++ for that.
 ALL_TABLES = ("-funwind-tables",)
 NEEDED_TABLES = ("-fno-unwind-tables", "-fexceptions")
-DECLARED_OTHERWISE = frozenset({"dlsym.c"})  # libc's header says so of its dlsym, not of ours
+DECLARED_OTHERWISE = frozenset(
+    {"dlopen.c", "dlsym.c"}
+)  # libc's header says so of its dlsym, not of ours
 LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
 
 # As small as it goes: zig takes its own -Oz for -Os, so clang is told past it. A comparison of
@@ -94,6 +96,7 @@ LIBRARY = (
     "cuda_vmm.c",
     "depth.c",
     "devices.c",
+    "dlopen.c",
     "dlsym.c",
     "event_cost.c",
     "figures.c",
@@ -138,6 +141,7 @@ LIBRARY = (
     "proc_address.c",
     "process.c",
     "real.c",
+    "rebind.c",
     "reclaim.c",
     "refusals.c",
     "region.c",

@@ -6,6 +6,7 @@
  * else has taken their names: another library that does so may be calling us.
  */
 #include "depth.h"
+#include "dlopen.h"
 #include "loaded.h"
 #include "names.h"
 #include "real.h"
@@ -59,8 +60,7 @@ __attribute__((noinline, disable_tail_calls)) static void *behind_us(dlsym_funct
     return libc(RTLD_NEXT, name);
 }
 
-/* The function of ours that takes the place of one of libc's, or NULL. Not twice in the library. */
-__attribute__((noinline)) static void *in_libcs_place(const char *name)
+__attribute__((noinline)) void *dlsym_of_ours(const char *name)
 {
     if (same_text(name, "dlsym"))
         return (void *)&dlsym;
@@ -79,7 +79,8 @@ EXPORT void *dlsym(void *handle, const char *name)
     dlsym_function *libc = real_dlsym();
     if (!libc)
         return NULL;
-    void *ours = in_libcs_place(name);
+    dlopen_settle();
+    void *ours = dlsym_of_ours(name);
     if (ours && is_libcs(handle, libc(handle, name)))
         return ours;
     enum row row = names_form(name) && !depth_inside() ? names_row(name) : NO_ROW;
@@ -108,8 +109,9 @@ EXPORT void *dlvsym(void *handle, const char *name, const char *version)
     dlvsym_function *libc = real_dlvsym();
     if (!libc)
         return NULL;
+    dlopen_settle();
     const void *caller = __builtin_return_address(0);
-    void *ours = in_libcs_place(name);
+    void *ours = dlsym_of_ours(name);
     void *found = ours ? libc(handle, name, version) : NULL;
     if (found && (comes_to_us_first(handle, name, ours, caller) || is_libcs(handle, found)))
         return ours;

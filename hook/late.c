@@ -28,7 +28,7 @@
 #define LATE(X) \
     X(__cxa_atexit) X(__errno_location) X(__fxstat) X(__xstat) X(__isoc99_sscanf) X(__register_atfork) \
     X(atoi) X(calloc) \
-    X(clock_gettime) X(clock_nanosleep) X(dladdr) X(dlclose) X(dlerror) X(dlopen) X(fchmod) \
+    X(clock_gettime) X(clock_nanosleep) X(dladdr) X(dlclose) X(dlerror) X(fchmod) \
     X(fcntl) X(flock) X(free) X(ftruncate) X(getauxval) X(getenv) X(geteuid) X(getpid) X(getrlimit) \
     X(kill) X(madvise) \
     X(malloc) X(memchr) X(memcmp) X(memcpy) X(memset) \
@@ -49,7 +49,7 @@ enum {
 #undef X
 };
 
-_Static_assert(AT_dlerror == AT_dlclose + 1 && AT_dlopen == AT_dlerror + 1, "one behind the other");
+_Static_assert(AT_dlerror == AT_dlclose + 1, "one behind the other");
 
 static const struct {
 #define X(name) char of_##name[sizeof #name];
@@ -93,9 +93,8 @@ static void *libcs(const char *name)
 __attribute__((used)) void *late_find(unsigned function)
 {
     const char *name = (const char *)&names + name_at[function];
-    /* Who takes dlopen over may look CUDA up in it, which would come back to us in the midst of a lookup; and
-     * his dlclose knows his handles only. */
-    void *found = function >= AT_dlclose && function <= AT_dlopen ? loaded_libc(name) : NULL;
+    /* Who takes dlopen over may have a dlclose that knows his handles only: ours are libc's (dlopen.c). */
+    void *found = function >= AT_dlclose && function <= AT_dlerror ? loaded_libc(name) : NULL;
     if (!found)
         found = libcs(name);
     if (!found)

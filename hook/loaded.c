@@ -23,7 +23,7 @@ static uintptr_t apart(uintptr_t one, uintptr_t other)
 /* glibc has turned these addresses into pointers, but where it may not write, as in the vDSO; musl leaves
  * them as they are in the file. A library may have been linked at any address, so that its base is any
  * number: the pointer is what lies near the entry. */
-static const void *pointer(uintptr_t base, const ElfW(Dyn) * entry)
+const void *loaded_pointer(uintptr_t base, const ElfW(Dyn) * entry)
 {
     uintptr_t is = entry->d_un.d_ptr, at = (uintptr_t)entry;
     return (const void *)(apart(is, at) < apart(base + is, at) ? is : base + is);
@@ -35,13 +35,13 @@ static struct tables tables_of(uintptr_t base, const ElfW(Dyn) * dynamic)
     const ElfW(Dyn) *soname = NULL;
     for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
         if (dynamic->d_tag == DT_SYMTAB)
-            tables.symbols = pointer(base, dynamic);
+            tables.symbols = loaded_pointer(base, dynamic);
         else if (dynamic->d_tag == DT_STRTAB)
-            tables.strings = pointer(base, dynamic);
+            tables.strings = loaded_pointer(base, dynamic);
         else if (dynamic->d_tag == DT_GNU_HASH)
-            tables.gnu_hash = pointer(base, dynamic);
+            tables.gnu_hash = loaded_pointer(base, dynamic);
         else if (dynamic->d_tag == DT_HASH)
-            tables.sysv_hash = pointer(base, dynamic);
+            tables.sysv_hash = loaded_pointer(base, dynamic);
         else if (dynamic->d_tag == DT_SONAME)
             soname = dynamic;
     }
@@ -115,7 +115,7 @@ struct search {
 
 /* In a part of it, not between two: a library may be linked with room between them, and where the kernel has
  * mapped it, as it does the loader, others may lie there. */
-static bool contains(const struct dl_phdr_info *info, const void *address, uintptr_t *low, uintptr_t *high)
+bool loaded_contains(const struct dl_phdr_info *info, const void *address, uintptr_t *low, uintptr_t *high)
 {
     bool inside = false;
     *low = UINTPTR_MAX;
@@ -132,21 +132,25 @@ static bool contains(const struct dl_phdr_info *info, const void *address, uintp
     return inside;
 }
 
-static struct tables tables_in(const struct dl_phdr_info *info)
+const ElfW(Dyn) * loaded_dynamic(const struct dl_phdr_info *info)
 {
     for (unsigned i = 0; i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-            return tables_of(info->dlpi_addr,
-                             (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr));
-    return (struct tables){0};
+            return (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+    return NULL;
+}
+
+static struct tables tables_in(const struct dl_phdr_info *info)
+{
+    return tables_of(info->dlpi_addr, loaded_dynamic(info));
 }
 
 /* By libc's own walk: a program may have put a list of its own in its place, without what came later. */
-static int walk(int (*look)(struct dl_phdr_info *, size_t, void *), struct search *search)
+int loaded_walk(int (*look)(struct dl_phdr_info *, size_t, void *), void *context)
 {
     __typeof__(&dl_iterate_phdr) libcs;
     *(void **)&libcs = loaded_libc("dl_iterate_phdr");
-    return (libcs ? libcs : dl_iterate_phdr)(look, search);
+    return (libcs ? libcs : dl_iterate_phdr)(look, context);
 }
 
 static int look_for_address(struct dl_phdr_info *info, size_t size, void *context)
@@ -154,7 +158,7 @@ static int look_for_address(struct dl_phdr_info *info, size_t size, void *contex
     struct search *search = context;
     struct loaded *library = search->library;
     (void)size;
-    if (!contains(info, search->address, &library->low, &library->high))
+    if (!loaded_contains(info, search->address, &library->low, &library->high))
         return 0;
     library->path = info->dlpi_name;
     library->soname = tables_in(info).soname;
@@ -164,7 +168,7 @@ static int look_for_address(struct dl_phdr_info *info, size_t size, void *contex
 bool loaded_at(const void *address, struct loaded *library)
 {
     struct search search = {.address = address, .library = library};
-    return walk(look_for_address, &search) == 1;
+    return loaded_walk(look_for_address, &search) == 1;
 }
 
 static int look_behind(struct dl_phdr_info *info, size_t size, void *context)
@@ -177,17 +181,17 @@ static int look_behind(struct dl_phdr_info *info, size_t size, void *context)
         search->found = definition(info->dlpi_addr, &tables, search->name);
         return search->found != NULL;
     }
-    search->passed = !search->address || contains(info, search->address, &low, &high);
+    search->passed = !search->address || loaded_contains(info, search->address, &low, &high);
     return 0;
 }
 
 void *loaded_next_definition(const void *caller, const char *name)
 {
     struct search search = {.address = caller, .name = name};
-    walk(look_behind, &search);
+    loaded_walk(look_behind, &search);
     if (!search.passed) { /* code that no library holds counts as the program's */
         search.address = NULL;
-        walk(look_behind, &search);
+        loaded_walk(look_behind, &search);
     }
     return search.found;
 }
@@ -206,7 +210,7 @@ static int look_in_any_other(struct dl_phdr_info *info, size_t size, void *conte
     struct search *search = context;
     uintptr_t low, high;
     (void)size;
-    if (contains(info, (const void *)&loaded_libc, &low, &high))
+    if (loaded_contains(info, (const void *)&loaded_libc, &low, &high))
         return 0;
     struct tables tables = tables_in(info);
     search->found = definition(info->dlpi_addr, &tables, search->name);

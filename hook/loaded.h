@@ -8,6 +8,7 @@
 #ifndef VGPU_LOADED_H
 #define VGPU_LOADED_H
 
+#include <link.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -24,6 +25,18 @@ bool loaded_at(const void *address, struct loaded *library);
 /* Where the search order comes to `name` first, behind the library that `caller` lies in (behind the program,
  * when it lies in none): what RTLD_NEXT means. NULL when nobody there defines it. */
 void *loaded_next_definition(const void *caller, const char *name);
+
+/* For each library, with the loader's lock held, until `look` gives something, which this gives then. */
+int loaded_walk(int (*look)(struct dl_phdr_info *, size_t, void *), void *context);
+
+/* Whether it lies in a part of the library; where the library begins and ends. */
+bool loaded_contains(const struct dl_phdr_info *info, const void *address, uintptr_t *low, uintptr_t *high);
+
+/* NULL: it has none, as what is linked statically. */
+const ElfW(Dyn) * loaded_dynamic(const struct dl_phdr_info *info);
+
+/* What an entry of that points to. */
+const void *loaded_pointer(uintptr_t base, const ElfW(Dyn) * entry);
 
 /* A function of libc, or of libdl or libpthread where these are libraries of their own; NULL when there is
  * none of that name. */

@@ -1,4 +1,5 @@
 #include "real.h"
+#include "dlopen.h"
 #include "late.h"
 #include "loaded.h"
 #include "names.h"
@@ -95,7 +96,8 @@ static bool fill(struct functions *functions, enum driver driver, void *handle)
 static const void *adopt(enum driver driver, const struct loaded *library)
 {
     const void *now = atomic_load(&real_known[driver]);
-    void *handle = dlopen(library->path, RTLD_LAZY | RTLD_NOLOAD); /* as it is loaded, never a copy of it */
+    void *handle =
+        dlopen_by_libc(library->path, RTLD_LAZY | RTLD_NOLOAD); /* as it is loaded, never a copy of it */
     struct functions *functions =
         handle ? spare_pages(&spares[driver], sizeof *spares, &taken[driver]) : NULL;
     if (!functions)
@@ -123,13 +125,13 @@ static void *open_beside_cuda(const char *library)
         return NULL;
     memcpy(path, at.path, directory);
     memcpy(path + directory, library, name);
-    return dlopen(path, RTLD_LAZY);
+    return dlopen_by_libc(path, RTLD_LAZY);
 }
 
 /* What a library defines, if it is loaded, or else what it was opened with. */
 static __attribute__((noinline)) void *seen_from(const char *library, const char *name)
 {
-    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    void *handle = dlopen_by_libc(library, RTLD_LAZY | RTLD_NOLOAD);
     void *found = handle ? real_dlsym()(handle, name) : NULL;
     if (handle)
         dlclose(handle);
@@ -148,7 +150,7 @@ static const void *without_us(enum driver driver, bool load)
         void *seen = seen_from(library, first);
         found = seen ? seen : found;
     } else { /* at once: to ask first whether it is loaded would search for its file twice */
-        void *handle = dlopen(library, RTLD_LAZY);
+        void *handle = dlopen_by_libc(library, RTLD_LAZY);
         handle = handle ? handle : open_beside_cuda(library);
         found = handle ? lookup(handle, first) : NULL;
     }
@@ -187,6 +189,12 @@ static bool is_file(const struct loaded *library, enum driver driver)
 static bool has_name(const struct loaded *library, enum driver driver)
 {
     return is_file(library, driver) || (library->soname && is_form(library->soname, driver));
+}
+
+bool real_is_drivers(int row, const void *function)
+{
+    struct loaded library;
+    return loaded_at(function, &library) && has_name(&library, row < CUDA_END ? DRIVER_CUDA : DRIVER_NVML);
 }
 
 /* Whether it lies in a library of the driver's name that we have not met, and that has become the driver. */

@@ -79,6 +79,9 @@ void real_cuda_settle(bool asks_nvml);
  * another. */
 bool real_gave(enum driver driver, const void *function, const void *caller);
 
+/* Whether `function` lies in a library of the name of the driver that has this row, whoever asks. */
+bool real_is_drivers(int row, const void *function);
+
 /* What RTLD_NEXT finds for `caller` of what was loaded before it. Where nobody behind it in the list defines
  * the name, libc still looks through what the caller's library was opened with, and some of that may have
  * been there already: the driver above all. NULL: nothing, or the caller has a driver's name. */
@@ -90,6 +93,9 @@ typedef void *dlvsym_function(void *handle, const char *name, const char *versio
 extern _Atomic(dlsym_function *) real_dlsym_known __attribute__((visibility("hidden")));
 dlsym_function *real_dlsym_search(void);
 dlvsym_function *real_dlvsym(void);
+
+/* The function of ours that takes the place of one of these by its name, or NULL (dlsym.c). */
+void *dlsym_of_ours(const char *name);
 
 static inline dlsym_function *real_dlsym(void)
 {

@@ -42,3 +42,8 @@ def compiled(source: str, *flags: str, arch: str = platform.machine(), name: str
 def library(source: str, *flags: str, name: str = "libtest.so") -> Path:
     """A shared library."""
     return compiled(source, "-shared", "-fPIC", *flags, name=name)
+
+
+def driver(*macros: str, name: str = "libcuda.so.1") -> Path:
+    """One of the drivers of tests/hook/driver.c."""
+    return library("driver.c", *macros, f"-Wl,-soname,{name}", "-ldl", name=name)

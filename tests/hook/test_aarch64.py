@@ -120,6 +120,21 @@ def test_a_linked_program_is_limited(node: Node, aarch64: Machine) -> None:
     assert run(node, aarch64, [], driver, source=source, LD_BIND_NOW="1") == ["0 0 2"]
 
 
+@pytest.mark.parametrize("function", ["linked", "pointed_to", "looked_up", "by_version"])
+@pytest.mark.parametrize("when", ["now", "lazy"])
+def test_a_library_that_is_opened_deep_is_limited(
+    node: Node, aarch64: Machine, when: str, function: str
+) -> None:
+    made = ("-shared", "-fPIC")
+    driver = compiled(
+        "driver.c", *made, "-Wl,-soname,libcuda.so.1", arch="aarch64", name="libcuda.so.1"
+    )
+    bound = (f"-Wl,-z,{when}", str(driver), "-ldl")
+    plugin = compiled("deep_plugin.c", *made, *bound, arch="aarch64", name="libplugin.so")
+    words, where = [when, str(plugin), function], str(driver.parent)
+    assert run(node, aarch64, words, source="deep.c", LD_LIBRARY_PATH=where) == ["2"]
+
+
 def test_who_catches_an_exception_out_of_the_driver_is_limited(
     node: Node, aarch64: Machine
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from built_hook import built
 from bundling.runtime import debian_packages
-from c_programs import compiled
+from c_programs import compiled, driver, library
 from hook_table import cuda_symbols
 from hooked_programs import LIMIT, Node
 from process_lives import lives
@@ -32,12 +32,18 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    node: Node, libraries: Path, words: list[str], *flags: str, source: str, env: Mapping[str, str]
+    node: Node,
+    libraries: Path,
+    words: list[str],
+    *flags: str,
+    source: str,
+    env: Mapping[str, str],
+    drivers: Path | None = None,
 ) -> list[str]:
     """The output of a program under the old loader."""
     loader = f"-Wl,--dynamic-linker={libraries / 'ld-2.23.so'}"
     program = compiled(source, *flags, "-ldl", "-lpthread", loader)
-    where = f"{libraries}:{built() / 'sim'}"
+    where = f"{libraries}:{drivers or built() / 'sim'}"
     done = node.run_program([str(program), *words], LD_LIBRARY_PATH=where, **env)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
@@ -60,3 +66,16 @@ def test_every_function_of_the_table_is_found(node: Node, libraries: Path, route
         lines = run(node, libraries, [route, *names, "qsort"], source="find.c", env={})
         found = dict(line.rsplit(maxsplit=2)[:2] for line in lines)
         assert found == dict.fromkeys(names, "libvgpu.so") | {"qsort": "libc.so.6"}
+
+
+@pytest.mark.parametrize("function", ["linked", "looked_up"])
+@pytest.mark.parametrize("when", ["now", "lazy"])
+def test_a_library_that_is_opened_deep_is_limited(
+    node: Node, libraries: Path, when: str, function: str
+) -> None:
+    bound = (f"-Wl,-z,{when}", str(driver()), "-ldl")
+    plugin = library("deep_plugin.c", *bound, name="libplugin.so")
+    words, drivers = [when, str(plugin), function], driver().parent
+    for _ in range(TIMES):
+        said = run(node, libraries, words, source="deep.c", env={LIMIT: "100m"}, drivers=drivers)
+        assert said == ["2"]

@@ -4,15 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from c_programs import compiled, library
+from c_programs import compiled, driver, library
 from hooked_programs import LIMIT, Node
 
 OURS = "libvgpu.so"
-
-
-def driver(*macros: str, name: str = "libcuda.so.1") -> Path:
-    """One of the drivers of driver.c."""
-    return library("driver.c", *macros, f"-Wl,-soname,{name}", "-ldl", name=name)
 
 
 def opened(path: Path, variable: str = "cuda") -> str:
@@ -291,41 +286,6 @@ def test_who_catches_an_exception_out_of_the_driver_is_limited(
     program = compiled("exceptions.c", str(linked), "-fexceptions", "-lunwind")
     done = node.run_program([str(program)], **limited | {"LD_LIBRARY_PATH": str(linked.parent)})
     assert (done.stdout, done.stderr) == ("0 0 caught 1 2\n", "")
-
-
-PLUGIN = """
-#include <dlfcn.h>
-int cuInit(unsigned), cuMemAlloc_v2(unsigned long long *, unsigned long);
-int linked(void) {
-    unsigned long long address = 0;
-    return cuInit(0) | cuMemAlloc_v2(&address, 60 << 20) | cuMemAlloc_v2(&address, 60 << 20);
-}
-int looked_up(void) {
-    unsigned long long address = 0;
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
-    int (*init)(unsigned), (*allocate)(unsigned long long *, unsigned long);
-    *(void **)&init = dlsym(driver, "cuInit");
-    *(void **)&allocate = dlsym(driver, "cuMemAlloc_v2");
-    return init(0) | allocate(&address, 60 << 20) | allocate(&address, 60 << 20);
-}
-"""
-
-
-@pytest.mark.parametrize("call", ["linked", "looked_up"])
-@pytest.mark.parametrize(
-    ("mode", "result"),
-    [
-        pytest.param("os.RTLD_NOW", 2, id="as usual"),
-        pytest.param("os.RTLD_NOW | os.RTLD_DEEPBIND", 0, id="deep: not limited, as documented"),
-    ],
-)
-def test_a_library_that_is_opened_deep_finds_the_driver_before_us(
-    node: Node, limited: dict[str, str], call: str, mode: str, result: int
-) -> None:
-    """The loader looks in what it is linked to first, for the driver's functions and for dlsym."""
-    plugin = library(PLUGIN, str(driver()), "-ldl", name="libplugin.so")
-    code = f"import os\nsay(result=ctypes.CDLL({str(plugin)!r}, mode={mode}).{call}())"
-    assert node.run(code, **limited)["result"] == result
 
 
 WEAK = """

@@ -1,0 +1,78 @@
+/* Libraries that a program opens with RTLD_DEEPBIND: the loader gives them what they are linked to before it
+ * looks in us, libc's dlsym and the driver's functions. So that such a library comes to us like any other,
+ * what it was given of these is exchanged for ours, once it is loaded.
+ *
+ * That is when the thread that opened it looks something up next, as who opens a library does, and as its
+ * constructors do: dlopen itself is passed on by a tail call, as libc must see the true caller, whose run
+ * path counts.
+ */
+#include "dlopen.h"
+#include "depth.h"
+#include "loaded.h"
+#include "names.h"
+#include "real.h"
+#include "rebind.h"
+#include "same_text.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+
+#define MUSTTAIL __attribute__((musttail))
+
+typedef void *dlopen_function(const char *file, int flags);
+
+atomic_bool dlopen_any_deep;
+_Thread_local bool dlopen_was_deep __attribute__((tls_model("initial-exec")));
+
+static _Atomic(dlopen_function *) next_known;
+
+void *dlopen(const char *file, int flags);
+
+/* libc's own: who takes dlopen over may look CUDA up in it, which would come back to us in the midst of a
+ * lookup. */
+void *dlopen_by_libc(const char *file, int flags)
+{
+    dlopen_function *libcs;
+    *(void **)&libcs = loaded_libc("dlopen");
+    return libcs ? libcs(file, flags) : NULL;
+}
+
+/* The program's, behind ours: it may be of a library that was loaded before it like us. */
+static __attribute__((noinline)) dlopen_function *search_next(void)
+{
+    dlopen_function *next;
+    *(void **)&next = loaded_next_definition((const void *)&search_next, "dlopen");
+    if (!next)
+        *(void **)&next = loaded_libc("dlopen");
+    atomic_store_explicit(&next_known, next, memory_order_relaxed);
+    return next;
+}
+
+EXPORT void *dlopen(const char *file, int flags)
+{
+    dlopen_function *next = atomic_load_explicit(&next_known, memory_order_relaxed);
+    if (!next && !(next = search_next()))
+        return NULL;
+    if ((flags & RTLD_DEEPBIND) && !depth_inside()) {
+        rebind_begin();
+        dlopen_was_deep = true;
+        atomic_store_explicit(&dlopen_any_deep, true, memory_order_relaxed);
+    }
+    MUSTTAIL return next(file, flags);
+}
+
+/* What a library has of `name` from libc or the driver, or will once it is looked up: ours. */
+static void *ours_instead(const char *name, const void *found)
+{
+    void *of_libcs = same_text(name, "dlopen") ? (void *)&dlopen : dlsym_of_ours(name);
+    if (of_libcs)
+        return !found || found == loaded_libc(name) ? of_libcs : NULL;
+    enum row row = names_form(name) ? names_row(name) : NO_ROW;
+    return row != NO_ROW && (!found || real_is_drivers(row, found)) ? names_wrapper(row) : NULL;
+}
+
+void dlopen_bind_deep(void)
+{
+    dlopen_was_deep = false;
+    rebind_new(ours_instead);
+}

@@ -1,0 +1,127 @@
+#include "rebind.h"
+#include "loaded.h"
+
+#include <elf.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct list { /* of the loader */
+    rebind_choice *choose;
+    size_t count, passed; /* libraries in it, */
+    unsigned long long added, before; /* that were added ever, and until the last time */
+};
+
+/* What a library asks for. */
+struct asked {
+    const ElfW(Sym) * symbols;
+    const char *names;
+    const ElfW(Rela) * entries[2];
+    size_t bytes[2];
+};
+
+static unsigned long long seen; /* libraries that were added until now; 0: not begun. By who has its lock */
+
+static struct asked asked_of(const struct dl_phdr_info *info)
+{
+    struct asked asked = {0};
+    for (const ElfW(Dyn) *entry = loaded_dynamic(info); entry && entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_SYMTAB)
+            asked.symbols = loaded_pointer(info->dlpi_addr, entry);
+        else if (entry->d_tag == DT_STRTAB)
+            asked.names = loaded_pointer(info->dlpi_addr, entry);
+        else if (entry->d_tag == DT_RELA)
+            asked.entries[0] = loaded_pointer(info->dlpi_addr, entry);
+        else if (entry->d_tag == DT_RELASZ)
+            asked.bytes[0] = entry->d_un.d_val;
+        else if (entry->d_tag == DT_JMPREL)
+            asked.entries[1] = loaded_pointer(info->dlpi_addr, entry);
+        else if (entry->d_tag == DT_PLTRELSZ)
+            asked.bytes[1] = entry->d_un.d_val;
+    }
+    return asked;
+}
+
+/* The pages that were written when it was loaded, and must not be since. */
+static void protect(const struct dl_phdr_info *info, int protection)
+{
+    uintptr_t within = ~(getauxval(AT_PAGESZ) - 1);
+    for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        uintptr_t from = info->dlpi_addr + part->p_vaddr, to = (from + part->p_memsz) & within;
+        from &= within;
+        if (part->p_type == PT_GNU_RELRO && to > from)
+            syscall(SYS_mprotect, from, to - from, protection);
+    }
+}
+
+static void rebind(const struct dl_phdr_info *info, const struct asked *asked, const ElfW(Rela) * entry,
+                   rebind_choice *choose)
+{
+    const ElfW(Sym) *symbol = &asked->symbols[ELF64_R_SYM(entry->r_info)];
+    if (!ELF64_R_SYM(entry->r_info) || symbol->st_shndx != SHN_UNDEF || entry->r_addend)
+        return;
+    void *_Atomic *place = (void *_Atomic *)(info->dlpi_addr + entry->r_offset);
+    uintptr_t low, high;
+    void *found = atomic_load(place);
+    bool looked_up = !loaded_contains(info, found, &low, &high); /* or it is what looks it up */
+    void *chosen = choose(asked->names + symbol->st_name, looked_up ? found : NULL);
+    if (!chosen)
+        return;
+    protect(info, PROT_READ | PROT_WRITE);
+    atomic_store(place, chosen);
+    protect(info, PROT_READ);
+}
+
+static int count(struct dl_phdr_info *info, size_t size, void *context)
+{
+    struct list *list = context;
+    (void)size;
+    list->count++;
+    list->added = info->dlpi_adds;
+    return 0;
+}
+
+static int rebind_in(struct dl_phdr_info *info, size_t size, void *context)
+{
+    struct list *list = context;
+    uintptr_t low, high;
+    (void)size;
+    if (!list->passed) {
+        loaded_walk(count, list);
+        list->before = seen;
+        seen = list->added;
+    }
+    /* New ones are at its end; as many that were there are looked at again as have left it since. */
+    bool is_new = list->passed++ + (list->added - list->before) >= list->count;
+    if (!is_new || loaded_contains(info, &seen, &low, &high))
+        return 0;
+    struct asked asked = asked_of(info);
+    for (int i = 0; asked.symbols && asked.names && i < 2; i++)
+        for (const ElfW(Rela) *entry = asked.entries[i];
+             entry && (size_t)(entry - asked.entries[i]) < asked.bytes[i] / sizeof *entry; entry++)
+            rebind(info, &asked, entry, list->choose);
+    return 0;
+}
+
+static int begin(struct dl_phdr_info *info, size_t size, void *context)
+{
+    (void)size;
+    (void)context;
+    seen = seen ? seen : info->dlpi_adds;
+    return 1;
+}
+
+void rebind_begin(void)
+{
+    loaded_walk(begin, NULL);
+}
+
+void rebind_new(rebind_choice *choose)
+{
+    struct list list = {.choose = choose};
+    loaded_walk(rebind_in, &list);
+}

@@ -1,0 +1,15 @@
+/* Exchanges what libraries were given, when they were loaded, of the functions that they ask others for. */
+#ifndef VGPU_REBIND_H
+#define VGPU_REBIND_H
+
+/* What a library is to have of the function `name` instead of `found`, which it was given; NULL there: it has
+ * yet to be looked up. NULL: what it has. Called with the loader's lock held. */
+typedef void *rebind_choice(const char *name, const void *found);
+
+/* Libraries that are loaded from the first call of this on, */
+void rebind_begin(void);
+
+/* but for those that were there the last time. */
+void rebind_new(rebind_choice *choose);
+
+#endif

@@ -1,0 +1,123 @@
+"""Libraries that are opened with RTLD_DEEPBIND, as Taichi's and Dr.Jit's are: what the loader gives them before us."""
+
+from pathlib import Path
+
+import pytest
+from c_programs import compiled, driver, library
+from hooked_programs import LIMIT, Node
+
+OUTER = """
+#include <dlfcn.h>
+int looked_up(void);
+int of_another(void) { return looked_up(); }
+int opens(void) { /* deep itself, it opens the next one so */
+    int (*function)(void);
+    *(void **)&function = dlsym(dlopen(PLUGIN, RTLD_LAZY | RTLD_DEEPBIND), "looked_up");
+    return function();
+}
+"""
+OUT_OF_MEMORY = 2
+
+
+@pytest.fixture
+def limited(node: Node) -> dict[str, str]:
+    return {LIMIT: "100m", "LD_LIBRARY_PATH": str(driver().parent)}
+
+
+def plugin(*flags: str) -> Path:
+    """A library that allocates."""
+    return library("deep_plugin.c", str(driver()), "-ldl", *flags, name="libplugin.so")
+
+
+def said(
+    node: Node, limited: dict[str, str], opened: Path, function: str, when: str = "now"
+) -> str:
+    """What a function of the library gives, opened deep."""
+    program = compiled("deep.c", "-ldl", "-rdynamic")
+    done = node.run_program([str(program), when, str(opened), function], **limited)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("function", ["linked", "pointed_to", "looked_up", "by_version"])
+@pytest.mark.parametrize(
+    ("when", "flags"),
+    [
+        pytest.param(
+            "now", ("-Wl,-z,now", "-Wl,-z,relro"), id="bound at once, not to be written any more"
+        ),
+        pytest.param("now", ("-Wl,-z,norelro",), id="bound at once"),
+        pytest.param("lazy", ("-Wl,-z,lazy",), id="bound at the first call"),
+        pytest.param("lazy", ("-Wl,-z,lazy", "-fno-plt"), id="without jumps"),
+    ],
+)
+def test_a_library_that_is_opened_deep_is_limited(
+    node: Node, limited: dict[str, str], function: str, when: str, flags: tuple[str, ...]
+) -> None:
+    assert said(node, limited, plugin(*flags), function, when) == str(OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize("function", ["of_another", "opens"])
+def test_so_are_those_that_come_with_it_or_that_it_opens(
+    node: Node, limited: dict[str, str], function: str
+) -> None:
+    inner = plugin()
+    outer = library(OUTER, f'-DPLUGIN="{inner}"', str(inner), "-ldl", name="libouter.so")
+    assert said(node, limited, outer, function) == str(OUT_OF_MEMORY)
+
+
+def test_one_of_many_that_come_and_go_is_limited(node: Node, limited: dict[str, str]) -> None:
+    """Each is looked at once: which ones are new is told by how many there are."""
+    plugins = [plugin(f"-DNUMBER={i}") for i in range(4)]
+    code = (
+        f"import os\nplugins = {[str(path) for path in plugins]}\n"
+        "deep = os.RTLD_LAZY | os.RTLD_DEEPBIND\n"
+        "libc.dlclose(ctypes.c_void_p(ctypes.CDLL(plugins[0])._handle))\n"
+        "first = ctypes.CDLL(plugins[1], mode=deep)\n"
+        "first.linked\n"
+        "libc.dlclose(ctypes.c_void_p(first._handle))\n"
+        "ctypes.CDLL(plugins[2])\n"
+        "say(result=ctypes.CDLL(plugins[3], mode=deep).linked())"
+    )
+    assert node.run(code, **limited)["result"] == OUT_OF_MEMORY
+
+
+def test_what_is_not_limited_is_documented(node: Node, limited: dict[str, str]) -> None:
+    """A constructor runs before anybody looks anything up."""
+    assert said(node, limited, plugin("-DEARLY=1"), "constructed") == "0"
+    assert said(node, limited, plugin("-DEARLY=1"), "linked") == str(OUT_OF_MEMORY)
+
+
+INNER = "int answer(void) { return 42; }\n"
+OPENER = """
+#include <dlfcn.h>
+int asked(void) {
+    int (*function)(void);
+    void *library = dlopen("libinner.so", FLAGS);
+    if (!library || !(*(void **)&function = dlsym(library, "answer")))
+        return -1;
+    return function();
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", ["RTLD_NOW", "RTLD_NOW | RTLD_DEEPBIND"], ids=["as usual", "deep"]
+)
+def test_the_run_path_of_who_opens_a_library_counts(
+    node: Node, limited: dict[str, str], flags: str
+) -> None:
+    """Libc asks who calls it: not us."""
+    inner = library(INNER, name="libinner.so")
+    opener = library(
+        OPENER, f"-DFLAGS={flags}", f"-Wl,-rpath,{inner.parent}", "-ldl", name="libopener.so"
+    )
+    assert said(node, limited, opener, "asked") == "42"
+
+
+def test_who_asks_for_a_library_that_is_not_there_is_told(
+    node: Node, limited: dict[str, str]
+) -> None:
+    program = compiled("deep.c", "-ldl", "-rdynamic")
+    done = node.run_program([str(program), "now", "libabsent.so", "any"], **limited)
+    assert "libabsent.so: cannot open shared object file" in done.stdout

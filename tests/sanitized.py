@@ -14,7 +14,12 @@ ADDRESS = "address"  # zig instruments for it, but brings no runtime: gcc's is l
 COMPILE_S = 900  # the compiler may first have to build the sanitizer itself
 # The program is linked to the library's sources, so that libc's lookup functions cannot have
 # libc's names: the sanitizer calls them before it is ready for what it instruments.
-FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Ddlsym=hooks_dlsym", "-Ddlvsym=hooks_dlvsym", "-O1", "-g")
+RENAMED = tuple(f"-D{name}=hooks_{name}" for name in ("dlopen", "dlsym", "dlvsym"))
+FLAGS = ("-std=c11", "-D_GNU_SOURCE", *RENAMED, "-O1", "-g")
+# What finds the driver, instead of which a test has its own.
+LOADING = (
+    "dlopen.c", "dlsym.c", "late.c", "loaded.c", "names.c", "proc_address.c", "real.c", "rebind.c",
+)  # fmt: skip
 
 
 def sources_of(artifact: str, without: Sequence[str] = ()) -> list[Path]:

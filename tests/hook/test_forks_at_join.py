@@ -8,11 +8,11 @@ import pytest
 from built_hook import ROOT
 from hooked_programs import LIMIT, Node
 
-from tests.sanitized import FLAGS, sources_of
+from tests.sanitized import FLAGS, LOADING, sources_of
 
 NO_TRACING = 77
 LEAST_MOMENTS = 20  # each child of one stays while the process executes itself
-WITHOUT = ("cuda_", "nvml_", "real.c", "dlsym.c", "late.c", "loaded.c", "names.c", "proc_address.c")
+WITHOUT = ("cuda_", "nvml_", *LOADING)
 
 
 @pytest.fixture(scope="module")

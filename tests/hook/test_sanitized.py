@@ -8,13 +8,12 @@ import pytest
 from built_hook import ROOT, sim_libraries
 
 from agent.sim.driver import SimDriver
-from tests.sanitized import ADDRESS, COMPILE_S, SANITIZERS, build, sources_of
+from tests.sanitized import ADDRESS, COMPILE_S, LOADING, SANITIZERS, build, sources_of
 
 pytestmark = pytest.mark.timeout(COMPILE_S)
 
 LIMIT_BYTES = "40000"  # of blocks of 1 to 1000 bytes: refused now and then
 WRAPPERS = ("cuda_", "nvml_")
-LOADING = ("real.c", "dlsym.c", "late.c", "loaded.c", "names.c", "proc_address.c")
 LATE = "void late_find_all(void); void late_find_all(void) { }"  # its jumps stand in libc's place
 ROUNDS, THREADS = 60, 8
 RACY = """

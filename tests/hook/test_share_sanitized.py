@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from built_hook import ROOT
 
-from tests.sanitized import COMPILE_S, SANITIZERS, build, sources_of
+from tests.sanitized import COMPILE_S, LOADING, SANITIZERS, build, sources_of
 
 pytestmark = pytest.mark.timeout(COMPILE_S)
 
 WRAPPERS = ("cuda_", "nvml_")
-LOADING = ("real.c", "dlsym.c", "late.c", "loaded.c", "names.c", "proc_address.c")
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZERS)

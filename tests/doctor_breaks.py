@@ -153,7 +153,17 @@ BREAKS = (
         "no-cgroups is true",
         file(
             "etc/nvidia-container-runtime/config.toml",
-            "[nvidia-container-cli]\nno-cgroups = true\n",
+            '[nvidia-container-cli]\nno-cgroups = true\n[nvidia-container-runtime]\nmode = "legacy"\n',
+        ),
+    ),
+    Break(
+        "toolkit-config",
+        "the mode of Tegra",
+        FAILED,
+        "mode is csv",
+        file(
+            "etc/nvidia-container-runtime/config.toml",
+            '[nvidia-container-runtime]\nmode = "csv"\n',
         ),
     ),
     Break(

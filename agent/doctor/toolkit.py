@@ -64,14 +64,20 @@ def _versions(host: Host) -> Iterator[tuple[str, str]]:
             yield f"`{program} --version`", ended.output
 
 
+def installed(host: Host) -> tuple[tuple[int, int, int], str] | None:
+    """The toolkit's version and what told it; None: nothing did."""
+    for where, said in _versions(host):
+        if version := version_of(said):
+            return version, where
+    return None
+
+
 def toolkit_version(host: Host) -> Finding:
     """Not one with known holes."""
     if host.contained:
         return skipped(NOT_SEEN, MOUNT_ROOT)
-    for where, said in _versions(host):
-        version = version_of(said)
-        if version is None:
-            continue
+    if there := installed(host):
+        version, where = there
         dotted = ".".join(map(str, version))
         holes = [hole for hole in HOLES if version < hole[0]]
         if holes:

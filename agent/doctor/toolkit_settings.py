@@ -1,0 +1,93 @@
+"""The container toolkit's settings: do they let containers have what the agent grants?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent.doctor import runtime_files as files
+from agent.doctor.finding import Check, Finding, failed, ok, skipped
+from agent.doctor.host import Host
+from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN
+from agent.doctor.runtime_files import table, text
+from agent.doctor.toolkit import installed
+
+TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
+SET = "nvidia-ctk config --in-place --set {}"
+MAKES_SPECS = (1, 18, 0)  # from here on mode auto describes what is asked for by itself
+
+
+def toolkit_config(host: Host) -> Finding:
+    """Settings of NVIDIA's runtime that keep GPUs from our containers."""
+    if host.contained:
+        return skipped(NOT_SEEN, MOUNT_ROOT)
+    path = host.path(TOOLKIT)
+    content = host.read_if_there(path)
+    if content is None:
+        return ok(f"no {path}: the toolkit's defaults hold")
+    document = files.toml_of(content)
+    if document is None:
+        return failed(
+            f"{path} cannot be understood, and no container with a GPU starts",
+            f"mv {path} {path}.broken && {SET.format('nvidia-container-runtime.log-level=info')}",
+        )
+    there = installed(host)
+    problem = toolkit_objection(
+        document, host.config.device_list_strategy, there[0] if there else None
+    )
+    if problem:
+        said, setting = problem
+        return failed(f"{path}: {said}", SET.format(setting))
+    return ok(f"{path} lets containers have what is granted")
+
+
+def toolkit_objection(
+    document: Mapping[str, Any],
+    strategies: tuple[str, ...],
+    version: tuple[int, int, int] | None = None,
+) -> tuple[str, str] | None:
+    """What is wrong and the setting that mends it; None: nothing. Total."""
+    mode = mode_of(document)
+    by_cli = mode == "legacy" or (mode == "auto" and (version is None or version < MAKES_SPECS))
+    if by_cli and table(document.get("nvidia-container-cli")).get("no-cgroups") is True:
+        return (
+            "no-cgroups is true, so containers may not open their GPU",
+            "nvidia-container-cli.no-cgroups=false",
+        )
+    if mode == "csv" and _by_name(strategies):
+        return (
+            "the runtime's mode is csv, that of Tegra, which knows no GPU by what the agent names",
+            "nvidia-container-runtime.mode=auto",
+        )
+    by_mounts = document.get("accept-nvidia-visible-devices-as-volume-mounts") is True
+    by_variable = (
+        document.get("accept-nvidia-visible-devices-envvar-when-unprivileged") is not False
+    )
+    if "volume-mounts" in strategies and not by_mounts:
+        return (
+            "GPUs are named by mounts (--device-list-strategy), and those are not accepted",
+            "accept-nvidia-visible-devices-as-volume-mounts=true",
+        )
+    if strategies == ("envvar",) and not by_variable:
+        return (
+            "GPUs are named by NVIDIA_VISIBLE_DEVICES, which unprivileged containers may not use",
+            "accept-nvidia-visible-devices-envvar-when-unprivileged=true",
+        )
+    return None
+
+
+def mode_of(document: Mapping[str, Any]) -> str:
+    """How NVIDIA's runtime finds what belongs to a GPU. Total."""
+    return text(table(document.get("nvidia-container-runtime")).get("mode")) or "auto"
+
+
+def _by_name(strategies: tuple[str, ...]) -> bool:
+    """Whether it is NVIDIA's runtime alone that is told of GPUs."""
+    return not any(one.startswith("cdi-") for one in strategies)
+
+
+CHECKS = (
+    Check(
+        name="toolkit-config",
+        question="does the toolkit let containers have what is granted?",
+        look=toolkit_config,
+    ),
+)

@@ -46,6 +46,7 @@ from doctor_ways import (
 from agent.doctor.host import Space
 from agent.domain.gpu import Sharing
 
+MODE_CDI = '[nvidia-container-runtime]\nmode = "cdi"\n'
 BREAKS = (
     Break(
         "driver-loaded",
@@ -211,6 +212,13 @@ BREAKS = (
         WARNING,
         "both describe nvidia.com/gpu=0",
         file("etc/cdi/nvidia-old.yaml", CDI),
+    ),
+    Break(
+        "cdi-names",
+        "mode cdi, and no spec has the uuid",
+        FAILED,
+        f"no spec in /etc/cdi, /run/cdi has nvidia.com/gpu={UUID}",
+        file("etc/nvidia-container-runtime/config.toml", MODE_CDI),
     ),
     Break("hook-mount", "noexec", FAILED, "mounted noexec", noexec),
     Break("hook-directory", "anybody may write", FAILED, "mode 777", lambda n: n.vgpu.chmod(0o777)),

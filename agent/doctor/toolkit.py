@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,10 +139,10 @@ def _host_files(edits: Any) -> Iterator[str]:
                 yield said
 
 
-def _spec_files(host: Host) -> list[Path]:
+def _spec_files(host: Host, folders: Iterable[str] = CDI_DIRS) -> list[Path]:
     return [
         path
-        for folder in CDI_DIRS
+        for folder in folders
         for path in host.entries(host.path(folder))
         if path.suffix in (".json", ".yaml", ".yml")
     ]
@@ -151,6 +151,12 @@ def _spec_files(host: Host) -> list[Path]:
 def _nvidia_specs(host: Host) -> list[Spec]:
     specs = [spec_of(path, host.read(path)) for path in _spec_files(host)]
     return [spec for spec in specs if spec and spec.kind.startswith("nvidia.com/")]
+
+
+def described(host: Host, kind: str, folders: Iterable[str]) -> set[str]:
+    """The names of a kind's devices in these directories of the host."""
+    specs = [spec_of(path, host.read(path)) for path in _spec_files(host, folders)]
+    return {name for spec in specs if spec and spec.kind == kind for name in spec.devices}
 
 
 def cdi_valid(host: Host) -> Finding:

@@ -8,11 +8,15 @@ from agent.doctor.finding import Check, Finding, failed, ok, skipped
 from agent.doctor.host import Host
 from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN
 from agent.doctor.runtime_files import table, text
-from agent.doctor.toolkit import installed
+from agent.doctor.toolkit import CDI_DIRS, GENERATE, described, installed
+from agent.domain.gpu import GpuInventory
 
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 SET = "nvidia-ctk config --in-place --set {}"
+BY_ITSELF = SET.format("nvidia-container-runtime.mode=auto")
+SPEC = "/etc/cdi/nvidia.yaml"
 MAKES_SPECS = (1, 18, 0)  # from here on mode auto describes what is asked for by itself
+DEFAULT_KIND = "nvidia.com/gpu"
 
 
 def toolkit_config(host: Host) -> Finding:
@@ -84,10 +88,66 @@ def _by_name(strategies: tuple[str, ...]) -> bool:
     return not any(one.startswith("cdi-") for one in strategies)
 
 
+def cdi_names(host: Host) -> Finding:
+    """In mode cdi NVIDIA's runtime gives what a spec names, and nobody else writes that one."""
+    if host.contained:
+        return skipped(NOT_SEEN, MOUNT_ROOT)
+    document = files.toml_of(host.read_if_there(host.path(TOOLKIT)) or "") or {}
+    if mode_of(document) != "cdi" or not _by_name(host.config.device_list_strategy):
+        return ok("NVIDIA's runtime is not told to look into specs for what the agent names")
+    if host.config.sharing.mode == "mig":
+        return failed(
+            f"{TOOLKIT} has NVIDIA's runtime give what CDI specs name, and none has a MIG device "
+            "that is made for a container",
+            BY_ITSELF,
+        )
+    kind, folders = places(document)
+    missing = sorted(_granted(host) - described(host, kind, folders))
+    if missing:
+        return failed(
+            f"{TOOLKIT} has NVIDIA's runtime give what CDI specs name, and no spec in "
+            f"{', '.join(folders)} has {kind}={missing[0]}: containers with it do not start",
+            f"{GENERATE.format(SPEC)}   # again whenever GPUs or driver change; or: {BY_ITSELF}",
+        )
+    return ok(f"specs have every GPU as {kind}")
+
+
+def places(document: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The kind that a plain name is of, and where specs are looked for. Total."""
+    modes = table(table(document.get("nvidia-container-runtime")).get("modes"))
+    cdi = table(modes.get("cdi"))
+    named = cdi.get("spec-dirs")
+    folders = [one for one in named if text(one)] if isinstance(named, list) else []
+    # /var/run is a link, perhaps out of the root
+    plain = ("/run" + one.removeprefix("/var/run") if one.startswith("/var/run/") else one
+             for one in folders)  # fmt: skip
+    return text(cdi.get("default-kind")) or DEFAULT_KIND, tuple(plain) or CDI_DIRS
+
+
+def _granted(host: Host) -> set[str]:
+    """What containers may be told to have, as the agent names it."""
+    by_index = host.config.device_id_strategy == "index"
+    divided = host.config.mode == "nvidia" and host.config.mig_strategy != "none"
+    names: set[str] = set()
+    for gpu in host.config.sharing.offered(GpuInventory(gpus=host.gpus)):
+        if divided and gpu.mig_devices:
+            migs = enumerate(gpu.mig_devices)
+            names |= {f"{gpu.index}:{place}" if by_index else mig.uuid for place, mig in migs}
+        else:
+            names.add(str(gpu.index) if by_index else gpu.uuid)
+    return names
+
+
 CHECKS = (
     Check(
         name="toolkit-config",
         question="does the toolkit let containers have what is granted?",
         look=toolkit_config,
+    ),
+    Check(
+        name="cdi-names",
+        question="does NVIDIA's runtime find what is granted where it looks?",
+        look=cdi_names,
+        needs=("toolkit-config", "cdi-specs", "gpus"),
     ),
 )

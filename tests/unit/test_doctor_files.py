@@ -32,7 +32,7 @@ KEYS = st.sampled_from(
         *("runtime", "default_runtime", "runtime_path", "nvidia", "runc", "default-runtime"),
         *("path", "kind", "devices", "name", "containerEdits", "deviceNodes", "mounts"),
         *("hostPath", "cdiVersion", "nvidia-container-cli", "no-cgroups", "metadata"),
-        *("nvidia-container-runtime", "mode"),
+        *("nvidia-container-runtime", "mode", "modes", "cdi", "default-kind", "spec-dirs"),
         *("managedFields", "fieldsV1", "f:metadata", "f:annotations", "f:k", "time"),
         *("Data", "RegisteredDevices", "nvidia.com/gpu"),
     ]
@@ -50,6 +50,9 @@ def test_any_table_can_be_a_runtimes_configuration(document: Any, other: Any) ->
         found = read(whole)
         assert set(found.nvidia_handlers) <= set(found.handlers)
     assert isinstance(runtime_files.imports_of(whole), list)
+    kind, folders = toolkit_settings.places(whole)
+    assert kind
+    assert all(isinstance(one, str) and one for one in folders)
     problem = toolkit_settings.toolkit_objection(whole, ("envvar",))
     assert problem is None or all(problem)
 

@@ -8,7 +8,7 @@ import pytest
 from agent.config import Config
 from agent.doctor import toolkit_settings
 from agent.doctor.host import Host
-from agent.doctor.toolkit_settings import toolkit_objection
+from agent.doctor.toolkit_settings import places, toolkit_objection
 
 NO_CGROUPS = {"nvidia-container-cli": {"no-cgroups": True}}
 # Keys that `nvidia-ctk config --set` takes, of 1.17.8, 1.19.1 and 1.20.2; it refuses any other.
@@ -68,3 +68,22 @@ def test_the_command_sets_what_the_toolkit_has(tmp_path: Path, content: str) -> 
     found = toolkit_settings.toolkit_config(Host(config=Config(node_name="n"), root=tmp_path))
     _, _, setting = found.fix.partition("nvidia-ctk config --in-place --set ")
     assert setting.partition("=")[0] in KEYS
+
+
+@pytest.mark.parametrize(
+    ("cdi", "kind", "folders"),
+    [
+        pytest.param({}, "nvidia.com/gpu", ("/etc/cdi", "/run/cdi"), id="nothing said"),
+        pytest.param(
+            {"default-kind": "management.nvidia.com/gpu", "spec-dirs": ["/var/run/cdi", "/a"]},
+            "management.nvidia.com/gpu",
+            ("/run/cdi", "/a"),
+            id="of its own",
+        ),
+        pytest.param(
+            {"spec-dirs": ["", 1]}, "nvidia.com/gpu", ("/etc/cdi", "/run/cdi"), id="no places"
+        ),
+    ],
+)
+def test_where_specs_are_looked_for(cdi: dict[str, Any], kind: str, folders: tuple[str]) -> None:
+    assert places(with_mode("cdi", modes={"cdi": cdi})) == (kind, folders)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_breaks import BREAKS
-from doctor_node import UUID, DoctorNode, stamp
+from doctor_breaks import BREAKS, MODE_CDI
+from doctor_node import CDI, UUID, DoctorNode, stamp
 from doctor_ways import Break, settings
 
 from agent.doctor import hook
@@ -58,6 +58,40 @@ def test_a_reload_that_would_take_gpus_away_is_named(node: DoctorNode) -> None:
     assert found.fix.startswith("nvidia-ctk system create-dev-char-symlinks")
     settings(pass_device_specs=True)(node)
     assert node.look()["device-links"].verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "verdict"),
+    [
+        pytest.param(CDI.replace('"0"', UUID), {}, Verdict.OK, id="by uuid"),
+        pytest.param(CDI, {"device_id_strategy": "index"}, Verdict.OK, id="by index"),
+        pytest.param(CDI, {"device_list_strategy": ("cdi-cri",)}, Verdict.OK, id="by our own spec"),
+        pytest.param(
+            CDI, {"sharing": Sharing(excluded_indices=frozenset([0]))}, Verdict.OK, id="left out"
+        ),
+        pytest.param(
+            CDI.replace('"0"', UUID).replace("nvidia.com/gpu", "nvidia.com/pgpu"),
+            {},
+            Verdict.FAILED,
+            id="of another kind",
+        ),
+        pytest.param(
+            CDI.replace('"0"', UUID),
+            {"sharing": Sharing(mode="mig")},
+            Verdict.FAILED,
+            id="MIG devices that are made later",
+        ),
+    ],
+)
+def test_in_mode_cdi_specs_have_to_name_what_is_granted(
+    node: DoctorNode, spec: str, changes: dict[str, Any], verdict: Verdict
+) -> None:
+    """NVIDIA's runtime then makes no container whose GPU no spec names."""
+    node.write("etc/nvidia-container-runtime/config.toml", MODE_CDI)
+    node.write("etc/cdi/nvidia.yaml", spec)
+    settings(**changes)(node)
+    found = node.look()["cdi-names"]
+    assert found.verdict is verdict, found
 
 
 @pytest.mark.parametrize(

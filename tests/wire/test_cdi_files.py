@@ -180,13 +180,48 @@ def test_imex_channels(root: Path) -> None:
     assert files(root, imex=[0], imex_required=True).imex_channels() == (0,)
 
 
-def specs(root: Path, out: Path, *gpus: Gpu, **policy: Any) -> CdiSpecs:
+def specs(
+    root: Path,
+    out: Path,
+    *gpus: Gpu,
+    strategies: tuple[str, ...] = ("cdi-cri",),
+    hook: Path | None = None,
+    **policy: Any,
+) -> CdiSpecs:
     return CdiSpecs(
         Published(GpuInventory.of(gpus)),
         HostCdiFiles(out),
-        files(root, imex=[0]),
-        GrantPolicy(device_list_strategy=("cdi-cri",), dev_root=str(root), **policy),
+        files(root, imex=[0], hook=hook),
+        GrantPolicy(device_list_strategy=strategies, dev_root=str(root), **policy),
     )
+
+
+VOID = "/var/run/nvidia-container-devices/void"
+
+
+@pytest.mark.parametrize(
+    ("strategies", "hook", "asked"),
+    [
+        pytest.param(("volume-mounts", "cdi-cri"), None, True, id="mounts name GPUs as well"),
+        # Runtimes before 1.20.2 take it for the name of a GPU, and make no container.
+        pytest.param(("cdi-cri",), None, False, id="nothing else does"),
+        pytest.param(("envvar", "cdi-annotations"), None, False, id="the variable does"),
+        pytest.param(
+            ("volume-mounts", "cdi-cri"),
+            Path("/usr/bin/nvidia-cdi-hook"),
+            False,
+            id="links are made by hooks, and can be made twice",
+        ),
+    ],
+)
+def test_nvidias_runtime_is_asked_not_to_go_by_mounts_as_well(
+    root: Path, tmp_path: Path, strategies: tuple[str, ...], hook: Path | None, asked: bool
+) -> None:
+    """It would make links where the agent has mounted them, and fail."""
+    (spec,) = specs(root, tmp_path / "out", GPU, strategies=strategies, hook=hook).specs()
+    for edits in spec.devices.values():
+        assert edits.envs == {"NVIDIA_VISIBLE_DEVICES": "void"}
+        assert (mounted(edits).get(VOID) == "/dev/null") is asked
 
 
 def test_what_is_written_is_what_the_schema_says(root: Path, tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def test_libraries_have_all_their_names_where_no_hook_makes_links(root: Path) ->
         pytest.param(f"{LIB}/libnvidia-egl-gbm.so.1.1.2", id="a library with a version of its own"),
         pytest.param(f"{LIB}/vdpau/libvdpau_nvidia.so.{VERSION}", id="a module of VDPAU"),
         pytest.param(f"{LIB}/xorg/modules/drivers/nvidia_drv.so", id="a module of X"),
+        pytest.param(
+            "usr/lib/xorg/modules/drivers/nvidia_drv.so", id="a module of X, Debian's place"
+        ),
+        pytest.param("usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so", id="a newer one"),
+        pytest.param("etc/OpenCL/vendors/nvidia.icd", id="OpenCL"),
+        pytest.param(f"lib/firmware/nvidia/{VERSION}/ucodes_x.bin", id="firmware of r615"),
         pytest.param("usr/share/vulkan/icd.d/nvidia_icd.json", id="Vulkan"),
         pytest.param("etc/vulkan/icd.d/nvidia_icd.json", id="Vulkan, of an administrator"),
         pytest.param("usr/share/glvnd/egl_vendor.d/10_nvidia.json", id="EGL"),
@@ -106,6 +112,25 @@ def test_what_else_is_the_drivers(root: Path, name: str) -> None:
     (root / name).write_bytes(b"")
     for hook in (None, Path("/usr/bin/nvidia-cdi-hook")):
         assert mounted(files(root, hook=hook).driver())[f"/{name}"] == f"{root}/{name}"
+
+
+MODULE_LINKS = {  # what loads it asks for the link
+    f"{LIB}/vdpau/libvdpau_nvidia.so.1": "libvdpau_nvidia.so",
+    "usr/lib/xorg/modules/extensions/libglxserver_nvidia.so": "libglxserver_nvidia.so",
+}
+
+
+@pytest.mark.parametrize("link", MODULE_LINKS)
+def test_modules_have_the_name_by_which_they_are_loaded(root: Path, link: str) -> None:
+    folder, _, name = link.rpartition("/")
+    file = f"{MODULE_LINKS[link]}.{VERSION}"
+    (root / folder).mkdir(parents=True)
+    (root / folder / file).write_bytes(b"")
+    (root / link).symlink_to(file)
+    assert mounted(files(root).driver())[f"/{link}"] == f"{root}/{folder}/{file}"
+    hooked = files(root, hook=Path("/usr/bin/nvidia-cdi-hook")).driver()
+    assert f"/{link}" not in mounted(hooked)
+    assert f"{file}::/{folder}/{name}" in [word for hook in hooked.hooks for word in hook.args]
 
 
 def test_usual_names_are_there_without_development_files(root: Path) -> None:

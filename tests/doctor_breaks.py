@@ -1,6 +1,6 @@
 """One thing broken on a healthy node, check by check: what doctor must name, and nothing else."""
 
-from doctor_node import CDI, CONTAINERD, DPKG, UUID, stamp
+from doctor_node import CDI, CONTAINERD, DPKG, DRIVER, FILES, UUID, stamp
 from doctor_ways import (
     FAILED,
     SKIPPED,
@@ -47,6 +47,12 @@ from agent.doctor.host import Space
 from agent.domain.gpu import Sharing
 
 MODE_CDI = '[nvidia-container-runtime]\nmode = "cdi"\n'
+NEWER = "615.10.05"
+RESERVING = all_of(
+    file("var/lib/dpkg/status", DPKG.replace("1.18.2", "1.20.1")),
+    lambda n: n.driver.versions(driver=NEWER),
+    file("proc/driver/nvidia/version", FILES["proc/driver/nvidia/version"].replace(DRIVER, NEWER)),
+)
 BREAKS = (
     Break(
         "driver-loaded",
@@ -219,6 +225,13 @@ BREAKS = (
         FAILED,
         f"no spec in /etc/cdi, /run/cdi has nvidia.com/gpu={UUID}",
         file("etc/nvidia-container-runtime/config.toml", MODE_CDI),
+    ),
+    Break(
+        "reservations",
+        "a hook of 1.20.1, and a driver that does it",
+        WARNING,
+        "NVIDIA_GPU_MEMORY_REQUEST",
+        RESERVING,
     ),
     Break("hook-mount", "noexec", FAILED, "mounted noexec", noexec),
     Break("hook-directory", "anybody may write", FAILED, "mode 777", lambda n: n.vgpu.chmod(0o777)),

@@ -139,7 +139,8 @@ def _host_files(edits: Any) -> Iterator[str]:
                 yield said
 
 
-def _spec_files(host: Host, folders: Iterable[str] = CDI_DIRS) -> list[Path]:
+def spec_files(host: Host, folders: Iterable[str] = CDI_DIRS) -> list[Path]:
+    """What is in these directories and is named as runtimes name specs."""
     return [
         path
         for folder in folders
@@ -149,13 +150,13 @@ def _spec_files(host: Host, folders: Iterable[str] = CDI_DIRS) -> list[Path]:
 
 
 def _nvidia_specs(host: Host) -> list[Spec]:
-    specs = [spec_of(path, host.read(path)) for path in _spec_files(host)]
+    specs = [spec_of(path, host.read(path)) for path in spec_files(host)]
     return [spec for spec in specs if spec and spec.kind.startswith("nvidia.com/")]
 
 
 def described(host: Host, kind: str, folders: Iterable[str]) -> set[str]:
     """The names of a kind's devices in these directories of the host."""
-    specs = [spec_of(path, host.read(path)) for path in _spec_files(host, folders)]
+    specs = [spec_of(path, host.read(path)) for path in spec_files(host, folders)]
     return {name for spec in specs if spec and spec.kind == kind for name in spec.devices}
 
 
@@ -163,7 +164,7 @@ def cdi_valid(host: Host) -> Finding:
     """The runtime refuses containers when it cannot read one."""
     if host.contained:
         return skipped(NOT_SEEN, MOUNT_ROOT)
-    paths = _spec_files(host)
+    paths = spec_files(host)
     for path in paths:
         if spec_of(path, host.read(path)) is None:
             return failed(

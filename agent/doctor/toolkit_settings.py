@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pynvml
+
+from agent.adapters.nvml import asking
+from agent.config import Config
 from agent.doctor import runtime_files as files
-from agent.doctor.finding import Check, Finding, failed, ok, skipped
+from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host
 from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN
 from agent.doctor.runtime_files import table, text
-from agent.doctor.toolkit import CDI_DIRS, GENERATE, described, installed
+from agent.doctor.toolkit import CDI_DIRS, GENERATE, described, installed, spec_files
 from agent.domain.gpu import GpuInventory
 
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
@@ -17,6 +21,11 @@ BY_ITSELF = SET.format("nvidia-container-runtime.mode=auto")
 SPEC = "/etc/cdi/nvidia.yaml"
 MAKES_SPECS = (1, 18, 0)  # from here on mode auto describes what is asked for by itself
 DEFAULT_KIND = "nvidia.com/gpu"
+# A hook of the toolkit from 1.20.1 on. It has the driver, from r615 on, reserve for a container
+# what its NVIDIA_GPU_MEMORY_REQUEST (or _LIMIT) says, by its cgroup of version 2.
+RESERVES, HAS_IT, OFFERED_BY = "apply-cuda-memory-limits", (1, 20, 1), 615
+NO_HOOKS = "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks"
+CGROUP2 = "/sys/fs/cgroup/cgroup.controllers"
 
 
 def toolkit_config(host: Host) -> Finding:
@@ -138,6 +147,67 @@ def _granted(host: Host) -> set[str]:
     return names
 
 
+def reservations(host: Host) -> Finding:
+    """No pod's author may reserve memory of a GPU that others share."""
+    if host.contained:
+        return skipped(NOT_SEEN, MOUNT_ROOT)
+    there = installed(host)
+    if there is None:
+        return skipped("no version of the container toolkit is found", "nvidia-ctk --version")
+    if why := _never_reserved(host, there[0]):
+        return ok(why)
+    document = files.toml_of(host.read_if_there(host.path(TOOLKIT)) or "") or {}
+    fix = _without_reservations(host, document)
+    if not fix:
+        return ok(f"NVIDIA's runtime does not run its hook {RESERVES}")
+    return warning(
+        "a pod's author can reserve memory of a shared GPU for a container by "
+        f"NVIDIA_GPU_MEMORY_REQUEST: NVIDIA's runtime runs its hook {RESERVES}",
+        fix,
+    )
+
+
+def _never_reserved(host: Host, version: tuple[int, int, int]) -> str:
+    """Why nobody can do that, whatever the toolkit is told; empty: that decides."""
+    if not _shared(host.config):
+        return "no GPU is shared here"
+    if not _by_name(host.config.device_list_strategy):
+        return "the agent's own CDI files have no hook for it"
+    with asking("the driver's version cannot be read"):
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+    branch = driver.partition(".")[0]
+    offered = branch.isdecimal() and int(branch) >= OFFERED_BY
+    if version >= HAS_IT and offered and host.path(CGROUP2).exists():
+        return ""
+    return f"toolkit {'.'.join(map(str, version))}, driver {driver} and cgroups offer none"
+
+
+def _shared(config: Config) -> bool:
+    """Whether several containers have a GPU or MIG device."""
+    replicas = any(one.resources for one in (config.time_slicing, config.mps))
+    return config.sharing.mode != "mig" and (config.mode != "nvidia" or replicas)
+
+
+def _without_reservations(host: Host, document: Mapping[str, Any]) -> str:
+    """The command that takes the hook away; empty: it is not run."""
+    mode = mode_of(document)
+    if mode == "cdi":
+        _, folders = places(document)
+        having = [path for path in spec_files(host, folders) if RESERVES in host.read(path)]
+        return f"{GENERATE.format(having[0])} --disable-hook {RESERVES}" if having else ""
+    named = disabled_hooks(document)
+    if mode not in ("auto", "jit-cdi") or {RESERVES, "all"} & set(named):
+        return ""
+    return SET.format(f"{NO_HOOKS}={':'.join((*named, RESERVES))}")
+
+
+def disabled_hooks(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Hooks that NVIDIA's runtime is told to leave out where it describes GPUs. Total."""
+    modes = table(table(document.get("nvidia-container-runtime")).get("modes"))
+    named = table(modes.get("jit-cdi")).get("nvcdi-disable-hooks")
+    return tuple(one for one in named if text(one)) if isinstance(named, list) else ()
+
+
 CHECKS = (
     Check(
         name="toolkit-config",
@@ -149,5 +219,11 @@ CHECKS = (
         question="does NVIDIA's runtime find what is granted where it looks?",
         look=cdi_names,
         needs=("toolkit-config", "cdi-specs", "gpus"),
+    ),
+    Check(
+        name="reservations",
+        question="can nobody reserve memory of a shared GPU?",
+        look=reservations,
+        needs=("toolkit-config", "driver-match"),
     ),
 )

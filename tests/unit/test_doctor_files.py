@@ -33,6 +33,7 @@ KEYS = st.sampled_from(
         *("path", "kind", "devices", "name", "containerEdits", "deviceNodes", "mounts"),
         *("hostPath", "cdiVersion", "nvidia-container-cli", "no-cgroups", "metadata"),
         *("nvidia-container-runtime", "mode", "modes", "cdi", "default-kind", "spec-dirs"),
+        *("jit-cdi", "nvcdi-disable-hooks"),
         *("managedFields", "fieldsV1", "f:metadata", "f:annotations", "f:k", "time"),
         *("Data", "RegisteredDevices", "nvidia.com/gpu"),
     ]
@@ -53,6 +54,7 @@ def test_any_table_can_be_a_runtimes_configuration(document: Any, other: Any) ->
     kind, folders = toolkit_settings.places(whole)
     assert kind
     assert all(isinstance(one, str) and one for one in folders)
+    assert all(isinstance(one, str) for one in toolkit_settings.disabled_hooks(whole))
     problem = toolkit_settings.toolkit_objection(whole, ("envvar",))
     assert problem is None or all(problem)
 

@@ -1,6 +1,6 @@
 """One thing broken on a healthy node, check by check: what doctor must name, and nothing else."""
 
-from doctor_node import CDI, CONTAINERD, DPKG, UUID, stamp
+from doctor_node import CDI, CONTAINERD, DPKG, DRIVER, FILES, UUID, stamp
 from doctor_ways import (
     FAILED,
     SKIPPED,
@@ -46,6 +46,13 @@ from doctor_ways import (
 from agent.doctor.host import Space
 from agent.domain.gpu import Sharing
 
+MODE_CDI = '[nvidia-container-runtime]\nmode = "cdi"\n'
+NEWER = "615.10.05"
+RESERVING = all_of(
+    file("var/lib/dpkg/status", DPKG.replace("1.18.2", "1.20.1")),
+    lambda n: n.driver.versions(driver=NEWER),
+    file("proc/driver/nvidia/version", FILES["proc/driver/nvidia/version"].replace(DRIVER, NEWER)),
+)
 BREAKS = (
     Break(
         "driver-loaded",
@@ -153,7 +160,17 @@ BREAKS = (
         "no-cgroups is true",
         file(
             "etc/nvidia-container-runtime/config.toml",
-            "[nvidia-container-cli]\nno-cgroups = true\n",
+            '[nvidia-container-cli]\nno-cgroups = true\n[nvidia-container-runtime]\nmode = "legacy"\n',
+        ),
+    ),
+    Break(
+        "toolkit-config",
+        "the mode of Tegra",
+        FAILED,
+        "mode is csv",
+        file(
+            "etc/nvidia-container-runtime/config.toml",
+            '[nvidia-container-runtime]\nmode = "csv"\n',
         ),
     ),
     Break(
@@ -201,6 +218,20 @@ BREAKS = (
         WARNING,
         "both describe nvidia.com/gpu=0",
         file("etc/cdi/nvidia-old.yaml", CDI),
+    ),
+    Break(
+        "cdi-names",
+        "mode cdi, and no spec has the uuid",
+        FAILED,
+        f"no spec in /etc/cdi, /run/cdi has nvidia.com/gpu={UUID}",
+        file("etc/nvidia-container-runtime/config.toml", MODE_CDI),
+    ),
+    Break(
+        "reservations",
+        "a hook of 1.20.1, and a driver that does it",
+        WARNING,
+        "NVIDIA_GPU_MEMORY_REQUEST",
+        RESERVING,
     ),
     Break("hook-mount", "noexec", FAILED, "mounted noexec", noexec),
     Break("hook-directory", "anybody may write", FAILED, "mode 777", lambda n: n.vgpu.chmod(0o777)),

@@ -7,7 +7,7 @@ container (`container_driver_root`). Which files those are: `domain/driver_names
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from agent.domain.driver_names import (
     BESIDE,
     CONFIG_DIRS,
     CONFIG_FILES,
+    FIRMWARE,
     GBM_BACKEND,
     GBM_LIBRARY,
     LIBRARY_DIRS,
@@ -25,6 +26,7 @@ from agent.domain.driver_names import (
     PROGRAMS,
     SOCKETS,
     USUAL_LINKS,
+    X_DIRS,
     is_library,
     is_module,
     versions,
@@ -128,6 +130,8 @@ class HostDriverFiles:
         libraries = Edits()
         for folder, names in folders:
             libraries = libraries.plus(self._libraries(folder, names, version))
+        for folder in X_DIRS:
+            libraries = libraries.plus(self._modules(folder, version))
         return libraries.plus(Edits(mounts=tuple(self._others(version))))
 
     def _folders(self) -> list[tuple[str, frozenset[str]]]:
@@ -154,7 +158,9 @@ class HostDriverFiles:
             for usual, target in USUAL_LINKS.items()
             if target in links and usual not in names
         }
-        modules = tuple(self._modules(folder, version))
+        modules = Edits(mounts=tuple(self._gbm(folder, version)))
+        for below in MODULE_DIRS:
+            modules = modules.plus(self._modules(f"{folder}/{below}", version))
         if self._hook is None:  # nobody makes links in the container: the file has all its names
             seen = folder.removesuffix(BESIDE)  # where a container's loader looks by itself
             all_names = {name: name for name in files} | links
@@ -162,29 +168,29 @@ class HostDriverFiles:
                 self._mount(f"{folder}/{file}", f"{seen}/{name}")
                 for name, file in all_names.items()
             ]
-            return Edits(mounts=(*mounts, *modules))
+            return Edits(mounts=tuple(mounts)).plus(modules)
         mounts = [self._mount(f"{folder}/{name}", f"{folder}/{name}") for name in files]
-        hooks = [
-            self._made_hook(
-                "create-symlinks",
-                [word for link, file in links.items()
-                 for word in ("--link", f"{file}::/{folder}/{link}")],
-            ),
-            self._made_hook("update-ldcache", ["--folder", f"/{folder}"]),
-        ]  # fmt: skip
-        return Edits(
-            mounts=(*mounts, *modules), hooks=tuple(hook for hook in hooks if hook is not None)
-        )
+        hooks = (*self._linking(folder, links),
+                 *self._made_hook("update-ldcache", ["--folder", f"/{folder}"]))  # fmt: skip
+        return Edits(mounts=tuple(mounts), hooks=hooks).plus(modules)
 
     def _is_file(self, folder: str, name: str, version: str) -> bool:
         """Whether it is a library of the driver, and not a link to one."""
         return is_library(name, version) and not (self._seen_at / folder / name).is_symlink()
 
-    def _modules(self, folder: str, version: str) -> Iterator[CdiMount]:
-        for below in MODULE_DIRS:
-            for name in sorted(_names(self._seen_at / folder / below)):
-                if is_module(name, version):
-                    yield self._mount(f"{folder}/{below}/{name}", f"{folder}/{below}/{name}")
+    def _modules(self, folder: str, version: str) -> Edits:
+        """What programs load from this directory by a name without a version."""
+        names = frozenset(_names(self._seen_at / folder))
+        files = [name for name in sorted(names) if is_module(name, version)]
+        mounts = [self._mount(f"{folder}/{name}", f"{folder}/{name}") for name in files]
+        links = dict(self._links(folder, names, frozenset(files)))
+        if self._hook is None:
+            mounts += [
+                self._mount(f"{folder}/{file}", f"{folder}/{name}") for name, file in links.items()
+            ]
+        return Edits(mounts=tuple(mounts), hooks=self._linking(folder, links))
+
+    def _gbm(self, folder: str, version: str) -> Iterator[CdiMount]:
         library = f"{folder}/{GBM_LIBRARY}.{version}"
         if all(
             os.path.lexists(self._seen_at / path) for path in (f"{folder}/{GBM_BACKEND}", library)
@@ -224,7 +230,7 @@ class HostDriverFiles:
                 yield self._mount(path, path)
         firmware = f"lib/firmware/nvidia/{version}"
         for name in sorted(_names(self._seen_at / firmware)):
-            if name.startswith("gsp") and name.endswith(".bin"):
+            if FIRMWARE.fullmatch(name):
                 yield self._mount(f"{firmware}/{name}", f"{firmware}/{name}")
 
     def extra_mounts(self, name: str) -> Edits:
@@ -239,12 +245,19 @@ class HostDriverFiles:
     def _mount(self, host: str, container: str) -> CdiMount:
         return CdiMount(f"/{container}", str(self._driver_root / host))
 
-    def _made_hook(self, name: str, args: list[str]) -> CdiHook | None:
+    def _linking(self, folder: str, links: Mapping[str, str]) -> tuple[CdiHook, ...]:
+        """Have links made in the container, where there is a hook for it."""
+        named = [f"{file}::/{folder}/{link}" for link, file in links.items()]
+        return self._made_hook(
+            "create-symlinks", [word for one in named for word in ("--link", one)]
+        )
+
+    def _made_hook(self, name: str, args: list[str]) -> tuple[CdiHook, ...]:
         if self._hook is None or not args or {name, EVERY_HOOK} & self._disabled_hooks:
-            return None
+            return ()
         program = self._hook.name
         first = (program, "hook", name) if program == HOOK_PROGRAM else (program, name)
-        return CdiHook(str(self._hook), (*first, *args))
+        return (CdiHook(str(self._hook), (*first, *args)),)
 
 
 def _names(directory: Path) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from agent.doctor import runtime_files as files
 from agent.doctor import units
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host, is_socket
-from agent.doctor.runtime_files import Runtime, table
+from agent.doctor.runtime_files import Runtime
 
 K3S_KINDS = ("k3s", "rke2")
 K3S_SOCKET = "/run/k3s/containerd/containerd.sock"  # RKE2's, too
@@ -33,7 +32,6 @@ CONTAINERD = {
 }
 CRIO, CRIO_DIRS = "/etc/crio/crio.conf", ("/usr/lib/crio/crio.conf.d", "/etc/crio/crio.conf.d")
 DOCKER = "/etc/docker/daemon.json"
-TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 # Where kubelet is told its runtime, the last word first: flags (kubeadm up to 1.35), the node's own
 # file (kubeadm's NodeLocalCRISocket), the cluster's, what k3s and RKE2 write.
 KUBELET = (
@@ -237,51 +235,6 @@ def runtime_program(host: Host) -> Finding:
     return ok(", ".join(programs) or "no handler names a program")
 
 
-def toolkit_config(host: Host) -> Finding:
-    """Settings of NVIDIA's runtime that keep GPUs from our containers."""
-    if host.contained:
-        return skipped(NOT_SEEN, MOUNT_ROOT)
-    path = host.path(TOOLKIT)
-    content = host.read_if_there(path)
-    if content is None:
-        return ok(f"no {path}: the toolkit's defaults hold")
-    document = files.toml_of(content)
-    if document is None:
-        return failed(
-            f"{path} cannot be understood, and no container with a GPU starts",
-            f"mv {path} {path}.broken && nvidia-ctk config --in-place --set log-level=info",
-        )
-    problem = toolkit_objection(document, host.config.device_list_strategy)
-    if problem:
-        said, setting = problem
-        return failed(f"{path}: {said}", f"nvidia-ctk config --in-place --set {setting}")
-    return ok(f"{path} lets containers have what is granted")
-
-
-def toolkit_objection(
-    document: Mapping[str, Any], strategies: tuple[str, ...]
-) -> tuple[str, str] | None:
-    """What is wrong and the setting that mends it; None: nothing. Total."""
-    if table(document.get("nvidia-container-cli")).get("no-cgroups") is True:
-        return (
-            "no-cgroups is true, so containers may not open their GPU",
-            "nvidia-container-cli.no-cgroups=false",
-        )
-    by_mounts = document.get("accept-nvidia-visible-devices-as-volume-mounts") is True
-    by_name = document.get("accept-nvidia-visible-devices-envvar-when-unprivileged") is not False
-    if "volume-mounts" in strategies and not by_mounts:
-        return (
-            "GPUs are named by mounts (--device-list-strategy), and those are not accepted",
-            "accept-nvidia-visible-devices-as-volume-mounts=true",
-        )
-    if strategies == ("envvar",) and not by_name:
-        return (
-            "GPUs are named by NVIDIA_VISIBLE_DEVICES, which unprivileged containers may not use",
-            "accept-nvidia-visible-devices-envvar-when-unprivileged=true",
-        )
-    return None
-
-
 CHECKS = (
     Check(name="runtime", question="is there a container runtime?", look=present),
     Check(
@@ -301,10 +254,5 @@ CHECKS = (
         question="is NVIDIA's runtime there?",
         look=runtime_program,
         needs=("nvidia-runtime",),
-    ),
-    Check(
-        name="toolkit-config",
-        question="does the toolkit let containers have what is granted?",
-        look=toolkit_config,
     ),
 )

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,20 @@ def _versions(host: Host) -> Iterator[tuple[str, str]]:
             yield f"`{program} --version`", ended.output
 
 
+def installed(host: Host) -> tuple[tuple[int, int, int], str] | None:
+    """The toolkit's version and what told it; None: nothing did."""
+    for where, said in _versions(host):
+        if version := version_of(said):
+            return version, where
+    return None
+
+
 def toolkit_version(host: Host) -> Finding:
     """Not one with known holes."""
     if host.contained:
         return skipped(NOT_SEEN, MOUNT_ROOT)
-    for where, said in _versions(host):
-        version = version_of(said)
-        if version is None:
-            continue
+    if there := installed(host):
+        version, where = there
         dotted = ".".join(map(str, version))
         holes = [hole for hole in HOLES if version < hole[0]]
         if holes:
@@ -133,25 +139,32 @@ def _host_files(edits: Any) -> Iterator[str]:
                 yield said
 
 
-def _spec_files(host: Host) -> list[Path]:
+def spec_files(host: Host, folders: Iterable[str] = CDI_DIRS) -> list[Path]:
+    """What is in these directories and is named as runtimes name specs."""
     return [
         path
-        for folder in CDI_DIRS
+        for folder in folders
         for path in host.entries(host.path(folder))
         if path.suffix in (".json", ".yaml", ".yml")
     ]
 
 
 def _nvidia_specs(host: Host) -> list[Spec]:
-    specs = [spec_of(path, host.read(path)) for path in _spec_files(host)]
+    specs = [spec_of(path, host.read(path)) for path in spec_files(host)]
     return [spec for spec in specs if spec and spec.kind.startswith("nvidia.com/")]
+
+
+def described(host: Host, kind: str, folders: Iterable[str]) -> set[str]:
+    """The names of a kind's devices in these directories of the host."""
+    specs = [spec_of(path, host.read(path)) for path in spec_files(host, folders)]
+    return {name for spec in specs if spec and spec.kind == kind for name in spec.devices}
 
 
 def cdi_valid(host: Host) -> Finding:
     """The runtime refuses containers when it cannot read one."""
     if host.contained:
         return skipped(NOT_SEEN, MOUNT_ROOT)
-    paths = _spec_files(host)
+    paths = spec_files(host)
     for path in paths:
         if spec_of(path, host.read(path)) is None:
             return failed(

@@ -16,13 +16,20 @@ LIBRARY_DIRS = (
 BESIDE = "/nvidia/current"
 # Below a directory of libraries, where programs look for modules by a path of their own.
 MODULE_DIRS = ("vdpau", "xorg/modules/drivers", "xorg/modules/extensions")
+# Where those of X are if not there: whatever directory the libraries are in, by distribution.
+X_DIRS = tuple(
+    f"{place}/xorg/{below}/{kind}"
+    for place in ("usr/lib", "usr/lib64")
+    for below in ("modules", "modules/updates")
+    for kind in ("drivers", "extensions")
+)
 GBM_BACKEND, GBM_LIBRARY = "gbm/nvidia-drm_gbm.so", "libnvidia-allocator.so"  # a link to the other
 PROGRAM_DIRS = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin")
 PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control",
             "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl")  # fmt: skip
 SOCKETS = ("run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket")
 CONFIG_DIRS = ("etc", "usr/share")
-CONFIG_FILES = (  # of graphics and ray tracing: which library a loader is to take
+CONFIG_FILES = (  # of graphics, OpenCL and ray tracing: which library a loader is to take
     "glvnd/egl_vendor.d/10_nvidia.json",
     "egl/egl_external_platform.d/09_nvidia_wayland2.json",
     "egl/egl_external_platform.d/10_nvidia_wayland.json",
@@ -30,6 +37,7 @@ CONFIG_FILES = (  # of graphics and ray tracing: which library a loader is to ta
     "egl/egl_external_platform.d/20_nvidia_xcb.json",
     "egl/egl_external_platform.d/20_nvidia_xlib.json",
     "nvidia/nvoptix.bin",
+    "OpenCL/vendors/nvidia.icd",
     "vulkan/icd.d/nvidia_icd.json",
     "vulkan/icd.d/nvidia_icd.x86_64.json",
     "vulkan/icd.d/nvidia_icd.aarch64.json",
@@ -38,6 +46,7 @@ CONFIG_FILES = (  # of graphics and ray tracing: which library a loader is to ta
     "X11/xorg.conf.d/10-nvidia.conf",
     "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 )
+FIRMWARE = re.compile(r"(gsp|ucodes).*\.bin", re.ASCII)  # the latter of r615 and later
 # Names that programs ask for, and that packages without development files leave out: by library.
 USUAL_LINKS = {
     "libcuda.so": "libcuda.so.1",

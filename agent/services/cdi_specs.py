@@ -8,9 +8,25 @@ looked whether the driver was replaced or somebody deleted a file.
 from collections.abc import Iterator
 
 from agent import logs
-from agent.domain.cdi import EVERY, GPU_CLASS, IMEX_CLASS, CdiSpec, Edits, nodes, with_every
+from agent.domain.cdi import (
+    EVERY,
+    GPU_CLASS,
+    IMEX_CLASS,
+    CdiMount,
+    CdiSpec,
+    Edits,
+    nodes,
+    with_every,
+)
 from agent.domain.gpu import Gpu
-from agent.domain.grant_plan import GrantPolicy, Named, imex_node
+from agent.domain.grant_plan import (
+    VISIBLE_DEVICES,
+    VOLUME_MOUNTS,
+    VOLUME_MOUNTS_ROOT,
+    GrantPolicy,
+    Named,
+    imex_node,
+)
 from agent.errors import NodeNotReady
 from agent.ports import CdiFiles, DriverFiles
 from agent.services.published import Inventory, Published
@@ -23,7 +39,9 @@ RETRY_S = 5.0
 WRITING_S = 60.0
 NOT_YET = "the CDI file that says what the GPUs are is not written yet"
 # The driver's files are named by us: NVIDIA's own runtime must not add them a second time.
-NOT_TWICE = {"NVIDIA_VISIBLE_DEVICES": "void"}
+NOT_TWICE = Edits(envs={VISIBLE_DEVICES: "void"})
+# Where it goes by mounts, which name the same GPUs to runtimes without CDI, it asks for this one.
+NOT_BY_MOUNTS = Edits(mounts=(CdiMount(f"{VOLUME_MOUNTS_ROOT}/void", "/dev/null"),))
 
 
 class CdiSpecs:
@@ -98,7 +116,7 @@ class CdiSpecs:
         if channels := self._driver.imex_channels():
             root = self._policy.dev_root
             devices = {
-                str(channel): Edits(nodes=nodes([imex_node(channel)], root), envs=NOT_TWICE)
+                str(channel): Edits(nodes=nodes([imex_node(channel)], root)).plus(NOT_TWICE)
                 for channel in channels
             }
             yield CdiSpec(class_name=IMEX_CLASS, devices=with_every(devices))
@@ -110,8 +128,12 @@ class CdiSpecs:
 
     def _gpus(self) -> dict[str, Edits]:
         common = self._driver.driver().plus(
-            Edits(nodes=nodes(self._driver.common_nodes(), self._policy.dev_root), envs=NOT_TWICE)
+            Edits(nodes=nodes(self._driver.common_nodes(), self._policy.dev_root)).plus(NOT_TWICE)
         )
+        if VOLUME_MOUNTS in self._policy.device_list_strategy and not common.hooks:
+            # Not elsewhere: runtimes before 1.20.2 look for a GPU of this name, and what hooks do
+            # can be done twice. Links that are mounted cannot be made once more.
+            common = common.plus(NOT_BY_MOUNTS)
         devices = {}
         for gpu in self._inventory.now().gpus:
             drm = self._driver.drm_nodes(gpu)

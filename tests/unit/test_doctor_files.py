@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config import Config
-from agent.doctor import cluster, driver, hook, kubelet, place, runtime, runtime_files, toolkit
+from agent.doctor import (
+    cluster,
+    driver,
+    hook,
+    kubelet,
+    place,
+    runtime,
+    runtime_files,
+    toolkit,
+    toolkit_settings,
+)
 from agent.doctor.host import Ended, Host, writable
 from agent.doctor.report import printable
 
@@ -22,6 +32,8 @@ KEYS = st.sampled_from(
         *("runtime", "default_runtime", "runtime_path", "nvidia", "runc", "default-runtime"),
         *("path", "kind", "devices", "name", "containerEdits", "deviceNodes", "mounts"),
         *("hostPath", "cdiVersion", "nvidia-container-cli", "no-cgroups", "metadata"),
+        *("nvidia-container-runtime", "mode", "modes", "cdi", "default-kind", "spec-dirs"),
+        *("jit-cdi", "nvcdi-disable-hooks"),
         *("managedFields", "fieldsV1", "f:metadata", "f:annotations", "f:k", "time"),
         *("Data", "RegisteredDevices", "nvidia.com/gpu"),
     ]
@@ -39,7 +51,11 @@ def test_any_table_can_be_a_runtimes_configuration(document: Any, other: Any) ->
         found = read(whole)
         assert set(found.nvidia_handlers) <= set(found.handlers)
     assert isinstance(runtime_files.imports_of(whole), list)
-    problem = runtime.toolkit_objection(whole, ("envvar",))
+    kind, folders = toolkit_settings.places(whole)
+    assert kind
+    assert all(isinstance(one, str) and one for one in folders)
+    assert all(isinstance(one, str) for one in toolkit_settings.disabled_hooks(whole))
+    problem = toolkit_settings.toolkit_objection(whole, ("envvar",))
     assert problem is None or all(problem)
 
 

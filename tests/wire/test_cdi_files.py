@@ -90,6 +90,12 @@ def test_libraries_have_all_their_names_where_no_hook_makes_links(root: Path) ->
         pytest.param(f"{LIB}/libnvidia-egl-gbm.so.1.1.2", id="a library with a version of its own"),
         pytest.param(f"{LIB}/vdpau/libvdpau_nvidia.so.{VERSION}", id="a module of VDPAU"),
         pytest.param(f"{LIB}/xorg/modules/drivers/nvidia_drv.so", id="a module of X"),
+        pytest.param(
+            "usr/lib/xorg/modules/drivers/nvidia_drv.so", id="a module of X, Debian's place"
+        ),
+        pytest.param("usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so", id="a newer one"),
+        pytest.param("etc/OpenCL/vendors/nvidia.icd", id="OpenCL"),
+        pytest.param(f"lib/firmware/nvidia/{VERSION}/ucodes_x.bin", id="firmware of r615"),
         pytest.param("usr/share/vulkan/icd.d/nvidia_icd.json", id="Vulkan"),
         pytest.param("etc/vulkan/icd.d/nvidia_icd.json", id="Vulkan, of an administrator"),
         pytest.param("usr/share/glvnd/egl_vendor.d/10_nvidia.json", id="EGL"),
@@ -106,6 +112,25 @@ def test_what_else_is_the_drivers(root: Path, name: str) -> None:
     (root / name).write_bytes(b"")
     for hook in (None, Path("/usr/bin/nvidia-cdi-hook")):
         assert mounted(files(root, hook=hook).driver())[f"/{name}"] == f"{root}/{name}"
+
+
+MODULE_LINKS = {  # what loads it asks for the link
+    f"{LIB}/vdpau/libvdpau_nvidia.so.1": "libvdpau_nvidia.so",
+    "usr/lib/xorg/modules/extensions/libglxserver_nvidia.so": "libglxserver_nvidia.so",
+}
+
+
+@pytest.mark.parametrize("link", MODULE_LINKS)
+def test_modules_have_the_name_by_which_they_are_loaded(root: Path, link: str) -> None:
+    folder, _, name = link.rpartition("/")
+    file = f"{MODULE_LINKS[link]}.{VERSION}"
+    (root / folder).mkdir(parents=True)
+    (root / folder / file).write_bytes(b"")
+    (root / link).symlink_to(file)
+    assert mounted(files(root).driver())[f"/{link}"] == f"{root}/{folder}/{file}"
+    hooked = files(root, hook=Path("/usr/bin/nvidia-cdi-hook")).driver()
+    assert f"/{link}" not in mounted(hooked)
+    assert f"{file}::/{folder}/{name}" in [word for hook in hooked.hooks for word in hook.args]
 
 
 def test_usual_names_are_there_without_development_files(root: Path) -> None:
@@ -180,13 +205,48 @@ def test_imex_channels(root: Path) -> None:
     assert files(root, imex=[0], imex_required=True).imex_channels() == (0,)
 
 
-def specs(root: Path, out: Path, *gpus: Gpu, **policy: Any) -> CdiSpecs:
+def specs(
+    root: Path,
+    out: Path,
+    *gpus: Gpu,
+    strategies: tuple[str, ...] = ("cdi-cri",),
+    hook: Path | None = None,
+    **policy: Any,
+) -> CdiSpecs:
     return CdiSpecs(
         Published(GpuInventory.of(gpus)),
         HostCdiFiles(out),
-        files(root, imex=[0]),
-        GrantPolicy(device_list_strategy=("cdi-cri",), dev_root=str(root), **policy),
+        files(root, imex=[0], hook=hook),
+        GrantPolicy(device_list_strategy=strategies, dev_root=str(root), **policy),
     )
+
+
+VOID = "/var/run/nvidia-container-devices/void"
+
+
+@pytest.mark.parametrize(
+    ("strategies", "hook", "asked"),
+    [
+        pytest.param(("volume-mounts", "cdi-cri"), None, True, id="mounts name GPUs as well"),
+        # Runtimes before 1.20.2 take it for the name of a GPU, and make no container.
+        pytest.param(("cdi-cri",), None, False, id="nothing else does"),
+        pytest.param(("envvar", "cdi-annotations"), None, False, id="the variable does"),
+        pytest.param(
+            ("volume-mounts", "cdi-cri"),
+            Path("/usr/bin/nvidia-cdi-hook"),
+            False,
+            id="links are made by hooks, and can be made twice",
+        ),
+    ],
+)
+def test_nvidias_runtime_is_asked_not_to_go_by_mounts_as_well(
+    root: Path, tmp_path: Path, strategies: tuple[str, ...], hook: Path | None, asked: bool
+) -> None:
+    """It would make links where the agent has mounted them, and fail."""
+    (spec,) = specs(root, tmp_path / "out", GPU, strategies=strategies, hook=hook).specs()
+    for edits in spec.devices.values():
+        assert edits.envs == {"NVIDIA_VISIBLE_DEVICES": "void"}
+        assert (mounted(edits).get(VOID) == "/dev/null") is asked
 
 
 def test_what_is_written_is_what_the_schema_says(root: Path, tmp_path: Path) -> None:

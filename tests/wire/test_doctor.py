@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_breaks import BREAKS
-from doctor_node import UUID, DoctorNode, stamp
+from doctor_breaks import BREAKS, MODE_CDI, RESERVING
+from doctor_node import CDI, DPKG, UUID, DoctorNode, stamp
 from doctor_ways import Break, settings
 
 from agent.doctor import hook
@@ -58,6 +58,94 @@ def test_a_reload_that_would_take_gpus_away_is_named(node: DoctorNode) -> None:
     assert found.fix.startswith("nvidia-ctk system create-dev-char-symlinks")
     settings(pass_device_specs=True)(node)
     assert node.look()["device-links"].verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "verdict"),
+    [
+        pytest.param(CDI.replace('"0"', UUID), {}, Verdict.OK, id="by uuid"),
+        pytest.param(CDI, {"device_id_strategy": "index"}, Verdict.OK, id="by index"),
+        pytest.param(CDI, {"device_list_strategy": ("cdi-cri",)}, Verdict.OK, id="by our own spec"),
+        pytest.param(
+            CDI, {"sharing": Sharing(excluded_indices=frozenset([0]))}, Verdict.OK, id="left out"
+        ),
+        pytest.param(
+            CDI.replace('"0"', UUID).replace("nvidia.com/gpu", "nvidia.com/pgpu"),
+            {},
+            Verdict.FAILED,
+            id="of another kind",
+        ),
+        pytest.param(
+            CDI.replace('"0"', UUID),
+            {"sharing": Sharing(mode="mig")},
+            Verdict.FAILED,
+            id="MIG devices that are made later",
+        ),
+    ],
+)
+def test_in_mode_cdi_specs_have_to_name_what_is_granted(
+    node: DoctorNode, spec: str, changes: dict[str, Any], verdict: Verdict
+) -> None:
+    """NVIDIA's runtime then makes no container whose GPU no spec names."""
+    node.write("etc/nvidia-container-runtime/config.toml", MODE_CDI)
+    node.write("etc/cdi/nvidia.yaml", spec)
+    settings(**changes)(node)
+    found = node.look()["cdi-names"]
+    assert found.verdict is verdict, found
+
+
+TOOLKIT = "etc/nvidia-container-runtime/config.toml"
+JIT = "[nvidia-container-runtime.modes.jit-cdi]\nnvcdi-disable-hooks = "
+RESERVES = "apply-cuda-memory-limits"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        pytest.param({}, f"disable-hooks={RESERVES}", id="by default"),
+        pytest.param({TOOLKIT: f'{JIT}["chmod"]'}, f"disable-hooks=chmod:{RESERVES}", id="another"),
+        pytest.param({TOOLKIT: f'{JIT}["{RESERVES}"]'}, "", id="left out"),
+        pytest.param({TOOLKIT: f'{JIT}["all"]'}, "", id="all are left out"),
+        pytest.param(
+            {TOOLKIT: MODE_CDI, "etc/cdi/nvidia.yaml": CDI.replace('"0"', UUID) + f"# {RESERVES}"},
+            f"nvidia.yaml --disable-hook {RESERVES}",
+            id="in a spec",
+        ),
+        pytest.param(
+            {TOOLKIT: MODE_CDI, "etc/cdi/nvidia.yaml": CDI.replace('"0"', UUID)}, "", id="in none"
+        ),
+        pytest.param({TOOLKIT: MODE_CDI.replace("cdi", "legacy")}, "", id="another program's work"),
+        pytest.param({"var/lib/dpkg/status": DPKG}, "", id="before 1.20.1"),
+        pytest.param({"sys/fs/cgroup/cgroup.controllers": None}, "", id="cgroups of version 1"),
+    ],
+)
+def test_who_can_reserve_memory_of_a_shared_gpu(
+    node: DoctorNode, changes: dict[str, str | None], fix: str
+) -> None:
+    RESERVING(node)
+    for name, content in changes.items():
+        if content is None:
+            node.remove(name)
+        else:
+            node.write(name, content)
+    found = node.look()["reservations"]
+    assert found.verdict is (Verdict.WARNING if fix else Verdict.OK), found
+    assert found.fix.endswith(fix)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"mode": "nvidia"}, id="whole GPUs"),
+        pytest.param({"sharing": Sharing(mode="mig")}, id="MIG devices"),
+    ],
+)
+def test_of_a_gpu_that_is_not_shared_anything_may_be_reserved(
+    node: DoctorNode, changes: dict[str, Any]
+) -> None:
+    RESERVING(node)
+    settings(**changes)(node)
+    assert node.look()["reservations"].verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""What doctor makes of the settings of NVIDIA's container toolkit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import Config
+from agent.doctor import toolkit_settings
+from agent.doctor.host import Host
+from agent.doctor.toolkit_settings import places, toolkit_objection
+
+NO_CGROUPS = {"nvidia-container-cli": {"no-cgroups": True}}
+# Keys that `nvidia-ctk config --set` takes, of 1.17.8, 1.19.1 and 1.20.2; it refuses any other.
+KEYS = {
+    "accept-nvidia-visible-devices-as-volume-mounts",
+    "accept-nvidia-visible-devices-envvar-when-unprivileged",
+    "nvidia-container-cli.no-cgroups",
+    "nvidia-container-runtime.log-level",
+    "nvidia-container-runtime.mode",
+}
+
+
+def with_mode(mode: str, **more: Any) -> dict[str, Any]:
+    return {"nvidia-container-runtime": {"mode": mode, **more}}
+
+
+@pytest.mark.parametrize(
+    ("document", "version", "said"),
+    [
+        pytest.param(NO_CGROUPS, (1, 17, 8), "no-cgroups is true", id="its program, by default"),
+        pytest.param(NO_CGROUPS, None, "no-cgroups is true", id="of no known version"),
+        pytest.param(NO_CGROUPS, (1, 18, 0), "", id="the runtime names the nodes itself"),
+        pytest.param(
+            NO_CGROUPS | with_mode("legacy"), (1, 20, 2), "no-cgroups is true", id="asked for"
+        ),
+        pytest.param(NO_CGROUPS | with_mode("cdi"), (1, 17, 8), "", id="specs name the nodes"),
+        pytest.param(with_mode("csv"), (1, 20, 2), "mode is csv", id="the mode of Tegra"),
+    ],
+)
+def test_what_keeps_containers_from_their_gpu(
+    document: dict[str, Any], version: tuple[int, int, int] | None, said: str
+) -> None:
+    """With a spec the runtime itself allows the nodes, and that setting is another program's."""
+    problem = toolkit_objection(document, ("envvar",), version)
+    assert (said in problem[0]) if said and problem else (problem is None and not said)
+
+
+def test_the_mode_of_tegra_does_not_matter_where_the_agent_describes_gpus() -> None:
+    assert toolkit_objection(with_mode("csv"), ("cdi-cri",)) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("=", id="no TOML"),
+        pytest.param("[nvidia-container-cli]\nno-cgroups = true\n", id="no cgroups"),
+        pytest.param('[nvidia-container-runtime]\nmode = "csv"\n', id="the mode of Tegra"),
+        pytest.param(
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n", id="by no variable"
+        ),
+    ],
+)
+def test_the_command_sets_what_the_toolkit_has(tmp_path: Path, content: str) -> None:
+    file = tmp_path / toolkit_settings.TOOLKIT.lstrip("/")
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    found = toolkit_settings.toolkit_config(Host(config=Config(node_name="n"), root=tmp_path))
+    _, _, setting = found.fix.partition("nvidia-ctk config --in-place --set ")
+    assert setting.partition("=")[0] in KEYS
+
+
+@pytest.mark.parametrize(
+    ("cdi", "kind", "folders"),
+    [
+        pytest.param({}, "nvidia.com/gpu", ("/etc/cdi", "/run/cdi"), id="nothing said"),
+        pytest.param(
+            {"default-kind": "management.nvidia.com/gpu", "spec-dirs": ["/var/run/cdi", "/a"]},
+            "management.nvidia.com/gpu",
+            ("/run/cdi", "/a"),
+            id="of its own",
+        ),
+        pytest.param(
+            {"spec-dirs": ["", 1]}, "nvidia.com/gpu", ("/etc/cdi", "/run/cdi"), id="no places"
+        ),
+    ],
+)
+def test_where_specs_are_looked_for(cdi: dict[str, Any], kind: str, folders: tuple[str]) -> None:
+    assert places(with_mode("cdi", modes={"cdi": cdi})) == (kind, folders)

@@ -287,6 +287,18 @@ def test_what_gets_past_its_grant_is_evicted_where_that_is_chosen(built: Built) 
     assert configured(built((BASE, (EVICT,)))).on_bypass == "evict"
 
 
+@pytest.mark.parametrize("top", TOPS, ids=lambda top: str(top.name))
+def test_who_may_evict_may_say_so(built: Built, top: Path) -> None:
+    """Without the Event a tenant sees a pod vanish, and nobody tells why."""
+    manifests = built((top, (EVICT,)))
+    rules = only("ClusterRole", manifests)["rules"]
+    allowed = {
+        (what, verb) for rule in rules for what in rule["resources"] for verb in rule["verbs"]
+    }
+    assert allowed >= {("pods/eviction", "create"), ("events", "create")}
+    assert pod_of(manifests).get("automountServiceAccountToken") is not False
+
+
 def test_the_hosts_pids_are_shared_where_that_is_chosen(built: Built) -> None:
     assert pod_of(built((BASE, (HOST_PID,))))["hostPID"] is True
 

@@ -442,6 +442,8 @@ def test_every_choice_keeps_its_place(
         ("on GPU nodes only", pod["nodeSelector"],
          {"gpu": "on", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}),
         ("taken from the node when it is there", container["imagePullPolicy"], "IfNotPresent"),
+        ("its last words are told of it", container.get("terminationMessagePolicy"),
+         "FallbackToLogsOnError"),
     ):  # fmt: skip
         with subtests.test(why):
             assert found == wanted

@@ -24,15 +24,16 @@ _Point = tuple[int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key and a self-signed certificate for it, as PEM."""
+    """A key and the certificate of its authority, as PEM; most are their own authority."""
 
     certificate: str
     key: str
+    issued: str = ""  # the key's own certificate, where another key has signed it
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
         """Write `<name>.crt` and `<name>.key`; give their paths."""
         paths = folder / f"{name}.crt", folder / f"{name}.key"
-        for path, text in zip(paths, (self.certificate, self.key), strict=True):
+        for path, text in zip(paths, (self.issued or self.certificate, self.key), strict=True):
             path.write_text(text)
         return paths
 
@@ -110,40 +111,70 @@ def _pem(label: str, content: bytes) -> str:
 
 def make_identity(name: str = "test") -> Identity:
     """Make a key and a certificate that is its own authority, valid on 127.0.0.1 until 2049."""
-    secret = secrets.randbelow(_N - 1) + 1
-    point = _multiply(secret)
-    public = b"\x04" + b"".join(number.to_bytes(32, "big") for number in point)
-    algorithm = _sequence(_oid("1.2.840.10045.2.1"), _oid("1.2.840.10045.3.1.7"))
-    signature_algorithm = _sequence(_oid("1.2.840.10045.4.3.2"))  # ecdsa-with-SHA256
-    common_name = _sequence(_oid("2.5.4.3"), _der(0x0C, name.encode()))
-    subject = _sequence(_der(0x31, common_name))
-    validity = _sequence(_der(0x17, b"200101000000Z"), _der(0x17, b"491231235959Z"))
-    key_id = hashlib.sha1(public, usedforsecurity=False).digest()
-    extensions = _sequence(
-        _extension("2.5.29.19", _sequence(_der(0x01, b"\xff"))),  # basicConstraints: CA
-        _extension("2.5.29.17", _sequence(_der(0x87, bytes([127, 0, 0, 1])))),  # subjectAltName
+    secret = _secret()
+    key_id = hashlib.sha1(_public(secret), usedforsecurity=False).digest()
+    more = (
         _extension("2.5.29.14", _der(0x04, key_id)),  # subjectKeyIdentifier
         _extension("2.5.29.35", _sequence(_der(0x80, key_id))),  # authorityKeyIdentifier
         _extension("2.5.29.15", _der(0x03, b"\x02\x84")),  # keyUsage: sign, sign certificates
     )
+    return Identity(_certificate(name, secret, name, secret, *_CA, *_HERE, *more), _key(secret))
+
+
+def make_bare_identity(name: str = "test") -> Identity:
+    """One of an authority without key usage and key identifiers, as older clusters have."""
+    authority, secret = _secret(), _secret()
+    return Identity(
+        _certificate(f"{name}-ca", authority, f"{name}-ca", authority, *_CA),
+        _key(secret),
+        issued=_certificate(name, secret, f"{name}-ca", authority, *_HERE),
+    )
+
+
+_CA = (_extension("2.5.29.19", _sequence(_der(0x01, b"\xff"))),)  # basicConstraints
+_HERE = (_extension("2.5.29.17", _sequence(_der(0x87, bytes([127, 0, 0, 1])))),)  # subjectAltName
+
+
+def _secret() -> int:
+    return secrets.randbelow(_N - 1) + 1
+
+
+def _public(secret: int) -> bytes:
+    return b"\x04" + b"".join(number.to_bytes(32, "big") for number in _multiply(secret))
+
+
+def _certificate(
+    name: str, secret: int, issuer: str, issuer_secret: int, *extensions: bytes
+) -> str:
+    algorithm = _sequence(_oid("1.2.840.10045.2.1"), _oid("1.2.840.10045.3.1.7"))
+    signature_algorithm = _sequence(_oid("1.2.840.10045.4.3.2"))  # ecdsa-with-SHA256
     body = _sequence(
         _der(0xA0, _integer(2)),
         _integer(secrets.randbits(63) + 1),
         signature_algorithm,
-        subject,
-        validity,
-        subject,
-        _sequence(algorithm, _der(0x03, b"\x00" + public)),
-        _der(0xA3, extensions),
+        _named(issuer),
+        _sequence(_der(0x17, b"200101000000Z"), _der(0x17, b"491231235959Z")),  # validity
+        _named(name),
+        _sequence(algorithm, _der(0x03, b"\x00" + _public(secret))),
+        _der(0xA3, _sequence(*extensions)),
     )
-    signed = _sequence(body, signature_algorithm, _der(0x03, b"\x00" + _signature(secret, body)))
+    signature = _der(0x03, b"\x00" + _signature(issuer_secret, body))
+    return _pem("CERTIFICATE", _sequence(body, signature_algorithm, signature))
+
+
+def _named(name: str) -> bytes:
+    common_name = _sequence(_oid("2.5.4.3"), _der(0x0C, name.encode()))
+    return _sequence(_der(0x31, common_name))
+
+
+def _key(secret: int) -> str:
     key = _sequence(
         _integer(1),
         _der(0x04, secret.to_bytes(32, "big")),
         _der(0xA0, _oid("1.2.840.10045.3.1.7")),
-        _der(0xA1, _der(0x03, b"\x00" + public)),
+        _der(0xA1, _der(0x03, b"\x00" + _public(secret))),
     )
-    return Identity(_pem("CERTIFICATE", signed), _pem("EC PRIVATE KEY", key))
+    return _pem("EC PRIVATE KEY", key)
 
 
 def _signature(secret: int, message: bytes) -> bytes:

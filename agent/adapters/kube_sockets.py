@@ -1,9 +1,11 @@
-"""The sockets below the official client's transport: their options, their time, their end."""
+"""The sockets below the official client's transport: options, trust, time, end."""
 
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from agent.adapters import authorities
 
 # A peer that vanished without a word is noticed after about a minute, also on an idle watch.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
@@ -25,9 +27,12 @@ def capture_sockets(
     pool_manager: Any, capture: Callable[[socket.socket], None] = lambda _connected: None
 ) -> None:
     """Have `capture` called with each socket that the pools of this manager connect."""
+    from urllib3.connection import HTTPSConnection
 
     def connecting(base: Any) -> Any:
         def connect(self: Any) -> None:
+            if issubclass(base, HTTPSConnection):
+                self.ssl_context = authorities.context_of(self)  # anew: its files may have changed
             base.connect(self)
             self.captured = self.sock  # urllib3 forgets it for answers that end the connection
             capture(self.sock)

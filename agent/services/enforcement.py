@@ -40,6 +40,8 @@ log = logs.get(__name__)
 # A read may hang as the file system of a tenant's program does. A restart would meet the same, so
 # it counts as stuck only after this.
 LOOKING_S = 600.0
+# Kubelet's books name pods that have ended, after a boot or while there was no agent, for so long.
+UNSEEN_SAID_AFTER_S = 10.0
 REST_PER_WORK = 20.0  # per second on a processor: very many processes are looked at less often
 REGION_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 EVENT = "VgpuLimitsNotEnforced"
@@ -104,6 +106,7 @@ class Enforcement:
         self._cpu_s = cpu_s
         self._boot_s = boot_s
         self._told: dict[tuple[str, str], _Told] = {}  # by pod uid and container
+        self._unseen_from_s: float | None = None
         self.states: Enforced = Published(())
         self.seen: Published[Seen] = Published(NOBODY) if seen is None else seen
 
@@ -120,6 +123,7 @@ class Enforcement:
         self._forget_all_but(records)
         if not records:
             self._processes.forget()
+            self._tell_of_sight(())
             self.states.publish(())
             self.seen.publish(NOBODY)
             return ()
@@ -228,13 +232,21 @@ class Enforcement:
         )
         unreadable = any(verdict.reason is Reason.UNREADABLE for _, verdict in found)
         for event, holds, text in (
-            ("processes not seen", unseen, UNSEEN),
+            ("processes not seen", self._for_long(unseen), UNSEEN),
             ("processes not readable", unreadable, UNREADABLE),
         ):
             if holds:
                 log.failing(event, error=text)
             else:
                 log.recovered(event)
+
+    def _for_long(self, unseen: bool) -> bool:
+        if not unseen:
+            self._unseen_from_s = None
+            return False
+        if self._unseen_from_s is None:
+            self._unseen_from_s = self._boot_s()
+        return self._boot_s() - self._unseen_from_s >= UNSEEN_SAID_AFTER_S
 
     def _tell(self, record: GrantRecord, verdict: Verdict) -> None:
         about = f"{record.namespace}/{record.pod_name}/{record.container}"

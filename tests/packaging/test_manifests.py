@@ -1,6 +1,7 @@
 """The DaemonSet's manifests: what Kubernetes takes, what the agent understands, and no more rights."""
 
 import copy
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -287,6 +288,18 @@ def test_what_gets_past_its_grant_is_evicted_where_that_is_chosen(built: Built) 
     assert configured(built((BASE, (EVICT,)))).on_bypass == "evict"
 
 
+@pytest.mark.parametrize("top", TOPS, ids=lambda top: str(top.name))
+def test_who_may_evict_may_say_so(built: Built, top: Path) -> None:
+    """Without the Event a tenant sees a pod vanish, and nobody tells why."""
+    manifests = built((top, (EVICT,)))
+    rules = only("ClusterRole", manifests)["rules"]
+    allowed = {
+        (what, verb) for rule in rules for what in rule["resources"] for verb in rule["verbs"]
+    }
+    assert allowed >= {("pods/eviction", "create"), ("events", "create")}
+    assert pod_of(manifests).get("automountServiceAccountToken") is not False
+
+
 def test_the_hosts_pids_are_shared_where_that_is_chosen(built: Built) -> None:
     assert pod_of(built((BASE, (HOST_PID,))))["hostPID"] is True
 
@@ -430,6 +443,8 @@ def test_every_choice_keeps_its_place(
         ("on GPU nodes only", pod["nodeSelector"],
          {"gpu": "on", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}),
         ("taken from the node when it is there", container["imagePullPolicy"], "IfNotPresent"),
+        ("its last words are told of it", container.get("terminationMessagePolicy"),
+         "FallbackToLogsOnError"),
     ):  # fmt: skip
         with subtests.test(why):
             assert found == wanted
@@ -499,6 +514,24 @@ def test_an_example_of_a_kustomization_is_built(
         configured(manifests, VGPU_CONFIG_FILE=str(any_file))
     if has == "tolerations":
         assert "dedicated" in [one["key"] for one in pod_of(manifests)["tolerations"]]
+
+
+def test_the_library_lies_elsewhere_where_usr_is_read_only(tmp_path: Path, any_file: Path) -> None:
+    [text] = [example for example in examples(PAGE) if "VGPU_HOST_HOOK_PATH" in example]
+    path = os.path.relpath(DAEMONSET, tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(text.replace("packaging/daemonset", path))
+    try:
+        manifests = kustomized(tmp_path)
+    except PeersUnavailable as error:
+        pytest.skip(str(error))
+    config = configured(manifests, VGPU_CONFIG_FILE=str(any_file))
+    there, usual = str(config.host_vgpu_dir), str(configured(plain()).host_vgpu_dir)
+    assert there != usual
+    assert str(config.lock_dir).startswith(f"{there}/")
+    volumes = {one["name"]: one.get("hostPath", {}) for one in pod_of(manifests)["volumes"]}
+    places = {one["mountPath"]: one["name"] for one in container_of(manifests)["volumeMounts"]}
+    assert volumes[places[there]] == {"path": there, "type": "DirectoryOrCreate"}
+    assert usual not in json.dumps(pod_of(manifests)), "nothing of it lies in /usr any more"
 
 
 def test_two_modes_have_nothing_in_common_but_the_name_that_commands_go_by(tmp_path: Path) -> None:

@@ -530,20 +530,31 @@ def test_a_long_round_is_followed_by_a_long_rest(took_s: float, paused_s: float)
 
 
 @pytest.mark.parametrize(
-    ("phase", "said"),
+    ("phase", "looks_at_s", "said"),
     [
-        pytest.param("Pending", 0, id="nothing runs yet"),
-        pytest.param("Running", 1, id="something runs unseen"),
+        pytest.param("Pending", (0, 10, 20), 0, id="nothing runs yet"),
+        pytest.param("Running", (0, 10, 20), 1, id="something runs unseen"),
+        pytest.param("Running", (0, 5, 9.9), 0, id="as after a boot: kubelet's books are behind"),
     ],
 )
 def test_who_cannot_see_says_so_once_there_is_something(
-    written: io.StringIO, phase: str, said: int
+    written: io.StringIO, phase: str, looks_at_s: Sequence[float], said: int
 ) -> None:
     bed = Bed(pods=[replace(POD, phase=phase)])
     bed.processes.seeing = False
-    for _ in range(3):
+    for now_s in looks_at_s:
+        bed.loop._boot_s = lambda now_s=now_s: 1000.0 + now_s
         assert bed.look() == (State.UNKNOWN, Reason.UNSEEN)
     assert written.getvalue().count("hostPID: true") == said
+
+
+def test_how_long_nothing_is_seen_begins_anew(written: io.StringIO) -> None:
+    bed = Bed()
+    for now_s, seeing in ((0, False), (9, True), (11, False), (20, False)):
+        bed.loop._boot_s = lambda now_s=now_s: 1000.0 + now_s
+        bed.processes.seeing = seeing
+        bed.look()
+    assert "hostPID: true" not in written.getvalue()
 
 
 def test_each_state_is_logged_once(written: io.StringIO) -> None:

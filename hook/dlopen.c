@@ -71,8 +71,19 @@ static void *ours_instead(const char *name, const void *found)
     return row != NO_ROW && (!found || real_is_drivers(row, found)) ? names_wrapper(row) : NULL;
 }
 
+/* An indirect function: libc's dlsym calls what is to say which one it is. It does so with the lock held that
+ * keeps other threads from loading a library, so that none is half bound while we write to it, and in which
+ * libc's lookups come before the lock of its list. There is no other way to have that lock. */
+static void *bind_all(void)
+{
+    rebind_new(ours_instead);
+    return (void *)&dlopen;
+}
+
+EXPORT void vgpu_bind_deep(void) __attribute__((ifunc("bind_all")));
+
 void dlopen_bind_deep(void)
 {
     dlopen_was_deep = false;
-    rebind_new(ours_instead);
+    real_dlsym()(RTLD_DEFAULT, "vgpu_bind_deep");
 }

@@ -88,6 +88,28 @@ def test_what_is_not_limited_is_documented(node: Node, limited: dict[str, str]) 
     assert said(node, limited, plugin("-DEARLY=1"), "linked") == str(OUT_OF_MEMORY)
 
 
+READ_ONLY = """
+#include <dlfcn.h>
+__asm__(".pushsection .fixed, \\"a\\"\\n.balign 8\\nlookup: .quad dlsym\\n.popsection");
+extern void *(*const lookup)(void *, const char *) __attribute__((visibility("hidden")));
+int outer(void) { return lookup(RTLD_DEFAULT, "of nobody") == 0; }
+"""
+
+
+def test_what_lies_where_nothing_is_written_is_left(node: Node, limited: dict[str, str]) -> None:
+    """As in code that was not compiled for a library."""
+    opened = library(READ_ONLY, "-ldl", "-Wl,-z,notext", name="libfixed.so")
+    assert said(node, limited, opened, "outer") == "1"
+
+
+def test_where_pages_stay_as_they_are_the_library_does_too(
+    node: Node, limited: dict[str, str]
+) -> None:
+    program, opened = compiled("deep_refused.c", "-ldl"), plugin("-Wl,-z,now", "-Wl,-z,relro")
+    done = node.run_program([str(program), str(opened), "linked"], **limited)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
 CONSTRUCTED = """
 #include <link.h>
 void in_the_midst(void);

@@ -88,6 +88,33 @@ def test_what_is_not_limited_is_documented(node: Node, limited: dict[str, str]) 
     assert said(node, limited, plugin("-DEARLY=1"), "linked") == str(OUT_OF_MEMORY)
 
 
+WRAPS = """
+void *dlopen(const char *file, int flags) { return (void *)1; }
+void *dlsym(void *handle, const char *name) { return handle; }
+int cuInit(unsigned flags) { return 40; }
+"""
+WRAPPED = """
+#include <dlfcn.h>
+int cuInit(unsigned);
+int outer(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    return cuInit(0) + (library == (void *)1) + (dlsym(library, "cuInit") == library);
+}
+"""
+
+
+@pytest.mark.parametrize("when", ["now", "lazy"])
+def test_what_others_define_that_come_with_it_is_theirs(
+    node: Node, limited: dict[str, str], when: str
+) -> None:
+    """To keep those is what the flag is for."""
+    theirs = library(WRAPS, name="libwraps.so")
+    opened = library(
+        WRAPPED, str(theirs), str(driver()), "-ldl", f"-Wl,-z,{when}", name="libwrapped.so"
+    )
+    assert said(node, limited, opened, "outer", when) == "42"
+
+
 READ_ONLY = """
 #include <dlfcn.h>
 __asm__(".pushsection .fixed, \\"a\\"\\n.balign 8\\nlookup: .quad dlsym\\n.popsection");

@@ -61,18 +61,33 @@ EXPORT void *dlopen(const char *file, int flags)
     MUSTTAIL return next(file, flags);
 }
 
-/* What a library has of `name` from libc or the driver, or will once it is looked up: ours. */
-static void *ours_instead(const char *name, const void *found)
+/* What a library has of `name` from libc or the driver, or will once it is looked up: ours. Others may define
+ * it as well, for a program that opens them deep to keep theirs. */
+static void *ours_instead(const char *library, const char *name, const void *found)
 {
     void *of_libcs = same_text(name, "dlopen") ? (void *)&dlopen : dlsym_of_ours(name);
-    if (of_libcs)
-        return !found || found == loaded_libc(name) ? of_libcs : NULL;
     enum row row = names_form(name) ? names_row(name) : NO_ROW;
-    return row != NO_ROW && (!found || real_is_drivers(row, found)) ? names_wrapper(row) : NULL;
+    if (!of_libcs && row == NO_ROW)
+        return NULL;
+    found = found ? found : real_seen_from(library, name);
+    if (of_libcs)
+        return found && found == loaded_libc(name) ? of_libcs : NULL;
+    return real_is_drivers(row, found) ? names_wrapper(row) : NULL;
 }
+
+/* An indirect function: libc's dlsym calls what is to say which one it is. It does so with the lock held that
+ * keeps other threads from loading a library, so that none is half bound while we write to it, and in which
+ * libc's lookups come before the lock of its list. There is no other way to have that lock. */
+static void *bind_all(void)
+{
+    rebind_new(ours_instead);
+    return (void *)&dlopen;
+}
+
+EXPORT void vgpu_bind_deep(void) __attribute__((ifunc("bind_all")));
 
 void dlopen_bind_deep(void)
 {
     dlopen_was_deep = false;
-    rebind_new(ours_instead);
+    real_dlsym()(RTLD_DEFAULT, "vgpu_bind_deep");
 }

@@ -45,17 +45,27 @@ static struct asked asked_of(const struct dl_phdr_info *info)
     return asked;
 }
 
-/* The pages that were written when it was loaded, and must not be since. */
-static void protect(const struct dl_phdr_info *info, int protection)
+/* For the pages that were written when it was loaded, and must not be since. False: the place is not to be
+ * written to. It is in code, or a rule of the container's forbids it. */
+static bool protect(const struct dl_phdr_info *info, uintptr_t place, int protection)
 {
     uintptr_t within = ~(getauxval(AT_PAGESZ) - 1);
+    bool written = false;
     for (unsigned i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &info->dlpi_phdr[i];
-        uintptr_t from = info->dlpi_addr + part->p_vaddr, to = (from + part->p_memsz) & within;
-        from &= within;
-        if (part->p_type == PT_GNU_RELRO && to > from)
-            syscall(SYS_mprotect, from, to - from, protection);
+        uintptr_t from = info->dlpi_addr + part->p_vaddr, to = from + part->p_memsz;
+        if (part->p_type == PT_GNU_RELRO) {
+            from &= within;
+            to &= within;
+        }
+        if (place - from >= to - from)
+            continue;
+        if (part->p_type == PT_LOAD)
+            written = part->p_flags & PF_W;
+        else if (part->p_type == PT_GNU_RELRO && syscall(SYS_mprotect, from, to - from, protection) != 0)
+            return false;
     }
+    return written;
 }
 
 static void rebind(const struct dl_phdr_info *info, const struct asked *asked, const ElfW(Rela) * entry,
@@ -64,16 +74,16 @@ static void rebind(const struct dl_phdr_info *info, const struct asked *asked, c
     const ElfW(Sym) *symbol = &asked->symbols[ELF64_R_SYM(entry->r_info)];
     if (!ELF64_R_SYM(entry->r_info) || symbol->st_shndx != SHN_UNDEF || entry->r_addend)
         return;
-    void *_Atomic *place = (void *_Atomic *)(info->dlpi_addr + entry->r_offset);
-    uintptr_t low, high;
-    void *found = atomic_load(place);
+    uintptr_t at = info->dlpi_addr + entry->r_offset, low, high;
+    void *_Atomic *place = (void *_Atomic *)at;
+    /* Relaxed: what is more than a plain access ends a program on aarch64 where the place is not aligned. */
+    void *found = atomic_load_explicit(place, memory_order_relaxed);
     bool looked_up = !loaded_contains(info, found, &low, &high); /* or it is what looks it up */
-    void *chosen = choose(asked->names + symbol->st_name, looked_up ? found : NULL);
-    if (!chosen)
+    void *chosen = choose(info->dlpi_name, asked->names + symbol->st_name, looked_up ? found : NULL);
+    if (!chosen || !protect(info, at, PROT_READ | PROT_WRITE))
         return;
-    protect(info, PROT_READ | PROT_WRITE);
-    atomic_store(place, chosen);
-    protect(info, PROT_READ);
+    atomic_store_explicit(place, chosen, memory_order_relaxed);
+    protect(info, at, PROT_READ);
 }
 
 static int count(struct dl_phdr_info *info, size_t size, void *context)

@@ -135,6 +135,18 @@ def test_a_library_that_is_opened_deep_is_limited(
     assert run(node, aarch64, words, source="deep.c", LD_LIBRARY_PATH=where) == ["2"]
 
 
+PACKED = """
+#include <dlfcn.h>
+struct __attribute__((packed)) { char before; void *(*lookup)(void *, const char *); } table = {1, dlsym};
+int outer(void) { return table.lookup(RTLD_DEFAULT, "of nobody") == 0; }
+"""
+
+
+def test_what_a_deep_library_has_at_an_odd_address_is_read(node: Node, aarch64: Machine) -> None:
+    packed = compiled(PACKED, "-shared", "-fPIC", "-ldl", arch="aarch64", name="libpacked.so")
+    assert run(node, aarch64, ["now", str(packed), "outer"], source="deep.c") == ["1"]
+
+
 def test_who_catches_an_exception_out_of_the_driver_is_limited(
     node: Node, aarch64: Machine
 ) -> None:

@@ -88,6 +88,113 @@ def test_what_is_not_limited_is_documented(node: Node, limited: dict[str, str]) 
     assert said(node, limited, plugin("-DEARLY=1"), "linked") == str(OUT_OF_MEMORY)
 
 
+WRAPS = """
+void *dlopen(const char *file, int flags) { return (void *)1; }
+void *dlsym(void *handle, const char *name) { return handle; }
+int cuInit(unsigned flags) { return 40; }
+"""
+WRAPPED = """
+#include <dlfcn.h>
+int cuInit(unsigned);
+int outer(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    return cuInit(0) + (library == (void *)1) + (dlsym(library, "cuInit") == library);
+}
+"""
+
+
+@pytest.mark.parametrize("when", ["now", "lazy"])
+def test_what_others_define_that_come_with_it_is_theirs(
+    node: Node, limited: dict[str, str], when: str
+) -> None:
+    """To keep those is what the flag is for."""
+    theirs = library(WRAPS, name="libwraps.so")
+    opened = library(
+        WRAPPED, str(theirs), str(driver()), "-ldl", f"-Wl,-z,{when}", name="libwrapped.so"
+    )
+    assert said(node, limited, opened, "outer", when) == "42"
+
+
+READ_ONLY = """
+#include <dlfcn.h>
+__asm__(".pushsection .fixed, \\"a\\"\\n.balign 8\\nlookup: .quad dlsym\\n.popsection");
+extern void *(*const lookup)(void *, const char *) __attribute__((visibility("hidden")));
+int outer(void) { return lookup(RTLD_DEFAULT, "of nobody") == 0; }
+"""
+
+
+def test_what_lies_where_nothing_is_written_is_left(node: Node, limited: dict[str, str]) -> None:
+    """As in code that was not compiled for a library."""
+    opened = library(READ_ONLY, "-ldl", "-Wl,-z,notext", name="libfixed.so")
+    assert said(node, limited, opened, "outer") == "1"
+
+
+def test_where_pages_stay_as_they_are_the_library_does_too(
+    node: Node, limited: dict[str, str]
+) -> None:
+    program, opened = compiled("deep_refused.c", "-ldl"), plugin("-Wl,-z,now", "-Wl,-z,relro")
+    done = node.run_program([str(program), str(opened), "linked"], **limited)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+CONSTRUCTED = """
+#include <link.h>
+void in_the_midst(void);
+static int look(struct dl_phdr_info *info, size_t size, void *context) { return 1; }
+__attribute__((constructor)) static void construct(void)
+{
+    in_the_midst();
+    dl_iterate_phdr(look, 0);
+}
+int linked(void);
+int outer(void) { return linked(); }
+"""
+PICKED = """
+void in_the_midst(void);
+static int none(void) { return 0; }
+static void *pick(void) { in_the_midst(); return none; }
+int picked(void) __attribute__((ifunc("pick")));
+"""
+PICKING = """
+#include <dlfcn.h>
+int picked(void), cuInit(unsigned), cuMemAlloc_v2(unsigned long long *, unsigned long);
+static void *const volatile all[] = {dlopen, cuInit, cuMemAlloc_v2, picked, dlsym};
+int outer(void) {
+    unsigned long long address;
+    int (*init)(unsigned) = all[1], (*allocate)(unsigned long long *, unsigned long) = all[2];
+    init(0);
+    return allocate(&address, 60 << 20) | allocate(&address, 60 << 20) | picked();
+}
+"""
+
+
+def said_meanwhile(node: Node, limited: dict[str, str], turn: str, loading: Path) -> str:
+    """What the library gives that one thread loads while another looks something up."""
+    program = compiled("deep_meanwhile.c", "-ldl", "-lpthread", "-rdynamic")
+    opened = plugin("-DNUMBER=1")
+    done = node.run_program([str(program), turn, str(opened), str(loading), "outer"], **limited)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("turn", ["first", "again"])
+def test_who_looks_up_while_a_constructor_runs_keeps_nothing_from_it(
+    node: Node, limited: dict[str, str], turn: str
+) -> None:
+    """The constructor wants the loader's list, which the lookup may not hold while it waits."""
+    loading = library(CONSTRUCTED, str(plugin()), name="libloading.so")
+    assert said_meanwhile(node, limited, turn, loading) == str(OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize("turn", ["first", "again"])
+def test_a_library_that_is_half_bound_meanwhile_is_left_until_it_is(
+    node: Node, limited: dict[str, str], turn: str
+) -> None:
+    needed = (str(library(PICKED, name="libpicked.so")), str(driver()), "-ldl")
+    loading = library(PICKING, *needed, "-Wl,-z,now", "-Wl,-z,relro", name="libloading.so")
+    assert said_meanwhile(node, limited, turn, loading) == str(OUT_OF_MEMORY)
+
+
 INNER = "int answer(void) { return 42; }\n"
 OPENER = """
 #include <dlfcn.h>

@@ -326,7 +326,9 @@ def open_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hook with limits_core to be called."""
     path = tmp_path_factory.mktemp("open") / "libvgpu.so"
     names = path.with_name("open.map")
-    names.write_text("{ global: cu*; nvml*; dlopen; dlsym; dlvsym; limits_core; local: *; };\n")
+    names.write_text(
+        "{ global: cu*; nvml*; dlopen; dlsym; dlvsym; vgpu_bind_deep; limits_core; local: *; };\n"
+    )
     artifact = next(a for a in compiler().ARTIFACTS if a.path == "libvgpu.so")
     flags = [flag for flag in compiler().C_FLAGS if flag != "-fvisibility=hidden"]
     target = f"{platform.machine()}-linux-gnu.{compiler().GLIBC}"

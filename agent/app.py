@@ -267,7 +267,7 @@ class Agent:
         """Where it is listened, and what for."""
         config = self._config
         open_to_all: Routes = {
-            **probes(self._stuck, self.missing),
+            **probes(self._stuck, self._unready),
             METRICS: scraped(self._metrics.render),
         }
         use: Routes = {USE: shown(self._picture)}
@@ -303,8 +303,7 @@ class Agent:
         """Why the node does not serve pods yet, a sentence each; empty: it does."""
         if self._instance.waiting_for:
             return [f"another agent serves this node: {self._instance.waiting_for}"]
-        gpus = self._inventory.now()
-        reasons = [f"driver: {gpus.driver_error}"] if gpus.driver_error else []
+        reasons = self._driver_missing()
         for status in (plugin.status.now() for plugin in self._mode.plugins):
             if not status.registered:
                 of = f" as {status.resource}" if len(self._mode.plugins) > 1 else ""
@@ -312,6 +311,15 @@ class Agent:
             elif any(r.manager == status.resource and not r.holder for r in self._seen.rivals()):
                 reasons.append(f"another device plugin has taken {status.resource} over")
         return [*reasons, *self._mode.missing()]
+
+    def _driver_missing(self) -> list[str]:
+        error = self._inventory.now().driver_error
+        return [f"driver: {error}"] if error else []
+
+    def _unready(self) -> list[str]:
+        """What /readyz says: whether the agent before us may go."""
+        stands_by = self._config.ready_standing_by and self._instance.waiting_for
+        return self._driver_missing() if stands_by else self.missing()
 
     def _stuck(self) -> list[str]:
         return self.supervisor.stuck()

@@ -325,6 +325,7 @@ class Config:
 
     # observation
     metrics_address: str = ":9394"  # empty: no endpoint
+    ready_standing_by: bool = False
     web_page: bool = True
     legacy_metrics: bool = False  # HAMi's names before 2.9 beside those of today
     metrics_per_process: bool = False

@@ -258,6 +258,14 @@ ROWS = (
         help="Where /healthz, /readyz and /metrics are served.",
     ),
     Setting(
+        name="ready-standing-by",
+        group=OBSERVE,
+        kind=kinds.SWITCH,
+        field="ready_standing_by",
+        help="/readyz is well, too, while another agent serves this node and this one only waits to "
+        "take over, as a DaemonSet with maxSurge has them for a moment.",
+    ),
+    Setting(
         name="log-level",
         group=OBSERVE,
         kind=kinds.LEVEL,

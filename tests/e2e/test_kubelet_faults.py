@@ -10,6 +10,7 @@ from agent.sim.node import Ask, SimNode
 from agent.sim.scheduler import LOCK
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import finished, serves, up
+from tests.peers.processes import free_port
 from tests.waiting import eventually
 
 # --- kubelet -------------------------------------------------------------------------------------
@@ -113,6 +114,46 @@ def test_two_agents_on_one_node(make_node: NodeMaker) -> None:
     eventually(lambda: node.allocatable() == 20, within_s=60)
     pod = node.run_pod("with-the-second", [Ask(memory_mib=300)])
     assert pod.admitted.ok, pod.admitted.message
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        pytest.param((), 503, "another agent serves this node: pid", id="by default"),
+        pytest.param(("--ready-standing-by",), 200, "ok", id="where roll-outs wait for it"),
+    ],
+)
+def test_whether_an_agent_that_stands_by_is_ready(
+    make_node: NodeMaker, flags: tuple[str, ...], status: int, said: str
+) -> None:
+    node = make_node()
+    first = node.agent
+    assert first is not None
+    node.metrics_port = free_port()
+    node.start_agent(*flags)
+    eventually(lambda: f"pid {first.pid}" in node.log_text(), what="the second says who is there")
+    found, answer = eventually(lambda: ready if (ready := node.fetch("/readyz"))[0] else None)
+    assert (found, answer.startswith(said)) == (status, True), answer
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(20) == 0
+    up(node, 20)
+
+
+def test_an_agent_that_stands_by_without_a_driver_is_not_ready(make_node: NodeMaker) -> None:
+    """Else a roll-out would take the one away that serves."""
+    node = make_node()
+    first = node.agent
+    assert first is not None
+    node.metrics_port = free_port()
+    node.driver.driver("absent")
+    node.start_agent("--ready-standing-by")
+    eventually(lambda: f"pid {first.pid}" in node.log_text(), what="the second says who is there")
+    status, answer = eventually(
+        lambda: ready if (ready := node.fetch("/readyz"))[1].startswith("driver: ") else None
+    )
+    assert (status, "another agent" in answer) == (503, False)
+    assert node.stop_agent() == 0
+    node.agent = first
 
 
 # --- the agent -----------------------------------------------------------------------------------

@@ -35,9 +35,9 @@ from agent.version import VERSION
 
 pytestmark = pytest.mark.timeout(600)  # kustomize is compiled once
 
-CDI, EVICT, HOST_PID, RUNTIME_CLASS, VOLUME_MOUNTS = (
+CDI, EVICT, HOST_PID, RUNTIME_CLASS, SURGE, VOLUME_MOUNTS = (
     DAEMONSET / "components" / name
-    for name in ("cdi", "evict", "host-pid", "runtime-class", "volume-mounts")
+    for name in ("cdi", "evict", "host-pid", "runtime-class", "surge", "volume-mounts")
 )
 HAMI, OLDER_HAMI = (DAEMONSET / "overlays" / name for name in ("hami", "hami-2.7"))
 VOLCANO, NVIDIA = (DAEMONSET / "overlays" / name for name in ("volcano", "nvidia"))
@@ -283,6 +283,21 @@ def test_the_runtime_class(built: Built) -> None:
     assert pod_of(built((BASE, (RUNTIME_CLASS,))))["runtimeClassName"] == "nvidia"
 
 
+@pytest.mark.parametrize("top", TOPS, ids=lambda top: str(top.name))
+def test_a_roll_out_with_surge_starts_the_new_agent_first(built: Built, top: Path) -> None:
+    """And that one is ready while it stands by, or the roll-out would wait for ever."""
+    manifests = built((top, (SURGE,)))
+    strategy = only("DaemonSet", manifests)["spec"]["updateStrategy"]
+    rolling = {"maxSurge": "10%", "maxUnavailable": 0}
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": rolling}
+    assert {"name": "VGPU_READY_STANDING_BY", "value": "true"} in container_of(manifests)["env"]
+
+
+def test_who_stands_by_is_ready_only_where_that_is_chosen(built: Built) -> None:
+    assert configured(built((BASE, (SURGE,)))).ready_standing_by
+    assert not configured(plain()).ready_standing_by
+
+
 def test_what_gets_past_its_grant_is_evicted_where_that_is_chosen(built: Built) -> None:
     assert configured(plain()).on_bypass == "report"
     assert configured(built((BASE, (EVICT,)))).on_bypass == "evict"
@@ -430,13 +445,14 @@ def test_every_choice_keeps_its_place(
     manifests = built(choice)
     pod, container = pod_of(manifests), container_of(manifests)
     strategy = only("DaemonSet", manifests)["spec"]["updateStrategy"]
+    rolled = "maxSurge" if SURGE in choice[1] else "maxUnavailable"
     for why, found, wanted in (
         ("evicted last", pod["priorityClassName"], "system-node-critical"),
         ("on GPU nodes that are kept for GPU pods",
          sorted(one["key"] for one in pod["tolerations"] if one["operator"] == "Exists"),
          ["CriticalAddonsOnly", "nvidia.com/gpu"]),
         ("not on nodes that others drain", [one for one in pod["tolerations"] if "key" not in one], []),
-        ("a node at a time, or a tenth", at(strategy, "rollingUpdate.maxUnavailable"), "10%"),
+        ("a node at a time, or a tenth", at(strategy, f"rollingUpdate.{rolled}"), "10%"),
         ("replaced by a new version", at(strategy, "type"), "RollingUpdate"),
         ("three times what it may need", at(container, "resources.limits"), {"memory": "256Mi"}),
         ("what it may need", at(container, "resources.requests"), {"cpu": "20m", "memory": "80Mi"}),

@@ -84,6 +84,15 @@ def rights() -> frozenset[Right]:
     return frozenset(of_role(plain()))
 
 
+def _after(step: Mapping[str, Any], rights: frozenset[Right] | None) -> frozenset[Right] | None:
+    if (step["op"], step["path"]) == ("replace", "/rules"):
+        assert step["value"] == []
+        return None
+    assert (step["op"], step["path"]) == ("add", "/rules/-"), step
+    rule = step["value"]
+    return (rights or frozenset()) | {(v, r) for r in rule["resources"] for v in rule["verbs"]}
+
+
 def changes() -> Mapping[Path, frozenset[Right] | None]:
     """Component or overlay -> the rights that it adds to the base's; None: it takes all away.
 
@@ -96,12 +105,6 @@ def changes() -> Mapping[Path, frozenset[Right] | None]:
         for patch in chosen.get("patches", ()):
             if patch.get("target", {}).get("kind") != "ClusterRole":
                 continue
-            [step] = yaml.safe_load(patch["patch"])
-            if (step["op"], step["path"]) == ("replace", "/rules"):
-                assert step["value"] == []
-                found[folder] = None
-                continue
-            assert (step["op"], step["path"]) == ("add", "/rules/-"), step
-            rule = step["value"]
-            found[folder] = frozenset((v, r) for r in rule["resources"] for v in rule["verbs"])
+            for step in yaml.safe_load(patch["patch"]):
+                found[folder] = _after(step, found[folder])
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from doctor_breaks import BREAKS, MODE_CDI, RESERVING
-from doctor_node import CDI, DPKG, UUID, DoctorNode, stamp
+from doctor_node import CDI, CONTAINERD_NVIDIA, DPKG, UUID, DoctorNode, stamp
 from doctor_ways import Break, settings
 
 from agent.doctor import hook
@@ -131,6 +131,40 @@ def test_who_can_reserve_memory_of_a_shared_gpu(
     found = node.look()["reservations"]
     assert found.verdict is (Verdict.WARNING if fix else Verdict.OK), found
     assert found.fix.endswith(fix)
+
+
+OPERATORS = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+
+
+@pytest.mark.parametrize(
+    ("check", "content"),
+    [
+        pytest.param("toolkit-config", MODE_CDI.replace("cdi", "csv"), id="its mode"),
+        pytest.param(
+            "cdi-names",
+            f'{MODE_CDI}modes.cdi.default-kind = "management.nvidia.com/gpu"\n',
+            id="its kind",
+        ),
+    ],
+)
+def test_the_operators_toolkit_has_its_settings_beside_its_programs(
+    node: DoctorNode, check: str, content: str
+) -> None:
+    """The file in /etc, which is in order, is then nobody's."""
+    node.write(OPERATORS[1:], content)
+    assert node.look()[check].verdict is Verdict.OK  # of a toolkit that is not started
+    program = f"{OPERATORS.partition('.config')[0]}nvidia-container-runtime"
+    node.write(program[1:], "#!/bin/sh\n").chmod(0o755)
+    runtime = "etc/containerd/conf.d/99-nvidia.toml"
+    node.write(runtime, CONTAINERD_NVIDIA.replace("/usr/bin/nvidia-container-runtime", program))
+    found = node.look()[check]
+    assert found.verdict is Verdict.FAILED
+    assert OPERATORS in found.evidence
+    assert (
+        f"--config-file={OPERATORS} --in-place --set nvidia-container-runtime.mode=auto"
+        in found.fix
+    )
+    assert ("--vendor=management.nvidia.com --class=gpu" in found.fix) is (check == "cdi-names")
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ def toolkit_config(host: Host) -> Finding:
     name = settings_file(host)
     path = host.path(name)
     content = host.read_if_there(path)
-    if content is None:
+    if content is None and not path.is_dir():
         return ok(f"no {path}: the toolkit's defaults hold")
-    document = files.toml_of(content)
+    document = None if content is None else files.toml_of(content)
     if document is None:
         return failed(
             f"{path} cannot be understood, and no container with a GPU starts",

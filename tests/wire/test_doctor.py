@@ -133,6 +133,13 @@ def test_who_can_reserve_memory_of_a_shared_gpu(
     assert found.fix.endswith(fix)
 
 
+def test_a_directory_in_the_place_of_the_settings_is_named(node: DoctorNode) -> None:
+    """As a bind mount of a file that is not there makes one: NVIDIA's runtime then ends at once."""
+    node.remove(TOOLKIT)
+    (node.tree / TOOLKIT).mkdir()
+    assert "cannot be understood" in node.look()["toolkit-config"].evidence
+
+
 OPERATORS = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
 
 

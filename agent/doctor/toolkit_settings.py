@@ -92,7 +92,12 @@ def toolkit_objection(
     """What is wrong and the setting that mends it; None: nothing. Total."""
     mode = mode_of(document)
     by_cli = mode == "legacy" or (mode == "auto" and (version is None or version < MAKES_SPECS))
-    if by_cli and table(document.get("nvidia-container-cli")).get("no-cgroups") is True:
+    described_here = all(one.startswith("cdi-") for one in strategies)  # to it all GPUs are void
+    if (
+        by_cli
+        and not described_here
+        and table(document.get("nvidia-container-cli")).get("no-cgroups") is True
+    ):
         return (
             "no-cgroups is true, so containers may not open their GPU",
             "nvidia-container-cli.no-cgroups=false",

@@ -46,8 +46,17 @@ def test_what_keeps_containers_from_their_gpu(
     assert (said in problem[0]) if said and problem else (problem is None and not said)
 
 
-def test_the_mode_of_tegra_does_not_matter_where_the_agent_describes_gpus() -> None:
-    assert toolkit_objection(with_mode("csv"), ("cdi-cri",)) is None
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(with_mode("csv"), id="the mode of Tegra"),
+        # As is advised for Podman without root.
+        pytest.param(NO_CGROUPS | with_mode("legacy"), id="its program allows nothing"),
+    ],
+)
+def test_what_does_not_matter_where_the_agent_describes_gpus(document: dict[str, Any]) -> None:
+    """What CDI files name the container's own runtime allows; NVIDIA's is told of no GPU."""
+    assert toolkit_objection(document, ("cdi-cri",)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The container toolkit's settings: do they let containers have what the agent grants?"""
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -13,7 +13,7 @@ from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host
 from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN, runtimes
 from agent.doctor.runtime_files import table, text
-from agent.doctor.toolkit import CDI_DIRS, GENERATE, described, installed, spec_files
+from agent.doctor.toolkit import CDI_DIRS, GENERATE, described, installed, spec_files, spec_of
 from agent.domain.gpu import GpuInventory
 
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
@@ -61,7 +61,7 @@ def settings_file(host: Host) -> str:
         known = one.runtime
         names = [known.default] if known.is_nvidia(known.default) else known.nvidia_handlers[:1]
         for name in names:
-            beside = PurePosixPath(known.handlers.get(name, "")).parent / BESIDE
+            beside = Path(known.handlers.get(name, "")).parent / BESIDE
             if beside.is_absolute() and host.path(beside).exists():
                 return str(beside)
     return TOOLKIT
@@ -71,7 +71,7 @@ def setting_it(name: str, setting: str) -> str:
     """The command for this file; its program is beside it, and perhaps nowhere else."""
     if name == TOOLKIT:
         return f"nvidia-ctk config --in-place --set {setting}"
-    program = PurePosixPath(name.removesuffix(BESIDE)) / "nvidia-ctk"
+    program = Path(name.removesuffix(BESIDE)) / "nvidia-ctk"
     return (
         f"{program} config --config-file={name} --in-place --set {setting}"
         "   # GPU Operator: and in its toolkit.env, or it is as before at its next start"
@@ -238,9 +238,13 @@ def _without_reservations(host: Host) -> str:
     name, document = _settings(host)
     mode = mode_of(document)
     if mode == "cdi":
-        _, folders = places(document)
-        having = [path for path in spec_files(host, folders) if RESERVES in host.read(path)]
-        return f"{GENERATE.format(having[0])} --disable-hook {RESERVES}" if having else ""
+        kind, folders = places(document)
+        for path in spec_files(host, folders):
+            content = host.read(path)
+            spec = spec_of(path, content) if RESERVES in content else None
+            if spec and spec.kind == kind:  # others, as of resource claims, are not asked for
+                return f"{generating(str(path), kind)} --disable-hook {RESERVES}"
+        return ""
     named = disabled_hooks(document)
     if mode not in ("auto", "jit-cdi") or {RESERVES, "all"} & set(named):
         return ""

@@ -99,6 +99,9 @@ JIT = "[nvidia-container-runtime.modes.jit-cdi]\nnvcdi-disable-hooks = "
 RESERVES = "apply-cuda-memory-limits"
 
 
+CLAIM = CDI.replace("kind: nvidia.com/gpu", "kind: k8s.gpu.nvidia.com/claim") + f"# {RESERVES}\n"
+
+
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
@@ -113,6 +116,15 @@ RESERVES = "apply-cuda-memory-limits"
         ),
         pytest.param(
             {TOOLKIT: MODE_CDI, "etc/cdi/nvidia.yaml": CDI.replace('"0"', UUID)}, "", id="in none"
+        ),
+        pytest.param(
+            {
+                TOOLKIT: MODE_CDI,
+                "etc/cdi/nvidia.yaml": CDI.replace('"0"', UUID),
+                "run/cdi/k8s.gpu.nvidia.com-claim.yaml": CLAIM,
+            },
+            "",
+            id="in a spec of another kind, as of a resource claim",
         ),
         pytest.param({TOOLKIT: MODE_CDI.replace("cdi", "legacy")}, "", id="another program's work"),
         pytest.param({"var/lib/dpkg/status": DPKG}, "", id="before 1.20.1"),

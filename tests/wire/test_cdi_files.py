@@ -133,6 +133,21 @@ def test_modules_have_the_name_by_which_they_are_loaded(root: Path, link: str) -
     assert f"{file}::/{folder}/{name}" in [word for hook in hooked.hooks for word in hook.args]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("usr/lib/xorg/modules/drivers/nvidia_drv.so", id="a module of X"),
+        pytest.param(f"lib/firmware/nvidia/{VERSION}/gsp_x.bin", id="firmware"),
+        pytest.param("etc/OpenCL/vendors/nvidia.icd", id="OpenCL"),
+    ],
+)
+def test_what_leads_out_of_the_drivers_place_is_left_out(root: Path, name: str) -> None:
+    """The node has nothing there, and its runtime makes no container with what is missing."""
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).symlink_to("/nowhere/of-the-driver")
+    assert f"/{name}" not in mounted(files(root).driver())
+
+
 def test_usual_names_are_there_without_development_files(root: Path) -> None:
     """Programs ask for libcuda.so, which some distributions put into a package of its own."""
     (root / LIB / "libcuda.so").unlink()

@@ -94,6 +94,8 @@ def test_libraries_have_all_their_names_where_no_hook_makes_links(root: Path) ->
             "usr/lib/xorg/modules/drivers/nvidia_drv.so", id="a module of X, Debian's place"
         ),
         pytest.param("usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so", id="a newer one"),
+        pytest.param(f"{LIB}/nvidia/xorg/nvidia_drv.so", id="a module of X, Ubuntu's place"),
+        pytest.param(f"{LIB}/xorg/modules/updates/drivers/nvidia_drv.so", id="beside libraries"),
         pytest.param("etc/OpenCL/vendors/nvidia.icd", id="OpenCL"),
         pytest.param(f"lib/firmware/nvidia/{VERSION}/ucodes_x.bin", id="firmware of r615"),
         pytest.param("usr/share/vulkan/icd.d/nvidia_icd.json", id="Vulkan"),
@@ -117,6 +119,7 @@ def test_what_else_is_the_drivers(root: Path, name: str) -> None:
 MODULE_LINKS = {  # what loads it asks for the link
     f"{LIB}/vdpau/libvdpau_nvidia.so.1": "libvdpau_nvidia.so",
     "usr/lib/xorg/modules/extensions/libglxserver_nvidia.so": "libglxserver_nvidia.so",
+    f"{LIB}/nvidia/xorg/libglxserver_nvidia.so": "libglxserver_nvidia.so",
 }
 
 

@@ -60,7 +60,10 @@ def _versions(host: Host) -> Iterator[tuple[str, str]]:
         return  # programs of another root are not run
     for program in PROGRAMS:
         if Path(program).is_file():
-            ended = host.run_child([program, "--version"], {"PATH": "/usr/bin:/bin"})
+            try:
+                ended = host.run_child([program, "--version"], {"PATH": "/usr/bin:/bin"})
+            except OSError:  # it cannot be executed, and so tells nothing
+                continue
             yield f"`{program} --version`", ended.output
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.config import Config
-from agent.doctor import toolkit_settings
+from agent.doctor import toolkit, toolkit_settings
 from agent.doctor.host import Host
 from agent.doctor.toolkit_settings import places, toolkit_objection
 
@@ -77,6 +77,29 @@ def test_the_command_sets_what_the_toolkit_has(tmp_path: Path, content: str) -> 
     found = toolkit_settings.toolkit_config(Host(config=Config(node_name="n"), root=tmp_path))
     _, _, setting = found.fix.partition("nvidia-ctk config --in-place --set ")
     assert setting.partition("=")[0] in KEYS
+
+
+@pytest.mark.parametrize(
+    ("content", "mode"),
+    [
+        pytest.param("\x7fELF", 0o755, id="of another machine"),
+        pytest.param("#!/bin/sh\n", 0o644, id="nobody may run it"),
+        pytest.param("#!/bin/sh\nexit 127\n", 0o755, id="it says nothing"),
+    ],
+)
+def test_a_program_that_cannot_be_run_tells_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, mode: int
+) -> None:
+    """Then the next one is asked; what else is wrong with the toolkit is said all the same."""
+    programs = [tmp_path / "bad", tmp_path / "good"]
+    for program, text in zip(programs, (content, "#!/bin/sh\necho version 1.20.2\n"), strict=True):
+        program.write_text(text)
+        program.chmod(0o755)
+    programs[0].chmod(mode)
+    monkeypatch.setattr(toolkit, "DPKG", str(tmp_path / "none"))
+    monkeypatch.setattr(toolkit, "PROGRAMS", tuple(map(str, programs)))
+    found = toolkit.installed(Host(config=Config(node_name="n")))
+    assert found == ((1, 20, 2), f"`{programs[1]} --version`")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import pytest
 
 from agent.config import Config
 from agent.doctor import toolkit, toolkit_settings
+from agent.doctor.finding import Verdict
 from agent.doctor.host import Host
 from agent.doctor.toolkit_settings import places, toolkit_objection
+from agent.domain.gpu import Gpu, MigDevice
 
 NO_CGROUPS = {"nvidia-container-cli": {"no-cgroups": True}}
 # Keys that `nvidia-ctk config --set` takes, of 1.17.8, 1.19.1 and 1.20.2; it refuses any other.
@@ -119,3 +121,38 @@ def test_a_program_that_cannot_be_run_tells_no_version(
 )
 def test_where_specs_are_looked_for(cdi: dict[str, Any], kind: str, folders: tuple[str]) -> None:
     assert places(with_mode("cdi", modes={"cdi": cdi})) == (kind, folders)
+
+
+MIG = MigDevice(
+    uuid="MIG-a", profile="1g.5gb", memory_mib=1, gpu_instance=1, compute_instance=0
+)  # fmt: skip
+GPU = Gpu(uuid="GPU-a", index=3, name="A", memory_mib=1, minor=0, mig_devices=(MIG,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        pytest.param({"mig_strategy": "single"}, "MIG-a", id="by uuid"),
+        pytest.param(
+            {"mig_strategy": "single", "device_id_strategy": "index"}, "3:0", id="by index"
+        ),
+        pytest.param({"mig_strategy": "none"}, "GPU-a", id="the whole GPU is granted"),
+    ],
+)
+def test_specs_have_to_have_a_mig_device_as_the_agent_names_it(
+    tmp_path: Path, settings: dict[str, Any], named: str
+) -> None:
+    for name, content in {
+        toolkit_settings.TOOLKIT: '[nvidia-container-runtime]\nmode = "cdi"\n',
+        "/etc/cdi/nvidia.yaml": "",
+    }.items():
+        file = tmp_path / name.lstrip("/")
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+    host = Host(config=Config(node_name="n", mode="nvidia", **settings), root=tmp_path)
+    host.gpus = (GPU,)
+    assert f"nvidia.com/gpu={named}: containers" in toolkit_settings.cdi_names(host).evidence
+    file.write_text(
+        f'{{cdiVersion: "0.6.0", kind: nvidia.com/gpu, devices: [{{name: "{named}"}}]}}'
+    )
+    assert toolkit_settings.cdi_names(host).verdict is Verdict.OK

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from doctor_breaks import BREAKS, MODE_CDI, RESERVING
-from doctor_node import CDI, CONTAINERD_NVIDIA, DPKG, UUID, DoctorNode, stamp
+from doctor_node import CDI, CONTAINERD_NVIDIA, DPKG, DRIVER, UUID, DoctorNode, stamp
 from doctor_ways import Break, settings
 
 from agent.doctor import hook
 from agent.doctor.checks import CHECKS
 from agent.doctor.finding import Verdict
 from agent.domain.gpu import Sharing
+from agent.domain.nvidia_config import Replicas, Replication
 from agent.sim.driver import SimGpu, made_up_uuid
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -127,6 +128,11 @@ CLAIM = CDI.replace("kind: nvidia.com/gpu", "kind: k8s.gpu.nvidia.com/claim") + 
             id="in a spec of another kind, as of a resource claim",
         ),
         pytest.param({TOOLKIT: MODE_CDI.replace("cdi", "legacy")}, "", id="another program's work"),
+        pytest.param(
+            {TOOLKIT: MODE_CDI.replace("cdi", "jit-cdi")},
+            f"disable-hooks={RESERVES}",
+            id="asked for",
+        ),
         pytest.param({"var/lib/dpkg/status": DPKG}, "", id="before 1.20.1"),
         pytest.param({"sys/fs/cgroup/cgroup.controllers": None}, "", id="cgroups of version 1"),
     ],
@@ -174,8 +180,12 @@ def test_the_operators_toolkit_has_its_settings_beside_its_programs(
     assert node.look()[check].verdict is Verdict.OK  # of a toolkit that is not started
     program = f"{OPERATORS.partition('.config')[0]}nvidia-container-runtime"
     node.write(program[1:], "#!/bin/sh\n").chmod(0o755)
-    runtime = "etc/containerd/conf.d/99-nvidia.toml"
-    node.write(runtime, CONTAINERD_NVIDIA.replace("/usr/bin/nvidia-container-runtime", program))
+    section = CONTAINERD_NVIDIA.splitlines()[-2].replace(".nvidia.", ".operators.")
+    node.write(
+        "etc/containerd/conf.d/99-nvidia.toml",  # of two, the one that containers have by default
+        CONTAINERD_NVIDIA.replace('"nvidia"', '"operators"')
+        + f'{section}\nBinaryName = "{program}"\n',
+    )
     found = node.look()[check]
     assert found.verdict is Verdict.FAILED
     assert OPERATORS in found.evidence
@@ -184,6 +194,20 @@ def test_the_operators_toolkit_has_its_settings_beside_its_programs(
         in found.fix
     )
     assert ("--vendor=management.nvidia.com --class=gpu" in found.fix) is (check == "cdi-names")
+
+
+def test_copies_of_a_gpu_share_it(node: DoctorNode) -> None:
+    RESERVING(node)
+    copies = Replication(resources=(Replicas(name="nvidia.com/gpu", replicas=2),))
+    settings(mode="nvidia", time_slicing=copies)(node)
+    assert node.look()["reservations"].verdict is Verdict.WARNING
+
+
+def test_a_driver_before_r615_reserves_nothing(node: DoctorNode) -> None:
+    node.write("var/lib/dpkg/status", DPKG.replace("1.18.2", "1.20.1"))
+    found = node.look()["reservations"]
+    assert found.verdict is Verdict.OK
+    assert DRIVER in found.evidence
 
 
 @pytest.mark.parametrize(

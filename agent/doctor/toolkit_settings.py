@@ -240,7 +240,7 @@ def _without_reservations(host: Host) -> str:
     if mode == "cdi":
         kind, folders = places(document)
         for path in spec_files(host, folders):
-            content = host.read(path)
+            content = host.read_if_there(path) or ""
             spec = spec_of(path, content) if RESERVES in content else None
             if spec and spec.kind == kind:  # others, as of resource claims, are not asked for
                 return f"{generating(str(path), kind)} --disable-hook {RESERVES}"

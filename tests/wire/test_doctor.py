@@ -95,6 +95,14 @@ def test_in_mode_cdi_specs_have_to_name_what_is_granted(
     assert found.verdict is verdict, found
 
 
+def test_a_directory_that_is_named_as_a_spec_is_none(node: DoctorNode) -> None:
+    """Runtimes pass it over; a link that leads to nothing they report."""
+    (node.tree / "etc/cdi/nvidia.json").mkdir()
+    assert node.look()["cdi-specs"].verdict is Verdict.OK
+    (node.tree / "etc/cdi/old.json").symlink_to("gone")
+    assert "etc/cdi/old.json is no CDI spec" in node.look()["cdi-specs"].evidence
+
+
 TOOLKIT = "etc/nvidia-container-runtime/config.toml"
 JIT = "[nvidia-container-runtime.modes.jit-cdi]\nnvcdi-disable-hooks = "
 RESERVES = "apply-cuda-memory-limits"

@@ -180,8 +180,11 @@ class HostDriverFiles:
 
     def _modules(self, folder: str, version: str) -> Edits:
         """What programs load from this directory by a name without a version."""
-        names = frozenset(_names(self._seen_at / folder))
-        files = [name for name in sorted(names) if is_module(name, version)]
+        place = self._seen_at / folder
+        names = frozenset(_names(place))
+        files = [  # perhaps by a link, as alternatives make them, perhaps to nothing
+            name for name in sorted(names) if is_module(name, version) and (place / name).is_file()
+        ]
         mounts = [self._mount(f"{folder}/{name}", f"{folder}/{name}") for name in files]
         links = dict(self._links(folder, names, frozenset(files)))
         if self._hook is None:
@@ -230,7 +233,7 @@ class HostDriverFiles:
                 yield self._mount(path, path)
         firmware = f"lib/firmware/nvidia/{version}"
         for name in sorted(_names(self._seen_at / firmware)):
-            if FIRMWARE.fullmatch(name):
+            if FIRMWARE.fullmatch(name) and (self._seen_at / firmware / name).is_file():
                 yield self._mount(f"{firmware}/{name}", f"{firmware}/{name}")
 
     def extra_mounts(self, name: str) -> Edits:

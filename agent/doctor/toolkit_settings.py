@@ -1,6 +1,7 @@
 """The container toolkit's settings: do they let containers have what the agent grants?"""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -10,15 +11,15 @@ from agent.config import Config
 from agent.doctor import runtime_files as files
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host
-from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN
+from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN, runtimes
 from agent.doctor.runtime_files import table, text
-from agent.doctor.toolkit import CDI_DIRS, GENERATE, described, installed, spec_files
+from agent.doctor.toolkit import CDI_DIRS, GENERATE, described, installed, spec_files, spec_of
 from agent.domain.gpu import GpuInventory
 
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
-SET = "nvidia-ctk config --in-place --set {}"
-BY_ITSELF = SET.format("nvidia-container-runtime.mode=auto")
-SPEC = "/etc/cdi/nvidia.yaml"
+# The GPU Operator's: beside its programs, which are told to read this one and no other.
+BESIDE = ".config/nvidia-container-runtime/config.toml"
+BY_ITSELF = "nvidia-container-runtime.mode=auto"
 MAKES_SPECS = (1, 18, 0)  # from here on mode auto describes what is asked for by itself
 DEFAULT_KIND = "nvidia.com/gpu"
 # A hook of the toolkit from 1.20.1 on. It has the driver, from r615 on, reserve for a container
@@ -32,15 +33,17 @@ def toolkit_config(host: Host) -> Finding:
     """Settings of NVIDIA's runtime that keep GPUs from our containers."""
     if host.contained:
         return skipped(NOT_SEEN, MOUNT_ROOT)
-    path = host.path(TOOLKIT)
+    name = settings_file(host)
+    path = host.path(name)
     content = host.read_if_there(path)
-    if content is None:
+    if content is None and not path.is_dir():
         return ok(f"no {path}: the toolkit's defaults hold")
-    document = files.toml_of(content)
+    document = None if content is None else files.toml_of(content)
     if document is None:
         return failed(
             f"{path} cannot be understood, and no container with a GPU starts",
-            f"mv {path} {path}.broken && {SET.format('nvidia-container-runtime.log-level=info')}",
+            f"mv {path} {path}.broken && "
+            f"{setting_it(name, 'nvidia-container-runtime.log-level=info')}",
         )
     there = installed(host)
     problem = toolkit_objection(
@@ -48,8 +51,37 @@ def toolkit_config(host: Host) -> Finding:
     )
     if problem:
         said, setting = problem
-        return failed(f"{path}: {said}", SET.format(setting))
+        return failed(f"{path}: {said}", setting_it(name, setting))
     return ok(f"{path} lets containers have what is granted")
+
+
+def settings_file(host: Host) -> str:
+    """What NVIDIA's runtime reads, by the program that kubelet's container runtime starts."""
+    for one in runtimes(host)[:1]:
+        known = one.runtime
+        names = [known.default] if known.is_nvidia(known.default) else known.nvidia_handlers[:1]
+        for name in names:
+            beside = Path(known.handlers.get(name, "")).parent / BESIDE
+            if beside.is_absolute() and host.path(beside).exists():
+                return str(beside)
+    return TOOLKIT
+
+
+def setting_it(name: str, setting: str) -> str:
+    """The command for this file; its program is beside it, and perhaps nowhere else."""
+    if name == TOOLKIT:
+        return f"nvidia-ctk config --in-place --set {setting}"
+    program = Path(name.removesuffix(BESIDE)) / "nvidia-ctk"
+    return (
+        f"{program} config --config-file={name} --in-place --set {setting}"
+        "   # GPU Operator: and in its toolkit.env, or it is as before at its next start"
+    )
+
+
+def _settings(host: Host) -> tuple[str, Mapping[str, Any]]:
+    """The file and what it says, as far as that is understood."""
+    name = settings_file(host)
+    return name, files.toml_of(host.read_if_there(host.path(name)) or "") or {}
 
 
 def toolkit_objection(
@@ -60,7 +92,12 @@ def toolkit_objection(
     """What is wrong and the setting that mends it; None: nothing. Total."""
     mode = mode_of(document)
     by_cli = mode == "legacy" or (mode == "auto" and (version is None or version < MAKES_SPECS))
-    if by_cli and table(document.get("nvidia-container-cli")).get("no-cgroups") is True:
+    described_here = all(one.startswith("cdi-") for one in strategies)  # to it all GPUs are void
+    if (
+        by_cli
+        and not described_here
+        and table(document.get("nvidia-container-cli")).get("no-cgroups") is True
+    ):
         return (
             "no-cgroups is true, so containers may not open their GPU",
             "nvidia-container-cli.no-cgroups=false",
@@ -101,24 +138,33 @@ def cdi_names(host: Host) -> Finding:
     """In mode cdi NVIDIA's runtime gives what a spec names, and nobody else writes that one."""
     if host.contained:
         return skipped(NOT_SEEN, MOUNT_ROOT)
-    document = files.toml_of(host.read_if_there(host.path(TOOLKIT)) or "") or {}
+    name, document = _settings(host)
     if mode_of(document) != "cdi" or not _by_name(host.config.device_list_strategy):
         return ok("NVIDIA's runtime is not told to look into specs for what the agent names")
     if host.config.sharing.mode == "mig":
         return failed(
-            f"{TOOLKIT} has NVIDIA's runtime give what CDI specs name, and none has a MIG device "
+            f"{name} has NVIDIA's runtime give what CDI specs name, and none has a MIG device "
             "that is made for a container",
-            BY_ITSELF,
+            setting_it(name, BY_ITSELF),
         )
     kind, folders = places(document)
     missing = sorted(_granted(host) - described(host, kind, folders))
     if missing:
         return failed(
-            f"{TOOLKIT} has NVIDIA's runtime give what CDI specs name, and no spec in "
+            f"{name} has NVIDIA's runtime give what CDI specs name, and no spec in "
             f"{', '.join(folders)} has {kind}={missing[0]}: containers with it do not start",
-            f"{GENERATE.format(SPEC)}   # again whenever GPUs or driver change; or: {BY_ITSELF}",
+            f"{generating(f'{folders[0]}/nvidia.yaml', kind)}   # again whenever GPUs or driver "
+            f"change; or: {setting_it(name, BY_ITSELF)}",
         )
     return ok(f"specs have every GPU as {kind}")
+
+
+def generating(path: str, kind: str) -> str:
+    """The command that writes a spec of this kind."""
+    vendor, _, of = kind.partition("/")
+    return GENERATE.format(path) + (
+        "" if kind == DEFAULT_KIND else f" --vendor={vendor} --class={of}"
+    )
 
 
 def places(document: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -156,8 +202,7 @@ def reservations(host: Host) -> Finding:
         return skipped("no version of the container toolkit is found", "nvidia-ctk --version")
     if why := _never_reserved(host, there[0]):
         return ok(why)
-    document = files.toml_of(host.read_if_there(host.path(TOOLKIT)) or "") or {}
-    fix = _without_reservations(host, document)
+    fix = _without_reservations(host)
     if not fix:
         return ok(f"NVIDIA's runtime does not run its hook {RESERVES}")
     return warning(
@@ -188,17 +233,22 @@ def _shared(config: Config) -> bool:
     return config.sharing.mode != "mig" and (config.mode != "nvidia" or replicas)
 
 
-def _without_reservations(host: Host, document: Mapping[str, Any]) -> str:
+def _without_reservations(host: Host) -> str:
     """The command that takes the hook away; empty: it is not run."""
+    name, document = _settings(host)
     mode = mode_of(document)
     if mode == "cdi":
-        _, folders = places(document)
-        having = [path for path in spec_files(host, folders) if RESERVES in host.read(path)]
-        return f"{GENERATE.format(having[0])} --disable-hook {RESERVES}" if having else ""
+        kind, folders = places(document)
+        for path in spec_files(host, folders):
+            content = host.read_if_there(path) or ""
+            spec = spec_of(path, content) if RESERVES in content else None
+            if spec and spec.kind == kind:  # others, as of resource claims, are not asked for
+                return f"{generating(str(path), kind)} --disable-hook {RESERVES}"
+        return ""
     named = disabled_hooks(document)
     if mode not in ("auto", "jit-cdi") or {RESERVES, "all"} & set(named):
         return ""
-    return SET.format(f"{NO_HOOKS}={':'.join((*named, RESERVES))}")
+    return setting_it(name, f"{NO_HOOKS}={':'.join((*named, RESERVES))}")
 
 
 def disabled_hooks(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,15 +14,16 @@ LIBRARY_DIRS = (
 )
 # Debian's own packages put a driver here, and lead to it from the directory above by alternatives.
 BESIDE = "/nvidia/current"
-# Below a directory of libraries, where programs look for modules by a path of their own.
-MODULE_DIRS = ("vdpau", "xorg/modules/drivers", "xorg/modules/extensions")
-# Where those of X are if not there: whatever directory the libraries are in, by distribution.
-X_DIRS = tuple(
-    f"{place}/xorg/{below}/{kind}"
-    for place in ("usr/lib", "usr/lib64")
+_OF_X = tuple(
+    f"xorg/{below}/{kind}"
     for below in ("modules", "modules/updates")
     for kind in ("drivers", "extensions")
 )
+# Below a directory of libraries, where programs look for modules by a path of their own. The second
+# is that of Ubuntu's packages, which tell X of it.
+MODULE_DIRS = ("vdpau", "nvidia/xorg", *_OF_X)
+# Where those of X are if not there: whatever directory the libraries are in, by distribution.
+X_DIRS = tuple(f"{place}/{below}" for place in ("usr/lib", "usr/lib64") for below in _OF_X)
 GBM_BACKEND, GBM_LIBRARY = "gbm/nvidia-drm_gbm.so", "libnvidia-allocator.so"  # a link to the other
 PROGRAM_DIRS = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin")
 PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control",

@@ -94,6 +94,8 @@ def test_libraries_have_all_their_names_where_no_hook_makes_links(root: Path) ->
             "usr/lib/xorg/modules/drivers/nvidia_drv.so", id="a module of X, Debian's place"
         ),
         pytest.param("usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so", id="a newer one"),
+        pytest.param(f"{LIB}/nvidia/xorg/nvidia_drv.so", id="a module of X, Ubuntu's place"),
+        pytest.param(f"{LIB}/xorg/modules/updates/drivers/nvidia_drv.so", id="beside libraries"),
         pytest.param("etc/OpenCL/vendors/nvidia.icd", id="OpenCL"),
         pytest.param(f"lib/firmware/nvidia/{VERSION}/ucodes_x.bin", id="firmware of r615"),
         pytest.param("usr/share/vulkan/icd.d/nvidia_icd.json", id="Vulkan"),
@@ -117,6 +119,7 @@ def test_what_else_is_the_drivers(root: Path, name: str) -> None:
 MODULE_LINKS = {  # what loads it asks for the link
     f"{LIB}/vdpau/libvdpau_nvidia.so.1": "libvdpau_nvidia.so",
     "usr/lib/xorg/modules/extensions/libglxserver_nvidia.so": "libglxserver_nvidia.so",
+    f"{LIB}/nvidia/xorg/libglxserver_nvidia.so": "libglxserver_nvidia.so",
 }
 
 
@@ -131,6 +134,21 @@ def test_modules_have_the_name_by_which_they_are_loaded(root: Path, link: str) -
     hooked = files(root, hook=Path("/usr/bin/nvidia-cdi-hook")).driver()
     assert f"/{link}" not in mounted(hooked)
     assert f"{file}::/{folder}/{name}" in [word for hook in hooked.hooks for word in hook.args]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("usr/lib/xorg/modules/drivers/nvidia_drv.so", id="a module of X"),
+        pytest.param(f"lib/firmware/nvidia/{VERSION}/gsp_x.bin", id="firmware"),
+        pytest.param("etc/OpenCL/vendors/nvidia.icd", id="OpenCL"),
+    ],
+)
+def test_what_leads_out_of_the_drivers_place_is_left_out(root: Path, name: str) -> None:
+    """The node has nothing there, and its runtime makes no container with what is missing."""
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).symlink_to("/nowhere/of-the-driver")
+    assert f"/{name}" not in mounted(files(root).driver())
 
 
 def test_usual_names_are_there_without_development_files(root: Path) -> None:

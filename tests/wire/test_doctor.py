@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from doctor_breaks import BREAKS, MODE_CDI, RESERVING
-from doctor_node import CDI, DPKG, UUID, DoctorNode, stamp
+from doctor_node import CDI, CONTAINERD_NVIDIA, DPKG, DRIVER, UUID, DoctorNode, stamp
 from doctor_ways import Break, settings
 
 from agent.doctor import hook
 from agent.doctor.checks import CHECKS
 from agent.doctor.finding import Verdict
 from agent.domain.gpu import Sharing
+from agent.domain.nvidia_config import Replicas, Replication
 from agent.sim.driver import SimGpu, made_up_uuid
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -94,9 +95,20 @@ def test_in_mode_cdi_specs_have_to_name_what_is_granted(
     assert found.verdict is verdict, found
 
 
+def test_a_directory_that_is_named_as_a_spec_is_none(node: DoctorNode) -> None:
+    """Runtimes pass it over; a link that leads to nothing they report."""
+    (node.tree / "etc/cdi/nvidia.json").mkdir()
+    assert node.look()["cdi-specs"].verdict is Verdict.OK
+    (node.tree / "etc/cdi/old.json").symlink_to("gone")
+    assert "etc/cdi/old.json is no CDI spec" in node.look()["cdi-specs"].evidence
+
+
 TOOLKIT = "etc/nvidia-container-runtime/config.toml"
 JIT = "[nvidia-container-runtime.modes.jit-cdi]\nnvcdi-disable-hooks = "
 RESERVES = "apply-cuda-memory-limits"
+
+
+CLAIM = CDI.replace("kind: nvidia.com/gpu", "kind: k8s.gpu.nvidia.com/claim") + f"# {RESERVES}\n"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,21 @@ RESERVES = "apply-cuda-memory-limits"
         pytest.param(
             {TOOLKIT: MODE_CDI, "etc/cdi/nvidia.yaml": CDI.replace('"0"', UUID)}, "", id="in none"
         ),
+        pytest.param(
+            {
+                TOOLKIT: MODE_CDI,
+                "etc/cdi/nvidia.yaml": CDI.replace('"0"', UUID),
+                "run/cdi/k8s.gpu.nvidia.com-claim.yaml": CLAIM,
+            },
+            "",
+            id="in a spec of another kind, as of a resource claim",
+        ),
         pytest.param({TOOLKIT: MODE_CDI.replace("cdi", "legacy")}, "", id="another program's work"),
+        pytest.param(
+            {TOOLKIT: MODE_CDI.replace("cdi", "jit-cdi")},
+            f"disable-hooks={RESERVES}",
+            id="asked for",
+        ),
         pytest.param({"var/lib/dpkg/status": DPKG}, "", id="before 1.20.1"),
         pytest.param({"sys/fs/cgroup/cgroup.controllers": None}, "", id="cgroups of version 1"),
     ],
@@ -131,6 +157,65 @@ def test_who_can_reserve_memory_of_a_shared_gpu(
     found = node.look()["reservations"]
     assert found.verdict is (Verdict.WARNING if fix else Verdict.OK), found
     assert found.fix.endswith(fix)
+
+
+def test_a_directory_in_the_place_of_the_settings_is_named(node: DoctorNode) -> None:
+    """As a bind mount of a file that is not there makes one: NVIDIA's runtime then ends at once."""
+    node.remove(TOOLKIT)
+    (node.tree / TOOLKIT).mkdir()
+    assert "cannot be understood" in node.look()["toolkit-config"].evidence
+
+
+OPERATORS = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+
+
+@pytest.mark.parametrize(
+    ("check", "content"),
+    [
+        pytest.param("toolkit-config", MODE_CDI.replace("cdi", "csv"), id="its mode"),
+        pytest.param(
+            "cdi-names",
+            f'{MODE_CDI}modes.cdi.default-kind = "management.nvidia.com/gpu"\n',
+            id="its kind",
+        ),
+    ],
+)
+def test_the_operators_toolkit_has_its_settings_beside_its_programs(
+    node: DoctorNode, check: str, content: str
+) -> None:
+    """The file in /etc, which is in order, is then nobody's."""
+    node.write(OPERATORS[1:], content)
+    assert node.look()[check].verdict is Verdict.OK  # of a toolkit that is not started
+    program = f"{OPERATORS.partition('.config')[0]}nvidia-container-runtime"
+    node.write(program[1:], "#!/bin/sh\n").chmod(0o755)
+    section = CONTAINERD_NVIDIA.splitlines()[-2].replace(".nvidia.", ".operators.")
+    node.write(
+        "etc/containerd/conf.d/99-nvidia.toml",  # of two, the one that containers have by default
+        CONTAINERD_NVIDIA.replace('"nvidia"', '"operators"')
+        + f'{section}\nBinaryName = "{program}"\n',
+    )
+    found = node.look()[check]
+    assert found.verdict is Verdict.FAILED
+    assert OPERATORS in found.evidence
+    assert (
+        f"--config-file={OPERATORS} --in-place --set nvidia-container-runtime.mode=auto"
+        in found.fix
+    )
+    assert ("--vendor=management.nvidia.com --class=gpu" in found.fix) is (check == "cdi-names")
+
+
+def test_copies_of_a_gpu_share_it(node: DoctorNode) -> None:
+    RESERVING(node)
+    copies = Replication(resources=(Replicas(name="nvidia.com/gpu", replicas=2),))
+    settings(mode="nvidia", time_slicing=copies)(node)
+    assert node.look()["reservations"].verdict is Verdict.WARNING
+
+
+def test_a_driver_before_r615_reserves_nothing(node: DoctorNode) -> None:
+    node.write("var/lib/dpkg/status", DPKG.replace("1.18.2", "1.20.1"))
+    found = node.look()["reservations"]
+    assert found.verdict is Verdict.OK
+    assert DRIVER in found.evidence
 
 
 @pytest.mark.parametrize(

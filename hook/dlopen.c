@@ -80,7 +80,10 @@ static void *ours_instead(const char *library, const char *name, const void *fou
  * libc's lookups come before the lock of its list. There is no other way to have that lock. */
 static void *bind_all(void)
 {
-    rebind_new(ours_instead);
+    /* Another library may look something up while the loader is at work for this very thread, as who has
+     * taken dlopen or malloc over does at its first call: what is opened then may not even be there yet. */
+    if (loaded_all() && rebind_new(ours_instead))
+        dlopen_was_deep = false;
     return (void *)&dlopen;
 }
 
@@ -88,6 +91,5 @@ EXPORT void vgpu_bind_deep(void) __attribute__((ifunc("bind_all")));
 
 void dlopen_bind_deep(void)
 {
-    dlopen_was_deep = false;
     real_dlsym()(RTLD_DEFAULT, "vgpu_bind_deep");
 }

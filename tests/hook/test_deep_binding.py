@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from built_hook import built
 from c_programs import compiled, driver, library
 from hooked_programs import LIMIT, Node
 
@@ -113,6 +114,44 @@ def test_what_others_define_that_come_with_it_is_theirs(
         WRAPPED, str(theirs), str(driver()), "-ldl", f"-Wl,-z,{when}", name="libwrapped.so"
     )
     assert said(node, limited, opened, "outer", when) == "42"
+
+
+TAKES_OVER = """
+#include <dlfcn.h>
+#include <stddef.h>
+#define TAKE(name, given, passed) void *name given { \\
+    KEPT void *(*next) given; \\
+    if (!FIRST || !next) *(void **)&next = dlsym(RTLD_NEXT, #name); \\
+    return next passed; }
+#if FIRST
+#define KEPT static
+#else
+#define KEPT
+#endif
+#ifdef OPENING
+TAKE(dlopen, (const char *file, int flags), (file, flags))
+#else
+TAKE(malloc, (size_t bytes), (bytes))
+TAKE(calloc, (size_t count, size_t bytes), (count, bytes))
+TAKE(realloc, (void *at, size_t bytes), (at, bytes))
+#endif
+"""
+
+
+@pytest.mark.parametrize("function", ["linked", "looked_up"])
+@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
+@pytest.mark.parametrize("first", ["0", "1"], ids=["at each call", "at the first"])
+@pytest.mark.parametrize("what", ["OPENING", "ALLOCATING"])
+def test_what_is_looked_up_while_it_is_opened_is_too_early(
+    node: Node, limited: dict[str, str], what: str, first: str, behind: bool, function: str
+) -> None:
+    """By another library that is preloaded, where the loader calls it."""
+    other = library(
+        TAKES_OVER, f"-D{what}", f"-DFIRST={first}", "-fno-builtin", "-ldl", name="libother.so"
+    )
+    both = [str(built() / "libvgpu.so"), str(other)]
+    limited["LD_PRELOAD"] = ":".join(both if behind else reversed(both))
+    assert said(node, limited, plugin(), function) == str(OUT_OF_MEMORY)
 
 
 READ_ONLY = """

@@ -2,9 +2,8 @@
  * looks in us, libc's dlsym and the driver's functions. So that such a library comes to us like any other,
  * what it was given of these is exchanged for ours, once it is loaded.
  *
- * That is when the thread that opened it looks something up next, as who opens a library does, and as its
- * constructors do: dlopen itself is passed on by a tail call, as libc must see the true caller, whose run
- * path counts.
+ * That is when anything is looked up next, as who opens a library does. Not at once: dlopen itself is passed
+ * on by a tail call, as libc must see the true caller, whose run path counts.
  */
 #include "dlopen.h"
 #include "depth.h"
@@ -22,7 +21,6 @@
 typedef void *dlopen_function(const char *file, int flags);
 
 atomic_bool dlopen_any_deep;
-_Thread_local bool dlopen_was_deep __attribute__((tls_model("initial-exec")));
 
 static _Atomic(dlopen_function *) next_known;
 
@@ -55,7 +53,6 @@ EXPORT void *dlopen(const char *file, int flags)
         return NULL;
     if ((flags & RTLD_DEEPBIND) && !depth_inside()) {
         rebind_begin();
-        dlopen_was_deep = true;
         atomic_store_explicit(&dlopen_any_deep, true, memory_order_relaxed);
     }
     MUSTTAIL return next(file, flags);
@@ -82,8 +79,8 @@ static void *bind_all(void)
 {
     /* Another library may look something up while the loader is at work for this very thread, as who has
      * taken dlopen or malloc over does at its first call: what is opened then may not even be there yet. */
-    if (loaded_all() && rebind_new(ours_instead))
-        dlopen_was_deep = false;
+    if (loaded_all())
+        rebind_new(ours_instead);
     return (void *)&dlopen;
 }
 

@@ -132,8 +132,8 @@ void rebind_begin(void)
     loaded_walk(begin, NULL);
 }
 
-bool rebind_new(rebind_choice *choose)
+void rebind_new(rebind_choice *choose)
 {
     struct list list = {.choose = choose};
-    return loaded_walk(rebind_in, &list) == 0;
+    loaded_walk(rebind_in, &list);
 }

@@ -2,8 +2,6 @@
 #ifndef VGPU_REBIND_H
 #define VGPU_REBIND_H
 
-#include <stdbool.h>
-
 /* What `library` is to have of the function `name` instead of `found`, which it was given; NULL there: it has
  * yet to be looked up. NULL: what it has, or what will be found. Called with the loader's locks held. */
 typedef void *rebind_choice(const char *library, const char *name, const void *found);
@@ -11,7 +9,7 @@ typedef void *rebind_choice(const char *library, const char *name, const void *f
 /* Libraries that are loaded from the first call of this on, */
 void rebind_begin(void);
 
-/* but for those that were there the last time. False: there are no others. */
-bool rebind_new(rebind_choice *choose);
+/* but for those that were there the last time. */
+void rebind_new(rebind_choice *choose);
 
 #endif

@@ -83,6 +83,21 @@ def test_one_of_many_that_come_and_go_is_limited(node: Node, limited: dict[str, 
     assert node.run(code, **limited)["result"] == OUT_OF_MEMORY
 
 
+def test_one_is_limited_whoever_uses_it(node: Node, limited: dict[str, str]) -> None:
+    """Another thread than the one that opened it."""
+    code = (
+        f"path = {str(plugin())!r}\n"
+        "deep = ctypes.CDLL(None).dlopen\n"
+        "deep.argtypes = ctypes.c_char_p, ctypes.c_int\n"
+        "words = path.encode(), os.RTLD_NOW | os.RTLD_DEEPBIND\n"
+        "opening = threading.Thread(target=deep, args=words)\n"
+        "opening.start()\n"
+        "opening.join()\n"
+        "say(result=ctypes.CDLL(path).linked())"
+    )
+    assert node.run("import os, threading\n" + code, **limited)["result"] == OUT_OF_MEMORY
+
+
 def test_what_is_not_limited_is_documented(node: Node, limited: dict[str, str]) -> None:
     """A constructor runs before anybody looks anything up."""
     assert said(node, limited, plugin("-DEARLY=1"), "constructed") == "0"

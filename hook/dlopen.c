@@ -11,7 +11,6 @@
 #include "names.h"
 #include "real.h"
 #include "rebind.h"
-#include "same_text.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
@@ -59,10 +58,11 @@ EXPORT void *dlopen(const char *file, int flags)
 }
 
 /* What a library has of `name` from libc or the driver, or will once it is looked up: ours. Others may define
- * it as well, for a program that opens them deep to keep theirs. */
+ * it as well, for a program that opens them deep to keep theirs. Not dlopen: once one was opened deep, all
+ * are looked at. */
 static void *ours_instead(const char *library, const char *name, const void *found)
 {
-    void *of_libcs = same_text(name, "dlopen") ? (void *)&dlopen : dlsym_of_ours(name);
+    void *of_libcs = dlsym_of_ours(name);
     enum row row = names_form(name) ? names_row(name) : NO_ROW;
     if (!of_libcs && row == NO_ROW)
         return NULL;

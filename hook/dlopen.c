@@ -2,9 +2,8 @@
  * looks in us, libc's dlsym and the driver's functions. So that such a library comes to us like any other,
  * what it was given of these is exchanged for ours, once it is loaded.
  *
- * That is when the thread that opened it looks something up next, as who opens a library does, and as its
- * constructors do: dlopen itself is passed on by a tail call, as libc must see the true caller, whose run
- * path counts.
+ * That is when anything is looked up next, as who opens a library does. Not at once: dlopen itself is passed
+ * on by a tail call, as libc must see the true caller, whose run path counts.
  */
 #include "dlopen.h"
 #include "depth.h"
@@ -12,7 +11,6 @@
 #include "names.h"
 #include "real.h"
 #include "rebind.h"
-#include "same_text.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
@@ -22,7 +20,6 @@
 typedef void *dlopen_function(const char *file, int flags);
 
 atomic_bool dlopen_any_deep;
-_Thread_local bool dlopen_was_deep __attribute__((tls_model("initial-exec")));
 
 static _Atomic(dlopen_function *) next_known;
 
@@ -55,17 +52,17 @@ EXPORT void *dlopen(const char *file, int flags)
         return NULL;
     if ((flags & RTLD_DEEPBIND) && !depth_inside()) {
         rebind_begin();
-        dlopen_was_deep = true;
         atomic_store_explicit(&dlopen_any_deep, true, memory_order_relaxed);
     }
     MUSTTAIL return next(file, flags);
 }
 
 /* What a library has of `name` from libc or the driver, or will once it is looked up: ours. Others may define
- * it as well, for a program that opens them deep to keep theirs. */
+ * it as well, for a program that opens them deep to keep theirs. Not dlopen: once one was opened deep, all
+ * are looked at. */
 static void *ours_instead(const char *library, const char *name, const void *found)
 {
-    void *of_libcs = same_text(name, "dlopen") ? (void *)&dlopen : dlsym_of_ours(name);
+    void *of_libcs = dlsym_of_ours(name);
     enum row row = names_form(name) ? names_row(name) : NO_ROW;
     if (!of_libcs && row == NO_ROW)
         return NULL;
@@ -80,7 +77,10 @@ static void *ours_instead(const char *library, const char *name, const void *fou
  * libc's lookups come before the lock of its list. There is no other way to have that lock. */
 static void *bind_all(void)
 {
-    rebind_new(ours_instead);
+    /* Another library may look something up while the loader is at work for this very thread, as who has
+     * taken dlopen or malloc over does at its first call: what is opened then may not even be there yet. */
+    if (loaded_all())
+        rebind_new(ours_instead);
     return (void *)&dlopen;
 }
 
@@ -88,6 +88,5 @@ EXPORT void vgpu_bind_deep(void) __attribute__((ifunc("bind_all")));
 
 void dlopen_bind_deep(void)
 {
-    dlopen_was_deep = false;
     real_dlsym()(RTLD_DEFAULT, "vgpu_bind_deep");
 }

@@ -153,6 +153,11 @@ int loaded_walk(int (*look)(struct dl_phdr_info *, size_t, void *), void *contex
     return (libcs ? libcs : dl_iterate_phdr)(look, context);
 }
 
+bool loaded_all(void)
+{
+    return !&_r_debug || _r_debug.r_state == RT_CONSISTENT;
+}
+
 static int look_for_address(struct dl_phdr_info *info, size_t size, void *context)
 {
     struct search *search = context;

@@ -29,6 +29,9 @@ void *loaded_next_definition(const void *caller, const char *name);
 /* For each library, with the loader's lock held, until `look` gives something, which this gives then. */
 int loaded_walk(int (*look)(struct dl_phdr_info *, size_t, void *), void *context);
 
+/* Whether all that the loader has begun to open is there; false in the midst. By who has its lock. */
+bool loaded_all(void);
+
 /* Whether it lies in a part of the library; where the library begins and ends. */
 bool loaded_contains(const struct dl_phdr_info *info, const void *address, uintptr_t *low, uintptr_t *high);
 

@@ -101,6 +101,8 @@ static int rebind_in(struct dl_phdr_info *info, size_t size, void *context)
     uintptr_t low, high;
     (void)size;
     if (!list->passed) {
+        if (info->dlpi_adds == seen)
+            return 1;
         loaded_walk(count, list);
         list->before = seen;
         seen = list->added;

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from built_hook import built
 from c_programs import compiled, driver, library
 from hooked_programs import LIMIT, Node
 
@@ -82,6 +83,92 @@ def test_one_of_many_that_come_and_go_is_limited(node: Node, limited: dict[str, 
     assert node.run(code, **limited)["result"] == OUT_OF_MEMORY
 
 
+def test_one_is_limited_whoever_uses_it(node: Node, limited: dict[str, str]) -> None:
+    """Another thread than the one that opened it."""
+    code = (
+        f"path = {str(plugin())!r}\n"
+        "deep = ctypes.CDLL(None).dlopen\n"
+        "deep.argtypes = ctypes.c_char_p, ctypes.c_int\n"
+        "words = path.encode(), os.RTLD_NOW | os.RTLD_DEEPBIND\n"
+        "opening = threading.Thread(target=deep, args=words)\n"
+        "opening.start()\n"
+        "opening.join()\n"
+        "say(result=ctypes.CDLL(path).linked())"
+    )
+    assert node.run("import os, threading\n" + code, **limited)["result"] == OUT_OF_MEMORY
+
+
+def test_two_that_are_opened_one_after_the_other_are_limited(
+    node: Node, limited: dict[str, str]
+) -> None:
+    first, second = (str(plugin(f"-DNUMBER={i}")) for i in range(2))
+    code = (
+        "import os\ndeep = ctypes.CDLL(None).dlopen\ndeep.restype = ctypes.c_void_p\n"
+        f"handles = [deep(path, os.RTLD_NOW | os.RTLD_DEEPBIND) for path in ({first.encode()}, {second.encode()})]\n"
+        "say(result=[ctypes.CDLL(None, handle=handle).linked() for handle in handles])"
+    )
+    assert node.run(code, **limited)["result"] == [OUT_OF_MEMORY, OUT_OF_MEMORY]
+
+
+CONSTANTS = """
+#include <dlfcn.h>
+int cuInit(unsigned);
+void *(*const lookup)(void *, const char *) = dlsym;
+char *const inside = (char *)cuInit + 1;
+"""
+
+
+def test_what_was_not_to_be_written_to_is_not_afterwards(
+    node: Node, limited: dict[str, str]
+) -> None:
+    opened = library(CONSTANTS, str(driver()), "-ldl", "-Wl,-z,relro", name="libconstants.so")
+    code = (
+        f"import os\nlibrary = ctypes.CDLL({str(opened)!r}, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)\n"
+        "place = ctypes.c_void_p.in_dll(library, 'lookup')\n"
+        "ours = ctypes.cast(ctypes.CDLL(None).dlsym, ctypes.c_void_p).value\n"
+        "ends = [(line.split()[0].split('-'), line.split()[1]) for line in open('/proc/self/maps')]\n"
+        "may = [may for (low, high), may in ends if int(low, 16) <= ctypes.addressof(place) < int(high, 16)]\n"
+        "say(may=may, is_ours=place.value == ours)"
+    )
+    done = node.run(code, **limited)
+    assert (done["may"], done["is_ours"]) == (["r--p"], True)
+
+
+def test_a_pointer_into_a_function_stays(node: Node, limited: dict[str, str]) -> None:
+    opened = library(CONSTANTS, str(driver()), "-ldl", name="libconstants.so")
+    code = (
+        f"import os\nlibrary = ctypes.CDLL({str(opened)!r}, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)\n"
+        "low = min(int(line.split('-')[0], 16) for line in open('/proc/self/maps') if 'libcuda' in line)\n"
+        "high = max(int(line.split('-')[1].split()[0], 16) for line in open('/proc/self/maps') if 'libcuda' in line)\n"
+        "say(is_drivers=low <= ctypes.c_void_p.in_dll(library, 'inside').value < high)"
+    )
+    assert node.run(code, **limited)["is_drivers"]
+
+
+PASSES_ON = """
+#include <dlfcn.h>
+#include <stdio.h>
+void *dlopen(const char *file, int flags) {
+    void *(*next)(const char *, int);
+    *(void **)&next = dlsym(RTLD_NEXT, "dlopen");
+    printf("%s ", WHO);
+    fflush(stdout);
+    return next(file, flags);
+}
+"""
+
+
+def test_others_that_take_dlopen_over_are_called_each_once(
+    node: Node, limited: dict[str, str]
+) -> None:
+    before, behind = (
+        library(PASSES_ON, f'-DWHO="{who}"', "-ldl", name="libother.so")
+        for who in ("before", "behind")
+    )
+    limited["LD_PRELOAD"] = f"{before}:{built() / 'libvgpu.so'}:{behind}"
+    assert said(node, limited, plugin(), "linked") == f"before behind {OUT_OF_MEMORY}"
+
+
 def test_what_is_not_limited_is_documented(node: Node, limited: dict[str, str]) -> None:
     """A constructor runs before anybody looks anything up."""
     assert said(node, limited, plugin("-DEARLY=1"), "constructed") == "0"
@@ -113,6 +200,44 @@ def test_what_others_define_that_come_with_it_is_theirs(
         WRAPPED, str(theirs), str(driver()), "-ldl", f"-Wl,-z,{when}", name="libwrapped.so"
     )
     assert said(node, limited, opened, "outer", when) == "42"
+
+
+TAKES_OVER = """
+#include <dlfcn.h>
+#include <stddef.h>
+#define TAKE(name, given, passed) void *name given { \\
+    KEPT void *(*next) given; \\
+    if (!FIRST || !next) *(void **)&next = dlsym(RTLD_NEXT, #name); \\
+    return next passed; }
+#if FIRST
+#define KEPT static
+#else
+#define KEPT
+#endif
+#ifdef OPENING
+TAKE(dlopen, (const char *file, int flags), (file, flags))
+#else
+TAKE(malloc, (size_t bytes), (bytes))
+TAKE(calloc, (size_t count, size_t bytes), (count, bytes))
+TAKE(realloc, (void *at, size_t bytes), (at, bytes))
+#endif
+"""
+
+
+@pytest.mark.parametrize("function", ["linked", "looked_up"])
+@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
+@pytest.mark.parametrize("first", ["0", "1"], ids=["at each call", "at the first"])
+@pytest.mark.parametrize("what", ["OPENING", "ALLOCATING"])
+def test_what_is_looked_up_while_it_is_opened_is_too_early(
+    node: Node, limited: dict[str, str], what: str, first: str, behind: bool, function: str
+) -> None:
+    """By another library that is preloaded, where the loader calls it."""
+    other = library(
+        TAKES_OVER, f"-D{what}", f"-DFIRST={first}", "-fno-builtin", "-ldl", name="libother.so"
+    )
+    both = [str(built() / "libvgpu.so"), str(other)]
+    limited["LD_PRELOAD"] = ":".join(both if behind else reversed(both))
+    assert said(node, limited, plugin(), function) == str(OUT_OF_MEMORY)
 
 
 READ_ONLY = """
@@ -219,7 +344,8 @@ def test_the_run_path_of_who_opens_a_library_counts(
     opener = library(
         OPENER, f"-DFLAGS={flags}", f"-Wl,-rpath,{inner.parent}", "-ldl", name="libopener.so"
     )
-    assert said(node, limited, opener, "asked") == "42"
+    code = f"say(result=ctypes.CDLL({str(opener)!r}).asked())"
+    assert node.run(code, **limited)["result"] == 42
 
 
 def test_who_asks_for_a_library_that_is_not_there_is_told(

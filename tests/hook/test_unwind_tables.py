@@ -20,11 +20,10 @@ HOOK = ROOT / "hook"
 # ours what headers have, which the compiler sees the inside of, as does the test of its own file.
 HARMLESS = frozenset({
     "__errno_location", "__isoc99_sscanf", "__register_atfork", "atexit", "atoi", "bcmp", "calloc",
-    "clock_gettime", "dladdr", "dlclose", "dlerror", "estimate_find", "fchmod", "flock", "free", "fstat",
-    "ftruncate", "getauxval", "getenv", "geteuid", "getpid", "getrlimit", "kill", "madvise",
-    "malloc", "memchr", "memcmp", "memcpy", "memmove", "memset", "mmap", "monotonic_ns",
-    "munmap",
-    "pthread_atfork", "pthread_attr_destroy", "pthread_attr_init", "pthread_attr_setdetachstate",
+    "clock_gettime", "dladdr", "dlclose", "dlerror", "estimate_find", "fchmod", "flock", "free",
+    "fstat", "ftruncate", "getauxval", "getenv", "geteuid", "getpid", "getrlimit", "kill",
+    "madvise", "malloc", "memchr", "memcmp", "memcpy", "memmove", "memset", "mmap",
+    "monotonic_ns", "munmap", "pthread_atfork", "pthread_attr_destroy", "pthread_attr_init", "pthread_attr_setdetachstate",
     "pthread_attr_setstacksize", "pthread_create", "pthread_key_create", "pthread_mutex_init",
     "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_self", "pthread_setspecific",
     "pthread_sigmask", "sched_yield", "sigfillset", "sigprocmask", "snprintf", "sprintf", "stat",

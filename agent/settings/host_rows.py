@@ -262,8 +262,8 @@ ROWS = (
         group=OBSERVE,
         kind=kinds.SWITCH,
         field="ready_standing_by",
-        help="/readyz is well, too, while another agent serves this node and this one only waits to "
-        "take over, as a DaemonSet with maxSurge has them for a moment.",
+        help="/readyz is well, too, while another agent serves this node and this one only waits "
+        "to take over, as a DaemonSet with maxSurge has them for a moment.",
     ),
     Setting(
         name="log-level",

@@ -318,8 +318,12 @@ class Agent:
 
     def _unready(self) -> list[str]:
         """What /readyz says: whether the agent before us may go."""
-        stands_by = self._config.ready_standing_by and self._instance.waiting_for
-        return self._driver_missing() if stands_by else self.missing()
+        if not (self._config.ready_standing_by and self._instance.waiting_for):
+            return self.missing()
+        gpus = self._inventory.now()
+        if not gpus.known and not gpus.driver_error:  # it has not answered: we may find none, yet
+            return ["the GPUs are not known yet"]
+        return self._driver_missing()
 
     def _stuck(self) -> list[str]:
         return self.supervisor.stuck()

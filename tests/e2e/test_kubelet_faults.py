@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from agent.sim.driver import SimDriver
 from agent.sim.node import Ask, SimNode
 from agent.sim.scheduler import LOCK
 from tests.e2e.conftest import NodeMaker
@@ -139,19 +140,29 @@ def test_whether_an_agent_that_stands_by_is_ready(
     up(node, 20)
 
 
-def test_an_agent_that_stands_by_without_a_driver_is_not_ready(make_node: NodeMaker) -> None:
+@pytest.mark.parametrize(
+    ("ails", "said"),
+    [
+        pytest.param(lambda driver: driver.driver("absent"), "driver: ", id="none"),
+        pytest.param(lambda driver: driver.hang(), "the GPUs are not known yet", id="a silent one"),
+    ],
+)
+def test_an_agent_that_stands_by_without_a_driver_is_not_ready(
+    make_node: NodeMaker, ails: Callable[[SimDriver], object], said: str
+) -> None:
     """Else a roll-out would take the one away that serves."""
     node = make_node()
     first = node.agent
     assert first is not None
     node.metrics_port = free_port()
-    node.driver.driver("absent")
+    ails(node.driver)
     node.start_agent("--ready-standing-by")
     eventually(lambda: f"pid {first.pid}" in node.log_text(), what="the second says who is there")
     status, answer = eventually(
-        lambda: ready if (ready := node.fetch("/readyz"))[1].startswith("driver: ") else None
+        lambda: ready if (ready := node.fetch("/readyz"))[1].startswith(said) else None
     )
     assert (status, "another agent" in answer) == (503, False)
+    node.driver.hang(hanging=False)  # or its end would wait for the driver
     assert node.stop_agent() == 0
     node.agent = first
 

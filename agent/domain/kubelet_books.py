@@ -145,7 +145,7 @@ def owners(records: Sequence[GrantRecord], look: KubeletLook) -> dict[str, Grant
     which grant it was (no answer of mode nvidia does), the youngest with exactly these ids is it.
     """
     by_grant = {entry.grant: entry for entry in look.entries or () if entry.grant}
-    names = _pod_names(look)
+    names = _pod_names(records, look)
     found: dict[str, GrantOwner] = {}
     for record in records:
         entry = by_grant.get(record.pod_uid)
@@ -157,7 +157,7 @@ def owners(records: Sequence[GrantRecord], look: KubeletLook) -> dict[str, Grant
                 pod_name=name,
                 container=entry.container,
             )
-    youngest = {frozenset(record.device_ids): record for record in records}
+    youngest = _youngest(records)
     for assigned in look.assigned or ():
         meant = youngest.get(assigned.device_ids)
         if meant is not None and meant.pod_uid not in by_grant:
@@ -170,8 +170,15 @@ def owners(records: Sequence[GrantRecord], look: KubeletLook) -> dict[str, Grant
     return found
 
 
+def _youngest(records: Sequence[GrantRecord]) -> dict[frozenset[str], GrantRecord]:
+    """By ids, the grant that has them now: kubelet gives them again when their pod has ended."""
+    return {frozenset(record.device_ids): record for record in records}
+
+
 def _uid_by_ids(assigned: Assigned, look: KubeletLook) -> str:
     """Of the one pod to which the checkpoint gives these very ids; empty: there are more, or none.
+
+    What has the name of a grant is of another one than it is asked for.
 
     Kubelet writes it when it gives ids away, and takes those out by then that had them before.
     """
@@ -179,13 +186,17 @@ def _uid_by_ids(assigned: Assigned, look: KubeletLook) -> str:
     uids = {
         entry.pod_uid
         for entry in look.entries or ()
-        if (entry.container, entry.resource, entry.device_ids) == wanted
+        if not entry.grant and (entry.container, entry.resource, entry.device_ids) == wanted
     }
     return uids.pop() if len(uids) == 1 else ""
 
 
-def _pod_names(look: KubeletLook) -> dict[str, tuple[str, str]]:
-    """Namespace and name by pod uid: containers that both books know by their ids tell."""
+def _pod_names(records: Sequence[GrantRecord], look: KubeletLook) -> dict[str, tuple[str, str]]:
+    """Namespace and name by pod uid: containers that both books know by their ids tell.
+
+    The checkpoint was read first, and may still have the pod that had the ids before.
+    """
+    youngest = _youngest(records)
     named: dict[tuple[str, str, frozenset[str]], tuple[str, str]] = {
         (one.container, one.resource, one.device_ids): (one.namespace, one.pod_name)
         for one in look.assigned or ()
@@ -193,7 +204,8 @@ def _pod_names(look: KubeletLook) -> dict[str, tuple[str, str]]:
     found = {}
     for entry in look.entries or ():
         name = named.get((entry.container, entry.resource, entry.device_ids))
-        if name is not None:
+        has_them = youngest.get(entry.device_ids)
+        if name is not None and (has_them is None or entry.grant in {"", has_them.pod_uid}):
             found[entry.pod_uid] = name
     return found
 
@@ -209,7 +221,7 @@ def listed(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
     by_grant = {entry.grant: entry for entry in look.entries or () if entry.grant}
     uids = {entry.pod_uid for entry in look.entries or ()}
     pods = {(one.namespace, one.pod_name) for one in look.assigned or ()}
-    names = _pod_names(look)
+    names = _pod_names(own, look)
 
     def held(record: GrantRecord) -> bool:
         if not is_identity(record.pod_uid):  # of another mode, before
@@ -244,7 +256,7 @@ def strays(records: Sequence[GrantRecord], look: KubeletLook) -> tuple[Entry, ..
 
     As in `listed`, the checkpoint alone does not count where the API tells who is there.
     """
-    known, names = {record.pod_uid for record in records}, _pod_names(look)
+    known, names = {record.pod_uid for record in records}, _pod_names(records, look)
     return tuple(
         entry
         for entry in look.entries or ()

@@ -1,8 +1,10 @@
 """What breaks around the agent: kubelet comes and goes, forgets, loses files; so does the agent."""
 
+import contextlib
 import signal
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -117,6 +119,21 @@ def test_two_agents_on_one_node(make_node: NodeMaker) -> None:
     assert pod.admitted.ok, pod.admitted.message
 
 
+@contextlib.contextmanager
+def another_beside(node: SimNode, *flags: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A second agent, which the node's methods ask from now on; gives the first, which it waits for."""
+    first = node.agent
+    assert first is not None
+    node.metrics_port = free_port()
+    node.start_agent(*flags)
+    try:
+        eventually(lambda: f"pid {first.pid}" in node.log_text(), what="it says who is there")
+        yield first
+    finally:
+        first.terminate()
+        first.wait(20)
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
     [
@@ -128,15 +145,9 @@ def test_whether_an_agent_that_stands_by_is_ready(
     make_node: NodeMaker, flags: tuple[str, ...], status: int, said: str
 ) -> None:
     node = make_node()
-    first = node.agent
-    assert first is not None
-    node.metrics_port = free_port()
-    node.start_agent(*flags)
-    eventually(lambda: f"pid {first.pid}" in node.log_text(), what="the second says who is there")
-    found, answer = eventually(lambda: ready if (ready := node.fetch("/readyz"))[0] else None)
-    assert (found, answer.startswith(said)) == (status, True), answer
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(20) == 0
+    with another_beside(node, *flags):
+        eventually(lambda: node.fetch("/readyz")[1].startswith(said), what=said)
+        assert node.fetch("/readyz")[0] == status
     up(node, 20)
 
 
@@ -152,19 +163,11 @@ def test_an_agent_that_stands_by_without_a_driver_is_not_ready(
 ) -> None:
     """Else a roll-out would take the one away that serves."""
     node = make_node()
-    first = node.agent
-    assert first is not None
-    node.metrics_port = free_port()
     ails(node.driver)
-    node.start_agent("--ready-standing-by")
-    eventually(lambda: f"pid {first.pid}" in node.log_text(), what="the second says who is there")
-    status, answer = eventually(
-        lambda: ready if (ready := node.fetch("/readyz"))[1].startswith(said) else None
-    )
-    assert (status, "another agent" in answer) == (503, False)
-    node.driver.hang(hanging=False)  # or its end would wait for the driver
-    assert node.stop_agent() == 0
-    node.agent = first
+    with another_beside(node, "--ready-standing-by"):
+        eventually(lambda: node.fetch("/readyz")[1].startswith(said), what=said)
+        assert node.fetch("/readyz")[0] == 503
+        node.driver.hang(hanging=False)  # or their end would wait for the driver
 
 
 # --- the agent -----------------------------------------------------------------------------------

@@ -290,6 +290,34 @@ def test_pods_of_another_mode_stay_while_kubelet_lists_them() -> None:
     assert not world.log.records()
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["seen before", "ended at once"])
+def test_who_has_the_slices_of_one_that_ended_does_not_give_it_its_name(seen: bool) -> None:
+    """The checkpoint was read in the moment before kubelet wrote the next pod into it."""
+    world = World()
+    first = world.run_pod("a", [A0])
+    if seen:
+        world.look(after_s=30.0)
+    before = world.kubelet.checkpoint
+    world.end_pod("a")
+    second = world.run_pod("b", [A0])
+    after, world.kubelet.checkpoint = world.kubelet.checkpoint, before
+    world.look()
+    named = world.names()
+    (of_first,) = (record.pod_uid for record in world.log.records() if record.grant == first.grant)
+    (of_second,) = (
+        record.pod_uid for record in world.log.records() if record.grant == second.grant
+    )
+    assert "/b/" not in named[of_first]
+    assert named[of_second] == "team/b/main"
+    owners = {record.pod_uid: record.owner_uid for record in world.log.records()}
+    assert owners[of_second] == "", "the book that has it was not read yet"
+    world.kubelet.checkpoint = after
+    world.look()
+    owners = {record.pod_uid: record.owner_uid for record in world.log.records()}
+    assert (world.names()[of_second], owners[of_second]) == ("team/b/main", "uid-b")
+    assert not world.posted
+
+
 def test_a_container_that_asks_for_two_sizes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(form="logfmt", environ={})  # a command that was tested before may be silent
     world = World(SIZES)

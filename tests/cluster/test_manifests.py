@@ -38,8 +38,9 @@ ROLLING = "io.k8s.api.apps.v1.RollingUpdateDaemonSet"
 
 @pytest.fixture
 def knows_surge(api: KubeApi) -> bool:
-    """Whether it is of 1.22 or newer, as components/surge needs; by its own words, as those that are
-    built for the tests have no version.
+    """Whether it is of 1.22 or newer, as components/surge needs.
+
+    By its own words: those that are built for the tests have no version.
     """
     known = api.get("/openapi/v2")["definitions"][ROLLING]["properties"]
     return "maxSurge" in known

@@ -12,22 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from built_hook import built, sim_libraries
+from built_hook import sim_libraries
 from cluster.agent_process import two_gpus
 from manifests import only, plain
-from peers import container_node
-from peers.build_peers import available, default_cache
 from peers.container_node import (
     IMAGE,
     NODE,
     ContainerNode,
-    running_container_node,
-    scratch,
 )
-from peers.container_tools import PeersUnavailable, container_tools
 from peers.processes import free_port
-from peers.runc import place
-from tenant_rootfs import DRIVER, TENANT, libc_directory, make_rootfs
+from tenant_node import tenant_node
+from tenant_rootfs import DRIVER, TENANT
 from waiting import eventually
 
 from agent.sim.container import Container
@@ -177,18 +172,8 @@ class Bed:
 
 @pytest.fixture
 def bed(image_file: Path) -> Iterator[Bed]:
-    peers = available(default_cache())
-    if peers is None or (reason := container_node.missing()):
-        pytest.skip(reason if peers else "the peers are not built: build.py cluster-peers")
-    built()
     with ExitStack() as stack:
-        try:
-            rootfs = make_rootfs(stack.enter_context(scratch()), container_tools())
-            for library in DRIVER:
-                place(rootfs, sim_libraries() / library, str(libc_directory() / library))
-            node = stack.enter_context(running_container_node(peers, rootfs))
-        except PeersUnavailable as error:
-            pytest.skip(str(error))
+        node = stack.enter_context(tenant_node())
         loaded = node.containerd.ctr("images", "import", image_file)
         assert loaded.returncode == 0, loaded.stderr
         yield (bed := Bed(node, stack))

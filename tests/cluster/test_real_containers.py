@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from built_hook import built, sim_libraries
 from cluster.agent_process import TREE, HostFiles, two_gpus
-from peers import container_node
-from peers.build_peers import available, default_cache
 from peers.container_node import (
     FILES,
     IMAGE,
@@ -25,14 +22,12 @@ from peers.container_node import (
     OURS,
     ContainerNode,
     clear_after_the_killed,
-    running_container_node,
     scratch,
 )
-from peers.container_tools import PeersUnavailable, container_tools
 from peers.processes import Process
-from peers.runc import place
 from pod_cgroups import every_hierarchy_is_ours, hierarchies
-from tenant_rootfs import DRIVER, TENANT, libc_directory, make_rootfs
+from tenant_node import tenant_node
+from tenant_rootfs import TENANT
 from waiting import eventually
 
 from agent.sim.api_client import ApiClient, ApiFailed
@@ -221,18 +216,8 @@ class Bed:
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Bed]:
-    peers = available(default_cache())
-    if peers is None or (reason := container_node.missing()):
-        pytest.skip(reason if peers else "the peers are not built: build.py cluster-peers")
-    built()
     with ExitStack() as stack:
-        try:
-            rootfs = make_rootfs(stack.enter_context(scratch()), container_tools())
-            for library in DRIVER:
-                place(rootfs, sim_libraries() / library, str(libc_directory() / library))
-            node = stack.enter_context(running_container_node(peers, rootfs))
-        except PeersUnavailable as error:
-            pytest.skip(str(error))
+        node = stack.enter_context(tenant_node())
         yield Bed(stack, node)
 
 

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import socket
 import socketserver
+import ssl
 import threading
 from dataclasses import dataclass, field
 from typing import Self
@@ -13,10 +14,14 @@ MAX_HEAD_BYTES = 8192
 
 @dataclass(slots=True)
 class ConnectProxy:
-    """Listens on 127.0.0.1 from `with` on. `login`: "user:password" that it asks for."""
+    """Listens on 127.0.0.1 from `with` on, by TLS with `tls`.
+
+    `login`: "user:password" that it asks for.
+    """
 
     leads_to_port: int
     login: str = ""
+    tls: ssl.SSLContext | None = None
     asked_for: list[str] = field(default_factory=list)  # targets of tunnels that were made
     _server: socketserver.ThreadingTCPServer = field(init=False)
 
@@ -29,7 +34,12 @@ class ConnectProxy:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                proxy._tunnel(self.connection)
+                if proxy.tls is None:
+                    proxy._tunnel(self.connection)
+                    return
+                with contextlib.suppress(OSError):  # who does not trust us hangs up
+                    with proxy.tls.wrap_socket(self.connection, server_side=True) as client:
+                        proxy._tunnel(client)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

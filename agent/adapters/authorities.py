@@ -52,3 +52,12 @@ def context_of(connection: Any) -> "ssl.SSLContext":
     if not (connection.ca_certs or connection.ca_cert_dir or connection.ca_cert_data):
         context.load_default_certs()
     return context
+
+
+def context_with_authorities(connection: Any) -> "ssl.SSLContext":
+    """The same with the authorities, for the proxy before it, to which no more is told of them."""
+    context = context_of(connection)
+    files = connection.ca_certs, connection.ca_cert_dir, connection.ca_cert_data
+    if any(files):
+        context.load_verify_locations(*files)
+    return context

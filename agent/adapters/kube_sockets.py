@@ -33,6 +33,9 @@ def capture_sockets(
         def connect(self: Any) -> None:
             if issubclass(base, HTTPSConnection):
                 self.ssl_context = authorities.context_of(self)  # anew: its files may have changed
+                if self.proxy_config:  # one that is spoken to by TLS is trusted as the API server
+                    own = authorities.context_with_authorities(self)
+                    self.proxy_config = self.proxy_config._replace(ssl_context=own)
             base.connect(self)
             self.captured = self.sock  # urllib3 forgets it for answers that end the connection
             capture(self.sock)
@@ -56,7 +59,8 @@ def read_within(answer: Any, seconds: float) -> None:
         captured.settimeout(seconds)
 
 
-def shut_down(connected: socket.socket) -> None:
+def shut_down(connected: Any) -> None:
     """End a connection below TLS, which wakes who reads from it."""
+    lowest = getattr(connected, "socket", connected)  # of TLS in a proxy's TLS
     with suppress(OSError):  # it was closed meanwhile
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+        socket.socket.shutdown(lowest, socket.SHUT_RDWR)

@@ -391,7 +391,8 @@ def _failure(request: Request, error: Exception) -> ClusterUnavailable:
     elif isinstance(error, exceptions.TimeoutError):
         kind, why = OutcomeUnknown, "the API server did not answer in time"
     elif "CERTIFICATE" in text:  # the package wraps TLS errors into a text
-        kind, why = Untrusted, "the API server's certificate is not trusted"
+        whose = "proxy" if "ProxyError" in text else "API server"
+        kind, why = Untrusted, f"the {whose}'s certificate is not trusted"
     elif isinstance(error, exceptions.ProtocolError | OSError) or "SSL" in text:
         kind, why = ConnectionBroken, "the connection to the API server ended"
     return kind(f"cannot {request.verb} {request.about}: {why} ({text})")

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import make_identity
+from certificates import Identity, make_bare_identity, make_identity
 from connect_proxy import ConnectProxy
+from kube_stage import Reader, StoppableLife
+from strict_python import be_strict
+from waiting import eventually
 
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.kube_config import load_configuration
@@ -176,3 +179,43 @@ def test_a_wrong_password_is_told_and_not_shown(way: Way, monkeypatch: pytest.Mo
     with pytest.raises(ClusterUnavailable, match="407 Proxy Authentication Required") as caught:
         way.cluster(ELSEWHERE).get_node()
     assert "secret" not in str(caught.value)
+
+
+def kubeconfig_by(folder: Path, server: ApiServer, trusted: Identity, proxy: ConnectProxy) -> Path:
+    authority = folder / "ca.crt"
+    authority.write_text(trusted.certificate)
+    path = server.write_kubeconfig(folder / "kubeconfig")
+    content = json.loads(path.read_text())
+    content["clusters"][0]["cluster"] |= {
+        "server": f"https://{ELSEWHERE}", "tls-server-name": "127.0.0.1",
+        "certificate-authority": str(authority), "proxy-url": f"https://{proxy.address}",
+    }  # fmt: skip
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_one_that_is_spoken_to_by_tls_is_trusted_as_the_server_and_left_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_strict(monkeypatch)
+    ours, another = make_bare_identity("ours"), make_identity("another")
+    stop = StoppableLife()
+    with (
+        ApiServer(tls=ours.server_context(tmp_path)) as server,
+        ConnectProxy(server.port, tls=ours.server_context(tmp_path)) as proxy,
+        ConnectProxy(server.port, tls=another.server_context(tmp_path)) as stranger,
+    ):
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        path = kubeconfig_by(tmp_path, server, ours, stranger)
+        with pytest.raises(ClusterUnavailable, match="the proxy's certificate is not trusted"):
+            KubeCluster(KubeTransport(path), node_name="n1").get_node()
+        path = kubeconfig_by(tmp_path, server, ours, proxy)
+        cluster = KubeCluster(KubeTransport(path), node_name="n1")
+        assert cluster.get_node().name == "n1"
+        reader = Reader(cluster.watch_node("", stop=stop))
+        eventually(lambda: reader.changes)
+        stop.end()
+        eventually(lambda: reader.ended)
+        assert reader.error is None
+    assert set(proxy.asked_for) == {ELSEWHERE}
+    assert stranger.asked_for == []

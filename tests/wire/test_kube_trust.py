@@ -1,36 +1,17 @@
 """Whose certificates does the agent trust? Those that kubectl trusts."""
 
-import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from certificates import Identity, make_bare_identity, make_identity
-from urllib3.util.ssl_ import create_urllib3_context
+from strict_python import be_strict
 
 from agent.adapters import kube_config
 from agent.adapters.cluster import KubeCluster
 from agent.adapters.kube_transport import KubeTransport
 from agent.errors import ClusterUnavailable
 from agent.sim.apiserver import ApiServer
-
-# What Python 3.13 and later check, with which the agent is shipped.
-STRICT = ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
-
-
-@pytest.fixture
-def strict_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this Python check as much, whichever it is."""
-    make: Callable[..., ssl.SSLContext] = create_urllib3_context
-
-    def strict(*words: Any, **named: Any) -> ssl.SSLContext:
-        context = make(*words, **named)
-        context.verify_flags |= STRICT
-        return context
-
-    monkeypatch.setattr("urllib3.connection.create_urllib3_context", strict)
-    monkeypatch.setattr("urllib3.util.ssl_.create_urllib3_context", strict)
 
 
 def node_of(server: ApiServer, folder: Path, trusted: Identity) -> str:
@@ -44,7 +25,6 @@ def node_of(server: ApiServer, folder: Path, trusted: Identity) -> str:
     return KubeCluster(transport, node_name="n1").get_node().name
 
 
-@pytest.mark.usefixtures("strict_python")
 @pytest.mark.parametrize(
     "make",
     [
@@ -53,8 +33,9 @@ def node_of(server: ApiServer, folder: Path, trusted: Identity) -> str:
     ],
 )
 def test_an_authority_needs_no_more_than_kubectl_asks_for(
-    tmp_path: Path, make: Callable[[str], Identity]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Identity]
 ) -> None:
+    be_strict(monkeypatch)
     identity = make("test")
     with ApiServer(tokens=["token"], tls=identity.server_context(tmp_path)) as server:
         server.objects.create("nodes", {"metadata": {"name": "n1"}})

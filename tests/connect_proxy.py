@@ -37,9 +37,11 @@ class ConnectProxy:
                 if proxy.tls is None:
                     proxy._tunnel(self.connection)
                     return
-                with contextlib.suppress(OSError):  # who does not trust us hangs up
-                    with proxy.tls.wrap_socket(self.connection, server_side=True) as client:
-                        proxy._tunnel(client)
+                with (
+                    contextlib.suppress(OSError),  # who does not trust us hangs up
+                    proxy.tls.wrap_socket(self.connection, server_side=True) as client,
+                ):
+                    proxy._tunnel(client)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -146,3 +146,21 @@ def _no_api_server(request: Request, found: str) -> ClusterUnavailable:
         f"the answer to {request.verb} {request.about} is not a JSON object ({found}); is there "
         "something else than an API server at this address?"
     )
+
+
+def failure(request: Request, error: Exception) -> ClusterUnavailable:
+    """Translate what the transport raised while it sent or received."""
+    from urllib3 import exceptions
+
+    text = f"{type(error).__name__}: {error}"
+    kind, why = ClusterUnavailable, "the request failed"
+    if isinstance(error, exceptions.ConnectTimeoutError | exceptions.NewConnectionError):
+        why = "the API server cannot be reached"
+    elif isinstance(error, exceptions.TimeoutError):
+        kind, why = OutcomeUnknown, "the API server did not answer in time"
+    elif "CERTIFICATE" in text:  # the package wraps TLS errors into a text
+        whose = "proxy" if "ProxyError" in text else "API server"
+        kind, why = Untrusted, f"the {whose}'s certificate is not trusted"
+    elif isinstance(error, exceptions.ProtocolError | OSError) or "SSL" in text:
+        kind, why = ConnectionBroken, "the connection to the API server ended"
+    return kind(f"cannot {request.verb} {request.about}: {why} ({text})")

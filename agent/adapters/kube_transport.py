@@ -33,6 +33,7 @@ from agent.adapters.kube_answers import (
     Untrusted,
     decoded,
     error_of,
+    failure,
 )
 from agent.adapters.kube_config import ClientPackage, authorization, load_configuration
 from agent.adapters.kube_sockets import capture_sockets, read_within, shut_down, socket_options
@@ -78,6 +79,7 @@ class _Session:
     configuration: Any
     urgent: Any  # for requests with a deadline: never cut off
     patient: Any  # for loops and watches: cut off when the agent stops
+    stamp: tuple[int, ...] | None  # of the kubeconfig that it was made of
 
 
 class KubeTransport:
@@ -99,6 +101,7 @@ class KubeTransport:
         jitter: Callable[[], float] = random.random,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._kubeconfig = kubeconfig
         self._load = load or (lambda: load_configuration(kubeconfig))
         self._count = count
         self._clock = clock
@@ -107,6 +110,7 @@ class KubeTransport:
         self._lock = threading.Lock()
         self._session: _Session | None = None
         self._loaded_at_s = 0.0
+        self._unproven = False  # they were loaded anew, and have not been taken yet
         self._sockets: WeakSet[socket.socket] = WeakSet()  # of the patient connections
         self._stops: list[Stop] = []
         self._closing = False
@@ -122,6 +126,7 @@ class KubeTransport:
 
     def _load_session(self) -> _Session:
         self._loaded_at_s = self._clock()
+        stamp = _stamp(self._kubeconfig)  # before it is read: what is written then shows later
         package, configuration = self._load()
         configuration.socket_options = socket_options()
         configuration.connection_pool_maxsize = 4
@@ -129,7 +134,7 @@ class KubeTransport:
         capture_sockets(urgent.pool_manager)
         patient = package.rest.RESTClientObject(configuration)
         capture_sockets(patient.pool_manager, self._captured)
-        return _Session(configuration, urgent, patient)
+        return _Session(configuration, urgent, patient, stamp)
 
     def _reload(self, refused: _Session) -> bool:
         """Load the credentials anew, unless somebody just did; tell whether they may differ."""
@@ -143,9 +148,16 @@ class KubeTransport:
             except ConfigError as error:
                 log.failing("credentials not reloaded", error=error)
                 return False
+            self._unproven = True
         log.recovered("credentials not reloaded")
-        log.info("credentials reloaded")
         return True
+
+    def _say_reloaded(self) -> None:
+        """Once they have served: those that are refused as well are loaded again and again."""
+        with self._lock:
+            say, self._unproven = self._unproven, False
+        if say:
+            log.info("credentials reloaded")
 
     def _headers(self, session: _Session, request: Request) -> dict[str, str]:
         headers = {"Accept": "application/json", "User-Agent": f"vgpu-agent/{VERSION}"}
@@ -220,15 +232,23 @@ class KubeTransport:
     def _ask(self, request: Request, wait: _Wait) -> Any:
         """Send once and give the answer to be read; with refused credentials, load and send again.
 
-        Raises ClusterError for an answer other than 2xx.
+        So it is when nothing answers and the kubeconfig is not the one that was read: the API
+        server may have another address. Raises ClusterError for an answer other than 2xx.
         """
         session = self.connect()
         try:
             return self._successful(session, request, wait)
-        except (Unauthorized, Untrusted):
-            if not self._reload(session) or self._clock() >= wait.ends_s:
+        except (Unauthorized, ClusterUnavailable) as error:
+            refused = isinstance(error, Unauthorized | Untrusted)
+            if not refused and _stamp(self._kubeconfig) == session.stamp:
                 raise
-        return self._successful(self.connect(), request, wait)
+            loaded = self._reload(session)
+            may_repeat = request.repeatable or not isinstance(error, OutcomeUnknown)
+            if not loaded or not may_repeat or self._clock() >= wait.ends_s:
+                raise
+        answer = self._successful(self.connect(), request, wait)
+        self._say_reloaded()
+        return answer
 
     def _successful(self, session: _Session, request: Request, wait: _Wait) -> Any:
         answer = self._open(session, request, wait)
@@ -261,7 +281,7 @@ class KubeTransport:
             ).response
             code = answer.status
         except Exception as error:
-            raise _failure(request, error) from error
+            raise failure(request, error) from error
         finally:
             self._count(request.verb, request.resource, code)
         return answer
@@ -281,7 +301,7 @@ class KubeTransport:
                 size += len(part)
         except Exception as error:
             answer.close()
-            raise _failure(request, error) from error
+            raise failure(request, error) from error
         answer.close()
         if size > MAX_ANSWER_BYTES:
             raise AnswerTooLong(
@@ -340,7 +360,7 @@ class KubeTransport:
             except Exception as error:
                 if _stopped(stop):
                     return
-                raise _failure(request, error) from error
+                raise failure(request, error) from error
             if not part:
                 return
             rest += part
@@ -376,23 +396,14 @@ class KubeTransport:
             shut_down(connected)
 
 
+def _stamp(kubeconfig: Path | None) -> tuple[int, ...] | None:
+    """What is another once the file was written anew. None: there is none, or it cannot be seen."""
+    try:
+        seen = kubeconfig.stat() if kubeconfig else None
+    except OSError:
+        return None
+    return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen else None
+
+
 def _stopped(stop: Stop) -> bool:
     return stop.stopping  # asked anew: it changes while we read
-
-
-def _failure(request: Request, error: Exception) -> ClusterUnavailable:
-    """Translate what the transport raised while it sent or received."""
-    from urllib3 import exceptions
-
-    text = f"{type(error).__name__}: {error}"
-    kind, why = ClusterUnavailable, "the request failed"
-    if isinstance(error, exceptions.ConnectTimeoutError | exceptions.NewConnectionError):
-        why = "the API server cannot be reached"
-    elif isinstance(error, exceptions.TimeoutError):
-        kind, why = OutcomeUnknown, "the API server did not answer in time"
-    elif "CERTIFICATE" in text:  # the package wraps TLS errors into a text
-        whose = "proxy" if "ProxyError" in text else "API server"
-        kind, why = Untrusted, f"the {whose}'s certificate is not trusted"
-    elif isinstance(error, exceptions.ProtocolError | OSError) or "SSL" in text:
-        kind, why = ConnectionBroken, "the connection to the API server ended"
-    return kind(f"cannot {request.verb} {request.about}: {why} ({text})")

@@ -399,6 +399,41 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("quick_reload")
+def test_an_api_server_that_has_got_another_address_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    with ApiServer() as old:
+        old.objects.create("nodes", {"metadata": {"name": "n1"}})
+        cluster = KubeCluster(KubeTransport(old.write_kubeconfig(path)), node_name="n1")
+        assert cluster.get_node().name == "n1"
+    with pytest.raises(ClusterUnavailable):
+        cluster.get_node()
+    with ApiServer() as new:
+        new.objects.create("nodes", {"metadata": {"name": "n1", "labels": {"of": "the new one"}}})
+        path.write_text("half of it: {")
+        with pytest.raises(ClusterUnavailable, match="cannot be reached"):
+            cluster.get_node()
+        new.write_kubeconfig(path)
+        assert cluster.get_node().labels == {"of": "the new one"}
+
+
+@pytest.mark.usefixtures("quick_reload")
+def test_it_is_said_that_credentials_were_loaded_anew_once_they_serve(
+    server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = server.write_kubeconfig(tmp_path / "kubeconfig", "wrong")
+    cluster = KubeCluster(KubeTransport(path), node_name="n1")
+    server.accept_tokens("right")
+    for _ in range(3):
+        with pytest.raises(ClusterDenied):
+            cluster.get_node()
+    assert "credentials_reloaded" not in capsys.readouterr().err
+    server.write_kubeconfig(path, "right")
+    for _ in range(3):
+        assert cluster.get_node().name == "n1"
+    assert capsys.readouterr().err.count("credentials_reloaded") == 1
+
+
 def test_refused_credentials_are_not_loaded_in_a_loop(server: ApiServer, tmp_path: Path) -> None:
     loads = []
     path = server.write_kubeconfig(tmp_path / "kubeconfig", "wrong")

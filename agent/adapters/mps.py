@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 import pynvml
 
@@ -36,8 +37,11 @@ ASKING_S = 10.0
 STARTING_S = 30.0
 QUIT = "quit"
 SERVERS, CLIENTS = "get_server_list", "get_client_list"  # pids; of servers, and of one's clients
-GPUS = "gpus"  # file beside `pipe` and `log`: whose compute mode was changed, a uuid a line
+# Files beside `pipe` and `log`, a uuid a line: whose compute mode was changed; and with which GPUs
+# the daemon was started, in the order in which it numbers them.
+GPUS, NUMBERED = "gpus", "numbered"
 MANY_RESOURCES, MANY_BYTES, MANY_SERVERS = 1000, 100_000, 8
+LONGEST_PIPE_BYTES = 87  # or the daemon ends without a word
 WHAT = "keep the directories of the MPS daemon"
 
 
@@ -102,9 +106,19 @@ class HostMps:
                     pass
             _note([*plan.uuids, *(uuid for uuid in known if uuid not in plan.uuids)], own)
             passed("mps-gpus-written")
+            _note(plan.uuids, own, NUMBERED)
         for uuid in plan.uuids:
             _set_mode(uuid, exclusive=True)
-        self._run(plan, ["-d"], "", STARTING_S)
+        try:
+            self._run(plan, ["-d"], "", STARTING_S, {"CUDA_VISIBLE_DEVICES": ",".join(plan.uuids)})
+        except NodeNotReady as error:
+            pipe = self._directory(plan, "pipe")
+            if len(os.fsencode(pipe)) <= LONGEST_PIPE_BYTES:
+                raise
+            raise NodeNotReady(
+                f"{error}. The directory {pipe} has more than {LONGEST_PIPE_BYTES} bytes, too many "
+                "for the daemon's sockets: set a shorter --mps-root, or rename the resource"
+            ) from error
 
     def end_unused(self, plan: MpsPlan) -> bool:
         """See `Mps.end_unused`."""
@@ -128,28 +142,36 @@ class HostMps:
         """See `Mps.tell`."""
         return self._run(plan, [], f"{command}\n", ASKING_S)
 
+    def numbers(self, plan: MpsPlan) -> Mapping[str, int]:
+        """See `Mps.numbers`. One that was started before they were noted has them by `GPUS`."""
+        uuids = self._words(plan.resource, NUMBERED) or self._words(plan.resource, GPUS) or ()
+        return {uuid: number for number, uuid in enumerate(uuids)}
+
     def started(self) -> Sequence[MpsPlan]:
         """See `Mps.started`."""
         return [
-            MpsPlan(resource=resource, uuids=uuids, visible=False, commands=())
-            for resource, uuids in self._noted().items()
+            MpsPlan(resource=resource, uuids=uuids) for resource, uuids in self._noted().items()
         ]
 
     def _noted(self) -> dict[str, tuple[str, ...]]:
         """Whose compute mode was changed, by resource."""
         found = {}
         for resource in islice(self._resources(), MANY_RESOURCES):
-            try:
-                with self._there(*resource.split("/")) as own:
-                    content = read_small(GPUS, MANY_BYTES, dir_fd=own)
-                words = tuple((content or b"").decode().split())
-            except FileNotFoundError:
-                continue
-            except (OSError, UnicodeDecodeError) as error:
-                log.failing("mps daemon forgotten", about=resource, error=error)
-                continue
-            found[resource] = words
+            words = self._words(resource, GPUS)
+            if words is not None:
+                found[resource] = words
         return found
+
+    def _words(self, resource: str, file: str) -> tuple[str, ...] | None:
+        """Of a file of its directory; None: it is not there, or cannot be read."""
+        try:
+            with self._there(*resource.split("/")) as own:
+                return tuple((read_small(file, MANY_BYTES, dir_fd=own) or b"").decode().split())
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            log.failing("mps daemon forgotten", about=resource, error=error)
+            return None
 
     def _resources(self) -> Iterator[str]:
         """What may be resources, `nvidia.com/gpu` for instance."""
@@ -167,6 +189,8 @@ class HostMps:
         self._open(plan.resource, plan.uuids, self._noted())
         with refusing(WHAT, self._root / plan.resource), contextlib.suppress(FileNotFoundError):
             with self._there(*_parts(plan)) as own:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(NUMBERED, dir_fd=own)
                 os.unlink(GPUS, dir_fd=own)
             passed("mps-gpus-removed")
 
@@ -206,7 +230,14 @@ class HostMps:
                 fd = stack.enter_context(opened_directory(name, dir_fd=fd))
             yield fd
 
-    def _run(self, plan: MpsPlan, flags: Sequence[str], words: str, within_s: float) -> str:
+    def _run(
+        self,
+        plan: MpsPlan,
+        flags: Sequence[str],
+        words: str,
+        within_s: float,
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
         program = self._program()
         if program is None:
             raise NodeNotReady(self.obstacle())
@@ -217,7 +248,7 @@ class HostMps:
                 capture_output=True,
                 text=True,
                 timeout=within_s,
-                env=self._environment(plan),
+                env={**self._environment(plan), **more},
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -233,14 +264,11 @@ class HostMps:
         return done.stdout.strip()
 
     def _environment(self, plan: MpsPlan) -> dict[str, str]:
-        environment = {
+        return {
             "PATH": self._path,
             PIPE_VARIABLE: str(self._directory(plan, "pipe")),
             LOG_VARIABLE: str(self._log(plan)),
         }
-        if plan.visible:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(plan.uuids)
-        return environment
 
     def _program(self) -> str | None:
         return shutil.which(PROGRAM, path=self._path)
@@ -256,9 +284,9 @@ def _parts(plan: MpsPlan) -> Sequence[str]:
     return plan.resource.split("/")
 
 
-def _note(uuids: Sequence[str], own: int) -> None:
-    """Write down whose compute mode is ours, in a resource's directory. Raises OSError."""
-    write_whole(GPUS, "".join(f"{uuid}\n" for uuid in uuids).encode(), 0o644, dir_fd=own)
+def _note(uuids: Sequence[str], own: int, file: str = GPUS) -> None:
+    """Write down GPUs in a resource's directory. Raises OSError."""
+    write_whole(file, "".join(f"{uuid}\n" for uuid in uuids).encode(), 0o644, dir_fd=own)
 
 
 def _set_mode(uuid: str, *, exclusive: bool) -> None:

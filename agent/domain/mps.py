@@ -1,14 +1,19 @@
 """Sharing through NVIDIA's MPS daemon: what it is told, and what its clients get.
 
 One daemon for each resource that is shared so. Each replica may use an equal part of a GPU's memory
-and of its threads. Limits are named by uuid: an ordinal that the daemon does not see would make it
-forget all of them. Sources: NVIDIA, "Multi-Process Service", control daemon commands;
-k8s-device-plugin 0.19, cmd/mps-control-daemon.
+and of its threads.
+
+The daemon knows GPUs by numbers. It takes a limit of a uuid without a word and keeps none, and one
+of a number that its server does not see has the server forget all: so it is started with the list
+of its GPUs, whose places are their numbers, and asked afterwards. It exits with 0 whatever it is
+told. Sources: NVIDIA, "Multi-Process Service", control daemon commands; k8s-device-plugin, pull
+request 572; the daemons of drivers 470, 535 and 550.
 """
 
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from agent.domain.grants import Grant, Mount
 from agent.domain.nvidia_devices import Device
@@ -21,32 +26,73 @@ ALIVE = "get_default_active_thread_percentage"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsPlan:
-    """One daemon, and the commands it is given before anybody becomes its client."""
+    """One daemon, and what each of its clients may use."""
 
     resource: str
-    uuids: tuple[str, ...]
-    visible: bool  # whether it must be told which GPUs are its own
-    commands: tuple[str, ...]
+    uuids: tuple[str, ...]  # in the order of the driver
+    memory_mib: Mapping[str, int] = field(default_factory=dict)  # by uuid
+    percent: int = 100  # of the threads
 
 
-def plan(resource: str, devices: Sequence[Device], gpus: int) -> MpsPlan | None:
-    """For the shared devices of a resource; None: it has none. `gpus`: how many the node has."""
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a daemon is told, and how it is seen that it was understood."""
+
+    command: str
+    question: str
+    taken: str  # a regular expression for the answer
+    what: str
+
+    def refusal(self, answer: str) -> str:
+        """Why the daemon's clients would be without this limit; empty: they have it."""
+        if re.fullmatch(self.taken, answer.strip()):
+            return ""
+        said = " ".join(answer.split())[:100]
+        return (
+            f"did not take {self.what}: {self.command!r} was said, and to {self.question!r} it "
+            f"answers {said!r}. Drivers before 495 know no memory limits: update the driver, or "
+            "use sharing.timeSlicing"
+        )
+
+
+def plan(resource: str, devices: Sequence[Device]) -> MpsPlan | None:
+    """For the shared devices of a resource; None: it has none."""
     shared = [device for device in devices if device.shared]
     if not shared:
         return None
     replicas = Counter(device.uuid for device in shared)
-    memory = {device.uuid: device.memory_mib for device in shared}
-    limits = [
-        f"set_default_device_pinned_mem_limit {uuid} {total // replicas[uuid]}M"
-        for uuid, total in memory.items()
-        if total is not None
-    ]
-    percent = max(1, 100 // max(replicas.values()))
     return MpsPlan(
         resource=resource,
         uuids=tuple(replicas),
-        visible=len(replicas) < gpus,
-        commands=(*limits, f"set_default_active_thread_percentage {percent}"),
+        memory_mib={
+            device.uuid: device.memory_mib // replicas[device.uuid]
+            for device in shared
+            if device.memory_mib is not None
+        },
+        percent=max(1, 100 // max(replicas.values())),
+    )
+
+
+def orders(wanted: MpsPlan, numbers: Mapping[str, int]) -> Sequence[Order]:
+    """What is to be told before anybody becomes a client. `numbers`: of GPUs, for this daemon."""
+    of_memory = [
+        Order(
+            f"set_default_device_pinned_mem_limit {numbers[uuid]} {mib}M",
+            f"get_default_device_pinned_mem_limit {numbers[uuid]}",
+            r"\d+[GM]",  # of 1536M it says 1G
+            f"the memory limit of {uuid}",
+        )
+        for uuid, mib in wanted.memory_mib.items()
+    ]
+    percent = wanted.percent
+    return (
+        *of_memory,
+        Order(
+            f"set_default_active_thread_percentage {percent}",
+            ALIVE,
+            rf"{percent}(\.0*)?",
+            f"the limit of {percent} % of the threads",
+        ),
     )
 
 

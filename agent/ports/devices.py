@@ -1,6 +1,6 @@
 """Device nodes, driver files, CDI files and MPS daemons of the host, as services need them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from agent.domain.cdi import CdiSpec, Edits
@@ -57,6 +57,9 @@ class Mps(Protocol):
 
     def release(self, plan: MpsPlan, uuids: Collection[str]) -> None:
         """Let some GPUs be used without it, for good; it goes on. Raises NodeNotReady."""
+
+    def numbers(self, plan: MpsPlan) -> Mapping[str, int]:
+        """By uuid, the numbers by which it knows GPUs; empty: it was not started here."""
 
     def tell(self, plan: MpsPlan, command: str) -> str:
         """Give it a command; gives its answer. Raises NodeNotReady."""

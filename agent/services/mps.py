@@ -8,7 +8,7 @@ is not wanted any more is ended, and its GPUs are everybody's again.
 from collections.abc import Collection, Mapping
 
 from agent import logs
-from agent.domain.mps import MpsPlan, plan
+from agent.domain.mps import MpsPlan, orders, plan
 from agent.domain.nvidia_config import NO_REPLICATION
 from agent.domain.nvidia_devices import MPS, Offer
 from agent.errors import NodeNotReady
@@ -84,7 +84,7 @@ class MpsDaemons:
             return []
         inventory = self._inventory.now()
         made = (
-            plan(resource, devices, len(inventory.gpus))
+            plan(resource, devices)
             for resource, devices in self._offer.resources(inventory).items()
         )
         return [one for one in made if one is not None]
@@ -131,11 +131,29 @@ class MpsDaemons:
             raise NodeNotReady(WITHOUT.format(about, gpus, about))
         log.info("mps daemon ended", resource=about, error=f"it was started without {gpus}")
 
+    def _limit(self, wanted: MpsPlan) -> None:
+        """Set the limits of whoever becomes a client from now on. Raises NodeNotReady."""
+        numbers = self._mps.numbers(wanted) or {
+            gpu.uuid: gpu.index for gpu in self._inventory.now().gpus
+        }  # somebody else's daemon, which sees what the driver sees
+        told = orders(wanted, numbers)
+        for order in told:
+            self._mps.tell(wanted, order.command)
+            if refusal := order.refusal(self._mps.tell(wanted, order.question)):
+                raise NodeNotReady(f"the MPS daemon of {wanted.resource} {refusal}")
+        commands = "; ".join(order.command for order in told)
+        log.info("mps limits set", resource=wanted.resource, commands=commands)
+
     def _ensured(self, wanted: MpsPlan) -> str:
         about = wanted.resource
         try:
             kept = self._kept(wanted)
-            new = [uuid for uuid in wanted.uuids if kept is not None and uuid not in kept]
+            numbers = self._mps.numbers(wanted)
+            new = [
+                uuid
+                for uuid in wanted.uuids
+                if kept is not None and not (uuid in kept and uuid in numbers)
+            ]
             alive = self._mps.alive(wanted)
             if new or not alive:  # nobody is given its pipe before its limits are set again
                 self._set.pop(about, None)
@@ -145,10 +163,8 @@ class MpsDaemons:
                 self._mps.start(wanted)
                 log.info("mps daemon started", resource=about, gpus=",".join(wanted.uuids))
             if self._set.get(about) != wanted:
-                for command in wanted.commands:
-                    self._mps.tell(wanted, command)
+                self._limit(wanted)
                 self._set[about] = wanted
-                log.info("mps limits set", resource=about, commands="; ".join(wanted.commands))
         except NodeNotReady as error:
             log.failing("mps daemon not ready", about=about, error=error)
             return str(error)

@@ -13,6 +13,7 @@ import pytest
 from agent.sim.driver import SimGpu, SimMig, made_up_uuid
 from agent.sim.kubelet import ContainerGrant, ContainerSpec
 from agent.sim.lone_node import LoneNode
+from tests import mps_program
 from tests.cdi_schema import check_cdi
 from tests.e2e.conftest import COMMAND
 from tests.installed_here import without_installed_agent
@@ -303,42 +304,26 @@ MPS = """
 version: v1
 sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
 """
-STAND_IN = """#!/bin/sh
-# Plays nvidia-cuda-mps-control: a daemon is a file, what it is told is written down.
-daemon="$CUDA_MPS_PIPE_DIRECTORY/control"
-if [ "$1" = -d ]; then
-  [ -e "$daemon" ] && { echo "An instance of this daemon is already running" >&2; exit 1; }
-  echo "visible=$CUDA_VISIBLE_DEVICES" >> "$CUDA_MPS_LOG_DIRECTORY/told"; : > "$daemon"; exit 0
-fi
-[ -e "$daemon" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
-while read -r words; do
-  case "$words" in get_*) echo 100.0 ;; quit) rm "$daemon" ;; *) echo "$words" >> "$CUDA_MPS_LOG_DIRECTORY/told" ;; esac
-done
-"""
 
 
-def mps_bed(tmp_path: Path) -> tuple[Path, Path]:
-    programs, root = tmp_path / "bin", tmp_path / "mps"
-    programs.mkdir()
-    (programs / "nvidia-cuda-mps-control").write_text(STAND_IN)
-    (programs / "nvidia-cuda-mps-control").chmod(0o755)
-    root.mkdir()
-    (root / "shm").symlink_to("/dev/shm")
-    return programs, root
+@pytest.fixture
+def mps_bed() -> Iterator[tuple[Path, Path]]:
+    with mps_program.place() as place:
+        yield place
 
 
 def told_of(root: Path) -> list[str]:
     return (root / GPU / "log/told").read_text().splitlines()
 
 
-def test_mps(lone: LoneMaker, tmp_path: Path) -> None:
-    programs, root = mps_bed(tmp_path)
+def test_mps(lone: LoneMaker, mps_bed: tuple[Path, Path]) -> None:
+    programs, root = mps_bed
     node = lone("--mps-root", str(root), config=MPS, programs=programs)
     up(node, {GPU: 8})
     assert told_of(root) == [
-        "visible=",
-        f"set_default_device_pinned_mem_limit {FIRST} 11517M",
-        f"set_default_device_pinned_mem_limit {SECOND} 11517M",
+        f"started {FIRST},{SECOND}",
+        "set_default_device_pinned_mem_limit 0 11517M",
+        "set_default_device_pinned_mem_limit 1 11517M",
         "set_default_active_thread_percentage 25",
     ]
     grant = given(node, "a", {GPU: 1})
@@ -365,8 +350,8 @@ def test_mps(lone: LoneMaker, tmp_path: Path) -> None:
 
 
 @without_installed_agent
-def test_uninstall_ends_the_daemons(lone: LoneMaker, tmp_path: Path) -> None:
-    programs, root = mps_bed(tmp_path)
+def test_uninstall_ends_the_daemons(lone: LoneMaker, mps_bed: tuple[Path, Path]) -> None:
+    programs, root = mps_bed
     node = lone("--mps-root", str(root), config=MPS, programs=programs)
     up(node, {GPU: 8})
     node.stop_agent()

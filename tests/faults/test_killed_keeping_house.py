@@ -22,11 +22,12 @@ from agent.adapters.kubelet import SOCKET_PREFIX, SWEEP_AGE_S
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.lone_node import LoneNode
 from agent.sim.node import SimNode
+from tests import mps_program
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.test_cdi import SPEC, driver_root
 from tests.e2e.test_enforcement import Pod
 from tests.e2e.test_hook_upgrade import UNWANTED
-from tests.e2e.test_nvidia_mode import GPU, MPS, SHARING, mps_bed
+from tests.e2e.test_nvidia_mode import GPU, MPS, SHARING
 from tests.e2e.whole import serves, up
 from tests.faults.breaking import COMMAND, Breaking, breaking_node
 from tests.faults.invariants import violations
@@ -168,23 +169,23 @@ def test_uninstall_is_killed(make_node: NodeMaker, tmp_path: Path) -> None:
 
 @pytest.fixture
 def lone(tmp_path: Path) -> Iterator[tuple[LoneNode, Breaking, Path]]:
-    programs, root = mps_bed(tmp_path)
-    folder, breaking = Path(tempfile.mkdtemp(prefix="vgpu-e2e-")), Breaking(tmp_path)
-    (folder / "config.yaml").write_text(MPS)
-    flags = ("--probe-interval", "0.5s", "--mode", "nvidia", "--mps-root", str(root))
-    node = LoneNode(
-        folder,
-        COMMAND,
-        flags=(*flags, "--config-file", str(folder / "config.yaml")),
-        environ={"PATH": f"{programs}:{os.environ['PATH']}", **breaking.environ},
-    )
-    node.start()
-    for number in range(2):
-        node.driver.add_gpu(number, SimGpu(uuid=made_up_uuid(number)))
-    yield node, breaking, root
-    sys.stderr.write(node.log_text())
-    node.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+    with mps_program.place() as (programs, root):
+        folder, breaking = Path(tempfile.mkdtemp(prefix="vgpu-e2e-")), Breaking(tmp_path)
+        (folder / "config.yaml").write_text(MPS)
+        flags = ("--probe-interval", "0.5s", "--mode", "nvidia", "--mps-root", str(root))
+        node = LoneNode(
+            folder,
+            COMMAND,
+            flags=(*flags, "--config-file", str(folder / "config.yaml")),
+            environ={"PATH": f"{programs}:{os.environ['PATH']}", **breaking.environ},
+        )
+        node.start()
+        for number in range(2):
+            node.driver.add_gpu(number, SimGpu(uuid=made_up_uuid(number)))
+        yield node, breaking, root
+        sys.stderr.write(node.log_text())
+        node.stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_mps_begins_and_ends(lone: tuple[LoneNode, Breaking, Path]) -> None:

@@ -327,7 +327,7 @@ def of_mps(root: Path) -> Written:
     program.chmod(0o755)
     place = root / "mps"
     mps = HostMps(place, path=str(root / "bin"), shared_memory=place / "shm")
-    plan = MpsPlan(resource="nvidia.com/gpu", uuids=(), visible=False, commands=())
+    plan = MpsPlan(resource="nvidia.com/gpu", uuids=())
 
     def act() -> None:
         mps.obstacle()
@@ -339,7 +339,16 @@ def of_mps(root: Path) -> Written:
     act()
     own = place / plan.resource
     return Written(
-        paths=[place, place / "shm", own.parent, own, own / "pipe", own / "log", own / "gpus"],
+        paths=[
+            place,
+            place / "shm",
+            own.parent,
+            own,
+            own / "pipe",
+            own / "log",
+            own / "gpus",
+            own / "numbered",
+        ],
         act=act,
     )
 

@@ -1,7 +1,7 @@
 # ruff: noqa: ARG002 - a fake has the arguments of its port, used or not
 """Allocate in mode nvidia, the MPS daemons, and places for resources: with fakes for the world."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -181,6 +181,8 @@ class FakeMps:
     told: list[str] = field(default_factory=list)
     starts: int = 0
     before: list[str] = field(default_factory=list)  # resources whose daemons were started
+    deaf: bool = False  # it keeps nothing of what it is told
+    answers: dict[str, str] = field(default_factory=dict)
 
     def obstacle(self) -> str:
         return self.missing
@@ -194,15 +196,19 @@ class FakeMps:
         self.starts += 1
         self.running = True
 
+    def numbers(self, plan: MpsPlan) -> Mapping[str, int]:
+        return {}
+
     def tell(self, plan: MpsPlan, command: str) -> str:
+        if command.startswith("get_"):
+            return self.answers.get(command, "")
         self.told.append(command)
+        name, *where, value = command.split()
+        self.answers |= {} if self.deaf else {" ".join([f"g{name[1:]}", *where]): value}
         return ""
 
     def started(self) -> Sequence[MpsPlan]:
-        return [
-            MpsPlan(resource=name, uuids=("GPU-9",), visible=False, commands=())
-            for name in self.before
-        ]
+        return [MpsPlan(resource=name, uuids=("GPU-9",)) for name in self.before]
 
     def end_unused(self, plan: MpsPlan) -> bool:
         raise AssertionError("no GPU is new here")
@@ -222,8 +228,8 @@ def daemons(mps: FakeMps) -> MpsDaemons:
 
 
 COMMANDS = [
-    "set_default_device_pinned_mem_limit GPU-0 10000M",
-    "set_default_device_pinned_mem_limit GPU-1 10000M",
+    "set_default_device_pinned_mem_limit 0 10000M",
+    "set_default_device_pinned_mem_limit 1 10000M",
     "set_default_active_thread_percentage 25",
 ]
 
@@ -239,6 +245,16 @@ def test_limits_are_set_before_anybody_is_a_client() -> None:
     assert service.tried(0)
     service.look_once()
     assert (mps.starts, mps.told) == (1, COMMANDS), "said once"
+
+
+def test_nobody_is_a_client_of_a_daemon_that_keeps_no_limits() -> None:
+    mps = FakeMps(deaf=True)
+    service = daemons(mps)
+    service.look_once()
+    assert "did not take the memory limit of GPU-0" in service.problem(GPU)
+    mps.deaf = False
+    service.look_once()
+    assert service.problem(GPU) == "", "it is told again at the next look"
 
 
 def test_a_daemon_that_is_there_is_used() -> None:
@@ -303,13 +319,12 @@ def test_what_is_shared_in_another_way_gets_no_daemon() -> None:
     assert (mps.starts, mps.told, mps.before, service.problem(GPU)) == (0, [], [], "")
 
 
-def test_a_daemon_of_some_gpus_is_told_which() -> None:
+def test_a_daemon_of_some_gpus_has_only_those() -> None:
     some = replace(SHARED.resources[0], devices=1)
     offer = Offer(strategy=MPS, replication=replace(SHARED, resources=(some,)))
-    made = plan(GPU, offer.resources(GpuInventory.of(CARDS))[GPU], gpus=2)
-    assert made is not None
-    assert (made.uuids, made.visible) == (("GPU-0",), True)
-    assert plan(GPU, Offer().resources(GpuInventory.of(CARDS))[GPU], gpus=2) is None
+    made = plan(GPU, offer.resources(GpuInventory.of(CARDS))[GPU])
+    assert made == MpsPlan(resource=GPU, uuids=("GPU-0",), memory_mib={"GPU-0": 10000}, percent=25)
+    assert plan(GPU, Offer().resources(GpuInventory.of(CARDS))[GPU]) is None
 
 
 # --- places for resources ------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 """MPS daemons and whose GPUs are closed for them: real files and a real program, no driver."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import mps_program
 import pynvml
 import pytest
 
-from agent.adapters.mps import PROGRAM, HostMps
+from agent.adapters.mps import HostMps
 from agent.config import Config
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.domain.mps import MpsPlan
@@ -26,25 +27,6 @@ CARDS = {
 }
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/other"
 EXCLUSIVE = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
-# A daemon is a file with the GPUs that were closed when it began; its clients are lines of another.
-STAND_IN = """#!/bin/sh
-cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
-if [ "$1" = -d ]; then
-  [ -e ../refuses ] && { echo "it does not start" >&2; exit 1; }
-  [ -e control ] && { echo "An instance of this daemon is already running" >&2; exit 1; }
-  : > control; echo started >> ../told; exit 0
-fi
-[ -e control ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
-while read -r words; do
-  case "$words" in
-    get_server_list) cat ../servers 2>/dev/null ;;
-    get_client_list*) cat ../clients 2>/dev/null ;;
-    get_*) echo 100.0 ;;
-    *) echo "$words" >> ../told; [ "$words" = quit ] && rm control ;;
-  esac
-done
-exit 0
-"""
 
 
 @dataclass
@@ -83,7 +65,10 @@ class Bed:
         return self.root / "mps" / resource
 
     def told(self) -> list[str]:
-        return (self.own() / "told").read_text().splitlines()
+        return (self.own() / "log/told").read_text().splitlines()
+
+    def starts(self) -> int:
+        return sum(line.startswith("started") for line in self.told())
 
     def has_clients(self, servers: str, clients: str = "") -> None:
         (self.own() / "servers").write_text(servers)
@@ -95,13 +80,15 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
-    made = Bed(tmp_path)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "mps/shm").mkdir(parents=True)
-    program = tmp_path / "bin" / PROGRAM
-    program.write_text(STAND_IN)
-    program.chmod(0o755)
+def bed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
+    with mps_program.short_folder() as folder:
+        yield made_bed(folder, monkeypatch)
+
+
+def made_bed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
+    made = Bed(folder)
+    (folder / "mps/shm").mkdir(parents=True)
+    mps_program.write(folder / "bin")
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
@@ -166,7 +153,7 @@ def test_a_gpu_that_left_the_resource_is_everybodys_again(bed: Bed, same_agent: 
         agent = bed.agent(A)
     agent.look_once()
     assert (bed.closed, bed.noted(), agent.problem(GPU)) == ({A}, [A], "")
-    assert bed.told().count("started") == 1, "its other clients go on"
+    assert bed.starts() == 1, "its other clients go on"
     bed.agent().look_once()
     assert bed.closed == set()
 
@@ -223,8 +210,8 @@ def test_for_a_new_gpu_a_daemon_without_clients_is_started_anew(
     assert (bed.closed, bed.noted(), agent.problem(GPU)) == ({A, B}, [A, B], "")
     told = bed.told()
     again = told.index("quit")
-    assert told[again + 1] == "started"
-    assert f"set_default_device_pinned_mem_limit {B} 20000M" in told[again:]
+    assert told[again + 1] == f"started {A},{B}"
+    assert "set_default_device_pinned_mem_limit 1 20000M" in told[again:]
 
 
 @pytest.mark.parametrize(("servers", "clients"), USED)
@@ -266,15 +253,17 @@ def test_all_gpus_of_a_resource_may_be_others(bed: Bed) -> None:
     agent = bed.agent(B)
     agent.look_once()
     assert (bed.closed, bed.noted(), agent.problem(GPU)) == ({B}, [B], "")
-    assert bed.told().count("started") == 2
+    assert bed.starts() == 2
 
 
 def test_the_daemon_of_somebody_else_is_left_as_it_is(bed: Bed) -> None:
-    (bed.own() / "pipe").mkdir(parents=True)
+    for name in ("pipe", "log"):
+        (bed.own() / name).mkdir(parents=True)
     (bed.own() / "pipe/control").touch()
-    agent = bed.agent(A, B)
+    agent = bed.agent(B)
     agent.look_once()
     assert (bed.modes, bed.noted(), agent.problem(GPU)) == ({}, [], "")
+    assert bed.told()[0] == "set_default_device_pinned_mem_limit 1 20000M", "it sees all GPUs"
 
 
 def test_a_gpu_that_another_resource_has_by_now_stays_closed(bed: Bed) -> None:
@@ -300,9 +289,78 @@ def test_a_record_that_cannot_be_read_hinders_no_start(bed: Bed, content: bytes)
 
 
 def test_a_daemon_that_is_gone_says_so(bed: Bed) -> None:
-    plan = MpsPlan(resource=GPU, uuids=(A,), visible=False, commands=())
+    plan = MpsPlan(resource=GPU, uuids=(A,))
     host = bed.host()
     host.start(plan)
     (bed.own() / "pipe/control").unlink()
     with pytest.raises(NodeNotReady, match="Cannot find MPS control daemon"):
         host.end_unused(plan)
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def limits(bed: Bed) -> dict[str, str]:
+    """What the daemon has kept, by number."""
+    files = (bed.own() / "pipe").glob("limit.*")
+    return {file.suffix[1:]: file.read_text().strip() for file in files}
+
+
+@pytest.mark.parametrize(
+    ("uuids", "kept"),
+    [
+        pytest.param((A, B), {"0": "19G", "1": "19G"}, id="all GPUs"),
+        pytest.param((B,), {"0": "19G"}, id="only the second: the daemon sees no other"),
+    ],
+)
+def test_the_daemon_keeps_a_memory_limit_for_each_gpu(
+    bed: Bed, uuids: tuple[str, ...], kept: dict[str, str]
+) -> None:
+    agent = bed.agent(*uuids)
+    agent.look_once()
+    assert (limits(bed), agent.problem(GPU)) == (kept, "")
+    assert bed.told()[0] == "started " + ",".join(uuids)
+
+
+@pytest.mark.parametrize("seen", [(A,), (B,)], ids=["the second is not seen", "nor is the first"])
+def test_numbers_stay_while_gpus_are_not_seen(bed: Bed, seen: tuple[str, ...]) -> None:
+    bed.agent(A, B).look_once()
+    for file in (bed.own() / "pipe").glob("limit.*"):
+        file.unlink()
+    bed.inventory.publish(GpuInventory.of([CARDS[uuid] for uuid in seen]))
+    agent = bed.agent(A, B)
+    agent.look_once()
+    assert (list(limits(bed)), agent.problem(GPU)) == ([str((A, B).index(seen[0]))], "")
+
+
+def test_a_daemon_that_does_not_number_a_gpu_is_started_anew(bed: Bed) -> None:
+    bed.agent(A, B).look_once()
+    (bed.own() / "numbered").write_text(f"{B}\n")
+    agent = bed.agent(A, B)
+    agent.look_once()
+    assert (bed.starts(), limits(bed), agent.problem(GPU)) == (2, {"0": "19G", "1": "19G"}, "")
+
+
+def test_a_daemon_of_an_agent_that_noted_no_numbers(bed: Bed) -> None:
+    bed.agent(A, B).look_once()
+    (bed.own() / "numbered").unlink()
+    agent = bed.agent(A, B)
+    agent.look_once()
+    assert (bed.starts(), agent.problem(GPU)) == (1, "")
+
+
+def test_a_daemon_that_knows_no_memory_limits_gets_no_clients(bed: Bed) -> None:
+    (bed.own()).mkdir(parents=True)
+    (bed.own() / "old").write_text("as driver 470 has it")
+    agent = bed.agent(A)
+    agent.look_once()
+    why = agent.problem(GPU)
+    assert f"did not take the memory limit of {A}" in why
+    assert "Unknown command" in why
+    assert "update the driver, or use sharing.timeSlicing" in why
+
+
+def test_a_path_that_is_too_long_for_its_sockets_is_refused_in_words(bed: Bed) -> None:
+    agent = bed.agent(A, resource=f"nvidia.com/{'x' * 63}")
+    agent.look_once()
+    assert "sockets: set a shorter --mps-root, or rename" in agent.first_problem()

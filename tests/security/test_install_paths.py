@@ -26,7 +26,7 @@ from tests.security.racing import Bait, Race, exchanging, racing
 
 NOBODY = 65534
 LINKS = ("directory link", "file link", "hard link")
-CALLS, MAX_INSTALLATIONS = 1, 400
+CALLS, MAX_INSTALLATIONS = 1, 4000
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="another user's links take root"),

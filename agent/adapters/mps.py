@@ -122,13 +122,17 @@ class HostMps:
 
     def end_unused(self, plan: MpsPlan) -> bool:
         """See `Mps.end_unused`."""
-        servers = self.tell(plan, SERVERS).split()
-        if len(servers) > MANY_SERVERS or not all(p.isascii() and p.isdigit() for p in servers):
-            return False  # whoever is root in a client's container may answer in its place
-        if any(self.tell(plan, f"{CLIENTS} {pid}") for pid in servers):
+        servers = self.servers(plan)
+        if servers is None or any(self.tell(plan, f"{CLIENTS} {pid}") for pid in servers):
             return False
         self.tell(plan, QUIT)
         return True
+
+    def servers(self, plan: MpsPlan) -> Sequence[str] | None:
+        """See `Mps.servers`. Whoever is root in a client's container may answer in its place."""
+        pids = self.tell(plan, SERVERS).split()
+        clear = len(pids) <= MANY_SERVERS and all(p.isascii() and p.isdigit() for p in pids)
+        return pids if clear else None
 
     def release(self, plan: MpsPlan, uuids: Collection[str]) -> None:
         """See `Mps.release`."""

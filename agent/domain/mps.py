@@ -96,6 +96,15 @@ def orders(wanted: MpsPlan, numbers: Mapping[str, int]) -> Sequence[Order]:
     )
 
 
+def commands_of_server(wanted: MpsPlan, numbers: Mapping[str, int], pid: str) -> Sequence[str]:
+    """What goes for who becomes a client of a server that runs already: defaults are for others."""
+    of_memory = [
+        f"set_device_pinned_mem_limit {pid} {numbers[uuid]} {mib}M"
+        for uuid, mib in wanted.memory_mib.items()
+    ]
+    return (*of_memory, f"set_active_thread_percentage {pid} {wanted.percent}")
+
+
 def client(resource: str, root: str) -> Grant:
     """What a container needs to be a client. `root`: the daemons' directory on the host."""
     pipe = f"{IN_CONTAINER}/{resource}/pipe"

@@ -61,6 +61,9 @@ class Mps(Protocol):
     def numbers(self, plan: MpsPlan) -> Mapping[str, int]:
         """By uuid, the numbers by which it knows GPUs; empty: it was not started here."""
 
+    def servers(self, plan: MpsPlan) -> Sequence[str] | None:
+        """Pids of its servers; None: what it says is unclear. Raises NodeNotReady."""
+
     def tell(self, plan: MpsPlan, command: str) -> str:
         """Give it a command; gives its answer. Raises NodeNotReady."""
 

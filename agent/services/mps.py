@@ -8,7 +8,7 @@ is not wanted any more is ended, and its GPUs are everybody's again.
 from collections.abc import Collection, Mapping
 
 from agent import logs
-from agent.domain.mps import MpsPlan, orders, plan
+from agent.domain.mps import MpsPlan, commands_of_server, orders, plan
 from agent.domain.nvidia_config import NO_REPLICATION
 from agent.domain.nvidia_devices import MPS, Offer
 from agent.errors import NodeNotReady
@@ -141,6 +141,9 @@ class MpsDaemons:
             self._mps.tell(wanted, order.command)
             if refusal := order.refusal(self._mps.tell(wanted, order.question)):
                 raise NodeNotReady(f"the MPS daemon of {wanted.resource} {refusal}")
+        for pid in self._mps.servers(wanted) or ():
+            for command in commands_of_server(wanted, numbers, pid):
+                self._mps.tell(wanted, command)
         commands = "; ".join(order.command for order in told)
         log.info("mps limits set", resource=wanted.resource, commands=commands)
 

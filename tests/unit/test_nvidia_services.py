@@ -199,6 +199,9 @@ class FakeMps:
     def numbers(self, plan: MpsPlan) -> Mapping[str, int]:
         return {}
 
+    def servers(self, plan: MpsPlan) -> Sequence[str]:
+        return ()
+
     def tell(self, plan: MpsPlan, command: str) -> str:
         if command.startswith("get_"):
             return self.answers.get(command, "")

@@ -51,9 +51,9 @@ class Bed:
     def closed(self) -> set[str]:
         return {uuid for uuid, mode in self.modes.items() if mode == EXCLUSIVE}
 
-    def agent(self, *uuids: str, resource: str = GPU) -> MpsDaemons:
+    def agent(self, *uuids: str, resource: str = GPU, replicas: int = 2) -> MpsDaemons:
         """One with settings that share these GPUs; none: that share by MPS no more."""
-        shared = Replicas(name=resource, replicas=2, devices=uuids)
+        shared = Replicas(name=resource, replicas=replicas, devices=uuids)
         offer = Offer(
             resource_name=resource,
             strategy=MPS if uuids else "",
@@ -347,6 +347,34 @@ def test_a_daemon_of_an_agent_that_noted_no_numbers(bed: Bed) -> None:
     agent = bed.agent(A, B)
     agent.look_once()
     assert (bed.starts(), agent.problem(GPU)) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("servers", "told"),
+    [
+        pytest.param("", [], id="no server runs"),
+        pytest.param("no such command\n", [], id="what it says is unclear"),
+        pytest.param(
+            "71\n",
+            ["set_device_pinned_mem_limit 71 0 10000M", "set_active_thread_percentage 71 25"],
+            id="one runs: defaults are for the next",
+        ),
+    ],
+)
+def test_limits_that_change_go_for_new_clients_of_a_server_that_runs(
+    bed: Bed, servers: str, told: list[str]
+) -> None:
+    bed.agent(A).look_once()
+    bed.has_clients(servers, "500\n")
+    before = len(bed.told())
+    agent = bed.agent(A, replicas=4)
+    agent.look_once()
+    assert (agent.problem(GPU), bed.starts()) == ("", 1)
+    assert bed.told()[before:] == [
+        "set_default_device_pinned_mem_limit 0 10000M",
+        "set_default_active_thread_percentage 25",
+        *told,
+    ]
 
 
 def test_a_daemon_that_knows_no_memory_limits_gets_no_clients(bed: Bed) -> None:

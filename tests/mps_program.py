@@ -15,6 +15,8 @@ if [ "$1" = -d ]; then
   [ ${#CUDA_MPS_PIPE_DIRECTORY} -gt 87 ] && exit 1
   [ -e ../refuses ] && { echo "it does not start" >&2; exit 1; }
   [ -e control ] && { echo "An instance of this daemon is already running" >&2; exit 1; }
+  [ -e ../silent ] && exit 100
+  env > "$CUDA_MPS_LOG_DIRECTORY/environ"
   rm -f limit.* percent; : > control; echo "started $CUDA_VISIBLE_DEVICES" >> "$told"; exit 0
 fi
 [ -e control ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }

@@ -41,6 +41,8 @@ SERVERS, CLIENTS = "get_server_list", "get_client_list"  # pids; of servers, and
 # the daemon was started, in the order in which it numbers them.
 GPUS, NUMBERED = "gpus", "numbered"
 MANY_RESOURCES, MANY_BYTES, MANY_SERVERS = 1000, 100_000, 8
+LIBRARIES = "LD_LIBRARY_PATH"
+CUDA_ERROR = ", of newer drivers CUDA's error: it must find libcuda.so.1, and that a GPU"
 LONGEST_PIPE_BYTES = 87  # or the daemon ends without a word
 WHAT = "keep the directories of the MPS daemon"
 
@@ -261,18 +263,24 @@ class HostMps:
             ) from error
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())[:200]
+            said = said or f"exit code {done.returncode}{CUDA_ERROR if flags else ''}"
             raise NodeNotReady(
                 f"the MPS daemon of {plan.resource} refuses {words.strip() or 'to start'!r} "
-                f"({said or f'exit code {done.returncode}'}): see {self._log(plan)}"
+                f"({said}): see {self._log(plan)}"
             )
         return done.stdout.strip()
 
     def _environment(self, plan: MpsPlan) -> dict[str, str]:
-        return {
+        environment = {
             "PATH": self._path,
             PIPE_VARIABLE: str(self._directory(plan, "pipe")),
             LOG_VARIABLE: str(self._log(plan)),
         }
+        if (
+            LIBRARIES in os.environ
+        ):  # the daemon of newer drivers, and each server, is a CUDA program
+            environment[LIBRARIES] = os.environ[LIBRARIES]
+        return environment
 
     def _program(self) -> str | None:
         return shutil.which(PROGRAM, path=self._path)

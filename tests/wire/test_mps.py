@@ -388,6 +388,26 @@ def test_a_daemon_that_knows_no_memory_limits_gets_no_clients(bed: Bed) -> None:
     assert "update the driver, or use sharing.timeSlicing" in why
 
 
+def test_the_daemon_finds_the_drivers_libraries_where_the_agent_does(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    bed.agent(A).look_once()
+    lines = (bed.own() / "log/environ").read_text().splitlines()
+    assert "LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in lines
+    assert f"CUDA_VISIBLE_DEVICES={A}" in lines
+    assert not any(line.startswith("CUDA_DEVICE_ORDER") for line in lines)
+
+
+def test_a_daemon_that_ends_with_an_error_of_cuda(bed: Bed) -> None:
+    bed.own().mkdir(parents=True)
+    (bed.own() / "silent").touch()
+    agent = bed.agent(A)
+    agent.look_once()
+    assert "(exit code 100, of newer drivers CUDA's error: it must find" in agent.problem(GPU)
+
+
 def test_a_path_that_is_too_long_for_its_sockets_is_refused_in_words(bed: Bed) -> None:
     agent = bed.agent(A, resource=f"nvidia.com/{'x' * 63}")
     agent.look_once()

@@ -34,6 +34,7 @@ from agent.domain.limit_lines import (
 )
 from agent.domain.limit_record import LimitRecord
 from agent.domain.limits_file import FILE_BYTES, LimitsFile, MalformedLimits
+from agent.domain.proc_text import FileId
 from agent.errors import NodeNotReady
 
 log = logs.get(__name__)
@@ -90,6 +91,19 @@ class HostLiveLimits:
         """
         with self._at(pod_uid, container) as file:
             return file.largest_bytes() if file else None
+
+    def file_of(self, pod_uid: str, container: str) -> FileId | None:
+        """Which file the container has mounted, if that was not exchanged; None: it has none.
+
+        Raises NodeNotReady.
+        """
+        path = self._path(directory_name(pod_uid, container))
+        with refusing("look at the container's limits", path):
+            try:
+                info = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - a text, see there
+            except FileNotFoundError:
+                return None
+        return FileId(os.major(info.st_dev), os.minor(info.st_dev), info.st_ino)
 
     def change(
         self, pod_uid: str, container: str, change: Callable[[LimitsFile], LimitsFile]

@@ -194,7 +194,8 @@ class HostProcesses:
             self._known[pid] = _Known(life, place)
             return
         before = known.process if known else None
-        if before is None or not (before.library and before.uses_gpu) or self._is_due(pid):
+        sure = before is not None and before.library and before.uses_gpu and before.limits
+        if not sure or self._is_due(pid):
             before = _looked_into(pid, entry, used, life, before)
         self._known[pid] = _Known(life, place, holder, before)
 
@@ -270,6 +271,7 @@ def _looked_into(pid: int, entry: int, used: int, life: Life, before: Process | 
         linkage=linkage,
         settled=before is not None,
         readable=readable,
+        limits=found.limits,
     )
 
 
@@ -290,8 +292,6 @@ def _mapped(entry: int) -> tuple[Mapped, bool]:
             left -= len(piece)
             lines, _, rest = (rest + piece).rpartition(b"\n")
             found |= mapped(lines)
-            if found.library and found.gpu:
-                return found, True
     return found, found.library
 
 

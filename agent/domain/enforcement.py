@@ -4,13 +4,13 @@ The hook keeps limits from inside a process, so a process that uses a GPU withou
 judges what was seen of a container's processes and of its usage region; it touches nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
 from agent.domain.executables import Linkage
-from agent.domain.proc_text import Place
+from agent.domain.proc_text import FileId, Place
 from agent.domain.region_slots import HostPid, Slot
 
 
@@ -33,6 +33,7 @@ class Reason(StrEnum):
     MUSL = "musl"
     STATIC = "static"
     NOT_LOADED = "library not loaded"
+    FOREIGN_LIMITS = "foreign limits"
     FOREIGN_REGION = "foreign region"
     WHOLE_GPU = "whole GPU"
     OFF = "off"
@@ -49,11 +50,15 @@ EXPLAINED: Mapping[Reason, str] = MappingProxyType({
     Reason.NOT_LOADED: "a process uses a GPU without libvgpu.so, so no limit holds for it: "
     "/etc/ld.so.preload was taken away, its root was changed, or its loader is not glibc's; start "
     "it without these, and the container without privileges",
+    Reason.FOREIGN_LIMITS: "a process goes by another limits file than the agent's, so what it was "
+    "granted does not hold: something is mounted over /etc/vgpu.limits, by a volume of the pod or "
+    "by the process in a mount namespace of its own; take that out of the pod",
     Reason.FOREIGN_REGION: "the file in which its use is counted is not usable, so it is not known "
     "what it uses, and CUDA does not start there; delete the pod, so that it gets a new one",
 })  # fmt: skip
 MOST_PIDS = 64  # of a container that are told
 BY_WEIGHT = (Reason.MUSL, Reason.STATIC, Reason.NOT_LOADED)
+PAST_LIMITS = (*BY_WEIGHT, Reason.FOREIGN_LIMITS)  # of no matter to who has whole GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,7 @@ class Process:
     linkage: Linkage | None = None  # asked only of those that use a GPU without the hook
     settled: bool = True  # was the same program when it was looked at before
     readable: bool = True  # False: the agent may not look into it
+    limits: frozenset[FileId] = frozenset()  # the limits files that it goes by
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +130,18 @@ class ContainerState:
 
 
 def judge(
-    processes: Sequence[Process], region: RegionLook, *, seeing: bool, switched_off: bool
+    processes: Sequence[Process],
+    region: RegionLook,
+    *,
+    seeing: bool,
+    switched_off: bool,
+    limits: Collection[FileId] = (),
 ) -> Verdict:
     """Say whether a container's limits are kept.
 
     `seeing`: the agent can see processes of pods at all. `switched_off`: nobody wants the limits
-    kept, so only pids are told.
+    kept, so only pids are told. `limits`: the limits files that the container was given, by and
+    by; none: it has none, or it is not known which.
     """
     told = () if region.problem else host_pids(processes, region.slots)
     if switched_off:
@@ -137,7 +149,7 @@ def judge(
     if not seeing:
         return Verdict(state=State.UNKNOWN, reason=Reason.UNSEEN)
     users = [process for process in processes if process.uses_gpu and process.library]
-    if escaped := _escaped(processes) or _uncounted(users, region):
+    if escaped := _escaped(processes) or _misled(users, limits) or _uncounted(users, region):
         reason, explained, pid, pids = escaped
         return Verdict(
             state=State.NOT_ENFORCEABLE,
@@ -159,7 +171,7 @@ def without_library(verdict: Verdict, has_whole_gpus: bool | None) -> Verdict:
 
     None: that is not known, so it is neither accused nor said to be in order.
     """
-    if verdict.reason not in BY_WEIGHT or has_whole_gpus is False:
+    if verdict.reason not in PAST_LIMITS or has_whole_gpus is False:
         return verdict
     if has_whole_gpus is None:
         return Verdict(state=State.UNKNOWN, reason=Reason.GPUS_UNKNOWN, told=verdict.told)
@@ -168,6 +180,24 @@ def without_library(verdict: Verdict, has_whole_gpus: bool | None) -> Verdict:
 
 # Why, in a sentence, the pid of the process, and those of all that have got away.
 _Finding = tuple[Reason, str, int, Sequence[int]]
+
+
+def _misled(users: Sequence[Process], limits: Collection[FileId]) -> _Finding | None:
+    """Whether some of these go by limits that are not the agent's.
+
+    Nothing in a container can write the agent's file, and anybody can write another one. One that
+    goes by no file is not found: most have not come to reading it.
+    """
+    if not limits:
+        return None
+    pids = [
+        process.pid
+        for process in users
+        if any(not any(file.stands_for(own) for own in limits) for file in process.limits)
+    ]
+    return (
+        (Reason.FOREIGN_LIMITS, EXPLAINED[Reason.FOREIGN_LIMITS], pids[0], pids) if pids else None
+    )
 
 
 def _uncounted(users: Sequence[Process], region: RegionLook) -> _Finding | None:

@@ -129,7 +129,8 @@ def of_container(picture: NodePicture, one: ContainerUse) -> tuple[str, ...]:
     """What is wrong with a container, worst first."""
     said = []
     state = one.state
-    if state is not None and state.state is State.NOT_ENFORCEABLE:
+    escaped = state is not None and state.state is State.NOT_ENFORCEABLE
+    if state is not None and escaped:
         said.append(f"limits do not hold: {EXPLAINED.get(state.reason, state.reason)}")
     elif state is not None and state.state is State.OFF and not unlimited(one):
         said.append("limits are switched off, as its author asked")
@@ -145,7 +146,7 @@ def of_container(picture: NodePicture, one: ContainerUse) -> tuple[str, ...]:
     if one.region_problem:
         said.append(f"what it uses is not known: {one.region_problem}")
     for device in one.devices:
-        said += _of_device(picture, device)
+        said += _of_device(picture, device, held=not escaped)
     said += _refused(picture, one)
     return _each_once(said)
 
@@ -172,15 +173,14 @@ def over_limit_bytes(device: DeviceUse) -> int:
     return max(0, device.reported.used_bytes - device.memory_limit_bytes)
 
 
-def _of_device(picture: NodePicture, device: DeviceUse) -> Iterable[str]:
+def _of_device(picture: NodePicture, device: DeviceUse, *, held: bool) -> Iterable[str]:
+    """`held`: to its limits, as far as is known."""
     where = picture.label(device.uuid)
     if picture.use.gpus and all(gpu.uuid != device.uuid for gpu in picture.use.gpus):
         yield f"its {where} is not on this node any more; delete the pod, so that it gets another"
     if over := over_limit_bytes(device):
-        yield (
-            f"over its limit on {where} by {size_text(over)}; it gets no more memory until it has "
-            "freed that"
-        )
+        follows = "; it gets no more memory until it has freed that" if held else ""
+        yield f"over its limit on {where} by {size_text(over)}{follows}"
     if device.disagrees:
         counted = "nothing" if device.reported is None else size_text(device.reported.used_bytes)
         driver = "more" if device.driver_bytes is None else size_text(device.driver_bytes)

@@ -18,8 +18,8 @@ _OF_USERS = ("user.slice", "user-", "user@", "session-")
 _DEVICE = re.compile(rb"/dev/nvidia[^/]*(?:/[^/]*)?")
 _OCTAL = re.compile(r"\\([0-7]{3})", re.ASCII)
 _DELETED, _UNLINKED_ROOT = b" (deleted)", "//deleted"
-_LIBRARY, _DRIVER = b"libvgpu.so", b"libcuda.so"
-_MAPS_FIELDS, _PATH_FIELD, _PERMISSIONS_FIELD = 6, 5, 1
+_LIBRARY, _DRIVER, _LIMITS = b"libvgpu.so", b"libcuda.so", b"vgpu.limits"
+_MAPS_FIELDS, _PATH_FIELD, _PERMISSIONS_FIELD, _DEVICE_FIELD, _INODE_FIELD = 6, 5, 1, 3, 4
 _ROOT_FIELD, _MOUNTINFO_FIELDS = 3, 6
 
 
@@ -122,20 +122,40 @@ def life_of(stat: str) -> Life | None:
 
 
 @dataclass(frozen=True, slots=True)
+class FileId:
+    """Which file of the machine it is, whatever it is called where."""
+
+    major: int
+    minor: int
+    inode: int
+
+    def stands_for(self, own: "FileId") -> bool:
+        """Whether this, as /proc/PID/maps has it, is `own`, as stat has it.
+
+        On a file system without a device of its own (btrfs) the two may name other devices.
+        """
+        same_device = (self.major, self.minor) == (own.major, own.minor)
+        return self.inode == own.inode and (same_device or own.major == 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Mapped:
     """What of interest a process has mapped."""
 
     library: bool = False  # the hook, executable
     gpu: bool = False  # the CUDA driver, or a device file of a GPU
+    limits: frozenset[FileId] = frozenset()  # what the hook may take for the container's limits
 
     def __or__(self, other: "Mapped") -> "Mapped":
-        return Mapped(self.library or other.library, self.gpu or other.gpu)
+        return Mapped(
+            self.library or other.library, self.gpu or other.gpu, self.limits | other.limits
+        )
 
 
 def mapped(maps: bytes) -> Mapped:
     """Read whole lines of /proc/PID/maps. Files are known by their names alone."""
     found = Mapped()
-    if _LIBRARY not in maps and _DRIVER not in maps and b"/nvidia" not in maps:
+    if not any(name in maps for name in (_LIBRARY, _DRIVER, b"/nvidia", _LIMITS)):
         return found
     for line in maps.split(b"\n"):
         fields = line.split(None, _PATH_FIELD)
@@ -145,8 +165,17 @@ def mapped(maps: bytes) -> Mapped:
         found |= Mapped(
             name.startswith(_LIBRARY) and b"x" in fields[_PERMISSIONS_FIELD],
             name.startswith(_DRIVER) or is_gpu_device(fields[_PATH_FIELD]),
+            _file_id(fields) if name == _LIMITS else frozenset(),
         )
     return found
+
+
+def _file_id(fields: list[bytes]) -> frozenset[FileId]:
+    major, _, minor = fields[_DEVICE_FIELD].partition(b":")
+    try:
+        return frozenset({FileId(int(major, 16), int(minor, 16), int(fields[_INODE_FIELD]))})
+    except ValueError:
+        return frozenset()
 
 
 def is_gpu_device(path: bytes) -> bool:

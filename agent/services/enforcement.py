@@ -24,10 +24,11 @@ from agent.domain.enforcement import (
     judge,
     without_library,
 )
-from agent.domain.grant_plan import PRELOAD_PATH
+from agent.domain.grant_plan import LIMITS_PATH, PRELOAD_PATH
 from agent.domain.grants import GrantRecord
 from agent.domain.identities import directory_of, leaves_no_mark
 from agent.domain.pods import Pod
+from agent.domain.proc_text import FileId
 from agent.domain.region_reading import TICKS_PER_S
 from agent.errors import AgentError
 from agent.ports import ClusterEvent, GrantLog, Processes, Regions
@@ -89,12 +90,14 @@ class Enforcement:
         post: Callable[[ClusterEvent], None] = lambda _: None,
         seen: Published[Seen] | None = None,
         has_whole_gpus: Callable[[GrantRecord], bool | None] = lambda _: False,
+        limits_file: Callable[[str, str], FileId | None] = lambda _uid, _container: None,
         cpu_s: Callable[[], float] = time.thread_time,
         boot_s: Callable[[], float] = _boot_s,
     ) -> None:
         """`has_whole_gpus`: no limit of this container's holds it back; None: not known.
 
-        It may raise AgentError.
+        `limits_file`: of the pod uid's container, as it is on the host now. Both may raise
+        AgentError.
         """
         self._grants = grants
         self._pods = pods
@@ -103,6 +106,9 @@ class Enforcement:
         self._every_s = every_s
         self._post = post
         self._has_whole_gpus = has_whole_gpus
+        self._limits_file = limits_file
+        # All that were seen: who was given one before it was exchanged goes on with that.
+        self._given: dict[tuple[str, str], frozenset[FileId]] = {}
         self._cpu_s = cpu_s
         self._boot_s = boot_s
         self._told: dict[tuple[str, str], _Told] = {}  # by pod uid and container
@@ -147,6 +153,7 @@ class Enforcement:
 
     def _forget_all_but(self, records: Sequence[GrantRecord]) -> None:
         known = {_key(record) for record in records}
+        self._given = {key: files for key, files in self._given.items() if key in known}
         for key in self._told.keys() - known:
             log.recovered("limits not enforced", about=self._told.pop(key).about)
 
@@ -189,6 +196,7 @@ class Enforcement:
             self._region(record, name, processes),
             seeing=seen.seeing,
             switched_off=all(m.container_path != PRELOAD_PATH for m in record.grant.mounts),
+            limits=self._limits_files(record),
         )
         if verdict.state is State.NOT_ENFORCEABLE:
             verdict = without_library(verdict, self._is_unlimited(record))
@@ -200,6 +208,21 @@ class Enforcement:
             else:
                 log.recovered("host pids not told")
         return replace(verdict, told=())  # as many as a container likes: not kept for all of them
+
+    def _limits_files(self, record: GrantRecord) -> frozenset[FileId]:
+        """The container's limits files, by and by; none where the grant mounts none."""
+        if all(mount.container_path != LIMITS_PATH for mount in record.grant.mounts):
+            return frozenset()
+        given = self._given.get(_key(record), frozenset())
+        try:
+            now = self._limits_file(record.pod_uid, record.container)
+        except AgentError as error:
+            log.failing("limits file not found", error=error)
+            return given
+        log.recovered("limits file not found")
+        if now is not None:
+            given = self._given[_key(record)] = given | {now}
+        return given
 
     def _is_unlimited(self, record: GrantRecord) -> bool | None:
         try:

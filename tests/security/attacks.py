@@ -117,6 +117,17 @@ ATTACKS = (
         why="a runtime whose seccomp profile forbids unshare prevents it (containerd's does)",
     ),
     Attack(
+        name="a limits file of one's own in a mount namespace of one's own",
+        # A byte of its first device's memory limit, which then is 40 GiB more.
+        script="ATTACK='cp /etc/vgpu.limits /tmp/mine && echo | busybox dd of=/tmp/mine bs=1 seek=92 "
+        "conv=notrunc && busybox mount -o bind /tmp/mine /etc/vgpu.limits && exec $TENANT'; "
+        + IN_A_NAMESPACE,
+        outcome=DETECTED,
+        detected_as="foreign limits",
+        why="the file that a process has mapped is compared with the agent's; a volume of the pod that is "
+        "mounted over it is found the same way",
+    ),
+    Attack(
         name="another root directory",
         script="state=$(busybox dirname $VGPU_SIM_DRIVER); export state; "
         "mkdir -p /tmp/r/tmp /tmp/r$state; busybox cp -a /usr /lib* /tmp/r/; chmod -R 777 /tmp/r; "

@@ -24,6 +24,7 @@ from agent.domain.enforcement import (
 from agent.domain.executables import Linkage
 from agent.domain.grants import Grant, GrantRecord, Mount
 from agent.domain.pods import Container, Pod
+from agent.domain.proc_text import FileId
 from agent.domain.region_slots import HostPid, Slot
 from agent.errors import NodeNotReady
 from agent.ports import ClusterEvent
@@ -93,6 +94,34 @@ def test_states(processes: list[Process], region: RegionLook, state: State, reas
     assert region.problem in verdict.explained or state is not State.NOT_ENFORCEABLE
     order = judge(processes[::-1], region, seeing=True, switched_off=False)
     assert (order.state, order.reason) == (state, reason)
+
+
+OWN, OTHER = FileId(8, 1, 42), FileId(8, 1, 43)
+HELD = replace(USER, limits=frozenset({OWN}))
+MISLED = replace(USER, pid=501, limits=frozenset({OTHER}))
+
+
+@pytest.mark.parametrize(
+    ("processes", "given", "reason", "pids"),
+    [
+        pytest.param([HELD, USER], {OWN}, Reason.NONE, (), id="held, and one that has not started CUDA"),
+        pytest.param([HELD, MISLED], {OWN}, Reason.FOREIGN_LIMITS, (501,), id="another file"),
+        pytest.param(
+            [replace(HELD, limits=frozenset({OWN, OTHER}))], {OWN}, Reason.FOREIGN_LIMITS, (500,),
+            id="another file besides",
+        ),
+        pytest.param([HELD, MISLED], {OWN, OTHER}, Reason.NONE, (), id="one given before, one later"),
+        pytest.param([MISLED], set(), Reason.NONE, (), id="it is not known which was given"),
+        pytest.param([replace(MISLED, uses_gpu=False)], {OWN}, Reason.IDLE, (), id="no GPU is used"),
+        pytest.param([MISLED, BARE], {OWN}, Reason.NOT_LOADED, (500,), id="one has no library at all"),
+    ],
+)  # fmt: skip
+def test_whose_limits_they_go_by(
+    processes: list[Process], given: set[FileId], reason: Reason, pids: tuple[int, ...]
+) -> None:
+    found = judge(processes, RegionLook(), seeing=True, switched_off=False, limits=given)
+    assert (found.reason, found.pids) == (reason, pids)
+    assert found.explained == EXPLAINED.get(reason, "")
 
 
 @pytest.mark.parametrize(
@@ -260,6 +289,7 @@ class Bed:
         record: GrantRecord | None = RECORD,
         pods: Sequence[Pod] = (POD,),
         has_whole_gpus: Callable[[GrantRecord], bool | None] = lambda _: False,
+        limits_file: Callable[[str, str], FileId | None] = lambda _uid, _container: None,
     ) -> None:
         self.grants = FakeGrantLog()
         if record:
@@ -269,7 +299,7 @@ class Bed:
         self.events: list[ClusterEvent] = []
         self.loop = Enforcement(
             self.grants, self.pods, self.processes, self.regions, post=self.events.append,
-            has_whole_gpus=has_whole_gpus,
+            has_whole_gpus=has_whole_gpus, limits_file=limits_file,
         )  # fmt: skip
 
     def look(self, *found: Process) -> tuple[State, Reason]:
@@ -332,6 +362,45 @@ def test_what_was_seen_is_there_for_others_and_whom_it_is_about() -> None:
     bed.pods.publish(PodTable(synced=True))
     bed.loop.look_once()
     assert (bed.loop.seen.now().seeing, bed.loop.seen.now().looked_for) == (False, frozenset())
+
+
+LIMITED = replace(
+    RECORD, grant=replace(
+        RECORD.grant, mounts=(*RECORD.grant.mounts, Mount("/etc/vgpu.limits", "/host/limits/u1_main")),
+    ),
+)  # fmt: skip
+
+
+def test_a_limits_file_that_was_exchanged_is_still_the_container_s_own() -> None:
+    """Whoever had it mounted goes on with it."""
+    files: list[FileId | NodeNotReady | None] = [OWN]
+
+    def file(uid: str, container: str) -> FileId | None:
+        assert (uid, container) == ("u1", "main")
+        if isinstance(files[0], NodeNotReady):
+            raise files[0]
+        return files[0]
+
+    bed = Bed(LIMITED, limits_file=file)
+    assert bed.look(HELD) == (State.ENFORCED, Reason.NONE)
+    for files[0] in (OTHER, None, NodeNotReady("no such disk")):
+        assert bed.look(HELD, MISLED) == (State.ENFORCED, Reason.NONE)
+    assert bed.look(replace(HELD, limits=frozenset({replace(OWN, inode=44)}))) == (
+        State.NOT_ENFORCEABLE, Reason.FOREIGN_LIMITS,
+    )  # fmt: skip
+    (event,) = bed.events
+    assert event.message == f"container main: {EXPLAINED[Reason.FOREIGN_LIMITS]}"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_another_limits_file_is_of_no_matter_to_who_has_the_whole_gpu(whole: bool) -> None:
+    bed = Bed(LIMITED, has_whole_gpus=lambda _: whole, limits_file=lambda *_: OWN)
+    reason = Reason.WHOLE_GPU if whole else Reason.FOREIGN_LIMITS
+    assert bed.look(MISLED)[1] is reason
+
+
+def test_a_container_without_a_limits_file_is_not_asked_for_one() -> None:
+    assert Bed(limits_file=lambda *_: OWN).look(MISLED) == (State.ENFORCED, Reason.NONE)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def refusal(ago_s: float) -> Refusal:
         pytest.param(container(state=State.UNKNOWN, reason=Reason.UNSEEN), ["run it with hostPID: true"], id="not seen"),
         pytest.param(container(state=State.UNKNOWN, reason=Reason.UNREADABLE), ["may not look into its processes"], id="not readable"),
         pytest.param(container(region_problem="too short"), ["what it uses is not known: too short"], id="no figures"),
-        pytest.param(container(device(9.5)), ["over its limit on GPU 0 by 1.5 GiB"], id="over its limit"),
+        pytest.param(container(device(9.5)), ["over its limit on GPU 0 by 1.5 GiB; it gets no more memory until it has freed that"], id="over its limit"),
         pytest.param(container(device(9.5, 0)), [], id="no limit to be over"),
         pytest.param(container(device(8)), [], id="just at its limit"),
         pytest.param(container(device(disagrees=True, reported=None, driver_bytes=3 << 30)), ["its figures for GPU 0 are not true: it counts nothing, the driver 3 GiB"], id="it counts nothing"),
@@ -110,6 +110,11 @@ def test_containers(one: ContainerUse, told: list[str]) -> None:
     said = of_container(picture(one), one)
     assert len(said) == len(told)
     assert all(part in sentence for part, sentence in zip(told, said, strict=True)), said
+
+
+def test_whom_no_limit_holds_is_not_said_to_get_no_more() -> None:
+    one = container(device(9), state=State.NOT_ENFORCEABLE, reason=Reason.FOREIGN_LIMITS)
+    assert of_container(picture(one), one)[1] == "over its limit on GPU 0 by 1 GiB"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Texts of /proc: every spelling of a pod's cgroup, and whatever a tenant makes of the rest."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.domain.proc_text import (
+    FileId,
     Life,
     Mapped,
     Place,
@@ -182,6 +185,42 @@ def test_what_is_mapped(maps: str, library: bool, gpu: bool) -> None:
     assert mapped(maps.encode()) == Mapped(library, gpu)
 
 
+OURS = FileId(8, 0xFE, 42)
+
+
+@pytest.mark.parametrize(
+    ("maps", "limits"),
+    [
+        pytest.param(line("/etc/vgpu.limits", "r--s").replace("01", "fe"), {OURS}, id="one"),
+        pytest.param(line("/host/a b/vgpu.limits (deleted)").replace("01", "fe"), {OURS}, id="gone"),
+        pytest.param(
+            line("/etc/vgpu.limits") + line("/etc/vgpu.limits").replace("42", "43"),
+            {FileId(8, 1, 42), FileId(8, 1, 43)}, id="two",
+        ),
+        pytest.param(line("/etc/vgpu.limits.old") + line("/vgpu.limits/x"), set(), id="other names"),
+        pytest.param("a b c x:y 4 /etc/vgpu.limits\n", set(), id="no device"),
+        pytest.param("a b c 1 z /etc/vgpu.limits\n", set(), id="no inode"),
+    ],
+)  # fmt: skip
+def test_which_limits_files_are_mapped(maps: str, limits: set[FileId]) -> None:
+    assert mapped(maps.encode()) == Mapped(limits=frozenset(limits))
+
+
+@pytest.mark.parametrize(
+    ("own", "stands"),
+    [
+        pytest.param(OURS, True, id="the same"),
+        pytest.param(replace(OURS, inode=43), False, id="another inode"),
+        pytest.param(replace(OURS, minor=1), False, id="another partition"),
+        pytest.param(replace(OURS, major=9), False, id="another disk"),
+        pytest.param(FileId(0, 44, 42), True, id="a file system without a device of its own"),
+        pytest.param(FileId(0, 44, 43), False, id="another inode there"),
+    ],
+)
+def test_which_file_it_is(own: FileId, stands: bool) -> None:
+    assert OURS.stands_for(own) is stands
+
+
 @pytest.mark.parametrize(
     ("path", "is_one"),
     [
@@ -202,7 +241,7 @@ def test_device_files(path: str, is_one: bool) -> None:
 WORDS = st.lists(
     st.sampled_from(
         ["pod", UID, SYSTEMD, "/", "-", "_", ":", "\n", "\t", " ", ".slice", ".scope", ID, "(", ")",
-         "NSpid:", "containers", "\\040", "\\9", "0", "libvgpu.so", "/dev/nvidia", "²"],
+         "NSpid:", "containers", "\\040", "\\9", "0", "libvgpu.so", "/dev/nvidia", "²", "/etc/vgpu.limits"],
     )
     | st.text(max_size=5),
     max_size=60,

@@ -16,6 +16,7 @@ import pytest
 from agent.adapters.live_limits import HostLiveLimits
 from agent.domain.limit_record import LimitRecord, SetLimit
 from agent.domain.limits_file import DeviceLimit, LimitsFile, decode, encode
+from agent.domain.proc_text import FileId
 from agent.errors import NodeNotReady
 from agent.sim.driver import made_up_uuid
 
@@ -55,6 +56,22 @@ class Bed:
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
     return Bed(tmp_path)
+
+
+def test_which_file_a_container_has_mounted(bed: Bed) -> None:
+    limits = bed.limits()
+    info = bed.path.stat()
+    first = FileId(os.major(info.st_dev), os.minor(info.st_dev), info.st_ino)
+    assert limits.file_of(UID, NAME) == first
+    bed.path.rename(bed.path.with_name("before"))
+    assert limits.file_of(UID, NAME) is None
+    bed.write(encode(GRANTED))
+    assert limits.file_of(UID, NAME) not in (None, first)
+    bed.path.parent.rename(bed.host / "elsewhere")
+    assert limits.file_of(UID, NAME) is None
+    bed.path.parent.write_text("")
+    with pytest.raises(NodeNotReady, match="look at the container's limits"):
+        limits.file_of(UID, NAME)
 
 
 def set_to(memory_mib: int, core_permille: int = 400) -> LimitRecord:

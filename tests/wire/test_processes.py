@@ -16,7 +16,7 @@ from agent.adapters import processes
 from agent.adapters.processes import AGAIN_EVERY, SURE_AFTER, HostProcesses
 from agent.domain.enforcement import Granted, Process, Seen
 from agent.domain.executables import Linkage
-from agent.domain.proc_text import Place
+from agent.domain.proc_text import FileId, Place
 from tests.unit.test_executables import MUSL, elf
 
 UID, OTHER = "0a1b2c3d-0000-4000-8000-00000000000f", "ffffffff-0000-4000-8000-00000000000f"
@@ -59,6 +59,24 @@ def test_what_is_known_of_a_process(proc: FakeProc, host: HostProcesses) -> None
     seen = host.look(GRANTED)
     assert seen.seeing
     assert of_main(seen) == {70: wanted}
+
+
+LIMITS = "7f60-7f70 r--s 00000000 08:01 45    /etc/vgpu.limits\n"
+
+
+def test_which_limits_a_process_goes_by_is_noticed_when_cuda_starts(
+    proc: FakeProc, host: HostProcesses
+) -> None:
+    """The driver is mapped before; the attacker's own mapping lies behind the agent's."""
+    proc.add(70, cgroup(), maps=HELD, mountinfo=mounts())
+    assert of_main(host.look(GRANTED))[70].limits == frozenset()
+    for found in (LIMITS, LIMITS + HELD + LIMITS.replace("45", "46")):
+        proc.add(70, cgroup(), maps=found + HELD, mountinfo=mounts())
+        if found != LIMITS:  # what was read is kept for a while
+            for _ in range(AGAIN_EVERY):
+                host.look(GRANTED)
+        limits = of_main(host.look(GRANTED))[70].limits
+        assert limits == {FileId(8, 1, inode) for inode in (45, 46)[: found.count("limits")]}
 
 
 @pytest.mark.parametrize("seen_before", [False, True])
@@ -280,7 +298,7 @@ def test_what_is_certain_is_not_read_again_but_now_and_then(
     proc: FakeProc, host: HostProcesses
 ) -> None:
     pid = 5 * AGAIN_EVERY  # whose turn is in round AGAIN_EVERY
-    where = proc.add(pid, cgroup(), maps=HELD)
+    where = proc.add(pid, cgroup(), maps=HELD + LIMITS)
     host.look(KNOWN)
     (where / "maps").write_text(MAPS_DRIVER)
     library = [of_main(host.look(KNOWN))[pid].library for _ in range(AGAIN_EVERY)]

@@ -19,6 +19,10 @@ _DEVICE = re.compile(rb"/dev/nvidia[^/]*(?:/[^/]*)?")
 _OCTAL = re.compile(r"\\([0-7]{3})", re.ASCII)
 _DELETED, _UNLINKED_ROOT = b" (deleted)", "//deleted"
 _LIBRARY, _DRIVER, _LIMITS = b"libvgpu.so", b"libcuda.so", b"vgpu.limits"
+_UNMOUNTED = b"/"  # what a single file that was mounted is called when it was unmounted lazily
+_OF_INTEREST = re.compile(
+    rb"libvgpu\.so|libcuda\.so|/nvidia|vgpu\.limits| /(?: \(deleted\))?$", re.MULTILINE
+)
 _MAPS_FIELDS, _PATH_FIELD, _PERMISSIONS_FIELD, _DEVICE_FIELD, _INODE_FIELD = 6, 5, 1, 3, 4
 _ROOT_FIELD, _MOUNTINFO_FIELDS = 3, 6
 
@@ -155,17 +159,18 @@ class Mapped:
 def mapped(maps: bytes) -> Mapped:
     """Read whole lines of /proc/PID/maps. Files are known by their names alone."""
     found = Mapped()
-    if not any(name in maps for name in (_LIBRARY, _DRIVER, b"/nvidia", _LIMITS)):
+    if not _OF_INTEREST.search(maps):
         return found
     for line in maps.split(b"\n"):
         fields = line.split(None, _PATH_FIELD)
         if len(fields) < _MAPS_FIELDS:
             continue
-        name = fields[_PATH_FIELD].removesuffix(_DELETED).rpartition(b"/")[2]
+        path = fields[_PATH_FIELD].removesuffix(_DELETED)
+        name = path.rpartition(b"/")[2]
         found |= Mapped(
             name.startswith(_LIBRARY) and b"x" in fields[_PERMISSIONS_FIELD],
             name.startswith(_DRIVER) or is_gpu_device(fields[_PATH_FIELD]),
-            _file_id(fields) if name == _LIMITS else frozenset(),
+            _file_id(fields) if name == _LIMITS or path == _UNMOUNTED else frozenset(),
         )
     return found
 

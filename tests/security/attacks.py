@@ -128,6 +128,16 @@ ATTACKS = (
         "mounted over it is found the same way",
     ),
     Attack(
+        name="the same, unmounted when CUDA has started",
+        script="ATTACK='cp /etc/vgpu.limits /tmp/mine && echo | busybox dd of=/tmp/mine bs=1 seek=92 "
+        "conv=notrunc && busybox mount -o bind /tmp/mine /etc/vgpu.limits && "
+        "{ (until busybox grep -q vgpu.limits /proc/$$/maps; do busybox usleep 1000; done; "
+        "busybox umount -l /etc/vgpu.limits) & exec $TENANT; }'; " + IN_A_NAMESPACE,
+        outcome=DETECTED,
+        detected_as="foreign limits",
+        why="the kernel calls the file / then, and device and inode are as before",
+    ),
+    Attack(
         name="another root directory",
         script="state=$(busybox dirname $VGPU_SIM_DRIVER); export state; "
         "mkdir -p /tmp/r/tmp /tmp/r$state; busybox cp -a /usr /lib* /tmp/r/; chmod -R 777 /tmp/r; "

@@ -197,6 +197,8 @@ OURS = FileId(8, 0xFE, 42)
             line("/etc/vgpu.limits") + line("/etc/vgpu.limits").replace("42", "43"),
             {FileId(8, 1, 42), FileId(8, 1, 43)}, id="two",
         ),
+        pytest.param(line("/", "r--s"), {FileId(8, 1, 42)}, id="unmounted lazily"),
+        pytest.param(line("/ (deleted)", "r--s"), {FileId(8, 1, 42)}, id="and deleted"),
         pytest.param(line("/etc/vgpu.limits.old") + line("/vgpu.limits/x"), set(), id="other names"),
         pytest.param("a b c x:y 4 /etc/vgpu.limits\n", set(), id="no device"),
         pytest.param("a b c 1 z /etc/vgpu.limits\n", set(), id="no inode"),

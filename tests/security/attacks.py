@@ -138,6 +138,16 @@ ATTACKS = (
         why="the kernel calls the file / then, and device and inode are as before",
     ),
     Attack(
+        name="no limits file in a mount namespace of one's own",
+        script="ATTACK='busybox mount -t tmpfs none /etc && "
+        "echo /usr/local/vgpu/libvgpu.so > /etc/ld.so.preload && "
+        "exec busybox env -i VGPU_SIM_DRIVER=$VGPU_SIM_DRIVER $TENANT'; " + IN_A_NAMESPACE,
+        outcome=DETECTED,
+        detected_as="above grant",
+        why="the library goes by the environment then, and looks like one that has not come to its limits; "
+        "the driver's own list of processes shows it",
+    ),
+    Attack(
         name="another root directory",
         script="state=$(busybox dirname $VGPU_SIM_DRIVER); export state; "
         "mkdir -p /tmp/r/tmp /tmp/r$state; busybox cp -a /usr /lib* /tmp/r/; chmod -R 777 /tmp/r; "

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,9 @@ class Pod:
     node: SimNode
     region: Path  # on the host
 
-    def ask(self, name: str, *words: str, stdin: str) -> list[dict[str, Any]]:
+    def ask(self, name: str, *words: str, stdin: str, user: str = "0:0") -> list[dict[str, Any]]:
         """Run a tenant beside the container's main process; give its answers."""
-        done = self.runc.execute(name, *words, stdin=stdin)
+        done = self.runc.execute(name, *words, stdin=stdin, user=user)
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -228,6 +228,45 @@ def test_the_agent_finds_it_by_cgroup_and_mounts_and_tells_it_its_pid(
     eventually(told)
     enforced = 'vgpu_container_enforced{container="main",namespace="team",pod="pod",reason=""} 1.0'
     eventually(lambda: enforced in pod.node.fetch("/metrics")[1])
+
+
+FIRST_USER = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def strangers(pod: Pod, scratch: Path) -> Pod:
+    """The same container, whose users are none of the host's: it finds all of ours as nobody's."""
+    scratch.chmod(0o755)
+    own = shutil.copytree(pod.bundle.directory, scratch / "strangers", symlinks=True)
+    for path in (own / "rootfs", *(own / "rootfs").rglob("*")):
+        os.lchown(path, FIRST_USER, FIRST_USER)
+    state = Path(pod.config).parent
+    state.chmod(0o777)  # a real driver is there for every user
+    for path in state.iterdir():
+        path.chmod(0o666)
+    return replace(pod, bundle=replace(pod.bundle, directory=own, users_from=FIRST_USER))
+
+
+@pytest.mark.parametrize("user", ["0:0", "1000:3000", "65534:65534"])
+def test_in_a_user_namespace_the_share_is_the_same(strangers: Pod, user: str) -> None:
+    name = f"vgpu-{os.getpid()}-{next(NUMBERS)}"
+    tenant = Container(name, strangers.runc.start(strangers.bundle, name), isolated=True)
+    try:
+        ready = tenant._read_answer("starting")
+        assert ready.ok, ready.error
+        owned = strangers.runc.execute(name, "/bin/busybox", "stat", "-c", "%u", LIMITS, LIBRARY)
+        assert owned.stdout.split() == ["65534", "65534"], owned.stderr
+        assert tenant.ask("alloc 600").ok
+        *_, too_much, rest = strangers.ask(name, TENANT, stdin="alloc 401\nalloc 400\n", user=user)
+        assert (too_much["result"], rest["result"]) == (2, 0)
+        if strangers.bundle.cgroup:
+            enforced = (
+                'vgpu_container_enforced{container="main",namespace="team",pod="pod",reason=""} 1.0'
+            )
+            eventually(lambda: enforced in strangers.node.fetch("/metrics")[1])
+    finally:
+        strangers.runc.delete(name)
+        tenant.stop()
 
 
 def is_tenant(pid: int) -> bool:

@@ -62,6 +62,7 @@ class Bundle:
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Iterable[BindMount] = ()
     cgroup: str = ""  # path of one to be made; empty: as runc does by itself
+    users_from: int = 0  # a user namespace whose user 0 is this one of the host; 0: none of its own
 
     def write(self) -> None:
         """Write config.json. Source: OCI runtime specification 1.0, config.md."""
@@ -84,10 +85,18 @@ class Bundle:
             "mounts": [*USUAL_MOUNTS, *(_bind(mount) for mount in ordered)],
             "linux": {
                 "namespaces": [{"type": kind} for kind in NAMESPACES],
+                **(_users(self.users_from) if self.users_from else {}),
                 **({"cgroupsPath": self.cgroup} if self.cgroup else {}),
             },
         }
         (self.directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _users(first: int) -> dict[str, Any]:
+    """As kubelet has it for pods with `hostUsers: false`, without id-mapped mounts: older runc."""
+    mapping = [{"containerID": 0, "hostID": first, "size": 65536}]
+    namespaces = [{"type": kind} for kind in (*NAMESPACES, "user")]
+    return {"namespaces": namespaces, "uidMappings": mapping, "gidMappings": mapping}
 
 
 def _bind(mount: BindMount) -> dict[str, Any]:
@@ -122,10 +131,10 @@ class Runc:
         return self._talk_to("run", "--bundle", str(bundle.directory), name)
 
     def execute(
-        self, name: str, *words: str, stdin: str = ""
+        self, name: str, *words: str, stdin: str = "", user: str = "0:0"
     ) -> "subprocess.CompletedProcess[str]":
         """Run another process in a container, as `kubectl exec` would."""
-        return self._finish("exec", name, *words, stdin=stdin)
+        return self._finish("exec", "--user", user, name, *words, stdin=stdin)
 
     def start_another(self, name: str, *words: str) -> "subprocess.Popen[bytes]":
         """The same, for a process we talk to."""

@@ -237,10 +237,10 @@ BREAKS = (
     Break("hook-directory", "anybody may write", FAILED, "mode 777", lambda n: n.vgpu.chmod(0o777)),
     Break(
         "hook-directory",
-        "nobody may enter",
-        FAILED,
-        "cannot be entered",
-        lambda n: n.vgpu.chmod(0o700),
+        "anybody may enter",
+        WARNING,
+        "can be entered by every user",
+        lambda n: n.vgpu.chmod(0o755),
     ),
     Break(
         "hook-same-path",

@@ -1,6 +1,6 @@
 """The host's side of a container's mounts: cache directories, hook library, preload file, lock.
 
-<host vgpu dir>/                     root's, 0755
+<host vgpu dir>/                     root's, 0750: no user of the host gets to what containers leave
     libvgpu.so.<version>-<digest>    the hook (hook_files.py)
     ld.so.preload                    one line: where containers see the hook
     limits/                          root's, 0755

@@ -16,6 +16,7 @@ from agent.adapters.proc_files import ENDED, READ, directories_of
 from agent.adapters.safe_files import (
     check_ours,
     check_single,
+    close_to_others,
     opened_directory,
     read_small,
     refusing,
@@ -74,8 +75,10 @@ def install_hook(source: Path, host_vgpu_dir: Path, version: str) -> Path:
         host_vgpu_dir.mkdir(0o755, parents=True, exist_ok=True)
         with opened_directory(host_vgpu_dir) as root:
             if made:
-                os.fchmod(root, 0o755)
+                os.fchmod(root, 0o750)
             check_ours(root, host_vgpu_dir)
+            with contextlib.suppress(OSError):  # a read-only disk, or root's directory: doctor says
+                close_to_others(root)
             if not is_file(name, root) or read_small(name, len(content), dir_fd=root) != content:
                 write_whole(name, content, 0o755, dir_fd=root)
             else:

@@ -17,7 +17,7 @@ from agent.boundaries import passed
 from agent.errors import NodeNotReady
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-CLOSED = 0o700
+CLOSED, OTHERS = 0o700, 0o007
 ENTRIES_PER_PASS = 200_000  # bounds the time that one deletion takes
 _UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # see replace_whole
 
@@ -74,6 +74,18 @@ def check_ours(fd: int, path: Path) -> None:
             f"the directory {path} can be written by others, who could exchange what containers "
             f"are given: `chmod go-w {path}`"
         )
+
+
+def close_to_others(fd: int) -> None:
+    """Let no other user of the host into a directory below which containers write.
+
+    Root of a container can make set-uid programs of root's there, and nodes of any device: on the
+    host whoever gets to them has them. Raises OSError.
+    """
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if mode & OTHERS:
+        os.fchmod(fd, mode & ~OTHERS)
+        passed("directory-closed")
 
 
 def only_we_make(info: os.stat_result) -> bool:

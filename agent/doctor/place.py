@@ -13,6 +13,7 @@ from agent.adapters.hook_files import FIRST_PID_NAMESPACE
 from agent.adapters.instance_lock import InstanceLock
 from agent.adapters.listeners import EndpointUnavailable, TcpListener, parse_address
 from agent.adapters.local_client import READ_SOCKET, AgentUnreachable, ask
+from agent.adapters.safe_files import OTHERS
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host, writable
 from agent.domain.proc_text import place_of
@@ -89,11 +90,12 @@ def hook_directory(host: Host) -> Finding:
             f"{directory} can be written by everybody (mode {stat.S_IMODE(info.st_mode):o})",
             f"chmod go-w {directory}",
         )
-    if not info.st_mode & 0o001:
-        return failed(
-            f"{directory} cannot be entered by the users of containers "
-            f"(mode {stat.S_IMODE(info.st_mode):o})",
-            f"chmod 755 {directory}",
+    if info.st_mode & OTHERS:
+        return warning(
+            f"{directory} can be entered by every user of this host "
+            f"(mode {stat.S_IMODE(info.st_mode):o}), who could run what root of a container leaves "
+            "there as a set-uid program",
+            f"chmod o-rwx {directory}   # the agent does so when it starts",
         )
     return ok(f"{directory} is root's, mode {stat.S_IMODE(info.st_mode):o}")
 
@@ -293,7 +295,7 @@ CHECKS = (
     ),
     Check(
         name="hook-directory",
-        question="can only root change the hook's directory?",
+        question="can only root change the hook's directory, or enter it?",
         look=hook_directory,
     ),
     Check(

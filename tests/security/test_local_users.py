@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from agent.sim.node import SimNode
+from agent.sim.node import Ask, SimNode
 from tests.e2e.conftest import NodeMaker
 from tests.faults.conftest import make_node
 from tests.waiting import eventually
@@ -69,3 +71,47 @@ def test_another_user_gets_into_neither_socket(make_node: NodeMaker) -> None:
     assert asked_as(node, NOBODY, NOBODY)[:2] == [told] * 2
     assert asked_as(node, 0, 0)[0].startswith("200 ")
     assert sorted((node.root / "host").rglob("*")) == limits
+
+
+# The same: what is above the host's directory is the test's, and closed.
+TRY = """
+import json, os, sys
+place, paths = sys.argv[1], sys.argv[2:]
+os.chdir(place)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+said = {}
+for path in paths:
+    try:
+        said[path] = os.stat(path).st_mode
+    except OSError as error:
+        said[path] = error.strerror
+print(json.dumps(said))
+"""
+
+
+def test_what_root_of_a_container_leaves_is_out_of_another_users_reach(
+    make_node: NodeMaker,
+) -> None:
+    """A set-uid program of root's, or a disk's device node: on the host it would be all of it."""
+    node = make_node()
+    node.stop_agent()
+    host = node.root / "host"
+    node.start_agent("--vgpulock-dir", str(host / "vgpu" / "vgpulock"))
+    node.wait("readiness", node.ready)
+    admitted = node.run_pod("pod", [Ask(memory_mib=100)]).admitted
+    assert admitted.ok, admitted.message
+    mounts = {m.container_path: m for m in admitted.containers["main"].mounts}
+    left = []
+    for inside in ("/usr/local/vgpu", "/tmp/vgpulock"):
+        assert not mounts[inside].read_only
+        program = Path(mounts[inside].host_path) / "shell"
+        shutil.copy("/bin/true", program)
+        program.chmod(0o4755)
+        left.append(str(program.relative_to(host)))
+    done = subprocess.run(
+        [sys.executable, "-c", TRY, str(host), *left],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == dict.fromkeys(left, DENIED)

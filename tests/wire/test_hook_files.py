@@ -1,6 +1,7 @@
 """What all containers share on a real file system: hook library, preload file, lock directory."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -130,9 +131,39 @@ def test_install_hook(tmp_path: Path) -> None:
     assert first.parent == host
     assert first.name.startswith("libvgpu.so.1.0-")
     assert first.read_bytes() == b"one"
-    assert (mode(first), mode(host)) == (0o755, 0o755)
+    assert (mode(first), mode(host)) == (0o755, 0o750)
     caches = HostCaches(host, lock_dir=tmp_path / "l", versioned_library=first.name)
     assert caches.prepare().library == first
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(0o755, 0o750), (0o711, 0o710), (0o750, 0o750), (0o700, 0o700)]
+)
+def test_no_other_user_of_the_host_is_let_in(tmp_path: Path, before: int, after: int) -> None:
+    source, host = tmp_path / "built.so", tmp_path / "vgpu"
+    source.write_bytes(b"one")
+    host.mkdir()
+    host.chmod(before)
+    install_hook(source, host, "1.0")
+    assert mode(host) == after
+
+
+def test_install_hook_into_a_directory_that_cannot_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an agent that is not root has it; doctor tells."""
+    source, host = tmp_path / "built.so", tmp_path / "vgpu"
+    source.write_bytes(b"one")
+    host.mkdir(mode=0o755)
+    real = os.fchmod
+
+    def refused(fd: int, to: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise PermissionError
+        real(fd, to)
+
+    monkeypatch.setattr(os, "fchmod", refused)
+    assert install_hook(source, host, "1.0").read_bytes() == b"one"
 
 
 def test_install_hook_after_a_crash_in_the_middle(

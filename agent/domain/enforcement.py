@@ -48,8 +48,8 @@ EXPLAINED: Mapping[Reason, str] = MappingProxyType({
     Reason.STATIC: "a process uses a GPU that is linked statically, so no library can be put into "
     "it and no limit holds for it; link it dynamically, against glibc",
     Reason.NOT_LOADED: "a process uses a GPU without libvgpu.so, so no limit holds for it: "
-    "/etc/ld.so.preload was taken away, its root was changed, or its loader is not glibc's; start "
-    "it without these, and the container without privileges",
+    "/etc/ld.so.preload was taken away, a volume of the pod lies over it, its root was changed, or "
+    "its loader is not glibc's; start it without these, and the container without privileges",
     Reason.FOREIGN_LIMITS: "a process goes by another limits file than the agent's, so what it was "
     "granted does not hold: something is mounted over /etc/vgpu.limits, by a volume of the pod or "
     "by the process in a mount namespace of its own; take that out of the pod",

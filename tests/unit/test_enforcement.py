@@ -146,6 +146,18 @@ def test_which_processes_it_is_about(
     assert judge(processes, region, seeing=True, switched_off=False).pids == pids
 
 
+@pytest.mark.parametrize(
+    ("reason", "path"),
+    [
+        pytest.param(Reason.NOT_LOADED, "/etc/ld.so.preload", id="the preload file"),
+        pytest.param(Reason.FOREIGN_LIMITS, "/etc/vgpu.limits", id="the limits file"),
+    ],
+)
+def test_a_volume_over_our_file_is_named_as_a_cause(reason: Reason, path: str) -> None:
+    assert path in EXPLAINED[reason]
+    assert "volume of the pod" in EXPLAINED[reason]
+
+
 def test_nothing_is_said_of_what_cannot_be_seen() -> None:
     verdict = judge([], RegionLook(), seeing=False, switched_off=False)
     assert (verdict.state, verdict.reason) == (State.UNKNOWN, Reason.UNSEEN)

@@ -62,7 +62,9 @@ ROWS = (
         group=KUBELET,
         kind=kinds.PATH,
         field="lock_dir",
-        help="Host directory that containers see as /tmp/vgpulock.",
+        help="Host directory that containers see as /tmp/vgpulock. One below the hook's directory "
+        "is closed to other users of the host, who elsewhere could run what root of a container "
+        "leaves there as a set-uid program; the manifests and the unit name such a one.",
     ),
     Setting(
         name="state-dir",

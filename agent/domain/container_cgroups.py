@@ -2,7 +2,8 @@
 
 Its path is made of what kubelet says: the pod's uid and the runtime's id of the container, both of
 which must look as such, so that no path leads anywhere else. Source: Kubernetes, pkg/kubelet/cm
-(names of both cgroup drivers); containerd, cri-o, docker (names of a container's).
+(names of both cgroup drivers); containerd, cri-o, docker (names of a container's). cri-o puts its
+prefix before the id with the cgroupfs driver, too.
 """
 
 import re
@@ -27,5 +28,6 @@ def cgroup_paths(pod_uid: str, container_id: str) -> tuple[str, ...]:
         systemd = "/".join(["kubepods.slice", *slices, pod])
         found += [f"{systemd}/{runtime}-{container_id}.scope" for runtime in _RUNTIMES]
         plain = [quality] if quality else []
-        found.append("/".join(["kubepods", *plain, f"pod{pod_uid}", container_id]))
+        for name in (container_id, f"crio-{container_id}"):
+            found.append("/".join(["kubepods", *plain, f"pod{pod_uid}", name]))
     return tuple(found)

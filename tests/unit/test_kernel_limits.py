@@ -247,8 +247,15 @@ def test_what_the_driver_refuses_is_not_claimed_and_tried_again() -> None:
         f"kubepods.slice/{BURSTABLE}.slice/{BURSTABLE}-pod{UID.replace('-', '_')}.slice/crio-{ONE}.scope",
         f"kubepods/besteffort/pod{UID}/{ONE}",
         f"kubepods/pod{UID}/{ONE}",
+        f"kubepods/besteffort/pod{UID}/crio-{ONE}",
     ],
-    ids=["systemd, guaranteed", "systemd, burstable", "cgroupfs, best effort", "cgroupfs"],
+    ids=[
+        "systemd, guaranteed",
+        "systemd, burstable",
+        "cgroupfs, best effort",
+        "cgroupfs",
+        "cgroupfs, cri-o",
+    ],
 )
 def test_where_kubelet_and_runtimes_put_containers(path: str) -> None:
     assert path in cgroup_paths(UID, ONE)

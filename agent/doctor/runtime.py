@@ -10,6 +10,7 @@ from agent.doctor import runtime_files as files
 from agent.doctor import units
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host, is_socket
+from agent.doctor.runtime_cdi import by_cdi_alone, given_by_cdi
 from agent.doctor.runtime_files import Runtime
 
 K3S_KINDS = ("k3s", "rke2")
@@ -174,10 +175,16 @@ def _checker(kind: str) -> str:
 
 
 def nvidia_runtime(host: Host) -> Finding:
-    """Containers find the driver's libraries through NVIDIA's handler."""
+    """Containers find the driver's libraries through NVIDIA's handler, or by CDI without it."""
     one = runtimes(host)[0]
     runtime, handlers = one.runtime, one.runtime.nvidia_handlers
-    if runtime.default in runtime.handlers and runtime.is_nvidia(runtime.default):
+    default_is_nvidia = runtime.default in runtime.handlers and runtime.is_nvidia(runtime.default)
+    reads_annotations = default_is_nvidia and "cdi-annotations" in host.config.device_list_strategy
+    if by_cdi_alone(host) and one.kind != "docker" and not reads_annotations:
+        restart = f"systemctl restart {units.of_runtime(host, one.kind)}"
+        file = CONTAINERD.get(one.kind, CRIO)
+        return given_by_cdi(host, one.kind, runtime, file, restart)
+    if default_is_nvidia:
         return ok(f"{one.kind}'s default runtime is {runtime.default}")
     if handlers:
         return warning(

@@ -1,7 +1,8 @@
 """What the configuration files of container runtimes say.
 
 All readers are total: files of a host are written by many hands. Sources: containerd,
-docs/cri/config.md (versions 2 and 3); CRI-O, crio.conf(5); Docker, daemon.json.
+docs/cri/config.md (versions 2 and 3); CRI-O, crio.conf(5); Docker, daemon.json. That containerd reads
+CDI files by itself from 2.0 on, and those from 1.7 on when it is told to, say their `config dump`.
 """
 
 import json
@@ -12,6 +13,9 @@ from typing import Any
 
 NVIDIA = "nvidia-container-runtime"
 CRI_PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")  # 3, 2, 1
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # where runtimes look that are not told others
+CDI_BY_ITSELF = 3  # version of containerd's configuration that only those have which read CDI files
+CRIO_OWN = "crun (runc before 1.31)"
 MAX_DEPTH = 32
 
 
@@ -22,6 +26,8 @@ class Runtime:
     kind: str  # containerd | cri-o | docker
     default: str  # handler of containers that name none
     handlers: Mapping[str, str] = field(default_factory=dict)  # handler -> its program
+    reads_cdi: bool | None = None  # None: its configuration does not tell
+    cdi_folders: tuple[str, ...] = CDI_FOLDERS
 
     def is_nvidia(self, handler: str) -> bool:
         """Whether a handler is NVIDIA's."""
@@ -63,17 +69,31 @@ def imports_of(document: Mapping[str, Any]) -> list[str]:
 def containerd(document: Mapping[str, Any]) -> Runtime:
     """containerd's, of whichever version."""
     plugins = table(document.get("plugins"))
-    sections = [table(table(plugins.get(name)).get("containerd")) for name in CRI_PLUGINS]
-    section = merged(reversed(sections))
+    plugin = merged(table(plugins.get(name)) for name in reversed(CRI_PLUGINS))
+    section = table(plugin.get("containerd"))
     handlers = {
         name: text(table(table(handler).get("options")).get("BinaryName"))
         or text(table(handler).get("runtime_type"))
         for name, handler in table(section.get("runtimes")).items()
     }
     return Runtime(
-        kind="containerd", default=text(section.get("default_runtime_name")) or "runc",
+        kind="containerd",
+        default=text(section.get("default_runtime_name")) or "runc",
         handlers=handlers,
-    )  # fmt: skip
+        reads_cdi=_containerd_reads_cdi(plugin.get("enable_cdi"), document.get("version")),
+        cdi_folders=_cdi_folders(plugin),
+    )
+
+
+def _containerd_reads_cdi(told: Any, version: Any) -> bool | None:
+    if isinstance(told, bool):
+        return told
+    return True if isinstance(version, int) and version >= CDI_BY_ITSELF else None
+
+
+def _cdi_folders(section: Mapping[str, Any]) -> tuple[str, ...]:
+    told = section.get("cdi_spec_dirs")
+    return tuple(filter(None, map(text, told))) if isinstance(told, list) else CDI_FOLDERS
 
 
 def crio(document: Mapping[str, Any]) -> Runtime:
@@ -84,7 +104,11 @@ def crio(document: Mapping[str, Any]) -> Runtime:
         for name, handler in table(section.get("runtimes")).items()
     }
     return Runtime(
-        kind="cri-o", default=text(section.get("default_runtime")) or "runc", handlers=handlers
+        kind="cri-o",
+        default=text(section.get("default_runtime")) or CRIO_OWN,
+        handlers=handlers,
+        reads_cdi=True,
+        cdi_folders=_cdi_folders(section),
     )
 
 

@@ -33,7 +33,7 @@ KEYS = st.sampled_from(
         *("path", "kind", "devices", "name", "containerEdits", "deviceNodes", "mounts"),
         *("hostPath", "cdiVersion", "nvidia-container-cli", "no-cgroups", "metadata"),
         *("nvidia-container-runtime", "mode", "modes", "cdi", "default-kind", "spec-dirs"),
-        *("jit-cdi", "nvcdi-disable-hooks"),
+        *("jit-cdi", "nvcdi-disable-hooks", "enable_cdi", "cdi_spec_dirs", "version"),
         *("managedFields", "fieldsV1", "f:metadata", "f:annotations", "f:k", "time"),
         *("Data", "RegisteredDevices", "nvidia.com/gpu"),
     ]

@@ -1,0 +1,47 @@
+"""Does the container runtime give containers what CDI files describe, without NVIDIA's?"""
+
+import os
+from pathlib import Path
+
+from agent.doctor.finding import Finding, failed, ok, warning
+from agent.doctor.host import Host
+from agent.doctor.runtime_files import Runtime
+
+_BELOW = '[plugins."io.containerd.grpc.v1.cri"]'
+
+
+def by_cdi_alone(host: Host) -> bool:
+    """Whether the agent names GPUs by CDI and in no other way."""
+    return all(one.startswith("cdi-") for one in host.config.device_list_strategy)
+
+
+def given_by_cdi(host: Host, kind: str, runtime: Runtime, file: str, restart: str) -> Finding:
+    """What becomes of the agent's CDI files. `file`: the runtime's own, to be changed."""
+    looks_in = ", ".join(runtime.cdi_folders) or "no directory"
+    if runtime.reads_cdi is False:
+        return failed(
+            f"{kind} has enable_cdi = false: containers do not get what CDI files describe",
+            f"grep -rn enable_cdi {Path(file).parent}   # make it true; then {restart}",
+        )
+    written_to = str(host.config.cdi_spec_dir)
+    if _same(written_to) not in map(_same, runtime.cdi_folders):
+        return failed(
+            f"{kind} looks for CDI files in {looks_in}, and the agent writes them to {written_to} "
+            "(--cdi-spec-dir): containers with a GPU do not start",
+            f"vgpu-agent config | grep cdi-spec-dir   # or name it in {kind}'s cdi_spec_dirs; then "
+            f"{restart}",
+        )
+    if runtime.reads_cdi is None:
+        return warning(
+            f"{kind} before 2.0 gives what CDI files describe only with enable_cdi = true, which "
+            "its configuration does not have",
+            f"containerd --version   # before 2.0: enable_cdi = true below {_BELOW} in {file}, and {restart}",
+        )
+    return ok(f"{kind} gives by itself what CDI files in {looks_in} describe")
+
+
+def _same(folder: str) -> str:
+    """One name for /run and /var/run, which leads there."""
+    return os.path.normpath(
+        folder.removeprefix("/var") if folder.startswith("/var/run/") else folder
+    )

@@ -1,0 +1,85 @@
+"""What doctor says of a container runtime that is to give GPUs by CDI, without NVIDIA's."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.config import Config
+from agent.doctor import runtime
+from agent.doctor.host import Host
+
+CRIO, CONTAINERD = "etc/crio/crio.conf.d/10-crio.conf", "etc/containerd/config.toml"
+BY_CDI = ("cdi-cri",)
+NVIDIA_IS_DEFAULT = (
+    '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n'
+    '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]\n'
+    'BinaryName = "/usr/bin/nvidia-container-runtime"\n'
+)
+OFF = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false\n'
+
+
+@pytest.mark.parametrize(
+    ("strategies", "name", "text", "verdict", "said"),
+    [
+        pytest.param(BY_CDI, CRIO, "", "ok", "cri-o gives by itself", id="CRI-O"),
+        pytest.param(
+            ("cdi-annotations",), CRIO, "", "ok", "cri-o gives by itself", id="CRI-O, by annotation"
+        ),
+        pytest.param(
+            BY_CDI, CRIO, '[crio.runtime]\ncdi_spec_dirs = ["/run/cdi/"]\n', "ok",
+            "/run/cdi/", id="CRI-O, the same directory by another name",
+        ),
+        pytest.param(
+            BY_CDI, CRIO, '[crio.runtime]\ncdi_spec_dirs = ["/etc/cdi"]\n', "failed",
+            "cri-o looks for CDI files in /etc/cdi, and the agent writes them to /var/run/cdi",
+            id="CRI-O, another directory",
+        ),
+        pytest.param(
+            ("envvar",), CRIO, "", "failed", "no handler of NVIDIA's", id="CRI-O, not by CDI"
+        ),
+        pytest.param(
+            ("envvar", "cdi-cri"), CRIO, "", "failed", "no handler of NVIDIA's",
+            id="CRI-O, not by CDI alone",
+        ),
+        pytest.param(
+            BY_CDI, CONTAINERD, "version = 3\n", "ok", "by itself", id="containerd 2"
+        ),
+        pytest.param(
+            BY_CDI, CONTAINERD, OFF.replace("false", "true"), "ok", "by itself",
+            id="containerd 1.7, told to",
+        ),
+        pytest.param(
+            BY_CDI, CONTAINERD, OFF, "failed", "enable_cdi = false", id="containerd, told not to"
+        ),
+        pytest.param(
+            BY_CDI, CONTAINERD, OFF + NVIDIA_IS_DEFAULT, "failed", "enable_cdi = false",
+            id="told not to, and NVIDIA's runtime, which kubelet's CDI devices do not reach",
+        ),
+        pytest.param(
+            ("cdi-annotations",), CONTAINERD, OFF + NVIDIA_IS_DEFAULT, "ok",
+            "default runtime is nvidia", id="told not to, and NVIDIA's runtime, which reads annotations",
+        ),
+        pytest.param(
+            BY_CDI, CONTAINERD, "version = 2\n", "warning", "only with enable_cdi = true",
+            id="containerd, of which the file does not tell the release",
+        ),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_the_agents_cdi_files(
+    tmp_path: Path, strategies: tuple[str, ...], name: str, text: str, verdict: str, said: str
+) -> None:
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+    config = Config(node_name="n", device_list_strategy=strategies)
+    found = runtime.nvidia_runtime(Host(config=config, environ={}, root=tmp_path))
+    assert (found.verdict, said in found.evidence) == (verdict, True), found.evidence
+    assert (found.fix == "") == (verdict == "ok")
+
+
+def test_what_crio_starts_containers_with_that_is_told_nothing(tmp_path: Path) -> None:
+    handler = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
+    (tmp_path / CRIO).parent.mkdir(parents=True)
+    (tmp_path / CRIO).write_text(handler)
+    found = runtime.nvidia_runtime(Host(config=Config(node_name="n"), environ={}, root=tmp_path))
+    assert found.verdict == "warning"
+    assert "cri-o's default runtime is crun (runc before 1.31)" in found.evidence

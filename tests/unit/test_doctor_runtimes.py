@@ -1,4 +1,4 @@
-"""What doctor says of a container runtime that is to give GPUs by CDI, without NVIDIA's."""
+"""What doctor says of container runtimes: of CRI-O, and of those that are to give GPUs by CDI."""
 
 from pathlib import Path
 
@@ -83,3 +83,18 @@ def test_what_crio_starts_containers_with_that_is_told_nothing(tmp_path: Path) -
     found = runtime.nvidia_runtime(Host(config=Config(node_name="n"), environ={}, root=tmp_path))
     assert found.verdict == "warning"
     assert "cri-o's default runtime is crun (runc before 1.31)" in found.evidence
+
+
+def test_the_command_for_crio_writes_where_it_is_read_last(tmp_path: Path) -> None:
+    """After what CRI-O's packages bring, which names a default runtime, too."""
+    theirs = '[crio.runtime]\ndefault_runtime = "crun"\n'
+    (tmp_path / CRIO).parent.mkdir(parents=True)
+    (tmp_path / CRIO).write_text(theirs)
+    host = Host(config=Config(node_name="n"), environ={}, root=tmp_path)
+    named = runtime.nvidia_runtime(host).fix.partition("--config=")[2].split()[0]
+    written = tmp_path / named.lstrip("/")
+    written.write_text(
+        '[crio.runtime]\ndefault_runtime = "nvidia"\n'
+        '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
+    )
+    assert runtime.nvidia_runtime(host).verdict == "ok"

@@ -7,6 +7,9 @@ from agent.doctor.finding import Finding, failed, ok, warning
 from agent.doctor.host import Host
 from agent.doctor.runtime_files import Runtime
 
+# Source: crun, which makes a container's root read-only before it runs hooks, as 1.21 was seen to do.
+_ROOT_FIRST = "crun"
+_HOOKS = {"create-symlinks", "update-ldcache"}  # of the agent's CDI files
 _BELOW = '[plugins."io.containerd.grpc.v1.cri"]'
 
 
@@ -37,7 +40,19 @@ def given_by_cdi(host: Host, kind: str, runtime: Runtime, file: str, restart: st
             "its configuration does not have",
             f"containerd --version   # before 2.0: enable_cdi = true below {_BELOW} in {file}, and {restart}",
         )
+    if _names_hooks(host) and Path(runtime.program).name.startswith(_ROOT_FIRST):
+        return warning(
+            f"{kind} starts containers with {_ROOT_FIRST}, and CDI files name hooks "
+            "(--nvidia-cdi-hook-path): pods with readOnlyRootFilesystem do not start",
+            "vgpu-agent config | grep nvidia-cdi-hook-path   # leave it out, or give such pods a "
+            "runtimeClassName of runc's",
+        )
     return ok(f"{kind} gives by itself what CDI files in {looks_in} describe")
+
+
+def _names_hooks(host: Host) -> bool:
+    left_out = set(host.config.cdi_disabled_hooks)
+    return host.config.cdi_hook_path is not None and not ("all" in left_out or left_out >= _HOOKS)
 
 
 def _same(folder: str) -> str:

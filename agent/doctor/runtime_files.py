@@ -34,6 +34,11 @@ class Runtime:
         return NVIDIA in self.handlers.get(handler, "") or handler.startswith("nvidia")
 
     @property
+    def program(self) -> str:
+        """What starts containers that name no handler."""
+        return self.handlers.get(self.default, self.default)
+
+    @property
     def nvidia_handlers(self) -> tuple[str, ...]:
         """NVIDIA's, by name."""
         return tuple(sorted(name for name in self.handlers if self.is_nvidia(name)))

@@ -98,3 +98,41 @@ def test_the_command_for_crio_writes_where_it_is_read_last(tmp_path: Path) -> No
         '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
     )
     assert runtime.nvidia_runtime(host).verdict == "ok"
+
+
+HOOK = Path("/usr/bin/nvidia-cdi-hook")
+RUNC = '[crio.runtime]\ndefault_runtime = "runc"\n'
+BY_PATH = (
+    '[crio.runtime]\ndefault_runtime = "own"\n'
+    '[crio.runtime.runtimes.own]\nruntime_path = "/usr/libexec/crio/crun"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "hook", "disabled", "verdict"),
+    [
+        pytest.param("", HOOK, (), "warning", id="CRI-O's own"),
+        pytest.param(BY_PATH, HOOK, (), "warning", id="crun by its path"),
+        pytest.param(BY_PATH, HOOK, ("update-ldcache",), "warning", id="one hook is left"),
+        pytest.param(BY_PATH, HOOK, ("all",), "ok", id="no hook is named"),
+        pytest.param(
+            BY_PATH, HOOK, ("create-symlinks", "update-ldcache"), "ok", id="both left out"
+        ),
+        pytest.param(BY_PATH, None, (), "ok", id="no program"),
+        pytest.param(RUNC, HOOK, (), "ok", id="runc"),
+    ],
+)
+def test_crun_runs_hooks_in_a_root_that_is_read_only_already(
+    tmp_path: Path, text: str, hook: Path | None, disabled: tuple[str, ...], verdict: str
+) -> None:
+    (tmp_path / CRIO).parent.mkdir(parents=True)
+    (tmp_path / CRIO).write_text(text)
+    config = Config(
+        node_name="n",
+        device_list_strategy=BY_CDI,
+        cdi_hook_path=hook,
+        cdi_disabled_hooks=disabled,
+    )
+    found = runtime.nvidia_runtime(Host(config=config, environ={}, root=tmp_path))
+    assert found.verdict == verdict
+    assert ("readOnlyRootFilesystem" in found.evidence) == (verdict == "warning")

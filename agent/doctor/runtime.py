@@ -180,7 +180,7 @@ def nvidia_runtime(host: Host) -> Finding:
     runtime, handlers = one.runtime, one.runtime.nvidia_handlers
     default_is_nvidia = runtime.default in runtime.handlers and runtime.is_nvidia(runtime.default)
     reads_annotations = default_is_nvidia and "cdi-annotations" in host.config.device_list_strategy
-    if by_cdi_alone(host) and one.kind != "docker" and not reads_annotations:
+    if by_cdi_alone(host) and (one.kind == "docker" or not reads_annotations):
         restart = f"systemctl restart {units.of_runtime(host, one.kind)}"
         file = CONTAINERD.get(one.kind, CRIO)
         return given_by_cdi(host, one.kind, runtime, file, restart)

@@ -9,6 +9,10 @@ from agent.doctor import runtime
 from agent.doctor.host import Host
 
 CRIO, CONTAINERD = "etc/crio/crio.conf.d/10-crio.conf", "etc/containerd/config.toml"
+DOCKER = "etc/docker/daemon.json"
+DOCKERS = (
+    '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}'
+)
 BY_CDI = ("cdi-cri",)
 NVIDIA_IS_DEFAULT = (
     '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n'
@@ -58,6 +62,17 @@ OFF = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false\n'
         pytest.param(
             ("cdi-annotations",), CONTAINERD, OFF + NVIDIA_IS_DEFAULT, "ok",
             "default runtime is nvidia", id="told not to, and NVIDIA's runtime, which reads annotations",
+        ),
+        pytest.param(
+            BY_CDI, DOCKER, DOCKERS, "warning", "0.3.17 does not", id="Docker",
+        ),
+        pytest.param(
+            ("cdi-annotations",), DOCKER, DOCKERS, "warning", "0.3.17 does not",
+            id="Docker, by annotation",
+        ),
+        pytest.param(
+            ("envvar",), DOCKER, DOCKERS, "ok", "default runtime is nvidia",
+            id="Docker, not by CDI",
         ),
         pytest.param(
             BY_CDI, CONTAINERD, "version = 2\n", "warning", "only with enable_cdi = true",

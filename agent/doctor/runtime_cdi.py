@@ -7,7 +7,7 @@ from agent.doctor.finding import Finding, failed, ok, warning
 from agent.doctor.host import Host
 from agent.doctor.runtime_files import Runtime
 
-# Source: crun, which makes a container's root read-only before it runs hooks, as 1.21 was seen to do.
+# Makes a container's root read-only before it runs hooks: 1.21 was seen to.
 _ROOT_FIRST = "crun"
 _HOOKS = {"create-symlinks", "update-ldcache"}  # of the agent's CDI files
 _BELOW = '[plugins."io.containerd.grpc.v1.cri"]'
@@ -45,7 +45,8 @@ def given_by_cdi(host: Host, kind: str, runtime: Runtime, file: str, restart: st
         return warning(
             f"{kind} before 2.0 gives what CDI files describe only with enable_cdi = true, which "
             "its configuration does not have",
-            f"containerd --version   # before 2.0: enable_cdi = true below {_BELOW} in {file}, and {restart}",
+            f"containerd --version   # before 2.0: enable_cdi = true below {_BELOW} in {file}, and "
+            f"{restart}",
         )
     if _names_hooks(host) and Path(runtime.program).name.startswith(_ROOT_FIRST):
         return warning(

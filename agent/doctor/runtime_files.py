@@ -1,8 +1,8 @@
 """What the configuration files of container runtimes say.
 
 All readers are total: files of a host are written by many hands. Sources: containerd,
-docs/cri/config.md (versions 2 and 3); CRI-O, crio.conf(5); Docker, daemon.json. That containerd reads
-CDI files by itself from 2.0 on, and those from 1.7 on when it is told to, say their `config dump`.
+docs/cri/config.md (versions 2 and 3); CRI-O, crio.conf(5); Docker, daemon.json. That containerd
+reads CDI files by itself from 2.0 on, and from 1.7 on when it is told to, says its `config dump`.
 """
 
 import json

@@ -43,6 +43,7 @@ KUBELET = (
     "/var/lib/rancher/rke2/agent/etc/kubelet.conf.d/00-rke2-defaults.conf",
 )
 MAX_IMPORTS = 100
+MAX_DEPTH = 8  # of directories of drop-ins
 _ENDPOINT = re.compile(
     r"""(?:^containerRuntimeEndpoint:\s*|--container-runtime-endpoint[= ])["']?([^\s"']{1,200})""",
     re.MULTILINE,
@@ -94,10 +95,21 @@ def _containerd_files(host: Host, name: str) -> list[Path]:
     return found
 
 
+def _files_below(host: Host, folder: Path, depth: int = 0) -> list[Path]:
+    """All that CRI-O reads there, in its order: directories at the place of their names."""
+    found = []
+    for entry in host.entries(folder):
+        if depth < MAX_DEPTH and entry.is_dir() and not entry.is_symlink():
+            found += _files_below(host, entry, depth + 1)
+        else:
+            found.append(entry)
+    return found
+
+
 def runtimes(host: Host) -> list[Found]:
     """Every runtime of which there is a configuration or a socket; kubelet's own first."""
     crio_files = [host.path(CRIO)]
-    crio_files += [entry for folder in CRIO_DIRS for entry in host.entries(host.path(folder))]
+    crio_files += [file for folder in CRIO_DIRS for file in _files_below(host, host.path(folder))]
     k3s = _k3s_or_rke2(host)
     found = []
     for kind, paths, read, understood in (

@@ -115,6 +115,21 @@ def test_the_command_for_crio_writes_where_it_is_read_last(tmp_path: Path) -> No
     assert runtime.nvidia_runtime(host).verdict == "ok"
 
 
+def test_crio_reads_directories_of_drop_ins_where_their_names_stand(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/crio/crio.conf.d"
+    for name in ("10-a", "20/b", "20/c/d", "30-e"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f'[crio.runtime]\ndefault_runtime = "{name}"\n')
+    host = Host(config=Config(node_name="n"), environ={}, root=tmp_path)
+
+    def default() -> str:
+        return runtime.runtimes(host)[0].runtime.default
+
+    assert default() == "30-e"
+    (folder / "30-e").unlink()
+    assert default() == "20/c/d"
+
+
 HOOK = Path("/usr/bin/nvidia-cdi-hook")
 RUNC = '[crio.runtime]\ndefault_runtime = "runc"\n'
 BY_PATH = (

@@ -1,6 +1,6 @@
 """One thing broken on a healthy node, check by check: what doctor must name, and nothing else."""
 
-from doctor_node import CDI, CONTAINERD, DPKG, DRIVER, FILES, UUID, stamp
+from doctor_node import CDI, CONTAINERD, CRIO_NVIDIA, DPKG, DRIVER, FILES, UUID, stamp
 from doctor_ways import (
     FAILED,
     SKIPPED,
@@ -225,6 +225,13 @@ BREAKS = (
         FAILED,
         f"no spec in /etc/cdi, /run/cdi has nvidia.com/gpu={UUID}",
         file("etc/nvidia-container-runtime/config.toml", MODE_CDI),
+    ),
+    Break(
+        "runtime-below",
+        "CRI-O's packages keep crun aside",
+        FAILED,
+        "finds none of runc, crun",
+        all_of(no_runtime, file("etc/crio/crio.conf.d/99-nvidia.conf", CRIO_NVIDIA)),
     ),
     Break(
         "reservations",

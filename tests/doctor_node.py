@@ -52,6 +52,12 @@ default_runtime_name = "nvidia"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]
 BinaryName = "/usr/bin/nvidia-container-runtime"
 """
+CRIO_NVIDIA = """\
+[crio.runtime]
+default_runtime = "nvidia"
+[crio.runtime.runtimes.nvidia]
+runtime_path = "/usr/bin/nvidia-container-runtime"
+"""
 CDI = """\
 cdiVersion: "0.6.0"
 kind: nvidia.com/gpu

@@ -28,6 +28,7 @@ class Runtime:
     handlers: Mapping[str, str] = field(default_factory=dict)  # handler -> its program
     reads_cdi: bool | None = None  # None: its configuration does not tell
     cdi_folders: tuple[str, ...] = CDI_FOLDERS
+    search_path: tuple[str, ...] = ()  # that handlers are started with, as far as it is set
 
     def is_nvidia(self, handler: str) -> bool:
         """Whether a handler is NVIDIA's."""
@@ -114,7 +115,18 @@ def crio(document: Mapping[str, Any]) -> Runtime:
         handlers=handlers,
         reads_cdi=True,
         cdi_folders=_cdi_folders(section),
+        search_path=_search_path(section),
     )
+
+
+def _search_path(section: Mapping[str, Any]) -> tuple[str, ...]:
+    """As CRI-O sets it for NVIDIA's handlers, or for all."""
+    handlers = table(section.get("runtimes")).items()
+    named = [table(handler) for name, handler in handlers if name.startswith("nvidia")]
+    told = [one.get("monitor_env") for one in (*named, {"monitor_env": section.get("conmon_env")})]
+    words = [text(word) for some in told if isinstance(some, list) for word in some]
+    found = [word.removeprefix("PATH=") for word in words if word.startswith("PATH=")]
+    return tuple(at for at in ":".join(found).split(":") if at.startswith("/"))
 
 
 def json_of(content: str) -> Mapping[str, Any] | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import Config
-from agent.doctor import runtime
+from agent.doctor import runtime, runtime_below
 from agent.doctor.host import Host
 
 CRIO, CONTAINERD = "etc/crio/crio.conf.d/10-crio.conf", "etc/containerd/config.toml"
@@ -166,3 +166,46 @@ def test_crun_runs_hooks_in_a_root_that_is_read_only_already(
     found = runtime.nvidia_runtime(Host(config=config, environ={}, root=tmp_path))
     assert found.verdict == verdict
     assert ("readOnlyRootFilesystem" in found.evidence) == (verdict == "warning")
+
+
+ASIDE = "/usr/libexec/crio/crun"
+NVIDIAS = (
+    '[crio.runtime]\ndefault_runtime = "nvidia"\n'
+    f'[crio.runtime.runtimes.crun]\nruntime_path = "{ASIDE}"\n'
+    '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
+)
+PATH_TOLD = 'monitor_env = ["X=1", "PATH=/usr/libexec/crio:/bin"]\n'
+SETTINGS = "etc/nvidia-container-runtime/config.toml"
+
+
+@pytest.mark.parametrize(
+    ("files", "programs", "verdict"),
+    [
+        pytest.param({CRIO: NVIDIAS}, (ASIDE,), "failed", id="as CRI-O's packages have it"),
+        pytest.param({CRIO: NVIDIAS}, (ASIDE, "/usr/bin/crun"), "ok", id="crun in its place"),
+        pytest.param({CRIO: NVIDIAS}, ("/usr/sbin/runc",), "ok", id="runc"),
+        pytest.param({CRIO: NVIDIAS + PATH_TOLD}, (ASIDE,), "ok", id="CRI-O gives a PATH"),
+        pytest.param(
+            {CRIO: NVIDIAS, SETTINGS: f'[nvidia-container-runtime]\nruntimes = ["{ASIDE}"]\n'},
+            (ASIDE,), "ok", id="named by its path",
+        ),
+        pytest.param(
+            {CRIO: NVIDIAS, SETTINGS: '[nvidia-container-runtime]\nruntimes = ["/usr/bin/crun"]\n'},
+            ("/usr/bin/runc", ASIDE), "failed", id="another is named, which is not there",
+        ),
+        pytest.param({CRIO: ""}, (), "ok", id="no runtime of NVIDIA's"),
+        pytest.param({CONTAINERD: "version = 2\n" + NVIDIA_IS_DEFAULT}, (), "ok", id="containerd"),
+    ],
+)  # fmt: skip
+def test_nvidias_runtime_finds_the_one_below_it(
+    tmp_path: Path, files: dict[str, str], programs: tuple[str, ...], verdict: str
+) -> None:
+    for name, content in {**files, **dict.fromkeys(programs, "")}.items():
+        path = tmp_path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        path.chmod(0o755)
+    host = Host(config=Config(node_name="n"), environ={}, root=tmp_path)
+    found = runtime_below.runtime_below(host)
+    assert found.verdict == verdict, found.evidence
+    assert found.fix.endswith(f"nvidia-container-runtime.runtimes={ASIDE}") == (verdict == "failed")

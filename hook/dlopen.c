@@ -11,6 +11,7 @@
 #include "names.h"
 #include "real.h"
 #include "rebind.h"
+#include "same_text.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
@@ -23,7 +24,17 @@ atomic_bool dlopen_any_deep;
 
 static _Atomic(dlopen_function *) next_known;
 
+/* The last library when all had been looked at; NULL: one may have come since, also one in its place. To walk
+ * over them takes a lock that no lookup of libc's takes: who forks meanwhile leaves it locked in the child
+ * for good, and a program may look something up where it keeps another thread from giving that lock back. */
+static _Atomic(const struct link_map *) last_seen;
+
 void *dlopen(const char *file, int flags);
+
+static inline void expect_new(void)
+{
+    atomic_store_explicit(&last_seen, NULL, memory_order_relaxed);
+}
 
 /* libc's own: who takes dlopen over may look CUDA up in it, which would come back to us in the midst of a
  * lookup. */
@@ -31,7 +42,10 @@ void *dlopen_by_libc(const char *file, int flags)
 {
     dlopen_function *libcs;
     *(void **)&libcs = loaded_libc("dlopen");
-    return libcs ? libcs(file, flags) : NULL;
+    expect_new();
+    if (!libcs)
+        return NULL;
+    MUSTTAIL return libcs(file, flags);
 }
 
 /* The program's, behind ours: it may be of a library that was loaded before it like us. */
@@ -54,15 +68,15 @@ EXPORT void *dlopen(const char *file, int flags)
         rebind_begin();
         atomic_store_explicit(&dlopen_any_deep, true, memory_order_relaxed);
     }
+    expect_new();
     MUSTTAIL return next(file, flags);
 }
 
 /* What a library has of `name` from libc or the driver, or will once it is looked up: ours. Others may define
- * it as well, for a program that opens them deep to keep theirs. Not dlopen: once one was opened deep, all
- * are looked at. */
+ * it as well, for a program that opens them deep to keep theirs. Its dlopen stays libc's, but tells of it. */
 static void *ours_instead(const char *library, const char *name, const void *found)
 {
-    void *of_libcs = dlsym_of_ours(name);
+    void *of_libcs = same_text(name, "dlopen") ? (void *)&dlopen_by_libc : dlsym_of_ours(name);
     enum row row = names_form(name) ? names_row(name) : NO_ROW;
     if (!of_libcs && row == NO_ROW)
         return NULL;
@@ -79,8 +93,11 @@ static void *bind_all(void)
 {
     /* Another library may look something up while the loader is at work for this very thread, as who has
      * taken dlopen or malloc over does at its first call: what is opened then may not even be there yet. */
-    if (loaded_all())
+    const struct link_map *last = loaded_last();
+    if (loaded_all() && last != atomic_load_explicit(&last_seen, memory_order_relaxed)) {
         rebind_new(ours_instead);
+        atomic_store_explicit(&last_seen, last, memory_order_relaxed);
+    }
     return (void *)&dlopen;
 }
 

@@ -158,6 +158,14 @@ bool loaded_all(void)
     return !&_r_debug || _r_debug.r_state == RT_CONSISTENT;
 }
 
+const struct link_map *loaded_last(void)
+{
+    const struct link_map *map = &_r_debug ? _r_debug.r_map : NULL;
+    while (map && map->l_next)
+        map = map->l_next;
+    return map;
+}
+
 static int look_for_address(struct dl_phdr_info *info, size_t size, void *context)
 {
     struct search *search = context;

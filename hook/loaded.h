@@ -32,6 +32,9 @@ int loaded_walk(int (*look)(struct dl_phdr_info *, size_t, void *), void *contex
 /* Whether all that the loader has begun to open is there; false in the midst. By who has its lock. */
 bool loaded_all(void);
 
+/* Where new ones come behind, as the loader shows it. By who has its lock, which loading takes. */
+const struct link_map *loaded_last(void);
+
 /* Whether it lies in a part of the library; where the library begins and ends. */
 bool loaded_contains(const struct dl_phdr_info *info, const void *address, uintptr_t *low, uintptr_t *high);
 

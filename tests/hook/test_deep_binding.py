@@ -17,6 +17,20 @@ int opens(void) { /* deep itself, it opens the next one so */
     return function();
 }
 """
+AGAIN = """
+#include <dlfcn.h>
+int again(void) {
+    int gave = -1;
+    for (int i = 0; i < 4; i++) { /* the driver stays from the first; then each takes the place of the one before */
+        void *library = dlopen(PLUGIN, RTLD_NOW | RTLD_DEEPBIND);
+        int (*function)(void);
+        *(void **)&function = dlsym(library, "linked");
+        gave = function();
+        dlclose(library);
+    }
+    return gave;
+}
+"""
 OUT_OF_MEMORY = 2
 
 
@@ -108,6 +122,26 @@ def test_two_that_are_opened_one_after_the_other_are_limited(
         "say(result=[ctypes.CDLL(None, handle=handle).linked() for handle in handles])"
     )
     assert node.run(code, **limited)["result"] == [OUT_OF_MEMORY, OUT_OF_MEMORY]
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["by the program", "by one opened deep"])
+def test_one_that_is_opened_again_is_limited_again(
+    node: Node, limited: dict[str, str], deep: bool
+) -> None:
+    """Where it lay the first time, and the loader keeps its word of it where that was, too."""
+    opener = library(AGAIN, f'-DPLUGIN="{plugin()}"', "-ldl", name="libopener.so")
+    mode = "os.RTLD_NOW | os.RTLD_DEEPBIND" if deep else "os.RTLD_NOW"
+    code = f"import os\nsay(result=ctypes.CDLL({str(opener)!r}, mode={mode}).again())"
+    assert node.run(code, **limited)["result"] == OUT_OF_MEMORY
+
+
+def test_who_looks_up_waits_for_nobody_who_walks_over_the_libraries(
+    node: Node, limited: dict[str, str]
+) -> None:
+    """Libc's dlsym does not: who waits may hold what the other one needs, and a child of fork waits for good."""
+    program = compiled("deep_walk.c", "-ldl", "-lpthread", "-rdynamic")
+    done = node.run_program([str(program), str(plugin()), "linked"], **limited)
+    assert (done.returncode, done.stdout) == (0, f"{OUT_OF_MEMORY}\n")
 
 
 CONSTANTS = """

@@ -153,9 +153,27 @@ int loaded_walk(int (*look)(struct dl_phdr_info *, size_t, void *), void *contex
     return (libcs ? libcs : dl_iterate_phdr)(look, context);
 }
 
+/* A program that reads it has a copy, which the linker gave it, and which is what we see, too. glibc
+ * 2.31 goes on with that; 2.35 with the one that it told the program, the first of the list, by DT_DEBUG, and
+ * the copy stays as it was. */
+static const struct r_debug *told_program(void)
+{
+    const struct link_map *program = &_r_debug ? _r_debug.r_map : NULL;
+    for (const ElfW(Dyn) *entry = program ? program->l_ld : NULL; entry && entry->d_tag != DT_NULL; entry++)
+        if (entry->d_tag == DT_DEBUG && entry->d_un.d_ptr)
+            return (const struct r_debug *)entry->d_un.d_ptr;
+    return &_r_debug;
+}
+
 bool loaded_all(void)
 {
-    return !&_r_debug || _r_debug.r_state == RT_CONSISTENT;
+    /* By glibc: what the program was told is, else that says for good that something is being added. */
+    static bool is_kept;
+    const struct r_debug *told = told_program();
+    if (told && told->r_state != RT_CONSISTENT)
+        return !is_kept && _r_debug.r_state == RT_CONSISTENT;
+    is_kept = true;
+    return true;
 }
 
 const struct link_map *loaded_last(void)

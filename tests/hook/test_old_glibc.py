@@ -79,3 +79,11 @@ def test_a_library_that_is_opened_deep_is_limited(
     for _ in range(TIMES):
         said = run(node, libraries, words, source="deep.c", env={LIMIT: "100m"}, drivers=drivers)
         assert said == ["2"]
+
+
+def test_so_it_is_where_the_program_has_the_loaders_record(node: Node, libraries: Path) -> None:
+    """The loader goes on with the program's copy, unlike a new one."""
+    plugin = library("deep_plugin.c", str(driver()), "-ldl", name="libplugin.so")
+    words, drivers = [str(plugin), "linked"], driver().parent
+    said = run(node, libraries, words, source="deep_list.c", env={LIMIT: "100m"}, drivers=drivers)
+    assert said == ["2"]

@@ -94,7 +94,7 @@ static void *bind_all(void)
     /* Another library may look something up while the loader is at work for this very thread, as who has
      * taken dlopen or malloc over does at its first call: what is opened then may not even be there yet. */
     const struct link_map *last = loaded_last();
-    if (loaded_all() && last != atomic_load_explicit(&last_seen, memory_order_relaxed)) {
+    if (loaded_all() && (!last || last != atomic_load_explicit(&last_seen, memory_order_relaxed))) {
         rebind_new(ours_instead);
         atomic_store_explicit(&last_seen, last, memory_order_relaxed);
     }

@@ -244,7 +244,8 @@ static int look_in_any_other(struct dl_phdr_info *info, size_t size, void *conte
     if (loaded_contains(info, (const void *)&loaded_libc, &low, &high))
         return 0;
     struct tables tables = tables_in(info);
-    search->found = definition(info->dlpi_addr, &tables, search->name);
+    if (!&_r_debug || of_libc(&tables))
+        search->found = definition(info->dlpi_addr, &tables, search->name);
     return search->found != NULL;
 }
 
@@ -253,17 +254,20 @@ __attribute__((section(".data.rel.ro"), used, retain)) static const void *const 
 
 void *loaded_libc(const char *name)
 {
+    bool any = false;
     /* Not by dl_iterate_phdr: a program may have put its own in libc's place, whose first act is to look
      * libc's up, with dlsym. Nor under the loader's lock: libc and what was there at the start stay. */
     for (struct link_map *map = &_r_debug ? _r_debug.r_map : NULL; map; map = map->l_next) {
         struct tables tables = tables_of(map->l_addr, map->l_ld);
-        void *found = of_libc(&tables) ? definition(map->l_addr, &tables, name) : NULL;
+        bool is_libc = of_libc(&tables);
+        void *found = is_libc ? definition(map->l_addr, &tables, name) : NULL;
         if (found)
             return found;
+        any |= is_libc;
     }
-    /* Nobody has bound us yet where a function of a library behind us, which says which of its own are
-     * called, asks us. */
-    if (&_r_debug || *(const void *const volatile *)&self != (const void *)&self)
+    /* A program that is a loader itself may have a list of its own there, without libc. Nobody has bound us
+     * yet where a function of a library behind us, which says which of its own are called, asks us. */
+    if (any || *(const void *const volatile *)&self != (const void *)&self)
         return NULL;
     struct search search = {.name = name};
     dl_iterate_phdr(look_in_any_other, &search);

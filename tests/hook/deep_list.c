@@ -1,8 +1,13 @@
 /* Opens a library with RTLD_DEEPBIND, as deep.c does, in a program that reads the loader's record of what is loaded, as
- * who looks for a function's library by himself: deep_list LIBRARY FUNCTION. The linker gives the program a copy of it. */
+ * who looks for a function's library by himself: deep_list LIBRARY FUNCTION. The linker gives the program a copy of it.
+ * With -DOWN it has one of its own of that name, as a program has that loads others, for debuggers. */
 #include <dlfcn.h>
 #include <link.h>
 #include <stdio.h>
+
+#ifdef OWN
+struct r_debug _r_debug;
+#endif
 
 static struct r_debug *record(void) /* as a compiler asks for it that makes no code for libraries */
 {

@@ -145,11 +145,22 @@ static struct tables tables_in(const struct dl_phdr_info *info)
     return tables_of(info->dlpi_addr, loaded_dynamic(info));
 }
 
+/* Where the loader has relocated us; among what it relocates anyway (late.c). */
+__attribute__((section(".data.rel.ro"), used, retain)) static const void *const self = (const void *)&self;
+
+/* Not yet where a function of a library behind us, which says which of its own are called, asks us. */
+static bool bound(void)
+{
+    return *(const void *const volatile *)&self == (const void *)&self;
+}
+
 /* By libc's own walk: a program may have put a list of its own in its place, without what came later. */
 int loaded_walk(int (*look)(struct dl_phdr_info *, size_t, void *), void *context)
 {
     __typeof__(&dl_iterate_phdr) libcs;
     *(void **)&libcs = loaded_libc("dl_iterate_phdr");
+    if (!libcs && !bound())
+        return 0;
     return (libcs ? libcs : dl_iterate_phdr)(look, context);
 }
 
@@ -249,9 +260,6 @@ static int look_in_any_other(struct dl_phdr_info *info, size_t size, void *conte
     return search->found != NULL;
 }
 
-/* Where the loader has relocated us; among what it relocates anyway (late.c). */
-__attribute__((section(".data.rel.ro"), used, retain)) static const void *const self = (const void *)&self;
-
 void *loaded_libc(const char *name)
 {
     bool any = false;
@@ -265,9 +273,8 @@ void *loaded_libc(const char *name)
             return found;
         any |= is_libc;
     }
-    /* A program that is a loader itself may have a list of its own there, without libc. Nobody has bound us
-     * yet where a function of a library behind us, which says which of its own are called, asks us. */
-    if (any || *(const void *const volatile *)&self != (const void *)&self)
+    /* A program that is a loader itself may have a list of its own there, without libc. */
+    if (any || !bound())
         return NULL;
     struct search search = {.name = name};
     dl_iterate_phdr(look_in_any_other, &search);

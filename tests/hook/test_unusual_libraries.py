@@ -16,7 +16,12 @@ CHOOSES = """
 #include <dlfcn.h>
 static int one(void) { return 1; }
 static int two(void) { return 2; }
-static void *choose(void) { return dlsym(RTLD_DEFAULT, "no such function") ? (void *)one : (void *)two; }
+#ifdef OPENS
+#define THERE dlopen("libof_nobody.so", RTLD_NOW)
+#else
+#define THERE dlsym(RTLD_DEFAULT, "no such function")
+#endif
+static void *choose(void) { return THERE ? (void *)one : (void *)two; }
 int chosen(void) __attribute__((ifunc("choose")));
 int (*volatile kept)(void) = chosen;
 int by_kept(void);
@@ -37,6 +42,8 @@ int main(void) { printf("%d %d\\n", FUNCTION(), dlsym(RTLD_DEFAULT, "qsort") != 
                      id="linked where it cannot be loaded, as the vDSO of gVisor"),
         pytest.param(CHOOSES, ["-fno-plt", "-Wl,-z,now"], "by_kept", "2 1\n",
                      id="whose functions are chosen by a lookup, before we are bound"),
+        pytest.param(CHOOSES, ["-DOPENS", "-fno-plt", "-Wl,-z,now"], "by_kept", "2 1\n",
+                     id="whose functions are chosen by what can be opened, before we are bound"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("hook", [False, True], ids=["without us", "with us"])

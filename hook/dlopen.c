@@ -74,13 +74,15 @@ EXPORT void *dlopen(const char *file, int flags)
 
 /* What a library has of `name` from libc or the driver, or will once it is looked up: ours. Others may define
  * it as well, for a program that opens them deep to keep theirs. Its dlopen stays libc's, but tells of it. */
-static void *ours_instead(const char *library, const char *name, const void *found)
+static void *ours_instead(const struct dl_phdr_info *library, const char *name, const void *found)
 {
-    void *of_libcs = same_text(name, "dlopen") ? (void *)&dlopen_by_libc : dlsym_of_ours(name);
+    void *of_libcs = dlsym_of_ours(name);
     enum row row = names_form(name) ? names_row(name) : NO_ROW;
+    if (found && same_text(name, "dlopen"))
+        of_libcs = (void *)&dlopen_by_libc;
     if (!of_libcs && row == NO_ROW)
         return NULL;
-    found = found ? found : real_seen_from(library, name);
+    found = found ? found : loaded_seen_from(library, name);
     if (of_libcs)
         return found && found == loaded_libc(name) ? of_libcs : NULL;
     return real_is_drivers(row, found) ? names_wrapper(row) : NULL;

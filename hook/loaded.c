@@ -238,6 +238,43 @@ void *loaded_next_definition(const void *caller, const char *name)
     return search.found;
 }
 
+/* --- what a library is linked to -------------------------------------------------------------------------
+ */
+
+static void *definition_in(const struct link_map *map, const char *name)
+{
+    struct tables tables = tables_of(map->l_addr, map->l_ld);
+    return definition(map->l_addr, &tables, name);
+}
+
+/* By the name that it was built with, or, where it has none, by where it was found. */
+static const struct link_map *named(const char *needed)
+{
+    const struct link_map *map = _r_debug.r_map;
+    for (; map; map = map->l_next) {
+        const char *soname = tables_of(map->l_addr, map->l_ld).soname;
+        if (same_text(soname ? soname : map->l_name, needed))
+            break;
+    }
+    return map;
+}
+
+void *loaded_seen_from(const struct dl_phdr_info *library, const char *name)
+{
+    enum { MOST = 128 };
+    const struct link_map *linked[MOST], *map = &_r_debug ? _r_debug.r_map : NULL;
+    while (map && map->l_ld != loaded_dynamic(library))
+        map = map->l_next;
+    void *found = map ? definition_in(map, name) : NULL;
+    for (size_t i = 0, count = 0; map && !found; map = i < count ? linked[i++] : NULL) { /* in libc's order */
+        const char *strings = tables_of(map->l_addr, map->l_ld).strings;
+        for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL && count < MOST && !found; entry++)
+            if (entry->d_tag == DT_NEEDED && (linked[count] = named(strings + entry->d_un.d_val)))
+                found = definition_in(linked[count++], name);
+    }
+    return found;
+}
+
 /* --- libc ----------------------------------------------------------------------------------------------- */
 
 static bool of_libc(const struct tables *tables)

@@ -44,6 +44,11 @@ const ElfW(Dyn) * loaded_dynamic(const struct dl_phdr_info *info);
 /* What an entry of that points to. */
 const void *loaded_pointer(uintptr_t base, const ElfW(Dyn) * entry);
 
+/* What `name` is in a library, or in what it is linked to; NULL when nobody there defines it. It is read in
+ * the tables: to ask libc, the library has to be opened, which runs its constructors, perhaps in the midst of
+ * those of one that it is linked to. By who has the loader's lock. */
+void *loaded_seen_from(const struct dl_phdr_info *library, const char *name);
+
 /* A function of libc, or of libdl or libpthread where these are libraries of their own; NULL when there is
  * none of that name. */
 void *loaded_libc(const char *name);

@@ -128,7 +128,8 @@ static void *open_beside_cuda(const char *library)
     return dlopen_by_libc(path, RTLD_LAZY);
 }
 
-__attribute__((noinline)) void *real_seen_from(const char *library, const char *name)
+/* What a library, by the name that it is loaded by, defines, or else what it was opened with. */
+static __attribute__((noinline)) void *seen_from(const char *library, const char *name)
 {
     void *handle = dlopen_by_libc(library, RTLD_LAZY | RTLD_NOLOAD);
     void *found = handle ? real_dlsym()(handle, name) : NULL;
@@ -146,7 +147,7 @@ static const void *without_us(enum driver driver, bool load)
         return NULL;
     void *found = lookup(RTLD_NEXT, first); /* what the program is linked to may have any name */
     if (found || !load) {
-        void *seen = real_seen_from(library, first);
+        void *seen = seen_from(library, first);
         found = seen ? seen : found;
     } else { /* at once: to ask first whether it is loaded would search for its file twice */
         void *handle = dlopen_by_libc(library, RTLD_LAZY);
@@ -224,7 +225,7 @@ void real_cuda_settle(bool asks_nvml)
     if (atomic_load(&real_cuda_settled))
         return;
     /* What was called may be stubs in a library of another name, which have loaded the driver now. */
-    real_gave(DRIVER_CUDA, real_seen_from(drivers[DRIVER_CUDA].library, drivers[DRIVER_CUDA].first),
+    real_gave(DRIVER_CUDA, seen_from(drivers[DRIVER_CUDA].library, drivers[DRIVER_CUDA].first),
               (const void *)so_far->extent.low);
     dlerror();
     if (asks_nvml)
@@ -237,10 +238,10 @@ void *real_opened_with(enum driver driver, const void *caller, const char *name)
     struct loaded asking;
     if (!loaded_at(caller, &asking) || is_file(&asking, driver))
         return NULL; /* a driver that is a door to another one must not come back to us */
-    void *found = real_seen_from(asking.path, name);
+    void *found = seen_from(asking.path, name);
     /* Its own, if it wraps the function: what is behind that can only be guessed. So can what it has from who
      * opened it, if that is another library. There the limit goes before what would be found without us. */
     if ((uintptr_t)found - asking.low < asking.high - asking.low || !found)
-        found = real_seen_from(drivers[driver].library, name);
+        found = seen_from(drivers[driver].library, name);
     return found;
 }

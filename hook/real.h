@@ -82,9 +82,6 @@ bool real_gave(enum driver driver, const void *function, const void *caller);
 /* Whether `function` lies in a library of the name of the driver that has this row, whoever asks. */
 bool real_is_drivers(int row, const void *function);
 
-/* What a library, by the name that it is loaded by, defines, or else what it was opened with. */
-void *real_seen_from(const char *library, const char *name);
-
 /* What RTLD_NEXT finds for `caller` of what was loaded before it. Where nobody behind it in the list defines
  * the name, libc still looks through what the caller's library was opened with, and some of that may have
  * been there already: the driver above all. NULL: nothing, or the caller has a driver's name. */

@@ -79,7 +79,7 @@ static void rebind(const struct dl_phdr_info *info, const struct asked *asked, c
     /* Relaxed: what is more than a plain access ends a program on aarch64 where the place is not aligned. */
     void *found = atomic_load_explicit(place, memory_order_relaxed);
     bool looked_up = !loaded_contains(info, found, &low, &high); /* or it is what looks it up */
-    void *chosen = choose(info->dlpi_name, asked->names + symbol->st_name, looked_up ? found : NULL);
+    void *chosen = choose(info, asked->names + symbol->st_name, looked_up ? found : NULL);
     if (!chosen || !protect(info, at, PROT_READ | PROT_WRITE))
         return;
     atomic_store_explicit(place, chosen, memory_order_relaxed);

@@ -2,9 +2,11 @@
 #ifndef VGPU_REBIND_H
 #define VGPU_REBIND_H
 
-/* What `library` is to have of the function `name` instead of `found`, which it was given; NULL there: it has
+#include <link.h>
+
+/* What a library is to have of the function `name` instead of `found`, which it was given; NULL there: it has
  * yet to be looked up. NULL: what it has, or what will be found. Called with the loader's locks held. */
-typedef void *rebind_choice(const char *library, const char *name, const void *found);
+typedef void *rebind_choice(const struct dl_phdr_info *library, const char *name, const void *found);
 
 /* Libraries that are loaded from the first call of this on, */
 void rebind_begin(void);

@@ -67,3 +67,35 @@ def test_lookups_work(
         timeout=30,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+
+
+LOOKS_UP = """
+#include <dlfcn.h>
+static int ready;
+__attribute__((constructor)) static void construct(void) { ready = dlsym(RTLD_DEFAULT, "qsort") ? 42 : 0; }
+int when_ready(void) { return ready; }
+"""
+IS_LINKED = """
+#include <dlfcn.h>
+int when_ready(void);
+static int was;
+__attribute__((constructor)) static void construct(void) { was = when_ready(); }
+int linked_was(void) { return was; }
+void *later(const char *name) { return dlsym(RTLD_DEFAULT, name); } /* not looked up until then */
+"""
+OPENED = "int linked_was(void);\nint it_was(void) { return linked_was(); }\n"
+
+
+def test_constructors_run_one_after_the_other(node: Node) -> None:
+    """As those of libEGL and what it is linked to, in a program that has opened any library with RTLD_DEEPBIND."""
+    looks_up = library(LOOKS_UP, "-ldl", name="libup.so")
+    linked = library(IS_LINKED, str(looks_up), "-ldl", "-Wl,-z,lazy", name="liblinked.so")
+    opened = library(OPENED, str(linked), name="libopened.so")
+    said = node.run(
+        "import os\n"
+        f"ctypes.CDLL({str(library(HIGH, name='libany.so'))!r}, mode=os.RTLD_NOW | os.RTLD_DEEPBIND).seven\n"
+        "libc.dlopen.restype = ctypes.c_void_p\n"
+        f"handle = libc.dlopen({str(opened).encode()!r}, os.RTLD_LAZY)\n"
+        "say(was=ctypes.CDLL(None, handle=handle).it_was())"
+    )
+    assert said["was"] == 42

@@ -170,9 +170,22 @@ def mapped(maps: bytes) -> Mapped:
         found |= Mapped(
             name.startswith(_LIBRARY) and b"x" in fields[_PERMISSIONS_FIELD],
             name.startswith(_DRIVER) or is_gpu_device(fields[_PATH_FIELD]),
-            _file_id(fields) if name == _LIMITS or path == _UNMOUNTED else frozenset(),
+            _file_id(fields)
+            if (name == _LIMITS or path == _UNMOUNTED) and _as_the_hook(fields)
+            else frozenset(),
         )
     return found
+
+
+def _as_the_hook(fields: list[bytes]) -> bool:
+    """Whether it is mapped as the hook maps limits: shared, and opened for reading only.
+
+    Of what was unmounted lazily there may be more: single libraries, as NVIDIA's runtime mounts
+    them, are mapped privately, and nodes of devices to be written. By mprotect the hook's mapping
+    comes to look like none of these, only executable.
+    """
+    permissions = fields[_PERMISSIONS_FIELD]
+    return permissions.endswith(b"s") and b"w" not in permissions
 
 
 def _file_id(fields: list[bytes]) -> frozenset[FileId]:

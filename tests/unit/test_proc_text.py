@@ -192,16 +192,25 @@ OURS = FileId(8, 0xFE, 42)
     ("maps", "limits"),
     [
         pytest.param(line("/etc/vgpu.limits", "r--s").replace("01", "fe"), {OURS}, id="one"),
-        pytest.param(line("/host/a b/vgpu.limits (deleted)").replace("01", "fe"), {OURS}, id="gone"),
         pytest.param(
-            line("/etc/vgpu.limits") + line("/etc/vgpu.limits").replace("42", "43"),
+            line("/host/a b/vgpu.limits (deleted)", "r--s").replace("01", "fe"), {OURS}, id="gone",
+        ),
+        pytest.param(
+            line("/etc/vgpu.limits", "r--s") + line("/etc/vgpu.limits", "r--s").replace("42", "43"),
             {FileId(8, 1, 42), FileId(8, 1, 43)}, id="two",
         ),
         pytest.param(line("/", "r--s"), {FileId(8, 1, 42)}, id="unmounted lazily"),
         pytest.param(line("/ (deleted)", "r--s"), {FileId(8, 1, 42)}, id="and deleted"),
-        pytest.param(line("/etc/vgpu.limits.old") + line("/vgpu.limits/x"), set(), id="other names"),
-        pytest.param("a b c x:y 4 /etc/vgpu.limits\n", set(), id="no device"),
-        pytest.param("a b c 1 z /etc/vgpu.limits\n", set(), id="no inode"),
+        pytest.param(line("/", "r-xs"), {FileId(8, 1, 42)}, id="made executable, to be missed"),
+        pytest.param(line("/") + line("/", "r--p"), set(), id="a library unmounted lazily"),
+        pytest.param(line("/", "rw-s"), set(), id="a device's node unmounted lazily"),
+        pytest.param(line("/data/vgpu.limits", "rw-s"), set(), id="a program's own data"),
+        pytest.param(
+            line("/etc/vgpu.limits.old", "r--s") + line("/vgpu.limits/x", "r--s"), set(),
+            id="other names",
+        ),
+        pytest.param("a r--s c x:y 4 /etc/vgpu.limits\n", set(), id="no device"),
+        pytest.param("a r--s c 1 z /etc/vgpu.limits\n", set(), id="no inode"),
     ],
 )  # fmt: skip
 def test_which_limits_files_are_mapped(maps: str, limits: set[FileId]) -> None:

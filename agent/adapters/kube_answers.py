@@ -161,6 +161,11 @@ def failure(request: Request, error: Exception) -> ClusterUnavailable:
     elif "CERTIFICATE" in text:  # the package wraps TLS errors into a text
         whose = "proxy" if "ProxyError" in text else "API server"
         kind, why = Untrusted, f"the {whose}'s certificate is not trusted"
-    elif isinstance(error, exceptions.ProtocolError | OSError) or "SSL" in text:
+    elif (
+        isinstance(error, exceptions.ProtocolError | OSError)
+        or "SSL" in text
+        # By a proxy urllib3 says of a connection that ended later, too, that none was made.
+        or isinstance(getattr(error, "original_error", None), ConnectionError)
+    ):
         kind, why = ConnectionBroken, "the connection to the API server ended"
     return kind(f"cannot {request.verb} {request.about}: {why} ({text})")

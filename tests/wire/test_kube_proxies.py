@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from certificates import Identity, make_bare_identity, make_identity
 from connect_proxy import ConnectProxy
-from kube_stage import Reader, StoppableLife
+from kube_stage import (
+    LOCK,
+    ORDER,
+    TO_ALLOCATE,
+    Reader,
+    StoppableLife,
+    add_pod,
+    annotate_node,
+    annotations,
+    soon,
+)
 from strict_python import be_strict
 from waiting import eventually
 
@@ -17,6 +27,7 @@ from agent.adapters.cluster import KubeCluster
 from agent.adapters.kube_config import load_configuration
 from agent.adapters.kube_transport import KubeTransport
 from agent.errors import ClusterUnavailable, ConfigError
+from agent.ports import ClusterEvent
 from agent.sim.apiserver import ApiServer
 
 ELSEWHERE = "api.cluster.example:6443"  # only a proxy finds it
@@ -181,14 +192,21 @@ def test_a_wrong_password_is_told_and_not_shown(way: Way, monkeypatch: pytest.Mo
     assert "secret" not in str(caught.value)
 
 
-def kubeconfig_by(folder: Path, server: ApiServer, trusted: Identity, proxy: ConnectProxy) -> Path:
+def kubeconfig_by(
+    folder: Path,
+    server: ApiServer,
+    trusted: Identity,
+    proxy: ConnectProxy,
+    *,
+    scheme: str = "https",
+) -> Path:
     authority = folder / "ca.crt"
     authority.write_text(trusted.certificate)
     path = server.write_kubeconfig(folder / "kubeconfig")
     content = json.loads(path.read_text())
     content["clusters"][0]["cluster"] |= {
         "server": f"https://{ELSEWHERE}", "tls-server-name": "127.0.0.1",
-        "certificate-authority": str(authority), "proxy-url": f"https://{proxy.address}",
+        "certificate-authority": str(authority), "proxy-url": f"{scheme}://{proxy.address}",
     }  # fmt: skip
     path.write_text(json.dumps(content))
     return path
@@ -219,3 +237,49 @@ def test_one_that_is_spoken_to_by_tls_is_trusted_as_the_server_and_left_at_the_e
         assert reader.error is None
     assert set(proxy.asked_for) == {ELSEWHERE}
     assert stranger.asked_for == []
+
+
+@pytest.fixture(params=["http", "https"])
+def through(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[ApiServer, KubeCluster]]:
+    """An API server, and a client by a proxy that is spoken to so; its connection is kept alive."""
+    identity = make_identity()
+    tls = identity.server_context(tmp_path)
+    with (
+        ApiServer(tls=tls) as server,
+        ConnectProxy(server.port, tls=tls if request.param == "https" else None) as proxy,
+    ):
+        server.objects.create("nodes", {"metadata": {"name": "n1"}})
+        path = kubeconfig_by(tmp_path, server, identity, proxy, scheme=request.param)
+        cluster = KubeCluster(KubeTransport(path), node_name="n1")
+        cluster.get_node()
+        yield server, cluster
+
+
+def test_what_was_done_and_not_answered_is_found_out(
+    through: tuple[ApiServer, KubeCluster],
+) -> None:
+    server, cluster = through
+    annotate_node(server, {LOCK: "mine"})
+    pod = add_pod(server, "p", order=ORDER)
+    cluster.patch_node({"hami.io/a": "1"}, deadline_s=soon())
+    server.lose_answer(verb="patch")
+    cluster.remove_node_annotation(LOCK, expected="mine", deadline_s=soon())
+    assert LOCK not in annotations(server, "nodes", "n1")
+    server.lose_answer(verb="patch")
+    expected = {TO_ALLOCATE: ORDER}
+    changed = cluster.patch_pod(pod, {TO_ALLOCATE: ";"}, expected=expected, deadline_s=soon())
+    assert changed.annotations[TO_ALLOCATE] == ";"
+
+
+def test_a_connection_that_ended_is_made_anew_and_told_as_that(
+    through: tuple[ApiServer, KubeCluster],
+) -> None:
+    server, cluster = through
+    server.drop(verb="get")
+    assert cluster.get_node().name == "n1"
+    server.lose_answer(verb="create")
+    with pytest.raises(ClusterUnavailable, match="the connection to the API server ended"):
+        cluster.post_event(ClusterEvent(reason="A", message="b"))
+    assert len(server.objects.list("events")[0]) == 1

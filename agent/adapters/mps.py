@@ -140,8 +140,12 @@ class HostMps:
         """See `Mps.release`."""
         noted = self._noted()
         self._open(plan.resource, uuids, noted)
-        left = [uuid for uuid in noted.get(plan.resource, ()) if uuid not in uuids]
+        held = noted.get(plan.resource, ())
+        left = [uuid for uuid in held if uuid not in uuids]
+        numbered = self._words(plan.resource, NUMBERED) is not None
         with refusing(WHAT, self._root / plan.resource), self._there(*_parts(plan)) as own:
+            if not numbered:  # from now on GPUS does not tell in which order it was started
+                _note(held, own, NUMBERED)
             _note(left, own)
 
     def tell(self, plan: MpsPlan, command: str) -> str:

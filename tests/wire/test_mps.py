@@ -341,12 +341,14 @@ def test_a_daemon_that_does_not_number_a_gpu_is_started_anew(bed: Bed) -> None:
     assert (bed.starts(), limits(bed), agent.problem(GPU)) == (2, {"0": "19G", "1": "19G"}, "")
 
 
-def test_a_daemon_of_an_agent_that_noted_no_numbers(bed: Bed) -> None:
+@pytest.mark.parametrize("shared", [(A, B), (B,)])
+def test_a_daemon_of_an_agent_that_noted_no_numbers(bed: Bed, shared: tuple[str, ...]) -> None:
     bed.agent(A, B).look_once()
     (bed.own() / "numbered").unlink()
-    agent = bed.agent(A, B)
+    agent = bed.agent(*shared, replicas=4)
     agent.look_once()
-    assert (bed.starts(), agent.problem(GPU)) == (1, "")
+    told = {"0": "9G" if A in shared else "19G", "1": "9G"}
+    assert (bed.starts(), limits(bed), agent.problem(GPU)) == (1, told, "")
 
 
 @pytest.mark.parametrize(

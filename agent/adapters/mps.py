@@ -91,13 +91,12 @@ class HostMps:
             )
         return ""
 
-    def alive(self, plan: MpsPlan) -> bool:
-        """See `Mps.alive`."""
+    def answer(self, plan: MpsPlan) -> str:
+        """See `Mps.answer`."""
         try:
-            self.tell(plan, ALIVE)
+            return self.tell(plan, ALIVE)
         except NodeNotReady:
-            return False
-        return True
+            return ""
 
     def start(self, plan: MpsPlan) -> None:
         """See `Mps.start`. A GPU is noted before it is closed: whatever fails, it can be opened."""
@@ -194,7 +193,7 @@ class HostMps:
 
     def retire(self, plan: MpsPlan) -> None:
         """See `Mps.retire`."""
-        if self.alive(plan):
+        if self.answer(plan):
             self.tell(plan, QUIT)
         self._open(plan.resource, plan.uuids, self._noted())
         with refusing(WHAT, self._root / plan.resource), contextlib.suppress(FileNotFoundError):

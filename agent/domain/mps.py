@@ -84,16 +84,24 @@ def orders(wanted: MpsPlan, numbers: Mapping[str, int]) -> Sequence[Order]:
         )
         for uuid, mib in wanted.memory_mib.items()
     ]
-    percent = wanted.percent
-    return (
-        *of_memory,
-        Order(
-            f"set_default_active_thread_percentage {percent}",
-            ALIVE,
-            rf"{percent}(\.0*)?",
-            f"the limit of {percent} % of the threads",
-        ),
+    return (*of_memory, _of_threads(wanted.percent))
+
+
+def _of_threads(percent: int) -> Order:
+    return Order(
+        f"set_default_active_thread_percentage {percent}",
+        ALIVE,
+        rf"{percent}(\.0*)?",
+        f"the limit of {percent} % of the threads",
     )
+
+
+def forgotten(told: MpsPlan, answer: str) -> bool:
+    """Whether a daemon that was told does not know of it: somebody has started it anew, at once.
+
+    `answer`: to ALIVE. One that was just started says 100.
+    """
+    return bool(_of_threads(told.percent).refusal(answer))
 
 
 def commands_of_server(wanted: MpsPlan, numbers: Mapping[str, int], pid: str) -> Sequence[str]:

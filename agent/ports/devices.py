@@ -43,8 +43,8 @@ class Mps(Protocol):
     def obstacle(self) -> str:
         """Why there can be none on this node, and what to do; empty: there can."""
 
-    def alive(self, plan: MpsPlan) -> bool:
-        """Whether this one answers."""
+    def answer(self, plan: MpsPlan) -> str:
+        """What this one says to `domain.mps.ALIVE`; empty: none answers."""
 
     def start(self, plan: MpsPlan) -> None:
         """Start it, and let nobody else use its GPUs. Raises NodeNotReady."""

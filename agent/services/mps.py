@@ -1,14 +1,15 @@
 """Loop: an MPS daemon for each resource that is shared through one, with its limits in place.
 
 A daemon that answers is used as it is found, also one that somebody else has started; limits are
-set again whenever we have not seen it answer before. Nobody becomes a client before that. One that
-is not wanted any more is ended, and its GPUs are everybody's again.
+set again whenever we have not seen it answer before, or it answers as one that does not know them.
+Nobody becomes a client before that. One that is not wanted any more is ended, and its GPUs are
+everybody's again.
 """
 
 from collections.abc import Collection, Mapping
 
 from agent import logs
-from agent.domain.mps import MpsPlan, commands_of_server, orders, plan
+from agent.domain.mps import MpsPlan, commands_of_server, forgotten, orders, plan
 from agent.domain.nvidia_config import NO_REPLICATION
 from agent.domain.nvidia_devices import MPS, Offer
 from agent.errors import NodeNotReady
@@ -157,15 +158,15 @@ class MpsDaemons:
                 for uuid in wanted.uuids
                 if kept is not None and not (uuid in kept and uuid in numbers)
             ]
-            alive = self._mps.alive(wanted)
-            if new or not alive:  # nobody is given its pipe before its limits are set again
+            answer = self._mps.answer(wanted)
+            if new or not answer:  # nobody is given its pipe before its limits are set again
                 self._set.pop(about, None)
                 self._problems.update(lambda now: {**now, about: NOT_YET.format(about)})
-                if alive:
+                if answer:
                     self._ended_for(new, wanted)
                 self._mps.start(wanted)
                 log.info("mps daemon started", resource=about, gpus=",".join(wanted.uuids))
-            if self._set.get(about) != wanted:
+            if self._set.get(about) != wanted or forgotten(wanted, answer):
                 self._limit(wanted)
                 self._set[about] = wanted
         except NodeNotReady as error:

@@ -10,7 +10,7 @@ from agent.domain.cdi import Edits
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.domain.grant_plan import GrantPolicy
 from agent.domain.grants import Grant, GrantRecord
-from agent.domain.mps import MpsPlan, client, plan
+from agent.domain.mps import ALIVE, MpsPlan, client, plan
 from agent.domain.nvidia_config import Replicas, Replication
 from agent.domain.nvidia_devices import MPS, TIME_SLICING, Offer
 from agent.errors import AllocateRefused, NodeNotReady, RequestRefused, UnknownDevice
@@ -187,8 +187,8 @@ class FakeMps:
     def obstacle(self) -> str:
         return self.missing
 
-    def alive(self, plan: MpsPlan) -> bool:
-        return self.running
+    def answer(self, plan: MpsPlan) -> str:
+        return self.answers.get(ALIVE, "100.0") if self.running else ""
 
     def start(self, plan: MpsPlan) -> None:
         if self.fails:

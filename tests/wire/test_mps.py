@@ -379,6 +379,21 @@ def test_limits_that_change_go_for_new_clients_of_a_server_that_runs(
     ]
 
 
+def test_a_daemon_that_somebody_has_started_anew_at_once_is_told_again(bed: Bed) -> None:
+    agent = bed.agent(A)
+    agent.look_once()
+    for kept in ("limit.0", "percent"):
+        (bed.own() / "pipe" / kept).unlink()
+    before = len(bed.told())
+    for _ in range(2):
+        agent.look_once()
+    assert (bed.starts(), limits(bed)) == (1, {"0": "19G"})
+    assert bed.told()[before:] == [
+        "set_default_device_pinned_mem_limit 0 20000M",
+        "set_default_active_thread_percentage 50",
+    ]
+
+
 def test_a_daemon_that_knows_no_memory_limits_gets_no_clients(bed: Bed) -> None:
     (bed.own()).mkdir(parents=True)
     (bed.own() / "old").write_text("as driver 470 has it")

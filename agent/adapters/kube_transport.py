@@ -233,7 +233,8 @@ class KubeTransport:
         """Send once and give the answer to be read; with refused credentials, load and send again.
 
         So it is when nothing answers and the kubeconfig is not the one that was read: the API
-        server may have another address. Raises ClusterError for an answer other than 2xx.
+        server may have another address. What may have been carried out is not sent again here.
+        Raises ClusterError for an answer other than 2xx.
         """
         session = self.connect()
         try:
@@ -243,8 +244,8 @@ class KubeTransport:
             if not refused and _stamp(self._kubeconfig) == session.stamp:
                 raise
             loaded = self._reload(session)
-            may_repeat = request.repeatable or not isinstance(error, OutcomeUnknown)
-            if not loaded or not may_repeat or self._clock() >= wait.ends_s:
+            unknown = isinstance(error, OutcomeUnknown)  # `send` repeats it, and remembers that
+            if not loaded or unknown or self._clock() >= wait.ends_s:
                 raise
         answer = self._successful(self.connect(), request, wait)
         self._say_reloaded()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from certificates import Identity, make_identity
-from kube_stage import Reader, StoppableLife
+from kube_stage import LOCK, Reader, StoppableLife, annotations, soon
 from waiting import eventually
 
 from agent.adapters import (
@@ -415,6 +415,19 @@ def test_an_api_server_that_has_got_another_address_is_found(tmp_path: Path) -> 
             cluster.get_node()
         new.write_kubeconfig(path)
         assert cluster.get_node().labels == {"of": "the new one"}
+
+
+@pytest.mark.usefixtures("quick_reload")
+def test_an_answer_that_is_lost_while_the_kubeconfig_changes_is_found_out(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    path = server.write_kubeconfig(tmp_path / "kubeconfig", "first")
+    cluster = KubeCluster(KubeTransport(path), node_name="n1")
+    cluster.patch_node({LOCK: "mine"}, deadline_s=soon())
+    server.write_kubeconfig(path, "second")
+    server.lose_answer(verb="patch")
+    cluster.remove_node_annotation(LOCK, expected="mine", deadline_s=soon())
+    assert LOCK not in annotations(server, "nodes", "n1")
 
 
 @pytest.mark.usefixtures("quick_reload")

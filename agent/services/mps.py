@@ -153,10 +153,10 @@ class MpsDaemons:
         try:
             kept = self._kept(wanted)
             numbers = self._mps.numbers(wanted)
+            ours = kept is not None or numbers  # by its numbers, where its record is spoiled
+            known = numbers if kept is None else kept
             new = [
-                uuid
-                for uuid in wanted.uuids
-                if kept is not None and not (uuid in kept and uuid in numbers)
+                uuid for uuid in wanted.uuids if ours and not (uuid in known and uuid in numbers)
             ]
             answer = self._mps.answer(wanted)
             if new or not answer:  # nobody is given its pipe before its limits are set again

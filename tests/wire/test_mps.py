@@ -288,6 +288,14 @@ def test_a_record_that_cannot_be_read_hinders_no_start(bed: Bed, content: bytes)
     assert (bed.closed, bed.noted(), agent.problem(GPU)) == ({A}, [A], "")
 
 
+def test_a_record_that_cannot_be_read_hinders_no_new_gpu(bed: Bed) -> None:
+    bed.agent(A).look_once()
+    (bed.own() / "gpus").write_bytes(b"\xff\xfe")
+    agent = bed.agent(A, B)
+    agent.look_once()
+    assert (bed.starts(), bed.noted(), agent.problem(GPU)) == (2, [A, B], "")
+
+
 def test_a_daemon_that_is_gone_says_so(bed: Bed) -> None:
     plan = MpsPlan(resource=GPU, uuids=(A,))
     host = bed.host()

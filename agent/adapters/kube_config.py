@@ -164,6 +164,18 @@ def load_configuration(
     return package, configuration
 
 
+def stamp_of(kubeconfig: Path | None) -> tuple[int, ...] | None:
+    """What a kubeconfig is known by: another once it was written anew.
+
+    None: there is none, or it cannot be seen.
+    """
+    try:
+        seen = kubeconfig.stat() if kubeconfig else None
+    except OSError:
+        return None
+    return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen else None
+
+
 def _from_service_account(folder: Path, environ: Mapping[str, str]) -> tuple[ClientPackage, Any]:
     package = import_client("incluster_config")
     configuration = package.configuration.Configuration()

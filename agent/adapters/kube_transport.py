@@ -35,7 +35,7 @@ from agent.adapters.kube_answers import (
     error_of,
     failure,
 )
-from agent.adapters.kube_config import ClientPackage, authorization, load_configuration
+from agent.adapters.kube_config import ClientPackage, authorization, load_configuration, stamp_of
 from agent.adapters.kube_sockets import capture_sockets, read_within, shut_down, socket_options
 from agent.boundaries import passed
 from agent.errors import ClusterConflict, ClusterUnavailable, ConfigError
@@ -126,7 +126,7 @@ class KubeTransport:
 
     def _load_session(self) -> _Session:
         self._loaded_at_s = self._clock()
-        stamp = _stamp(self._kubeconfig)  # before it is read: what is written then shows later
+        stamp = stamp_of(self._kubeconfig)  # before it is read: what is written then shows later
         package, configuration = self._load()
         configuration.socket_options = socket_options()
         configuration.connection_pool_maxsize = 4
@@ -241,7 +241,7 @@ class KubeTransport:
             return self._successful(session, request, wait)
         except (Unauthorized, ClusterUnavailable) as error:
             refused = isinstance(error, Unauthorized | Untrusted)
-            if not refused and _stamp(self._kubeconfig) == session.stamp:
+            if not refused and stamp_of(self._kubeconfig) == session.stamp:
                 raise
             loaded = self._reload(session)
             unknown = isinstance(error, OutcomeUnknown)  # `send` repeats it, and remembers that
@@ -395,15 +395,6 @@ class KubeTransport:
         self._sockets.add(connected)
         if self._closing:
             shut_down(connected)
-
-
-def _stamp(kubeconfig: Path | None) -> tuple[int, ...] | None:
-    """What is another once the file was written anew. None: there is none, or it cannot be seen."""
-    try:
-        seen = kubeconfig.stat() if kubeconfig else None
-    except OSError:
-        return None
-    return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen else None
 
 
 def _stopped(stop: Stop) -> bool:

@@ -279,9 +279,8 @@ class HostMps:
             PIPE_VARIABLE: str(self._directory(plan, "pipe")),
             LOG_VARIABLE: str(self._log(plan)),
         }
-        if (
-            LIBRARIES in os.environ
-        ):  # the daemon of newer drivers, and each server, is a CUDA program
+        # The daemon of newer drivers is a CUDA program, as each server is.
+        if LIBRARIES in os.environ:
             environment[LIBRARIES] = os.environ[LIBRARIES]
         return environment
 

@@ -221,9 +221,8 @@ def _default_is_nvidia(host: Host, kind: str) -> str:
             f"systemctl restart {unit}"
         )
     configure = f"nvidia-ctk runtime configure --runtime={unit} --set-as-default"
-    if (
-        kind == "cri-o"
-    ):  # its packages' own file is read after crio.conf, where toolkits up to 1.17 write
+    # CRI-O's packages have a file that is read after crio.conf, where toolkits up to 1.17 write.
+    if kind == "cri-o":
         configure += f" --config={CRIO_DIRS[-1]}/99-nvidia.conf"
     return f"{configure} && systemctl restart {unit}"
 

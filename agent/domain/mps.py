@@ -21,6 +21,8 @@ from agent.domain.nvidia_devices import Device
 PIPE_VARIABLE, LOG_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 IN_CONTAINER = "/mps"  # as NVIDIA's plugin
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of containers; daemon and clients meet there
+UNKNOWN = "Unknown command"
+TOO_OLD = "Drivers before 495 know no memory limits: update the driver, or use sharing.timeSlicing"
 ALIVE = "get_default_active_thread_percentage"
 
 
@@ -48,11 +50,11 @@ class Order:
         if re.fullmatch(self.taken, answer.strip()):
             return ""
         said = " ".join(answer.split())[:100]
-        return (
+        why = (
             f"did not take {self.what}: {self.command!r} was said, and to {self.question!r} it "
-            f"answers {said!r}. Drivers before 495 know no memory limits: update the driver, or "
-            "use sharing.timeSlicing"
+            f"answers {said!r}"
         )
+        return f"{why}. {TOO_OLD}" if said.startswith(UNKNOWN) else why
 
 
 def plan(resource: str, devices: Sequence[Device]) -> MpsPlan | None:

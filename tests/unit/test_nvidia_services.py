@@ -255,6 +255,7 @@ def test_nobody_is_a_client_of_a_daemon_that_keeps_no_limits() -> None:
     service = daemons(mps)
     service.look_once()
     assert "did not take the memory limit of GPU-0" in service.problem(GPU)
+    assert "Drivers before" not in service.problem(GPU), "it does not say that it is an old one"
     mps.deaf = False
     service.look_once()
     assert service.problem(GPU) == "", "it is told again at the next look"

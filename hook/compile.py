@@ -9,307 +9,24 @@ builds for any architecture.
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from artifacts import (
+    ARCHITECTURES,
+    ARTIFACTS,
+    C_FLAGS,
+    GLIBC,
+    LINK_FLAGS,
+    WHOLE,
+    Artifact,
+    flags_of,
+)
+from unwind_tables import UnwindTableError, compact
+
 HERE = Path(__file__).resolve().parent
-GLIBC = "2.17"  # the oldest container that the hook must load in (CentOS 7)
-ARCHITECTURES = ("x86_64", "aarch64")
-
-C_FLAGS = (
-    "-std=c11",
-    "-D_GNU_SOURCE",
-    "-O2",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-ffunction-sections",
-    "-fno-sanitize=undefined",  # zig adds traps that would end somebody else's process
-    "-fno-asynchronous-unwind-tables",
-    "-Wall",
-    "-Wextra",
-    "-Wpedantic",
-    "-Wconversion",
-    "-Wshadow",
-    "-Wstrict-prototypes",
-    "-Wmissing-prototypes",
-    "-Wvla",
-    "-Werror",
-    "-g0",
-    "-s",
-)
-LINK_FLAGS = (
-    "-Wl,-z,defs",
-    "-Wl,-z,now",
-    "-Wl,-z,relro",
-    "-Wl,--build-id=none",
-    "-Wl,--hash-style=gnu",  # glibc reads no other where there is one
-    "-Wl,--gc-sections",
-    "-lpthread",
-    "-ldl",
-)
-# By which the caller of a function is found where an exception or the end of a cancelled thread
-# passes: of all functions; or of those that either may pass, which are all but those that the
-# compiler knows to be left by returning alone: they call through no pointer, and nothing that its
-# headers do not declare to be so (tests/hook/test_unwind_tables.py). The room is better used for
-# speed. What cleans up by a handler of its own would need a library of C++ for that.
-ALL_TABLES = ("-funwind-tables",)
-NEEDED_TABLES = ("-fno-unwind-tables", "-fexceptions")
-DECLARED_OTHERWISE = frozenset(
-    {"dlopen.c", "dlsym.c"}
-)  # libc's header says so of its dlsym, not of ours
-LIBRARY_FLAGS = ("-shared", "-Wl,-Bsymbolic")
-
-# As small as it goes: zig takes its own -Oz for -Os, so clang is told past it. A comparison of
-# bytes stays memcmp, which late.c finds. As the others may make bcmp of it, none of these becomes
-# part of one of those: the file would be larger than it may be.
-SMALLEST = ("-Os", "-Xclang", "-Oz", "-fno-builtin-bcmp")
-FAST = ("-O2", "-fomit-frame-pointer")
-# All files are optimised as one when they are linked, each function as its file's flags say: 5 KiB
-# less for aarch64, and calls between files cost no more than those within one.
-WHOLE = "-flto"
-IN_LINE = ("-include", "in_line.h")  # 1 KiB less for aarch64: the header says why
-
-LIBRARY = (
-    "amounts.c",
-    "await.c",
-    "beside.c",
-    "blocks.c",
-    "brief.c",
-    "busy.c",
-    "charge.c",
-    "contexts.c",
-    "counters.c",
-    "credit.c",
-    "cuda_array.c",
-    "cuda_capture.c",
-    "cuda_context.c",
-    "cuda_graph_memory.c",
-    "cuda_launch.c",
-    "cuda_memory.c",
-    "cuda_module.c",
-    "cuda_pool.c",
-    "cuda_start.c",
-    "cuda_stream.c",
-    "cuda_view.c",
-    "cuda_vmm.c",
-    "depth.c",
-    "devices.c",
-    "dlopen.c",
-    "dlsym.c",
-    "event_cost.c",
-    "figures.c",
-    "gpu_clock.c",
-    "gpu_cost.c",
-    "gpu_lane.c",
-    "gpu_poll.c",
-    "gpu_probe.c",
-    "gpu_read.c",
-    "gpu_sweep.c",
-    "gpu_time.c",
-    "gpu_watch.c",
-    "graph_launches.c",
-    "graph_left.c",
-    "graphs.c",
-    "guesses.c",
-    "late.c",
-    "launch_budget.c",
-    "launch_cost.c",
-    "launch_gate.c",
-    "launch_count.c",
-    "launch_wait.c",
-    "leases.c",
-    "ledger.c",
-    "limits.c",
-    "limits_file.c",
-    "loaded.c",
-    "log.c",
-    "looks.c",
-    "monotonic.c",
-    "names.c",
-    "nvml_memory.c",
-    "nvml_place.c",
-    "nvml_processes.c",
-    "nvml_stride.c",
-    "nvml_utilization.c",
-    "overhead.c",
-    "past.c",
-    "pool_driver.c",
-    "pooled.c",
-    "pools.c",
-    "proc_address.c",
-    "process.c",
-    "real.c",
-    "rebind.c",
-    "reclaim.c",
-    "refusals.c",
-    "region.c",
-    "region_content.c",
-    "region_file.c",
-    "region_own.c",
-    "region_places.c",
-    "region_slots.c",
-    "reserve.c",
-    "residency.c",
-    "settings.c",
-    "spare.c",
-    "streams.c",
-    "table.c",
-    "threads.c",
-    "throttle.c",
-    "vmm.c",
-    "worked.c",
-    "wrap.c",
-)
-
-# What a program runs at every launch, and at every allocation and free.
-PER_CALL = frozenset(
-    {
-        "brief.c",
-        "cuda_launch.c",
-        "cuda_memory.c",
-        "ledger.c",
-        "wrap.c",
-    }
-)
-
-# Short ones that such calls go through: for size, but not at any cost in speed.
-SHORT = frozenset({"depth.c", "launch_count.c"})
-
-# All others run beside driver calls that take microseconds, or once; and lookups, which take some
-# ns more by that.
-SELDOM = frozenset(LIBRARY) - PER_CALL - SHORT
-
-# What launches, and an allocation and its free, go through besides, of those above. In the file for
-# aarch64 they would take most of the room that is left for new functions.
-PER_CALL_IF_ROOM = frozenset(
-    {
-        "blocks.c",
-        "charge.c",
-        "devices.c",
-        "launch_gate.c",
-    }
-)
-FAST_ON = {"x86_64": PER_CALL_IF_ROOM}
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """One file to build: its place under the output directory, its sources, its extra flags.
-
-    Sources that are not `fast` are compiled for size, `seldom` ones whatever it costs in speed;
-    with None all are for speed. What `fast_on` has for an architecture is for speed there.
-    `tables`: of which functions there are unwind tables.
-    """
-
-    path: str
-    sources: tuple[str, ...]
-    flags: tuple[str, ...] = ()
-    fast: frozenset[str] | None = None
-    seldom: frozenset[str] = frozenset()
-    fast_on: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    tables: tuple[str, ...] = ALL_TABLES
-
-
-ARTIFACTS = (
-    Artifact(
-        "libvgpu.so",
-        LIBRARY,
-        (
-            *LIBRARY_FLAGS,
-            "-Wl,-z,nodelete",  # what fork, exit and threads call is still there after dlclose
-            "-Wl,-soname,libvgpu.so",
-            "-Wl,--version-script=libvgpu.map",
-        ),
-        fast=PER_CALL,
-        seldom=SELDOM,
-        fast_on=FAST_ON,
-        tables=NEEDED_TABLES,
-    ),
-    Artifact(
-        "sim/libnvidia-ml.so.1",
-        (
-            "sim/mig_profiles.c",
-            "sim/mig_state.c",
-            "sim/node.c",
-            "sim/node_execution.c",
-            "sim/node_parse.c",
-            "sim/node_words.c",
-            "sim/memory.c",
-            "process.c",
-            "sim/clock.c",
-            "sim/engine.c",
-            "sim/execution_state.c",
-            "sim/gpu_time.c",
-            "sim/nvml_call.c",
-            "sim/nvml_compute_instances.c",
-            "sim/nvml_devices.c",
-            "sim/nvml_events.c",
-            "sim/nvml_limits.c",
-            "sim/nvml_mig.c",
-            "sim/nvml_mig_handles.c",
-            "sim/nvml_mig_instances.c",
-            "sim/nvml_mig_mode.c",
-            "sim/nvml_topology.c",
-            "sim/nvml_usage.c",
-        ),
-        (*LIBRARY_FLAGS, "-Wl,-soname,libnvidia-ml.so.1"),
-    ),
-    Artifact(
-        "sim/libcuda.so.1",
-        (
-            "process.c",
-            "sim/captures.c",
-            "sim/clock.c",
-            "sim/contents.c",
-            "sim/cuda_array.c",
-            "sim/cuda_call.c",
-            "sim/cuda_capture.c",
-            "sim/cuda_contexts.c",
-            "sim/cuda_copy.c",
-            "sim/cuda_devices.c",
-            "sim/cuda_event.c",
-            "sim/cuda_external.c",
-            "sim/cuda_function.c",
-            "sim/cuda_graph.c",
-            "sim/cuda_graph_exec.c",
-            "sim/cuda_green.c",
-            "sim/cuda_launch.c",
-            "sim/cuda_lookup.c",
-            "sim/cuda_memory.c",
-            "sim/cuda_module.c",
-            "sim/cuda_multicast.c",
-            "sim/cuda_pointer.c",
-            "sim/cuda_pool.c",
-            "sim/cuda_pool_memory.c",
-            "sim/cuda_resource.c",
-            "sim/cuda_stream.c",
-            "sim/cuda_vmm.c",
-            "sim/engine.c",
-            "sim/execution.c",
-            "sim/execution_state.c",
-            "sim/gpu_time.c",
-            "sim/graph_memory.c",
-            "sim/graphs.c",
-            "sim/memory.c",
-            "sim/mig_profiles.c",
-            "sim/mig_state.c",
-            "sim/node.c",
-            "sim/node_execution.c",
-            "sim/node_parse.c",
-            "sim/node_words.c",
-        ),
-        (*LIBRARY_FLAGS, "-Wl,-soname,libcuda.so.1", "-lm"),
-    ),
-    Artifact("sim/sim-tenant", ("sim/sim_tenant.c",)),
-    Artifact(
-        "sim/sim-gpu-tenant",
-        ("sim/sim_gpu_phase.c", "sim/sim_gpu_tenant.c", "sim/virtual_time.c"),
-        ("-rdynamic", "-fvisibility=default"),  # its time functions are for its libraries, too
-    ),
-    Artifact("sim/sim-container", ("sim/sim_container.c",)),
-)
+EMULATIONS = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux"}  # by what LLD knows them
 
 
 class CompileError(Exception):
@@ -353,15 +70,39 @@ def _build(
     if path.exists() and stamp.exists() and stamp.read_text() == f"{wanted} {_digest(path)}":
         return path
     say(f"compiling {artifact.path} for {arch}")
-    for made in (path, stamp, target / ".objects" / path.name):
+    made_of = target / ".objects"
+    for made in (path, stamp, made_of / path.name):
         made.parent.mkdir(parents=True, exist_ok=True)
+    parts = []
     for source, arguments in objects.items():
-        made = target / ".objects" / f"{path.name}.{source}.o"
-        _compile(artifact, python, arguments, made)
-        final.append(str(made))
+        parts.append(made_of / f"{path.name}.{source}.o")
+        _compile(artifact, python, arguments, parts[-1])
+    if parts:
+        final.append(str(_one_object(artifact, python, arch, parts, made_of / path.name)))
     _compile(artifact, python, final, path)
     stamp.write_text(f"{wanted} {_digest(path)}")
     return path
+
+
+def _one_object(artifact: Artifact, python: str, arch: str, parts: list[Path], whole: Path) -> Path:
+    """Optimise the parts as one, and make unwind tables that take less room (`unwind_tables`)."""
+    link = [word for flag in (*artifact.flags, *LINK_FLAGS) for word in _for_linker(flag)]
+    line = ["ld.lld", "-m", EMULATIONS[arch], *link, "--lto-O2", "--lto-emit-asm"]
+    _run(artifact, python, [*line, *map(str, parts), "-o", str(whole)], whole)
+    assembly = whole.with_name(f"{whole.name}.s")
+    try:
+        of_compiler = whole.with_name(f"{whole.name}.lto.s").read_text()
+        assembly.write_text(compact(of_compiler, arch))
+    except (OSError, UnwindTableError) as error:
+        raise CompileError(f"{artifact.path}: no unwind tables can be made: {error}") from error
+    made = whole.with_name(f"{whole.name}.o")
+    _compile(artifact, python, [*_target(arch), "-c", str(assembly)], made)
+    return made
+
+
+def _for_linker(flag: str) -> list[str]:
+    """A flag of the compiler as the linker takes it: none of what is the compiler's own."""
+    return [flag] if flag == "-shared" else flag.split(",")[1:]
 
 
 def _digest(path: Path) -> str:
@@ -377,8 +118,17 @@ def _environment(path: Path) -> dict[str, str]:
 
 def _compile(artifact: Artifact, python: str, arguments: list[str], path: Path) -> None:
     fresh = path.with_name(f"{path.stem}.{os.getpid()}.new{path.suffix}")
+    try:
+        _run(artifact, python, ["cc", *arguments, "-o", str(fresh)], path)
+    except CompileError:
+        fresh.unlink(missing_ok=True)
+        raise
+    fresh.replace(path)  # a process that has the old file mapped keeps it
+
+
+def _run(artifact: Artifact, python: str, words: list[str], path: Path) -> None:
     done = subprocess.run(  # noqa: S603 - our own compiler
-        [python, "-m", "ziglang", "cc", *arguments, "-o", str(fresh)],
+        [python, "-m", "ziglang", *words],
         cwd=HERE,
         env=_environment(path),
         capture_output=True,
@@ -386,24 +136,11 @@ def _compile(artifact: Artifact, python: str, arguments: list[str], path: Path) 
         check=False,
     )
     if done.returncode != 0:
-        fresh.unlink(missing_ok=True)
         raise CompileError(f"{artifact.path} does not compile:\n{done.stderr.strip()}")
-    fresh.replace(path)  # a process that has the old file mapped keeps it
 
 
 def _target(arch: str) -> list[str]:
     return ["-target", f"{arch}-linux-gnu.{GLIBC}"]
-
-
-def flags_of(artifact: Artifact, source: str, arch: str) -> list[str]:
-    """How one source is compiled for an architecture, whatever machine compiles it."""
-    fast_here = artifact.fast_on.get(arch, frozenset())
-    if artifact.fast is None or source in artifact.fast | fast_here:
-        pace: tuple[str, ...] = FAST
-    else:
-        pace = SMALLEST if source in artifact.seldom else ("-Os",)
-    flags = [word for flag in C_FLAGS for word in (pace if flag == "-O2" else (flag,))]
-    return [*flags, *(ALL_TABLES if source in DECLARED_OTHERWISE else artifact.tables)]
 
 
 def _objects(artifact: Artifact, arch: str) -> dict[str, list[str]]:
@@ -413,8 +150,7 @@ def _objects(artifact: Artifact, arch: str) -> dict[str, list[str]]:
     return {
         source: [
             *_target(arch),
-            *_but_strip(flags_of(artifact, source, arch)),
-            *IN_LINE,
+            *_but_strip(flags_of(artifact, source)),
             WHOLE,
             "-c",
             source,
@@ -428,14 +164,15 @@ def _but_strip(flags: list[str]) -> list[str]:
 
 
 def _arguments(artifact: Artifact, arch: str) -> list[str]:
-    sources = artifact.sources if artifact.fast is None else (WHOLE,)
-    flags = (*C_FLAGS, *artifact.tables)
-    return [*_target(arch), *flags, *sources, *artifact.flags, *LINK_FLAGS]
+    """How to make the file itself, of its sources or of the one object that they make."""
+    sources = artifact.sources if artifact.fast is None else ()
+    return [*_target(arch), *C_FLAGS, *artifact.tables, *sources, *artifact.flags, *LINK_FLAGS]
 
 
 def _fingerprint(artifact: Artifact, version: str, arguments: list[str]) -> str:
     digest = hashlib.sha256(repr((version, arguments)).encode())
     shared = sorted(p for p in HERE.rglob("*") if p.suffix in {".h", ".map"})
+    shared += [HERE / "compile.py", HERE / "unwind_tables.py"]
     for source in (*(HERE / name for name in artifact.sources), *shared):
         digest.update(str(source.relative_to(HERE)).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 """The compiled C under test: built once per run, or the files of an earlier run if still true."""
 
 import functools
-import importlib.util
+import importlib
 import platform
 import sys
 from pathlib import Path
@@ -13,13 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 @functools.cache
 def compiler() -> ModuleType:
     """`hook/compile.py`, which is no package."""
-    spec = importlib.util.spec_from_file_location("hook_compile", ROOT / "hook" / "compile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hook_compile"] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.append(str(ROOT / "hook"))
+    return importlib.import_module("compile")
 
 
 @functools.cache

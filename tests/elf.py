@@ -83,6 +83,12 @@ def read_elf(path: Path) -> Elf:
     return elf
 
 
+def section_of(path: Path, name: str) -> tuple[int, bytes]:
+    """The address and the content of a section."""
+    section = next(section for section in _sections(path.read_bytes()) if section.name == name)
+    return section.address, section.content
+
+
 def _segments(elf: Elf, raw: bytes) -> None:
     (table,) = struct.unpack_from("<Q", raw, 32)
     size, count = struct.unpack_from("<HH", raw, 54)

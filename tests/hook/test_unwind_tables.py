@@ -41,7 +41,7 @@ def library():  # noqa: ANN201 - an Artifact of compile.py, which is no package
 def compile_to_llvm(path: Path, source: str, arch: str, made: Path) -> str:
     """The file at `path` as clang reads it with the flags of `source`, in LLVM's own words."""
     module = compiler()
-    flags = [flag for flag in module.flags_of(library(), source, arch) if flag != "-s"]
+    flags = [flag for flag in module.flags_of(library(), source) if flag != "-s"]
     done = subprocess.run(
         [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-gnu.{module.GLIBC}",
          *flags, "-Wno-unused-command-line-argument", "-I", str(HOOK), "-S", "-emit-llvm",

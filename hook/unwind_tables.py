@@ -1,0 +1,295 @@
+# ruff: noqa: INP001 - a build script beside the sources, not a package
+"""Writes the unwind tables of an assembled library anew, in less room than the compiler's.
+
+What finds the caller of a function (exceptions, cancelled threads, debuggers) reads a frame: from
+which register and how far away it begins, and where in it registers of the caller were saved. The
+compiler's tables say so for nearly every instruction. Only calls are looked up to unwind, so most
+functions need one frame, from the end of their prologue on. Before it stands what holds at the
+function's first instruction, so that a debugger that stops there sees the callers too.
+
+Source: DWARF 5, 6.4 (call frame information), and the Linux Standard Base, 10.6 (`.eh_frame`).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+WORD_BYTES = 8  # in which places of saved registers are counted
+PC_RELATIVE = 0x1B  # how addresses are written: four bytes, with a sign, from where they stand
+# Operations, as DWARF names them without DW_CFA_.
+ADVANCE_LOC, OFFSET, RESTORE = 0x40, 0x80, 0xC0  # with a number in their lower six bits
+ADVANCE_LOC4, OFFSET_EXTENDED, RESTORE_EXTENDED = 0x04, 0x05, 0x06
+DEF_CFA, DEF_CFA_REGISTER, DEF_CFA_OFFSET = 0x0C, 0x0D, 0x0E
+SIX_BITS = 0x40
+ANY_LENGTH = 1 << 20  # in bytes: what is not known to be short
+
+
+class UnwindTableError(Exception):
+    """The assembly says something of frames that is not understood; the message says what."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where the caller's frame begins, and the caller's registers that lie in it, by number."""
+
+    register: int
+    offset_bytes: int
+    saved: tuple[tuple[int, int], ...] = ()  # register, place in bytes from the frame's begin
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One architecture's numbers and words."""
+
+    numbers: dict[str, int]  # of registers, by their names in assembly
+    entry: Frame  # at a function's first instruction
+    return_column: int
+    first: tuple[int, ...]  # operations that make `entry`
+    unit_bytes: int  # every instruction is a multiple of it
+    call: re.Pattern[str]
+    section: str
+    short: tuple[tuple[re.Pattern[str], int], ...]  # how long an instruction is at most, in bytes
+    longest_bytes: int  # any other
+
+
+MACHINES = {
+    "x86_64": Machine(
+        numbers={
+            f"%{name}": number
+            for number, name in enumerate(
+                ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp",
+                 "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15")
+            )
+        },
+        entry=Frame(7, 8),
+        return_column=16,
+        first=(DEF_CFA, 7, 8, OFFSET | 16, 1),
+        unit_bytes=1,
+        call=re.compile(r"\tcallq?\b\s*(\S+)"),
+        section='\t.section\t.eh_frame,"a",@unwind',
+        short=(
+            (re.compile(r"\tpushq\t%"), 2),
+            (re.compile(r"\tmovq\t%\w+, %\w+$"), 3),
+            (re.compile(r"\tsubq\t\$\d+, %rsp"), 7),
+        ),
+        longest_bytes=15,
+    ),
+    "aarch64": Machine(
+        numbers={
+            "wsp": 31,
+            "sp": 31,
+            **{f"{kind}{number}": number for kind in "wx" for number in range(31)},
+            **{f"{kind}{number}": 64 + number for kind in "bd" for number in range(32)},
+        },
+        entry=Frame(31, 0),
+        return_column=30,
+        first=(DEF_CFA, 31, 0),
+        unit_bytes=4,
+        call=re.compile(r"\tblr?\b\s*(\S+)"),
+        section='\t.section\t.eh_frame,"a",@progbits',
+        short=(),
+        longest_bytes=4,
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class _Function:
+    name: str
+    number: int
+    frame: Frame  # as of the line that is read
+    length_bytes: int = 0  # until there, at most
+    personality: str = ""
+    rows: list[tuple[str, Frame, int]] = field(default_factory=list)  # label, bytes before at most
+    calls: list[tuple[str, Frame]] = field(default_factory=list)  # what is called, in which frame
+
+    def pass_by(self, line: str, machine: Machine) -> None:
+        """An instruction, a label, or a directive that says nothing of frames."""
+        if call := machine.call.match(line):
+            self.calls.append((call[1], self.frame))
+        if not re.match(r"[\w.$]+:", line):
+            self.length_bytes += _most_bytes(line, machine)
+
+    def told(self, directive: str, words: list[str], machine: Machine) -> list[str]:
+        """A directive, and the label that its place gets."""
+        if directive == "personality":
+            encoding, self.personality = words
+            if int(encoding) != PC_RELATIVE:
+                raise UnwindTableError(f"an address in another form: {', '.join(words)}")
+            return []
+        self.frame = _after(self.frame, directive, words, machine)
+        row = f".Lvgpu_row{self.number}_{len(self.rows)}"
+        self.rows.append((row, self.frame, self.length_bytes))
+        return [f"{row}:"]
+
+
+def compact(assembly: str, arch: str) -> str:
+    """The same assembly with tables as data instead of directives; raises UnwindTableError."""
+    machine = MACHINES[arch]
+    lines: list[str] = []
+    functions = list(_read(assembly.split("\n"), machine, lines))
+    # Pieces that the compiler made of what several functions have alike: nothing unwinds those
+    # that call nothing, nor whoever calls them.
+    quiet = {f.name for f in functions if f.name.startswith("OUTLINED_") and not f.calls}
+    told = [f for f in functions if f.name not in quiet]
+    return "\n".join([*lines, machine.section, *_tables(told, quiet, machine), ""])
+
+
+def _read(source: list[str], machine: Machine, lines: list[str]) -> Iterator[_Function]:
+    """The functions of the source, which goes to `lines` with labels for its directives."""
+    label, function, count = "", None, 0
+    for line in source:
+        directive = re.match(r"\t\.cfi_(\w+)\s*([^#/]*)", line)
+        if not directive:
+            if function is not None:
+                function.pass_by(line, machine)
+            elif found := re.match(r"([\w.$]+):", line):
+                label = found[1]
+            lines.append(line)
+        elif directive[1] == "startproc":
+            function = _Function(label, count, machine.entry)
+            lines.append(f".Lvgpu_from{count}:")
+        elif function is None:
+            raise UnwindTableError(f"outside of a function: {line.strip()}")
+        elif directive[1] == "endproc":
+            lines.append(f".Lvgpu_to{count}:")
+            yield function
+            function, count = None, count + 1
+        else:
+            words = [word.strip() for word in directive[2].split(",")]
+            lines += function.told(directive[1], words, machine)
+
+
+def _most_bytes(line: str, machine: Machine) -> int:
+    """How long a line of a function can be: one instruction, or a directive that may be any."""
+    text = line.split("#", maxsplit=1)[0].strip()
+    if not text or line.startswith("//"):
+        return 0
+    if not re.match(r"\t[a-z]", line) or ";" in text:
+        return ANY_LENGTH
+    return next((most for form, most in machine.short if form.match(line)), machine.longest_bytes)
+
+
+def _after(frame: Frame, directive: str, words: list[str], machine: Machine) -> Frame:
+    """The frame that a directive makes of the one before."""
+    try:
+        if directive in {"offset", "restore"}:
+            saved = dict(frame.saved)
+            saved.pop(machine.numbers[words[0]], None)
+            if directive == "offset":
+                saved[machine.numbers[words[0]]] = int(words[1])
+            return replace(frame, saved=tuple(sorted(saved.items())))
+        if directive == "def_cfa":
+            register, offset_bytes = machine.numbers[words[0]], int(words[1])
+            return replace(frame, register=register, offset_bytes=offset_bytes)
+        if directive == "def_cfa_register":
+            return replace(frame, register=machine.numbers[words[0]])
+        if directive == "def_cfa_offset":
+            return replace(frame, offset_bytes=int(words[0]))
+        if directive == "adjust_cfa_offset":
+            return replace(frame, offset_bytes=frame.offset_bytes + int(words[0]))
+    except (KeyError, ValueError, IndexError):
+        pass
+    text = f".cfi_{directive} {', '.join(words)}"
+    raise UnwindTableError(f"a directive or register that is not known: {text}")
+
+
+def _tables(functions: list[_Function], quiet: set[str], machine: Machine) -> Iterator[str]:
+    known: dict[str, int] = {}
+    for function in functions:
+        if function.personality not in known:
+            known[function.personality] = len(known)
+            yield from _common(known[function.personality], function.personality, machine)
+        number = function.number
+        yield f".Lvgpu_fde{number}:"
+        yield f"\t.long\t.Lvgpu_fde_end{number}-.Lvgpu_fde{number}-4"
+        yield f"\t.long\t.-.Lvgpu_cie{known[function.personality]}"
+        yield f"\t.long\t.Lvgpu_from{number}-."
+        yield f"\t.long\t.Lvgpu_to{number}-.Lvgpu_from{number}"
+        yield "\t.byte\t0"
+        before, at = machine.entry, f".Lvgpu_from{number}"
+        for row, frame, most_bytes in _needed(function, quiet, machine):
+            yield _advance(at, row, most_bytes, machine)
+            yield _bytes(_moves(before, frame))
+            before, at = frame, row
+        yield f".Lvgpu_fde_end{number}:"
+
+
+def _common(number: int, personality: str, machine: Machine) -> Iterator[str]:
+    """What the functions of one personality have in common."""
+    yield f".Lvgpu_cie{number}:"
+    yield f"\t.long\t.Lvgpu_cie_end{number}-.Lvgpu_cie{number}-4"
+    yield "\t.long\t0"
+    yield "\t.byte\t1"
+    yield f'\t.asciz\t"z{"P" if personality else ""}R"'
+    yield _bytes([machine.unit_bytes, -WORD_BYTES & 0x7F, machine.return_column])
+    if personality:
+        yield _bytes([6, PC_RELATIVE])
+        yield f"\t.long\t{personality}-."
+        yield _bytes([PC_RELATIVE])
+    else:
+        yield _bytes([1, PC_RELATIVE])
+    yield _bytes(machine.first)
+    yield "\t.p2align\t2, 0"
+    yield f".Lvgpu_cie_end{number}:"
+
+
+def _needed(
+    function: _Function, quiet: set[str], machine: Machine
+) -> Iterator[tuple[str, Frame, int]]:
+    """Its frames, in order: one where every call has the same, or all."""
+    frames = {frame for target, frame in function.calls if target not in quiet}
+    if len(frames) <= 1:
+        alike = frames - {machine.entry}
+        yield from [row for row in function.rows if row[1] in alike][:1]
+        return
+    for (label, frame, here_bytes), following in zip_longest(function.rows, function.rows[1:]):
+        if following is None or following[2] != here_bytes:  # the last at its address
+            yield label, frame, ANY_LENGTH
+
+
+def _advance(at: str, row: str, most_bytes: int, machine: Machine) -> str:
+    distance = f"({row}-{at})/{machine.unit_bytes}"
+    if most_bytes < SIX_BITS * machine.unit_bytes:
+        return f"\t.byte\t{ADVANCE_LOC}+{distance}"
+    return f"\t.byte\t{ADVANCE_LOC4}\n\t.long\t{distance}"
+
+
+def _moves(before: Frame, after: Frame) -> list[int]:
+    """The operations that make one frame of another."""
+    made = []
+    if before.register != after.register and before.offset_bytes != after.offset_bytes:
+        made += [DEF_CFA, *_uleb128(after.register), *_uleb128(after.offset_bytes)]
+    elif before.register != after.register:
+        made += [DEF_CFA_REGISTER, *_uleb128(after.register)]
+    elif before.offset_bytes != after.offset_bytes:
+        made += [DEF_CFA_OFFSET, *_uleb128(after.offset_bytes)]
+    had, has = dict(before.saved), dict(after.saved)
+    for register, place_bytes in has.items():
+        if had.get(register) != place_bytes:
+            words, rest = divmod(-place_bytes, WORD_BYTES)
+            if words <= 0 or rest:
+                raise UnwindTableError(f"register {register} lies at {place_bytes} of its frame")
+            made += _with_register(OFFSET, OFFSET_EXTENDED, register) + _uleb128(words)
+    for register in had.keys() - has.keys():
+        made += _with_register(RESTORE, RESTORE_EXTENDED, register)
+    return made
+
+
+def _with_register(operation: int, extended: int, register: int) -> list[int]:
+    if register < SIX_BITS:
+        return [operation | register]
+    return [extended, *_uleb128(register)]
+
+
+def _uleb128(number: int) -> list[int]:
+    made = [number & 0x7F]
+    while number := number >> 7:
+        made[-1] |= 0x80
+        made.append(number & 0x7F)
+    return made
+
+
+def _bytes(numbers: "list[int] | tuple[int, ...]") -> str:
+    return f"\t.byte\t{', '.join(map(str, numbers))}"

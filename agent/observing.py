@@ -65,7 +65,7 @@ class Observing:
             post=parts.events.post,
             seen=parts.seen,
             has_whole_gpus=containers.has_whole_gpus,
-            limits_file=limits.file_of,
+            limits_files=limits.files_of,
         )
         self.kernel = KernelLimitsLoop(
             NvmlKernelLimits(config.host_cgroup), grants, parts.pods, limits,

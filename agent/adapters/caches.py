@@ -5,6 +5,7 @@
     ld.so.preload                    one line: where containers see the hook
     limits/                          root's, 0755
         <pod uid>_<container>        root's, 0644: mounted read-only
+    exchanged/                       those that another one took the place of (exchanged_limits.py)
     containers/                      root's, 0755
         <pod uid>_<container>/       0777: containers run as any user; only this one sees it
             <uuid>.cache             0666: its usage region
@@ -18,6 +19,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from agent.adapters.exchanged_limits import forget, put_by
 from agent.adapters.hook_files import is_file
 from agent.adapters.safe_files import (
     check_ours,
@@ -41,7 +43,7 @@ from agent.domain.region import FILE_BYTES, TAIL_OFFSET
 from agent.errors import NodeNotReady
 from agent.ports import CacheDir, HookFiles
 
-CONTAINERS, LIMITS = "containers", "limits"
+CONTAINERS, LIMITS, EXCHANGED = "containers", "limits", "exchanged"
 PRELOAD, LICENSE, VALIDATOR = "ld.so.preload", "license", "vgpuvalidator"
 COMMON_DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
                        "/dev/nvidia-modeset")  # fmt: skip
@@ -156,7 +158,8 @@ class HostCaches:
                 there = read_small(name, MAX_LIMITS_BYTES, dir_fd=fd)
                 if there is not None and fixed_part(there) == fixed_part(content):
                     return path
-            write_whole(name, content, 0o644, dir_fd=fd)
+            with put_by(name, folder=fd, beside=lambda: self._ensured(EXCHANGED)):
+                write_whole(name, content, 0o644, dir_fd=fd)
         return path
 
     def read_limits(self, pod_uid: str, container: str) -> bytes:
@@ -217,7 +220,7 @@ class HostCaches:
         if not is_directory_name(name):
             raise NodeNotReady(f"{_shown(name)} is no container's directory and is not deleted")
         problems = []
-        for parent in (CONTAINERS, LIMITS):  # whatever is wrong with one, the other is deleted
+        for parent in (CONTAINERS, LIMITS, EXCHANGED):  # whatever is wrong with one, others go
             try:
                 self._discard(parent, name)
             except NodeNotReady as error:
@@ -232,7 +235,9 @@ class HostCaches:
             contextlib.suppress(FileNotFoundError),
             self._opened(parent) as fd,
         ):
-            if not remove_tree(name, dir_fd=fd):
+            if parent == EXCHANGED:
+                forget(name, fd)
+            elif not remove_tree(name, dir_fd=fd):
                 raise NodeNotReady(
                     f"{path} has more entries than are deleted at once; the next pass goes on"
                 )
@@ -243,8 +248,9 @@ class HostCaches:
         Their age is told by ctime: a tenant can set the other times at will.
         """
         found: dict[str, CacheDir] = {}
-        with contextlib.suppress(NodeNotReady):  # said by whoever writes or deletes limits
-            found |= {directory.name: directory for directory in self._entries(LIMITS)}
+        for parent in (EXCHANGED, LIMITS):
+            with contextlib.suppress(NodeNotReady):  # said by whoever writes or deletes limits
+                found |= {directory.name: directory for directory in self._entries(parent)}
         found |= {directory.name: directory for directory in self._entries(CONTAINERS)}
         return tuple(found.values())
 
@@ -256,9 +262,10 @@ class HostCaches:
             os.scandir(fd) as entries,
         ):
             for entry in entries:
+                name = entry.name.rpartition(".")[0] if parent == EXCHANGED else entry.name
                 wanted = entry.is_dir if parent == CONTAINERS else entry.is_file
-                if is_directory_name(entry.name) and wanted(follow_symlinks=False):
-                    yield CacheDir(entry.name, entry.stat(follow_symlinks=False).st_ctime)
+                if is_directory_name(name) and wanted(follow_symlinks=False):
+                    yield CacheDir(name, entry.stat(follow_symlinks=False).st_ctime)
 
     # --- what all containers share
 

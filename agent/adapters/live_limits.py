@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent import logs
-from agent.adapters.caches import LIMITS, directory_name, is_directory_name
+from agent.adapters import exchanged_limits
+from agent.adapters.caches import EXCHANGED, LIMITS, directory_name, is_directory_name
 from agent.adapters.limit_records import LimitRecords
 from agent.adapters.mapped_limits import MappedLimits
 from agent.adapters.safe_files import (
@@ -59,7 +60,7 @@ class HostLiveLimits:
     ) -> None:
         """`most_names`: more than one only where a hard link stands for a container's mount."""
         self._most_names = most_names
-        self._folder = host_vgpu_dir / LIMITS
+        self._folder, self._exchanged = host_vgpu_dir / LIMITS, host_vgpu_dir / EXCHANGED
         self._folder_text = str(self._folder)
         self._records = LimitRecords(state_dir)
         self._clock_ns = clock_ns
@@ -92,18 +93,21 @@ class HostLiveLimits:
         with self._at(pod_uid, container) as file:
             return file.largest_bytes() if file else None
 
-    def file_of(self, pod_uid: str, container: str) -> FileId | None:
-        """Which file the container has mounted, if that was not exchanged; None: it has none.
+    def files_of(self, pod_uid: str, container: str) -> frozenset[FileId]:
+        """The files that what runs in a container may have mounted: its own, and those before.
 
         Raises NodeNotReady.
         """
-        path = self._path(directory_name(pod_uid, container))
+        name = directory_name(pod_uid, container)
+        path = self._path(name)
         with refusing("look at the container's limits", path):
-            try:
+            before: frozenset[FileId] = frozenset()
+            with contextlib.suppress(FileNotFoundError), self._opened(self._exchanged) as fd:
+                before = exchanged_limits.ids_of(name, fd)
+            with contextlib.suppress(FileNotFoundError):
                 info = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - a text, see there
-            except FileNotFoundError:
-                return None
-        return FileId(os.major(info.st_dev), os.minor(info.st_dev), info.st_ino)
+                return before | {exchanged_limits.file_id(info)}
+        return before
 
     def change(
         self, pod_uid: str, container: str, change: Callable[[LimitsFile], LimitsFile]
@@ -196,7 +200,9 @@ class HostLiveLimits:
             remove_unfinished(swept)
         mended = 0
         try:
-            with self._opened() as folder:
+            with self._opened(self._folder) as folder:
+                with contextlib.suppress(FileNotFoundError), self._opened(self._exchanged) as fd:
+                    exchanged_limits.mend(folder, fd)
                 names = _containers(folder)
         except FileNotFoundError:
             return 0
@@ -273,9 +279,9 @@ class HostLiveLimits:
     # --- open files
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        with opened_directory(self._folder) as fd:
-            check_ours(fd, self._folder)
+    def _opened(self, path: Path) -> Iterator[int]:
+        with opened_directory(path) as fd:
+            check_ours(fd, path)
             yield fd
 
     @contextlib.contextmanager
@@ -324,7 +330,7 @@ class HostLiveLimits:
     def _map(self, name: str) -> MappedLimits | None:
         self._drop_gone()
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self._opened() as folder:
+        with self._opened(self._folder) as folder:
             fd = os.open(name, flags, dir_fd=folder)
             try:
                 info, named = os.fstat(fd), os.stat(name, dir_fd=folder, follow_symlinks=False)

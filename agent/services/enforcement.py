@@ -90,14 +90,14 @@ class Enforcement:
         post: Callable[[ClusterEvent], None] = lambda _: None,
         seen: Published[Seen] | None = None,
         has_whole_gpus: Callable[[GrantRecord], bool | None] = lambda _: False,
-        limits_file: Callable[[str, str], FileId | None] = lambda _uid, _container: None,
+        limits_files: Callable[[str, str], frozenset[FileId]] = lambda _uid, _name: frozenset(),
         cpu_s: Callable[[], float] = time.thread_time,
         boot_s: Callable[[], float] = _boot_s,
     ) -> None:
         """`has_whole_gpus`: no limit of this container's holds it back; None: not known.
 
-        `limits_file`: of the pod uid's container, as it is on the host now. Both may raise
-        AgentError.
+        `limits_files`: those that the pod uid's container may have mounted, as the host has them
+        now. Both may raise AgentError.
         """
         self._grants = grants
         self._pods = pods
@@ -106,8 +106,8 @@ class Enforcement:
         self._every_s = every_s
         self._post = post
         self._has_whole_gpus = has_whole_gpus
-        self._limits_file = limits_file
-        # All that were seen: who was given one before it was exchanged goes on with that.
+        self._limits_files = limits_files
+        # All that were seen: whoever has one mounted goes on with it, also when it was deleted.
         self._given: dict[tuple[str, str], frozenset[FileId]] = {}
         self._cpu_s = cpu_s
         self._boot_s = boot_s
@@ -196,7 +196,7 @@ class Enforcement:
             self._region(record, name, processes),
             seeing=seen.seeing,
             switched_off=all(m.container_path != PRELOAD_PATH for m in record.grant.mounts),
-            limits=self._limits_files(record),
+            limits=self._all_given(record),
         )
         if verdict.state is State.NOT_ENFORCEABLE:
             verdict = without_library(verdict, self._is_unlimited(record))
@@ -209,19 +209,19 @@ class Enforcement:
                 log.recovered("host pids not told")
         return replace(verdict, told=())  # as many as a container likes: not kept for all of them
 
-    def _limits_files(self, record: GrantRecord) -> frozenset[FileId]:
+    def _all_given(self, record: GrantRecord) -> frozenset[FileId]:
         """The container's limits files, by and by; none where the grant mounts none."""
         if all(mount.container_path != LIMITS_PATH for mount in record.grant.mounts):
             return frozenset()
         given = self._given.get(_key(record), frozenset())
         try:
-            now = self._limits_file(record.pod_uid, record.container)
+            now = self._limits_files(record.pod_uid, record.container)
         except AgentError as error:
             log.failing("limits file not found", error=error)
             return given
         log.recovered("limits file not found")
-        if now is not None:
-            given = self._given[_key(record)] = given | {now}
+        if not now <= given:
+            given = self._given[_key(record)] = given | now
         return given
 
     def _is_unlimited(self, record: GrantRecord) -> bool | None:

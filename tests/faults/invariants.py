@@ -214,7 +214,8 @@ def unreleased(node: SimNode) -> list[str]:
     """What is left of pods that are gone, and of writes that were never finished."""
     live = set(phases(node))
     found = ["the node is locked"] if LOCK in node.annotations() else []
-    places = ("host/vgpu/containers", "host/vgpu/limits", "state/grants", "state/limits")
+    places = ("host/vgpu/containers", "host/vgpu/limits", "host/vgpu/exchanged",
+              "state/grants", "state/limits")  # fmt: skip
     for place in places:
         for path in (node.root / place).glob("*"):
             uid = path.name.partition("_")[0].partition(".")[0]

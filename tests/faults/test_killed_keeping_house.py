@@ -19,6 +19,7 @@ import pytest
 
 from agent.adapters.hook_files import FIRST_PID_NAMESPACE
 from agent.adapters.kubelet import SOCKET_PREFIX, SWEEP_AGE_S
+from agent.domain.limits_file import DeviceLimit, LimitsFile, encode
 from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.lone_node import LoneNode
 from agent.sim.node import SimNode
@@ -50,6 +51,12 @@ def died_at(node: SimNode, breaking: Breaking, boundary: str) -> None:
 # --- what lies about when it starts ---------------------------------------------------------------
 
 GONE = str(uuid.UUID(int=1))
+# What an earlier Allocate gave a container, of another region.
+EARLIER = encode(
+    LimitsFile(
+        devices=(DeviceLimit(uuid=made_up_uuid(0), memory_limit_bytes=1 << 20),), region_id=1
+    )
+)
 
 
 def a_foreign_journal(node: SimNode) -> Path:
@@ -141,6 +148,41 @@ def test_a_directory_is_opened_again(make_node: NodeMaker, tmp_path: Path) -> No
     story.succeed()
     serves(node)
     assert shared.stat().st_mode == mode
+
+
+def test_a_limits_file_is_exchanged(hasty: Story) -> None:
+    """Whoever had the one before mounted is known by it, until the pod is gone."""
+    story, node = hasty, hasty.node
+    host = node.root / "host/vgpu"
+
+    def offered_over_another() -> Path:
+        name, uid, asks, claims = story.place()
+        before = host / "limits" / f"{uid}_a"
+        before.parent.mkdir(exist_ok=True, mode=0o755)
+        before.write_bytes(EARLIER)
+        story.offer(name, uid, asks, claims)
+        return before
+
+    story.breaking.order("kill", 1, of="limits-kept")
+    begun = offered_over_another()
+    died_at(node, story.breaking, "limits-kept")
+    assert not story.pods[-1].admitted.ok
+    assert begun.stat().st_nlink == 2
+    story.breaking.order("kill", 1, of="limits-not-kept")
+    node.start_agent()
+    died_at(node, story.breaking, "limits-not-kept")
+    assert begun.stat().st_nlink == 1
+    story.succeed()
+    offered_over_another()
+    assert story.pods[-1].admitted.ok
+    (kept,) = (host / "exchanged").iterdir()
+    assert kept.read_bytes() == EARLIER
+    story.breaking.order("kill", 1, of="kept-limits-deleted")
+    story.end_pods()
+    died_at(node, story.breaking, "kept-limits-deleted")
+    story.succeed()
+    assert list((host / "exchanged").iterdir()) == []
+    story.released()
 
 
 @without_installed_agent

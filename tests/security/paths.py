@@ -92,7 +92,7 @@ def of_containers(root: Path) -> Written:
     own = host / "containers" / NAME
     return Written(
         paths=[host / "containers", own, own / "a.cache", host / "limits", host / "limits" / NAME,
-               host / "vgpulock", host / "ld.so.preload"],
+               host / "exchanged", host / "vgpulock", host / "ld.so.preload"],
         act=act,
     )  # fmt: skip
 
@@ -104,7 +104,8 @@ def of_deletion(root: Path) -> Written:
 
     def act() -> None:
         ours.create(UID, CONTAINER)
-        ours.write_limits(UID, CONTAINER, b"x" * 64)
+        for content in (b"x" * 64, b"y" * 64):
+            ours.write_limits(UID, CONTAINER, content)
         with suppress(OSError):  # as its tenant leaves it; and no link is followed by the test
             (root / "a" / "b").mkdir(parents=True, exist_ok=True)
             with (
@@ -115,11 +116,12 @@ def of_deletion(root: Path) -> Written:
         ours.discard(NAME)
 
     ours.create(UID, CONTAINER)
-    ours.write_limits(UID, CONTAINER, b"x" * 64)
+    for content in (b"x" * 64, b"y" * 64):
+        ours.write_limits(UID, CONTAINER, content)
     (own / "a" / "b").mkdir(parents=True)
     return Written(
         paths=[own.parent, own, own / "a", own / "a" / "b", host / "limits",
-               host / "limits" / NAME],
+               host / "limits" / NAME, host / "exchanged"],
         act=act,
     )  # fmt: skip
 
@@ -301,12 +303,17 @@ def of_live_limits(root: Path) -> Written:
     good = encode(LIMITS)
     file = ours.write_limits(UID, CONTAINER, good)
     live = HostLiveLimits(host, root / "state")
+    beside = host / "exchanged"
 
     def act() -> None:
         for permille in (200, 300):
             line = replace(LIMITS.devices[0], core_permille=permille)
             live.change(UID, CONTAINER, lambda now, line=line: replace(now, devices=(line,)))
             live.lease(UID, CONTAINER, {0: (1, 2, 3)})
+        with suppress(OSError):  # as an agent leaves it that is killed
+            beside.mkdir(exist_ok=True)
+            (beside / f"{NAME}.{file.lstat().st_ino}").hardlink_to(file)
+        live.mend()
 
     act()
     folder = root / "state" / "limits"

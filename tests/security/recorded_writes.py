@@ -29,8 +29,11 @@ CHANGES = {
     "replace": (0, 1), "rmdir": (0,), "symlink": (1,), "truncate": (0,), "unlink": (0,),
     "utime": (0,), "write": (0,),
 }  # fmt: skip
-# Names that nobody can guess, and so put nothing at: of `replace_whole`, and of the deletion.
-UNGUESSABLE = re.compile(r"\..+\.\d+\.[0-9a-f]{8}|\.\d+-[0-9a-f]{16}")
+# Names that nobody can guess, and so put nothing at: of `replace_whole`, and of the deletion; and
+# those with an inode (exchanged_limits.py), which are only made and taken away, never written to.
+UNGUESSABLE = re.compile(
+    r"\..+\.\d+\.[0-9a-f]{8}|\.\d+-[0-9a-f]{16}|[0-9a-f-]{36}_[a-z0-9.-]+\.\d+"
+)
 
 
 @dataclass(slots=True)

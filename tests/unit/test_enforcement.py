@@ -301,7 +301,9 @@ class Bed:
         record: GrantRecord | None = RECORD,
         pods: Sequence[Pod] = (POD,),
         has_whole_gpus: Callable[[GrantRecord], bool | None] = lambda _: False,
-        limits_file: Callable[[str, str], FileId | None] = lambda _uid, _container: None,
+        limits_files: Callable[[str, str], frozenset[FileId]] = lambda _uid, _container: (
+            frozenset()
+        ),
     ) -> None:
         self.grants = FakeGrantLog()
         if record:
@@ -311,7 +313,7 @@ class Bed:
         self.events: list[ClusterEvent] = []
         self.loop = Enforcement(
             self.grants, self.pods, self.processes, self.regions, post=self.events.append,
-            has_whole_gpus=has_whole_gpus, limits_file=limits_file,
+            has_whole_gpus=has_whole_gpus, limits_files=limits_files,
         )  # fmt: skip
 
     def look(self, *found: Process) -> tuple[State, Reason]:
@@ -385,17 +387,17 @@ LIMITED = replace(
 
 def test_a_limits_file_that_was_exchanged_is_still_the_container_s_own() -> None:
     """Whoever had it mounted goes on with it."""
-    files: list[FileId | NodeNotReady | None] = [OWN]
+    now: list[frozenset[FileId] | NodeNotReady] = [frozenset({OWN})]
 
-    def file(uid: str, container: str) -> FileId | None:
+    def files(uid: str, container: str) -> frozenset[FileId]:
         assert (uid, container) == ("u1", "main")
-        if isinstance(files[0], NodeNotReady):
-            raise files[0]
-        return files[0]
+        if isinstance(now[0], NodeNotReady):
+            raise now[0]
+        return now[0]
 
-    bed = Bed(LIMITED, limits_file=file)
+    bed = Bed(LIMITED, limits_files=files)
     assert bed.look(HELD) == (State.ENFORCED, Reason.NONE)
-    for files[0] in (OTHER, None, NodeNotReady("no such disk")):
+    for now[0] in (frozenset({OTHER}), frozenset[FileId](), NodeNotReady("no such disk")):
         assert bed.look(HELD, MISLED) == (State.ENFORCED, Reason.NONE)
     assert bed.look(replace(HELD, limits=frozenset({replace(OWN, inode=44)}))) == (
         State.NOT_ENFORCEABLE, Reason.FOREIGN_LIMITS,
@@ -404,15 +406,23 @@ def test_a_limits_file_that_was_exchanged_is_still_the_container_s_own() -> None
     assert event.message == f"container main: {EXPLAINED[Reason.FOREIGN_LIMITS]}"
 
 
+def test_an_agent_that_starts_finds_what_was_exchanged_before() -> None:
+    bed = Bed(LIMITED, limits_files=lambda *_: frozenset({OTHER, OWN}))
+    assert bed.look(HELD, MISLED) == (State.ENFORCED, Reason.NONE)
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_another_limits_file_is_of_no_matter_to_who_has_the_whole_gpu(whole: bool) -> None:
-    bed = Bed(LIMITED, has_whole_gpus=lambda _: whole, limits_file=lambda *_: OWN)
+    bed = Bed(LIMITED, has_whole_gpus=lambda _: whole, limits_files=lambda *_: frozenset({OWN}))
     reason = Reason.WHOLE_GPU if whole else Reason.FOREIGN_LIMITS
     assert bed.look(MISLED)[1] is reason
 
 
 def test_a_container_without_a_limits_file_is_not_asked_for_one() -> None:
-    assert Bed(limits_file=lambda *_: OWN).look(MISLED) == (State.ENFORCED, Reason.NONE)
+    assert Bed(limits_files=lambda *_: frozenset({OWN})).look(MISLED) == (
+        State.ENFORCED,
+        Reason.NONE,
+    )
 
 
 @pytest.mark.parametrize(

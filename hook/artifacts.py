@@ -161,6 +161,7 @@ PER_CALL = frozenset(
         "devices.c",
         "launch_gate.c",
         "ledger.c",
+        "region_own.c",
         "wrap.c",
     }
 )

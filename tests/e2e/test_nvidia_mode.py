@@ -1,98 +1,19 @@
 """Mode nvidia, the agent as a process: kubelet alone, no scheduler, no API server."""
 
 import json
-import os
-import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from agent.sim.driver import SimGpu, SimMig, made_up_uuid
-from agent.sim.kubelet import ContainerGrant, ContainerSpec
-from agent.sim.lone_node import LoneNode
-from tests import mps_program
+from agent.sim.kubelet import ContainerSpec
 from tests.cdi_schema import check_cdi
-from tests.e2e.conftest import COMMAND
-from tests.installed_here import without_installed_agent
+from tests.e2e.lone_nodes import FIRST, GPU, SECOND, SHARED, SHARING, LoneMaker, given, up
 from tests.toy_plugin import ToyPlugin, register
 from tests.waiting import eventually
 
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 ROOT = "/var/run/nvidia-container-devices"
-FIRST, SECOND = made_up_uuid(0), made_up_uuid(1)
-SHARING = """
-version: v1
-flags:
-  migStrategy: none
-  plugin: {deviceListStrategy: envvar}
-sharing:
-  timeSlicing:
-    renameByDefault: true
-    failRequestsGreaterThanOne: true
-    resources:
-    - name: nvidia.com/gpu
-      replicas: 4
-"""
-
-LoneMaker = Callable[..., LoneNode]
-
-
-@pytest.fixture
-def lone() -> Iterator[LoneMaker]:
-    """Make nodes; everything they started is ended after the test."""
-    nodes: list[LoneNode] = []
-
-    def make(
-        *flags: str,
-        gpus: Mapping[int, SimGpu] | None = None,
-        config: str = "",
-        programs: Path | None = None,
-        behaviour: str = "1.36",
-        linked: tuple[int, int] | None = None,
-        started: bool = True,
-    ) -> LoneNode:
-        root = Path(tempfile.mkdtemp(prefix="vgpu-e2e-"))
-        if config:
-            (root / "config.yaml").write_text(config)
-            flags = (*flags, "--config-file", str(root / "config.yaml"))
-        node = LoneNode(
-            root,
-            COMMAND,
-            behaviour=behaviour,
-            flags=("--probe-interval", "0.5s", "--mode", "nvidia", *flags),
-            environ={"PATH": f"{programs}:{os.environ['PATH']}"} if programs else None,
-        )
-        nodes.append(node.start())
-        for number, gpu in (gpus or {0: SimGpu(uuid=FIRST), 1: SimGpu(uuid=SECOND)}).items():
-            node.driver.add_gpu(number, gpu)
-        if linked:
-            node.driver.nvlink(*linked, links=12)
-        if started:
-            node.start_agent()
-        return node
-
-    yield make
-    for node in nodes:
-        sys.stderr.write(node.log_text())
-        node.stop()
-        shutil.rmtree(node.root, ignore_errors=True)
-
-
-def up(node: LoneNode, wanted: Mapping[str, int]) -> None:
-    eventually(
-        lambda: dict(node.kubelet.node_status().allocatable) == wanted, within_s=60, what="devices"
-    )
-    eventually(node.ready, within_s=60, what="/readyz")
-
-
-def given(node: LoneNode, name: str, resources: Mapping[str, int]) -> ContainerGrant:
-    pod = node.run_static(name, ContainerSpec("main", resources))
-    assert pod.admitted.ok, pod.admitted.message
-    return pod.admitted.containers["main"]
 
 
 def driver_tree(root: Path) -> Path:
@@ -298,79 +219,6 @@ def test_mig_single_with_a_whole_gpu_is_refused(lone: LoneMaker) -> None:
     assert node.agent is not None
     assert node.agent.wait(30) == 2
     assert "needs all GPUs in MIG mode or none" in node.log_text()
-
-
-MPS = """
-version: v1
-sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
-"""
-
-
-@pytest.fixture
-def mps_bed() -> Iterator[tuple[Path, Path]]:
-    with mps_program.place() as place:
-        yield place
-
-
-def told_of(root: Path) -> list[str]:
-    return (root / GPU / "log/told").read_text().splitlines()
-
-
-def test_mps(lone: LoneMaker, mps_bed: tuple[Path, Path]) -> None:
-    programs, root = mps_bed
-    node = lone("--mps-root", str(root), config=MPS, programs=programs)
-    up(node, {GPU: 8})
-    assert told_of(root) == [
-        f"started {FIRST},{SECOND}",
-        "set_default_device_pinned_mem_limit 0 11517M",
-        "set_default_device_pinned_mem_limit 1 11517M",
-        "set_default_active_thread_percentage 25",
-    ]
-    grant = given(node, "a", {GPU: 1})
-    assert grant.env["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
-    assert [(m.container_path, m.host_path) for m in grant.mounts] == [
-        ("/mps/nvidia.com/gpu/pipe", f"{root}/nvidia.com/gpu/pipe"),
-        ("/dev/shm", f"{root}/shm"),
-    ]
-    refused = node.run_static("two", ContainerSpec("main", {GPU: 2}))
-    assert "failRequestsGreaterThanOne" in refused.admitted.message
-    (root / GPU / "pipe/control").unlink()  # it dies
-    eventually((root / GPU / "pipe/control").exists, within_s=60, what="a new daemon")
-    eventually(lambda: len(told_of(root)) == 8, within_s=60, what="its limits")
-    assert (root / GPU / "gpus").read_text().split() == [FIRST, SECOND]
-    node.stop_agent()
-    assert (root / GPU / "pipe/control").exists(), "clients run on"
-    (node.root / "config.yaml").write_text(SHARING)  # shared in another way from now on
-    node.start_agent()
-    eventually(lambda: not (root / GPU / "pipe/control").exists(), within_s=60, what="its end")
-    eventually(lambda: not (root / GPU / "gpus").exists(), within_s=60, what="everybody's GPUs")
-    up(node, {GPU: 0, SHARED: 8})
-    assert not (root / SHARED).exists(), "nobody shares by MPS any more"
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in given(node, "b", {SHARED: 1}).env
-
-
-@without_installed_agent
-def test_uninstall_ends_the_daemons(lone: LoneMaker, mps_bed: tuple[Path, Path]) -> None:
-    programs, root = mps_bed
-    node = lone("--mps-root", str(root), config=MPS, programs=programs)
-    up(node, {GPU: 8})
-    node.stop_agent()
-    would = node.run_command("uninstall", "--dry-run")
-    assert f"would end the MPS daemon of {GPU}" in would.stdout, would.stderr
-    assert (root / GPU / "pipe/control").exists()
-    done = node.run_command("uninstall")
-    assert done.returncode == 0, done.stderr
-    assert f"ended the MPS daemon of {GPU}, and opened {FIRST}, {SECOND}" in done.stdout
-    assert not (root / GPU / "pipe/control").exists()
-    assert node.run_command("uninstall").stdout.count("MPS") == 0
-
-
-def test_mps_without_its_program_is_refused_in_words(lone: LoneMaker, tmp_path: Path) -> None:
-    node = lone("--mps-root", str(tmp_path / "mps"), config=MPS)
-    eventually(lambda: "sharing.mps needs" in node.fetch("/readyz")[1], within_s=60, what="why")
-    eventually(lambda: GPU in node.kubelet.resources, within_s=60, what="registered")
-    refused = node.run_static("a", ContainerSpec("main", {GPU: 1}))
-    assert "nvidia-cuda-mps-control, which is not in the agent's PATH" in refused.admitted.message
 
 
 def test_doctor_asks_only_what_this_mode_has(lone: LoneMaker) -> None:

@@ -25,10 +25,11 @@ from agent.sim.lone_node import LoneNode
 from agent.sim.node import SimNode
 from tests import mps_program
 from tests.e2e.conftest import NodeMaker
+from tests.e2e.lone_nodes import GPU, SHARING
 from tests.e2e.test_cdi import SPEC, driver_root
 from tests.e2e.test_enforcement import Pod
 from tests.e2e.test_hook_upgrade import UNWANTED
-from tests.e2e.test_nvidia_mode import GPU, MPS, SHARING
+from tests.e2e.test_mps import MPS
 from tests.e2e.whole import serves, up
 from tests.faults.breaking import COMMAND, Breaking, breaking_node
 from tests.faults.invariants import violations

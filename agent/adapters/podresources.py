@@ -63,7 +63,7 @@ class PodResourcesClient:
             try:
                 answer = get(pr.AllocatableResourcesRequest(), timeout=self._timeout_s)
             except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                if _is_without_list(error):
                     return None
                 raise
         large = len(answer) > LARGE_BYTES
@@ -77,6 +77,17 @@ class PodResourcesClient:
             del answer, get
             if large:
                 give_memory_back()
+
+
+def _is_without_list(error: grpc.RpcError) -> bool:
+    """Whether this kubelet tells nobody what it has, so that asking again is of no use.
+
+    1.20 does not know the call. 1.21 and 1.22 refuse it, as those up to 1.27 do whose feature gate
+    KubeletPodResourcesGetAllocatable is off. Source: Kubernetes, apis/podresources, server_v1.go.
+    """
+    if error.code() is grpc.StatusCode.UNKNOWN:
+        return str(error.details()).endswith("GetAllocatableResources disabled")
+    return error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def _held_by(pod: pr.PodResources) -> Iterator[HeldDevice]:

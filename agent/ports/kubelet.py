@@ -88,8 +88,9 @@ class DeviceBooks(Protocol):
     def offered(self) -> Mapping[str, tuple[str, ...]] | None:
         """By resource, the ids that can be given. Raises KubeletUnavailable.
 
-        None: kubelet is older than 1.23. One of those must not be asked what is `held` at any
-        moment: it then forgets the devices of a pod that it is just admitting (seen with 1.20.2).
+        None: it does not tell, as it is older than 1.23. One of those must not be asked what is
+        `held` at any moment: it then forgets the devices of a pod that it is just admitting (seen
+        with 1.20.2).
         """
 
     def held(self) -> tuple[HeldDevice, ...]:

@@ -3,8 +3,8 @@
 It registers plugins, dials them back, follows ListAndWatch with the 4 MiB limit, admits pods one
 at a time with GetPreferredAllocation and Allocate per container and no deadline, keeps the
 checkpoint, forgets a dead plugin's resource after 5 minutes, answers PodResources, and can be
-restarted, killed, and robbed of its files. `behaviour` chooses the generation: "1.20" or "1.36"
-(which stands for 1.25 and later).
+restarted, killed, and robbed of its files. `behaviour` chooses the generation: "1.20", "1.22"
+(1.21 as well: as 1.20 but for PodResources) or "1.36" (which stands for 1.25 and later).
 
 Events, in `history()`: started, stopped, wiped, checkpoint, registered, register_failed,
 stream_opened, devices, stream_closed, plugin_gone, preferred, allocate, allocated, allocate_failed,
@@ -47,7 +47,7 @@ from agent.wire import rpc
 
 GRACE_S = 300.0  # how long a resource outlives its plugin
 _STATUS_AGAIN_S = 0.2  # after a node status that the API server did not take
-BEHAVIOURS = ("1.20", "1.36")
+BEHAVIOURS = ("1.20", "1.22", "1.36")
 
 __all__ = [
     "AdmitResult",
@@ -209,7 +209,7 @@ class StandInKubelet:
                 continue  # its owner was faster
             if path.name == CHECKPOINT or stat.S_ISDIR(mode):
                 continue
-            if self.behaviour == "1.20" or stat.S_ISSOCK(mode):
+            if self.behaviour != "1.36" or stat.S_ISSOCK(mode):
                 path.unlink(missing_ok=True)
                 self._note("wiped", "", {"file": path.name})
 
@@ -282,7 +282,7 @@ class StandInKubelet:
             text = f"Allocate failed due to {refusal}, which is unexpected"
         else:
             text = str(refusal)
-        opening = "Pod " if self.behaviour == "1.20" else "Pod was rejected: "
+        opening = "Pod was rejected: " if self.behaviour == "1.36" else "Pod "
         result = AdmitResult(ok=False, reason=refusal.reason, message=opening + text)
         self._note("rejected", "", {"pod": pod.uid, "message": result.message})
         return result

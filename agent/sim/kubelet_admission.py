@@ -51,7 +51,7 @@ class Admission:
     ) -> None:
         self._books = books
         self._endpoint_of = endpoint_of
-        self._checks_health = behaviour != "1.20"
+        self._checks_health = behaviour == "1.36"
         self._rng = rng
         self._note = note
 

@@ -97,7 +97,7 @@ class Plugins:
     ) -> None:
         self._directory = directory
         self._books = books
-        self._synchronous = behaviour != "1.20"
+        self._synchronous = behaviour == "1.36"
         self._dial_timeout_s = dial_timeout_s
         self._clock = clock
         self._note = note

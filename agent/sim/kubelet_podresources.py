@@ -15,7 +15,7 @@ from agent.wire import rpc
 
 
 class PodResources:
-    """Answers from the books. Kubelet 1.20 knows only `List`."""
+    """Answers from the books. Kubelet 1.20 knows only `List`, and 1.22 answers nothing else."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class PodResources:
         self._books = books
         self._pods = pods
         self._take_back = take_back
-        self._complete = behaviour != "1.20"
+        self._complete, self._refuses = behaviour == "1.36", behaviour == "1.22"
 
     def list_pod_resources(
         self, _request: pr.ListPodResourcesRequest, _: rpc.Context
@@ -42,6 +42,10 @@ class PodResources:
         self, _request: pr.AllocatableResourcesRequest, context: rpc.Context
     ) -> pr.AllocatableResourcesResponse:
         """All healthy devices, in use or not."""
+        if self._refuses:  # source: 1.21 and 1.22, apis/podresources, where its feature gate is off
+            context.abort(
+                grpc.StatusCode.UNKNOWN, "Pod Resources API GetAllocatableResources disabled"
+            )
         self._only_newer(context)
         with self._books.lock:
             return pr.AllocatableResourcesResponse(

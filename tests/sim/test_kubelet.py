@@ -361,11 +361,18 @@ def test_pod_resources_name_the_devices_of_each_container(node: ToyNode) -> None
     assert {i for d in free.devices for i in d.device_ids} == set("abcd")
 
 
-def test_old_kubelet_knows_only_list(node: ToyNode) -> None:
-    kubelet, _ = node("1.20")
+@pytest.mark.parametrize(
+    ("behaviour", "refusal"),
+    [
+        pytest.param("1.20", "UNIMPLEMENTED", id="1.20 does not know the call"),
+        pytest.param("1.22", "UNKNOWN.*\n.*disabled", id="1.22 knows and refuses it"),
+    ],
+)
+def test_old_kubelets_answer_only_list(node: ToyNode, behaviour: str, refusal: str) -> None:
+    kubelet, _ = node(behaviour)
     channel = rpc.unix_channel(kubelet.pod_resources_socket, max_receive_bytes=1 << 22)
     call = rpc.GET_ALLOCATABLE.client(channel)
-    with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
+    with pytest.raises(grpc.RpcError, match=refusal):
         call(pr.AllocatableResourcesRequest(), timeout=60)
     channel.close()
 

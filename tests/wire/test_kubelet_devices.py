@@ -66,9 +66,12 @@ def test_a_newer_kubelet_is_asked(directory: Path, stack: ExitStack) -> None:
     assert bed.devices.held() == (HeldDevice("team/theirs/main", THEIRS, given),)
 
 
-def test_of_an_older_kubelet_the_checkpoint_is_read(directory: Path, stack: ExitStack) -> None:
-    """Which lists who is gone, too."""
-    bed = Bed(directory, "1.20", stack)
+@pytest.mark.parametrize("behaviour", ["1.20", "1.22"])
+def test_of_an_older_kubelet_the_checkpoint_is_read(
+    directory: Path, stack: ExitStack, behaviour: str
+) -> None:
+    """Which lists who is gone, too. 1.21 and 1.22 know the call, and refuse it."""
+    bed = Bed(directory, behaviour, stack)
     given = bed.give(UID)
     assert sorted(bed.devices.offered()[THEIRS]) == IDS
     assert bed.devices.held() == (), "no process of the pod is seen"

@@ -44,7 +44,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("d")
 
 
-@pytest.fixture(params=["1.20", "1.36"])
+@pytest.fixture(params=["1.20", "1.22", "1.36"])
 def kubelet(request: pytest.FixtureRequest, directory: Path, stack: ExitStack) -> StandInKubelet:
     return stack.enter_context(
         StandInKubelet(directory / "dp", directory / "pr", behaviour=request.param)
@@ -187,7 +187,7 @@ def test_every_device_and_its_holder_is_told(kubelet: StandInKubelet, stack: Exi
         HeldDevice("ns/p/c", "example.com/toy", device),
     }
     offered = client(kubelet).offered()
-    if offered is not None:  # kubelet 1.20 does not tell
+    if offered is not None:  # kubelets before 1.23 do not tell
         assert offered["example.com/toy"] == ("t-0", "t-1")
         assert len(offered[GPU]) == 4
 

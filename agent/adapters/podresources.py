@@ -11,7 +11,7 @@ from agent.adapters.allocatable import ids_in
 from agent.adapters.memory import give_memory_back
 from agent.domain.ownership import HeldDevice
 from agent.errors import KubeletUnavailable
-from agent.ports import KubeletAssignment
+from agent.ports import KubeletAssignment, PodList
 from agent.wire import podresources_pb2 as pr
 from agent.wire import rpc
 
@@ -21,7 +21,10 @@ MAX_RECEIVE_BYTES = 16 * 1024 * 1024  # all pods of the node; kubelet sends with
 
 
 class PodResourcesClient:
-    """Asks kubelet (`ports.PodResources`). A fresh connection each time: it is asked rarely."""
+    """Asks kubelet (`ports.PodResources`, `ports.PodLists`).
+
+    A fresh connection each time: it is asked rarely.
+    """
 
     def __init__(self, socket: Path, *, timeout_s: float = TIMEOUT_S) -> None:
         self._socket = socket
@@ -29,7 +32,15 @@ class PodResourcesClient:
 
     def assignments(self) -> tuple[KubeletAssignment, ...]:
         """See `ports.PodResources.assignments`. Ids of one container and resource are joined."""
-        return tuple(assignment for pod in self._pods() for assignment in _of_pod(pod))
+        return self.pod_list().assignments
+
+    def pod_list(self) -> PodList:
+        """See `ports.PodLists.pod_list`."""
+        pods = self._pods()
+        return PodList(
+            tuple(assignment for pod in pods for assignment in _of_pod(pod)),
+            frozenset((pod.namespace, pod.name) for pod in pods),
+        )
 
     def _pods(self) -> Sequence[pr.PodResources]:
         with self._asking("its assignments") as channel:

@@ -55,6 +55,7 @@ class KubeletLook:
 
     assigned: Sequence[Assigned] | None = None
     entries: Sequence[Entry] | None = None
+    pods: frozenset[tuple[str, str]] = frozenset()  # all that the API lists: namespace and name
     complete: bool = True  # False: one was left out this time, so nobody is gone by it
 
 
@@ -249,6 +250,18 @@ def doubtful(records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str
     return frozenset(
         record.pod_uid for record in records if record.pod_uid in inside and not record.named
     )
+
+
+def of_other_pods(
+    records: Sequence[GrantRecord], look: KubeletLook
+) -> dict[str, frozenset[tuple[str, str]]]:
+    """By grant that the checkpoint lists: names of pods that are known to have another uid."""
+    names = _pod_names(records, look)
+    return {
+        entry.grant: frozenset(name for uid, name in names.items() if uid != entry.pod_uid)
+        for entry in look.entries or ()
+        if entry.grant
+    }
 
 
 def strays(records: Sequence[GrantRecord], look: KubeletLook) -> tuple[Entry, ...]:

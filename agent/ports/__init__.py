@@ -38,6 +38,8 @@ from agent.ports.kubelet import (
     KubeletAssignment,
     KubeletLink,
     NodeDevices,
+    PodList,
+    PodLists,
     PodResources,
     SocketWatch,
 )
@@ -75,6 +77,8 @@ __all__ = [
     "NodeDevices",
     "Nvml",
     "PodChange",
+    "PodList",
+    "PodLists",
     "PodResources",
     "ProcessPlaces",
     "Processes",

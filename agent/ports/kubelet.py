@@ -75,6 +75,21 @@ class PodResources(Protocol):
         """Every assignment of every resource. Raises KubeletUnavailable."""
 
 
+@dataclass(frozen=True, slots=True)
+class PodList:
+    """Kubelet's list at one moment."""
+
+    assignments: tuple[KubeletAssignment, ...]
+    pods: frozenset[tuple[str, str]]  # namespace and name of each, also of those without devices
+
+
+class PodLists(Protocol):
+    """The same, and who is there without having anything."""
+
+    def pod_list(self) -> PodList:
+        """What kubelet lists now. Raises KubeletUnavailable."""
+
+
 class Checkpoint(Protocol):
     """The file from which kubelet starts again. Used by one thread."""
 

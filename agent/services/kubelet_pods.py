@@ -20,13 +20,15 @@ from agent.domain.kubelet_books import (
     doubtful,
     given_ids,
     listed,
+    of_other_pods,
     owners,
     strays,
     with_known,
 )
 from agent.domain.pods import Container, Pod
+from agent.domain.unnamed_grants import Unnamed, UnnamedGrants
 from agent.errors import AgentError, KubeletUnavailable
-from agent.ports import Checkpoint, ClusterEvent, GrantLog, PodResources
+from agent.ports import Checkpoint, ClusterEvent, GrantLog, PodLists
 from agent.services.published import Pods, PodTable, Published
 from agent.supervisor import Lifeline
 
@@ -60,7 +62,7 @@ class KubeletPods:
         self,
         grants: GrantLog,
         pods: Pods,
-        pod_resources: PodResources,
+        pod_resources: PodLists,
         checkpoint: Checkpoint,
         *,
         running: Callable[[GrantRecord], bool] = lambda _: False,
@@ -99,6 +101,7 @@ class KubeletPods:
         self._anew_s = -ANEW_S
         self._woken: Published[int] = Published(0)
         self._unlisted_since_s: dict[str, float] = {}
+        self._unnamed = UnnamedGrants()
         self._ended: frozenset[str] = frozenset()
         self._doubles: frozenset[str] = frozenset()
 
@@ -168,7 +171,10 @@ class KubeletPods:
         now_s = self._now_s()
         if any(0 <= now_s - record.granted_at_s < API_AFTER_S for record in records):
             return KubeletLook(entries=entries, complete=False)
+        pods: frozenset[tuple[str, str]] = frozenset()
         try:
+            answer = self._pod_resources.pod_list()
+            pods = answer.pods
             assigned = tuple(
                 Assigned(
                     namespace=one.namespace,
@@ -177,13 +183,13 @@ class KubeletPods:
                     resource=one.resource,
                     device_ids=frozenset(one.device_ids),
                 )
-                for one in self._pod_resources.assignments()
+                for one in answer.assignments
             )
         except AgentError as error:
             log.failing("assignments unknown", error=error)
         else:
             log.recovered("assignments unknown")
-        return KubeletLook(assigned=assigned, entries=entries)
+        return KubeletLook(assigned=assigned, entries=entries, pods=pods)
 
     def _adopted(self, entries: Sequence[Entry]) -> bool:
         """Write down anew what the journal has lost; tell whether anything was."""
@@ -222,7 +228,7 @@ class KubeletPods:
 
     def _gone(self, records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
         """Whose grant is forgotten; tells what is released, which kubelet may take back."""
-        present, now_s = listed(records, look), self._clock()
+        present, now_s = listed(records, look) - self._without_pod(records, look), self._clock()
         absent = {
             record.pod_uid
             for record in records
@@ -240,6 +246,23 @@ class KubeletPods:
         self._released(self._ended)
         gone_after_s = self._gone_after_s if look.assigned else NOBODY_AFTER_S
         return frozenset(grant for grant, for_s in lasting.items() if for_s >= gone_after_s)
+
+    def _without_pod(self, records: Sequence[GrantRecord], look: KubeletLook) -> frozenset[str]:
+        """Grants that the checkpoint alone still lists, and no pod can hold."""
+        if not look.pods:  # not told, or kubelet does not know of any yet
+            return frozenset()
+        now_s, wall_s = self._clock(), self._now_s()
+        nameless, others = doubtful(records, look), of_other_pods(records, look)
+        unnamed = [
+            Unnamed(
+                record.pod_uid,
+                now_s - abs(wall_s - record.granted_at_s),  # the clock may have been set back
+                others[record.pod_uid],
+            )
+            for record in records
+            if record.pod_uid in nameless
+        ]
+        return self._unnamed.gone(look.pods, unnamed, now_s)
 
     def _have_it_written(self, records: Sequence[GrantRecord], look: KubeletLook) -> None:
         """Kubelet has just been asked who holds what, so it knows who is gone; its file may not."""

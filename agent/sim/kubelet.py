@@ -4,7 +4,8 @@ It registers plugins, dials them back, follows ListAndWatch with the 4 MiB limit
 at a time with GetPreferredAllocation and Allocate per container and no deadline, keeps the
 checkpoint, forgets a dead plugin's resource after 5 minutes, answers PodResources, and can be
 restarted, killed, and robbed of its files. `behaviour` chooses the generation: "1.20", "1.22"
-(1.21 as well: as 1.20 but for PodResources) or "1.36" (which stands for 1.25 and later).
+(as 1.20, but for PodResources and whom it admitted last) or "1.36" (which stands for 1.25 and
+later, but that those to 1.31 keep whom they admitted last, as 1.22 does).
 
 Events, in `history()`: started, stopped, wiped, checkpoint, registered, register_failed,
 stream_opened, devices, stream_closed, plugin_gone, preferred, allocate, allocated, allocate_failed,
@@ -226,14 +227,19 @@ class StandInKubelet:
                 grants = admission.give_to_pod(pod)
                 self._check_capacity(pod)
             except PodRejected as refusal:
-                with self._lock:
-                    self._admitting = ""
+                self._decided()
                 return self._reject(pod, refusal)
             with self._lock:
                 self._pods[pod.uid] = pod
-                self._admitting = ""
+            self._decided()
         self._note("admitted", "", {"pod": pod.uid})
         return AdmitResult(ok=True, containers=grants)
+
+    def _decided(self) -> None:
+        """1.22 holds what the pod has until the next one comes, also when this one is gone."""
+        if self.behaviour != "1.22":
+            with self._lock:
+                self._admitting = ""
 
     def restart_container(self, uid: str, name: str) -> ContainerGrant:
         """A container crashed: it gets the same answer again, also when its device is sick by now.

@@ -200,9 +200,10 @@ def test_a_deleted_pod_leaves_nothing_and_its_slice_is_given_again(
     assert directory_of(node, second.grant).exists()
 
 
-def test_a_pod_that_never_ran_leaves_nothing(lone: LoneMaker) -> None:
+@pytest.mark.parametrize("behaviour", ["1.22", "1.36"])
+def test_a_pod_that_never_ran_leaves_nothing(lone: LoneMaker, behaviour: str) -> None:
     """It is gone before kubelet could say whose its slice was; its checkpoint still lists it."""
-    node = lone(gpus=1)
+    node = lone(gpus=1, behaviour=behaviour)
     stays, gone = node.run_static("stays", asks(1)), node.run_static("gone", asks(1))
     node.end_static(gone)
     directory = directory_of(node, grant_of(gone))

@@ -12,7 +12,7 @@ from agent.domain.grants import Grant, GrantRecord
 from agent.domain.kubelet_books import Entry, decode_checkpoint
 from agent.domain.slices import Offer, SliceSize, advertised, offers, worth
 from agent.errors import KubeletUnavailable
-from agent.ports import ClusterEvent, KubeletAssignment
+from agent.ports import ClusterEvent, KubeletAssignment, PodList
 from agent.services.grant_writer import GrantWriter
 from agent.services.kubelet_pods import KubeletPods
 from agent.services.published import PodTable, Published
@@ -52,17 +52,30 @@ class Kubelet:
     file: bool = True
     knows_pods: bool = True  # False: it has just started and has heard of none
     lists_heard: int = 0
+    others: set[str] = field(default_factory=set)  # pods of the node that have no devices
+    keeps_last: bool = False  # 1.22 to 1.31 keep whom they admitted last until another pod comes
+    last: str = ""
+    ended: set[str] = field(default_factory=set)  # uids of pods that are not there any more
+    unheard_of: set[str] = field(default_factory=set)  # of pods that it does not know since a start
 
     def in_use(self, resource: str) -> set[str]:
         return {i for one in self.given if one.resource == resource for i in one.ids}
 
     def give(self, given: Given) -> None:
+        self.admit(given.pod_uid)
         self.given.append(given)
         self.write()
 
+    def admit(self, pod_uid: str) -> None:
+        """Of pods that are gone, what they had is taken back."""
+        self.last = pod_uid
+        self.given = [one for one in self.given if one.pod_uid not in self.ended]
+
     def take_back(self, pod_uid: str) -> None:
         """A pod is deleted: the checkpoint still lists it."""
-        self.given = [one for one in self.given if one.pod_uid != pod_uid]
+        self.ended.add(pod_uid)
+        if not (self.keeps_last and self.last == pod_uid):
+            self.given = [one for one in self.given if one.pod_uid != pod_uid]
 
     def hear_list(self) -> None:
         """The plugin sends its list: whatever is in it, the checkpoint is written."""
@@ -96,17 +109,24 @@ class Kubelet:
             raise KubeletUnavailable("no checkpoint")
         return decode_checkpoint(self.checkpoint)
 
-    def assignments(self) -> tuple[KubeletAssignment, ...]:
+    def pod_list(self) -> PodList:
         if not self.api:
             raise KubeletUnavailable("no API")
         if not self.knows_pods:
-            return ()
-        return tuple(
-            KubeletAssignment(
-                one.namespace, one.pod, one.container, one.resource, tuple(sorted(one.ids))
-            )
-            for one in self.given
-            if not one.init
+            return PodList((), frozenset())
+        living = [one for one in self.given if one.pod_uid not in self.ended | self.unheard_of]
+        return PodList(
+            tuple(
+                KubeletAssignment(
+                    one.namespace, one.pod, one.container, one.resource, tuple(sorted(one.ids))
+                )
+                for one in living
+                if not one.init
+            ),
+            frozenset(
+                {(one.namespace, one.pod) for one in living}
+                | {("team", name) for name in self.others}
+            ),
         )
 
 

@@ -137,6 +137,80 @@ def test_a_pod_that_never_ran_and_is_gone_is_released_and_forgotten(named_s: flo
     assert files_after(world) == 1
 
 
+def is_free_in_time(world: World, device_id: str) -> bool:
+    """Whether a slice can be had a minute from now, and not one more is known of it after seven."""
+    for _ in range(30):
+        world.look()
+    free = device_id not in world.books.held().slices
+    for _ in range(180):
+        world.look()
+    return free and all(device_id not in one.device_ids for one in world.log.records())
+
+
+@pytest.mark.parametrize(
+    ("init", "container"),
+    [
+        pytest.param(True, "init", id="an init container"),
+        pytest.param(False, "main", id="never listed"),
+    ],
+)
+def test_a_kubelet_that_keeps_whom_it_admitted_last(init: bool, container: str) -> None:
+    """1.22 to 1.31 do, in each checkpoint that they write; only their list of pods is true."""
+    world = World()
+    world.kubelet.keeps_last, world.kubelet.others = True, {"old"}
+    world.look(after_s=100)
+    world.look(after_s=100)
+    world.run_pod("a", [A0], container=container, init=init)
+    if init:
+        for _ in range(300):
+            world.look()
+        assert A0 in world.books.held().slices, "its pod is there, ten minutes"
+        world.kubelet.others.add("later")
+    world.end_pod("a")
+    assert is_free_in_time(world, A0)
+    assert world.kubelet.in_use(world.offers[0].resource) == {A0}, "kubelet still says so"
+
+
+def test_pods_with_devices_of_their_own_are_not_whose_grant_is_not_named() -> None:
+    world = World()
+    world.kubelet.keeps_last = True
+    world.run_pod("b", [A1])
+    world.run_pod("a", [A0], container="init", init=True)
+    world.look()
+    world.end_pod("a")
+    assert is_free_in_time(world, A0)
+    assert sorted(world.names().values()) == ["team/b/main"]
+
+
+def test_while_a_pod_that_came_with_it_is_there_a_grant_is_kept() -> None:
+    """It may be that one's."""
+    world = World()
+    world.kubelet.keeps_last = True
+    world.kubelet.others = {"beside"}
+    world.run_pod("a", [A0], container="init", init=True)
+    world.look()
+    world.end_pod("a")
+    assert not is_free_in_time(world, A0)
+    world.kubelet.others = {"later"}
+    assert is_free_in_time(world, A0)
+
+
+def test_a_kubelet_that_lists_nobody_for_a_while_takes_nothing_from_an_init_container() -> None:
+    """It has just started; and then it lists some before others."""
+    world = World()
+    world.kubelet.others = {"old"}
+    world.run_pod("a", [A0], container="init", init=True)
+    world.look()
+    world.kubelet.unheard_of = {"uid-a"}
+    for _ in range(10):
+        world.look()
+    world.kubelet.unheard_of = set()
+    for _ in range(100):
+        world.look()
+    assert A0 in world.books.held().slices
+    assert set(phases(world).values()) == {"Running"}
+
+
 def test_kubelet_is_not_told_its_list_again_for_nothing() -> None:
     world = World()
     world.run_pod("a", [A0])

@@ -83,6 +83,19 @@ def test_assignments_are_told_by_container(kubelet: StandInKubelet, stack: ExitS
     )
 
 
+def test_pods_without_devices_are_listed_too(kubelet: StandInKubelet, stack: ExitStack) -> None:
+    register(kubelet, stack)
+    kubelet.admit(pod("1", 1))
+    kubelet.admit(pod("2", 0))
+    kubelet.admit(
+        PodSpec("3", "ns", "init-only", [ContainerSpec("d")], [ContainerSpec("i", {GPU: 1})])
+    )
+
+    listed = client(kubelet).pod_list()
+    assert listed.pods == {("ns", "pod-1"), ("ns", "pod-2"), ("ns", "init-only")}
+    assert [one.pod_name for one in listed.assignments] == ["pod-1"]
+
+
 def test_lost_checkpoint_is_found_out(kubelet: StandInKubelet, stack: ExitStack) -> None:
     register(kubelet, stack)
     given = kubelet.admit(pod("1", 1)).containers["c"].device_ids[GPU]

@@ -223,7 +223,9 @@ ROWS = (
         field="sharing.numa_hints",
         hami="enableNumaTopology",
         node="enablenumatopology",
-        help="Tell kubelet the NUMA node of each vGPU, for its topology manager.",
+        help="Tell kubelet the NUMA node of each vGPU, for its topology manager. Where a scheduler "
+        "has chosen the GPU (modes hami and volcano), a policy of kubelet's may choose another's "
+        "node: CPUs and memory are then near that one.",
     ),
     Setting(
         name="disable-core-limit",

@@ -17,6 +17,7 @@ from agent.adapters.safe_files import opened_directory, remove_tree
 from agent.app import JOIN_WITHIN_S, LEAVE_WITHIN_S
 from agent.bundle import host_environment
 from agent.config import Config
+from agent.doctor import units
 from agent.hostinstall import environment_file
 from agent.hostinstall.layout import DEFAULT_PREFIX, Layout, prefix_of
 from agent.hostinstall.removal import users_of
@@ -39,6 +40,11 @@ needs_analyze = pytest.mark.skipif(
 def value(name: str) -> str:
     (found,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
     return str(found)
+
+
+def ordered(where: str) -> list[str]:
+    """The units that the unit names as After= or Before= itself."""
+    return " ".join(re.findall(rf"^{where}=(.*)$", UNIT.read_text(), re.MULTILINE)).split()
 
 
 @needs_analyze
@@ -155,12 +161,18 @@ def test_how_it_is_kept_running(name: str, wanted: str) -> None:
     "before",
     [
         *("network-online.target", "containerd.service", "crio.service", "docker.service"),
-        *("kubelet.service", "nvidia-persistenced.service", "nvidia-fabricmanager.service"),
+        *("nvidia-persistenced.service", "nvidia-fabricmanager.service"),
     ],
 )
 def test_what_it_starts_after(before: str) -> None:
-    named = re.findall(r"^After=(.*)$", UNIT.read_text(), re.MULTILINE)
-    assert before in " ".join(named).split()
+    assert before in ordered("After")
+
+
+@pytest.mark.parametrize("kubelet", ["kubelet", *units.K3S, *units.RKE2])
+def test_a_kubelet_starts_after_it(kubelet: str) -> None:
+    """One that finds nobody at boot ends the pods that had vGPUs."""
+    assert f"{kubelet}.service" in ordered("Before")
+    assert f"{kubelet}.service" not in ordered("After")
 
 
 # What the comment above each hardening line has to speak of.

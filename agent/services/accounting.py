@@ -108,7 +108,8 @@ class Accounting:
 
     def wake(self) -> None:
         """Somebody wants a fresh picture; returns at once. One that is fresh stays."""
-        if self._now_s() - self.use.now().taken_at_s >= FRESH_S:
+        age_s = self._now_s() - self.use.now().taken_at_s
+        if not 0 <= age_s < FRESH_S:  # of the future: before the clock was set back
             self._woken.update(lambda count: count + 1)
 
     def fresh(self, *, within_s: float) -> NodeUse:

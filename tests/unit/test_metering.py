@@ -138,6 +138,18 @@ def test_a_picture_is_made_when_somebody_wants_one(world: World, meter: SlowMete
     assert (loop.looks, meter.looks) == (2, 2)
 
 
+def test_a_picture_of_a_clock_that_was_set_back_is_not_fresh(
+    world: World, meter: SlowMeter
+) -> None:
+    """It would be for as long as the clock was ahead."""
+    loop = Loop(world, meter)
+    world.now_s = loop.accounting.use.now().taken_at_s - 3600.0
+    loop.accounting.wake()
+    eventually(lambda: loop.looks == 2)
+    loop.supervisor.stop()
+    assert loop.supervisor.join() == 0
+
+
 @pytest.mark.parametrize(
     "age_s",
     [pytest.param(100.0, id="long after a look"), pytest.param(0.0, id="just after a look")],

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from waiting import eventually
@@ -146,6 +147,28 @@ def test_a_picture_of_a_clock_that_was_set_back_is_not_fresh(
     world.now_s = loop.accounting.use.now().taken_at_s - 3600.0
     loop.accounting.wake()
     eventually(lambda: loop.looks == 2)
+    loop.supervisor.stop()
+    assert loop.supervisor.join() == 0
+
+
+@pytest.mark.parametrize(
+    "step_s", [pytest.param(100.0, id="later"), pytest.param(-3600.0, id="the clock was set back")]
+)
+def test_whoever_asks_waits_for_a_picture_that_was_begun_then(
+    world: World, meter: SlowMeter, step_s: float
+) -> None:
+    loop = Loop(world, meter)
+    before = loop.accounting.use.now()
+    world.now_s = asked_at_s = before.taken_at_s + step_s
+    meter.may_answer.clear()
+    asker = ThreadPoolExecutor(1)
+    answer = asker.submit(loop.accounting.fresh, within_s=60)
+    eventually(lambda: meter.looks == 2)
+    meter.may_answer.set()
+    found = answer.result()
+    assert found is not before
+    assert found.taken_at_s == asked_at_s
+    asker.shutdown()
     loop.supervisor.stop()
     assert loop.supervisor.join() == 0
 

@@ -4,6 +4,8 @@
  *
  * That is when anything is looked up next, as who opens a library does. Not at once: dlopen itself is passed
  * on by a tail call, as libc must see the true caller, whose run path counts.
+ *
+ * And libraries with variables of the functions' names: who opens the driver is about to write into them.
  */
 #include "dlopen.h"
 #include "depth.h"
@@ -28,6 +30,10 @@ static _Atomic(dlopen_function *) next_known;
  * over them takes a lock that no lookup of libc's takes: who forks meanwhile leaves it locked in the child
  * for good, and a program may look something up where it keeps another thread from giving that lock back. */
 static _Atomic(const struct link_map *) last_seen;
+
+/* A library may have variables of the functions' names, and the loader has given it our functions in their
+ * place: there it would write what it is about to look up. */
+static atomic_bool opens_driver;
 
 void *dlopen(const char *file, int flags);
 
@@ -64,6 +70,10 @@ EXPORT void *dlopen(const char *file, int flags)
     dlopen_function *next = atomic_load_explicit(&next_known, memory_order_relaxed);
     if (!next && !(next = search_next()))
         return NULL;
+    if (file && real_is_drivers_file(file)) {
+        atomic_store_explicit(&opens_driver, true, memory_order_relaxed);
+        dlopen_bind_deep();
+    }
     if ((flags & RTLD_DEEPBIND) && !depth_inside()) {
         rebind_begin();
         atomic_store_explicit(&dlopen_any_deep, true, memory_order_relaxed);
@@ -96,7 +106,12 @@ static void *bind_all(void)
     /* Another library may look something up while the loader is at work for this very thread, as who has
      * taken dlopen or malloc over does at its first call: what is opened then may not even be there yet. */
     const struct link_map *last = loaded_last();
-    if (loaded_all() && (!last || last != atomic_load_explicit(&last_seen, memory_order_relaxed))) {
+    if (!loaded_all())
+        return (void *)&dlopen;
+    if (atomic_exchange(&opens_driver, false))
+        rebind_variables();
+    if (atomic_load_explicit(&dlopen_any_deep, memory_order_relaxed)
+        && (!last || last != atomic_load_explicit(&last_seen, memory_order_relaxed))) {
         rebind_new(ours_instead);
         atomic_store_explicit(&last_seen, last, memory_order_relaxed);
     }

@@ -54,7 +54,7 @@ static bool defines(const struct tables *tables, uint32_t i, const char *name)
 {
     const ElfW(Sym) *symbol = &tables->symbols[i];
     return symbol->st_shndx != SHN_UNDEF && symbol->st_value != 0
-        && (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC || ELF64_ST_TYPE(symbol->st_info) == STT_GNU_IFUNC)
+        && (1 << ELF64_ST_TYPE(symbol->st_info) & (1 << STT_FUNC | 1 << STT_GNU_IFUNC | 1 << STT_OBJECT))
         && same_text(tables->strings + symbol->st_name, name);
 }
 
@@ -211,6 +211,12 @@ bool loaded_at(const void *address, struct loaded *library)
 {
     struct search search = {.address = address, .library = library};
     return loaded_walk(look_for_address, &search) == 1;
+}
+
+bool loaded_defines(const struct dl_phdr_info *info, const char *name)
+{
+    struct tables tables = tables_in(info);
+    return definition(info->dlpi_addr, &tables, name) != NULL;
 }
 
 static int look_behind(struct dl_phdr_info *info, size_t size, void *context)

@@ -49,6 +49,9 @@ const void *loaded_pointer(uintptr_t base, const ElfW(Dyn) * entry);
  * those of one that it is linked to. By who has the loader's lock. */
 void *loaded_seen_from(const struct dl_phdr_info *library, const char *name);
 
+/* Whether it has a function or variable of this name. */
+bool loaded_defines(const struct dl_phdr_info *info, const char *name);
+
 /* A function of libc, or of libdl or libpthread where these are libraries of their own; NULL when there is
  * none of that name. */
 void *loaded_libc(const char *name);

@@ -3,6 +3,7 @@
 #include "late.h"
 #include "loaded.h"
 #include "names.h"
+#include "same_text.h"
 #include "spare.h"
 
 #include <dlfcn.h>
@@ -172,17 +173,35 @@ void *real_function(const void *real, int row)
     return functions->of_row[row < CUDA_END ? row : row - CUDA_END];
 }
 
-/* libcuda.so, libcuda.so.1, libcuda.so.570.86.15 ... */
+/* libcuda.so, libcuda.so.1, libcuda.so.570.86.15 ... Without libc: asked at each dlopen. */
 static bool is_form(const char *file, enum driver driver)
 {
     const char *name = drivers[driver].library;
-    return strncmp(file, name, strlen(name) - strlen(".1")) == 0;
+    while (*name && *file == *name) {
+        file++;
+        name++;
+    }
+    return !*name || same_text(name, ".1") || same_text(name, "1");
+}
+
+static const char *file_of(const char *path)
+{
+    const char *file = path;
+    for (; *path; path++)
+        if (*path == '/')
+            file = path + 1;
+    return file;
 }
 
 static bool is_file(const struct loaded *library, enum driver driver)
 {
-    const char *slash = strrchr(library->path, '/');
-    return is_form(slash ? slash + 1 : library->path, driver);
+    return is_form(file_of(library->path), driver);
+}
+
+bool real_is_drivers_file(const char *path)
+{
+    const char *file = file_of(path);
+    return is_form(file, DRIVER_CUDA) || is_form(file, DRIVER_NVML);
 }
 
 /* Or that is the name that it was built with: a program may open it by a path of any form. */

@@ -79,6 +79,9 @@ void real_cuda_settle(bool asks_nvml);
  * another. */
 bool real_gave(enum driver driver, const void *function, const void *caller);
 
+/* Whether a file is one by its name. */
+bool real_is_drivers_file(const char *path);
+
 /* Whether `function` lies in a library of the name of the driver that has this row, whoever asks. */
 bool real_is_drivers(int row, const void *function);
 

@@ -1,5 +1,6 @@
 #include "rebind.h"
 #include "loaded.h"
+#include "names.h"
 
 #include <elf.h>
 #include <stdatomic.h>
@@ -68,22 +69,43 @@ static bool protect(const struct dl_phdr_info *info, uintptr_t place, int protec
     return written;
 }
 
+static bool is_ours(const char *name, const void *found)
+{
+    enum row row = names_form(name) ? names_row(name) : NO_ROW;
+    return row != NO_ROW && names_wrapper(row) == found;
+}
+
+/* Without a choice: a variable that the library has itself, where it was given our function of that name. */
 static void rebind(const struct dl_phdr_info *info, const struct asked *asked, const ElfW(Rela) * entry,
                    rebind_choice *choose)
 {
     const ElfW(Sym) *symbol = &asked->symbols[ELF64_R_SYM(entry->r_info)];
-    if (!ELF64_R_SYM(entry->r_info) || symbol->st_shndx != SHN_UNDEF || entry->r_addend)
+    bool is_variable = symbol->st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol->st_info) == STT_OBJECT;
+    if (!ELF64_R_SYM(entry->r_info) || entry->r_addend
+        || (choose ? symbol->st_shndx != SHN_UNDEF : !is_variable))
         return;
+    const char *name = asked->names + symbol->st_name;
     uintptr_t at = info->dlpi_addr + entry->r_offset, low, high;
     void *_Atomic *place = (void *_Atomic *)at;
     /* Relaxed: what is more than a plain access ends a program on aarch64 where the place is not aligned. */
     void *found = atomic_load_explicit(place, memory_order_relaxed);
     bool looked_up = !loaded_contains(info, found, &low, &high); /* or it is what looks it up */
-    void *chosen = choose(info, asked->names + symbol->st_name, looked_up ? found : NULL);
+    void *chosen = choose               ? choose(info, name, looked_up ? found : NULL)
+        : found && is_ours(name, found) ? (void *)(info->dlpi_addr + symbol->st_value)
+                                        : NULL;
     if (!chosen || !protect(info, at, PROT_READ | PROT_WRITE))
         return;
     atomic_store_explicit(place, chosen, memory_order_relaxed);
     protect(info, at, PROT_READ);
+}
+
+static void rebind_all_of(const struct dl_phdr_info *info, rebind_choice *choose)
+{
+    struct asked asked = asked_of(info);
+    for (int i = 0; asked.symbols && asked.names && i < 2; i++)
+        for (const ElfW(Rela) *entry = asked.entries[i];
+             entry && (size_t)(entry - asked.entries[i]) < asked.bytes[i] / sizeof *entry; entry++)
+            rebind(info, &asked, entry, choose);
 }
 
 static int count(struct dl_phdr_info *info, size_t size, void *context)
@@ -111,11 +133,7 @@ static int rebind_in(struct dl_phdr_info *info, size_t size, void *context)
     bool is_new = list->passed++ + (list->added - list->before) >= list->count;
     if (!is_new || loaded_contains(info, &seen, &low, &high))
         return 0;
-    struct asked asked = asked_of(info);
-    for (int i = 0; asked.symbols && asked.names && i < 2; i++)
-        for (const ElfW(Rela) *entry = asked.entries[i];
-             entry && (size_t)(entry - asked.entries[i]) < asked.bytes[i] / sizeof *entry; entry++)
-            rebind(info, &asked, entry, list->choose);
+    rebind_all_of(info, list->choose);
     return 0;
 }
 
@@ -136,4 +154,20 @@ void rebind_new(rebind_choice *choose)
 {
     struct list list = {.choose = choose};
     loaded_walk(rebind_in, &list);
+}
+
+/* Whoever uses a driver has what is called first. Of all libraries few define that name, and only what those
+ * ask for is gone through. */
+static int keep_variables_in(struct dl_phdr_info *info, size_t size, void *context)
+{
+    (void)size;
+    (void)context;
+    if (loaded_defines(info, "cuInit") || loaded_defines(info, "nvmlInit_v2"))
+        rebind_all_of(info, NULL);
+    return 0;
+}
+
+void rebind_variables(void)
+{
+    loaded_walk(keep_variables_in, NULL);
 }

@@ -14,4 +14,8 @@ void rebind_begin(void);
 /* but for those that were there the last time. */
 void rebind_new(rebind_choice *choose);
 
+/* Libraries that keep the driver's functions in variables of their own, which have the functions' names: each
+ * gets its variables where the loader has given it ours. By who has the loader's lock. */
+void rebind_variables(void);
+
 #endif

@@ -17,7 +17,7 @@ CHOOSES = """
 static int one(void) { return 1; }
 static int two(void) { return 2; }
 #ifdef OPENS
-#define THERE dlopen("libof_nobody.so", RTLD_NOW)
+#define THERE dlopen(OPENS, RTLD_NOW)
 #else
 #define THERE dlsym(RTLD_DEFAULT, "no such function")
 #endif
@@ -42,8 +42,10 @@ int main(void) { printf("%d %d\\n", FUNCTION(), dlsym(RTLD_DEFAULT, "qsort") != 
                      id="linked where it cannot be loaded, as the vDSO of gVisor"),
         pytest.param(CHOOSES, ["-fno-plt", "-Wl,-z,now"], "by_kept", "2 1\n",
                      id="whose functions are chosen by a lookup, before we are bound"),
-        pytest.param(CHOOSES, ["-DOPENS", "-fno-plt", "-Wl,-z,now"], "by_kept", "2 1\n",
+        pytest.param(CHOOSES, ['-DOPENS="libof_nobody.so"', "-fno-plt", "-Wl,-z,now"], "by_kept", "2 1\n",
                      id="whose functions are chosen by what can be opened, before we are bound"),
+        pytest.param(CHOOSES, ['-DOPENS="libcuda.so.0"', "-fno-plt", "-Wl,-z,now"], "by_kept", "2 1\n",
+                     id="or by a driver that can be opened"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("hook", [False, True], ids=["without us", "with us"])

@@ -16,6 +16,7 @@
 struct wait {
     _Atomic(CUcontext) context; /* no green one: the caller may have that current. NULL: the driver is back */
     struct wait *next;
+    bool over; /* nothing is left to wait for; told when the driver is back */
 };
 
 /* Those that nobody waits for any more. They stay: each took somebody 10 s. */
@@ -35,19 +36,19 @@ static void *wait_for_driver(void *of)
     struct quiet quiet = quiet_begin();
     /* It would end a capture of any thread, and one may have begun until now. */
     if (real_cuda()->cuCtxSetCurrent(loose_load(&wait->context)) == CUDA_SUCCESS && !launch_gate_captures())
-        real_cuda()->cuCtxSynchronize();
+        wait->over = real_cuda()->cuCtxSynchronize() == CUDA_SUCCESS;
     quiet_end(quiet);
     atomic_store(&wait->context, NULL);
     return NULL;
 }
 
-void await_streams(void)
+bool await_streams(void)
 {
     const struct real_cuda *real = real_cuda();
     CUcontext current = NULL;
     struct wait *wait = NULL;
     if (!real || !real->cuCtxSynchronize || !real->cuCtxSetCurrent || !real->cuCtxGetCurrent)
-        return;
+        return false;
     struct quiet quiet = quiet_begin();
     if (real->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current)
         current = context_whole(current);
@@ -55,11 +56,11 @@ void await_streams(void)
         wait = calloc(1, sizeof *wait);
     quiet_end(quiet);
     if (!wait)
-        return;
+        return false;
     loose_store(&wait->context, current);
     if (!thread_start(wait_for_driver, wait)) {
         free(wait);
-        return;
+        return false;
     }
     uint64_t now_ns = monotonic_ns(), until_ns = now_ns + (uint64_t)AWAIT_MOST_NS,
              apart_ns = (uint64_t)LOOK_FIRST_NS;
@@ -69,11 +70,13 @@ void await_streams(void)
         apart_ns = apart_ns < (uint64_t)MS_NS ? 2 * apart_ns : apart_ns;
     }
     if (!atomic_load(&wait->context)) {
+        bool over = wait->over;
         free(wait);
-        return;
+        return over;
     }
     wait->next = loose_load(&left_alone);
     while (!atomic_compare_exchange_weak(&left_alone, &wait->next, wait)) { }
+    return false;
 }
 
 void await_forget(void)

@@ -4,9 +4,12 @@
 #ifndef VGPU_AWAIT_H
 #define VGPU_AWAIT_H
 
+#include <stdbool.h>
+
 /* For 10 s at most; not at all as long as somebody did so for nothing in this context and the driver still
- * waits there, or beside an open capture, which it would end. */
-void await_streams(void);
+ * waits there, or beside an open capture, which it would end. Whether they have come to all that was there.
+ */
+bool await_streams(void);
 
 /* In a child of fork, where nobody does. */
 void await_forget(void);

@@ -44,6 +44,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table contexts, modules;
 static struct primary primaries[MAX_ORDINALS];
+static _Atomic unsigned own_made; /* contexts that are neither primary nor green, ever */
+static _Atomic bool primary_made;
 static _Atomic bool green_made; /* ever: until then, who asks for the whole of a context takes no lock */
 
 static void forget_after_fork(void)
@@ -66,7 +68,7 @@ static uint64_t key_of(const void *handle)
 
 /* --- contexts ------------------------------------------------------------------------------------------- */
 
-void context_made(CUcontext handle, CUdevice device, struct cost cost, bool green)
+static void add(CUcontext handle, CUdevice device, struct cost cost, bool green)
 {
     struct context *context = cost.bytes || green ? calloc(1, sizeof *context) : NULL;
     if (!context)
@@ -80,6 +82,18 @@ void context_made(CUcontext handle, CUdevice device, struct cost cost, bool gree
     if (green)
         loose_store(&green_made, true);
     pthread_mutex_unlock(&lock);
+}
+
+void context_made(CUcontext handle, CUdevice device, struct cost cost, bool green)
+{
+    if (!green)
+        own_made++;
+    add(handle, device, cost, green);
+}
+
+bool context_is_only(void)
+{
+    return own_made <= !loose_load(&primary_made);
 }
 
 /* Called with the lock held. */
@@ -170,7 +184,7 @@ void context_grew(CUcontext handle, CUdevice device, struct cost cost)
     }
     pthread_mutex_unlock(&lock);
     if (!context)
-        context_made(handle, device, cost, false);
+        add(handle, device, cost, false);
 }
 
 void context_doubted(CUcontext handle, uint64_t bytes)
@@ -299,6 +313,7 @@ void primary_retained(CUdevice device, CUcontext context, bool first, CUresult r
     if (device < 0 || device >= MAX_ORDINALS)
         return;
     if (result == CUDA_SUCCESS) {
+        loose_store(&primary_made, true);
         replace(device, context, first);
         if (first)
             context_grew(context, device, cost);

@@ -1,5 +1,6 @@
 #include "pools.h"
 #include "await.h"
+#include "contexts.h"
 #include "devices.h"
 #include "loose.h"
 #include "pool_accounts.h"
@@ -306,21 +307,36 @@ uint64_t pools_idle_bytes(int place)
     return bytes;
 }
 
+/* A driver may keep what a stream has freed until somebody has waited for it. Once for all pools, as streams
+ * may be busy for long; of those beyond the first few nobody knows afterwards what they freed since. Nor
+ * does anybody know in which of several contexts that was. While nobody waits for a visit to end. */
+static void await_pools(int place)
+{
+    enum { MOST_KNOWN = 16 };
+    uint64_t freed_ever[MOST_KNOWN];
+    bool pending = false;
+    int count = atomic_load_explicit(&pool_count, memory_order_acquire);
+    for (int i = 0; i < count; i++) {
+        struct reserve *reserve = &pool_at(i)->reserve;
+        pending |= reserve->place == place && reserve_idle_bytes(reserve) && reserve_pending(reserve);
+        if (i < MOST_KNOWN)
+            freed_ever[i] = reserve_freed_ever(reserve);
+    }
+    bool over = pending && await_streams() && context_is_only();
+    for (int i = 0; over && i < count && i < MOST_KNOWN; i++)
+        if (pool_at(i)->reserve.place == place)
+            reserve_awaited(&pool_at(i)->reserve, freed_ever[i]);
+    if (pending)
+        pools_true_up(EVERY_PLACE); /* others may have shrunk by that as well */
+}
+
 void pools_trim(int place)
 {
-    bool awaited = false;
+    await_pools(place);
     for (int i = 0; i < atomic_load_explicit(&pool_count, memory_order_acquire); i++) {
         struct pool *pool = pool_at(i);
-        if (pool->reserve.place != place || !reserve_idle_bytes(&pool->reserve))
-            continue;
-        if (!awaited && reserve_pending(&pool->reserve)) {
-            /* A driver may keep what a stream has freed until somebody has waited for it. While nobody waits
-             * for a visit to end. */
-            await_streams();
-            pools_true_up(EVERY_PLACE); /* others may have shrunk by that as well */
-            awaited = true;
-        }
-        if (pool_visit(pool, place, NULL))
+        if (pool->reserve.place == place && reserve_idle_bytes(&pool->reserve)
+            && pool_visit(pool, place, NULL))
             look_at(pool, true);
     }
 }

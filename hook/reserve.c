@@ -123,6 +123,14 @@ uint64_t reserve_freed_ever(struct reserve *reserve)
     return bytes;
 }
 
+void reserve_awaited(struct reserve *reserve, uint64_t freed_ever)
+{
+    pthread_mutex_lock(&reserve->lock);
+    uint64_t since = reserve->freed_bytes - freed_ever;
+    reserve->pending_bytes = reserve->pending_bytes < since ? reserve->pending_bytes : since;
+    pthread_mutex_unlock(&reserve->lock);
+}
+
 bool reserve_pending(struct reserve *reserve)
 {
     pthread_mutex_lock(&reserve->lock);

@@ -64,6 +64,9 @@ bool reserve_pending(struct reserve *reserve);
 /* Bytes that were ever freed: more, and there may be room by now. */
 uint64_t reserve_freed_ever(struct reserve *reserve);
 
+/* Streams have come to all that had been freed when `freed_ever` was asked for. */
+void reserve_awaited(struct reserve *reserve, uint64_t freed_ever);
+
 /* Ask before the driver is asked what it has reserved, and pass it on with the answer. */
 uint64_t reserve_changes(struct reserve *reserve);
 

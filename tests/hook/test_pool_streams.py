@@ -143,6 +143,25 @@ def test_threads_with_a_stream_each_are_given_what_a_gpu_of_that_size_gives(node
     assert node.sim.peak_mib(GPU) <= 1000
 
 
+def test_what_was_waited_for_is_any_streams_where_no_more_can_be_reserved(busy: Node) -> None:
+    """Cudarc's threads have a stream each; 64 MiB are reserved, and of those 4 are for all of them in turn."""
+    steps = "r.append(draw(60)[0])\nfor _ in range(5):\n    r.append(leave(1, stream=new_stream()))"
+    assert run(busy, steps, **{LIMIT: "90m"}) == [0, *[[0, 0, 0]] * 5]
+    assert busy.sim.peak_mib(GPU) <= 90
+
+
+def test_what_a_stream_of_another_context_has_yet_to_free_is_nobody_elses(busy: Node) -> None:
+    """It is not waited for."""
+    steps = (
+        "first, other = ctypes.c_void_p(), ctypes.c_void_p()\n"
+        "cuda.cuCtxGetCurrent(ctypes.byref(first)); cuda.cuCtxCreate_v2(ctypes.byref(other), 0, 0)\n"
+        "s3, k = new_stream(), g.kernel('long'); r.append(leave(600, stream=s3))\n"
+        "cuda.cuCtxSetCurrent(first); r.append(draw(600)[0])"
+    )
+    assert run(busy, steps, **{LIMIT: "1000m"}) == [[0, 0, 0], 2]
+    assert busy.sim.peak_mib(GPU) <= 1000
+
+
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["global", "thread local", "relaxed"])
 def test_while_a_stream_is_captured_nobody_waits(busy: Node, mode: int) -> None:
     steps = (

@@ -49,6 +49,8 @@ ROWS: tuple[Row, ...] = (
          "test_killed_again.py::test_while_it_recovers", f"{WHOLE}, release", "the first kill is at four boundaries of the bind"),
         ("agent", "kill -9 while it takes away what lies about, and while it opens a directory again",
          "test_killed_keeping_house.py::test_what_lies_about_is_taken_away test_killed_keeping_house.py::test_a_directory_is_opened_again", WHOLE),
+        ("agent", "kill -9 while another limits file takes the place of a container's, and when its pod goes",
+         "test_killed_keeping_house.py::test_a_limits_file_is_exchanged", WHOLE),
         ("agent", "kill -9 while it is uninstalled", "test_killed_keeping_house.py::test_uninstall_is_killed", WHOLE, "where CDI files are removed"),
         ("agent", "kill -9 while MPS begins and ends", "test_killed_keeping_house.py::test_mps_begins_and_ends",
          "the daemon has the GPUs that are named, or there is none"),

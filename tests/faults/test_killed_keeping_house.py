@@ -183,6 +183,7 @@ def test_a_limits_file_is_exchanged(hasty: Story) -> None:
     died_at(node, story.breaking, "kept-limits-deleted")
     story.succeed()
     assert list((host / "exchanged").iterdir()) == []
+    node.delete_pod(serves(node))
     story.released()
 
 

@@ -18,7 +18,7 @@ LATE = "void late_find_all(void); void late_find_all(void) { }"  # its jumps sta
 ROUNDS, THREADS = 60, 8
 RACY = """
 #include <pthread.h>
-static long count;
+static volatile long count; /* else each thread counts once, and both at the same time are missed */
 static void *add(void *a) { for (int i = 0; i < 100000; i++) count++; return a; }
 int main(void)
 {

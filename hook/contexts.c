@@ -45,7 +45,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct table contexts, modules;
 static struct primary primaries[MAX_ORDINALS];
 static _Atomic unsigned own_made; /* contexts that are neither primary nor green, ever */
-static _Atomic bool primary_made;
+static _Atomic uint64_t primaries_made; /* bit n: that of ordinal n, ever */
 static _Atomic bool green_made; /* ever: until then, who asks for the whole of a context takes no lock */
 
 static void forget_after_fork(void)
@@ -93,7 +93,8 @@ void context_made(CUcontext handle, CUdevice device, struct cost cost, bool gree
 
 bool context_is_only(void)
 {
-    return own_made <= !loose_load(&primary_made);
+    uint64_t made = loose_load(&primaries_made);
+    return !(made & (made - 1)) && own_made <= !made;
 }
 
 /* Called with the lock held. */
@@ -313,7 +314,7 @@ void primary_retained(CUdevice device, CUcontext context, bool first, CUresult r
     if (device < 0 || device >= MAX_ORDINALS)
         return;
     if (result == CUDA_SUCCESS) {
-        loose_store(&primary_made, true);
+        primaries_made |= UINT64_C(1) << device;
         replace(device, context, first);
         if (first)
             context_grew(context, device, cost);

@@ -21,7 +21,8 @@ void context_made(CUcontext context, CUdevice device, struct cost cost, bool gre
  * no lock where no green context was ever made. */
 CUcontext context_whole(CUcontext context);
 
-/* Whether what was made on any device is surely one context of it: a primary one, or the only one of all. */
+/* Whether surely no second context was ever made, on any device: a stream of another device may free what is
+ * of this one's. Green ones are parts of theirs. */
 bool context_is_only(void);
 
 /* The device whose primary context is retained for this account's; -1: none. */

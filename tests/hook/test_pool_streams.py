@@ -162,6 +162,34 @@ def test_what_a_stream_of_another_context_has_yet_to_free_is_nobody_elses(busy: 
     assert busy.sim.peak_mib(GPU) <= 1000
 
 
+@pytest.mark.parametrize(
+    "crossing",
+    [
+        pytest.param(
+            "result, address = draw(600, default_pool(0), s1)\n"
+            "r.append([result, g.launch(k1, others), put(address, others)])\n"
+            "cuda.cuCtxSetCurrent(first); r.append(draw(600)[0])",
+            id="one of another GPU's frees it",
+        ),
+        pytest.param(
+            "cuda.cuCtxSetCurrent(first); r.append(leave(600))\n"
+            "r.append(draw(600, default_pool(0), others)[0])",
+            id="one of another GPU's takes it",
+        ),
+    ],
+)
+def test_what_a_stream_has_yet_to_free_is_not_waited_for_on_another_gpu(
+    busy: Node, crossing: str
+) -> None:
+    busy.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
+    steps = (
+        "keep(default_pool(), 5000); first = ctypes.c_void_p(); cuda.cuCtxGetCurrent(ctypes.byref(first))\n"
+        f"start(1); k1 = g.kernel('long'); others = new_stream()\n{crossing}"
+    )
+    assert run(busy, steps, **{LIMIT: "1000m"}) == [[0, 0, 0], 2]
+    assert busy.sim.peak_mib(GPU) <= 1000
+
+
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["global", "thread local", "relaxed"])
 def test_while_a_stream_is_captured_nobody_waits(busy: Node, mode: int) -> None:
     steps = (

@@ -195,6 +195,15 @@ const struct link_map *loaded_last(void)
     return map;
 }
 
+static bool is_code(const struct dl_phdr_info *info, const void *address)
+{
+    uintptr_t at = (uintptr_t)address - info->dlpi_addr;
+    bool inside = false;
+    for (const ElfW(Phdr) *part = info->dlpi_phdr; part < info->dlpi_phdr + info->dlpi_phnum; part++)
+        inside |= part->p_type == PT_LOAD && part->p_flags & PF_X && at - part->p_vaddr < part->p_memsz;
+    return inside;
+}
+
 static int look_for_address(struct dl_phdr_info *info, size_t size, void *context)
 {
     struct search *search = context;
@@ -204,6 +213,7 @@ static int look_for_address(struct dl_phdr_info *info, size_t size, void *contex
         return 0;
     library->path = info->dlpi_name;
     library->soname = tables_in(info).soname;
+    library->is_code = is_code(info, search->address);
     return 1;
 }
 
@@ -213,10 +223,11 @@ bool loaded_at(const void *address, struct loaded *library)
     return loaded_walk(look_for_address, &search) == 1;
 }
 
-bool loaded_defines(const struct dl_phdr_info *info, const char *name)
+bool loaded_keeps(const struct dl_phdr_info *info, const char *name)
 {
     struct tables tables = tables_in(info);
-    return definition(info->dlpi_addr, &tables, name) != NULL;
+    const void *found = definition(info->dlpi_addr, &tables, name);
+    return found && !is_code(info, found);
 }
 
 static int look_behind(struct dl_phdr_info *info, size_t size, void *context)

@@ -17,6 +17,7 @@ struct loaded {
     uintptr_t low, high;
     const char *path; /* as the loader knows it, while it is loaded; "" for the program itself */
     const char *soname; /* the name that it was built with, likewise; NULL: none */
+    bool is_code; /* the address that was asked for, and so a function, no variable */
 };
 
 /* The library that `address` lies in; false when it lies in none. */
@@ -49,8 +50,8 @@ const void *loaded_pointer(uintptr_t base, const ElfW(Dyn) * entry);
  * those of one that it is linked to. By who has the loader's lock. */
 void *loaded_seen_from(const struct dl_phdr_info *library, const char *name);
 
-/* Whether it has a function or variable of this name. */
-bool loaded_defines(const struct dl_phdr_info *info, const char *name);
+/* Whether it has a variable of this name. */
+bool loaded_keeps(const struct dl_phdr_info *info, const char *name);
 
 /* A function of libc, or of libdl or libpthread where these are libraries of their own; NULL when there is
  * none of that name. */

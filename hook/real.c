@@ -147,6 +147,9 @@ static const void *without_us(enum driver driver, bool load)
     if (!lookup)
         return NULL;
     void *found = lookup(RTLD_NEXT, first); /* what the program is linked to may have any name */
+    struct loaded behind;
+    if (found && loaded_at(found, &behind) && !behind.is_code)
+        found = NULL; /* what a library keeps it in, which is to be asked for elsewhere */
     if (found || !load) {
         void *seen = seen_from(library, first);
         found = seen ? seen : found;

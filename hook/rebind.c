@@ -75,14 +75,23 @@ static bool is_ours(const char *name, const void *found)
     return row != NO_ROW && names_wrapper(row) == found;
 }
 
-/* Without a choice: a variable that the library has itself, where it was given our function of that name. */
+/* Its own, or that of a library that it is linked to. */
+static void *variable_of(const struct dl_phdr_info *info, const ElfW(Sym) * symbol, const char *name)
+{
+    if (symbol->st_shndx != SHN_UNDEF)
+        return ELF64_ST_TYPE(symbol->st_info) == STT_OBJECT ? (void *)(info->dlpi_addr + symbol->st_value)
+                                                            : NULL;
+    struct loaded keeping;
+    void *found = loaded_seen_from(info, name);
+    return found && loaded_at(found, &keeping) && !keeping.is_code ? found : NULL;
+}
+
+/* Without a choice: a variable, where it was given our function of that name. */
 static void rebind(const struct dl_phdr_info *info, const struct asked *asked, const ElfW(Rela) * entry,
                    rebind_choice *choose)
 {
     const ElfW(Sym) *symbol = &asked->symbols[ELF64_R_SYM(entry->r_info)];
-    bool is_variable = symbol->st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol->st_info) == STT_OBJECT;
-    if (!ELF64_R_SYM(entry->r_info) || entry->r_addend
-        || (choose ? symbol->st_shndx != SHN_UNDEF : !is_variable))
+    if (!ELF64_R_SYM(entry->r_info) || entry->r_addend || (choose && symbol->st_shndx != SHN_UNDEF))
         return;
     const char *name = asked->names + symbol->st_name;
     uintptr_t at = info->dlpi_addr + entry->r_offset, low, high;
@@ -91,7 +100,7 @@ static void rebind(const struct dl_phdr_info *info, const struct asked *asked, c
     void *found = atomic_load_explicit(place, memory_order_relaxed);
     bool looked_up = !loaded_contains(info, found, &low, &high); /* or it is what looks it up */
     void *chosen = choose               ? choose(info, name, looked_up ? found : NULL)
-        : found && is_ours(name, found) ? (void *)(info->dlpi_addr + symbol->st_value)
+        : found && is_ours(name, found) ? variable_of(info, symbol, name)
                                         : NULL;
     if (!chosen || !protect(info, at, PROT_READ | PROT_WRITE))
         return;
@@ -156,18 +165,25 @@ void rebind_new(rebind_choice *choose)
     loaded_walk(rebind_in, &list);
 }
 
-/* Whoever uses a driver has what is called first. Of all libraries few define that name, and only what those
- * ask for is gone through. */
+/* Whoever uses a driver has what is called first. */
+static int has_variables(struct dl_phdr_info *info, size_t size, void *context)
+{
+    (void)size;
+    (void)context;
+    return loaded_keeps(info, "cuInit") || loaded_keeps(info, "nvmlInit_v2");
+}
+
 static int keep_variables_in(struct dl_phdr_info *info, size_t size, void *context)
 {
     (void)size;
     (void)context;
-    if (loaded_defines(info, "cuInit") || loaded_defines(info, "nvmlInit_v2"))
-        rebind_all_of(info, NULL);
+    rebind_all_of(info, NULL);
     return 0;
 }
 
+/* Few programs have a library with such variables, and only there is gone through what all ask for. */
 void rebind_variables(void)
 {
-    loaded_walk(keep_variables_in, NULL);
+    if (loaded_walk(has_variables, NULL))
+        loaded_walk(keep_variables_in, NULL);
 }

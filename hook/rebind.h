@@ -15,7 +15,8 @@ void rebind_begin(void);
 void rebind_new(rebind_choice *choose);
 
 /* Libraries that keep the driver's functions in variables of their own, which have the functions' names: each
- * gets its variables where the loader has given it ours. By who has the loader's lock. */
+ * gets its variables where the loader has given it ours, and so does who is linked to it. By who has the
+ * loader's lock. */
 void rebind_variables(void);
 
 #endif

@@ -1,7 +1,7 @@
 """Libraries that keep the driver's functions in variables of the functions' own names, as slangpy's and old copies of cuew do."""
 
 import pytest
-from c_programs import library
+from c_programs import compiled, library
 from hooked_programs import LIMIT, Node
 
 KEEPS = """
@@ -66,3 +66,35 @@ def test_a_library_keeps_what_it_finds_where_it_wants_to(
     )
     assert (said["rc"], said["stderr"]) == (0, "")
     assert (said["results"], said["total"]) == ([0, 2], 100)
+
+
+# Another one that calls by those variables, when the first has filled them.
+CALLS = """
+#include <stdio.h>
+extern int (*cuMemAlloc_v2)(unsigned long long *, unsigned long);
+int allocate(unsigned long mib);
+int again(unsigned long mib) {
+    unsigned long long address;
+    int result = allocate(mib);
+    return result ? result : cuMemAlloc_v2(&address, mib << 20);
+}
+int main(void) { printf("%d", again(40)); printf(" %d", again(40)); return 0; }
+"""
+
+
+def test_a_library_that_calls_by_anothers_variables_has_those(node: Node) -> None:
+    keeps = library(KEEPS, '-DCUDA="libcuda.so.1"', "-ldl", name="libkeeps.so")
+    calls = library(CALLS, str(keeps), f"-Wl,-rpath,{keeps.parent}", name="libcalls.so")
+    said = node.run(
+        f"calls = ctypes.CDLL({str(calls)!r})\nsay(results=[calls.again(40), calls.again(40)])",
+        **{LIMIT: "100m"},
+    )
+    assert (said["rc"], said["results"], said["stderr"]) == (0, [0, 2], "")
+
+
+def test_a_program_is_linked_to_such_a_library(node: Node) -> None:
+    """What everybody finds by the name of an NVML function was called then, and was a variable."""
+    keeps = library(KEEPS, '-DCUDA="libcuda.so.1"', "-ldl", name="libkeeps.so")
+    program = compiled(CALLS, str(keeps), f"-Wl,-rpath,{keeps.parent}")
+    done = node.run_program([str(program)], **{LIMIT: "100m"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 2", "")

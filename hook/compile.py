@@ -6,6 +6,7 @@ it is told to use, so no system compiler, no CUDA toolkit and no driver is neede
 builds for any architecture.
 """
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -63,16 +64,31 @@ def _build(
 ) -> Path:
     path = target / artifact.path
     stamp = target / ".stamps" / artifact.path.replace("/", "_")
-    objects = _objects(artifact, arch)
-    final = _arguments(artifact, arch)
-    words = [word for arguments in (*objects.values(), final) for word in arguments]
+    arguments = (*_objects(artifact, arch).values(), _arguments(artifact, arch))
+    words = [word for some in arguments for word in some]
     wanted = _fingerprint(artifact, version, words)
-    if path.exists() and stamp.exists() and stamp.read_text() == f"{wanted} {_digest(path)}":
+    if _is_of(stamp, path, wanted):
         return path
-    say(f"compiling {artifact.path} for {arch}")
     made_of = target / ".objects"
     for made in (path, stamp, made_of / path.name):
         made.parent.mkdir(parents=True, exist_ok=True)
+    with stamp.with_name(f"{stamp.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another build would write into what this one reads
+        if not _is_of(stamp, path, wanted):  # by that one, meanwhile
+            say(f"compiling {artifact.path} for {arch}")
+            _make(artifact, python, arch, path, made_of)
+            stamp.write_text(f"{wanted} {_digest(path)}")
+    return path
+
+
+def _is_of(stamp: Path, path: Path, wanted: str) -> bool:
+    """Whether the file was made of what is wanted, and is as it was made."""
+    there = path.exists() and stamp.exists()
+    return there and stamp.read_text() == f"{wanted} {_digest(path)}"
+
+
+def _make(artifact: Artifact, python: str, arch: str, path: Path, made_of: Path) -> None:
+    objects, final = _objects(artifact, arch), _arguments(artifact, arch)
     parts = []
     for source, arguments in objects.items():
         parts.append(made_of / f"{path.name}.{source}.o")
@@ -80,8 +96,6 @@ def _build(
     if parts:
         final.append(str(_one_object(artifact, python, arch, parts, made_of / path.name)))
     _compile(artifact, python, final, path)
-    stamp.write_text(f"{wanted} {_digest(path)}")
-    return path
 
 
 def _one_object(artifact: Artifact, python: str, arch: str, parts: list[Path], whole: Path) -> Path:

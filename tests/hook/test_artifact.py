@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,27 @@ def test_what_was_damaged_is_built_again(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_bytes(sound[: len(sound) // 2])
     assert module.build_all(tmp_path, sys.executable) == [path]
     assert path.read_bytes() == sound
+
+
+def test_of_two_who_build_at_once_one_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the linker was writing for the one was assembled by the other, which ended by SIGBUS."""
+    module = compiler()
+    monkeypatch.setattr(
+        module, "ARTIFACTS", [a for a in module.ARTIFACTS if a.path == "sim/libnvidia-ml.so.1"]
+    )
+    said: list[str] = []
+    other: list[Future[list[Path]]] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        other.append(pool.submit(module.build_all, tmp_path, sys.executable, say=said.append))
+
+    with ThreadPoolExecutor(1) as pool:
+        built_once = module.build_all(tmp_path, sys.executable, say=say)
+        assert other[0].result() == built_once
+    assert said == ["compiling sim/libnvidia-ml.so.1 for x86_64"]
 
 
 @pytest.mark.parametrize(

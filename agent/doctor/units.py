@@ -1,13 +1,17 @@
 """Which systemd unit runs kubelet, and which the container runtime?
 
-k3s and RKE2 run both in their own process, so there is no unit of kubelet's or containerd's.
-Sources: k3s, install.sh and pkg/agent/config; RKE2, bundle/lib/systemd/system.
+k3s, RKE2 and k0s run both below their own process, so there is no unit of kubelet's or containerd's;
+in snaps (MicroK8s, Canonical Kubernetes) their units have other names.
+Sources: k3s, install.sh and pkg/agent/config; RKE2, bundle/lib/systemd/system; k0s, pkg/install;
+MicroK8s and k8s-snap, snap/snapcraft.yaml.
 """
 
 from agent.doctor.host import Host
 
 FOLDERS = ("/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")
 K3S, RKE2 = ("k3s", "k3s-agent"), ("rke2-server", "rke2-agent")
+K0S, SNAPS = ("k0sworker", "k0scontroller"), ("snap.microk8s.daemon-kubelite", "snap.k8s.kubelet")
+KUBELETS = ("kubelet", *K3S, *RKE2, *K0S, *SNAPS)
 ALONE = {"containerd": "containerd", "cri-o": "crio", "docker": "docker"}
 
 
@@ -26,7 +30,7 @@ def installed(host: Host, *units: str) -> str:
 
 def of_kubelet(host: Host) -> str:
     """The unit in which kubelet runs."""
-    return installed(host, "kubelet", *K3S, *RKE2)
+    return installed(host, *KUBELETS)
 
 
 def of_runtime(host: Host, kind: str) -> str:

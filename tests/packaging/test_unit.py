@@ -168,7 +168,7 @@ def test_what_it_starts_after(before: str) -> None:
     assert before in ordered("After")
 
 
-@pytest.mark.parametrize("kubelet", ["kubelet", *units.K3S, *units.RKE2])
+@pytest.mark.parametrize("kubelet", units.KUBELETS)
 def test_a_kubelet_starts_after_it(kubelet: str) -> None:
     """One that finds nobody at boot ends the pods that had vGPUs."""
     assert f"{kubelet}.service" in ordered("Before")

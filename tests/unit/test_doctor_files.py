@@ -398,13 +398,17 @@ def test_kubelets_runtime_is_found_where_it_is_set(tmp_path: Path, name: str, co
         pytest.param(("k3s",), "k3s", id="a server of k3s"),
         pytest.param(("k3s-agent",), "k3s-agent", id="a worker of k3s"),
         pytest.param(("rke2-agent",), "rke2-agent", id="a worker of RKE2"),
+        pytest.param(("k0sworker",), "k0sworker", id="a worker of k0s"),
+        pytest.param(
+            ("snap.microk8s.daemon-kubelite",), "snap.microk8s.daemon-kubelite", id="MicroK8s"
+        ),
         pytest.param((), "kubelet", id="none that is known"),
     ],
 )
 def test_kubelet_is_restarted_by_the_unit_that_runs_it(
     tmp_path: Path, units: tuple[str, ...], unit: str
 ) -> None:
-    """k3s and RKE2 have no unit of kubelet's."""
+    """Most distributions have no unit of kubelet's, or one of another name."""
     host = host_with(tmp_path, *units)
     host.config = Config(node_name="n", kubelet_socket=tmp_path / "kubelet.sock")
     assert f"systemctl restart {unit};" in kubelet.kubelet_socket(host).fix

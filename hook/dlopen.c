@@ -122,5 +122,6 @@ EXPORT void vgpu_bind_deep(void) __attribute__((ifunc("bind_all")));
 
 void dlopen_bind_deep(void)
 {
-    real_dlsym()(RTLD_DEFAULT, "vgpu_bind_deep");
+    if (!real_dlsym()(RTLD_DEFAULT, "vgpu_bind_deep")) /* musl knows no indirect functions, */
+        dlerror(); /* and would tell whoever opens a library next, and asks, that there is none */
 }

@@ -41,14 +41,18 @@ class UnnamedGrants:
     def gone(
         self, pods: frozenset[PodName], unnamed: Sequence[Unnamed], now_s: float
     ) -> frozenset[str]:
-        """Those of the grants whose pod is not there any more, by kubelet's list of now."""
+        """Those of the grants whose pod is not there any more, by kubelet's list of now.
+
+        It is if it comes back: a kubelet that has started without its API server lists static pods.
+        """
         self._note(pods, now_s)
         there = frozenset(self._since_s)
         self._may_be = {
-            one.grant: (self._may_be.get(one.grant, self._new_at(one.made_s)) & there) - one.not_of
-            for one in unnamed
+            one.grant: self._may_be.get(one.grant, self._new_at(one.made_s)) for one in unnamed
         }
-        return frozenset(grant for grant, its in self._may_be.items() if not its)
+        return frozenset(
+            one.grant for one in unnamed if not (self._may_be[one.grant] & there) - one.not_of
+        )
 
     def _note(self, pods: frozenset[PodName], now_s: float) -> None:
         absent = self._since_s.keys() - pods

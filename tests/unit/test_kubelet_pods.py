@@ -211,6 +211,25 @@ def test_a_kubelet_that_lists_nobody_for_a_while_takes_nothing_from_an_init_cont
     assert set(phases(world).values()) == {"Running"}
 
 
+def test_an_init_container_has_its_slices_back_when_kubelet_knows_its_pod_again() -> None:
+    """Its API server was away when it started."""
+    world = World()
+    world.kubelet.others = {"static"}
+    world.look(after_s=100)
+    world.look(after_s=100)
+    world.run_pod("a", [A0], container="init", init=True)
+    world.look()
+    world.kubelet.unheard_of = {"uid-a"}
+    for _ in range(60):
+        world.look()
+    assert A0 not in world.books.held().slices
+    world.kubelet.unheard_of = set()
+    for _ in range(300):
+        world.look()
+    assert A0 in world.books.held().slices
+    assert set(phases(world).values()) == {"Running"}
+
+
 def test_kubelet_is_not_told_its_list_again_for_nothing() -> None:
     world = World()
     world.run_pod("a", [A0])

@@ -1,7 +1,7 @@
 """Which systemd unit runs kubelet, and which the container runtime?
 
-k3s, RKE2 and k0s run both below their own process, so there is no unit of kubelet's or containerd's;
-in snaps (MicroK8s, Canonical Kubernetes) their units have other names.
+k3s, RKE2 and k0s run both below their own process, so there is no unit of kubelet's or
+containerd's; in snaps (MicroK8s, Canonical Kubernetes) their units have other names.
 Sources: k3s, install.sh and pkg/agent/config; RKE2, bundle/lib/systemd/system; k0s, pkg/install;
 MicroK8s and k8s-snap, snap/snapcraft.yaml.
 """

@@ -3,9 +3,11 @@
 
 What finds the caller of a function (exceptions, cancelled threads, debuggers) reads a frame: from
 which register and how far away it begins, and where in it registers of the caller were saved. The
-compiler's tables say so for nearly every instruction. Only calls are looked up to unwind, so most
-functions need one frame, from the end of their prologue on. Before it stands what holds at the
-function's first instruction, so that a debugger that stops there sees the callers too.
+compiler's tables say so for nearly every instruction, a table for each function. On x86_64 ours say
+the same, of a few functions in one table: who takes stacks in a signal's handler follows a wrong
+frame to any address, and ends the program. On aarch64, whose callers are in a register meanwhile,
+most functions have one frame, from the end of their prologue on, for calls. Before it stands what
+holds at the function's first instruction, so that a debugger that stops there sees the callers too.
 
 Source: DWARF 5, 6.4 (call frame information), and the Linux Standard Base, 10.6 (`.eh_frame`).
 """
@@ -19,10 +21,12 @@ WORD_BYTES = 8  # in which places of saved registers are counted
 PC_RELATIVE = 0x1B  # how addresses are written: four bytes, with a sign, from where they stand
 # Operations, as DWARF names them without DW_CFA_.
 ADVANCE_LOC, OFFSET, RESTORE = 0x40, 0x80, 0xC0  # with a number in their lower six bits
-ADVANCE_LOC4, OFFSET_EXTENDED, RESTORE_EXTENDED = 0x04, 0x05, 0x06
+ADVANCE_LOC2, ADVANCE_LOC4, OFFSET_EXTENDED, RESTORE_EXTENDED = 0x03, 0x04, 0x05, 0x06
 DEF_CFA, DEF_CFA_REGISTER, DEF_CFA_OFFSET = 0x0C, 0x0D, 0x0E
-SIX_BITS = 0x40
+SIX_BITS, TWO_BYTES = 0x40, 0x10000
 ANY_LENGTH = 1 << 20  # in bytes: what is not known to be short
+MOST_ALIGNED_BYTES = 64  # between two functions
+SEVERAL = 8  # functions in a table: who looks one up reads the rows of those before it as well
 
 
 class UnwindTableError(Exception):
@@ -51,6 +55,7 @@ class Machine:
     section: str
     short: tuple[tuple[re.Pattern[str], int], ...]  # how long an instruction is at most, in bytes
     longest_bytes: int  # any other
+    all_rows: bool  # of every instruction, and so several functions in a table; else of calls
 
 
 MACHINES = {
@@ -74,6 +79,7 @@ MACHINES = {
             (re.compile(r"\tsubq\t\$\d+, %rsp"), 7),
         ),
         longest_bytes=15,
+        all_rows=True,
     ),
     "aarch64": Machine(
         numbers={
@@ -90,6 +96,7 @@ MACHINES = {
         section='\t.section\t.eh_frame,"a",@progbits',
         short=(),
         longest_bytes=4,
+        all_rows=False,
     ),
 }  # fmt: skip
 
@@ -124,11 +131,22 @@ class _Function:
         return [f"{row}:"]
 
 
+def gathered(assembly: str, arch: str) -> str:
+    """The same assembly, with the functions that have tables beside each other where it helps."""
+    lines, own = assembly.split("\n"), -1
+    for i, line in enumerate(lines):
+        if line.startswith(("\t.section", "\t.text")):
+            own = i if line.startswith("\t.section\t.text.") else -1
+        elif line.startswith("\t.cfi_startproc") and own >= 0 and MACHINES[arch].all_rows:
+            lines[own] = '\t.section\t.text.unwound,"ax",@progbits'
+    return "\n".join(lines)
+
+
 def compact(assembly: str, arch: str) -> str:
     """The same assembly with tables as data instead of directives; raises UnwindTableError."""
     machine = MACHINES[arch]
     lines: list[str] = []
-    functions = list(_read(assembly.split("\n"), machine, lines))
+    functions = list(_read(gathered(assembly, arch).split("\n"), machine, lines))
     # Pieces that the compiler made of what several functions have alike: nothing unwinds those
     # that call nothing, nor whoever calls them.
     quiet = {f.name for f in functions if f.name.startswith("OUTLINED_") and not f.calls}
@@ -166,6 +184,8 @@ def _most_bytes(line: str, machine: Machine) -> int:
     text = line.split("#", maxsplit=1)[0].strip()
     if not text or line.startswith("//"):
         return 0
+    if aligned := re.match(r"\t\.p2align\t(\d+)", line):
+        return 1 << int(aligned[1])
     if not re.match(r"\t[a-z]", line) or ";" in text:
         return ANY_LENGTH
     return next((most for form, most in machine.short if form.match(line)), machine.longest_bytes)
@@ -197,23 +217,51 @@ def _after(frame: Frame, directive: str, words: list[str], machine: Machine) -> 
 
 def _tables(functions: list[_Function], quiet: set[str], machine: Machine) -> Iterator[str]:
     known: dict[str, int] = {}
-    for function in functions:
-        if function.personality not in known:
-            known[function.personality] = len(known)
-            yield from _common(known[function.personality], function.personality, machine)
-        number = function.number
+    for several in _beside_each_other(functions, machine):
+        first, last = several[0], several[-1]
+        if first.personality not in known:
+            known[first.personality] = len(known)
+            yield from _common(known[first.personality], first.personality, machine)
+        number = first.number
         yield f".Lvgpu_fde{number}:"
         yield f"\t.long\t.Lvgpu_fde_end{number}-.Lvgpu_fde{number}-4"
-        yield f"\t.long\t.-.Lvgpu_cie{known[function.personality]}"
+        yield f"\t.long\t.-.Lvgpu_cie{known[first.personality]}"
         yield f"\t.long\t.Lvgpu_from{number}-."
-        yield f"\t.long\t.Lvgpu_to{number}-.Lvgpu_from{number}"
+        yield f"\t.long\t.Lvgpu_to{last.number}-.Lvgpu_from{number}"
         yield "\t.byte\t0"
-        before, at = machine.entry, f".Lvgpu_from{number}"
-        for row, frame, most_bytes in _needed(function, quiet, machine):
-            yield _advance(at, row, most_bytes, machine)
-            yield _bytes(_moves(before, frame))
-            before, at = frame, row
+        before, at, since_bytes = machine.entry, f".Lvgpu_from{number}", 0
+        for row, frame, most_bytes in _rows(several, quiet, machine):
+            since_bytes += most_bytes
+            if moves := _moves(before, frame):
+                yield _advance(at, row, since_bytes, machine)
+                yield _bytes(moves)
+                before, at, since_bytes = frame, row, 0
         yield f".Lvgpu_fde_end{number}:"
+
+
+def _beside_each_other(functions: list[_Function], machine: Machine) -> Iterator[list[_Function]]:
+    """Those that have one table: a few with one personality."""
+    several: list[_Function] = []
+    for function in functions:
+        most = SEVERAL if machine.all_rows else 1
+        if len(several) == most or (several and several[0].personality != function.personality):
+            yield several
+            several = []
+        several.append(function)
+    if several:
+        yield several
+
+
+def _rows(
+    several: list[_Function], quiet: set[str], machine: Machine
+) -> Iterator[tuple[str, Frame, int]]:
+    between_bytes = 0
+    for function in several:
+        if function is not several[0]:
+            yield f".Lvgpu_from{function.number}", machine.entry, between_bytes
+        yield from _needed(function, quiet, machine)
+        told_bytes = function.rows[-1][2] if function.rows else 0
+        between_bytes = function.length_bytes - told_bytes + MOST_ALIGNED_BYTES
 
 
 def _common(number: int, personality: str, machine: Machine) -> Iterator[str]:
@@ -240,19 +288,23 @@ def _needed(
 ) -> Iterator[tuple[str, Frame, int]]:
     """Its frames, in order: one where every call has the same, or all."""
     frames = {frame for target, frame in function.calls if target not in quiet}
-    if len(frames) <= 1:
+    if len(frames) <= 1 and not machine.all_rows:
         alike = frames - {machine.entry}
         yield from [row for row in function.rows if row[1] in alike][:1]
         return
+    told_bytes = 0
     for (label, frame, here_bytes), following in zip_longest(function.rows, function.rows[1:]):
         if following is None or following[2] != here_bytes:  # the last at its address
-            yield label, frame, ANY_LENGTH
+            yield label, frame, here_bytes - told_bytes
+            told_bytes = here_bytes
 
 
 def _advance(at: str, row: str, most_bytes: int, machine: Machine) -> str:
     distance = f"({row}-{at})/{machine.unit_bytes}"
     if most_bytes < SIX_BITS * machine.unit_bytes:
         return f"\t.byte\t{ADVANCE_LOC}+{distance}"
+    if most_bytes < TWO_BYTES * machine.unit_bytes:
+        return f"\t.byte\t{ADVANCE_LOC2}\n\t.short\t{distance}"
     return f"\t.byte\t{ADVANCE_LOC4}\n\t.long\t{distance}"
 
 

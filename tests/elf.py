@@ -61,7 +61,7 @@ def read_elf(path: Path) -> Elf:
     sections = _sections(raw)
     elf.sections = {section.name for section in sections}
     addresses: dict[str, int] = {}
-    has_table: set[int] = set()
+    has_table: list[range] = []
     for section in sections:
         if section.kind == DYNSYM:
             addresses = _symbols(elf, section.content, sections[section.link].content)
@@ -77,8 +77,8 @@ def read_elf(path: Path) -> Elf:
             ]
             elf.relative_relocations += kinds.count(RELATIVE[elf.machine])
         elif section.name == ".eh_frame_hdr":
-            has_table = set(_unwound(section))
-    elf.bare_exports = {name for name, at in addresses.items() if at not in has_table}
+            has_table = list(_unwound(section, raw))
+    elf.bare_exports = {n for n, at in addresses.items() if all(at not in t for t in has_table)}
     _segments(elf, raw)
     return elf
 
@@ -132,11 +132,14 @@ def _symbols(elf: Elf, content: bytes, strings: bytes) -> dict[str, int]:
     return exported
 
 
-def _unwound(header: _Section) -> Iterator[int]:
-    """Where the functions begin that .eh_frame_hdr lists, from here on: as LLD writes it."""
+def _unwound(header: _Section, raw: bytes) -> Iterator[range]:
+    """The addresses of which there are tables that .eh_frame_hdr lists: as LLD writes it."""
     assert header.content[:4] == b"\x01\x1b\x03\x3b"
-    for begin, _ in struct.iter_unpack("<ii", header.content[12:]):
-        yield header.address + begin
+    (frames,) = [section for section in _sections(raw) if section.name == ".eh_frame"]
+    for begin, table in struct.iter_unpack("<ii", header.content[12:]):
+        at = header.address + table - frames.address
+        (size,) = struct.unpack_from("<I", frames.content, at + 12)
+        yield range(header.address + begin, header.address + begin + size)
 
 
 def _dynamic(elf: Elf, content: bytes, strings: bytes) -> None:

@@ -1,13 +1,12 @@
 # ruff: noqa: INP001 - a build script beside the sources, not a package
-"""Writes the unwind tables of an assembled library anew, in less room than the compiler's.
+"""Writes the unwind tables of an assembled library anew: they say the same in less room.
 
-What finds the caller of a function (exceptions, cancelled threads, debuggers) reads a frame: from
-which register and how far away it begins, and where in it registers of the caller were saved. The
-compiler's tables say so for nearly every instruction, a table for each function. On x86_64 ours say
-the same, of a few functions in one table: who takes stacks in a signal's handler follows a wrong
-frame to any address, and ends the program. On aarch64, whose callers are in a register meanwhile,
-most functions have one frame, from the end of their prologue on, for calls. Before it stands what
-holds at the function's first instruction, so that a debugger that stops there sees the callers too.
+What finds the caller of a function (exceptions, cancelled threads, debuggers, profilers) reads a
+frame: from which register and how far away it begins, and where in it registers of the caller were
+saved. The compiler says so for nearly every instruction, in a table for each function, half of
+which is whose it is. Ours are of a few functions that lie beside each other. Nothing is left out:
+who takes stacks in a signal's handler may be anywhere, follows a wrong frame to any address, and
+ends the program.
 
 Source: DWARF 5, 6.4 (call frame information), and the Linux Standard Base, 10.6 (`.eh_frame`).
 """
@@ -51,11 +50,9 @@ class Machine:
     return_column: int
     first: tuple[int, ...]  # operations that make `entry`
     unit_bytes: int  # every instruction is a multiple of it
-    call: re.Pattern[str]
     section: str
     short: tuple[tuple[re.Pattern[str], int], ...]  # how long an instruction is at most, in bytes
     longest_bytes: int  # any other
-    all_rows: bool  # of every instruction, and so several functions in a table; else of calls
 
 
 MACHINES = {
@@ -71,7 +68,6 @@ MACHINES = {
         return_column=16,
         first=(DEF_CFA, 7, 8, OFFSET | 16, 1),
         unit_bytes=1,
-        call=re.compile(r"\tcallq?\b\s*(\S+)"),
         section='\t.section\t.eh_frame,"a",@unwind',
         short=(
             (re.compile(r"\tpushq\t%"), 2),
@@ -79,7 +75,6 @@ MACHINES = {
             (re.compile(r"\tsubq\t\$\d+, %rsp"), 7),
         ),
         longest_bytes=15,
-        all_rows=True,
     ),
     "aarch64": Machine(
         numbers={
@@ -92,11 +87,9 @@ MACHINES = {
         return_column=30,
         first=(DEF_CFA, 31, 0),
         unit_bytes=4,
-        call=re.compile(r"\tblr?\b\s*(\S+)"),
         section='\t.section\t.eh_frame,"a",@progbits',
         short=(),
         longest_bytes=4,
-        all_rows=False,
     ),
 }  # fmt: skip
 
@@ -109,12 +102,9 @@ class _Function:
     length_bytes: int = 0  # until there, at most
     personality: str = ""
     rows: list[tuple[str, Frame, int]] = field(default_factory=list)  # label, bytes before at most
-    calls: list[tuple[str, Frame]] = field(default_factory=list)  # what is called, in which frame
 
     def pass_by(self, line: str, machine: Machine) -> None:
         """An instruction, a label, or a directive that says nothing of frames."""
-        if call := machine.call.match(line):
-            self.calls.append((call[1], self.frame))
         if not re.match(r"[\w.$]+:", line):
             self.length_bytes += _most_bytes(line, machine)
 
@@ -131,27 +121,23 @@ class _Function:
         return [f"{row}:"]
 
 
-def gathered(assembly: str, arch: str) -> str:
-    """The same assembly, with the functions that have tables beside each other where it helps."""
-    lines, own = assembly.split("\n"), -1
-    for i, line in enumerate(lines):
-        if line.startswith(("\t.section", "\t.text")):
-            own = i if line.startswith("\t.section\t.text.") else -1
-        elif line.startswith("\t.cfi_startproc") and own >= 0 and MACHINES[arch].all_rows:
-            lines[own] = '\t.section\t.text.unwound,"ax",@progbits'
-    return "\n".join(lines)
-
-
 def compact(assembly: str, arch: str) -> str:
     """The same assembly with tables as data instead of directives; raises UnwindTableError."""
     machine = MACHINES[arch]
     lines: list[str] = []
-    functions = list(_read(gathered(assembly, arch).split("\n"), machine, lines))
-    # Pieces that the compiler made of what several functions have alike: nothing unwinds those
-    # that call nothing, nor whoever calls them.
-    quiet = {f.name for f in functions if f.name.startswith("OUTLINED_") and not f.calls}
-    told = [f for f in functions if f.name not in quiet]
-    return "\n".join([*lines, machine.section, *_tables(told, quiet, machine), ""])
+    functions = list(_read(gathered(assembly), machine, lines))
+    return "\n".join([*lines, machine.section, *_tables(functions, machine), ""])
+
+
+def gathered(assembly: str) -> list[str]:
+    """Its lines, with the functions that have tables beside each other."""
+    lines, own = assembly.split("\n"), -1
+    for i, line in enumerate(lines):
+        if line.startswith(("\t.section", "\t.text")):
+            own = i if line.startswith("\t.section\t.text.") else -1
+        elif line.startswith("\t.cfi_startproc") and own >= 0:
+            lines[own] = '\t.section\t.text.unwound,"ax",@progbits'
+    return lines
 
 
 def _read(source: list[str], machine: Machine, lines: list[str]) -> Iterator[_Function]:
@@ -215,22 +201,21 @@ def _after(frame: Frame, directive: str, words: list[str], machine: Machine) -> 
     raise UnwindTableError(f"a directive or register that is not known: {text}")
 
 
-def _tables(functions: list[_Function], quiet: set[str], machine: Machine) -> Iterator[str]:
+def _tables(functions: list[_Function], machine: Machine) -> Iterator[str]:
     known: dict[str, int] = {}
-    for several in _beside_each_other(functions, machine):
-        first, last = several[0], several[-1]
-        if first.personality not in known:
-            known[first.personality] = len(known)
-            yield from _common(known[first.personality], first.personality, machine)
-        number = first.number
+    for several in _beside_each_other(functions):
+        number, personality = several[0].number, several[0].personality
+        if personality not in known:
+            known[personality] = len(known)
+            yield from _common(known[personality], personality, machine)
         yield f".Lvgpu_fde{number}:"
         yield f"\t.long\t.Lvgpu_fde_end{number}-.Lvgpu_fde{number}-4"
-        yield f"\t.long\t.-.Lvgpu_cie{known[first.personality]}"
+        yield f"\t.long\t.-.Lvgpu_cie{known[personality]}"
         yield f"\t.long\t.Lvgpu_from{number}-."
-        yield f"\t.long\t.Lvgpu_to{last.number}-.Lvgpu_from{number}"
+        yield f"\t.long\t.Lvgpu_to{several[-1].number}-.Lvgpu_from{number}"
         yield "\t.byte\t0"
         before, at, since_bytes = machine.entry, f".Lvgpu_from{number}", 0
-        for row, frame, most_bytes in _rows(several, quiet, machine):
+        for row, frame, most_bytes in _rows(several, machine):
             since_bytes += most_bytes
             if moves := _moves(before, frame):
                 yield _advance(at, row, since_bytes, machine)
@@ -239,12 +224,11 @@ def _tables(functions: list[_Function], quiet: set[str], machine: Machine) -> It
         yield f".Lvgpu_fde_end{number}:"
 
 
-def _beside_each_other(functions: list[_Function], machine: Machine) -> Iterator[list[_Function]]:
+def _beside_each_other(functions: list[_Function]) -> Iterator[list[_Function]]:
     """Those that have one table: a few with one personality."""
     several: list[_Function] = []
     for function in functions:
-        most = SEVERAL if machine.all_rows else 1
-        if len(several) == most or (several and several[0].personality != function.personality):
+        if len(several) == SEVERAL or (several and several[0].personality != function.personality):
             yield several
             several = []
         several.append(function)
@@ -252,16 +236,17 @@ def _beside_each_other(functions: list[_Function], machine: Machine) -> Iterator
         yield several
 
 
-def _rows(
-    several: list[_Function], quiet: set[str], machine: Machine
-) -> Iterator[tuple[str, Frame, int]]:
-    between_bytes = 0
+def _rows(several: list[_Function], machine: Machine) -> Iterator[tuple[str, Frame, int]]:
+    """Where another frame begins, and how many bytes there are at most since the one before."""
+    since_bytes = 0
     for function in several:
-        if function is not several[0]:
-            yield f".Lvgpu_from{function.number}", machine.entry, between_bytes
-        yield from _needed(function, quiet, machine)
-        told_bytes = function.rows[-1][2] if function.rows else 0
-        between_bytes = function.length_bytes - told_bytes + MOST_ALIGNED_BYTES
+        yield f".Lvgpu_from{function.number}", machine.entry, since_bytes
+        told_bytes = 0
+        for (label, frame, here_bytes), following in zip_longest(function.rows, function.rows[1:]):
+            if following is None or following[2] != here_bytes:  # the last at its address
+                yield label, frame, here_bytes - told_bytes
+                told_bytes = here_bytes
+        since_bytes = function.length_bytes - told_bytes + MOST_ALIGNED_BYTES
 
 
 def _common(number: int, personality: str, machine: Machine) -> Iterator[str]:
@@ -281,22 +266,6 @@ def _common(number: int, personality: str, machine: Machine) -> Iterator[str]:
     yield _bytes(machine.first)
     yield "\t.p2align\t2, 0"
     yield f".Lvgpu_cie_end{number}:"
-
-
-def _needed(
-    function: _Function, quiet: set[str], machine: Machine
-) -> Iterator[tuple[str, Frame, int]]:
-    """Its frames, in order: one where every call has the same, or all."""
-    frames = {frame for target, frame in function.calls if target not in quiet}
-    if len(frames) <= 1 and not machine.all_rows:
-        alike = frames - {machine.entry}
-        yield from [row for row in function.rows if row[1] in alike][:1]
-        return
-    told_bytes = 0
-    for (label, frame, here_bytes), following in zip_longest(function.rows, function.rows[1:]):
-        if following is None or following[2] != here_bytes:  # the last at its address
-            yield label, frame, here_bytes - told_bytes
-            told_bytes = here_bytes
 
 
 def _advance(at: str, row: str, most_bytes: int, machine: Machine) -> str:

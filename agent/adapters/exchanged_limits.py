@@ -8,12 +8,16 @@ and nobody else's file gets their inode.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from agent.boundaries import passed
 from agent.domain.proc_text import FileId
+
+# Of file systems where no file has a second name: only the agent that exchanged one knows it then.
+WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 @contextlib.contextmanager
@@ -31,13 +35,19 @@ def put_by(
         yield
         return
     with beside() as elsewhere:
-        with contextlib.suppress(FileExistsError):  # of an agent that was killed here
+        try:
             os.link(name, own, src_dir_fd=folder, dst_dir_fd=elsewhere, follow_symlinks=False)
+        except FileExistsError:
+            pass  # of an agent that was killed here
+        except OSError as error:
+            if error.errno not in WITHOUT_LINKS:
+                raise
         passed("limits-kept")
         try:
             yield
         except BaseException:
-            os.unlink(own, dir_fd=elsewhere)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(own, dir_fd=elsewhere)
             raise
 
 

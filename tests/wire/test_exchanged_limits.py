@@ -75,6 +75,19 @@ def test_what_no_file_took_the_place_of_is_not_kept(bed: Bed) -> None:
     assert bed.limits().set_limits(UID, NAME, set_to(512)) is not None
 
 
+def test_where_no_file_has_a_second_name_it_is_exchanged_all_the_same(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    wanted = replace(GRANTED, region_id=9)
+    HostCaches(bed.host, lock_dir=bed.host / "lock").write_limits(UID, NAME, encode(wanted))
+    assert bed.limits().read(UID, NAME) == wanted
+    assert list(bed.host.glob("exchanged/*")) == []
+
+
 def test_what_a_killed_agent_only_began_to_exchange_is_undone(bed: Bed) -> None:
     elsewhere = bed.host / "exchanged"
     elsewhere.mkdir(mode=0o755)

@@ -100,18 +100,16 @@ def _make(artifact: Artifact, python: str, arch: str, path: Path, made_of: Path)
 
 def _one_object(artifact: Artifact, python: str, arch: str, parts: list[Path], whole: Path) -> Path:
     """Optimise the parts as one, and make unwind tables that take less room (`unwind_tables`)."""
-    fresh = whole.with_name(f"{whole.name}.{os.getpid()}.new")
+    of_compiler = whole.with_name(f"{whole.name}.lto.s")  # as LLD names it
+    of_compiler.unlink(missing_ok=True)
+    assembly, made = (whole.with_name(f"{whole.name}{end}") for end in (".s", ".o"))
     link = [word for flag in (*artifact.flags, *LINK_FLAGS) for word in _for_linker(flag)]
     line = ["ld.lld", "-m", EMULATIONS[arch], *link, "--lto-O2", "--lto-emit-asm"]
-    _run(artifact, python, [*line, *map(str, parts), "-o", str(fresh)], whole)
-    of_compiler = fresh.with_name(f"{fresh.name}.lto.s")  # as LLD names it
-    assembly, made = (whole.with_name(f"{whole.name}{end}") for end in (".s", ".o"))
+    _run(artifact, python, [*line, *map(str, parts), "-o", str(whole)], whole)
     try:
-        fresh.write_text(compact(of_compiler.read_text(), arch))
+        assembly.write_text(compact(of_compiler.read_text(), arch))
     except (OSError, UnwindTableError) as error:
         raise CompileError(f"{artifact.path}: no unwind tables can be made: {error}") from error
-    fresh.replace(assembly)
-    of_compiler.replace(whole.with_name(f"{whole.name}.lto.s"))  # for the tests
     _compile(artifact, python, [*_target(arch), "-c", str(assembly)], made)
     return made
 

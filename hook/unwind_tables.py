@@ -96,7 +96,6 @@ MACHINES = {
 
 @dataclass
 class _Function:
-    name: str
     number: int
     frame: Frame  # as of the line that is read
     length_bytes: int = 0  # until there, at most
@@ -142,17 +141,15 @@ def gathered(assembly: str) -> list[str]:
 
 def _read(source: list[str], machine: Machine, lines: list[str]) -> Iterator[_Function]:
     """The functions of the source, which goes to `lines` with labels for its directives."""
-    label, function, count = "", None, 0
+    function, count = None, 0
     for line in source:
         directive = re.match(r"\t\.cfi_(\w+)\s*([^#/]*)", line)
         if not directive:
             if function is not None:
                 function.pass_by(line, machine)
-            elif found := re.match(r"([\w.$]+):", line):
-                label = found[1]
             lines.append(line)
         elif directive[1] == "startproc":
-            function = _Function(label, count, machine.entry)
+            function = _Function(count, machine.entry)
             lines.append(f".Lvgpu_from{count}:")
         elif function is None:
             raise UnwindTableError(f"outside of a function: {line.strip()}")

@@ -42,7 +42,8 @@ def put_by(
         except OSError as error:
             if error.errno not in WITHOUT_LINKS:
                 raise
-        passed("limits-kept")
+        else:
+            passed("limits-kept")
         try:
             yield
         except BaseException:

@@ -370,6 +370,7 @@ def _cluster(config: Config, metrics: Metrics) -> Cluster:
         node_name=config.node_name,
         resource_name=config.resource_name,
         decided_by=config.decided_by,
+        amounts=config.amounts,
     )
     if config.follows_cluster:
         kube.connect()

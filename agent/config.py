@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.domain.asked import AmountNames
 from agent.domain.cdi import ANNOTATION_PREFIX
 from agent.domain.config_choice import FALLBACKS, NAMED, SINGLE, ConfigChoice
 from agent.domain.gpu import Sharing
@@ -119,6 +120,10 @@ def _resource_name(value: object) -> str:
     )
 
 
+def _amount_name(value: object) -> str:
+    return _resource_name(value) if value else ""
+
+
 def _absolute(value: object) -> str:
     if value is None or Path(str(value)).is_absolute():
         return ""
@@ -139,6 +144,7 @@ def _runtime_dir(value: object) -> str:
 
 _NODE_NAME = Fits(_node_name, "the name `kubectl get nodes` shows")
 _RESOURCE_NAME = Fits(_resource_name, "domain/name")
+_AMOUNT_NAME = Fits(_amount_name, "domain/name, or empty")
 _PATH = Fits(_absolute, "absolute path")
 _SOCKET = Fits(_socket_path, f"absolute path of at most {UNIX_PATH_BYTES} bytes")
 _LABEL_KEY = re.compile(rf"({_SUBDOMAIN.pattern}/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
@@ -185,6 +191,10 @@ RULES: Mapping[str, Rule] = {
     "unannotated": OneOf(("refuse", "slice")),
     "memory_factor": Between(0, LARGEST_FACTOR, "MiB"),
     "memory_ids": OneOf((SHORT, LONG)),
+    "gpumem_name": _AMOUNT_NAME,
+    "gpumem_percentage_name": _AMOUNT_NAME,
+    "gpucores_name": _AMOUNT_NAME,
+    "gpumem_factor": Between(0, LARGEST_FACTOR, "MiB"),
     "sharing.split_count": Between(1, 65_536, "vGPUs per GPU"),
     "sharing.memory_scaling": Between(0.01, 100),
     "sharing.core_scaling": Between(0.01, 100),
@@ -258,6 +268,10 @@ class Config:
     slice_sizes: tuple[SliceSize, ...] = ()  # empty: equal parts, as many as the split count says
     slice_placement: str = "spread"
     slice_gpus: str = "one"
+    gpumem_name: str = "nvidia.com/gpumem"  # which no claim may exceed; empty: claims are believed
+    gpumem_percentage_name: str = "nvidia.com/gpumem-percentage"
+    gpucores_name: str = "nvidia.com/gpucores"
+    gpumem_factor: int = 1  # MiB of a unit of gpumem_name
     unannotated: str = "refuse"  # what a pod gets about which the scheduler has said nothing
     memory_factor: int = 0  # MiB of a unit of volcano.sh/vgpu-memory; 0: the smallest that works
     memory_ids: str = SHORT  # how those units are named
@@ -435,6 +449,16 @@ class Config:
     def decided_by(self) -> tuple[str, ...]:
         """Resources, beside the counted one, whose limit makes the scheduler list a container."""
         return ("volcano.sh/vgpu-memory",) if self.mode == "volcano" else ()
+
+    @property
+    def amounts(self) -> AmountNames:
+        """By which resources containers ask for parts of a vGPU, and so the most of a claim."""
+        return AmountNames(
+            memory=self.gpumem_name,
+            memory_percent=self.gpumem_percentage_name,
+            cores=self.gpucores_name,
+            memory_unit_mib=max(1, self.gpumem_factor),
+        )
 
 
 def _together(config: Config) -> str:

@@ -21,7 +21,8 @@ from agent.adapters.kube_answers import (
 )
 from agent.adapters.kube_pages import pages
 from agent.adapters.kube_transport import KubeTransport
-from agent.domain.pods import Node, Pod, decode_node, decode_pod
+from agent.domain.asked import AmountNames
+from agent.domain.pods import AMOUNTS, Node, Pod, decode_node, decode_pod
 from agent.errors import ClusterError, ClusterGone, ClusterUnavailable
 from agent.ports import ClusterEvent, Listed, NodeChange, PodChange, Stop
 
@@ -50,6 +51,7 @@ class KubeCluster:
         node_name: our Node.
         resource_name: the count resource by which containers ask for vGPUs.
         decided_by: further resources by whose limits the scheduler decides about containers.
+        amounts: resources by which containers ask for parts of a vGPU.
         watch_s: shortest and longest duration of one watch.
     """
 
@@ -60,6 +62,7 @@ class KubeCluster:
         node_name: str,
         resource_name: str = "nvidia.com/gpu",
         decided_by: tuple[str, ...] = (),
+        amounts: AmountNames = AMOUNTS,
         watch_s: tuple[float, float] = WATCH_S,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
@@ -67,6 +70,7 @@ class KubeCluster:
         self._node_name = node_name
         self._resource_name = resource_name
         self._decided_by = decided_by
+        self._amounts = amounts
         self._transport = transport
         self._watch_s = watch_s
         self._jitter = jitter
@@ -279,7 +283,9 @@ class KubeCluster:
     # --- shared ---------------------------------------------------------------------------------
 
     def _pod(self, item: Any) -> Pod:
-        return decode_pod(item, resource=self._resource_name, also=self._decided_by)
+        return decode_pod(
+            item, resource=self._resource_name, also=self._decided_by, amounts=self._amounts
+        )
 
     def _get(
         self, resource: str, path: str, about: str, deadline_s: float | None

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agent.domain.asked import NOTHING, AmountNames, Asked, asked_of, whole
+
 KEPT_PREFIXES = ("hami.io/", "volcano.sh/", "hamivgpu", "nvidia.com/", "vgpu-agent/")
 MAX_ANNOTATION_CHARS = 262_144  # the API server's own limit on all annotations together
 MAX_CONTAINERS = 1000
 MAX_ID_CHARS = 128
+AMOUNTS = AmountNames()
 _VARIABLES = ("CUDA_DISABLE_CONTROL", "CUDA_TASK_PRIORITY", "GPU_CORE_UTILIZATION_POLICY")
 
 
@@ -23,6 +26,7 @@ class Container:
     name: str
     kind: str = "app"  # "init" | "sidecar" (restartable init) | "app"
     vgpus: int = 0  # asked for of the count resource (limits, else requests)
+    asked: Asked = NOTHING  # of each of them
     listed: bool = False  # has a limit that makes Volcano's scheduler decide about it
     control_disabled: str | None = None  # literal value of env CUDA_DISABLE_CONTROL
     task_priority: str | None = None  # of CUDA_TASK_PRIORITY
@@ -122,24 +126,9 @@ def _narrow(annotations: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _quantity(value: Any) -> int:
-    """A whole number of an extended resource: `2`, `"2"`, `"1k"` as the API server rewrites 1000.
-
-    Anything else is 0: no count of devices.
-    """
-    if isinstance(value, bool):
-        return 0
-    if isinstance(value, int):
-        return max(0, value)
-    text = _text(value).strip()
-    thousands = text.endswith("k")
-    digits = text.removesuffix("k")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 9):  # noqa: PLR2004
-        return 0
-    return int(digits) * (1000 if thousands else 1)
-
-
-def _container(spec: Any, kind: str, resource: str, also: tuple[str, ...] = ()) -> Container:
+def _container(
+    spec: Any, kind: str, resource: str, also: tuple[str, ...], amounts: AmountNames
+) -> Container:
     spec = _mapping(spec)
     resources = _mapping(spec.get("resources"))
     limits, requests = _mapping(resources.get("limits")), _mapping(resources.get("requests"))
@@ -154,7 +143,8 @@ def _container(spec: Any, kind: str, resource: str, also: tuple[str, ...] = ()) 
     return Container(
         name=_text(spec.get("name")),
         kind=kind,
-        vgpus=_quantity(limits.get(resource, requests.get(resource, 0))),
+        vgpus=whole(limits.get(resource, requests.get(resource, 0))),
+        asked=asked_of(limits, requests, amounts),
         listed=bool(also) and any(name in limits for name in (resource, *also)),
         control_disabled=told.get("CUDA_DISABLE_CONTROL"),
         task_priority=told.get("CUDA_TASK_PRIORITY"),
@@ -188,10 +178,13 @@ def _ended(status: Mapping[str, Any], containers: list[Container]) -> frozenset[
     return frozenset(found)
 
 
-def decode_pod(obj: Any, *, resource: str, also: tuple[str, ...] = ()) -> Pod:
+def decode_pod(
+    obj: Any, *, resource: str, also: tuple[str, ...] = (), amounts: AmountNames = AMOUNTS
+) -> Pod:
     """Read a pod object of the API server; `resource` is the count resource, e.g. nvidia.com/gpu.
 
-    `also`: resources whose limit alone makes the scheduler decide about a container.
+    `also`: resources whose limit alone makes the scheduler decide about a container. `amounts`:
+    those by which it asks for a part of each vGPU.
 
     Total: whatever is missing is empty, and a pod without uid or name is still a value.
     """
@@ -202,7 +195,7 @@ def decode_pod(obj: Any, *, resource: str, also: tuple[str, ...] = ()) -> Pod:
     for key, kind in (("initContainers", "init"), ("containers", "app")):
         listed = spec.get(key)
         for item in (listed if isinstance(listed, list) else [])[:MAX_CONTAINERS]:
-            containers.append(_container(item, kind, resource, also))
+            containers.append(_container(item, kind, resource, also, amounts))
     return Pod(
         namespace=_text(metadata.get("namespace")),
         name=_text(metadata.get("name")),

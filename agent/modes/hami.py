@@ -21,7 +21,7 @@ from agent.domain.topology import GpuPair, pair_scores
 from agent.domain.vgpu_ids import advertised
 from agent.modes.host_side import HostSide
 from agent.parts import Parts
-from agent.services.allocator import Allocator, Further, Supply, Writer, nothing_further
+from agent.services.allocator import Allocator, Further, Writer, nothing_further
 from agent.services.bind_finisher import BindFinisher
 from agent.services.grant_writer import GrantWriter
 from agent.services.plugin import Plugin
@@ -30,6 +30,7 @@ from agent.services.published import Inventory, Pods, Published
 from agent.services.reconcile import Reconcile
 from agent.services.registrar import Registrar
 from agent.services.room import Room
+from agent.services.supply import Supply
 from agent.services.turns import Turns
 from agent.supervisor import Service
 
@@ -77,7 +78,7 @@ class HamiMode:
             turns,
             finisher,
             writer,
-            Supply(inventory=parts.inventory, sharing=config.sharing),
+            Supply(inventory=parts.inventory, sharing=config.sharing, node_name=config.node_name),
             further=further,
             on_outcome=parts.metrics.allocation,
         )

@@ -25,7 +25,7 @@ from agent.domain.vgpu_ids import ListVerdict, Vgpu, advertised
 from agent.domain.volcano_units import core_units, list_bytes, memory_units, objection
 from agent.modes.host_side import HostSide
 from agent.parts import Parts
-from agent.services.allocator import Allocator, Supply
+from agent.services.allocator import Allocator
 from agent.services.bind_finisher import BindFinisher
 from agent.services.grant_writer import GrantWriter
 from agent.services.memory_factor import MemoryFactor
@@ -34,6 +34,7 @@ from agent.services.preference import Preference
 from agent.services.reconcile import Reconcile
 from agent.services.registrar import Registrar
 from agent.services.room import Room
+from agent.services.supply import Supply
 from agent.services.turns import Turns
 from agent.supervisor import Service
 
@@ -87,7 +88,12 @@ class VolcanoMode:
                 room=Room(grants, view, config.sharing, limits=limits, dialect=None),
                 post=parts.events.post,
             ),
-            Supply(inventory=parts.inventory, sharing=config.sharing),
+            Supply(
+                inventory=parts.inventory,
+                sharing=config.sharing,
+                node_name=config.node_name,
+                dialect=dialect,
+            ),
             on_outcome=parts.metrics.allocation,
             dialect=dialect,
         )

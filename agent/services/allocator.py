@@ -9,18 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 from agent import logs
 from agent.domain.choice import Refusal
 from agent.domain.dialect import FAILED, HAMI, SUCCESS, Dialect
-from agent.domain.gpu import Gpu, Sharing
+from agent.domain.gpu import Gpu
 from agent.domain.grants import Claim, Grant, GrantRecord
 from agent.domain.matching import Turn
-from agent.domain.mig import gpu_uuid_of
 from agent.domain.pods import Pod
-from agent.domain.preferred_ids import gpu_of
 from agent.errors import (
     BudgetExceeded,
     ClusterConflict,
@@ -36,7 +33,7 @@ from agent.errors import (
 from agent.services.bind_finisher import BindFinisher
 from agent.services.grant_writer import Holder, Undo
 from agent.services.node_view import NodeView
-from agent.services.published import Inventory
+from agent.services.supply import Supply
 from agent.services.turns import Turns, refused_by_cluster, short_reason
 
 log = logs.get(__name__)
@@ -62,14 +59,6 @@ class _DecideAgainError(Exception):
 
 class _PodGoneError(NoPendingPod):
     """It is not even there. Kubelet knows that before the API server does: it asks for another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
-    """The GPUs there are and how they are handed out."""
-
-    inventory: Inventory
-    sharing: Sharing
 
 
 def _gone(pod: Pod) -> _PodGoneError:
@@ -240,7 +229,7 @@ class Allocator:
         if record is not None and record.answered:
             return self._serve_again(turn, record, device_ids, deadline_s)
         with self._bind_attempt(turn, deadline_s) as undo:
-            self._check_ids(device_ids)
+            self._supply.check_ids(device_ids)
             record = self._prepare(turn, device_ids, deadline_s, undo)
             self._check_budget(deadline_s)
             phase_written = self._consume(turn, record, deadline_s)
@@ -271,7 +260,7 @@ class Allocator:
                 deadline_s=deadline_s - EXIT_S,
             ),
             claims=turn.claims,
-            gpus=[self._gpu(claim) for claim in turn.claims],
+            gpus=[self._supply.gpu(claim, turn.container) for claim in turn.claims],
             device_ids=device_ids,
             before=turn.record,
             undo=undo,
@@ -344,50 +333,3 @@ class Allocator:
                 "the time for granting vGPUs is used up before the API server was asked: the "
                 "node's disk is slow; delete the pod, so that it is created anew"
             )
-
-    def _check_ids(self, device_ids: Sequence[str]) -> None:
-        inventory = self._supply.inventory.now()
-        if not inventory.known:
-            raise NodeNotReady(
-                "the agent has not read the node's GPUs yet; delete the pod, so that it is created "
-                "anew, once the node offers vGPUs again"
-            )
-        for device_id in device_ids:
-            if inventory.gpu(gpu_of(device_id)) is None:
-                raise UnknownDevice(
-                    f"kubelet asks for the vGPU {device_id}, which is on no GPU of this node: a "
-                    "GPU was removed or kubelet's books are old; delete the pod, so that it is "
-                    "created anew; if that happens again, look at this node's agent"
-                )
-
-    def _gpu(self, claim: Claim) -> Gpu:
-        """The GPU of a claim. Raises UnknownDevice, NodeNotReady when it cannot be handed out."""
-        again = "delete the pod, so that it is scheduled again"
-        uuid = gpu_uuid_of(claim.uuid)
-        if self._supply.sharing.mode != "mig" and uuid != claim.uuid:
-            raise NodeNotReady(
-                f"the scheduler has chosen {claim.uuid}, which is a MIG device, but this node "
-                f"shares its GPUs in mode {self._supply.sharing.mode}; set the node's "
-                f"operatingmode to mig (--operating-mode), then {again}"
-            )
-        gpu = self._supply.inventory.now().gpu(uuid)
-        if gpu is None or not self._supply.sharing.offers(gpu):
-            raise UnknownDevice(
-                f"the scheduler has chosen the GPU {claim.uuid}, which node "
-                f"{self._view.node_name} does not share (any more): it was removed or excluded "
-                f"after the pod was scheduled; {again}"
-            )
-        if not gpu.healthy:
-            raise NodeNotReady(
-                f"the scheduler has chosen the GPU {claim.uuid}, which is unhealthy since: "
-                f"{gpu.unhealthy_reason}; {again} on a healthy one"
-            )
-        if self._dialect is HAMI and not self._supply.sharing.could_give(
-            gpu, memory_mib=claim.memory_mib, core_percent=claim.core_percent
-        ):
-            raise MalformedAnnotation(
-                f"the pod's annotation claims {claim.memory_mib} MiB and {claim.core_percent} % of "
-                f"the GPU {claim.uuid}, more than the node offers of it, so no scheduler has "
-                f"decided that; {again}, and see who else writes its annotations"
-            )
-        return gpu

@@ -38,6 +38,7 @@ class Beside:
 PLACES = (
     Place((SLICES,), ("slice-sizes", "slice-placement", "slice-gpus")),
     Place((VOLCANO,), ("gpu-memory-factor", "gpu-memory-ids")),
+    Place((HAMI,), ("gpumem-name", "gpumem-percentage-name", "gpucores-name", "gpumem-factor")),
     Place((HAMI,), ("unannotated", "operating-mode", "register-format", "enable-topology-score")),
     Place((HAMI,), ("mig-profile-allowlist", "known-mig-geometries")),
     Place((HAMI, VOLCANO), ("handshake", "clean-exit", "allow-disable-control")),

@@ -29,15 +29,11 @@ OWN_SECTIONS = ("nvidia", "sizes")
 NVIDIA_SECTIONS = frozenset({"version", "flags", "imex", "sharing", "resources"})
 SCHEDULER_KEYS = frozenset(
     {
-        "resourceMemoryName",
-        "resourceMemoryPercentageName",
-        "resourceCoreName",
         "resourcePriorityName",
         "overwriteEnv",
         "defaultMemory",
         "defaultCores",
         "defaultGPUNum",
-        "memoryFactor",
         "gpuCorePolicy",
         "runtimeClassName",
     }

@@ -107,6 +107,40 @@ ROWS = (
         "they add up, of distinct GPUs, or of any. Kubelet takes it as a wish.",
     ),
     Setting(
+        name="gpumem-name",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="gpumem_name",
+        hami="resourceMemoryName",
+        help="Extended resource by which containers ask for memory of each vGPU. A claim of more "
+        "than that is refused, as no scheduler makes it. Empty: not compared.",
+    ),
+    Setting(
+        name="gpumem-percentage-name",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="gpumem_percentage_name",
+        hami="resourceMemoryPercentageName",
+        help="The same for memory in percent of the GPU.",
+    ),
+    Setting(
+        name="gpucores-name",
+        group=HOW,
+        kind=kinds.TEXT,
+        field="gpucores_name",
+        hami="resourceCoreName",
+        help="The same for percent of the GPU's cores.",
+    ),
+    Setting(
+        name="gpumem-factor",
+        group=HOW,
+        kind=kinds.WHOLE,
+        field="gpumem_factor",
+        hami="memoryFactor",
+        help="MiB of one unit of --gpumem-name, as the scheduler has it: where its units are "
+        "larger than this, containers are refused.",
+    ),
+    Setting(
         name="unannotated",
         group=HOW,
         kind=kinds.TEXT,

@@ -172,6 +172,8 @@ HOSTILE: dict[str, Callable[[str], str]] = {
     "a negative amount": lambda uuid: f"{uuid},NVIDIA,-1,10:;",
     "an amount beyond 64 bit": lambda uuid: f"{uuid},NVIDIA,{1 << 70},10:;",
     "more cores than there are": lambda uuid: f"{uuid},NVIDIA,700,1000:;",
+    "more memory than its limits": lambda uuid: f"{uuid},NVIDIA,701,10:;",
+    "all memory, where its limits say less": lambda uuid: f"{uuid},NVIDIA,0,10:;",
     "more memory than there is": lambda uuid: f"{uuid},NVIDIA,999999,10:;",
     "a GPU that nobody has": lambda _: "GPU-00000000-dead-beef-0000-000000000000,NVIDIA,700,10:;",
     "thousands of containers": lambda uuid: f"{uuid},NVIDIA,1,1:;" * 4_000,

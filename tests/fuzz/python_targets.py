@@ -35,6 +35,7 @@ from agent.domain import (
     volcano,
 )
 from agent.domain import region as regions
+from agent.domain.asked import MOST
 from agent.domain.executables import linkage_of
 from agent.domain.kubelet_books import MalformedCheckpoint, decode_checkpoint
 from agent.domain.mig import decode_slot, gpu_uuid_of
@@ -165,6 +166,9 @@ def pods_and_nodes(data: bytes) -> None:
     pod = pods.decode_pod(obj, resource="nvidia.com/gpu", also=("volcano.sh/vgpu-number",))
     insist(isinstance(pod.full_name, str), "a pod has a name")
     _ = pod.finished, hash(pod.uid)
+    for container in pod.containers:
+        insist(0 <= container.vgpus <= MOST, "a count is one")
+        insist(0 <= container.asked.memory_mib <= MOST, "an amount is one")
     pods.decode_node(obj)
 
 

@@ -20,12 +20,13 @@ from agent.domain.new_region import Piece, SeenRegion
 from agent.domain.pods import Container, Node, Pod
 from agent.errors import ClusterConflict, ClusterGone, ClusterUnavailable, NodeNotReady
 from agent.ports import CacheDir, ClusterEvent, HookFiles, Listed, NodeChange, PodChange, Stop
-from agent.services.allocator import Allocator, Supply
+from agent.services.allocator import Allocator
 from agent.services.bind_finisher import BindFinisher
 from agent.services.grant_writer import GrantWriter
 from agent.services.node_view import NodeView, merged
 from agent.services.preference import Preference
 from agent.services.published import PodTable, Published
+from agent.services.supply import Supply
 from agent.services.turns import Turns
 
 NODE = "node-1"
@@ -410,7 +411,12 @@ class Process:
                 post=cluster.events.append,
                 now_s=clock,
             ),
-            Supply(inventory=self.inventory, sharing=sharing or Sharing()),
+            Supply(
+                inventory=self.inventory,
+                sharing=sharing or Sharing(),
+                node_name=self.view.node_name,
+                dialect=dialect,
+            ),
             on_outcome=lambda outcome, _seconds: self.outcomes.append(outcome),
             clock=clock,
             dialect=dialect,

@@ -11,9 +11,10 @@ from agent.domain.ownership import HeldDevice
 from agent.domain.pods import Container, Pod
 from agent.errors import KubeletUnavailable, MigInUse, MigNoRoom, NodeNotReady, NvmlError
 from agent.ports import ClusterEvent
-from agent.services.allocator import Allocator, Supply
+from agent.services.allocator import Allocator
 from agent.services.mig_grants import MigGrants
 from agent.services.mig_keeper import MigKeeper
+from agent.services.supply import Supply
 from tests.unit.fakes import GPU_A, Faults, Process, container, disk_full, pod
 from tests.unit.scene import Scene
 
@@ -186,7 +187,7 @@ class World(Scene):
         )  # fmt: skip
         process.allocator = Allocator(
             process.view, process.turns, process.finisher, grants,
-            Supply(inventory=process.inventory, sharing=sharing),
+            Supply(inventory=process.inventory, sharing=sharing, node_name=process.view.node_name),
             further=grants.further, clock=self.clock,
         )  # fmt: skip
         return process, keeper

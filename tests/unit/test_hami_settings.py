@@ -43,9 +43,8 @@ FLAGS = [
 ]  # fmt: skip
 
 SCHEDULERS_KEYS = [
-    "resourceMemoryName", "resourceMemoryPercentageName", "resourceCoreName", "resourcePriorityName",
-    "overwriteEnv", "defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor", "gpuCorePolicy",
-    "runtimeClassName",
+    "resourcePriorityName", "overwriteEnv", "defaultMemory", "defaultCores", "defaultGPUNum",
+    "gpuCorePolicy", "runtimeClassName",
 ]  # fmt: skip
 
 

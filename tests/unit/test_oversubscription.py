@@ -18,9 +18,10 @@ from agent.domain.oversubscription import (
 )
 from agent.domain.pods import Pod
 from agent.errors import NodeNotReady
-from agent.services.allocator import EXIT_S, Allocator, Supply
+from agent.services.allocator import EXIT_S, Allocator
 from agent.services.grant_writer import GrantWriter
 from agent.services.room import Room
+from agent.services.supply import Supply
 from tests.unit.fakes import GPU_A, GPU_B, Process, container, pod
 from tests.unit.scene import Scene
 
@@ -48,7 +49,8 @@ def started(scene: Scene, sharing: Sharing = PLAIN, limits: FakeLimits | None = 
     process.allocator = Allocator(
         process.view, process.turns, process.finisher,
         GrantWriter(scene.caches, scene.grant_log, GrantPolicy(), room=room, now_s=scene.clock),
-        Supply(inventory=process.inventory, sharing=sharing), clock=scene.clock,
+        Supply(inventory=process.inventory, sharing=sharing, node_name=process.view.node_name),
+        clock=scene.clock,
     )  # fmt: skip
     return process
 

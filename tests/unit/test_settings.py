@@ -185,7 +185,10 @@ def test_the_host_name_is_told_as_the_origin(settle: Resolve) -> None:
 DEVICE_CONFIG = """
 nvidia:
   resourceCountName: example.com/gpu
-  resourceMemoryName: nvidia.com/gpumem
+  resourceMemoryName: example.com/mem
+  resourceMemoryPercentageName: example.com/mem-percentage
+  resourceCoreName: example.com/cores
+  memoryFactor: 256
   overwriteEnv: false
   deviceSplitCount: 7
   deviceMemoryScaling: 2
@@ -205,6 +208,14 @@ hygon:
     ("field", "value"),
     [
         pytest.param("resource_name", "example.com/gpu", id="resourceCountName"),
+        pytest.param("gpumem_name", "example.com/mem", id="resourceMemoryName"),
+        pytest.param(
+            "gpumem_percentage_name",
+            "example.com/mem-percentage",
+            id="resourceMemoryPercentageName",
+        ),
+        pytest.param("gpucores_name", "example.com/cores", id="resourceCoreName"),
+        pytest.param("gpumem_factor", 256, id="memoryFactor"),
         pytest.param("sharing.split_count", 7, id="deviceSplitCount"),
         pytest.param("sharing.memory_scaling", 2.0, id="deviceMemoryScaling"),
         pytest.param("sharing.core_scaling", 1.5, id="deviceCoreScaling"),
@@ -220,7 +231,7 @@ def test_device_config(settle: Resolve, field: str, value: object) -> None:
 
 def test_foreign_keys_are_told(settle: Resolve) -> None:
     notes = note_texts(settle(config=DEVICE_CONFIG))
-    assert "read by the scheduler: overwriteEnv, resourceMemoryName" in notes
+    assert "read by the scheduler: overwriteEnv" in notes
     assert "nobody reads: DeviceSplitCount, somethingNew (meant: deviceSplitCount?" in notes
     assert "sections for others, not read: hygon" in notes
 

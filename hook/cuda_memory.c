@@ -1,6 +1,7 @@
 /* Memory by address: allocated and freed at once. A block that this hook did not charge is freed as it is. */
 #include "limits.h"
 #include "pools.h"
+#include "replaceable.h"
 #include "wrap.h"
 
 enum { GRANULE = 512, ATTACH_GLOBAL = 1 /* CU_MEM_ATTACH_GLOBAL */ };
@@ -32,6 +33,7 @@ SELDOM static bool spill(const struct real_cuda *real, struct block *block, CUre
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
+    REPLACEABLE_ENTRY;
     const struct real_cuda *real = real_cuda();
     struct block *block;
     if (!real || !real->cuMemAlloc_v2)
@@ -47,11 +49,13 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 
 SELDOM EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned bytes)
 {
+    REPLACEABLE_ENTRY;
     ALLOCATE(cuMemAlloc, BLOCK_ADDRESS, in_granules(bytes), *address, address, bytes);
 }
 
 SELDOM EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
 {
+    REPLACEABLE_ENTRY;
     const struct real_cuda *real = real_cuda();
     struct block *block;
     if (!real || !real->cuMemAllocManaged)
@@ -67,6 +71,7 @@ SELDOM EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, uns
 SELDOM EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
                                           unsigned element)
 {
+    REPLACEABLE_ENTRY;
     const struct real_cuda *real = real_cuda();
     struct block *block;
     uint64_t bytes = pitched_bytes(width, height);
@@ -86,16 +91,19 @@ SELDOM EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, s
 SELDOM EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width,
                                        unsigned height, unsigned element)
 {
+    REPLACEABLE_ENTRY;
     ALLOCATE(cuMemAllocPitch, BLOCK_ADDRESS, pitched_bytes(width, height), *address, address, pitch, width,
              height, element);
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
+    REPLACEABLE_ENTRY;
     FREE_ADDRESS(cuMemFree_v2, NO_STREAM_NUMBER, NULL, address, address);
 }
 
 SELDOM EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
 {
+    REPLACEABLE_ENTRY;
     FREE_ADDRESS(cuMemFree, NO_STREAM_NUMBER, NULL, address, address);
 }

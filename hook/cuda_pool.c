@@ -3,6 +3,7 @@
 #include "loose.h"
 #include "pool_accounts.h"
 #include "pools.h"
+#include "replaceable.h"
 #include "wrap.h"
 
 /* From the pool, or else (not `of_pool`) from the current one of the stream's device. */
@@ -34,6 +35,7 @@ static CUresult allocate(bool of_pool, bool per_thread, const char *function, CU
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
 {
+    REPLACEABLE_ENTRY;
     return allocate(false, false, __func__, address, bytes, NULL, stream);
 }
 
@@ -45,6 +47,7 @@ EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstrea
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                         CUstream stream)
 {
+    REPLACEABLE_ENTRY;
     return allocate(true, false, __func__, address, bytes, pool, stream);
 }
 
@@ -77,6 +80,7 @@ static CUresult free_in(__typeof__(&cuMemFreeAsync) function, CUdeviceptr addres
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
+    REPLACEABLE_ENTRY;
     const struct real_cuda *real = real_cuda();
     return free_in(real ? real->cuMemFreeAsync : NULL, address, stream, false);
 }

@@ -2,6 +2,7 @@
 #include "devices.h"
 #include "guesses.h"
 #include "loose.h"
+#include "replaceable.h"
 #include "vmm.h"
 #include "wrap.h"
 
@@ -33,6 +34,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
                          CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
+    REPLACEABLE_ENTRY;
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuMemMap)
         return CUDA_ERROR_NOT_INITIALIZED;
@@ -46,6 +48,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
+    REPLACEABLE_ENTRY;
     const struct real_cuda *real = real_cuda();
     if (!real || !real->cuMemUnmap)
         return CUDA_ERROR_NOT_INITIALIZED;

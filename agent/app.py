@@ -232,9 +232,11 @@ class Agent:
             lambda gpus: own_resources(self._mode, config, gpus),
             own_form=own_form(config),
             withhold=self._health.withhold,
-            expected=lambda: [
-                plugin.status.now().resource for plugin in self._mode.plugins if plugin.expected()
-            ],
+            expected=lambda: {
+                plugin.status.now().resource: count
+                for plugin in self._mode.plugins
+                if (count := plugin.expected())
+            },
             renew=self._renew,
             post=self._events.post,
             every_s=config.owners_every_s,

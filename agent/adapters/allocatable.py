@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 
 from google.protobuf.message import DecodeError
 
+from agent.domain.ownership import MAX_IDS
 from agent.wire import podresources_pb2 as pr
 
 PIECE_BYTES = 1 << 15
-MAX_IDS = 4096  # of one resource; kubelet gives them in random order, so no GPU is missing
 _MORE, _LAST_SHIFT = 0x80, 63
 
 
 def ids_in(answer: bytes) -> Mapping[str, tuple[str, ...]]:
-    """By resource, ids of healthy devices, sorted, at most MAX_IDS. Raises DecodeError."""
+    """By resource, ids of healthy devices, sorted, at most MAX_IDS. Raises DecodeError.
+
+    Kubelet gives them in random order, so no GPU is missing.
+    """
     ids: dict[str, set[str]] = {}
     for piece in _pieces(answer):
         for devices in pr.AllocatableResourcesResponse.FromString(piece).devices:

@@ -24,6 +24,7 @@ from agent.adapters import rpc_loop
 from agent.adapters.device_plugin import GRACE_S, Answers, DevicePlugin
 from agent.adapters.safe_files import set_socket_mode
 from agent.boundaries import passed
+from agent.domain.ownership import OWN_SOCKET_PREFIX
 from agent.domain.registration import REGISTER_TIMEOUT_S
 from agent.errors import ConfigError, KubeletUnavailable
 from agent.wire import deviceplugin_pb2 as dp
@@ -31,7 +32,7 @@ from agent.wire import rpc
 
 log = logs.get(__name__)
 
-SOCKET_PREFIX = "vgpu-agent-"
+SOCKET_PREFIX = OWN_SOCKET_PREFIX
 SOCKET_PATH_BYTES = 107  # sun_path without its closing zero
 START_S = 5.0  # what gRPC may take to start or stop a server, beside the calls under way
 SELF_DIAL_S = 2.0

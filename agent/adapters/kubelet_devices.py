@@ -15,9 +15,10 @@ from agent.adapters.kubelet import SOCKET_PREFIX
 from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.podresources import PodResourcesClient
 from agent.adapters.proc_files import entry_of, text_of
-from agent.domain.ownership import HeldDevice, is_plugin_of_gpus
+from agent.domain.ownership import HeldDevice
 from agent.domain.proc_text import place_of
 from agent.errors import KubeletUnavailable
+from agent.wire import rpc
 
 CONNECT_S = 0.5
 
@@ -63,7 +64,7 @@ class KubeletDevices:
         return tuple(
             name
             for name in names
-            if not name.startswith(own) and is_plugin_of_gpus(name) and self._listens(name)
+            if name != rpc.KUBELET_SOCKET and not name.startswith(own) and self._listens(name)
         )
 
     def _listens(self, name: str) -> bool:

@@ -18,6 +18,8 @@ from agent.domain.vgpu_ids import parse_vgpu_id
 NVIDIA_DOMAIN, NVIDIA_DRA_DRIVER = "nvidia.com/", "gpu.nvidia.com"
 OFFERED, HELD = "offered", "held"
 MAX_TOLD = 256  # claims; who holds one of them is named
+MAX_IDS = 4096  # of one resource that are read of kubelet's list
+OWN_SOCKET_PREFIX = "vgpu-agent-"  # of this agent, and of another one of this kind
 
 # What the sockets of plugins for NVIDIA's GPUs have in their names: NVIDIA's, HAMi's and Volcano's
 # (`nvidia-gpu.sock`), GKE's (`nvidiaGPU-...`), gpushare's, Tencent's (`vcore.sock`), and ours.
@@ -94,6 +96,34 @@ def rivals(
         if (uuid := gpu_of(resource, device))
     }
     return tuple(sorted(found)[:MAX_TOLD])
+
+
+def as_told(
+    offered: Collection[str],
+    count: int,
+    gpus: GpuInventory,
+    own_form: Callable[[str, GpuInventory], bool] = vgpu_of_ours,
+) -> bool:
+    """Whether what kubelet offers of a resource of ours can be the `count` devices we told it.
+
+    Of a list that is too long to be read as a whole (MAX_IDS) the length says no more than that.
+    """
+    same_length = min(len(offered), MAX_IDS) == min(count, MAX_IDS)
+    return same_length and all(own_form(one, gpus) for one in tuple(offered)[:1])
+
+
+def may_have_registered(sockets: Iterable[str], before: Collection[str]) -> frozenset[str]:
+    """Those of the sockets whose plugin may have registered our name since `before` was seen.
+
+    One that was there before may as well, under another name than it had; but no agent of this
+    kind, which makes a socket for each registration.
+    """
+    return frozenset(
+        name
+        for name in sockets
+        if name not in before
+        or (is_plugin_of_gpus(name) and not name.startswith(OWN_SOCKET_PREFIX))
+    )
 
 
 def is_plugin_of_gpus(socket: str) -> bool:

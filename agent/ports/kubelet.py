@@ -126,4 +126,4 @@ class NodeDevices(Protocol):
         """
 
     def other_plugins(self) -> tuple[str, ...]:
-        """Sockets of other plugins for GPUs that take connections. Raises KubeletUnavailable."""
+        """Sockets of other plugins that take connections. Raises KubeletUnavailable."""

@@ -11,6 +11,9 @@ from agent import logs
 from agent.domain.gpu import GpuInventory
 from agent.domain.ownership import (
     Rival,
+    as_told,
+    is_plugin_of_gpus,
+    may_have_registered,
     neighbour_told,
     rivals,
     told,
@@ -41,16 +44,16 @@ class Ownership:
         *,
         withhold: Callable[[Mapping[str, str]], None],
         own_form: Callable[[str, GpuInventory], bool] = vgpu_of_ours,
-        expected: Callable[[], Collection[str]] = tuple,
+        expected: Callable[[], Mapping[str, int]] = dict,
         renew: Callable[[Collection[str]], None] = lambda _: None,
         post: Callable[[ClusterEvent], None] = lambda _: None,
         every_s: float = 30.0,
     ) -> None:
         """`withhold` is told of every GPU that is held by others, and why, after each look.
 
-        `own_form`: whether an id of our own resources can be one of ours. `expected`: which of them
-        kubelet should have something of to give; `renew` is told of those of which it has nothing
-        any more, because another plugin had taken the name over and is gone.
+        `own_form`: whether an id of our own resources can be one of ours. `expected`: how many of
+        each kubelet should have to give; `renew` is told of those of which it has nothing any more,
+        or what another plugin had, because that one had taken the name over and is gone.
         """
         self.found: Published[tuple[Rival, ...]] = Published(())
         self._books = books
@@ -65,6 +68,9 @@ class Ownership:
         self._neighbours: frozenset[str] = frozenset()
         self._listed: frozenset[str] = frozenset()  # resources that kubelet had something of
         self._absent: frozenset[str] = frozenset()  # and nothing at the last look
+        self._stale: frozenset[str] = frozenset()  # and at the last look what nobody has
+        self._renewed: frozenset[str] = frozenset()  # for that, and not as we told it since
+        self._bystanders: frozenset[str] = frozenset()  # sockets, when all was last as we told it
 
     def run(self, life: Lifeline) -> None:
         while not life.stopping:
@@ -81,7 +87,7 @@ class Ownership:
         try:
             offered = self._books.offered()
             held = self._books.held()
-            neighbours = frozenset(self._books.other_plugins())
+            sockets = frozenset(self._books.other_plugins())
         except KubeletUnavailable as error:
             log.failing("owners unknown", error=error)
             return False
@@ -90,20 +96,49 @@ class Ownership:
         self._judge(
             rivals(held, offered, own_resources=own, gpus=gpus, own_form=self._own_form), gpus, own
         )
+        neighbours = frozenset(name for name in sockets if is_plugin_of_gpus(name))
         for name in sorted(neighbours - self._neighbours):
             self._say(neighbour_told(name))
         self._neighbours = neighbours
-        return self._all_listed(frozenset(name for name, ids in offered.items() if ids))
+        listed = frozenset(name for name, ids in offered.items() if ids)
+        expected = self._expected()
+        wrong = frozenset(
+            name
+            for name, count in expected.items()
+            if not as_told(offered.get(name, ()), count, gpus, self._own_form)
+        )
+        all_listed = self._all_listed(frozenset(expected), listed)
+        return self._none_stale(wrong, listed, sockets) and all_listed
 
-    def _all_listed(self, offered: frozenset[str]) -> bool:
+    def _all_listed(self, expected: frozenset[str], offered: frozenset[str]) -> bool:
         """Have lost registrations renewed at the second look; False: look again soon."""
-        absent = (self._listed & frozenset(self._expected())) - offered
+        absent = (self._listed & expected) - offered
         lost, self._absent = absent & self._absent, absent - self._absent
         self._listed = (self._listed | offered) - lost
         if lost:
             log.warning("kubelet has lost our devices", resources=",".join(sorted(lost)))
             self._renew(lost)
         return not self._absent
+
+    def _none_stale(
+        self, wrong: frozenset[str], listed: frozenset[str], sockets: frozenset[str]
+    ) -> bool:
+        """Have lists of plugins that are gone replaced at the second look; False: look again soon.
+
+        From 1.37 on kubelet keeps us and whoever registered our name after us. When that one goes,
+        it asks us again, but offers what the other one had until we send a list: pods are refused
+        for devices that nobody has. While somebody is there who may have sent it, it stays.
+        """
+        if not wrong:
+            self._bystanders = sockets
+        theirs = bool(may_have_registered(sockets, self._bystanders))
+        stale = frozenset() if theirs else (wrong & listed) - self._renewed
+        lost, self._stale = stale & self._stale, stale - self._stale
+        self._renewed = (self._renewed & wrong) | lost
+        if lost:
+            log.warning("kubelet lists what nobody has", resources=",".join(sorted(lost)))
+            self._renew(lost)
+        return not self._stale
 
     def _judge(
         self, now: tuple[Rival, ...], gpus: GpuInventory, own_resources: Collection[str]

@@ -86,12 +86,12 @@ class Plugin:
         self._judged: GpuInventory | None = None
         self._began_s = 0.0
 
-    def expected(self) -> bool:
-        """Whether kubelet should have devices of ours to give. From any thread."""
-        return self.status.now().registered and self._link.told() > 0
+    def expected(self) -> int:
+        """How many devices of ours kubelet should have to give. From any thread."""
+        return self._link.told() if self.status.now().registered else 0
 
     def renew(self) -> None:
-        """Register anew: kubelet has lost our devices without ending our stream. Any thread."""
+        """Register anew: kubelet has not our devices, and has not ended our stream. Any thread."""
         self._notices.put(r.Forgotten())
 
     # --- the loop --------------------------------------------------------------------------

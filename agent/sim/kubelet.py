@@ -4,8 +4,9 @@ It registers plugins, dials them back, follows ListAndWatch with the 4 MiB limit
 at a time with GetPreferredAllocation and Allocate per container and no deadline, keeps the
 checkpoint, forgets a dead plugin's resource after 5 minutes, answers PodResources, and can be
 restarted, killed, and robbed of its files. `behaviour` chooses the generation: "1.20", "1.22"
-(as 1.20, but for PodResources and whom it admitted last) or "1.36" (which stands for 1.25 and
-later, but that those to 1.31 keep whom they admitted last, as 1.22 does).
+(as 1.20, but for PodResources and whom it admitted last), "1.36" (which stands for 1.25 to 1.36,
+but that those to 1.31 keep whom they admitted last, as 1.22 does) or "1.37" (as 1.36, but that it
+keeps all plugins of a resource).
 
 Events, in `history()`: started, stopped, wiped, checkpoint, registered, register_failed,
 stream_opened, devices, stream_closed, plugin_gone, preferred, allocate, allocated, allocate_failed,
@@ -35,6 +36,8 @@ from agent.sim.kubelet_books import CHECKPOINT, Books
 from agent.sim.kubelet_plugins import Plugins
 from agent.sim.kubelet_podresources import PodResources
 from agent.sim.kubelet_types import (
+    BEHAVIOURS,
+    NEWER,
     AdmitResult,
     ContainerGrant,
     ContainerSpec,
@@ -48,7 +51,6 @@ from agent.wire import rpc
 
 GRACE_S = 300.0  # how long a resource outlives its plugin
 _STATUS_AGAIN_S = 0.2  # after a node status that the API server did not take
-BEHAVIOURS = ("1.20", "1.22", "1.36")
 
 __all__ = [
     "AdmitResult",
@@ -210,7 +212,7 @@ class StandInKubelet:
                 continue  # its owner was faster
             if path.name == CHECKPOINT or stat.S_ISDIR(mode):
                 continue
-            if self.behaviour != "1.36" or stat.S_ISSOCK(mode):
+            if self.behaviour not in NEWER or stat.S_ISSOCK(mode):
                 path.unlink(missing_ok=True)
                 self._note("wiped", "", {"file": path.name})
 
@@ -288,7 +290,7 @@ class StandInKubelet:
             text = f"Allocate failed due to {refusal}, which is unexpected"
         else:
             text = str(refusal)
-        opening = "Pod was rejected: " if self.behaviour == "1.36" else "Pod "
+        opening = "Pod was rejected: " if self.behaviour in NEWER else "Pod "
         result = AdmitResult(ok=False, reason=refusal.reason, message=opening + text)
         self._note("rejected", "", {"pod": pod.uid, "message": result.message})
         return result

@@ -15,6 +15,7 @@ import grpc
 from agent.sim.kubelet_books import Assignment, Books
 from agent.sim.kubelet_plugins import Endpoint, Note
 from agent.sim.kubelet_types import (
+    NEWER,
     ContainerGrant,
     ContainerSpec,
     DeviceGrant,
@@ -51,7 +52,7 @@ class Admission:
     ) -> None:
         self._books = books
         self._endpoint_of = endpoint_of
-        self._checks_health = behaviour == "1.36"
+        self._checks_health = behaviour in NEWER
         self._rng = rng
         self._note = note
 

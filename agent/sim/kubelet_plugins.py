@@ -1,9 +1,12 @@
-"""How the stand-in kubelet takes registrations and follows plugins, in two generations.
+"""How the stand-in kubelet takes registrations and follows plugins, in three generations.
 
 "1.20": Register answers before the plugin is dialled; the newest registration wins, and the end of
-an older one's stream is ignored. "1.36" (1.25 and later): Register dials, asks for the options and
+an older one's stream is ignored. "1.36" (1.25 to 1.36): Register dials, asks for the options and
 only then answers; when any stream of a resource ends, *the current* client of that resource is
-disconnected, also when the stream was an older one's (kubernetes issues 121994 and 127803).
+disconnected, also when the stream was an older one's (kubernetes issues 121994 and 127803). "1.37":
+registers as 1.36, but all plugins of a resource stay connected, told apart by their sockets; each
+list that any of them sends is the list, and the newest is asked. When one goes, any of the others
+is asked, and the list stays as it is; with the last one the resource goes (seen with 1.37.2).
 
 Does not imitate: the plugins_registry directory, SELinux labels, registration metrics.
 """
@@ -18,6 +21,7 @@ from typing import Any
 import grpc
 
 from agent.sim.kubelet_books import Books
+from agent.sim.kubelet_types import NEWER
 from agent.wire import deviceplugin_pb2 as dp
 from agent.wire import rpc
 
@@ -97,12 +101,14 @@ class Plugins:
     ) -> None:
         self._directory = directory
         self._books = books
-        self._synchronous = behaviour == "1.36"
+        self._synchronous = behaviour in NEWER
+        self._keeps_all = behaviour == "1.37"
         self._dial_timeout_s = dial_timeout_s
         self._clock = clock
         self._note = note
         self._lock = threading.Lock()
         self._current: dict[str, Endpoint] = {}
+        self._connected: dict[str, dict[Path, Endpoint]] = {}  # all of a resource; by 1.37 alone
         self._alive: set[Endpoint] = set()
         self._threads: set[threading.Thread] = set()
         self._stopped = False
@@ -138,7 +144,8 @@ class Plugins:
             except DialFailed as error:
                 self._discard(endpoint)
                 self._refuse(name, context, str(error))
-            self._in_background(self._follow_and_disconnect_current, endpoint)
+            follow = self._follow_as_one if self._keeps_all else self._follow_and_disconnect_current
+            self._in_background(follow, endpoint)
         else:
             endpoint.options.CopyFrom(request.options)
             self._in_background(self._connect_and_follow, endpoint)
@@ -161,6 +168,11 @@ class Plugins:
         with self._lock:
             if self._stopped:
                 raise DialFailed("kubelet is stopping")
+            if self._keeps_all:
+                connected = self._connected.setdefault(endpoint.resource, {})
+                if endpoint.socket in connected:
+                    raise DialFailed(f"device plugin already connected: {endpoint.socket}")
+                connected[endpoint.socket] = endpoint
             self._current[endpoint.resource] = endpoint
         self._books.plugin_connected(endpoint.resource)
         self._note("registered", endpoint.resource, {"endpoint": endpoint.socket.name})
@@ -181,7 +193,7 @@ class Plugins:
             self._books.plugin_gone(endpoint.resource, self._clock())
             self._note("plugin_gone", endpoint.resource, {"endpoint": endpoint.socket.name})
 
-    # --- 1.25 and later --------------------------------------------------------------------
+    # --- 1.25 to 1.36 ----------------------------------------------------------------------
 
     def _follow_and_disconnect_current(self, endpoint: Endpoint) -> None:
         self._follow(endpoint)
@@ -194,7 +206,24 @@ class Plugins:
             self._books.plugin_gone(endpoint.resource, self._clock())
             self._note("plugin_gone", endpoint.resource, {"endpoint": client.socket.name})
 
-    # --- both ------------------------------------------------------------------------------
+    # --- 1.37 ------------------------------------------------------------------------------
+
+    def _follow_as_one(self, endpoint: Endpoint) -> None:
+        self._follow(endpoint)
+        name = endpoint.resource
+        with self._lock:
+            others = self._connected.get(name, {})
+            others.pop(endpoint.socket, None)
+            if others:
+                self._current[name] = next(iter(others.values()))
+            else:
+                self._current.pop(name, None)
+        self._discard(endpoint)
+        if not others:
+            self._books.plugin_gone(name, self._clock())
+            self._note("plugin_gone", name, {"endpoint": endpoint.socket.name})
+
+    # --- all -------------------------------------------------------------------------------
 
     def _follow(self, endpoint: Endpoint) -> None:
         name = endpoint.resource

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from agent.sim.kubelet_books import Books
-from agent.sim.kubelet_types import PodSpec
+from agent.sim.kubelet_types import NEWER, PodSpec
 from agent.wire import podresources_pb2 as pr
 from agent.wire import rpc
 
@@ -29,7 +29,7 @@ class PodResources:
         self._books = books
         self._pods = pods
         self._take_back = take_back
-        self._complete, self._refuses = behaviour == "1.36", behaviour == "1.22"
+        self._complete, self._refuses = behaviour in NEWER, behaviour == "1.22"
 
     def list_pod_resources(
         self, _request: pr.ListPodResourcesRequest, _: rpc.Context

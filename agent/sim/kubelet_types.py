@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+BEHAVIOURS = ("1.20", "1.22", "1.36", "1.37")  # see StandInKubelet
+NEWER = ("1.36", "1.37")
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:

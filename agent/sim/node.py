@@ -67,7 +67,7 @@ class SimNode:
     Args:
         root: an empty directory with a short path (unix sockets have at most 107 bytes).
         command: how to start the program, e.g. [python, "agent.py"].
-        behaviour: kubelet's, "1.20" or "1.36".
+        behaviour: kubelet's, one of `BEHAVIOURS`.
         release: the HAMi scheduler's, e.g. "2.10".
         flags: further flags of `vgpu-agent run`.
         environ: variables for the agent, beyond `plain_environment`.

@@ -189,6 +189,23 @@ def test_a_plugin_that_takes_a_size_over_is_told(alone: Alone) -> None:
         toy.stop()
 
 
+def test_a_size_that_a_plugin_took_over_is_served_again_when_it_has_gone(alone: Alone) -> None:
+    """From 1.37 on kubelet asks us again then, and goes on listing what the plugin had."""
+    registered = " registered_with_kubelet "
+    eventually(lambda: alone.said(registered) == 2, within_s=60)
+    toy = ToyPlugin(alone.kubelet.socket.parent / "nvidia-gpu.sock", [f"{alone.gpus[0].uuid}::0"])
+    try:
+        _register(alone, toy, "nvidia.com/gpu-large")
+        eventually(lambda: alone.said("taken that name over"), within_s=60)
+        assert alone.said(registered) == 2, "it is still there"
+    finally:
+        toy.stop()
+
+    eventually(lambda: alone.said(registered) == 3, within_s=60)
+    alone.put("train", large=1)
+    assert dict(alone.container("train").envs)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "24576m"
+
+
 def _register(alone: Alone, plugin: ToyPlugin, resource: str) -> None:
     request = dp.RegisterRequest(
         version=rpc.API_VERSION,

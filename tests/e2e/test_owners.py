@@ -43,8 +43,10 @@ def test_two_plugins_for_one_gpu(node: SimNode) -> None:
         toy.stop()
 
 
-def test_a_plugin_that_takes_our_name_over_is_told(node: SimNode) -> None:
+@pytest.mark.parametrize("behaviour", ["1.36", "1.37"])
+def test_a_plugin_that_takes_our_name_over_is_told(make_node: NodeMaker, behaviour: str) -> None:
     """A newer kubelet leaves our stream open: our own registration knows nothing of it."""
+    node = make_node("--owners-interval", "200ms", behaviour=behaviour)
     up(node, 20)
     toy = ToyPlugin(node.kubelet.socket.parent / "nvidia-gpu.sock", [FIRST])
     try:

@@ -125,6 +125,7 @@ def test_end_of_the_stream_makes_every_device_unhealthy_and_is_not_mended(
     [
         pytest.param("1.20", 1, id="1.20: the newest wins, the end of the old one is ignored"),
         pytest.param("1.36", 0, id="1.36: the end of the old one disconnects the new one"),
+        pytest.param("1.37", 1, id="1.37: all are kept"),
     ],
 )
 def test_end_of_an_older_registration(node: ToyNode, behaviour: str, left: int) -> None:
@@ -138,6 +139,27 @@ def test_end_of_an_older_registration(node: ToyNode, behaviour: str, left: int) 
     eventually(lambda: len(kubelet.history("stream_closed")) == 2 - left)
     eventually(lambda: allocatable(kubelet) == left)
     assert kubelet.resources[GPU].connected == bool(left)
+
+
+def test_end_of_the_newer_registration(node: ToyNode) -> None:
+    """1.37 asks the older plugin again, and lists what the newer one had."""
+    kubelet, old = node("1.37")
+    new = node.plugin(kubelet, "new.sock", "z")
+    register(kubelet, new)
+    eventually(lambda: kubelet.resources[GPU].healthy == {"z"})
+
+    new.stop()
+
+    eventually(lambda: len(kubelet.history("stream_closed")) == 1)
+    assert kubelet.resources[GPU].healthy == {"z"}
+    assert kubelet.admit(PodSpec("u-1", "team", "one", [ContainerSpec("main", {GPU: 1})])).ok
+    assert old.allocations() == [["z"]]
+
+
+def test_a_socket_is_connected_once(node: ToyNode) -> None:
+    kubelet, plugin = node("1.37")
+    with pytest.raises(grpc.RpcError, match="device plugin already connected"):
+        register(kubelet, plugin)
 
 
 # --- restart -----------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.domain.ownership import (
+    MAX_IDS,
     MAX_TOLD,
     HeldDevice,
     Rival,
+    as_told,
     is_plugin_of_gpus,
     rivals,
     told,
@@ -165,7 +167,7 @@ class Bed:
             self.inventory,
             [OURS],
             withhold=self._withhold,
-            expected=lambda: [OURS],
+            expected=lambda: {OURS: 2},
             renew=self.renewed.append,
             post=self.posted.append,
             every_s=3600.0,
@@ -243,9 +245,9 @@ def test_a_name_that_was_taken_and_is_nobodys_is_registered_anew() -> None:
     """Kubelet ends no stream of ours, and has nothing of ours to give."""
     bed = Bed()
     assert bed.ownership.look_once(), "nothing was ever listed: perhaps kubelet tells nothing"
-    bed.books.offers = {OURS: (A,)}  # taken over
+    bed.books.offers, bed.books.neighbours = {OURS: (A,)}, ("toy.sock",)  # taken over
     assert bed.ownership.look_once()
-    bed.books.offers = {}
+    bed.books.offers, bed.books.neighbours = {}, ()
     assert not bed.ownership.look_once(), "it may be a moment; to be looked at again soon"
     assert bed.renewed == []
     bed.ownership.look_once()
@@ -255,13 +257,78 @@ def test_a_name_that_was_taken_and_is_nobodys_is_registered_anew() -> None:
     assert len(bed.renewed) == 1, "once, until it is listed again"
 
 
+OF_OURS = (f"{A}-0", f"{B}-0")
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param((A, B), id="NVIDIA's ids"),
+        pytest.param((f"{A}-0", f"{A}-1", f"{B}-0"), id="ids of our form, as HAMi's plugin has"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "after"),
+    [
+        pytest.param((), ("toy.sock",), (), id="of whatever name"),
+        pytest.param(("nic.sock",), ("nic.sock", "toy.sock"), ("nic.sock",), id="beside others"),
+        pytest.param(("nvidia-gpu.sock",), ("nvidia-gpu.sock",), (), id="known by another name"),
+        pytest.param(
+            ("vgpu-agent-7-1-abc.sock",),
+            ("vgpu-agent-7-1-abc.sock", "toy.sock"),
+            ("vgpu-agent-7-1-abc.sock",),
+            id="beside a second agent",
+        ),
+    ],
+)
+def test_what_a_plugin_had_that_is_gone_is_replaced(
+    before: tuple[str, ...],
+    meanwhile: tuple[str, ...],
+    after: tuple[str, ...],
+    left: tuple[str, ...],
+) -> None:
+    """Kubelets from 1.37 on list it until we send a list, and ask us for it (seen with 1.37.2)."""
+    bed = Bed()
+    bed.books.offers, bed.books.neighbours = {OURS: OF_OURS}, before
+    assert bed.ownership.look_once()
+    bed.books.offers, bed.books.neighbours = {OURS: left}, meanwhile
+    for _ in range(3):
+        assert bed.ownership.look_once()
+    assert bed.renewed == [], "it is there, and the name is left to it"
+    bed.books.neighbours = after
+    assert not bed.ownership.look_once(), "it may be a moment; to be looked at again soon"
+    assert bed.renewed == []
+    bed.ownership.look_once()
+    assert bed.renewed == [{OURS}]
+    for _ in range(3):
+        assert bed.ownership.look_once()
+    assert len(bed.renewed) == 1, "once, until it is listed as we tell it"
+    bed.books.offers = {OURS: OF_OURS}
+    bed.ownership.look_once()
+    bed.books.offers = {OURS: left}
+    bed.ownership.look_once()
+    bed.ownership.look_once()
+    assert len(bed.renewed) == 2
+
+
+def test_a_list_of_which_only_a_part_is_read_is_as_we_told_it() -> None:
+    many = [f"{A}-{number}" for number in range(MAX_IDS)]
+    assert as_told(many, 2 * MAX_IDS, GPUS)
+    assert not as_told(many, MAX_IDS - 1, GPUS)
+    assert not as_told(many[:-1], 2 * MAX_IDS, GPUS)
+
+
 def test_what_comes_back_by_itself_is_left_alone() -> None:
     bed = Bed()
-    bed.books.offers = {OURS: (f"{A}-0",)}
+    bed.books.offers = {OURS: OF_OURS}
     bed.ownership.look_once()
     for _ in range(3):
+        bed.books.offers = {OURS: (A,)}
+        bed.ownership.look_once()
+        bed.books.offers = {OURS: OF_OURS}
+        bed.ownership.look_once()
         bed.books.offers = {}
         bed.ownership.look_once()
-        bed.books.offers = {OURS: (f"{A}-0",)}
+        bed.books.offers = {OURS: OF_OURS}
         bed.ownership.look_once()
     assert bed.renewed == []

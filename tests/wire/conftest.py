@@ -23,7 +23,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("d") / "dp"
 
 
-@pytest.fixture(params=["1.20", "1.36"])
+@pytest.fixture(params=["1.20", "1.36", "1.37"])
 def kubelet(request: pytest.FixtureRequest, directory: Path, stack: ExitStack) -> StandInKubelet:
     return stack.enter_context(StandInKubelet(directory, behaviour=request.param))
 

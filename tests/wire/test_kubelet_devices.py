@@ -108,10 +108,10 @@ def test_without_any_book_it_says_so(directory: Path, stack: ExitStack) -> None:
 
 def test_sockets_count_while_somebody_listens(directory: Path, stack: ExitStack) -> None:
     bed = Bed(directory, "1.36", stack)
-    assert bed.devices.other_plugins() == ()
+    assert bed.devices.other_plugins() == ("toy.sock",), "not kubelet's own"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(directory / "dp" / "nvidia-gpu.sock"))
-        assert bed.devices.other_plugins() == (), "nobody listens"
+        assert bed.devices.other_plugins() == ("toy.sock",), "nobody listens"
         other.listen()
-        assert bed.devices.other_plugins() == ("nvidia-gpu.sock",)
-    assert bed.devices.other_plugins() == (), "a file that was left behind"
+        assert bed.devices.other_plugins() == ("nvidia-gpu.sock", "toy.sock")
+    assert bed.devices.other_plugins() == ("toy.sock",), "a file that was left behind"

@@ -189,14 +189,22 @@ def test_a_plugin_that_takes_a_size_over_is_told(alone: Alone) -> None:
         toy.stop()
 
 
-def test_a_size_that_a_plugin_took_over_is_served_again_when_it_has_gone(alone: Alone) -> None:
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        pytest.param(("::0",), "taken that name over", id="ids as NVIDIA's"),
+        pytest.param(("-0", "-1", "-2"), "connections at nvidia-gpu.sock", id="ids as ours"),
+    ],
+)
+def test_a_size_that_a_plugin_took_over_is_served_again_when_it_has_gone(
+    alone: Alone, ids: tuple[str, ...], told: str
+) -> None:
     """From 1.37 on kubelet asks us again then, and goes on listing what the plugin had."""
-    registered = " registered_with_kubelet "
-    eventually(lambda: alone.said(registered) == 2, within_s=60)
-    toy = ToyPlugin(alone.kubelet.socket.parent / "nvidia-gpu.sock", [f"{alone.gpus[0].uuid}::0"])
+    registered, uuid = " registered_with_kubelet ", alone.gpus[0].uuid
+    toy = ToyPlugin(alone.kubelet.socket.parent / "nvidia-gpu.sock", [uuid + one for one in ids])
     try:
         _register(alone, toy, "nvidia.com/gpu-large")
-        eventually(lambda: alone.said("taken that name over"), within_s=60)
+        eventually(lambda: alone.said(told), within_s=60)
         assert alone.said(registered) == 2, "it is still there"
     finally:
         toy.stop()

@@ -5,10 +5,12 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 from built_hook import sim_libraries
 from doctor_node import NAME, UUID, DoctorNode, stamp
 
@@ -16,6 +18,8 @@ from agent.adapters.nvml import NvmlDriver
 from agent.doctor.finding import Verdict
 from agent.errors import GpuLost
 from agent.sim.driver import SimGpu
+from agent.wire import rpc
+from agent.wire import runtimeconfig_pb2 as cri
 
 FAILED, WARNING, SKIPPED = Verdict.FAILED, Verdict.WARNING, Verdict.SKIPPED
 UNKNOWN_ERROR = 999  # CUDA's
@@ -74,6 +78,28 @@ def nothing_listens(node: DoctorNode) -> None:
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
+
+
+def makes_cgroups(driver: str) -> Callable[[DoctorNode], None]:
+    """Containerd says by its CRI who makes cgroups; as it says nothing, it is older than 2.0."""
+
+    def answer(_request: cri.RuntimeConfigRequest, context: Any) -> cri.RuntimeConfigResponse:
+        if not driver:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method RuntimeConfig")
+        linux = cri.LinuxRuntimeConfiguration(cgroup_driver=getattr(cri, driver.upper()))
+        return cri.RuntimeConfigResponse(linux=linux)
+
+    def serve(node: DoctorNode) -> None:
+        path = node.tree / "run/containerd/containerd.sock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = dict([rpc.RUNTIME_CONFIG.handler(answer)])
+        handler = grpc.method_handlers_generic_handler(rpc.RUNTIME_CONFIG.service, table)
+        server = grpc.server(ThreadPoolExecutor(1), handlers=[handler])
+        server.add_insecure_port(rpc.unix_target(path))
+        server.start()
+        node.stack.callback(lambda: server.stop(None).wait())
+
+    return serve
 
 
 def no_runtime(node: DoctorNode) -> None:

@@ -16,6 +16,7 @@ from agent.adapters.local_client import READ_SOCKET, AgentUnreachable, ask
 from agent.adapters.safe_files import OTHERS
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host, writable
+from agent.doctor.runtime_driver import told_by_runtime
 from agent.domain.proc_text import place_of
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -24,6 +25,14 @@ FEW_INODES = 1000
 HTTP_OK, PAGE_BYTES = 200, 4 << 20
 OWN_METRIC = b"\nvgpu_ready"
 CGROUP2_FILE = "cgroup.controllers"
+KUBELETS_DRIVER = (
+    "sed -i 's/^cgroupDriver:.*/cgroupDriver: systemd/' /var/lib/kubelet/config.yaml   # the "
+    "runtime too; drain, then restart both"
+)
+RUNTIMES_DRIVER = (
+    "grep -rn SystemdCgroup /etc/containerd   # true for runc (CRI-O: cgroup_manager is systemd); "
+    "drain, then restart the runtime and kubelet"
+)
 START = "systemctl start vgpu-agent   # kubectl -n kube-system rollout restart ds/vgpu-agent"
 
 
@@ -217,14 +226,16 @@ def cgroups(host: Host) -> Finding:
     """Kubelet and runtime must agree on who makes cgroups."""
     version = 2 if (host.path("/sys/fs/cgroup") / CGROUP2_FILE).exists() else 1
     kubelet = cgroup_driver(host.read_if_there(host.path("/var/lib/kubelet/config.yaml")) or "")
+    runtime = told_by_runtime(host)
     systemd = (host.path("/run/systemd/system")).exists()
-    said = f"cgroup v{version}, kubelet's driver: {kubelet or 'not told'}"
-    if kubelet == "cgroupfs" and version == 2 and systemd:  # noqa: PLR2004 - the version's name
+    said = f"cgroup v{version}, kubelet's driver: {runtime or kubelet or 'not told'}"
+    if runtime:
+        said += f", by its runtime (its own file says {kubelet or 'nothing'})"
+    if (runtime or kubelet) == "cgroupfs" and version == 2 and systemd:  # noqa: PLR2004 - its name
         return warning(
             f"{said}, on a host with systemd: two managers of one tree, a reload can take the "
             "GPUs of running containers away",
-            "sed -i 's/^cgroupDriver:.*/cgroupDriver: systemd/' /var/lib/kubelet/config.yaml   # "
-            "the runtime too; drain, then restart both",
+            RUNTIMES_DRIVER if runtime else KUBELETS_DRIVER,
         )
     return ok(said)
 

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from agent.wire import deviceplugin_pb2 as dp
 from agent.wire import podresources_pb2 as pr
+from agent.wire import runtimeconfig_pb2 as cri
 
 API_VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
@@ -259,6 +260,12 @@ class DevicePluginStub:
 
 # --- PodResources, served by kubelet -------------------------------------------------------------
 
+RUNTIME_CONFIG = Unary(
+    "runtime.v1.RuntimeService",
+    "RuntimeConfig",
+    cri.RuntimeConfigRequest,
+    cri.RuntimeConfigResponse,
+)
 _POD_RESOURCES = "v1.PodResourcesLister"
 LIST_POD_RESOURCES = Unary(
     _POD_RESOURCES, "List", pr.ListPodResourcesRequest, pr.ListPodResourcesResponse

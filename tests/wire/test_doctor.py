@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from doctor_breaks import BREAKS, MODE_CDI, RESERVING
 from doctor_node import CDI, CONTAINERD_NVIDIA, DPKG, DRIVER, UUID, DoctorNode, stamp
-from doctor_ways import Break, settings
+from doctor_ways import Break, makes_cgroups, settings
 
 from agent.doctor import hook
 from agent.doctor.checks import CHECKS
@@ -93,6 +93,22 @@ def test_in_mode_cdi_specs_have_to_name_what_is_granted(
     settings(**changes)(node)
     found = node.look()["cdi-names"]
     assert found.verdict is verdict, found
+
+
+@pytest.mark.parametrize(
+    ("runtime", "verdict"),
+    [
+        pytest.param("systemd", Verdict.OK, id="kubelet goes by its runtime"),
+        pytest.param("", Verdict.WARNING, id="which does not say"),
+    ],
+)
+def test_kubelets_own_file_counts_where_the_runtime_says_nothing(
+    node: DoctorNode, runtime: str, verdict: Verdict
+) -> None:
+    """Kubelet 1.37.2 was seen to go by containerd 2.4.2, whatever its file said."""
+    node.write("var/lib/kubelet/config.yaml", "cgroupDriver: cgroupfs\n")
+    makes_cgroups(runtime)(node)
+    assert node.look()["cgroups"].verdict is verdict
 
 
 def test_a_directory_that_is_named_as_a_spec_is_none(node: DoctorNode) -> None:

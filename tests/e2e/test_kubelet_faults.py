@@ -76,7 +76,7 @@ KUBELET_FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("behaviour", ["1.20", "1.36"])
+@pytest.mark.parametrize("behaviour", ["1.20", "1.36", "1.37"])
 @pytest.mark.parametrize("fault", KUBELET_FAULTS, ids=lambda fault: fault.__name__)
 def test_kubelet_faults(
     make_node: NodeMaker, fault: Callable[[SimNode], None], behaviour: str

@@ -4,6 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 WHOLE_PERCENT = 100
+ROUNDING = 1e-6  # 0.57 * 100 is 56.99999999999999
+
+
+def scaled(amount: float, scaling: float) -> int:
+    """What there is of an amount to hand out. One rule for all: who counts must find the same."""
+    return int(amount * scaling + ROUNDING)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -141,8 +147,8 @@ class Sharing:
         """Whether a scheduler can have decided on so much of this GPU, all others being away."""
         memory = gpu.memory_mib or self.preconfigured_memory_mib
         return self.mode == "mig" or (
-            memory_mib <= memory * max(1.0, self.memory_scaling)
-            and core_percent <= WHOLE_PERCENT * max(1.0, self.core_scaling)
+            memory_mib <= scaled(memory, max(1.0, self.memory_scaling))
+            and core_percent <= scaled(WHOLE_PERCENT, max(1.0, self.core_scaling))
         )
 
     def slots(self, gpu: Gpu) -> int:

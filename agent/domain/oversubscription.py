@@ -6,7 +6,7 @@ out of memory. That is refused unless the node's memory scaling says that it is 
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent.domain.gpu import Gpu, Sharing
+from agent.domain.gpu import Gpu, Sharing, scaled
 from agent.domain.grants import Claim, GrantRecord
 from agent.domain.limits_file import MIB
 from agent.domain.pods import Pod
@@ -15,7 +15,7 @@ from agent.domain.pods import Pod
 def offered_mib(gpu: Gpu, sharing: Sharing) -> int:
     """What all containers of the GPU may be promised; 0: nobody knows what it has."""
     total_mib = gpu.memory_mib if gpu.memory_mib is not None else sharing.preconfigured_memory_mib
-    return int(total_mib * max(1.0, sharing.memory_scaling))
+    return scaled(total_mib, max(1.0, sharing.memory_scaling))
 
 
 def promised_mib(claims: Iterable[Claim], uuid: str, offered: int) -> int:

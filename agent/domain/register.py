@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from agent.domain.gpu import Gpu, GpuInventory, MigPlacement, Sharing
+from agent.domain.gpu import WHOLE_PERCENT, Gpu, GpuInventory, MigPlacement, Sharing, scaled
 from agent.domain.mig import core_percent
 from agent.domain.shown import shown
 from agent.domain.vgpu_ids import bearable
@@ -22,7 +22,6 @@ REGISTER = "hami.io/node-nvidia-register"
 SCORE = "hami.io/node-nvidia-score"
 MAX_CHARS = 262_144  # the API server's limit on all annotations of an object together
 INT32_MAX = 2**31 - 1
-ROUNDING = 1e-6  # 0.57 * 100 is 56.99999999999999
 
 _GO_TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _GO_FALSE = ("0", "f", "F", "FALSE", "false", "False")
@@ -118,17 +117,15 @@ def registered_gpus(gpus: Iterable[Gpu], sharing: Sharing, form: str) -> tuple[R
 
 
 def _offer(gpu: Gpu, sharing: Sharing, form: str) -> RegisteredGpu:
-    memory_mib = float(gpu.memory_mib or 0)
-    percent = 100.0
-    if sharing.mode != "mig":
-        memory_mib *= sharing.memory_scaling
-        percent *= sharing.core_scaling
+    memory_scaling, core_scaling = sharing.memory_scaling, sharing.core_scaling
+    if sharing.mode == "mig":
+        memory_scaling = core_scaling = 1.0
     return RegisteredGpu(
         uuid=gpu.uuid,
         index=gpu.index,
         count=sharing.slots(gpu),
-        memory_mib=min(INT32_MAX, int(memory_mib + ROUNDING)),
-        core_percent=min(INT32_MAX, int(percent + ROUNDING)),
+        memory_mib=min(INT32_MAX, scaled(gpu.memory_mib or 0, memory_scaling)),
+        core_percent=min(INT32_MAX, scaled(WHOLE_PERCENT, core_scaling)),
         type=type_name(gpu.name, form),
         numa=max(0, gpu.numa_node or 0),
         mode=sharing.mode,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agent.domain.gpu import Gpu, GpuInventory, Sharing
+from agent.domain.gpu import Gpu, GpuInventory, Sharing, scaled
 from agent.domain.grants import Claim, GrantRecord
 from agent.domain.identities import is_identity
 from agent.domain.vgpu_ids import Vgpu, nameable, vgpu_id
@@ -83,7 +83,7 @@ def offers(resource: str, sizes: Iterable[SliceSize]) -> tuple[Offer, ...]:
 
 def objection_to(sizes: Iterable[SliceSize], sharing: Sharing) -> str:
     """Why the node cannot be cut so, with what to do; empty: it can."""
-    cores = int(WHOLE_PERCENT * sharing.core_scaling)
+    cores = scaled(WHOLE_PERCENT, sharing.core_scaling)
     for size in sizes:
         if size.core_percent > cores:
             return (
@@ -101,8 +101,8 @@ def objection_to(sizes: Iterable[SliceSize], sharing: Sharing) -> str:
 def whole(gpu: Gpu, sharing: Sharing) -> Amount:
     """What a GPU has for all slices together; memory and cores above 1 : 1 only if scaled so."""
     return Amount(
-        int((gpu.memory_mib or 0) * sharing.memory_scaling),
-        int(WHOLE_PERCENT * sharing.core_scaling),
+        scaled(gpu.memory_mib or 0, sharing.memory_scaling),
+        scaled(WHOLE_PERCENT, sharing.core_scaling),
     )
 
 

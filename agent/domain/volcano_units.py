@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from agent.domain.gpu import Gpu, GpuInventory, Sharing
+from agent.domain.gpu import Gpu, GpuInventory, Sharing, scaled
 from agent.domain.ownership import vgpu_of_ours
 from agent.domain.vgpu_ids import UNHEALTHY, Vgpu, device_bytes, framed
 
@@ -109,7 +109,7 @@ def memory_units(inventory: GpuInventory, sharing: Sharing, factor: int, form: s
 
 def core_units(inventory: GpuInventory, sharing: Sharing) -> Units:
     """What kubelet is offered as `volcano.sh/vgpu-cores`: `<uuid>-core-<n>`, one per percent."""
-    count = int(CORE_UNITS * sharing.core_scaling + 1e-6)
+    count = scaled(CORE_UNITS, sharing.core_scaling)
     return Units(
         tuple(
             UnitGroup(f"{gpu.uuid}-core-", count, gpu.healthy) for gpu in sharing.offered(inventory)

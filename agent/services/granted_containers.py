@@ -10,7 +10,7 @@ from agent.domain.limit_change import Card, DeviceChange, LimitRefused, Limits, 
 from agent.domain.limit_lines import limits_in
 from agent.domain.limits_file import MIB, LimitsFile, MalformedLimits, decode, encode, limits_of
 from agent.domain.mig import mig_uuids
-from agent.domain.oversubscription import beside
+from agent.domain.oversubscription import beside, offered_mib
 from agent.domain.pods import Pod
 from agent.errors import AgentError
 from agent.ports import GrantLog, LiveLimits
@@ -141,7 +141,7 @@ class GrantedContainers:
         """Bytes that are to be handed out of these GPUs, with memory scaling."""
         gpus = self._offered()
         return {
-            uuid: int((gpu.memory_mib or 0) * max(1.0, self._sharing.memory_scaling)) * MIB
+            uuid: offered_mib(gpu, self._sharing) * MIB
             for uuid in uuids
             if (gpu := gpus.get(uuid.lower())) is not None
         }

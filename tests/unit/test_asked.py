@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.domain.asked import MOST, NOTHING, AmountNames, Asked, asked_of, more_than_asked, whole
+from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.grants import Claim
+from agent.domain.register import registered_gpus
 from agent.errors import MalformedAnnotation
 from agent.sim.scheduler_placement import NoFit, place, request_of
 from agent.sim.scheduler_wire import SeenGpu
@@ -158,3 +160,16 @@ def test_a_pod_that_decides_itself_gets_no_more_than_its_limits(claims: str, wor
     assert "delete the pod" in str(refused.value)
     assert scene.now(mine).annotations["hami.io/bind-phase"] == "failed"
     assert not scene.grant_log.records()
+
+
+@pytest.mark.parametrize("asked", [NOTHING, Asked(0, 100)], ids=["by default", "in percent"])
+def test_all_that_is_registered_of_a_scaled_gpu_is_granted(asked: Asked) -> None:
+    """49140 * 1.15 is 56510.99999999999 in a computer: the scheduler is told 56511."""
+    card = Gpu(uuid=GPU_A, index=0, name="NVIDIA RTX 6000 Ada Generation", memory_mib=49140)
+    sharing = Sharing(memory_scaling=1.15)
+    (told,) = registered_gpus([card], sharing, "json")
+    scene = Scene()
+    all_of_it = f"{GPU_A},NVIDIA,{told.memory_mib},0:;"
+    scene.bound(pod("p", all_of_it, replace(container("main"), asked=asked)))
+    agent = scene.start(sharing=sharing, inventory=GpuInventory.of([card]))
+    assert agent.allocate(*IDS)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "56511m"

@@ -409,6 +409,9 @@ def test_whose_grants_count(
         pytest.param(CARD, Sharing(memory_scaling=1.5), 69102, id="scaled up"),
         pytest.param(CARD, Sharing(memory_scaling=0.5), 46068, id="scaled down: still its own"),
         pytest.param(
+            replace(CARD, memory_mib=49140), Sharing(memory_scaling=1.15), 56511, id="to the MiB"
+        ),
+        pytest.param(
             replace(CARD, memory_mib=None), Sharing(preconfigured_memory_mib=9), 9, id="configured"
         ),
         pytest.param(replace(CARD, memory_mib=None), Sharing(), 0, id="not known"),

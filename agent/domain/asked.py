@@ -92,3 +92,11 @@ def more_than_asked(claim: Claim, asked: Asked, largest_mib: int) -> str:
             f"{asked.core_percent}"
         )
     return ""
+
+
+def times_as_large(claim: Claim, asked: Asked) -> int:
+    """In units so many times as large, the memory of the claim is what is asked for; 0: in none."""
+    if not asked.memory_mib:
+        return 0
+    times, rest = divmod(claim.memory_mib, asked.memory_mib)
+    return times if times > 1 and not rest else 0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.domain.asked import more_than_asked
+from agent.domain.asked import more_than_asked, times_as_large
 from agent.domain.dialect import HAMI, Dialect
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import Claim
@@ -14,6 +14,7 @@ from agent.domain.preferred_ids import gpu_of
 from agent.errors import MalformedAnnotation, NodeNotReady, UnknownDevice
 from agent.services.published import Inventory
 
+NOBODY = "so no scheduler has decided that"
 AGAIN = "delete the pod, so that it is scheduled again"
 
 
@@ -69,8 +70,8 @@ class Supply:
             )
         if self.dialect is HAMI and (what := self._undecidable(claim, gpu, container)):
             raise MalformedAnnotation(
-                f"the pod's annotation claims {what}, so no scheduler has decided that; {AGAIN}, "
-                "and see who else writes its annotations"
+                f"the pod's annotation claims {what}; {AGAIN}, and see who else writes its "
+                "annotations"
             )
         return gpu
 
@@ -81,10 +82,17 @@ class Supply:
         ):
             return (
                 f"{claim.memory_mib} MiB and {claim.core_percent} % of the GPU {claim.uuid}, more "
-                "than the node offers of it"
+                f"than the node offers of it, {NOBODY}"
             )
         if self.sharing.mode == "mig":  # a claim has what its MIG instance has
             return ""
         largest_mib = max(offered_mib(one, self.sharing) for one in self.inventory.now().gpus)
         more = more_than_asked(claim, container.asked, largest_mib)
-        return more and f"for container {container.name} {more}"
+        if not more:
+            return ""
+        times = times_as_large(claim, container.asked)
+        units = (
+            f", unless it counts memory in units {times} times as large as the agent does: set the "
+            "node's --gpumem-factor to the scheduler's memoryFactor then"
+        )
+        return f"for container {container.name} {more}, {NOBODY}{units if times else ''}"

@@ -145,7 +145,19 @@ def test_no_claim_of_the_scheduler_is_refused(limits: dict[str, Any], second_mib
             "claims for container main 24000 MiB, where the container asks for 3000",
             id="more memory",
         ),
-        pytest.param(f"{GPU_A},NVIDIA,3000,0:;", "all % of the cores", id="all cores"),
+        pytest.param(
+            f"{GPU_A},NVIDIA,24001,30:;", "for 3000, so no scheduler has decided that; ", id="odd"
+        ),
+        pytest.param(
+            f"{GPU_A},NVIDIA,24000,30:;",
+            "unless it counts memory in units 8 times as large .*--gpumem-factor",
+            id="in units of which nobody has told",
+        ),
+        pytest.param(
+            f"{GPU_A},NVIDIA,3000,0:;",
+            "all % of the cores, where the container asks for 30, so no scheduler has decided that; ",
+            id="all cores",
+        ),
     ],
 )
 def test_a_pod_that_decides_itself_gets_no_more_than_its_limits(claims: str, words: str) -> None:

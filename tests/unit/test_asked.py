@@ -87,8 +87,8 @@ def test_what_a_container_asks_for(
         pytest.param(3000, 0, Asked(0, 0, 100), "", id="all cores are asked for"),
         pytest.param(12288, 0, Asked(0, 50), "", id="a percentage"),
         pytest.param(12289, 0, Asked(0, 50), "12289 MiB, where .* 12288", id="more than that"),
-        pytest.param(12288, 0, Asked(3000, 50), "", id="both: the larger"),
-        pytest.param(12289, 0, Asked(3000, 50), "asks for 12288", id="both, more"),
+        pytest.param(3000, 0, Asked(3000, 1), "", id="both: the amount"),
+        pytest.param(12288, 0, Asked(3000, 50), "asks for 3000", id="both: not the percentage"),
     ],
 )
 def test_more_than_asked(memory_mib: int, core_percent: int, asked: Asked, words: str) -> None:

@@ -121,7 +121,15 @@ def _resource_name(value: object) -> str:
 
 
 def _amount_name(value: object) -> str:
-    return _resource_name(value) if value else ""
+    text = str(value)
+    domain, _, name = text.partition("/")
+    fits = len(domain) <= MAX_NAME_CHARS and len(name) <= MAX_RESOURCE_CHARS  # kubelet gets none
+    if not text or (fits and _RESOURCE.fullmatch(text)):
+        return ""
+    return (
+        "containers can only ask for names like nvidia.com/gpumem: a domain, a slash and a name of "
+        f"at most {MAX_RESOURCE_CHARS} characters; use the one of the scheduler's configuration"
+    )
 
 
 def _absolute(value: object) -> str:

@@ -83,7 +83,7 @@ def more_than_asked(claim: Claim, asked: Asked, largest_mib: int) -> str:
     of the first GPU that it looks at for the others as well.
     """
     if asked.memory_mib or (asked.memory_percent and largest_mib):
-        # An amount goes before a percentage in every release; else 1 MiB beside 100 % were no limit.
+        # An amount goes first in every release; or 1 MiB beside 100 % would be no limit.
         most = asked.memory_mib or largest_mib * asked.memory_percent // WHOLE_PERCENT
         if not 0 < claim.memory_mib <= most:
             return f"{claim.memory_mib or 'all'} MiB, where the container asks for {most}"

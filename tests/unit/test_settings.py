@@ -229,6 +229,12 @@ def test_device_config(settle: Resolve, field: str, value: object) -> None:
     assert field_of(settle(config=DEVICE_CONFIG).config, field) == value
 
 
+def test_a_name_that_kubelet_never_gets_may_be_longer_than_kubelets(settle: Resolve) -> None:
+    name = "nvidia.machine-learning.platform.example.com/gpumem-percentage-of-one"
+    config = settle(config=f"nvidia: {{resourceMemoryPercentageName: {name}}}").config
+    assert (config.gpumem_percentage_name, len(name) > 63) == (name, True)
+
+
 def test_foreign_keys_are_told(settle: Resolve) -> None:
     notes = note_texts(settle(config=DEVICE_CONFIG))
     assert "read by the scheduler: overwriteEnv" in notes
@@ -436,6 +442,8 @@ def test_all_off_and_one_on_keeps_health_checks(settle: Resolve) -> None:
         pytest.param("resource-name", "gpu", "names like nvidia.com/gpu", id="resource without domain"),
         pytest.param("resource-name", "x.kubernetes.io/gpu", "names like nvidia.com/gpu", id="Kubernetes' own domain"),
         pytest.param("resource-name", "a.b/" + "c" * 60, "names like nvidia.com/gpu", id="resource name too long"),
+        pytest.param("gpumem-name", "gpumem", "names like nvidia.com/gpumem", id="amount without domain"),
+        pytest.param("gpucores-name", "a.b/" + "c" * 64, "at most 63 characters", id="name of an amount too long"),
         pytest.param("kubeconfig", "/a:/b", "names several files", id="several kubeconfigs"),
         pytest.param("clean-exit", "perhaps", "must be true or false", id="neither true nor false"),
         pytest.param("cache-gc-after", "5 minutes", "must be a time such as", id="time in words"),

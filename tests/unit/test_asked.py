@@ -16,6 +16,7 @@ from agent.errors import MalformedAnnotation
 from agent.sim.scheduler_placement import NoFit, place, request_of
 from agent.sim.scheduler_wire import SeenGpu
 from tests.unit.fakes import GPU_A, GPU_B, container, pod
+from tests.unit.mig_world import LARGE, World, allocation, mig_pod
 from tests.unit.scene import IDS, Scene
 
 NAMES = AmountNames()
@@ -185,3 +186,13 @@ def test_all_that_is_registered_of_a_scaled_gpu_is_granted(asked: Asked) -> None
     scene.bound(pod("p", all_of_it, replace(container("main"), asked=asked)))
     agent = scene.start(sharing=sharing, inventory=GpuInventory.of([card]))
     assert agent.allocate(*IDS)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "56511m"
+
+
+def test_a_larger_mig_device_than_is_asked_for_is_given() -> None:
+    """As the scheduler decides where no smaller one has a place."""
+    world = World()
+    asking = replace(container("main"), asked=Asked(1000, 0, 10))
+    world.bound(mig_pod("p", allocation(0, LARGE), containers=(asking,)))
+    process, _ = world.life()
+    assert process.allocate(*IDS)["NVIDIA_VISIBLE_DEVICES"].startswith("MIG-")
+    assert world.places() == {0: 4}

@@ -76,15 +76,14 @@ def asked_of(limits: Mapping[str, Any], requests: Mapping[str, Any], names: Amou
     return NOTHING if found == NOTHING else found  # one object for all that say nothing
 
 
-def more_than_asked(claim: Claim, asked: Asked, largest_mib: int) -> str:
+def more_than_asked(claim: Claim, asked: Asked, offered_mib: int) -> str:
     """What of a claim is more than its container asks for, in words; empty: nothing is.
 
-    `largest_mib`: what the node's largest GPU offers; 0: nobody knows. HAMi 2.4 takes a percentage
-    of the first GPU that it looks at for the others as well.
+    `offered_mib`: what the claim's GPU offers, of which a percentage is taken; 0: nobody knows.
     """
-    if asked.memory_mib or (asked.memory_percent and largest_mib):
+    if asked.memory_mib or (asked.memory_percent and offered_mib):
         # An amount goes first in every release; or 1 MiB beside 100 % would be no limit.
-        most = asked.memory_mib or largest_mib * asked.memory_percent // WHOLE_PERCENT
+        most = asked.memory_mib or offered_mib * asked.memory_percent // WHOLE_PERCENT
         if not 0 < claim.memory_mib <= most:
             return f"{claim.memory_mib or 'all'} MiB, where the container asks for {most}"
     if 0 < asked.core_percent < WHOLE_PERCENT and not 0 < claim.core_percent <= asked.core_percent:

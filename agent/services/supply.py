@@ -86,8 +86,7 @@ class Supply:
             )
         if self.sharing.mode == "mig":  # a claim has what its MIG instance has
             return ""
-        largest_mib = max(offered_mib(one, self.sharing) for one in self.inventory.now().gpus)
-        more = more_than_asked(claim, container.asked, largest_mib)
+        more = more_than_asked(claim, container.asked, offered_mib(gpu, self.sharing))
         if not more:
             return ""
         times = times_as_large(claim, container.asked)

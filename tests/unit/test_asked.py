@@ -134,7 +134,9 @@ def test_no_claim_of_the_scheduler_is_refused(limits: dict[str, Any], second_mib
         return
     for one in claims:
         claim = Claim(one.uuid, "NVIDIA", one.memory_mib, one.core_percent)
-        assert not more_than_asked(claim, asked, CARD_MIB)
+        assert not more_than_asked(
+            claim, asked, {gpu.uuid: gpu.memory_mib for gpu in gpus}[one.uuid]
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,27 @@ def test_a_pod_that_decides_itself_gets_no_more_than_its_limits(claims: str, wor
     assert "delete the pod" in str(refused.value)
     assert scene.now(mine).annotations["hami.io/bind-phase"] == "failed"
     assert not scene.grant_log.records()
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "granted"),
+    [
+        pytest.param(1536, True, id="of the very GPU"),
+        pytest.param(8192, False, id="of a larger one beside it"),
+    ],
+)
+def test_a_percentage_is_of_the_gpu_that_is_claimed(memory_mib: int, granted: bool) -> None:
+    scene = Scene()
+    small = Gpu(uuid=GPU_A, index=0, name="Tesla T4", memory_mib=15360)
+    large = Gpu(uuid=GPU_B, index=1, name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
+    asking = replace(container("main"), asked=Asked(0, 10))
+    scene.bound(pod("p", f"{GPU_A},NVIDIA,{memory_mib},0:;", asking))
+    agent = scene.start(inventory=GpuInventory.of([small, large]))
+    if granted:
+        assert agent.allocate(*IDS)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1536m"
+        return
+    with pytest.raises(MalformedAnnotation, match="8192 MiB, where the container asks for 1536"):
+        agent.allocate(*IDS)
 
 
 @pytest.mark.parametrize("asked", [NOTHING, Asked(0, 100)], ids=["by default", "in percent"])

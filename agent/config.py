@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.domain.asked import AmountNames
+from agent.domain.asked import VOLCANO, AmountNames
 from agent.domain.cdi import ANNOTATION_PREFIX
 from agent.domain.config_choice import FALLBACKS, NAMED, SINGLE, ConfigChoice
 from agent.domain.gpu import Sharing
@@ -461,12 +461,9 @@ class Config:
     @property
     def amounts(self) -> AmountNames:
         """By which resources containers ask for parts of a vGPU, and so the most of a claim."""
-        return AmountNames(
-            memory=self.gpumem_name,
-            memory_percent=self.gpumem_percentage_name,
-            cores=self.gpucores_name,
-            memory_unit_mib=max(1, self.gpumem_factor),
-        )
+        if self.mode == "volcano":
+            return VOLCANO
+        return AmountNames(self.gpumem_name, self.gpumem_percentage_name, self.gpucores_name)
 
 
 def _together(config: Config) -> str:

@@ -1,10 +1,10 @@
 """What a container asks for of each vGPU, and whether a claim is more than that.
 
 Whoever writes a pod writes its annotations, too, and so could decide on its vGPUs itself: more than
-a quota let its limits be. HAMi's scheduler makes each claim of the container's own limits (requests
-where there are none), so no claim can be more. It does not decide what a container leaves open:
-then the whole GPU is what the scheduler gives by default. Source: HAMi 2.10,
-pkg/device/nvidia/device.go, GenerateResourceRequests and Fit.
+a quota let its limits be. The schedulers make each claim of the container's own limits (requests
+where there are none), so no claim can be more. What a container leaves open is the whole GPU by
+default. Source: HAMi 2.10, pkg/device/nvidia/device.go, GenerateResourceRequests and Fit; Volcano,
+pkg/scheduler/api/devices/nvidia/vgpu/utils.go, resourcereqs.
 """
 
 import re
@@ -22,21 +22,25 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 2
 MOST = 10**9  # of anything that is counted; more is nonsense
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AmountNames:
     """By which resources containers ask for parts of a vGPU; an empty name: not looked at."""
 
     memory: str = "nvidia.com/gpumem"
     memory_percent: str = "nvidia.com/gpumem-percentage"
     cores: str = "nvidia.com/gpucores"
-    memory_unit_mib: int = 1  # HAMi's memoryFactor
+
+
+VOLCANO = AmountNames(
+    "volcano.sh/vgpu-memory", "volcano.sh/vgpu-memory-percentage", "volcano.sh/vgpu-cores"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a container asks for of each vGPU; 0: it says nothing."""
 
-    memory_mib: int = 0
+    memory_units: int = 0
     memory_percent: int = 0  # of what the GPU offers
     core_percent: int = 0
 
@@ -69,21 +73,23 @@ def asked_of(limits: Mapping[str, Any], requests: Mapping[str, Any], names: Amou
         return whole(limits.get(name, requests.get(name, 0))) if name else 0
 
     found = Asked(
-        memory_mib=amount(names.memory) * max(1, names.memory_unit_mib),
+        memory_units=amount(names.memory),
         memory_percent=min(amount(names.memory_percent), WHOLE_PERCENT),
         core_percent=min(amount(names.cores), WHOLE_PERCENT),
     )
     return NOTHING if found == NOTHING else found  # one object for all that say nothing
 
 
-def more_than_asked(claim: Claim, asked: Asked, offered_mib: int) -> str:
+def more_than_asked(claim: Claim, asked: Asked, *, unit_mib: int, offered_mib: int) -> str:
     """What of a claim is more than its container asks for, in words; empty: nothing is.
 
-    `offered_mib`: what the claim's GPU offers, of which a percentage is taken; 0: nobody knows.
+    `unit_mib`: what one of `memory_units` is. `offered_mib`: what the claim's GPU offers, of which
+    a percentage is taken; 0: nobody knows.
     """
-    if asked.memory_mib or (asked.memory_percent and offered_mib):
+    if asked.memory_units or (asked.memory_percent and offered_mib):
         # An amount goes first in every release; or 1 MiB beside 100 % would be no limit.
-        most = asked.memory_mib or offered_mib * asked.memory_percent // WHOLE_PERCENT
+        by_percent = offered_mib * asked.memory_percent // WHOLE_PERCENT
+        most = asked.memory_units * unit_mib or by_percent
         if not 0 < claim.memory_mib <= most:
             return f"{claim.memory_mib or 'all'} MiB, where the container asks for {most}"
     if 0 < asked.core_percent < WHOLE_PERCENT and not 0 < claim.core_percent <= asked.core_percent:
@@ -94,9 +100,9 @@ def more_than_asked(claim: Claim, asked: Asked, offered_mib: int) -> str:
     return ""
 
 
-def times_as_large(claim: Claim, asked: Asked) -> int:
-    """In units so many times as large, the memory of the claim is what is asked for; 0: in none."""
-    if not asked.memory_mib:
+def other_unit_mib(claim: Claim, asked: Asked, *, unit_mib: int) -> int:
+    """In larger units, of so many MiB, the memory of the claim is what is asked for; 0: in none."""
+    if not asked.memory_units:
         return 0
-    times, rest = divmod(claim.memory_mib, asked.memory_mib)
-    return times if times > 1 and not rest else 0
+    other_mib, rest = divmod(claim.memory_mib, asked.memory_units)
+    return other_mib if other_mib > unit_mib and not rest else 0

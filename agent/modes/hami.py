@@ -78,7 +78,12 @@ class HamiMode:
             turns,
             finisher,
             writer,
-            Supply(inventory=parts.inventory, sharing=config.sharing, node_name=config.node_name),
+            Supply(
+                inventory=parts.inventory,
+                sharing=config.sharing,
+                node_name=config.node_name,
+                memory_unit_mib=lambda: max(1, config.gpumem_factor),
+            ),
             further=further,
             on_outcome=parts.metrics.allocation,
         )

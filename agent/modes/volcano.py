@@ -92,6 +92,7 @@ class VolcanoMode:
                 inventory=parts.inventory,
                 sharing=config.sharing,
                 node_name=config.node_name,
+                memory_unit_mib=self._factor.now,
                 dialect=dialect,
             ),
             on_outcome=parts.metrics.allocation,

@@ -1,9 +1,9 @@
 """The node's GPUs and how they are handed out: which one a claim gets, or why it gets none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.domain.asked import more_than_asked, times_as_large
+from agent.domain.asked import more_than_asked, other_unit_mib
 from agent.domain.dialect import HAMI, Dialect
 from agent.domain.gpu import Gpu, Sharing
 from agent.domain.grants import Claim
@@ -25,6 +25,7 @@ class Supply:
     inventory: Inventory
     sharing: Sharing
     node_name: str
+    memory_unit_mib: Callable[[], int]  # in which containers ask for memory
     dialect: Dialect = HAMI
 
     def check_ids(self, device_ids: Sequence[str]) -> None:
@@ -68,7 +69,7 @@ class Supply:
                 f"the scheduler has chosen the GPU {claim.uuid}, which is unhealthy since: "
                 f"{gpu.unhealthy_reason}; {AGAIN} on a healthy one"
             )
-        if self.dialect is HAMI and (what := self._undecidable(claim, gpu, container)):
+        if what := self._undecidable(claim, gpu, container):
             raise MalformedAnnotation(
                 f"the pod's annotation claims {what}; {AGAIN}, and see who else writes its "
                 "annotations"
@@ -76,8 +77,8 @@ class Supply:
         return gpu
 
     def _undecidable(self, claim: Claim, gpu: Gpu, container: Container) -> str:
-        """What of a claim HAMi's scheduler cannot have decided, in words; empty: nothing."""
-        if not self.sharing.could_give(
+        """What of a claim the scheduler cannot have decided, in words; empty: nothing."""
+        if self.dialect is HAMI and not self.sharing.could_give(
             gpu, memory_mib=claim.memory_mib, core_percent=claim.core_percent
         ):
             return (
@@ -86,12 +87,18 @@ class Supply:
             )
         if self.sharing.mode == "mig":  # a claim has what its MIG instance has
             return ""
-        more = more_than_asked(claim, container.asked, offered_mib(gpu, self.sharing))
+        if self.dialect.lists is not None and container.kind != "app":  # it has another's claim
+            return ""
+        asked, unit_mib = container.asked, self.memory_unit_mib()
+        offered = offered_mib(gpu, self.sharing)
+        more = more_than_asked(claim, asked, unit_mib=unit_mib, offered_mib=offered)
         if not more:
             return ""
-        times = times_as_large(claim, container.asked)
+        other_mib = other_unit_mib(claim, asked, unit_mib=unit_mib)
         units = (
-            f", unless it counts memory in units {times} times as large as the agent does: set the "
-            "node's --gpumem-factor to the scheduler's memoryFactor then"
+            f", unless it counts memory in units of {other_mib} MiB: set the node's "
+            "--gpumem-factor to the scheduler's memoryFactor then"
+            if self.dialect is HAMI and other_mib
+            else ""
         )
-        return f"for container {container.name} {more}, {NOBODY}{units if times else ''}"
+        return f"for container {container.name} {more}, {NOBODY}{units}"

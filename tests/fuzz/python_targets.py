@@ -168,7 +168,7 @@ def pods_and_nodes(data: bytes) -> None:
     _ = pod.finished, hash(pod.uid)
     for container in pod.containers:
         insist(0 <= container.vgpus <= MOST, "a count is one")
-        insist(0 <= container.asked.memory_mib <= MOST, "an amount is one")
+        insist(0 <= container.asked.memory_units <= MOST, "an amount is one")
     pods.decode_node(obj)
 
 

@@ -374,6 +374,7 @@ class Process:
         inventory: GpuInventory | None = None,
         policy: GrantPolicy | None = None,
         dialect: Dialect = HAMI,
+        memory_unit_mib: int = 1,
     ) -> None:
         self.cluster = cluster
         self.clock = clock
@@ -415,6 +416,7 @@ class Process:
                 inventory=self.inventory,
                 sharing=sharing or Sharing(),
                 node_name=self.view.node_name,
+                memory_unit_mib=lambda: memory_unit_mib,
                 dialect=dialect,
             ),
             on_outcome=lambda outcome, _seconds: self.outcomes.append(outcome),

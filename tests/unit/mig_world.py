@@ -187,7 +187,7 @@ class World(Scene):
         )  # fmt: skip
         process.allocator = Allocator(
             process.view, process.turns, process.finisher, grants,
-            Supply(inventory=process.inventory, sharing=sharing, node_name=process.view.node_name),
+            Supply(inventory=process.inventory, sharing=sharing, node_name=process.view.node_name, memory_unit_mib=lambda: 1),
             further=grants.further, clock=self.clock,
         )  # fmt: skip
         return process, keeper

@@ -59,9 +59,6 @@ def test_quantities(text: object, number: int) -> None:
         pytest.param({MEM: 1}, {MEM: 2}, NAMES, Asked(1), id="limits first"),
         pytest.param({PERCENT: 200, CORES: 200}, {}, NAMES, Asked(0, 100, 100), id="clamped"),
         pytest.param(
-            {MEM: "3"}, {}, replace(NAMES, memory_unit_mib=1024), Asked(3072), id="in units"
-        ),
-        pytest.param(
             {"x.org/m": 9, MEM: 5}, {}, replace(NAMES, memory="x.org/m"), Asked(9), id="own name"
         ),
         pytest.param({MEM: 5, "": 6}, {}, replace(NAMES, memory=""), NOTHING, id="not compared"),
@@ -93,12 +90,20 @@ def test_what_a_container_asks_for(
     ],
 )
 def test_more_than_asked(memory_mib: int, core_percent: int, asked: Asked, words: str) -> None:
-    found = more_than_asked(Claim(GPU_A, "NVIDIA", memory_mib, core_percent), asked, CARD_MIB)
+    claim = Claim(GPU_A, "NVIDIA", memory_mib, core_percent)
+    found = more_than_asked(claim, asked, unit_mib=1, offered_mib=CARD_MIB)
     assert re.search(words, found) if words else not found
 
 
 def test_a_percentage_of_what_nobody_knows_is_not_compared() -> None:
-    assert not more_than_asked(Claim(GPU_A, "NVIDIA", 5000, 0), Asked(0, 50), 0)
+    claim = Claim(GPU_A, "NVIDIA", 5000, 0)
+    assert not more_than_asked(claim, Asked(0, 50), unit_mib=1, offered_mib=0)
+
+
+def test_memory_is_asked_for_in_units() -> None:
+    claim = Claim(GPU_A, "NVIDIA", 3072, 0)
+    assert not more_than_asked(claim, Asked(3), unit_mib=1024, offered_mib=CARD_MIB)
+    assert "asks for 3069" in more_than_asked(claim, Asked(3), unit_mib=1023, offered_mib=CARD_MIB)
 
 
 @given(
@@ -134,9 +139,8 @@ def test_no_claim_of_the_scheduler_is_refused(limits: dict[str, Any], second_mib
         return
     for one in claims:
         claim = Claim(one.uuid, "NVIDIA", one.memory_mib, one.core_percent)
-        assert not more_than_asked(
-            claim, asked, {gpu.uuid: gpu.memory_mib for gpu in gpus}[one.uuid]
-        )
+        offered_mib = {gpu.uuid: gpu.memory_mib for gpu in gpus}[one.uuid]
+        assert not more_than_asked(claim, asked, unit_mib=1, offered_mib=offered_mib)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_no_claim_of_the_scheduler_is_refused(limits: dict[str, Any], second_mib
         ),
         pytest.param(
             f"{GPU_A},NVIDIA,24000,30:;",
-            "unless it counts memory in units 8 times as large .*--gpumem-factor",
+            "unless it counts memory in units of 8 MiB: .*--gpumem-factor",
             id="in units of which nobody has told",
         ),
         pytest.param(

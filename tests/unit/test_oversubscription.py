@@ -49,7 +49,7 @@ def started(scene: Scene, sharing: Sharing = PLAIN, limits: FakeLimits | None = 
     process.allocator = Allocator(
         process.view, process.turns, process.finisher,
         GrantWriter(scene.caches, scene.grant_log, GrantPolicy(), room=room, now_s=scene.clock),
-        Supply(inventory=process.inventory, sharing=sharing, node_name=process.view.node_name),
+        Supply(inventory=process.inventory, sharing=sharing, node_name=process.view.node_name, memory_unit_mib=lambda: 1),
         clock=scene.clock,
     )  # fmt: skip
     return process

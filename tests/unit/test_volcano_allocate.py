@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.domain.asked import Asked
 from agent.domain.pods import Container, Pod
 from agent.domain.volcano import (
     BIND_PHASE,
@@ -16,7 +17,7 @@ from agent.domain.volcano import (
     VGPU_TIME,
     dialect,
 )
-from agent.errors import ClusterUnavailable, CountMismatch, NoPendingPod
+from agent.errors import ClusterUnavailable, CountMismatch, MalformedAnnotation, NoPendingPod
 from tests.unit.fakes import GPU_A, GPU_B, NODE, CrashError, Process, vgpu_ids
 from tests.unit.scene import Scene
 
@@ -35,7 +36,7 @@ def scene() -> Scene:
 
 
 def start(scene: Scene) -> Process:
-    return scene.start(dialect=dialect(lambda: FACTOR))
+    return scene.start(dialect=dialect(lambda: FACTOR), memory_unit_mib=FACTOR)
 
 
 def container(name: str, vgpus: int = 1, kind: str = "app") -> Container:
@@ -190,3 +191,32 @@ def test_a_failure_ends_the_bind(scene: Scene) -> None:
     agent.settle()
     assert ended(scene, mine, "failed")
     assert not scene.caches.directories
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        pytest.param(A, "", id="what it asks for"),
+        pytest.param(
+            f"{GPU_A},NVIDIA,301,30:", "main 3010 MiB, where .* asks for 3000", id="more memory"
+        ),
+        pytest.param(f"{GPU_A},NVIDIA,300,0:", "all % of the cores", id="all cores"),
+    ],
+)
+def test_a_pod_that_decides_itself_gets_no_more_than_its_limits(
+    scene: Scene, decision: str, words: str
+) -> None:
+    bound(scene, "p", decision, replace(container("main"), asked=Asked(300, 0, 30)))
+    agent = start(scene)
+    if not words:
+        assert agent.allocate(*IDS)[LIMIT] == "3000m"
+        return
+    with pytest.raises(MalformedAnnotation, match=words):
+        agent.allocate(*IDS)
+
+
+def test_an_init_container_has_what_a_later_one_asks_for(scene: Scene) -> None:
+    """Nothing is decided for it: what it says itself is not compared."""
+    early = replace(container("warm", kind="init"), asked=Asked(1, 0, 1))
+    bound(scene, "p", A, early, replace(container("main"), asked=Asked(300, 0, 30)))
+    assert start(scene).allocate(*IDS)[LIMIT] == "3000m"

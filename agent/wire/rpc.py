@@ -1,4 +1,4 @@
-"""Typed call tables of the kubelet APIs: one line per RPC, used by servers and by clients.
+"""Typed call tables of kubelet's APIs and the CRI: one line per RPC, for servers and clients.
 
 gRPC for Python ships no types, and its generated stubs have none either, so the tables are written
 by hand: `mypy` then checks both sides of every call. The messages are generated; after a change of
@@ -6,7 +6,8 @@ a `.proto` run, from the root of the repository,
 
     python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/wire/*.proto
 
-Source of names and types: k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1 and podresources/v1.
+Source of names and types: k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1 and podresources/v1;
+k8s.io/cri-api, pkg/apis/runtime/v1.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -260,12 +261,6 @@ class DevicePluginStub:
 
 # --- PodResources, served by kubelet -------------------------------------------------------------
 
-RUNTIME_CONFIG = Unary(
-    "runtime.v1.RuntimeService",
-    "RuntimeConfig",
-    cri.RuntimeConfigRequest,
-    cri.RuntimeConfigResponse,
-)
 _POD_RESOURCES = "v1.PodResourcesLister"
 LIST_POD_RESOURCES = Unary(
     _POD_RESOURCES, "List", pr.ListPodResourcesRequest, pr.ListPodResourcesResponse
@@ -309,6 +304,16 @@ def pod_resources_handler(servicer: PodResourcesServicer) -> Any:
             ]
         ),
     )
+
+
+# --- CRI, served by the container runtime --------------------------------------------------------
+
+RUNTIME_CONFIG = Unary(
+    "runtime.v1.RuntimeService",
+    "RuntimeConfig",
+    cri.RuntimeConfigRequest,
+    cri.RuntimeConfigResponse,
+)
 
 
 # --- unix sockets --------------------------------------------------------------------------------

@@ -96,7 +96,16 @@ class Story:
         self.breaking.lift()
         if self.node.agent is None or self.node.agent.poll() is not None:
             self.node.start_agent()
+        eventually(self._serving, within_s=60, what="/readyz")
         self.settle()
+
+    def _serving(self) -> bool:
+        """Whether an agent is ready. One that met the order as it was lifted has a successor."""
+        assert self.node.agent is not None
+        if (code := self.node.agent.poll()) is not None:
+            assert code == -signal.SIGKILL
+            self.node.start_agent()
+        return self.node.ready()
 
     def settle(self) -> None:
         up(self.node, 20)

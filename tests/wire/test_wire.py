@@ -8,11 +8,12 @@ import pytest
 from grpc_tools import protoc
 
 from agent.wire import deviceplugin_pb2 as dp
-from agent.wire import podresources_pb2 as pr
 from agent.wire import rpc
+from agent.wire import runtimeconfig_pb2 as cri
 
 ROOT = Path(__file__).resolve().parents[2]
-PROTOS = ("agent/wire/deviceplugin.proto", "agent/wire/podresources.proto")
+PROTOS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("agent/wire/*.proto"))
+MODULES = [proto.removesuffix(".proto").replace("/", ".") + "_pb2" for proto in PROTOS]
 
 
 def test_generated_code_is_current(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
             assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
 
 
-@pytest.mark.parametrize("module", ["agent.wire.deviceplugin_pb2", "agent.wire.podresources_pb2"])
+@pytest.mark.parametrize("module", MODULES)
 def test_generated_code_loads_with_the_locked_protobuf(module: str) -> None:
     locked = (ROOT / "requirements/run.lock").read_text()
 
@@ -90,6 +91,13 @@ def test_generated_code_loads_with_the_locked_protobuf(module: str) -> None:
             b"\x08\x01\x10\x01",
             id="options: pre-start 1, preference 2",
         ),
+        pytest.param(
+            cri.RuntimeConfigResponse(
+                linux=cri.LinuxRuntimeConfiguration(cgroup_driver=cri.CGROUPFS)
+            ),
+            b"\x0a\x02\x08\x01",
+            id="runtime: linux 1; its cgroup driver 1, of which cgroupfs is 1",
+        ),
     ],
 )
 def test_field_numbers_are_kubelets(message: object, wire: bytes) -> None:
@@ -103,7 +111,7 @@ def test_call_tables_are_the_services_of_the_proto_files() -> None:
             method.output_type,
             method.server_streaming,
         )
-        for file in (dp.DESCRIPTOR, pr.DESCRIPTOR)
+        for file in (importlib.import_module(module).DESCRIPTOR for module in MODULES)
         for service in file.services_by_name.values()
         for method in service.methods
     }

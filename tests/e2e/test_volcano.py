@@ -175,6 +175,18 @@ def test_the_lock_is_freed_when_the_pod_cannot_be_served(make_node: NodeMaker) -
     assert got_its_claims(node.run_pod("good", asks), asks)
 
 
+def test_a_pod_that_decides_itself_gets_no_more_than_its_limits(node: VolcanoNode) -> None:
+    asks = [Ask(memory_mib=3000, core_percent=30)]
+    uid = node.create_pod("greedy", asks)
+    [[claim]] = node.place_pod("greedy", asks)
+    units = claim.memory_mib // node.factor
+    forged = f"{claim.uuid},NVIDIA,{units + 1},30:;"
+    node.client.annotate("pods", "greedy", {TO_ALLOCATE: forged}, namespace="team")
+    admitted = node.offer("greedy", uid, asks).admitted
+    assert not admitted.ok
+    assert f"container main {claim.memory_mib + node.factor} MiB, where" in admitted.message
+
+
 def test_two_pods_of_one_size_are_served_in_the_schedulers_order(node: VolcanoNode) -> None:
     """Placed one after the other, and only then admitted, as kubelet hears of them."""
     asks = {"one": [Ask(memory_mib=3000)], "two": [Ask(memory_mib=6000)]}

@@ -6,6 +6,7 @@ import pytest
 
 from agent.sim.node import Ask, RanPod, SimNode
 from agent.sim.scheduler import BIND_PHASE, LOCK, TO_ALLOCATE
+from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import serves
 from tests.waiting import eventually
 
@@ -87,3 +88,18 @@ def test_the_api_server_does_not_take_the_change(
     assert "HTTPConnectionPool" not in said
     assert "tried again" not in said
     ended_as_failed(node)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_memory_is_asked_for_in_units_of_the_schedulers(make_node: NodeMaker, factor: int) -> None:
+    """A claim of 1400 MiB is what 700 units are, where the agent was told so."""
+    node = make_node("--gpumem-factor", str(factor))
+    asks = [Ask(memory_mib=700)]
+    uid = node.create_pod("units", asks)
+    gpu = node.place_pod("units", asks)[0][0].uuid
+    node.client.annotate(
+        "pods", "units", {TO_ALLOCATE: f"{gpu},NVIDIA,1400,10:;"}, namespace="team"
+    )
+    admitted = node.offer("units", uid, asks).admitted
+    assert admitted.ok == (factor == 2), admitted.message
+    assert admitted.ok or "in units of 2 MiB: set the node's --gpumem-factor" in admitted.message

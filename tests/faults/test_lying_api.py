@@ -203,21 +203,6 @@ def test_a_hostile_annotation_is_a_clear_refusal(make_node: NodeMaker, what: str
     serves(node)
 
 
-@pytest.mark.parametrize("factor", [1, 2])
-def test_memory_is_asked_for_in_units_of_the_schedulers(make_node: NodeMaker, factor: int) -> None:
-    """A claim of 1400 MiB is what 700 units are, where the agent was told so."""
-    node = make_node("--gpumem-factor", str(factor))
-    asks = [Ask(memory_mib=700)]
-    uid = node.create_pod("units", asks)
-    gpu = node.place_pod("units", asks)[0][0].uuid
-    node.client.annotate(
-        "pods", "units", {TO_ALLOCATE: f"{gpu},NVIDIA,1400,10:;"}, namespace="team"
-    )
-    admitted = node.offer("units", uid, asks).admitted
-    assert admitted.ok == (factor == 2), admitted.message
-    assert admitted.ok or "in units of 2 MiB: set the node's --gpumem-factor" in admitted.message
-
-
 def test_hostile_objects_of_others_harm_nobody(make_node: NodeMaker, tmp_path: Path) -> None:
     """Pods with fields of any type, on this node: the others are served as before."""
     node = make_node("--allocate-budget", "5s")

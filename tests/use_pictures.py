@@ -75,7 +75,7 @@ EVERYTHING = NodeUse(
         GpuUse(
             uuid=GPUS[0], index=0, name="NVIDIA A40", memory_used_bytes=9 * GIB,
             memory_total_bytes=45 * GIB, utilisation_percent=83, memory_utilisation_percent=41,
-            temperature_celsius=61, power_watts=187.5,
+            temperature_celsius=61, power_watts=187.5, ecc_corrected=12, ecc_uncorrected=0,
             processes=(GpuProcess(pid=4001, used_bytes=5 * GIB, sm_percent=60),),
         ),
         GpuUse(

@@ -55,6 +55,8 @@ HOST_TEMPERATURE = Family("hami_host_gpu_temperature_celsius", OF_HOST,
                           "Temperature of the GPU, as the driver tells it.")  # fmt: skip
 HOST_POWER = Family("hami_host_gpu_power_usage_watts", OF_HOST,
                     "Power that the GPU draws, as the driver tells it.")  # fmt: skip
+HOST_ECC = Family("hami_host_gpu_ecc_errors_total", tuple(sorted((*OF_HOST, "error_type"))),
+                  "Memory errors of the GPU over its life, as it keeps count of them.")  # fmt: skip
 OLD_HOST_USED = Family("HostGPUMemoryUsage", OLD_HOST, "Old name of "
                        "hami_host_gpu_memory_used_bytes.")  # fmt: skip
 OLD_HOST_BUSY = Family("HostCoreUtilization", OLD_HOST, "Old name of "
@@ -212,6 +214,14 @@ def _add_hosts(page: Page, gpus: Sequence[GpuUse], node_name: str, *, legacy: bo
     page.add(HOST_MEMORY_BUSY, ((labels, gpu.memory_utilisation_percent) for labels, gpu in hosts))
     page.add(HOST_TEMPERATURE, ((labels, gpu.temperature_celsius) for labels, gpu in hosts))
     page.add(HOST_POWER, ((labels, gpu.power_watts) for labels, gpu in hosts))
+    page.add(
+        HOST_ECC,
+        (
+            (written(_host_labels(gpu, node_name) | {"error_type": kind}), count)
+            for gpu in gpus
+            for kind, count in gpu.ecc_errors
+        ),
+    )
     if legacy:
         old = [(written(_old_host_labels(gpu, node_name)), gpu) for gpu in gpus]
         page.add(OLD_HOST_USED, ((labels, gpu.memory_used_bytes) for labels, gpu in old))

@@ -43,6 +43,12 @@ GPU_FAMILIES: Sequence[tuple[Family, Callable[[GpuUse], float | None]]] = (
     ),
 )  # fmt: skip
 
+ECC = Family(
+    "vgpu_gpu_ecc_errors_total", ("gpu", "kind"),
+    "Memory errors of the GPU over its life, as it keeps count of them; `uncorrected` ones cost "
+    "programs their data. Absent for a GPU without ECC.",
+)  # fmt: skip
+
 DEVICE_FAMILIES: Sequence[tuple[Family, Callable[[DeviceUse], float | None]]] = (
     (
         Family("vgpu_container_memory_used_bytes", OF_DEVICE,
@@ -201,6 +207,14 @@ def add_use(page: Page, use: NodeUse, chosen: Shown) -> None:
     gpus = [(written({"gpu": gpu.uuid}), gpu) for gpu in use.gpus]
     for family, of_gpu in GPU_FAMILIES:
         page.add(family, ((labels, of_gpu(gpu)) for labels, gpu in gpus))
+    page.add(
+        ECC,
+        (
+            (written({"gpu": gpu.uuid, "kind": kind}), count)
+            for gpu in use.gpus
+            for kind, count in gpu.ecc_errors
+        ),
+    )
     containers = [(written(names(one)), one) for one in chosen.containers]
     page.add(INFO, ((written(_info(one)), 1) for one in chosen.containers))
     for of_one, value in CONTAINER_FAMILIES:

@@ -21,6 +21,8 @@ log = logs.get(__name__)
 T = TypeVar("T")
 
 PERCENT = 100
+CORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 LISTS_GROW = 3  # tries to read a list that grows meanwhile
 # The third version of the process list has longer entries there than its number says.
 ODD_LISTS_FROM, ODD_LISTS_UNTIL = (535, 43), (535, 98)
@@ -82,6 +84,8 @@ class NvmlMeter:
                 "temperature", lambda: int(pynvml.nvmlDeviceGetTemperature(handle, sensor))
             ),
             power_watts=None if milliwatts is None else milliwatts / 1000,
+            ecc_corrected=ask("corrected ECC errors", lambda: _ecc(handle, CORRECTED)),
+            ecc_uncorrected=ask("uncorrected ECC errors", lambda: _ecc(handle, UNCORRECTED)),
             mig_enabled=bool(mig and mig[0]),
             processes=self._processes(handle, uuid, ask, odd_lists=odd_lists),
         )
@@ -168,6 +172,11 @@ def has_odd_lists() -> bool:
         return ODD_LISTS_FROM <= (int(version[0]), int(version[1])) < ODD_LISTS_UNTIL
     except (pynvml.NVMLError, ValueError, IndexError):
         return False
+
+
+def _ecc(handle: Any, kind: int) -> int:
+    """Errors that the GPU itself counts: a driver that is loaded anew does not begin at 0."""
+    return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, pynvml.NVML_AGGREGATE_ECC))
 
 
 def _memory(handle: Any) -> Any:

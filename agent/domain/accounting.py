@@ -45,8 +45,15 @@ class GpuUse:
     memory_utilisation_percent: int | None  # of the time, reading or writing memory
     temperature_celsius: int | None = None
     power_watts: float | None = None
+    ecc_corrected: int | None = None  # errors over its life, also of earlier drivers
+    ecc_uncorrected: int | None = None
     mig_enabled: bool = False
     processes: tuple[GpuProcess, ...] | None = ()  # None: the driver does not tell
+
+    @property
+    def ecc_errors(self) -> tuple[tuple[str, int | None], ...]:
+        """How many of each kind, by the names that NVML has for them."""
+        return ("corrected", self.ecc_corrected), ("uncorrected", self.ecc_uncorrected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

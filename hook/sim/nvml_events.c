@@ -167,6 +167,29 @@ static bool any_lost(nvmlEventSet_t set, const struct sim_node *node)
     return false;
 }
 
+/* Those that are listed, of this life and of earlier ones alike. */
+EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int kind, int counter,
+                                                unsigned long long *count)
+{
+    enum { CORRECTED, UNCORRECTED, KINDS };
+    static const unsigned long long types[KINDS] = {NVML_EVENT_SINGLE_BIT_ECC, NVML_EVENT_DOUBLE_BIT_ECC};
+    struct call call;
+    nvmlReturn_t result = call_begin_device(&call, __func__, device);
+    if (result == NVML_SUCCESS && (!count || kind < 0 || kind >= KINDS || counter < 0 || counter > 1))
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (result == NVML_SUCCESS && !(call.gpu->event_types & types[kind]))
+        result = NVML_ERROR_NOT_SUPPORTED;
+    if (result == NVML_SUCCESS) {
+        *count = 0;
+        for (size_t i = 0; i < call.node->event_count; i++) {
+            const struct sim_event *event = &call.node->events[i];
+            *count +=
+                event->type == types[kind] && event->gpu >= 0 && &call.node->gpus[event->gpu] == call.gpu;
+        }
+    }
+    return call_end(&call, result);
+}
+
 /* The next event, if there is one now. NVML_ERROR_TIMEOUT: not yet. */
 static nvmlReturn_t take_event(nvmlEventSet_t set, const struct sim_node *node, struct nvml_event_data *data)
 {

@@ -151,6 +151,7 @@ OLD_VGPU = {"podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zo
         ),
         pytest.param("hami_host_gpu_temperature_celsius", HOST, 61, id="temperature"),
         pytest.param("hami_host_gpu_power_usage_watts", HOST, 187.5, id="power"),
+        pytest.param("hami_host_gpu_ecc_errors_total", HOST | {"error_type"}, 12, id="ECC errors"),
         pytest.param("hami_vgpu_memory_used_bytes", VGPU, 5 << 30, id="used"),
         pytest.param("hami_vgpu_memory_limit_bytes", VGPU, 8 << 30, id="limit"),
         pytest.param("hami_container_device_memory_bytes", VGPU, 5 << 30, id="used, again"),
@@ -199,7 +200,7 @@ def test_a_gpu_has_the_type_that_its_scheduler_knows(product: str, told: str) ->
     gpu = replace(pictures.EVERYTHING.gpus[0], name=product)
     found = rendered(NodeUse(gpus=(gpu,)))
     hosts = [dict(labels) for name, labels in found if name.startswith("hami_host_gpu_")]
-    assert len(hosts) == 5
+    assert len(hosts) == 7  # five figures, and ECC errors of two kinds
     assert {one["device_type"] for one in hosts} == {told, type_name(product, "json")}
     [old] = of(found, "HostGPUMemoryUsage")
     assert dict(old)["devicetype"] == type_name(product, "csv9")

@@ -55,6 +55,8 @@ def test_a_gpu_is_described_by_what_the_driver_says(meter: NvmlMeter) -> None:
         memory_utilisation_percent=0,
         temperature_celsius=45,
         power_watts=138.0,
+        ecc_corrected=0,
+        ecc_uncorrected=0,
         processes=(
             GpuProcess(pid=501, used_bytes=1000 * MIB, sm_percent=30),
             GpuProcess(pid=502, used_bytes=24 * MIB, sm_percent=0),
@@ -72,6 +74,8 @@ def test_a_gpu_is_described_by_what_the_driver_says(meter: NvmlMeter) -> None:
         ),
         pytest.param("nvmlDeviceGetTemperature", "temperature_celsius", id="temperature"),
         pytest.param("nvmlDeviceGetPowerUsage", "power_watts", id="power"),
+        pytest.param("nvmlDeviceGetTotalEccErrors", "ecc_corrected", id="corrected"),
+        pytest.param("nvmlDeviceGetTotalEccErrors", "ecc_uncorrected", id="uncorrected"),
     ],
 )
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, FUNCTION_NOT_FOUND, UNKNOWN])
@@ -91,6 +95,7 @@ def test_what_the_driver_does_not_tell_is_none_and_nothing_else_is(
         pytest.param({"memory_mib": None}, "memory_used_bytes", None, id="unified memory: used"),
         pytest.param({"memory_mib": None}, "memory_total_bytes", None, id="unified memory: total"),
         pytest.param({"mig": True}, "mig_enabled", True, id="MIG on"),
+        pytest.param({"events": "xid"}, "ecc_uncorrected", None, id="no ECC"),
         pytest.param({"compute_capability": "7.5"}, "mig_enabled", False, id="before MIG"),
         pytest.param(
             {"name": "A40 \udcff"}, "name", "A40 \N{REPLACEMENT CHARACTER}", id="not utf-8"
@@ -102,6 +107,14 @@ def test_gpus_that_differ(
 ) -> None:
     sim.change_gpu(0, replace(SimGpu(uuid=A), **change))
     assert getattr(first(meter), field) == value
+
+
+def test_ecc_errors_are_those_of_the_gpu(sim: SimDriver, meter: NvmlMeter) -> None:
+    for number, kind in [(0, "single"), (0, "double"), (1, "double"), (0, "single")]:
+        sim.ecc(number, kind)
+    one, other = meter.look()
+    assert (one.ecc_corrected, one.ecc_uncorrected) == (2, 1)
+    assert (other.ecc_corrected, other.ecc_uncorrected) == (0, 1)
 
 
 @pytest.mark.parametrize("code", [FUNCTION_NOT_FOUND, 25], ids=["no such call", "no such version"])

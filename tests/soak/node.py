@@ -369,6 +369,7 @@ class SoakNode(World):
         for log in (
             self.cluster.changes,
             self.cluster.requests,
+            self.cluster.deadlines_s,
             self.cluster.events,
             self.faults.effects,
             self.errors,

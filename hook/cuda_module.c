@@ -2,6 +2,8 @@
  * when a kernel first runs is seen later (guesses_reconcile). */
 #include "contexts.h"
 #include "guesses.h"
+#include "looks.h"
+#include "loose.h"
 #include "overhead.h"
 #include "wrap.h"
 
@@ -124,7 +126,57 @@ EXPORT CUresult cuModuleUnload(CUmodule module)
     UNLOAD(cuModuleUnload, module);
 }
 
-EXPORT CUresult cuLibraryUnload(CUlibrary library)
+/* --- variables of code in managed memory ---------------------------------------------------------------- */
+
+static atomic_bool variables; /* there is one, or was: until then, who unloads a library looks for none */
+
+/* Loading the code shows nothing of it, and NVML as little as of other managed memory. So it is charged in
+ * full where its address is asked for, once, until its library is unloaded. */
+SELDOM EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, CUlibrary library,
+                                           const char *name)
+{
+    const struct real_cuda *real = real_cuda();
+    CUdeviceptr at = 0;
+    size_t size = 0;
+    if (!real || !real->cuLibraryGetManaged)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!charging() || (!address && !bytes))
+        return real->cuLibraryGetManaged(address, bytes, library, name);
+    CUresult result = CALL(cuLibraryGetManaged, &at, &size, library, name);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct block *block = block_take(BLOCK_LIBRARY, at, 0);
+    if (block) {
+        block_add(block, at, 0);
+    } else {
+        result = wrap_reserve(&block, BLOCK_LIBRARY, size, __func__);
+        if (result != CUDA_SUCCESS)
+            return result;
+        if (block) {
+            block_set_context(block, library);
+            loose_store(&variables, true);
+        }
+        wrap_managed(block);
+        wrap_settle(block, CUDA_SUCCESS, at);
+    }
+    if (address)
+        *address = at;
+    if (bytes)
+        *bytes = size;
+    return CUDA_SUCCESS;
+}
+
+static CUresult unload_library(CUlibrary library)
 {
     UNLOAD(cuLibraryUnload, library);
+}
+
+EXPORT CUresult cuLibraryUnload(CUlibrary library)
+{
+    struct block *of_library = loose_load(&variables) && !depth_inside() ? blocks_take_of(library) : NULL;
+    looks_calls(true);
+    CUresult result = unload_library(library);
+    wrap_context_ended(of_library, result == CUDA_SUCCESS);
+    looks_calls(false);
+    return result;
 }

@@ -81,6 +81,7 @@ CUresult cuLibraryLoadData(CUlibrary *, const void *, CUjit_option *, void **, u
                            CUlibraryOption *, void **, unsigned int);
 CUresult cuLibraryLoadFromFile(CUlibrary *, const char *, CUjit_option *, void **, unsigned int,
                                CUlibraryOption *, void **, unsigned int);
+CUresult cuLibraryGetManaged(CUdeviceptr *, size_t *, CUlibrary, const char *);
 CUresult cuLibraryUnload(CUlibrary);
 CUresult cuGraphAddMemAllocNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
                                 CUDA_MEM_ALLOC_NODE_PARAMS *);

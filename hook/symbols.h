@@ -86,6 +86,7 @@
     X(cuModuleUnload, "cuModuleUnload", 2000, 0)                                                              \
     X(cuLibraryLoadData, "cuLibraryLoadData", 12000, 0)                                                       \
     X(cuLibraryLoadFromFile, "cuLibraryLoadFromFile", 12000, 0)                                               \
+    X(cuLibraryGetManaged, "cuLibraryGetManaged", 12000, 0)                                                   \
     X(cuLibraryUnload, "cuLibraryUnload", 12000, 0)                                                           \
     /* cuda_graph_memory.c */                                                                                 \
     X(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040, 0)                                             \

@@ -94,6 +94,22 @@ EXPORT CUresult cuLibraryUnload(CUlibrary library)
     return unload(__func__, (CUmodule)(void *)library);
 }
 
+/* A variable of as many MiB as its name says, whose pages are the host's. */
+EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, CUlibrary library, const char *name)
+{
+    FAIL_IF_TOLD;
+    if ((!address && !bytes) || !library || !name)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t mib = strtoull(name, NULL, 10);
+    if (!mib)
+        return CUDA_ERROR_NOT_FOUND;
+    if (address)
+        *address = (CUdeviceptr)(uintptr_t)library + mib;
+    if (bytes)
+        *bytes = mib * MIB;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
     FAIL_IF_TOLD;

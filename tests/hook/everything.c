@@ -129,6 +129,7 @@ static void launches(CUstream stream)
 {
     CUmodule module;
     CUlibrary library;
+    CUdeviceptr variable;
     CUfunction kernel;
     CUlaunchConfig config = {1, 1, 1, 32, 1, 1, 0, stream, NULL, 0};
     if (OK(cuModuleLoadData, &module, "image")) {
@@ -141,8 +142,10 @@ static void launches(CUstream stream)
         DO(cuStreamSynchronize, stream);
         DO(cuModuleUnload, module);
     }
-    if (OK(cuLibraryLoadData, &library, "image", NULL, NULL, 0, NULL, NULL, 0))
+    if (OK(cuLibraryLoadData, &library, "image", NULL, NULL, 0, NULL, NULL, 0)) {
+        DO(cuLibraryGetManaged, &variable, NULL, library, "1");
         DO(cuLibraryUnload, library);
+    }
 }
 
 static void run_and_end(CUgraph graph, CUstream stream)

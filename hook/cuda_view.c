@@ -40,6 +40,7 @@ static void narrow(int place, uint64_t *free_bytes, uint64_t *total_bytes)
     *free_bytes = spills ? room : least(*free_bytes, room);
 }
 
+/* Who wants one of the two figures may pass NULL for the other, as OptiX does. */
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     const struct real_cuda *real = real_cuda();
@@ -47,13 +48,15 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     if (!real || !real->cuMemGetInfo_v2)
         return CUDA_ERROR_NOT_INITIALIZED;
     CUresult result = real->cuMemGetInfo_v2(free_bytes, total_bytes);
-    if (result != CUDA_SUCCESS || !settings()->active || depth_inside() || !free_bytes || !total_bytes)
+    if (result != CUDA_SUCCESS || !settings()->active || depth_inside())
         return result;
-    uint64_t room = *free_bytes, total = *total_bytes;
+    uint64_t room = free_bytes ? *free_bytes : 0, total = total_bytes ? *total_bytes : UINT64_MAX;
     if (place_of_context(&place) == CUDA_SUCCESS)
         narrow(place, &room, &total);
-    *free_bytes = room;
-    *total_bytes = total;
+    if (free_bytes)
+        *free_bytes = room;
+    if (total_bytes)
+        *total_bytes = total;
     return result;
 }
 
@@ -64,13 +67,15 @@ EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total_bytes)
     if (!real || !real->cuMemGetInfo)
         return CUDA_ERROR_NOT_INITIALIZED;
     CUresult result = real->cuMemGetInfo(free_bytes, total_bytes);
-    if (result != CUDA_SUCCESS || !settings()->active || depth_inside() || !free_bytes || !total_bytes)
+    if (result != CUDA_SUCCESS || !settings()->active || depth_inside())
         return result;
-    uint64_t room = *free_bytes, total = *total_bytes;
+    uint64_t room = free_bytes ? *free_bytes : 0, total = total_bytes ? *total_bytes : UINT64_MAX;
     if (place_of_context(&place) == CUDA_SUCCESS)
         narrow(place, &room, &total);
-    *free_bytes = clamped(room);
-    *total_bytes = clamped(total);
+    if (free_bytes)
+        *free_bytes = clamped(room);
+    if (total_bytes)
+        *total_bytes = clamped(total);
     return result;
 }
 

@@ -260,17 +260,19 @@ EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
     return give(__func__, address);
 }
 
+/* One of the two may be NULL, as OptiX asks. */
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     struct cuda_call call;
     CUresult result = cuda_begin_context(&call, __func__);
-    if (result == CUDA_SUCCESS && (!free_bytes || !total_bytes))
+    if (result == CUDA_SUCCESS && !free_bytes && !total_bytes)
         result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && free_bytes) {
         uint64_t room = capacity_bytes(&call), used = sim_memory_used(call.gpu->uuid);
         *free_bytes = room > used ? room - used : 0;
-        result = cuDeviceTotalMem_v2(total_bytes, current_context()->device);
     }
+    if (result == CUDA_SUCCESS && total_bytes)
+        result = cuDeviceTotalMem_v2(total_bytes, current_context()->device);
     return cuda_end(&call, result);
 }
 
@@ -283,12 +285,12 @@ EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total_bytes)
 {
     FAIL_IF_TOLD;
     size_t room = 0, total = 0;
-    if (!free_bytes || !total_bytes)
+    if (!free_bytes && !total_bytes)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = cuMemGetInfo_v2(&room, &total);
-    if (result == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && free_bytes)
         *free_bytes = clamped(room);
+    if (result == CUDA_SUCCESS && total_bytes)
         *total_bytes = clamped(total);
-    }
     return result;
 }

@@ -414,6 +414,26 @@ def test_what_is_free_beside_one_who_has_nearly_all(
     assert node.run(code, **{LIMIT: "1g", **env})["info"] == [free_mib, 1024]
 
 
+@pytest.mark.parametrize(
+    ("asked", "told_mib"),
+    [
+        pytest.param("None, ctypes.byref(said)", 1024, id="the total alone, as OptiX"),
+        pytest.param("ctypes.byref(said), None", 924, id="what is free alone"),
+    ],
+)
+@pytest.mark.parametrize("function", ["cuMemGetInfo", "cuMemGetInfo_v2"])
+def test_who_asks_for_one_of_the_two_figures_is_told_the_shares(
+    node: Node, asked: str, told_mib: int, function: str
+) -> None:
+    code = (
+        "start(); alloc(100); said = ctypes.c_size_t()\n"
+        f"result = cuda.{function}({asked})\n"
+        "say(result=result, said=said.value // MIB)"
+    )
+    said = node.run(code, **{LIMIT: "1g"})
+    assert (said["result"], said["said"], said["rc"]) == (0, told_mib, 0)
+
+
 @pytest.mark.parametrize("version", ["", "_v2"])
 def test_nvml_tells_the_same_story(node: Node, version: str) -> None:
     code = (

@@ -225,10 +225,10 @@ class HostDriverFiles:
                 if (self._seen_at / folder / name).is_file():
                     yield self._mount(f"{folder}/{name}", f"{folder}/{name}")
                     break
-        for path in (
-            *SOCKETS,
-            *(f"{place}/{name}" for place in CONFIG_DIRS for name in CONFIG_FILES),
-        ):
+        for path in SOCKETS:
+            if (self._seen_at / path).exists():
+                yield CdiMount(f"/{path}", str(self._driver_root / path), is_socket=True)
+        for path in (f"{place}/{name}" for place in CONFIG_DIRS for name in CONFIG_FILES):
             if (self._seen_at / path).exists():
                 yield self._mount(path, path)
         firmware = f"lib/firmware/nvidia/{version}"

@@ -34,10 +34,21 @@ class CdiNode:
 
 @dataclass(frozen=True, slots=True)
 class CdiMount:
-    """A file or directory of the host, read-only."""
+    """A file or directory of the host: read-only, or a socket.
+
+    To connect to a socket changes no file, but a container inside the container (enroot, pyxis)
+    may mount it once more only without the flag that says so: it is not allowed to take that away.
+    """
 
     container_path: str
     host_path: str
+    is_socket: bool = False
+
+    @property
+    def options(self) -> list[str]:
+        """As runtimes are told."""
+        common = ["nosuid", "nodev", "rbind", "rprivate"]
+        return [*common, "noexec"] if self.is_socket else ["ro", *common]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,7 @@ def _edits(edits: Edits) -> dict[str, Any]:
             {
                 "hostPath": mount.host_path,
                 "containerPath": mount.container_path,
-                "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
+                "options": mount.options,
             }
             for mount in edits.mounts
         ],

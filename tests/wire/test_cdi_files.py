@@ -298,6 +298,18 @@ def test_what_is_written_is_what_the_schema_says(root: Path, tmp_path: Path) -> 
         assert device in [one["name"] for one in file["devices"]], "what is told is there"
 
 
+def test_sockets_are_not_read_only_as_a_container_inside_could_not_mount_them(
+    root: Path, tmp_path: Path
+) -> None:
+    assert specs(root, tmp_path / "cdi", GPU).write_once()
+    document = json.loads((tmp_path / "cdi/k8s.device-plugin.nvidia.com-gpu.json").read_text())
+    mounts = document["devices"][0]["containerEdits"]["mounts"]
+    writable = {m["containerPath"]: m["options"] for m in mounts if "ro" not in m["options"]}
+    as_the_toolkit = ["nosuid", "nodev", "rbind", "rprivate", "noexec"]
+    assert writable == {"/run/nvidia-persistenced/socket": as_the_toolkit}
+    assert len(mounts) > 1
+
+
 def test_a_channel_is_named_when_a_file_has_it(root: Path, tmp_path: Path) -> None:
     """It may come at any time, and the file a minute later: runtimes refuse what no file has."""
     written = specs(root, tmp_path / "cdi", GPU)

@@ -241,7 +241,7 @@ class NvmlDriver:
                 uuid=uuid,
                 index=index,
                 name=product_name(handle),
-                memory_mib=None if memory is None else int(memory.total) >> 20,
+                memory_mib=None if memory is None else int(memory.total) >> 20 or None,
                 numa_node=self._numa_node(handle, place),
                 pci_bus_id=place,
                 minor=minor,

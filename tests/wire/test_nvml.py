@@ -57,6 +57,7 @@ def test_a_gpu_is_described_by_what_the_driver_says(nvml: NvmlDriver) -> None:
     ("change", "field", "value"),
     [
         pytest.param({"memory_mib": None}, "memory_mib", None, id="unified memory, as on GB10"),
+        pytest.param({"memory_mib": 0}, "memory_mib", None, id="unified memory, told as nothing"),
         pytest.param({"numa_node": None}, "numa_node", None, id="no NUMA node"),
         pytest.param({"mig": True}, "mig_enabled", True, id="MIG on"),
         pytest.param({"compute_capability": "7.5"}, "mig_enabled", False, id="before MIG"),

@@ -160,7 +160,7 @@ class DoctorNode:
 
     def device_number(self, device: Path) -> tuple[int, int] | None:
         """As if these files were devices."""
-        names = ["nvidia0", "nvidiactl", "nvidia-uvm"]
+        names = ["nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-cap1"]
         return (195, names.index(device.name)) if device.exists() else None
 
     def _kubelet(self) -> None:

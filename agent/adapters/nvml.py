@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from agent import logs
-from agent.adapters.nvml_mig import read_devices, read_profiles
+from agent.adapters.nvml_mig import NOT_FOR_US, if_told, read_devices, read_profiles
 from agent.adapters.nvml_topology import bus_id, read_pairs, text
 from agent.domain.gpu import Gpu, GpuEvent, MigDevice, MigProfile
 from agent.domain.topology import GpuPair
@@ -190,7 +190,7 @@ class NvmlDriver:
         with asking(f"GPU {uuid} does not answer"):
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             pynvml.nvmlDeviceGetPciInfo(handle)
-            if_offered(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+            if_told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), NOT_OFFERED | NOT_FOR_US)
 
     def pairs(self, answered: Answered = lambda: None) -> tuple[GpuPair, ...]:
         """Topology of every pair of GPUs that answer. Raises NvmlError."""
@@ -232,10 +232,11 @@ class NvmlDriver:
     def _described(self, index: int, uuid: str, handle: Any) -> Gpu | None:
         try:
             place = if_offered(lambda: bus_id(handle)) or ""
-            memory = if_offered(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
             mig_mode = if_offered(lambda: pynvml.nvmlDeviceGetMigMode(handle))
             minor = if_offered(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)))
             divided = bool(mig_mode and mig_mode[0])
+            unsaid = NOT_OFFERED | NOT_FOR_US if divided else NOT_OFFERED
+            memory = if_told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), unsaid)
             devices, profiles = self._mig(uuid, handle, minor) if divided else ((), ())
             return Gpu(
                 uuid=uuid,

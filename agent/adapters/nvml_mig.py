@@ -45,6 +45,7 @@ NOT_TOLD = frozenset(
 NO_SUCH = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 NOBODY_THERE = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
+NOT_FOR_US = frozenset({pynvml.NVML_ERROR_NO_PERMISSION})
 
 
 def if_told(call: Callable[[], Any], none: Collection[int] = NOT_TOLD) -> Any:
@@ -62,9 +63,15 @@ def if_told(call: Callable[[], Any], none: Collection[int] = NOT_TOLD) -> Any:
 
 def read_profiles(handle: Any) -> tuple[MigProfile, ...]:
     """The GPU instances that this GPU can be divided into. Raises pynvml.NVMLError."""
-    total_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20
+    total_mib = _total_mib(handle)
     found = (_profile(handle, number, total_mib) for number in range(PROFILES))
     return tuple(profile for profile in found if profile is not None)
+
+
+def _total_mib(handle: Any) -> int:
+    """Of the whole GPU; 0 in a container that may not see all of it (without mig/monitor)."""
+    memory = if_told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), NOT_FOR_US)
+    return 0 if memory is None else int(memory.total) >> 20
 
 
 def _profile(handle: Any, number: int, total_mib: int) -> MigProfile | None:
@@ -78,7 +85,7 @@ def _profile(handle: Any, number: int, total_mib: int) -> MigProfile | None:
     name = text(getattr(info, "name", b"")).removeprefix(MIG_PREFIX)
     slices, memory_mib = int(info.sliceCount), int(info.memorySizeMB)
     return MigProfile(
-        name=name or f"{slices}g.{size_gb(memory_mib, total_mib)}gb",
+        name=name or _name_by_size(slices, memory_mib, total_mib),
         profile_id=int(info.id),
         memory_mib=memory_mib,
         slice_count=slices,
@@ -100,6 +107,12 @@ def _placements(handle: Any, profile_id: int) -> tuple[MigPlacement, ...]:
     if told is None:
         return ()
     return tuple(MigPlacement(int(one.start), int(one.size)) for one in room[: count.value])
+
+
+def _name_by_size(slices: int, memory_mib: int, total_mib: int) -> str:
+    if not total_mib:  # it would be called what it is not
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+    return f"{slices}g.{size_gb(memory_mib, total_mib)}gb"
 
 
 def size_gb(memory_mib: int, total_mib: int) -> int:
@@ -129,7 +142,7 @@ def read_devices(
 def _read_devices(
     handle: Any, minor: int | None, profiles: Sequence[MigProfile], caps: Path
 ) -> tuple[MigDevice, ...]:
-    total_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20
+    total_mib = _total_mib(handle)
     nodes = device_nodes(_text_of(caps))
     found = [_device(handle, mig, total_mib, profiles, nodes, minor) for mig in mig_handles(handle)]
     return tuple(sorted(found, key=lambda one: (one.gpu_instance, one.compute_instance)))
@@ -162,11 +175,17 @@ def _device(
             pynvml.nvmlDeviceGetGpuInstanceById(handle, gpu_instance)
         )
     )
-    name = f"{slices}g.{size_gb(memory_mib, total_mib)}gb"
-    placement = None
+    placement, profile_id = None, None
     if info is not None:
         placement = MigPlacement(int(info.placement.start), int(info.placement.size))
-        name = next((p.name for p in profiles if p.profile_id == int(info.profileId)), name)
+        profile_id = int(info.profileId)
+    size = slices, memory_mib  # of several with other engines, the one that has none to name
+    alike = sorted((p.name for p in profiles if (p.slice_count, p.memory_mib) == size), key=len)
+    name = (
+        next((p.name for p in profiles if p.profile_id == profile_id), "")
+        or next(iter(alike), "")
+        or _name_by_size(slices, memory_mib, total_mib)
+    )
     places = (
         [] if minor is None else [(minor, gpu_instance), (minor, gpu_instance, compute_instance)]
     )

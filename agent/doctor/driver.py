@@ -2,10 +2,12 @@
 
 import re
 import stat
+from pathlib import Path
 
 import pynvml
 
 from agent.adapters.nvml import asking, sysfs_name
+from agent.adapters.nvml_mig import NODE_DIR
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
 from agent.doctor.host import Host
 from agent.domain.gpu import Gpu, GpuInventory
@@ -15,6 +17,8 @@ OLDEST_CUDA, NEWEST_CUDA = 12_000, 13_050  # what the hook's table of functions 
 RESET = "nvidia-smi --gpu-reset -i {}   # it must be unused; else drain the node and reboot"
 REBOOT = "dmesg | grep -iE 'nvrm|xid' | tail   # a driver that hangs needs a reboot of the node"
 _KERNEL_VERSION = re.compile(r"^NVRM version:.*?\s(\d{3}\.\d{1,4}(?:\.\d{1,4})?)\s", re.MULTILINE)
+
+_CONFIG_MINOR = re.compile(r"^config (\d{1,7})$", re.MULTILINE | re.ASCII)
 
 
 def kernel_version(text: str) -> str:
@@ -146,7 +150,8 @@ def _worn(gpu: Gpu) -> list[str]:
 
 def gpu_memory(host: Host) -> Finding:
     """The scheduler must be told how much memory there is."""
-    unknown = [gpu for gpu in host.gpus if gpu.memory_mib is None]
+    # Of a GPU in MIG mode it is told to who may see all of it, and needed of none.
+    unknown = [gpu for gpu in host.gpus if gpu.memory_mib is None and not gpu.mig_enabled]
     if unknown and not host.config.sharing.preconfigured_memory_mib:
         return failed(
             f"the driver does not say how much memory GPU {_numbers(unknown)} has, so it cannot "
@@ -156,7 +161,13 @@ def gpu_memory(host: Host) -> Finding:
     return ok(
         ", ".join(
             f"GPU {gpu.index}: "
-            + (f"{gpu.memory_mib} MiB" if gpu.memory_mib is not None else "as configured")
+            + (
+                f"{gpu.memory_mib} MiB"
+                if gpu.memory_mib is not None
+                else "in MIG mode"
+                if gpu.mig_enabled
+                else "as configured"
+            )
             for gpu in host.gpus
         )
     )
@@ -181,6 +192,12 @@ def mig(host: Host) -> Finding:
 
 def _dynamic_mig(host: Host) -> Finding:
     sharing = host.config.sharing
+    if missing := _missing_right(host):
+        return warning(
+            f"this container has no {missing} (mig/config), and the driver divides no GPU for who "
+            "has not: NVIDIA's toolkit 1.18.0 to 1.20.0 gives it to none in mode auto",
+            "nvidia-ctk --version   # on the node: 1.20.1 or newer is wanted, then a new pod",
+        )
     wanted = [gpu for gpu in host.gpus if not sharing.excludes(gpu)]
     if whole := [gpu for gpu in wanted if not gpu.mig_enabled]:
         return warning(
@@ -194,6 +211,17 @@ def _dynamic_mig(host: Host) -> Finding:
             "vgpu-agent config   # mig-profile-allowlist; `nvidia-smi mig -lgip` lists what it has",
         )
     return ok(f"GPU {_numbers(wanted)} is in MIG mode")
+
+
+def _missing_right(host: Host) -> str:
+    """The device node of mig/config, if there should be one in this pod and is not."""
+    minors = host.read_if_there(host.proc / "driver/nvidia-caps/mig-minors") or ""
+    config = _CONFIG_MINOR.search(minors)
+    if config is None or not host.in_pod:
+        return ""
+    node = Path(NODE_DIR) / f"nvidia-cap{config[1]}"
+    there = host.device_number(host.dev / node.relative_to("/dev"))
+    return "" if there else str(node)
 
 
 def device_nodes(host: Host) -> Finding:

@@ -199,6 +199,16 @@ def test_mig_mixed(lone: LoneMaker) -> None:
     assert given(node, "b", {GPU: 1}).env[VISIBLE] == SECOND
 
 
+def test_mig_devices_are_offered_to_who_may_not_see_all_of_a_gpu(lone: LoneMaker) -> None:
+    """As in a container without mig/monitor, in which NVML tells no memory of the whole."""
+    node = lone("--mig-strategy", "mixed", gpus={0: mig_gpu(0, 4864)})
+    up(node, {"nvidia.com/mig-1g.5gb": 1})
+    node.driver.fail("nvmlDeviceGetMemoryInfo", 4, 0)
+    node.driver.change_gpu(0, mig_gpu(0, 4864, 4864))
+    up(node, {"nvidia.com/mig-1g.5gb": 2})
+    assert given(node, "a", {"nvidia.com/mig-1g.5gb": 1}).env[VISIBLE].startswith("MIG-0")
+
+
 def test_a_new_mig_profile_is_a_new_resource(lone: LoneMaker) -> None:
     node = lone("--mig-strategy", "mixed", gpus={0: mig_gpu(0, 4864)})
     up(node, {"nvidia.com/mig-1g.5gb": 1})

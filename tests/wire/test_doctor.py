@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from doctor_breaks import BREAKS, MODE_CDI, RESERVING
 from doctor_node import CDI, CONTAINERD_NVIDIA, DPKG, DRIVER, UUID, DoctorNode, stamp
-from doctor_ways import Break, makes_cgroups, settings
+from doctor_ways import Break, effects, makes_cgroups, settings
 
 from agent.doctor import hook
 from agent.doctor.checks import CHECKS
@@ -266,6 +266,40 @@ def test_limits_are_tried_on_a_gpu_that_the_hook_shares(
     settings(sharing=Sharing(**sharing))(node)
     found = node.look()["hook-limits"]
     assert found.verdict is verdict, found
+
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "there", "said"),
+    [
+        pytest.param(POD, False, "no /dev/nvidia-caps/nvidia-cap1 (mig/config)", id="a pod"),
+        pytest.param(POD, True, "is in MIG mode", id="a pod that has it"),
+        pytest.param({}, False, "is in MIG mode", id="a service of the host"),
+    ],
+)
+def test_a_pod_that_may_divide_no_gpu_is_told(
+    node: DoctorNode, environ: dict[str, str], *, there: bool, said: str
+) -> None:
+    """NVIDIA's toolkit has not given the capability to anybody for some releases."""
+    node.write("proc/driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\n")
+    node.driver.change_gpu(0, SimGpu(uuid=UUID, name=A100, compute_capability="8.0", mig=True))
+    if there:
+        node.write("dev/nvidia-caps/nvidia-cap1", "")
+    effects(environ=environ)(node)
+    settings(sharing=Sharing(mode="mig"))(node)
+    found = node.look()["mig"]
+    assert said in found.evidence
+    assert found.verdict is (Verdict.OK if "MIG mode" in said else Verdict.WARNING)
+
+
+def test_the_memory_of_a_gpu_in_mig_mode_need_not_be_told(node: DoctorNode) -> None:
+    """It is not to a pod that may not monitor all of it, and nobody has to configure it."""
+    node.driver.change_gpu(0, SimGpu(uuid=UUID, name=A100, compute_capability="8.0", mig=True))
+    node.driver.fail("nvmlDeviceGetMemoryInfo", 4, 0)
+    found = node.look()["gpu-memory"]
+    assert (found.verdict, found.evidence) == (Verdict.OK, "GPU 0: in MIG mode")
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,31 @@ def test_names_do_not_depend_on_everything(
     assert [one.profile for one in the_gpu(nvml).mig_devices] == ["2g.10gb"]
 
 
+@pytest.mark.parametrize("instances", [True, False], ids=["instances", "no instances"])
+def test_mig_devices_are_seen_without_the_right_to_monitor_all_of_a_gpu(
+    sim: SimDriver, nvml: NvmlDriver, maker: NvmlMigMaker, *, instances: bool
+) -> None:
+    """As in a container without mig/monitor: the memory of the whole is not for it."""
+    maker.create(UUID, SMALL, MigPlacement(2, 1))
+    maker.create(UUID, MEDIUM, MigPlacement(4, 2))
+    sim.fail("nvmlDeviceGetMemoryInfo", 4)
+    if not instances:
+        sim.fail("nvmlDeviceGetGpuInstanceById", 4)
+    gpu = the_gpu(nvml)
+    assert sorted(one.profile for one in gpu.mig_devices) == ["1g.5gb", "2g.10gb"]
+    assert gpu.memory_mib is None
+    nvml.probe(UUID)
+
+
+def test_without_names_and_sizes_no_device_is_called_what_it_is_not(
+    sim: SimDriver, nvml: NvmlDriver, maker: NvmlMigMaker
+) -> None:
+    maker.create(UUID, SMALL, MigPlacement(0, 1))
+    sim.fail("nvmlDeviceGetMemoryInfo", 4)
+    sim.fail("nvmlDeviceGetGpuInstanceProfileInfoV", 13)
+    assert (the_gpu(nvml).mig_enabled, the_gpu(nvml).mig_devices) == (True, ())
+
+
 def test_what_cannot_be_read_of_mig_costs_no_gpu(
     sim: SimDriver, nvml: NvmlDriver, maker: NvmlMigMaker
 ) -> None:

@@ -189,7 +189,7 @@ class NvmlDriver:
         """Ask one GPU for its handle, place and memory. Raises GpuLost, NvmlError."""
         with asking(f"GPU {uuid} does not answer"):
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            pynvml.nvmlDeviceGetPciInfo(handle)
+            if_offered(lambda: pynvml.nvmlDeviceGetPciInfo(handle))
             if_told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), NOT_OFFERED | NOT_FOR_US)
 
     def pairs(self, answered: Answered = lambda: None) -> tuple[GpuPair, ...]:

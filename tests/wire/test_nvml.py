@@ -388,6 +388,21 @@ def test_a_probe_notices(
         nvml.probe(A)
 
 
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        pytest.param("nvmlDeviceGetPciInfo_v3", 3, id="no PCI, as on Tegra"),
+        pytest.param("nvmlDeviceGetMemoryInfo", 3, id="unified memory"),
+        pytest.param("nvmlDeviceGetMemoryInfo", 4, id="memory that is not for this container"),
+    ],
+)
+def test_a_gpu_that_has_no_such_thing_is_no_ill_gpu(
+    sim: SimDriver, nvml: NvmlDriver, call: str, code: int
+) -> None:
+    sim.fail(call, code, 0)
+    nvml.probe(A)
+
+
 def test_a_gpu_that_does_not_tell_its_memory_is_no_ill_gpu(
     sim: SimDriver, nvml: NvmlDriver
 ) -> None:

@@ -263,3 +263,24 @@ def test_the_dashboard_complains_of_limits_where_there_are_some(
     series = {"series": f"vgpu_container_enforced{{{labels}}}", "values": "0+0x10"}
     tests = [{"interval": "1m", "input_series": [series], "promql_expr_test": asked}]
     assert not tool.test_rules(tmp_path, {"rule_files": [], "tests": tests})
+
+
+def test_dcgms_metrics_get_their_pods_as_the_page_says(tool: Promtool, tmp_path: Path) -> None:
+    """Dcgm-exporter does not find shares in kubelet's books: their ids have a number."""
+    page = (PAGE.parent / "troubleshooting.md").read_text()
+    [query] = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
+    dcgm = [f'DCGM_FI_DEV_POWER_USAGE{{UUID="{uuid}",gpu="{n}"}}' for n, uuid in enumerate(GPUS)]
+    shares = [
+        f'{{container="c",device_uuid="{GPUS[0]}",namespace="team",pod="{pod}",vdevice_index="0"}}'
+        for pod in ("a", "b")
+    ]
+    given = [(f"hami_vgpu_memory_limit_bytes{one}", "5+0x5") for one in shares]
+    given += [(one, "70+0x5") for one in dcgm]
+    asked = {
+        "expr": query,
+        "eval_time": "1m",
+        "exp_samples": [{"labels": one, "value": 70} for one in shares],
+    }
+    series = [{"series": name, "values": values} for name, values in given]
+    tests = [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}]
+    assert not tool.test_rules(tmp_path, {"rule_files": [], "tests": tests})

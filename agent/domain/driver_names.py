@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 LIBRARY_DIRS = (
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
     *("usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current"),
-    *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/lib"),
+    *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/lib", "lib"),
 )
 # Debian's own packages put a driver here, and lead to it from the directory above by alternatives.
 BESIDE = "/nvidia/current"

@@ -200,6 +200,25 @@ def test_the_drivers_root_may_be_mounted_elsewhere(root: Path) -> None:
     assert seen.common_nodes() == ("/dev/nvidiactl", "/dev/nvidia-uvm")
 
 
+@pytest.mark.parametrize(
+    ("place", "libraries"),
+    [
+        pytest.param("usr/local", "lib", id="Talos with r595"),
+        pytest.param("usr/local/glibc", "usr/lib", id="Talos before"),
+        pytest.param("home/kubernetes/bin/nvidia", "lib64", id="Google's COS"),
+        pytest.param("run/nvidia/driver", LIB, id="the GPU Operator's"),
+    ],
+)
+def test_a_driver_that_is_elsewhere_comes_where_loaders_look(
+    tmp_path: Path, place: str, libraries: str
+) -> None:
+    (folder := tmp_path / place / libraries).mkdir(parents=True)
+    (folder / f"libcuda.so.{VERSION}").write_text("")
+    (folder / "libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
+    found = mounted(files(tmp_path / place).driver())
+    assert found[f"/{libraries}/libcuda.so.1"] == f"{folder}/libcuda.so.{VERSION}"
+
+
 def test_no_driver_is_told_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NodeNotReady, match="--nvidia-driver-root"):
         files(tmp_path).driver()

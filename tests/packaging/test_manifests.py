@@ -502,6 +502,7 @@ def examples(page: Path) -> list[str]:
     [
         pytest.param(PAGE, "tolerations", ("VGPU_LOG_LEVEL", "debug"), id="a setting and a taint"),
         pytest.param(PAGE, "components", None, id="a component"),
+        pytest.param(PAGE, "gpu.deploy", None, id="the GPU Operator's label"),
         pytest.param(PAGE, "nameSuffix", ("VGPU_MODE", "slices"), id="a mode for some nodes"),
         pytest.param(SLICES_PAGE, "patches", ("VGPU_DEVICE_SPLIT_COUNT", "4"), id="a split count"),
     ],
@@ -530,6 +531,9 @@ def test_an_example_of_a_kustomization_is_built(
         configured(manifests, VGPU_CONFIG_FILE=str(any_file))
     if has == "tolerations":
         assert "dedicated" in [one["key"] for one in pod_of(manifests)["tolerations"]]
+    if has == "gpu.deploy":
+        label = "nvidia.com/gpu.deploy.device-plugin"
+        assert {"gpu": "on", label: "true"}.items() <= pod_of(manifests)["nodeSelector"].items()
 
 
 def test_the_library_lies_elsewhere_where_usr_is_read_only(tmp_path: Path, any_file: Path) -> None:

@@ -290,10 +290,14 @@ def security_modules(host: Host) -> Finding:
         label = os.getxattr(directory, "security.selinux").rstrip(b"\0").decode(errors="replace")
     except OSError:
         label = "no label"
-    if "container_file_t" in label or "container_ro_file_t" in label:
+    if ":container_file_t:" in label:
         return ok(f"{said}; {directory} is {label}")
+    # What they may read alone (container_ro_file_t, usr_t) has the file in which they count, too.
     return warning(
-        f"{said}, and {directory} has {label}: containers may be kept from mapping the hook",
+        f"{said}, and {directory} has {label}: containers may be kept from mapping the hook, or "
+        "from counting what they use, without which CUDA does not start",
+        f"semanage fcontext -a -t container_file_t '{directory}(/.*)?'; "
+        f"restorecon -R {directory}   # or, until the next relabelling: "
         f"chcon -R -t container_file_t {directory}",
     )
 

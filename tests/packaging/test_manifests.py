@@ -503,6 +503,7 @@ def examples(page: Path) -> list[str]:
         pytest.param(PAGE, "tolerations", ("VGPU_LOG_LEVEL", "debug"), id="a setting and a taint"),
         pytest.param(PAGE, "components", None, id="a component"),
         pytest.param(PAGE, "gpu.deploy", None, id="the GPU Operator's label"),
+        pytest.param(PAGE, "spc_t", None, id="under SELinux"),
         pytest.param(PAGE, "nameSuffix", ("VGPU_MODE", "slices"), id="a mode for some nodes"),
         pytest.param(SLICES_PAGE, "patches", ("VGPU_DEVICE_SPLIT_COUNT", "4"), id="a split count"),
     ],

@@ -1,5 +1,6 @@
 """Doctor on a node in which exactly one thing is broken: it names that, and only that."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -265,6 +266,24 @@ def test_limits_are_tried_on_a_gpu_that_the_hook_shares(
     node.driver.add_gpu(1, SimGpu(uuid=made_up_uuid(1), name=A100, compute_capability="8.0"))
     settings(sharing=Sharing(**sharing))(node)
     found = node.look()["hook-limits"]
+    assert found.verdict is verdict, found
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [
+        pytest.param("container_file_t", Verdict.OK, id="containers read and write"),
+        pytest.param("container_ro_file_t", Verdict.WARNING, id="they only read"),
+        pytest.param("usr_t", Verdict.WARNING, id="as /usr/local is labelled"),
+    ],
+)
+def test_under_selinux_containers_have_to_write_where_they_count(
+    node: DoctorNode, monkeypatch: pytest.MonkeyPatch, kind: str, verdict: Verdict
+) -> None:
+    node.write("sys/fs/selinux/enforce", "1")
+    label = f"system_u:object_r:{kind}:s0\0".encode()
+    monkeypatch.setattr(os, "getxattr", lambda _path, _name: label)
+    found = node.look()["security-modules"]
     assert found.verdict is verdict, found
 
 

@@ -124,12 +124,10 @@ class Sharing:
         return gpu.uuid in self.excluded_uuids or gpu.index in self.excluded_indices
 
     def offers(self, gpu: Gpu) -> bool:
-        """Whether this GPU is shared at all (not filtered out, memory known, or divisible)."""
-        if self.excludes(gpu):
+        """Whether it is shared at all: not left out, memory known, divisible if it has to be."""
+        if self.excludes(gpu) or (gpu.memory_mib is None and not self.preconfigured_memory_mib):
             return False
-        if self.mode == "mig":
-            return bool(self.mig_profiles(gpu))
-        return gpu.memory_mib is not None or self.preconfigured_memory_mib > 0
+        return self.mode != "mig" or bool(self.mig_profiles(gpu))
 
     def mig_profiles(self, gpu: Gpu) -> tuple[MigProfile, ...]:
         """The MIG profiles of this GPU that may be used: of the first entry that names its model.

@@ -1,8 +1,10 @@
 """Which GPUs are shared, and with how much memory: the same for kubelet and the scheduler."""
 
+from dataclasses import replace
+
 import pytest
 
-from agent.domain.gpu import Gpu, GpuInventory, Sharing
+from agent.domain.gpu import Gpu, GpuInventory, MigProfile, Sharing
 from agent.domain.register import registered_gpus
 from agent.domain.vgpu_ids import advertised
 
@@ -47,6 +49,18 @@ def test_both_are_offered_the_same_gpus(sharing: Sharing, offered: dict[str, int
     assert {gpu.uuid: gpu.memory_mib for gpu in at_scheduler} == offered
     at_kubelet = {vgpu.device_id.rpartition("-")[0] for vgpu in advertised(NODE, sharing)}
     assert at_kubelet == offered.keys()
+
+
+def test_a_gpu_to_be_divided_is_left_out_too_without_known_memory() -> None:
+    """Who may not see all of a GPU may not divide it either, and the scheduler goes by memory."""
+    profile = MigProfile(
+        name="1g.5gb", profile_id=19, memory_mib=4864, slice_count=1, multiprocessors=14,
+        instance_count=7, placements=(),
+    )  # fmt: skip
+    seen = replace(A, mig_enabled=True, mig_profiles=(profile,))
+    unseen = replace(seen, uuid="GPU-b", index=1, memory_mib=None)
+    offered = Sharing(mode="mig").offered(GpuInventory.of([seen, unseen]))
+    assert [gpu.uuid for gpu in offered] == ["GPU-a"]
 
 
 def test_the_scheduler_counts_as_many_vgpus_as_kubelet() -> None:

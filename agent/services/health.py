@@ -26,6 +26,7 @@ HANG_AFTER_S = 10.0  # a call that takes longer is a hanging driver
 LOOK_AGAIN_S = 1.0  # the most by which a hang is noticed later than that
 HANG_PULSE_S = 600.0  # how long a hang may last before the process itself counts as stuck
 ABSENT_RETRY_S = 5.0
+SHUT_OUT_S = 120.0  # for so long a driver that we had may be failing, as while it is reset
 WAIT_S = 1.0  # for an event; a stop waits for one that has begun, and an event ends it at once
 HUNG = f"the driver has not answered for {HANG_AFTER_S:.0f} s"
 VANISHED = "the driver no longer lists this GPU (it fell off the bus or was removed)"
@@ -76,6 +77,7 @@ class Health:
         self._asymmetric: set[tuple[str, str]] = set()  # pairs that were told of
         self._clock = clock
         self._open = False
+        self._shut_out_since_s: float | None = None  # NVML does not start any more
         self._gpus: dict[str, Gpu] = {}
         self._health: dict[str, GpuHealth] = {}
         self._parts: dict[tuple[str, str], GpuHealth] = {}  # ill MIG devices, by GPU and own uuid
@@ -108,7 +110,7 @@ class Health:
             if not self._open:
                 self._call_begins()
                 self._nvml.open()
-                self._open = True
+                self._open, self._shut_out_since_s = True, None
                 self._next_sweep_s = 0.0
             if self._clock() >= self._next_sweep_s:
                 self._sweep(stopping)
@@ -304,18 +306,33 @@ class Health:
     def _driver_failed(self, error: NvmlError) -> None:
         """The library or the driver as a whole: nothing is healthy, start over."""
         self._call_begins()
+        absent = isinstance(error, NvmlAbsent)
+        if absent or self._open:
+            self._shut_out_since_s = None
+        elif self._shut_out_since_s is None:
+            self._shut_out_since_s = self._clock()
         self._nvml.close()
         self._open = False
-        log.failing(
-            "driver absent" if isinstance(error, NvmlAbsent) else "driver failed", error=error
-        )
+        log.failing("driver absent" if absent else "driver failed", error=error)
         with self._mutex:
             self._all_fell_ill(str(error))
             self._publish(driver_error=str(error))
-        if isinstance(error, NvmlStale) or (
-            isinstance(error, NvmlAbsent) and self._leave_when_absent and not self._gpus
+        if (
+            isinstance(error, NvmlStale)
+            or (absent and self._leave_when_absent and not self._gpus)
+            or self._shut_out()
         ):
             self._leave(str(error))
+
+    def _shut_out(self) -> bool:
+        """Whether the driver is there, but not for this process any more.
+
+        A reload of systemd takes the devices from containers whose runtime did not list them, ours
+        too: one that is started anew has them. It has no GPUs before it has seen some, so where
+        that changes nothing it stays.
+        """
+        since_s = self._shut_out_since_s
+        return bool(self._gpus) and since_s is not None and self._clock() - since_s >= SHUT_OUT_S
 
     def _judge(self, uuid: str, health: GpuHealth) -> None:
         before = self._health.get(uuid, GpuHealth())

@@ -175,6 +175,43 @@ def test_a_driver_that_was_upgraded_under_us_ends_the_process() -> None:
     assert bench.left == ["library and kernel module do not match"]
 
 
+def test_who_is_shut_out_by_a_driver_that_he_had_ends_once() -> None:
+    """As when a reload of systemd takes the devices from our container: a new one has them."""
+    bench = Bench(FakeNvml(A))
+    bench.turn()
+    bench.nvml.failure = NvmlError("NVML does not start: Unknown Error", code=999)
+    for _ in range(3):
+        bench.turn(after_s=50.0)
+    assert bench.left == []
+    bench.nvml.failure = None
+    bench.turn()
+    bench.nvml.failure = NvmlError("NVML does not start: Unknown Error", code=999)
+    bench.turn(after_s=50.0)  # what was open fails, and is closed
+    bench.turn()
+    for _ in range(2):
+        assert bench.left == [], "it may pass"
+        bench.turn(after_s=60.0)
+    assert len(bench.left) == 1
+    assert "Unknown Error" in bench.left[0]
+
+
+@pytest.mark.parametrize(
+    ("had", "failure"),
+    [
+        pytest.param(False, NvmlError("Unknown Error", code=999), id="who never had it waits"),
+        pytest.param(True, NvmlAbsent("the module is not loaded", code=9), id="it is unloaded"),
+    ],
+)
+def test_who_would_find_it_no_better_stays(*, had: bool, failure: NvmlError) -> None:
+    bench = Bench(FakeNvml(A))
+    if had:
+        bench.turn()
+    bench.nvml.failure = failure
+    for _ in range(10):
+        bench.turn(after_s=60.0)
+    assert bench.left == []
+
+
 def test_a_driver_that_dies_makes_everything_unhealthy_until_clean_probes() -> None:
     bench = Bench(FakeNvml(A, B))
     bench.turn()

@@ -209,7 +209,7 @@ RULES: Mapping[str, Rule] = {
     "sharing.mode": OneOf(
         ("hami-core", "mig"),
         others={
-            "mps": "this version cannot share through an MPS daemon; use hami-core",
+            "mps": "GPUs are shared by MPS in mode nvidia only (sharing.mps); use hami-core",
         },
     ),
     "sharing.preconfigured_memory_mib": Between(0, 16_777_216, "MiB"),

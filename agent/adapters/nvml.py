@@ -50,7 +50,10 @@ HINTS = {
         "the nvidia runtime class"
     ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the nvidia kernel module is not loaded; see dmesg",
-    pynvml.NVML_ERROR_NO_PERMISSION: "the agent may not open /dev/nvidia*; run it privileged",
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        "run the agent as root, in a pod with the GPUs that NVIDIA's runtime gives it, and with "
+        "CAP_SYS_ADMIN where it is to change how GPUs are divided"
+    ),
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
         "the driver was upgraded under the running process; it has to be restarted"
     ),

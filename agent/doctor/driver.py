@@ -49,7 +49,8 @@ def nvml(host: Host) -> Finding:
         return ok("libnvidia-ml.so.1 was loaded")
     return failed(
         str(error),
-        "ldconfig -p | grep libnvidia-ml   # in a pod: runtimeClassName: nvidia, and privileged",
+        "ldconfig -p | grep libnvidia-ml   # in a pod: is it NVIDIA's runtime that starts it "
+        "(runtimeClassName: nvidia)?",
     )
 
 
@@ -82,7 +83,7 @@ def cuda_range(_host: Host) -> Finding:
     if version < OLDEST_CUDA:
         return failed(
             f"{said}, the hook knows {known}: limits are not kept on an older one",
-            "apt-get install --only-upgrade nvidia-driver-535   # or any newer branch; then reboot",
+            "apt-get install nvidia-driver-535   # or newer, in the way it came here; reboot",
         )
     if version > NEWEST_CUDA:
         return warning(

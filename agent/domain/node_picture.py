@@ -22,9 +22,9 @@ NS_PER_S = 1_000_000_000
 _NO_GPUS: Mapping[str, str] = MappingProxyType({})
 _UNKNOWN: Mapping[Reason, str] = MappingProxyType({
     Reason.UNSEEN: "it is not known whether its limits hold, because the agent does not see the "
-    "processes of pods; run it with hostPID: true",
+    "processes of pods; give it the host's /proc (--host-proc), or hostPID: true",
     Reason.UNREADABLE: "it is not known whether its limits hold, because the agent may not look "
-    "into its processes; run it as root",
+    "into its processes; run it as root with the capability SYS_PTRACE",
     Reason.GPUS_UNKNOWN: "a process uses a GPU without the library, and it is not known whether a "
     "limit holds there, because the agent knows no GPUs; vgpu-agent doctor says why",
 })  # fmt: skip

@@ -332,3 +332,9 @@ def test_every_event_is_on_the_page_of_troubles() -> None:
 def test_what_the_page_of_troubles_quotes_is_said(words: str) -> None:
     assert words in (ROOT / "docs/troubleshooting.md").read_text()
     assert words in said()
+
+
+def test_nobody_is_told_to_run_the_agent_privileged() -> None:
+    """It never has to be, as docs/install/kubernetes.md says."""
+    advice = re.compile(r"(?:run|start|make) \w+ privileged|and privileged(?! mode away)")
+    assert [text for tree in trees() for text in constants(tree) if advice.search(text)] == []

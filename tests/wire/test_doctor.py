@@ -357,6 +357,13 @@ def test_what_a_scheduler_misses_while_no_agent_runs_is_no_wrong_format(
     assert node.look()["scheduler-protocol"].verdict is Verdict.SKIPPED
 
 
+def test_a_newer_driver_is_installed_and_not_only_upgraded(node: DoctorNode) -> None:
+    """Another branch is another package: apt passes over one that is to be upgraded and is not there."""
+    node.driver.versions(cuda=11040)
+    fix = node.look()["cuda-range"].fix
+    assert fix.startswith("apt-get install nvidia-driver-")
+
+
 @pytest.mark.parametrize(
     "broken", [pytest.param(one, id=f"{one.check}: {one.id}") for one in BREAKS]
 )

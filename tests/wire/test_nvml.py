@@ -133,7 +133,7 @@ def test_bus_ids_are_written_as_the_kernel_writes_them(place: str, name: str) ->
     [
         pytest.param(lambda sim: sim.driver("absent"), NvmlAbsent, "kernel module", id="absent"),
         pytest.param(lambda sim: sim.driver("mismatch"), NvmlStale, "restarted", id="upgraded"),
-        pytest.param(lambda sim: sim.fail("nvmlInit", 4), NvmlError, "privileged", id="forbidden"),
+        pytest.param(lambda sim: sim.fail("nvmlInit", 4), NvmlError, "as root", id="forbidden"),
         pytest.param(
             lambda sim: sim.fail("nvmlInit", 999), NvmlError, "Unknown Error", id="unknown"
         ),

@@ -263,8 +263,9 @@ def test_a_gpu_that_is_used_is_not_put_into_mig_mode(sim: SimDriver) -> None:
 
 def test_without_permission_the_driver_says_so(sim: SimDriver) -> None:
     sim.fail("nvmlDeviceSetMigMode", 4)
-    with pytest.raises(NvmlError, match="Insufficient Permissions"):
+    with pytest.raises(NvmlError, match="Insufficient Permissions") as refused:
         NvmlMigMaker().enable(UUID)
+    assert "CAP_SYS_ADMIN" in str(refused.value)  # as docs/modes/mig.md has it
 
 
 # --- files --------------------------------------------------------------------------------------

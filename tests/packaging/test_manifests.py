@@ -489,6 +489,7 @@ def test_every_path_that_the_instructions_name_is_there() -> None:
 # --- what the pages tell readers to write and type ----------------------------------------------
 
 SLICES_PAGE = PAGE.parents[1] / "modes" / "slices.md"
+NVIDIA_PAGE = PAGE.parents[1] / "modes" / "nvidia.md"
 
 
 def examples(page: Path) -> list[str]:
@@ -506,6 +507,9 @@ def examples(page: Path) -> list[str]:
         pytest.param(PAGE, "spc_t", None, id="under SELinux"),
         pytest.param(PAGE, "nameSuffix", ("VGPU_MODE", "slices"), id="a mode for some nodes"),
         pytest.param(SLICES_PAGE, "patches", ("VGPU_DEVICE_SPLIT_COUNT", "4"), id="a split count"),
+        pytest.param(
+            NVIDIA_PAGE, "mps", ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"), id="MPS"
+        ),
     ],
 )
 def test_an_example_of_a_kustomization_is_built(
@@ -535,6 +539,10 @@ def test_an_example_of_a_kustomization_is_built(
     if has == "gpu.deploy":
         label = "nvidia.com/gpu.deploy.device-plugin"
         assert {"gpu": "on", label: "true"}.items() <= pod_of(manifests)["nodeSelector"].items()
+    if has == "mps":
+        container = container_of(manifests)
+        assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
+        assert "limits" not in container["resources"], "the daemon's servers count there, too"
 
 
 def test_the_library_lies_elsewhere_where_usr_is_read_only(tmp_path: Path, any_file: Path) -> None:

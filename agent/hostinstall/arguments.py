@@ -46,9 +46,11 @@ exit codes:
   2  a setting or the command line is wrong; the last line says what to do
 """
 UNINSTALL = """\
-Removes hami.io/node-nvidia-register, hami.io/node-nvidia-score and, where the agent answered it,
-hami.io/node-handshake from this node's Node object, so that it offers schedulers no vGPUs any
-more. It can be run again at any time, and ends within a minute.
+Removes what the agent has written on this node's Node object, so that it offers schedulers no
+vGPUs any more: hami.io/node-nvidia-register, hami.io/node-nvidia-score and, where it answered that,
+hami.io/node-handshake; in mode volcano volcano.sh/node-vgpu-register, vgpu-agent/gpu-memory-factor
+and volcano.sh/node-vgpu-handshake. The modes slices and nvidia write nothing there, and what the
+Node has from another mode before stays. It can be run again at any time, and ends within a minute.
 
 Where `vgpu-agent install` has installed the agent, its service is stopped first, the settings of
 /etc/vgpu-agent/vgpu-agent.env apply, and afterwards what `install` has placed is removed. Without
@@ -57,7 +59,7 @@ an API server, or with --keep-node, the Node is left alone.
 Where it is not installed, stop the agent first (`systemctl stop vgpu-agent`, or delete its
 DaemonSet): while one runs here nothing is removed, because it would write the annotations again.
 HAMi's device plugin uses the same annotations: uninstall before you start it. Give the settings
-that the agent had; those that matter are --node-name, --kubeconfig, --state-dir,
+that the agent had; those that matter are --mode, --node-name, --kubeconfig, --state-dir,
 --register-format and --handshake. The account needs `get` and `patch` on `nodes`, as the agent
 does.
 

@@ -250,7 +250,8 @@ ROWS = (
         kind=kinds.DURATION,
         field="allocate_budget_s",
         help="Longest time an Allocate may take before it is refused: kubelet itself would wait "
-        "for ever, and no other pod of the node would start meanwhile.",
+        "for ever, and no other pod of the node would start meanwhile. Operating mode mig: 30 s at "
+        "least, as the driver takes its time to make instances.",
     ),
     Setting(
         name="metrics-bind-address",

@@ -109,16 +109,40 @@ def test_alerts(tool: Promtool, tmp_path: Path, case: Case) -> None:
     assert not wrong
 
 
-def documented_scrape() -> dict[str, Any]:
-    """The first configuration of the page. Debian's Prometheus knows no Kubernetes."""
-    [block, *_] = re.findall(r"```yaml\n(scrape_configs:.*?)```", PAGE.read_text(), re.DOTALL)
-    config: dict[str, Any] = yaml.safe_load(block)
+FOUND_BY_KUBERNETES = {
+    "__meta_kubernetes_pod_label_app_kubernetes_io_name": "vgpu-agent",
+    "__meta_kubernetes_pod_container_port_name": "metrics",
+    "__meta_kubernetes_pod_node_name": "node-1",
+}
+
+
+def documented_scrape(way: str) -> dict[str, Any]:
+    """The configuration of the page that finds agents so. Debian's Prometheus knows no Kubernetes."""
+    blocks = re.findall(r"```yaml\n(scrape_configs:.*?)```", PAGE.read_text(), re.DOTALL)
+    [config] = [yaml.safe_load(block) for block in blocks if way in block]
     [job] = config["scrape_configs"]
-    assert job.pop("kubernetes_sd_configs")
+    assert job.pop(way)
+    assert isinstance(config, dict)
     return config
 
 
-def test_the_documented_configuration_scrapes_an_agent(tool: Promtool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "found", "job_name", "instance"),
+    [
+        pytest.param(
+            "kubernetes_sd_configs", FOUND_BY_KUBERNETES, "vgpu-agent", "node-1", id="pods"
+        ),
+        pytest.param("static_configs", {}, "vgpu-agent-hosts", "127.0.0.1", id="hosts"),
+    ],
+)
+def test_the_documented_configuration_scrapes_an_agent(
+    tool: Promtool,
+    tmp_path: Path,
+    way: str,
+    found: dict[str, str],
+    job_name: str,
+    instance: str,
+) -> None:
     """The labels of the tenant's pod stay, and the alerts' rules load beside it."""
     form = Form(file="", legacy=True, per_process=True)
     listener = TcpListener("127.0.0.1:0")
@@ -127,14 +151,9 @@ def test_the_documented_configuration_scrapes_an_agent(tool: Promtool, tmp_path:
     supervisor.start()
     try:
         port = eventually(lambda: listener.port, what="the endpoint is bound")
-        config = documented_scrape() | {"rule_files": [str(RULES)]}
+        config = documented_scrape(way) | {"rule_files": [str(RULES)]}
         [job] = config["scrape_configs"]
-        found_by_kubernetes = {
-            "__meta_kubernetes_pod_label_app_kubernetes_io_name": "vgpu-agent",
-            "__meta_kubernetes_pod_container_port_name": "metrics",
-            "__meta_kubernetes_pod_node_name": "node-1",
-        }
-        job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"], "labels": found_by_kubernetes}]
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"], "labels": found}]
         job["scrape_interval"] = "1s"
         with running_prometheus(tmp_path, config) as server:
             server.process.wait_until(
@@ -143,7 +162,7 @@ def test_the_documented_configuration_scrapes_an_agent(tool: Promtool, tmp_path:
             [(labels, _)] = server.query("vgpu_container_memory_limit_bytes{pod='old'}")
             assert labels == {
                 "__name__": "vgpu_container_memory_limit_bytes",
-                "job": "vgpu-agent", "instance": "node-1",
+                "job": job_name, "instance": instance,
                 "namespace": "team", "pod": "old", "container": "main", "gpu": GPUS[0],
             }  # fmt: skip
             [(_, taken)] = server.query("scrape_samples_post_metric_relabeling")

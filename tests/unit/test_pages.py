@@ -51,7 +51,8 @@ def test_troubleshooting_names_what_there_is(pattern: str, where: str) -> None:
 @pytest.mark.parametrize(
     "words",
     ["segfault", "Illegal device id", "vLLM", "NCCL", "Unknown Error", "Fail to lock shrreg",
-     "17,592,186,044,134", "UnexpectedAdmissionError", "4194304", "out of memory", "GLIBC_"],
+     "17,592,186,044,134", "UnexpectedAdmissionError", "4194304", "out of memory", "GLIBC_",
+     "cudaErrorMemoryAllocation"],
 )  # fmt: skip
 def test_what_users_see_is_found_by_its_own_words(words: str) -> None:
     assert words in TROUBLES

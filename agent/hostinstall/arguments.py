@@ -23,8 +23,9 @@ installed and somebody has disabled it, it is left as it is. Run again it does n
 of what was interrupted: every file is put in its place at once. Pods with vGPUs do not notice: what
 they use below /usr/local/vgpu is not touched.
 
-The agent needs a kubeconfig; while the one that the settings name is missing, the service is
-enabled and not started.
+The agent needs a kubeconfig, but in the modes slices and nvidia. While the one that the settings
+name is missing, the service is enabled and not started; take VGPU_KUBECONFIG out of them where it
+needs none.
 """
 UPGRADE = """\
 As `install`, where another version is installed, be it older or newer. A service that runs is

@@ -8,7 +8,7 @@ import pynvml
 
 from agent.adapters.nvml import asking, sysfs_name
 from agent.adapters.nvml_mig import NODE_DIR
-from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
+from agent.doctor.finding import Check, Finding, failed, ok, skipped, unseen, warning
 from agent.doctor.host import Host
 from agent.domain.gpu import Gpu, GpuInventory
 from agent.errors import NvmlError
@@ -226,7 +226,9 @@ def _missing_right(host: Host) -> str:
 
 
 def device_nodes(host: Host) -> Finding:
-    """Containers get these files."""
+    """Containers get these files. Our own container has those that NVIDIA's runtime gave it."""
+    if host.contained:
+        return unseen()
     wanted = [f"nvidia{gpu.minor}" for gpu in host.gpus if gpu.minor is not None]
     wanted += ["nvidiactl", "nvidia-uvm"]
     missing = [name for name in wanted if host.device_number(host.dev / name) is None]
@@ -240,6 +242,8 @@ def device_nodes(host: Host) -> Finding:
 
 def device_links(host: Host) -> Finding:
     """Systemd finds devices by /dev/char; where a link is missing, a reload takes GPUs away."""
+    if host.contained:
+        return unseen()
     missing = []
     for name in [*(f"nvidia{gpu.minor}" for gpu in host.gpus), "nvidiactl", "nvidia-uvm"]:
         number = host.device_number(host.dev / name)

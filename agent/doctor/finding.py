@@ -52,6 +52,14 @@ def skipped(evidence: str, fix: str = "") -> Finding:
     return Finding(Verdict.SKIPPED, evidence, fix)
 
 
+def unseen() -> Finding:
+    """It is about files of the host, and this is a pod without them."""
+    return skipped(
+        "the host's files are not seen from this pod",
+        "vgpu-agent doctor --host-root /host   # with hostPath / mounted there, read-only",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One question about the node. `needs`: checks without which the answer would mean nothing."""

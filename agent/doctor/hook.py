@@ -14,7 +14,7 @@ import pynvml
 
 from agent.adapters.caches import CONTAINERS, PRELOAD
 from agent.adapters.hook_files import MAX_LIBRARY_BYTES
-from agent.doctor.finding import Check, Finding, failed, ok, skipped
+from agent.doctor.finding import Check, Finding, failed, ok, skipped, unseen
 from agent.doctor.host import Ended, Host
 from agent.domain.hook_files import LIBRARY, hook_name, is_hook_name
 from agent.version import VERSION
@@ -124,6 +124,8 @@ def preload_file(host: Host) -> Finding:
 
 def host_preload(host: Host) -> Finding:
     """The hook is for containers; on the host it would be in every program."""
+    if host.contained:
+        return unseen()
     path = host.path("/etc/ld.so.preload")
     text = host.read_if_there(path)
     if text and _OURS.search(text):
@@ -213,7 +215,8 @@ def judged(ended: Ended | None) -> Finding:
     answer = _answer(ended.output) if ended else {}
     if missing := answer.get("missing"):
         return skipped(
-            f"there is no CUDA driver library here: {missing}", "ldconfig -p | grep libcuda"
+            f"there is no CUDA driver library here: {missing}",
+            "ldconfig -p | grep libcuda   # in a pod: NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
     if ended is None or ended.code or not answer:
         said = f"exit code {ended.code}: {ended.errors[:300]}" if ended else "no answer in time"

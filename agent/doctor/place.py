@@ -14,7 +14,7 @@ from agent.adapters.instance_lock import InstanceLock
 from agent.adapters.listeners import EndpointUnavailable, TcpListener, parse_address
 from agent.adapters.local_client import READ_SOCKET, AgentUnreachable, ask
 from agent.adapters.safe_files import OTHERS
-from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
+from agent.doctor.finding import Check, Finding, failed, ok, skipped, unseen, warning
 from agent.doctor.host import Host, writable
 from agent.doctor.runtime_driver import told_by_runtime
 from agent.domain.proc_text import place_of
@@ -279,6 +279,8 @@ def _text(host: Host, path: Path) -> str:
 
 def security_modules(host: Host) -> Finding:
     """A note: what may keep containers from mapping the hook."""
+    if host.contained:  # a container is not shown that SELinux is on
+        return unseen()
     enforcing = _text(host, host.path("/sys/fs/selinux/enforce")).strip()
     apparmor = _text(host, host.path("/sys/module/apparmor/parameters/enabled")).strip()
     selinux = {"1": "enforcing", "0": "permissive"}.get(enforcing, "off")

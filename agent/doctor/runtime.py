@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.doctor import runtime_files as files
 from agent.doctor import units
-from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
+from agent.doctor.finding import Check, Finding, failed, ok, unseen, warning
 from agent.doctor.host import Host, is_socket
 from agent.doctor.runtime_cdi import by_cdi_alone, given_by_cdi
 from agent.doctor.runtime_files import Runtime
@@ -48,8 +48,6 @@ _ENDPOINT = re.compile(
     r"""(?:^containerRuntimeEndpoint:\s*|--container-runtime-endpoint[= ])["']?([^\s"']{1,200})""",
     re.MULTILINE,
 )
-NOT_SEEN = "the host's files are not seen from this pod"
-MOUNT_ROOT = "vgpu-agent doctor --host-root /host   # with hostPath / mounted there, read-only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +152,7 @@ def kubelets_runtime(text: str) -> str:
 def present(host: Host) -> Finding:
     """One that kubelet can use."""
     if host.contained:
-        return skipped(NOT_SEEN, MOUNT_ROOT)
+        return unseen()
     found = runtimes(host)
     if not found:
         return failed(

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from agent.doctor import runtime_files as files
-from agent.doctor.finding import Check, Finding, failed, ok, skipped
+from agent.doctor.finding import Check, Finding, failed, ok, unseen
 from agent.doctor.host import Host
-from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN, runtimes
+from agent.doctor.runtime import runtimes
 from agent.doctor.runtime_files import Runtime, table, text
 from agent.doctor.toolkit_settings import setting_it, settings_file
 
@@ -23,7 +23,7 @@ FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin"
 def runtime_below(host: Host) -> Finding:
     """The program that NVIDIA's runtime passes containers on to."""
     if host.contained:
-        return skipped(NOT_SEEN, MOUNT_ROOT)
+        return unseen()
     one = runtimes(host)[0]
     if one.kind != "cri-o" or not one.runtime.nvidia_handlers:
         return ok("asked only where CRI-O starts NVIDIA's runtime")

@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
+from agent.doctor.finding import Check, Finding, failed, ok, skipped, unseen, warning
 from agent.doctor.host import Host
-from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN
 from agent.doctor.runtime_files import table, text
 
 # Source: NVIDIA's security bulletins of September 2024, February 2025 and July 2025.
@@ -78,7 +77,7 @@ def installed(host: Host) -> tuple[tuple[int, int, int], str] | None:
 def toolkit_version(host: Host) -> Finding:
     """Not one with known holes."""
     if host.contained:
-        return skipped(NOT_SEEN, MOUNT_ROOT)
+        return unseen()
     if there := installed(host):
         version, where = there
         dotted = ".".join(map(str, version))
@@ -166,7 +165,7 @@ def described(host: Host, kind: str, folders: Iterable[str]) -> set[str]:
 def cdi_valid(host: Host) -> Finding:
     """The runtime refuses containers when it cannot read one."""
     if host.contained:
-        return skipped(NOT_SEEN, MOUNT_ROOT)
+        return unseen()
     paths = spec_files(host)
     for path in paths:
         if spec_of(path, host.read_if_there(path) or "") is None:  # or a link to nothing

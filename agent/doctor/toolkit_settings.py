@@ -9,9 +9,9 @@ import pynvml
 from agent.adapters.nvml import asking
 from agent.config import Config
 from agent.doctor import runtime_files as files
-from agent.doctor.finding import Check, Finding, failed, ok, skipped, warning
+from agent.doctor.finding import Check, Finding, failed, ok, skipped, unseen, warning
 from agent.doctor.host import Host
-from agent.doctor.runtime import MOUNT_ROOT, NOT_SEEN, runtimes
+from agent.doctor.runtime import runtimes
 from agent.doctor.runtime_files import table, text
 from agent.doctor.toolkit import CDI_DIRS, GENERATE, described, installed, spec_files, spec_of
 from agent.domain.gpu import GpuInventory
@@ -32,7 +32,7 @@ CGROUP2 = "/sys/fs/cgroup/cgroup.controllers"
 def toolkit_config(host: Host) -> Finding:
     """Settings of NVIDIA's runtime that keep GPUs from our containers."""
     if host.contained:
-        return skipped(NOT_SEEN, MOUNT_ROOT)
+        return unseen()
     name = settings_file(host)
     path = host.path(name)
     content = host.read_if_there(path)
@@ -137,7 +137,7 @@ def _by_name(strategies: tuple[str, ...]) -> bool:
 def cdi_names(host: Host) -> Finding:
     """In mode cdi NVIDIA's runtime gives what a spec names, and nobody else writes that one."""
     if host.contained:
-        return skipped(NOT_SEEN, MOUNT_ROOT)
+        return unseen()
     name, document = _settings(host)
     if mode_of(document) != "cdi" or not _by_name(host.config.device_list_strategy):
         return ok("NVIDIA's runtime is not told to look into specs for what the agent names")
@@ -196,7 +196,7 @@ def _granted(host: Host) -> set[str]:
 def reservations(host: Host) -> Finding:
     """No pod's author may reserve memory of a GPU that others share."""
     if host.contained:
-        return skipped(NOT_SEEN, MOUNT_ROOT)
+        return unseen()
     there = installed(host)
     if there is None:
         return skipped("no version of the container toolkit is found", "nvidia-ctk --version")

@@ -1,5 +1,6 @@
 """What doctor reads of a host: understood where it is in order, and never a crash where it is not."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agent.doctor import (
     toolkit,
     toolkit_settings,
 )
+from agent.doctor.finding import Finding
 from agent.doctor.host import Ended, Host, writable
 from agent.doctor.report import printable
 
@@ -278,6 +280,23 @@ def test_in_a_pod_without_the_hosts_files_nothing_is_said_of_them() -> None:
     for check in (*runtime.CHECKS, *toolkit.CHECKS):
         if not check.needs:
             assert check.look(host).verdict == "skipped", check.name
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param(driver.device_nodes, id="device-nodes"),
+        pytest.param(driver.device_links, id="device-links"),
+        pytest.param(place.security_modules, id="security-modules"),
+        pytest.param(hook.host_preload, id="host-preload"),
+    ],
+)
+def test_what_a_container_has_of_its_own_is_not_taken_for_the_hosts(
+    look: Callable[[Host], Finding],
+) -> None:
+    """Its /dev has no links and what its runtime gave it; nor does it see SELinux."""
+    host = Host(config=Config(node_name="n"), environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert look(host).verdict == "skipped"
 
 
 def test_of_two_runtimes_kubelets_counts(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def take(limit_bytes: int) -> dict[str, Any]:
     """
     try:
         cuda = ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        return {"missing": str(error)}
+    except OSError as error:  # of a release its bootloader's guess, caused by the loader's words
+        return {"missing": str(error.__cause__ or error)}
     device, context = ctypes.c_int(), ctypes.c_void_p()
     at_device, at_context = ctypes.byref(device), ctypes.byref(context)
     steps: tuple[tuple[str, tuple[Any, ...]], ...] = (

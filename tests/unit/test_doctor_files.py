@@ -14,6 +14,7 @@ from agent.doctor import (
     cluster,
     driver,
     hook,
+    hook_probe,
     kubelet,
     place,
     runtime,
@@ -280,6 +281,18 @@ def test_in_a_pod_without_the_hosts_files_nothing_is_said_of_them() -> None:
     for check in (*runtime.CHECKS, *toolkit.CHECKS):
         if not check.needs:
             assert check.look(host).verdict == "skipped", check.name
+
+
+def test_that_there_is_no_cuda_is_told_in_the_loaders_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyInstaller says of any library that is not there that it was forgotten as it froze us."""
+
+    def frozen(name: str) -> None:
+        raise OSError(f"Failed to load {name}: not found when frozen") from OSError("no such file")
+
+    monkeypatch.setattr(hook_probe.ctypes, "CDLL", frozen)
+    assert hook_probe.take(1) == {"missing": "no such file"}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ RIGHTS: Mapping[str, tuple[str, ...]] = {
     "pods": ("get", "list", "watch", "patch"),
     "events": ("create",),
 }
+READING = ("get", "watch")  # what mode nvidia does with its Node, whose label chooses a file
 RULES_FILE = "packaging/daemonset/base/rbac.yaml"
 APPLY = f"vgpu-agent files {RULES_FILE} | kubectl apply -f -"
 MAY_EVICT = (
@@ -115,10 +116,17 @@ def rights(resource: str) -> Any:
     """The check of what we may do with a resource."""
 
     def look(host: Host) -> Finding:
-        missing = [verb for verb in RIGHTS[resource] if not _may(host, verb, resource)]
+        verbs = RIGHTS[resource]
+        if resource == "nodes" and host.config.mode == "nvidia":
+            if host.config.config_srcdir is None:
+                return skipped(
+                    "not applicable: there is no --config-file-srcdir for a label to choose from"
+                )
+            verbs = READING
+        missing = [verb for verb in verbs if not _may(host, verb, resource)]
         if missing:
             return failed(f"we may not {', '.join(missing)} {resource}", APPLY)
-        return ok(f"we may {', '.join(RIGHTS[resource])} {resource}")
+        return ok(f"we may {', '.join(verbs)} {resource}")
 
     return look
 

@@ -24,6 +24,7 @@ NOT_ASKED: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(
             ("node-label", "register", "scheduler-protocol", "handshake-clock"), _NO_SCHEDULER
         ),
+        "rights-pods": "mode nvidia asks kubelet alone",
         "rights-eviction": "mode nvidia looks for no bypasses",
         "mig": "mode nvidia goes by --mig-strategy",
     },

@@ -30,6 +30,7 @@ REASONS = {
     "components/kernel-limits": "a pod sees its own cgroup alone; as root the agent could write there",
     "components/volume-mounts": "NVIDIA's runtime takes the agent's own GPUs from this mount",
     "overlays/slices": "kubelet alone is asked",
+    "overlays/nvidia": "kubelet alone is asked, and the Node for the label that chooses a configuration",
     "overlays/mig": "without SYS_ADMIN the driver lets nobody divide a GPU: who has it can mount and "
     "more; HAMi's monitor looks for the lock in its directory",
 }

@@ -73,7 +73,11 @@ MISSED: Mapping[Right, Missed] = {
 
 def of_role(manifests: list[dict[str, Any]]) -> Iterator[Right]:
     """Verb and resource, as a ClusterRole gives them."""
-    for rule in only("ClusterRole", manifests)["rules"]:
+    return _of_rules(only("ClusterRole", manifests)["rules"])
+
+
+def _of_rules(rules: list[dict[str, Any]]) -> Iterator[Right]:
+    for rule in rules:
         for resource in rule["resources"]:
             for verb in rule["verbs"]:
                 yield verb, resource
@@ -86,15 +90,14 @@ def rights() -> frozenset[Right]:
 
 def _after(step: Mapping[str, Any], rights: frozenset[Right] | None) -> frozenset[Right] | None:
     if (step["op"], step["path"]) == ("replace", "/rules"):
-        assert step["value"] == []
-        return None
+        assert set(_of_rules(step["value"])) <= set(of_role(plain())), step
+        return rights if step["value"] else None
     assert (step["op"], step["path"]) == ("add", "/rules/-"), step
-    rule = step["value"]
-    return (rights or frozenset()) | {(v, r) for r in rule["resources"] for v in rule["verbs"]}
+    return (rights or frozenset()) | set(_of_rules([step["value"]]))
 
 
 def changes() -> Mapping[Path, frozenset[Right] | None]:
-    """Component or overlay -> the rights that it adds to the base's; None: it takes all away.
+    """Component or overlay -> what it adds to the rights that it leaves; None: it leaves none.
 
     From the patches of its own kustomization; one that is not understood is an error.
     """
@@ -108,3 +111,12 @@ def changes() -> Mapping[Path, frozenset[Right] | None]:
             for step in yaml.safe_load(patch["patch"]):
                 found[folder] = _after(step, found[folder])
     return found
+
+
+def of_nvidia() -> frozenset[Right]:
+    """Those of overlays/nvidia, which replaces the base's."""
+    [folder] = [one for one in OVERLAYS if one.name == "nvidia"]
+    chosen = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    patches = [one for one in chosen["patches"] if "target" in one]
+    steps = yaml.safe_load(patches[0]["patch"]) if patches else []
+    return frozenset(right for step in steps for right in _of_rules(step["value"])) or rights()

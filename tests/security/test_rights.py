@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from manifests import BASE, DAEMONSET
@@ -23,7 +24,7 @@ from tests.security.pod_security import (
     judged,
     pod_of,
 )
-from tests.security.rights import EVICT, MISSED, Right, changes, rights
+from tests.security.rights import EVICT, MISSED, Right, changes, of_nvidia, rights
 from tests.waiting import eventually
 
 __all__ = ["make_node"]
@@ -81,6 +82,24 @@ def test_nothing_more_is_asked_than_the_manifest_gives(make_node: NodeMaker) -> 
     assert done.returncode == 0, done.stderr
     assert asked(node.api) == rights(), "all of them, and nothing else"
     assert asked(node.api, code=403) == set()
+
+
+def test_in_mode_nvidia_nothing_more_is_asked_than_its_overlay_gives(
+    make_node: NodeMaker, tmp_path: Path
+) -> None:
+    """A label that chooses, a GPU that fails, doctor: with its rights alone none is refused."""
+    (tmp_path / "default").write_text("version: v1\n")
+    flags = ("--mode", "nvidia", "--config-file-srcdir", str(tmp_path))
+    node = make_node(*flags, started=False)
+    node.api.allow_only(ROLE, of_nvidia())
+    node.start_agent()
+    eventually(lambda: node.allocatable() == 2, within_s=60, what="both GPUs at kubelet")
+    node.driver.lost(0)
+    eventually(lambda: node.events() and node.allocatable() == 1, within_s=60)
+    assert asked(node.api) == of_nvidia(), "all of them, and nothing else"
+    assert asked(node.api, code=403) == set()
+    done = node.run_command("doctor", "--only", "rights-nodes,rights-pods,rights-events,node")
+    assert done.returncode == 0, done.stdout
 
 
 def test_each_right_is_looked_at() -> None:
@@ -259,6 +278,11 @@ def test_it_keeps_to_the_restricted_profile_but_for_these() -> None:
             "overlays/mig", "capability: SYS_ADMIN; of the host: /tmp/hami (write)", id="mig"
         ),
         pytest.param("overlays/slices", "no right in the cluster; no token", id="slices"),
+        pytest.param(
+            "overlays/nvidia",
+            "without get pods, list pods, patch nodes, patch pods, watch pods",
+            id="nvidia",
+        ),
     ],
 )
 def test_what_a_choice_asks_beside_the_base_is_told_with_its_reason(folder: str, more: str) -> None:

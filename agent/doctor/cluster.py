@@ -15,6 +15,7 @@ from agent.doctor.place import agent_runs
 from agent.domain.handshake import HANDSHAKE, MAX_CHARS
 from agent.domain.register import REGISTER
 from agent.domain.volcano import HANDSHAKE as VOLCANO_HANDSHAKE
+from agent.domain.volcano import REGISTER as VOLCANO_REGISTER
 from agent.errors import ClusterDenied, ClusterError, ClusterGone, ConfigError
 
 # What the agent does; packaging/daemonset/base/rbac.yaml allows exactly this.
@@ -203,6 +204,21 @@ def register(host: Host) -> Finding:
             "vgpu-agent config | grep register-format   # one agent, one scheduler, one format",
         )
     return ok(f"{REGISTER} is {form}, for {FORMATS[form]}")
+
+
+def left_behind(host: Host) -> Finding:
+    """Where no scheduler decides: what another mode or plugin has written is still read by one."""
+    try:
+        found = [key for key in (REGISTER, VOLCANO_REGISTER) if key in _annotations(host)]
+    except ClusterError as error:
+        return skipped(f"the Node cannot be read: {error}")
+    if found:
+        return warning(
+            f"the Node has {' and '.join(found)} of another mode or device plugin: a scheduler "
+            f"that reads it sends pods here, which mode {host.config.mode} gives other shares",
+            f"kubectl annotate node {host.config.node_name} {' '.join(f'{key}-' for key in found)}",
+        )
+    return ok("no scheduler is told of vGPUs on this Node")
 
 
 def scheduler_protocol(host: Host) -> Finding:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.doctor import cluster
 from agent.doctor.finding import Check, Finding, skipped
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ NOT_ASKED: Mapping[str, Mapping[str, str]] = {
             ),
             _NO_HOOK,
         ),
-        **dict.fromkeys(
-            ("node-label", "register", "scheduler-protocol", "handshake-clock"), _NO_SCHEDULER
-        ),
+        **dict.fromkeys(("node-label", "scheduler-protocol", "handshake-clock"), _NO_SCHEDULER),
         "rights-pods": "mode nvidia asks kubelet alone",
         "rights-eviction": "mode nvidia looks for no bypasses",
         "mig": "mode nvidia goes by --mig-strategy",
@@ -31,7 +30,7 @@ NOT_ASKED: Mapping[str, Mapping[str, str]] = {
     "slices": dict.fromkeys(
         (
             *("rights-nodes", "rights-pods", "node", "node-label"),
-            *("register", "scheduler-protocol", "handshake-clock"),
+            *("scheduler-protocol", "handshake-clock"),
         ),
         "mode slices asks kubelet alone",
     ),
@@ -40,11 +39,21 @@ NOT_ASKED: Mapping[str, Mapping[str, str]] = {
 
 def in_mode(checks: Sequence[Check], mode: str) -> tuple[Check, ...]:
     """The checks as they are done in a mode."""
+    return tuple(_in_mode(check, mode) for check in checks)
+
+
+def _in_mode(check: Check, mode: str) -> Check:
     beside = NOT_ASKED.get(mode, {})
-    return tuple(
-        replace(check, look=_told(beside[check.name]), needs=()) if check.name in beside else check
-        for check in checks
-    )
+    if check.name in beside:
+        return replace(check, look=_told(beside[check.name]), needs=())
+    if check.name == "register" and beside:  # in these modes nothing is
+        return replace(
+            check,
+            question="is no scheduler told of it?",
+            look=cluster.left_behind,
+            needs=("authorized",),
+        )
+    return check
 
 
 def _told(why: str) -> Callable[["Host"], Finding]:

@@ -15,6 +15,7 @@ from doctor_ways import Break, effects, makes_cgroups, settings
 from agent.doctor import hook
 from agent.doctor.checks import CHECKS
 from agent.doctor.finding import Verdict
+from agent.doctor.modes import in_mode
 from agent.domain.gpu import Sharing
 from agent.domain.nvidia_config import Replicas, Replication
 from agent.sim.driver import SimGpu, made_up_uuid
@@ -355,6 +356,21 @@ def test_what_a_scheduler_misses_while_no_agent_runs_is_no_wrong_format(
     assert node.look()["scheduler-protocol"].verdict is Verdict.FAILED
     node.lock.release()
     assert node.look()["scheduler-protocol"].verdict is Verdict.SKIPPED
+
+
+@pytest.mark.parametrize("mode", ["slices", "nvidia"])
+def test_what_another_mode_has_left_on_the_node_is_named(node: DoctorNode, mode: str) -> None:
+    """HAMi's scheduler goes on sending pods by it; they would get other shares than they asked for."""
+    settings(mode=mode)(node)
+    checks = in_mode(CHECKS, mode)
+    found = node.look(checks)["register"]
+    assert found.verdict is Verdict.WARNING
+    assert "hami.io/node-nvidia-register" in found.evidence
+    assert found.fix.endswith(" hami.io/node-nvidia-register-")
+    node.annotate(register=None)
+    assert node.look(checks)["register"].verdict is Verdict.OK
+    node.api.fail(code=403, verb="get", resource="nodes")
+    assert node.look(checks)["register"].verdict is Verdict.SKIPPED
 
 
 def test_a_newer_driver_is_installed_and_not_only_upgraded(node: DoctorNode) -> None:

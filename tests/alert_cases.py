@@ -252,6 +252,14 @@ CASES = (
     ),
     fires("VgpuAllocateSlow", "1 to 2 s", allocations("2.0")),
     quiet("VgpuAllocateSlow", "10 ms", allocations("0.01")),
+    quiet(
+        "VgpuAllocateSlow", "the driver makes MIG instances meanwhile",
+        {**allocations("+Inf"), 'vgpu_mig_instances_total{what="created",instance="node-1"}': "1+1x40"},
+    ),
+    fires(
+        "VgpuAllocateSlow", "another node's MIG instances excuse nothing",
+        {**allocations("2.5"), 'vgpu_mig_instances_total{what="created",instance="node-2"}': "1+1x40"},
+    ),
     fires(
         "VgpuGrantMismatch", "one",
         {'vgpu_grant_mismatches_total{instance="node-1"}': "0+0x30 1+0x10"},

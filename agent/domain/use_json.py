@@ -50,6 +50,8 @@ def _gpu(picture: NodePicture, gpu: GpuUse) -> Document:
             "memory_utilisation_percent": gpu.memory_utilisation_percent,
             "temperature_celsius": gpu.temperature_celsius,
             "power_watts": gpu.power_watts,
+            "ecc_corrected": gpu.ecc_corrected,
+            "ecc_uncorrected": gpu.ecc_uncorrected,
             "processes": None
             if gpu.processes is None
             else [asdict(process) for process in gpu.processes],

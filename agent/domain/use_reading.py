@@ -156,6 +156,8 @@ def _gpu(fields: _Fields) -> GpuUse:
         memory_utilisation_percent=driver.whole("memory_utilisation_percent"),
         temperature_celsius=driver.whole("temperature_celsius"),
         power_watts=driver.number("power_watts"),
+        ecc_corrected=driver.whole("ecc_corrected"),
+        ecc_uncorrected=driver.whole("ecc_uncorrected"),
         processes=driver.each("processes", _gpu_process) if driver.has("processes") else None,
     )
 

@@ -7,6 +7,8 @@
 #include "overhead.h"
 #include "wrap.h"
 
+#include <pthread.h>
+
 struct loading {
     struct overhead overhead;
     CUcontext context;
@@ -129,6 +131,27 @@ EXPORT CUresult cuModuleUnload(CUmodule module)
 /* --- variables of code in managed memory ---------------------------------------------------------------- */
 
 static atomic_bool variables; /* there is one, or was: until then, who unloads a library looks for none */
+/* Of who charges one, so that two who ask at once do not charge it twice. Taken only after the driver has
+ * told of one, which it does in no child of fork: none finds it taken. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* `at`, in `library`: charged if it is not yet. */
+static CUresult charge_variable(CUdeviceptr at, size_t size, CUlibrary library, const char *function)
+{
+    CUresult result = CUDA_SUCCESS;
+    struct block *block = block_take(BLOCK_LIBRARY, at, 0);
+    if (block) {
+        block_add(block, at, 0);
+        return result;
+    }
+    result = wrap_reserve(&block, BLOCK_LIBRARY, size, function);
+    if (block) {
+        block_set_context(block, library);
+        loose_store(&variables, true);
+    }
+    wrap_managed(block);
+    return wrap_settle(block, result, at);
+}
 
 /* Loading the code shows nothing of it, and NVML as little as of other managed memory. So it is charged in
  * full where its address is asked for, once, until its library is unloaded. */
@@ -145,20 +168,14 @@ SELDOM EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, 
     CUresult result = CALL(cuLibraryGetManaged, &at, &size, library, name);
     if (result != CUDA_SUCCESS)
         return result;
-    struct block *block = block_take(BLOCK_LIBRARY, at, 0);
-    if (block) {
-        block_add(block, at, 0);
-    } else {
-        result = wrap_reserve(&block, BLOCK_LIBRARY, size, __func__);
-        if (result != CUDA_SUCCESS)
-            return result;
-        if (block) {
-            block_set_context(block, library);
-            loose_store(&variables, true);
-        }
-        wrap_managed(block);
-        wrap_settle(block, CUDA_SUCCESS, at);
-    }
+    int cancels;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels); /* nobody ends with the lock */
+    pthread_mutex_lock(&lock);
+    result = charge_variable(at, size, library, __func__);
+    pthread_mutex_unlock(&lock);
+    pthread_setcancelstate(cancels, &cancels);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (address)
         *address = at;
     if (bytes)

@@ -99,3 +99,21 @@ def test_they_are_charged(variables: Node, steps: str, answers: list[object]) ->
 def test_without_a_limit_they_are_the_drivers(variables: Node) -> None:
     said = variables.run(BEGIN + "say(r=[ask(code, b'100000'), cuda.cuLibraryUnload(code)])")
     assert (said["rc"], said["r"]) == (0, [[0, True, 100000], 0])
+
+
+def test_threads_that_ask_for_one_at_once_charge_it_once(variables: Node) -> None:
+    steps = (
+        "context, most = ctypes.c_void_p(), 0\n"
+        "assert cuda.cuCtxGetCurrent(ctypes.byref(context)) == 0\n"
+        "def asks(of, all_are_there):\n"
+        "    cuda.cuCtxSetCurrent(context); all_are_there.wait()\n"
+        "    for _ in range(20): ask(of, b'10')\n"
+        "for _ in range(100):\n"
+        "    other, all_are_there = library(), threading.Barrier(8)\n"
+        "    threads = [threading.Thread(target=asks, args=(other, all_are_there)) for _ in range(8)]\n"
+        "    for one in threads: one.start()\n"
+        "    for one in threads: one.join()\n"
+        "    most = max(most, ledger_mib()); cuda.cuLibraryUnload(other)\n"
+        "r += [most, ledger_mib()]"
+    )
+    assert run(variables, steps) == [2 * NONE + 10, NONE]

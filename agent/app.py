@@ -29,6 +29,7 @@ from agent.adapters.metrics import Exposed, Metrics
 from agent.adapters.mig_files import HamiApplyLock
 from agent.adapters.mounted_directories import MountedDirectories
 from agent.adapters.nvml import NvmlDriver
+from agent.adapters.own_devices import devices_taken
 from agent.adapters.routes import METRICS, Route, Routes, probes, scraped, shown
 from agent.adapters.systemd import Notifier
 from agent.adapters.web_page import web_page
@@ -189,6 +190,8 @@ class Agent:
             objection=lambda gpus: objection(config, gpus),
             refuse=self._refuse,
             leave_when_absent=config.fail_on_init_error,
+            # Clients of an MPS daemon that was started in our pod would end with us.
+            devices_taken=(lambda: False) if config.mps.resources else devices_taken,
             topology=self._topology,
         )
         self._health = health

@@ -54,6 +54,7 @@ class Health:
         objection: Callable[[GpuInventory], str] = lambda _gpus: "",
         refuse: Callable[[str], None] = lambda _why: None,
         leave_when_absent: bool = False,
+        devices_taken: Callable[[], bool] = lambda: False,
         topology: Published[tuple[GpuPair, ...]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,6 +73,7 @@ class Health:
         self._refuse = refuse
         self._accepted = False  # the settings fit the GPUs that were found first
         self._leave_when_absent = leave_when_absent
+        self._devices_taken = devices_taken  # from us alone: a new process would have them
         self._topology = topology  # None: nobody wants to know
         self._joined = frozenset[str]()  # the GPUs whose topology was read
         self._asymmetric: set[tuple[str, str]] = set()  # pairs that were told of
@@ -329,10 +331,13 @@ class Health:
 
         A reload of systemd takes the devices from containers whose runtime did not list them, ours
         too: one that is started anew has them. It has no GPUs before it has seen some, so where
-        that changes nothing it stays.
+        that changes nothing it stays. A driver that fails everybody is no reason: beside one no
+        container may start, and kubelet keeps what it was told of.
         """
         since_s = self._shut_out_since_s
-        return bool(self._gpus) and since_s is not None and self._clock() - since_s >= SHUT_OUT_S
+        if not self._gpus or since_s is None or self._clock() - since_s < SHUT_OUT_S:
+            return False
+        return self._devices_taken()
 
     def _judge(self, uuid: str, health: GpuHealth) -> None:
         before = self._health.get(uuid, GpuHealth())

@@ -1,11 +1,15 @@
 """GPUs fall ill and recover: the pure rules, and the loop over a fake driver."""
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agent.adapters import own_devices
 from agent.app import JOIN_WITHIN_S
 from agent.domain.gpu import GpuEvent, GpuInventory, MigDevice
 from agent.domain.health import GpuHealth, fell_ill, probed, probes_needed, verdict
@@ -175,17 +179,20 @@ def test_a_driver_that_was_upgraded_under_us_ends_the_process() -> None:
     assert bench.left == ["library and kernel module do not match"]
 
 
+UNKNOWN = NvmlError("NVML does not start: Unknown Error", code=999)
+
+
 def test_who_is_shut_out_by_a_driver_that_he_had_ends_once() -> None:
     """As when a reload of systemd takes the devices from our container: a new one has them."""
-    bench = Bench(FakeNvml(A))
+    bench = Bench(FakeNvml(A), devices_taken=lambda: True)
     bench.turn()
-    bench.nvml.failure = NvmlError("NVML does not start: Unknown Error", code=999)
+    bench.nvml.failure = UNKNOWN
     for _ in range(3):
         bench.turn(after_s=50.0)
     assert bench.left == []
     bench.nvml.failure = None
     bench.turn()
-    bench.nvml.failure = NvmlError("NVML does not start: Unknown Error", code=999)
+    bench.nvml.failure = UNKNOWN
     bench.turn(after_s=50.0)  # what was open fails, and is closed
     bench.turn()
     for _ in range(2):
@@ -196,20 +203,46 @@ def test_who_is_shut_out_by_a_driver_that_he_had_ends_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("had", "failure"),
+    ("had", "taken", "failure"),
     [
-        pytest.param(False, NvmlError("Unknown Error", code=999), id="who never had it waits"),
-        pytest.param(True, NvmlAbsent("the module is not loaded", code=9), id="it is unloaded"),
+        pytest.param(False, True, UNKNOWN, id="who never had it waits"),
+        pytest.param(True, True, NvmlAbsent("not loaded", code=9), id="it is unloaded"),
+        pytest.param(True, False, UNKNOWN, id="it fails everybody"),
     ],
 )
-def test_who_would_find_it_no_better_stays(*, had: bool, failure: NvmlError) -> None:
-    bench = Bench(FakeNvml(A))
+def test_who_would_find_it_no_better_stays(*, had: bool, taken: bool, failure: NvmlError) -> None:
+    bench = Bench(FakeNvml(A), devices_taken=lambda: taken)
     if had:
         bench.turn()
     bench.nvml.failure = failure
     for _ in range(10):
         bench.turn(after_s=60.0)
     assert bench.left == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        pytest.param(errno.EPERM, True, id="the cgroup refuses it"),
+        pytest.param(errno.EACCES, False, id="it is another user's"),
+        pytest.param(errno.EIO, False, id="the driver fails"),
+        pytest.param(errno.ENOENT, False, id="it is not there"),
+        pytest.param(0, False, id="it opens"),
+    ],
+)
+def test_a_device_is_taken_from_us_where_the_cgroup_refuses_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, answer: int, taken: bool
+) -> None:
+    device, opens = tmp_path / "nvidiactl", os.open
+    device.touch()
+
+    def refusing(path: str, flags: int) -> int:
+        if answer:
+            raise OSError(answer, os.strerror(answer))
+        return opens(path, flags)
+
+    monkeypatch.setattr(own_devices.os, "open", refusing)
+    assert own_devices.devices_taken(str(device)) is taken
 
 
 def test_a_driver_that_dies_makes_everything_unhealthy_until_clean_probes() -> None:

@@ -179,7 +179,13 @@ def _ecc(handle: Any, kind: int) -> int:
     return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, pynvml.NVML_AGGREGATE_ECC))
 
 
-def _memory(handle: Any) -> Any:
+def _memory(handle: Any) -> Any | None:
+    """None for one of 0 bytes: drivers of unified memory answer so, or not at all."""
+    memory = _memory_as_told(handle)
+    return memory if int(memory.total) else None
+
+
+def _memory_as_told(handle: Any) -> Any:
     """Without the driver's own part where the driver tells that apart, as nvidia-smi shows it."""
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)

@@ -94,6 +94,8 @@ def test_what_the_driver_does_not_tell_is_none_and_nothing_else_is(
     [
         pytest.param({"memory_mib": None}, "memory_used_bytes", None, id="unified memory: used"),
         pytest.param({"memory_mib": None}, "memory_total_bytes", None, id="unified memory: total"),
+        pytest.param({"memory_mib": 0}, "memory_used_bytes", None, id="told as nothing: used"),
+        pytest.param({"memory_mib": 0}, "memory_total_bytes", None, id="told as nothing: total"),
         pytest.param({"mig": True}, "mig_enabled", True, id="MIG on"),
         pytest.param({"events": "xid"}, "ecc_uncorrected", None, id="no ECC"),
         pytest.param({"compute_capability": "7.5"}, "mig_enabled", False, id="before MIG"),

@@ -27,6 +27,9 @@ RIGHTS: Mapping[str, tuple[str, ...]] = {
 READING = ("get", "watch")  # what mode nvidia does with its Node, whose label chooses a file
 RULES_FILE = "packaging/daemonset/base/rbac.yaml"
 APPLY = f"vgpu-agent files {RULES_FILE} | kubectl apply -f -"
+APPLY_FEWER = (  # which passes over all that is no role or binding
+    "kubectl kustomize packaging/daemonset/overlays/nvidia | kubectl auth reconcile -f -"
+)
 MAY_EVICT = (
     "kubectl create clusterrole vgpu-agent-evict --verb=create --resource=pods/eviction && "
     "kubectl create clusterrolebinding vgpu-agent-evict --clusterrole=vgpu-agent-evict "
@@ -126,7 +129,8 @@ def rights(resource: str) -> Any:
             verbs = READING
         missing = [verb for verb in verbs if not _may(host, verb, resource)]
         if missing:
-            return failed(f"we may not {', '.join(missing)} {resource}", APPLY)
+            fix = APPLY_FEWER if host.config.mode == "nvidia" else APPLY
+            return failed(f"we may not {', '.join(missing)} {resource}", fix)
         return ok(f"we may {', '.join(verbs)} {resource}")
 
     return look

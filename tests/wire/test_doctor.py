@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from doctor_breaks import BREAKS, MODE_CDI, RESERVING
 from doctor_node import CDI, CONTAINERD_NVIDIA, DPKG, DRIVER, UUID, DoctorNode, stamp
-from doctor_ways import Break, effects, makes_cgroups, settings
+from doctor_ways import Break, deny, effects, makes_cgroups, settings
 
 from agent.doctor import hook
 from agent.doctor.checks import CHECKS
@@ -371,6 +371,15 @@ def test_what_another_mode_has_left_on_the_node_is_named(node: DoctorNode, mode:
     assert node.look(checks)["register"].verdict is Verdict.OK
     node.api.fail(code=403, verb="get", resource="nodes")
     assert node.look(checks)["register"].verdict is Verdict.SKIPPED
+
+
+def test_in_mode_nvidia_no_more_rights_are_advised_than_it_uses(node: DoctorNode) -> None:
+    deny(("create", "events"))(node)
+    settings(mode="nvidia")(node)
+    found = node.look(in_mode(CHECKS, "nvidia"))["rights-events"]
+    assert found.verdict is Verdict.FAILED
+    assert "overlays/nvidia" in found.fix
+    assert "base/rbac.yaml" not in found.fix
 
 
 def test_a_newer_driver_is_installed_and_not_only_upgraded(node: DoctorNode) -> None:

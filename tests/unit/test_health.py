@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from agent import app
 from agent.adapters import own_devices
-from agent.app import JOIN_WITHIN_S
+from agent.app import JOIN_WITHIN_S, Agent
+from agent.config import Config
 from agent.domain.gpu import GpuEvent, GpuInventory, MigDevice
 from agent.domain.health import GpuHealth, fell_ill, probed, probes_needed, verdict
+from agent.domain.nvidia_config import Replicas, Replication
 from agent.domain.topology import GpuPair
 from agent.errors import NvmlAbsent, NvmlError, NvmlStale
 from agent.ports import ClusterEvent
@@ -179,6 +182,7 @@ def test_a_driver_that_was_upgraded_under_us_ends_the_process() -> None:
     assert bench.left == ["library and kernel module do not match"]
 
 
+COPIES = Replication(resources=(Replicas(name="nvidia.com/gpu", replicas=4),))
 UNKNOWN = NvmlError("NVML does not start: Unknown Error", code=999)
 
 
@@ -243,6 +247,29 @@ def test_a_device_is_taken_from_us_where_the_cgroup_refuses_it(
 
     monkeypatch.setattr(own_devices.os, "open", refusing)
     assert own_devices.devices_taken(str(device)) is taken
+
+
+@pytest.mark.parametrize(
+    ("shared", "leaves"),
+    [
+        pytest.param({}, True, id="whole GPUs"),
+        pytest.param({"time_slicing": COPIES}, True, id="time slices"),
+        pytest.param({"mps": COPIES}, False, id="MPS, whose clients would end with its daemon"),
+    ],
+)
+def test_who_leaves_for_devices_that_were_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, shared: dict[str, Replication], leaves: bool
+) -> None:
+    asked: list[Callable[[], bool]] = []
+
+    def recorded(*of: object, devices_taken: Callable[[], bool], **settings: object) -> Health:
+        asked.append(devices_taken)
+        return Health(*of, devices_taken=devices_taken, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(app, "Health", recorded)
+    monkeypatch.setattr(app, "devices_taken", lambda: True)
+    Agent(Config(node_name="n", mode="nvidia", state_dir=tmp_path, **shared))  # type: ignore[arg-type]
+    assert [taken() for taken in asked] == [leaves]
 
 
 def test_a_driver_that_dies_makes_everything_unhealthy_until_clean_probes() -> None:

@@ -239,7 +239,8 @@ def test_doctor_asks_only_what_this_mode_has(lone: LoneMaker) -> None:
         "registered": f"kubelet counts 8 of {SHARED}",
         "list-size": f"8 of {SHARED} is offered",
         "kubelet-books": "kubelet_internal_checkpoint has",
-        **dict.fromkeys(("hook-installed", "register", "mig"), "not applicable: mode nvidia"),
+        "register": "needs `credentials`, which is skipped",
+        **dict.fromkeys(("hook-installed", "mig"), "not applicable: mode nvidia"),
     }
 
     def differing() -> dict[str, str]:

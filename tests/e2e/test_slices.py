@@ -368,8 +368,9 @@ def test_doctor_asks_nothing_of_a_cluster(lone: LoneMaker) -> None:
     wanted = "credentials,node,register,handshake-clock,registered,kubelet-books"
     done = node.run_command("doctor", "--json", "--only", wanted)
     found = {one["name"]: one for one in json.loads(done.stdout or done.stderr)["checks"]}
-    for name in ("credentials", "node", "register", "handshake-clock"):
+    for name in ("credentials", "node", "handshake-clock"):
         assert found[name]["verdict"] == "skipped", found[name]
         assert found[name]["evidence"].startswith("not applicable"), found[name]
+    assert found["register"]["evidence"] == "needs `credentials`, which is skipped"
     for name in ("registered", "kubelet-books"):
         assert found[name]["verdict"] == "ok", found[name]

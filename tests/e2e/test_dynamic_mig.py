@@ -14,6 +14,7 @@ from agent.sim.driver import SimGpu, made_up_uuid
 from agent.sim.kubelet import ContainerSpec, PodSpec
 from agent.sim.node import Ask, RanPod, SimNode
 from agent.sim.scheduler_mig import MIG_ALLOCATIONS
+from agent.sim.scheduler_wire import SeenGpu
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.whole import env_of, finished
 from tests.toy_plugin import ToyPlugin, register
@@ -91,6 +92,12 @@ def divided(make_node: NodeMaker) -> Callable[..., SimNode]:
 def up(node: SimNode, vgpus: int = 7) -> None:
     eventually(lambda: node.allocatable() == vgpus, within_s=60, what=f"{vgpus} instances")
     eventually(node.ready, within_s=60, what="/readyz")
+
+
+def announced(node: SimNode) -> list[SeenGpu]:
+    """The GPUs that the scheduler knows of now."""
+    node.scheduler.handshake_once(node.name)
+    return node.scheduler.nodes.get(node.name, [])
 
 
 def test_a_pod_gets_an_instance_at_the_very_place(divided: Callable[..., SimNode]) -> None:
@@ -280,6 +287,7 @@ def test_after_a_restart_of_the_node_pods_are_told_that_their_devices_are_gone(
     )
     assert devices(node) == []
     node.delete_pod(pod)
+    assert eventually(lambda: announced(node), within_s=60)  # not before the GPU is divided again
     following = node.run_pod("next", [SMALL])
     assert eventually(lambda: finished(node, following))
     assert [one.gpu_instance for one in devices(node)] == [13]

@@ -384,5 +384,6 @@ ELSEWHERE = {
     "cli.py:_drop_output": "opens /dev/null",
     "adapters/embedded_files.py:_file_with": "a file in memory has no path",
     "doctor/hook.py:_folder": "in a directory of its own, whose name nobody can guess",
+    "adapters/own_devices.py:devices_taken": "opens the driver's device as NVML does, writes nothing",
     "shipped.py:unpack": "test_files_are_unpacked_to_no_other_place",
 }

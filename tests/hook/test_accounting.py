@@ -1,7 +1,6 @@
 """What is counted, across calls, processes and deaths."""
 
 import json
-import os
 import signal
 
 import pytest
@@ -179,15 +178,6 @@ def test_a_killed_process_in_the_middle_of_everything_does_not_stop_the_others(n
             assert survivor.hear()["result"] in {0, 2}
             victims[round_].end(signal.SIGKILL)
         assert survivor.ask("alloc 400")["ok"]
-
-
-def test_a_stopped_process_does_not_stop_the_others(node: Node) -> None:
-    with tenants(node, 2, **{LIMIT: "400m"}) as (first, second):
-        first.tell("churn 100 1000000")
-        os.kill(first.process.pid, signal.SIGSTOP)
-        assert second.ask("alloc 200")["ok"]
-        os.kill(first.process.pid, signal.SIGCONT)
-        first.end(signal.SIGKILL)
 
 
 # --- fork and exec --------------------------------------------------------------------------------
